@@ -1,0 +1,71 @@
+"""dlearn: who sent what to whom, and how many bytes was it?
+
+Names are loaded when first used, so that `Trace.load` works on a machine without torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Cluster",
+    "DlearnError",
+    "Event",
+    "Message",
+    "Operation",
+    "Trace",
+    "analysis",
+    "draw",
+    "explain",
+    "messages",
+    "operations",
+    "record",
+    "span",
+]
+
+_HOMES = {
+    "Cluster": "dlearn.cluster",
+    "DlearnError": "dlearn.errors",
+    "Event": "dlearn.trace.event",
+    "Message": "dlearn.trace.message",
+    "Operation": "dlearn.trace.message",
+    "Trace": "dlearn.trace.trace",
+    "explain": "dlearn.analysis",
+    "messages": "dlearn.analysis",
+    "operations": "dlearn.analysis",
+    "record": "dlearn.recorder",
+    "span": "dlearn.recorder",
+}
+_MODULES = {"analysis", "draw"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(import_module(_HOMES[name]), name)
+    elif name in _MODULES:
+        value = import_module(f"dlearn.{name}")
+    else:
+        raise AttributeError(f"module 'dlearn' has no attribute {name!r}")
+    if name == "Cluster":
+        # Torch loads in the background from now on, so that the first run need not wait for it.
+        import_module("dlearn.cluster.launch").warm_up()
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+if TYPE_CHECKING:
+    from dlearn import analysis, draw
+    from dlearn.analysis import explain, messages, operations
+    from dlearn.cluster import Cluster
+    from dlearn.errors import DlearnError
+    from dlearn.recorder import record, span
+    from dlearn.trace.event import Event
+    from dlearn.trace.message import Message, Operation
+    from dlearn.trace.trace import Trace

@@ -1,0 +1,90 @@
+"""Which all-reduce carries which bucket of DDP: inferred from the trace, and left open where it cannot be told.
+
+DDP's reducer launches buckets in the order of their index, once per backward pass, each as soon as all its gradients
+are ready. So the next all-reduce that the reducer makes in a pass is the next bucket of a model whose gradients of
+that bucket are ready and as large. Below a communication hook no inference is needed: its argument says the bucket.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from dlearn.trace.event import Bucket, Collective, Event, Gradient
+
+UNKNOWN = "bucket unknown"
+USED_MAP = "DDP's map of used parameters"
+
+Key = tuple[int, int]
+
+
+def assign(events: Iterable[Event]) -> dict[Key, Bucket | str]:
+    """(rank, number) of each all-reduce that DDP makes -> its bucket, or why it has none. `events` of a whole trace."""
+    processes: dict[int, _Process] = defaultdict(_Process)
+    found: dict[Key, Bucket | str] = {}
+    for event in sorted(events, key=lambda event: (event.rank, event.number)):
+        process = processes[event.rank]
+        match event:
+            case Bucket():
+                process.learn(event)
+            case Gradient():
+                process.ready[event.backward, event.model].add(event.parameter)
+            case Collective(phase="backward") if process.tables:
+                bucket = process.bucket_of(event)
+                if bucket is not None:
+                    found[event.rank, event.number] = bucket
+            case _:
+                pass
+    return found
+
+
+class _Process:
+    """What one process has shown so far: the buckets of each model, ready gradients and launches of each pass."""
+
+    def __init__(self) -> None:
+        self.tables: dict[int, dict[int, Bucket]] = {}
+        self.ready: dict[tuple[int | None, int], set[str]] = defaultdict(set)
+        self._launched: dict[tuple[int | None, int], int] = defaultdict(int)
+
+    def learn(self, bucket: Bucket) -> None:
+        if bucket.index == 0:
+            self.tables[bucket.model] = {}
+        self.tables.setdefault(bucket.model, {})[bucket.index] = bucket
+
+    def bucket_of(self, call: Collective) -> Bucket | str | None:
+        if call.launcher == "comm hook":
+            named = [
+                table[call.bucket_index]
+                for model, table in self.tables.items()
+                if call.bucket_index in table and self._is_ready(table[call.bucket_index], call.backward, model)
+            ]
+            return named[0] if len(named) == 1 else UNKNOWN
+        if call.launcher == "reducer":
+            return self._next_bucket(call) if call.op == "all_reduce" else UNKNOWN
+        if call.thread and call.backward is None:
+            # Made by a callback of a communication hook, on a thread of gloo's: only elimination can tell.
+            buckets = [bucket for table in self.tables.values() for bucket in table.values()]
+            return buckets[0] if len(buckets) == 1 else UNKNOWN
+        return None
+
+    def _next_bucket(self, call: Collective) -> Bucket | str:
+        size = sum(tensor.logical_bytes for tensor in call.inputs)
+        nexts = [
+            (model, table[self._launched[call.backward, model]])
+            for model, table in self.tables.items()
+            if self._launched[call.backward, model] in table
+        ]
+        fitting = [(model, bucket) for model, bucket in nexts if bucket.bytes == size]
+        ready = [each for each in fitting if self._is_ready(each[1], call.backward, each[0])]
+        # With find_unused_parameters a bucket also goes when its other gradients will never come.
+        candidates = ready or fitting
+        if len(candidates) == 1:
+            model, bucket = candidates[0]
+            self._launched[call.backward, model] += 1
+            return bucket
+        if not candidates and call.inputs and all(tensor.dtype == "int32" for tensor in call.inputs):
+            return USED_MAP
+        return UNKNOWN
+
+    def _is_ready(self, bucket: Bucket, backward: int | None, model: int) -> bool:
+        return set(bucket.parameters) <= self.ready[backward, model]

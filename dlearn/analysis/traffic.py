@@ -1,0 +1,90 @@
+"""How many bytes each rank sent to each other rank."""
+
+from __future__ import annotations
+
+import html
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dlearn.analysis.joining import messages
+from dlearn.trace.trace import Trace
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class Traffic(msgspec.Struct, frozen=True):
+    """Payload bytes and messages by (sender, receiver), leaves only. `by_how` splits the bytes: observed, derived, ...
+
+    `missing` messages were expected and never came: they are counted in `by_how`, not in `payload_bytes`.
+    `unexplained` is the number of operations whose messages are not known.
+    """
+
+    ranks: tuple[int, ...]
+    labels: dict[int, str]
+    payload_bytes: dict[tuple[int, int], int]
+    message_count: dict[tuple[int, int], int]
+    by_how: dict[str, int]
+    unexplained: int
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.payload_bytes.values())
+
+    def bytes_from(self, *, rank: int) -> int:
+        """Payload bytes that this rank sent."""
+        return sum(size for (src, _), size in self.payload_bytes.items() if src == rank)
+
+    def bytes_to(self, *, rank: int) -> int:
+        """Payload bytes that were sent to this rank."""
+        return sum(size for (_, dst), size in self.payload_bytes.items() if dst == rank)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Senders as rows, receivers as columns, payload bytes (needs pandas: `pip install pandas`)."""
+        import pandas
+
+        names = [self.labels.get(rank, f"rank {rank}") for rank in self.ranks]
+        rows = [[self.payload_bytes.get((src, dst), 0) for dst in self.ranks] for src in self.ranks]
+        return pandas.DataFrame(rows, index=pandas.Index(names, name="from"), columns=pandas.Index(names, name="to"))
+
+    def rows(self) -> list[list[str]]:
+        """The table as text: a head, then a row per sender."""
+        names = [self.labels.get(rank, f"rank {rank}") for rank in self.ranks]
+        table = [["bytes from \\ to", *names, "sent in all"]]
+        for name, src in zip(names, self.ranks, strict=True):
+            cells = [f"{self.payload_bytes.get((src, dst), 0):,}" if src != dst else "." for dst in self.ranks]
+            table.append([name, *cells, f"{self.bytes_from(rank=src):,}"])
+        return table
+
+    def __str__(self) -> str:
+        table = self.rows()
+        widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+        lines = [
+            "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
+            for row in table
+        ]
+        if self.unexplained:
+            lines.append(f"not counted: {self.unexplained} operations whose messages are not known")
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def traffic(trace: Trace) -> Traffic:
+    """Payload bytes from each rank to each other rank."""
+    sizes: Counter[tuple[int, int]] = Counter()
+    counts: Counter[tuple[int, int]] = Counter()
+    by_how: Counter[str] = Counter()
+    found = messages(trace)
+    for message in found:
+        by_how[message.how] += message.payload_bytes
+        if message.how != "missing":
+            sizes[message.src, message.dst] += message.payload_bytes
+            counts[message.src, message.dst] += 1
+    everybody = {*trace.ranks, *(rank for pair in sizes for rank in pair)}
+    ranks = tuple(sorted(everybody))
+    labels = {rank: trace.label(rank) for rank in ranks}
+    return Traffic(ranks, labels, dict(sizes), dict(counts), dict(by_how), len(found.unexplained))

@@ -1,0 +1,236 @@
+"""Cluster: real ranks on this machine, from a notebook cell or a script."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import cloudpickle
+
+from dlearn.cluster.crew import Crew, Outcome
+from dlearn.cluster.faults import rank_error
+from dlearn.cluster.launch import DEFAULT_START, StartMethod
+from dlearn.cluster.output import OutputStreams
+from dlearn.cluster.payload import pack, surroundings
+from dlearn.cluster.rank import Call, Returned
+from dlearn.cluster.run import Run
+from dlearn.errors import SetupError
+
+Function = Callable[..., Any]
+Name = int | str
+
+RUNS_KEPT = 20
+MOST_RANKS = 64
+
+
+class Cluster:
+    """Real ranks on this machine, connected over loopback.
+
+    `ranks` is how many, or their names; the order of names is the order of ranks. Each `run` has fresh processes; inside
+    `with Cluster(4) as c:` they stay, with their state and process group. Inside the function the process group is ready
+    (`backend` "gloo", or "nccl" with a GPU for each rank); with `init=False` that is left to your code, whose own
+    `init_process_group("gloo")` works unchanged. What ranks send is recorded unless `record=False`.
+
+        run = Cluster(3).run(train, 10, timeout=60)
+        run.results[0], run.output[0], run.trace
+    """
+
+    def __init__(
+        self,
+        ranks: int | Sequence[str],
+        *,
+        backend: Literal["gloo", "nccl"] = "gloo",
+        init: bool = True,
+        record: bool = True,
+        start: StartMethod = DEFAULT_START,
+    ) -> None:
+        self.names: tuple[Name, ...] = _names(ranks)
+        if backend not in ("gloo", "nccl"):
+            raise SetupError(f"there is no backend {backend!r} here; use 'gloo', or 'nccl' with a GPU for each rank.")
+        if start not in ("forkserver", "spawn"):
+            raise SetupError(f"ranks cannot be started by {start!r}; use 'forkserver' or 'spawn'.")
+        self.backend, self.init, self.record = backend, init, record
+        self._start: StartMethod = start
+        self._inside_with = False
+        self._crew: Crew | None = None
+
+    def run(
+        self,
+        function: Function | Mapping[str, Function],
+        *args: Any,
+        timeout: float | None = 300.0,
+        check: bool = True,
+    ) -> Run:
+        """Call `function(*args)` on every rank; a dict gives each name its own, and a name without one serves.
+
+        Returns when all are done. Raises RankError if a rank fails, or if they are not done after `timeout` seconds
+        (None waits for ever); with `check=False` the error stands in `run.error` instead.
+        """
+        functions = self._functions(function)
+        payload = pack(functions, args)
+        run = Run(_new_folder(), self.record)
+        crew = self._crew_for_call()
+        try:
+            outcomes, streams = self._call(crew, payload, run, timeout)
+        finally:
+            (run.folder / _RUNNING).unlink(missing_ok=True)
+            if not crew.alive:
+                self._forget(crew)
+        self._fill(run, outcomes, streams)
+        run.error = rank_error(self.names, outcomes, run, timeout)
+        if run.error is not None and check:
+            raise run.error
+        return run
+
+    def __enter__(self) -> Cluster:
+        self._inside_with = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._inside_with = False
+        if self._crew is not None:
+            self._crew.stop()
+            self._crew = None
+
+    def __repr__(self) -> str:
+        return f"Cluster({list(self.names)}, backend={self.backend!r})"
+
+    @property
+    def _kept(self) -> bool:
+        return self._inside_with or self._start == "spawn"
+
+    def _functions(self, function: Function | Mapping[str, Function]) -> list[Function | None]:
+        if callable(function):
+            return [function] * len(self.names)
+        if not isinstance(function, Mapping):
+            raise SetupError(f"run() takes a function, or a dict of names and functions, not {type(function).__name__}.")
+        strangers = [name for name in function if name not in self.names]
+        if strangers:
+            raise SetupError(f"this cluster has no rank {strangers[0]!r}; its ranks are {list(self.names)}.")
+        if not function:
+            raise SetupError("run() got an empty dict: give at least one rank a function.")
+        return [function.get(name) for name in self.names]  # type: ignore[call-overload]
+
+    def _crew_for_call(self) -> Crew:
+        if self._crew is not None and self._crew.alive:
+            return self._crew
+        tags = [_tag(name) for name in self.names]
+        if self._inside_with or self._start == "forkserver":
+            crew = Crew(tags, self._start)
+        else:
+            crew = _spawned_crew(tags)
+        if self._inside_with:
+            self._crew = crew
+        return crew
+
+    def _forget(self, crew: Crew) -> None:
+        if self._crew is crew:
+            self._crew = None
+        for tags, spawned in list(_spawned.items()):
+            if spawned is crew:
+                del _spawned[tags]
+
+    def _call(
+        self, crew: Crew, payload: bytes, run: Run, timeout: float | None
+    ) -> tuple[list[Outcome], OutputStreams]:
+        around = surroundings()
+        with socket.create_server(("127.0.0.1", 0), backlog=len(self.names) * 4) as listener:
+            calls = [
+                Call(
+                    payload=payload,
+                    surroundings=around,
+                    rank=rank,
+                    world_size=len(self.names),
+                    name=str(name),
+                    backend=self.backend,
+                    init=self.init,
+                    store_port=listener.getsockname()[1],
+                    job=run.folder.name,
+                    trace_folder=str(run.folder.resolve() / "trace") if self.record else None,
+                    keep=self._kept,
+                    keep_group=self._inside_with,
+                )
+                for rank, name in enumerate(self.names)
+            ]
+            return crew.call(calls, listener, timeout)
+
+    def _fill(self, run: Run, outcomes: list[Outcome], streams: OutputStreams) -> None:
+        for index, (name, outcome) in enumerate(zip(self.names, outcomes, strict=True)):
+            run.output[name] = streams.text(index)
+            if isinstance(outcome, Returned) and outcome.value is not None:
+                run.results[name] = cloudpickle.loads(outcome.value)
+
+
+def _names(ranks: int | Sequence[str]) -> tuple[Name, ...]:
+    if isinstance(ranks, int) and not isinstance(ranks, bool):
+        if not 1 <= ranks <= MOST_RANKS:
+            raise SetupError(f"a cluster has 1 to {MOST_RANKS} ranks, not {ranks}.")
+        return tuple(range(ranks))
+    names = tuple(ranks) if isinstance(ranks, Sequence) and not isinstance(ranks, str) else ()
+    if not names or not all(isinstance(name, str) and name and not name.isdigit() for name in names):
+        raise SetupError(f"give the number of ranks, or a list of names such as ['ps', 'trainer1'], not {ranks!r}.")
+    if len(set(names)) < len(names) or len(names) > MOST_RANKS:
+        raise SetupError(f"the names of a cluster's ranks must differ, and be {MOST_RANKS} at most: {list(names)}.")
+    return names
+
+
+def _tag(name: Name) -> str:
+    return f"rank {name}" if isinstance(name, int) else name
+
+
+# Runs ---------------------------------------------------------------------------------------------------------------
+
+_RUNNING = "running"
+"""A file in a run's folder that holds the pid of its notebook while it runs, so that nobody tidies it away."""
+
+
+def _new_folder() -> Path:
+    """A new folder in `.dlearn/runs`, where the newest 20 runs are kept."""
+    home = Path(".dlearn", "runs")
+    folder = home / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    (folder / "trace").mkdir(parents=True)
+    (folder / _RUNNING).write_text(str(os.getpid()))
+    runs = sorted((path for path in home.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime_ns)
+    for old in runs[:-RUNS_KEPT]:
+        if not _is_running(old):
+            shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+def _is_running(folder: Path) -> bool:
+    try:
+        os.kill(int((folder / _RUNNING).read_text()), 0)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+# Ranks that were spawned, because forking is unsafe, stay for the next run --------------------------------------------
+
+_spawned: dict[tuple[str, ...], Crew] = {}
+
+
+def _spawned_crew(tags: list[str]) -> Crew:
+    key = tuple(tags)
+    if key not in _spawned or not _spawned[key].alive:
+        _spawned[key] = Crew(tags, "spawn")
+    return _spawned[key]
+
+
+@atexit.register
+def _stop_spawned() -> None:
+    for crew in _spawned.values():
+        with suppress(OSError):
+            crew.stop()
+    _spawned.clear()

@@ -1,0 +1,171 @@
+"""Ranks at work: send a call to each, follow them until all are done or one fails, and leave none behind."""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.reduction import send_handle
+
+from dlearn.cluster.launch import RankProcess, StartMethod, start_rank
+from dlearn.cluster.output import OutputStreams, ProgressLine
+from dlearn.cluster.rank import FINISH, Call, Raised, Returned
+
+GRACE_SECONDS = 0.5
+"""After one rank has failed: how long the others may take to notice, before they are ended."""
+CLOSE_SECONDS = 5.0
+"""How long ranks may take to close their trace files after the end."""
+
+
+@dataclass(frozen=True)
+class Died:
+    """The process ended under the function's feet: its exit code (negative: a signal), and the last line it printed."""
+
+    exit_code: int
+    last_line: str
+
+    @property
+    def signal_name(self) -> str:
+        return signal.Signals(-self.exit_code).name if self.exit_code < 0 else ""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """We ended it: another rank had failed, or the time was over."""
+
+    late: bool
+
+
+Outcome = Returned | Raised | Died | Ended
+
+
+class Crew:
+    """The processes of one cluster. After a fault they are gone, and `alive` is False."""
+
+    def __init__(self, tags: Sequence[str], start: StartMethod) -> None:
+        self.tags = tuple(tags)
+        self.ranks: list[RankProcess] = []
+        try:
+            for tag in tags:
+                self.ranks.append(start_rank(start, tag))
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        return bool(self.ranks) and all(rank.process.exitcode is None for rank in self.ranks)
+
+    def call(self, calls: Sequence[Call], listener: socket.socket, timeout: float | None) -> tuple[list[Outcome], OutputStreams]:
+        """Run one call to its end on all ranks. If anything goes wrong here, or is interrupted, no rank survives."""
+        streams = OutputStreams(self.tags)
+        progress = ProgressLine()
+        try:
+            self._send(calls, listener)
+            outcomes = self._follow(streams, progress, timeout)
+            healthy = all(isinstance(outcome, Returned | Raised) for outcome in outcomes)
+            self._finish(outcomes, streams, keep=healthy and calls[0].keep)
+        except BaseException:
+            self.kill()
+            raise
+        finally:
+            progress.clear()
+            streams.finish()
+        if not healthy or not calls[0].keep:
+            self.kill()
+        return outcomes, streams
+
+    def _send(self, calls: Sequence[Call], listener: socket.socket) -> None:
+        for index, (rank, call) in enumerate(zip(self.ranks, calls, strict=True)):
+            with suppress(BrokenPipeError, ConnectionResetError):  # It died already; following it will tell.
+                rank.control.send(call)
+                if index == 0:
+                    send_handle(rank.control, listener.fileno(), rank.process.pid)
+
+    def _follow(
+        self, streams: OutputStreams, progress: ProgressLine, timeout: float | None
+    ) -> list[Outcome]:
+        outcomes: list[Outcome | None] = [None] * len(self.ranks)
+        deadline = time.monotonic() + timeout if timeout is not None else None
+        late = False
+        with selectors.DefaultSelector() as selector:
+            for index, rank in enumerate(self.ranks):
+                selector.register(rank.control, selectors.EVENT_READ, ("control", index))
+                selector.register(rank.output, selectors.EVENT_READ, ("output", index))
+            while any(outcome is None for outcome in outcomes):
+                wait = 0.5 if deadline is None else min(0.5, max(0.0, deadline - time.monotonic()))
+                for key, _ in selector.select(wait):
+                    what, index = key.data
+                    rank = self.ranks[index]
+                    if what == "output":
+                        if not streams.read(index, rank.output):
+                            selector.unregister(rank.output)
+                        continue
+                    outcome = self._receive(index, streams)
+                    outcomes[index] = outcome
+                    selector.unregister(rank.control)
+                    if not isinstance(outcome, Returned) and not late:
+                        # The first fault. The others get a moment to fail by themselves, and to say why.
+                        soon = time.monotonic() + GRACE_SECONDS
+                        deadline = soon if deadline is None else min(deadline, soon)
+                if streams.waiting:
+                    progress.clear()
+                    streams.show()
+                running = sum(outcome is None for outcome in outcomes)
+                progress.update(f"dlearn: {running} of {len(outcomes)} ranks at work")
+                if deadline is not None and time.monotonic() >= deadline:
+                    late = all(outcome is None or isinstance(outcome, Returned) for outcome in outcomes)
+                    break
+        return [outcome or Ended(late) for outcome in outcomes]
+
+    def _receive(self, index: int, streams: OutputStreams) -> Outcome:
+        rank = self.ranks[index]
+        try:
+            outcome: Outcome = rank.control.recv()
+            return outcome
+        except (EOFError, ConnectionResetError):
+            rank.process.join()
+            while streams.read(index, rank.output):
+                pass
+            return Died(rank.process.exitcode or 0, streams.last_line(index))
+
+    def _finish(self, outcomes: Sequence[Outcome], streams: OutputStreams, *, keep: bool) -> None:
+        """Let the ranks that answered close their trace files, together, and read what they printed last."""
+        answered = [
+            rank
+            for rank, outcome in zip(self.ranks, outcomes, strict=True)
+            if isinstance(outcome, Returned | Raised)
+        ]
+        deadline = time.monotonic() + CLOSE_SECONDS
+        with suppress(BrokenPipeError, ConnectionResetError, EOFError):
+            for rank in answered:
+                rank.control.send(FINISH if keep else None)
+            for rank in answered:
+                if rank.control.poll(max(0.0, deadline - time.monotonic())):
+                    rank.control.recv()
+        for index, rank in enumerate(self.ranks):
+            with selectors.DefaultSelector() as selector:
+                selector.register(rank.output, selectors.EVENT_READ)
+                while selector.select(0) and streams.read(index, rank.output):
+                    pass
+
+    def stop(self) -> None:
+        """Tell idle ranks to go, and see that they are gone."""
+        for rank in self.ranks:
+            with suppress(BrokenPipeError, ConnectionResetError):
+                rank.control.send(None)
+        for rank in self.ranks:
+            rank.process.join(1.0)
+        self.kill()
+
+    def kill(self) -> None:
+        """End every rank now, with all it started; returns when they are gone."""
+        for rank in self.ranks:
+            rank.kill()
+        for rank in self.ranks:
+            rank.close()
+        self.ranks.clear()

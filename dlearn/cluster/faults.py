@@ -1,0 +1,112 @@
+"""Which rank failed first, and what to tell the person at the keyboard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from dlearn.analysis.hangs import hangs
+from dlearn.analysis.words import hang_sentence, whereabouts
+from dlearn.cluster.crew import Died, Ended, Outcome
+from dlearn.cluster.rank import Raised, Returned
+from dlearn.errors import RankError, TraceError
+
+if TYPE_CHECKING:
+    from dlearn.cluster.run import Run
+    from dlearn.trace.trace import Trace
+
+_BROKEN_CONNECTION = ("Connection closed", "Connection reset", "Broken pipe", "Timed out waiting", "DistNetworkError")
+"""What gloo and the store say on the ranks that were left behind. Never the cause."""
+
+
+def rank_error(
+    names: Sequence[int | str], outcomes: Sequence[Outcome], run: Run, timeout: float | None
+) -> RankError | None:
+    """The error of a run, or None if every rank returned."""
+    failed = [index for index, outcome in enumerate(outcomes) if not isinstance(outcome, Returned)]
+    if not failed:
+        return None
+    trace = _trace(run)
+    first = min(failed, key=lambda index: _order(outcomes[index]))
+    outcome = outcomes[first]
+    if isinstance(outcome, Ended):
+        return _hang(names, outcomes, run, trace, timeout)
+    others = [_then(names[index], index, outcomes[index], trace) for index in failed if index != first]
+    what = f"{_who(names[first])} {_what(outcome)}"
+    if others:
+        what += "\nthen: " + "; ".join(others)
+    details = outcome.traceback if isinstance(outcome, Raised) else ""
+    return RankError(rank=names[first], what=what, hint=_hint(outcome, run), details=details, run=run)
+
+
+def _order(outcome: Outcome) -> tuple[int, int]:
+    """Root cause first: a process that died, then the earliest exception of its own, then broken connections."""
+    match outcome:
+        case Died():
+            return (0, 0)
+        case Raised():
+            broken = any(text in outcome.message for text in _BROKEN_CONNECTION)
+            return (2 if broken else 1, outcome.at_ns)
+        case _:
+            return (3, 0)
+
+
+def _what(outcome: Outcome) -> str:
+    match outcome:
+        case Raised():
+            return f"failed first: {outcome.type}: {outcome.message}"
+        case Died() if outcome.signal_name == "SIGABRT":
+            return f"aborted in C++ (SIGABRT). Its last line: {outcome.last_line}"
+        case Died() if outcome.signal_name:
+            return f"was killed by {outcome.signal_name}"
+        case Died():
+            return f"died: it exited with code {outcome.exit_code} inside its function"
+    return ""
+
+
+def _then(name: int | str, index: int, outcome: Outcome, trace: Trace | None) -> str:
+    match outcome:
+        case Raised():
+            line = next(iter(outcome.message.splitlines()), "")
+            return f"{_who(name)}: {outcome.type}: {line[:120]}"
+        case Died():
+            return f"{_who(name)} {_what(outcome)}"
+    where = whereabouts(trace, index) if trace is not None else ""
+    return f"{_who(name)} {where or 'was still at work'} and was stopped"
+
+
+def _hang(
+    names: Sequence[int | str], outcomes: Sequence[Outcome], run: Run, trace: Trace | None, timeout: float | None
+) -> RankError:
+    late = [names[index] for index, outcome in enumerate(outcomes) if isinstance(outcome, Ended)]
+    who = ", ".join(_who(name) for name in late)
+    found = hangs(trace) if trace is not None else ()
+    sentences = [hang_sentence(each, trace) for each in found] if trace is not None else []
+    if sentences:
+        reason = ". ".join(sentences)
+    else:
+        reason = f"{who} {'is' if len(late) == 1 else 'are'} still at work, and waits for no message"
+    what = f"not done after {timeout:g} s: {reason}."
+    hint = "a longer run(..., timeout=...) if the ranks were only slow; run.trace shows how far they came."
+    return RankError(rank=None, what=what, hint=hint, run=run)
+
+
+def _hint(outcome: Outcome, run: Run) -> str:
+    if isinstance(outcome, Died) and outcome.signal_name == "SIGKILL":
+        return "the system may have run out of memory (fewer ranks, smaller batches)."
+    if isinstance(outcome, Died):
+        return "error.run.output holds what each rank printed, error.run.trace what it sent."
+    return ""
+
+
+def _trace(run: Run) -> Trace | None:
+    if not run.recorded:
+        return None
+    try:
+        return run.trace
+    except TraceError:
+        return None  # A rank died before it could write its first line: there is no trace to ask.
+
+
+def _who(name: int | str) -> str:
+    return f"rank {name}" if isinstance(name, int) else name

@@ -1,0 +1,107 @@
+"""Rank processes: how they are started, and how it is made sure that none of them is ever left behind.
+
+A rank is forked from a server process that has loaded torch and done nothing else: a few milliseconds, against seconds
+for a fresh interpreter. (Forking the notebook's kernel itself is not safe: its OpenMP threads do not survive.) Where
+the platform has no safe fork server (macOS, Windows), ranks are spawned, and kept for the next run.
+
+Each rank leads a process group of its own, so its helpers (a DataLoader's workers) end with it, and it watches a pipe
+whose other end this process holds: if this process dies, however it dies, the pipe closes and the rank ends itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing as mp
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
+from typing import Literal
+
+from dlearn.cluster.rank import main as rank_main
+
+StartMethod = Literal["forkserver", "spawn"]
+
+DEFAULT_START: StartMethod = "forkserver" if sys.platform == "linux" else "spawn"
+
+_PRELOAD = ["dlearn.cluster.preload"]
+
+
+def _context(start: StartMethod) -> ForkServerContext | SpawnContext:
+    if start == "spawn":
+        return mp.get_context("spawn")
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    return context
+
+
+def warm_up() -> None:
+    """Start the fork server now, in the background (a few milliseconds here, seconds there)."""
+    # A rank of somebody else's job has no use for it: four ranks would start four servers.
+    if DEFAULT_START == "forkserver" and "RANK" not in os.environ:
+        _context("forkserver")
+        with _unmarked_main():
+            forkserver.ensure_running()
+
+
+@dataclass
+class RankProcess:
+    """One rank: its process, the connection to its main loop, and the pipe of what it prints."""
+
+    process: BaseProcess
+    control: Connection
+    output: Connection
+    alive: Connection
+
+    def kill(self) -> None:
+        """End the rank and whatever it started. Only ever a process that we started, by its pid."""
+        pid = self.process.pid
+        if pid is not None and self.process.exitcode is None:
+            try:
+                os.killpg(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                # It has not made its own group yet (or is gone): then it has no helpers either.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """After the process has ended: wait for it and let go of the pipes."""
+        self.process.join()
+        for connection in (self.control, self.output, self.alive):
+            connection.close()
+
+
+def start_rank(start: StartMethod, name: str) -> RankProcess:
+    """Start one rank process; it waits for its first call."""
+    context = _context(start)
+    control, their_control = context.Pipe()
+    their_alive, alive = context.Pipe(duplex=False)
+    output, their_output = context.Pipe(duplex=False)
+    process = context.Process(
+        target=rank_main, args=(their_control, their_alive, their_output), name=f"dlearn-{name}"
+    )
+    with _unmarked_main():
+        process.start()
+    for theirs in (their_control, their_alive, their_output):
+        theirs.close()
+    return RankProcess(process, control, output, alive)
+
+
+@contextlib.contextmanager
+def _unmarked_main() -> Iterator[None]:
+    """Hide where `__main__` came from, while multiprocessing looks.
+
+    It would import the user's script again in every rank, and run what the script runs. Functions travel by value instead.
+    """
+    module = sys.modules["__main__"]
+    hidden = {name: module.__dict__.pop(name) for name in ("__file__", "__spec__") if name in module.__dict__}
+    module.__spec__ = None
+    try:
+        yield
+    finally:
+        module.__dict__.update(hidden)

@@ -1,0 +1,113 @@
+"""What the ranks print: shown live, a line at a time, tagged by rank, and kept. And the line that shows a long run."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+
+class OutputStreams:
+    """The ranks' pipes. `read` shows and keeps what has come through one of them."""
+
+    def __init__(self, tags: Sequence[str]) -> None:
+        width = max(map(len, tags), default=0)
+        self._tags = [f"[{tag}]".ljust(width + 3) for tag in tags]
+        self._kept: list[list[bytes]] = [[] for _ in tags]
+        self._unfinished = [b"" for _ in tags]
+        self._to_show: list[str] = []
+
+    def read(self, index: int, pipe: Connection) -> bool:
+        """Take what is there now; False at the end of the stream."""
+        try:
+            data = os.read(pipe.fileno(), 1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            return False
+        self._kept[index].append(data)
+        *lines, self._unfinished[index] = (self._unfinished[index] + data).split(b"\n")
+        self._to_show += [self._tags[index] + _text(line) for line in lines]
+        return True
+
+    def show(self) -> None:
+        """Print the whole lines that came since the last time, in one go."""
+        if self._to_show:
+            print("\n".join(self._to_show), flush=True)
+            self._to_show.clear()
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self._to_show)
+
+    def finish(self) -> None:
+        """Show what is left without a line's end."""
+        for index, rest in enumerate(self._unfinished):
+            if rest:
+                self._to_show.append(self._tags[index] + _text(rest))
+                self._unfinished[index] = b""
+        self.show()
+
+    def text(self, index: int) -> str:
+        """All that this rank has printed."""
+        return _text(b"".join(self._kept[index]))
+
+    def last_line(self, index: int) -> str:
+        lines = [line.strip() for line in self.text(index).splitlines()]
+        return next((line for line in reversed(lines) if line), "")
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="replace")
+
+
+class ProgressLine:
+    """One line that says that something still runs. It appears after two seconds and is gone at the end."""
+
+    AFTER_SECONDS = 2.0
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._shown = ""
+        self._display: Any = None
+
+    def update(self, text: str) -> None:
+        elapsed = time.monotonic() - self._start
+        if elapsed < self.AFTER_SECONDS:
+            return
+        line = f"{text}, {elapsed:.0f} s"
+        if line == self._shown:
+            return
+        if _in_notebook():
+            self._show_in_notebook(line)
+        elif sys.stderr.isatty():
+            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+            self._shown = line
+
+    def clear(self) -> None:
+        """Take the line away; it comes back with the next update."""
+        if not self._shown:
+            return
+        if self._display is not None:
+            self._display.update({"text/plain": ""}, raw=True)
+        else:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        self._shown = ""
+
+    def _show_in_notebook(self, line: str) -> None:
+        from IPython.display import display
+
+        if self._display is None:
+            self._display = display({"text/plain": line}, raw=True, display_id=True)
+        else:
+            self._display.update({"text/plain": line}, raw=True)
+        self._shown = line
+
+
+def _in_notebook() -> bool:
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and hasattr(shell, "kernel")

@@ -1,0 +1,273 @@
+"""The life of one rank: wait for a call, set up, run the function, report, wait until all are done.
+
+Runs in a process of its own. It ends when it is told to, when its connection closes, or when the process that
+started it is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
+from pathlib import Path
+from typing import Any
+
+from dlearn.cluster.payload import Surroundings
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call as the parent sends it to one rank. `store_port` is where rank 0 listens, on loopback.
+
+    With `keep` the process stays for the next call, with `keep_group` its process group does too.
+    """
+
+    payload: bytes
+    surroundings: Surroundings
+    rank: int
+    world_size: int
+    name: str
+    backend: str
+    init: bool
+    store_port: int
+    job: str
+    trace_folder: str | None
+    keep: bool
+    keep_group: bool
+
+
+@dataclass(frozen=True)
+class Returned:
+    """The function returned. `value` is pickled, and None for a rank that only served."""
+
+    value: bytes | None
+
+
+@dataclass(frozen=True)
+class Raised:
+    """The function raised: class, message and traceback as text."""
+
+    type: str
+    message: str
+    traceback: str
+    at_ns: int
+
+
+FINISH, CLOSED = "finish", "closed"
+
+
+def main(control: Connection, alive: Connection, output: Connection) -> None:
+    """Serve calls until told to end. The target of a rank's process."""
+    # A notebook interrupts its whole process group; ranks are ended by the cluster, not by the keyboard.
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _redirect(output)
+    threading.Thread(target=_end_with_parent, args=(alive,), daemon=True, name="dlearn-parent").start()
+    rank = _Rank(control)
+    while True:
+        try:
+            call = control.recv()
+        except EOFError:
+            break
+        if call is None:
+            break
+        if not rank.serve(call):
+            break
+    _flush()
+    # Threads of gloo and of the user may still run; an orderly interpreter exit would trip over them.
+    os._exit(0)
+
+
+def _redirect(output: Connection) -> None:
+    """Everything that is printed, by Python, C++ or a child process, goes to the cluster."""
+    os.dup2(output.fileno(), 1)
+    os.dup2(output.fileno(), 2)
+    sys.stdout = io.TextIOWrapper(open(1, "wb", 0, closefd=False), encoding="utf-8", line_buffering=True)  # noqa: SIM115
+    sys.stderr = io.TextIOWrapper(open(2, "wb", 0, closefd=False), encoding="utf-8", line_buffering=True)  # noqa: SIM115
+
+
+def _end_with_parent(alive: Connection) -> None:
+    with contextlib.suppress(EOFError, OSError):
+        alive.recv_bytes()
+    # The process that started us is gone: end this rank and what it started.
+    os.killpg(0, signal.SIGKILL)
+
+
+def _flush() -> None:
+    with contextlib.suppress(OSError):  # The cluster may be gone.
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+class _Rank:
+    """What a rank keeps from call to call: the stores of its process groups."""
+
+    def __init__(self, control: Connection) -> None:
+        self._control = control
+        self._stores: list[Any] = []
+
+    def serve(self, call: Call) -> bool:
+        """Run one call; False when this process should end after it."""
+        listener = recv_handle(self._control) if call.rank == 0 else None
+        recording = None
+        try:
+            _enter(call)
+            recording = _start_recording(call)
+            functions, args = self._set_up(call, listener)
+            function = functions[call.rank]
+            value = function(*args) if function is not None else None
+            outcome = _returned(value, call) if function is not None else Returned(None)
+        except BaseException as error:
+            outcome = _ended(error, call)
+        _flush()
+        self._control.send(outcome)
+        # The others may still need this rank's connections: leave only together.
+        keep_on = self._wait_for_finish()
+        if recording is not None:
+            recording.stop()
+        self._tear_down(call)
+        _flush()
+        with contextlib.suppress(OSError):
+            self._control.send(CLOSED)
+        return keep_on and call.keep
+
+    def _wait_for_finish(self) -> bool:
+        try:
+            return bool(self._control.recv() == FINISH)
+        except EOFError:
+            return False
+
+    def _set_up(self, call: Call, listener: int | None) -> Any:
+        import torch.distributed as dist
+
+        from dlearn.cluster.payload import unpack
+
+        if call.init and dist.is_initialized():
+            if listener is not None:
+                os.close(listener)
+        else:
+            if not dist.is_initialized():
+                self._stores.clear()
+            store = _meet(call, listener)
+            self._stores.append(store)
+            if call.init:
+                _init_process_group(call, store)
+        return unpack(call.payload)
+
+    def _tear_down(self, call: Call) -> None:
+        """A rank that lives on without a `with` block starts its next call with a clean process group."""
+        import torch.distributed as dist
+
+        if call.keep and not call.keep_group and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def _enter(call: Call) -> None:
+    import torch
+
+    from dlearn.cluster.payload import take_over
+    from dlearn.hooks import callers
+
+    take_over(call.surroundings)
+    interface = _loopback_interface()
+    os.environ.update(
+        RANK=str(call.rank),
+        LOCAL_RANK=str(call.rank),
+        WORLD_SIZE=str(call.world_size),
+        LOCAL_WORLD_SIZE=str(call.world_size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(call.store_port),
+        # Rank 0 has made the store already, on loopback: a tutorial's own init_process_group("gloo") uses it.
+        TORCHELASTIC_USE_AGENT_STORE="True",
+        GLOO_SOCKET_IFNAME=interface,
+        TP_SOCKET_IFNAME=interface,
+        NCCL_SOCKET_IFNAME=interface,
+    )
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    if "numpy" in sys.modules:
+        # Forked ranks would otherwise all draw the fork server's numbers, the same in every run.
+        sys.modules["numpy"].random.seed()
+    callers.cell_names.update({file: name for file, (name, _) in call.surroundings.cells.items()})
+
+
+def _loopback_interface() -> str:
+    import socket
+
+    names = [name for _, name in socket.if_nameindex()]
+    return next((name for name in ("lo", "lo0") if name in names), names[0])
+
+
+def _start_recording(call: Call) -> Any:
+    if call.trace_folder is None:
+        return None
+    from dlearn import recorder
+
+    header = recorder.make_header(
+        job=call.job, rank=call.rank, name="" if call.name.isdigit() else call.name, world_size=call.world_size
+    )
+    return recorder.start(Path(call.trace_folder), header=header)
+
+
+def _meet(call: Call, listener: int | None) -> Any:
+    """The store where ranks find each other. Rank 0 serves it on a socket that is bound to loopback already."""
+    from torch.distributed import TCPStore
+
+    if listener is None:
+        return TCPStore("127.0.0.1", call.store_port, call.world_size, is_master=False)
+    return TCPStore(
+        "127.0.0.1",
+        call.store_port,
+        call.world_size,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener,
+    )
+
+
+def _init_process_group(call: Call, store: Any) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from dlearn.errors import SetupError
+
+    if call.backend == "nccl":
+        gpus = torch.cuda.device_count()
+        if gpus < call.world_size:
+            raise SetupError(
+                f"backend 'nccl' needs one GPU per rank: {call.world_size}, and this machine has {gpus}."
+                " Use backend='gloo', or fewer ranks."
+            )
+        torch.cuda.set_device(call.rank)
+    dist.init_process_group(call.backend, store=store, rank=call.rank, world_size=call.world_size)
+
+
+def _returned(value: Any, call: Call) -> Returned | Raised:
+    import cloudpickle
+
+    try:
+        return Returned(cloudpickle.dumps(value))
+    except Exception as error:  # Any object's own __reduce__ may raise anything.
+        message = f"the result, a {type(value).__name__}, cannot be sent back: {error}"
+        return Raised(type(error).__name__, message, "", time.monotonic_ns())
+
+
+def _ended(error: BaseException, call: Call) -> Returned | Raised:
+    if isinstance(error, SystemExit) and error.code in (None, 0):
+        return Returned(None)
+    # Leave out our own frames: the story starts in the user's function.
+    frames = error.__traceback__
+    while frames is not None and frames.tb_frame.f_code.co_filename == __file__ and frames.tb_next is not None:
+        frames = frames.tb_next
+    text = "".join(traceback.format_exception(type(error), error, frames))
+    for file, (name, _) in call.surroundings.cells.items():
+        text = text.replace(f'File "{file}"', f"Cell {name}")
+    return Raised(type(error).__name__, str(error), text, time.monotonic_ns())

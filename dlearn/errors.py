@@ -1,0 +1,55 @@
+"""Every error that dlearn raises on purpose.
+
+    DlearnError
+     ├── SetupError    this machine, or the installed torch, lacks something that was asked for
+     ├── TraceError    a trace file or folder cannot be read
+     └── RankError     a rank of a cluster failed; `.rank` says which, `.run` holds what was recorded
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dlearn.cluster.run import Run
+
+
+class DlearnError(Exception):
+    """The root: `except DlearnError` catches all that dlearn raises on purpose."""
+
+
+class SetupError(DlearnError):
+    """Something is missing on this machine: the text says what, and how to get it."""
+
+
+class TraceError(DlearnError):
+    """A trace cannot be read: the text names the file, and the line where there is one."""
+
+
+class RankError(DlearnError):
+    """One rank (or all of them, when they hang) did not finish its function.
+
+    `rank` is the cluster's index or name of the rank that failed first (None for a hang), `what` says what
+    happened to it, `hint` what to try, `details` holds the rank's own traceback, and `run` everything that was
+    recorded up to the fault: `run.trace`, `run.output`, `run.results`.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int | str | None,
+        what: str,
+        hint: str = "",
+        details: str = "",
+        run: Run | None = None,
+    ) -> None:
+        self.rank, self.what, self.hint, self.details, self.run = rank, what, hint, details, run
+        super().__init__(what)
+
+    def __str__(self) -> str:
+        parts = [self.what, self.details.rstrip(), f"Try: {self.hint}" if self.hint else ""]
+        return "\n".join(part for part in parts if part)
+
+    def _render_traceback_(self) -> list[str]:
+        """IPython asks for this: the rank's own traceback is the useful one, not the kernel's."""
+        return [f"{type(self).__name__}: {self}"]

@@ -1,0 +1,33 @@
+"""The only place that touches the insides of torch. Each hook is `install(emit) -> undo` and a guest.
+
+A guest changes no result, gives everything back when `undo` is called, and never breaks training: what goes wrong
+inside a hook is told to `emit.failed`, and the call goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from dlearn.trace.event import Event, GroupFact
+
+Undo = Callable[[], None]
+
+
+class Emit(Protocol):
+    """Where hooks report what they see. The recorder implements it."""
+
+    def event(self, kind: type[Event], /, **facts: Any) -> int:
+        """An event starts now; returns its number. Time, thread and enclosing span are filled in."""
+
+    def end(self, number: int, *, by: str, error: str = "", peer: int | None = None) -> None:
+        """Event `number` ends now. With `by=NOT_OBSERVED` nobody will ever see its end."""
+
+    def group(self, fact: GroupFact) -> None:
+        """A process group was met for the first time."""
+
+    def failed(self, where: str, error: Exception) -> None:
+        """The hook itself failed; reported to the user once."""
+
+    def dropped(self) -> None:
+        """One point-to-point work was let go unfinished, because too many were held."""

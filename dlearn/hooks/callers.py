@@ -1,0 +1,150 @@
+"""Who called? Phase, call site, and DDP's part in it are all read off the Python stack, at the call.
+
+The alternative is a hook on every module, every optimizer and the autograd engine, and a state that goes wrong
+when one of them raises. The stack knows already: a call made below `Module.__call__` is in the forward pass, one made
+right below the autograd engine was made by C++ (DDP's reducer). A walk costs a few microseconds, and only where
+something is sent.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import threading
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd import graph as autograd_graph
+from torch.distributed import GradBucket, device_mesh, distributed_c10d
+from torch.distributed import utils as distributed_utils
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+
+class Caller(NamedTuple):
+    """What the stack says of a call. `bucket` is the argument of DDP's communication hook, below which it was made."""
+
+    site: str
+    phase: str
+    role: str
+    launcher: str
+    backward: int | None
+    bucket: GradBucket | None
+
+
+class _Note(NamedTuple):
+    """What one function on the stack tells."""
+
+    code: CodeType
+    phase: str = ""
+    role: str = ""
+    site: str | None = None
+    """The file as people call it, for user code; None for torch, dlearn and the standard library's threads."""
+
+
+_ENGINE = autograd_graph._engine_run_backward.__code__
+_TORCH_DIR = os.path.dirname(torch.__file__) + os.sep
+_DLEARN_DIR = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_LESSONS_DIR = os.path.join(_DLEARN_DIR, "lessons") + os.sep
+_THREADING = threading.__file__
+
+cell_names: dict[str, str] = {}
+"""File name of a notebook cell's code -> what people call the cell, "In[3]". Filled by the cluster."""
+
+
+def caller(frame: FrameType | None) -> Caller:
+    """What the stack above `frame` (the hook's own) says of the call that is being made."""
+    task = torch._C._current_graph_task_id()
+    backward = task if task >= 0 else None
+    # The innermost function that is not ours made the call.
+    while frame is not None and _is_recorder(frame.f_code):
+        frame = frame.f_back
+    by_engine = (frame is None and backward is not None) or (frame is not None and frame.f_code is _ENGINE)
+    launcher = "reducer" if by_engine else ""
+    phase, role, site, bucket = _walk(frame, look_for_bucket=not by_engine)
+    if bucket is not None:
+        launcher = "comm hook"
+    if not phase and backward is not None:
+        phase = "backward"
+    if not (phase and site):
+        # A thread that torch started for us knows neither; the thread that waits for it does.
+        main = sys._current_frames().get(threading.main_thread().ident or 0)
+        above = _walk(main, look_for_bucket=False)
+        phase, site = phase or above[0], site or above[2]
+    return Caller(site, phase or "none", role, launcher, backward, bucket)
+
+
+def _walk(frame: FrameType | None, *, look_for_bucket: bool) -> tuple[str, str, str, GradBucket | None]:
+    phase = role = site = ""
+    bucket: GradBucket | None = None
+    while frame is not None:
+        note = _notes.get(id(frame.f_code)) or _make_note(frame.f_code)
+        phase = phase or note.phase
+        role = role or note.role
+        if not site and note.site is not None:
+            site = f"{note.site}:{frame.f_lineno}"
+        above = frame.f_back
+        # Functions that C++ calls: by the engine, or at the bottom of a thread that torch started.
+        if look_for_bucket and bucket is None and (above is None or above.f_code is _ENGINE):
+            bucket = next((each for each in frame.f_locals.values() if isinstance(each, GradBucket)), None)
+        frame = above
+    return phase, role, site, bucket
+
+
+def _is_recorder(code: CodeType) -> bool:
+    name = code.co_filename
+    return name.startswith(_DLEARN_DIR) and not name.startswith(_LESSONS_DIR)
+
+
+def _make_note(code: CodeType) -> _Note:
+    name = code.co_filename
+    outside = (
+        name.startswith(_TORCH_DIR) or _is_recorder(code) or name == _THREADING or name.startswith("<frozen")
+    )
+    note = _Note(code, site=None if outside else file_label(name))
+    if len(_notes) > 20_000:
+        _notes.clear()
+        _notes.update(_known())
+    # The note holds the code object, so its id stays its own.
+    _notes[id(code)] = note
+    return note
+
+
+def file_label(name: str) -> str:
+    """The file as people call it: a notebook's cell, or the path below the working directory."""
+    if name in cell_names:
+        return cell_names[name]
+    relative = os.path.relpath(name) if os.path.isabs(name) else name
+    return relative if not relative.startswith(os.pardir) else os.path.join(*name.split(os.sep)[-2:])
+
+
+def _known() -> dict[int, _Note]:
+    """The functions of torch whose presence on the stack means something."""
+    ddp = DistributedDataParallel
+    step_wrapper = next(
+        const for const in Optimizer.profile_hook_step.__code__.co_consts if isinstance(const, CodeType)
+    )
+    def note(function: Any, phase: str, role: str = "") -> _Note:
+        # Torch wraps some of these for logging and deprecation; what runs below is the innermost.
+        return _Note(inspect.unwrap(function).__code__, phase, role)
+
+    notes = [
+        _Note(_ENGINE, "backward"),
+        _Note(step_wrapper, "optimizer"),
+        note(torch.nn.Module._call_impl, "forward"),
+        note(ddp.__init__, "setup"),
+        note(ddp._pre_forward, "forward", "DDP agrees on the rebuilt buckets"),
+        note(ddp._sync_buffers, "", "DDP sends rank 0's buffers"),
+        note(distributed_utils._verify_param_shape_across_processes, "", "DDP compares the parameters' shapes"),
+        note(distributed_utils._sync_module_states, "", "DDP sends rank 0's model"),
+        note(distributed_c10d.init_process_group, "setup"),
+        note(distributed_c10d.new_group, "setup"),
+        note(device_mesh.init_device_mesh, "setup"),
+        note(distributed_c10d.destroy_process_group, "cleanup"),
+    ]
+    return {id(each.code): each for each in notes}
+
+
+_notes: dict[int, _Note] = _known()

@@ -1,0 +1,109 @@
+"""What DistributedDataParallel does before it sends: its buckets, and when each gradient is ready.
+
+DDP's reducer is C++. Its buckets can be read (`_get_zeros_like_grad_buckets`, on the training thread only: it takes the
+reducer's mutex) and change at most once, when DDP rebuilds them in the order in which gradients came. The
+ready times come from torch's own hook on each parameter. Which all-reduce carries which bucket is not decided here:
+that is an inference, and lives in analysis/buckets.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from dlearn.hooks import Emit, Undo
+from dlearn.trace.event import Bucket, Gradient
+
+
+def install(emit: Emit) -> Undo:
+    """Report the buckets and ready gradients of every DDP model that runs from now on."""
+    watch = _Watch(emit)
+    original = DistributedDataParallel._pre_forward
+
+    def _pre_forward(ddp: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
+        result = original(ddp, *inputs, **kwargs)
+        if not torch.compiler.is_compiling():
+            try:
+                watch.before_forward(ddp)
+            except Exception as error:
+                emit.failed("DistributedDataParallel.forward", error)
+        return result
+
+    DistributedDataParallel._pre_forward = _pre_forward
+
+    def undo() -> None:
+        DistributedDataParallel._pre_forward = original
+        watch.remove()
+
+    return undo
+
+
+class _Watch:
+    """The DDP models of this process, numbered in the order of their first forward pass."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._numbers = itertools.count()
+        self._models: WeakKeyDictionary[DistributedDataParallel, tuple[int, bool]] = WeakKeyDictionary()
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
+
+    def before_forward(self, ddp: DistributedDataParallel) -> None:
+        """Read the buckets when they are new; `_pre_forward` has just rebuilt them where it will."""
+        rebuilt = bool(getattr(ddp, "_has_rebuilt_buckets", False))
+        model, known_as = self._models.get(ddp, (None, None))
+        if known_as == rebuilt:
+            return
+        names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
+        if model is None:
+            model = next(self._numbers)
+            self._watch_gradients(ddp, model, names)
+        self._models[ddp] = (model, rebuilt)
+        self._report_buckets(ddp, model, names, "rebuilt" if rebuilt else "first")
+
+    def _report_buckets(
+        self, ddp: DistributedDataParallel, model: int, names: dict[int, str], built: str
+    ) -> None:
+        buckets = ddp.reducer._get_zeros_like_grad_buckets()
+        for bucket in buckets:
+            self._emit.event(
+                Bucket,
+                model=model,
+                index=bucket.index(),
+                count=len(buckets),
+                bytes=bucket.buffer().nbytes,
+                parameters=tuple(names.get(id(each), "?") for each in bucket.parameters()),
+                built=built,
+                phase="forward",
+            )
+
+    def _watch_gradients(self, ddp: DistributedDataParallel, model: int, names: dict[int, str]) -> None:
+        for parameter in ddp.module.parameters():
+            if parameter.requires_grad:
+                hook = self._ready(model, names[id(parameter)])
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def _ready(self, model: int, name: str) -> Any:
+        def ready(parameter: torch.Tensor) -> None:
+            try:
+                task = torch._C._current_graph_task_id()
+                self._emit.event(
+                    Gradient,
+                    model=model,
+                    parameter=name,
+                    bytes=parameter.nbytes,
+                    backward=task if task >= 0 else None,
+                    phase="backward",
+                )
+            except Exception as error:
+                self._emit.failed("gradient hook", error)
+
+        return ready
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()

@@ -1,0 +1,185 @@
+"""What hooks saw in one process: the values of a trace, exactly as they stand in its file.
+
+Each line of a trace file is one of these structs as JSON; `kind` tells which. Times are nanoseconds of the
+process's monotonic clock, sizes are bytes, ranks inside a process group are *group* ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import msgspec
+
+FORMAT = 1
+"""Version of the trace file. A reader refuses any other."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+Nanoseconds = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
+Dimension = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+
+NOT_OBSERVED = "not observed"
+"""`ended_by` of an event whose end nobody could see: it neither hangs nor has a duration."""
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_defaults=True):
+    """One line of a trace file."""
+
+
+class TensorInfo(msgspec.Struct, frozen=True, gc=False):
+    """The outside of a tensor; its values never reach a trace.
+
+    `logical_bytes` is numel x itemsize. `payload_bytes` is what is handed to the transport: the same for a dense
+    tensor (gloo sends an expanded tensor in full), indices and values for a sparse one.
+    """
+
+    shape: tuple[Dimension, ...]
+    dtype: str
+    device: str
+    logical_bytes: Count
+    payload_bytes: Count
+
+
+class Header(Line, tag="header", frozen=True, kw_only=True):
+    """The first line: whose record this is. `rank` and `name` are the cluster's, where a cluster started it."""
+
+    format: int
+    job: str
+    host: str
+    pid: Count
+    torch: str
+    dlearn: str
+    start_ns: Nanoseconds
+    restart: Count = 0
+    rank: Count | None = None
+    name: str = ""
+    world_size: Count | None = None
+
+
+class Footer(Line, tag="footer", frozen=True, kw_only=True):
+    """The last line: the recorder closed the file. A file without it is of a process that died, or still runs."""
+
+    at_ns: Nanoseconds
+    lines: Count
+    not_written: Count = 0
+    """Lines that the size limit (`max_bytes`) or a full disk kept out."""
+    hook_errors: Count = 0
+    works_dropped: Count = 0
+    """Point-to-point works let go unfinished, because too many were waiting for their `wait`."""
+
+
+class GroupFact(Line, tag="group", frozen=True, kw_only=True):
+    """A process group that this process belongs to. `ranks[i]` is the global rank of group rank `i`."""
+
+    name: str
+    backend: str
+    rank: Count
+    size: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
+    ranks: tuple[Count, ...] = ()
+    default: bool = False
+
+
+class End(Line, tag="end", frozen=True, kw_only=True):
+    """The end of an event, known later than its start. `peer`: who the message came from, if only now known."""
+
+    event: Count
+    by: str
+    at_ns: Nanoseconds | None = None
+    error: str = ""
+    peer: Count | None = None
+
+
+class Event(Line, frozen=True, kw_only=True):
+    """One call that a hook saw in one process.
+
+    `number` is unique in the process; `parent` is the number of the enclosing span. `ended_by` says who saw the end:
+    callback, wait or return. `error` is the class of the exception that ended it. `phase` is setup, forward,
+    backward, optimizer, cleanup or none. `site` is the line of user code, "file.py:14".
+    """
+
+    ends: ClassVar[bool] = True
+    """Whether an event of this kind lasts: one without an end hangs, or its process died."""
+
+    number: Count
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds | None = None
+    ended_by: str = ""
+    error: str = ""
+    parent: Count | None = None
+    thread: str = ""
+    phase: str = "none"
+    site: str = ""
+    rank: int = -1
+    """Whose event this is. Not in the file: `Trace.load` fills it in."""
+
+    @property
+    def pending(self) -> bool:
+        """Started, should end, and nobody has seen the end."""
+        return self.ends and self.end_ns is None and self.ended_by != NOT_OBSERVED
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.error)
+
+
+class Collective(Event, tag="collective", frozen=True, kw_only=True):
+    """One rank's call of a collective. `seq` counts the collectives of its process group, from 1.
+
+    `inputs` are what this rank gives, `outputs` what it gets; an operation in place has inputs only.
+    `launcher` tells who called it: "" user code, "reducer" DDP's C++ reducer, "comm hook" a communication hook of DDP,
+    then with the `bucket_index` that the hook was called for. `backward` numbers the backward pass.
+    """
+
+    op: str
+    group: str
+    seq: Count
+    inputs: tuple[TensorInfo, ...] = ()
+    outputs: tuple[TensorInfo, ...] = ()
+    root: Count | None = None
+    role: str = ""
+    launcher: str = ""
+    backward: Count | None = None
+    bucket_index: Count | None = None
+
+
+class PointToPoint(Event, tag="p2p", frozen=True, kw_only=True):
+    """One rank's `send` or `recv`. `peer` is a group rank; None is a `recv` from any source that has not ended."""
+
+    op: str
+    group: str
+    peer: Count | None
+    tag: int
+    seq: Count
+    tensors: tuple[TensorInfo, ...] = ()
+
+
+class Bucket(Event, tag="bucket", frozen=True, kw_only=True):
+    """One bucket of a DDP model: the gradients that travel together. `built` is "first" or "rebuilt"."""
+
+    ends: ClassVar[bool] = False
+
+    model: Count
+    index: Count
+    count: Count
+    bytes: Count
+    parameters: tuple[str, ...]
+    built: str
+
+
+class Gradient(Event, tag="gradient", frozen=True, kw_only=True):
+    """The moment at which the gradient of one parameter of a DDP model is ready."""
+
+    ends: ClassVar[bool] = False
+
+    model: Count
+    parameter: str
+    bytes: Count
+    backward: Count | None = None
+
+
+class Span(Event, tag="span", frozen=True, kw_only=True):
+    """A stretch of the program that the user named: `with dlearn.span("step 3"):`."""
+
+    name: str
+
+
+AnyLine = Header | Footer | GroupFact | End | Collective | PointToPoint | Bucket | Gradient | Span

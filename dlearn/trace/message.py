@@ -1,0 +1,140 @@
+"""What the program asked for, joined over the ranks (Operation), and who sent what to whom for it (Message)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from dlearn.trace.event import Bucket, Collective, PointToPoint
+
+if TYPE_CHECKING:
+    import pandas
+
+How = Literal["observed", "derived", "inferred", "missing"]
+
+
+class Group(msgspec.Struct, frozen=True):
+    """A process group as the whole job sees it: `members[i]` is the rank (of the trace) of group rank `i`."""
+
+    name: str
+    backend: str
+    members: tuple[int, ...]
+    default: bool
+
+
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
+    """A collective with all its members, or a send with its recv.
+
+    `ends` holds each member's own event, in the order of ranks; `missing` the ranks that never called it.
+    `problem` says in words why the ends do not fit together, or is empty.
+    """
+
+    op: str
+    group: Group
+    seq: int
+    ends: tuple[Collective | PointToPoint, ...]
+    missing: tuple[int, ...] = ()
+    problem: str = ""
+    bucket: Bucket | None = None
+    what: str = ""
+    """What travels, in words: "gradient of bucket 0: fc2.weight, fc2.bias"."""
+    sender: int | None = None
+    receiver: int | None = None
+    """Of a point-to-point operation: from whom, to whom."""
+
+    @property
+    def start_ns(self) -> int:
+        """When the first rank called it."""
+        return min(end.start_ns for end in self.ends)
+
+    @property
+    def transfer_ns(self) -> int:
+        """When the last rank called it: before this, the others wait; only now the data can travel."""
+        return max(end.start_ns for end in self.ends)
+
+    @property
+    def end_ns(self) -> int | None:
+        """When the last rank was done; None while somebody is not, or where an end was not observed."""
+        ends = [end.end_ns for end in self.ends]
+        if self.missing or any(end is None for end in ends):
+            return None
+        return max(end for end in ends if end is not None)
+
+    @property
+    def last_rank(self) -> int:
+        """The rank that called it last: the one that the others waited for."""
+        return max(self.ends, key=lambda end: end.start_ns).rank
+
+    @property
+    def pending(self) -> bool:
+        """Some rank is still inside it."""
+        return any(end.pending for end in self.ends)
+
+    @property
+    def failed(self) -> bool:
+        return any(end.failed for end in self.ends)
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(end.rank for end in self.ends)
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """Always exactly one sender and one receiver.
+
+    `payload_bytes` is the data without framing. `offset_bytes` and `whole_bytes` say which part of the operation's
+    data it is. `sent_ns` and `received_ns` bracket it: those of a derived message share the operation's
+    transfer among the steps of the algorithm, and are no measurement. `how` says how it is known:
+    observed (hooks saw both ends) · derived (from the backend's algorithm; `confirmed` once socket counters agree) ·
+    inferred (a control message that follows from rules) · missing (expected, never came).
+    """
+
+    src: int
+    dst: int
+    op: str
+    what: str
+    payload_bytes: int
+    how: How
+    operation: Operation
+    sent_ns: int | None = None
+    received_ns: int | None = None
+    offset_bytes: int = 0
+    whole_bytes: int = 0
+    step: int = 0
+    confirmed: bool = False
+
+
+class Messages(msgspec.Struct, frozen=True):
+    """All messages of a trace, in the order of sending, and each operation that gave none, with the reason."""
+
+    items: tuple[Message, ...]
+    unexplained: tuple[tuple[Operation, str], ...]
+    labels: dict[int, str]
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, index: int) -> Message:
+        return self.items[index]
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row a message (needs pandas: `pip install pandas`)."""
+        import pandas
+
+        columns = ["src", "dst", "op", "what", "payload_bytes", "how", "sent_ns", "received_ns", "step"]
+        rows = [[getattr(message, column) for column in columns] for message in self.items]
+        frame = pandas.DataFrame(rows, columns=columns)
+        for column in ("src", "dst"):
+            frame[column] = [self.labels.get(rank, f"rank {rank}") for rank in frame[column]]
+        return frame
+
+    def __str__(self) -> str:
+        total = len({id(message.operation) for message in self.items})
+        lines = [f"{len(self.items)} messages of {total} operations; {len(self.unexplained)} operations not explained"]
+        lines += [f"  not explained: {operation.op} #{operation.seq}: {reason}" for operation, reason in self.unexplained]
+        return "\n".join(lines)

@@ -1,0 +1,216 @@
+"""Trace: the events of all processes of a job, on one clock, and selections of them."""
+
+from __future__ import annotations
+
+import html
+import os
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+
+from dlearn.errors import TraceError
+from dlearn.trace.event import Collective, Event, Footer, GroupFact, Header, PointToPoint, Span
+from dlearn.trace.matching import Match, match
+from dlearn.trace.store import ProcessFile, read
+
+
+@dataclass(frozen=True)
+class Process:
+    """One recorded process. `rank` is its number in this trace, `label` what pictures and words call it."""
+
+    rank: int
+    label: str
+    header: Header
+    groups: dict[str, GroupFact]
+    footer: Footer | None
+    path: Path
+
+    @property
+    def closed(self) -> bool:
+        """Whether the recorder closed the file; if not, the process died, or still runs."""
+        return self.footer is not None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The events of a job, ordered by start. `problems` says in words what is damaged or missing."""
+
+    path: Path
+    processes: tuple[Process, ...]
+    events: tuple[Event, ...]
+    problems: tuple[str, ...] = ()
+    selected_from: Trace | None = None
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike[str]) -> Trace:
+        """Read every process's file in `folder`. Raises TraceError where that is no trace of one job."""
+        path = Path(folder)
+        if not path.is_dir():
+            raise TraceError(f"{path} is no folder. A trace is a folder with one .jsonl file per process.")
+        names = sorted(path.glob("*.jsonl"))
+        started = [name for name in names if not name.is_file() or name.stat().st_size > 0]
+        if not started:
+            raise TraceError(f"{path} holds no trace: there is no .jsonl file with a line in it.")
+        files = [read(name) for name in started]
+        _refuse_two_jobs(path, files)
+        problems = [f"{name.name} is empty: its process died before it could write" for name in names if name not in started]
+        problems += [problem for file in files for problem in file.problems]
+        processes, events = _assign_ranks(files, problems)
+        problems += _missing_processes(path, processes)
+        if len({process.header.host for process in processes}) > 1:
+            problems.append("the processes ran on several hosts: their clocks are not aligned, compare no times")
+        return cls(path, processes, events, tuple(problems))
+
+    @property
+    def whole(self) -> Trace:
+        """The trace that this is a selection of, or itself."""
+        return self.selected_from or self
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(process.rank for process in self.processes)
+
+    @cached_property
+    def labels(self) -> dict[int, str]:
+        return {process.rank: process.label for process in self.processes}
+
+    def label(self, rank: int) -> str:
+        """What people call this rank: "rank 2", or its name in the cluster."""
+        return self.labels.get(rank, f"rank {rank}")
+
+    @cached_property
+    def matches(self) -> tuple[Match, ...]:
+        """The exchanges that events of this selection take part in; each exchange with all its ends."""
+        if self.selected_from is None:
+            calls = (event for event in self.events if isinstance(event, Collective | PointToPoint))
+            return match(self.processes, calls)
+        mine = {(event.rank, event.number) for event in self.events}
+        return tuple(
+            each for each in self.whole.matches if any((end.rank, end.number) in mine for end in each.ends)
+        )
+
+    @cached_property
+    def spans(self) -> tuple[str, ...]:
+        """The names of all spans, in the order of first opening."""
+        return tuple(dict.fromkeys(event.name for event in self.events if isinstance(event, Span)))
+
+    def where(self, *, kind: str | None = None, op: str | None = None, rank: int | None = None) -> Trace:
+        """The events of this kind ("collective", "p2p", "gradient", ...), op ("all_reduce") and rank."""
+
+        def wanted(event: Event) -> bool:
+            return (
+                (kind is None or type(event).__struct_config__.tag == kind)
+                and (op is None or getattr(event, "op", None) == op)
+                and (rank is None or event.rank == rank)
+            )
+
+        return self._select(wanted)
+
+    def within(self, span: str) -> Trace:
+        """The events inside spans of this name on any rank, and the ends on other ranks that they met."""
+        if span not in self.spans:
+            known = ", ".join(repr(name) for name in self.spans[:8]) or "none"
+            raise TraceError(f"there is no span {span!r} in this trace; its spans are: {known}")
+        inside = {key for key in self._by_key if self._is_inside(key, span)}
+        for each in self.whole.matches:
+            keys = {(end.rank, end.number) for end in each.ends}
+            if not keys.isdisjoint(inside):
+                inside |= keys
+        return self._select(lambda event: (event.rank, event.number) in inside)
+
+    @cached_property
+    def _by_key(self) -> dict[tuple[int, int], Event]:
+        return {(event.rank, event.number): event for event in self.whole.events}
+
+    def _is_inside(self, key: tuple[int, int], span: str) -> bool:
+        event = self._by_key.get(key)
+        while event is not None and event.parent is not None:
+            parent = self._by_key.get((event.rank, event.parent))
+            if isinstance(parent, Span) and parent.name == span:
+                return True
+            # Parents open before their children; anything else is damage, and would loop.
+            event = parent if parent is not None and parent.number < event.number else None
+        return False
+
+    def _select(self, wanted: Callable[[Event], bool]) -> Trace:
+        events = tuple(event for event in self.events if wanted(event))
+        return Trace(self.path, self.processes, events, self.problems, self.whole)
+
+    def __str__(self) -> str:
+        kinds = Counter(str(type(event).__struct_config__.tag) for event in self.events)
+        events = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common()) or "no events"
+        names = ", ".join(process.label for process in self.processes[:8])
+        dead = [process.label for process in self.processes if not process.closed]
+        lines = [f"Trace of {len(self.processes)} processes ({names}): {events}"]
+        if dead:
+            lines.append(f"  died, or still runs: {', '.join(dead)}")
+        return "\n".join(lines + [f"  problem: {problem}" for problem in self.problems])
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def _refuse_two_jobs(path: Path, files: list[ProcessFile]) -> None:
+    jobs: dict[str, str] = {}
+    for file in files:
+        jobs.setdefault(file.header.job, file.path.name)
+    if len(jobs) > 1:
+        (a, file_a), (b, file_b) = list(jobs.items())[:2]
+        raise TraceError(
+            f"{path} holds the files of {len(jobs)} jobs: {file_a} is of {a[:40]!r}, {file_b} of {b[:40]!r}."
+            " Move each job's files into a folder of its own."
+        )
+
+
+def _assign_ranks(files: list[ProcessFile], problems: list[str]) -> tuple[tuple[Process, ...], tuple[Event, ...]]:
+    """The cluster's rank, else the default group's, else the next free number."""
+    taken: dict[int, ProcessFile] = {}
+    strays: list[ProcessFile] = []
+    for file in files:
+        rank = _own_rank(file)
+        if rank is None or rank in taken:
+            if rank is not None:
+                problems.append(f"{file.path.name}: says that it is rank {rank}, as {taken[rank].path.name} does")
+            strays.append(file)
+        else:
+            taken[rank] = file
+    labels = {rank: file.header.name or f"rank {rank}" for rank, file in taken.items()}
+    for file in strays:
+        rank = max(taken, default=-1) + 1
+        taken[rank] = file
+        labels[rank] = f"{file.header.host}-{file.header.pid}"
+    for rank, file in taken.items():
+        for event in file.events.values():
+            msgspec.structs.force_setattr(event, "rank", rank)
+    processes = tuple(
+        Process(rank, labels[rank], file.header, file.groups, file.footer, file.path)
+        for rank, file in sorted(taken.items())
+    )
+    events = [event for file in taken.values() for event in file.events.values()]
+    return processes, tuple(sorted(events, key=lambda event: (event.start_ns, event.rank, event.number)))
+
+
+def _own_rank(file: ProcessFile) -> int | None:
+    if file.header.rank is not None:
+        return file.header.rank
+    return next((group.rank for group in file.groups.values() if group.default), None)
+
+
+def _missing_processes(path: Path, processes: tuple[Process, ...]) -> list[str]:
+    """Ranks that the headers or the default group promise, and that left no file here."""
+    here = {process.rank for process in processes}
+    sizes = [process.header.world_size or 0 for process in processes]
+    sizes += [group.size for process in processes for group in process.groups.values() if group.default]
+    world = max(sizes, default=0)
+    absent = [rank for rank in range(min(world, len(here) + 1000)) if rank not in here]
+    if not absent:
+        return []
+    who = ", ".join(str(rank) for rank in absent[:8]) + (", ..." if len(absent) > 8 else "")
+    return [
+        f"{len(here)} of {world} processes left a file in {path}: that of rank {who} is missing."
+        " If it ran on another host, copy its file here."
+    ]
