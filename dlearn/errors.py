@@ -1,9 +1,9 @@
 """Every error that dlearn raises on purpose.
 
-    DlearnError
-     ├── SetupError    this machine, or the installed torch, lacks something that was asked for
-     ├── TraceError    a trace file or folder cannot be read
-     └── RankError     a rank of a cluster failed; `.rank` says which, `.run` holds what was recorded
+DlearnError
+ ├── SetupError    this machine, or the installed torch, lacks something that was asked for
+ ├── TraceError    a trace file or folder cannot be read
+ └── RankError     a rank of a cluster failed; `.rank` says which, `.run` holds what was recorded
 """
 
 from __future__ import annotations

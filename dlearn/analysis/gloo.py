@@ -96,5 +96,3 @@ def schedule(op: str, *, ranks: int, payload: int, itemsize: int, root: int | No
     if op in ("all_gather", "all_gather_single"):
         return ring_all_gather(ranks, payload)
     return f"no schedule of gloo's {op} is known here yet"
-
-

@@ -11,7 +11,14 @@ from dlearn.trace.matching import Match
 from dlearn.trace.message import How, Message, Messages, Operation
 from dlearn.trace.trace import Trace
 
-_EQUAL_SIZES = {"all_reduce", "all_reduce_coalesced", "broadcast", "reduce", "all_gather", "all_gather_single"}
+_EQUAL_SIZES = {
+    "all_reduce",
+    "all_reduce_coalesced",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "all_gather_single",
+}
 """Collectives that every rank must call with as many bytes as the others."""
 
 _ITEMSIZE = {"64": 8, "128": 16, "32": 4, "16": 2, "8": 1}
@@ -37,7 +44,9 @@ def messages(trace: Trace) -> Messages:
         else:
             found += answer
     # A derived time is a share of the operation's; one without a time comes when its operation was called.
-    found.sort(key=lambda message: message.sent_ns if message.sent_ns is not None else message.operation.start_ns)
+    found.sort(
+        key=lambda message: message.sent_ns if message.sent_ns is not None else message.operation.start_ns
+    )
     return Messages(tuple(found), tuple(unexplained), dict(trace.labels))
 
 

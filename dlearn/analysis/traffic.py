@@ -47,14 +47,18 @@ class Traffic(msgspec.Struct, frozen=True):
 
         names = [self.labels.get(rank, f"rank {rank}") for rank in self.ranks]
         rows = [[self.payload_bytes.get((src, dst), 0) for dst in self.ranks] for src in self.ranks]
-        return pandas.DataFrame(rows, index=pandas.Index(names, name="from"), columns=pandas.Index(names, name="to"))
+        return pandas.DataFrame(
+            rows, index=pandas.Index(names, name="from"), columns=pandas.Index(names, name="to")
+        )
 
     def rows(self) -> list[list[str]]:
         """The table as text: a head, then a row per sender."""
         names = [self.labels.get(rank, f"rank {rank}") for rank in self.ranks]
         table = [["bytes from \\ to", *names, "sent in all"]]
         for name, src in zip(names, self.ranks, strict=True):
-            cells = [f"{self.payload_bytes.get((src, dst), 0):,}" if src != dst else "." for dst in self.ranks]
+            cells = [
+                f"{self.payload_bytes.get((src, dst), 0):,}" if src != dst else "." for dst in self.ranks
+            ]
             table.append([name, *cells, f"{self.bytes_from(rank=src):,}"])
         return table
 
@@ -62,7 +66,12 @@ class Traffic(msgspec.Struct, frozen=True):
         table = self.rows()
         widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
         lines = [
-            "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
+            "  ".join(
+                [
+                    row[0].ljust(widths[0]),
+                    *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)),
+                ]
+            )
             for row in table
         ]
         if self.unexplained:

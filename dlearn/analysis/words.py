@@ -61,7 +61,9 @@ def overview(trace: Trace) -> str:
     """How large the job was, and how much of it is explained."""
     found = messages(trace)
     everything = operations(trace)
-    backends = ", ".join(sorted({operation.group.backend for operation in everything})) or "no process group used"
+    backends = (
+        ", ".join(sorted({operation.group.backend for operation in everything})) or "no process group used"
+    )
     explained = len(everything) - len(found.unexplained)
     known = Counter(message.how for message in found)
     kinds = ", ".join(f"{count:,} {how}" for how, count in known.most_common()) or "none"
@@ -77,8 +79,12 @@ def totals(name: str, sent: Traffic) -> str:
     if len(set(each.values())) == 1 and each:
         told = f"every rank sends {next(iter(each.values())):,} B of payload"
     else:
-        told = ", ".join(f"{sent.labels[rank]} sends {size:,} B" for rank, size in each.items()) + " of payload"
-    missing = f"; {sent.by_how['missing']:,} B were expected and never came" if "missing" in sent.by_how else ""
+        told = (
+            ", ".join(f"{sent.labels[rank]} sends {size:,} B" for rank, size in each.items()) + " of payload"
+        )
+    missing = (
+        f"; {sent.by_how['missing']:,} B were expected and never came" if "missing" in sent.by_how else ""
+    )
     return f"In {name} {told}, {sent.total_bytes:,} B in all{missing}."
 
 
@@ -97,7 +103,15 @@ def _told(when: str, told: Sequence[Operation], trace: Trace) -> list[str]:
 def _kind(operation: Operation) -> tuple[str, ...]:
     ends = (str(operation.sender), str(operation.receiver))
     size = str(sorted({payload_bytes(end) for end in operation.ends}))
-    return (operation.op, operation.what, operation.group.name, operation.problem, str(operation.missing), size, *ends)
+    return (
+        operation.op,
+        operation.what,
+        operation.group.name,
+        operation.problem,
+        str(operation.missing),
+        size,
+        *ends,
+    )
 
 
 def _sentence(group: Sequence[Operation], trace: Trace) -> str:
@@ -155,9 +169,11 @@ def _short(rank: int, trace: Trace) -> str:
 
 def _phase(operation: Operation) -> str:
     phase = operation.ends[0].phase
-    return {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimizer's step"}.get(
-        phase, phase
-    )
+    return {
+        "forward": "the forward pass",
+        "backward": "the backward pass",
+        "optimizer": "the optimizer's step",
+    }.get(phase, phase)
 
 
 def _missing(operation: Operation, trace: Trace) -> str:

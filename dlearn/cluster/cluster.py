@@ -55,7 +55,9 @@ class Cluster:
     ) -> None:
         self.names: tuple[Name, ...] = _names(ranks)
         if backend not in ("gloo", "nccl"):
-            raise SetupError(f"there is no backend {backend!r} here; use 'gloo', or 'nccl' with a GPU for each rank.")
+            raise SetupError(
+                f"there is no backend {backend!r} here; use 'gloo', or 'nccl' with a GPU for each rank."
+            )
         if start not in ("forkserver", "spawn"):
             raise SetupError(f"ranks cannot be started by {start!r}; use 'forkserver' or 'spawn'.")
         self.backend, self.init, self.record = backend, init, record
@@ -65,7 +67,7 @@ class Cluster:
 
     def run(
         self,
-        function: Function | Mapping[str, Function],
+        function: Function | Mapping[Name, Function],
         *args: Any,
         timeout: float | None = 300.0,
         check: bool = True,
@@ -110,17 +112,19 @@ class Cluster:
     def _kept(self) -> bool:
         return self._inside_with or self._start == "spawn"
 
-    def _functions(self, function: Function | Mapping[str, Function]) -> list[Function | None]:
+    def _functions(self, function: Function | Mapping[Name, Function]) -> list[Function | None]:
         if callable(function):
             return [function] * len(self.names)
         if not isinstance(function, Mapping):
-            raise SetupError(f"run() takes a function, or a dict of names and functions, not {type(function).__name__}.")
+            raise SetupError(
+                f"run() takes a function, or a dict of names and functions, not {type(function).__name__}."
+            )
         strangers = [name for name in function if name not in self.names]
         if strangers:
             raise SetupError(f"this cluster has no rank {strangers[0]!r}; its ranks are {list(self.names)}.")
         if not function:
             raise SetupError("run() got an empty dict: give at least one rank a function.")
-        return [function.get(name) for name in self.names]  # type: ignore[call-overload]
+        return [function.get(name) for name in self.names]
 
     def _crew_for_call(self) -> Crew:
         if self._crew is not None and self._crew.alive:
@@ -179,9 +183,13 @@ def _names(ranks: int | Sequence[str]) -> tuple[Name, ...]:
         return tuple(range(ranks))
     names = tuple(ranks) if isinstance(ranks, Sequence) and not isinstance(ranks, str) else ()
     if not names or not all(isinstance(name, str) and name and not name.isdigit() for name in names):
-        raise SetupError(f"give the number of ranks, or a list of names such as ['ps', 'trainer1'], not {ranks!r}.")
+        raise SetupError(
+            f"give the number of ranks, or a list of names such as ['ps', 'trainer1'], not {ranks!r}."
+        )
     if len(set(names)) < len(names) or len(names) > MOST_RANKS:
-        raise SetupError(f"the names of a cluster's ranks must differ, and be {MOST_RANKS} at most: {list(names)}.")
+        raise SetupError(
+            f"the names of a cluster's ranks must differ, and be {MOST_RANKS} at most: {list(names)}."
+        )
     return names
 
 
@@ -201,7 +209,9 @@ def _new_folder() -> Path:
     folder = home / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     (folder / "trace").mkdir(parents=True)
     (folder / _RUNNING).write_text(str(os.getpid()))
-    runs = sorted((path for path in home.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime_ns)
+    runs = sorted(
+        (path for path in home.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime_ns
+    )
     for old in runs[:-RUNS_KEPT]:
         if not _is_running(old):
             shutil.rmtree(old, ignore_errors=True)

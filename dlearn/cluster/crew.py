@@ -60,7 +60,9 @@ class Crew:
     def alive(self) -> bool:
         return bool(self.ranks) and all(rank.process.exitcode is None for rank in self.ranks)
 
-    def call(self, calls: Sequence[Call], listener: socket.socket, timeout: float | None) -> tuple[list[Outcome], OutputStreams]:
+    def call(
+        self, calls: Sequence[Call], listener: socket.socket, timeout: float | None
+    ) -> tuple[list[Outcome], OutputStreams]:
         """Run one call to its end on all ranks. If anything goes wrong here, or is interrupted, no rank survives."""
         streams = OutputStreams(self.tags)
         progress = ProgressLine()
@@ -86,9 +88,7 @@ class Crew:
                 if index == 0:
                     send_handle(rank.control, listener.fileno(), rank.process.pid)
 
-    def _follow(
-        self, streams: OutputStreams, progress: ProgressLine, timeout: float | None
-    ) -> list[Outcome]:
+    def _follow(self, streams: OutputStreams, progress: ProgressLine, timeout: float | None) -> list[Outcome]:
         outcomes: list[Outcome | None] = [None] * len(self.ranks)
         deadline = time.monotonic() + timeout if timeout is not None else None
         late = False

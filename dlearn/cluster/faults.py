@@ -15,7 +15,13 @@ if TYPE_CHECKING:
     from dlearn.cluster.run import Run
     from dlearn.trace.trace import Trace
 
-_BROKEN_CONNECTION = ("Connection closed", "Connection reset", "Broken pipe", "Timed out waiting", "DistNetworkError")
+_BROKEN_CONNECTION = (
+    "Connection closed",
+    "Connection reset",
+    "Broken pipe",
+    "Timed out waiting",
+    "DistNetworkError",
+)
 """What gloo and the store say on the ranks that were left behind. Never the cause."""
 
 
@@ -76,7 +82,11 @@ def _then(name: int | str, index: int, outcome: Outcome, trace: Trace | None) ->
 
 
 def _hang(
-    names: Sequence[int | str], outcomes: Sequence[Outcome], run: Run, trace: Trace | None, timeout: float | None
+    names: Sequence[int | str],
+    outcomes: Sequence[Outcome],
+    run: Run,
+    trace: Trace | None,
+    timeout: float | None,
 ) -> RankError:
     late = [names[index] for index, outcome in enumerate(outcomes) if isinstance(outcome, Ended)]
     who = ", ".join(_who(name) for name in late)

@@ -21,7 +21,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
-from typing import Literal
+from typing import Any, Literal
 
 from dlearn.cluster.rank import main as rank_main
 
@@ -99,7 +99,9 @@ def _unmarked_main() -> Iterator[None]:
     It would import the user's script again in every rank, and run what the script runs. Functions travel by value instead.
     """
     module = sys.modules["__main__"]
-    hidden = {name: module.__dict__.pop(name) for name in ("__file__", "__spec__") if name in module.__dict__}
+    hidden: dict[str, Any] = {
+        name: module.__dict__.pop(name) for name in ("__file__", "__spec__") if name in module.__dict__
+    }
     module.__spec__ = None
     try:
         yield

@@ -101,7 +101,7 @@ class ProgressLine:
         from IPython.display import display
 
         if self._display is None:
-            self._display = display({"text/plain": line}, raw=True, display_id=True)
+            self._display = display({"text/plain": line}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
         else:
             self._display.update({"text/plain": line}, raw=True)
         self._shown = line

@@ -8,12 +8,12 @@ import os
 # More ranks than cores, each with a thread per core, is slow for everybody.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import cloudpickle  # noqa: E402, F401
-import torch  # noqa: E402, F401
-import torch._dynamo  # noqa: E402, F401
-import torch.distributed  # noqa: E402, F401
-import torch.nn.parallel  # noqa: E402, F401
-import torch.optim  # noqa: E402, F401
+import cloudpickle  # noqa: F401
+import torch
+import torch._dynamo
+import torch.distributed
+import torch.nn.parallel
+import torch.optim  # noqa: F401
 
-import dlearn.cluster.rank  # noqa: E402, F401
-import dlearn.recorder  # noqa: E402, F401
+import dlearn.cluster.rank
+import dlearn.recorder  # noqa: F401

@@ -212,14 +212,17 @@ def _start_recording(call: Call) -> Any:
     from dlearn import recorder
 
     header = recorder.make_header(
-        job=call.job, rank=call.rank, name="" if call.name.isdigit() else call.name, world_size=call.world_size
+        job=call.job,
+        rank=call.rank,
+        name="" if call.name.isdigit() else call.name,
+        world_size=call.world_size,
     )
     return recorder.start(Path(call.trace_folder), header=header)
 
 
 def _meet(call: Call, listener: int | None) -> Any:
     """The store where ranks find each other. Rank 0 serves it on a socket that is bound to loopback already."""
-    from torch.distributed import TCPStore
+    from torch._C._distributed_c10d import TCPStore
 
     if listener is None:
         return TCPStore("127.0.0.1", call.store_port, call.world_size, is_master=False)
@@ -265,7 +268,9 @@ def _ended(error: BaseException, call: Call) -> Returned | Raised:
         return Returned(None)
     # Leave out our own frames: the story starts in the user's function.
     frames = error.__traceback__
-    while frames is not None and frames.tb_frame.f_code.co_filename == __file__ and frames.tb_next is not None:
+    while (
+        frames is not None and frames.tb_frame.f_code.co_filename == __file__ and frames.tb_next is not None
+    ):
         frames = frames.tb_next
     text = "".join(traceback.format_exception(type(error), error, frames))
     for file, (name, _) in call.surroundings.cells.items():

@@ -16,8 +16,9 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
+from torch._C._distributed_c10d import GradBucket
 from torch.autograd import graph as autograd_graph
-from torch.distributed import GradBucket, device_mesh, distributed_c10d
+from torch.distributed import device_mesh, distributed_c10d
 from torch.distributed import utils as distributed_utils
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -100,9 +101,7 @@ def _is_recorder(code: CodeType) -> bool:
 
 def _make_note(code: CodeType) -> _Note:
     name = code.co_filename
-    outside = (
-        name.startswith(_TORCH_DIR) or _is_recorder(code) or name == _THREADING or name.startswith("<frozen")
-    )
+    outside = name.startswith(_TORCH_DIR) or _is_recorder(code) or name == _THREADING or name.startswith("<frozen")
     note = _Note(code, site=None if outside else file_label(name))
     if len(_notes) > 20_000:
         _notes.clear()
@@ -126,6 +125,7 @@ def _known() -> dict[int, _Note]:
     step_wrapper = next(
         const for const in Optimizer.profile_hook_step.__code__.co_consts if isinstance(const, CodeType)
     )
+
     def note(function: Any, phase: str, role: str = "") -> _Note:
         # Torch wraps some of these for logging and deprecation; what runs below is the innermost.
         return _Note(inspect.unwrap(function).__code__, phase, role)

@@ -24,19 +24,19 @@ def install(emit: Emit) -> Undo:
     watch = _Watch(emit)
     original = DistributedDataParallel._pre_forward
 
-    def _pre_forward(ddp: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
-        result = original(ddp, *inputs, **kwargs)
+    def _pre_forward(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
+        result = original(self, *inputs, **kwargs)  # type: ignore[no-untyped-call]
         if not torch.compiler.is_compiling():
             try:
-                watch.before_forward(ddp)
+                watch.before_forward(self)
             except Exception as error:
                 emit.failed("DistributedDataParallel.forward", error)
         return result
 
-    DistributedDataParallel._pre_forward = _pre_forward
+    DistributedDataParallel._pre_forward = _pre_forward  # type: ignore[method-assign]
 
     def undo() -> None:
-        DistributedDataParallel._pre_forward = original
+        DistributedDataParallel._pre_forward = original  # type: ignore[method-assign]
         watch.remove()
 
     return undo
@@ -64,9 +64,7 @@ class _Watch:
         self._models[ddp] = (model, rebuilt)
         self._report_buckets(ddp, model, names, "rebuilt" if rebuilt else "first")
 
-    def _report_buckets(
-        self, ddp: DistributedDataParallel, model: int, names: dict[int, str], built: str
-    ) -> None:
+    def _report_buckets(self, ddp: DistributedDataParallel, model: int, names: dict[int, str], built: str) -> None:
         buckets = ddp.reducer._get_zeros_like_grad_buckets()
         for bucket in buckets:
             self._emit.event(

@@ -135,6 +135,11 @@ class Messages(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         total = len({id(message.operation) for message in self.items})
-        lines = [f"{len(self.items)} messages of {total} operations; {len(self.unexplained)} operations not explained"]
-        lines += [f"  not explained: {operation.op} #{operation.seq}: {reason}" for operation, reason in self.unexplained]
+        lines = [
+            f"{len(self.items)} messages of {total} operations; {len(self.unexplained)} operations not explained"
+        ]
+        lines += [
+            f"  not explained: {operation.op} #{operation.seq}: {reason}"
+            for operation, reason in self.unexplained
+        ]
         return "\n".join(lines)

@@ -95,9 +95,13 @@ def read(path: Path) -> ProcessFile:
         count = f"{len(damaged)} damaged lines were" if len(damaged) > 1 else "one damaged line was"
         file.problems.append(f"{path.name}: {count} left out ({'; '.join(damaged[:3])})")
     if file.footer and file.footer.not_written:
-        file.problems.append(f"{path.name}: {file.footer.not_written:,} lines were not written (size limit or full disk)")
+        file.problems.append(
+            f"{path.name}: {file.footer.not_written:,} lines were not written (size limit or full disk)"
+        )
     if file.footer and file.footer.hook_errors:
-        file.problems.append(f"{path.name}: {file.footer.hook_errors:,} calls could not be recorded (see stderr of the run)")
+        file.problems.append(
+            f"{path.name}: {file.footer.hook_errors:,} calls could not be recorded (see stderr of the run)"
+        )
     return file
 
 

@@ -57,12 +57,18 @@ class Trace:
             raise TraceError(f"{path} holds no trace: there is no .jsonl file with a line in it.")
         files = [read(name) for name in started]
         _refuse_two_jobs(path, files)
-        problems = [f"{name.name} is empty: its process died before it could write" for name in names if name not in started]
+        problems = [
+            f"{name.name} is empty: its process died before it could write"
+            for name in names
+            if name not in started
+        ]
         problems += [problem for file in files for problem in file.problems]
         processes, events = _assign_ranks(files, problems)
         problems += _missing_processes(path, processes)
         if len({process.header.host for process in processes}) > 1:
-            problems.append("the processes ran on several hosts: their clocks are not aligned, compare no times")
+            problems.append(
+                "the processes ran on several hosts: their clocks are not aligned, compare no times"
+            )
         return cls(path, processes, events, tuple(problems))
 
     @property
@@ -166,7 +172,9 @@ def _refuse_two_jobs(path: Path, files: list[ProcessFile]) -> None:
         )
 
 
-def _assign_ranks(files: list[ProcessFile], problems: list[str]) -> tuple[tuple[Process, ...], tuple[Event, ...]]:
+def _assign_ranks(
+    files: list[ProcessFile], problems: list[str]
+) -> tuple[tuple[Process, ...], tuple[Event, ...]]:
     """The cluster's rank, else the default group's, else the next free number."""
     taken: dict[int, ProcessFile] = {}
     strays: list[ProcessFile] = []
@@ -174,7 +182,9 @@ def _assign_ranks(files: list[ProcessFile], problems: list[str]) -> tuple[tuple[
         rank = _own_rank(file)
         if rank is None or rank in taken:
             if rank is not None:
-                problems.append(f"{file.path.name}: says that it is rank {rank}, as {taken[rank].path.name} does")
+                problems.append(
+                    f"{file.path.name}: says that it is rank {rank}, as {taken[rank].path.name} does"
+                )
             strays.append(file)
         else:
             taken[rank] = file

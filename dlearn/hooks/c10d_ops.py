@@ -1,0 +1,121 @@
+"""The communication ops of torch.distributed: their names, and where their arguments stand in the installed torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import Work
+
+from dlearn.errors import SetupError
+from dlearn.trace.event import TensorInfo
+
+
+@dataclass(frozen=True)
+class Op:
+    """One c10d op: its name at the dispatcher and in `torch.distributed`, and the names of its arguments."""
+
+    schema: str
+    name: str
+    gives: str = ""
+    gets: str = ""
+    group: str = "process_group"
+
+
+COLLECTIVES = (
+    Op("allreduce_", "all_reduce", gives="tensors"),
+    Op("allreduce_coalesced_", "all_reduce_coalesced", gives="tensors"),
+    Op("broadcast_", "broadcast", gives="tensors"),
+    Op("reduce_", "reduce", gives="tensors"),
+    Op("allgather_", "all_gather", gives="input_tensors", gets="output_tensors"),
+    Op("_allgather_base_", "all_gather_single", gives="input_tensor", gets="output_tensor"),
+    Op("allgather_coalesced_", "all_gather_coalesced", gives="input_list", gets="output_lists"),
+    Op("allgather_into_tensor_coalesced_", "all_gather_single_coalesced", gives="inputs", gets="outputs"),
+    Op("reduce_scatter_", "reduce_scatter", gives="input_tensors", gets="output_tensors"),
+    Op("_reduce_scatter_base_", "reduce_scatter_single", gives="input_tensor", gets="output_tensor"),
+    Op("reduce_scatter_tensor_coalesced_", "reduce_scatter_single_coalesced", gives="inputs", gets="outputs"),
+    Op("gather_", "gather", gives="input_tensors", gets="output_tensors"),
+    Op("scatter_", "scatter", gives="input_tensors", gets="output_tensors"),
+    Op("alltoall_", "all_to_all", gives="input_tensors", gets="output_tensors"),
+    Op("alltoall_base_", "all_to_all_single", gives="input", gets="output"),
+    Op("barrier", "barrier"),
+    Op("monitored_barrier_", "monitored_barrier"),
+)
+POINT_TO_POINT = (
+    Op("send", "send", gives="tensors"),
+    Op("recv_", "recv", gives="tensors"),
+    Op("recv_any_source_", "recv", gives="tensors"),
+)
+
+
+class Signature:
+    """Where an op's arguments and its Work stand, read from the schema of the installed torch."""
+
+    def __init__(self, op: Op) -> None:
+        overload = overload_of(op.schema)
+        names = [argument.name for argument in overload._schema.arguments]
+        returns = [str(each.type) for each in overload._schema.returns]
+        missing = [name for name in (op.gives, op.gets, op.group) if name and name not in names]
+        if missing:
+            raise SetupError(
+                f"torch {torch.__version__} has another c10d::{op.schema} than dlearn knows (no argument"
+                f" {missing[0]!r}). Install torch 2.13."
+            )
+        self.op = op
+        self.group = names.index(op.group)
+        self.gives = names.index(op.gives) if op.gives else None
+        self.gets = names.index(op.gets) if op.gets else None
+        self.root = names.index("root_rank") if "root_rank" in names else None
+        self.tag = names.index("tag") if "tag" in names else -1
+        self.peer = next((names.index(name) for name in ("dst", "src") if name in names), None)
+        self.redispatch = overload._handle.redispatch_boxed
+        self._returns = len(returns)
+        self._work = next((i for i, each in enumerate(returns) if each.endswith("c10d.Work")), None)
+
+    def size(self, args: tuple[Any, ...]) -> int:
+        """Bytes of the tensors that a Work of this call keeps alive."""
+        return sum(each.logical_bytes for where in (self.gives, self.gets) for each in describe(args, where))
+
+    def work_of(self, result: Any) -> Work | None:
+        if self._work is None:
+            return None
+        return Work.unbox(result if self._returns == 1 else result[self._work])
+
+
+def overload_of(schema: str) -> Any:
+    packet = getattr(torch.ops.c10d, schema, None)
+    if packet is None:
+        raise SetupError(f"torch {torch.__version__} has no op c10d::{schema}. Install torch 2.13.")
+    return packet.default
+
+
+def describe(args: tuple[Any, ...], index: int | None) -> tuple[TensorInfo, ...]:
+    """The outsides of a Tensor, Tensor[] or Tensor[][] argument (absent where it equals its default)."""
+    if index is None or index >= len(args):
+        return ()
+    return tuple(_describe_one(tensor) for tensor in _flatten(args[index]))
+
+
+def _flatten(argument: Any) -> Iterator[torch.Tensor]:
+    if isinstance(argument, torch.Tensor):
+        yield argument
+    else:
+        for each in argument:
+            yield from _flatten(each)
+
+
+def _describe_one(tensor: torch.Tensor) -> TensorInfo:
+    logical = tensor.numel() * tensor.element_size()
+    payload = logical
+    if tensor.is_sparse:
+        indices, values = tensor._indices(), tensor._values()
+        payload = indices.numel() * indices.element_size() + values.numel() * values.element_size()
+    return TensorInfo(
+        shape=tuple(tensor.shape),
+        dtype=str(tensor.dtype).removeprefix("torch."),
+        device=str(tensor.device),
+        logical_bytes=logical,
+        payload_bytes=payload,
+    )

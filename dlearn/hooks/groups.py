@@ -1,0 +1,80 @@
+"""Process groups as this process meets them: their names, members, and the numbers of their operations."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroup
+
+from dlearn.hooks import Emit
+from dlearn.trace.event import GroupFact
+
+
+@dataclass
+class Group:
+    """A process group as this process sees it, with its counters."""
+
+    name: str
+    rank: int
+    end_by_callback: bool
+    collectives: Iterator[int]
+    p2ps: Iterator[int]
+
+
+class Groups:
+    """Process groups by identity: after destroy and init a new group has the old name, and its numbers start anew."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._known: WeakKeyDictionary[ProcessGroup, Group] = WeakKeyDictionary()
+        self._names: dict[str, int] = {}
+
+    def of(self, boxed: Any) -> Group:
+        pg = ProcessGroup.unbox(boxed)
+        group = self._known.get(pg)
+        if group is None:
+            group = self._known[pg] = self._meet(pg)
+        return group
+
+    def _meet(self, pg: ProcessGroup) -> Group:
+        fact = group_fact(pg)
+        times = self._names[fact.name] = self._names.get(fact.name, 0) + 1
+        if times > 1:
+            fact = GroupFact(
+                name=f"{fact.name}~{times}",
+                backend=fact.backend,
+                rank=fact.rank,
+                size=fact.size,
+                ranks=fact.ranks,
+                default=fact.default,
+            )
+        self._emit.group(fact)
+        return Group(fact.name, fact.rank, fact.backend != "nccl", itertools.count(1), itertools.count(1))
+
+
+def group_fact(pg: ProcessGroup) -> GroupFact:
+    """Name, backend and members of a process group, as far as torch knows them."""
+    registered = dist.distributed_c10d._world.pg_group_ranks.get(pg)
+    return GroupFact(
+        name=pg.group_name,
+        backend=_backend_name(pg),
+        rank=pg.rank(),
+        size=pg.size(),
+        ranks=tuple(registered) if registered else (),
+        default=pg.group_desc == "default_pg",
+    )
+
+
+def _backend_name(pg: ProcessGroup) -> str:
+    for device in ("cuda", "cpu"):
+        try:
+            return str(pg._get_backend(torch.device(device)).name())
+        except RuntimeError:
+            continue  # This group has no backend for that device.
+    return "unknown"

@@ -1,0 +1,131 @@
+"""What the tests let real ranks do. Light to import: every rank does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def mlp(depth: int = 4, width: int = 64) -> nn.Sequential:
+    """17,290 parameters with the defaults, 69,160 B; DDP with bucket_cap_mb=0.02 makes two buckets of them."""
+    torch.manual_seed(0)
+    layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(width, 10))
+
+
+def train_ddp(steps: int, **options: object) -> list[torch.Tensor]:
+    """Train on seeded noise; the gradients of the last step."""
+    import dlearn
+
+    ddp = DistributedDataParallel(mlp(), bucket_cap_mb=0.02, **options)
+    optimizer = torch.optim.SGD(ddp.parameters(), 0.1)
+    torch.manual_seed(dist.get_rank() + 1)
+    for step in range(steps):
+        with dlearn.span(f"step {step}"):
+            optimizer.zero_grad()
+            ddp(torch.randn(8, 64)).sum().backward()
+            optimizer.step()
+    return [parameter.grad.clone() for parameter in ddp.parameters()]
+
+
+def say(text: str) -> int:
+    print(text, dist.get_rank())
+    return dist.get_rank()
+
+
+def talk_everywhere() -> None:
+    """From Python, from a file descriptor as C++ does, from a child process, and without a line's end."""
+    print("python")
+    os.write(2, b"descriptor\n")
+    subprocess.run([sys.executable, "-c", "print('child')"], check=True)
+    print("no end", end="")
+
+
+def all_reduce_then(fault: str) -> None:
+    """One good all_reduce; then rank 1 meets its fault while the others wait in the second."""
+    dist.all_reduce(torch.ones(4))
+    if dist.get_rank() == 1:
+        meet(fault)
+    dist.all_reduce(torch.ones(4))
+
+
+def meet(fault: str) -> None:
+    match fault:
+        case "exception":
+            raise ValueError("a wrong value")
+        case "exit":
+            os._exit(3)
+        case "sigkill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "sleep":
+            time.sleep(600)
+        case "skip":
+            return time.sleep(600)
+
+
+def swap_sizes() -> None:
+    """Two all-reduces of different sizes in a different order: gloo ends the process from C++ (std::terminate)."""
+    small, large = torch.ones(4), torch.ones(4096)
+    order = (small, large) if dist.get_rank() == 0 else (large, small)
+    for work in [dist.all_reduce(tensor, async_op=True) for tensor in order]:
+        work.wait()
+
+
+def with_helper_then_hang(pid_file: str) -> None:
+    """A rank with a child process of its own, as a DataLoader's worker is."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    with open(pid_file + str(dist.get_rank()), "w") as file:
+        file.write(f"{os.getpid()} {child.pid}")
+    time.sleep(600)
+
+
+def spin() -> None:
+    while True:
+        pass
+
+
+def listening_addresses() -> list[str]:
+    """The local addresses on which this process's own sockets listen (IPv4 and IPv6, from /proc)."""
+    mine = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            mine.add(os.readlink(f"/proc/self/fd/{fd}"))
+        except FileNotFoundError:
+            continue  # The descriptor of the listing itself.
+    dist.barrier()
+    found = []
+    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
+        with open(table) as lines:
+            for line in list(lines)[1:]:
+                fields = line.split()
+                listening = fields[3] == "0A"
+                if listening and f"socket:[{fields[9]}]" in mine:
+                    found.append(fields[1].split(":")[0])
+    return found
+
+
+def tutorial_init() -> list[float]:
+    """A tutorial's own lines, unchanged."""
+    dist.init_process_group("gloo")
+    tensor = torch.ones(1) * dist.get_rank()
+    dist.all_reduce(tensor)
+    dist.destroy_process_group()
+    return tensor.tolist()
+
+
+counter = 0
+
+
+def count() -> int:
+    """Calls of this function in this process."""
+    global counter
+    counter += 1
+    return counter

@@ -1,0 +1,346 @@
+"""Real ranks: functions, names, output, state; every fault; and never an orphan."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import programs
+import psutil
+import pytest
+import torch
+
+from dlearn import Cluster, DlearnError
+from dlearn.cluster import launch
+from dlearn.errors import RankError, SetupError
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _no_orphans():
+    """After each test, no rank that it started is left (by pid)."""
+    started: list[int] = []
+    start_rank = launch.start_rank
+
+    def remember(*args: str) -> launch.RankProcess:
+        rank = start_rank(*args)
+        started.append(rank.process.pid)
+        return rank
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dlearn.cluster.crew.start_rank", remember)
+        yield
+    from dlearn.cluster.cluster import _stop_spawned
+
+    _stop_spawned()
+    assert [pid for pid in started if _lives(pid)] == []
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _wait_until_gone(pids: list[int], seconds: float = 10) -> list[int]:
+    """The pids that still live after `seconds`; returns early when none does."""
+    deadline = time.monotonic() + seconds
+    while (left := [pid for pid in pids if _lives(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def test_results_and_output_by_rank(capsys):
+    run = Cluster(3).run(programs.say, "hello")
+    assert run.results == {0: 0, 1: 1, 2: 2}
+    assert run.output == {0: "hello 0\n", 1: "hello 1\n", 2: "hello 2\n"}
+    assert sorted(capsys.readouterr().out.splitlines()) == [f"[rank {r}] hello {r}" for r in range(3)]
+
+
+def test_names_and_a_function_each():
+    run = Cluster(["ps", "trainer"]).run({"trainer": programs.listening_addresses, "ps": programs.listening_addresses})
+    assert set(run.results) == {"ps", "trainer"}
+    assert [process.label for process in run.trace.processes] == ["ps", "trainer"]
+
+
+def test_a_name_without_a_function_serves():
+    def alone() -> str:
+        return "done"
+
+    run = Cluster(["ps", "trainer"]).run({"trainer": alone})
+    assert run.results == {"trainer": "done"}
+
+
+def test_output_from_everywhere_is_kept():
+    run = Cluster(1).run(programs.talk_everywhere)
+    assert sorted(run.output[0].splitlines()) == ["child", "descriptor", "no end", "python"]
+
+
+def test_what_a_cell_defines_travels_by_value():
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 2)
+
+    data, net = torch.arange(4.0), Net()
+
+    def use() -> tuple[float, Net]:
+        return data.sum().item(), net
+
+    run = Cluster(2).run(use)
+    total, back = run.results[1]
+    assert total == 6.0  # 0 + 1 + 2 + 3
+    assert type(back) is Net
+    assert torch.equal(back.layer.weight, net.layer.weight)
+
+
+def test_ranks_stay_and_keep_their_state_inside_with():
+    with Cluster(2) as cluster:
+        first = cluster.run(os.getpid).results
+        assert [cluster.run(programs.count).results[0] for _ in range(3)] == [1, 2, 3]
+        assert cluster.run(os.getpid).results == first
+        assert cluster.run(programs.train_ddp, 2).trace.spans == ("step 0", "step 1")
+    assert Cluster(2).run(programs.count).results == {0: 1, 1: 1}
+
+
+def test_ranks_are_fresh_without_with():
+    cluster = Cluster(2)
+    assert cluster.run(programs.count).results == cluster.run(programs.count).results == {0: 1, 1: 1}
+    assert cluster.run(os.getpid).results[0] != cluster.run(os.getpid).results[0]
+
+
+def test_a_tutorials_own_init_works_unchanged():
+    # 0 + 1 + 2 = 3
+    assert Cluster(3, init=False).run(programs.tutorial_init).results == {0: [3.0], 1: [3.0], 2: [3.0]}
+
+
+def test_spawned_ranks_are_kept_and_start_clean():
+    cluster = Cluster(2, start="spawn")
+    first = cluster.run(os.getpid).results
+    assert cluster.run(os.getpid).results == first
+    assert cluster.run(programs.say, "again").results == {0: 0, 1: 1}
+    with pytest.raises(RankError, match="rank 1 failed first: ValueError"):
+        cluster.run(programs.all_reduce_then, "exception")
+    assert cluster.run(os.getpid).results != first
+
+
+def test_random_numbers_differ_between_ranks_and_runs():
+    def draw() -> tuple[float, float]:
+        import random
+
+        import numpy
+
+        return random.random(), float(numpy.random.random())
+
+    drawn = [numbers for _ in range(2) for pair in Cluster(2).run(draw).results.values() for numbers in pair]
+    assert len(set(drawn)) == 8
+
+
+# Loopback only ----------------------------------------------------------------------------------------------------------
+
+LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_every_listening_socket_is_on_loopback():
+    for init in (True, False):
+        run = Cluster(2, init=init).run(programs.listening_addresses if init else _own_init_then_listen)
+        addresses = [address for found in run.results.values() for address in found]
+        assert addresses, "rank 0 listens for the store at least"
+        assert set(addresses) <= LOOPBACK
+
+
+def _own_init_then_listen() -> list[str]:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    return programs.listening_addresses()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux namespaces")
+def test_loopback_under_a_hostname_that_resolves_elsewhere(tmp_path):
+    """In a namespace of its own the host is called `elsewhere`, which is 10.77.0.9 on a real interface."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n10.77.0.9 elsewhere\n")
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import socket, programs\n"
+        "from dlearn import Cluster\n"
+        "assert socket.gethostbyname(socket.gethostname()) == '10.77.0.9'\n"
+        "run = Cluster(2).run(programs.listening_addresses)\n"
+        "print('LISTENS', *sorted({a for found in run.results.values() for a in found}))\n"
+    )
+    setup = (
+        "ip link set lo up && ip link add there type veth peer name here && ip addr add 10.77.0.9/24 dev there &&"
+        f" ip link set there up && hostname elsewhere && mount --bind {hosts} /etc/hosts"
+    )
+    probe = subprocess.run(["unshare", "--net", "--uts", "--mount", "sh", "-c", setup], capture_output=True, text=True)
+    if probe.returncode != 0:
+        pytest.skip(f"namespaces are not permitted here: {probe.stderr.strip()[:80]}")
+    done = subprocess.run(
+        ["unshare", "--net", "--uts", "--mount", "sh", "-c", f"{setup} && exec {sys.executable} {script}"],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+    )
+    assert done.returncode == 0, done.stderr
+    listens = next(line for line in done.stdout.splitlines() if line.startswith("LISTENS")).split()[1:]
+    assert listens
+    assert set(listens) <= LOOPBACK
+
+
+# Faults -----------------------------------------------------------------------------------------------------------------
+
+
+def _fail(fault: str, **options: object) -> RankError:
+    with pytest.raises(RankError) as caught:
+        Cluster(3).run(programs.all_reduce_then, fault, **options)
+    error = caught.value
+    assert Cluster(2).run(programs.say, "next").results == {0: 0, 1: 1}
+    # The first all_reduce was whole, and all that was recorded up to the fault is there.
+    calls = error.run.trace.where(op="all_reduce").events
+    assert sum(call.end_ns is not None and not call.failed for call in calls) >= 3
+    return error
+
+
+def test_an_exception_names_its_rank_and_shows_its_lines():
+    error = _fail("exception")
+    assert error.rank == 1
+    assert error.what.startswith("rank 1 failed first: ValueError: a wrong value\nthen: rank 0 was in all_reduce #2")
+    assert 'raise ValueError("a wrong value")' in error.details
+    assert "dlearn/cluster" not in error.details
+
+
+def test_a_rank_that_exits():
+    error = _fail("exit")
+    assert error.rank == 1
+    assert "rank 1 died: it exited with code 3" in error.what
+
+
+def test_a_rank_that_is_killed():
+    error = _fail("sigkill")
+    assert error.rank == 1
+    assert "rank 1 was killed by SIGKILL" in error.what
+
+
+def test_a_cpp_abort_shows_its_last_line():
+    with pytest.raises(RankError) as caught:
+        Cluster(2).run(programs.swap_sizes)
+    error = caught.value
+    assert "aborted in C++ (SIGABRT). Its last line: " in error.what
+    assert "op.preamble.length <= op.nbytes" in error.what
+    assert Cluster(2).run(programs.say, "next").results == {0: 0, 1: 1}
+    assert len(error.run.trace.where(op="all_reduce").events) == 4
+
+
+def test_a_hang_is_told_in_one_sentence():
+    start = time.monotonic()
+    error = _fail("sleep", timeout=2)
+    assert error.rank is None
+    line = _line_of("    dist.all_reduce(torch.ones(4))\n", after="meet(fault)")
+    assert "ranks" not in error.what.split(":")[0]
+    assert (
+        f"rank 0 and rank 2 wait for rank 1 in all_reduce #2 (tests/programs.py:{line}); rank 1 never called it"
+        in error.what
+    )
+    assert time.monotonic() - start < 20  # 2 s, the grace, and the check run: only a guard against waiting for ever
+
+
+def _line_of(text: str, *, after: str) -> int:
+    lines = Path(programs.__file__).read_text().splitlines(keepends=True)
+    first = next(i for i, line in enumerate(lines) if after in line)
+    return next(i for i, line in enumerate(lines) if i > first and line == text) + 1
+
+
+def test_without_check_the_error_stands_in_the_run():
+    run = Cluster(3).run(programs.all_reduce_then, "exception", check=False)
+    assert isinstance(run.error, RankError)
+    assert run.results == {}
+    assert run.error.run is run
+
+
+def test_a_ranks_own_children_end_with_it(tmp_path):
+    run = Cluster(2).run(programs.with_helper_then_hang, str(tmp_path / "pids"), timeout=2, check=False)
+    assert run.error is not None
+    pids = [int(pid) for rank in range(2) for pid in (tmp_path / f"pids{rank}").read_text().split()]
+    assert len(pids) == 4
+    assert _wait_until_gone(pids) == []
+
+
+def test_the_kernels_death_ends_the_ranks(tmp_path):
+    script = (
+        "import programs; from dlearn import Cluster\n"
+        f"Cluster(2).run(programs.with_helper_then_hang, {str(tmp_path / 'pids')!r})\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    parent = subprocess.Popen([sys.executable, "-c", script], env=environment)
+    files = [tmp_path / f"pids{rank}" for rank in range(2)]
+    deadline = time.monotonic() + 60
+    while not all(file.exists() and len(file.read_text().split()) == 2 for file in files):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    pids = [int(pid) for file in files for pid in file.read_text().split()]
+    parent.kill()
+    parent.wait()
+    assert _wait_until_gone(pids) == []
+
+
+# Bad input --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [0, -1, 65, "ab", ["a", "a"], [], [1, 2], ["0", "1"], 2.5, True, None])
+def test_wrong_ranks_are_refused_in_a_sentence(ranks):
+    with pytest.raises(SetupError):
+        Cluster(ranks)
+
+
+def test_wrong_functions_are_refused_in_a_sentence():
+    with pytest.raises(SetupError, match="no rank 'trainer3'"):
+        Cluster(["ps", "trainer1"]).run({"trainer3": programs.count})
+    with pytest.raises(SetupError, match="empty dict"):
+        Cluster(2).run({})
+    with pytest.raises(SetupError, match="not int"):
+        Cluster(2).run(3)
+
+
+def test_an_argument_that_cannot_travel():
+    with pytest.raises(SetupError, match="cannot be sent to the ranks"):
+        Cluster(2).run(programs.say, (number for number in range(3)))
+
+
+def test_a_result_that_cannot_travel():
+    def generator() -> object:
+        return (number for number in range(3))
+
+    with pytest.raises(RankError, match="the result, a generator, cannot be sent back"):
+        Cluster(2).run(generator)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() >= 2, reason="there are two GPUs here")
+def test_nccl_without_gpus_says_what_is_missing():
+    with pytest.raises(RankError, match="needs one GPU per rank: 2, and this machine has"):
+        Cluster(2, backend="nccl").run(programs.count)
+
+
+def test_a_run_without_record_has_no_trace():
+    run = Cluster(2, record=False).run(programs.say, "quiet")
+    assert run.results == {0: 0, 1: 1}
+    with pytest.raises(DlearnError, match="not recorded"):
+        _ = run.trace
+
+
+def test_the_newest_twenty_runs_are_kept():
+    for _ in range(22):
+        newest = Cluster(1, record=False).run(os.getpid).folder
+    kept = list(Path(".dlearn", "runs").iterdir())
+    assert len(kept) == 20
+    assert newest in kept
