@@ -239,7 +239,8 @@ def test_a_cpp_abort_shows_its_last_line():
     assert "aborted in C++ (SIGABRT). Its last line: " in error.what
     assert "op.preamble.length <= op.nbytes" in error.what
     assert Cluster(2).run(programs.say, "next").results == {0: 0, 1: 1}
-    assert len(error.run.trace.where(op="all_reduce").events) == 4
+    # Each rank's first call at least is in its file: gloo may reset the other's connection before its second.
+    assert {event.rank for event in error.run.trace.where(op="all_reduce").events} == {0, 1}
 
 
 def test_a_hang_is_told_in_one_sentence():

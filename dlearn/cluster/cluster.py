@@ -55,9 +55,7 @@ class Cluster:
     ) -> None:
         self.names: tuple[Name, ...] = _names(ranks)
         if backend not in ("gloo", "nccl"):
-            raise SetupError(
-                f"there is no backend {backend!r} here; use 'gloo', or 'nccl' with a GPU for each rank."
-            )
+            raise SetupError(f"there is no backend {backend!r} here; use 'gloo', or 'nccl' with a GPU for each rank.")
         if start not in ("forkserver", "spawn"):
             raise SetupError(f"ranks cannot be started by {start!r}; use 'forkserver' or 'spawn'.")
         self.backend, self.init, self.record = backend, init, record
@@ -145,9 +143,7 @@ class Cluster:
             if spawned is crew:
                 del _spawned[tags]
 
-    def _call(
-        self, crew: Crew, payload: bytes, run: Run, timeout: float | None
-    ) -> tuple[list[Outcome], OutputStreams]:
+    def _call(self, crew: Crew, payload: bytes, run: Run, timeout: float | None) -> tuple[list[Outcome], OutputStreams]:
         around = surroundings()
         with socket.create_server(("127.0.0.1", 0), backlog=len(self.names) * 4) as listener:
             calls = [
@@ -183,13 +179,9 @@ def _names(ranks: int | Sequence[str]) -> tuple[Name, ...]:
         return tuple(range(ranks))
     names = tuple(ranks) if isinstance(ranks, Sequence) and not isinstance(ranks, str) else ()
     if not names or not all(isinstance(name, str) and name and not name.isdigit() for name in names):
-        raise SetupError(
-            f"give the number of ranks, or a list of names such as ['ps', 'trainer1'], not {ranks!r}."
-        )
+        raise SetupError(f"give the number of ranks, or a list of names such as ['ps', 'trainer1'], not {ranks!r}.")
     if len(set(names)) < len(names) or len(names) > MOST_RANKS:
-        raise SetupError(
-            f"the names of a cluster's ranks must differ, and be {MOST_RANKS} at most: {list(names)}."
-        )
+        raise SetupError(f"the names of a cluster's ranks must differ, and be {MOST_RANKS} at most: {list(names)}.")
     return names
 
 
@@ -209,9 +201,7 @@ def _new_folder() -> Path:
     folder = home / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     (folder / "trace").mkdir(parents=True)
     (folder / _RUNNING).write_text(str(os.getpid()))
-    runs = sorted(
-        (path for path in home.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime_ns
-    )
+    runs = sorted((path for path in home.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime_ns)
     for old in runs[:-RUNS_KEPT]:
         if not _is_running(old):
             shutil.rmtree(old, ignore_errors=True)

@@ -136,9 +136,7 @@ class Crew:
     def _finish(self, outcomes: Sequence[Outcome], streams: OutputStreams, *, keep: bool) -> None:
         """Let the ranks that answered close their trace files, together, and read what they printed last."""
         answered = [
-            rank
-            for rank, outcome in zip(self.ranks, outcomes, strict=True)
-            if isinstance(outcome, Returned | Raised)
+            rank for rank, outcome in zip(self.ranks, outcomes, strict=True) if isinstance(outcome, Returned | Raised)
         ]
         deadline = time.monotonic() + CLOSE_SECONDS
         with suppress(BrokenPipeError, ConnectionResetError, EOFError):

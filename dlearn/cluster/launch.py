@@ -82,9 +82,7 @@ def start_rank(start: StartMethod, name: str) -> RankProcess:
     control, their_control = context.Pipe()
     their_alive, alive = context.Pipe(duplex=False)
     output, their_output = context.Pipe(duplex=False)
-    process = context.Process(
-        target=rank_main, args=(their_control, their_alive, their_output), name=f"dlearn-{name}"
-    )
+    process = context.Process(target=rank_main, args=(their_control, their_alive, their_output), name=f"dlearn-{name}")
     with _unmarked_main():
         process.start()
     for theirs in (their_control, their_alive, their_output):

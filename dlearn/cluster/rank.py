@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import os
 import signal
 import sys
+import sysconfig
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
@@ -185,8 +188,6 @@ def _enter(call: Call) -> None:
         LOCAL_WORLD_SIZE=str(call.world_size),
         MASTER_ADDR="127.0.0.1",
         MASTER_PORT=str(call.store_port),
-        # Rank 0 has made the store already, on loopback: a tutorial's own init_process_group("gloo") uses it.
-        TORCHELASTIC_USE_AGENT_STORE="True",
         GLOO_SOCKET_IFNAME=interface,
         TP_SOCKET_IFNAME=interface,
         NCCL_SOCKET_IFNAME=interface,
@@ -225,15 +226,41 @@ def _meet(call: Call, listener: int | None) -> Any:
     from torch._C._distributed_c10d import TCPStore
 
     if listener is None:
-        return TCPStore("127.0.0.1", call.store_port, call.world_size, is_master=False)
-    return TCPStore(
-        "127.0.0.1",
-        call.store_port,
-        call.world_size,
-        is_master=True,
-        wait_for_workers=False,
-        master_listen_fd=listener,
-    )
+        store = TCPStore("127.0.0.1", call.store_port, call.world_size, is_master=False)
+    else:
+        store = TCPStore(
+            "127.0.0.1",
+            call.store_port,
+            call.world_size,
+            is_master=True,
+            wait_for_workers=False,
+            master_listen_fd=listener,
+        )
+    _offer(store, call)
+    return store
+
+
+def _offer(store: Any, call: Call) -> None:
+    """Have a tutorial's own `init_process_group("gloo")` meet in this store.
+
+    Torch's own handler would make a store that listens on every interface. Each init has a prefix of its own: after
+    destroy and init again, the addresses of the first time must not be found.
+    """
+    from urllib.parse import parse_qs, urlparse
+
+    from torch._C._distributed_c10d import PrefixStore
+
+    numbers = itertools.count(1)
+
+    def meet(url: str, *_: Any, **__: Any) -> Iterator[tuple[Any, int, int]]:
+        asked = parse_qs(urlparse(url).query)
+        rank = int(asked.get("rank", [str(call.rank)])[0])
+        world_size = int(asked.get("world_size", [str(call.world_size)])[0])
+        yield PrefixStore(f"init {next(numbers)}", store), rank, world_size
+        raise RuntimeError("a cluster's ranks meet once per init_process_group; they are not restarted.")
+
+    # The function `rendezvous` hides the module of the same name.
+    sys.modules["torch.distributed.rendezvous"]._rendezvous_handlers["env"] = meet
 
 
 def _init_process_group(call: Call, store: Any) -> None:
@@ -266,13 +293,20 @@ def _returned(value: Any, call: Call) -> Returned | Raised:
 def _ended(error: BaseException, call: Call) -> Returned | Raised:
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return Returned(None)
-    # Leave out our own frames: the story starts in the user's function.
-    frames = error.__traceback__
-    while (
-        frames is not None and frames.tb_frame.f_code.co_filename == __file__ and frames.tb_next is not None
-    ):
-        frames = frames.tb_next
-    text = "".join(traceback.format_exception(type(error), error, frames))
+    story = traceback.TracebackException.from_exception(error)
+    _shorten(story)
+    text = "".join(story.format())
     for file, (name, _) in call.surroundings.cells.items():
         text = text.replace(f'File "{file}"', f"Cell {name}")
     return Raised(type(error).__name__, str(error), text, time.monotonic_ns())
+
+
+def _shorten(story: traceback.TracebackException | None) -> None:
+    """Keep the user's own lines and the last one: what lies between, torch's and ours, is a wall, not a story."""
+    installed = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib"))
+    hidden = (*installed, str(Path(__file__).parent.parent) + os.sep)
+    while story is not None:
+        last = story.stack[-1:]
+        told = [frame for frame in story.stack[:-1] if not frame.filename.startswith(hidden)]
+        story.stack = traceback.StackSummary.from_list(told + last)
+        story = story.__cause__ or story.__context__

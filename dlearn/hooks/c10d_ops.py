@@ -78,6 +78,11 @@ class Signature:
         """Bytes of the tensors that a Work of this call keeps alive."""
         return sum(each.logical_bytes for where in (self.gives, self.gets) for each in describe(args, where))
 
+    def output(self, args: tuple[Any, ...]) -> torch.Tensor | None:
+        """The first tensor that the call fills."""
+        where = self.gets if self.gets is not None else self.gives
+        return next(_flatten(args[where]), None) if where is not None else None
+
     def work_of(self, result: Any) -> Work | None:
         if self._work is None:
             return None

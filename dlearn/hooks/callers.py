@@ -11,11 +11,13 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+import sysconfig
 import threading
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
+import typing_extensions
 from torch._C._distributed_c10d import GradBucket
 from torch.autograd import graph as autograd_graph
 from torch.distributed import device_mesh, distributed_c10d
@@ -42,14 +44,18 @@ class _Note(NamedTuple):
     phase: str = ""
     role: str = ""
     site: str | None = None
-    """The file as people call it, for user code; None for torch, dlearn and the standard library's threads."""
+    """The file as people call it; None for torch, dlearn and Python's own machinery."""
+    own: bool = False
+    """The user's own code, not an installed library's."""
 
 
 _ENGINE = autograd_graph._engine_run_backward.__code__
 _TORCH_DIR = os.path.dirname(torch.__file__) + os.sep
 _DLEARN_DIR = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _LESSONS_DIR = os.path.join(_DLEARN_DIR, "lessons") + os.sep
-_THREADING = threading.__file__
+_PATHS = sysconfig.get_paths()
+_INSTALLED = tuple(_PATHS[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+_MACHINERY = (_TORCH_DIR, _PATHS["stdlib"] + os.sep + "threading.py", typing_extensions.__file__, "<frozen")
 
 cell_names: dict[str, str] = {}
 """File name of a notebook cell's code -> what people call the cell, "In[3]". Filled by the cluster."""
@@ -78,20 +84,22 @@ def caller(frame: FrameType | None) -> Caller:
 
 
 def _walk(frame: FrameType | None, *, look_for_bucket: bool) -> tuple[str, str, str, GradBucket | None]:
-    phase = role = site = ""
+    phase = role = own_site = any_site = ""
     bucket: GradBucket | None = None
     while frame is not None:
         note = _notes.get(id(frame.f_code)) or _make_note(frame.f_code)
         phase = phase or note.phase
         role = role or note.role
-        if not site and note.site is not None:
-            site = f"{note.site}:{frame.f_lineno}"
+        if note.own and not own_site:
+            own_site = f"{note.site}:{frame.f_lineno}"
+        elif note.site is not None and not any_site:
+            any_site = f"{note.site}:{frame.f_lineno}"
         above = frame.f_back
         # Functions that C++ calls: by the engine, or at the bottom of a thread that torch started.
         if look_for_bucket and bucket is None and (above is None or above.f_code is _ENGINE):
             bucket = next((each for each in frame.f_locals.values() if isinstance(each, GradBucket)), None)
         frame = above
-    return phase, role, site, bucket
+    return phase, role, own_site or any_site, bucket
 
 
 def _is_recorder(code: CodeType) -> bool:
@@ -101,8 +109,10 @@ def _is_recorder(code: CodeType) -> bool:
 
 def _make_note(code: CodeType) -> _Note:
     name = code.co_filename
-    outside = name.startswith(_TORCH_DIR) or _is_recorder(code) or name == _THREADING or name.startswith("<frozen")
-    note = _Note(code, site=None if outside else file_label(name))
+    if name.startswith(_MACHINERY) or _is_recorder(code):
+        note = _Note(code)
+    else:
+        note = _Note(code, site=file_label(name), own=not name.startswith(_INSTALLED))
     if len(_notes) > 20_000:
         _notes.clear()
         _notes.update(_known())

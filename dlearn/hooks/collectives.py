@@ -23,7 +23,7 @@ from dlearn.hooks import Emit, Undo
 from dlearn.hooks.c10d_ops import COLLECTIVES, POINT_TO_POINT, Signature, describe, overload_of
 from dlearn.hooks.callers import caller
 from dlearn.hooks.groups import Group, Groups
-from dlearn.hooks.works import WaitingWorks
+from dlearn.hooks.works import Callbacks, WaitingWorks
 from dlearn.trace.event import NOT_OBSERVED, Collective, Event, GroupFact, PointToPoint
 
 
@@ -37,25 +37,31 @@ def _install(emit: Emit) -> Undo:
     library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
     groups = Groups(emit)
     waiting = WaitingWorks(emit)
+    callbacks = Callbacks(emit)
     for op in COLLECTIVES:
         signature = Signature(op)
-        kernel = _collective_kernel(signature, emit, groups, waiting)
+        kernel = _collective_kernel(signature, emit, groups, waiting, callbacks)
         library.impl(op.schema, kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
     for op in POINT_TO_POINT:
         signature = Signature(op)
         kernel = _p2p_kernel(signature, emit, groups, waiting)
         library.impl(op.schema, kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
     restore_wait = waiting.patch_wait()
+    forget_wait_tensor = waiting.watch_wait_tensor(_AFTER)
 
     def undo() -> None:
         library._destroy()  # type: ignore[no-untyped-call]
+        forget_wait_tensor()
         restore_wait()
         waiting.release()
+        callbacks.release()
 
     return undo
 
 
-def _collective_kernel(signature: Signature, emit: Emit, groups: Groups, waiting: WaitingWorks) -> Callable[..., Any]:
+def _collective_kernel(
+    signature: Signature, emit: Emit, groups: Groups, waiting: WaitingWorks, callbacks: Callbacks
+) -> Callable[..., Any]:
     def kernel(keyset: Any, *args: Any) -> Any:
         number = None
         try:
@@ -77,8 +83,8 @@ def _collective_kernel(signature: Signature, emit: Emit, groups: Groups, waiting
                 elif not group.end_by_callback:
                     # NCCL completes its futures when the kernel is queued, so a callback would lie.
                     emit.end(number, by=NOT_OBSERVED)
-                elif not _call_back(number, work, emit):
-                    waiting.hold(work, number, signature.size(args))
+                elif not callbacks.watch(number, work):
+                    waiting.hold(work, number, signature.size(args), output=signature.output(args))
             except Exception as error:
                 emit.failed(signature.op.name, error)
         return result
@@ -109,25 +115,6 @@ def _note_collective(signature: Signature, args: tuple[Any, ...], group: Group, 
         phase=made_by.phase,
         site=made_by.site,
     )
-
-
-def _call_back(number: int, work: Work, emit: Emit) -> bool:
-    """Have the Work's future tell the end. False where it has none (gloo's reduce_scatter finishes inside `wait`)."""
-    try:
-        future = work.get_future()
-    except RuntimeError:
-        return False
-
-    def done(future: Any) -> None:
-        error = ""
-        try:
-            future.value()
-        except Exception as failure:  # The operation's own error, of whatever class: the user sees it at `wait`.
-            error = type(failure).__name__
-        emit.end(number, by="callback", error=error)
-
-    future.add_done_callback(done)
-    return True
 
 
 def _p2p_kernel(signature: Signature, emit: Emit, groups: Groups, waiting: WaitingWorks) -> Callable[..., Any]:

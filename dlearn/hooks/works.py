@@ -1,14 +1,17 @@
-"""Works whose end only `Work.wait` tells: sends, receives, and gloo's reduce_scatter.
+"""How the end of an operation is seen, without ever waiting for it.
 
-They have no future, `is_completed()` stays False until somebody waits, and a second `wait` hangs; so `Work.wait` is
-patched, and the hook holds each Work until then (torch makes a new Python object for a Work that nobody holds).
+A collective's Work has a future, which calls back. Sends, receives and gloo's reduce_scatter have none: their
+`is_completed()` stays False until somebody waits, and a second `wait` hangs; so `Work.wait` is patched, and the hook
+holds each Work until then (torch makes a new Python object for a Work that nobody holds).
 """
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
 from torch._C._distributed_c10d import Work
 
 from dlearn.hooks import Emit, Undo
@@ -19,22 +22,84 @@ WORK_BYTES_HELD = 64 << 20
 """A Work keeps its tensors alive, so we hold few: beyond either limit the oldest is let go, and counted."""
 
 
+class Callbacks:
+    """Ends told by the futures of collectives, on a thread of the backend's."""
+
+    CLOSE_SECONDS = 1.0
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._open: dict[int, Any] = {}
+
+    def watch(self, number: int, work: Work) -> bool:
+        """Report the end of event `number` when the Work's future completes. False if it has no future."""
+        try:
+            future = work.get_future()
+        except RuntimeError:
+            return False
+        self._open[number] = future
+        future.add_done_callback(lambda future: self._done(number, future))
+        return True
+
+    def _done(self, number: int, future: Any) -> None:
+        error = ""
+        try:
+            future.value()
+        except Exception as failure:  # The operation's own error, of whatever class: the user sees it at `wait`.
+            error = type(failure).__name__
+        if self._open.pop(number, None) is not None:
+            self._emit.end(number, by="callback", error=error)
+
+    def release(self) -> None:
+        """At the end of the recording: take the calls that are on their way; of the others nobody saw the end."""
+        # A future completes, wakes the training thread, and only then calls back: let it.
+        deadline = time.monotonic() + self.CLOSE_SECONDS
+        while any(future.done() for future in list(self._open.values())) and time.monotonic() < deadline:
+            time.sleep(0.0005)
+        for number in list(self._open):
+            if self._open.pop(number, None) is not None:
+                self._emit.end(number, by=NOT_OBSERVED)
+
+
+class _Held(NamedTuple):
+    """A Work, its event's number, the bytes that it keeps alive, and the address of its output."""
+
+    work: Work
+    number: int
+    size: int
+    any_source: bool
+    address: int
+
+
 class WaitingWorks:
     """Works without a future, whose end nobody has seen yet."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
-        self._held: OrderedDict[int, tuple[Work, int, int, bool]] = OrderedDict()
+        self._held: OrderedDict[int, _Held] = OrderedDict()
+        self._by_output: dict[int, int] = {}
         self._bytes = 0
 
-    def hold(self, work: Work, number: int, size: int, *, any_source: bool = False) -> None:
-        self._held[id(work)] = (work, number, size, any_source)
+    def hold(
+        self, work: Work, number: int, size: int, *, any_source: bool = False, output: torch.Tensor | None = None
+    ) -> None:
+        """Keep `work` until it is waited for; `output` is the tensor by which functional collectives wait for it."""
+        address = output.untyped_storage().data_ptr() if output is not None else 0
+        self._held[id(work)] = _Held(work, number, size, any_source, address)
+        self._by_output[address] = id(work)
         self._bytes += size
         while len(self._held) > WORKS_HELD or (self._bytes > WORK_BYTES_HELD and len(self._held) > 1):
-            _, (_, oldest, oldest_size, _) = self._held.popitem(last=False)
-            self._bytes -= oldest_size
-            self._emit.end(oldest, by=NOT_OBSERVED)
-            self._emit.dropped()
+            oldest = self._forget(next(iter(self._held)))
+            if oldest is not None:
+                self._emit.end(oldest.number, by=NOT_OBSERVED)
+                self._emit.dropped()
+
+    def _forget(self, work_id: int) -> _Held | None:
+        held = self._held.pop(work_id, None)
+        if held is not None:
+            self._bytes -= held.size
+            self._by_output.pop(held.address, None)
+        return held
 
     def patch_wait(self) -> Undo:
         original = Work.wait
@@ -55,21 +120,39 @@ class WaitingWorks:
 
         return restore
 
+    def watch_wait_tensor(self, after: torch.DispatchKeySet) -> Undo:
+        """Functional collectives wait in C++, through the op `wait_tensor` on the output."""
+        library = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
+        redispatch = torch.ops._c10d_functional.wait_tensor.default._handle.redispatch_boxed
+
+        def kernel(keyset: Any, tensor: torch.Tensor) -> Any:
+            result = redispatch(keyset & after, tensor)
+            if self._by_output:
+                try:
+                    work_id = self._by_output.get(tensor.untyped_storage().data_ptr())
+                    if work_id is not None:
+                        self._ended(self._held[work_id].work, "")
+                except Exception as failure:
+                    self._emit.failed("wait_tensor", failure)
+            return result
+
+        library.impl("wait_tensor", kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
+        undo: Undo = library._destroy
+        return undo
+
     def _ended(self, work: Work, error: str) -> None:
-        held = self._held.pop(id(work), None)
-        if held is None:
-            return
         try:
-            _, number, size, any_source = held
-            self._bytes -= size
-            peer = work._source_rank() if any_source and not error else None
-            self._emit.end(number, by="wait", error=error, peer=peer)
+            held = self._forget(id(work))
+            if held is not None:
+                peer = work._source_rank() if held.any_source and not error else None
+                self._emit.end(held.number, by="wait", error=error, peer=peer)
         except Exception as failure:
             self._emit.failed("Work.wait", failure)
 
     def release(self) -> None:
         """At the end of the recording: nobody has waited for these."""
-        for _, number, _, _ in self._held.values():
-            self._emit.end(number, by=NOT_OBSERVED)
+        for held in self._held.values():
+            self._emit.end(held.number, by=NOT_OBSERVED)
         self._held.clear()
+        self._by_output.clear()
         self._bytes = 0

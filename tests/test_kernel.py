@@ -1,0 +1,187 @@
+"""Clusters in a real Jupyter kernel: cells, live output, interrupts, and the kernel's death."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from jupyter_client.manager import KernelManager
+
+CELL_SECONDS = 60
+
+
+class Kernel:
+    """A running kernel; `run` executes a cell and returns what it showed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.manager = KernelManager(kernel_name="python3")
+        self.manager.start_kernel(cwd=str(folder), env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)})
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=60)
+
+    def run(self, code: str) -> list[dict]:
+        """The output messages of the cell, in order; errors among them."""
+        return self.outputs(self.client.execute(code))
+
+    def outputs(self, request: str) -> list[dict]:
+        found = []
+        while True:
+            message = self.client.get_iopub_msg(timeout=CELL_SECONDS)
+            if message["parent_header"].get("msg_id") != request:
+                continue
+            kind, content = message["msg_type"], message["content"]
+            if kind == "status" and content["execution_state"] == "idle":
+                return found
+            if kind not in ("status", "execute_input"):
+                found.append({"kind": kind, **content})
+
+    def wait_for_text(self, text: str) -> None:
+        """Until the running cell has printed this."""
+        while True:
+            message = self.client.get_iopub_msg(timeout=CELL_SECONDS)
+            if message["msg_type"] == "stream" and text in message["content"]["text"]:
+                return
+
+    @property
+    def pid(self) -> int:
+        return self.manager.provisioner.process.pid
+
+    def close(self) -> None:
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+
+
+@pytest.fixture
+def kernel(tmp_path):
+    kernel = Kernel(tmp_path)
+    try:
+        kernel.run("from dlearn import Cluster, span\nimport torch, torch.distributed as dist")
+        yield kernel
+    finally:
+        kernel.close()
+
+
+def text_of(outputs: list[dict]) -> str:
+    return "".join(output["text"] for output in outputs if output["kind"] == "stream")
+
+
+def error_of(outputs: list[dict]) -> dict | None:
+    return next((output for output in outputs if output["kind"] == "error"), None)
+
+
+def ranks_of(kernel: Kernel) -> list[int]:
+    """The rank processes that descend from this kernel, by their process group: each rank leads its own."""
+    below = psutil.Process(kernel.pid).children(recursive=True)
+    return [child.pid for child in below if _is_rank(child)]
+
+
+def _is_rank(process: psutil.Process) -> bool:
+    try:
+        return os.getpgid(process.pid) == process.pid and process.status() != psutil.STATUS_ZOMBIE
+    except (ProcessLookupError, psutil.NoSuchProcess):
+        return False
+
+
+def wait_until_gone(pids: list[int]) -> list[int]:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        left = [pid for pid in pids if psutil.pid_exists(pid) and _is_rank(psutil.Process(pid))]
+        if not left:
+            return []
+        time.sleep(0.05)
+    return left
+
+
+def test_cells_classes_and_errors(kernel):
+    kernel.run(
+        "class Net(torch.nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.layer = torch.nn.Linear(3, 1)\n"
+        "    def forward(self, x):\n"
+        "        return self.layer(x)\n"
+        "data = torch.ones(2, 3)\n"
+        "def use():\n"
+        "    from torch.nn.parallel import DistributedDataParallel as DDP\n"
+        "    net = DDP(Net())\n"
+        "    net(data).sum().backward()\n"
+        "    return net.module, dist.get_rank()"
+    )
+    shown = kernel.run("run = Cluster(2).run(use)\nprint(type(run.results[1][0]) is Net, run.results[1][1])")
+    assert error_of(shown) is None, error_of(shown)
+    assert text_of(shown) == "True 1\n"
+    # The call site of what DDP sends is the cell and its line.
+    shown = kernel.run("print({event.site for event in run.trace.where(op='all_reduce').events})")
+    assert text_of(shown) == "{'In[2]:11'}\n"
+    kernel.run("def fail():\n    if dist.get_rank() == 1:\n        raise KeyError('lost')\n    dist.barrier()")
+    error = error_of(kernel.run("Cluster(2).run(fail)"))
+    assert error["ename"] == "RankError"
+    shown_error = "\n".join(error["traceback"])
+    assert "rank 1 failed first: KeyError: 'lost'" in shown_error
+    assert "Cell In[5], line 3, in fail" in shown_error
+    assert "raise KeyError('lost')" in shown_error
+    assert "site-packages" not in shown_error
+    assert len(shown_error.splitlines()) < 10
+    assert text_of(kernel.run("print(Cluster(2).run(use).results[0][1])")) == "0\n"
+
+
+def test_output_is_live(kernel):
+    kernel.run("import time\ndef speak():\n    for i in range(3):\n        print('line', i)\n        time.sleep(0.4)")
+    request = kernel.client.execute("Cluster(1).run(speak)")
+    times = []
+    for i in range(3):
+        kernel.wait_for_text(f"[rank 0] line {i}")
+        times.append(time.monotonic())
+    # Had they come together at the end, there would be no 0.4 s between them.
+    assert times[2] - times[0] > 0.4
+    assert error_of(kernel.outputs(request)) is None
+
+
+def test_the_progress_line_shows_and_disappears(kernel):
+    kernel.run("import time\ndef slow():\n    time.sleep(3.2)")
+    shown = kernel.run("run = Cluster(2).run(slow)")
+    lines = [
+        output["data"]["text/plain"] for output in shown if output["kind"] in ("display_data", "update_display_data")
+    ]
+    assert lines[0].startswith("dlearn: 2 of 2 ranks at work, ")
+    assert lines[-1] == ""
+    assert text_of(shown) == ""
+
+
+@pytest.mark.parametrize("body", ["while True: pass", "dist.recv(torch.ones(1), 1 - dist.get_rank())"])
+def test_an_interrupt_ends_the_ranks_and_the_next_cell_works(kernel, body):
+    kernel.run(f"def stuck():\n    print('stuck')\n    {body}")
+    request = kernel.client.execute("Cluster(2).run(stuck)")
+    kernel.wait_for_text("stuck")
+    ranks = ranks_of(kernel)
+    assert len(ranks) == 2
+    kernel.manager.interrupt_kernel()
+    error = error_of(kernel.outputs(request))
+    assert error["ename"] == "KeyboardInterrupt"
+    assert wait_until_gone(ranks) == []
+    shown = kernel.run("print(Cluster(2).run(dist.get_rank).results)")
+    assert text_of(shown) == "{0: 0, 1: 1}\n"
+
+
+def test_the_kernels_death_ends_its_ranks(kernel):
+    kernel.run("def stuck():\n    print('stuck')\n    while True: pass")
+    kernel.client.execute("Cluster(3).run(stuck)")
+    kernel.wait_for_text("stuck")
+    ranks = ranks_of(kernel)
+    assert len(ranks) == 3
+    os.kill(kernel.pid, signal.SIGKILL)
+    assert wait_until_gone(ranks) == []
+
+
+def test_a_hang_is_told_and_the_next_cell_works(kernel):
+    kernel.run("def skip():\n    if dist.get_rank() == 0:\n        dist.all_reduce(torch.ones(4))")
+    start = time.monotonic()
+    error = error_of(kernel.run("Cluster(2).run(skip, timeout=2)"))
+    assert time.monotonic() - start < 15  # A guard, no measurement: see benchmarks/launch.py.
+    assert "rank 0 waits for rank 1 in all_reduce #1 (In[2]:3); rank 1 never called it" in "\n".join(error["traceback"])
+    assert text_of(kernel.run("print(Cluster(2).run(dist.get_rank).results)")) == "{0: 0, 1: 1}\n"

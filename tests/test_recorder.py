@@ -1,0 +1,442 @@
+"""What the recorder sees of real ranks, and that it is a guest there."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import programs
+import pytest
+import torch
+import torch.distributed as dist
+import workloads
+from torch.nn.parallel import DistributedDataParallel
+
+import dlearn
+from dlearn import Cluster, Trace, messages, operations
+from dlearn.cluster.run import Run
+from dlearn.errors import TraceError
+from dlearn.trace.event import NOT_OBSERVED, Bucket, Collective, Gradient, PointToPoint
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def quiet(workload):
+    """Torch's own warnings of deprecation are not what is tested here."""
+
+    def run() -> object:
+        warnings.simplefilter("ignore")
+        return workload()
+
+    return run
+
+
+def record(workload, ranks: int = 2, **options: object) -> Run:
+    return Cluster(ranks).run(quiet(workload), timeout=100, **options)
+
+
+# All ops, from any caller --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workload", workloads.truth, ids=lambda workload: workload.__name__)
+def test_workload_is_seen_whole(workload):
+    run = record(workload)
+    calls = [event for event in run.trace.events if isinstance(event, Collective | PointToPoint)]
+    assert Counter(call.op for call in calls if call.rank == 0) == workloads.truth[workload]
+    assert [call for call in calls if call.end_ns is None or call.failed] == []
+    assert [each for each in run.trace.matches if each.missing] == []
+    assert [each for each in operations(run.trace) if each.problem] == []
+    assert run.trace.problems == ()
+    # Every call has its line in the user's code.
+    assert {Path(call.site.split(":")[0]).name for call in calls} <= {"workloads.py", "programs.py"}
+
+
+def test_there_are_fourteen_workloads_and_they_make_all_kinds_of_calls():
+    assert len(workloads.truth) == 14
+    assert len({op for counts in workloads.truth.values() for op in counts}) == 18
+
+
+def test_calls_from_a_thread_are_recorded_with_its_name():
+    def from_a_thread() -> None:
+        import threading
+
+        with dlearn.span("outer"):
+            thread = threading.Thread(target=lambda: dist.all_reduce(torch.ones(4)), name="helper")
+            thread.start()
+            thread.join()
+
+    trace = record(from_a_thread).trace
+    assert {event.thread for event in trace.where(op="all_reduce").events} == {"helper"}
+    # It inherits the open span of the recording thread.
+    assert len(trace.within("outer").where(op="all_reduce").events) == 2
+
+
+def test_a_failed_call_ends_with_its_error():
+    def wrong_root() -> None:
+        with pytest.raises(RuntimeError, match="invalid root rank"):
+            dist.broadcast(torch.ones(2), 99)
+
+    events = record(wrong_root).trace.where(op="broadcast").events
+    assert [(event.error, event.ended_by) for event in events] == [("RuntimeError", "return")] * 2
+
+
+def test_a_second_group_of_the_same_name_counts_anew():
+    def twice() -> None:
+        for _ in range(2):
+            dist.init_process_group("gloo")
+            dist.all_reduce(torch.ones(2))
+            dist.destroy_process_group()
+
+    trace = Cluster(2, init=False).run(twice).trace
+    assert [(each.seq, len(each.ends), each.missing) for each in trace.matches] == [(1, 2, ()), (1, 2, ())]
+    assert len({each.group.name for each in trace.matches}) == 2
+
+
+def test_group_ranks_are_resolved_to_ranks():
+    def in_a_group() -> None:
+        group = dist.new_group([1, 2])
+        if dist.get_rank() == 1:
+            dist.send(torch.ones(2), 2, group=group)
+        if dist.get_rank() == 2:
+            dist.recv(torch.ones(2), 1, group=group)
+
+    (message,) = messages(record(in_a_group, ranks=3).trace)
+    assert (message.src, message.dst, message.payload_bytes, message.how) == (1, 2, 8, "observed")
+
+
+# Completion ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_end_is_not_the_wait():
+    """The main thread sleeps half a second after the call; the end comes from the callback, long before the wait."""
+
+    def late_wait() -> None:
+        import time
+
+        work = dist.all_reduce(torch.ones(4), async_op=True)
+        time.sleep(0.5)
+        work.wait()
+
+    events = record(late_wait).trace.where(op="all_reduce").events
+    assert {event.ended_by for event in events} == {"callback"}
+    assert all(event.end_ns - event.start_ns < 400e6 for event in events)
+
+
+def test_sends_that_nobody_waits_for_are_no_hang():
+    def forget() -> None:
+        if dist.get_rank() == 0:
+            work = dist.isend(torch.ones(2), 1)
+            dist.barrier()
+            assert work is not None
+        else:
+            dist.recv(torch.ones(2), 0)
+            dist.barrier()
+
+    send, recv = record(forget).trace.where(kind="p2p").events
+    if send.op == "recv":
+        send, recv = recv, send
+    assert (send.ended_by, send.pending) == (NOT_OBSERVED, False)
+    assert recv.ended_by == "wait"
+
+
+def test_works_held_are_limited_and_counted():
+    def many() -> None:
+        works = []
+        for _ in range(1200):
+            if dist.get_rank() == 0:
+                works.append(dist.isend(torch.ones(1), 1))
+            else:
+                works.append(dist.irecv(torch.ones(1), 0))
+        for work in works:
+            work.wait()
+
+    trace = record(many).trace
+    assert [process.footer.works_dropped for process in trace.processes] == [200, 200]
+    assert len(messages(trace)) == 1200
+
+
+def test_recv_from_any_source_learns_its_sender():
+    def any_source() -> None:
+        if dist.get_rank() == 0:
+            for _ in range(2):
+                dist.recv(torch.ones(2))
+        else:
+            dist.send(torch.ones(2), 0)
+
+    found = messages(record(any_source, ranks=3).trace)
+    assert sorted((message.src, message.dst, message.how) for message in found) == [
+        (1, 0, "observed"),
+        (2, 0, "observed"),
+    ]
+
+
+# Bytes ---------------------------------------------------------------------------------------------------------------
+
+
+def test_views_expanded_and_sparse_tensors_are_counted_as_gloo_sends_them():
+    def shapes() -> None:
+        rank = dist.get_rank()
+        dist.all_reduce(torch.ones(1000)[10:20])
+        dist.broadcast(torch.ones(1).expand(1000) if rank == 0 else torch.zeros(1000), 0)
+        dist.all_reduce(torch.ones(2, 3, dtype=torch.float64).t())
+        dist.all_reduce(torch.sparse_coo_tensor(torch.tensor([[0, 2]]), torch.ones(2, 4), (100, 4)))
+
+    events = record(shapes).trace.where(rank=0, kind="collective").events
+    counted = [(event.inputs[0].logical_bytes, event.inputs[0].payload_bytes) for event in events]
+    # A view counts its own elements; gloo sends an expanded tensor in full (4 kB on the wire, by its counters);
+    # a sparse one as two int64 indices and two rows of four float32: 16 + 32.
+    assert counted == [(40, 40), (4000, 4000), (48, 48), (1600, 48)]
+
+
+# DDP -----------------------------------------------------------------------------------------------------------------
+
+
+def test_every_all_reduce_of_ddp_has_its_bucket():
+    trace = record(lambda: programs.train_ddp(3), ranks=3).trace
+    reduced = [each for each in operations(trace) if each.op == "all_reduce"]
+    assert [each.bucket.index for each in reduced] == [0, 0, 1, 0, 1]
+    # One bucket of all ten parameters in step 0. Then those of the last three layers, which are ready first
+    # (10*64+10 + 2*(64*64+64) floats), and those of the first two.
+    assert [sum(tensor.payload_bytes for tensor in each.ends[0].inputs) for each in reduced] == [
+        69160,
+        35880,
+        33280,
+        35880,
+        33280,
+    ]
+    assert reduced[1].bucket.parameters == ("8.bias", "8.weight", "6.bias", "6.weight", "4.bias", "4.weight")
+    assert reduced[1].what.startswith("gradient of bucket 0: 8.bias, 8.weight")
+    assert {each.ends[0].phase for each in reduced} == {"backward"}
+
+
+def test_gradients_are_ready_before_their_bucket_goes():
+    trace = record(lambda: programs.train_ddp(2)).trace.where(rank=0)
+    gradients = [event for event in trace.events if isinstance(event, Gradient)]
+    assert len(gradients) == 2 * 10
+    calls = [event for event in trace.events if isinstance(event, Collective) and event.op == "all_reduce"]
+    buckets = [event for event in trace.events if isinstance(event, Bucket) and event.built == "rebuilt"]
+    for call, bucket in zip(calls[1:], buckets, strict=True):
+        ready = [each.start_ns for each in gradients if each.parameter in bucket.parameters and each.backward == 1]
+        assert len(ready) == len(bucket.parameters)
+        assert max(ready) <= call.start_ns
+
+
+def test_phases_and_roles_of_a_ddp_step():
+    trace = record(lambda: programs.train_ddp(2)).trace.where(rank=0, kind="collective")
+    assert [(event.op, event.phase, event.role) for event in trace.events] == [
+        ("all_gather", "setup", "DDP compares the parameters' shapes"),
+        ("broadcast", "setup", "DDP compares the parameters' shapes"),
+        ("broadcast", "setup", "DDP sends rank 0's model"),
+        ("all_reduce", "backward", ""),
+        ("broadcast", "forward", "DDP agrees on the rebuilt buckets"),
+        ("broadcast", "forward", "DDP agrees on the rebuilt buckets"),
+        ("all_reduce", "backward", ""),
+        ("all_reduce", "backward", ""),
+    ]
+
+
+def test_the_optimizers_own_messages_are_in_its_phase():
+    trace = record(workloads.zero_redundancy_optimizer).trace.where(rank=0, op="broadcast")
+    # Ten parameters in each of two steps; the other four broadcasts are DDP's.
+    assert Counter(event.phase for event in trace.events)["optimizer"] == 20
+
+
+def test_comm_hooks_name_their_bucket():
+    trace = record(workloads.ddp_fp16_hook).trace
+    reduced = [each for each in operations(trace) if each.op == "all_reduce"]
+    assert [each.bucket.index for each in reduced] == [0, 0, 1]
+    # Half of the buckets' 69,160, 35,880 and 33,280 B.
+    assert [each.ends[0].inputs[0].payload_bytes for each in reduced] == [34580, 17940, 16640]
+
+
+def test_unused_parameters_cost_a_map():
+    """find_unused_parameters: buckets as the constructor made them, and one map of int32 in each step."""
+
+    def dropped_layer() -> None:
+        class Net(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.used, self.unused = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return self.used(x)
+
+        model = DistributedDataParallel(Net(), find_unused_parameters=True)
+        model(torch.randn(2, 4)).sum().backward()
+
+    what = [each.what for each in operations(record(dropped_layer).trace) if each.op == "all_reduce"]
+    assert what[0].startswith("gradient of bucket 0: ")
+    assert what[1] == "DDP's map of used parameters"
+
+
+def test_a_model_made_before_the_recording_is_seen_too(tmp_path):
+    def late_recording() -> str:
+        model = DistributedDataParallel(programs.mlp(), bucket_cap_mb=0.02)
+        model(torch.randn(8, 64)).sum().backward()
+        with dlearn.record("late"):
+            model(torch.randn(8, 64)).sum().backward()
+        return os.getcwd()
+
+    with warnings.catch_warnings():
+        Cluster(2, record=False).run(late_recording)
+    reduced = [each for each in operations(Trace.load("late")) if each.op == "all_reduce"]
+    assert [each.bucket.index for each in reduced] == [0, 1]
+
+
+# A guest ---------------------------------------------------------------------------------------------------------------
+
+
+def test_results_are_bit_equal_with_and_without_the_recorder():
+    with_it = Cluster(3).run(programs.train_ddp, 4).results
+    without = Cluster(3, record=False).run(programs.train_ddp, 4).results
+    for rank in range(3):
+        assert all(torch.equal(a, b) for a, b in zip(with_it[rank], without[rank], strict=True))
+
+
+def test_undo_leaves_torch_as_it_was():
+    def look() -> tuple[bool, ...]:
+        import torch.distributed as dist
+        from torch._C._distributed_c10d import Work
+
+        def state() -> tuple[object, ...]:
+            ops = ["allreduce_", "send", "barrier", "monitored_barrier_", "recv_any_source_"]
+            kernels = [torch._C._dispatch_dump(f"c10d::{op}") for op in ops]
+            wait = torch._C._dispatch_dump("_c10d_functional::wait_tensor")
+            return (*kernels, wait, Work.wait, DistributedDataParallel._pre_forward)
+
+        before = state()
+        with dlearn.record("inner"):
+            during = state()
+            model = DistributedDataParallel(programs.mlp())
+            model(torch.randn(2, 64)).sum().backward()
+        after = state()
+        hooks = [parameter._post_accumulate_grad_hooks for parameter in model.parameters()]
+        dist.barrier()
+        return (
+            tuple(a == b for a, b in zip(before, after, strict=True)),
+            [a == b for a, b in zip(before, during, strict=True)],
+            [bool(each) for each in hooks],
+        )
+
+    restored, untouched, hooked = Cluster(2, record=False).run(look).results[0]
+    assert all(restored)
+    assert not any(untouched)
+    assert not any(hooked)
+
+
+def test_two_recordings_at_once_are_refused():
+    def twice() -> str:
+        with dlearn.record("inner"):
+            pass
+        return ""
+
+    with pytest.raises(dlearn.DlearnError, match="being recorded already"):
+        Cluster(1).run(twice)
+
+
+def test_a_folder_with_another_jobs_trace_is_refused(tmp_path):
+    with dlearn.record(tmp_path / "a"):
+        pass
+    with pytest.raises(TraceError, match="exists already"), dlearn.record(tmp_path / "a"):
+        pass
+    (file,) = (tmp_path / "a").iterdir()
+    file.write_bytes(file.read_bytes().replace(b'"job":"pid ', b'"job":"another '))
+    with pytest.raises(TraceError, match="another job"), dlearn.record(tmp_path / "a"):
+        pass
+
+
+def test_a_failing_hook_is_reported_once_and_training_goes_on():
+    def with_broken_hook() -> float:
+        from dlearn.hooks import collectives
+
+        def broken(frame: object) -> None:
+            raise RuntimeError("hook is broken")
+
+        collectives.caller = broken
+        tensor = torch.ones(1)
+        for _ in range(3):
+            dist.all_reduce(tensor)
+        return tensor.item()
+
+    run = Cluster(2).run(with_broken_hook)
+    assert run.results == {0: 8.0, 1: 8.0}  # 1 doubled three times
+    assert run.output[0].count("dlearn: could not record all_reduce (RuntimeError: hook is broken)") == 1
+    assert run.output[0].count("\n") == 1
+    assert "3 calls could not be recorded" in run.trace.problems[0]
+
+
+def test_a_full_file_is_counted_not_written():
+    def little_room() -> None:
+        with dlearn.record("small", max_bytes=2000):
+            for _ in range(50):
+                dist.all_reduce(torch.ones(2))
+
+    Cluster(2, record=False).run(little_room)
+    trace = Trace.load("small")
+    assert all(path.stat().st_size < 2400 for path in Path("small").iterdir())
+    for process in trace.processes:
+        # The header, the footer, the group, 50 starts and 50 ends: each is either written or counted.
+        assert process.footer.lines + process.footer.not_written == 102
+        assert process.footer.not_written > 80
+    assert "lines were not written" in trace.problems[0]
+
+
+def test_a_data_loaders_workers_neither_hang_nor_write_twice():
+    def with_workers() -> int:
+        from torch.utils.data import DataLoader, TensorDataset
+
+        loader = DataLoader(TensorDataset(torch.arange(8.0)), batch_size=2, num_workers=2)
+        with dlearn.span("epoch"):
+            for (batch,) in loader:
+                dist.all_reduce(batch)
+        return os.getpid()
+
+    run = record(with_workers)
+    assert len(run.trace.processes) == 2
+    assert {process.header.pid for process in run.trace.processes} == set(run.results.values())
+    assert len(run.trace.where(op="all_reduce").events) == 2 * 4
+    assert run.trace.problems == ()
+
+
+def test_no_value_and_no_argument_reaches_the_files():
+    secret_text, secret_number = "TOPSECRET-" + "x" * 8, 271828182.0
+
+    def whisper(text: str, number: float) -> None:
+        objects = [None] * dist.get_world_size()
+        dist.all_gather_object(objects, {"password": text})
+        dist.all_reduce(torch.full((4,), number))
+        tensor = torch.tensor([ord(character) for character in text], dtype=torch.uint8)
+        if dist.get_rank() == 0:
+            dist.send(tensor, 1)
+        else:
+            dist.recv(tensor, 0)
+        with pytest.raises(ValueError, match="TOPSECRET"):
+            raise ValueError(text)
+
+    run = Cluster(2).run(whisper, secret_text, secret_number)
+    files = list((run.folder / "trace").iterdir())
+    assert len(files) == 2
+    for file in files:
+        data = file.read_bytes()
+        assert b"TOPSECRET" not in data
+        assert b"271828182" not in data
+        assert len(data.splitlines()) > 8
+        for line in data.splitlines():
+            msgspec.json.decode(line)
+
+
+def test_under_torch_compile_the_same_messages_are_seen():
+    def compiled() -> None:
+        model = torch.compile(DistributedDataParallel(programs.mlp()), backend="aot_eager")
+        for _ in range(2):
+            model(torch.randn(8, 64)).sum().backward()
+
+    trace = record(compiled).trace
+    assert len(trace.where(op="all_reduce", rank=0).events) == 2
+    assert trace.problems == ()
