@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from dlearn import Cluster, DlearnError
-from dlearn.cluster import launch
+from dlearn.cluster import cluster, crew, launch, spares
 from dlearn.errors import RankError, SetupError
 
 
@@ -25,21 +25,21 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _no_orphans():
-    """After each test, no rank that it started is left (by pid)."""
+    """After each test, no rank that it started is left (by pid); fresh spares, which have run nothing, end too."""
     started: list[int] = []
-    start_rank = launch.start_rank
 
-    def remember(*args: str) -> launch.RankProcess:
-        rank = start_rank(*args)
+    def remember(start: str) -> launch.RankProcess:
+        rank = launch.start_rank(start)
         started.append(rank.process.pid)
         return rank
 
+    spares.close()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dlearn.cluster.crew.start_rank", remember)
+        patch.setattr(crew, "start_rank", remember)
+        patch.setattr(spares, "start_rank", remember)
         yield
-    from dlearn.cluster.cluster import _stop_spawned
-
-    _stop_spawned()
+        spares.close()
+        cluster._stop_spawned()
     assert [pid for pid in started if _lives(pid)] == []
 
 
@@ -103,18 +103,29 @@ def test_what_a_cell_defines_travels_by_value():
 
 
 def test_ranks_stay_and_keep_their_state_inside_with():
-    with Cluster(2) as cluster:
-        first = cluster.run(os.getpid).results
-        assert [cluster.run(programs.count).results[0] for _ in range(3)] == [1, 2, 3]
-        assert cluster.run(os.getpid).results == first
-        assert cluster.run(programs.train_ddp, 2).trace.spans == ("step 0", "step 1")
+    with Cluster(2) as kept:
+        first = kept.run(os.getpid).results
+        assert [kept.run(programs.count).results[0] for _ in range(3)] == [1, 2, 3]
+        assert kept.run(os.getpid).results == first
+        assert kept.run(programs.train_ddp, 2).trace.spans == ("step 0", "step 1")
     assert Cluster(2).run(programs.count).results == {0: 1, 1: 1}
 
 
 def test_ranks_are_fresh_without_with():
-    cluster = Cluster(2)
-    assert cluster.run(programs.count).results == cluster.run(programs.count).results == {0: 1, 1: 1}
-    assert cluster.run(os.getpid).results[0] != cluster.run(os.getpid).results[0]
+    pair = Cluster(2)
+    assert pair.run(programs.count).results == pair.run(programs.count).results == {0: 1, 1: 1}
+    pids = [pid for _ in range(3) for pid in pair.run(os.getpid).results.values()]
+    assert len(set(pids)) == 6
+
+
+def test_a_spare_that_died_is_not_used():
+    Cluster(2).run(programs.count)
+    spares._worker.join()
+    assert len(spares._spares) == 2
+    for spare in spares._spares:
+        spare.kill()
+        spare.process.join()
+    assert Cluster(2).run(programs.count).results == {0: 1, 1: 1}
 
 
 def test_a_tutorials_own_init_works_unchanged():
@@ -123,13 +134,13 @@ def test_a_tutorials_own_init_works_unchanged():
 
 
 def test_spawned_ranks_are_kept_and_start_clean():
-    cluster = Cluster(2, start="spawn")
-    first = cluster.run(os.getpid).results
-    assert cluster.run(os.getpid).results == first
-    assert cluster.run(programs.say, "again").results == {0: 0, 1: 1}
+    pair = Cluster(2, start="spawn")
+    first = pair.run(os.getpid).results
+    assert pair.run(os.getpid).results == first
+    assert pair.run(programs.say, "again").results == {0: 0, 1: 1}
     with pytest.raises(RankError, match="rank 1 failed first: ValueError"):
-        cluster.run(programs.all_reduce_then, "exception")
-    assert cluster.run(os.getpid).results != first
+        pair.run(programs.all_reduce_then, "exception")
+    assert pair.run(os.getpid).results != first
 
 
 def test_random_numbers_differ_between_ranks_and_runs():
@@ -144,7 +155,7 @@ def test_random_numbers_differ_between_ranks_and_runs():
     assert len(set(drawn)) == 8
 
 
-# Loopback only ----------------------------------------------------------------------------------------------------------
+# Loopback only --------------------------------------------------------------------------------------------------------
 
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 
@@ -198,7 +209,7 @@ def test_loopback_under_a_hostname_that_resolves_elsewhere(tmp_path):
     assert set(listens) <= LOOPBACK
 
 
-# Faults -----------------------------------------------------------------------------------------------------------------
+# Faults ---------------------------------------------------------------------------------------------------------------
 
 
 def _fail(fault: str, **options: object) -> RankError:
@@ -295,7 +306,7 @@ def test_the_kernels_death_ends_the_ranks(tmp_path):
     assert _wait_until_gone(pids) == []
 
 
-# Bad input --------------------------------------------------------------------------------------------------------------
+# Bad input ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("ranks", [0, -1, 65, "ab", ["a", "a"], [], [1, 2], ["0", "1"], 2.5, True, None])

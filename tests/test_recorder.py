@@ -41,7 +41,7 @@ def record(workload, ranks: int = 2, **options: object) -> Run:
     return Cluster(ranks).run(quiet(workload), timeout=100, **options)
 
 
-# All ops, from any caller --------------------------------------------------------------------------------------------
+# All ops, from any caller ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("workload", workloads.truth, ids=lambda workload: workload.__name__)
@@ -110,7 +110,7 @@ def test_group_ranks_are_resolved_to_ranks():
     assert (message.src, message.dst, message.payload_bytes, message.how) == (1, 2, 8, "observed")
 
 
-# Completion ----------------------------------------------------------------------------------------------------------
+# Completion -----------------------------------------------------------------------------------------------------------
 
 
 def test_the_end_is_not_the_wait():
@@ -176,7 +176,7 @@ def test_recv_from_any_source_learns_its_sender():
     ]
 
 
-# Bytes ---------------------------------------------------------------------------------------------------------------
+# Bytes ----------------------------------------------------------------------------------------------------------------
 
 
 def test_views_expanded_and_sparse_tensors_are_counted_as_gloo_sends_them():
@@ -194,7 +194,7 @@ def test_views_expanded_and_sparse_tensors_are_counted_as_gloo_sends_them():
     assert counted == [(40, 40), (4000, 4000), (48, 48), (1600, 48)]
 
 
-# DDP -----------------------------------------------------------------------------------------------------------------
+# DDP ------------------------------------------------------------------------------------------------------------------
 
 
 def test_every_all_reduce_of_ddp_has_its_bucket():
@@ -289,7 +289,7 @@ def test_a_model_made_before_the_recording_is_seen_too(tmp_path):
     assert [each.bucket.index for each in reduced] == [0, 1]
 
 
-# A guest ---------------------------------------------------------------------------------------------------------------
+# A guest --------------------------------------------------------------------------------------------------------------
 
 
 def test_results_are_bit_equal_with_and_without_the_recorder():

@@ -56,8 +56,7 @@ class _Process:
             named = [
                 table[call.bucket_index]
                 for model, table in self.tables.items()
-                if call.bucket_index in table
-                and self._is_ready(table[call.bucket_index], call.backward, model)
+                if call.bucket_index in table and self._is_ready(table[call.bucket_index], call.backward, model)
             ]
             return named[0] if len(named) == 1 else UNKNOWN
         if call.launcher == "reducer":

@@ -23,26 +23,35 @@ class Hang(msgspec.Struct, frozen=True):
 
 def hangs(trace: Trace) -> tuple[Hang, ...]:
     """Every operation that is stuck, the first called first. Empty where all that was begun has ended."""
+    stuck = [operation for operation in operations(trace) if _is_stuck(operation)]
+    calls = _open_calls(trace) if stuck else {}
     return tuple(
         Hang(
             operation,
-            tuple(end.rank for end in operation.ends if end.pending or end.failed),
-            {rank: inside(trace, rank) for rank in operation.missing},
+            tuple(end.rank for end in operation.ends if _is_open(end)),
+            {rank: calls.get(rank) for rank in operation.missing},
         )
-        for operation in operations(trace)
-        if (operation.pending or operation.failed) and not _ended_by_other(operation)
+        for operation in stuck
     )
-
-
-def _ended_by_other(operation: Operation) -> bool:
-    """All came and it failed all the same: a connection broke below it. A consequence, not a wait for a call."""
-    return operation.failed and not operation.missing and not operation.problem
 
 
 def inside(trace: Trace, rank: int) -> Collective | PointToPoint | None:
     """The call that this rank is inside of: the first that it began and that has not ended."""
-    calls = (event for event in trace.whole.events if event.rank == rank and _is_open(event))
-    return next((event for event in calls if isinstance(event, Collective | PointToPoint)), None)
+    return _open_calls(trace).get(rank)
+
+
+def _is_stuck(operation: Operation) -> bool:
+    # If all came and it failed all the same, a connection broke below it: a consequence, not a wait for a call.
+    broken = operation.failed and not operation.missing and not operation.problem
+    return (operation.pending or operation.failed) and not broken
+
+
+def _open_calls(trace: Trace) -> dict[int, Collective | PointToPoint]:
+    calls: dict[int, Collective | PointToPoint] = {}
+    for event in trace.whole.events:
+        if isinstance(event, Collective | PointToPoint) and _is_open(event):
+            calls.setdefault(event.rank, event)
+    return calls
 
 
 def _is_open(event: Event) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 from dlearn.analysis import buckets, gloo
 from dlearn.trace.event import Bucket, Collective, PointToPoint, TensorInfo
@@ -21,6 +22,9 @@ _EQUAL_SIZES = {
 }
 """Collectives that every rank must call with as many bytes as the others."""
 
+MOST_MESSAGES = 1_000_000
+"""That `messages` holds at once: about 300 MB. `traffic` sums without making them, and has no limit."""
+
 _ITEMSIZE = {"64": 8, "128": 16, "32": 4, "16": 2, "8": 1}
 
 
@@ -33,21 +37,29 @@ def operations(trace: Trace) -> tuple[Operation, ...]:
 def messages(trace: Trace) -> Messages:
     """Every message, in the order of sending, each with one sender and one receiver.
 
-    Those of a collective are derived from the backend's algorithm. An operation that gives none is listed, with the reason.
+    Those of a collective are derived from the backend's algorithm. An operation that gives none is listed, with the
+    reason.
     """
     found: list[Message] = []
     unexplained: list[tuple[Operation, str]] = []
     for operation in operations(trace):
-        answer = messages_of(operation)
+        sums = sums_of(operation)
+        fits = isinstance(sums, str) or len(found) + sum(pair.message_count for pair in sums) <= MOST_MESSAGES
+        too_many = f"the trace has more than {MOST_MESSAGES:,} messages; ask for a part of it"
+        answer = messages_of(operation) if fits else too_many
         if isinstance(answer, str):
             unexplained.append((operation, answer))
         else:
             found += answer
     # A derived time is a share of the operation's; one without a time comes when its operation was called.
-    found.sort(
-        key=lambda message: message.sent_ns if message.sent_ns is not None else message.operation.start_ns
-    )
+    found.sort(key=lambda message: message.sent_ns if message.sent_ns is not None else message.operation.start_ns)
     return Messages(tuple(found), tuple(unexplained), dict(trace.labels))
+
+
+def answers(asked: Iterable[Operation]) -> Iterator[tuple[Operation, list[Message] | str]]:
+    """Each operation with its messages, or why they are not known; one at a time."""
+    for operation in asked:
+        yield operation, messages_of(operation)
 
 
 def payload_bytes(call: Collective | PointToPoint) -> int:
@@ -69,7 +81,7 @@ def _operation(match: Match, carried: dict[buckets.Key, Bucket | str]) -> Operat
     bucket = next((each for each in found if isinstance(each, Bucket)), None)
     note = next((each for each in found if isinstance(each, str)), "")
     ops = list(dict.fromkeys(end.op for end in match.ends))
-    paired = match.sender is not None or match.receiver is not None
+    paired = match.sender is not None and match.receiver is not None
     return Operation(
         op="send" if paired else "/".join(ops),
         group=match.group,
@@ -119,60 +131,92 @@ def _what(match: Match, bucket: Bucket | None, note: str) -> str:
 # Messages -------------------------------------------------------------------------------------------------------------
 
 
+class PairSum(NamedTuple):
+    """What one rank sends another in one operation: payload in bytes, and in how many messages."""
+
+    src: int
+    dst: int
+    how: How
+    payload_bytes: int
+    message_count: int
+
+
 def messages_of(operation: Operation) -> list[Message] | str:
     """The messages of one operation, or why they are not known."""
     if operation.sender is not None or operation.receiver is not None:
         return _p2p_message(operation)
-    if operation.problem:
-        return operation.problem
-    if operation.group.backend != "gloo":
-        return f"no schedule of {operation.group.backend}'s {operation.op} is known here yet"
-    sends = _schedule(operation)
-    if isinstance(sends, str):
-        return sends
-    how: How = "missing" if operation.missing or operation.failed else "derived"
-    return list(_derived(operation, sends, how))
+    schedule = _schedule(operation)
+    return schedule if isinstance(schedule, str) else list(_derived(operation, schedule.sends))
+
+
+def sums_of(operation: Operation) -> list[PairSum] | str:
+    """`messages_of` summed for each pair of ranks, at the price of one message each."""
+    if operation.sender is not None or operation.receiver is not None:
+        found = _p2p_message(operation)
+        return found if isinstance(found, str) else [PairSum(m.src, m.dst, m.how, m.payload_bytes, 1) for m in found]
+    schedule = _schedule(operation)
+    if isinstance(schedule, str):
+        return schedule
+    members, how = operation.group.members, _how(operation)
+    return [
+        PairSum(members[src], members[dst], how, schedule.bytes_by_pair[src, dst], count)
+        for (src, dst), count in schedule.count_by_pair.items()
+    ]
+
+
+def _how(operation: Operation) -> How:
+    return "missing" if operation.missing or operation.failed else "derived"
 
 
 def _p2p_message(operation: Operation) -> list[Message] | str:
-    if operation.sender is None:
-        return "a recv from any source that has not ended: nobody knows who sends"
-    if operation.receiver is None:
-        return "a send to a rank that its group does not have: a damaged trace"
-    send = next((end for end in operation.ends if end.rank == operation.sender and end.op == "send"), None)
-    recv = next((end for end in operation.ends if end is not send), None)
-    known = send or operation.ends[0]
-    arrived = recv.end_ns if recv is not None and recv.end_ns is not None else None
+    if operation.sender is None or operation.receiver is None:
+        return _why_alone(operation)
+    send = next((end for end in operation.ends if end.op == "send"), None)
+    recv = next((end for end in operation.ends if end.op == "recv"), None)
+    known = payload_bytes(operation.ends[0])
     return [
         Message(
             src=operation.sender,
             dst=operation.receiver,
             op="send",
             what=operation.what,
-            payload_bytes=payload_bytes(known),
+            payload_bytes=known,
             how="missing" if operation.missing or operation.failed else "observed",
             operation=operation,
             sent_ns=send.start_ns if send is not None else None,
-            received_ns=arrived,
-            whole_bytes=payload_bytes(known),
+            received_ns=recv.end_ns if recv is not None else None,
+            whole_bytes=known,
         )
     ]
 
 
-def _schedule(operation: Operation) -> list[gloo.Send] | str:
-    call = operation.ends[0]
-    assert isinstance(call, Collective)
+def _why_alone(operation: Operation) -> str:
+    end = operation.ends[0]
+    if not operation.group.members:
+        return "the line that describes its process group is lost"
+    if isinstance(end, PointToPoint) and end.peer is None:
+        return f"a {end.op} whose peer is known at its end only, and nobody saw that end"
+    return "its peer is no member of the process group: a damaged trace"
+
+
+def _schedule(operation: Operation) -> gloo.Schedule | str:
+    if operation.problem:
+        return operation.problem
+    if not operation.group.members:
+        return "the line that describes its process group is lost"
+    if operation.group.backend != "gloo":
+        return f"no schedule of {operation.group.backend}'s {operation.op} is known here yet"
+    call = next(end for end in operation.ends if isinstance(end, Collective))
     tensors = call.inputs or call.outputs
     if any(tensor.payload_bytes != tensor.logical_bytes for tensor in tensors):
         return "gloo gathers the indices and values of sparse tensors; no schedule of that is known here yet"
-    sends = gloo.schedule(
+    return gloo.schedule(
         operation.op,
         ranks=len(operation.group.members),
         payload=payload_bytes(call),
         itemsize=max((_itemsize(tensor.dtype) for tensor in tensors), default=1),
         root=call.root,
     )
-    return sends if isinstance(sends, str) else list(sends)
 
 
 @lru_cache
@@ -182,15 +226,15 @@ def _itemsize(dtype: str) -> int:
     return next((size for suffix, size in _ITEMSIZE.items() if base.endswith(suffix)), 1)
 
 
-def _derived(operation: Operation, sends: list[gloo.Send], how: How) -> Iterator[Message]:
+def _derived(operation: Operation, sends: Sequence[gloo.Send]) -> Iterator[Message]:
     """Each step takes an equal share of the transfer, which begins when the last rank has called."""
-    members = operation.group.members
+    members, how = operation.group.members, _how(operation)
     steps = max((send.step for send in sends), default=0) + 1
-    start, end = operation.transfer_ns, operation.end_ns
+    start, end = operation.transfer_ns, operation.end_ns if how == "derived" else None
+    # Clocks of several hosts are not aligned: a transfer may seem to end before it begins.
+    bounds = [None if end is None else start + max(0, end - start) * step // steps for step in range(steps + 1)]
     whole = max((send.offset + send.length for send in sends), default=0)
     for send in sends:
-        timed = end is not None and how == "derived"
-        duration = (end - start) if timed and end is not None else 0
         yield Message(
             src=members[send.src],
             dst=members[send.dst],
@@ -199,8 +243,8 @@ def _derived(operation: Operation, sends: list[gloo.Send], how: How) -> Iterator
             payload_bytes=send.length,
             how=how,
             operation=operation,
-            sent_ns=start + duration * send.step // steps if timed else None,
-            received_ns=start + duration * (send.step + 1) // steps if timed else None,
+            sent_ns=bounds[send.step],
+            received_ns=bounds[send.step + 1],
             offset_bytes=send.offset,
             whole_bytes=whole,
             step=send.step,

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import html
 from collections import Counter
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlearn.analysis.joining import messages
+from dlearn.analysis.joining import operations, sums_of
+from dlearn.trace.message import Operation
 from dlearn.trace.trace import Trace
 
 if TYPE_CHECKING:
     import pandas
+
+_COLUMNS = 16
+_PAIRS_SHOWN = 40
 
 
 class Traffic(msgspec.Struct, frozen=True):
@@ -47,19 +52,30 @@ class Traffic(msgspec.Struct, frozen=True):
 
         names = [self.labels.get(rank, f"rank {rank}") for rank in self.ranks]
         rows = [[self.payload_bytes.get((src, dst), 0) for dst in self.ranks] for src in self.ranks]
-        return pandas.DataFrame(
-            rows, index=pandas.Index(names, name="from"), columns=pandas.Index(names, name="to")
-        )
+        return pandas.DataFrame(rows, index=pandas.Index(names, name="from"), columns=pandas.Index(names, name="to"))
 
     def rows(self) -> list[list[str]]:
-        """The table as text: a head, then a row per sender."""
+        """The table as text: a head, then a row per sender; of many ranks, the pairs that sent most."""
+        if len(self.ranks) > _COLUMNS:
+            return self._pair_rows()
         names = [self.labels.get(rank, f"rank {rank}") for rank in self.ranks]
         table = [["bytes from \\ to", *names, "sent in all"]]
         for name, src in zip(names, self.ranks, strict=True):
             cells = [
-                f"{self.payload_bytes.get((src, dst), 0):,}" if src != dst else "." for dst in self.ranks
+                f"{self.payload_bytes.get((src, dst), 0):,}" if src != dst or (src, dst) in self.payload_bytes else "."
+                for dst in self.ranks
             ]
             table.append([name, *cells, f"{self.bytes_from(rank=src):,}"])
+        return table
+
+    def _pair_rows(self) -> list[list[str]]:
+        pairs = sorted(self.payload_bytes.items(), key=lambda pair: (-pair[1], pair[0]))
+        table = [["from", "to", "bytes"]]
+        for (src, dst), size in pairs[:_PAIRS_SHOWN]:
+            table.append([self.labels.get(src, f"rank {src}"), self.labels.get(dst, f"rank {dst}"), f"{size:,}"])
+        rest = sum(size for _, size in pairs[_PAIRS_SHOWN:])
+        if len(pairs) > _PAIRS_SHOWN:
+            table.append([f"{len(pairs) - _PAIRS_SHOWN:,} more pairs", "", f"{rest:,}"])
         return table
 
     def __str__(self) -> str:
@@ -75,8 +91,10 @@ class Traffic(msgspec.Struct, frozen=True):
             for row in table
         ]
         if self.unexplained:
-            lines.append(f"not counted: {self.unexplained} operations whose messages are not known")
+            lines.append(f"not counted: {self.unexplained:,} operations whose messages are not known")
         return "\n".join(lines)
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
@@ -84,16 +102,25 @@ class Traffic(msgspec.Struct, frozen=True):
 
 def traffic(trace: Trace) -> Traffic:
     """Payload bytes from each rank to each other rank."""
+    return traffic_of(operations(trace), trace)
+
+
+def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
+    """The traffic of these operations of `trace` alone."""
     sizes: Counter[tuple[int, int]] = Counter()
     counts: Counter[tuple[int, int]] = Counter()
     by_how: Counter[str] = Counter()
-    found = messages(trace)
-    for message in found:
-        by_how[message.how] += message.payload_bytes
-        if message.how != "missing":
-            sizes[message.src, message.dst] += message.payload_bytes
-            counts[message.src, message.dst] += 1
-    everybody = {*trace.ranks, *(rank for pair in sizes for rank in pair)}
-    ranks = tuple(sorted(everybody))
+    unexplained = 0
+    for operation in asked:
+        answer = sums_of(operation)
+        if isinstance(answer, str):
+            unexplained += 1
+            continue
+        for pair in answer:
+            by_how[pair.how] += pair.payload_bytes
+            if pair.how != "missing":
+                sizes[pair.src, pair.dst] += pair.payload_bytes
+                counts[pair.src, pair.dst] += pair.message_count
+    ranks = tuple(sorted({*trace.ranks, *(rank for pair in sizes for rank in pair)}))
     labels = {rank: trace.label(rank) for rank in ranks}
-    return Traffic(ranks, labels, dict(sizes), dict(counts), dict(by_how), len(found.unexplained))
+    return Traffic(ranks, labels, dict(sizes), dict(counts), dict(by_how), unexplained)

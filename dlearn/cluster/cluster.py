@@ -35,10 +35,11 @@ MOST_RANKS = 64
 class Cluster:
     """Real ranks on this machine, connected over loopback.
 
-    `ranks` is how many, or their names; the order of names is the order of ranks. Each `run` has fresh processes; inside
-    `with Cluster(4) as c:` they stay, with their state and process group. Inside the function the process group is ready
-    (`backend` "gloo", or "nccl" with a GPU for each rank); with `init=False` that is left to your code, whose own
-    `init_process_group("gloo")` works unchanged. What ranks send is recorded unless `record=False`.
+    `ranks` is how many, or their names; the order of names is the order of ranks. Each `run` has fresh processes;
+    inside `with Cluster(4) as c:` they stay, with their state and process group. Inside the function the process group
+    is ready (`backend` "gloo", or "nccl" with a GPU for each rank); with `init=False` that is left to your code, whose
+    own `init_process_group("gloo")` works unchanged. What ranks send is recorded unless `record=False`. `start` is
+    "forkserver", or "spawn" where forking is unsafe (the default on macOS and Windows).
 
         run = Cluster(3).run(train, 10, timeout=60)
         run.results[0], run.output[0], run.trace
@@ -189,7 +190,7 @@ def _tag(name: Name) -> str:
     return f"rank {name}" if isinstance(name, int) else name
 
 
-# Runs ---------------------------------------------------------------------------------------------------------------
+# Runs -----------------------------------------------------------------------------------------------------------------
 
 _RUNNING = "running"
 """A file in a run's folder that holds the pid of its notebook while it runs, so that nobody tidies it away."""

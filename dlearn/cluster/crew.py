@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.reduction import send_handle
 
+from dlearn.cluster import spares
 from dlearn.cluster.launch import RankProcess, StartMethod, start_rank
 from dlearn.cluster.output import OutputStreams, ProgressLine
 from dlearn.cluster.rank import FINISH, Call, Raised, Returned
@@ -50,8 +51,8 @@ class Crew:
         self.tags = tuple(tags)
         self.ranks: list[RankProcess] = []
         try:
-            for tag in tags:
-                self.ranks.append(start_rank(start, tag))
+            for _ in tags:
+                self.ranks.append(spares.take() if start == "forkserver" else start_rank(start))
         except BaseException:
             self.kill()
             raise
@@ -77,8 +78,12 @@ class Crew:
         finally:
             progress.clear()
             streams.finish()
-        if not healthy or not calls[0].keep:
+        if not healthy:
             self.kill()
+        elif not calls[0].keep:
+            # They have closed their files and are leaving by themselves.
+            spares.turn_over(self.ranks)
+            self.ranks.clear()
         return outcomes, streams
 
     def _send(self, calls: Sequence[Call], listener: socket.socket) -> None:

@@ -11,15 +11,17 @@ whose other end this process holds: if this process dies, however it dies, the p
 from __future__ import annotations
 
 import contextlib
+import io
 import multiprocessing as mp
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, reduction, spawn, util
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, set_spawning_popen
+from multiprocessing.popen_forkserver import Popen
 from multiprocessing.process import BaseProcess
 from typing import Any, Literal
 
@@ -45,8 +47,7 @@ def warm_up() -> None:
     # A rank of somebody else's job has no use for it: four ranks would start four servers.
     if DEFAULT_START == "forkserver" and "RANK" not in os.environ:
         _context("forkserver")
-        with _unmarked_main():
-            forkserver.ensure_running()
+        forkserver.ensure_running()
 
 
 @dataclass
@@ -76,25 +77,60 @@ class RankProcess:
             connection.close()
 
 
-def start_rank(start: StartMethod, name: str) -> RankProcess:
+def start_rank(start: StartMethod) -> RankProcess:
     """Start one rank process; it waits for its first call."""
     context = _context(start)
     control, their_control = context.Pipe()
     their_alive, alive = context.Pipe(duplex=False)
     output, their_output = context.Pipe(duplex=False)
-    process = context.Process(target=rank_main, args=(their_control, their_alive, their_output), name=f"dlearn-{name}")
-    with _unmarked_main():
+    arguments = (their_control, their_alive, their_output)
+    if start == "forkserver":
+        process: BaseProcess = _ForkedRank(target=rank_main, args=arguments)
         process.start()
-    for theirs in (their_control, their_alive, their_output):
+    else:
+        process = context.Process(target=rank_main, args=arguments)
+        with _unmarked_main():
+            process.start()
+    for theirs in arguments:
         theirs.close()
     return RankProcess(process, control, output, alive)
 
 
+class _ForkedRank(ForkServerProcess):
+    """A process of the fork server's that does not import the user's script again. Functions travel by value."""
+
+    @staticmethod
+    def _Popen(process: BaseProcess) -> Popen:
+        return _PopenWithoutMain(process)
+
+
+class _PopenWithoutMain(Popen):
+    """multiprocessing's own, less what it tells the child of `__main__`; may run while the user's next cell does."""
+
+    def _launch(self, process: BaseProcess) -> None:
+        told = spawn.get_preparation_data(process.name)
+        told = {name: value for name, value in told.items() if not name.startswith("init_main")}
+        data = io.BytesIO()
+        set_spawning_popen(self)
+        try:
+            reduction.dump(told, data)
+            reduction.dump(process, data)
+        finally:
+            set_spawning_popen(None)
+        self.sentinel, writer = forkserver.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
+        # The child takes the end of this pipe for our death.
+        kept = os.dup(writer)
+        self.finalizer = util.Finalize(self, util.close_fds, (kept, self.sentinel))  # type: ignore[attr-defined]
+        with open(writer, "wb", closefd=True) as stream:
+            stream.write(data.getbuffer())
+        self.pid = forkserver.read_signed(self.sentinel)
+
+
 @contextlib.contextmanager
 def _unmarked_main() -> Iterator[None]:
-    """Hide where `__main__` came from, while multiprocessing looks.
+    """Hide where `__main__` came from, while multiprocessing spawns.
 
-    It would import the user's script again in every rank, and run what the script runs. Functions travel by value instead.
+    It would import the user's script again in every rank, and run what the script runs.
     """
     module = sys.modules["__main__"]
     hidden: dict[str, Any] = {

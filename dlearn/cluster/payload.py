@@ -1,7 +1,7 @@
 """What travels to the ranks: all functions of one call, their arguments, and the notebook's surroundings.
 
-One payload goes to every rank, so functions that share globals still share them there, and a class defined in a cell is the same
-class on every rank. cloudpickle sends what is defined in a notebook or script by value, modules by name.
+One payload goes to every rank, so functions that share globals still share them there, and a class that a cell defines
+is the same class on every rank. cloudpickle sends what a notebook or script defines by value, modules by name.
 """
 
 from __future__ import annotations

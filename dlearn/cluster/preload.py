@@ -3,6 +3,7 @@
 `torch._dynamo` is the surprise: constructing a DDP model imports it, 4 s in every fresh process.
 """
 
+import gc
 import os
 
 # More ranks than cores, each with a thread per core, is slow for everybody.
@@ -17,3 +18,10 @@ import torch.optim  # noqa: F401
 
 import dlearn.cluster.rank
 import dlearn.recorder  # noqa: F401
+from dlearn.hooks import collectives
+
+# Once here instead of once in every rank.
+collectives.self_test()
+
+# What is loaded stays: without this, a rank's first garbage collection would copy all of it into its own memory.
+gc.freeze()

@@ -13,7 +13,7 @@ from dlearn.trace.trace import Trace
 
 @dataclass
 class Run:
-    """`results` and `output` by the cluster's names (ints for `Cluster(4)`), the `trace`, and the `error` if one failed.
+    """`results` and `output` by the cluster's names (ints for `Cluster(4)`), the `trace`, the `error` if one failed.
 
     A rank that did not return has no entry in `results`.
     """

@@ -29,7 +29,7 @@ from dlearn.trace.event import NOT_OBSERVED, Collective, Event, GroupFact, Point
 
 def install(emit: Emit) -> Undo:
     """Report every c10d op to `emit` until the returned function is called. SetupError if this torch does not fit."""
-    _self_test()
+    self_test()
     return _install(emit)
 
 
@@ -157,8 +157,8 @@ _AFTER = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect
 _self_test_passed = False
 
 
-def _self_test() -> None:
-    """Once per process: one op on a group that sends nothing must be seen, start and end, or this torch does not fit."""
+def self_test() -> None:
+    """Once per process: one op on a group that sends nothing must be seen, start and end; else this torch does not fit."""
     global _self_test_passed
     if _self_test_passed:
         return

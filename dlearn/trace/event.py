@@ -6,7 +6,7 @@ process's monotonic clock, sizes are bytes, ranks inside a process group are *gr
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
@@ -16,6 +16,7 @@ FORMAT = 1
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 Dimension = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+Tag = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 
 NOT_OBSERVED = "not observed"
 """`ended_by` of an event whose end nobody could see: it neither hangs nor has a duration."""
@@ -42,7 +43,7 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False):
 class Header(Line, tag="header", frozen=True, kw_only=True):
     """The first line: whose record this is. `rank` and `name` are the cluster's, where a cluster started it."""
 
-    format: int
+    format: Count
     job: str
     host: str
     pid: Count
@@ -109,7 +110,7 @@ class Event(Line, frozen=True, kw_only=True):
     phase: str = "none"
     site: str = ""
     rank: int = -1
-    """Whose event this is. Not in the file: `Trace.load` fills it in."""
+    """Whose event this is. Not in the file: `Trace.load` fills it in, and overwrites what a file claims."""
 
     @property
     def pending(self) -> bool:
@@ -144,10 +145,10 @@ class Collective(Event, tag="collective", frozen=True, kw_only=True):
 class PointToPoint(Event, tag="p2p", frozen=True, kw_only=True):
     """One rank's `send` or `recv`. `peer` is a group rank; None is a `recv` from any source that has not ended."""
 
-    op: str
+    op: Literal["send", "recv"]
     group: str
     peer: Count | None
-    tag: int
+    tag: Tag
     seq: Count
     tensors: tuple[TensorInfo, ...] = ()
 

@@ -8,8 +8,9 @@ that does not fit (another op, another size) is still one exchange: that is what
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from dlearn.trace.event import Collective, GroupFact, PointToPoint
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Match:
-    """The ends of one exchange, in the order of ranks, and the ranks whose end is not there."""
+    """The ends of one exchange, in the order of ranks (a send before its recv), and the ranks that made no call for it.
+
+    A rank counts as missing only if every line that it wrote is here; of others nobody knows.
+    """
 
     group: Group
     seq: int
@@ -34,44 +38,42 @@ class Match:
 def match(processes: Sequence[Process], events: Iterable[Collective | PointToPoint]) -> tuple[Match, ...]:
     """Every event belongs to exactly one match; nothing is dropped. Ordered by first start."""
     groups = join_groups(processes)
-    collectives: dict[tuple[str, Group, int], list[Collective]] = defaultdict(list)
-    channels: dict[tuple[Group, int, int, int], tuple[list[PointToPoint], list[PointToPoint]]] = defaultdict(
-        lambda: ([], [])
-    )
+    complete = {process.rank for process in processes if process.complete}
+    # The keys hold a group's identity, not its value: to hash a large one takes long.
+    collectives: dict[tuple[int, int], list[Collective]] = defaultdict(list)
+    channels: dict[tuple[int, int, int, int], _Channel] = {}
     matches: list[Match] = []
     for event in events:
-        group = groups.get((event.rank, event.group)) or _unknown_group(event)
+        key = (event.rank, event.group)
+        group = groups[key] if key in groups else groups.setdefault(key, _unknown_group(event))
         if isinstance(event, Collective):
-            collectives[event.group, group, event.seq].append(event)
+            collectives[id(group), event.seq].append(event)
             continue
         peer = _member(group, event.peer)
-        if peer is None:
-            receiver = event.rank if event.op == "recv" else None
-            sender = event.rank if event.op == "send" else None
+        sender, receiver = (event.rank, peer) if event.op == "send" else (peer, event.rank)
+        if sender is None or receiver is None:
             matches.append(Match(group, event.seq, (event,), (), sender=sender, receiver=receiver))
-        elif event.op == "send":
-            channels[group, event.rank, peer, event.tag][0].append(event)
         else:
-            channels[group, peer, event.rank, event.tag][1].append(event)
-    matches += [_collective(group, seq, ends) for (_, group, seq), ends in collectives.items()]
-    for (group, sender, receiver, _), (sends, recvs) in channels.items():
-        matches += _channel(group, sender, receiver, sends, recvs)
+            channel = channels.setdefault((id(group), sender, receiver, event.tag), _Channel(group, sender, receiver))
+            (channel.sends if event.op == "send" else channel.recvs).append(event)
+    matches += _join_collectives(collectives.values(), groups, complete)
+    for channel in channels.values():
+        matches += _join_channel(channel, complete)
     return tuple(sorted(matches, key=lambda each: min(end.start_ns for end in each.ends)))
 
 
 def join_groups(processes: Sequence[Process]) -> dict[tuple[int, str], Group]:
     """(rank, the process's name of the group) -> the group, one value for all its members."""
-    facts: dict[tuple[str, tuple[int, ...], int], dict[int, tuple[int, GroupFact]]] = defaultdict(dict)
+    facts: dict[tuple[str, tuple[int, ...], int, int], dict[int, tuple[int, GroupFact]]] = defaultdict(dict)
     for process in processes:
         for fact in process.groups.values():
-            facts[fact.name, fact.ranks, fact.size].setdefault(fact.rank, (process.rank, fact))
+            same = facts[fact.name, fact.ranks, fact.size, process.header.restart]
+            same.setdefault(fact.rank, (process.rank, fact))
+    rank_of = _GlobalRanks(processes)
     joined: dict[tuple[int, str], Group] = {}
-    for (name, ranks, size), found in facts.items():
-        # A member whose file is missing is known by its global rank, which `ranks` gives.
-        members = tuple(
-            found[i][0] if i in found else (ranks[i] if ranks else i)
-            for i in range(size if len(found) == size or ranks else min(size, 4096))
-        )
+    for (name, ranks, size, _), found in facts.items():
+        # Of a member that wrote no line about the group, the others know its global rank.
+        members = tuple(found[i][0] if i in found else rank_of[ranks[i] if ranks else i] for i in range(size))
         fact = next(iter(found.values()))[1]
         group = Group(name, fact.backend, members, fact.default)
         for rank, _ in found.values():
@@ -79,32 +81,65 @@ def join_groups(processes: Sequence[Process]) -> dict[tuple[int, str], Group]:
     return joined
 
 
+class _GlobalRanks(dict[int, int]):
+    """Global rank -> rank in the trace: as its process says, else the same number, else the next free one."""
+
+    def __init__(self, processes: Sequence[Process]) -> None:
+        for process in processes:
+            for fact in process.groups.values():
+                if fact.default and process.rank not in self.values():
+                    self.setdefault(fact.rank, process.rank)
+        self._taken = set(self.values())
+        self._next = max((process.rank for process in processes), default=-1) + 1
+
+    def __missing__(self, global_rank: int) -> int:
+        rank = global_rank
+        while rank in self._taken:
+            rank, self._next = self._next, self._next + 1
+        self._taken.add(rank)
+        self[global_rank] = rank
+        return rank
+
+
 def _unknown_group(event: Collective | PointToPoint) -> Group:
     """The line that described the group is lost: the event stays, alone."""
-    return Group(event.group, "unknown", (event.rank,), default=False)
+    return Group(event.group, "unknown", (), default=False)
 
 
 def _member(group: Group, index: int | None) -> int | None:
     return group.members[index] if index is not None and index < len(group.members) else None
 
 
-def _collective(group: Group, seq: int, ends: list[Collective]) -> Match:
-    came = {end.rank for end in ends}
-    return Match(
-        group,
-        seq,
-        tuple(sorted(ends, key=lambda end: (end.rank, end.number))),
-        tuple(sorted(set(group.members) - came)),
-    )
+def _join_collectives(
+    exchanges: Iterable[list[Collective]], groups: dict[tuple[int, str], Group], complete: set[int]
+) -> Iterator[Match]:
+    # Once for each group and not for each exchange: a group may have many members that left no file.
+    witnesses = {id(group): sorted(complete.intersection(group.members)) for group in groups.values()}
+    for ends in exchanges:
+        group = groups[ends[0].rank, ends[0].group]
+        came = {end.rank for end in ends}
+        missing = tuple(rank for rank in witnesses[id(group)] if rank not in came)
+        ends.sort(key=lambda end: (end.rank, end.number))
+        yield Match(group, ends[0].seq, tuple(ends), missing)
 
 
-def _channel(
-    group: Group, sender: int, receiver: int, sends: list[PointToPoint], recvs: list[PointToPoint]
-) -> Iterable[Match]:
-    sends.sort(key=lambda event: event.number)
-    recvs.sort(key=lambda event: event.number)
-    for i in range(max(len(sends), len(recvs))):
-        send, recv = sends[i : i + 1], recvs[i : i + 1]
-        missing = (() if send else (sender,)) + (() if recv else (receiver,))
-        seq = (send or recv)[0].seq
-        yield Match(group, seq, tuple(send + recv), missing, sender=sender, receiver=receiver)
+@dataclass
+class _Channel:
+    """All sends and recvs between two ranks with the same tag: the first send meets the first recv, and so on."""
+
+    group: Group
+    sender: int
+    receiver: int
+    sends: list[PointToPoint] = field(default_factory=list)
+    recvs: list[PointToPoint] = field(default_factory=list)
+
+
+def _join_channel(channel: _Channel, complete: set[int]) -> Iterator[Match]:
+    sends = sorted(channel.sends, key=lambda event: event.number)
+    recvs = sorted(channel.recvs, key=lambda event: event.number)
+    for send, recv in zip_longest(sends, recvs):
+        ends = tuple(end for end in (send, recv) if end is not None)
+        absent = [] if send else [channel.sender]
+        absent += [] if recv else [channel.receiver]
+        missing = tuple(rank for rank in absent if rank in complete)
+        yield Match(channel.group, ends[0].seq, ends, missing, sender=channel.sender, receiver=channel.receiver)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
@@ -11,6 +13,8 @@ from dlearn.trace.event import Bucket, Collective, PointToPoint
 
 if TYPE_CHECKING:
     import pandas
+
+_REASONS_SHOWN = 8
 
 How = Literal["observed", "derived", "inferred", "missing"]
 
@@ -28,7 +32,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """A collective with all its members, or a send with its recv.
 
     `ends` holds each member's own event, in the order of ranks; `missing` the ranks that never called it.
-    `problem` says in words why the ends do not fit together, or is empty.
+    A send stands before its recv. `problem` says in words why the ends do not fit together, or is empty.
     """
 
     op: str
@@ -51,7 +55,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def transfer_ns(self) -> int:
-        """When the last rank called it: before this, the others wait; only now the data can travel."""
+        """When the last rank called it: before this, the others wait; only now all data can travel."""
         return max(end.start_ns for end in self.ends)
 
     @property
@@ -78,7 +82,15 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ranks(self) -> tuple[int, ...]:
+        """Who called it."""
         return tuple(end.rank for end in self.ends)
+
+    @property
+    def unseen(self) -> tuple[int, ...]:
+        """Who may have called it: their file, or lines of it, are not in this trace."""
+        members = self.group.members if self.sender is None and self.receiver is None else (self.sender, self.receiver)
+        seen = {*self.ranks, *self.missing}
+        return tuple(rank for rank in members if rank is not None and rank not in seen)
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +99,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     `payload_bytes` is the data without framing. `offset_bytes` and `whole_bytes` say which part of the operation's
     data it is. `sent_ns` and `received_ns` bracket it: those of a derived message share the operation's
     transfer among the steps of the algorithm, and are no measurement. `how` says how it is known:
-    observed (hooks saw both ends) · derived (from the backend's algorithm; `confirmed` once socket counters agree) ·
+    observed (hooks saw it) · derived (from the backend's algorithm; `confirmed` once socket counters agree) ·
     inferred (a control message that follows from rules) · missing (expected, never came).
     """
 
@@ -135,11 +147,16 @@ class Messages(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         total = len({id(message.operation) for message in self.items})
-        lines = [
-            f"{len(self.items)} messages of {total} operations; {len(self.unexplained)} operations not explained"
-        ]
-        lines += [
-            f"  not explained: {operation.op} #{operation.seq}: {reason}"
-            for operation, reason in self.unexplained
-        ]
+        left = len(self.unexplained)
+        lines = [f"{len(self.items):,} messages of {total:,} operations; {left:,} operations not explained"]
+        reasons = Counter((operation.op, reason) for operation, reason in self.unexplained)
+        for (op, reason), count in reasons.most_common(_REASONS_SHOWN):
+            lines.append(f"  not explained: {op}{f', {count:,} times' if count > 1 else ''}: {reason}")
+        if len(reasons) > _REASONS_SHOWN:
+            lines.append(f"  and {len(reasons) - _REASONS_SHOWN:,} more reasons: see .unexplained")
         return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"

@@ -7,21 +7,40 @@ call returns, whatever kills the process next. Nothing is buffered, nothing lock
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from dlearn.errors import TraceError
-from dlearn.trace.event import FORMAT, AnyLine, End, Event, Footer, GroupFact, Header, Line
+from dlearn.trace.event import (
+    FORMAT,
+    NOT_OBSERVED,
+    AnyLine,
+    End,
+    Event,
+    Footer,
+    GroupFact,
+    Header,
+    Line,
+    PointToPoint,
+)
 
 MAX_LINE_BYTES = 1 << 20
 """A longer line is damage: the longest real one (a bucket of thousands of parameters) stays far below."""
 
+UNLISTED_MEMBERS = 256
+"""Only a process group made by hand, outside `init_process_group`, is written without `ranks`: it is small."""
+
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(AnyLine).decode
-_decode_header = msgspec.json.Decoder(Header).decode
+_decode_line = msgspec.json.Decoder(AnyLine).decode
+_PLAIN = re.compile(rb"[ -\[\]-~]*\n?").fullmatch
+"""Printable ASCII without a backslash: no string in such a line needs a closer look."""
+_DAMAGE = (ValueError, RecursionError)
+"""What reading a damaged line may raise: msgspec's and Unicode's errors are ValueErrors."""
 
 
 class Writer:
@@ -40,21 +59,29 @@ class Writer:
         self.lines = 0
         self.not_written = 0
         self._room = max_bytes
+        self._mend = b""
 
     def write(self, line: Line) -> None:
+        """Append one line. Raises OSError where the disk is full; the line counts as not written."""
         if self._fd is None:
             return
         data = _encode(line) + b"\n"
-        # The footer always fits: it is the line that says how much did not.
-        if len(data) > self._room and not isinstance(line, Footer):
+        # Without the header the file is no trace, and the footer says how much is not in it: these two always fit.
+        if len(data) > self._room and not isinstance(line, Header | Footer):
+            self._room = 0  # Nothing after it either: a short end of a long event that was left out is of no use.
             self.not_written += 1
             return
         self._room -= len(data)
         try:
-            os.write(self._fd, data)
+            written = os.write(self._fd, self._mend + data)
         except OSError:
             self.not_written += 1
             raise
+        if written < len(self._mend + data):
+            self._mend = b"\n"  # A full disk took a part of it; the next line, if any fits, begins on its own.
+            self.not_written += 1
+            return
+        self._mend = b""
         self.lines += 1
 
     def close(self) -> None:
@@ -66,7 +93,7 @@ class Writer:
 
 @dataclass
 class ProcessFile:
-    """What one file holds. `problems` names every line that could not be used."""
+    """What one file holds. `problems` names every line that could not be used, and what the footer says is not here."""
 
     path: Path
     header: Header
@@ -74,13 +101,19 @@ class ProcessFile:
     groups: dict[str, GroupFact] = field(default_factory=dict)
     footer: Footer | None = None
     problems: list[str] = field(default_factory=list)
+    complete: bool = True
+    """Whether every line that the process wrote is here. If not, a call that is not here may still have been made."""
 
 
 def read(path: Path) -> ProcessFile:
-    """Read one process's file. A damaged line is left out and named; an unreadable header is a TraceError."""
+    """Read one process's file. A damaged line is left out and named; an unreadable header is a TraceError.
+
+    Strings are `printable`: what a stranger wrote into them fits into a sentence and moves no cursor.
+    """
     lines = _lines(path)
     file = ProcessFile(path, _read_header(path, next(lines, (1, b""))[1]))
     damaged: list[str] = []
+    number = 1
     for number, line in lines:
         if line is None:
             damaged.append(f"line {number} is longer than {MAX_LINE_BYTES:,} bytes")
@@ -89,25 +122,55 @@ def read(path: Path) -> ProcessFile:
         else:
             try:
                 _take(file, _decode(line))
-            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+            except _DAMAGE as error:
                 damaged.append(f"line {number}: {str(error)[:120]}")
-    if damaged:
-        count = f"{len(damaged)} damaged lines were" if len(damaged) > 1 else "one damaged line was"
-        file.problems.append(f"{path.name}: {count} left out ({'; '.join(damaged[:3])})")
-    if file.footer and file.footer.not_written:
+    file.problems += _lost(file, damaged, number)
+    if file.problems:
+        file.complete = False
+        _excuse_ends(file)
+    if file.footer and file.footer.works_dropped:
         file.problems.append(
-            f"{path.name}: {file.footer.not_written:,} lines were not written (size limit or full disk)"
-        )
-    if file.footer and file.footer.hook_errors:
-        file.problems.append(
-            f"{path.name}: {file.footer.hook_errors:,} calls could not be recorded (see stderr of the run)"
+            printable(f"{path.name}: sends and receives whose end was not observed: {file.footer.works_dropped:,}")
         )
     return file
+
+
+def printable(text: str) -> str:
+    """`text` on one line: control characters, marks that turn the direction of writing and the like are escaped."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _lost(file: ProcessFile, damaged: list[str], lines: int) -> list[str]:
+    """What is not in the file, in words. `lines` is the number of its last line."""
+    name = file.path.name
+    problems = []
+    if damaged:
+        count = f"{len(damaged):,} damaged lines were" if len(damaged) > 1 else "one damaged line was"
+        problems.append(f"{name}: {count} left out ({'; '.join(damaged[:3])})")
+    footer = file.footer
+    if footer and footer.lines >= lines:
+        problems.append(f"{name}: {footer.lines + 1 - lines:,} of {footer.lines + 1:,} lines are lost")
+    if footer and footer.not_written:
+        problems.append(f"{name}: {footer.not_written:,} lines were not written (size limit or full disk)")
+    if footer and footer.hook_errors:
+        problems.append(f"{name}: {footer.hook_errors:,} calls could not be recorded (see stderr of the run)")
+    return [printable(problem) for problem in problems]
+
+
+def _excuse_ends(file: ProcessFile) -> None:
+    """Where lines are lost, ends may be among them: an event without one is no hang."""
+    for event in file.events.values():
+        if event.pending:
+            msgspec.structs.force_setattr(event, "ended_by", NOT_OBSERVED)
 
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
     """Number and bytes of each line; None stands for a line that is too long to be one of ours."""
     try:
+        if not path.is_file():  # A folder; or a pipe, which would be waited for.
+            raise TraceError(printable(f"{path} is no file. Move it out of the trace's folder."))
         with path.open("rb") as stream:
             number = 0
             while line := stream.readline(MAX_LINE_BYTES + 1):
@@ -119,22 +182,51 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
                 else:
                     yield number, line
     except OSError as error:
-        raise TraceError(f"{path}: cannot be read: {error.strerror}") from None
+        raise TraceError(printable(f"{path}: cannot be read: {error.strerror}")) from None
+
+
+def _decode(line: bytes) -> AnyLine:
+    decoded: AnyLine
+    if _PLAIN(line):
+        decoded = _decode_line(line)
+    else:
+        decoded = msgspec.convert(_printable_all(msgspec.json.decode(line)), AnyLine)
+    return decoded
+
+
+def _printable_all(value: Any) -> Any:
+    match value:
+        case str():
+            return printable(value)
+        case list():
+            return [_printable_all(each) for each in value]
+        case dict():
+            return {printable(key): _printable_all(each) for key, each in value.items()}
+        case _:
+            return value
+
+
+class _Version(msgspec.Struct, tag_field="kind", tag="header"):
+    """What the header of any version has."""
+
+    format: int
+    dlearn: str = ""
 
 
 def _read_header(path: Path, line: bytes | None) -> Header:
     if not line:
-        raise TraceError(f"{path}, line 1: the file is empty or no trace; expected a header line")
+        raise TraceError(printable(f"{path}, line 1: the file is empty or no trace; expected a header line"))
     try:
-        header = _decode_header(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise TraceError(f"{path}, line 1: no trace header: {str(error)[:120]}") from None
-    if header.format != FORMAT:
-        raise TraceError(
-            f"{path}, line 1: trace format {header.format}; this dlearn reads format {FORMAT}."
-            f" The file was written by dlearn {header.dlearn[:20]}: use that version."
-        )
-    return header
+        fields = _printable_all(msgspec.json.decode(line))
+        version = msgspec.convert(fields, _Version)
+        if version.format == FORMAT:
+            return msgspec.convert(fields, Header)
+    except _DAMAGE as error:
+        raise TraceError(printable(f"{path}, line 1: no trace header: {str(error)[:120]}")) from None
+    raise TraceError(
+        f"{printable(str(path))}, line 1: trace format {version.format}; this dlearn reads format {FORMAT}."
+        f" The file was written by dlearn {version.dlearn[:20] or 'unknown'}: use that version."
+    )
 
 
 def _take(file: ProcessFile, line: AnyLine) -> None:
@@ -143,28 +235,41 @@ def _take(file: ProcessFile, line: AnyLine) -> None:
         case Header():
             raise ValueError("a second header")
         case Footer():
+            if file.footer is not None:
+                raise ValueError("a second footer")
             file.footer = line
         case GroupFact():
-            if line.rank >= line.size or len(line.ranks) not in (0, line.size):
-                raise ValueError(f"group {line.name[:40]!r} contradicts itself")
-            file.groups[line.name] = line
+            _check_group(line)
+            if file.groups.setdefault(line.name, line) != line:
+                raise ValueError(f"group {line.name[:40]!r} a second time, and different")
         case End():
             _end(file, line)
         case _:
             if line.number in file.events:
                 raise ValueError(f"event {line.number} a second time")
+            if line.end_ns is not None and line.end_ns < line.start_ns:
+                raise ValueError(f"event {line.number} ends before it starts")
             file.events[line.number] = line
+
+
+def _check_group(group: GroupFact) -> None:
+    if group.rank >= group.size or len(group.ranks) not in (0, group.size) or len(set(group.ranks)) < len(group.ranks):
+        raise ValueError(f"group {group.name[:40]!r} contradicts itself")
+    if not group.ranks and group.size > UNLISTED_MEMBERS:
+        raise ValueError(f"group {group.name[:40]!r} has {group.size:,} members and does not say which")
 
 
 def _end(file: ProcessFile, end: End) -> None:
     event = file.events.get(end.event)
     if event is None:
         raise ValueError(f"the end of event {end.event}, which is not in the file")
+    if event.end_ns is not None or event.ended_by:
+        raise ValueError(f"the end of event {end.event} a second time")
     if end.at_ns is not None and end.at_ns < event.start_ns:
         raise ValueError(f"event {end.event} ends before it starts")
     # Events are frozen for everybody else; only here, while they are being read, they are still being made.
-    msgspec.structs.force_setattr(event, "end_ns", end.at_ns)
+    msgspec.structs.force_setattr(event, "end_ns", end.at_ns if end.by != NOT_OBSERVED else None)
     msgspec.structs.force_setattr(event, "ended_by", end.by)
     msgspec.structs.force_setattr(event, "error", end.error)
-    if end.peer is not None and hasattr(event, "peer"):
+    if end.peer is not None and isinstance(event, PointToPoint) and event.peer is None:
         msgspec.structs.force_setattr(event, "peer", end.peer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ import msgspec
 from dlearn.errors import TraceError
 from dlearn.trace.event import Collective, Event, Footer, GroupFact, Header, PointToPoint, Span
 from dlearn.trace.matching import Match, match
-from dlearn.trace.store import ProcessFile, read
+from dlearn.trace.store import ProcessFile, printable, read
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,8 @@ class Process:
     groups: dict[str, GroupFact]
     footer: Footer | None
     path: Path
+    complete: bool = True
+    """Whether every line that it wrote is here."""
 
     @property
     def closed(self) -> bool:
@@ -35,7 +37,7 @@ class Process:
         return self.footer is not None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trace:
     """The events of a job, ordered by start. `problems` says in words what is damaged or missing."""
 
@@ -49,26 +51,30 @@ class Trace:
     def load(cls, folder: str | os.PathLike[str]) -> Trace:
         """Read every process's file in `folder`. Raises TraceError where that is no trace of one job."""
         path = Path(folder)
-        if not path.is_dir():
-            raise TraceError(f"{path} is no folder. A trace is a folder with one .jsonl file per process.")
-        names = sorted(path.glob("*.jsonl"))
-        started = [name for name in names if not name.is_file() or name.stat().st_size > 0]
+        try:
+            if not path.is_dir():
+                raise TraceError(
+                    printable(f"{path} is no folder. A trace is a folder with one .jsonl file per process.")
+                )
+            names = sorted(path.glob("*.jsonl"))
+            started = [name for name in names if not name.is_file() or name.stat().st_size > 0]
+        except OSError as error:
+            raise TraceError(printable(f"{path}: cannot be read: {error.strerror}")) from None
         if not started:
-            raise TraceError(f"{path} holds no trace: there is no .jsonl file with a line in it.")
+            raise TraceError(printable(f"{path} holds no trace: there is no .jsonl file with a line in it."))
         files = [read(name) for name in started]
         _refuse_two_jobs(path, files)
         problems = [
-            f"{name.name} is empty: its process died before it could write"
+            printable(f"{name.name} is empty: its process died before it could write")
             for name in names
             if name not in started
         ]
         problems += [problem for file in files for problem in file.problems]
-        processes, events = _assign_ranks(files, problems)
-        problems += _missing_processes(path, processes)
+        world = _world_size(files)
+        processes, events = _assign_ranks(files, world, problems)
+        problems += _missing_processes(path, processes, world)
         if len({process.header.host for process in processes}) > 1:
-            problems.append(
-                "the processes ran on several hosts: their clocks are not aligned, compare no times"
-            )
+            problems.append("the processes ran on several hosts: their clocks are not aligned, compare no times")
         return cls(path, processes, events, tuple(problems))
 
     @property
@@ -95,9 +101,7 @@ class Trace:
             calls = (event for event in self.events if isinstance(event, Collective | PointToPoint))
             return match(self.processes, calls)
         mine = {(event.rank, event.number) for event in self.events}
-        return tuple(
-            each for each in self.whole.matches if any((end.rank, end.number) in mine for end in each.ends)
-        )
+        return tuple(each for each in self.whole.matches if any((end.rank, end.number) in mine for end in each.ends))
 
     @cached_property
     def spans(self) -> tuple[str, ...]:
@@ -106,10 +110,12 @@ class Trace:
 
     def where(self, *, kind: str | None = None, op: str | None = None, rank: int | None = None) -> Trace:
         """The events of this kind ("collective", "p2p", "gradient", ...), op ("all_reduce") and rank."""
+        if kind is not None and kind not in _KINDS:
+            raise TraceError(f"there is no kind {kind!r} of events; the kinds are: {', '.join(_KINDS)}")
 
         def wanted(event: Event) -> bool:
             return (
-                (kind is None or type(event).__struct_config__.tag == kind)
+                (kind is None or _kind(event) == kind)
                 and (op is None or getattr(event, "op", None) == op)
                 and (rank is None or event.rank == rank)
             )
@@ -118,46 +124,59 @@ class Trace:
 
     def within(self, span: str) -> Trace:
         """The events inside spans of this name on any rank, and the ends on other ranks that they met."""
-        if span not in self.spans:
-            known = ", ".join(repr(name) for name in self.spans[:8]) or "none"
+        if span not in self.whole.spans:
+            known = ", ".join(repr(name) for name in self.whole.spans[:8]) or "none"
             raise TraceError(f"there is no span {span!r} in this trace; its spans are: {known}")
-        inside = {key for key in self._by_key if self._is_inside(key, span)}
+        inside = self._inside(span)
         for each in self.whole.matches:
             keys = {(end.rank, end.number) for end in each.ends}
             if not keys.isdisjoint(inside):
                 inside |= keys
         return self._select(lambda event: (event.rank, event.number) in inside)
 
-    @cached_property
-    def _by_key(self) -> dict[tuple[int, int], Event]:
-        return {(event.rank, event.number): event for event in self.whole.events}
-
-    def _is_inside(self, key: tuple[int, int], span: str) -> bool:
-        event = self._by_key.get(key)
-        while event is not None and event.parent is not None:
-            parent = self._by_key.get((event.rank, event.parent))
-            if isinstance(parent, Span) and parent.name == span:
-                return True
-            # Parents open before their children; anything else is damage, and would loop.
-            event = parent if parent is not None and parent.number < event.number else None
-        return False
+    def _inside(self, span: str) -> set[tuple[int, int]]:
+        """(rank, number) of all descendants: a parent has a lower number than its children, so one pass finds them."""
+        enclosing: set[tuple[int, int]] = set()
+        inside: set[tuple[int, int]] = set()
+        for event in sorted(self.whole.events, key=lambda event: event.number):
+            key = (event.rank, event.number)
+            if event.parent is not None and (event.rank, event.parent) in enclosing:
+                inside.add(key)
+                enclosing.add(key)
+            if isinstance(event, Span) and event.name == span:
+                enclosing.add(key)
+        return inside
 
     def _select(self, wanted: Callable[[Event], bool]) -> Trace:
         events = tuple(event for event in self.events if wanted(event))
         return Trace(self.path, self.processes, events, self.problems, self.whole)
 
     def __str__(self) -> str:
-        kinds = Counter(str(type(event).__struct_config__.tag) for event in self.events)
+        kinds = Counter(_kind(event) for event in self.events)
         events = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common()) or "no events"
-        names = ", ".join(process.label for process in self.processes[:8])
+        names = _some([process.label for process in self.processes])
         dead = [process.label for process in self.processes if not process.closed]
         lines = [f"Trace of {len(self.processes)} processes ({names}): {events}"]
         if dead:
-            lines.append(f"  died, or still runs: {', '.join(dead)}")
+            lines.append(f"  died, or still runs: {_some(dead)}")
         return "\n".join(lines + [f"  problem: {problem}" for problem in self.problems])
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
+
+
+_KINDS = tuple(str(kind.__struct_config__.tag) for kind in Event.__subclasses__())
+_NAMES_SHOWN = 8
+
+
+def _kind(event: Event) -> str:
+    return str(type(event).__struct_config__.tag)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
 
 
 def _refuse_two_jobs(path: Path, files: list[ProcessFile]) -> None:
@@ -167,37 +186,43 @@ def _refuse_two_jobs(path: Path, files: list[ProcessFile]) -> None:
     if len(jobs) > 1:
         (a, file_a), (b, file_b) = list(jobs.items())[:2]
         raise TraceError(
-            f"{path} holds the files of {len(jobs)} jobs: {file_a} is of {a[:40]!r}, {file_b} of {b[:40]!r}."
-            " Move each job's files into a folder of its own."
+            printable(f"{path} holds the files of {len(jobs)} jobs: {file_a} is of {a[:40]!r}, {file_b} of {b[:40]!r}.")
+            + " Move each job's files into a folder of its own."
         )
 
 
+def _world_size(files: list[ProcessFile]) -> int:
+    """How many processes the headers or the default groups promise; 0 where they promise nothing."""
+    sizes = [file.header.world_size or 0 for file in files]
+    sizes += [group.size for file in files for group in file.groups.values() if group.default]
+    return max(sizes)
+
+
 def _assign_ranks(
-    files: list[ProcessFile], problems: list[str]
+    files: list[ProcessFile], world: int, problems: list[str]
 ) -> tuple[tuple[Process, ...], tuple[Event, ...]]:
-    """The cluster's rank, else the default group's, else the next free number."""
+    """The cluster's rank, else the default group's, else the next number that nobody can have."""
     taken: dict[int, ProcessFile] = {}
     strays: list[ProcessFile] = []
     for file in files:
         rank = _own_rank(file)
         if rank is None or rank in taken:
             if rank is not None:
-                problems.append(
-                    f"{file.path.name}: says that it is rank {rank}, as {taken[rank].path.name} does"
-                )
+                other = taken[rank].path.name
+                problems.append(printable(f"{file.path.name}: says that it is rank {rank}, as {other} does"))
             strays.append(file)
         else:
             taken[rank] = file
     labels = {rank: file.header.name or f"rank {rank}" for rank, file in taken.items()}
     for file in strays:
-        rank = max(taken, default=-1) + 1
+        rank = max(world - 1, *taken) + 1 if taken else world
         taken[rank] = file
         labels[rank] = f"{file.header.host}-{file.header.pid}"
     for rank, file in taken.items():
         for event in file.events.values():
             msgspec.structs.force_setattr(event, "rank", rank)
     processes = tuple(
-        Process(rank, labels[rank], file.header, file.groups, file.footer, file.path)
+        Process(rank, labels[rank], file.header, file.groups, file.footer, file.path, file.complete)
         for rank, file in sorted(taken.items())
     )
     events = [event for file in taken.values() for event in file.events.values()]
@@ -210,17 +235,17 @@ def _own_rank(file: ProcessFile) -> int | None:
     return next((group.rank for group in file.groups.values() if group.default), None)
 
 
-def _missing_processes(path: Path, processes: tuple[Process, ...]) -> list[str]:
-    """Ranks that the headers or the default group promise, and that left no file here."""
-    here = {process.rank for process in processes}
-    sizes = [process.header.world_size or 0 for process in processes]
-    sizes += [group.size for process in processes for group in process.groups.values() if group.default]
-    world = max(sizes, default=0)
-    absent = [rank for rank in range(min(world, len(here) + 1000)) if rank not in here]
+def _missing_processes(path: Path, processes: tuple[Process, ...], world: int) -> list[str]:
+    """The ranks of which no file is here, in a sentence."""
+    here = {process.rank for process in processes if process.rank < world}
+    # As many as the sentence could ever name: a damaged header may promise any number of processes.
+    absent = [rank for rank in range(min(world, len(here) + _NAMES_SHOWN + 1)) if rank not in here]
     if not absent:
         return []
-    who = ", ".join(str(rank) for rank in absent[:8]) + (", ..." if len(absent) > 8 else "")
-    return [
-        f"{len(here)} of {world} processes left a file in {path}: that of rank {who} is missing."
-        " If it ran on another host, copy its file here."
-    ]
+    who = (
+        f"those of ranks {_some([str(rank) for rank in absent])} are"
+        if len(absent) > 1
+        else f"that of rank {absent[0]} is"
+    )
+    found = f"{len(here)} of {world:,} processes left a file in {path}: {who} missing"
+    return [printable(f"{found} (if it ran on another host, copy its file here)")]

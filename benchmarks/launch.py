@@ -1,0 +1,228 @@
+"""How long until ranks have met? dlearn against torch.multiprocessing.spawn, accelerate and ipyparallel.
+
+    python benchmarks/launch.py [--rounds 7]
+
+A call is timed until it returns, every rank having finished an all_reduce over gloo. Each way of launching, and each
+number of ranks, has a driver process of its own; their calls alternate in rounds, so that a slow moment of the machine
+hits all of them. Shown are the first call (5 s after the import), the median of the later ones with their
+spread, and the memory that a rank has for itself (USS). More ranks than cores is slow for everybody.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from datetime import date
+from pathlib import Path
+
+RANKS = (2, 4)
+SECONDS_AFTER_IMPORT = 5.0
+
+
+def meet(folder: str) -> None:
+    """What every rank does: join a group if it has none, all-reduce, and note its memory."""
+    import psutil
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+    total = torch.ones(1024)
+    dist.all_reduce(total)
+    assert total[0].item() == dist.get_world_size()
+    Path(folder, str(dist.get_rank())).write_text(str(psutil.Process().memory_full_info().uss))
+
+
+# The ways of launching: each is a generator that, after its import, makes one call for each `next` --------------------
+
+
+def dlearn(ranks: int, folder: str) -> Iterator[None]:
+    """Fresh processes, recorded, in every call."""
+    from dlearn import Cluster
+
+    yield
+    while True:
+        yield Cluster(ranks).run(meet, folder) and None
+
+
+def dlearn_kept(ranks: int, folder: str) -> Iterator[None]:
+    """The same ranks in every call: `with Cluster(n) as c`."""
+    from dlearn import Cluster
+
+    yield
+    with Cluster(ranks) as cluster:
+        while True:
+            yield cluster.run(meet, folder) and None
+
+
+def spawn(ranks: int, folder: str) -> Iterator[None]:
+    import torch.multiprocessing
+
+    yield
+    while True:
+        _use_free_port()
+        yield torch.multiprocessing.spawn(_spawned, (ranks, folder), nprocs=ranks)
+
+
+def _spawned(rank: int, ranks: int, folder: str) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks))
+    meet(folder)
+
+
+def accelerate(ranks: int, folder: str) -> Iterator[None]:
+    from accelerate import notebook_launcher
+
+    yield
+    while True:
+        port = _use_free_port()
+        yield notebook_launcher(meet, (folder,), num_processes=ranks, use_port=port)
+
+
+def ipyparallel(ranks: int, folder: str) -> Iterator[None]:
+    """Engines, and their process group, are kept; the first call starts them."""
+    import ipyparallel
+
+    yield
+    with ipyparallel.Cluster(n=ranks, log_level=40) as client:
+        port = _use_free_port()
+        for rank, engine in enumerate(client.ids):
+            variables = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+            client[engine].apply_sync(_set_variables, variables)
+        while True:
+            yield client[:].apply_sync(meet, folder) and None
+
+
+def _set_variables(variables: dict[str, str]) -> None:
+    import os
+
+    os.environ.update(variables)
+
+
+def _use_free_port() -> str:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    return port
+
+
+WAYS: dict[str, Callable[[int, str], Iterator[None]]] = {
+    "dlearn": dlearn,
+    "dlearn, kept ranks": dlearn_kept,
+    "torch.multiprocessing.spawn": spawn,
+    "accelerate.notebook_launcher": accelerate,
+    "ipyparallel, kept engines": ipyparallel,
+}
+
+
+# Drivers: one process for each way and number of ranks ----------------------------------------------------------------
+
+
+def drive(way: str, ranks: int) -> None:
+    """Import; then, for each line on stdin, make a call and print what it took as JSON."""
+    answers = os.dup(1)
+    os.dup2(2, 1)  # What the launchers print is not an answer.
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        calls = WAYS[way](ranks, folder)
+        next(calls)
+        os.write(answers, b"{}\n")
+        for _ in sys.stdin:
+            start = time.perf_counter()
+            next(calls)
+            seconds = time.perf_counter() - start
+            memory = [int(Path(folder, str(rank)).read_text()) for rank in range(ranks)]
+            os.write(answers, json.dumps({"seconds": seconds, "bytes": statistics.median(memory)}).encode() + b"\n")
+        calls.close()
+
+
+class Driver:
+    def __init__(self, way: str, ranks: int) -> None:
+        self.way, self.ranks = way, ranks
+        self.seconds: list[float] = []
+        self.rank_bytes = 0.0
+        self.failed = ""
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--drive", way, str(ranks)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        self._process.stdout.readline()
+
+    def call(self) -> None:
+        if self.failed:
+            return
+        self._process.stdin.write("call\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            self.failed = f"failed in call {len(self.seconds) + 1}"
+            return
+        measured = json.loads(answer)
+        self.seconds.append(measured["seconds"])
+        self.rank_bytes = measured["bytes"]
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(timeout=60)
+
+    @property
+    def later(self) -> float:
+        return statistics.median(self.seconds[1:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7, help="later calls of each (default 7)")
+    parser.add_argument("--drive", nargs=2, metavar=("WAY", "RANKS"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.drive:
+        drive(options.drive[0], int(options.drive[1]))
+        return
+    print(f"{date.today()}, {os.cpu_count()} cores, first call {SECONDS_AFTER_IMPORT:g} s after the import")
+    drivers = []
+    for ranks in RANKS:
+        for way in WAYS:
+            print(f"\r\033[Kfirst call: {way}, {ranks} ranks", end="", file=sys.stderr, flush=True)
+            driver = Driver(way, ranks)
+            drivers.append(driver)
+            time.sleep(SECONDS_AFTER_IMPORT)
+            driver.call()
+    for number in range(options.rounds):
+        print(f"\r\033[Klater calls: round {number + 1} of {options.rounds}", end="", file=sys.stderr, flush=True)
+        for driver in drivers:
+            driver.call()
+    print("\r\033[K", end="", file=sys.stderr)
+    for driver in drivers:
+        driver.close()
+    report(drivers)
+
+
+def report(drivers: list[Driver]) -> None:
+    print(f"{'ranks':>5}  {'way':<30}{'first s':>8}{'later s, median (min-max)':>28}{'x dlearn':>10}{'MB/rank':>9}")
+    ours = {driver.ranks: driver.later for driver in drivers if driver.way == "dlearn"}
+    for driver in drivers:
+        if driver.failed:
+            print(f"{driver.ranks:>5}  {driver.way:<30}{driver.failed}")
+            continue
+        later = driver.seconds[1:]
+        spread = f"{driver.later:.3f} ({min(later):.3f}-{max(later):.3f})"
+        print(
+            f"{driver.ranks:>5}  {driver.way:<30}{driver.seconds[0]:>8.2f}{spread:>28}"
+            f"{driver.later / ours[driver.ranks]:>10.1f}{driver.rank_bytes / 1e6:>9.0f}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,41 @@
+"""How long operations waited for the rank that came last."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from dlearn.analysis.joining import operations
+from dlearn.trace.event import Collective, PointToPoint
+from dlearn.trace.message import Operation
+from dlearn.trace.trace import Trace
+
+
+def waited_until_ns(operation: Operation, end: Collective | PointToPoint) -> int | None:
+    """Until when this rank's part could not begin: the last rank's call. None while a rank never called it.
+
+    A rank that was done before the last one called has waited for nobody: its data went ahead into a buffer.
+    """
+    if operation.missing:
+        return None
+    done_before = end.end_ns is not None and end.end_ns <= operation.transfer_ns
+    return end.start_ns if done_before else operation.transfer_ns
+
+
+def waiting(trace: Trace) -> dict[int, int]:
+    """Nanoseconds in which at least one operation waited for this rank, for each rank that was waited for."""
+    stretches: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for operation in operations(trace):
+        for end in operation.ends:
+            until = waited_until_ns(operation, end)
+            if until is not None and until > end.start_ns:
+                stretches[operation.last_rank].append((end.start_ns, until))
+    return {rank: _covered_ns(found) for rank, found in stretches.items()}
+
+
+def _covered_ns(stretches: list[tuple[int, int]]) -> int:
+    """Overlapping stretches count once."""
+    covered, reached = 0, -(2**63)
+    for start, end in sorted(stretches):
+        covered += max(0, end - max(start, reached))
+        reached = max(reached, end)
+    return covered

@@ -1,0 +1,488 @@
+"""Pictures, by their artists: lanes, bars, arrows, labels, titles; and as bytes."""
+
+import subprocess
+import sys
+import time
+from xml.etree import ElementTree
+
+import matplotlib
+import msgspec
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.patches import FancyArrowPatch
+from matplotlib.text import Annotation
+from traces import Job, tensor
+
+from dlearn import draw
+from dlearn.analysis import traffic
+from dlearn.analysis.waiting import waiting
+from dlearn.analysis.words import finding, size_text, time_text, traffic_finding
+from dlearn.draw import palette, rows
+from dlearn.draw.canvas import plain, wrap
+from dlearn.errors import DlearnError
+from dlearn.hooks.c10d_ops import COLLECTIVES
+from dlearn.trace.event import NOT_OBSERVED
+from dlearn.trace.trace import Trace
+
+MS = 1_000_000
+PICTURES = [draw.timeline, draw.traffic, draw.sequence]
+STRANGE = ["a$b$", "<script>alert(1)</script>", "long " * 60, "日本\n\u202e\x00%s{}"]
+
+
+@pytest.fixture(autouse=True)
+def no_window():
+    """Pictures are drawn into memory, and each test leaves none behind."""
+    import matplotlib.pyplot as plt
+
+    before = matplotlib.get_backend()
+    plt.switch_backend("agg")
+    yield
+    plt.close("all")
+    plt.switch_backend(before)
+
+
+@pytest.fixture
+def late(tmp_path):
+    """3 ranks, 3 MB; rank 2 calls 40 ms after rank 0."""
+    job = Job(tmp_path, ranks=3)
+    calls = {0: 0, 1: 10 * MS, 2: 40 * MS}
+    job.collective("all_reduce", size=3_000_000, start_ns=calls, end_ns=100 * MS)
+    return job.load()
+
+
+def picture_parts(ax, gid):
+    return [artist for artist in ax.get_children() if artist.get_gid() == gid]
+
+
+def boxes(ax, gid):
+    """Left and right of each box of a collection, rounded."""
+    paths = [path for part in picture_parts(ax, gid) for path in part.get_paths()]
+    return [(round(path.get_extents().x0, 3), round(path.get_extents().x1, 3)) for path in paths]
+
+
+def arrows_of(ax):
+    return [part.get_gid() for part in ax.patches if isinstance(part, FancyArrowPatch)]
+
+
+def texts(ax):
+    return [text.get_text() for text in ax.texts]
+
+
+def title(ax):
+    return " ".join(ax.get_title(loc="left").split())
+
+
+# Timeline -------------------------------------------------------------------------------------------------------------
+
+
+def test_waiting_is_drawn_apart_from_the_transfer(late):
+    ax = draw.timeline(late)
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["rank 0", "rank 1", "rank 2"]
+    tops = [lane.get_extents().y0 for lane in picture_parts(ax, "lanes")[0].get_paths()]
+    assert tops == sorted(tops)
+    assert ax.get_ylim()[0] > ax.get_ylim()[1], "ranks run from the top"
+    assert boxes(ax, "waiting all_reduce") == [(0, 40), (10, 40)]
+    assert boxes(ax, "transfer all_reduce") == [(40, 100)] * 3
+    assert any("all_reduce 3.00 MB" in text for text in texts(ax))
+    assert "ms" in ax.get_xlabel()
+
+
+def test_the_title_is_the_finding(late):
+    """A ring of 3 sends 2 * 2/3 of the payload from each rank: 4 MB; rank 2 is waited for from 0 to 40 ms."""
+    assert title(draw.timeline(late)) == (
+        "Each rank sends 4.00 MB to the rank before it; rank 2 keeps the others waiting: 40.0 ms"
+    )
+
+
+def test_an_arrow_for_each_pair_of_ranks_dashed_because_derived(late):
+    ax = draw.timeline(late)
+    assert set(arrows_of(ax)) == {"message 0 to 2", "message 1 to 0", "message 2 to 1"}
+    assert all(arrow.get_linestyle() != "-" for arrow in ax.patches if isinstance(arrow, FancyArrowPatch))
+
+
+def test_a_message_that_was_seen_is_a_solid_arrow_down_from_the_sender(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.send(0, 1, size=5000, start_ns=0, end_ns=8 * MS)
+    job.recv(1, 0, size=5000, start_ns=1 * MS, end_ns=10 * MS)
+    ax = draw.timeline(job.load())
+    (arrow,) = [part for part in ax.patches if isinstance(part, FancyArrowPatch)]
+    assert arrow.get_linestyle() in ("-", "solid")
+    (x0, y0), (x1, y1) = arrow._posA_posB
+    assert (x0, x1) == (0, 10)
+    assert y0 < y1
+    assert {"send 5.00 kB", "recv 5.00 kB"} <= set(texts(ax))
+
+
+def test_a_send_that_ended_before_its_recv_has_waited_for_nobody(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.send(0, 1, start_ns=0, end_ns=2 * MS)
+    job.recv(1, 0, start_ns=50 * MS, end_ns=51 * MS)
+    trace = job.load()
+    assert waiting(trace) == {}
+    assert picture_parts(draw.timeline(trace), "waiting send, recv") == []
+
+
+def test_overlapping_operations_of_a_rank_stand_below_each_other(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    for i in range(3):
+        job.collective("all_reduce", size=100, start_ns=i * MS, end_ns=(10 + i) * MS)
+    job.collective("all_reduce", size=100, start_ns=20 * MS, end_ns=30 * MS)
+    ax = draw.timeline(job.load())
+    (bars,) = picture_parts(ax, "transfer all_reduce")
+    tops = [round(path.get_extents().y0, 3) for path in bars.get_paths()]
+    assert len(set(tops)) == 6, "three rows in each of two lanes; the fourth call finds the first row free"
+
+
+def test_a_hang_is_red_and_says_who_never_came(tmp_path):
+    job = Job(tmp_path, ranks=3)
+    job.collective("all_reduce", size=1000, start_ns=0, end_ns=10 * MS)
+    job.collective("all_reduce", size=1000, ranks=[0, 2], start_ns=20 * MS, end_ns=None)
+    ax = draw.timeline(job.load())
+    (stuck,) = picture_parts(ax, "stuck")
+    assert len(stuck.get_segments()) == 2
+    assert tuple(stuck.get_colors()[0][:3]) == to_rgb(palette.MISSING)
+    assert boxes(ax, "waiting all_reduce")[0] == (20, 32), "what never ended lasts 60 % beyond all that was seen"
+    assert len(boxes(ax, "absent")) == 1
+    assert "never called all_reduce #2" in texts(ax)
+    assert sum("rank 1 never called it" in text for text in texts(ax)) == 2
+    assert title(ax).startswith("Rank 0 and rank 2 wait for rank 1 in all_reduce #2")
+
+
+def test_gradients_are_ticks_and_spans_brackets_with_their_name(tmp_path):
+    job = Job(tmp_path, ranks=1)
+    job.span(0, "step 7", start_ns=0, end_ns=100 * MS)
+    job.span(0, "brief", start_ns=50 * MS, end_ns=50 * MS + 1000)
+    for name in ("w", "b"):
+        job.gradient(0, name)
+    ax = draw.timeline(job.load())
+    assert len(picture_parts(ax, "gradients")[0].get_segments()) == 2
+    assert len(picture_parts(ax, "spans")[0].get_segments()) == 2
+    assert "step 7" in texts(ax)
+    assert "brief" not in texts(ax), "no room for its name"
+
+
+def test_too_many_messages_become_a_strip_and_a_sentence(tmp_path):
+    """3 arrows for each of 100 operations are more than 250; a ring of 3 with 1200 B has 24 messages."""
+    job = Job(tmp_path, ranks=3)
+    for i in range(100):
+        job.collective("all_reduce", size=1200, start_ns=i * MS, end_ns=(i + 1) * MS)
+    ax = draw.timeline(job.load())
+    assert arrows_of(ax) == []
+    assert len(picture_parts(ax, "density")) == 3
+    assert any("2,400 messages not drawn as arrows" in text for text in texts(ax))
+
+
+def test_the_steps_of_a_ring_have_their_own_arrows_where_there_is_room(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.collective("all_reduce", size=1000, start_ns=0, end_ns=10 * MS)
+    ax = draw.timeline(job.load())
+    assert len(arrows_of(ax)) == 8, "2 ranks, 2 segments each: 4 steps of 2 messages"
+
+
+def test_an_end_that_nobody_saw_is_said(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.send(0, 1, end_ns=None, by=NOT_OBSERVED)
+    job.recv(1, 0)
+    assert any("1 end was not seen" in text for text in texts(draw.timeline(job.load())))
+
+
+def test_operations_without_known_messages_are_said(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.collective("barrier")
+    assert any(
+        "No arrows for 1 operation: no schedule of gloo's barrier" in text for text in texts(draw.timeline(job.load()))
+    )
+
+
+def test_ten_thousand_events_take_seconds_not_minutes(tmp_path):
+    job = Job(tmp_path, ranks=4)
+    for i in range(2500):
+        job.collective("all_reduce", size=4000, start_ns=i * MS, end_ns=i * MS + 800_000)
+    trace = job.load()
+    start = time.monotonic()
+    draw.save(draw.timeline(trace), tmp_path / "many.png")
+    assert time.monotonic() - start < 15
+
+
+# Traffic --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_matrix_has_the_number_in_each_cell(tmp_path):
+    job = Job(tmp_path, ranks=3)
+    for size, dst in ((1500, 1), (2_000_000, 2)):
+        job.send(0, dst, size=size)
+        job.recv(dst, 0, size=size)
+    ax = draw.traffic(job.load())
+    found = {(text.get_position(), text.get_text()) for text in ax.texts}
+    assert {((1.5, 0.5), "1.50 kB"), ((2.5, 0.5), "2.00 MB"), ((0.5, 1.5), "0")} <= found, "senders are rows"
+    assert [label.get_text() for label in ax.get_yticklabels()] == ["rank 0", "rank 1", "rank 2", "received"]
+    assert title(ax) == "Rank 0 sends the most: 2.00 MB of 2.00 MB"
+
+
+def test_every_number_can_be_read_on_its_cell(late):
+    ax = draw.traffic(late)
+    faces = picture_parts(ax, "cells")[0].get_facecolors()
+    for text in ax.texts:
+        x, y = text.get_position()
+        if not isinstance(text, Annotation) and x < 3 and y < 3 and text.get_text() != "0":
+            assert contrast(text.get_color(), faces[int(y) * 3 + int(x)][:3]) > 4.5
+
+
+def contrast(one, other):
+    """Of WCAG 2.2; 4.5 is what it asks of text."""
+
+    def luminance(color):
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color)]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+# Sequence -------------------------------------------------------------------------------------------------------------
+
+
+def test_messages_stand_in_their_order_from_top_to_bottom(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.send(0, 1, size=4, start_ns=0, end_ns=5)
+    job.recv(1, 0, size=4, start_ns=0, end_ns=10)
+    job.send(1, 0, size=8, start_ns=20, end_ns=25)
+    job.recv(0, 1, size=8, start_ns=20, end_ns=30)
+    ax = draw.sequence(job.load())
+    assert arrows_of(ax) == ["message 0 to 1", "message 1 to 0"]
+    heights = [part._posA_posB[0][1] for part in ax.patches if isinstance(part, FancyArrowPatch)]
+    assert heights == sorted(heights)
+    assert ax.get_ylim()[0] > ax.get_ylim()[1], "time runs downwards"
+    assert {"4 B", "8 B"} <= set(texts(ax))
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["rank 0", "rank 1"]
+    assert title(ax) == "Rank 1 sends the most: 8 B of 12 B, in 2 messages"
+
+
+def test_what_never_came_is_red_with_its_reason(tmp_path):
+    job = Job(tmp_path, ranks=3)
+    job.collective("all_reduce", size=1200, ranks=[0, 2], end_ns=None)
+    ax = draw.sequence(job.load())
+    red = [part for part in ax.patches if isinstance(part, FancyArrowPatch)]
+    assert {to_rgb(arrow.get_edgecolor()) for arrow in red} == {to_rgb(palette.MISSING)}
+    assert any(text.startswith("never came: 1.60 kB") for text in texts(ax)), "2 * 2/3 of 1,200 B"
+    assert "rank 1 never called it" in texts(ax)
+
+
+def test_a_collective_without_known_messages_is_a_bar_with_the_reason(tmp_path):
+    job = Job(tmp_path, ranks=3)
+    job.collective("barrier")
+    ax = draw.sequence(job.load())
+    (bar,) = picture_parts(ax, "bar")
+    assert bar.get_x() < 0
+    assert bar.get_x() + bar.get_width() > 2
+    assert "no schedule of gloo's barrier is known here yet" in texts(ax)
+
+
+def test_what_repeats_is_drawn_once_with_the_number_of_times(tmp_path):
+    job = Job(tmp_path, ranks=3)
+    for _ in range(30):
+        job.collective("all_reduce", size=1200)
+        job.collective("broadcast", size=64, root=0)
+    trace = job.load()
+    ax = draw.sequence(trace)
+    assert "× 30" in texts(ax)
+    assert len(arrows_of(ax)) == 5, "3 arrows round the ring, 2 from the root"
+    assert "1.60 kB in 8 parts" in texts(ax)
+
+
+def test_more_than_fits_is_counted(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    for i in range(100):
+        job.send(0, 1, size=4 + i)
+        job.recv(1, 0, size=4 + i)
+    ax = draw.sequence(job.load())
+    assert len(arrows_of(ax)) == rows.MOST_ROWS
+    assert any(text.startswith("60 later operations not drawn") for text in texts(ax))
+
+
+# All ------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("picture", PICTURES)
+def test_an_empty_trace_gives_a_sentence(tmp_path, picture):
+    ax = picture(Trace(tmp_path, (), ()))
+    assert any("This trace holds no" in text for text in texts(ax))
+    job = Job(tmp_path, ranks=2)
+    draw.save(picture(job.load()), tmp_path / "empty.svg")
+
+
+@pytest.mark.parametrize("picture", PICTURES)
+def test_strange_names_break_nothing(tmp_path, picture):
+    job = Job(tmp_path, ranks=4)
+    for rank, name in enumerate(STRANGE):
+        job.headers[rank] = msgspec.structs.replace(job.headers[rank], name=name)
+        job.span(rank, name, start_ns=0, end_ns=100)
+    job.collective("all_reduce", size=100, role="$x^", site="<b>.py:1")
+    ax = picture(job.load())
+    for ending in ("svg", "png", "pdf"):
+        draw.save(ax, tmp_path / f"strange.{ending}")
+    svg = (tmp_path / "strange.svg").read_text()
+    tree = ElementTree.fromstring(svg)
+    assert [each for each in tree.iter() if each.tag.endswith("script")] == []
+    assert "a$b$" in svg
+
+
+@pytest.mark.parametrize("picture", PICTURES)
+def test_damaged_traces_are_drawn_as_far_as_they_go(tmp_path, picture):
+    """A rank without a file, one that died, a recv from any source, different ops in one exchange."""
+    job = Job(tmp_path, ranks=4)
+    job.collective("all_reduce", size=100, end_ns=None)
+    job.collective("broadcast", size=100, ranks=[0], root=1)
+    job.collective("barrier", ranks=[1])
+    job.recv(2, None, end_ns=None)
+    trace = job.load(died=[1], without=[3])
+    draw.save(picture(trace), tmp_path / "damaged.png")
+    draw.save(picture(trace.where(rank=0)), tmp_path / "part.png")
+
+
+@pytest.mark.parametrize("picture", PICTURES)
+def test_given_axes_are_used_and_no_figure_is_opened(late, picture):
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(9, 3))
+    assert picture(late, ax=axes[0]) is axes[0]
+    assert plt.get_fignums() == [figure.number]
+    assert tuple(figure.get_size_inches()) == (9, 3)
+
+
+@pytest.mark.parametrize("picture", PICTURES)
+def test_a_notebook_shows_the_figure_once(late, picture):
+    """Pyplot knows exactly one new figure, which the inline backend shows at the end of the cell."""
+    import matplotlib.pyplot as plt
+
+    ax = picture(late)
+    assert [plt.figure(number) for number in plt.get_fignums()] == [ax.figure]
+
+
+@pytest.mark.parametrize("picture", PICTURES)
+def test_nothing_is_clipped_and_the_labels_do_not_overlap(late, picture):
+    ax = picture(late)
+    ax.figure.canvas.draw()
+    whole = ax.figure.bbox
+    shown = [text for text in (*ax.texts, ax._left_title) if text.get_text()]
+    extents = [text.get_window_extent() for text in shown]
+    for text, extent in zip(shown, extents, strict=True):
+        assert whole.x0 <= extent.x0 < extent.x1 <= whole.x1, text.get_text()
+        assert whole.y0 <= extent.y0 < extent.y1 <= whole.y1, text.get_text()
+    inner = [extent.padded(-2) for extent in extents]
+    assert [1 for i, one in enumerate(inner) for other in inner[:i] if one.overlaps(other)] == []
+
+
+def test_one_colour_per_operation_and_each_its_own():
+    looks = {op.name: palette.look(op.name) for op in COLLECTIVES}
+    assert looks["all_gather"] == looks["all_gather_single_coalesced"]
+    assert looks["barrier"] == looks["monitored_barrier"]
+    assert palette.look("send") == palette.look("recv")
+    assert all(look.family != "other" for look in looks.values())
+    families = {look.family: (look.color, look.hatch) for look in looks.values()}
+    assert len(set(families.values())) == len(families)
+
+
+def test_operations_differ_in_grey_by_lightness_or_hatch():
+    def grey(look):
+        red, green, blue = to_rgb(look.color)
+        return 0.299 * red + 0.587 * green + 0.114 * blue
+
+    looks = list({palette.look(name).family: palette.look(name) for name in [*OPS, "send"]}.values())
+    for i, one in enumerate(looks):
+        for other in looks[:i]:
+            assert abs(grey(one) - grey(other)) > 0.04 or one.hatch != other.hatch, (one.family, other.family)
+
+
+OPS = [op.name for op in COLLECTIVES]
+
+
+def test_text_is_wrapped_between_words_and_never_before_a_unit():
+    assert wrap("waits for 234 ms", 60, size=9) == ["waits for", "234\u00a0ms"]
+    assert plain("a\nb\u202e") == "a\\nb\\u202e"
+    assert len(plain("x" * 1000)) == 40
+
+
+# Findings -------------------------------------------------------------------------------------------------------------
+
+
+def test_sizes_and_times_have_three_digits():
+    assert [size_text(size) for size in (0, 999, 1000, 28_912, 999_499, 999_500, 4_000_000)] == [
+        "0 B", "999 B", "1.00 kB", "28.9 kB", "999 kB", "1.00 MB", "4.00 MB",
+    ]  # fmt: skip
+    assert [time_text(duration) for duration in (310_000, 3_100_000, 1_500_000_000)] == ["310 µs", "3.10 ms", "1.50 s"]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "sentence"),
+    [
+        ([], "No rank sends anything"),
+        ([(0, 1)], "Rank 0 sends 100 B to rank 1, nothing comes back"),
+        ([(0, 2), (1, 0), (2, 1)], "Each rank sends 100 B to the rank before it"),
+        ([(0, 1), (1, 2), (2, 0)], "Each rank sends 100 B to the rank after it"),
+        ([(0, 1), (0, 2)], "Rank 0 sends 100 B to every other rank"),
+        ([(1, 0), (2, 0)], "2 ranks send 100 B each to rank 0"),
+        ([(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)], "Each rank sends 100 B to every other rank"),
+        ([(0, 1), (0, 2), (1, 0)], "Rank 0 sends the most: 200 B of 300 B"),
+    ],
+)
+def test_the_pattern_of_the_bytes_is_named(tmp_path, pairs, sentence):
+    job = Job(tmp_path, ranks=3)
+    for src, dst in pairs:
+        job.send(src, dst, size=100)
+        job.recv(dst, src, size=100)
+    assert traffic_finding(traffic(job.load())) == sentence
+
+
+def test_sizes_that_differ_by_a_last_chunk_are_about_the_same(tmp_path):
+    job = Job(tmp_path, ranks=3)
+    job.collective("all_reduce", inputs=(tensor(4000, dtype="float32"),))
+    assert finding(job.load()).startswith("Each rank sends about 5.33 kB to the rank before it"), "2 * 2/3 of 4,000 B"
+
+
+def test_overlapping_waits_for_the_same_rank_count_once(tmp_path):
+    """From 0 to 40 and from 10 to 50: 50 ms, not 80."""
+    job = Job(tmp_path, ranks=2)
+    job.collective("all_reduce", size=4, start_ns={0: 0, 1: 40 * MS}, end_ns=60 * MS)
+    job.collective("all_reduce", size=4, start_ns={0: 10 * MS, 1: 50 * MS}, end_ns=60 * MS)
+    assert waiting(job.load()) == {1: 50 * MS}
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+SAVE = """
+import sys, matplotlib
+matplotlib.use("agg")
+from dlearn import Trace, draw
+trace = Trace.load(sys.argv[1])
+for picture in (draw.timeline, draw.traffic, draw.sequence):
+    ax = picture(trace)
+    for ending in ("svg", "png", "pdf"):
+        draw.save(ax, f"{sys.argv[2]}/{picture.__name__}.{ending}")
+"""
+
+
+def test_saved_twice_the_bytes_are_the_same(late, tmp_path):
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        subprocess.run([sys.executable, "-c", SAVE, tmp_path, tmp_path / folder], check=True)
+    names = sorted(path.name for path in (tmp_path / "one").iterdir())
+    assert len(names) == 9
+    for name in names:
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
+    assert ">all_reduce 3.00 MB<" in (tmp_path / "one" / "timeline.svg").read_text(), "text stays text"
+
+
+def test_an_unknown_ending_is_refused(late, tmp_path):
+    ax = draw.traffic(late)
+    for name in ("picture.gif", "picture"):
+        with pytest.raises(DlearnError, match=r"\.svg, \.png or \.pdf"):
+            draw.save(ax, tmp_path / name)
+    draw.save(ax.figure, tmp_path / "WHOLE.SVG")
+    assert (tmp_path / "WHOLE.SVG").stat().st_size > 1000
+
+
+def test_drawing_needs_no_torch(tmp_path):
+    Job(tmp_path, ranks=2).write()
+    code = f"{SAVE}\nassert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code, tmp_path, tmp_path], check=True)

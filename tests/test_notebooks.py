@@ -1,0 +1,86 @@
+"""Each notebook is what its source says, was executed, and runs."""
+
+import re
+import sys
+from pathlib import Path
+
+import jupytext
+import nbformat
+import pytest
+
+HOME = Path(__file__).parent.parent / "notebooks"
+sys.path.insert(0, str(HOME))  # notebooks/build.py belongs to no package
+import build  # noqa: E402
+
+sys.path.remove(str(HOME))
+
+each_notebook = pytest.mark.parametrize("source", build.sources(), ids=lambda source: source.stem)
+
+
+def saved(source: Path) -> nbformat.NotebookNode:
+    return nbformat.read(source.with_suffix(".ipynb"), as_version=4)
+
+
+def outputs(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+
+
+@each_notebook
+def test_the_notebook_is_made_from_its_source(source):
+    notebook = saved(source)
+    fresh = build.read(source)
+    assert [(cell.cell_type, cell.id, cell.source) for cell in notebook.cells] == [
+        (cell.cell_type, cell.id, cell.source) for cell in fresh.cells
+    ], "run `make notebooks`"
+    assert notebook.metadata.dlearn == fresh.metadata.dlearn
+
+
+@each_notebook
+def test_metadata_names_the_questions_and_the_cost(source):
+    facts = saved(source).metadata.dlearn
+    assert set(facts) == {"ids", "minutes", "needs", "peak_mb"}
+    assert all(re.fullmatch(r"[A-Z]{1,2}\d+", name) for name in facts.ids)
+    assert facts.minutes > 0
+    assert facts.peak_mb > 0
+    order = (HOME / "README.md").read_text()
+    assert all(word in order for word in (source.stem, *facts.ids)), "notebooks/README.md lists each lesson"
+
+
+@each_notebook
+def test_every_code_cell_was_executed_in_order_without_error(source):
+    notebook = saved(source)
+    nbformat.validate(notebook)
+    counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
+    assert counts == list(range(1, len(counts) + 1))
+    kinds = [output.output_type for output in outputs(notebook)]
+    assert "error" not in kinds
+    assert any("image/png" in output.get("data", {}) for output in outputs(notebook)), "a lesson has a picture"
+
+
+@each_notebook
+def test_the_notebook_is_small_and_says_nothing_about_the_machine_that_made_it(source):
+    text = source.with_suffix(".ipynb").read_text()
+    assert len(text.encode()) < build.MOST_BYTES
+    images = re.compile(r'"image/png": "[^"]*"')
+    paths = re.findall(r"(?<![\w.])/(?:home|root|tmp|usr|work|Users|opt|var)/[^\s\"]*", images.sub("", text))
+    assert paths == []
+    assert not any(build.is_empty(output) for output in outputs(saved(source)))
+
+
+@each_notebook
+def test_cells_are_short_and_plain(source):
+    for cell in jupytext.read(source, fmt="py:percent").cells:
+        assert cell.source.count("\n") < 40, "a cell fits on a screen"
+        if cell.cell_type == "code":
+            assert not re.search(r"^[%!]|sys\.path", cell.source, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        pytest.param(source, marks=() if source.stem == "quickstart" else pytest.mark.slow, id=source.stem)
+        for source in build.sources()
+    ],
+)
+def test_the_notebook_runs(source):
+    build.execute(build.read(source))  # raises with the cell and its error, if one fails

@@ -1,0 +1,126 @@
+"""Every sentence about a trace."""
+
+from traces import Job, header, tensor
+
+from dlearn.analysis import explain
+from dlearn.analysis.words import count_text, shorten
+
+
+def sentences(trace):
+    return list(explain(trace).sentences)
+
+
+def test_a_whole_trace_in_words(tmp_path):
+    """An all-reduce of 1,000 B on 4 ranks: 2 x 3/4 x 1000 = 1,500 B to the left."""
+    job = Job(tmp_path, ranks=4)
+    job.collective("all_reduce", size=1000)
+    job.collective("barrier")
+    assert sentences(job.load()) == [
+        "4 ranks (gloo): 1 of 2 operations explained by 48 messages (48 derived).",
+        "In all: all_reduce of 1,000 B (uint8[1000]); 0→3, 1→0, 2→1, 3→2: 1,500 B each (derived).",
+        "In all: barrier; who sends to whom inside it is not known: no schedule of gloo's barrier is known here yet.",
+        "In the whole trace every rank sends 1,500 B of payload, 6,000 B in all.",
+    ]
+
+
+def test_the_last_step_and_what_came_before_training(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.collective("broadcast", size=8, root=0, phase="setup")
+    for step in range(3):
+        spans = [job.span(rank, f"step {step}") for rank in range(2)]
+        for rank, span in enumerate(spans):
+            job.collective("all_reduce", size=4, ranks=[rank], phase="backward", parent=span)
+    explanation = explain(job.load())
+    assert explanation.part == "step 2"
+    assert explanation.sentences == (
+        "2 ranks (gloo): 4 of 4 operations explained by 25 messages (25 derived).",
+        "Before training: broadcast of 8 B (uint8[8]) in setup; 0→1: 8 B (derived).",
+        "In step 2: all_reduce of 4 B (uint8[4]) in the backward pass; 0→1, 1→0: 4 B each (derived).",
+        "In step 2 every rank sends 4 B of payload, 8 B in all.",
+    )
+    assert str(explanation).endswith(str(explanation.traffic))
+
+
+def test_equal_sends_are_counted_and_the_missing_one_is_told(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    for _ in range(3):
+        job.send(0, 1, size=8)
+    for _ in range(2):
+        job.recv(1, 0, size=8)
+    assert sentences(job.load()) == [
+        "2 ranks (gloo): 3 of 3 operations explained by 3 messages (2 observed, 1 missing).",
+        "In all: rank 0 sends rank 1 8 B (uint8[8]), 2 times.",
+        "In all: rank 0 sends rank 1 8 B (uint8[8]); rank 1 never received it.",
+        "In the whole trace rank 0 sends 16 B and rank 1 sends 0 B of payload, 16 B in all;"
+        " 8 B were expected and never came.",
+    ]
+
+
+def test_a_collective_that_a_rank_never_called(tmp_path):
+    job = Job(tmp_path, ranks=3)
+    job.collective("broadcast", size=4, root=0, ranks=[0], end_ns=None)
+    assert "In all: broadcast of 4 B (uint8[4]); rank 1 and rank 2 never called it." in sentences(job.load())
+
+
+def test_a_selection_is_not_called_the_whole(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    span = job.span(0, "warm-up")
+    job.collective("barrier", ranks=[0], parent=span)
+    job.collective("barrier", ranks=[1])
+    assert explain(job.load().within("warm-up")).part == "this part of the trace"
+
+
+def test_problems_are_part_of_the_answer(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    problem = sentences(job.load(without=[1]))[-1]
+    assert problem.startswith("Problem: 1 of 2 processes left a file in ")
+    assert problem.endswith("that of rank 1 is missing (if it ran on another host, copy its file here).")
+
+
+def test_a_trace_without_any_operation(tmp_path):
+    assert sentences(Job(tmp_path, ranks=1).load()) == [
+        "1 rank (no process group used): 0 of 0 operations explained by 0 messages (none).",
+        "In the whole trace every rank sends 0 B of payload, 0 B in all.",
+    ]
+
+
+def test_names_of_strangers_stay_on_one_line_and_are_no_markup(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.headers[0] = header(0, world_size=2, name="<b>\nbold")
+    span = "step <script>\n</script>"
+    for rank in range(2):
+        parent = job.span(rank, span)
+        evil = tensor(4, dtype="<i>\x1b[31m\u202e")
+        job.collective("all_reduce", ranks=[rank], inputs=(evil,), parent=parent, phase="<u>\r", site="<a>\n:1")
+    explanation = explain(job.load())
+    assert all(sentence.isprintable() for sentence in explanation.sentences)
+    shown = explanation._repr_html_()
+    assert not any(tag in shown for tag in ("<script>", "<b>", "<i>", "<u>", "<a>"))
+    assert "step &lt;script&gt;\\n" in shown
+
+
+def test_any_number_of_kinds_is_a_readable_answer(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    for size in range(1, 101):
+        job.collective("all_reduce", size=size)
+    told = sentences(job.load())
+    assert len(told) == 1 + 40 + 1 + 1
+    assert told[-2] == "In all: 60 more operations of 60 more kinds; operations(trace) lists them."
+
+
+def test_any_number_of_ranks_is_a_readable_answer(tmp_path):
+    job = Job(tmp_path, ranks=60)
+    job.collective("all_reduce", size=61)
+    assert all(len(sentence) < 500 for sentence in sentences(job.load()))
+
+
+def test_long_lists_of_parameters_are_shortened():
+    assert shorten("gradient of bucket 0: a, b, c, d, e, f") == "gradient of bucket 0: a, b, c, d and 2 more"
+    assert shorten("gradient of bucket 0: a, b") == "gradient of bucket 0: a, b"
+    assert shorten("float32[10, 10], float32[3], float32[4], float32[5]") == (
+        "float32[10, 10], float32[3], float32[4], float32[5]"
+    )
+
+
+def test_counts_agree_with_their_nouns():
+    assert (count_text(1, "rank"), count_text(2000, "message")) == ("1 rank", "2,000 messages")

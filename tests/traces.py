@@ -1,0 +1,157 @@
+"""Traces by hand: say what each rank called, and when; the rest of the file is filled in.
+
+job = Job(tmp_path, ranks=2)
+job.collective("all_reduce", size=1000, start_ns={0: 10, 1: 30}, end_ns=50)
+trace = job.load()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dlearn.trace.event import (
+    FORMAT,
+    NOT_OBSERVED,
+    Bucket,
+    Collective,
+    End,
+    Event,
+    Footer,
+    Gradient,
+    GroupFact,
+    Header,
+    Line,
+    PointToPoint,
+    Span,
+    TensorInfo,
+)
+from dlearn.trace.store import Writer
+from dlearn.trace.trace import Trace
+
+Time = int | None | Mapping[int, int | None]
+"""Of all ranks, or by rank. None: never, it hangs."""
+
+
+def header(rank: int | None = 0, **facts: Any) -> Header:
+    own: dict[str, Any] = {"job": "job", "host": "host", "pid": 1000 + (rank or 0), "rank": rank, "start_ns": 0}
+    return Header(**{"format": FORMAT, "torch": "2.13.0", "dlearn": "0.1.0", **own, **facts})
+
+
+def tensor(size: int, *, dtype: str = "uint8", payload: int | None = None) -> TensorInfo:
+    """A dense tensor of `size` bytes, or one whose payload is another, as of a sparse one."""
+    return TensorInfo((size,), dtype, "cpu", size, size if payload is None else payload)
+
+
+class Job:
+    """`ranks` processes with a default group "world", all closed; `files[rank]` holds the lines between."""
+
+    def __init__(self, folder: Path, *, ranks: int, backend: str = "gloo") -> None:
+        self.folder = folder
+        self.headers = [header(rank, world_size=ranks) for rank in range(ranks)]
+        self.files: list[list[Line]] = [[] for _ in range(ranks)]
+        self._members: dict[str, tuple[int, ...]] = {}
+        self._numbers = [0] * ranks
+        self._seqs: dict[tuple[int, str, type], int] = {}
+        self.group("world", range(ranks), backend=backend, default=True)
+
+    def group(self, name: str, members: Iterable[int], *, backend: str = "gloo", default: bool = False) -> None:
+        """A process group; group rank i is `members[i]`."""
+        ranks = tuple(members)
+        self._members[name] = ranks
+        for index, rank in enumerate(ranks):
+            fact = GroupFact(name=name, backend=backend, rank=index, size=len(ranks), ranks=ranks, default=default)
+            self.files[rank].append(fact)
+
+    def collective(
+        self,
+        op: str,
+        *,
+        size: int = 0,
+        ranks: Iterable[int] | None = None,
+        group: str = "world",
+        start_ns: Time = 10,
+        end_ns: Time = 20,
+        **facts: Any,
+    ) -> None:
+        """Called by `ranks` of the group (else by all its members) with `size` bytes each."""
+        for rank in self._members[group] if ranks is None else ranks:
+            own = {"inputs": (tensor(size),) if size else (), "seq": self._next(rank, group, Collective), **facts}
+            self.event(Collective, rank, op=op, group=group, start_ns=start_ns, end_ns=end_ns, **own)
+
+    def send(self, src: int, dst: int, *, size: int = 4, group: str = "world", tag: int = 0, **facts: Any) -> None:
+        self._p2p("send", src, self._members[group].index(dst), size, group, tag, facts)
+
+    def recv(
+        self, dst: int, src: int | None, *, size: int = 4, group: str = "world", tag: int = 0, **facts: Any
+    ) -> int:
+        peer = self._members[group].index(src) if src is not None else None
+        return self._p2p("recv", dst, peer, size, group, tag, facts)
+
+    def _p2p(self, op: str, rank: int, peer: int | None, size: int, group: str, tag: int, facts: dict[str, Any]) -> int:
+        seq = self._next(rank, group, PointToPoint)
+        own = {"tensors": (tensor(size),), "seq": seq, "start_ns": 10, "end_ns": 20, **facts}
+        return self.event(PointToPoint, rank, op=op, group=group, peer=peer, tag=tag, **own)
+
+    def span(self, rank: int, name: str, **facts: Any) -> int:
+        """Returns its number, the `parent` of what is inside."""
+        return self.event(Span, rank, name=name, **{"start_ns": 0, "end_ns": 100, **facts})
+
+    def bucket(self, rank: int, index: int, parameters: Mapping[str, int], *, count: int = 1, model: int = 0) -> None:
+        """Bucket `index` of `count`; `parameters` gives the bytes of each."""
+        size = sum(parameters.values())
+        self.event(
+            Bucket, rank, model=model, index=index, count=count, bytes=size, parameters=tuple(parameters), built="first"
+        )
+
+    def gradient(self, rank: int, parameter: str, *, size: int = 4, model: int = 0, backward: int = 0) -> None:
+        self.event(Gradient, rank, model=model, parameter=parameter, bytes=size, backward=backward)
+
+    def event(
+        self,
+        kind: type[Event],
+        rank: int,
+        *,
+        start_ns: Time = 10,
+        end_ns: Time = None,
+        by: str = "return",
+        **facts: Any,
+    ) -> int:
+        """One line for its start, one for its end. `by=NOT_OBSERVED`: nobody saw the end."""
+        number = self._numbers[rank]
+        self._numbers[rank] += 1
+        start, end = _at(start_ns, rank), _at(end_ns, rank)
+        assert start is not None
+        self.files[rank].append(kind(number=number, start_ns=start, **facts))
+        if end is not None or by == NOT_OBSERVED:
+            self.files[rank].append(End(event=number, at_ns=end, by=by))
+        return number
+
+    def _next(self, rank: int, group: str, kind: type) -> int:
+        seq = self._seqs[rank, group, kind] = self._seqs.get((rank, group, kind), 0) + 1
+        return seq
+
+    def write(self, *, died: Iterable[int] = (), without: Iterable[int] = ()) -> list[Path]:
+        """Write the files: no footer for the ranks that died, no file of those in `without`."""
+        paths = []
+        for rank, lines in enumerate(self.files):
+            if rank in without:
+                continue
+            own = self.headers[rank]
+            writer = Writer(self.folder / f"{own.host}-{own.pid}.jsonl", max_bytes=1 << 30)
+            for line in (own, *lines):
+                writer.write(line)
+            if rank not in died:
+                writer.write(Footer(at_ns=1000, lines=writer.lines))
+            writer.close()
+            paths.append(writer.path)
+        return paths
+
+    def load(self, *, died: Iterable[int] = (), without: Iterable[int] = ()) -> Trace:
+        self.write(died=died, without=without)
+        return Trace.load(self.folder)
+
+
+def _at(time: Time, rank: int) -> int | None:
+    return time.get(rank) if isinstance(time, Mapping) else time
