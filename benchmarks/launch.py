@@ -28,6 +28,9 @@ SECONDS_AFTER_IMPORT = 5.0
 
 def meet(folder: str) -> None:
     """What every rank does: join a group if it has none, all-reduce, and note its memory."""
+    # ipyparallel sends this function alone, without the names around it.
+    from pathlib import Path
+
     import psutil
     import torch
     import torch.distributed as dist
@@ -194,19 +197,24 @@ def main() -> None:
     drivers = []
     for ranks in RANKS:
         for way in WAYS:
-            print(f"\r\033[Kfirst call: {way}, {ranks} ranks", end="", file=sys.stderr, flush=True)
+            show(f"first call: {way}, {ranks} ranks")
             driver = Driver(way, ranks)
             drivers.append(driver)
             time.sleep(SECONDS_AFTER_IMPORT)
             driver.call()
     for number in range(options.rounds):
-        print(f"\r\033[Klater calls: round {number + 1} of {options.rounds}", end="", file=sys.stderr, flush=True)
+        show(f"later calls: round {number + 1} of {options.rounds}")
         for driver in drivers:
             driver.call()
-    print("\r\033[K", end="", file=sys.stderr)
+    show("")
     for driver in drivers:
         driver.close()
     report(drivers)
+
+
+def show(progress: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{progress}", end="", file=sys.stderr, flush=True)
 
 
 def report(drivers: list[Driver]) -> None:

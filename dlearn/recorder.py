@@ -62,9 +62,7 @@ def span(name: str) -> Iterator[None]:
         recording.close_span(number)
 
 
-def start(
-    folder: Path, *, header: Header, max_bytes: int = 2 << 30, clock: Clock = time.monotonic_ns
-) -> Recording:
+def start(folder: Path, *, header: Header, max_bytes: int = 2 << 30, clock: Clock = time.monotonic_ns) -> Recording:
     """Install every hook and write into `folder` until `stop()`. For `record` and the cluster's ranks."""
     global _active
     if _active is not None:
@@ -179,9 +177,7 @@ class Recording:
         self._writer.close()
 
 
-def make_header(
-    *, job: str, rank: int | None = None, name: str = "", world_size: int | None = None
-) -> Header:
+def make_header(*, job: str, rank: int | None = None, name: str = "", world_size: int | None = None) -> Header:
     """The first line of this process's file."""
     return Header(
         format=FORMAT,

@@ -273,6 +273,74 @@ def _line_of(text: str, *, after: str) -> int:
     return next(i for i, line in enumerate(lines) if i > first and line == text) + 1
 
 
+def test_two_ranks_that_wait_for_each_other_share_a_sentence():
+    def both_send() -> None:
+        import torch.distributed as dist
+
+        dist.send(torch.ones(4), 1 - dist.get_rank())
+
+    with pytest.raises(RankError) as caught:
+        Cluster(2).run(both_send, timeout=1)
+    assert "rank 0 and rank 1 wait for each other: rank 0 in send #1 (" in caught.value.what
+    assert "a longer run" not in str(caught.value)
+
+
+def test_the_same_exception_everywhere_is_told_once():
+    def wrong() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(RankError) as caught:
+        Cluster(3).run(wrong)
+    assert caught.value.what == "all 3 ranks failed: KeyError: 'x'"
+
+
+def test_a_hang_that_torch_itself_ends_names_who_was_waited_for():
+    def short_timeout() -> None:
+        import datetime
+
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=1))
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(4))
+        else:
+            import time
+
+            time.sleep(3)
+
+    with pytest.raises(RankError) as caught:
+        Cluster(2, init=False).run(short_timeout)
+    assert caught.value.rank == 0
+    assert "rank 0 waits for rank 1 in all_reduce #1 (" in caught.value.what
+    assert "rank 1 never called it" in caught.value.what
+
+
+def test_without_a_trace_a_hang_claims_nothing():
+    with pytest.raises(RankError, match=r"not done after 1 s: rank 0, rank 1 are still at work\."):
+        Cluster(2, record=False).run(programs.spin, timeout=1)
+
+
+def test_an_interrupt_while_torch_is_loading_leaves_the_fork_server_alone():
+    script = (
+        "import os, signal, time\n"
+        "from dlearn import Cluster\n"
+        "time.sleep(0.5)\n"
+        "signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "os.killpg(0, signal.SIGINT)\n"
+        "print(Cluster(2).run(os.getpid).error)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, start_new_session=True
+    )
+    assert (done.stdout, done.stderr) == ("None\n", "")
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path):
+    (tmp_path / ".dlearn").write_text("a file, where the folder should be")
+    with pytest.raises(SetupError, match="Work in a folder that you may write to"):
+        Cluster(1).run(programs.count)
+
+
 def test_without_check_the_error_stands_in_the_run():
     run = Cluster(3).run(programs.all_reduce_then, "exception", check=False)
     assert isinstance(run.error, RankError)

@@ -16,7 +16,7 @@ def test_a_whole_trace_in_words(tmp_path):
     job.collective("all_reduce", size=1000)
     job.collective("barrier")
     assert sentences(job.load()) == [
-        "4 ranks (gloo): 1 of 2 operations explained by 48 messages (48 derived).",
+        "4 ranks (gloo): 1 of 2 operations explained by 48 messages (48 derived from the backend's algorithm).",
         "In all: all_reduce of 1,000 B (uint8[1000]); 0→3, 1→0, 2→1, 3→2: 1,500 B each (derived).",
         "In all: barrier; who sends to whom inside it is not known: no schedule of gloo's barrier is known here yet.",
         "In the whole trace every rank sends 1,500 B of payload, 6,000 B in all.",
@@ -33,7 +33,7 @@ def test_the_last_step_and_what_came_before_training(tmp_path):
     explanation = explain(job.load())
     assert explanation.part == "step 2"
     assert explanation.sentences == (
-        "2 ranks (gloo): 4 of 4 operations explained by 25 messages (25 derived).",
+        "2 ranks (gloo): 4 of 4 operations explained by 25 messages (25 derived from the backend's algorithm).",
         "Before training: broadcast of 8 B (uint8[8]) in setup; 0→1: 8 B (derived).",
         "In step 2: all_reduce of 4 B (uint8[4]) in the backward pass; 0→1, 1→0: 4 B each (derived).",
         "In step 2 every rank sends 4 B of payload, 8 B in all.",
@@ -48,7 +48,7 @@ def test_equal_sends_are_counted_and_the_missing_one_is_told(tmp_path):
     for _ in range(2):
         job.recv(1, 0, size=8)
     assert sentences(job.load()) == [
-        "2 ranks (gloo): 3 of 3 operations explained by 3 messages (2 observed, 1 missing).",
+        "2 ranks (gloo): 3 of 3 operations explained by 3 messages (2 observed, 1 missing: expected, never came).",
         "In all: rank 0 sends rank 1 8 B (uint8[8]), 2 times.",
         "In all: rank 0 sends rank 1 8 B (uint8[8]); rank 1 never received it.",
         "In the whole trace rank 0 sends 16 B and rank 1 sends 0 B of payload, 16 B in all;"

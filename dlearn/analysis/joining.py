@@ -206,6 +206,8 @@ def _schedule(operation: Operation) -> gloo.Schedule | str:
         return "the line that describes its process group is lost"
     if operation.group.backend != "gloo":
         return f"no schedule of {operation.group.backend}'s {operation.op} is known here yet"
+    if operation.pending and not operation.missing:
+        return "not every rank has come out of it: which of its messages have travelled is not known"
     call = next(end for end in operation.ends if isinstance(end, Collective))
     tensors = call.inputs or call.outputs
     if any(tensor.payload_bytes != tensor.logical_bytes for tensor in tensors):
@@ -234,17 +236,23 @@ def _derived(operation: Operation, sends: Sequence[gloo.Send]) -> Iterator[Messa
     # Clocks of several hosts are not aligned: a transfer may seem to end before it begins.
     bounds = [None if end is None else start + max(0, end - start) * step // steps for step in range(steps + 1)]
     whole = max((send.offset + send.length for send in sends), default=0)
+    ended = {call.rank: call.end_ns for call in operation.ends if call.end_ns is not None}
     for send in sends:
+        src, dst, sent, received = members[send.src], members[send.dst], bounds[send.step], bounds[send.step + 1]
+        if sent is not None and received is not None:
+            # A rank has sent and received its last before its own call ended.
+            received = min(received, ended.get(dst, received))
+            sent = min(sent, ended.get(src, sent), received)
         yield Message(
-            src=members[send.src],
-            dst=members[send.dst],
+            src=src,
+            dst=dst,
             op=operation.op,
             what=operation.what,
             payload_bytes=send.length,
             how=how,
             operation=operation,
-            sent_ns=bounds[send.step],
-            received_ns=bounds[send.step + 1],
+            sent_ns=sent,
+            received_ns=received,
             offset_bytes=send.offset,
             whole_bytes=whole,
             step=send.step,

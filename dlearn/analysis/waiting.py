@@ -11,11 +11,12 @@ from dlearn.trace.trace import Trace
 
 
 def waited_until_ns(operation: Operation, end: Collective | PointToPoint) -> int | None:
-    """Until when this rank's part could not begin: the last rank's call. None while a rank never called it.
+    """Until when this rank's part could not begin: the last rank's call. None where that did not come, or nobody knows.
 
     A rank that was done before the last one called has waited for nobody: its data went ahead into a buffer.
     """
-    if operation.missing:
+    nobody_knows = operation.unseen or (isinstance(end, PointToPoint) and len(operation.ends) == 1)
+    if operation.missing or (nobody_knows and end.end_ns is None):
         return None
     done_before = end.end_ns is not None and end.end_ns <= operation.transfer_ns
     return end.start_ns if done_before else operation.transfer_ns

@@ -26,6 +26,9 @@ _KINDS_SHOWN = 40
 """Sentences about kinds of operations, for one part of a trace."""
 
 
+_HOW = {"derived": "derived from the backend's algorithm", "missing": "missing: expected, never came"}
+
+
 class Explanation(msgspec.Struct, frozen=True):
     """Who sent what to whom, in words and as a table. `part` is what was explained: a step, or the whole trace."""
 
@@ -35,6 +38,8 @@ class Explanation(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         return "\n".join([*self.sentences, "", str(self.traffic)])
+
+    __repr__ = __str__
 
     def _repr_html_(self) -> str:
         items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in self.sentences)
@@ -79,7 +84,7 @@ def overview(trace: Trace) -> str:
             explained += 1
             for pair in answer:
                 known[pair.how] += pair.message_count
-    kinds = ", ".join(f"{count:,} {how}" for how, count in known.most_common()) or "none"
+    kinds = ", ".join(f"{count:,} {_HOW.get(how, how)}" for how, count in known.most_common()) or "none"
     return (
         f"{count_text(len(trace.processes), 'rank')} ({backends}): {explained:,} of"
         f" {count_text(len(everything), 'operation')} explained by {count_text(known.total(), 'message')} ({kinds})."
@@ -206,6 +211,33 @@ def _missing(operation: Operation, trace: Trace) -> str:
 
 
 # Hangs ----------------------------------------------------------------------------------------------------------------
+
+
+def hang_sentences(found: Sequence[Hang], trace: Trace) -> list[str]:
+    """One sentence for each hang; two that wait for each other share one."""
+    told: list[str] = []
+    rest = list(found)
+    while rest:
+        hang = rest.pop(0)
+        other = next((each for each in rest if _wait_for_each_other(hang, each)), None)
+        if other is None:
+            told.append(hang_sentence(hang, trace))
+            continue
+        rest.remove(other)
+        (a, call_a), (b, call_b) = _stuck_call(hang), _stuck_call(other)
+        told.append(
+            f"{trace.label(a)} and {trace.label(b)} wait for each other:"
+            f" {trace.label(a)} in {call_text(call_a)}, {trace.label(b)} in {call_text(call_b)}"
+        )
+    return told
+
+
+def _wait_for_each_other(one: Hang, other: Hang) -> bool:
+    return len(one.waiting) == 1 and one.waiting == other.operation.missing and other.waiting == one.operation.missing
+
+
+def _stuck_call(hang: Hang) -> tuple[int, Collective | PointToPoint]:
+    return next((end.rank, end) for end in hang.operation.ends if end.rank in hang.waiting)
 
 
 def hang_sentence(hang: Hang, trace: Trace) -> str:

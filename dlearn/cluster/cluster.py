@@ -200,8 +200,13 @@ def _new_folder() -> Path:
     """A new folder in `.dlearn/runs`, where the newest 20 runs are kept."""
     home = Path(".dlearn", "runs")
     folder = home / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-    (folder / "trace").mkdir(parents=True)
-    (folder / _RUNNING).write_text(str(os.getpid()))
+    try:
+        (folder / "trace").mkdir(parents=True)
+        (folder / _RUNNING).write_text(str(os.getpid()))
+    except OSError as error:
+        raise SetupError(
+            f"runs cannot be kept in {home} here: {error.strerror}. Work in a folder that you may write to."
+        ) from None
     runs = sorted((path for path in home.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime_ns)
     for old in runs[:-RUNS_KEPT]:
         if not _is_running(old):

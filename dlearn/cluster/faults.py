@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dlearn.analysis.hangs import hangs
-from dlearn.analysis.words import hang_sentence, whereabouts
+from dlearn.analysis.words import hang_sentences, whereabouts
 from dlearn.cluster.crew import Died, Ended, Outcome
 from dlearn.cluster.rank import Raised, Returned
 from dlearn.errors import RankError, TraceError
@@ -37,10 +37,16 @@ def rank_error(
     outcome = outcomes[first]
     if isinstance(outcome, Ended):
         return _hang(names, outcomes, run, trace, timeout)
-    others = [_then(names[index], index, outcomes[index], trace) for index in failed if index != first]
-    what = f"{_who(names[first])} {_what(outcome)}"
-    if others:
-        what += "\nthen: " + "; ".join(others)
+    if isinstance(outcome, Raised) and len(names) > 1 and _all_the_same(outcomes):
+        what = f"all {len(names)} ranks failed: {outcome.type}: {outcome.message}"
+    else:
+        what = f"{_who(names[first])} {_what(outcome)}"
+        others = [_then(names[index], index, outcomes[index], trace) for index in failed if index != first]
+        if others:
+            what += "\nthen: " + "; ".join(others)
+    if _is_broken(outcome) and trace is not None:
+        # A connection broke or timed out, and nobody failed before: the trace knows who was waited for.
+        what += "".join(f"\n{sentence}." for sentence in hang_sentences(hangs(trace), trace))
     details = outcome.traceback if isinstance(outcome, Raised) else ""
     return RankError(rank=names[first], what=what, hint=_hint(outcome, run), details=details, run=run)
 
@@ -51,10 +57,18 @@ def _order(outcome: Outcome) -> tuple[int, int]:
         case Died():
             return (0, 0)
         case Raised():
-            broken = any(text in outcome.message for text in _BROKEN_CONNECTION)
-            return (2 if broken else 1, outcome.at_ns)
+            return (2 if _is_broken(outcome) else 1, outcome.at_ns)
         case _:
             return (3, 0)
+
+
+def _is_broken(outcome: Outcome) -> bool:
+    return isinstance(outcome, Raised) and any(text in outcome.message for text in _BROKEN_CONNECTION)
+
+
+def _all_the_same(outcomes: Sequence[Outcome]) -> bool:
+    told = [(outcome.type, outcome.message) for outcome in outcomes if isinstance(outcome, Raised)]
+    return len(told) == len(outcomes) and len(set(told)) == 1
 
 
 def _what(outcome: Outcome) -> str:
@@ -91,13 +105,15 @@ def _hang(
     late = [names[index] for index, outcome in enumerate(outcomes) if isinstance(outcome, Ended)]
     who = ", ".join(_who(name) for name in late)
     found = hangs(trace) if trace is not None else ()
-    sentences = [hang_sentence(each, trace) for each in found] if trace is not None else []
-    if sentences:
-        reason = ". ".join(sentences)
+    if trace is not None and found:
+        reason = ". ".join(hang_sentences(found, trace))
+        hint = "run.trace shows how far they came; draw.timeline(run.trace) draws it."
     else:
-        reason = f"{who} {'is' if len(late) == 1 else 'are'} still at work, and waits for no message"
+        # Without a trace nobody knows what they wait for.
+        idle = ", inside no recorded call" if trace is not None else ""
+        reason = f"{who} {'is' if len(late) == 1 else 'are'} still at work{idle}"
+        hint = "a longer run(..., timeout=...), if the ranks were only slow."
     what = f"not done after {timeout:g} s: {reason}."
-    hint = "a longer run(..., timeout=...) if the ranks were only slow; run.trace shows how far they came."
     return RankError(rank=None, what=what, hint=hint, run=run)
 
 

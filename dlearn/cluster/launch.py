@@ -18,7 +18,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from multiprocessing import forkserver, reduction, spawn, util
+from multiprocessing import forkserver, reduction, resource_tracker, spawn, util
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, set_spawning_popen
 from multiprocessing.popen_forkserver import Popen
@@ -47,7 +47,7 @@ def warm_up() -> None:
     # A rank of somebody else's job has no use for it: four ranks would start four servers.
     if DEFAULT_START == "forkserver" and "RANK" not in os.environ:
         _context("forkserver")
-        forkserver.ensure_running()
+        _ensure_running()
 
 
 @dataclass
@@ -77,6 +77,17 @@ class RankProcess:
             connection.close()
 
 
+def _ensure_running() -> None:
+    """Start the fork server such that an interrupt, while it loads torch, is not its business."""
+    resource_tracker.ensure_running()
+    # It inherits the mask; by itself it ignores interrupts only once it has loaded everything.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def start_rank(start: StartMethod) -> RankProcess:
     """Start one rank process; it waits for its first call."""
     context = _context(start)
@@ -85,6 +96,7 @@ def start_rank(start: StartMethod) -> RankProcess:
     output, their_output = context.Pipe(duplex=False)
     arguments = (their_control, their_alive, their_output)
     if start == "forkserver":
+        _ensure_running()
         process: BaseProcess = _ForkedRank(target=rank_main, args=arguments)
         process.start()
     else:

@@ -72,6 +72,7 @@ def main(control: Connection, alive: Connection, output: Connection) -> None:
     # A notebook interrupts its whole process group; ranks are ended by the cluster, not by the keyboard.
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # The fork server has it blocked.
     _redirect(output)
     threading.Thread(target=_end_with_parent, args=(alive,), daemon=True, name="dlearn-parent").start()
     rank = _Rank(control)

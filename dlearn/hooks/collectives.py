@@ -158,7 +158,7 @@ _self_test_passed = False
 
 
 def self_test() -> None:
-    """Once per process: one op on a group that sends nothing must be seen, start and end; else this torch does not fit."""
+    """Once per process: one op on a group that sends nothing must be seen, start and end, else torch does not fit."""
     global _self_test_passed
     if _self_test_passed:
         return

@@ -1,0 +1,8 @@
+"""A trace as a picture: every function takes a Trace and returns matplotlib Axes. Nothing here counts or prints."""
+
+from dlearn.draw.save import save
+from dlearn.draw.sequence import sequence
+from dlearn.draw.timeline import timeline
+from dlearn.draw.traffic import traffic
+
+__all__ = ["save", "sequence", "timeline", "traffic"]

@@ -1,0 +1,191 @@
+"""What all pictures share: new axes, text that no name can break, and the frame of title, legend and notes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+
+import matplotlib.pyplot as plt
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.font_manager import FontProperties, findfont, get_font
+from matplotlib.textpath import TextToPath
+from matplotlib.transforms import ScaledTranslation
+
+from dlearn.draw.palette import FAINT, INK
+
+WIDTH_IN = 9.0
+TEXT_PT = 9.0
+TITLE_PT = 11.5
+MOST_CHARACTERS = 40
+_POINTS = 72
+_NUMBER_AND_UNIT = re.compile(r"(\d) (?=(?:[kMGT]?B|[mµ]?s)\b)")
+_NARROWEST_NAME_PT = 90.0
+_LINE = 1.45
+"""Inches of text lines: font size times this."""
+
+
+def new_axes(*, height_in: float, left_in: float, right_in: float = 0.15) -> Axes:
+    """Axes of this height, on a white figure of their own that a notebook shows once, at the end of the cell."""
+    figure = plt.figure(figsize=(WIDTH_IN, height_in), dpi=120, facecolor="white")
+    width = WIDTH_IN - left_in - right_in
+    return figure.add_axes((left_in / WIDTH_IN, 0.0, width / WIDTH_IN, 1.0), facecolor="white")
+
+
+def frame(
+    ax: Axes,
+    *,
+    title: str,
+    legend: Sequence[Artist] = (),
+    notes: Sequence[str] = (),
+    above_in: float = 0.0,
+    below_in: float = 0.42,
+    fit: bool,
+) -> None:
+    """Put the finding above, legend and notes below; `above_in` and `below_in` are what the axes' own labels take.
+
+    `fit` grows the figure, which must hold these axes alone.
+    """
+    left, width = _whole_width(ax) if fit else (0.0, points(ax, 1.0, along="x"))
+    lines = wrap(plain(title, most=400), width, size=TITLE_PT, bold=True)
+    ax.set_title(
+        "\n".join(lines), loc="left", x=left / points(ax, 1.0, along="x"), fontsize=TITLE_PT, fontweight="bold",
+        color=INK, parse_math=False,
+    )  # fmt: skip
+    below = below_in + (_legend(ax, legend, left, width, below_in) if legend else 0)
+    for line in [part for note in notes for part in wrap(plain(note, most=400), width, size=TEXT_PT)]:
+        ax.annotate(
+            line, (0, 0), (left, -below * _POINTS), xycoords="axes fraction", textcoords="offset points", va="top",
+            fontsize=TEXT_PT, color=INK, parse_math=False, annotation_clip=False,
+        )  # fmt: skip
+        below += TEXT_PT * _LINE / _POINTS
+    if fit:
+        _fit(ax, above_in=above_in + len(lines) * TITLE_PT * _LINE / _POINTS + 0.15, below_in=below + 0.08)
+
+
+def say_empty(ax: Axes, sentence: str, *, fit: bool) -> Axes:
+    """A picture of nothing says so, instead of being a blank or an error."""
+    ax.set_axis_off()
+    ax.text(
+        0.5, 0.5, plain(sentence, most=200), ha="center", va="center", transform=ax.transAxes,
+        fontsize=TITLE_PT, color=INK, parse_math=False,
+    )  # fmt: skip
+    frame(ax, title="Nothing to draw", fit=fit)
+    return ax
+
+
+def _whole_width(ax: Axes) -> tuple[float, float]:
+    """From the left edge of the figure (in points from that of the axes), and how wide."""
+    box = ax.get_position()
+    figure_pt = points(ax, 1.0, along="x") / box.width
+    return -(figure_pt * box.x0 - 8), figure_pt - 16
+
+
+def _legend(ax: Axes, handles: Sequence[Artist], left: float, width: float, below_in: float) -> float:
+    """Returns its height in inches."""
+    widest = max(text_width(str(handle.get_label()), size=TEXT_PT) for handle in handles) + 3.8 * TEXT_PT
+    columns = max(1, min(len(handles), int(width / widest)))
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    down = ScaledTranslation(left / _POINTS, -below_in, figure.dpi_scale_trans)
+    legend = ax.legend(
+        handles=list(handles), loc="upper left", ncols=columns, fontsize=TEXT_PT, frameon=False, borderpad=0,
+        borderaxespad=0, handlelength=2.2, columnspacing=1.6, labelcolor=INK,
+        bbox_to_anchor=(0, 0), bbox_transform=ax.transAxes + down,
+    )  # fmt: skip
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    rows = -(-len(handles) // columns)
+    return rows * TEXT_PT * 1.65 / _POINTS + 0.06
+
+
+def _fit(ax: Axes, *, above_in: float, below_in: float) -> None:
+    """Grow the figure by what stands above and below the axes, which keep their own size."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    height = figure.get_figheight()
+    whole = height + above_in + below_in
+    box = ax.get_position()
+    figure.set_figheight(whole)
+    ax.set_position((box.x0, below_in / whole, box.width, height / whole))
+
+
+# Text -----------------------------------------------------------------------------------------------------------------
+
+
+def plain(text: str, *, most: int = MOST_CHARACTERS) -> str:
+    """Any text on one line: what cannot be shown is spelled out, what is too long is cut."""
+    shown = "".join(each if _can_show(each) else ascii(each)[1:-1] for each in text[: 4 * most])
+    return shown if len(shown) <= most else shown[: most - 1] + "…"
+
+
+@lru_cache(maxsize=4096)
+def _can_show(character: str) -> bool:
+    font = get_font(findfont(FontProperties()))
+    return character.isprintable() and font.get_char_index(ord(character)) != 0
+
+
+@lru_cache(maxsize=4096)
+def text_width(text: str, *, size: float, bold: bool = False) -> float:
+    """Width in points."""
+    font = FontProperties(size=size, weight="bold" if bold else "normal")
+    width: float = TextToPath().get_text_width_height_descent(text, font, ismath=False)[0]
+    return width
+
+
+def wrap(text: str, width: float, *, size: float, bold: bool = False) -> list[str]:
+    """Lines of at most `width` points; a number stays with its unit."""
+    lines = [""]
+    for word in _NUMBER_AND_UNIT.sub("\\1\u00a0", text).split(" "):
+        longer = f"{lines[-1]} {word}".strip()
+        if lines[-1] and text_width(longer, size=size, bold=bold) > width:
+            lines.append(word)
+        else:
+            lines[-1] = longer
+    return lines
+
+
+def cut(text: str, width: float, *, size: float) -> str:
+    """As much of the text as `width` points hold."""
+    if text_width(text, size=size) <= width:
+        return text
+    while text and text_width(text + "…", size=size) > width:
+        text = text[:-1]
+    return text.rstrip() + "…"
+
+
+def fit_names(names: Sequence[str], width: float) -> tuple[list[str], bool]:
+    """Names for columns that are `width` points wide, and whether they must stand upright to be read."""
+    if width >= _NARROWEST_NAME_PT or all(text_width(name, size=TEXT_PT) <= width - 4 for name in names):
+        return [cut(name, width - 4, size=TEXT_PT) for name in names], False
+    return [cut(name, _NARROWEST_NAME_PT, size=TEXT_PT) for name in names], True
+
+
+def points(ax: Axes, fraction: float, *, along: str) -> float:
+    """Length in points of this fraction of the axes."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    box = ax.get_position()
+    inches = box.width * figure.get_figwidth() if along == "x" else box.height * figure.get_figheight()
+    return float(inches * fraction * _POINTS)
+
+
+def points_per_ms(ax: Axes) -> float:
+    """The scale of a time axis in ms."""
+    left, right = ax.get_xlim()
+    return points(ax, 1.0, along="x") / (right - left)
+
+
+def left_margin_in(labels: Iterable[str]) -> float:
+    """Inches that the longest of these labels needs at the left of the axes."""
+    return max((text_width(label, size=TEXT_PT) for label in labels), default=0.0) / _POINTS + 0.25
+
+
+def quiet(ax: Axes) -> None:
+    """Leave only the axis that carries a scale."""
+    for side in ("top", "right", "left"):
+        ax.spines[side].set_visible(False)
+    ax.spines["bottom"].set_color(FAINT)
+    ax.tick_params(labelsize=TEXT_PT, colors=INK)
+    ax.tick_params(axis="y", length=0)

@@ -1,0 +1,79 @@
+"""Lanes: where each rank's spans, gradients and bars stand, so that nothing of one rank hides anything else of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ROW_IN = 0.25
+SPAN_IN = 0.2
+STRIP_IN = 0.12
+_GAP_IN = 0.3
+_NARROW_GAP_IN = 0.14
+_MOST_BAR_ROWS_IN = 1.5
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One rank's part of the picture, from `top` to `bottom`; all in inches, downwards."""
+
+    rank: int
+    top: float
+    spans: int
+    strip_top: float
+    bars_top: float
+    row: float
+    rows: int
+    density_top: float
+    bottom: float
+
+    def bar(self, row: int) -> tuple[float, float]:
+        """Top and bottom of a bar in this row."""
+        top = self.bars_top + row * self.row
+        return top + 0.06 * self.row, top + 0.94 * self.row
+
+    @property
+    def middle(self) -> float:
+        return (self.bars_top + self.density_top) / 2
+
+
+def stack(
+    ranks: Sequence[int],
+    *,
+    rows: dict[int, int],
+    spans: dict[int, int],
+    strips: set[int],
+    density: bool,
+) -> dict[int, Lane]:
+    """Lanes from the top, each as high as its rows of bars and spans, its strip of gradients, its density need."""
+    lanes: dict[int, Lane] = {}
+    gap = _GAP_IN if len(ranks) <= 8 else _NARROW_GAP_IN
+    y = gap / 2
+    for rank in ranks:
+        count = max(1, rows.get(rank, 1))
+        row = min(ROW_IN, _MOST_BAR_ROWS_IN / count)
+        strip = y + spans.get(rank, 0) * SPAN_IN
+        bars = strip + (STRIP_IN if rank in strips else 0)
+        below = bars + count * row
+        bottom = below + (ROW_IN if density else 0)
+        lanes[rank] = Lane(rank, y, spans.get(rank, 0), strip, bars, row, count, below, bottom)
+        y = bottom + gap
+    return lanes
+
+
+def height_in(lanes: dict[int, Lane]) -> float:
+    if not lanes:
+        return 1.0
+    first = min(lane.top for lane in lanes.values())
+    return max(lane.bottom for lane in lanes.values()) + first
+
+
+def rows_for(intervals: Sequence[tuple[int, int]]) -> list[int]:
+    """The first row that is free for each interval (sorted by start), so that none overlaps another in its row."""
+    ends: list[int] = []
+    rows: list[int] = []
+    for start, end in intervals:
+        row = next((row for row, busy in enumerate(ends) if busy <= start), len(ends))
+        ends[row : row + 1] = [end]
+        rows.append(row)
+    return rows

@@ -1,0 +1,78 @@
+"""One look per operation, the same in every picture, and one line per way of knowing.
+
+The colours are those of Okabe and Ito (Color Universal Design, 2008), which people with any colour vision tell apart.
+Where two of them have the same lightness, a hatch keeps them apart in grey. Slanted hatches always mean waiting, and
+red always means that something expected never came.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from matplotlib.colors import to_rgb
+
+INK = "#222222"
+FAINT = "#707070"
+LANE = "#f4f4f4"
+STRIP = "#d9d2e9"
+MISSING = "#d00000"
+WAITING_HATCH = "/////"
+
+
+@dataclass(frozen=True)
+class Look:
+    """`family` is what the legend calls it: one look stands for the single and the coalesced form of an op too."""
+
+    family: str
+    color: str
+    hatch: str = ""
+
+    @property
+    def pale(self) -> tuple[float, float, float]:
+        """The same colour, for waiting: mostly white."""
+        red, green, blue = to_rgb(self.color)
+        return (0.75 + red / 4, 0.75 + green / 4, 0.75 + blue / 4)
+
+    @property
+    def ink(self) -> str:
+        """The colour of text that can be read on it."""
+        return ink_on(self.color)
+
+
+_LOOKS = {
+    each.family: each
+    for each in (
+        Look("all_reduce", "#0072B2"),
+        Look("broadcast", "#E69F00"),
+        Look("all_gather", "#56B4E9", "..."),
+        Look("reduce_scatter", "#009E73", "--"),
+        Look("send, recv", "#CC79A7"),
+        Look("all_to_all", "#F0E442", "xx"),
+        Look("reduce", "#004D40"),
+        Look("gather", "#8C6D31", "||"),
+        Look("scatter", "#B8B000", "++"),
+        Look("barrier", "#6E6E6E", "oo"),
+    )
+}
+_OTHER = Look("other", "#BDBDBD")
+
+Line = Literal["solid"] | tuple[float, tuple[int, int]]
+LINES: dict[str, Line] = {"observed": "solid", "derived": (0, (4, 2)), "inferred": (0, (1, 2)), "missing": "solid"}
+
+
+def look(op: str) -> Look:
+    """How this op looks, in torch's own spelling: "all_gather_single_coalesced" looks like "all_gather"."""
+    name = op.split("/")[0].replace("_single", "").replace("_coalesced", "").removeprefix("monitored_")
+    return _LOOKS.get("send, recv" if name in ("send", "recv") else name, _OTHER)
+
+
+def line_color(how: str) -> str:
+    return MISSING if how == "missing" else INK
+
+
+def ink_on(color: str | tuple[float, float, float]) -> str:
+    """Black or white, whichever has the higher contrast on `color` (relative luminance, WCAG 2.2)."""
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color))
+    luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    return "black" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "white"

@@ -1,0 +1,190 @@
+"""The sequence diagram: a lifeline per rank, messages in their order from top to bottom."""
+
+from __future__ import annotations
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+
+from dlearn.analysis.flows import Flow
+from dlearn.analysis.joining import operations, payload_bytes
+from dlearn.analysis.words import sequence_finding, shorten, size_text, stuck_reason
+from dlearn.draw import canvas
+from dlearn.draw.arrows import arrow_text, draw_arrow
+from dlearn.draw.canvas import TEXT_PT, cut, fit_names, plain, points, text_width
+from dlearn.draw.palette import FAINT, INK, LINES, MISSING, line_color, look
+from dlearn.draw.rows import Block, Rows, rows_of
+from dlearn.draw.scene import ranks_shown
+from dlearn.trace.message import Operation
+from dlearn.trace.trace import Trace
+
+_ROW_IN = 0.34
+_GAP = 0.3
+"""Between two operations, in rows."""
+_LEFT_IN = 2.6
+
+
+def sequence(trace: Trace, *, ax: Axes | None = None) -> Axes:
+    """Draw a lifeline per rank and an arrow per message, downwards in the order of sending; distances mean nothing."""
+    fit = ax is None
+    columns = {rank: column for column, rank in enumerate(ranks_shown(trace, operations(trace)))}
+    column_pt = _width_pt(ax) / max(1, len(columns))
+    rows = rows_of(trace, columns, lambda flow: _extent(flow, columns, column_pt))
+    ax = ax or canvas.new_axes(height_in=max(1.2, _height(rows) * _ROW_IN), left_in=_LEFT_IN)
+    if not rows.cycles:
+        return canvas.say_empty(ax, "This trace holds no operation.", fit=fit)
+    above_in = draw_lifelines(ax, trace, columns, _height(rows))
+    draw_rows(ax, trace, rows, columns)
+    canvas.frame(
+        ax, title=sequence_finding(trace), legend=legend(rows), notes=notes(rows), above_in=above_in, below_in=0.08,
+        fit=fit,
+    )  # fmt: skip
+    return ax
+
+
+def _width_pt(ax: Axes | None) -> float:
+    return points(ax, 1.0, along="x") if ax else (canvas.WIDTH_IN - _LEFT_IN - 0.15) * 72
+
+
+def _height(rows: Rows) -> float:
+    """In rows, with the gaps between operations."""
+    return rows.height + _GAP * sum(len(cycle.blocks) for cycle in rows.cycles) + 0.3
+
+
+def _extent(flow: Flow, columns: dict[int, int], column_pt: float) -> tuple[float, float]:
+    src, dst = columns[flow.src], columns[flow.dst]
+    half = (text_width(_label(flow), size=TEXT_PT) / 2 + 3) / column_pt
+    middle = (src + dst) / 2
+    return min(src, dst, middle - half), max(src, dst, middle + half)
+
+
+def draw_lifelines(ax: Axes, trace: Trace, columns: dict[int, int], height: float) -> float:
+    """Returns the inches that the names take on top."""
+    names = [plain(trace.label(rank)) for rank in columns]
+    ax.set_xlim(-0.5, len(columns) - 0.5)
+    ax.set_ylim(height, 0)
+    lines = [[(column, 0.0), (column, height)] for column in columns.values()]
+    ax.add_collection(LineCollection(lines, colors=FAINT, linewidths=1, zorder=1, gid="lifelines"), autolim=False)
+    short, upright = fit_names(names, points(ax, 1.0, along="x") / len(columns))
+    ax.xaxis.tick_top()
+    ax.set_xticks(list(columns.values()), short, parse_math=False, rotation=90 if upright else 0)
+    ax.set_yticks([])
+    ax.tick_params(length=0, labelsize=TEXT_PT, labelcolor=INK)
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+    return (max(text_width(name, size=TEXT_PT) for name in short) if upright else TEXT_PT * 1.4) / 72 + 0.08
+
+
+def draw_rows(ax: Axes, trace: Trace, rows: Rows, columns: dict[int, int]) -> None:
+    y = 0.3
+    for cycle in rows.cycles:
+        start = y
+        for block in cycle.blocks:
+            _name_block(ax, block, trace, y, len(columns))
+            if block.rows:
+                for i, row in enumerate(block.rows):
+                    for flow in row:
+                        _draw_flow(ax, flow, columns, y + i + 0.55)
+            else:
+                _draw_bar(ax, block, trace, columns, y + 0.5)
+            y += block.height + _GAP
+        if cycle.times > 1:
+            _draw_times(ax, cycle.times, start, y - _GAP)
+
+
+def _name_block(ax: Axes, block: Block, trace: Trace, y: float, column_count: int) -> None:
+    """What the program asked for, at the left of its first row, with the colour of its op."""
+    operation, style = block.operation, look(block.operation.op)
+    width = _LEFT_IN * 72 - 34 + 0.3 * points(ax, 1.0, along="x") / column_count
+    size = payload_bytes(operation.ends[0])
+    head = plain(f"{operation.op} {size_text(size)}" if size else operation.op)
+    reason = _stuck(operation, trace)
+    what = plain(reason or shorten(operation.what), most=200)
+    inch = 1 / points(ax, 1.0, along="x") * 72
+    left = -(_LEFT_IN - 0.42) * inch
+    ax.add_patch(
+        Rectangle(
+            (left - 0.14 * inch, y + 0.08), 0.08 * inch, block.height - 0.16, transform=ax.get_yaxis_transform(),
+            facecolor=style.color, edgecolor=style.ink, hatch=style.hatch, linewidth=0.4, clip_on=False,
+            gid="operation",
+        )
+    )  # fmt: skip
+    for text, down, ink in ((head, 0.28, INK), (what, 0.72, MISSING if reason else INK)):
+        ax.text(
+            left, y + down, cut(text, width, size=TEXT_PT), transform=ax.get_yaxis_transform(), va="center_baseline",
+            fontsize=TEXT_PT, color=ink, parse_math=False,
+        )  # fmt: skip
+
+
+def _stuck(operation: Operation, trace: Trace) -> str:
+    return next((reason for end in operation.ends if (reason := stuck_reason(operation, end, trace))), "")
+
+
+def _draw_flow(ax: Axes, flow: Flow, columns: dict[int, int], y: float) -> None:
+    src, dst = columns[flow.src], columns[flow.dst]
+    draw_arrow(ax, (src, y), (dst, y), how=flow.how, gid=f"message {flow.src} to {flow.dst}")
+    ax.text(
+        (src + dst) / 2, y - 0.1, _label(flow), ha="center", va="bottom", fontsize=TEXT_PT, color=line_color(flow.how),
+        zorder=5, parse_math=False, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.3},
+    )  # fmt: skip
+
+
+def _label(flow: Flow) -> str:
+    size = size_text(flow.payload_bytes) + (f" in {flow.count} parts" if flow.count > 1 else "")
+    return f"never came: {size}" if flow.how == "missing" else size
+
+
+def _draw_bar(ax: Axes, block: Block, trace: Trace, columns: dict[int, int], y: float) -> None:
+    """A collective whose messages are not known: a bar across its members, with the reason."""
+    operation = block.operation
+    members = [columns[rank] for rank in {*operation.group.members, *operation.ranks} if rank in columns]
+    left, right = min(members) - 0.12, max(members) + 0.12
+    stuck = bool(_stuck(operation, trace))
+    style = look(operation.op)
+    ax.add_patch(
+        Rectangle(
+            (left, y - 0.36), right - left, 0.72, facecolor=style.pale, linewidth=1.2 if stuck else 0.6, zorder=2,
+            edgecolor=MISSING if stuck else style.color, gid="bar",
+        )
+    )  # fmt: skip
+    width = points(ax, 1.0, along="x") * (right - left) / len(columns) - 8
+    ax.text(
+        (left + right) / 2, y, cut(plain(block.reason, most=120), width, size=TEXT_PT), ha="center",
+        va="center_baseline", fontsize=TEXT_PT, color=INK, zorder=5, parse_math=False,
+    )  # fmt: skip
+
+
+def _draw_times(ax: Axes, times: int, top: float, bottom: float) -> None:
+    """A bracket at the far left: all this, so many times."""
+    inch = 1 / points(ax, 1.0, along="x") * 72
+    x = -(_LEFT_IN - 0.22) * inch
+    ax.add_line(
+        Line2D(
+            [x + 0.05 * inch, x, x, x + 0.05 * inch], [top, top, bottom, bottom], transform=ax.get_yaxis_transform(),
+            color=INK, linewidth=1, clip_on=False,
+        )
+    )  # fmt: skip
+    ax.text(
+        x - 0.04 * inch, (top + bottom) / 2, f"× {times:,}", transform=ax.get_yaxis_transform(), rotation=90,
+        ha="right", va="center", fontsize=TEXT_PT, color=INK,
+    )  # fmt: skip
+
+
+def legend(rows: Rows) -> list[Artist]:
+    hows = dict.fromkeys(
+        flow.how for cycle in rows.cycles for block in cycle.blocks for row in block.rows for flow in row
+    )
+    return [
+        Line2D([], [], color=line_color(how), linestyle=LINES[how], linewidth=1, label=arrow_text(how)) for how in hows
+    ]
+
+
+def notes(rows: Rows) -> list[str]:
+    told = ["Downwards is the order of sending; distances are no times."]
+    if rows.merged:
+        told.append("An arrow stands for all messages of one operation between two ranks.")
+    if rows.left_out:
+        told.append(f"{rows.left_out:,} later operations not drawn: choose a part with trace.within(...).")
+    return told

@@ -1,0 +1,207 @@
+"""The timeline: a lane per rank, a bar per call, waiting apart from transfer, an arrow per message."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from dlearn.analysis.flows import Flow
+from dlearn.analysis.words import count_text, finding, size_text, time_text
+from dlearn.draw import canvas
+from dlearn.draw.arrows import arrow_text, draw_arrow, draw_density
+from dlearn.draw.bars import Bar, Box, draw_bars, label_bars
+from dlearn.draw.canvas import TEXT_PT, plain, points_per_ms, text_width
+from dlearn.draw.lanes import SPAN_IN, STRIP_IN, height_in
+from dlearn.draw.palette import FAINT, INK, LANE, LINES, MISSING, STRIP, WAITING_HATCH, line_color, look
+from dlearn.draw.scene import BINS, MOST_SPAN_ROWS, Scene, set_scene
+from dlearn.trace.trace import Trace
+
+_TALLEST_IN = 14.0
+_NARROWEST_PT = 1.0
+_MOST_WIDENED = 400
+
+
+def timeline(trace: Trace, *, ax: Axes | None = None) -> Axes:
+    """Draw one lane per rank, a bar per call, and an arrow per message; time in ms from the first event shown."""
+    scene = set_scene(trace)
+    fit = ax is None
+    ax = ax or _new_axes(trace, scene)
+    if not (scene.bars or scene.spans or scene.gradients):
+        return canvas.say_empty(ax, "This trace holds no operation, span or gradient.", fit=fit)
+    label_axes(ax, trace, scene)
+    draw_spans(ax, scene)
+    draw_gradients(ax, scene)
+    draw_calls(ax, scene)
+    draw_messages(ax, scene)
+    canvas.frame(ax, title=finding(trace), legend=legend(scene), notes=notes(ax, trace, scene), fit=fit)
+    return ax
+
+
+def _new_axes(trace: Trace, scene: Scene) -> Axes:
+    labels = [plain(trace.label(rank)) for rank in scene.ranks]
+    return canvas.new_axes(height_in=min(height_in(scene.lanes), _TALLEST_IN), left_in=canvas.left_margin_in(labels))
+
+
+def label_axes(ax: Axes, trace: Trace, scene: Scene) -> None:
+    width = scene.ms(scene.end_ns)
+    lanes = scene.lanes.values()
+    ax.set_xlim(-0.005 * width, 1.01 * width)
+    ax.set_ylim(height_in(scene.lanes), 0)
+    bands = [(0.0, 1.0, lane.top, lane.bottom) for lane in lanes]
+    corners = [[(left, top), (right, top), (right, bottom), (left, bottom)] for left, right, top, bottom in bands]
+    ax.add_collection(
+        PolyCollection(corners, facecolor=LANE, zorder=0, transform=ax.get_yaxis_transform(), gid="lanes"),
+        autolim=False,
+    )
+    ax.set_yticks(
+        [lane.middle for lane in lanes], [plain(trace.label(lane.rank)) for lane in lanes],
+        parse_math=False, fontsize=TEXT_PT, color=INK,
+    )  # fmt: skip
+    ax.set_xlabel("ms from the first event shown", fontsize=TEXT_PT, color=INK, labelpad=2)
+    canvas.quiet(ax)
+
+
+def draw_spans(ax: Axes, scene: Scene) -> None:
+    """A bracket above the bars of its rank, with the span's name where there is room."""
+    brackets: list[list[tuple[float, float]]] = []
+    scale = points_per_ms(ax)
+    for span, row in zip(scene.spans, scene.span_rows, strict=True):
+        lane = scene.lanes[span.rank]
+        if row >= lane.spans:
+            continue
+        left, right = scene.ms(span.start_ns), scene.ms(span.end_ns or scene.end_ns)
+        # Inner spans stand below outer ones.
+        top = lane.top + row * SPAN_IN
+        line, foot = top + SPAN_IN * 0.5, top + SPAN_IN * 0.85
+        brackets.append([(left, foot), (left, line), (right, line), (right, foot)])
+        name = plain(span.name, most=30)
+        if text_width(name, size=TEXT_PT) + 8 < (right - left) * scale:
+            ax.text(
+                (left + right) / 2, line, name, ha="center", va="center_baseline", fontsize=TEXT_PT, color=INK,
+                bbox={"facecolor": LANE, "edgecolor": "none", "pad": 1.0}, zorder=6, parse_math=False, clip_on=True,
+            )  # fmt: skip
+    ax.add_collection(LineCollection(brackets, colors=FAINT, linewidths=0.8, zorder=1, gid="spans"), autolim=False)
+
+
+def draw_gradients(ax: Axes, scene: Scene) -> None:
+    """A tick when a gradient is ready, on a strip from the first to the last of each backward pass."""
+    passes: dict[tuple[int, int | None, int], list[float]] = defaultdict(list)
+    for gradient in scene.gradients:
+        passes[gradient.rank, gradient.backward, gradient.model].append(scene.ms(gradient.start_ns))
+    ticks: list[list[tuple[float, float]]] = []
+    strips: list[list[tuple[float, float]]] = []
+    for (rank, _, _), times in passes.items():
+        top = scene.lanes[rank].strip_top + 0.02
+        bottom = top + STRIP_IN - 0.03
+        left, right = min(times), max(times)
+        strips.append([(left, top), (right, top), (right, bottom), (left, bottom)])
+        ticks += [[(time, top), (time, bottom)] for time in times]
+    ax.add_collection(PolyCollection(strips, facecolor=STRIP, zorder=1, gid="backward"), autolim=False)
+    ax.add_collection(LineCollection(ticks, colors=INK, linewidths=0.8, zorder=1.5, gid="gradients"), autolim=False)
+
+
+def draw_calls(ax: Axes, scene: Scene) -> None:
+    """The bars, with what each call was and how many bytes."""
+    # Among many, a widened bar would hide its neighbours; their true widths blend into the right shade.
+    narrowest = _NARROWEST_PT / points_per_ms(ax) if len(scene.bars) <= _MOST_WIDENED else 0.0
+    placed: list[tuple[Bar, Box]] = []
+    for bar, row in zip(scene.bars, scene.rows, strict=True):
+        left = scene.ms(bar.start_ns)
+        right = max(scene.ms(bar.end_ns), left + narrowest)
+        placed.append((bar, (left, right, *scene.lanes[bar.rank].bar(row))))
+    transfer_at = [scene.ms(bar.transfer_ns) for bar in scene.bars]
+    draw_bars(ax, placed, transfer_at=transfer_at)
+    label_bars(ax, placed, transfer_at=transfer_at)
+
+
+def draw_messages(ax: Axes, scene: Scene) -> None:
+    """Arrows between the bars of sender and receiver, or, where they are too many, the bytes over time."""
+    places = {(id(bar.operation), bar.rank): i for i, bar in enumerate(scene.bars)}
+    for flow in scene.arrows.flows:
+        src, dst = places.get((id(flow.operation), flow.src)), places.get((id(flow.operation), flow.dst))
+        top, bottom = _tips(scene, flow, src, dst)
+        sent, received = _times(scene, flow, dst)
+        draw_arrow(ax, (sent, top), (received, bottom), how=flow.how, gid=f"message {flow.src} to {flow.dst}")
+    highest = max((max(heights) for heights in scene.density.values()), default=0.0) or 1.0
+    for rank, heights in scene.density.items():
+        lane = scene.lanes[rank]
+        draw_density(
+            ax, [height / highest for height in heights], left=0.0, right=scene.ms(scene.end_ns),
+            top=lane.density_top + 0.04, bottom=lane.bottom,
+        )  # fmt: skip
+
+
+def _tips(scene: Scene, flow: Flow, src: int | None, dst: int | None) -> tuple[float, float]:
+    """From the sender's bar to the receiver's: the edges that face each other, so that the text stays free."""
+    edges = [
+        scene.lanes[rank].bar(scene.rows[place]) if place is not None else (scene.lanes[rank].middle,) * 2
+        for rank, place in ((flow.src, src), (flow.dst, dst))
+    ]
+    return (edges[0][1], edges[1][0]) if edges[0][0] < edges[1][0] else (edges[0][0], edges[1][1])
+
+
+def _times(scene: Scene, flow: Flow, dst: int | None) -> tuple[float, float]:
+    """In ms. A derived time is a share of the whole operation's; a rank that is done has received everything."""
+    sent, received = flow.sent_ns, flow.received_ns
+    assert sent is not None, "only messages with both times become arrows"
+    assert received is not None
+    if flow.how == "derived" and dst is not None:
+        received = min(received, scene.bars[dst].end_ns)
+    return scene.ms(min(sent, received)), scene.ms(received)
+
+
+def legend(scene: Scene) -> list[Artist]:
+    families = {look(bar.op).family: look(bar.op) for bar in scene.bars}
+    handles: list[Artist] = [
+        Patch(facecolor=each.color, edgecolor=each.ink, hatch=each.hatch, linewidth=0.4, label=each.family)
+        for each in families.values()
+    ]
+    if any(bar.transfer_ns > bar.start_ns for bar in scene.bars):
+        label = "pale: waits for the last rank"
+        handles.append(Patch(facecolor="#e6e6e6", edgecolor=FAINT, hatch=WAITING_HATCH, linewidth=0.4, label=label))
+    if scene.gradients:
+        marker = Line2D([], [], color=INK, marker="|", linestyle="", markersize=7, label="a gradient is ready")
+        handles.append(marker)
+    for how in dict.fromkeys(flow.how for flow in scene.arrows.flows):
+        handles.append(Line2D([], [], color=line_color(how), linestyle=LINES[how], linewidth=1, label=arrow_text(how)))
+    if any(bar.state == "stuck" for bar in scene.bars):
+        handles.append(Line2D([], [], color=MISSING, linewidth=4, label="stuck: no end was seen"))
+    return handles
+
+
+def notes(ax: Axes, trace: Trace, scene: Scene) -> list[str]:
+    """What the picture does not show, or shows in another way than a reader would think."""
+    told: list[str] = [f"Problem: {problem}." for problem in trace.problems[:2]]
+    if scene.arrows.merged:
+        told.append("An arrow stands for all messages of one operation between two ranks.")
+    if scene.arrows.not_drawn:
+        highest = max((max(heights) for heights in scene.density.values()), default=0.0)
+        stretch = time_text((scene.end_ns - scene.start_ns) // BINS)
+        told.append(
+            f"{scene.arrows.not_drawn:,} messages not drawn as arrows: the grey strip of a rank shows the bytes that it"
+            f" sends, at most {size_text(round(highest))} in {stretch}."
+        )
+    if any(flow.how == "derived" for flow in scene.arrows.flows):
+        told.append("Derived: from gloo's algorithm; the transfer's time is shared out evenly, not measured.")
+    if scene.never_came:
+        told.append(f"{scene.never_came:,} messages were expected and never came: no arrows.")
+    reasons = list(scene.unexplained.items())
+    told += [f"No arrows for {count_text(count, 'operation')}: {reason}." for reason, count in reasons[:2]]
+    if reasons[2:]:
+        told.append(f"No arrows for {count_text(sum(count for _, count in reasons[2:]), 'operation')} of other kinds.")
+    narrow = sum(bar.end_ns - bar.start_ns < 1e6 / points_per_ms(ax) and bar.state == "ended" for bar in scene.bars)
+    if narrow > len(scene.bars) // 10:
+        told.append(f"{narrow:,} of {len(scene.bars):,} bars are narrower than a line: choose a shorter part.")
+    deep = sum(row >= scene.lanes[span.rank].spans for span, row in zip(scene.spans, scene.span_rows, strict=True))
+    if deep:
+        told.append(f"{count_text(deep, 'span')} not drawn: no more than {MOST_SPAN_ROWS} inside each other are.")
+    unseen = sum(bar.state == "not observed" for bar in scene.bars)
+    if unseen:
+        were = "end was" if unseen == 1 else "ends were"
+        told.append(f"{unseen:,} {were} not seen: the bar shows the start only.")
+    return told

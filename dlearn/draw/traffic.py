@@ -1,0 +1,142 @@
+"""The traffic matrix: how many bytes each rank sent to each other rank."""
+
+from __future__ import annotations
+
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import LinearSegmentedColormap
+
+from dlearn import analysis
+from dlearn.analysis.traffic import Traffic
+from dlearn.analysis.words import count_text, size_text, traffic_finding
+from dlearn.draw import canvas
+from dlearn.draw.canvas import TEXT_PT, fit_names, plain, points, text_width
+from dlearn.draw.palette import FAINT, INK, LANE, ink_on
+from dlearn.trace.trace import Trace
+
+_ROW_IN = 0.36
+_COLUMN_IN = 1.3
+_TALLEST_IN = 9.0
+_SUM = 1.15
+"""Width of the column of sums and height of the row of sums, in cells."""
+_SHADES = LinearSegmentedColormap.from_list("bytes", ["#eaf3fa", "#56B4E9", "#0072B2", "#003a5c"])
+_SMALLEST_PT = 6.0
+
+
+def traffic(trace: Trace, *, ax: Axes | None = None) -> Axes:
+    """Draw payload bytes as a matrix: a row for each sender, a column for each receiver, the number in each cell."""
+    sent = analysis.traffic(trace)
+    fit = ax is None
+    ax = ax or _new_axes(sent)
+    if not sent.ranks:
+        return canvas.say_empty(ax, "This trace holds no process.", fit=fit)
+    draw_cells(ax, sent)
+    write_numbers(ax, sent)
+    above_in = label_sides(ax, sent)
+    canvas.frame(ax, title=traffic_finding(sent), notes=notes(sent), above_in=above_in, below_in=0.08, fit=fit)
+    return ax
+
+
+def _new_axes(sent: Traffic) -> Axes:
+    cells = len(sent.ranks) + _SUM
+    left = canvas.left_margin_in([plain(label) for label in sent.labels.values()]) + 0.25
+    width = min(cells * _COLUMN_IN, canvas.WIDTH_IN - left - 0.15)
+    return canvas.new_axes(
+        height_in=min(cells * _ROW_IN, _TALLEST_IN), left_in=left, right_in=canvas.WIDTH_IN - left - width
+    )
+
+
+def draw_cells(ax: Axes, sent: Traffic) -> None:
+    """The darker the more bytes; grey on the diagonal, where nothing travels."""
+    count = len(sent.ranks)
+    corners, faces = [], []
+    for row, src in enumerate(sent.ranks):
+        for column, dst in enumerate(sent.ranks):
+            corners.append([(column, row), (column + 1, row), (column + 1, row + 1), (column, row + 1)])
+            faces.append(_shade(sent, src, dst))
+    ax.add_collection(PolyCollection(corners, facecolors=faces, edgecolors="white", linewidths=1, gid="cells"))
+    ax.set_xlim(0, count + _SUM)
+    ax.set_ylim(count + _SUM, 0)
+
+
+def _shade(sent: Traffic, src: int, dst: int) -> str | tuple[float, float, float]:
+    size = sent.payload_bytes.get((src, dst), 0)
+    if not size:
+        return "#d9d9d9" if src == dst else LANE
+    red, green, blue, _ = _SHADES(size / max(sent.payload_bytes.values()))
+    return red, green, blue
+
+
+def write_numbers(ax: Axes, sent: Traffic) -> None:
+    """Bytes in each cell, sums at the right and below; none where the cells are too small to be read."""
+    count = len(sent.ranks)
+    numbers = {
+        (row, column): _number(sent, src, dst)
+        for row, src in enumerate(sent.ranks)
+        for column, dst in enumerate(sent.ranks)
+        if src != dst or (src, dst) in sent.payload_bytes
+    }
+    size = _size_that_fits(ax, [text for text, _ in numbers.values()], count)
+    if size < _SMALLEST_PT:
+        return
+    for (row, column), (text, ink) in numbers.items():
+        _write(ax, column + 0.5, row + 0.5, text, ink, size)
+    for place, rank in enumerate(sent.ranks):
+        _write(ax, count + _SUM / 2, place + 0.5, size_text(sent.bytes_from(rank=rank)), INK, size)
+        _write(ax, place + 0.5, count + _SUM / 2, size_text(sent.bytes_to(rank=rank)), INK, size)
+    _write(ax, count + _SUM / 2, count + _SUM / 2, size_text(sent.total_bytes), INK, size, weight="bold")
+
+
+def _number(sent: Traffic, src: int, dst: int) -> tuple[str, str]:
+    """The text of a cell and its colour; a plain zero where nothing was sent."""
+    size = sent.payload_bytes.get((src, dst), 0)
+    return (size_text(size), ink_on(_shade(sent, src, dst))) if size else ("0", FAINT)
+
+
+def _size_that_fits(ax: Axes, texts: list[str], count: int) -> float:
+    """The largest font size up to the usual one at which each text fits its cell."""
+    wide, high = (points(ax, 1.0, along=axis) / (count + _SUM) for axis in ("x", "y"))
+    widest = max((text_width(text, size=TEXT_PT) for text in texts), default=1.0)
+    return min(TEXT_PT, TEXT_PT * (wide - 4) / widest, high / 1.3)
+
+
+def _write(ax: Axes, x: float, y: float, text: str, ink: str, size: float, weight: str = "normal") -> None:
+    ax.text(x, y, text, ha="center", va="center_baseline", fontsize=size, color=ink, fontweight=weight)
+
+
+def label_sides(ax: Axes, sent: Traffic) -> float:
+    """Senders at the left, receivers on top: upright where their names do not fit. Returns the inches on top."""
+    names = [plain(sent.labels[rank]) for rank in sent.ranks]
+    places = [place + 0.5 for place in range(len(names))] + [len(names) + _SUM / 2]
+    wide = points(ax, 1.0, along="x") / (len(names) + _SUM)
+    columns, upright = fit_names([*names, "sent in all"], wide)
+    ax.xaxis.tick_top()
+    ax.set_xticks(places, columns, parse_math=False, rotation=90 if upright else 0)
+    ax.set_yticks(places, [*names, "received"], parse_math=False)
+    middle = len(names) / 2 / (len(names) + _SUM)
+    ax.set_xlabel("to", x=middle, fontsize=TEXT_PT, color=INK)
+    ax.set_ylabel("from", y=1 - middle, fontsize=TEXT_PT, color=INK)
+    ax.xaxis.set_label_position("top")
+    ax.tick_params(length=0, labelsize=TEXT_PT, labelcolor=INK)
+    for spine in ax.spines.values():
+        spine.set_visible(False)
+    tallest = max(text_width(name, size=TEXT_PT) for name in columns) if upright else TEXT_PT * 1.4
+    return tallest / 72 + 0.3
+
+
+def notes(sent: Traffic) -> list[str]:
+    told = []
+    if sent.by_how:
+        parts = ", ".join(f"{size_text(size)} {_HOW[how]}" for how, size in sent.by_how.items())
+        told.append(f"Payload bytes: {parts}.")
+    if sent.unexplained:
+        told.append(f"Not counted: {count_text(sent.unexplained, 'operation')} whose messages are not known.")
+    return told
+
+
+_HOW = {
+    "observed": "observed",
+    "derived": "derived from gloo's algorithm",
+    "inferred": "inferred",
+    "missing": "expected that never came (not in the matrix)",
+}

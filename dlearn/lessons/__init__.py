@@ -1,0 +1,1 @@
+"""What lessons share: data, models, and the demo. Nothing else in dlearn needs this folder."""

@@ -1,0 +1,83 @@
+"""`dlearn demo`: train on handwritten digits on three real ranks, then tell and draw who sent what to whom.
+
+Only the ranks load torch (training.py); this process reads what they recorded.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from dlearn.analysis import Explanation, explain, messages
+from dlearn.cluster import Cluster
+from dlearn.errors import SetupError
+from dlearn.trace.trace import Trace
+
+RANKS = 3
+
+Tell = Callable[[str], None]
+
+
+def run(folder: Path, *, tell: Tell) -> None:
+    """Train, and leave words, a table and pictures in `folder`; `tell` gets a line for each thing that is done.
+
+    Raises SetupError if a file cannot be written.
+    """
+    tell(f"Training a small ConvNet on handwritten digits, on {RANKS} ranks over gloo (they load torch first):")
+    job = Cluster(RANKS).run(train)
+    before, after, steps = job.results[0]
+    tell(f"Right on held-out digits: {before:.1%} before, {after:.1%} after {steps} steps.\n")
+    explanation = explain(job.trace)
+    tell(f"{explanation}\n")
+    tell(f"Files, in {folder} (those of the same name are replaced):")
+    try:
+        for name, meaning in write(folder, job.trace, explanation):
+            tell(f"  {name:<15} {meaning}")
+    except OSError as error:
+        raise SetupError(f"cannot write {error.filename}: {error.strerror}. Give another --out.") from error
+    tell(f"The trace itself: dlearn.Trace.load({str(job.folder / 'trace')!r})")
+
+
+def train() -> tuple[float, float, int]:
+    """On every rank."""
+    from dlearn.lessons import training
+
+    return training.train()
+
+
+# Files --------------------------------------------------------------------------------------------------------------
+
+
+def write(folder: Path, trace: Trace, explanation: Explanation) -> Iterator[tuple[str, str]]:
+    """Write one file after the other; yields the name and meaning of each when it is there."""
+    step = trace.within(explanation.part)
+    (folder / "explanation.txt").write_text(f"{explanation}\n", encoding="utf-8")
+    yield "explanation.txt", "the words and the table above"
+    (folder / "messages.csv").write_text(messages_csv(trace), encoding="utf-8")
+    yield "messages.csv", f"all {len(messages(trace)):,} messages: from, to, bytes, what"
+    from dlearn import draw  # matplotlib takes a moment
+
+    pictures = {
+        "timeline": (draw.timeline, f"{explanation.part}: when each rank was at what"),
+        "traffic": (draw.traffic, f"{explanation.part}: bytes from each rank to each other"),
+        "sequence": (draw.sequence, f"{explanation.part}: message by message"),
+    }
+    for name, (picture, meaning) in pictures.items():
+        axes = picture(step)
+        for ending in ("svg", "png"):
+            draw.save(axes, folder / f"{name}.{ending}")
+            yield f"{name}.{ending}", meaning
+
+
+def messages_csv(trace: Trace) -> str:
+    """One line a message, in the order of sending."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["from", "to", "payload_bytes", "op", "what", "how", "sent_ns", "received_ns"])
+    for message in messages(trace):
+        src, dst = trace.label(message.src), trace.label(message.dst)
+        size, times = message.payload_bytes, (message.sent_ns, message.received_ns)
+        table.writerow([src, dst, size, message.op, message.what, message.how, *times])
+    return text.getvalue()

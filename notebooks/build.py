@@ -1,0 +1,173 @@
+"""Make the notebooks: NAME.py (py:percent, the source) -> NAME.ipynb, executed.
+
+    python notebooks/build.py [NAME ...]        all of them, or only those named
+
+Each runs in an empty folder, so that it cannot lean on the files beside it. What differs from run to run without
+meaning anything (ids, times, version of the kernel) is taken out: the difference in git is what a reader would see.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import jupytext
+import nbformat
+import psutil
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+from nbformat import NotebookNode
+from traitlets.config import Config
+
+HERE = Path(__file__).parent
+CELL_SECONDS = 120
+MOST_BYTES = 500_000
+KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+
+
+def main() -> int:
+    known = {path.stem: path for path in sources()}
+    parser = argparse.ArgumentParser(description="Execute the notebooks and save them with their outputs.")
+    parser.add_argument("names", metavar="NAME", nargs="*", help=f"one of: {', '.join(known)} (default: all)")
+    names = parser.parse_args().names or list(known)
+    for name in names:
+        if name not in known:
+            parser.error(f"there is no notebook {name!r}; there are: {', '.join(known)}")
+    for name in names:
+        if not build(known[name]):
+            return 1
+    return 0
+
+
+def sources() -> list[Path]:
+    """The notebooks' sources: every .py here but this one."""
+    return sorted(path for path in HERE.glob("*.py") if path.name != Path(__file__).name)
+
+
+def build(source: Path) -> bool:
+    """Execute one notebook and save it; False, and nothing saved, if a cell fails."""
+    start = time.monotonic()
+    notebook = read(source)
+    with shown(f"{source.stem}: running") as ended:
+        try:
+            peak_bytes = execute(notebook)
+        except CellExecutionError as error:
+            ended(f"{source.stem}: a cell failed, nothing saved")
+            print(error, file=sys.stderr)
+            return False
+        scrub(notebook)
+        text = nbformat.writes(notebook) + "\n"
+        size = len(text.encode())
+        if size > MOST_BYTES:
+            ended(f"{source.stem}: {size:,} bytes, more than {MOST_BYTES:,}: nothing saved. Smaller figures?")
+            return False
+        source.with_suffix(".ipynb").write_text(text, encoding="utf-8")
+        seconds = time.monotonic() - start
+        ended(f"{source.stem}: {seconds:.0f} s, peak {peak_bytes / 1e6:.0f} MB, {size / 1e3:.0f} kB")
+    return True
+
+
+def read(source: Path) -> NotebookNode:
+    """The notebook of a source, not executed, with the same cell ids each time."""
+    notebook = jupytext.read(source, fmt="py:percent")
+    notebook.nbformat, notebook.nbformat_minor = 4, 5
+    notebook.metadata = NotebookNode(dlearn=notebook.metadata["dlearn"], kernelspec=KERNEL)
+    for number, cell in enumerate(notebook.cells, start=1):
+        cell.id = f"cell-{number}"
+    return notebook
+
+
+def execute(notebook: NotebookNode) -> int:
+    """Run all cells in a new kernel, in an empty folder; returns the peak memory of all its processes, in bytes."""
+    temporary = tempfile.TemporaryDirectory
+    with temporary() as folder, temporary() as sockets, peak_memory() as peak:
+        client = NotebookClient(
+            notebook,
+            timeout=CELL_SECONDS,
+            kernel_name=KERNEL["name"],
+            record_timing=False,
+            resources={"metadata": {"path": folder}},
+            # Over sockets in a folder: no port of this machine listens, and the kernel has nothing to warn of.
+            config=Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}}),
+        )
+        client.execute()
+    return max(peak)
+
+
+@contextmanager
+def peak_memory() -> Iterator[list[int]]:
+    """While it lasts, the memory of our child processes (the kernel, its fork server, the ranks) is sampled.
+
+    Proportional set size: memory that ranks share with their fork server counts once.
+    """
+    samples = [0]
+    over = threading.Event()
+
+    def sample() -> None:
+        while not over.wait(0.1):
+            total = 0
+            for process in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error):
+                    total += process.memory_full_info().pss
+            samples[0] = max(samples[0], total)
+
+    thread = threading.Thread(target=sample)
+    thread.start()
+    try:
+        yield samples
+    finally:
+        over.set()
+        thread.join()
+
+
+def scrub(notebook: NotebookNode) -> None:
+    """Leave only what a reader sees."""
+    notebook.metadata.language_info = NotebookNode(name="python")
+    for cell in notebook.cells:
+        cell.metadata.pop("execution", None)
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if not is_empty(output)]
+
+
+def is_empty(output: NotebookNode) -> bool:
+    """Whether it shows nothing: the place where a progress line stood."""
+    return output.output_type == "display_data" and not any(output.data.values())
+
+
+@contextmanager
+def shown(text: str) -> Iterator[Callable[[str], None]]:
+    """Show `text` and the seconds on a terminal; the yielded function replaces it by a last line."""
+    over = threading.Event()
+    start = time.monotonic()
+
+    def tick() -> None:
+        while not over.wait(1.0):
+            print(f"\r\033[K{text}, {time.monotonic() - start:.0f} s", end="", file=sys.stderr, flush=True)
+
+    def end(line: str) -> None:
+        over.set()
+        if live:
+            thread.join()
+            print("\r\033[K", end="", file=sys.stderr, flush=True)
+        print(line, flush=True)
+
+    live = sys.stderr.isatty()
+    thread = threading.Thread(target=tick, daemon=True)
+    if live:
+        thread.start()
+    else:
+        print(f"{text} ...", file=sys.stderr, flush=True)
+    try:
+        yield end
+    finally:
+        over.set()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

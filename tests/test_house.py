@@ -1,0 +1,87 @@
+"""The rooms of the house: who may import whom, and who may import what is heavy. Read from the code by `ast`."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dlearn
+
+HOUSE = Path(dlearn.__file__).parent
+
+# What each room may import of the others. `errors` is everybody's.
+MAY_IMPORT = {
+    "errors": set(),
+    "trace": set(),
+    "hooks": {"trace"},
+    "analysis": {"trace"},
+    "recorder": {"trace", "hooks", "analysis"},
+    "cluster": {"trace", "hooks", "analysis", "recorder"},
+    "draw": {"trace", "analysis"},
+    "lessons": {"trace", "analysis", "draw", "cluster", "recorder"},
+    "cli": {"trace", "analysis", "draw", "cluster", "recorder", "lessons"},
+}
+MAY_IMPORT_HEAVY = {
+    "torch": {"hooks", "recorder", "cluster", "lessons"},
+    "matplotlib": {"draw"},
+    "pandas": {"trace", "analysis"},
+    "mpi4py": set(),
+}
+
+
+def modules() -> list[tuple[str, Path]]:
+    """(room, file) of every module but the package's own `__init__`, which loads names lazily."""
+    files = [path for path in sorted(HOUSE.rglob("*.py")) if path != HOUSE / "__init__.py"]
+    return [(path.relative_to(HOUSE).parts[0].removesuffix(".py"), path) for path in files]
+
+
+def imports(path: Path) -> list[tuple[str, ast.stmt]]:
+    """Every module that the file imports at run time, with the statement."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    found: list[tuple[str, ast.stmt]] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, node) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found += [(node.module, node)]
+            found += [(f"{node.module}.{alias.name}", node) for alias in node.names if node.module == "dlearn"]
+    return found
+
+
+@pytest.mark.parametrize(("room", "path"), modules(), ids=[str(path.relative_to(HOUSE)) for _, path in modules()])
+def test_imports_stay_in_order(room, path):
+    for name, statement in imports(path):
+        parts = name.split(".")
+        if parts[0] == "dlearn" and len(parts) > 1 and (HOUSE / parts[1]).with_suffix("") != HOUSE / room:
+            known = parts[1] in MAY_IMPORT
+            assert not known or parts[1] == "errors" or parts[1] in MAY_IMPORT[room], ast.unparse(statement)
+        if parts[0] in MAY_IMPORT_HEAVY:
+            assert room in MAY_IMPORT_HEAVY[parts[0]], ast.unparse(statement)
+
+
+def test_every_room_is_known():
+    assert {room for room, _ in modules()} == set(MAY_IMPORT)
+
+
+def test_files_are_read_in_one_sitting():
+    assert {
+        str(path.relative_to(HOUSE)): n for _, path in modules() if (n := len(path.read_text().splitlines())) > 400
+    } == {}
+
+
+def test_reading_a_trace_and_starting_a_cluster_need_no_torch_here():
+    code = (
+        "import sys, dlearn\n"
+        "dlearn.Trace, dlearn.messages, dlearn.explain, dlearn.analysis, dlearn.Event, dlearn.Message\n"
+        "assert 'matplotlib' not in sys.modules\n"
+        "dlearn.Cluster\n"
+        "assert 'torch' not in sys.modules and 'pandas' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -1,0 +1,51 @@
+"""What is promised: the public names, no more and no fewer, each with a docstring."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+import dlearn
+
+PROMISED = {
+    "Cluster",
+    "DlearnError",
+    "Event",
+    "Message",
+    "Operation",
+    "Trace",
+    "analysis",
+    "draw",
+    "explain",
+    "messages",
+    "operations",
+    "record",
+    "span",
+}
+
+
+def test_public_names():
+    assert set(dlearn.__all__) == PROMISED
+    assert set(dlearn.__all__) <= set(dir(dlearn))
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        dlearn.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize("name", sorted(PROMISED))
+def test_every_name_says_what_it_is(name):
+    assert inspect.getdoc(getattr(dlearn, name))
+
+
+@pytest.mark.parametrize("namespace", ["analysis", "draw"])
+def test_every_function_of_a_namespace_says_what_it_is(namespace):
+    module = getattr(dlearn, namespace)
+    assert sorted(module.__all__) == list(module.__all__)
+    for name in module.__all__:
+        assert inspect.getdoc(getattr(module, name)), name
+
+
+def test_the_readme_names_them_all():
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    assert [name for name in sorted(PROMISED) if f"`{name}" not in readme and f"`dlearn.{name}" not in readme] == []
