@@ -70,20 +70,23 @@ def caller(frame: FrameType | None) -> Caller:
         frame = frame.f_back
     by_engine = (frame is None and backward is not None) or (frame is not None and frame.f_code is _ENGINE)
     launcher = "reducer" if by_engine else ""
-    phase, role, site, bucket = _walk(frame, look_for_bucket=not by_engine)
+    main = threading.main_thread().ident or 0
+    on_main = threading.get_ident() == main
+    phase, role, site, bucket = _walk(frame, look_for_bucket=not by_engine, look_at_bottom=not on_main)
     if bucket is not None:
         launcher = "comm hook"
     if not phase and backward is not None:
         phase = "backward"
-    if not (phase and site):
+    if not (on_main or (phase and site)):
         # A thread that torch started for us knows neither; the thread that waits for it does.
-        main = sys._current_frames().get(threading.main_thread().ident or 0)
-        above = _walk(main, look_for_bucket=False)
-        phase, site = phase or above[0], site or above[2]
+        waiting = _walk(sys._current_frames().get(main), look_for_bucket=False)
+        phase, site = phase or waiting[0], site or waiting[2]
     return Caller(site, phase or "none", role, launcher, backward, bucket)
 
 
-def _walk(frame: FrameType | None, *, look_for_bucket: bool) -> tuple[str, str, str, GradBucket | None]:
+def _walk(
+    frame: FrameType | None, *, look_for_bucket: bool, look_at_bottom: bool = False
+) -> tuple[str, str, str, GradBucket | None]:
     phase = role = own_site = any_site = ""
     bucket: GradBucket | None = None
     while frame is not None:
@@ -96,7 +99,8 @@ def _walk(frame: FrameType | None, *, look_for_bucket: bool) -> tuple[str, str, 
             any_site = f"{note.site}:{frame.f_lineno}"
         above = frame.f_back
         # Functions that C++ calls: by the engine, or at the bottom of a thread that torch started.
-        if look_for_bucket and bucket is None and (above is None or above.f_code is _ENGINE):
+        by_cpp = look_at_bottom if above is None else above.f_code is _ENGINE
+        if look_for_bucket and bucket is None and by_cpp:
             bucket = next((each for each in frame.f_locals.values() if isinstance(each, GradBucket)), None)
         frame = above
     return phase, role, own_site or any_site, bucket
