@@ -4,7 +4,6 @@ import csv
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -88,13 +87,20 @@ def test_a_folder_that_cannot_be_made_is_told_in_one_sentence(tmp_path, capsys):
     assert error == f"dlearn: the folder {tmp_path}/file/out cannot be made: Not a directory. Give another --out.\n"
 
 
+def hear_interrupts() -> None:
+    """A shell that puts these tests in the background has interrupts ignored, and its children inherit that."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.mark.parametrize("line", ["Training", "epoch 1"])
 def test_interrupt_ends_quietly_with_130(line, tmp_path):
     command = [sys.executable, "-m", "dlearn.cli", "demo"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, cwd=tmp_path, stdout=pipe, stderr=pipe, text=True, preexec_fn=hear_interrupts
+    ) as process:
         while line not in process.stdout.readline():
             assert process.poll() is None
-        time.sleep(0.2)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130

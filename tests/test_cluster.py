@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -155,6 +156,48 @@ def test_random_numbers_differ_between_ranks_and_runs():
     assert len(set(drawn)) == 8
 
 
+def test_a_script_without_a_main_guard_runs_once(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "from dlearn import Cluster\n"
+        "print('once')\n"
+        "def where(): return __name__\n"
+        "for start in ('forkserver', 'spawn'):\n"
+        "    print(Cluster(2, start=start).run(where).results)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["once", *["{0: '__main__', 1: '__main__'}"] * 2]
+
+
+def test_a_module_beside_the_notebook_is_fresh_in_every_run(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def look() -> str:
+        import beside
+
+        return beside.VALUE
+
+    for value in ("first", "second"):
+        (tmp_path / "beside.py").write_text(f"VALUE = {value!r}\n")
+        assert Cluster(1).run(look).results == {0: value}
+
+
+def test_the_progress_line_disappears_from_a_terminal(tmp_path):
+    script = "import time\nfrom dlearn import Cluster\nCluster(1).run(lambda: time.sleep(3))\nprint('done')"
+    master, terminal = os.openpty()
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    shown = b""
+    with contextlib.suppress(OSError):  # The terminal closes with its last process.
+        while data := os.read(master, 1024):
+            shown += data
+    os.close(master)
+    assert process.wait(timeout=60) == 0
+    assert b"\r\033[Kdlearn: 1 of 1 ranks at work, 2 s" in shown
+    assert shown.endswith(b" s\r\033[Kdone\r\n")
+
+
 # Loopback only --------------------------------------------------------------------------------------------------------
 
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
@@ -258,11 +301,12 @@ def test_a_hang_is_told_in_one_sentence():
     start = time.monotonic()
     error = _fail("sleep", timeout=2)
     assert error.rank is None
-    line = _line_of("    dist.all_reduce(torch.ones(4))\n", after="meet(fault)")
+    line = _line_of("    dist.all_reduce(torch.ones(4))", after="meet(fault)")
+    asleep = _line_of("            time.sleep(600)", after='case "sleep"')
     assert "ranks" not in error.what.split(":")[0]
     assert (
-        f"rank 0 and rank 2 wait for rank 1 in all_reduce #2 (tests/programs.py:{line}); rank 1 never called it"
-        in error.what
+        f"rank 0 and rank 2 wait for rank 1 in all_reduce #2 (tests/programs.py:{line}); rank 1 never called it,"
+        f" it is at tests/programs.py:{asleep}" in error.what
     )
     assert time.monotonic() - start < 20  # 2 s, the grace, and the check run: only a guard against waiting for ever
 
@@ -270,7 +314,7 @@ def test_a_hang_is_told_in_one_sentence():
 def _line_of(text: str, *, after: str) -> int:
     lines = Path(programs.__file__).read_text().splitlines(keepends=True)
     first = next(i for i, line in enumerate(lines) if after in line)
-    return next(i for i, line in enumerate(lines) if i > first and line == text) + 1
+    return next(i for i, line in enumerate(lines) if i > first and line.rstrip() == text.rstrip()) + 1
 
 
 def test_two_ranks_that_wait_for_each_other_share_a_sentence():
@@ -316,7 +360,9 @@ def test_a_hang_that_torch_itself_ends_names_who_was_waited_for():
 
 
 def test_without_a_trace_a_hang_claims_nothing():
-    with pytest.raises(RankError, match=r"not done after 1 s: rank 0, rank 1 are still at work\."):
+    with pytest.raises(
+        RankError, match=r"rank 0, rank 1 are still at work .rank 0 is at tests/programs.py:[0-9]+; rank 1 is"
+    ):
         Cluster(2, record=False).run(programs.spin, timeout=1)
 
 

@@ -14,8 +14,8 @@ from traces import Job, tensor
 
 from dlearn import draw
 from dlearn.analysis import traffic
+from dlearn.analysis.findings import finding, size_text, time_text, traffic_finding
 from dlearn.analysis.waiting import waiting
-from dlearn.analysis.words import finding, size_text, time_text, traffic_finding
 from dlearn.draw import palette, rows
 from dlearn.draw.canvas import plain, wrap
 from dlearn.errors import DlearnError

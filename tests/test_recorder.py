@@ -57,9 +57,17 @@ def test_workload_is_seen_whole(workload):
     assert {Path(call.site.split(":")[0]).name for call in calls} <= {"workloads.py", "programs.py"}
 
 
-def test_there_are_fourteen_workloads_and_they_make_all_kinds_of_calls():
+def test_the_workloads_and_this_make_all_twenty_calls():
+    def the_last_one() -> None:
+        lists = [[torch.zeros(2), torch.zeros(3)] for _ in range(2)]
+        dist.all_gather_coalesced(lists, [torch.ones(2), torch.ones(3)])
+
+    events = record(the_last_one).trace.where(op="all_gather_coalesced").events
+    assert [[tensor.payload_bytes for tensor in event.inputs] for event in events] == [[8, 12], [8, 12]]
     assert len(workloads.truth) == 14
-    assert len({op for counts in workloads.truth.values() for op in counts}) == 18
+    # Of the 20 ops at the dispatcher, a recv from any source is called recv too.
+    seen = {op for counts in workloads.truth.values() for op in counts}
+    assert len(seen) + len({"all_gather_coalesced", "recv from any source"}) == 20
 
 
 def test_calls_from_a_thread_are_recorded_with_its_name():

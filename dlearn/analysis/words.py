@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import html
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from dlearn.analysis.hangs import Hang, hangs, inside
+from dlearn.analysis.hangs import Hang, inside
 from dlearn.analysis.joining import messages_of, operations, payload_bytes, sums_of
-from dlearn.analysis.traffic import Traffic, traffic, traffic_of
-from dlearn.analysis.waiting import waiting
+from dlearn.analysis.traffic import Traffic, traffic_of
 from dlearn.trace.event import Collective, PointToPoint
 from dlearn.trace.message import Message, Operation
 from dlearn.trace.trace import Trace
@@ -150,7 +149,7 @@ def _sentence(group: Sequence[Operation], trace: Trace) -> str:
     what = shorten(first.what)
     if first.sender is not None and first.receiver is not None:
         pair = f"{trace.label(first.sender)} sends {trace.label(first.receiver)} {size:,} B ({what}){phase}{times}"
-        return pair + (f"; {_missing(first, trace)}." if first.missing else ".")
+        return pair + (f"; {missing_text(first, trace)}." if first.missing else ".")
     story = f"{first.op} of {size:,} B ({what}){phase}{times}" if what else f"{first.op}{phase}{times}"
     return f"{story}; {_routes(first, trace)}."
 
@@ -158,7 +157,7 @@ def _sentence(group: Sequence[Operation], trace: Trace) -> str:
 def _routes(operation: Operation, trace: Trace) -> str:
     answer = messages_of(operation)
     if operation.missing:
-        return _missing(operation, trace)
+        return missing_text(operation, trace)
     if isinstance(answer, str):
         return f"who sends to whom inside it is not known: {answer}"
     return routes(answer, trace)
@@ -206,22 +205,25 @@ def _phase(operation: Operation) -> str:
     }.get(phase, phase)
 
 
-def _missing(operation: Operation, trace: Trace) -> str:
+def missing_text(operation: Operation, trace: Trace) -> str:
     return f"{_list([trace.label(rank) for rank in operation.missing])} never {_verb(operation)}"
 
 
 # Hangs ----------------------------------------------------------------------------------------------------------------
 
 
-def hang_sentences(found: Sequence[Hang], trace: Trace) -> list[str]:
-    """One sentence for each hang; two that wait for each other share one."""
+def hang_sentences(found: Sequence[Hang], trace: Trace, notes: Mapping[int, str] | None = None) -> list[str]:
+    """One sentence for each hang; two that wait for each other share one.
+
+    `notes` says of ranks what the trace does not: {1: "has returned from its function"}.
+    """
     told: list[str] = []
     rest = list(found)
     while rest:
         hang = rest.pop(0)
         other = next((each for each in rest if _wait_for_each_other(hang, each)), None)
         if other is None:
-            told.append(hang_sentence(hang, trace))
+            told.append(hang_sentence(hang, trace, notes))
             continue
         rest.remove(other)
         (a, call_a), (b, call_b) = _stuck_call(hang), _stuck_call(other)
@@ -240,7 +242,7 @@ def _stuck_call(hang: Hang) -> tuple[int, Collective | PointToPoint]:
     return next((end.rank, end) for end in hang.operation.ends if end.rank in hang.waiting)
 
 
-def hang_sentence(hang: Hang, trace: Trace) -> str:
+def hang_sentence(hang: Hang, trace: Trace, notes: Mapping[int, str] | None = None) -> str:
     """ "rank 0 waits for rank 1 in all_reduce #3 (quickstart.py:14); rank 1 never called it"."""
     operation = hang.operation
     end = next((end for end in operation.ends if end.rank in hang.waiting), operation.ends[0])
@@ -248,18 +250,25 @@ def hang_sentence(hang: Hang, trace: Trace) -> str:
     verb = "waits" if len(hang.waiting) == 1 else "wait"
     if operation.missing:
         missing = _list([trace.label(rank) for rank in operation.missing])
-        never = [_never(operation, rank, call, trace) for rank, call in hang.elsewhere.items()]
+        never = [_never(operation, rank, call, trace, notes or {}) for rank, call in hang.elsewhere.items()]
         more = [f"and {len(never) - _NAMES_LISTED:,} more"] if len(never) > _NAMES_LISTED else []
         return "; ".join([f"{who} {verb} for {missing} in {call_text(end)}", *never[:_NAMES_LISTED], *more])
-    return f"{who} {verb} in {call_text(end)}; {_why_stuck(operation, trace)}"
+    return f"{who} {verb} in {call_text(end)}; {why_stuck(operation, trace)}"
 
 
-def _never(operation: Operation, rank: int, call: Collective | PointToPoint | None, trace: Trace) -> str:
-    where = f", it is in {call_text(call)}" if call is not None else ""
+def _never(
+    operation: Operation,
+    rank: int,
+    call: Collective | PointToPoint | None,
+    trace: Trace,
+    notes: Mapping[int, str],
+) -> str:
+    note = f"is in {call_text(call)}" if call is not None else notes.get(rank, "")
+    where = f", it {note}" if note else ""
     return f"{trace.label(rank)} never {_verb(operation)}{where}"
 
 
-def _why_stuck(operation: Operation, trace: Trace) -> str:
+def why_stuck(operation: Operation, trace: Trace) -> str:
     if operation.problem:
         return operation.problem
     if operation.unseen:
@@ -292,105 +301,3 @@ def _list(names: Sequence[str]) -> str:
     if len(names) > _NAMES_LISTED:
         return f"{', '.join(names[:_NAMES_LISTED])} and {len(names) - _NAMES_LISTED:,} more"
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "nobody"
-
-
-# Findings: the titles of pictures -------------------------------------------------------------------------------------
-
-
-def finding(trace: Trace) -> str:
-    """What a picture of this trace shows: a hang, else who sends how much and who is waited for longest."""
-    stuck = hangs(trace)
-    if stuck:
-        return capital(hang_sentence(stuck[0], trace))
-    waited = waiting(trace)
-    sent = traffic_finding(traffic(trace))
-    if not waited:
-        return sent
-    rank = max(waited, key=lambda rank: waited[rank])
-    others = "the other" if len(trace.ranks) == 2 else "the others"
-    longest = "" if len(waited) == 1 else " longest"
-    return f"{sent}; {trace.label(rank)} keeps {others} waiting{longest}: {time_text(waited[rank])}"
-
-
-def sequence_finding(trace: Trace) -> str:
-    """A hang, else who sends how much in how many messages."""
-    stuck = hangs(trace)
-    if stuck:
-        return capital(hang_sentence(stuck[0], trace))
-    sent = traffic(trace)
-    count = sum(sent.message_count.values())
-    return traffic_finding(sent) + (f", in {count_text(count, 'message')}" if count else "")
-
-
-def stuck_reason(operation: Operation, end: Collective | PointToPoint, trace: Trace) -> str:
-    """Why this rank did not come out of its call; nothing if it did."""
-    if not (end.pending or end.failed):
-        return ""
-    if operation.missing:
-        return _missing(operation, trace)
-    return f"failed: {end.error}" if end.failed and not operation.problem else _why_stuck(operation, trace)
-
-
-def traffic_finding(sent: Traffic) -> str:
-    """The pattern of the bytes: "Each rank sends 28.9 kB to the rank before it"."""
-    pairs = {pair: size for pair, size in sent.payload_bytes.items() if size}
-    if not pairs:
-        return "No message is known" if sent.unexplained else "No rank sends anything"
-    names, ranks = sent.labels, sent.ranks
-    senders, receivers = sorted({src for src, _ in pairs}), sorted({dst for _, dst in pairs})
-    alike = _alike(list(pairs.values()))
-    if len(pairs) == 1:
-        return capital(f"{names[senders[0]]} sends {alike} to {names[receivers[0]]}, nothing comes back")
-    if alike and len(pairs) == len(ranks) * (len(ranks) - 1):
-        return f"Each rank sends {alike} to {'the other' if len(ranks) == 2 else 'every other rank'}"
-    for step, neighbour in ((-1, "before"), (1, "after")):
-        if alike and set(pairs) == _ring(ranks, step):
-            return f"Each rank sends {alike} to the rank {neighbour} it"
-    if alike and len(senders) == 1:
-        others = "every other rank" if len(pairs) == len(ranks) - 1 else f"{len(pairs)} ranks"
-        return capital(f"{names[senders[0]]} sends {alike} to {others}")
-    if alike and len(receivers) == 1:
-        return capital(f"{len(pairs)} ranks send {alike} each to {names[receivers[0]]}")
-    from_each = {rank: sent.bytes_from(rank=rank) for rank in ranks}
-    all_alike = _alike(list(from_each.values()))
-    if all_alike:
-        return f"Each rank sends {all_alike}, {size_text(sent.total_bytes)} in all"
-    most = max(from_each, key=lambda rank: from_each[rank])
-    return capital(f"{names[most]} sends the most: {size_text(from_each[most])} of {size_text(sent.total_bytes)}")
-
-
-def _alike(sizes: Sequence[int]) -> str:
-    """The one size that all these are, within 5 % (a ring's last chunk is smaller); nothing if they differ more."""
-    least, most = min(sizes), max(sizes)
-    if least < 0.95 * most:
-        return ""
-    return size_text(most) if least == most else f"about {size_text(round(sum(sizes) / len(sizes)))}"
-
-
-def size_text(size: int) -> str:
-    """ "144 B", "28.9 kB", "4.00 MB": three digits, decimal units."""
-    if size < 1000:
-        return f"{size} B"
-    return _three_digits(size, (("kB", 10**3), ("MB", 10**6), ("GB", 10**9), ("TB", 10**12)))
-
-
-def time_text(duration_ns: int) -> str:
-    """ "310 µs", "3.10 ms", "1.50 s": three digits."""
-    return _three_digits(duration_ns, (("µs", 10**3), ("ms", 10**6), ("s", 10**9)))
-
-
-def _three_digits(value: int, units: Sequence[tuple[str, int]]) -> str:
-    # 999.5 would be rounded to four digits, so it goes to the next unit.
-    name, scale = next((unit for unit in units if value < 999.5 * unit[1]), units[-1])
-    number = value / scale
-    decimals = 2 if number < 9.995 else 1 if number < 99.95 else 0
-    return f"{number:,.{decimals}f} {name}"
-
-
-def capital(sentence: str) -> str:
-    """With a capital, unless it begins with the name of a rank that has none."""
-    return sentence[:1].upper() + sentence[1:] if sentence.startswith("rank ") else sentence
-
-
-def _ring(ranks: Sequence[int], step: int) -> set[tuple[int, int]]:
-    return {(rank, ranks[(place + step) % len(ranks)]) for place, rank in enumerate(ranks)}

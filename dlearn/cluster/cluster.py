@@ -20,7 +20,7 @@ from dlearn.cluster.crew import Crew, Outcome
 from dlearn.cluster.faults import rank_error
 from dlearn.cluster.launch import DEFAULT_START, StartMethod
 from dlearn.cluster.output import OutputStreams
-from dlearn.cluster.payload import pack, surroundings
+from dlearn.cluster.payload import Surroundings, pack, surroundings
 from dlearn.cluster.rank import Call, Returned
 from dlearn.cluster.run import Run
 from dlearn.errors import SetupError
@@ -79,15 +79,15 @@ class Cluster:
         functions = self._functions(function)
         payload = pack(functions, args)
         run = Run(_new_folder(), self.record)
-        crew = self._crew_for_call()
+        crew, around = self._crew_for_call(), surroundings()
         try:
-            outcomes, streams = self._call(crew, payload, run, timeout)
+            outcomes, streams = self._call(crew, payload, around, run, timeout)
         finally:
             (run.folder / _RUNNING).unlink(missing_ok=True)
             if not crew.alive:
                 self._forget(crew)
         self._fill(run, outcomes, streams)
-        run.error = rank_error(self.names, outcomes, run, timeout)
+        run.error = rank_error(self.names, outcomes, run, timeout, around)
         if run.error is not None and check:
             raise run.error
         return run
@@ -144,8 +144,9 @@ class Cluster:
             if spawned is crew:
                 del _spawned[tags]
 
-    def _call(self, crew: Crew, payload: bytes, run: Run, timeout: float | None) -> tuple[list[Outcome], OutputStreams]:
-        around = surroundings()
+    def _call(
+        self, crew: Crew, payload: bytes, around: Surroundings, run: Run, timeout: float | None
+    ) -> tuple[list[Outcome], OutputStreams]:
         with socket.create_server(("127.0.0.1", 0), backlog=len(self.names) * 4) as listener:
             calls = [
                 Call(
@@ -158,7 +159,8 @@ class Cluster:
                     init=self.init,
                     store_port=listener.getsockname()[1],
                     job=run.folder.name,
-                    trace_folder=str(run.folder.resolve() / "trace") if self.record else None,
+                    folder=str(run.folder.resolve()),
+                    record=self.record,
                     keep=self._kept,
                     keep_group=self._inside_with,
                 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import selectors
 import signal
 import socket
@@ -10,16 +12,29 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.reduction import send_handle
+from typing import NamedTuple
 
 from dlearn.cluster import spares
 from dlearn.cluster.launch import RankProcess, StartMethod, start_rank
 from dlearn.cluster.output import OutputStreams, ProgressLine
-from dlearn.cluster.rank import FINISH, Call, Raised, Returned
+from dlearn.cluster.rank import FINISH, STACK_SIGNAL, Call, Raised, Returned, stack_file
 
 GRACE_SECONDS = 0.5
 """After one rank has failed: how long the others may take to notice, before they are ended."""
 CLOSE_SECONDS = 5.0
 """How long ranks may take to close their trace files after the end."""
+
+
+STACK_SECONDS = 0.5
+"""How long a rank may take to write where it is, before it is ended."""
+_STACK_LINE = re.compile(r'File "(.+)", line (\d+) in ')
+
+
+class StackLine(NamedTuple):
+    """A line of a rank's stack, in the order of faulthandler: innermost first."""
+
+    file: str
+    line: int
 
 
 @dataclass(frozen=True)
@@ -36,9 +51,10 @@ class Died:
 
 @dataclass(frozen=True)
 class Ended:
-    """We ended it: another rank had failed, or the time was over."""
+    """We ended it: another rank had failed, or the time was over. `stack` is where it was, innermost call first."""
 
     late: bool
+    stack: tuple[StackLine, ...] = ()
 
 
 Outcome = Returned | Raised | Died | Ended
@@ -69,7 +85,7 @@ class Crew:
         progress = ProgressLine()
         try:
             self._send(calls, listener)
-            outcomes = self._follow(streams, progress, timeout)
+            outcomes = self._follow(calls, streams, progress, timeout)
             healthy = all(isinstance(outcome, Returned | Raised) for outcome in outcomes)
             self._finish(outcomes, streams, keep=healthy and calls[0].keep)
         except BaseException:
@@ -93,7 +109,9 @@ class Crew:
                 if index == 0:
                     send_handle(rank.control, listener.fileno(), rank.process.pid)
 
-    def _follow(self, streams: OutputStreams, progress: ProgressLine, timeout: float | None) -> list[Outcome]:
+    def _follow(
+        self, calls: Sequence[Call], streams: OutputStreams, progress: ProgressLine, timeout: float | None
+    ) -> list[Outcome]:
         outcomes: list[Outcome | None] = [None] * len(self.ranks)
         deadline = time.monotonic() + timeout if timeout is not None else None
         late = False
@@ -125,7 +143,27 @@ class Crew:
                 if deadline is not None and time.monotonic() >= deadline:
                     late = all(outcome is None or isinstance(outcome, Returned) for outcome in outcomes)
                     break
-        return [outcome or Ended(late) for outcome in outcomes]
+        stacks = self._ask_for_stacks(calls, [rank for rank, outcome in enumerate(outcomes) if outcome is None])
+        return [outcome or Ended(late, stacks.get(rank, ())) for rank, outcome in enumerate(outcomes)]
+
+    def _ask_for_stacks(self, calls: Sequence[Call], ranks: Sequence[int]) -> dict[int, tuple[StackLine, ...]]:
+        """Where the ranks that are still at work are, as far as they answer in time."""
+        files = {rank: stack_file(calls[rank].folder, rank) for rank in ranks}
+        for rank in ranks:
+            pid = self.ranks[rank].process.pid
+            # Without its file it has not got as far as listening to the signal, which would end it.
+            if pid is not None and files[rank].exists():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, STACK_SIGNAL)
+        deadline = time.monotonic() + STACK_SECONDS
+        found: dict[int, tuple[StackLine, ...]] = {}
+        while len(found) < len(files) and time.monotonic() < deadline:
+            for rank, file in files.items():
+                text = file.read_text() if file.exists() else ""
+                if text.endswith("\n"):
+                    found[rank] = tuple(StackLine(name, int(line)) for name, line in _STACK_LINE.findall(text))
+            time.sleep(0.01)
+        return found
 
     def _receive(self, index: int, streams: OutputStreams) -> Outcome:
         rank = self.ranks[index]

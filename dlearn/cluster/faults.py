@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from dlearn.analysis.hangs import hangs
 from dlearn.analysis.words import hang_sentences, whereabouts
-from dlearn.cluster.crew import Died, Ended, Outcome
+from dlearn.cluster.crew import Died, Ended, Outcome, StackLine
+from dlearn.cluster.payload import Surroundings, is_installed
 from dlearn.cluster.rank import Raised, Returned
 from dlearn.errors import RankError, TraceError
+from dlearn.trace.site import file_label
 
 if TYPE_CHECKING:
     from dlearn.cluster.run import Run
@@ -26,7 +28,11 @@ _BROKEN_CONNECTION = (
 
 
 def rank_error(
-    names: Sequence[int | str], outcomes: Sequence[Outcome], run: Run, timeout: float | None
+    names: Sequence[int | str],
+    outcomes: Sequence[Outcome],
+    run: Run,
+    timeout: float | None,
+    around: Surroundings,
 ) -> RankError | None:
     """The error of a run, or None if every rank returned."""
     failed = [index for index, outcome in enumerate(outcomes) if not isinstance(outcome, Returned)]
@@ -36,7 +42,7 @@ def rank_error(
     first = min(failed, key=lambda index: _order(outcomes[index]))
     outcome = outcomes[first]
     if isinstance(outcome, Ended):
-        return _hang(names, outcomes, run, trace, timeout)
+        return _hang(names, outcomes, run, trace, timeout, around)
     if isinstance(outcome, Raised) and len(names) > 1 and _all_the_same(outcomes):
         what = f"all {len(names)} ranks failed: {outcome.type}: {outcome.message}"
     else:
@@ -101,20 +107,40 @@ def _hang(
     run: Run,
     trace: Trace | None,
     timeout: float | None,
+    around: Surroundings,
 ) -> RankError:
     late = [names[index] for index, outcome in enumerate(outcomes) if isinstance(outcome, Ended)]
     who = ", ".join(_who(name) for name in late)
     found = hangs(trace) if trace is not None else ()
+    notes = {index: note for index, outcome in enumerate(outcomes) if (note := _note(outcome, around))}
     if trace is not None and found:
-        reason = ". ".join(hang_sentences(found, trace))
+        reason = ". ".join(hang_sentences(found, trace, notes))
         hint = "run.trace shows how far they came; draw.timeline(run.trace) draws it."
     else:
         # Without a trace nobody knows what they wait for.
         idle = ", inside no recorded call" if trace is not None else ""
-        reason = f"{who} {'is' if len(late) == 1 else 'are'} still at work{idle}"
+        where = "; ".join(f"{_who(names[index])} {note}" for index, note in notes.items())
+        reason = f"{who} {'is' if len(late) == 1 else 'are'} still at work{idle}{f' ({where})' if where else ''}"
         hint = "a longer run(..., timeout=...), if the ranks were only slow."
     what = f"not done after {timeout:g} s: {reason}."
     return RankError(rank=None, what=what, hint=hint, run=run)
+
+
+def _note(outcome: Outcome, around: Surroundings) -> str:
+    """What is known of a rank that is in no recorded call."""
+    match outcome:
+        case Returned():
+            return "has returned from its function"
+        case Ended():
+            return _place(outcome.stack, around)
+    return ""
+
+
+def _place(stack: Sequence[StackLine], around: Surroundings) -> str:
+    """ "is at train.py:31": the innermost line of the user's own code."""
+    cells = {file: name for file, (name, _) in around.cells.items()}
+    own = next(((file, line) for file, line in stack if file in cells or not is_installed(file)), None)
+    return f"is at {file_label(own[0], cells, around.directory)}:{own[1]}" if own is not None else ""
 
 
 def _hint(outcome: Outcome, run: Run) -> str:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import linecache
 import os
 import sys
+import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -81,3 +83,9 @@ def _cells() -> dict[str, tuple[str, list[str]]]:
     shell = ipython.get_ipython() if ipython is not None else None
     names = getattr(getattr(shell, "compile", None), "_filename_map", {})
     return {file: (f"In[{number}]", linecache.getlines(file)) for file, number in names.items()}
+
+
+def is_installed(file: str) -> bool:
+    """Whether this is an installed library's file, Python's or ours, and not the user's own."""
+    installed = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib"))
+    return file.startswith((*installed, str(Path(__file__).parent.parent) + os.sep, "<frozen"))

@@ -7,12 +7,12 @@ started it is gone.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import io
 import itertools
 import os
 import signal
 import sys
-import sysconfig
 import threading
 import time
 import traceback
@@ -23,7 +23,7 @@ from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from typing import Any
 
-from dlearn.cluster.payload import Surroundings
+from dlearn.cluster.payload import Surroundings, is_installed
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class Call:
     init: bool
     store_port: int
     job: str
-    trace_folder: str | None
+    folder: str
+    record: bool
     keep: bool
     keep_group: bool
 
@@ -65,6 +66,7 @@ class Raised:
 
 
 FINISH, CLOSED = "finish", "closed"
+STACK_SIGNAL = signal.SIGUSR1
 
 
 def main(control: Connection, alive: Connection, output: Connection) -> None:
@@ -88,6 +90,11 @@ def main(control: Connection, alive: Connection, output: Connection) -> None:
     _flush()
     # Threads of gloo and of the user may still run; an orderly interpreter exit would trip over them.
     os._exit(0)
+
+
+def stack_file(folder: str | Path, rank: int) -> Path:
+    """Where a rank writes its stack when it is asked to."""
+    return Path(folder, f"stack-{rank}.txt")
 
 
 def _redirect(output: Connection) -> None:
@@ -198,6 +205,8 @@ def _enter(call: Call) -> None:
     if "numpy" in sys.modules:
         # Forked ranks would otherwise all draw the fork server's numbers, the same in every run.
         sys.modules["numpy"].random.seed()
+    # On a signal, and whatever it is stuck in, the rank writes where it is.
+    faulthandler.register(STACK_SIGNAL, file=open(stack_file(call.folder, call.rank), "w"), all_threads=False)  # noqa: SIM115
     callers.cell_names.update({file: name for file, (name, _) in call.surroundings.cells.items()})
 
 
@@ -209,7 +218,7 @@ def _loopback_interface() -> str:
 
 
 def _start_recording(call: Call) -> Any:
-    if call.trace_folder is None:
+    if not call.record:
         return None
     from dlearn import recorder
 
@@ -219,7 +228,7 @@ def _start_recording(call: Call) -> Any:
         name="" if call.name.isdigit() else call.name,
         world_size=call.world_size,
     )
-    return recorder.start(Path(call.trace_folder), header=header)
+    return recorder.start(Path(call.folder, "trace"), header=header)
 
 
 def _meet(call: Call, listener: int | None) -> Any:
@@ -304,10 +313,8 @@ def _ended(error: BaseException, call: Call) -> Returned | Raised:
 
 def _shorten(story: traceback.TracebackException | None) -> None:
     """Keep the user's own lines and the last one: what lies between, torch's and ours, is a wall, not a story."""
-    installed = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib"))
-    hidden = (*installed, str(Path(__file__).parent.parent) + os.sep)
     while story is not None:
         last = story.stack[-1:]
-        told = [frame for frame in story.stack[:-1] if not frame.filename.startswith(hidden)]
+        told = [frame for frame in story.stack[:-1] if not is_installed(frame.filename)]
         story.stack = traceback.StackSummary.from_list(told + last)
         story = story.__cause__ or story.__context__

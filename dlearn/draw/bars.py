@@ -10,9 +10,9 @@ from typing import Literal
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 
+from dlearn.analysis.findings import size_text, stuck_reason
 from dlearn.analysis.joining import payload_bytes
 from dlearn.analysis.waiting import waited_until_ns
-from dlearn.analysis.words import size_text, stuck_reason
 from dlearn.draw.canvas import TEXT_PT, plain, points, points_per_ms, text_width
 from dlearn.draw.palette import INK, LANE, MISSING, WAITING_HATCH, Look, look
 from dlearn.trace.event import NOT_OBSERVED, Collective, PointToPoint

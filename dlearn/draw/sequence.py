@@ -8,9 +8,10 @@ from matplotlib.collections import LineCollection
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
+from dlearn.analysis.findings import sequence_finding, size_text, stuck_reason
 from dlearn.analysis.flows import Flow
 from dlearn.analysis.joining import operations, payload_bytes
-from dlearn.analysis.words import sequence_finding, shorten, size_text, stuck_reason
+from dlearn.analysis.words import shorten
 from dlearn.draw import canvas
 from dlearn.draw.arrows import arrow_text, draw_arrow
 from dlearn.draw.canvas import TEXT_PT, cut, fit_names, plain, points, text_width

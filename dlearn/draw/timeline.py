@@ -10,8 +10,9 @@ from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from dlearn.analysis.findings import finding, size_text, time_text
 from dlearn.analysis.flows import Flow
-from dlearn.analysis.words import count_text, finding, size_text, time_text
+from dlearn.analysis.words import count_text
 from dlearn.draw import canvas
 from dlearn.draw.arrows import arrow_text, draw_arrow, draw_density
 from dlearn.draw.bars import Bar, Box, draw_bars, label_bars

@@ -7,8 +7,9 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import LinearSegmentedColormap
 
 from dlearn import analysis
+from dlearn.analysis.findings import size_text, traffic_finding
 from dlearn.analysis.traffic import Traffic
-from dlearn.analysis.words import count_text, size_text, traffic_finding
+from dlearn.analysis.words import count_text
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT, fit_names, plain, points, text_width
 from dlearn.draw.palette import FAINT, INK, LANE, ink_on

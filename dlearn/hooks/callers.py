@@ -25,6 +25,8 @@ from torch.distributed import utils as distributed_utils
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from dlearn.trace.site import file_label
+
 
 class Caller(NamedTuple):
     """What the stack says of a call. `bucket` is the argument of DDP's communication hook, below which it was made."""
@@ -116,21 +118,13 @@ def _make_note(code: CodeType) -> _Note:
     if name.startswith(_MACHINERY) or _is_recorder(code):
         note = _Note(code)
     else:
-        note = _Note(code, site=file_label(name), own=not name.startswith(_INSTALLED))
+        note = _Note(code, site=file_label(name, cell_names, os.getcwd()), own=not name.startswith(_INSTALLED))
     if len(_notes) > 20_000:
         _notes.clear()
         _notes.update(_known())
     # The note holds the code object, so its id stays its own.
     _notes[id(code)] = note
     return note
-
-
-def file_label(name: str) -> str:
-    """The file as people call it: a notebook's cell, or the path below the working directory."""
-    if name in cell_names:
-        return cell_names[name]
-    relative = os.path.relpath(name) if os.path.isabs(name) else name
-    return relative if not relative.startswith(os.pardir) else os.path.join(*name.split(os.sep)[-2:])
 
 
 def _known() -> dict[int, _Note]:

@@ -1,0 +1,112 @@
+"""What a picture shows, in words: its title. Bytes and times are rounded to three digits here, and only here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dlearn.analysis.hangs import hangs
+from dlearn.analysis.traffic import Traffic, traffic
+from dlearn.analysis.waiting import waiting
+from dlearn.analysis.words import count_text, hang_sentence, missing_text, why_stuck
+from dlearn.trace.event import Collective, PointToPoint
+from dlearn.trace.message import Operation
+from dlearn.trace.trace import Trace
+
+
+def finding(trace: Trace) -> str:
+    """What a picture of this trace shows: a hang, else who sends how much and who is waited for longest."""
+    stuck = hangs(trace)
+    if stuck:
+        return capital(hang_sentence(stuck[0], trace))
+    waited = waiting(trace)
+    sent = traffic_finding(traffic(trace))
+    if not waited:
+        return sent
+    rank = max(waited, key=lambda rank: waited[rank])
+    others = "the other" if len(trace.ranks) == 2 else "the others"
+    longest = "" if len(waited) == 1 else " longest"
+    return f"{sent}; {trace.label(rank)} keeps {others} waiting{longest}: {time_text(waited[rank])}"
+
+
+def sequence_finding(trace: Trace) -> str:
+    """A hang, else who sends how much in how many messages."""
+    stuck = hangs(trace)
+    if stuck:
+        return capital(hang_sentence(stuck[0], trace))
+    sent = traffic(trace)
+    count = sum(sent.message_count.values())
+    return traffic_finding(sent) + (f", in {count_text(count, 'message')}" if count else "")
+
+
+def stuck_reason(operation: Operation, end: Collective | PointToPoint, trace: Trace) -> str:
+    """Why this rank did not come out of its call; nothing if it did."""
+    if not (end.pending or end.failed):
+        return ""
+    if operation.missing:
+        return missing_text(operation, trace)
+    return f"failed: {end.error}" if end.failed and not operation.problem else why_stuck(operation, trace)
+
+
+def traffic_finding(sent: Traffic) -> str:
+    """The pattern of the bytes: "Each rank sends 28.9 kB to the rank before it"."""
+    pairs = {pair: size for pair, size in sent.payload_bytes.items() if size}
+    if not pairs:
+        return "No message is known" if sent.unexplained else "No rank sends anything"
+    names, ranks = sent.labels, sent.ranks
+    senders, receivers = sorted({src for src, _ in pairs}), sorted({dst for _, dst in pairs})
+    alike = _alike(list(pairs.values()))
+    if len(pairs) == 1:
+        return capital(f"{names[senders[0]]} sends {alike} to {names[receivers[0]]}, nothing comes back")
+    if alike and len(pairs) == len(ranks) * (len(ranks) - 1):
+        return f"Each rank sends {alike} to {'the other' if len(ranks) == 2 else 'every other rank'}"
+    for step, neighbour in ((-1, "before"), (1, "after")):
+        if alike and set(pairs) == _ring(ranks, step):
+            return f"Each rank sends {alike} to the rank {neighbour} it"
+    if alike and len(senders) == 1:
+        others = "every other rank" if len(pairs) == len(ranks) - 1 else f"{len(pairs)} ranks"
+        return capital(f"{names[senders[0]]} sends {alike} to {others}")
+    if alike and len(receivers) == 1:
+        return capital(f"{len(pairs)} ranks send {alike} each to {names[receivers[0]]}")
+    from_each = {rank: sent.bytes_from(rank=rank) for rank in ranks}
+    all_alike = _alike(list(from_each.values()))
+    if all_alike:
+        return f"Each rank sends {all_alike}, {size_text(sent.total_bytes)} in all"
+    most = max(from_each, key=lambda rank: from_each[rank])
+    return capital(f"{names[most]} sends the most: {size_text(from_each[most])} of {size_text(sent.total_bytes)}")
+
+
+def _alike(sizes: Sequence[int]) -> str:
+    """The one size that all these are, within 5 % (a ring's last chunk is smaller); nothing if they differ more."""
+    least, most = min(sizes), max(sizes)
+    if least < 0.95 * most:
+        return ""
+    return size_text(most) if least == most else f"about {size_text(round(sum(sizes) / len(sizes)))}"
+
+
+def size_text(size: int) -> str:
+    """ "144 B", "28.9 kB", "4.00 MB": three digits, decimal units."""
+    if size < 1000:
+        return f"{size} B"
+    return _three_digits(size, (("kB", 10**3), ("MB", 10**6), ("GB", 10**9), ("TB", 10**12)))
+
+
+def time_text(duration_ns: int) -> str:
+    """ "310 µs", "3.10 ms", "1.50 s": three digits."""
+    return _three_digits(duration_ns, (("µs", 10**3), ("ms", 10**6), ("s", 10**9)))
+
+
+def _three_digits(value: int, units: Sequence[tuple[str, int]]) -> str:
+    # 999.5 would be rounded to four digits, so it goes to the next unit.
+    name, scale = next((unit for unit in units if value < 999.5 * unit[1]), units[-1])
+    number = value / scale
+    decimals = 2 if number < 9.995 else 1 if number < 99.95 else 0
+    return f"{number:,.{decimals}f} {name}"
+
+
+def capital(sentence: str) -> str:
+    """With a capital, unless it begins with the name of a rank that has none."""
+    return sentence[:1].upper() + sentence[1:] if sentence.startswith("rank ") else sentence
+
+
+def _ring(ranks: Sequence[int], step: int) -> set[tuple[int, int]]:
+    return {(rank, ranks[(place + step) % len(ranks)]) for place, rank in enumerate(ranks)}

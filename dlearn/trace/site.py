@@ -1,0 +1,17 @@
+"""How a line of code is called: "quickstart.py:14", "In[3]:2"."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+
+def file_label(file: str, cells: Mapping[str, str], directory: str) -> str:
+    """The file as people call it: a notebook's cell, the path below the working directory, or its last two parts.
+
+    `cells` gives the names of notebook cells by the file name that their code was compiled under.
+    """
+    if file in cells:
+        return cells[file]
+    below = os.path.relpath(file, directory) if os.path.isabs(file) else file
+    return below if not below.startswith(os.pardir) else os.path.join(*file.split(os.sep)[-2:])
