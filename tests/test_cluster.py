@@ -420,6 +420,26 @@ def test_the_kernels_death_ends_the_ranks(tmp_path):
     assert _wait_until_gone(pids) == []
 
 
+def test_a_death_is_seen_though_a_child_holds_the_ranks_pipes():
+    def die_with_a_child() -> None:
+        if os.fork() == 0:
+            time.sleep(600)
+        print("last words")
+        os._exit(5)
+
+    start = time.monotonic()
+    with pytest.raises(RankError, match="rank 0 died: it exited with code 5"):
+        Cluster(1).run(die_with_a_child, timeout=100)
+    assert time.monotonic() - start < 50  # Before the timeout; no measurement.
+
+
+def test_a_flood_without_a_lines_end_is_kept():
+    def flood() -> None:
+        os.write(1, b"x" * 20_000_000)
+
+    assert len(Cluster(1).run(flood).output[0]) == 20_000_000
+
+
 # Bad input ------------------------------------------------------------------------------------------------------------
 
 
@@ -436,6 +456,12 @@ def test_wrong_functions_are_refused_in_a_sentence():
         Cluster(2).run({})
     with pytest.raises(SetupError, match="not int"):
         Cluster(2).run(3)
+
+
+@pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), "5"])
+def test_a_wrong_timeout_is_refused_in_a_sentence(timeout):
+    with pytest.raises(SetupError, match="timeout is a number of seconds above 0"):
+        Cluster(1).run(programs.count, timeout=timeout)
 
 
 def test_an_argument_that_cannot_travel():

@@ -226,7 +226,7 @@ def hang_sentences(found: Sequence[Hang], trace: Trace, notes: Mapping[int, str]
             told.append(hang_sentence(hang, trace, notes))
             continue
         rest.remove(other)
-        (a, call_a), (b, call_b) = _stuck_call(hang), _stuck_call(other)
+        (a, call_a), (b, call_b) = sorted([_stuck_call(hang), _stuck_call(other)], key=lambda stuck: stuck[0])
         told.append(
             f"{trace.label(a)} and {trace.label(b)} wait for each other:"
             f" {trace.label(a)} in {call_text(call_a)}, {trace.label(b)} in {call_text(call_b)}"

@@ -76,6 +76,8 @@ class Cluster:
         Returns when all are done. Raises RankError if a rank fails, or if they are not done after `timeout` seconds
         (None waits for ever); with `check=False` the error stands in `run.error` instead.
         """
+        if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < float("inf")):
+            raise SetupError(f"timeout is a number of seconds above 0, or None to wait for ever, not {timeout!r}.")
         functions = self._functions(function)
         payload = pack(functions, args)
         run = Run(_new_folder(), self.record)

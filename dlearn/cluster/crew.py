@@ -25,6 +25,8 @@ CLOSE_SECONDS = 5.0
 """How long ranks may take to close their trace files after the end."""
 
 
+DEATH_SECONDS = 2.0
+"""How long the system may take to report the death of a process whose connection is closed."""
 STACK_SECONDS = 0.5
 """How long a rank may take to write where it is, before it is ended."""
 _STACK_LINE = re.compile(r'File "(.+)", line (\d+) in ')
@@ -39,14 +41,17 @@ class StackLine(NamedTuple):
 
 @dataclass(frozen=True)
 class Died:
-    """The process ended under the function's feet: its exit code (negative: a signal), and the last line it printed."""
+    """The process ended under the function's feet: its exit code (negative: a signal), and the last line it printed.
 
-    exit_code: int
+    Without an exit code it lives, but has closed its connection to us.
+    """
+
+    exit_code: int | None
     last_line: str
 
     @property
     def signal_name(self) -> str:
-        return signal.Signals(-self.exit_code).name if self.exit_code < 0 else ""
+        return signal.Signals(-self.exit_code).name if self.exit_code is not None and self.exit_code < 0 else ""
 
 
 @dataclass(frozen=True)
@@ -119,6 +124,8 @@ class Crew:
             for index, rank in enumerate(self.ranks):
                 selector.register(rank.control, selectors.EVENT_READ, ("control", index))
                 selector.register(rank.output, selectors.EVENT_READ, ("output", index))
+                # A rank's own children may keep its connection open after it has died; this tells all the same.
+                selector.register(rank.process.sentinel, selectors.EVENT_READ, ("death", index))
             while any(outcome is None for outcome in outcomes):
                 wait = 0.5 if deadline is None else min(0.5, max(0.0, deadline - time.monotonic()))
                 for key, _ in selector.select(wait):
@@ -128,9 +135,12 @@ class Crew:
                         if not streams.read(index, rank.output):
                             selector.unregister(rank.output)
                         continue
+                    if outcomes[index] is not None:
+                        continue  # Its answer and its end came together.
                     outcome = self._receive(index, streams)
                     outcomes[index] = outcome
                     selector.unregister(rank.control)
+                    selector.unregister(rank.process.sentinel)
                     if not isinstance(outcome, Returned) and not late:
                         # The first fault. The others get a moment to fail by themselves, and to say why.
                         soon = time.monotonic() + GRACE_SECONDS
@@ -167,14 +177,19 @@ class Crew:
 
     def _receive(self, index: int, streams: OutputStreams) -> Outcome:
         rank = self.ranks[index]
-        try:
-            outcome: Outcome = rank.control.recv()
-            return outcome
-        except (EOFError, ConnectionResetError):
-            rank.process.join()
-            while streams.read(index, rank.output):
-                pass
-            return Died(rank.process.exitcode or 0, streams.last_line(index))
+        with suppress(EOFError, ConnectionResetError):
+            if rank.control.poll(0):
+                outcome: Outcome = rank.control.recv()
+                return outcome
+        rank.process.join(DEATH_SECONDS)
+        self._drain(index, streams)
+        return Died(rank.process.exitcode, streams.last_line(index))
+
+    def _drain(self, index: int, streams: OutputStreams) -> None:
+        """Read what this rank has printed so far; its children may hold the pipe open, so never wait for its end."""
+        pipe = self.ranks[index].output
+        while pipe.poll(0) and streams.read(index, pipe):
+            pass
 
     def _finish(self, outcomes: Sequence[Outcome], streams: OutputStreams, *, keep: bool) -> None:
         """Let the ranks that answered close their trace files, together, and read what they printed last."""
@@ -188,11 +203,8 @@ class Crew:
             for rank in answered:
                 if rank.control.poll(max(0.0, deadline - time.monotonic())):
                     rank.control.recv()
-        for index, rank in enumerate(self.ranks):
-            with selectors.DefaultSelector() as selector:
-                selector.register(rank.output, selectors.EVENT_READ)
-                while selector.select(0) and streams.read(index, rank.output):
-                    pass
+        for index in range(len(self.ranks)):
+            self._drain(index, streams)
 
     def stop(self) -> None:
         """Tell idle ranks to go, and see that they are gone."""

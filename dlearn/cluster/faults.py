@@ -85,6 +85,8 @@ def _what(outcome: Outcome) -> str:
             return f"aborted in C++ (SIGABRT). Its last line: {outcome.last_line}"
         case Died() if outcome.signal_name:
             return f"was killed by {outcome.signal_name}"
+        case Died(exit_code=None):
+            return "closed its connection to the notebook, and cannot say what became of its function"
         case Died():
             return f"died: it exited with code {outcome.exit_code} inside its function"
     return ""

@@ -17,7 +17,7 @@ class OutputStreams:
         width = max(map(len, tags), default=0)
         self._tags = [f"[{tag}]".ljust(width + 3) for tag in tags]
         self._kept: list[list[bytes]] = [[] for _ in tags]
-        self._unfinished = [b"" for _ in tags]
+        self._unfinished: list[list[bytes]] = [[] for _ in tags]
         self._to_show: list[str] = []
 
     def read(self, index: int, pipe: Connection) -> bool:
@@ -29,8 +29,12 @@ class OutputStreams:
         if not data:
             return False
         self._kept[index].append(data)
-        *lines, self._unfinished[index] = (self._unfinished[index] + data).split(b"\n")
-        self._to_show += [self._tags[index] + _text(line) for line in lines]
+        first, *others = data.split(b"\n")
+        unfinished = self._unfinished[index]
+        unfinished.append(first)
+        for other in others:
+            self._to_show.append(self._tags[index] + _text(b"".join(unfinished)))
+            unfinished[:] = [other]
         return True
 
     def show(self) -> None:
@@ -45,10 +49,10 @@ class OutputStreams:
 
     def finish(self) -> None:
         """Show what is left without a line's end."""
-        for index, rest in enumerate(self._unfinished):
-            if rest:
+        for index, parts in enumerate(self._unfinished):
+            if rest := b"".join(parts):
                 self._to_show.append(self._tags[index] + _text(rest))
-                self._unfinished[index] = b""
+                parts.clear()
         self.show()
 
     def text(self, index: int) -> str:
