@@ -7,8 +7,11 @@ counted in the footer, and never raised into the program that is being recorded.
 
 from __future__ import annotations
 
+import atexit
 import itertools
+import multiprocessing
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -29,6 +32,8 @@ from dlearn.trace.event import FORMAT, End, Event, Footer, GroupFact, Header, Sp
 from dlearn.trace.store import Writer
 
 Clock = Callable[[], int]
+LONGEST_SPAN = 200
+"""Characters of a span's name that are kept."""
 
 _active: Recording | None = None
 
@@ -70,6 +75,7 @@ def start(folder: Path, *, header: Header, max_bytes: int = 2 << 30, clock: Cloc
     _refuse_other_jobs(folder, header.job)
     recording = Recording(folder, header=header, max_bytes=max_bytes, clock=clock)
     _active = recording
+    atexit.register(recording.stop)
     return recording
 
 
@@ -133,21 +139,19 @@ class Recording:
         self._works_dropped += 1
 
     def open_span(self, name: str) -> int:
-        number = self._guarded_span(name)
+        try:
+            number = self.event(Span, name=str(name).encode("utf-8", "replace").decode()[:LONGEST_SPAN])
+        except Exception as error:  # The name is anybody's object.
+            self.failed("a span", error)
+            number = next(self._numbers)
         self._open_spans.setdefault(threading.get_ident(), []).append(number)
         return number
-
-    def _guarded_span(self, name: str) -> int:
-        try:
-            return self.event(Span, name=name)
-        except OSError as error:
-            self.failed("a span", error)
-            return next(self._numbers)
 
     def close_span(self, number: int) -> None:
         spans = self._open_spans.get(threading.get_ident(), [])
         if number in spans:
-            del spans[spans.index(number) :]
+            # Not those above it: a generator's span may close while another is open.
+            spans.remove(number)
         self.end(number, by="return")
 
     def stop(self) -> None:
@@ -155,6 +159,7 @@ class Recording:
         global _active
         if _active is self:
             _active = None
+        atexit.unregister(self.stop)
         self._undo.close()
         self._close_file()
 
@@ -195,17 +200,28 @@ def make_header(*, job: str, rank: int | None = None, name: str = "", world_size
 
 
 def _own_header() -> Header:
-    """Of a process that the user started: rank and size from torchrun's variables, or from the default group."""
+    """Of a process that the user started: rank and size from the default group, or from torchrun's variables."""
     environment = os.environ
     if dist.is_initialized():
-        rank, size = dist.get_rank(), dist.get_world_size()
-    elif "RANK" in environment and "WORLD_SIZE" in environment:
-        rank, size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-    else:
-        return make_header(job=f"pid {os.getpid()}")
-    meeting_point = f"{environment.get('MASTER_ADDR', '')}:{environment.get('MASTER_PORT', '')}"
-    run = environment.get("TORCHELASTIC_RUN_ID", "")
-    return make_header(job=f"{run}@{meeting_point}", rank=rank, world_size=size)
+        return make_header(job=_job_of_store(), rank=dist.get_rank(), world_size=dist.get_world_size())
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        meeting_point = f"{environment.get('MASTER_ADDR', '')}:{environment.get('MASTER_PORT', '')}"
+        job = f"{environment.get('TORCHELASTIC_RUN_ID', '')}@{meeting_point}"
+        return make_header(job=job, rank=int(environment["RANK"]), world_size=int(environment["WORLD_SIZE"]))
+    if multiprocessing.parent_process() is not None:
+        # Ranks that a script spawns have nothing else in common yet.
+        return make_header(job=f"children of {socket.gethostname()}-{os.getppid()}")
+    return make_header(job=f"pid {os.getpid()}")
+
+
+def _job_of_store() -> str:
+    """The name that the first recorder of this job wrote into the job's own store. Waits for nobody."""
+    store = dist.distributed_c10d._get_default_store()
+    if store is None:  # MPI's groups meet without one.
+        return f"{socket.gethostname()}-{os.getppid()}"
+    mine = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    answer: bytes = store.compare_set("dlearn/job", "", mine)
+    return answer.decode()
 
 
 def _refuse_other_jobs(folder: Path, job: str) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -110,6 +112,41 @@ def test_ranks_stay_and_keep_their_state_inside_with():
         assert kept.run(os.getpid).results == first
         assert kept.run(programs.train_ddp, 2).trace.spans == ("step 0", "step 1")
     assert Cluster(2).run(programs.count).results == {0: 1, 1: 1}
+
+
+def test_globals_stay_inside_with_unless_the_notebook_changes_them(tmp_path):
+    script = tmp_path / "notebook.py"
+    script.write_text(
+        "from dlearn import Cluster\n"
+        "steps, rate = 0, 1\n"
+        "def setup():\n"
+        "    global model\n"
+        "    model = 'kept'\n"
+        "def train():\n"
+        "    global steps\n"
+        "    steps += rate\n"
+        "    return model, steps\n"
+        "with Cluster(1) as c:\n"
+        "    c.run(setup)\n"
+        "    print(c.run(train).results, c.run(train).results)\n"
+        "    rate = 10\n"
+        "    print(c.run(train).results)\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    # 0 + 1, + 1, + 10: the counter is the rank's, the changed rate the notebook's.
+    assert done.stdout == "{0: ('kept', 1)} {0: ('kept', 2)}\n{0: ('kept', 12)}\n"
+
+
+def test_ranks_that_had_to_start_afresh_inside_with_are_told(capsys):
+    with Cluster(2) as kept:
+        kept.run(programs.count)
+        with pytest.raises(RankError, match="exited with code 3"):
+            kept.run(programs.all_reduce_then, "exit")
+        assert kept.run(programs.count).results == {0: 1, 1: 1}
+        assert "start afresh; the state that they kept is gone" in capsys.readouterr().err
+        with pytest.raises(SetupError, match="inside a `with` already"), kept:
+            pass
 
 
 def test_ranks_are_fresh_without_with():
@@ -402,6 +439,150 @@ def test_a_ranks_own_children_end_with_it(tmp_path):
     assert _wait_until_gone(pids) == []
 
 
+def _start_a_helper(pid_file: str, end: str) -> None:
+    import multiprocessing
+
+    helper = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+    helper.start()
+    Path(pid_file).write_text(str(helper.pid))
+    if end != "return":
+        programs.meet(end)
+
+
+@pytest.mark.parametrize("end", ["return", "exception", "exit", "sigkill"])
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_ranks_helpers_end_however_it_ends(tmp_path, end, kept):
+    pid_file = tmp_path / "pid"
+    pair = Cluster(1)
+    if kept:
+        with pair:
+            run = pair.run(_start_a_helper, str(pid_file), end, check=False)
+    else:
+        run = pair.run(_start_a_helper, str(pid_file), end, check=False)
+    assert (run.error is None) == (end == "return")
+    assert _wait_until_gone([int(pid_file.read_text())]) == []
+
+
+def test_ranks_start_processes_as_the_notebook_does():
+    def method() -> str:
+        import multiprocessing
+
+        return multiprocessing.get_start_method()
+
+    assert Cluster(1).run(method).results == {0: method()}
+
+
+def test_a_function_that_forks_answers_once():
+    def fork() -> bool:
+        return os.fork() > 0
+
+    with Cluster(2) as kept:
+        for _ in range(3):
+            assert kept.run(fork).results == {0: True, 1: True}
+
+
+def test_clusters_in_threads_do_not_meet():
+    results = []
+
+    def many() -> None:
+        for _ in range(4):
+            results.append(Cluster(2).run(programs.count).results)
+
+    threads = [threading.Thread(target=many) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [{0: 1, 1: 1}] * 12
+
+
+def test_kept_ranks_refuse_a_second_run_at_the_same_time():
+    with Cluster(1) as kept:
+        thread = threading.Thread(target=kept.run, args=(time.sleep, 2))
+        kept.run(programs.count)
+        thread.start()
+        deadline = time.monotonic() + 10
+        while not kept._crew._busy.locked():
+            assert time.monotonic() < deadline
+        with pytest.raises(SetupError, match="at work on another run"):
+            kept.run(programs.count)
+        thread.join()
+
+
+def test_a_forked_copy_says_that_it_cannot():
+    Cluster(1).run(programs.count)
+    script = (
+        "import os, sys\n"
+        "from dlearn import Cluster, DlearnError\n"
+        "Cluster(1).run(os.getpid)\n"
+        "if os.fork() == 0:\n"
+        "    try:\n"
+        "        Cluster(1).run(os.getpid)\n"
+        "    except DlearnError as error:\n"
+        "        print(error, flush=True)\n"
+        "    os._exit(0)\n"
+        "os.wait()\n"
+        "print(len(Cluster(1).run(os.getpid).results))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert "cannot start ranks of its own" in done.stdout
+    assert done.stdout.endswith("\n1\n")
+
+
+def test_large_arguments_for_a_rank_that_does_not_read_are_held_to_the_timeout():
+    with Cluster(1) as kept:
+        (pid,) = kept.run(os.getpid).results.values()
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(RankError, match="not done after 2 s"):
+            kept.run(len, b"x" * 5_000_000, timeout=2)
+
+
+def test_the_earliest_fault_is_blamed():
+    def one_after_the_other() -> None:
+        import torch.distributed as dist
+
+        if dist.get_rank() == 0:
+            raise ValueError("root cause")
+        time.sleep(0.2)
+        os._exit(3)
+
+    with pytest.raises(RankError, match="rank 0 failed first: ValueError: root cause\n.*code 3"):
+        Cluster(2).run(one_after_the_other)
+
+
+class Unmade(Exception):
+    def __init__(self, a: int, b: int) -> None:
+        super().__init__(a)
+
+
+class Untold(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+def test_strange_exceptions_and_results_are_told():
+    def raise_untold() -> None:
+        raise Untold
+
+    def raise_long() -> None:
+        raise ValueError("x" * 1_000_000)
+
+    def close_stdout() -> str:
+        sys.stdout = None
+        return "done"
+
+    with pytest.raises(RankError, match="its result cannot be taken apart here: TypeError"):
+        Cluster(1).run(lambda: Unmade(1, 2))
+    with pytest.raises(RankError, match="Untold: .its text cannot be made: RuntimeError"):
+        Cluster(1).run(raise_untold)
+    with pytest.raises(RankError) as caught:
+        Cluster(1).run(raise_long)
+    assert len(str(caught.value)) < 50_000
+    assert Cluster(1).run(close_stdout).results == {0: "done"}
+    with pytest.raises(RankError, match=f"killed by signal {signal.SIGRTMIN + 1}"):
+        Cluster(1).run(lambda: os.kill(os.getpid(), signal.SIGRTMIN + 1))
+
+
 def test_the_kernels_death_ends_the_ranks(tmp_path):
     script = (
         "import programs; from dlearn import Cluster\n"
@@ -443,7 +624,9 @@ def test_a_flood_without_a_lines_end_is_kept():
 # Bad input ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ranks", [0, -1, 65, "ab", ["a", "a"], [], [1, 2], ["0", "1"], 2.5, True, None])
+@pytest.mark.parametrize(
+    "ranks", [0, -1, 65, "ab", ["a", "a"], [], [1, 2], ["0", "1"], ["\x1b[2J"], ["x" * 41], 2.5, True, None]
+)
 def test_wrong_ranks_are_refused_in_a_sentence(ranks):
     with pytest.raises(SetupError):
         Cluster(ranks)
@@ -456,6 +639,14 @@ def test_wrong_functions_are_refused_in_a_sentence():
         Cluster(2).run({})
     with pytest.raises(SetupError, match="not int"):
         Cluster(2).run(3)
+    with pytest.raises(SetupError, match="rank 0 got int, which cannot be called"):
+        Cluster(2).run({0: 5})
+
+    async def later() -> None:
+        pass
+
+    with pytest.raises(SetupError, match="async"):
+        Cluster(2).run(later)
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), "5"])
@@ -493,6 +684,15 @@ def test_a_run_without_record_has_no_trace():
 def test_the_newest_twenty_runs_are_kept():
     for _ in range(22):
         newest = Cluster(1, record=False).run(os.getpid).folder
-    kept = list(Path(".dlearn", "runs").iterdir())
+    kept = list(Path(".dlearn", "runs").resolve().iterdir())
     assert len(kept) == 20
     assert newest in kept
+
+
+def test_runs_that_are_held_are_kept_and_found_from_another_folder(tmp_path, monkeypatch):
+    first = Cluster(1).run(programs.count)
+    for _ in range(22):
+        Cluster(1, record=False).run(os.getpid)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert len(first.trace.processes) == 1

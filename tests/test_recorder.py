@@ -439,12 +439,112 @@ def test_no_value_and_no_argument_reaches_the_files():
             msgspec.json.decode(line)
 
 
+def test_recordings_that_begin_at_different_calls_still_meet():
+    def late_on_rank_0() -> None:
+        def three() -> None:
+            dist.all_reduce(torch.ones(2))
+            dist.broadcast(torch.ones(3), 0)
+            dist.all_reduce(torch.ones(4))
+
+        if dist.get_rank() == 0:
+            dist.all_reduce(torch.ones(1))
+            with dlearn.record("late"):
+                three()
+        else:
+            with dlearn.record("late"):
+                dist.all_reduce(torch.ones(1))
+                three()
+
+    Cluster(2, record=False).run(late_on_rank_0)
+    found = operations(Trace.load("late"))
+    assert [(each.op, each.seq, len(each.ends), each.problem) for each in found] == [
+        ("all_reduce", 1, 1, ""),
+        ("broadcast", 2, 2, ""),
+        ("all_reduce", 3, 2, ""),
+    ] or [(each.op, each.seq, len(each.ends), each.problem) for each in found] == [
+        ("all_reduce", 1, 1, ""),
+        ("all_reduce", 2, 2, ""),
+        ("broadcast", 3, 2, ""),
+        ("all_reduce", 4, 2, ""),
+    ]
+
+
+def test_strange_spans_neither_break_the_program_nor_the_trace():
+    def strange() -> None:
+        with dlearn.span("\ud800"), dlearn.span(object()), dlearn.span("x" * 3_000_000), dlearn.span(7):
+            pass
+
+        def steps():
+            with dlearn.span("inner"):
+                yield
+
+        generator = steps()
+        next(generator)
+        with dlearn.span("main"):
+            generator.close()
+            dist.all_reduce(torch.ones(2))
+
+    trace = record(strange).trace
+    assert trace.problems == ()
+    assert trace.spans[0] == "?"
+    assert "7" in trace.spans
+    assert len(trace.within("main").where(op="all_reduce").events) == 2
+
+
+def test_every_job_has_its_own_name():
+    def job_of_this_group() -> str:
+        import msgspec
+
+        with dlearn.record("a"):
+            dist.barrier()
+        with dlearn.record("b"):
+            dist.barrier()
+        jobs = {
+            msgspec.json.decode(line)["job"]
+            for name in "ab"
+            for path in Path(name).iterdir()
+            for line in path.read_bytes().splitlines()[:1]
+        }
+        return jobs
+
+    first, second = (Cluster(2, record=False).run(job_of_this_group, check=False) for _ in range(2))
+    assert first.error is None
+    assert len(first.results[0]) == 1
+    assert "another job already" in str(second.error), "nothing is mixed with the first job's files"
+
+
+def test_another_tools_kernel_is_not_overridden():
+    def with_another() -> str:
+        library = torch.library.Library("c10d", "IMPL")
+        library.impl("allreduce_", lambda keyset, *args: None, "BackendSelect", with_keyset=True)
+        try:
+            with dlearn.record("refused"):
+                pass
+        except dlearn.DlearnError as error:
+            return str(error)
+        finally:
+            library._destroy()
+        return ""
+
+    assert "another tool, or another recording" in Cluster(1, record=False).run(with_another).results[0]
+
+
+def test_a_recording_left_open_is_closed_at_exit(tmp_path):
+    import subprocess
+    import sys
+
+    script = f"import dlearn; context = dlearn.record({str(tmp_path / 'open')!r}); context.__enter__()"
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    assert Trace.load(tmp_path / "open").processes[0].closed
+
+
 def test_under_torch_compile_the_same_messages_are_seen():
     def compiled() -> None:
         model = torch.compile(DistributedDataParallel(programs.mlp()), backend="aot_eager")
         for _ in range(2):
             model(torch.randn(8, 64)).sum().backward()
 
-    trace = record(compiled).trace
-    assert len(trace.where(op="all_reduce", rank=0).events) == 2
-    assert trace.problems == ()
+    run = record(compiled)
+    assert [each.what for each in operations(run.trace) if each.op == "all_reduce"] == ["bucket unknown"] * 2
+    assert run.trace.problems == ()
+    assert "dlearn" not in run.output[0], "the compiler says nothing of our hooks"

@@ -29,7 +29,7 @@ def assign(events: Iterable[Event]) -> dict[Key, Bucket | str]:
                 process.learn(event)
             case Gradient():
                 process.ready[event.backward, event.model].add(event.parameter)
-            case Collective(phase="backward") if process.tables:
+            case Collective(phase="backward") if process.tables or event.launcher == "reducer":
                 bucket = process.bucket_of(event)
                 if bucket is not None:
                     found[event.rank, event.number] = bucket

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import atexit
+import inspect
 import os
+import reprlib
 import secrets
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
+from weakref import WeakSet
 
 import cloudpickle
 
@@ -21,7 +25,7 @@ from dlearn.cluster.faults import rank_error
 from dlearn.cluster.launch import DEFAULT_START, StartMethod
 from dlearn.cluster.output import OutputStreams
 from dlearn.cluster.payload import Surroundings, pack, surroundings
-from dlearn.cluster.rank import Call, Returned
+from dlearn.cluster.rank import Call, Raised, Returned
 from dlearn.cluster.run import Run
 from dlearn.errors import SetupError
 
@@ -30,6 +34,7 @@ Name = int | str
 
 RUNS_KEPT = 20
 MOST_RANKS = 64
+LONGEST_NAME = 40
 
 
 class Cluster:
@@ -63,6 +68,7 @@ class Cluster:
         self._start: StartMethod = start
         self._inside_with = False
         self._crew: Crew | None = None
+        self._lost = False
 
     def run(
         self,
@@ -81,6 +87,7 @@ class Cluster:
         functions = self._functions(function)
         payload = pack(functions, args)
         run = Run(_new_folder(), self.record)
+        _runs.add(run)
         crew, around = self._crew_for_call(), surroundings()
         try:
             outcomes, streams = self._call(crew, payload, around, run, timeout)
@@ -95,13 +102,15 @@ class Cluster:
         return run
 
     def __enter__(self) -> Cluster:
+        if self._inside_with:
+            raise SetupError("this cluster is inside a `with` already; make another Cluster for another `with`.")
         self._inside_with = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._inside_with = False
+        self._inside_with = self._lost = False
         if self._crew is not None:
             self._crew.stop()
             self._crew = None
@@ -115,7 +124,7 @@ class Cluster:
 
     def _functions(self, function: Function | Mapping[Name, Function]) -> list[Function | None]:
         if callable(function):
-            return [function] * len(self.names)
+            return [_sync(function)] * len(self.names)
         if not isinstance(function, Mapping):
             raise SetupError(
                 f"run() takes a function, or a dict of names and functions, not {type(function).__name__}."
@@ -125,11 +134,19 @@ class Cluster:
             raise SetupError(f"this cluster has no rank {strangers[0]!r}; its ranks are {list(self.names)}.")
         if not function:
             raise SetupError("run() got an empty dict: give at least one rank a function.")
-        return [function.get(name) for name in self.names]
+        wrong = next((name for name, each in function.items() if not callable(each)), None)
+        if wrong is not None:
+            raise SetupError(f"rank {wrong!r} got {type(function[wrong]).__name__}, which cannot be called.")
+        return [_sync(function[name]) if name in function else None for name in self.names]
 
     def _crew_for_call(self) -> Crew:
         if self._crew is not None and self._crew.alive:
             return self._crew
+        if self._crew is not None or self._lost:
+            print("dlearn: the ranks had ended, and start afresh; the state that they kept is gone.", file=sys.stderr)
+            self._lost = False
+            if self._crew is not None:
+                self._crew.kill()
         tags = [_tag(name) for name in self.names]
         if self._inside_with or self._start == "forkserver":
             crew = Crew(tags, self._start)
@@ -142,6 +159,7 @@ class Cluster:
     def _forget(self, crew: Crew) -> None:
         if self._crew is crew:
             self._crew = None
+            self._lost = True
         for tags, spawned in list(_spawned.items()):
             if spawned is crew:
                 del _spawned[tags]
@@ -161,7 +179,7 @@ class Cluster:
                     init=self.init,
                     store_port=listener.getsockname()[1],
                     job=run.folder.name,
-                    folder=str(run.folder.resolve()),
+                    folder=str(run.folder),
                     record=self.record,
                     keep=self._kept,
                     keep_group=self._inside_with,
@@ -174,7 +192,17 @@ class Cluster:
         for index, (name, outcome) in enumerate(zip(self.names, outcomes, strict=True)):
             run.output[name] = streams.text(index)
             if isinstance(outcome, Returned) and outcome.value is not None:
-                run.results[name] = cloudpickle.loads(outcome.value)
+                try:
+                    run.results[name] = cloudpickle.loads(outcome.value)
+                except Exception as error:  # Any object's own __setstate__ may raise anything.
+                    message = f"its result cannot be taken apart here: {type(error).__name__}: {error}"
+                    outcomes[index] = Raised(type(error).__name__, message, "", time.monotonic_ns())
+
+
+def _sync(function: Function) -> Function:
+    if inspect.iscoroutinefunction(function):
+        raise SetupError("an async function does not run by itself: call asyncio.run(...) inside a plain function.")
+    return function
 
 
 def _names(ranks: int | Sequence[str]) -> tuple[Name, ...]:
@@ -183,16 +211,29 @@ def _names(ranks: int | Sequence[str]) -> tuple[Name, ...]:
             raise SetupError(f"a cluster has 1 to {MOST_RANKS} ranks, not {ranks}.")
         return tuple(range(ranks))
     names = tuple(ranks) if isinstance(ranks, Sequence) and not isinstance(ranks, str) else ()
-    if not names or not all(isinstance(name, str) and name and not name.isdigit() for name in names):
-        raise SetupError(f"give the number of ranks, or a list of names such as ['ps', 'trainer1'], not {ranks!r}.")
+    if not names or not all(isinstance(name, str) for name in names):
+        raise SetupError(
+            f"give the number of ranks, or a list of names such as ['ps', 'trainer1'], not {reprlib.repr(ranks)}."
+        )
+    wrong = next((name for name in names if not _is_name(name)), None)
+    if wrong is not None:
+        raise SetupError(
+            f"{reprlib.repr(wrong)} is no name for a rank: 1 to {LONGEST_NAME} printable characters, not all digits."
+        )
     if len(set(names)) < len(names) or len(names) > MOST_RANKS:
         raise SetupError(f"the names of a cluster's ranks must differ, and be {MOST_RANKS} at most: {list(names)}.")
     return names
 
 
+def _is_name(name: str) -> bool:
+    return 1 <= len(name) <= LONGEST_NAME and name.isprintable() and not name.isdigit()
+
+
 def _tag(name: Name) -> str:
     return f"rank {name}" if isinstance(name, int) else name
 
+
+_runs: WeakSet[Run] = WeakSet()
 
 # Runs -----------------------------------------------------------------------------------------------------------------
 
@@ -201,8 +242,8 @@ _RUNNING = "running"
 
 
 def _new_folder() -> Path:
-    """A new folder in `.dlearn/runs`, where the newest 20 runs are kept."""
-    home = Path(".dlearn", "runs")
+    """A new folder in `.dlearn/runs`, where the newest 20 runs are kept, and those that this process still holds."""
+    home = Path(".dlearn", "runs").resolve()  # The notebook may change its directory later.
     folder = home / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     try:
         (folder / "trace").mkdir(parents=True)
@@ -212,8 +253,9 @@ def _new_folder() -> Path:
             f"runs cannot be kept in {home} here: {error.strerror}. Work in a folder that you may write to."
         ) from None
     runs = sorted((path for path in home.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime_ns)
+    in_use = {run.folder for run in _runs}
     for old in runs[:-RUNS_KEPT]:
-        if not _is_running(old):
+        if old not in in_use and not _is_running(old):
             shutil.rmtree(old, ignore_errors=True)
     return folder
 

@@ -7,6 +7,7 @@ import re
 import selectors
 import signal
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ from dlearn.cluster import spares
 from dlearn.cluster.launch import RankProcess, StartMethod, start_rank
 from dlearn.cluster.output import OutputStreams, ProgressLine
 from dlearn.cluster.rank import FINISH, STACK_SIGNAL, Call, Raised, Returned, stack_file
+from dlearn.errors import SetupError
 
 GRACE_SECONDS = 0.5
 """After one rank has failed: how long the others may take to notice, before they are ended."""
@@ -27,6 +29,8 @@ CLOSE_SECONDS = 5.0
 
 DEATH_SECONDS = 2.0
 """How long the system may take to report the death of a process whose connection is closed."""
+DRAIN_SECONDS = 2.0
+"""How long what was printed before the end is read; a thread or child of the rank may still print."""
 STACK_SECONDS = 0.5
 """How long a rank may take to write where it is, before it is ended."""
 _STACK_LINE = re.compile(r'File "(.+)", line (\d+) in ')
@@ -48,10 +52,16 @@ class Died:
 
     exit_code: int | None
     last_line: str
+    at_ns: int
 
     @property
     def signal_name(self) -> str:
-        return signal.Signals(-self.exit_code).name if self.exit_code is not None and self.exit_code < 0 else ""
+        if self.exit_code is None or self.exit_code >= 0:
+            return ""
+        try:
+            return signal.Signals(-self.exit_code).name
+        except ValueError:  # A real-time signal has no name.
+            return f"signal {-self.exit_code}"
 
 
 @dataclass(frozen=True)
@@ -71,6 +81,7 @@ class Crew:
     def __init__(self, tags: Sequence[str], start: StartMethod) -> None:
         self.tags = tuple(tags)
         self.ranks: list[RankProcess] = []
+        self._busy = threading.Lock()
         try:
             for _ in tags:
                 self.ranks.append(spares.take() if start == "forkserver" else start_rank(start))
@@ -86,33 +97,40 @@ class Crew:
         self, calls: Sequence[Call], listener: socket.socket, timeout: float | None
     ) -> tuple[list[Outcome], OutputStreams]:
         """Run one call to its end on all ranks. If anything goes wrong here, or is interrupted, no rank survives."""
+        if not self._busy.acquire(blocking=False):
+            raise SetupError("these ranks are at work on another run: use a Cluster of its own in each thread.")
+        try:
+            return self._call(calls, listener, timeout)
+        finally:
+            self._busy.release()
+
+    def _call(
+        self, calls: Sequence[Call], listener: socket.socket, timeout: float | None
+    ) -> tuple[list[Outcome], OutputStreams]:
         streams = OutputStreams(self.tags)
         progress = ProgressLine()
+        # On a thread: a rank that does not read must not hold up the clock. It ends when the pipes do.
+        sender = threading.Thread(target=_send, args=(list(self.ranks), calls, listener), daemon=True)
+        sender.start()
         try:
-            self._send(calls, listener)
             outcomes = self._follow(calls, streams, progress, timeout)
             healthy = all(isinstance(outcome, Returned | Raised) for outcome in outcomes)
             self._finish(outcomes, streams, keep=healthy and calls[0].keep)
         except BaseException:
             self.kill()
             raise
+        else:
+            if not healthy:
+                self.kill()
         finally:
+            sender.join()
             progress.clear()
             streams.finish()
-        if not healthy:
-            self.kill()
-        elif not calls[0].keep:
+        if healthy and not calls[0].keep:
             # They have closed their files and are leaving by themselves.
             spares.turn_over(self.ranks)
             self.ranks.clear()
         return outcomes, streams
-
-    def _send(self, calls: Sequence[Call], listener: socket.socket) -> None:
-        for index, (rank, call) in enumerate(zip(self.ranks, calls, strict=True)):
-            with suppress(BrokenPipeError, ConnectionResetError):  # It died already; following it will tell.
-                rank.control.send(call)
-                if index == 0:
-                    send_handle(rank.control, listener.fileno(), rank.process.pid)
 
     def _follow(
         self, calls: Sequence[Call], streams: OutputStreams, progress: ProgressLine, timeout: float | None
@@ -181,14 +199,17 @@ class Crew:
             if rank.control.poll(0):
                 outcome: Outcome = rank.control.recv()
                 return outcome
+        noticed_ns = time.monotonic_ns()
         rank.process.join(DEATH_SECONDS)
+        rank.kill()  # What it had started.
         self._drain(index, streams)
-        return Died(rank.process.exitcode, streams.last_line(index))
+        return Died(rank.process.exitcode, streams.last_line(index), noticed_ns)
 
     def _drain(self, index: int, streams: OutputStreams) -> None:
         """Read what this rank has printed so far; its children may hold the pipe open, so never wait for its end."""
         pipe = self.ranks[index].output
-        while pipe.poll(0) and streams.read(index, pipe):
+        deadline = time.monotonic() + DRAIN_SECONDS
+        while pipe.poll(0) and streams.read(index, pipe) and time.monotonic() < deadline:
             pass
 
     def _finish(self, outcomes: Sequence[Outcome], streams: OutputStreams, *, keep: bool) -> None:
@@ -222,3 +243,11 @@ class Crew:
         for rank in self.ranks:
             rank.close()
         self.ranks.clear()
+
+
+def _send(ranks: Sequence[RankProcess], calls: Sequence[Call], listener: socket.socket) -> None:
+    for index, (rank, call) in enumerate(zip(ranks, calls, strict=True)):
+        with suppress(OSError):  # It died already; following it will tell.
+            rank.control.send(call)
+            if index == 0:
+                send_handle(rank.control, listener.fileno(), rank.process.pid)

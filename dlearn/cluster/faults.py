@@ -58,10 +58,10 @@ def rank_error(
 
 
 def _order(outcome: Outcome) -> tuple[int, int]:
-    """Root cause first: a process that died, then the earliest exception of its own, then broken connections."""
+    """Root cause first: the earliest death or exception of a rank's own, then broken connections."""
     match outcome:
         case Died():
-            return (0, 0)
+            return (1, outcome.at_ns)
         case Raised():
             return (2 if _is_broken(outcome) else 1, outcome.at_ns)
         case _:

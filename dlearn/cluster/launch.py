@@ -26,6 +26,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Literal
 
 from dlearn.cluster.rank import main as rank_main
+from dlearn.errors import SetupError
 
 StartMethod = Literal["forkserver", "spawn"]
 
@@ -60,15 +61,18 @@ class RankProcess:
     alive: Connection
 
     def kill(self) -> None:
-        """End the rank and whatever it started. Only ever a process that we started, by its pid."""
+        """End the rank and whatever it started. Only ever processes that we started, by the rank's pid."""
         pid = self.process.pid
-        if pid is not None and self.process.exitcode is None:
-            try:
-                os.killpg(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                # It has not made its own group yet (or is gone): then it has no helpers either.
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        if pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            # Also when the rank itself is gone: its helpers keep its process group, and so its number, alive.
+            os.killpg(pid, signal.SIGKILL)
+            return
+        if self.process.exitcode is None:
+            # It has not made its own group yet: then it has no helpers either.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
         """After the process has ended: wait for it and let go of the pipes."""
@@ -77,8 +81,16 @@ class RankProcess:
             connection.close()
 
 
+_owner = os.getpid()
+
+
 def _ensure_running() -> None:
     """Start the fork server such that an interrupt, while it loads torch, is not its business."""
+    if os.getpid() != _owner:
+        raise SetupError(
+            "this process was forked from one that has clusters, and cannot start ranks of its own."
+            " Start it as a new process (subprocess, or multiprocessing's spawn)."
+        )
     resource_tracker.ensure_running()
     # It inherits the mask; by itself it ignores interrupts only once it has loaded everything.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

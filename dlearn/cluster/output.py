@@ -40,8 +40,10 @@ class OutputStreams:
     def show(self) -> None:
         """Print the whole lines that came since the last time, in one go."""
         if self._to_show:
-            print("\n".join(self._to_show), flush=True)
+            text = "\n".join(self._to_show)
             self._to_show.clear()
+            encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+            print(text.encode(encoding, "replace").decode(encoding), flush=True)
 
     @property
     def waiting(self) -> bool:

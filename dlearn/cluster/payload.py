@@ -6,8 +6,12 @@ is the same class on every rank. cloudpickle sends what a notebook or script def
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import io
 import linecache
 import os
+import pickle
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
@@ -50,16 +54,68 @@ def pack(functions: Sequence[Callable[..., Any] | None], args: tuple[Any, ...]) 
     return data
 
 
-def unpack(data: bytes) -> tuple[tuple[Callable[..., Any] | None, ...], tuple[Any, ...]]:
-    """The other end. What `__main__` defined is found in this process's `__main__` afterwards."""
-    functions, args = cloudpickle.loads(data)
-    for function in functions:
-        inner = getattr(function, "func", function)  # functools.partial
-        if getattr(inner, "__module__", None) == "__main__" and hasattr(inner, "__globals__"):
-            shared = {name: value for name, value in inner.__globals__.items() if not name.startswith("__")}
-            vars(sys.modules["__main__"]).update(shared)
-            vars(sys.modules["__main__"])[inner.__name__] = inner
-    return functions, args
+class Unpacker:
+    """The other end, for all calls of one rank. What `__main__` defined there lives in this process's `__main__`.
+
+    A rank that is kept keeps its globals too: a variable is taken over only where it has changed since the last call.
+    """
+
+    def __init__(self) -> None:
+        self._taken: dict[str, bytes] = {}
+
+    def unpack(self, data: bytes, *, keep: bool) -> tuple[tuple[Callable[..., Any] | None, ...], tuple[Any, ...]]:
+        loader = _Loader(io.BytesIO(data))
+        functions, args = loader.load()
+        main = vars(sys.modules["__main__"])
+        for name, value in loader.globals.items():
+            if not keep or self._is_new(name, value):
+                main[name] = value
+        for function in functions:
+            inner = getattr(function, "func", function)  # functools.partial
+            if getattr(inner, "__module__", None) == "__main__" and hasattr(inner, "__name__"):
+                main[inner.__name__] = inner
+        return functions, args
+
+    def _is_new(self, name: str, value: Any) -> bool:
+        try:
+            digest = hashlib.sha256(cloudpickle.dumps(value)).digest()
+        except Exception:  # Any object's own __reduce__ may raise anything; then it is taken over as it came.
+            return True
+        known = self._taken.get(name)
+        self._taken[name] = digest
+        return digest != known
+
+
+class _Loader(pickle.Unpickler):
+    """Gives functions of `__main__` this process's `__main__` as their globals, instead of a dict of their own.
+
+    Only for what our own parent sends through its pipe. Should cloudpickle rename these two functions, ranks would
+    still work, and keep no globals (a test would tell).
+    """
+
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream)
+        self.globals: dict[str, Any] = {}
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        if module == "cloudpickle.cloudpickle" and name == "_make_function":
+            return functools.partial(_make_in_main, found)
+        if module == "cloudpickle.cloudpickle" and name == "_function_setstate":
+            return functools.partial(self._set_state, found)
+        return found
+
+    def _set_state(self, original: Callable[[Any, Any], None], function: Any, state: tuple[Any, Any]) -> None:
+        if function.__globals__ is vars(sys.modules["__main__"]):
+            self.globals.update(state[1]["__globals__"])
+            state = (state[0], {**state[1], "__globals__": {}})
+        original(function, state)
+
+
+def _make_in_main(original: Callable[..., Any], code: Any, its_globals: dict[str, Any], *rest: Any) -> Any:
+    if its_globals.get("__name__") == "__main__":
+        its_globals = vars(sys.modules["__main__"])
+    return original(code, its_globals, *rest)
 
 
 def surroundings() -> Surroundings:

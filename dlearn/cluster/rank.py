@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import io
 import itertools
+import multiprocessing
 import os
 import signal
 import sys
@@ -23,7 +24,7 @@ from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from typing import Any
 
-from dlearn.cluster.payload import Surroundings, is_installed
+from dlearn.cluster.payload import Surroundings, Unpacker, is_installed
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,8 @@ class Raised:
 
 FINISH, CLOSED = "finish", "closed"
 STACK_SIGNAL = signal.SIGUSR1
+MOST_TEXT = 8000
+"""Characters of an exception's message or traceback."""
 
 
 def main(control: Connection, alive: Connection, output: Connection) -> None:
@@ -75,6 +78,8 @@ def main(control: Connection, alive: Connection, output: Connection) -> None:
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # The fork server has it blocked.
+    # What the function starts is started as in the notebook, not by a fork server just because this rank was.
+    multiprocessing.set_start_method(None, force=True)
     _redirect(output)
     threading.Thread(target=_end_with_parent, args=(alive,), daemon=True, name="dlearn-parent").start()
     rank = _Rank(control)
@@ -88,8 +93,9 @@ def main(control: Connection, alive: Connection, output: Connection) -> None:
         if not rank.serve(call):
             break
     _flush()
-    # Threads of gloo and of the user may still run; an orderly interpreter exit would trip over them.
-    os._exit(0)
+    # Threads of gloo and of the user may still run, and an orderly interpreter exit would trip over them. And helpers:
+    # what this rank has started (a DataLoader's workers) is in its process group, and ends with it.
+    os.killpg(0, signal.SIGKILL)
 
 
 def stack_file(folder: str | Path, rank: int) -> Path:
@@ -113,9 +119,10 @@ def _end_with_parent(alive: Connection) -> None:
 
 
 def _flush() -> None:
-    with contextlib.suppress(OSError):  # The cluster may be gone.
-        sys.stdout.flush()
-        sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        # The function may have closed them, or put anything in their place.
+        with contextlib.suppress(Exception):
+            stream.flush()
 
 
 class _Rank:
@@ -124,6 +131,7 @@ class _Rank:
     def __init__(self, control: Connection) -> None:
         self._control = control
         self._stores: list[Any] = []
+        self._unpacker = Unpacker()
 
     def serve(self, call: Call) -> bool:
         """Run one call; False when this process should end after it."""
@@ -134,7 +142,12 @@ class _Rank:
             recording = _start_recording(call)
             functions, args = self._set_up(call, listener)
             function = functions[call.rank]
+            me = os.getpid()
             value = function(*args) if function is not None else None
+            if os.getpid() != me:
+                # The function forked, and this is the copy. Only the rank itself answers.
+                _flush()
+                os._exit(0)
             outcome = _returned(value, call) if function is not None else Returned(None)
         except BaseException as error:
             outcome = _ended(error, call)
@@ -159,8 +172,6 @@ class _Rank:
     def _set_up(self, call: Call, listener: int | None) -> Any:
         import torch.distributed as dist
 
-        from dlearn.cluster.payload import unpack
-
         if call.init and dist.is_initialized():
             if listener is not None:
                 os.close(listener)
@@ -171,7 +182,7 @@ class _Rank:
             self._stores.append(store)
             if call.init:
                 _init_process_group(call, store)
-        return unpack(call.payload)
+        return self._unpacker.unpack(call.payload, keep=call.keep_group)
 
     def _tear_down(self, call: Call) -> None:
         """A rank that lives on without a `with` block starts its next call with a clean process group."""
@@ -305,10 +316,22 @@ def _ended(error: BaseException, call: Call) -> Returned | Raised:
         return Returned(None)
     story = traceback.TracebackException.from_exception(error)
     _shorten(story)
-    text = "".join(story.format())
+    text = _cut("".join(story.format()))
     for file, (name, _) in call.surroundings.cells.items():
         text = text.replace(f'File "{file}"', f"Cell {name}")
-    return Raised(type(error).__name__, str(error), text, time.monotonic_ns())
+    try:
+        message = str(error)
+    except Exception as failure:  # Any exception's own __str__ may raise anything.
+        message = f"(its text cannot be made: {type(failure).__name__})"
+    return Raised(type(error).__name__, _cut(message), text, time.monotonic_ns())
+
+
+def _cut(text: str) -> str:
+    """The beginning and the end of what is too long to be read, or to be sent about."""
+    if len(text) <= MOST_TEXT:
+        return text
+    half = MOST_TEXT // 2
+    return f"{text[:half]}\n... {len(text) - MOST_TEXT:,} characters left out ...\n{text[-half:]}"
 
 
 def _shorten(story: traceback.TracebackException | None) -> None:
@@ -317,4 +340,6 @@ def _shorten(story: traceback.TracebackException | None) -> None:
         last = story.stack[-1:]
         told = [frame for frame in story.stack[:-1] if not is_installed(frame.filename)]
         story.stack = traceback.StackSummary.from_list(told + last)
+        for member in story.exceptions or ():  # Of an ExceptionGroup.
+            _shorten(member)
         story = story.__cause__ or story.__context__

@@ -11,7 +11,7 @@ from dlearn.errors import DlearnError, RankError
 from dlearn.trace.trace import Trace
 
 
-@dataclass
+@dataclass(eq=False)
 class Run:
     """`results` and `output` by the cluster's names (ints for `Cluster(4)`), the `trace`, the `error` if one failed.
 

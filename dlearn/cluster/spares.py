@@ -19,7 +19,7 @@ MOST_SPARES = 8
 _spares: list[RankProcess] = []
 _worker: threading.Thread | None = None
 _closing = threading.Event()
-_owner = os.getpid()
+_turning = threading.Lock()
 
 
 def take() -> RankProcess:
@@ -37,10 +37,11 @@ def take() -> RankProcess:
 def turn_over(used: Sequence[RankProcess]) -> None:
     """See the used ranks off, and start as many fresh ones, while the user goes on."""
     global _worker
-    if _worker is not None:
-        _worker.join()
-    _worker = threading.Thread(target=_turn_over, args=(list(used),), name="dlearn-spares", daemon=True)
-    _worker.start()
+    with _turning:
+        if _worker is not None:
+            _worker.join()
+        _worker = threading.Thread(target=_turn_over, args=(list(used),), name="dlearn-spares", daemon=True)
+        _worker.start()
 
 
 def _turn_over(used: list[RankProcess]) -> None:
@@ -52,11 +53,19 @@ def _turn_over(used: list[RankProcess]) -> None:
         _spares.append(start_rank("forkserver"))
 
 
+def _leave_to_parent() -> None:
+    """In a forked copy of this process: the spares are not its own."""
+    global _worker
+    _spares.clear()
+    _worker = None
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
 @atexit.register
 def close() -> None:
-    """End the spares. A forked copy of this process leaves them alone: they are not its own."""
-    if os.getpid() != _owner:
-        return
+    """End the spares."""
     _closing.set()
     if _worker is not None:
         _worker.join()

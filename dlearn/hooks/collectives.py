@@ -22,6 +22,7 @@ from dlearn.errors import SetupError
 from dlearn.hooks import Emit, Undo
 from dlearn.hooks.c10d_ops import COLLECTIVES, POINT_TO_POINT, Signature, describe, overload_of
 from dlearn.hooks.callers import caller
+from dlearn.hooks.compiler import untraced
 from dlearn.hooks.groups import Group, Groups
 from dlearn.hooks.works import Callbacks, WaitingWorks
 from dlearn.trace.event import NOT_OBSERVED, Collective, Event, GroupFact, PointToPoint
@@ -34,6 +35,12 @@ def install(emit: Emit) -> Undo:
 
 
 def _install(emit: Emit) -> Undo:
+    for op in (*COLLECTIVES, *POINT_TO_POINT):
+        overload_of(op.schema)
+        if torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{op.schema}", "BackendSelect"):
+            raise SetupError(
+                f"another tool, or another recording, already watches c10d::{op.schema} in this process. Stop it first."
+            )
     library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
     groups = Groups(emit)
     waiting = WaitingWorks(emit)
@@ -62,6 +69,7 @@ def _install(emit: Emit) -> Undo:
 def _collective_kernel(
     signature: Signature, emit: Emit, groups: Groups, waiting: WaitingWorks, callbacks: Callbacks
 ) -> Callable[..., Any]:
+    @untraced
     def kernel(keyset: Any, *args: Any) -> Any:
         number = None
         try:
@@ -118,6 +126,7 @@ def _note_collective(signature: Signature, args: tuple[Any, ...], group: Group, 
 
 
 def _p2p_kernel(signature: Signature, emit: Emit, groups: Groups, waiting: WaitingWorks) -> Callable[..., Any]:
+    @untraced
     def kernel(keyset: Any, *args: Any) -> Any:
         number = None
         try:
@@ -162,12 +171,6 @@ def self_test() -> None:
     global _self_test_passed
     if _self_test_passed:
         return
-    for op in (*COLLECTIVES, *POINT_TO_POINT):
-        overload_of(op.schema)
-        if torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{op.schema}", "BackendSelect"):
-            raise SetupError(
-                f"another tool, or another recording, already watches c10d::{op.schema} in this process. Stop it first."
-            )
     probe = _Probe()
     undo = _install(probe)
     try:

@@ -16,6 +16,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from dlearn.hooks import Emit, Undo
+from dlearn.hooks.compiler import untraced
 from dlearn.trace.event import Bucket, Gradient
 
 
@@ -85,6 +86,7 @@ class _Watch:
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
     def _ready(self, model: int, name: str) -> Any:
+        @untraced
         def ready(parameter: torch.Tensor) -> None:
             try:
                 task = torch._C._current_graph_task_id()

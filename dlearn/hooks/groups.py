@@ -55,7 +55,9 @@ class Groups:
                 default=fact.default,
             )
         self._emit.group(fact)
-        return Group(fact.name, fact.rank, fact.backend != "nccl", itertools.count(1), itertools.count(1))
+        # A recording that begins late, or on one rank earlier than on the others, numbers as the group itself does.
+        done = _calls_made(pg)
+        return Group(fact.name, fact.rank, fact.backend != "nccl", itertools.count(done + 1), itertools.count(1))
 
 
 def group_fact(pg: ProcessGroup) -> GroupFact:
@@ -78,3 +80,11 @@ def _backend_name(pg: ProcessGroup) -> str:
         except RuntimeError:
             continue  # This group has no backend for that device.
     return "unknown"
+
+
+def _calls_made(pg: ProcessGroup) -> int:
+    """Collectives that the group has counted so far."""
+    try:
+        return int(pg._get_sequence_number_for_group())  # type: ignore[attr-defined]
+    except RuntimeError:
+        return 0  # A backend without a counter.

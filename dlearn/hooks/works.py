@@ -15,6 +15,7 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from dlearn.hooks import Emit, Undo
+from dlearn.hooks.compiler import untraced
 from dlearn.trace.event import NOT_OBSERVED
 
 WORKS_HELD = 1000
@@ -38,7 +39,7 @@ class Callbacks:
         except RuntimeError:
             return False
         self._open[number] = future
-        future.add_done_callback(lambda future: self._done(number, future))
+        future.add_done_callback(untraced(lambda future: self._done(number, future)))
         return True
 
     def _done(self, number: int, future: Any) -> None:
@@ -104,6 +105,7 @@ class WaitingWorks:
     def patch_wait(self) -> Undo:
         original = Work.wait
 
+        @untraced
         def wait(work: Work, *args: Any, **kwargs: Any) -> Any:
             try:
                 result = original(work, *args, **kwargs)
@@ -125,9 +127,11 @@ class WaitingWorks:
         library = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
         redispatch = torch.ops._c10d_functional.wait_tensor.default._handle.redispatch_boxed
 
+        @untraced
         def kernel(keyset: Any, tensor: torch.Tensor) -> Any:
             result = redispatch(keyset & after, tensor)
-            if self._by_output:
+            # While torch.compile traces, tensors are fakes without an address.
+            if self._by_output and type(tensor) is torch.Tensor:
                 try:
                     work_id = self._by_output.get(tensor.untyped_storage().data_ptr())
                     if work_id is not None:
