@@ -24,14 +24,14 @@ from pathlib import Path
 
 RANKS = (2, 4)
 SECONDS_AFTER_IMPORT = 5.0
+MEASURE = "measure"
 
 
 def meet(folder: str) -> None:
-    """What every rank does: join a group if it has none, all-reduce, and note its memory."""
+    """What every rank does: join a group if it has none, and all-reduce. In a last, untimed call, note its memory."""
     # ipyparallel sends this function alone, without the names around it.
     from pathlib import Path
 
-    import psutil
     import torch
     import torch.distributed as dist
 
@@ -40,7 +40,10 @@ def meet(folder: str) -> None:
     total = torch.ones(1024)
     dist.all_reduce(total)
     assert total[0].item() == dist.get_world_size()
-    Path(folder, str(dist.get_rank())).write_text(str(psutil.Process().memory_full_info().uss))
+    if Path(folder, "measure").exists():
+        import psutil
+
+        Path(folder, str(dist.get_rank())).write_text(str(psutil.Process().memory_full_info().uss))
 
 
 # The ways of launching: each is a generator that, after its import, makes one call for each `next` --------------------
@@ -75,8 +78,12 @@ def spawn(ranks: int, folder: str) -> Iterator[None]:
 
 
 def _spawned(rank: int, ranks: int, folder: str) -> None:
+    import torch.distributed as dist
+
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks))
     meet(folder)
+    # Without this, the interpreter's exit aborts every now and then, on threads of gloo's.
+    dist.destroy_process_group()
 
 
 def accelerate(ranks: int, folder: str) -> Iterator[None]:
@@ -137,13 +144,16 @@ def drive(way: str, ranks: int) -> None:
         os.chdir(folder)
         calls = WAYS[way](ranks, folder)
         next(calls)
-        os.write(answers, b"{}\n")
-        for _ in sys.stdin:
+        os.write(answers, b"ready\n")
+        for order in sys.stdin:
+            if order.strip() == MEASURE:
+                Path(folder, MEASURE).touch()
             start = time.perf_counter()
             next(calls)
-            seconds = time.perf_counter() - start
-            memory = [int(Path(folder, str(rank)).read_text()) for rank in range(ranks)]
-            os.write(answers, json.dumps({"seconds": seconds, "bytes": statistics.median(memory)}).encode() + b"\n")
+            answer = time.perf_counter() - start
+            if order.strip() == MEASURE:
+                answer = statistics.median(int(Path(folder, str(rank)).read_text()) for rank in range(ranks))
+            os.write(answers, json.dumps(answer).encode() + b"\n")
         calls.close()
 
 
@@ -153,28 +163,41 @@ class Driver:
         self.seconds: list[float] = []
         self.rank_bytes = 0.0
         self.failed = ""
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
             [sys.executable, __file__, "--drive", way, str(ranks)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._errors,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-        self._process.stdout.readline()
+        if not self._process.stdout.readline():
+            self.failed = self._last_words()
 
     def call(self) -> None:
+        answer = self._order("call")
+        if answer is not None:
+            self.seconds.append(answer)
+
+    def measure(self) -> None:
+        self.rank_bytes = self._order(MEASURE) or 0.0
+
+    def _order(self, order: str) -> float | None:
         if self.failed:
-            return
-        self._process.stdin.write("call\n")
+            return None
+        self._process.stdin.write(order + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
         if not answer:
-            self.failed = f"failed in call {len(self.seconds) + 1}"
-            return
-        measured = json.loads(answer)
-        self.seconds.append(measured["seconds"])
-        self.rank_bytes = measured["bytes"]
+            self.failed = f"failed in call {len(self.seconds) + 1}: {self._last_words()}"
+            return None
+        return json.loads(answer)
+
+    def _last_words(self) -> str:
+        self._process.wait(timeout=60)
+        self._errors.seek(0)
+        return (self._errors.read().strip().splitlines() or ["no word"])[-1]
 
     def close(self) -> None:
         self._process.stdin.close()
@@ -206,6 +229,8 @@ def main() -> None:
         show(f"later calls: round {number + 1} of {options.rounds}")
         for driver in drivers:
             driver.call()
+    for driver in drivers:
+        driver.measure()
     show("")
     for driver in drivers:
         driver.close()

@@ -53,3 +53,11 @@ class RankError(DlearnError):
     def _render_traceback_(self) -> list[str]:
         """IPython asks for this: the rank's own traceback is the useful one, not the kernel's."""
         return [f"{type(self).__name__}: {self}"]
+
+
+class Interrupted(KeyboardInterrupt):
+    """The user stopped a run. Its ranks have been ended; what they had recorded is in the folder that the text names."""
+
+    def _render_traceback_(self) -> list[str]:
+        """Where our code was when the key was pressed is nobody's question."""
+        return [f"KeyboardInterrupt: {self}"]

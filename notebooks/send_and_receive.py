@@ -279,8 +279,8 @@ assert [message.payload_bytes for message in gloos] == [8] * 8 * 3
 # %% [markdown]
 # ## Exercise
 #
-# Three ranks pass a token round, using `send` and `recv` only (no `isend`): rank 0 sends 1 to rank 1, each
-# rank adds 1 and passes it on, and rank 0 gets it back. Which rank must not begin with a `recv`? Fill in
+# Three ranks pass a token round, using `send` and `recv` only (no `isend`): rank 0 sends 1 to rank 1, ranks 1
+# and 2 each add 1 and pass it on, and rank 0 gets it back. Which rank must not begin with a `recv`? Fill in
 # the function and run the cell.
 
 

@@ -546,7 +546,7 @@ def test_the_earliest_fault_is_blamed():
         time.sleep(0.2)
         os._exit(3)
 
-    with pytest.raises(RankError, match="rank 0 failed first: ValueError: root cause\n.*code 3"):
+    with pytest.raises(RankError, match=r"rank 0 failed first: ValueError: root cause\n.*code 3"):
         Cluster(2).run(one_after_the_other)
 
 
@@ -573,7 +573,7 @@ def test_strange_exceptions_and_results_are_told():
 
     with pytest.raises(RankError, match="its result cannot be taken apart here: TypeError"):
         Cluster(1).run(lambda: Unmade(1, 2))
-    with pytest.raises(RankError, match="Untold: .its text cannot be made: RuntimeError"):
+    with pytest.raises(RankError, match=r"Untold: .its text cannot be made: RuntimeError"):
         Cluster(1).run(raise_untold)
     with pytest.raises(RankError) as caught:
         Cluster(1).run(raise_long)

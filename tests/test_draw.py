@@ -89,7 +89,7 @@ def test_waiting_is_drawn_apart_from_the_transfer(late):
 def test_the_title_is_the_finding(late):
     """A ring of 3 sends 2 * 2/3 of the payload from each rank: 4 MB; rank 2 is waited for from 0 to 40 ms."""
     assert title(draw.timeline(late)) == (
-        "Each rank sends 4.00 MB to the rank before it; rank 2 keeps the others waiting: 40.0 ms"
+        "Each rank sends 4.00 MB to the rank before it; calls wait for rank 2: 40.0 ms"
     )
 
 

@@ -9,6 +9,8 @@ import pytest
 
 import dlearn
 
+ROOT = Path(__file__).parent.parent
+
 PROMISED = {
     "Cluster",
     "DlearnError",
@@ -47,5 +49,11 @@ def test_every_function_of_a_namespace_says_what_it_is(namespace):
 
 
 def test_the_readme_names_them_all():
-    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    readme = (ROOT / "README.md").read_text()
     assert [name for name in sorted(PROMISED) if f"`{name}" not in readme and f"`dlearn.{name}" not in readme] == []
+
+
+def test_no_page_was_left_half_written():
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "notebooks").glob("*.md")]
+    assert len(pages) >= 3
+    assert [page.name for page in pages if "@@" in page.read_text()] == []

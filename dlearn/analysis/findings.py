@@ -23,9 +23,9 @@ def finding(trace: Trace) -> str:
     if not waited:
         return sent
     rank = max(waited, key=lambda rank: waited[rank])
-    others = "the other" if len(trace.ranks) == 2 else "the others"
+    # The calls wait; the ranks may be at work meanwhile.
     longest = "" if len(waited) == 1 else " longest"
-    return f"{sent}; {trace.label(rank)} keeps {others} waiting{longest}: {time_text(waited[rank])}"
+    return f"{sent}; calls wait{longest} for {trace.label(rank)}: {time_text(waited[rank])}"
 
 
 def sequence_finding(trace: Trace) -> str:
@@ -71,8 +71,11 @@ def traffic_finding(sent: Traffic) -> str:
     all_alike = _alike(list(from_each.values()))
     if all_alike:
         return f"Each rank sends {all_alike}, {size_text(sent.total_bytes)} in all"
-    most = max(from_each, key=lambda rank: from_each[rank])
-    return capital(f"{names[most]} sends the most: {size_text(from_each[most])} of {size_text(sent.total_bytes)}")
+    most = max(from_each.values())
+    who = [names[rank] for rank, size in from_each.items() if size == most]
+    if len(who) > 1:
+        return f"{count_text(len(who), 'rank')} send {size_text(most)} each, {size_text(sent.total_bytes)} in all"
+    return capital(f"{who[0]} sends the most: {size_text(most)} of {size_text(sent.total_bytes)}")
 
 
 def _alike(sizes: Sequence[int]) -> str:

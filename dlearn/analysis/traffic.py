@@ -38,6 +38,11 @@ class Traffic(msgspec.Struct, frozen=True):
     def total_bytes(self) -> int:
         return sum(self.payload_bytes.values())
 
+    @property
+    def not_counted(self) -> str:
+        noun = "operation" if self.unexplained == 1 else "operations"
+        return f"not counted: {self.unexplained:,} {noun} whose messages are not known"
+
     def bytes_from(self, *, rank: int) -> int:
         """Payload bytes that this rank sent."""
         return sum(size for (src, _), size in self.payload_bytes.items() if src == rank)
@@ -91,7 +96,7 @@ class Traffic(msgspec.Struct, frozen=True):
             for row in table
         ]
         if self.unexplained:
-            lines.append(f"not counted: {self.unexplained:,} operations whose messages are not known")
+            lines.append(self.not_counted)
         return "\n".join(lines)
 
     __repr__ = __str__

@@ -50,7 +50,8 @@ class Explanation(msgspec.Struct, frozen=True):
             + "</tr>"
             for row in rows
         )
-        return f"<ul>{items}</ul><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>"
+        note = f"<p>{html.escape(self.traffic.not_counted)}</p>" if self.traffic.unexplained else ""
+        return f"<ul>{items}</ul><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>{note}"
 
 
 def explain(trace: Trace) -> Explanation:
@@ -100,7 +101,8 @@ def totals(part: str, sent: Traffic) -> str:
     else:
         told = _list([f"{sent.labels[rank]} sends {size:,} B" for rank, size in each.items()]) + " of payload"
     missing = f"; {sent.by_how['missing']:,} B were expected and never came" if "missing" in sent.by_how else ""
-    return f"In {part} {told}, {sent.total_bytes:,} B in all{missing}."
+    without = f"; {count_text(sent.unexplained, 'operation')} not counted" if sent.unexplained else ""
+    return f"In {part} {told}, {sent.total_bytes:,} B in all{missing}{without}."
 
 
 def count_text(count: int, noun: str) -> str:

@@ -27,7 +27,7 @@ from dlearn.cluster.output import OutputStreams
 from dlearn.cluster.payload import Surroundings, pack, surroundings
 from dlearn.cluster.rank import Call, Raised, Returned
 from dlearn.cluster.run import Run
-from dlearn.errors import SetupError
+from dlearn.errors import Interrupted, SetupError
 
 Function = Callable[..., Any]
 Name = int | str
@@ -91,6 +91,8 @@ class Cluster:
         crew, around = self._crew_for_call(), surroundings()
         try:
             outcomes, streams = self._call(crew, payload, around, run, timeout)
+        except KeyboardInterrupt:
+            raise Interrupted(f"the ranks were ended; what they had recorded is in {run.folder}/trace") from None
         finally:
             (run.folder / _RUNNING).unlink(missing_ok=True)
             if not crew.alive:

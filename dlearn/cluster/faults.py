@@ -96,7 +96,7 @@ def _then(name: int | str, index: int, outcome: Outcome, trace: Trace | None) ->
     match outcome:
         case Raised():
             line = next(iter(outcome.message.splitlines()), "")
-            return f"{_who(name)}: {outcome.type}: {line[:120]}"
+            return f"{_who(name)}: {outcome.type}: {line[:200]}"
         case Died():
             return f"{_who(name)} {_what(outcome)}"
     where = whereabouts(trace, index) if trace is not None else ""
@@ -117,7 +117,7 @@ def _hang(
     notes = {index: note for index, outcome in enumerate(outcomes) if (note := _note(outcome, around))}
     if trace is not None and found:
         reason = ". ".join(hang_sentences(found, trace, notes))
-        hint = "run.trace shows how far they came; draw.timeline(run.trace) draws it."
+        hint = "run(..., check=False) returns what was recorded; draw.timeline(its .trace) draws the hang."
     else:
         # Without a trace nobody knows what they wait for.
         idle = ", inside no recorded call" if trace is not None else ""

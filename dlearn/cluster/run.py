@@ -34,3 +34,5 @@ class Run:
     def __str__(self) -> str:
         state = f"failed: {self.error.what}" if self.error else f"{len(self.results)} ranks returned"
         return f"Run in {self.folder}: {state}"
+
+    __repr__ = __str__

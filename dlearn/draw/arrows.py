@@ -14,7 +14,7 @@ from dlearn.draw.palette import LINES, line_color
 from dlearn.trace.message import Message
 
 MOST_ARROWS = 250
-_MOST_STEPS = 80
+_MOST_STEPS = 24
 _NARROWEST_STEP_PT = 14
 
 
@@ -28,31 +28,26 @@ class Arrows:
 
 
 def readable(found: Sequence[Sequence[Message]], *, points_per_ns: float) -> Arrows:
-    """An arrow for each step if there is room, else for each pair of ranks in an operation; none if that is too many.
+    """An arrow for each step if all have room, else for each pair of ranks in an operation; none if that is too many.
 
-    `found` holds the messages of each operation.
+    `found` holds the messages of each operation. One rule for the whole picture: an arrow means the same everywhere.
     """
     timed = [
         [message for message in messages if message.sent_ns is not None and message.received_ns is not None]
         for messages in found
     ]
-    steps = [flow for messages in timed for flow in _steps_or_pairs(messages, points_per_ns)]
-    flows = steps if len(steps) <= _MOST_STEPS else [flow for messages in timed for flow in by_pair(messages)]
+    steps = [flow for messages in timed for flow in by_step(messages)]
+    flows = steps if _have_room(steps, points_per_ns) else [flow for messages in timed for flow in by_pair(messages)]
     if len(flows) > MOST_ARROWS:
         return Arrows((), False, sum(len(messages) for messages in timed))
     return Arrows(tuple(flows), any(flow.count > 1 for flow in flows), 0)
 
 
-def _steps_or_pairs(messages: Sequence[Message], points_per_ns: float) -> tuple[Flow, ...]:
-    """Steps that could not be told apart are taken together, and those that would come after a rank was done."""
-    steps = by_step(messages)
-    ends = {end.rank: end.end_ns for message in messages[:1] for end in message.operation.ends}
-    for flow in steps:
-        sent, received = flow.sent_ns or 0, flow.received_ns or 0
-        too_late = received - (ends.get(flow.dst) or received) > received - sent
-        if too_late or (received - sent) * points_per_ns < _NARROWEST_STEP_PT:
-            return by_pair(messages)
-    return steps
+def _have_room(steps: Sequence[Flow], points_per_ns: float) -> bool:
+    """Whether steps can be told apart: few enough, none too narrow, and none that is over before it has begun."""
+    spans = [(flow.received_ns or 0) - (flow.sent_ns or 0) for flow in steps]
+    derived = any(flow.how == "derived" for flow in steps)
+    return not derived or (len(steps) <= _MOST_STEPS and min(spans) * points_per_ns >= _NARROWEST_STEP_PT)
 
 
 def draw_arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], *, how: str, gid: str = "") -> None:
@@ -80,4 +75,4 @@ def draw_density(ax: Axes, heights: Sequence[float], *, left: float, right: floa
 
 def arrow_text(how: str) -> str:
     """What the legend says of an arrow."""
-    return "message, seen" if how == "observed" else f"message, {how}"
+    return f"message, {how}"

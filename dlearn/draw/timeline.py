@@ -163,7 +163,7 @@ def legend(scene: Scene) -> list[Artist]:
         for each in families.values()
     ]
     if any(bar.transfer_ns > bar.start_ns for bar in scene.bars):
-        label = "pale: waits for the last rank"
+        label = "hatched: waits for the last rank"
         handles.append(Patch(facecolor="#e6e6e6", edgecolor=FAINT, hatch=WAITING_HATCH, linewidth=0.4, label=label))
     if scene.gradients:
         marker = Line2D([], [], color=INK, marker="|", linestyle="", markersize=7, label="a gradient is ready")
@@ -188,7 +188,9 @@ def notes(ax: Axes, trace: Trace, scene: Scene) -> list[str]:
             f" sends, at most {size_text(round(highest))} in {stretch}."
         )
     if any(flow.how == "derived" for flow in scene.arrows.flows):
-        told.append("Derived: from gloo's algorithm; the transfer's time is shared out evenly, not measured.")
+        told.append("Derived: from gloo's algorithm; the time of the transfer is shared out, not measured.")
+    if any(bar.state == "stuck" for bar in scene.bars):
+        told.append("Stuck calls last longer than drawn: the axis ends with the last event that was seen.")
     if scene.never_came:
         told.append(f"{scene.never_came:,} messages were expected and never came: no arrows.")
     reasons = list(scene.unexplained.items())

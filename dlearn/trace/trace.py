@@ -108,16 +108,22 @@ class Trace:
         """The names of all spans, in the order of first opening."""
         return tuple(dict.fromkeys(event.name for event in self.events if isinstance(event, Span)))
 
-    def where(self, *, kind: str | None = None, op: str | None = None, rank: int | None = None) -> Trace:
-        """The events of this kind ("collective", "p2p", "gradient", ...), op ("all_reduce") and rank."""
+    def where(self, *, kind: str | None = None, op: str | None = None, rank: int | str | None = None) -> Trace:
+        """The events of this kind ("collective", "p2p", "gradient", ...), op ("all_reduce") and rank (or its name)."""
         if kind is not None and kind not in _KINDS:
             raise TraceError(f"there is no kind {kind!r} of events; the kinds are: {', '.join(_KINDS)}")
+
+        if rank is not None and rank not in (*self.labels, *self.labels.values()):
+            raise TraceError(
+                f"there is no rank {rank!r} in this trace; its ranks are: {_some(tuple(self.labels.values()))}"
+            )
+        number = next((number for number, label in self.labels.items() if label == rank), rank)
 
         def wanted(event: Event) -> bool:
             return (
                 (kind is None or _kind(event) == kind)
                 and (op is None or getattr(event, "op", None) == op)
-                and (rank is None or event.rank == rank)
+                and (rank is None or event.rank == number)
             )
 
         return self._select(wanted)
@@ -125,8 +131,7 @@ class Trace:
     def within(self, span: str) -> Trace:
         """The events inside spans of this name on any rank, and the ends on other ranks that they met."""
         if span not in self.whole.spans:
-            known = ", ".join(repr(name) for name in self.whole.spans[:8]) or "none"
-            raise TraceError(f"there is no span {span!r} in this trace; its spans are: {known}")
+            raise TraceError(f"there is no span {span!r} in this trace; its spans are: {_some(self.whole.spans)}")
         inside = self._inside(span)
         for each in self.whole.matches:
             keys = {(end.rank, end.number) for end in each.ends}
