@@ -56,7 +56,7 @@ class RankError(DlearnError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """The user stopped a run. Its ranks have been ended; what they had recorded is in the folder that the text names."""
+    """The user stopped a run. Its ranks have been ended; the text names the folder of what they had recorded."""
 
     def _render_traceback_(self) -> list[str]:
         """Where our code was when the key was pressed is nobody's question."""
