@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 RANKS = (2, 4)
 SECONDS_AFTER_IMPORT = 5.0
@@ -152,16 +153,25 @@ def drive(way: str, ranks: int) -> None:
             next(calls)
             answer = time.perf_counter() - start
             if order.strip() == MEASURE:
-                answer = statistics.median(int(Path(folder, str(rank)).read_text()) for rank in range(ranks))
+                of_ranks = [int(Path(folder, str(rank)).read_text()) for rank in range(ranks)]
+                answer = (statistics.median(of_ranks), bytes_between_runs())
             os.write(answers, json.dumps(answer).encode() + b"\n")
         calls.close()
+
+
+def bytes_between_runs() -> int:
+    """What the processes that wait for the next call hold in all, shared pages counted once (PSS)."""
+    import psutil
+
+    time.sleep(1)  # Fresh ranks are started after the call.
+    return sum(child.memory_full_info().pss for child in psutil.Process().children(recursive=True))
 
 
 class Driver:
     def __init__(self, way: str, ranks: int) -> None:
         self.way, self.ranks = way, ranks
         self.seconds: list[float] = []
-        self.rank_bytes = 0.0
+        self.rank_bytes = self.waiting_bytes = 0.0
         self.failed = ""
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._process = subprocess.Popen(
@@ -181,9 +191,9 @@ class Driver:
             self.seconds.append(answer)
 
     def measure(self) -> None:
-        self.rank_bytes = self._order(MEASURE) or 0.0
+        self.rank_bytes, self.waiting_bytes = self._order(MEASURE) or (0.0, 0.0)
 
-    def _order(self, order: str) -> float | None:
+    def _order(self, order: str) -> Any:
         if self.failed:
             return None
         self._process.stdin.write(order + "\n")
@@ -255,6 +265,9 @@ def report(drivers: list[Driver]) -> None:
             f"{driver.ranks:>5}  {driver.way:<30}{driver.seconds[0]:>8.2f}{spread:>28}"
             f"{driver.later / ours[driver.ranks]:>10.1f}{driver.rank_bytes / 1e6:>9.0f}"
         )
+        if driver.way == "dlearn":
+            held = f"{driver.waiting_bytes / 1e6:.0f} MB"
+            print(f"{'':>7}between calls: a fork server and {driver.ranks} fresh ranks, {held} in all (PSS)")
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def test_what_is_not_known_is_said(tmp_path):
     job.collective("reduce", size=100, root=0)
     sent = traffic(job.load())
     assert sent.unexplained == 1
-    assert str(sent).endswith("not counted: 1 operations whose messages are not known")
+    assert str(sent).endswith("not counted: 1 operation whose messages are not known")
 
 
 def test_bytes_to_oneself_are_shown_where_there_are_any(tmp_path):
