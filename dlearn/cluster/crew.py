@@ -68,7 +68,6 @@ class Died:
 class Ended:
     """We ended it: another rank had failed, or the time was over. `stack` is where it was, innermost call first."""
 
-    late: bool
     stack: tuple[StackLine, ...] = ()
 
 
@@ -137,7 +136,6 @@ class Crew:
     ) -> list[Outcome]:
         outcomes: list[Outcome | None] = [None] * len(self.ranks)
         deadline = time.monotonic() + timeout if timeout is not None else None
-        late = False
         with selectors.DefaultSelector() as selector:
             for index, rank in enumerate(self.ranks):
                 selector.register(rank.control, selectors.EVENT_READ, ("control", index))
@@ -159,7 +157,7 @@ class Crew:
                     outcomes[index] = outcome
                     selector.unregister(rank.control)
                     selector.unregister(rank.process.sentinel)
-                    if not isinstance(outcome, Returned) and not late:
+                    if not isinstance(outcome, Returned):
                         # The first fault. The others get a moment to fail by themselves, and to say why.
                         soon = time.monotonic() + GRACE_SECONDS
                         deadline = soon if deadline is None else min(deadline, soon)
@@ -169,10 +167,9 @@ class Crew:
                 running = sum(outcome is None for outcome in outcomes)
                 progress.update(f"dlearn: {running} of {len(outcomes)} ranks at work")
                 if deadline is not None and time.monotonic() >= deadline:
-                    late = all(outcome is None or isinstance(outcome, Returned) for outcome in outcomes)
                     break
         stacks = self._ask_for_stacks(calls, [rank for rank, outcome in enumerate(outcomes) if outcome is None])
-        return [outcome or Ended(late, stacks.get(rank, ())) for rank, outcome in enumerate(outcomes)]
+        return [outcome or Ended(stacks.get(rank, ())) for rank, outcome in enumerate(outcomes)]
 
     def _ask_for_stacks(self, calls: Sequence[Call], ranks: Sequence[int]) -> dict[int, tuple[StackLine, ...]]:
         """Where the ranks that are still at work are, as far as they answer in time."""

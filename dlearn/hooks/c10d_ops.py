@@ -129,5 +129,5 @@ def _describe_one(tensor: torch.Tensor) -> TensorInfo:
 
 @lru_cache(256)
 def _name(value: torch.dtype | torch.device) -> str:
-    """ "float32", "cuda:0". Making the text anew for each tensor would be a tenth of the recorder's cost."""
+    """ "float32", "cuda:0". Kept, so that the text is not made anew for each tensor."""
     return str(value).removeprefix("torch.")
