@@ -18,6 +18,7 @@ __all__ = [
     "Operation",
     "Trace",
     "analysis",
+    "collectives",
     "draw",
     "explain",
     "messages",
@@ -39,7 +40,7 @@ _HOMES = {
     "record": "dlearn.recorder",
     "span": "dlearn.recorder",
 }
-_MODULES = {"analysis", "draw"}
+_MODULES = {"analysis", "collectives", "draw"}
 
 
 def __getattr__(name: str) -> Any:
@@ -61,7 +62,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from dlearn import analysis, draw
+    from dlearn import analysis, collectives, draw
     from dlearn.analysis import explain, messages, operations
     from dlearn.cluster import Cluster
     from dlearn.errors import DlearnError

@@ -3,6 +3,7 @@
 DlearnError
  ├── SetupError    this machine, or the installed torch, lacks something that was asked for
  ├── TraceError    a trace file or folder cannot be read
+ ├── PeerError     a rank of a glass-box collective is gone, or does not answer
  └── RankError     a rank of a cluster failed; `.rank` says which, `.run` holds what was recorded
 """
 
@@ -24,6 +25,13 @@ class SetupError(DlearnError):
 
 class TraceError(DlearnError):
     """A trace cannot be read: the text names the file, and the line where there is one."""
+
+
+class PeerError(DlearnError, RuntimeError):
+    """A collective waited for a rank in vain: the text names the algorithm, the step and the rank.
+
+    A RuntimeError too, as the errors of torch's own collectives are.
+    """
 
 
 class RankError(DlearnError):

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,29 +24,44 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroup
 
 import dlearn
 from dlearn.errors import TraceError
 from dlearn.hooks import collectives, ddp
-from dlearn.trace.event import FORMAT, End, Event, Footer, GroupFact, Header, Span
+from dlearn.hooks.groups import Groups
+from dlearn.hooks.sockets import Sockets
+from dlearn.trace.event import FORMAT, Collective, Counters, End, Event, Footer, Header, Line, PointToPoint, Span
+from dlearn.trace.options import Measure, Options
 from dlearn.trace.store import Writer
 
 Clock = Callable[[], int]
 LONGEST_SPAN = 200
 """Characters of a span's name that are kept."""
+ENDS_SECONDS = 0.05
+"""How long `measure="phase"` waits before an operation for those under way to end."""
 
 _active: Recording | None = None
 
 
 @contextmanager
-def record(folder: str | os.PathLike[str], *, max_bytes: int = 2 << 30) -> Iterator[None]:
+def record(
+    folder: str | os.PathLike[str],
+    *,
+    measure: Measure | None = "span",
+    checksums: bool = False,
+    max_bytes: int = 2 << 30,
+) -> Iterator[None]:
     """Record every message of this process into `folder`, one file per process.
 
-    `max_bytes` limits the file; what it keeps out is counted, and every result says so. Raises TraceError if this
-    process is being recorded already, or `folder` holds another job's trace; SetupError if the installed torch does not
-    fit.
+    `measure="span"` reads the kernel's counters of bytes on the wire at both ends of the recording and of each span;
+    "phase" before each operation, too, after waiting until they stand still, which changes the times. `checksums` adds
+    one to each send. `max_bytes` limits the file; what it keeps out is counted, and every result says so.
+
+    Raises TraceError if this process is being recorded already, or `folder` holds another job's trace; SetupError if
+    the installed torch does not fit.
     """
-    recording = start(Path(folder), header=_own_header(), max_bytes=max_bytes)
+    recording = start(Path(folder), header=_own_header(), options=Options(measure, checksums, max_bytes))
     try:
         yield
     finally:
@@ -67,13 +82,38 @@ def span(name: str) -> Iterator[None]:
         recording.close_span(number)
 
 
-def start(folder: Path, *, header: Header, max_bytes: int = 2 << 30, clock: Clock = time.monotonic_ns) -> Recording:
+def operation(
+    op: str, group: ProcessGroup, tensors: Sequence[torch.Tensor], *, outputs: Sequence[torch.Tensor] = ()
+) -> Outer:
+    """Report a collective that a Python process group carries out itself; it starts now.
+
+    What is sent inside `with operation(...):`, on whatever thread, is its steps; it ends there. Python process groups
+    do not pass torch's dispatcher, where the others are seen.
+    """
+    recording = _active
+    return Outer(recording, recording.begin(op, group, tensors, outputs) if recording is not None else None)
+
+
+@contextmanager
+def step(number: int, *, offset_bytes: int, whole_bytes: int) -> Iterator[None]:
+    """What this thread sends inside is step `number` of its collective, and begins at that offset of the whole."""
+    recording = _active
+    if recording is None:
+        yield
+        return
+    with recording.step({"step": number, "offset_bytes": offset_bytes, "whole_bytes": whole_bytes}):
+        yield
+
+
+def start(
+    folder: Path, *, header: Header, options: Options | None = None, clock: Clock = time.monotonic_ns
+) -> Recording:
     """Install every hook and write into `folder` until `stop()`. For `record` and the cluster's ranks."""
     global _active
     if _active is not None:
         raise TraceError("this process is being recorded already: end the other recording first.")
     _refuse_other_jobs(folder, header.job)
-    recording = Recording(folder, header=header, max_bytes=max_bytes, clock=clock)
+    recording = Recording(folder, header=header, options=options or Options(), clock=clock)
     _active = recording
     atexit.register(recording.stop)
     return recording
@@ -82,7 +122,7 @@ def start(folder: Path, *, header: Header, max_bytes: int = 2 << 30, clock: Cloc
 class Recording:
     """One process being recorded; implements `hooks.Emit`."""
 
-    def __init__(self, folder: Path, *, header: Header, max_bytes: int, clock: Clock) -> None:
+    def __init__(self, folder: Path, *, header: Header, options: Options, clock: Clock) -> None:
         self._clock = clock
         self._numbers = itertools.count()
         self._owner = threading.get_ident()
@@ -90,21 +130,35 @@ class Recording:
         self._hook_errors = 0
         self._works_dropped = 0
         self._undo = ExitStack()
-        self._writer = Writer(folder / f"{header.host}-{header.pid}.jsonl", max_bytes=max_bytes)
+        self._measure = options.measure
+        self._sockets = Sockets(self)
+        self._groups = Groups(self)
+        self._steps: dict[int, dict[str, Any]] = {}
+        self._under_way: set[int] = set()
+        self._writer = Writer(folder / f"{header.host}-{header.pid}.jsonl", max_bytes=options.max_bytes)
         try:
             self._writer.write(header)
-            self._undo.callback(collectives.install(self))
+            self._undo.callback(collectives.install(self, self._groups, checksums=options.checksums))
             self._undo.callback(ddp.install(self))
+            if self._measure is not None:
+                self._undo.callback(self._sockets.install(self._groups.name, self.count))
         except BaseException:
             self._undo.close()
             self._writer.close()
             raise
 
     def event(self, kind: type[Event], /, **facts: Any) -> int:
-        now = self._clock()
-        number = next(self._numbers)
         thread = threading.current_thread()
         spans = self._open_spans.get(thread.ident or 0) or self._open_spans[self._owner]
+        if kind is PointToPoint:
+            facts |= self._steps.get(thread.ident or 0, {})
+        watched = self._measure == "phase" and kind in (Collective, PointToPoint)
+        if watched and not self._under_way.intersection(spans):
+            self._count_before_operation()
+        now = self._clock()
+        number = next(self._numbers)
+        if watched:
+            self._under_way.add(number)
         self._writer.write(
             kind(
                 number=number,
@@ -118,13 +172,14 @@ class Recording:
 
     def end(self, number: int, *, by: str, error: str = "", peer: int | None = None) -> None:
         now = self._clock()
+        self._under_way.discard(number)
         try:
             self._writer.write(End(event=number, at_ns=now, by=by, error=error, peer=peer))
         except Exception as failure:
             self.failed("the end of an operation", failure)
 
-    def group(self, fact: GroupFact) -> None:
-        self._writer.write(fact)
+    def fact(self, line: Line) -> None:
+        self._writer.write(line)
 
     def failed(self, where: str, error: Exception) -> None:
         self._hook_errors += 1
@@ -144,15 +199,65 @@ class Recording:
         except Exception as error:  # The name is anybody's object.
             self.failed("a span", error)
             number = next(self._numbers)
-        self._open_spans.setdefault(threading.get_ident(), []).append(number)
+        self.enter(number)
+        self.count()
         return number
 
     def close_span(self, number: int) -> None:
+        self.count()
+        self.leave(number)
+        self.end(number, by="return")
+
+    def enter(self, number: int) -> None:
+        """What this thread reports from now on happens inside event `number`."""
+        self._open_spans.setdefault(threading.get_ident(), []).append(number)
+
+    def leave(self, number: int) -> None:
         spans = self._open_spans.get(threading.get_ident(), [])
         if number in spans:
             # Not those above it: a generator's span may close while another is open.
             spans.remove(number)
-        self.end(number, by="return")
+
+    def begin(
+        self, op: str, group: ProcessGroup, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+    ) -> int | None:
+        """A collective of a Python process group starts; its number."""
+        try:
+            known = self._groups.of(group)
+            return collectives.note_python_collective(op, known, tensors, outputs, self)
+        except Exception as error:
+            self.failed(op, error)
+            return None
+
+    @contextmanager
+    def step(self, facts: dict[str, Any]) -> Iterator[None]:
+        thread = threading.get_ident()
+        before = self._steps.get(thread)
+        self._steps[thread] = facts
+        try:
+            yield
+        finally:
+            del self._steps[thread]
+            if before is not None:
+                self._steps[thread] = before
+
+    def count(self) -> None:
+        """Write down the counters of bytes on the wire."""
+        if self._measure is None or not self._sockets.any:
+            return
+        try:
+            still = self._sockets.settle() if self._measure == "phase" else None
+            self.event(Counters, sent_bytes=self._sockets.sent_bytes(), still=still)
+        except Exception as failure:
+            self.failed("the counters of sockets", failure)
+
+    def _count_before_operation(self) -> None:
+        # The program's wait returns before its operation's end is reported here.
+        deadline = time.monotonic() + ENDS_SECONDS
+        while self._under_way and time.monotonic() < deadline:
+            time.sleep(0.0002)
+        if not self._under_way:
+            self.count()
 
     def stop(self) -> None:
         """Give torch back, close the file. Idempotent."""
@@ -161,6 +266,7 @@ class Recording:
             _active = None
         atexit.unregister(self.stop)
         self._undo.close()
+        self.count()
         self._close_file()
 
     def _close_file(self) -> None:
@@ -180,6 +286,22 @@ class Recording:
     def let_go(self) -> None:
         """In a forked child (a DataLoader's worker): the parent records, the child does not."""
         self._writer.close()
+
+
+class Outer:
+    """A collective of a Python process group, while it is under way."""
+
+    def __init__(self, recording: Recording | None, number: int | None) -> None:
+        self._recording, self._number = recording, number
+
+    def __enter__(self) -> None:
+        if self._recording is not None and self._number is not None:
+            self._recording.enter(self._number)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._recording is not None and self._number is not None:
+            self._recording.leave(self._number)
+            self._recording.end(self._number, by="return", error=kind.__name__ if kind is not None else "")
 
 
 def make_header(*, job: str, rank: int | None = None, name: str = "", world_size: int | None = None) -> Header:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from traces import Job, tensor
 
-from dlearn.analysis import explain, hangs, messages, operations, traffic
+from dlearn.analysis import explain, hangs, messages, operations, reconcile, traffic
 from dlearn.analysis.words import hang_sentence, whereabouts
 from dlearn.errors import TraceError
 from dlearn.trace.trace import Trace
@@ -25,11 +25,19 @@ Files = list[list[bytes]]
 
 
 def good_files() -> Files:
-    """Three ranks, two steps: collectives of each known kind, a subgroup, sends, a DDP bucket, one hang at the end."""
+    """Three ranks, two steps: collectives, a subgroup, sends, a glass-box step, counters, a bucket, a hang."""
     with tempfile.TemporaryDirectory() as folder:
         job = Job(Path(folder), ranks=3)
         job.group("pair", [2, 0])
+        job.group("steps", [0, 1, 2], within="world")
+        job.connect()
+        for rank in range(3):
+            job.counters(rank, 8, 8, still=True)
         job.collective("broadcast", size=100, root=0, phase="setup")
+        job.collective("all_to_all_single", size=10, splits=(2, 3, 5))
+        outer = job.collective("all_reduce", size=64)
+        job.send(0, 1, size=32, group="steps", parent=outer[0], offset_bytes=32, whole_bytes=64, step=1, checksum=7)
+        job.recv(1, 0, size=32, group="steps", parent=outer[1])
         job.bucket(0, 0, {"fc.weight": 60, "fc.bias": 4})
         for step in range(2):
             spans = [job.span(rank, f"step {step}") for rank in range(3)]
@@ -40,6 +48,8 @@ def good_files() -> Files:
                 job.collective("all_reduce", size=64, ranks=[rank], **facts)
             job.send(0, 1, parent=spans[0])
             job.recv(1, 0, parent=spans[1])
+            for rank in range(3):
+                job.counters(rank, 8 + 100 * step, None if step else 50, parent=spans[rank])
             job.collective("all_gather", group="pair", inputs=(tensor(5),), outputs=(tensor(5), tensor(5)))
         job.recv(1, None, end_ns=None)
         job.collective("all_reduce", size=8, ranks=[0, 2], end_ns=None)
@@ -76,6 +86,11 @@ HOSTILE_LINES = [
     + b"]}\n",
     b'{"kind":"collective","number":903,"start_ns":5,"op":"all_reduce","group":"wide","seq":1}\n',
     b'{"kind":"p2p","number":904,"start_ns":5,"op":"send","group":"wide","peer":19999,"tag":0,"seq":1}\n',
+    b'{"kind":"socket","id":0,"group":"pair","local":"127.0.0.1 1","remote":""}\n',
+    b'{"kind":"socket","id":9007199254740992,"group":"?","local":"a","remote":"a"}\n',
+    b'{"kind":"not measured","reason":"\\u001b[2J<b>"}\n',
+    b'{"kind":"counters","number":905,"start_ns":5,"sent_bytes":[' + b"9007199254740992," * 3000 + b"0]}\n",
+    b'{"kind":"counters","number":0,"start_ns":5,"sent_bytes":[]}\n',
     b"x" * (1 << 20) + b"\n",
 ]
 
@@ -186,12 +201,14 @@ def look_at_everything(folder: Path) -> None:
         assert traffic(each).total_bytes == sum(m.payload_bytes for m in found if m.how != "missing")
         assert [hang_sentence(hang, each).isprintable() for hang in hangs(each)] == [True] * len(hangs(each))
         explanation = explain(each)
+        assert str(reconcile(each)).replace("\n", "").isprintable()
         assert all(sentence.isprintable() for sentence in explanation.sentences)
         assert "\x1b" not in str(each) + str(explanation) + explanation._repr_html_() + each._repr_html_()
     calls = [
         (event.rank, event.number) for event in trace.events if type(event).__name__ in ("Collective", "PointToPoint")
     ]
-    ends = [(end.rank, end.number) for operation in operations(trace) for end in operation.ends]
+    found_operations = [each for top in operations(trace) for each in (top, *top.steps)]
+    ends = [(end.rank, end.number) for operation in found_operations for end in operation.ends]
     assert sorted(ends) == sorted(calls)
     for rank in trace.ranks:
         whereabouts(trace, rank)

@@ -203,9 +203,10 @@ def test_while_nobody_knows_whether_all_came_nothing_is_drawn_as_transfer(tmp_pa
 
 def test_operations_without_known_messages_are_said(tmp_path):
     job = Job(tmp_path, ranks=2)
-    job.collective("barrier")
+    job.collective("all_to_none")
     assert any(
-        "No arrows for 1 operation: no schedule of gloo's barrier" in text for text in texts(draw.timeline(job.load()))
+        "No arrows for 1 operation: no schedule of gloo's all_to_none" in text
+        for text in texts(draw.timeline(job.load()))
     )
 
 
@@ -275,12 +276,12 @@ def test_what_never_came_is_red_with_its_reason(tmp_path):
 
 def test_a_collective_without_known_messages_is_a_bar_with_the_reason(tmp_path):
     job = Job(tmp_path, ranks=3)
-    job.collective("barrier")
+    job.collective("all_to_none")
     ax = draw.sequence(job.load())
     (bar,) = picture_parts(ax, "bar")
     assert bar.get_x() < 0
     assert bar.get_x() + bar.get_width() > 2
-    assert "no schedule of gloo's barrier is known here yet" in texts(ax)
+    assert "no schedule of gloo's all_to_none is known here yet" in texts(ax)
 
 
 def test_what_repeats_is_drawn_once_with_the_number_of_times(tmp_path):

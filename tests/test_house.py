@@ -20,13 +20,14 @@ MAY_IMPORT = {
     "hooks": {"trace"},
     "analysis": {"trace"},
     "recorder": {"trace", "hooks", "analysis"},
-    "cluster": {"trace", "hooks", "analysis", "recorder"},
+    "collectives": {"trace", "analysis", "recorder"},
+    "cluster": {"trace", "hooks", "analysis", "recorder", "collectives"},
     "draw": {"trace", "analysis"},
-    "lessons": {"trace", "analysis", "draw", "cluster", "recorder"},
+    "lessons": {"trace", "analysis", "draw", "cluster", "recorder", "collectives"},
     "cli": {"trace", "analysis", "draw", "cluster", "recorder", "lessons"},
 }
 MAY_IMPORT_HEAVY = {
-    "torch": {"hooks", "recorder", "cluster", "lessons"},
+    "torch": {"hooks", "recorder", "collectives", "cluster", "lessons"},
     "matplotlib": {"draw"},
     "pandas": {"trace", "analysis"},
     "mpi4py": set(),

@@ -3,7 +3,7 @@
 import pytest
 from traces import Job, tensor
 
-from dlearn.analysis import joining, messages, operations
+from dlearn.analysis import confirming, messages, operations
 from dlearn.analysis.joining import payload_bytes
 from dlearn.trace.event import NOT_OBSERVED, Collective, TensorInfo
 
@@ -84,22 +84,6 @@ def test_segments_hold_whole_items(tmp_path):
     assert {each.payload_bytes for each in messages(job.load())} == {8}
 
 
-@pytest.mark.parametrize(
-    ("dtype", "size"),
-    [
-        ("float32", 4),
-        ("bfloat16", 2),
-        ("complex64", 8),
-        ("complex128", 16),
-        ("int8", 1),
-        ("float8_e4m3fn", 1),
-        ("bool", 1),
-    ],
-)
-def test_bytes_of_an_item_follow_from_its_name(dtype, size):
-    assert joining._itemsize(dtype) == size
-
-
 def test_payload_is_what_a_rank_gives_else_what_it_gets():
     facts = {"number": 0, "start_ns": 0, "op": "broadcast", "group": "world", "seq": 1}
     gives = Collective(inputs=(tensor(5), tensor(6)), outputs=(tensor(50),), **facts)
@@ -168,7 +152,7 @@ def giant(job):
 
 
 def unknown_op(job):
-    job.collective("all_to_all", size=4)
+    job.collective("all_to_none", size=4)
 
 
 def unknown_backend(job):
@@ -199,9 +183,9 @@ def any_source_let_go(job):
         (sizes, "the ranks called it with different sizes: 4, 8 B"),
         (roots, "the ranks called it with different roots"),
         (twice, "a rank appears twice: two groups of the same name, or a damaged trace"),
-        (sparse, "gloo gathers the indices and values of sparse tensors; no schedule of that is known here yet"),
+        (sparse, "gloo first adds up what a sparse tensor has twice; how much is left is not recorded"),
         (giant, "its schedule has 209,715,200 messages, more than 20,000"),
-        (unknown_op, "no schedule of gloo's all_to_all is known here yet"),
+        (unknown_op, "no schedule of gloo's all_to_none is known here yet"),
         (unknown_backend, "no schedule of nccl's all_reduce is known here yet"),
         (no_such_root, "its root is no member of the process group"),
         (undescribed_group, "the line that describes its process group is lost"),
@@ -246,7 +230,7 @@ def test_messages_come_in_the_order_of_sending(tmp_path):
 
 def test_more_messages_than_fit_are_counted_out(tmp_path, monkeypatch):
     """Each all_reduce of 2 ranks has 8 messages: two fit into 20."""
-    monkeypatch.setattr(joining, "MOST_MESSAGES", 20)
+    monkeypatch.setattr(confirming, "MOST_MESSAGES", 20)
     job = Job(tmp_path, ranks=2)
     for start in (10, 30, 50):
         job.collective("all_reduce", size=8, start_ns=start, end_ns=start + 5)

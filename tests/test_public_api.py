@@ -19,6 +19,7 @@ PROMISED = {
     "Operation",
     "Trace",
     "analysis",
+    "collectives",
     "draw",
     "explain",
     "messages",
@@ -40,7 +41,7 @@ def test_every_name_says_what_it_is(name):
     assert inspect.getdoc(getattr(dlearn, name))
 
 
-@pytest.mark.parametrize("namespace", ["analysis", "draw"])
+@pytest.mark.parametrize("namespace", ["analysis", "collectives", "draw"])
 def test_every_function_of_a_namespace_says_what_it_is(namespace):
     module = getattr(dlearn, namespace)
     assert sorted(module.__all__) == list(module.__all__)

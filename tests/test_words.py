@@ -16,10 +16,13 @@ def test_a_whole_trace_in_words(tmp_path):
     job.collective("all_reduce", size=1000)
     job.collective("barrier")
     assert sentences(job.load()) == [
-        "4 ranks (gloo): 1 of 2 operations explained by 48 messages (48 derived from the backend's algorithm).",
+        "4 ranks (gloo): 2 of 2 operations explained by 56 messages (56 derived from the backend's algorithm).",
         "In all: all_reduce of 1,000 B (uint8[1000]); 0→3, 1→0, 2→1, 3→2: 1,500 B each (derived).",
-        "In all: barrier; who sends to whom inside it is not known: no schedule of gloo's barrier is known here yet.",
-        "In the whole trace every rank sends 1,500 B of payload, 6,000 B in all; 1 operation not counted.",
+        "In all: barrier; 0→1, 0→2, 1→2, 1→3, 2→0, 2→3, 3→0, 3→1: 0 B each (derived).",
+        "In the whole trace every rank sends 1,500 B of payload, 6,000 B in all.",
+        # 6,000 B, and 56 messages of 96 B framing and 48 B in answer
+        "The whole recording: payload 6,000 B, predicted on the wire 14,064 B, not measured"
+        " (the trace holds no socket counters).",
     ]
 
 
@@ -37,6 +40,9 @@ def test_the_last_step_and_what_came_before_training(tmp_path):
         "Before training: broadcast of 8 B (uint8[8]) in setup; 0→1: 8 B (derived).",
         "In step 2: all_reduce of 4 B (uint8[4]) in the backward pass; 0→1, 1→0: 4 B each (derived).",
         "In step 2 every rank sends 4 B of payload, 8 B in all.",
+        # 3 x 8 B and 8 B, in 25 messages
+        "The whole recording: payload 32 B, predicted on the wire 3,632 B, not measured"
+        " (the trace holds no socket counters).",
     )
     assert str(explanation).endswith(str(explanation.traffic))
 
@@ -53,6 +59,8 @@ def test_equal_sends_are_counted_and_the_missing_one_is_told(tmp_path):
         "In all: rank 0 sends rank 1 8 B (uint8[8]); rank 1 never received it.",
         "In the whole trace rank 0 sends 16 B and rank 1 sends 0 B of payload, 16 B in all;"
         " 8 B were expected and never came.",
+        "The whole recording: payload 16 B, predicted on the wire 304 B, not measured"
+        " (the trace holds no socket counters).",
     ]
 
 
@@ -104,8 +112,8 @@ def test_any_number_of_kinds_is_a_readable_answer(tmp_path):
     for size in range(1, 101):
         job.collective("all_reduce", size=size)
     told = sentences(job.load())
-    assert len(told) == 1 + 40 + 1 + 1
-    assert told[-2] == "In all: 60 more operations of 60 more kinds; operations(trace) lists them."
+    assert len(told) == 1 + 40 + 1 + 1 + 1
+    assert told[-3] == "In all: 60 more operations of 60 more kinds; operations(trace) lists them."
 
 
 def test_any_number_of_ranks_is_a_readable_answer(tmp_path):

@@ -16,6 +16,7 @@ from dlearn.trace.event import (
     NOT_OBSERVED,
     Bucket,
     Collective,
+    Counters,
     End,
     Event,
     Footer,
@@ -24,6 +25,7 @@ from dlearn.trace.event import (
     Header,
     Line,
     PointToPoint,
+    Socket,
     Span,
     TensorInfo,
 )
@@ -39,9 +41,11 @@ def header(rank: int | None = 0, **facts: Any) -> Header:
     return Header(**{"format": FORMAT, "torch": "2.13.0", "dlearn": "0.1.0", **own, **facts})
 
 
-def tensor(size: int, *, dtype: str = "uint8", payload: int | None = None) -> TensorInfo:
-    """A dense tensor of `size` bytes, or one whose payload is another, as of a sparse one."""
-    return TensorInfo((size,), dtype, "cpu", size, size if payload is None else payload)
+def tensor(size: int, *, dtype: str = "uint8", payload: int | None = None, indices: int | None = None) -> TensorInfo:
+    """A dense tensor of `size` bytes; with a `payload` a sparse one, coalesced if it says the bytes of its indices."""
+    if payload is None:
+        return TensorInfo((size,), dtype, "cpu", size, size)
+    return TensorInfo((size,), dtype, "cpu", size, payload, indices, sparse=True)
 
 
 class Job:
@@ -56,13 +60,15 @@ class Job:
         self._seqs: dict[tuple[int, str, type], int] = {}
         self.group("world", range(ranks), backend=backend, default=True)
 
-    def group(self, name: str, members: Iterable[int], *, backend: str = "gloo", default: bool = False) -> None:
+    def group(
+        self, name: str, members: Iterable[int], *, backend: str = "gloo", default: bool = False, within: str = ""
+    ) -> None:
         """A process group; group rank i is `members[i]`."""
         ranks = tuple(members)
         self._members[name] = ranks
         for index, rank in enumerate(ranks):
-            fact = GroupFact(name=name, backend=backend, rank=index, size=len(ranks), ranks=ranks, default=default)
-            self.files[rank].append(fact)
+            own: dict[str, Any] = {"name": name, "backend": backend, "rank": index, "size": len(ranks)}
+            self.files[rank].append(GroupFact(**own, ranks=ranks, default=default, within=within))
 
     def collective(
         self,
@@ -74,14 +80,16 @@ class Job:
         start_ns: Time = 10,
         end_ns: Time = 20,
         **facts: Any,
-    ) -> None:
-        """Called by `ranks` of the group (else by all its members) with `size` bytes each."""
+    ) -> dict[int, int]:
+        """Called by `ranks` of the group (else by all its members) with `size` bytes each. Rank -> its number."""
+        numbers = {}
         for rank in self._members[group] if ranks is None else ranks:
             own = {"inputs": (tensor(size),) if size else (), "seq": self._next(rank, group, Collective), **facts}
-            self.event(Collective, rank, op=op, group=group, start_ns=start_ns, end_ns=end_ns, **own)
+            numbers[rank] = self.event(Collective, rank, op=op, group=group, start_ns=start_ns, end_ns=end_ns, **own)
+        return numbers
 
-    def send(self, src: int, dst: int, *, size: int = 4, group: str = "world", tag: int = 0, **facts: Any) -> None:
-        self._p2p("send", src, self._members[group].index(dst), size, group, tag, facts)
+    def send(self, src: int, dst: int, *, size: int = 4, group: str = "world", tag: int = 0, **facts: Any) -> int:
+        return self._p2p("send", src, self._members[group].index(dst), size, group, tag, facts)
 
     def recv(
         self, dst: int, src: int | None, *, size: int = 4, group: str = "world", tag: int = 0, **facts: Any
@@ -107,6 +115,25 @@ class Job:
 
     def gradient(self, rank: int, parameter: str, *, size: int = 4, model: int = 0, backward: int = 0) -> None:
         self.event(Gradient, rank, model=model, parameter=parameter, bytes=size, backward=backward)
+
+    def connect(self, group: str = "world") -> None:
+        """A connection between every two members, as gloo makes them; the socket's id is the peer's index."""
+        members = self._members[group]
+        for rank in members:
+            for peer in members:
+                here, there = (f"127.0.0.1 {self._port(group, *ends)}" for ends in ((rank, peer), (peer, rank)))
+                if peer != rank:
+                    self.files[rank].append(Socket(id=self._socket(rank), group=group, local=here, remote=there))
+
+    def _port(self, group: str, rank: int, peer: int) -> int:
+        return 10_000 + 1000 * list(self._members).index(group) + 10 * rank + peer
+
+    def _socket(self, rank: int) -> int:
+        return sum(isinstance(line, Socket) for line in self.files[rank])
+
+    def counters(self, rank: int, *sent: int | None, still: bool | None = None, parent: int | None = None) -> None:
+        """A sample: bytes written into each socket, in the order of `connect`."""
+        self.event(Counters, rank, sent_bytes=sent, still=still, **({} if parent is None else {"parent": parent}))
 
     def event(
         self,

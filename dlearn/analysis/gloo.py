@@ -1,126 +1,179 @@
-"""Gloo's collectives as schedules: which rank sends which bytes to whom, step by step.
+"""What gloo does for each of torch's collectives: which rank sends which bytes to whom, step by step.
 
-Read from gloo's own source (allreduce.cc, broadcast.cc, allgather.cc) and equal to what torch 2.13 puts on the wire.
-`length` is payload in bytes; gloo adds 96 B of framing to each message and answers with 48 B. In a group of n ranks
-"left" is rank r-1, "right" is rank r+1.
+Equal, to the byte, to what torch 2.13 puts on the wire. `length` is payload; `wire_bytes` adds gloo's framing. The
+algorithms themselves are in gloo_schedules.py.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
-SEGMENT_BYTES = 1 << 20
-"""Gloo's largest segment (`maxSegmentSize`)."""
+from dlearn.analysis.gloo_schedules import (
+    Schedule,
+    Send,
+    chunk_bounds,
+    direct,
+    dissemination,
+    one_after_another,
+    reduce_length,
+    ring_all_gather,
+    ring_all_reduce,
+    ring_length,
+    ring_reduce,
+    star,
+    tree_broadcast,
+    uneven_ring_all_gather,
+)
+from dlearn.trace.event import Collective
+
+__all__ = ["FRAME_BYTES", "MOST_MESSAGES", "Schedule", "Send", "chunk_bounds", "schedule", "schedule_of", "wire_bytes"]
+
+FRAME_BYTES = 48
+"""Gloo's frame (`Op`, tcp/pair.h). A message costs two from its sender, "I have one for you" and its header, and one
+back from its receiver, "I am ready for it"; a message of no bytes costs them too."""
 
 MOST_MESSAGES = 20_000
 """Of one operation. A longer schedule is not unrolled; `messages` says so. (8 ranks reach it with 1.4 GB.)"""
 
-
-class Send(NamedTuple):
-    """One message of a schedule: bytes `offset : offset + length` of the operation's data, between group ranks."""
-
-    step: int
-    src: int
-    dst: int
-    offset: int
-    length: int
+Rows = tuple[tuple[int, ...], ...]
+"""Bytes of each tensor that a rank hands over: one row where that is the same on every rank, else a row for each."""
 
 
-@dataclass(frozen=True, eq=False)
-class Schedule:
-    """All messages of one operation, in the order of steps."""
+def schedule_of(calls: Sequence[Collective], ranks: int) -> Schedule | str:
+    """The schedule of one operation of `ranks` members, or why there is none.
 
-    sends: tuple[Send, ...]
-
-    @cached_property
-    def bytes_by_pair(self) -> Counter[tuple[int, int]]:
-        """Payload bytes for each (src, dst), in group ranks."""
-        sizes: Counter[tuple[int, int]] = Counter()
-        for send in self.sends:
-            sizes[send.src, send.dst] += send.length
-        return sizes
-
-    @cached_property
-    def count_by_pair(self) -> Counter[tuple[int, int]]:
-        """Messages for each (src, dst), in group ranks."""
-        return Counter((send.src, send.dst) for send in self.sends)
-
-
-def ring_all_reduce(ranks: int, payload: int, itemsize: int) -> Iterator[Send]:
-    """Reduce-scatter, then all-gather, both to the LEFT: the reverse of most pictures.
-
-    The data is cut into one chunk per rank and each chunk into at least two segments, so that one segment travels while
-    the other is added up. Each rank sends 2 (ranks-1)/ranks of the payload, where the chunks come out even.
+    `calls` are those of the members that are known, in the order of group ranks. One is enough, but for an all-to-all
+    of uneven sizes.
     """
-    if payload == 0:
-        return
-    segments, size = _segments(ranks, payload, itemsize)
-    per_rank = segments // ranks
-    steps = segments - per_rank
-    for phase, first_chunk in enumerate((1, 0)):
-        # Reduce-scatter starts with the chunk of the next rank, all-gather with its own, which is complete by then.
-        for i in range(steps):
-            for rank in range(ranks):
-                offset = ((rank + first_chunk) * per_rank + i) % segments * size
-                length = min(size, payload - offset)
-                if length > 0:
-                    yield Send(phase * steps + i, rank, (rank - 1) % ranks, offset, length)
+    call = calls[0]
+    if any(tensor.sparse for each in calls for tensor in each.inputs):
+        return _sparse(calls, ranks)
+    # Of a scatter and a broadcast only the root has inputs. In a scatter it has one for each rank.
+    given = call.outputs if call.op == "scatter" else call.inputs or call.outputs
+    itemsizes = tuple(_itemsize(tensor.dtype) for tensor in given)
+    sizes: Rows | str = (tuple(tensor.payload_bytes for tensor in given),)
+    if call.op in _ALL_TO_ALL:
+        sizes = _rows(calls, ranks)
+    elif call.op == "all_gather_single_coalesced":
+        # Torch converts all of the tensors to the type of the first, and so gathers them as one.
+        counts = [tensor.payload_bytes // _itemsize(tensor.dtype) for tensor in given]
+        sizes = (tuple(count * itemsizes[0] for count in counts),)
+    return sizes if isinstance(sizes, str) else schedule(call.op, ranks, sizes, itemsizes, call.root)
 
 
-def _segments(ranks: int, payload: int, itemsize: int) -> tuple[int, int]:
-    """Number of segments, a multiple of `ranks`, and the bytes of each but the last, a multiple of the item."""
-    largest = itemsize * max(1, SEGMENT_BYTES // itemsize)
-    segments = max(-(-payload // largest), 2 * ranks)
-    segments = -(-segments // ranks) * ranks
-    size = -(-payload // segments)
-    return segments, -(-size // itemsize) * itemsize
+def _sparse(calls: Sequence[Collective], ranks: int) -> Schedule | str:
+    """Torch gathers how many values each rank has, all indices and all values, and each rank adds up for itself."""
+    rows = []
+    for call in calls:
+        for tensor in call.inputs:
+            if tensor.indices_bytes is None:
+                return "gloo first adds up what a sparse tensor has twice; how much is left is not recorded"
+            rows.append((tensor.indices_bytes, tensor.payload_bytes - tensor.indices_bytes))
+    if len(rows) != ranks:
+        return "how many values the ranks whose calls are not recorded had is not known"
+    return schedule("sparse all_reduce", ranks, tuple(rows))
 
 
-def tree_broadcast(ranks: int, payload: int, root: int) -> Iterator[Send]:
-    """A binomial tree from the root: in step i every rank that has the data sends it 2^i ranks further."""
-    if payload == 0:
-        return
-    reach = 1
-    step = 0
-    while reach < ranks:
-        for virtual in range(min(reach, ranks - reach)):
-            yield Send(step, (virtual + root) % ranks, (virtual + reach + root) % ranks, 0, payload)
-        reach *= 2
-        step += 1
+def _rows(calls: Sequence[Collective], ranks: int) -> Rows | str:
+    """For each rank, the bytes that it has for each rank; a single row where everybody has the same for everybody."""
+    if ranks * (ranks - 1) > MOST_MESSAGES:
+        return _too_long(ranks * (ranks - 1))
+    rows = []
+    for call in calls:
+        row = call.splits or tuple(tensor.payload_bytes for tensor in call.inputs)
+        if call.op == "all_to_all_single" and not call.splits:
+            row = (sum(row) // ranks,) * ranks
+        if len(row) != ranks:
+            return f"a rank has data for {len(row):,} ranks in a group of {ranks:,}"
+        rows.append(row)
+    if len({size for row in rows for size in row}) == 1:
+        return (rows[0],)
+    if len(rows) < ranks:
+        return "what the ranks whose calls are not recorded had for each other is not known"
+    return tuple(rows)
 
 
-def ring_all_gather(ranks: int, payload: int) -> Iterator[Send]:
-    """Each rank's block goes round the ring to the RIGHT, in two halves, sent even if empty. `payload` is one block."""
-    if payload == 0:
-        return
-    halves = ((0, payload // 2), (payload // 2, payload - payload // 2))
-    for i in range((ranks - 1) * 2):
-        start, length = halves[i % 2]
-        for rank in range(ranks):
-            block = (rank - i // 2) % ranks
-            yield Send(i, rank, (rank + 1) % ranks, block * payload + start, length)
+@lru_cache
+def _itemsize(dtype: str) -> int:
+    """Bytes of one number, from the name: float32, bfloat16, float8_e4m3fn, bool; complex64 is two of 4 B."""
+    base = dtype.split("_")[0]
+    size = next((size for suffix, size in _ITEMSIZE.items() if base.endswith(suffix)), 1)
+    return max(1, size // 2) if base.startswith("complex") else size
+
+
+_ITEMSIZE = {"64": 8, "128": 16, "32": 4, "16": 2, "8": 1}
+_ROOTED = {"broadcast", "reduce", "gather", "scatter"}
+_ALL_TO_ALL = {"all_to_all", "all_to_all_single"}
 
 
 @lru_cache(maxsize=64)  # A training loop repeats the same few operations.
-def schedule(op: str, *, ranks: int, payload: int, itemsize: int, root: int | None) -> Schedule | str:
-    """The schedule of `op`, or why there is none. `payload` in bytes per rank, as the caller hands it over."""
+def schedule(
+    op: str,
+    ranks: int,
+    sizes: Rows = ((),),
+    itemsizes: tuple[int, ...] = (),
+    root: int | None = None,
+) -> Schedule | str:
+    """The schedule of `op`, or why there is none.
+
+    `itemsizes` are the bytes of a number in each tensor. Only an all-to-all may have `sizes` of more than one row.
+    """
     if ranks == 1:
         return Schedule(())
-    if op in ("all_reduce", "all_reduce_coalesced"):
-        segments, _ = _segments(ranks, payload, itemsize)
-        count, sends = 2 * (segments - segments // ranks) * ranks, ring_all_reduce(ranks, payload, itemsize)
-    elif op == "broadcast":
-        if root is None or root >= ranks:
-            return "its root is no member of the process group"
-        count, sends = ranks - 1, tree_broadcast(ranks, payload, root)
-    elif op in ("all_gather", "all_gather_single"):
-        count, sends = 2 * (ranks - 1) * ranks, ring_all_gather(ranks, payload)
-    else:
+    if op in _ROOTED and (root is None or root >= ranks):
+        return "its root is no member of the process group"
+    found = plan(op, ranks, sizes, itemsizes, root or 0)
+    if found is None:
         return f"no schedule of gloo's {op} is known here yet"
-    if count > MOST_MESSAGES:
-        return f"its schedule has {count:,} messages, more than {MOST_MESSAGES:,}"
-    return Schedule(tuple(sends))
+    count, sends = found
+    return _too_long(count) if count > MOST_MESSAGES else Schedule(tuple(sends))
+
+
+def _too_long(count: int) -> str:
+    return f"its schedule has {count:,} messages, more than {MOST_MESSAGES:,}"
+
+
+def plan(op: str, ranks: int, sizes: Rows, itemsizes: tuple[int, ...], root: int) -> tuple[int, Iterator[Send]] | None:
+    """How many messages, and the messages. They are counted before any is made: a trace may come from anyone."""
+    payload, itemsize = sum(sizes[0]), max(itemsizes, default=1)
+    match op:
+        case "all_reduce" | "all_reduce_coalesced":
+            return ring_length(ranks, payload, itemsize), ring_all_reduce(ranks, payload, itemsize)
+        case "sparse all_reduce":
+            indices, values = zip(*sizes, strict=True)
+            runs = (ring_all_gather(ranks, 72), uneven_ring_all_gather(indices), uneven_ring_all_gather(values))
+            count = (ranks - 1) * ranks * (2 + any(indices) + any(values))
+            return count, one_after_another((72 * ranks, sum(indices), sum(values)), runs)
+        case "reduce_scatter" | "reduce_scatter_single" | "reduce_scatter_single_coalesced":
+            # Torch reduces ALL of each tensor to every rank, which then keeps its share: twice what is needed.
+            tensors = tuple(zip(sizes[0], itemsizes, strict=True))
+            rings = (ring_all_reduce(ranks, *tensor) for tensor in tensors)
+            return sum(ring_length(ranks, *tensor) for tensor in tensors), one_after_another(sizes[0], rings)
+        case "reduce":
+            return reduce_length(ranks, payload, itemsize, root), ring_reduce(ranks, payload, itemsize, root)
+        case "broadcast":
+            return ranks - 1, tree_broadcast(ranks, payload, root)
+        case "all_gather" | "all_gather_single" | "all_gather_coalesced" | "all_gather_single_coalesced":
+            return 2 * (ranks - 1) * ranks * (payload > 0), ring_all_gather(ranks, payload)
+        case "gather" | "scatter":
+            return ranks - 1, star(ranks, payload, root, inward=op == "gather")
+        case "all_to_all" | "all_to_all_single":
+            return ranks * (ranks - 1), direct(ranks, sizes)
+        case "barrier":
+            return ranks * (ranks - 1).bit_length(), dissemination(ranks)
+        case "monitored_barrier":
+            # Everybody tells rank 0 its rank, an int32, and rank 0 lets everybody go when the last has come.
+            there_and_back = (star(ranks, 4, 0, inward=inward) for inward in (True, False))
+            return 2 * (ranks - 1), one_after_another((0, 0), there_and_back)
+    return None
+
+
+def wire_bytes(schedule: Schedule) -> Counter[tuple[int, int]]:
+    """What each rank writes into its connection to each other: payload, and gloo's frames in both directions."""
+    sizes = Counter(schedule.bytes_by_pair)
+    for (src, dst), count in schedule.count_by_pair.items():
+        sizes[src, dst] += 2 * FRAME_BYTES * count
+        sizes[dst, src] += FRAME_BYTES * count
+    return sizes

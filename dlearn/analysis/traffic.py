@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlearn.analysis.joining import operations, sums_of
+from dlearn.analysis.joining import operations
+from dlearn.analysis.unrolling import sums_of
 from dlearn.trace.message import Operation
 from dlearn.trace.trace import Trace
 

@@ -9,8 +9,11 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 import msgspec
 
 from dlearn.analysis.hangs import Hang, inside
-from dlearn.analysis.joining import messages_of, operations, payload_bytes, sums_of
+from dlearn.analysis.joining import operations, payload_bytes
+from dlearn.analysis.ledger import agreements
+from dlearn.analysis.reconcile import reconcile
 from dlearn.analysis.traffic import Traffic, traffic_of
+from dlearn.analysis.unrolling import messages_of, sums_of
 from dlearn.trace.event import Collective, PointToPoint
 from dlearn.trace.message import Message, Operation
 from dlearn.trace.trace import Trace
@@ -67,6 +70,9 @@ def explain(trace: Trace) -> Explanation:
     sentences += _told(f"In {part}" if steps else "In all", asked, trace)
     sent = traffic_of(asked, trace)
     sentences.append(totals(part, sent))
+    on_the_wire = reconcile(trace)
+    if on_the_wire.whole.pairs:
+        sentences.append(on_the_wire.sentence)
     sentences += [f"Problem: {problem}." for problem in trace.problems]
     return Explanation(part, tuple(sentences), sent)
 
@@ -76,15 +82,20 @@ def overview(trace: Trace) -> str:
     everything = operations(trace)
     names = sorted({operation.group.backend for operation in everything})
     backends = ", ".join(names) or "no process group used"
-    explained = 0
+    explained, confirmed = 0, 0
     known: Counter[str] = Counter()
+    agreed = agreements(trace)
     for operation in everything:
         answer = sums_of(operation)
         if not isinstance(answer, str):
             explained += 1
+            agree = agreed.of(operation)
             for pair in answer:
                 known[pair.how] += pair.message_count
+                confirmed += pair.message_count if (pair.src, pair.dst) in agree else 0
     kinds = ", ".join(f"{count:,} {_HOW.get(how, how)}" for how, count in known.most_common()) or "none"
+    if confirmed:
+        kinds += f"; {'all' if confirmed == known.total() else f'{confirmed:,}'} confirmed by the kernel's counters"
     return (
         f"{count_text(len(trace.processes), 'rank')} ({backends}): {explained:,} of"
         f" {count_text(len(everything), 'operation')} explained by {count_text(known.total(), 'message')} ({kinds})."

@@ -28,6 +28,7 @@ from dlearn.cluster.payload import Surroundings, pack, surroundings
 from dlearn.cluster.rank import Call, Raised, Returned
 from dlearn.cluster.run import Run
 from dlearn.errors import Interrupted, SetupError
+from dlearn.trace.options import Measure, Options
 
 Function = Callable[..., Any]
 Name = int | str
@@ -42,9 +43,10 @@ class Cluster:
 
     `ranks` is how many, or their names; the order of names is the order of ranks. Each `run` has fresh processes;
     inside `with Cluster(4) as c:` they stay, with their state and process group. Inside the function the process group
-    is ready (`backend` "gloo", or "nccl" with a GPU for each rank); with `init=False` that is left to your code, whose
-    own `init_process_group("gloo")` works unchanged. What ranks send is recorded unless `record=False`. `start` is
-    "forkserver", or "spawn" where forking is unsafe (the default on macOS and Windows).
+    is ready (`backend` "gloo", or "nccl" with a GPU for each rank, or "dlearn_ring" and "dlearn_star", whose every step
+    is a message that you can see); with `init=False` that is left to your code, whose own `init_process_group("gloo")`
+    works unchanged. What ranks send is recorded unless `record=False`; `measure` and `checksums` are those of
+    `dlearn.record`. `start` is "forkserver", or "spawn" where forking is unsafe (the default on macOS and Windows).
 
         run = Cluster(3).run(train, 10, timeout=60)
         run.results[0], run.output[0], run.trace
@@ -54,17 +56,24 @@ class Cluster:
         self,
         ranks: int | Sequence[str],
         *,
-        backend: Literal["gloo", "nccl"] = "gloo",
+        backend: Literal["gloo", "nccl", "dlearn_ring", "dlearn_star"] = "gloo",
         init: bool = True,
         record: bool = True,
+        measure: Measure | None = "span",
+        checksums: bool = False,
         start: StartMethod = DEFAULT_START,
     ) -> None:
         self.names: tuple[Name, ...] = _names(ranks)
-        if backend not in ("gloo", "nccl"):
-            raise SetupError(f"there is no backend {backend!r} here; use 'gloo', or 'nccl' with a GPU for each rank.")
+        if backend not in ("gloo", "nccl", "dlearn_ring", "dlearn_star"):
+            raise SetupError(
+                f"there is no backend {backend!r} here; use 'gloo', 'nccl' with a GPU for each rank, 'dlearn_ring' or"
+                " 'dlearn_star'."
+            )
         if start not in ("forkserver", "spawn"):
             raise SetupError(f"ranks cannot be started by {start!r}; use 'forkserver' or 'spawn'.")
-        self.backend, self.init, self.record = backend, init, record
+        self.backend, self.init = backend, init
+        options = Options(measure, checksums)
+        self.record = options if record else None
         self._start: StartMethod = start
         self._inside_with = False
         self._crew: Crew | None = None
@@ -86,7 +95,7 @@ class Cluster:
             raise SetupError(f"timeout is a number of seconds above 0, or None to wait for ever, not {timeout!r}.")
         functions = self._functions(function)
         payload = pack(functions, args)
-        run = Run(_new_folder(), self.record)
+        run = Run(_new_folder(), self.record is not None)
         _runs.add(run)
         crew, around = self._crew_for_call(), surroundings()
         try:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from dlearn.cluster.payload import Surroundings, Unpacker, is_installed
+from dlearn.trace.options import Options
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Call:
     store_port: int
     job: str
     folder: str
-    record: bool
+    record: Options | None
     keep: bool
     keep_group: bool
 
@@ -229,7 +230,7 @@ def _loopback_interface() -> str:
 
 
 def _start_recording(call: Call) -> Any:
-    if not call.record:
+    if call.record is None:
         return None
     from dlearn import recorder
 
@@ -239,7 +240,7 @@ def _start_recording(call: Call) -> Any:
         name="" if call.name.isdigit() else call.name,
         world_size=call.world_size,
     )
-    return recorder.start(Path(call.folder, "trace"), header=header)
+    return recorder.start(Path(call.folder, "trace"), header=header, options=call.record)
 
 
 def _meet(call: Call, listener: int | None) -> Any:
@@ -290,6 +291,8 @@ def _init_process_group(call: Call, store: Any) -> None:
 
     from dlearn.errors import SetupError
 
+    if call.backend.startswith("dlearn_"):
+        import dlearn.collectives  # noqa: F401  (it makes its backends known)
     if call.backend == "nccl":
         gpus = torch.cuda.device_count()
         if gpus < call.world_size:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from dlearn.analysis.flows import Flow, by_pair, by_step
-from dlearn.analysis.joining import answers, operations
+from dlearn.analysis.joining import operations
+from dlearn.analysis.unrolling import answers
 from dlearn.trace.message import Message, Operation
 from dlearn.trace.trace import Trace
 

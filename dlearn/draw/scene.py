@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlearn.analysis.flows import sent_over_time
-from dlearn.analysis.joining import answers, operations
+from dlearn.analysis.joining import operations
+from dlearn.analysis.unrolling import answers
 from dlearn.draw.arrows import Arrows, readable
 from dlearn.draw.bars import Bar, bars_of
 from dlearn.draw.lanes import Lane, rows_for, stack

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from dlearn.trace.event import Event, GroupFact
+from dlearn.trace.event import Event, Line
 
 Undo = Callable[[], None]
 
@@ -23,8 +23,8 @@ class Emit(Protocol):
     def end(self, number: int, *, by: str, error: str = "", peer: int | None = None) -> None:
         """Event `number` ends now. With `by=NOT_OBSERVED` nobody will ever see its end."""
 
-    def group(self, fact: GroupFact) -> None:
-        """A process group was met for the first time."""
+    def fact(self, line: Line) -> None:
+        """Something about this process that is no event: a process group that it belongs to, a connection."""
 
     def failed(self, where: str, error: Exception) -> None:
         """The hook itself failed; reported to the user once."""

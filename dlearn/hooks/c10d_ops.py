@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import math
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -70,6 +73,7 @@ class Signature:
         self.gets = names.index(op.gets) if op.gets else None
         self.root = names.index("root_rank") if "root_rank" in names else None
         self.tag = names.index("tag") if "tag" in names else -1
+        self.splits = names.index("input_split_sizes") if "input_split_sizes" in names else None
         self.peer = next((names.index(name) for name in ("dst", "src") if name in names), None)
         self.redispatch = overload._handle.redispatch_boxed
         self._returns = len(returns)
@@ -101,7 +105,36 @@ def describe(args: tuple[Any, ...], index: int | None) -> tuple[TensorInfo, ...]
     """The outsides of a Tensor, Tensor[] or Tensor[][] argument (absent where it equals its default)."""
     if index is None or index >= len(args):
         return ()
-    return tuple(_describe_one(tensor) for tensor in _flatten(args[index]))
+    return tuple(describe_one(tensor) for tensor in _flatten(args[index]))
+
+
+def split_bytes(args: tuple[Any, ...], signature: Signature) -> tuple[int, ...]:
+    """Of an all-to-all with sizes of its own: the bytes of the input that go to each group rank."""
+    where = signature.splits
+    rows = args[where] if where is not None and where < len(args) else ()
+    if not rows or signature.gives is None:
+        return ()
+    (tensor,) = _flatten(args[signature.gives])
+    row_bytes = tensor.element_size() * math.prod(tensor.shape[1:])
+    return tuple(int(count) * row_bytes for count in rows)
+
+
+def place_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Which part of its storage a tensor is: where it begins, and the bytes of the whole; (0, 0) if it is all of it."""
+    if tensor.is_sparse:
+        return 0, 0
+    whole = tensor.untyped_storage().nbytes()
+    if whole == tensor.numel() * tensor.element_size():
+        return 0, 0
+    return int(tensor.storage_offset()) * tensor.element_size(), whole
+
+
+def checksum(tensor: torch.Tensor) -> int | None:
+    """CRC-32 of the bytes as they are sent; None where they would have to be fetched from a device first."""
+    if tensor.device.type != "cpu" or tensor.is_sparse or not tensor.is_contiguous():
+        return None
+    size = tensor.numel() * tensor.element_size()
+    return zlib.crc32((ctypes.c_ubyte * size).from_address(tensor.data_ptr())) if size else 0
 
 
 def _flatten(argument: Any) -> Iterator[torch.Tensor]:
@@ -112,11 +145,14 @@ def _flatten(argument: Any) -> Iterator[torch.Tensor]:
             yield from _flatten(each)
 
 
-def _describe_one(tensor: torch.Tensor) -> TensorInfo:
+def describe_one(tensor: torch.Tensor) -> TensorInfo:
+    """The outside of a tensor."""
     logical = tensor.numel() * tensor.element_size()
-    payload = logical
+    payload, indices_bytes = logical, None
     if tensor.is_sparse:
         indices, values = tensor._indices(), tensor._values()
+        if tensor.is_coalesced():
+            indices_bytes = indices.numel() * indices.element_size()
         payload = indices.numel() * indices.element_size() + values.numel() * values.element_size()
     return TensorInfo(
         shape=tuple(tensor.shape),
@@ -124,6 +160,8 @@ def _describe_one(tensor: torch.Tensor) -> TensorInfo:
         device=_name(tensor.device),
         logical_bytes=logical,
         payload_bytes=payload,
+        indices_bytes=indices_bytes,
+        sparse=tensor.is_sparse,
     )
 
 

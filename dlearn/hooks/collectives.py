@@ -12,7 +12,7 @@ The end of a collective comes from the future of its Work, never by waiting; see
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,21 +20,34 @@ from torch._C._distributed_c10d import FakeProcessGroup, HashStore, ProcessGroup
 
 from dlearn.errors import SetupError
 from dlearn.hooks import Emit, Undo
-from dlearn.hooks.c10d_ops import COLLECTIVES, POINT_TO_POINT, Signature, describe, overload_of
+from dlearn.hooks.c10d_ops import (
+    COLLECTIVES,
+    POINT_TO_POINT,
+    Signature,
+    checksum,
+    describe,
+    describe_one,
+    overload_of,
+    place_of,
+    split_bytes,
+)
 from dlearn.hooks.callers import caller
 from dlearn.hooks.compiler import untraced
 from dlearn.hooks.groups import Group, Groups
 from dlearn.hooks.works import Callbacks, WaitingWorks
-from dlearn.trace.event import NOT_OBSERVED, Collective, Event, GroupFact, PointToPoint
+from dlearn.trace.event import NOT_OBSERVED, Collective, Event, Line, PointToPoint
 
 
-def install(emit: Emit) -> Undo:
-    """Report every c10d op to `emit` until the returned function is called. SetupError if this torch does not fit."""
+def install(emit: Emit, groups: Groups, *, checksums: bool = False) -> Undo:
+    """Report every c10d op to `emit` until the returned function is called. SetupError if this torch does not fit.
+
+    With `checksums`, of what is sent from point to point, too.
+    """
     self_test()
-    return _install(emit)
+    return _install(emit, groups, checksums)
 
 
-def _install(emit: Emit) -> Undo:
+def _install(emit: Emit, groups: Groups, checksums: bool) -> Undo:
     for op in (*COLLECTIVES, *POINT_TO_POINT):
         overload_of(op.schema)
         if torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{op.schema}", "BackendSelect"):
@@ -42,7 +55,6 @@ def _install(emit: Emit) -> Undo:
                 f"another tool, or another recording, already watches c10d::{op.schema} in this process. Stop it first."
             )
     library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
-    groups = Groups(emit)
     waiting = WaitingWorks(emit)
     callbacks = Callbacks(emit)
     for op in COLLECTIVES:
@@ -51,7 +63,7 @@ def _install(emit: Emit) -> Undo:
         library.impl(op.schema, kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
     for op in POINT_TO_POINT:
         signature = Signature(op)
-        kernel = _p2p_kernel(signature, emit, groups, waiting)
+        kernel = _p2p_kernel(signature, emit, groups, waiting, checksums)
         library.impl(op.schema, kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
     restore_wait = waiting.patch_wait()
     forget_wait_tensor = waiting.watch_wait_tensor(_AFTER)
@@ -73,7 +85,7 @@ def _collective_kernel(
     def kernel(keyset: Any, *args: Any) -> Any:
         number = None
         try:
-            group = groups.of(args[signature.group])
+            group = groups.of_boxed(args[signature.group])
             number = _note_collective(signature, args, group, emit)
         except Exception as error:
             emit.failed(signature.op.name, error)
@@ -120,18 +132,47 @@ def _note_collective(signature: Signature, args: tuple[Any, ...], group: Group, 
         launcher=made_by.launcher,
         backward=made_by.backward,
         bucket_index=bucket.index() if bucket is not None else None,
+        splits=split_bytes(args, signature),
         phase=made_by.phase,
         site=made_by.site,
     )
 
 
-def _p2p_kernel(signature: Signature, emit: Emit, groups: Groups, waiting: WaitingWorks) -> Callable[..., Any]:
+def note_python_collective(
+    op: str, group: Group, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], emit: Emit
+) -> int:
+    """A collective of a Python process group, which the dispatcher does not see. To be called by `operation` alone."""
+    made_by = caller(sys._getframe(3))
+    bucket = made_by.bucket
+    return emit.event(
+        Collective,
+        op=op,
+        group=group.name,
+        seq=next(group.collectives),
+        inputs=tuple(map(describe_one, inputs)),
+        outputs=tuple(map(describe_one, outputs)),
+        role=made_by.role,
+        launcher=made_by.launcher,
+        backward=made_by.backward,
+        bucket_index=bucket.index() if bucket is not None else None,
+        phase=made_by.phase,
+        site=made_by.site,
+    )
+
+
+def _p2p_kernel(
+    signature: Signature, emit: Emit, groups: Groups, waiting: WaitingWorks, checksums: bool
+) -> Callable[..., Any]:
+    tensors = signature.gives if signature.gives is not None else 0
+
     @untraced
     def kernel(keyset: Any, *args: Any) -> Any:
         number = None
         try:
-            group = groups.of(args[signature.group])
+            group = groups.of_boxed(args[signature.group])
             made_by = caller(sys._getframe(1))
+            (tensor,) = args[tensors]
+            offset, whole = place_of(tensor)
             number = emit.event(
                 PointToPoint,
                 op=signature.op.name,
@@ -140,6 +181,9 @@ def _p2p_kernel(signature: Signature, emit: Emit, groups: Groups, waiting: Waiti
                 peer=args[signature.peer] if signature.peer is not None else None,
                 tag=args[signature.tag],
                 tensors=describe(args, signature.gives),
+                offset_bytes=offset,
+                whole_bytes=whole,
+                checksum=checksum(tensor) if checksums and signature.op.name == "send" else None,
                 phase=made_by.phase,
                 site=made_by.site,
             )
@@ -172,7 +216,7 @@ def self_test() -> None:
     if _self_test_passed:
         return
     probe = _Probe()
-    undo = _install(probe)
+    undo = _install(probe, Groups(probe), checksums=False)
     try:
         pg = ProcessGroup(HashStore(), 0, 1)
         pg._register_backend(
@@ -202,7 +246,7 @@ class _Probe:
     def end(self, number: int, *, by: str, error: str = "", peer: int | None = None) -> None:
         self.seen.append("end")
 
-    def group(self, fact: GroupFact) -> None:
+    def fact(self, line: Line) -> None:
         pass
 
     def failed(self, where: str, error: Exception) -> None:

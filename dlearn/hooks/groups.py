@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -33,47 +33,56 @@ class Groups:
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._known: WeakKeyDictionary[ProcessGroup, Group] = WeakKeyDictionary()
-        self._names: dict[str, int] = {}
+        self._names: WeakKeyDictionary[ProcessGroup, str] = WeakKeyDictionary()
+        self._uses: dict[str, int] = {}
 
-    def of(self, boxed: Any) -> Group:
-        pg = ProcessGroup.unbox(boxed)
+    def of_boxed(self, boxed: Any) -> Group:
+        return self.of(ProcessGroup.unbox(boxed))
+
+    def of(self, pg: ProcessGroup) -> Group:
         group = self._known.get(pg)
         if group is None:
             group = self._known[pg] = self._meet(pg)
         return group
 
+    def name(self, pg: ProcessGroup) -> str:
+        """The group's name in the trace: its own, and for a second group of that name a number with it."""
+        outer = getattr(pg, "steps_of", None)
+        if outer is not None:
+            return f"{self.name(outer)} steps"
+        known = self._names.get(pg)
+        if known is None:
+            times = self._uses[pg.group_name] = self._uses.get(pg.group_name, 0) + 1
+            known = self._names[pg] = pg.group_name if times == 1 else f"{pg.group_name}~{times}"
+        return known
+
     def _meet(self, pg: ProcessGroup) -> Group:
-        fact = group_fact(pg)
-        times = self._names[fact.name] = self._names.get(fact.name, 0) + 1
-        if times > 1:
-            fact = GroupFact(
-                name=f"{fact.name}~{times}",
-                backend=fact.backend,
-                rank=fact.rank,
-                size=fact.size,
-                ranks=fact.ranks,
-                default=fact.default,
-            )
-        self._emit.group(fact)
+        fact = group_fact(pg, self.name)
+        self._emit.fact(fact)
         # A recording that begins late, or on one rank earlier than on the others, numbers as the group itself does.
         done = _calls_made(pg)
         return Group(fact.name, fact.rank, fact.backend != "nccl", itertools.count(done + 1), itertools.count(1))
 
 
-def group_fact(pg: ProcessGroup) -> GroupFact:
+def group_fact(pg: ProcessGroup, name: Callable[[ProcessGroup], str]) -> GroupFact:
     """Name, backend and members of a process group, as far as torch knows them."""
-    registered = dist.distributed_c10d._world.pg_group_ranks.get(pg)
+    outer = getattr(pg, "steps_of", None)
+    registered = dist.distributed_c10d._world.pg_group_ranks.get(outer or pg)
     return GroupFact(
-        name=pg.group_name,
+        name=name(pg),
         backend=_backend_name(pg),
         rank=pg.rank(),
         size=pg.size(),
         ranks=tuple(registered) if registered else (),
         default=pg.group_desc == "default_pg",
+        within=name(outer) if outer is not None else "",
     )
 
 
 def _backend_name(pg: ProcessGroup) -> str:
+    glass_box = getattr(pg, "glass_box", None)
+    if glass_box is not None:
+        return str(glass_box)
     for device in ("cuda", "cpu"):
         try:
             return str(pg._get_backend(torch.device(device)).name())

@@ -10,7 +10,7 @@ import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dlearn.analysis import Explanation, explain, messages
+from dlearn.analysis import Explanation, explain, messages, reconcile
 from dlearn.cluster import Cluster
 from dlearn.errors import SetupError
 from dlearn.trace.trace import Trace
@@ -37,7 +37,8 @@ def run(folder: Path, *, tell: Tell) -> None:
             tell(f"  {name:<15} {meaning}")
     except OSError as error:
         raise SetupError(f"cannot write {error.filename}: {error.strerror}. Give another --out.") from error
-    tell(f"The trace itself: dlearn.Trace.load({str(job.folder / 'trace')!r})")
+    tell(f"The trace itself: dlearn.Trace.load({str(job.folder / 'trace')!r})\n")
+    tell(reconcile(job.trace).sentence)
 
 
 def train() -> tuple[float, float, int]:

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-FORMAT = 1
+FORMAT = 2
 """Version of the trace file. A reader refuses any other."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -26,7 +26,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", omit_def
     """One line of a trace file."""
 
 
-class TensorInfo(msgspec.Struct, frozen=True, gc=False):
+class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """The outside of a tensor; its values never reach a trace.
 
     `logical_bytes` is numel x itemsize. `payload_bytes` is what is handed to the transport: the same for a dense
@@ -38,6 +38,10 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False):
     device: str
     logical_bytes: Count
     payload_bytes: Count
+    indices_bytes: Count | None = None
+    """Of a sparse tensor: how much of its payload are indices. Of one that is not coalesced, None: torch adds up its
+    duplicates first, and nobody knows how many are left."""
+    sparse: bool = False
 
 
 class Header(Line, tag="header", frozen=True, kw_only=True):
@@ -77,6 +81,26 @@ class GroupFact(Line, tag="group", frozen=True, kw_only=True):
     size: Annotated[int, msgspec.Meta(ge=1, le=2**20)]
     ranks: tuple[Count, ...] = ()
     default: bool = False
+    within: str = ""
+    """Of the inner group through which a glass-box backend sends its steps: the name of the outer group."""
+
+
+class Socket(Line, tag="socket", frozen=True, kw_only=True):
+    """A TCP connection of this process. Its other end, with the addresses swapped, tells which rank is the peer.
+
+    `group` is the process group that it was made for; "?" if it is older than the recording, and of several groups.
+    """
+
+    id: Count
+    group: str
+    local: str
+    remote: str
+
+
+class NotMeasured(Line, tag="not measured", frozen=True, kw_only=True):
+    """Why the bytes on the wire are not known in this process."""
+
+    reason: str
 
 
 class End(Line, tag="end", frozen=True, kw_only=True):
@@ -127,7 +151,8 @@ class Collective(Event, tag="collective", frozen=True, kw_only=True):
 
     `inputs` are what this rank gives, `outputs` what it gets; an operation in place has inputs only.
     `launcher` tells who called it: "" user code, "reducer" DDP's C++ reducer, "comm hook" a communication hook of DDP,
-    then with the `bucket_index` that the hook was called for. `backward` numbers the backward pass.
+    then with the `bucket_index` that the hook was called for. `backward` numbers the backward pass. `splits` are the
+    bytes of the input for each group rank, where the program gave the sizes itself.
     """
 
     op: str
@@ -140,10 +165,16 @@ class Collective(Event, tag="collective", frozen=True, kw_only=True):
     launcher: str = ""
     backward: Count | None = None
     bucket_index: Count | None = None
+    splits: tuple[Count, ...] = ()
 
 
 class PointToPoint(Event, tag="p2p", frozen=True, kw_only=True):
-    """One rank's `send` or `recv`. `peer` is a group rank; None is a `recv` from any source that has not ended."""
+    """One rank's `send` or `recv`. `peer` is a group rank; None is a `recv` from any source that has not ended.
+
+    A tensor that is a view is a part of something larger: it begins at `offset_bytes` of `whole_bytes` (0: no view).
+    A glass-box collective says of each of its sends which `step` it is. `checksum` is the CRC-32 of the data that is
+    sent, on request; of the data itself a trace holds nothing.
+    """
 
     op: Literal["send", "recv"]
     group: str
@@ -151,6 +182,10 @@ class PointToPoint(Event, tag="p2p", frozen=True, kw_only=True):
     tag: Tag
     seq: Count
     tensors: tuple[TensorInfo, ...] = ()
+    offset_bytes: Count = 0
+    whole_bytes: Count = 0
+    step: Count = 0
+    checksum: Count | None = None
 
 
 class Bucket(Event, tag="bucket", frozen=True, kw_only=True):
@@ -183,4 +218,29 @@ class Span(Event, tag="span", frozen=True, kw_only=True):
     name: str
 
 
-AnyLine = Header | Footer | GroupFact | End | Collective | PointToPoint | Bucket | Gradient | Span
+class Counters(Event, tag="counters", frozen=True, kw_only=True):
+    """The kernel's counters at this moment: bytes that this process has written into each of its sockets, by `id`.
+
+    None is a socket that is closed. `still`: whether they had stopped moving; None if nobody waited for that.
+    """
+
+    ends: ClassVar[bool] = False
+
+    sent_bytes: tuple[Count | None, ...]
+    still: bool | None = None
+
+
+AnyLine = (
+    Header
+    | Footer
+    | GroupFact
+    | Socket
+    | NotMeasured
+    | End
+    | Collective
+    | PointToPoint
+    | Bucket
+    | Gradient
+    | Span
+    | Counters
+)

@@ -47,6 +47,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     sender: int | None = None
     receiver: int | None = None
     """Of a point-to-point operation: from whom, to whom."""
+    steps: tuple[Operation, ...] = ()
+    """Of a glass-box collective: the sends that it consists of."""
 
     @property
     def start_ns(self) -> int:
@@ -99,8 +101,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     `payload_bytes` is the data without framing. `offset_bytes` and `whole_bytes` say which part of the operation's
     data it is. `sent_ns` and `received_ns` bracket it: those of a derived message share the operation's
     transfer among the steps of the algorithm, and are no measurement. `how` says how it is known:
-    observed (hooks saw it) · derived (from the backend's algorithm; `confirmed` once socket counters agree) ·
-    inferred (a control message that follows from rules) · missing (expected, never came).
+    observed (hooks saw it) · derived (from the backend's algorithm) · inferred (a control message that follows from
+    rules) · missing (expected, never came). `confirmed`: the kernel's socket counters agree, to the byte.
     """
 
     src: int
@@ -138,7 +140,7 @@ class Messages(msgspec.Struct, frozen=True):
         """One row a message (needs pandas: `pip install pandas`)."""
         import pandas
 
-        columns = ["src", "dst", "op", "what", "payload_bytes", "how", "sent_ns", "received_ns", "step"]
+        columns = ["src", "dst", "op", "what", "payload_bytes", "how", "confirmed", "sent_ns", "received_ns", "step"]
         rows = [[getattr(message, column) for column in columns] for message in self.items]
         frame = pandas.DataFrame(rows, columns=columns)
         for column in ("src", "dst"):

@@ -26,7 +26,9 @@ from dlearn.trace.event import (
     GroupFact,
     Header,
     Line,
+    NotMeasured,
     PointToPoint,
+    Socket,
 )
 
 MAX_LINE_BYTES = 1 << 20
@@ -99,6 +101,8 @@ class ProcessFile:
     header: Header
     events: dict[int, Event] = field(default_factory=dict)
     groups: dict[str, GroupFact] = field(default_factory=dict)
+    sockets: dict[int, Socket] = field(default_factory=dict)
+    not_measured: str = ""
     footer: Footer | None = None
     problems: list[str] = field(default_factory=list)
     complete: bool = True
@@ -242,6 +246,11 @@ def _take(file: ProcessFile, line: AnyLine) -> None:
             _check_group(line)
             if file.groups.setdefault(line.name, line) != line:
                 raise ValueError(f"group {line.name[:40]!r} a second time, and different")
+        case Socket():
+            if file.sockets.setdefault(line.id, line) != line:
+                raise ValueError(f"socket {line.id} a second time, and different")
+        case NotMeasured():
+            file.not_measured = line.reason
         case End():
             _end(file, line)
         case _:

@@ -6,14 +6,14 @@ import html
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import msgspec
 
 from dlearn.errors import TraceError
-from dlearn.trace.event import Collective, Event, Footer, GroupFact, Header, PointToPoint, Span
+from dlearn.trace.event import Collective, Event, Footer, GroupFact, Header, PointToPoint, Socket, Span
 from dlearn.trace.matching import Match, match
 from dlearn.trace.store import ProcessFile, printable, read
 
@@ -30,6 +30,9 @@ class Process:
     path: Path
     complete: bool = True
     """Whether every line that it wrote is here."""
+    sockets: dict[int, Socket] = field(default_factory=dict)
+    not_measured: str = ""
+    """Why the bytes on the wire are not known; empty where they are."""
 
     @property
     def closed(self) -> bool:
@@ -227,7 +230,17 @@ def _assign_ranks(
         for event in file.events.values():
             msgspec.structs.force_setattr(event, "rank", rank)
     processes = tuple(
-        Process(rank, labels[rank], file.header, file.groups, file.footer, file.path, file.complete)
+        Process(
+            rank=rank,
+            label=labels[rank],
+            header=file.header,
+            groups=file.groups,
+            footer=file.footer,
+            path=file.path,
+            complete=file.complete,
+            sockets=file.sockets,
+            not_measured=file.not_measured,
+        )
         for rank, file in sorted(taken.items())
     )
     events = [event for file in taken.values() for event in file.events.values()]

@@ -1,0 +1,264 @@
+"""What an all-reduce costs in theory: time = steps * latency + bytes / bandwidth, with both constants fitted here.
+
+A message of m bytes takes `latency + m / bandwidth` (R. Hockney, "The communication challenge for MPP", Parallel
+Computing 20, 1994), and a rank can send one and receive another at the same time. The steps and bytes of the algorithms
+are those of R. Thakur, R. Rabenseifner and W. Gropp, "Optimization of Collective Communication Operations in MPICH",
+Int. J. of High Performance Computing Applications 19(1), 2005; the time of adding up is left out.
+"""
+
+from __future__ import annotations
+
+import html
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from dlearn.analysis.bandwidth import aligned, bandwidth, speed_text
+from dlearn.analysis.findings import size_text, time_text
+from dlearn.analysis.joining import operations
+from dlearn.analysis.unrolling import messages_of
+from dlearn.errors import DlearnError
+from dlearn.trace.message import Operation
+from dlearn.trace.trace import Trace
+
+if TYPE_CHECKING:
+    import pandas
+
+Measurement = tuple[float, float]
+"""(bytes, seconds) of one message, or of one collective."""
+
+
+class Cost(NamedTuple):
+    """Of the longest chain of messages of which each must wait for the one before: their number, and their bytes."""
+
+    steps: int
+    bytes: float
+
+
+# In theory ------------------------------------------------------------------------------------------------------------
+
+
+def ring(ranks: int, size: float) -> Cost:
+    """Reduce-scatter, then all-gather: `ranks - 1` steps each, of one chunk of `1 / ranks` of the data."""
+    steps = 2 * (ranks - 1)
+    return Cost(steps, steps * size / ranks)
+
+
+def halving_doubling(ranks: int, size: float) -> Cost:
+    """Recursive halving, then doubling: log2(ranks) steps each, that exchange 1/2, 1/4, 1/8 ... of the data.
+
+    Where `ranks` is no power of two, those beyond the last one hand all their data to a neighbour first, and get all
+    of the result at the end.
+    """
+    rounds = ranks.bit_length() - 1
+    power = 1 << rounds
+    folds = 0 if ranks == power else 2
+    return Cost(2 * rounds + folds, (2 * (power - 1) / power + folds) * size)
+
+
+def tree(ranks: int, size: float) -> Cost:
+    """A binomial tree inward (reduce), then outward (broadcast): every level passes all of the data."""
+    steps = 2 * (ranks - 1).bit_length()
+    return Cost(steps, steps * size)
+
+
+def star(ranks: int, size: float) -> Cost:
+    """All data of every rank through the root's one link, message after message: in, then out."""
+    steps = 2 * (ranks - 1)
+    return Cost(steps, steps * size)
+
+
+ALGORITHMS: dict[str, Callable[[int, float], Cost]] = {
+    "ring": ring, "halving_doubling": halving_doubling, "tree": tree, "star": star
+}  # fmt: skip
+
+
+def cost(algorithm: str, ranks: int, size: float) -> Cost:
+    """Steps and bytes of an all-reduce of `size` bytes: "ring", "halving_doubling", "tree" or "star"."""
+    if algorithm not in ALGORITHMS:
+        raise DlearnError(f"there is no algorithm {algorithm!r} here; there are: {', '.join(ALGORITHMS)}.")
+    if ranks < 2 or size < 0:
+        raise DlearnError(f"an all-reduce needs at least 2 ranks and 0 bytes, not {ranks} ranks and {size} bytes.")
+    return ALGORITHMS[algorithm](ranks, size)
+
+
+def cost_seen(operation: Operation) -> Cost | str:
+    """The same two numbers counted from the operation's messages, or why they are not known.
+
+    A step lasts as long as the busiest rank sends or receives in it.
+    """
+    found = messages_of(operation)
+    if isinstance(found, str):
+        return found
+    ports: defaultdict[int, defaultdict[tuple[str, int], list[int]]] = defaultdict(lambda: defaultdict(list))
+    for message in found:
+        for port in (("out", message.src), ("in", message.dst)):
+            ports[message.step][port].append(message.payload_bytes)
+    return Cost(
+        sum(max(len(sizes) for sizes in step.values()) for step in ports.values()),
+        sum(max(sum(sizes) for sizes in step.values()) for step in ports.values()),
+    )
+
+
+# On this machine ------------------------------------------------------------------------------------------------------
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """The two constants: seconds that a message takes before its first byte, and the bytes per second from then on.
+
+    `error` is how far the worst of the `medians` that it was fitted to lies from it, as a part of the model's time.
+    """
+
+    latency_s: float
+    bandwidth: float
+    error: float = 0.0
+    medians: int = 0
+
+    def time_s(self, spent: Cost) -> float:
+        """steps * latency + bytes / bandwidth."""
+        return spent.steps * self.latency_s + spent.bytes / self.bandwidth
+
+    @property
+    def fitted(self) -> str:
+        """ "fitted to 9 medians, the worst is 12% off", or nothing where the constants were given."""
+        return f"fitted to {self.medians} medians, the worst is {self.error:.0%} off" if self.medians else ""
+
+    def __str__(self) -> str:
+        constants = f"{time_text(round(self.latency_s * 1e9))} latency, {speed_text(self.bandwidth)}"
+        return f"{constants} ({self.fitted})" if self.fitted else constants
+
+
+def measurements(trace: Trace, *, op: str = "send") -> list[Measurement]:
+    """(bytes, seconds) of every message in the trace that the program itself sent, or of every other `op`.
+
+    A message's time runs from the later of its two calls to the end of its recv. For a `fit`, let two ranks play
+    ping-pong with blocking sends and receives, and nothing else.
+    """
+    answers = [bandwidth(operation) for operation in operations(trace) if operation.op == op]
+    return [(each.size_bytes, each.duration_ns / 1e9) for each in answers if not isinstance(each, str)]
+
+
+def fit(measured: Iterable[Measurement]) -> Model:
+    """Latency and bandwidth from the times of single messages of at least two sizes."""
+    return _least_squares([(Cost(1, size), time) for size, time in medians_of(measured).items()])
+
+
+def fit_all_reduce(measured: Mapping[str, Iterable[Measurement]], ranks: int) -> Model:
+    """The same from all-reduces, by the name of their algorithm: what a step costs when all ranks are at work."""
+    return _least_squares(
+        [(cost(name, ranks, size), t) for name, found in measured.items() for size, t in medians_of(found).items()]
+    )
+
+
+def _least_squares(medians: Sequence[tuple[Cost, float]]) -> Model:
+    """Neither constant gets negative.
+
+    What is made small is the error as a part of the measured time: microseconds of a small message count as much as
+    milliseconds of a large one.
+    """
+    if len({spent.bytes / spent.steps for spent, _ in medians}) < 2:
+        raise DlearnError("a fit needs messages of at least two sizes, one small and one large.")
+    # Minimize the sum of (latency * x + y / bandwidth - 1)^2, x = steps / time, y = bytes / time: normal equations.
+    xs, ys = [spent.steps / time for spent, time in medians], [spent.bytes / time for spent, time in medians]
+    xx, yy, xy = _dot(xs, xs), _dot(ys, ys), _dot(xs, ys)
+    determinant = xx * yy - xy * xy
+    latency = (sum(xs) * yy - sum(ys) * xy) / determinant
+    per_byte = (sum(ys) * xx - sum(xs) * xy) / determinant
+    if per_byte <= 0:
+        raise DlearnError("the larger messages took no longer than the small ones: measure larger ones, more often.")
+    if latency < 0:
+        latency, per_byte = 0.0, sum(ys) / yy
+    error = max(abs(time / (latency * spent.steps + spent.bytes * per_byte) - 1) for spent, time in medians)
+    return Model(latency_s=latency, bandwidth=1 / per_byte, error=error, medians=len(medians))
+
+
+def medians_of(measured: Iterable[Measurement]) -> dict[float, float]:
+    """Size -> median of its times, by size."""
+    times: defaultdict[float, list[float]] = defaultdict(list)
+    for size, time in measured:
+        if not (0 <= size < float("inf") and 0 < time < float("inf")):
+            raise DlearnError(f"a measurement is (bytes, seconds), and takes some time; not ({size}, {time}).")
+        times[size].append(time)
+    return {size: median(times[size]) for size in sorted(times)}
+
+
+def _dot(one: Sequence[float], other: Sequence[float]) -> float:
+    return sum(a * b for a, b in zip(one, other, strict=True))
+
+
+# Who is faster --------------------------------------------------------------------------------------------------------
+
+
+def crossover(model: Model, ranks: int, one: str = "ring", other: str = "tree") -> float | None:
+    """The size in bytes at which both take the same time; None if one of them is never slower than the other.
+
+    Equate steps_1 * latency + k_1 * size / bandwidth with the same of the other: k is the bytes for one byte of data.
+    """
+    (steps, k), (other_steps, other_k) = cost(one, ranks, 1), cost(other, ranks, 1)
+    if k == other_k:
+        return None
+    size = (steps - other_steps) * model.latency_s * model.bandwidth / (other_k - k)
+    return size if size > 0 else None
+
+
+class Predictions(msgspec.Struct, frozen=True):
+    """The predicted times in seconds: `times[algorithm][i]` is that for `sizes[i]` bytes."""
+
+    model: Model
+    ranks: int
+    sizes: tuple[int, ...]
+    times: dict[str, tuple[float, ...]]
+
+    def fastest(self, index: int) -> tuple[str, ...]:
+        """Who takes the least time for `sizes[index]`; several where they take the same."""
+        least = min(times[index] for times in self.times.values())
+        return tuple(name for name, times in self.times.items() if times[index] <= least * (1 + 1e-9))
+
+    def to_frame(self) -> pandas.DataFrame:
+        """Sizes in bytes as rows, algorithms as columns, seconds (needs pandas: `pip install pandas`)."""
+        import pandas
+
+        return pandas.DataFrame(self.times, index=pandas.Index(self.sizes, name="bytes"))
+
+    def rows(self) -> list[list[str]]:
+        """The table as text: a row for each algorithm with its steps and bytes (S: the size), the fastest with a *."""
+        table = [["all-reduce", "steps", "bytes", *(size_text(size) for size in self.sizes)]]
+        for name, times in self.times.items():
+            steps, k = cost(name, self.ranks, 1)
+            marks = ["*" if name in self.fastest(i) else " " for i in range(len(times))]
+            cells = [time_text(round(time * 1e9)) + mark for time, mark in zip(times, marks, strict=True)]
+            table.append([name, str(steps), f"{k:.3g} S", *cells])
+        return table
+
+    def __str__(self) -> str:
+        return f"{finding(self.model, self.ranks)}. {self.model}.\n{aligned(self.rows())}"
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def predictions(model: Model, ranks: int, sizes: Iterable[int]) -> Predictions:
+    """How long an all-reduce of each of these sizes takes by each algorithm, and which is the fastest."""
+    asked = tuple(sizes)
+    times = {name: tuple(model.time_s(cost(name, ranks, size)) for size in asked) for name in ALGORITHMS}
+    return Predictions(model, ranks, asked, times)
+
+
+def finding(model: Model, ranks: int) -> str:
+    """ "4 ranks, in theory: below 68.4 kB the tree beats the ring; halving-doubling always beats both"."""
+    size = crossover(model, ranks)
+    if size is None:
+        return f"{ranks} ranks, in theory: nothing beats the ring, at any size"
+    best = cost("halving_doubling", ranks, 1)
+    beaten = "both" if _beats(best, cost("ring", ranks, 1)) else "the tree"
+    told = f"below {size_text(round(size))} the tree beats the ring; halving-doubling always beats {beaten}"
+    return f"{ranks} ranks, in theory: {told}"
+
+
+def _beats(one: Cost, other: Cost) -> bool:
+    return one != other and one.steps <= other.steps and one.bytes <= other.bytes

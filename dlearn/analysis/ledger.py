@@ -1,0 +1,233 @@
+"""What each operation should have written to each connection, and between which two samples of the counters.
+
+Gloo frames every message: 48 B tell the receiver that it comes and 48 B say what it is, both from the sender, and 48 B
+come back when the receiver is ready. So what a rank writes to another is the payload of its messages, 96 B for each,
+and 48 B for each that comes from there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from dlearn.analysis.gloo import FRAME_BYTES
+from dlearn.analysis.joining import operations
+from dlearn.analysis.unrolling import sums_of
+from dlearn.analysis.wire import Edge, Meter, home, meters
+from dlearn.trace.message import Operation
+from dlearn.trace.trace import Trace
+
+OperationKey = tuple[int, int]
+"""Rank and number of an operation's first end."""
+Stretch = tuple[int, int, int]
+"""A rank, and its samples from which to which."""
+
+
+class Pair(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes from one rank to another on the connection of one process group. `predicted` and `measured` are on the
+    wire, framing included; `measured_bytes` is None where the sender's counters are not known."""
+
+    src: int
+    dst: int
+    group: str
+    payload_bytes: int
+    predicted_bytes: int
+    measured_bytes: int | None
+
+    @property
+    def residue_bytes(self) -> int | None:
+        """Measured less predicted."""
+        return None if self.measured_bytes is None else self.measured_bytes - self.predicted_bytes
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """What one rank writes for one operation: payload and bytes on the wire, for each connection."""
+
+    key: OperationKey
+    name: str
+    payload: Counter[Edge]
+    predicted: Counter[Edge]
+    unexplained: str
+
+
+@dataclass
+class Ledger:
+    """All that was written, and all that should have been."""
+
+    meters: dict[int, Meter]
+    ranks: set[int] = field(default_factory=set)
+    entries: dict[tuple[int, int], list[_Entry]] = field(default_factory=lambda: defaultdict(list))
+    """By rank and section: the place between two samples."""
+    outside: dict[int, list[_Entry]] = field(default_factory=lambda: defaultdict(list))
+    """By rank: those that lie between no two samples."""
+
+    @property
+    def whole(self) -> list[Stretch]:
+        """From the first sample of each rank to its last."""
+        return [(rank, 0, len(meter.numbers) - 1) for rank, meter in self.meters.items()]
+
+    def pairs(self, stretches: Iterable[Stretch]) -> tuple[list[Pair], Counter[str]]:
+        """Each (rank, first sample, last sample) -> pairs of ranks, and why operations in there are not explained."""
+        payload: Counter[tuple[int, Edge]] = Counter()
+        predicted: Counter[tuple[int, Edge]] = Counter()
+        measured: Counter[tuple[int, Edge]] = Counter()
+        unexplained: Counter[str] = Counter()
+        for rank, first, last in stretches:
+            for edge, grown in self.meters[rank].between(first, last).items():
+                measured[rank, edge] += grown
+            for section in range(first, last):
+                for entry in self.entries.get((rank, section), ()):
+                    _add(entry, rank, payload, predicted, unexplained)
+        seen = sorted({key for key in (*predicted, *measured) if predicted[key] or measured[key]}, key=_order)
+        pairs = [_pair(rank, edge, payload, predicted, measured[rank, edge]) for rank, edge in seen]
+        return pairs, unexplained
+
+    def unmeasured_pairs(self) -> list[Pair]:
+        """What ranks without samples should have written."""
+        payload: Counter[tuple[int, Edge]] = Counter()
+        predicted: Counter[tuple[int, Edge]] = Counter()
+        for rank, entries in self.outside.items():
+            for entry in entries if rank not in self.meters else ():
+                _add(entry, rank, payload, predicted, Counter())
+        return [_pair(rank, edge, payload, predicted, None) for rank, edge in sorted(predicted, key=_order)]
+
+
+def _add(
+    entry: _Entry,
+    rank: int,
+    payload: Counter[tuple[int, Edge]],
+    predicted: Counter[tuple[int, Edge]],
+    unexplained: Counter[str],
+) -> None:
+    for edge, size in entry.predicted.items():
+        predicted[rank, edge] += size
+        payload[rank, edge] += entry.payload[edge]
+    if entry.unexplained:
+        unexplained[entry.unexplained] += 1
+
+
+def _order(key: tuple[int, Edge]) -> tuple[str, int, int]:
+    rank, (group, dst) = key
+    return group, rank, dst
+
+
+def _pair(
+    rank: int, edge: Edge, payload: Counter[tuple[int, Edge]], predicted: Counter[tuple[int, Edge]], size: int | None
+) -> Pair:
+    group, dst = edge
+    key = (rank, edge)
+    return Pair(
+        src=rank,
+        dst=dst,
+        group=group,
+        payload_bytes=payload[key],
+        predicted_bytes=predicted[key],
+        measured_bytes=size,
+    )
+
+
+def ledger_of(trace: Trace) -> Ledger:
+    """What every operation of this trace should have written, by rank and section."""
+    known = meters(trace)
+    ledger = Ledger(known, ranks=set(trace.ranks))
+    processes = {process.rank: process for process in trace.processes}
+    for operation in operations(trace):
+        payload, predicted, reason = _prediction(operation)
+        ledger.ranks |= {rank for edge in predicted for rank in edge}
+        for rank, numbers in _calls(operation).items():
+            meter = known.get(rank)
+            # The connections are those of the group as this rank's file calls it.
+            group = home(processes[rank], (operation.steps or (operation,))[0].group.name)
+            mine = {dst: size for (src, dst), size in predicted.items() if src == rank}
+            entry = _Entry(
+                _key(operation),
+                _name(operation),
+                Counter({(group, dst): payload[rank, dst] for dst in mine}),
+                Counter({(group, dst): size for dst, size in mine.items()}),
+                reason,
+            )
+            section = meter.section_of(numbers) if meter is not None else None
+            if section is None:
+                ledger.outside[rank].append(entry)
+            else:
+                ledger.entries[rank, section].append(entry)
+    return ledger
+
+
+def _prediction(operation: Operation) -> tuple[Counter[tuple[int, int]], Counter[tuple[int, int]], str]:
+    """Payload and bytes on the wire for each (src, dst), or why they are not known."""
+    payload: Counter[tuple[int, int]] = Counter()
+    predicted: Counter[tuple[int, int]] = Counter()
+    sums = sums_of(operation)
+    backend = (operation.steps or (operation,))[0].group.backend
+    if isinstance(sums, str):
+        return payload, predicted, sums
+    if backend != "gloo":
+        return payload, predicted, f"how {backend} frames its messages is not known here"
+    if any(pair.how == "missing" for pair in sums):
+        return payload, predicted, "a rank never came, or failed: how much had travelled is not known"
+    for pair in sums:
+        payload[pair.src, pair.dst] += pair.payload_bytes
+        predicted[pair.src, pair.dst] += pair.payload_bytes + 2 * FRAME_BYTES * pair.message_count
+        predicted[pair.dst, pair.src] += FRAME_BYTES * pair.message_count
+    return payload, predicted, ""
+
+
+def _calls(operation: Operation) -> dict[int, int]:
+    """Rank -> the number of its call."""
+    return {end.rank: end.number for end in operation.ends}
+
+
+def _key(operation: Operation) -> OperationKey:
+    first = operation.ends[0]
+    return first.rank, first.number
+
+
+def _name(operation: Operation) -> str:
+    if operation.sender is not None and operation.receiver is not None:
+        return f"{operation.op} #{operation.seq} (rank {operation.sender} to rank {operation.receiver})"
+    site = operation.ends[0].site
+    return f"{operation.op} #{operation.seq}{f' ({site})' if site else ''}"
+
+
+# Agreement ------------------------------------------------------------------------------------------------------------
+
+
+class Agreements:
+    """Where counters and predictions agree: in the shortest stretch around an operation, else in the whole."""
+
+    def __init__(self, by_operation: dict[OperationKey, frozenset[tuple[int, int]]]) -> None:
+        self._by_operation = by_operation
+
+    def of(self, operation: Operation) -> frozenset[tuple[int, int]]:
+        """The (src, dst) whose bytes of this operation the sender's counters confirm."""
+        return self._by_operation.get(_key(operation), frozenset())
+
+
+def agreements(trace: Trace) -> Agreements:
+    """Which bytes of which operation the counters confirm. Asked of the whole trace: a selection has fewer samples."""
+    if not meters(trace.whole):
+        return Agreements({})
+    ledger = ledger_of(trace.whole)
+    overall = _exact_edges(ledger, ledger.whole)
+    found: dict[OperationKey, set[tuple[int, int]]] = defaultdict(set)
+    for (rank, section), entries in ledger.entries.items():
+        exact = _exact_edges(ledger, [(rank, section, section + 1)])
+        for entry in entries:
+            found[entry.key] |= {(rank, dst) for _, dst in entry.predicted if (rank, dst) in (exact | overall)}
+    return Agreements({key: frozenset(edges) for key, edges in found.items()})
+
+
+def _exact_edges(ledger: Ledger, stretches: Iterable[Stretch]) -> set[tuple[int, int]]:
+    """The (src, dst) that are explained to the byte within these stretches of the ranks' samples."""
+    pairs, unexplained = ledger.pairs(stretches)
+    if unexplained:
+        return set()
+    by_edge: dict[tuple[int, int], list[int | None]] = defaultdict(list)
+    for pair in pairs:
+        by_edge[pair.src, pair.dst].append(pair.residue_bytes)
+    return {edge for edge, residues in by_edge.items() if set(residues) == {0}}

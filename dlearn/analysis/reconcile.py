@@ -1,0 +1,226 @@
+"""Payload, predicted wire, measured wire, residue: do the backend's algorithms say what the kernel counted?
+
+Compared for the whole recording, for each span, and with `measure="phase"` for each operation.
+"""
+
+from __future__ import annotations
+
+import html
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dlearn.analysis.ledger import Ledger, OperationKey, Pair, Stretch, ledger_of
+from dlearn.analysis.wire import why_not_measured
+from dlearn.trace.event import Counters, Span
+from dlearn.trace.trace import Trace
+
+if TYPE_CHECKING:
+    import pandas
+
+_PARTS_SHOWN = 12
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """One stretch of the recording: all of it, a span, or an operation. `note` says what keeps it from being exact."""
+
+    what: str
+    pairs: tuple[Pair, ...]
+    note: str = ""
+
+    @property
+    def payload_bytes(self) -> int:
+        return sum(pair.payload_bytes for pair in self.pairs)
+
+    @property
+    def predicted_bytes(self) -> int:
+        return sum(pair.predicted_bytes for pair in self.pairs)
+
+    @property
+    def measured_bytes(self) -> int | None:
+        """None where the counters of one sender are not known."""
+        found = [pair.measured_bytes for pair in self.pairs]
+        return None if None in found else sum(size for size in found if size is not None)
+
+    @property
+    def residue_bytes(self) -> int | None:
+        """The residues of all pairs, each taken as positive: too much here does not make up for too little there."""
+        found = [pair.residue_bytes for pair in self.pairs]
+        return None if None in found else sum(abs(residue) for residue in found if residue is not None)
+
+
+class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
+    """Predicted and measured bytes, for the `whole` and for its `parts`.
+
+    `not_measured` says why nothing was measured, or is empty. `exact`: measured, and every residue of the whole is 0.
+    """
+
+    whole: Part
+    parts: tuple[Part, ...]
+    labels: dict[int, str]
+    intrusive: bool
+    not_measured: str = ""
+
+    @property
+    def exact(self) -> bool:
+        return self.whole.residue_bytes == 0 and bool(self.whole.pairs)
+
+    @property
+    def sentence(self) -> str:
+        """ "The whole recording: payload 96 B, predicted on the wire 192 B, measured 192 B, residue 0 B." """
+        whole = self.whole
+        if whole.measured_bytes is None or self.not_measured:
+            why = self.not_measured or whole.note
+            told = f"not measured ({why})" if why else "not measured"
+        else:
+            told = f"measured by the kernel {whole.measured_bytes:,} B, residue {whole.residue_bytes:,} B"
+            told += f" ({whole.note})" if whole.note else ""
+        payload, predicted = f"payload {whole.payload_bytes:,} B", f"predicted on the wire {whole.predicted_bytes:,} B"
+        return f"{whole.what}: {payload}, {predicted}, {told}."
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row for each part and pair of ranks (needs pandas: `pip install pandas`)."""
+        import pandas
+
+        columns = ["part", "from", "to", "group", "payload", "predicted", "measured", "residue"]
+        rows = [
+            [part.what, self._name(pair.src), self._name(pair.dst), pair.group, pair.payload_bytes,
+             pair.predicted_bytes, pair.measured_bytes, pair.residue_bytes]
+            for part in (self.whole, *self.parts)
+            for pair in part.pairs
+        ]  # fmt: skip
+        return pandas.DataFrame(rows, columns=columns)
+
+    def rows(self) -> list[list[str]]:
+        """The table as text: a head, a row for each pair of ranks, the sum."""
+        several = len({pair.group for pair in self.whole.pairs}) > 1
+        table = [["from", "to", *(["group"] if several else []), "payload", "predicted", "measured", "residue"]]
+        for pair in self.whole.pairs:
+            names = [self._name(pair.src), self._name(pair.dst), *([pair.group] if several else [])]
+            table.append([*names, *_cells(pair)])
+        table.append(["in all", "", *([""] if several else []), *_cells(self.whole)])
+        return table
+
+    def sentences(self) -> list[str]:
+        """What the table does not say: the parts, and what stands against an exact answer."""
+        if self.not_measured:
+            return [f"Not measured: {self.not_measured}."]
+        said = [f"{self.whole.what}: {self.whole.note}."] if self.whole.note else []
+        off = [part for part in self.parts if part.residue_bytes != 0]
+        if self.parts:
+            said.append(f"{len(self.parts) - len(off):,} of {len(self.parts):,} parts with residue 0.")
+        said += [
+            f"{part.what}: predicted {part.predicted_bytes:,} B, measured {_size(part.measured_bytes)},"
+            f" residue {_size(part.residue_bytes)}{f' ({part.note})' if part.note else ''}."
+            for part in off[:_PARTS_SHOWN]
+        ]
+        if len(off) > _PARTS_SHOWN:
+            said.append(f"And {len(off) - _PARTS_SHOWN:,} more parts: see .parts.")
+        if self.intrusive:
+            said.append('Measured with measure="phase", which changes the times.')
+        return said
+
+    def _name(self, rank: int) -> str:
+        return self.labels.get(rank, f"rank {rank}")
+
+    def __str__(self) -> str:
+        table = self.rows()
+        widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+        names = len(table[0]) - 4
+        lines = ["Bytes on the wire (framing of 96 B a message and 48 B back included):"]
+        lines += [
+            "  ".join(
+                cell.ljust(width) if column < names else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            ).rstrip()
+            for row in table
+        ]
+        return "\n".join(lines + self.sentences())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def reconcile(trace: Trace) -> Reconciliation:
+    """For each pair of ranks: payload, predicted bytes on the wire, measured bytes, and what is left between them."""
+    ledger = ledger_of(trace)
+    known = ledger.meters
+    return Reconciliation(
+        whole=_whole(trace, ledger),
+        parts=(*_spans(trace, ledger), *_single_operations(ledger)),
+        labels={rank: trace.label(rank) for rank in ledger.ranks},
+        intrusive=any(still is not None for meter in known.values() for still in meter.still),
+        not_measured="" if known else why_not_measured(trace),
+    )
+
+
+# The parts ------------------------------------------------------------------------------------------------------------
+
+
+def _whole(trace: Trace, ledger: Ledger) -> Part:
+    what = "The whole recording" if trace.selected_from is None else "This part of the trace"
+    pairs, unexplained = ledger.pairs(ledger.whole)
+    notes = _notes(unexplained)
+    blind = [trace.label(rank) for rank in trace.ranks if rank not in ledger.meters]
+    if blind and ledger.meters:
+        notes.append(f"no samples of {', '.join(blind[:8])}{', ...' if len(blind) > 8 else ''}")
+    notes += [f"lines of {process.label}'s file are lost" for process in trace.processes if not process.complete][:8]
+    outside = sum(len(entries) for rank, entries in ledger.outside.items() if rank in ledger.meters)
+    if outside:
+        notes.append(f"{outside:,} calls lie outside of the samples")
+    return Part(what=what, pairs=(*pairs, *ledger.unmeasured_pairs()), note="; ".join(notes))
+
+
+def _notes(unexplained: Counter[str]) -> list[str]:
+    return [f"{count:,} calls not predicted: {reason}" for reason, count in unexplained.most_common(3)]
+
+
+def _spans(trace: Trace, ledger: Ledger) -> Iterator[Part]:
+    """Each span that has a sample at both ends, with the same span on the other ranks."""
+    together: dict[tuple[str, int], list[Stretch]] = defaultdict(list)
+    samples: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for event in trace.events:
+        if isinstance(event, Counters) and event.parent is not None:
+            samples[event.rank, event.parent].append(event.number)
+    times: Counter[tuple[int, str]] = Counter()
+    for event in sorted(trace.events, key=lambda event: event.number):
+        if not isinstance(event, Span) or event.rank not in ledger.meters:
+            continue
+        numbers = samples[event.rank, event.number]
+        if len(numbers) < 2:
+            continue
+        places = {number: place for place, number in enumerate(ledger.meters[event.rank].numbers)}
+        first, last = places[min(numbers)], places[max(numbers)]
+        together[event.name, times[event.rank, event.name]].append((event.rank, first, last))
+        times[event.rank, event.name] += 1
+    for (name, _), stretches in together.items():
+        pairs, unexplained = ledger.pairs(stretches)
+        yield Part(what=name, pairs=tuple(pairs), note="; ".join(_notes(unexplained)))
+
+
+def _single_operations(ledger: Ledger) -> Iterator[Part]:
+    """With `measure="phase"`: the sections between two samples, those of the same operations on all ranks together."""
+    together: dict[Sequence[OperationKey], list[Stretch]] = defaultdict(list)
+    names: dict[OperationKey, str] = {}
+    for (rank, section), entries in ledger.entries.items():
+        if ledger.meters[rank].still[section + 1] is None:
+            continue
+        names |= {entry.key: entry.name for entry in entries}
+        together[tuple(sorted(entry.key for entry in entries))].append((rank, section, section + 1))
+    for keys, stretches in together.items():
+        pairs, unexplained = ledger.pairs(stretches)
+        what = " and ".join(names[key] for key in keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+        yield Part(what=what, pairs=tuple(pairs), note="; ".join(_notes(unexplained)))
+
+
+def _cells(part: Pair | Part) -> list[str]:
+    payload, predicted = f"{part.payload_bytes:,}", f"{part.predicted_bytes:,}"
+    return [payload, predicted, _size(part.measured_bytes, ""), _size(part.residue_bytes, "")]
+
+
+def _size(size: int | None, unit: str = " B") -> str:
+    return "not measured" if size is None else f"{size:,}{unit}"

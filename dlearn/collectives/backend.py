@@ -1,0 +1,238 @@
+"""The ring and the star as backends of torch: DDP and every other program runs on them, unchanged.
+
+    import dlearn.collectives
+    torch.distributed.init_process_group("dlearn_ring")
+
+All-reduce, reduce-scatter and all-gather go step by step; everything else is left to gloo. A collective is queued to
+one thread, so that `async_op=True` and DDP's overlap work as they do on gloo; its steps are ordinary sends of an inner
+process group, which pass torch's dispatcher, where a recording sees them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, Work
+from torch.futures import Future
+
+from dlearn import recorder
+from dlearn.collectives import ring, star
+from dlearn.collectives.exchange import check, check_sizes, in_place
+from dlearn.collectives.reduction import combiner
+
+Tensors = list[torch.Tensor]
+
+ALGORITHMS: dict[str, ModuleType] = {"dlearn_ring": ring, "dlearn_star": star}
+
+
+def register() -> None:
+    """Make the backends known to torch; once is enough."""
+    for name in ALGORITHMS:
+        if name not in dist.Backend.backend_list:
+            dist.Backend.register_backend(name, partial(_make, name), extended_api=True, devices=["cpu"])
+
+
+def _make(name: str, options: Any, _: object) -> GlassBox:
+    return GlassBox(name, options)
+
+
+class Steps(ProcessGroup):
+    """The inner process group, over gloo: what the steps are sent through."""
+
+    def __init__(self, outer: GlassBox, options: Any) -> None:
+        super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
+        gloo = ProcessGroupGloo(options.store, options.group_rank, options.group_size, timeout=options.timeout)
+        gloo._set_sequence_number_for_group()
+        self._set_default_backend(ProcessGroup.BackendType.GLOO)
+        self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)
+        self.steps_of = outer
+        self.gloo = gloo
+
+
+class GlassBox(ProcessGroup):
+    """A process group whose collectives can be watched step by step."""
+
+    def __init__(self, name: str, options: Any) -> None:
+        super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
+        self.glass_box = name
+        self._algorithm = ALGORITHMS[name]
+        self._title = name.removeprefix("dlearn_")
+        self._steps = Steps(self, options)
+        self._set_default_backend(ProcessGroup.BackendType.GLOO)
+        self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, self._steps.gloo)
+        # Python itself ends and joins such a thread at exit; a daemon thread would abort the process there.
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name, initializer=self._remember_thread)
+        self._thread_id = 0
+
+    def _remember_thread(self) -> None:
+        self._thread_id = threading.get_ident()
+
+    def shutdown(self) -> None:
+        """Called by destroy_process_group."""
+        self._thread.shutdown()
+        self._steps.shutdown()
+
+    def abort(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._steps.abort()
+
+    # Step by step -----------------------------------------------------------------------------------------------------
+
+    def allreduce(self, tensors: Any, options: Any = None) -> Work:  # type: ignore[override]
+        return self._all_reduce("all_reduce", _listed(tensors), options)
+
+    def allreduce_coalesced(self, tensors: Tensors, options: Any = None) -> Work:
+        return self._all_reduce("all_reduce_coalesced", tensors, options)
+
+    def _all_reduce(self, name: str, tensors: Tensors, options: Any) -> Work:
+        op = options.reduceOp if options is not None else dist.ReduceOp.SUM
+        for tensor in tensors:
+            combiner(op, tensor.dtype)  # Refused here, before anything is queued.
+
+        def steps() -> None:
+            for tensor in tensors:
+                in_place(f"{self._title} {name}", self._algorithm.all_reduce_steps, tensor, self._steps, op)
+
+        return self._queue(name, tensors, tensors, steps)
+
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, options: Any = None) -> Work:
+        op = options.reduceOp if options is not None else dist.ReduceOp.SUM
+        combiner(op, input.dtype)
+        check_sizes(input, output, self.size())
+        steps = partial(self._algorithm.reduce_scatter_on, output, input, self._steps, op)
+        return self._queue("reduce_scatter_single", [input], [output], steps)
+
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, options: Any = None) -> Work:
+        check_sizes(output, input, self.size())
+        steps = partial(self._algorithm.all_gather_on, output, input, self._steps)
+        return self._queue("all_gather_single", [input], [output], steps)
+
+    def allgather(self, outputs: Any, inputs: Any, options: Any = None) -> Work:
+        """One tensor from each rank, into a list."""
+        (into,), (mine,) = (outputs, inputs) if isinstance(inputs, list) else ([outputs], [inputs])
+        check(into, self)
+
+        def steps() -> None:
+            flat = mine.new_empty(mine.numel() * self.size())
+            self._algorithm.all_gather_on(flat, mine, self._steps)
+            for tensor, block in zip(into, flat.split(max(1, mine.numel())), strict=False):
+                tensor.detach().copy_(block.view(tensor.shape))
+
+        return self._queue("all_gather", [mine], into, steps, result=[into])
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, options: Any = None) -> Work:  # type: ignore[override]
+        """The own part of a list of tensors, summed over the ranks."""
+        (output,), (parts,) = (outputs, inputs) if isinstance(outputs, list) else ([outputs], [inputs])
+        op = options.reduceOp if options is not None else dist.ReduceOp.SUM
+        combiner(op, output.dtype)
+
+        def steps() -> None:
+            flat = torch.cat([part.detach().reshape(-1) for part in parts])
+            check_sizes(flat, output, self.size())
+            self._algorithm.reduce_scatter_on(output, flat, self._steps, op)
+
+        return self._queue("reduce_scatter", parts, [output], steps)
+
+    _allgather_base = all_gather_single  # type: ignore[assignment]
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
+
+    def _queue(
+        self,
+        name: str,
+        inputs: Sequence[torch.Tensor],
+        outputs: Tensors,
+        steps: Callable[[], None],
+        result: Any = None,
+    ) -> Work:
+        check([*inputs, *outputs], self)
+        outer = recorder.operation(name, self, inputs, outputs=() if outputs is inputs else outputs)
+        done: Future[Any] = Future()
+        inference = any(tensor.is_inference() for tensor in (*inputs, *outputs))
+
+        def work() -> None:
+            try:
+                with torch.inference_mode(inference), outer:
+                    steps()
+            except Exception as error:  # Whatever it is, it belongs to the one who waits.
+                done.set_exception(error)
+            else:
+                done.set_result(outputs if result is None else result)
+
+        if threading.get_ident() == self._thread_id:
+            # Called by the callback of a collective that has just ended (PowerSGD does): in the queue it would wait
+            # for itself. It is its turn on every rank, so ranks still agree on the order.
+            work()
+        else:
+            self._thread.submit(work)
+        return _Done(done)
+
+    # Left to gloo -----------------------------------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:
+        return self.glass_box
+
+
+def _listed(tensors: Any) -> Tensors:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+class _Done(Work):
+    """A collective that the thread carries out."""
+
+    def __init__(self, future: Future[Any]) -> None:
+        super().__init__()
+        self._future = future
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._future.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        return self._future.done()
+
+    def get_future(self) -> Future[Any]:
+        return self._future
+
+    def result(self) -> Any:
+        return self._future.value()
+
+
+_LEFT_TO_GLOO = (
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "monitored_barrier",
+    "recv",
+    "recv_anysource",
+    "reduce",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+    "send",
+)
+
+
+def _hand_on(name: str) -> Callable[..., Any]:
+    def method(self: GlassBox, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._steps, name)(*args, **kwargs)
+
+    method.__name__ = name
+    return method
+
+
+for _name in _LEFT_TO_GLOO:
+    setattr(GlassBox, _name, _hand_on(_name))

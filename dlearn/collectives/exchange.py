@@ -1,0 +1,176 @@
+"""What every algorithm here is made of: in one step, send one part of the tensor and receive another.
+
+An algorithm is a plan of such steps. Each part that is sent is an ordinary `send` of torch, so a recording shows it as
+a message that says which step it is, and which part of the whole it carries.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroup, ReduceOp, Work
+
+from dlearn import recorder
+from dlearn.collectives.reduction import combiner, kind_of
+from dlearn.errors import PeerError, SetupError
+
+
+class Part(NamedTuple):
+    """Items `start` to `stop` of the flat tensor."""
+
+    start: int
+    stop: int
+
+
+class Exchange:
+    """One collective under way, as one rank sees it. `flat` is the tensor as one row; ranks are group ranks.
+
+    `tag` tells this collective's messages from others: ranks that disagree about its size, type or root never meet, and
+    end by the group's timeout. (If a message is larger than its receiver's buffer, gloo ends the process.)
+    """
+
+    def __init__(self, name: str, flat: torch.Tensor, group: ProcessGroup, op: object, about: object = "") -> None:
+        self.name = name
+        self.flat = flat
+        self.rank, self.size = group.rank(), group.size()
+        self._group = group
+        self._combine = combiner(op, flat.dtype) if op is not None else None
+        self._average = op is not None and kind_of(op) == ReduceOp.AVG
+        self._scratch = flat.new_empty(0)
+        self._tag = zlib.crc32(f"{name} {flat.dtype} {flat.numel()} {about}".encode()) >> 2
+
+    @property
+    def whole(self) -> Part:
+        return Part(0, self.flat.numel())
+
+    def blocks(self, count: int) -> tuple[Part, ...]:
+        """The whole in `count` parts, as even as they can be."""
+        edges = [self.flat.numel() * i // count for i in range(count + 1)]
+        return tuple(Part(*edge) for edge in pairwise(edges))
+
+    def trade(
+        self,
+        step: int,
+        *,
+        give: Part | None = None,
+        to: int | None = None,
+        take: Part | None = None,
+        by: int | None = None,
+        combine: bool = False,
+    ) -> None:
+        """Send part `give` to rank `to` and receive part `take` from rank `by`, both at once; either may be left out.
+
+        What comes replaces what is there, or is combined with it. Empty parts are not sent. Raises PeerError if a peer
+        is gone, or does not answer within the group's timeout.
+        """
+        sending = receiving = None
+        arriving = self.flat[0:0]
+        if give is not None and to is not None and give.stop > give.start:
+            size, itemsize = self.flat.numel(), self.flat.element_size()
+            with recorder.step(step, offset_bytes=give.start * itemsize, whole_bytes=size * itemsize):
+                sending = self._group.send([self.flat[give.start : give.stop]], to, self._tag)
+        if take is not None and by is not None and take.stop > take.start:
+            arriving = self._room(take.stop - take.start) if combine else self.flat[take.start : take.stop]
+            receiving = self._group.recv([arriving], by, self._tag)
+        if sending is not None:
+            self._wait(sending, f"step {step}: rank {to} did not take what rank {self.rank} sends")
+        if receiving is not None:
+            self._wait(receiving, f"step {step}: nothing came from rank {by}")
+            if combine and take is not None and self._combine is not None:
+                self._combine(self.flat[take.start : take.stop], arriving)
+
+    def finish(self, part: Part | None = None) -> None:
+        """Once all shares are combined in `part` (else in the whole): a mean is a sum divided by the ranks."""
+        if self._average:
+            start, stop = part or self.whole
+            self.flat[start:stop].div_(self.size)
+
+    def _room(self, count: int) -> torch.Tensor:
+        if self._scratch.numel() < count:
+            self._scratch = self.flat.new_empty(count)
+        return self._scratch[:count]
+
+    def _wait(self, work: Work, what: str) -> None:
+        try:
+            work.wait()
+        except RuntimeError as error:
+            why = str(error).splitlines()[0].rpartition("] ")[2]
+            hint = "It is gone, never called this, or called it with another size or type"
+            raise PeerError(f"{self.name}, {what}. {hint}. (gloo: {why})") from error
+
+
+@contextmanager
+def in_one_row(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """`tensor` as one row of items: itself where it lies in one row, else a copy that is copied back at the end."""
+    if tensor.is_contiguous():
+        yield tensor.detach().view(-1)
+        return
+    copy = tensor.detach().reshape(-1).contiguous()
+    yield copy
+    tensor.detach().copy_(copy.view(tensor.shape))
+
+
+def default_group(group: ProcessGroup | None) -> ProcessGroup:
+    if group is not None:
+        return group
+    if not dist.is_initialized():
+        raise SetupError("there is no process group here: call init_process_group first, or run this on a Cluster.")
+    world = dist.group.WORLD
+    assert world is not None
+    return world
+
+
+def check(tensors: Sequence[torch.Tensor], group: ProcessGroup) -> None:
+    """Refuse, before anything is sent, what these algorithms cannot carry."""
+    for tensor in tensors:
+        if tensor.layout != torch.strided or tensor.device.type != "cpu":
+            raise SetupError(
+                f"glass-box collectives carry dense tensors on the CPU, not a {tensor.layout} one on {tensor.device};"
+                " use torch's own collective."
+            )
+        if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
+            raise SetupError("an expanded tensor has several items in one place of memory: call .contiguous() first.")
+    if len({tensor.dtype for tensor in tensors}) > 1:
+        raise SetupError(f"all tensors of a collective have one type, not {[str(each.dtype) for each in tensors]}.")
+    if group.rank() < 0:
+        raise SetupError("this rank is no member of the group.")
+
+
+def check_sizes(whole: torch.Tensor, share: torch.Tensor, ranks: int) -> None:
+    if whole.numel() != share.numel() * ranks:
+        raise SetupError(
+            f"with {ranks} ranks the large tensor has {ranks} times the items of the small one, not"
+            f" {whole.numel():,} and {share.numel():,}."
+        )
+
+
+def check_root(root: int, ranks: int) -> None:
+    if not 0 <= root < ranks:
+        raise SetupError(f"the root is a rank of the group, 0 to {ranks - 1}, not {root}.")
+
+
+# From a call to its steps ---------------------------------------------------------------------------------------------
+
+Plan = Callable[[Exchange], None]
+"""The steps of an algorithm, as one rank takes them."""
+
+
+def in_place(name: str, plan: Plan, tensor: torch.Tensor, group: ProcessGroup, op: object, about: object = "") -> None:
+    """Carry out `plan` on `tensor`; `name` as in "ring all_reduce"."""
+    with in_one_row(tensor) as flat:
+        plan(Exchange(name, flat, group, op, about))
+
+
+def reported(
+    name: str, group: ProcessGroup | None, tensors: Sequence[torch.Tensor]
+) -> tuple[ProcessGroup, recorder.Outer]:
+    """The group, and the collective as a recording shows it; for a call by the user."""
+    known = default_group(group)
+    check(tensors, known)
+    return known, recorder.operation(name, known, tensors)

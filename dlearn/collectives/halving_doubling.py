@@ -1,0 +1,137 @@
+"""Recursive halving and doubling: few steps, and as few bytes as a ring (Thakur, Rabenseifner and Gropp, 2005).
+
+    halving, log2(n) steps: two partners cut what they have in half; each keeps one half, and adds the other's share
+    doubling, log2(n) steps, backwards: the same partners give each other what is complete; what each has doubles
+
+The partners of rank r are r xor n/2, ..., r xor 2, r xor 1. That needs a power of two. Of other numbers of ranks, the
+first ones join in pairs: the even one folds its data into the odd one's before, and gets the result afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroup
+
+from dlearn.collectives.exchange import Exchange, Part, check_sizes, in_place, reported
+from dlearn.errors import SetupError
+
+
+def all_reduce(tensor: torch.Tensor, group: ProcessGroup | None = None, op: object = dist.ReduceOp.SUM) -> None:
+    """The sum (or `op`) of all ranks' tensors, on every rank, in place."""
+    group, outer = reported("all_reduce", group, [tensor])
+    with outer:
+        in_place("halving-doubling all_reduce", all_reduce_steps, tensor, group, op)
+
+
+def reduce_scatter(
+    output: torch.Tensor, input: torch.Tensor, group: ProcessGroup | None = None, op: object = dist.ReduceOp.SUM
+) -> None:
+    """Rank r gets the sum of all ranks' block r; `input` has n blocks of `output`'s size, n is a power of two."""
+    group, outer = reported("reduce_scatter_single", group, [input, output])
+    check_sizes(input, output, group.size())
+    check_power_of_two(group.size())
+    with outer:
+        flat = input.detach().reshape(-1).clone()  # The input is the caller's: sums are made in a copy.
+        x = Exchange("halving reduce_scatter", flat, group, op)
+        blocks = x.blocks(x.size)
+        halving_steps(x, blocks, me=x.rank)
+        mine = blocks[x.rank]
+        output.detach().copy_(flat[mine.start : mine.stop].view(output.shape))
+
+
+def all_gather(output: torch.Tensor, input: torch.Tensor, group: ProcessGroup | None = None) -> None:
+    """Every rank gets all ranks' `input`, one behind the other; n is a power of two."""
+    group, outer = reported("all_gather_single", group, [input, output])
+    check_sizes(output, input, group.size())
+    check_power_of_two(group.size())
+
+    def steps(x: Exchange) -> None:
+        blocks = x.blocks(x.size)
+        mine = blocks[x.rank]
+        x.flat[mine.start : mine.stop].copy_(input.detach().reshape(-1))
+        doubling_steps(x, blocks, me=x.rank)
+
+    with outer:
+        in_place("doubling all_gather", steps, output, group, None)
+
+
+# The steps ------------------------------------------------------------------------------------------------------------
+
+
+def all_reduce_steps(x: Exchange) -> None:
+    core = 1 << (x.size.bit_length() - 1)  # the largest power of two that is not above n: so many halve and double
+    folded = x.size - core
+    halvings = core.bit_length() - 1
+    if x.rank < 2 * folded and x.rank % 2 == 0:
+        x.trade(0, give=x.whole, to=x.rank + 1)
+        x.trade(2 * halvings + 1, take=x.whole, by=x.rank + 1)
+        return
+    first = 0
+    if folded:
+        first = 1
+        if x.rank < 2 * folded:
+            x.trade(0, take=x.whole, by=x.rank - 1, combine=True)
+    me = x.rank // 2 if x.rank < 2 * folded else x.rank - folded
+
+    def rank_of(number: int) -> int:
+        return 2 * number + 1 if number < folded else number + folded
+
+    blocks = x.blocks(core)
+    halving_steps(x, blocks, me=me, rank_of=rank_of, first_step=first)
+    doubling_steps(x, blocks, me=me, rank_of=rank_of, first_step=first + halvings)
+    if x.rank < 2 * folded:
+        x.trade(2 * halvings + 1, give=x.whole, to=x.rank - 1)
+
+
+def itself(number: int) -> int:
+    return number
+
+
+def halving_steps(
+    x: Exchange, blocks: tuple[Part, ...], *, me: int, rank_of: Callable[[int], int] = itself, first_step: int = 0
+) -> None:
+    """After the last step, number `me` has block `me` complete."""
+    distance, step = len(blocks) // 2, first_step
+    while distance:
+        partner = me ^ distance
+        x.trade(
+            step,
+            give=span_of(blocks, partner, distance),
+            to=rank_of(partner),
+            take=span_of(blocks, me, distance),
+            by=rank_of(partner),
+            combine=True,
+        )
+        distance, step = distance // 2, step + 1
+    x.finish(blocks[me])
+
+
+def doubling_steps(
+    x: Exchange, blocks: tuple[Part, ...], *, me: int, rank_of: Callable[[int], int] = itself, first_step: int = 0
+) -> None:
+    """Before the first step, number `me` has block `me` complete."""
+    distance, step = 1, first_step
+    while distance < len(blocks):
+        partner = me ^ distance
+        x.trade(
+            step,
+            give=span_of(blocks, me, distance),
+            to=rank_of(partner),
+            take=span_of(blocks, partner, distance),
+            by=rank_of(partner),
+        )
+        distance, step = distance * 2, step + 1
+
+
+def span_of(blocks: tuple[Part, ...], number: int, distance: int) -> Part:
+    """The `distance` blocks, side by side, that `number` shares with those closer to it than that."""
+    first = number // distance * distance
+    return Part(blocks[first].start, blocks[first + distance - 1].stop)
+
+
+def check_power_of_two(ranks: int) -> None:
+    if ranks & (ranks - 1):
+        raise SetupError(f"halving and doubling need 2, 4, 8, ... ranks, not {ranks}; ring works with any number.")

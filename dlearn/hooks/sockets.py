@@ -1,0 +1,213 @@
+"""Bytes on the wire: what this process has written into each of its TCP connections, as the kernel counts them.
+
+Linux tells any process about its own sockets (`TCP_INFO`), without root. Only connections that a process group has
+made are looked at: those that are there after its creation and were not before. The store's are not among them. Which
+rank a connection leads to is found out at reading: its other end stands, with the addresses swapped, in another
+process's file; so nothing is sent, and nobody waited for, to find out.
+
+A guest: sockets are only read, by their number; no copy of one is kept, because gloo's peers learn from a closing
+socket that a rank has gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ipaddress
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, ProcessGroup, TCPStore
+
+from dlearn.hooks import Emit, Undo
+from dlearn.trace.event import NotMeasured, Socket
+
+UNKNOWN_GROUP = "?"
+"""The group of a connection that is older than the recording, where the process has several groups."""
+
+STILL_SECONDS = 0.0005
+"""Counters that have not moved for so long stand still."""
+PATIENCE_SECONDS = 0.25
+"""How long `settle` waits for that."""
+
+# struct tcp_info in <linux/tcp.h>: bytes that were sent and not yet sent, and those sent again after a loss.
+# A single read of the buffer, so that no other thread's sample comes between its parts.
+_COUNTS = struct.Struct("=144x I 52x Q Q")
+
+
+class _Connection(NamedTuple):
+    """A socket that is watched. `inode` tells it from a later one that gets the same number."""
+
+    fd: int
+    inode: int
+    info: ctypes.Array[ctypes.c_char]
+
+
+class Sockets:
+    """The TCP connections of this process's groups."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._connections: list[_Connection] = []
+        self._known: set[int] = set()
+        # A handle that keeps Python's lock: the call takes a microsecond.
+        self._getsockopt = ctypes.PyDLL(None).getsockopt if sys.platform == "linux" else None
+
+    @property
+    def any(self) -> bool:
+        """Whether any connection is watched."""
+        return bool(self._connections)
+
+    def install(self, name: Callable[[ProcessGroup], str], changed: Callable[[], None]) -> Undo:
+        """Look for new connections whenever a group is made; call `changed` then, and before groups are destroyed.
+
+        `name` gives a group's name in the trace.
+        """
+        if self._getsockopt is None:
+            self._emit.fact(NotMeasured(reason=f"{sys.platform} tells no process about the bytes in its sockets"))
+            return lambda: None
+        c10d = dist.distributed_c10d
+        make, destroy = c10d._new_process_group_helper, c10d.destroy_process_group
+        self._guarded(lambda: self._look(_group_of_old_connections(name)))
+        changed()
+
+        def _new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
+            self._guarded(lambda: self._look(None))
+            result = make(*args, **kwargs)
+
+            def look() -> None:
+                made = result[0] if isinstance(result, tuple) else None
+                if isinstance(made, ProcessGroup) and self._look(name(made)):
+                    changed()
+
+            self._guarded(look)
+            return result
+
+        def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+            self._guarded(changed)
+            return destroy(*args, **kwargs)
+
+        c10d._new_process_group_helper = _new_process_group_helper
+        c10d.destroy_process_group = dist.destroy_process_group = destroy_process_group
+
+        def undo() -> None:
+            c10d._new_process_group_helper = make
+            c10d.destroy_process_group = dist.destroy_process_group = destroy
+
+        return undo
+
+    def sent_bytes(self) -> tuple[int | None, ...]:
+        """Bytes that this process has written into each connection so far; None for one that is closed."""
+        return tuple(self._written(each) for each in self._connections)
+
+    def settle(self) -> bool:
+        """Wait until the counters stand still; False if they did not in a quarter of a second."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        before = self.sent_bytes()
+        while time.monotonic() < deadline:
+            time.sleep(STILL_SECONDS)
+            now = self.sent_bytes()
+            if now == before:
+                return True
+            before = now
+        return False
+
+    def _written(self, connection: _Connection) -> int | None:
+        assert self._getsockopt is not None
+        try:
+            if os.fstat(connection.fd).st_ino != connection.inode:
+                return None
+        except OSError:
+            return None
+        size = ctypes.c_uint32(_COUNTS.size)
+        if self._getsockopt(connection.fd, socket.IPPROTO_TCP, socket.TCP_INFO, connection.info, ctypes.byref(size)):
+            return None
+        if size.value < _COUNTS.size:
+            return None
+        not_sent, sent, again = _COUNTS.unpack(connection.info)
+        # What waits in the kernel for the receiver has been written, too.
+        return int(sent - again + not_sent)
+
+    def _look(self, group: str | None) -> bool:
+        """Take note of all connections that are new; those of `group` are watched from now on. True if there are."""
+        found = False
+        store_ports = _store_ports()
+        for fd, inode in _own_sockets():
+            if inode in self._known:
+                continue
+            ends = _ends(fd)
+            if ends is None:
+                continue
+            self._known.add(inode)
+            local, remote = ends
+            if group is None or local[1] in store_ports or remote[1] in store_ports:
+                continue
+            connection = _Connection(fd, inode, ctypes.create_string_buffer(_COUNTS.size))
+            if self._written(connection) is None:
+                self._emit.fact(
+                    NotMeasured(reason="this kernel's TCP_INFO does not count bytes (older than Linux 4.19)")
+                )
+                continue
+            number = len(self._connections)
+            self._connections.append(connection)
+            self._emit.fact(Socket(id=number, group=group, local=_text(local), remote=_text(remote)))
+            found = True
+        return found
+
+    def _guarded(self, do: Callable[[], object]) -> None:
+        try:
+            do()
+        except Exception as error:
+            self._emit.failed("the counters of sockets", error)
+
+
+def _own_sockets() -> list[tuple[int, int]]:
+    """(number, inode) of every socket of this process."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # Closed meanwhile: the descriptor of the listing itself, for one.
+            kind, _, inode = os.readlink(f"/proc/self/fd/{name}").partition(":")
+            if kind == "socket":
+                found.append((int(name), int(inode.strip("[]"))))
+    return sorted(found)
+
+
+def _ends(fd: int) -> tuple[tuple[str, int], tuple[str, int]] | None:
+    """The addresses of both ends of a TCP connection; None for any other socket."""
+    try:
+        with socket.socket(fileno=os.dup(fd)) as copy:
+            if copy.type != socket.SOCK_STREAM or copy.family not in (socket.AF_INET, socket.AF_INET6):
+                return None
+            return copy.getsockname()[:2], copy.getpeername()[:2]
+    except OSError:
+        return None  # It listens, or is closed.
+
+
+def _text(address: tuple[str, int]) -> str:
+    """ "127.0.0.1 40000"; an IPv4 address in IPv6's clothes is the same at both ends."""
+    host = ipaddress.ip_address(address[0].partition("%")[0])
+    return f"{getattr(host, 'ipv4_mapped', None) or host} {address[1]}"
+
+
+def _store_ports() -> set[int]:
+    ports: set[int] = set()
+    for _, (_, store) in list(dist.distributed_c10d._world.pg_map.items()):
+        while isinstance(store, PrefixStore):
+            store = store.underlying_store
+        if isinstance(store, TCPStore):
+            ports.add(store.port)
+    return ports
+
+
+def _group_of_old_connections(name: Callable[[ProcessGroup], str]) -> str | None:
+    """Connections that were there before the recording: of the only group, of one of several, or of none."""
+    names = [name(group) for group in dist.distributed_c10d._world.pg_map]
+    if not names:
+        return None
+    return names[0] if len(names) == 1 else UNKNOWN_GROUP

@@ -1,0 +1,293 @@
+"""Predicted against measured bytes, on traces by hand: what agrees is confirmed, what does not is said."""
+
+import msgspec
+import pytest
+from traces import Job, tensor
+
+from dlearn import Trace, messages
+from dlearn.analysis import explain, reconcile
+from dlearn.trace.event import Footer, NotMeasured
+from dlearn.trace.store import Writer
+
+
+def ring_of_two(folder, *, measured=(392, 392), **facts) -> Job:
+    """One all_reduce of 200 B on 2 ranks: a ring of 4 segments, each rank sends 2 x 2 of them: 200 B in 4 messages.
+
+    On the wire 200 + 4 x 96 = 584 B, and 4 x 48 = 192 B in answer to the other's: 776 B each way.
+    """
+    job = Job(folder, ranks=2)
+    job.connect()
+    for rank in (0, 1):
+        job.counters(rank, 8)
+    job.collective("all_reduce", size=200, **facts)
+    for rank, sent in enumerate(measured):
+        job.counters(rank, None if sent is None else 8 + sent)
+    return job
+
+
+EXACT = (776, 776)
+
+
+def test_what_the_counters_confirm(tmp_path):
+    trace = ring_of_two(tmp_path, measured=EXACT).load()
+    found = reconcile(trace)
+    assert [(p.src, p.dst, p.payload_bytes, p.predicted_bytes, p.measured_bytes) for p in found.whole.pairs] == [
+        (0, 1, 200, 776, 776),
+        (1, 0, 200, 776, 776),
+    ]
+    assert found.exact
+    assert found.whole.residue_bytes == 0
+    assert all(message.confirmed for message in messages(trace))
+    assert found.sentence == (
+        "The whole recording: payload 400 B, predicted on the wire 1,552 B,"
+        " measured by the kernel 1,552 B, residue 0 B."
+    )
+    assert str(found).splitlines()[1:5] == [
+        "from    to      payload  predicted  measured  residue",
+        "rank 0  rank 1      200        776       776        0",
+        "rank 1  rank 0      200        776       776        0",
+        "in all              400      1,552     1,552        0",
+    ]
+
+
+def test_a_wrong_model_is_caught_and_said(tmp_path):
+    """Rank 1 sends twice what the algorithm says: nothing of it is confirmed, rank 0's messages are."""
+    trace = ring_of_two(tmp_path, measured=(776, 976)).load()
+    found = reconcile(trace)
+    assert not found.exact
+    assert [pair.residue_bytes for pair in found.whole.pairs] == [0, 200]
+    assert {(m.src, m.confirmed) for m in messages(trace)} == {(0, True), (1, False)}
+    assert "residue 200 B" in found.sentence
+    assert "residue 200 B" in str(explain(trace))
+    assert "4 confirmed by the kernel's counters" in str(explain(trace))
+
+
+def test_too_much_does_not_make_up_for_too_little(tmp_path):
+    found = reconcile(ring_of_two(tmp_path, measured=(676, 876)).load())
+    assert found.whole.measured_bytes == found.whole.predicted_bytes
+    assert found.whole.residue_bytes == 200
+    assert not found.exact
+
+
+def test_bytes_of_no_operation_are_a_residue(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.connect()
+    for rank, after in ((0, 108), (1, 8)):
+        job.counters(rank, 8)
+        job.counters(rank, after)
+    found = reconcile(job.load())
+    assert [(p.src, p.dst, p.predicted_bytes, p.measured_bytes, p.residue_bytes) for p in found.whole.pairs] == [
+        (0, 1, 0, 100, 100)
+    ]
+
+
+def test_a_send_and_its_answer(tmp_path):
+    """4 B from rank 1 to rank 0: 100 B there, 48 B back (measured on torch 2.13)."""
+    job = Job(tmp_path, ranks=2)
+    job.connect()
+    for rank in (0, 1):
+        job.counters(rank, 0)
+    job.send(1, 0, size=4)
+    job.recv(0, 1, size=4)
+    for rank, sent in ((0, 48), (1, 100)):
+        job.counters(rank, sent)
+    trace = job.load()
+    assert reconcile(trace).exact
+    assert [message.confirmed for message in messages(trace)] == [True]
+
+
+def test_each_span_for_itself(tmp_path):
+    """Two steps, the second with 10 B too many; the whole is then off by 10 B, the first step is not."""
+    job = Job(tmp_path, ranks=2)
+    job.connect()
+    sent = [8, 8]
+    for step, extra in enumerate((0, 10)):
+        inside = [job.span(rank, f"step {step}") for rank in (0, 1)]
+        for rank in (0, 1):
+            job.counters(rank, sent[rank], parent=inside[rank])
+        job.collective("all_reduce", size=200, parent=inside[0])
+        sent = [776 + extra + each for each in sent]
+        for rank in (0, 1):
+            job.counters(rank, sent[rank], parent=inside[rank])
+    trace = job.load()
+    found = reconcile(trace)
+    assert [(part.what, part.residue_bytes) for part in found.parts] == [("step 0", 0), ("step 1", 20)]
+    assert found.sentences() == [
+        "1 of 2 parts with residue 0.",
+        "step 1: predicted 1,552 B, measured 1,572 B, residue 20 B.",
+    ]
+    assert reconcile(trace.within("step 0")).exact
+    assert not reconcile(trace.within("step 1")).exact
+    assert {(m.operation.seq, m.confirmed) for m in messages(trace)} == {(1, True), (2, False)}
+
+
+def test_each_operation_for_itself(tmp_path):
+    """With samples for which the recorder waited, between any two stands one operation."""
+    job = Job(tmp_path, ranks=2)
+    job.connect()
+    for sent in (8, 784, 1560):
+        for rank in (0, 1):
+            job.counters(rank, sent, still=True)
+        if sent < 1560:
+            job.collective("all_reduce", size=200, site="train.py:7")
+    found = reconcile(job.load())
+    assert [(part.what, part.residue_bytes) for part in found.parts] == [
+        ("all_reduce #1 (train.py:7)", 0),
+        ("all_reduce #2 (train.py:7)", 0),
+    ]
+    assert found.intrusive
+    assert 'measure="phase"' in str(found)
+
+
+def test_groups_have_connections_of_their_own(tmp_path):
+    job = Job(tmp_path, ranks=3)
+    job.group("pair", [0, 2])
+    job.connect()
+    job.connect("pair")
+    start = {0: (8, 8, 8), 1: (8, 8), 2: (8, 8, 8)}
+    for rank, sent in start.items():
+        job.counters(rank, *sent)
+    job.collective("all_reduce", size=200, group="pair")
+    for rank, sent in start.items():
+        job.counters(rank, *sent[:2], *(each + 776 for each in sent[2:]))
+    found = reconcile(job.load())
+    assert [(pair.group, pair.src, pair.dst, pair.residue_bytes) for pair in found.whole.pairs] == [
+        ("pair", 0, 2, 0),
+        ("pair", 2, 0, 0),
+    ]
+
+
+def test_bytes_on_the_wrong_group_are_a_residue(tmp_path):
+    """The sum over groups would be right; the connection is not."""
+    job = Job(tmp_path, ranks=2)
+    job.group("other", [0, 1])
+    job.connect()
+    job.connect("other")
+    for rank in (0, 1):
+        job.counters(rank, 8, 8)
+    job.collective("all_reduce", size=200)
+    for rank in (0, 1):
+        job.counters(rank, 8, 784)
+    found = reconcile(job.load())
+    assert [(pair.group, pair.residue_bytes) for pair in found.whole.pairs] == [
+        ("other", 776),
+        ("other", 776),
+        ("world", -776),
+        ("world", -776),
+    ]
+
+
+def test_a_steps_bytes_are_those_of_the_outer_groups_connections(tmp_path):
+    """A glass-box all_reduce: its sends belong to an inner group, its connections were made for the outer one."""
+    job = Job(tmp_path, ranks=2, backend="dlearn_star")
+    job.group("steps", [0, 1], within="world")
+    job.connect()
+    for rank in (0, 1):
+        job.counters(rank, 8)
+    outer = job.collective("all_reduce", size=100)
+    job.send(1, 0, size=100, group="steps", parent=outer[1], step=0)
+    job.recv(0, 1, size=100, group="steps", parent=outer[0], step=0)
+    job.send(0, 1, size=100, group="steps", parent=outer[0], step=1)
+    job.recv(1, 0, size=100, group="steps", parent=outer[1], step=1)
+    for rank in (0, 1):
+        job.counters(rank, 8 + 196 + 48)
+    trace = job.load()
+    assert reconcile(trace).exact
+    assert [(m.op, m.src, m.dst, m.step, m.how, m.confirmed) for m in messages(trace)] == [
+        ("all_reduce", 1, 0, 0, "observed", True),
+        ("all_reduce", 0, 1, 1, "observed", True),
+    ]
+
+
+# Where nothing, or not all, was measured ------------------------------------------------------------------------------
+
+
+def test_no_counters(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.collective("all_reduce", size=200)
+    trace = job.load()
+    found = reconcile(trace)
+    assert not found.exact
+    assert [pair.measured_bytes for pair in found.whole.pairs] == [None, None]
+    assert found.sentence.endswith("predicted on the wire 1,552 B, not measured (the trace holds no socket counters).")
+    assert "not measured" in str(found)
+    assert not any(message.confirmed for message in messages(trace))
+
+
+def test_why_not_is_told_as_the_process_said_it(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    for lines in job.files:
+        lines.append(NotMeasured(reason="darwin tells no process about the bytes in its sockets"))
+    job.collective("all_reduce", size=200)
+    assert "not measured (darwin tells" in reconcile(job.load()).sentence
+
+
+def test_nccl_passes_the_sockets_by(tmp_path):
+    job = Job(tmp_path, ranks=2, backend="nccl")
+    job.collective("all_reduce", size=200)
+    assert "nccl moves its bytes between GPUs" in reconcile(job.load()).sentence
+
+
+def test_one_rank_without_samples(tmp_path):
+    """Rank 1's process could not count: what it sent is "not measured", and so is the sum."""
+    job = ring_of_two(tmp_path, measured=EXACT)
+    job.files[1] = [line for line in job.files[1] if type(line).__name__ != "Counters"]
+    found = reconcile(job.load())
+    assert [(pair.src, pair.residue_bytes) for pair in found.whole.pairs] == [(0, 0), (1, None)]
+    assert found.whole.measured_bytes is None
+    assert not found.exact
+    assert "not measured (no samples of rank 1)" in found.sentence
+
+
+def test_a_call_after_the_last_sample_is_counted(tmp_path):
+    job = ring_of_two(tmp_path, measured=EXACT)
+    job.collective("all_reduce", size=200)
+    found = reconcile(job.load())
+    assert found.whole.residue_bytes == 0
+    assert found.whole.note == "2 calls lie outside of the samples"
+
+
+def test_an_operation_that_nobody_can_predict_is_said_and_confirms_nothing(tmp_path):
+    job = ring_of_two(tmp_path, measured=(5000, 5000), inputs=(tensor(200, payload=80),))
+    found = reconcile(job.load())
+    assert not found.exact
+    assert found.whole.note.startswith("2 calls not predicted: gloo ")
+
+
+def test_a_closed_connection_keeps_its_last_count(tmp_path):
+    job = ring_of_two(tmp_path, measured=EXACT)
+    for rank in (0, 1):
+        job.counters(rank, None)
+    assert reconcile(job.load()).exact
+
+
+def test_a_peer_whose_file_is_missing(tmp_path):
+    """Nobody knows whom rank 0's connection led to: its bytes are of no pair, and what it sent is not confirmed."""
+    job = ring_of_two(tmp_path, measured=EXACT)
+    trace = job.load(without=[1])
+    assert not reconcile(trace).exact
+    assert not any(message.confirmed for message in messages(trace))
+
+
+def test_loopback_of_another_host_is_another_connection(tmp_path):
+    job = ring_of_two(tmp_path, measured=EXACT)
+    job.headers[1] = msgspec.structs.replace(job.headers[1], host="other")
+    assert not reconcile(job.load()).exact
+
+
+@pytest.mark.parametrize("sent", [[], [1, 2, 3], [None]])
+def test_a_sample_that_fits_no_socket_is_no_reason_to_stop(tmp_path, sent):
+    job = ring_of_two(tmp_path, measured=EXACT)
+    job.counters(0, *sent)
+    assert reconcile(job.load()).whole.pairs
+
+
+def test_an_intrusive_sample_without_operations(tmp_path):
+    job = Job(tmp_path, ranks=1)
+    writer = Writer(tmp_path / "host-1000.jsonl", max_bytes=1 << 20)
+    for line in (job.headers[0], *job.files[0], Footer(at_ns=5, lines=2)):
+        writer.write(line)
+    writer.close()
+    found = reconcile(Trace.load(tmp_path))
+    assert found.whole.pairs == ()
+    assert not found.exact

@@ -1,0 +1,228 @@
+"""Counters of real sockets: exact, of the right group, and read without a trace left behind."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import programs
+import pytest
+import torch
+import torch.distributed as dist
+
+import dlearn
+from dlearn import Cluster, Trace
+from dlearn.analysis import reconcile
+from dlearn.errors import SetupError
+from dlearn.hooks import sockets
+from dlearn.hooks.sockets import Sockets
+from dlearn.trace.event import Counters, Socket
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def facts_of(trace: Trace) -> dict[int, list[Socket]]:
+    return {process.rank: list(process.sockets.values()) for process in trace.processes}
+
+
+def test_one_connection_to_each_peer_and_none_to_the_store():
+    run = Cluster(3).run(programs.say, "hello")
+    for process in run.trace.processes:
+        assert len(process.sockets) == 2
+        assert {each.group for each in process.sockets.values()} == {"0"}
+        assert all(each.local.startswith("127.0.0.1 ") for each in process.sockets.values())
+
+
+def two_groups_and_the_store() -> None:
+    pair = dist.new_group([0, 2])
+    everybody = dist.new_group()
+    # The store's connection carries more than all of them.
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"large {dist.get_rank()}", "x" * 1_000_000)
+    if dist.get_rank() != 1:
+        dist.all_reduce(torch.ones(1000), group=pair)
+    dist.all_reduce(torch.ones(50), group=everybody)
+
+
+def test_groups_have_their_own_connections_and_the_store_is_not_counted():
+    run = Cluster(3).run(two_groups_and_the_store)
+    found = reconcile(run.trace)
+    assert {process.rank: len(process.sockets) for process in run.trace.processes} == {0: 5, 1: 4, 2: 5}
+    assert {(pair.group, pair.src, pair.dst) for pair in found.whole.pairs if pair.payload_bytes > 1000} == {
+        ("1", 0, 2),
+        ("1", 2, 0),
+    }
+    assert found.exact
+
+
+def init_destroy_init() -> None:
+    for size in (10, 1000):
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(size))
+        dist.destroy_process_group()
+
+
+def test_after_destroy_and_init_again_both_groups_are_counted():
+    """The second group has the name of the first: in the trace it is another."""
+    run = Cluster(2, init=False).run(init_destroy_init)
+    found = reconcile(run.trace)
+    assert {pair.group for pair in found.whole.pairs} == {"0", "0~2"}
+    assert found.exact
+
+
+def record_late(folder: str, groups: int) -> None:
+    """Recording begins when the connections are there already, and have carried something."""
+    others = [dist.new_group() for _ in range(groups - 1)]
+    dist.all_reduce(torch.ones(1000))
+    dist.barrier()
+    with dlearn.record(folder):
+        for group in (None, *others):
+            dist.all_reduce(torch.ones(50), group=group)
+        dist.send(torch.ones(2), 1) if dist.get_rank() == 0 else dist.recv(torch.ones(2), 0)
+
+
+@pytest.mark.parametrize(("groups", "names"), [(1, {"0"}), (3, {"?"})])
+def test_connections_older_than_the_recording(tmp_path, groups, names):
+    """Of several groups nobody can tell whose they are; the bytes between two ranks are exact all the same."""
+    Cluster(2, record=False).run(record_late, str(tmp_path / "trace"), groups)
+    found = reconcile(Trace.load(tmp_path / "trace"))
+    assert {pair.group for pair in found.whole.pairs} == names
+    assert len(found.whole.pairs) == 2
+    assert found.exact
+
+
+def test_kept_ranks_are_counted_in_every_run():
+    with Cluster(2) as cluster:
+        for _ in range(2):
+            assert reconcile(cluster.run(programs.train_ddp, 2).trace).exact
+
+
+def test_each_span_has_a_sample_at_both_ends():
+    run = Cluster(2).run(programs.train_ddp, 3)
+    found = reconcile(run.trace)
+    assert [(part.what, part.residue_bytes) for part in found.parts] == [(f"step {i}", 0) for i in range(3)]
+    assert not found.intrusive
+    assert {event.still for event in run.trace.events if isinstance(event, Counters)} == {None}
+
+
+def overlapping() -> None:
+    """Three all-reduces under way at once, then a send before its recv: a measurement may make nothing hang."""
+    works = [dist.all_reduce(torch.ones(size), async_op=True) for size in (100, 200_000, 300)]
+    rank = dist.get_rank()
+    for work in works:
+        work.wait()
+    work = dist.isend(torch.ones(5), 1 - rank)
+    dist.recv(torch.ones(5), 1 - rank)
+    work.wait()
+    dist.barrier()
+
+
+def test_measure_phase_counts_what_overlaps_together():
+    found = reconcile(Cluster(2, measure="phase").run(overlapping, timeout=60).trace)
+    assert found.exact
+    assert found.intrusive
+    assert all(part.residue_bytes == 0 for part in found.parts)
+    assert any(part.what.startswith("barrier #4") for part in found.parts)
+
+
+def test_measure_none_reads_nothing():
+    run = Cluster(2, measure=None).run(programs.train_ddp, 1)
+    assert facts_of(run.trace) == {0: [], 1: []}
+    assert not any(isinstance(event, Counters) for event in run.trace.events)
+    assert "not measured" in reconcile(run.trace).sentence
+
+
+def test_a_wrong_measure_is_told_before_anything_starts():
+    with pytest.raises(SetupError, match='measure is "span", "phase" or None, not \'all\''):
+        Cluster(2, measure="all")
+
+
+# A guest --------------------------------------------------------------------------------------------------------------
+
+
+class Facts:
+    """What `Sockets` reports to."""
+
+    def __init__(self) -> None:
+        self.lines: list[object] = []
+
+    def fact(self, line: object) -> None:
+        self.lines.append(line)
+
+    def failed(self, where: str, error: Exception) -> None:
+        raise AssertionError(where) from error
+
+
+@pytest.fixture
+def connection():
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        other, _ = server.accept()
+        with other:
+            yield client, other
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="reads Linux's counters")
+def test_bytes_written_are_counted_even_if_nobody_reads_them(connection):
+    """The receiver's buffer is full: what waits in the sender's kernel was written, too."""
+    client, _ = connection
+    client.setblocking(False)
+    watched = Sockets(Facts())
+    watched._look("0")
+    number = next(i for i, each in enumerate(watched._connections) if each.fd == client.fileno())
+    before = watched.sent_bytes()[number]
+    written = 0
+    while True:
+        try:
+            written += client.send(b"x" * 65_536)
+        except BlockingIOError:
+            break
+    assert written > 100_000
+    assert watched.sent_bytes()[number] - before == written
+    assert watched.settle()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="reads Linux's counters")
+def test_a_closed_socket_is_none_and_so_is_another_with_its_number(connection):
+    client, other = connection
+    watched = Sockets(Facts())
+    watched._look("0")
+    number = next(i for i, each in enumerate(watched._connections) if each.fd == client.fileno())
+    descriptor = client.fileno()
+    client.close()
+    assert watched.sent_bytes()[number] is None
+    os.dup2(other.fileno(), descriptor)
+    try:
+        assert watched.sent_bytes()[number] is None
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="reads Linux's counters")
+def test_looking_keeps_no_socket_open(connection):
+    """gloo's peers learn from a closing socket that a rank has gone: a copy of ours would hide it."""
+    client, other = connection
+    watched = Sockets(Facts())
+    watched._look("0")
+    client.close()
+    other.settimeout(5)
+    assert other.recv(1) == b""
+
+
+def test_where_the_system_does_not_count_it_is_said(monkeypatch):
+    monkeypatch.setattr(sockets.sys, "platform", "darwin")
+    facts = Facts()
+    undo = Sockets(facts).install(lambda group: group.group_name, lambda: None)
+    assert [line.reason for line in facts.lines] == ["darwin tells no process about the bytes in its sockets"]
+    undo()
+
+
+def test_undo_gives_torch_its_functions_back():
+    c10d = dist.distributed_c10d
+    before = (c10d._new_process_group_helper, c10d.destroy_process_group, dist.destroy_process_group)
+    undo = Sockets(Facts()).install(lambda group: group.group_name, lambda: None)
+    assert c10d._new_process_group_helper is not before[0]
+    undo()
+    assert (c10d._new_process_group_helper, c10d.destroy_process_group, dist.destroy_process_group) == before
