@@ -1,6 +1,19 @@
 """From a trace to answers: every function takes a Trace and returns a frozen value. Nothing here draws or prints."""
 
+from dlearn.analysis.bandwidth import Bandwidth, Bandwidths, bandwidth, bandwidths
 from dlearn.analysis.confirming import messages
+from dlearn.analysis.costs import (
+    Cost,
+    Model,
+    Predictions,
+    cost,
+    cost_seen,
+    crossover,
+    fit,
+    fit_all_reduce,
+    measurements,
+    predictions,
+)
 from dlearn.analysis.hangs import Hang, hangs
 from dlearn.analysis.joining import operations
 from dlearn.analysis.reconcile import Reconciliation, reconcile
@@ -8,14 +21,28 @@ from dlearn.analysis.traffic import Traffic, traffic
 from dlearn.analysis.words import Explanation, explain
 
 __all__ = [
+    "Bandwidth",
+    "Bandwidths",
+    "Cost",
     "Explanation",
     "Hang",
+    "Model",
+    "Predictions",
     "Reconciliation",
     "Traffic",
+    "bandwidth",
+    "bandwidths",
+    "cost",
+    "cost_seen",
+    "crossover",
     "explain",
+    "fit",
+    "fit_all_reduce",
     "hangs",
+    "measurements",
     "messages",
     "operations",
+    "predictions",
     "reconcile",
     "traffic",
 ]
