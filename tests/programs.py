@@ -79,6 +79,11 @@ def swap_sizes() -> None:
         work.wait()
 
 
+def sum_of_different_sizes() -> None:
+    """Rank 0 has half as much as the others: gloo ends the process whose buffer is too small."""
+    dist.all_reduce(torch.ones(100 if dist.get_rank() else 50))
+
+
 def with_helper_then_hang(pid_file: str) -> None:
     """A rank with a child process of its own, as a DataLoader's worker is."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

@@ -334,6 +334,14 @@ def test_a_cpp_abort_shows_its_last_line():
     assert {event.rank for event in error.run.trace.where(op="all_reduce").events} == {0, 1}
 
 
+def test_different_sizes_are_named_even_where_gloo_ends_the_process():
+    with pytest.raises(RankError) as caught:
+        Cluster(2).run(programs.sum_of_different_sizes)
+    assert "aborted in C++" in caught.value.what
+    assert "in all_reduce #1 (" in caught.value.what
+    assert "; the ranks called it with different sizes: 200, 400 B." in caught.value.what
+
+
 def test_a_hang_is_told_in_one_sentence():
     start = time.monotonic()
     error = _fail("sleep", timeout=2)

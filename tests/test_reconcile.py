@@ -239,6 +239,26 @@ def test_one_rank_without_samples(tmp_path):
     assert "not measured (no samples of rank 1)" in found.sentence
 
 
+def test_one_connection_that_was_not_seen(tmp_path):
+    """Of three ranks, rank 0's connection to rank 1 is not in its file: that pair is not measured, the others are."""
+    job = Job(tmp_path, ranks=3)
+    job.connect()
+    job.files[0] = [line for line in job.files[0] if getattr(line, "id", None) != 0]
+    for rank in range(3):
+        job.counters(rank, 0, 0)
+    job.collective("broadcast", size=10, root=0)
+    for rank, sent in enumerate(((106, 106), (48, 0), (48, 0))):
+        job.counters(rank, *sent)
+    found = reconcile(job.load())
+    assert [(pair.src, pair.dst, pair.residue_bytes) for pair in found.whole.pairs] == [
+        (0, 1, None),
+        (0, 2, 0),
+        (1, 0, None),
+        (2, 0, 0),
+    ]
+    assert found.whole.note == "2 connections were not there, or led elsewhere, when their group was made"
+
+
 def test_a_call_after_the_last_sample_is_counted(tmp_path):
     job = ring_of_two(tmp_path, measured=EXACT)
     job.collective("all_reduce", size=200)

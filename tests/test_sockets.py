@@ -94,6 +94,14 @@ def test_connections_older_than_the_recording(tmp_path, groups, names):
     assert found.exact
 
 
+def test_connections_made_later_are_not_measured_and_not_guessed(monkeypatch):
+    """Told to, gloo connects two ranks only when they first talk: whose connection that is, is not known here."""
+    monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", "1")
+    found = reconcile(Cluster(2).run(programs.train_ddp, 1).trace)
+    assert {pair.measured_bytes for pair in found.whole.pairs} == {None}
+    assert "not measured" in found.sentence
+
+
 def test_kept_ranks_are_counted_in_every_run():
     with Cluster(2) as cluster:
         for _ in range(2):

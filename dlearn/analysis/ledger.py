@@ -83,7 +83,10 @@ class Ledger:
                 for entry in self.entries.get((rank, section), ()):
                     _add(entry, rank, payload, predicted, unexplained)
         seen = sorted({key for key in (*predicted, *measured) if predicted[key] or measured[key]}, key=_order)
-        pairs = [_pair(rank, edge, payload, predicted, measured[rank, edge]) for rank, edge in seen]
+        pairs = []
+        for rank, edge in seen:
+            counted = edge in self.meters[rank].edges
+            pairs.append(_pair(rank, edge, payload, predicted, measured[rank, edge] if counted else None))
         return pairs, unexplained
 
     def unmeasured_pairs(self) -> list[Pair]:

@@ -26,6 +26,8 @@ class Meter:
     numbers: tuple[int, ...]
     still: tuple[bool | None, ...]
     totals: tuple[Counter[Edge], ...]
+    edges: frozenset[Edge]
+    """The connections that are counted; of any other nothing is known."""
 
     def section_of(self, number: int) -> int | None:
         """Between which two samples event `number` lies: 0 is between the first and the second. None if it does not."""
@@ -103,6 +105,7 @@ def _meter(process: Process, samples: Sequence[Counters], far: dict[tuple[int, i
         tuple(sample.number for sample in samples),
         tuple(sample.still for sample in samples),
         tuple(totals),
+        frozenset(edges.values()),
     )
 
 

@@ -50,9 +50,12 @@ def rank_error(
         others = [_then(names[index], index, outcomes[index], trace) for index in failed if index != first]
         if others:
             what += "\nthen: " + "; ".join(others)
-    if _is_broken(outcome) and trace is not None:
-        # A connection broke or timed out, and nobody failed before: the trace knows who was waited for.
-        what += "".join(f"\n{sentence}." for sentence in hang_sentences(hangs(trace), trace))
+    if trace is not None:
+        # A connection broke or timed out, and nobody failed before: the trace knows who was waited for. And gloo ends
+        # a process whose peer sends more than it has room for: the trace knows whose calls do not fit together.
+        aborted = isinstance(outcome, Died) and outcome.signal_name == "SIGABRT"
+        told = [each for each in hangs(trace) if _is_broken(outcome) or (aborted and each.operation.problem)]
+        what += "".join(f"\n{sentence}." for sentence in hang_sentences(told, trace))
     details = outcome.traceback if isinstance(outcome, Raised) else ""
     return RankError(rank=names[first], what=what, hint=_hint(outcome, run), details=details, run=run)
 
