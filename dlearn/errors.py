@@ -4,6 +4,7 @@ DlearnError
  ├── SetupError    this machine, or the installed torch, lacks something that was asked for
  ├── TraceError    a trace file or folder cannot be read
  ├── PeerError     a rank of a glass-box collective is gone, or does not answer
+ ├── TrafficError  the traffic is not the one that a test asked for
  └── RankError     a rank of a cluster failed; `.rank` says which, `.run` holds what was recorded
 """
 
@@ -31,6 +32,13 @@ class PeerError(DlearnError, RuntimeError):
     """A collective waited for a rank in vain: the text names the algorithm, the step and the rank.
 
     A RuntimeError too, as the errors of torch's own collectives are.
+    """
+
+
+class TrafficError(DlearnError, AssertionError):
+    """The traffic is not the one that was asked for: the text says what is wrong, and shows it.
+
+    An AssertionError too, so that pytest and unittest count a test that failed, not one that broke.
     """
 
 

@@ -1,4 +1,7 @@
-"""From a trace to answers: every function takes a Trace and returns a frozen value. Nothing here draws or prints."""
+"""From a trace to answers: every function takes a Trace and returns a frozen value. Nothing here draws or prints.
+
+`assert_...` returns nothing, or raises a TrafficError that shows what is wrong: for exercises and for tests.
+"""
 
 from dlearn.analysis.bandwidth import Bandwidth, Bandwidths, bandwidth, bandwidths
 from dlearn.analysis.confirming import messages
@@ -14,6 +17,8 @@ from dlearn.analysis.costs import (
     measurements,
     predictions,
 )
+from dlearn.analysis.freshness import assert_fresh, assert_reduces
+from dlearn.analysis.grading import assert_traffic
 from dlearn.analysis.hangs import Hang, hangs
 from dlearn.analysis.joining import operations
 from dlearn.analysis.reconcile import Reconciliation, reconcile
@@ -30,6 +35,9 @@ __all__ = [
     "Predictions",
     "Reconciliation",
     "Traffic",
+    "assert_fresh",
+    "assert_reduces",
+    "assert_traffic",
     "bandwidth",
     "bandwidths",
     "cost",
