@@ -127,8 +127,9 @@ print(run.error)
 # %%
 assert run.error is not None
 assert run.results == {}
-assert [event.op for event in run.trace.events] == ["send", "send"]
-assert all(event.end_ns is None for event in run.trace.events)
+calls = run.trace.where(kind="p2p").events
+assert [call.op for call in calls] == ["send", "send"]
+assert all(call.end_ns is None for call in calls)
 assert "rank 0 and rank 1 wait for each other" in run.error.what
 
 # %% [markdown]

@@ -374,6 +374,24 @@ def test_two_ranks_that_wait_for_each_other_share_a_sentence():
     assert "a longer run" not in str(caught.value)
 
 
+def test_what_the_end_of_one_rank_does_to_another_is_not_recorded_as_the_end_of_its_send(monkeypatch):
+    def both_send() -> None:
+        import torch.distributed as dist
+
+        dist.send(torch.ones(4), 1 - dist.get_rank())
+
+    kill = launch.RankProcess.kill
+
+    def kill_slowly(rank: launch.RankProcess) -> None:
+        kill(rank)
+        rank.process.join(5)  # Its connections are closed now, while the next rank is not yet killed.
+        time.sleep(0.3)
+
+    monkeypatch.setattr(launch.RankProcess, "kill", kill_slowly)
+    run = Cluster(2).run(both_send, timeout=1, check=False)
+    assert [event.pending for event in run.trace.where(kind="p2p").events] == [True, True]
+
+
 def test_the_same_exception_everywhere_is_told_once():
     def wrong() -> None:
         raise KeyError("x")

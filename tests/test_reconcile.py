@@ -256,7 +256,9 @@ def test_one_connection_that_was_not_seen(tmp_path):
         (1, 0, None),
         (2, 0, 0),
     ]
-    assert found.whole.note == "2 connections were not there, or led elsewhere, when their group was made"
+    assert found.whole.note == (
+        "2 connections were not seen when their group was made, or closed before the last sample"
+    )
 
 
 def test_a_call_after_the_last_sample_is_counted(tmp_path):
@@ -279,6 +281,17 @@ def test_a_closed_connection_keeps_its_last_count(tmp_path):
     for rank in (0, 1):
         job.counters(rank, None)
     assert reconcile(job.load()).exact
+
+
+def test_what_was_sent_before_a_connection_closed_unseen_is_not_measured(tmp_path):
+    """A second all_reduce, and then the connection of rank 0 is gone: what it wrote meanwhile nobody knows."""
+    job = ring_of_two(tmp_path, measured=EXACT)
+    job.collective("all_reduce", size=200)
+    job.counters(0, None)
+    job.counters(1, 8 + 2 * 776)
+    found = reconcile(job.load())
+    assert [(pair.src, pair.residue_bytes) for pair in found.whole.pairs] == [(0, None), (1, 0)]
+    assert "closed before the last sample" in found.whole.note
 
 
 def test_a_peer_whose_file_is_missing(tmp_path):

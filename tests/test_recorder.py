@@ -465,6 +465,22 @@ def test_recordings_that_begin_at_different_calls_still_meet():
     ]
 
 
+def test_sends_before_a_recording_do_not_count_as_collectives():
+    """Torch's own sequence number counts them, and the ranks differ in them."""
+
+    def to_rank_0() -> None:
+        for rank in (1, 2):
+            if dist.get_rank() == 0:
+                dist.recv(torch.ones(2), rank)
+            elif dist.get_rank() == rank:
+                dist.send(torch.ones(2), 0)
+
+    with Cluster(3) as cluster:
+        cluster.run(to_rank_0)
+        found = operations(cluster.run(programs.sum_of_ones).trace)
+    assert [(each.op, each.seq, each.ranks, each.problem) for each in found] == [("all_reduce", 1, (0, 1, 2), "")]
+
+
 def test_strange_spans_neither_break_the_program_nor_the_trace():
     def strange() -> None:
         with dlearn.span("\ud800"), dlearn.span(object()), dlearn.span("x" * 3_000_000), dlearn.span(7):

@@ -80,8 +80,14 @@ def _operation(match: Match, carried: dict[Key, Bucket | str], steps: Sequence[O
         what=_what(match, bucket, note),
         sender=match.sender,
         receiver=match.receiver,
-        steps=tuple(sorted(steps, key=lambda step: step.start_ns)),
+        steps=tuple(sorted(steps, key=_in_order)),
     )
+
+
+def _in_order(step: Operation) -> tuple[int, int]:
+    """By the number of the step: a rank may post its recv long before."""
+    first = step.ends[0]
+    return first.step if isinstance(first, PointToPoint) else 0, step.start_ns
 
 
 def _problem(match: Match, ops: list[str]) -> str:

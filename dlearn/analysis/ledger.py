@@ -76,18 +76,21 @@ class Ledger:
         predicted: Counter[tuple[int, Edge]] = Counter()
         measured: Counter[tuple[int, Edge]] = Counter()
         unexplained: Counter[str] = Counter()
+        not_measured: set[tuple[int, Edge]] = set()
         for rank, first, last in stretches:
-            for edge, grown in self.meters[rank].between(first, last).items():
+            meter = self.meters[rank]
+            for edge, grown in meter.between(first, last).items():
                 measured[rank, edge] += grown
             for section in range(first, last):
                 for entry in self.entries.get((rank, section), ()):
                     _add(entry, rank, payload, predicted, unexplained)
+                    # Closed before the section's end: how much was written after the last sample nobody knows.
+                    not_measured |= {
+                        (rank, edge) for edge in entry.predicted if meter.known_until.get(edge, 0) <= section
+                    }
         seen = sorted({key for key in (*predicted, *measured) if predicted[key] or measured[key]}, key=_order)
-        pairs = []
-        for rank, edge in seen:
-            counted = edge in self.meters[rank].edges
-            pairs.append(_pair(rank, edge, payload, predicted, measured[rank, edge] if counted else None))
-        return pairs, unexplained
+        sizes = {key: None if key in not_measured else measured[key] for key in seen}
+        return [_pair(rank, edge, payload, predicted, size) for (rank, edge), size in sizes.items()], unexplained
 
     def unmeasured_pairs(self) -> list[Pair]:
         """What ranks without samples should have written."""

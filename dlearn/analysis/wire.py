@@ -26,8 +26,8 @@ class Meter:
     numbers: tuple[int, ...]
     still: tuple[bool | None, ...]
     totals: tuple[Counter[Edge], ...]
-    edges: frozenset[Edge]
-    """The connections that are counted; of any other nothing is known."""
+    known_until: dict[Edge, int]
+    """The connections that are counted, and the last sample that has each: it may have been closed since."""
 
     def section_of(self, number: int) -> int | None:
         """Between which two samples event `number` lies: 0 is between the first and the second. None if it does not."""
@@ -89,13 +89,15 @@ def _meter(process: Process, samples: Sequence[Counters], far: dict[tuple[int, i
     }
     base: dict[int, int] = {}
     last: dict[int, int] = {}
+    known_until: dict[Edge, int] = {}
     totals: list[Counter[Edge]] = []
-    for sample in samples:
+    for place, sample in enumerate(samples):
         for number, sent in enumerate(sample.sent_bytes):
-            if sent is not None:
+            if sent is not None and number in edges:
                 # A connection's own handshake is older than its first sample. A closed one keeps its last.
                 base.setdefault(number, sent)
                 last[number] = sent
+                known_until[edges[number]] = place
         total: Counter[Edge] = Counter()
         for number, edge in edges.items():
             total[edge] += last.get(number, 0) - base.get(number, 0)
@@ -105,7 +107,7 @@ def _meter(process: Process, samples: Sequence[Counters], far: dict[tuple[int, i
         tuple(sample.number for sample in samples),
         tuple(sample.still for sample in samples),
         tuple(totals),
-        frozenset(edges.values()),
+        known_until,
     )
 
 

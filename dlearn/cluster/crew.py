@@ -81,6 +81,7 @@ class Crew:
         self.tags = tuple(tags)
         self.ranks: list[RankProcess] = []
         self._busy = threading.Lock()
+        self._sender: threading.Thread | None = None
         try:
             for _ in tags:
                 self.ranks.append(spares.take() if start == "forkserver" else start_rank(start))
@@ -108,9 +109,9 @@ class Crew:
     ) -> tuple[list[Outcome], OutputStreams]:
         streams = OutputStreams(self.tags)
         progress = ProgressLine()
-        # On a thread: a rank that does not read must not hold up the clock. It ends when the pipes do.
-        sender = threading.Thread(target=_send, args=(list(self.ranks), calls, listener), daemon=True)
-        sender.start()
+        # On a thread: a rank that does not read must not hold up the clock. It ends when the ranks do.
+        self._sender = threading.Thread(target=_send, args=(list(self.ranks), calls, listener), daemon=True)
+        self._sender.start()
         try:
             outcomes = self._follow(calls, streams, progress, timeout)
             healthy = all(isinstance(outcome, Returned | Raised) for outcome in outcomes)
@@ -122,7 +123,7 @@ class Crew:
             if not healthy:
                 self.kill()
         finally:
-            sender.join()
+            self._sender.join()
             progress.clear()
             streams.finish()
         if healthy and not calls[0].keep:
@@ -236,7 +237,12 @@ class Crew:
     def kill(self) -> None:
         """End every rank now, with all it started; returns when they are gone."""
         for rank in self.ranks:
+            # Else the sends and receives of the last fail when the first is gone, and look as if they had ended.
+            rank.pause()
+        for rank in self.ranks:
             rank.kill()
+        if self._sender is not None:
+            self._sender.join()  # It must not find its pipes closed at this end.
         for rank in self.ranks:
             rank.close()
         self.ranks.clear()

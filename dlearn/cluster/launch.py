@@ -60,19 +60,26 @@ class RankProcess:
     output: Connection
     alive: Connection
 
+    def pause(self) -> None:
+        """Stop the rank where it is: what happens to the others now is none of its events."""
+        self._signal(signal.SIGSTOP)
+
     def kill(self) -> None:
         """End the rank and whatever it started. Only ever processes that we started, by the rank's pid."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
         pid = self.process.pid
         if pid is None:
             return
         with contextlib.suppress(ProcessLookupError):
             # Also when the rank itself is gone: its helpers keep its process group, and so its number, alive.
-            os.killpg(pid, signal.SIGKILL)
+            os.killpg(pid, number)
             return
         if self.process.exitcode is None:
             # It has not made its own group yet: then it has no helpers either.
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+                os.kill(pid, number)
 
     def close(self) -> None:
         """After the process has ended: wait for it and let go of the pipes."""

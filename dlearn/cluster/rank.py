@@ -153,6 +153,8 @@ class _Rank:
         except BaseException as error:
             outcome = _ended(error, call)
         _flush()
+        if recording is not None:
+            recording.count()  # While all are here: a connection to a rank that has ended cannot be read any more.
         self._control.send(outcome)
         # The others may still need this rank's connections: leave only together.
         keep_on = self._wait_for_finish()

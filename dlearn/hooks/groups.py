@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import ProcessGroup
+from torch._C._distributed_c10d import ProcessGroup, _dump_fr_trace_json  # type: ignore[attr-defined]
 
 from dlearn.hooks import Emit
 from dlearn.trace.event import GroupFact
@@ -92,8 +93,15 @@ def _backend_name(pg: ProcessGroup) -> str:
 
 
 def _calls_made(pg: ProcessGroup) -> int:
-    """Collectives that the group has counted so far."""
+    """Collectives that the group has made so far, as torch's flight recorder has numbered them.
+
+    (The group's own sequence number counts sends and receives, too, and in these the ranks differ.)
+    """
     try:
-        return int(pg._get_sequence_number_for_group())  # type: ignore[attr-defined]
+        if not pg._get_sequence_number_for_group():  # type: ignore[attr-defined]
+            return 0
     except RuntimeError:
         return 0  # A backend without a counter.
+    entries = json.loads(_dump_fr_trace_json()).get("entries", ())
+    numbers = [each["collective_seq_id"] for each in entries if each["process_group"][0] == pg.group_name]
+    return int(numbers[-1]) if numbers else 0
