@@ -1,0 +1,77 @@
+"""The glass-box collectives against gloo: one all-reduce by each algorithm and backend, and the ratio to gloo's.
+
+    python benchmarks/collectives.py [--rounds 15]
+
+Real ranks, not recorded. In each round every way carries out the same all-reduce, one after the other, each after a
+barrier; its time is the slowest rank's. Shown is the median over rounds with the spread, and the median of the ratios
+to gloo in the same round. More ranks than cores wait for a core, too: those lines say so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import time
+from collections.abc import Callable
+from datetime import date
+
+import torch
+import torch.distributed as dist
+
+from dlearn import Cluster
+from dlearn.collectives import halving_doubling, ring, star, tree
+
+SIZES = {"4 KB": 4_000, "1 MB": 1_000_000, "25 MB": 25_000_000}
+CALLS = {"4 KB": 20, "1 MB": 5, "25 MB": 1}
+
+
+def measure(rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Milliseconds of each all-reduce on this rank, by size and way."""
+    groups = {name: dist.new_group(backend=name) for name in ("dlearn_ring", "dlearn_star")}
+    ways: dict[str, Callable[[torch.Tensor], object]] = {
+        "gloo": dist.all_reduce,
+        "ring": ring.all_reduce,
+        "halving_doubling": halving_doubling.all_reduce,
+        "tree": tree.all_reduce,
+        "star": star.all_reduce,
+        "dlearn_ring": lambda tensor: dist.all_reduce(tensor, group=groups["dlearn_ring"]),
+        "dlearn_star": lambda tensor: dist.all_reduce(tensor, group=groups["dlearn_star"]),
+    }
+    took: dict[str, dict[str, list[float]]] = {size: {way: [] for way in ways} for size in SIZES}
+    for size, size_bytes in SIZES.items():
+        tensor = torch.ones(size_bytes // 4)
+        for number in range(rounds + 1):
+            for way, all_reduce in ways.items():
+                tensor.fill_(1)
+                dist.barrier()
+                start = time.perf_counter()
+                for _ in range(CALLS[size]):
+                    all_reduce(tensor)
+                if number:  # The first round warms up.
+                    took[size][way].append((time.perf_counter() - start) / CALLS[size] * 1000)
+    return took
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15, help="all-reduces by each way and of each size (default 15)")
+    rounds = parser.parse_args().rounds
+    cores = os.cpu_count() or 1
+    print(f"{date.today()}, {cores} cores; milliseconds of one all-reduce, median (min-max), ratio to gloo")
+    for ranks in (2, 3, 4):
+        results = Cluster(ranks, record=False).run(measure, rounds, timeout=None).results
+        for size in SIZES:
+            print(f"{ranks} ranks{' on ' + str(cores) + ' cores' if ranks > cores else ''}, {size}")
+            took = {
+                way: [max(times) for times in zip(*(results[rank][size][way] for rank in results), strict=True)]
+                for way in results[0][size]
+            }
+            for way, times in took.items():
+                ratio = statistics.median(mine / gloo for mine, gloo in zip(times, took["gloo"], strict=True))
+                spread = f"({min(times):.2f}-{max(times):.2f})"
+                print(f"  {way:<17}{statistics.median(times):>8.2f} {spread:<17}{ratio:>6.2f} x gloo", flush=True)
+
+
+if __name__ == "__main__":
+    main()
