@@ -1,0 +1,386 @@
+# ---
+# jupyter:
+#   dlearn:
+#     ids: [DM1, DM2, DM3]
+#     minutes: 0.2
+#     needs: []
+#     peak_mb: 700
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # The ring all-reduce, chunk by chunk
+#
+# Four ranks have four numbers each, and every rank needs the four sums. In a *ring*, each rank only ever sends
+# to one neighbour. **Which chunk travels when, which way round, and how many bytes is it?** Here you watch one,
+# then you write your own, and its traffic is graded.
+
+# %%
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from dlearn import Cluster, DlearnError, draw, messages, span
+from dlearn.analysis import assert_fresh, assert_reduces, assert_traffic, reconcile, traffic
+from dlearn.collectives import ring
+from dlearn.lessons import digits, models
+
+# %% [markdown]
+# ## Six steps
+#
+# `dlearn.collectives.ring` is an all-reduce in readable Python. Rank r begins with 1, 10, 100 or 1000 in all of
+# its four chunks, so that a number shows whose shares are in it: 1110 has those of ranks 1, 2 and 3.
+#
+# **Predict first:** in how many steps does every rank have 1111 everywhere, and how often does each rank send?
+
+# %%
+N = 4
+CHUNK = 300  # numbers in a chunk
+
+
+def watched():
+    rank = dist.get_rank()
+    data = torch.full((N * CHUNK,), float(10**rank))
+    ring.all_reduce(data)
+    return data.unique().tolist()
+
+
+run = Cluster(N).run(watched)
+sent = {}
+for message in messages(run.trace):
+    chunk = message.offset_bytes // (4 * CHUNK)  # which part of the whole it carries; a number has 4 bytes
+    sent.setdefault(message.step, {})[message.src] = (chunk, message.dst, message.payload_bytes)
+
+for step in sorted(sent):
+    told = ", ".join(f"{src} gives {dst} chunk {chunk}" for src, (chunk, dst, _) in sorted(sent[step].items()))
+    print(f"step {step}: {told}")
+
+# %% [markdown]
+# Every rank sends one chunk in every step, always to the same neighbour. What happens to the numbers? The cell
+# below replays the recorded messages: in the first three steps a chunk that comes is *added*, in the last three
+# it *replaces* what was there.
+#
+# Follow one chunk: chunk 0 starts at rank 3, and grows with each rank it visits.
+
+# %%
+held = [[10**rank] * N for rank in range(N)]  # held[rank][chunk]
+
+
+def show(title):
+    print(f"{title:16}", "   ".join(" ".join(f"{value:>4}" for value in chunks) for chunks in held))
+
+
+print(" " * 16, "   ".join(f"{f'rank {rank}':<19}" for rank in range(N)))
+show("at first")
+for step in sorted(sent):
+    coming = {(dst, chunk): held[src][chunk] for src, (chunk, dst, _) in sent[step].items()}
+    for (rank, chunk), value in coming.items():
+        held[rank][chunk] = held[rank][chunk] + value if step < N - 1 else value
+    show(f"step {step}: {'added' if step < N - 1 else 'replaced'}")
+
+# %% [markdown]
+# After three steps each rank has *one* complete sum, and it is that of its own number: that half alone is a
+# **reduce-scatter**. The other half hands the complete sums round: an **all-gather**.
+#
+# 2 (n-1) = 6 steps, and in each of them a rank sends one n-th of the data: 2 (n-1)/n · S = 1.5 S.
+
+# %%
+S = N * CHUNK * 4
+assert run.results == {rank: [1111.0] for rank in range(N)}
+assert held == [[1111] * N for _ in range(N)]
+assert sorted(sent) == list(range(2 * (N - 1)))
+assert all(len(step) == N for step in sent.values())
+assert all(size == S / N for step in sent.values() for _, _, size in step.values())
+assert all(traffic(run.trace).bytes_from(rank=rank) == 2 * (N - 1) / N * S for rank in range(N))
+
+# %% [markdown]
+# In the picture, read one row after the other: which way do the arrows go? (An arrow that crosses all lanes is the
+# one that closes the ring.)
+
+# %%
+axes = draw.sequence(run.trace)
+
+# %% [markdown]
+# ## Left, not right
+#
+# The arrows go from rank r to rank r-1, to the *left*, and most pictures in books show the reverse. We did not choose
+# that: gloo's own all-reduce turns this way. Its messages cannot be seen from Python, but the kernel counts the bytes
+# of each connection. So we predict every pair of ranks with a ring to the left, and compare.
+#
+# **Predict first:** surely nobody would cut 8 bytes in four chunks. Is it a ring there, too?
+
+# %%
+SIZES = [8, 1_000, 2**20, 25 * 2**20]  # bytes
+
+
+def gloos():
+    for size in SIZES:
+        dist.barrier()
+        with span(f"{size:,} B"):
+            dist.all_reduce(torch.ones(size // 4))
+
+
+run = Cluster(N, measure="phase").run(gloos)
+wire = reconcile(run.trace)
+for size in SIZES:
+    part = run.trace.within(f"{size:,} B").where(op="all_reduce")
+    pairs = sorted({(message.src, message.dst) for message in messages(part)})
+    print(f"{size:>12,} B: ", ", ".join(f"{src} to {dst}" for src, dst in pairs))
+print()
+print(wire.sentence)
+
+# %% [markdown]
+# At every size, and to the byte (*residue* is what the prediction leaves over). Had the ring turned to the right, the
+# bytes would have been on other connections. Even of 8 bytes, two numbers on four ranks: two chunks are empty then,
+# and a message without data still travels.
+
+# %%
+left = {(rank, (rank - 1) % N) for rank in range(N)}
+for size in SIZES:
+    part = run.trace.within(f"{size:,} B").where(op="all_reduce")
+    assert {(message.src, message.dst) for message in messages(part)} == left
+
+assert wire.not_measured or wire.exact
+
+# %% [markdown]
+# ## What changes the traffic of a training job?
+#
+# DDP sums gradients with exactly this. The model has P parameters of 4 bytes, so in a step of three ranks each sends
+# 2 (n-1)/n · 4P = 4/3 · 4P bytes, if nothing else matters. **Predict first:** which of these change the number?
+# Batches of 64 images instead of 1; Adam instead of SGD; gradients in half precision (`fp16_compress_hook`).
+
+# %%
+my_guess = {"64 images": None, "Adam": None, "fp16 hook": None}  # more, fewer, the same
+
+
+def train(batch_size=1, adam=False, fp16=False):
+    images, labels = digits.shard(dist.get_rank(), dist.get_world_size())
+    torch.manual_seed(0)
+    model = DistributedDataParallel(models.ConvNet(), bucket_cap_mb=models.SMALL_BUCKETS)
+    if fp16:
+        model.register_comm_hook(None, fp16_compress_hook)
+    optimizer = (torch.optim.Adam if adam else torch.optim.SGD)(model.parameters(), lr=0.01)
+    for step in range(3):
+        batch = slice(step * batch_size, (step + 1) * batch_size)
+        with span(f"step {step}"):
+            optimizer.zero_grad()
+            loss = cross_entropy(model(images[batch]), labels[batch])
+            loss.backward()
+            optimizer.step()
+    return loss.item(), [parameter.detach() for parameter in model.module.parameters()]
+
+
+RUNS = {
+    "1 image, SGD": {},
+    "64 images": {"batch_size": 64},
+    "Adam": {"adam": True},
+    "fp16 hook": {"fp16": True},
+}
+per_step = {}
+for name, changes in RUNS.items():
+    run = Cluster(3).run(partial(train, **changes))
+    step = traffic(run.trace.within("step 2"))
+    per_step[name] = [step.bytes_from(rank=rank) for rank in range(3)]
+    print(f"{name:14} {per_step[name]}", f"  you guessed: {my_guess[name]}" if name in my_guess else "")
+
+# %% [markdown]
+# Only the hook: half the bytes for each number. The images of a batch are summed into *one* gradient per parameter
+# before anything is sent, and the optimizer works on what has arrived. The network matters by its number of
+# parameters, not by its computation.
+
+# %%
+P = sum(parameter.numel() for parameter in models.ConvNet().parameters())
+full = 2 * (3 - 1) / 3 * 4 * P
+
+assert per_step["1 image, SGD"] == per_step["64 images"] == per_step["Adam"] == [full] * 3
+assert per_step["fp16 hook"] == [full / 2] * 3
+
+# %% [markdown]
+# ## Training on the glass ring
+#
+# The readable ring is also a backend of torch: `Cluster(3, backend="dlearn_ring")`. The same `train`, not a line
+# changed, now sends its gradients step by step, where you can see them. **Predict first:** after training, how far are
+# the parameters from those that gloo's ring gives?
+
+# %%
+glass = Cluster(3, backend="dlearn_ring").run(train, 16)
+gloo = Cluster(3).run(train, 16)
+
+pairs = zip(glass.results[0][1], gloo.results[0][1], strict=True)
+print("largest difference:", max((a - b).abs().max().item() for a, b in pairs))
+
+# %% [markdown]
+# None, not in the last bit: it cuts the data where gloo cuts it and adds in the same order. (Floating-point sums
+# depend on the order.)
+#
+# In the picture, each bar is one bucket's all-reduce, and the arrows are its chunks. How many leave each bar?
+
+# %%
+axes = draw.timeline(glass.trace.within("step 2"))
+
+# %%
+assert all(torch.equal(a, b) for a, b in zip(glass.results[0][1], gloo.results[0][1], strict=True))
+assert glass.results[0][0] == gloo.results[0][0]
+
+step_of = {name: run.trace.within("step 2") for name, run in {"glass": glass, "gloo": gloo}.items()}
+assert traffic(step_of["glass"]).payload_bytes == traffic(step_of["gloo"]).payload_bytes
+assert len(messages(step_of["glass"])) == 3 * 3 * 4  # 3 buckets, 3 ranks, 2 (n-1) = 4 steps
+assert {message.how for message in messages(step_of["glass"])} == {"observed"}
+assert {message.how for message in messages(step_of["gloo"])} == {"derived"}
+
+# %% [markdown]
+# ## Write your own
+#
+# Now it is your turn. `my_ring(data)` gets a tensor whose length n divides, and leaves the sum of all ranks in it.
+# Either direction will do. The grade looks at the result *and* at the traffic, because a ring that sends far too much
+# gives the right sum, too:
+#
+# - `assert_traffic`: who sends to whom, and how many bytes;
+# - `assert_fresh` and `assert_reduces`: does every message bring something new? They compare checksums, which
+#   `checksums=True` records.
+
+
+# %%
+def swap(chunk, like, to, by):
+    """Send `chunk` to one neighbour while something of the size of `like` comes from the other."""
+    came = torch.empty_like(like)
+    sending = dist.isend(chunk, to)
+    dist.recv(came, by)
+    sending.wait()
+    return came
+
+
+def exam(all_reduce):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    shares = [torch.rand(n * 1000, generator=torch.Generator().manual_seed(each)) for each in range(n)]
+    data = shares[rank].clone()
+    with span("exam"):
+        all_reduce(data)
+    return torch.allclose(data, sum(shares))
+
+
+def grade(all_reduce):
+    run = Cluster(N, checksums=True).run(exam, all_reduce)
+    part, size = run.trace.within("exam"), N * 1000 * 4
+    print("the sum is", "right" if all(run.results.values()) else "WRONG")
+    assert_traffic(part, op="send", bytes_per_rank=2 * (N - 1) / N * size, pattern="ring")
+    assert_fresh(part, op="send")
+    assert_reduces(part, op="send")
+    assert all(run.results.values()), "the traffic is that of a ring, but the sum is wrong"
+    print("Passed: a ring, to the byte.")
+
+
+def my_ring(data):
+    return  # replace this by your ring, and run the next cell
+
+
+# %%
+try:
+    grade(my_ring)
+except (DlearnError, AssertionError) as error:
+    print("Not yet:", error)
+
+# %% [markdown]
+# ## Rings that went wrong
+#
+# These have really been taught. The first is right in its sum. **Predict first:** what will the grade say?
+
+
+# %%
+def whole_tensors(data):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    total, passing = data.clone(), data.clone()
+    for _ in range(n - 1):
+        passing = swap(passing, passing, to=(rank + 1) % n, by=(rank - 1) % n)
+        total += passing
+    data.copy_(total)
+
+
+def graded(all_reduce):
+    try:
+        grade(all_reduce)
+    except (DlearnError, AssertionError) as error:
+        print(f"{type(error).__name__}: {error}")
+        return str(error)
+    return ""
+
+
+whole = graded(whole_tensors)
+
+# %% [markdown]
+# Each rank passes on everything: (n-1) · S, twice the price on four ranks, sixteen times on 32.
+#
+# The next one sends as many bytes as it should, between the right ranks, and yet it sends nothing: an empty buffer
+# instead of the chunk. Bytes alone cannot show that; checksums can.
+
+
+# %%
+def zeros(data):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    chunks = data.chunk(n)
+    for step in range(2 * (n - 1)):
+        get = chunks[(rank - step - 1) % n]
+        get += swap(torch.zeros_like(get), get, to=(rank + 1) % n, by=(rank - 1) % n)
+
+
+def never_moves_on(data):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    chunks = data.chunk(n)
+    for step in range(2 * (n - 1)):
+        get = chunks[(rank - step - 1) % n]
+        get += swap(chunks[rank], get, to=(rank + 1) % n, by=(rank - 1) % n)  # always its own chunk
+
+
+nothing = graded(zeros)
+print()
+stale = graded(never_moves_on)
+
+# %%
+assert "each rank sends 48,000 B instead of 24,000 B" in whole
+assert "4,000 B of zeros" in nothing
+assert "stale" in stale
+
+# %% [markdown]
+# ## One that passes
+#
+# If you want to compare: the ring of this lesson, in ten lines. (`to` and `by` turn it to the left, as gloo does.)
+
+
+# %%
+def a_ring(data):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    left, right = (rank - 1) % n, (rank + 1) % n
+    chunks = data.chunk(n)
+    for step in range(n - 1):  # reduce-scatter
+        give, get = chunks[(rank + 1 + step) % n], chunks[(rank + 2 + step) % n]
+        get += swap(give, get, to=left, by=right)
+    for step in range(n - 1):  # all-gather
+        give, get = chunks[(rank + step) % n], chunks[(rank + 1 + step) % n]
+        get.copy_(swap(give, get, to=left, by=right))
+
+
+grade(a_ring)
+
+# %% [markdown]
+# ## Exercise
+#
+# Eight ranks, 1 GB of gradients: how many bytes does each rank send in a ring, and how many would go through rank 0 if
+# everybody sent to it and it answered? Work it out, write your two numbers instead of `None`, and run the cell.
+
+# %%
+ring_bytes, rank_0_bytes = None, None
+
+if ring_bytes is not None:
+    assert ring_bytes == 2 * (8 - 1) / 8 * 10**9, "no: 2 (n-1) steps, and one n-th of the data in each"
+    assert rank_0_bytes == 2 * (8 - 1) * 10**9, "no: 7 tensors come in, and 7 go out"
+    print("Right.")
+
+# %% [markdown]
+# *Text and figures: CC BY 4.0. Code: MIT.*
