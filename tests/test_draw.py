@@ -14,7 +14,7 @@ from traces import Job, tensor
 
 from dlearn import draw
 from dlearn.analysis import traffic
-from dlearn.analysis.findings import finding, size_text, time_text, traffic_finding
+from dlearn.analysis.findings import finding, sequence_finding, size_text, time_text, traffic_finding
 from dlearn.analysis.waiting import waiting
 from dlearn.draw import palette, rows
 from dlearn.draw.canvas import plain, wrap
@@ -438,6 +438,14 @@ def test_the_pattern_of_the_bytes_is_named(tmp_path, pairs, sentence):
         job.send(src, dst, size=100)
         job.recv(dst, src, size=100)
     assert traffic_finding(traffic(job.load())) == sentence
+
+
+def test_a_barrier_sends_messages_without_data(tmp_path):
+    job = Job(tmp_path, ranks=4)
+    job.collective("barrier")
+    trace = job.load()
+    assert traffic_finding(traffic(trace)) == "No rank sends data"
+    assert sequence_finding(trace) == "8 messages without data"
 
 
 def test_sizes_that_differ_by_a_last_chunk_are_about_the_same(tmp_path):

@@ -35,6 +35,8 @@ def sequence_finding(trace: Trace) -> str:
         return capital(hang_sentence(stuck[0], trace))
     sent = traffic(trace)
     count = sum(sent.message_count.values())
+    if count and not sent.total_bytes:
+        return f"{count_text(count, 'message')} without data"
     return traffic_finding(sent) + (f", in {count_text(count, 'message')}" if count else "")
 
 
@@ -51,7 +53,8 @@ def traffic_finding(sent: Traffic) -> str:
     """The pattern of the bytes: "Each rank sends 28.9 kB to the rank before it"."""
     pairs = {pair: size for pair, size in sent.payload_bytes.items() if size}
     if not pairs:
-        return "No message is known" if sent.unexplained else "No rank sends anything"
+        nothing = "No rank sends data" if sent.message_count else "No rank sends anything"
+        return "No message is known" if sent.unexplained else nothing
     names, ranks = sent.labels, sent.ranks
     senders, receivers = sorted({src for src, _ in pairs}), sorted({dst for _, dst in pairs})
     alike = _alike(list(pairs.values()))

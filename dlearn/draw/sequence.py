@@ -183,7 +183,7 @@ def legend(rows: Rows) -> list[Artist]:
 
 
 def notes(rows: Rows) -> list[str]:
-    told = ["Downwards is the order of sending; distances are no times."]
+    told = ["Downwards is the order of sending, step by step; distances are no times."]
     if rows.merged:
         told.append("An arrow stands for all messages of one operation between two ranks.")
     if rows.left_out:
