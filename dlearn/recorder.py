@@ -28,9 +28,12 @@ from torch._C._distributed_c10d import ProcessGroup
 
 import dlearn
 from dlearn.errors import TraceError
-from dlearn.hooks import collectives, ddp
+from dlearn.hooks import collectives, ddp, rpc
 from dlearn.hooks.groups import Groups
+from dlearn.hooks.rpc_agent_log import AgentLog
+from dlearn.hooks.rpc_state import Watchers
 from dlearn.hooks.sockets import Sockets
+from dlearn.trace.agent_log import log_path
 from dlearn.trace.event import FORMAT, Collective, Counters, End, Event, Footer, Header, Line, PointToPoint, Span
 from dlearn.trace.options import Measure, Options
 from dlearn.trace.store import Writer
@@ -106,14 +109,22 @@ def step(number: int, *, offset_bytes: int, whole_bytes: int) -> Iterator[None]:
 
 
 def start(
-    folder: Path, *, header: Header, options: Options | None = None, clock: Clock = time.monotonic_ns
+    folder: Path,
+    *,
+    header: Header,
+    options: Options | None = None,
+    clock: Clock = time.monotonic_ns,
+    sorted_stderr: bool = False,
 ) -> Recording:
-    """Install every hook and write into `folder` until `stop()`. For `record` and the cluster's ranks."""
+    """Install every hook and write into `folder` until `stop()`. For `record` and the cluster's ranks.
+
+    With `sorted_stderr` whoever reads this process's stderr keeps the RPC agent's log.
+    """
     global _active
     if _active is not None:
         raise TraceError("this process is being recorded already: end the other recording first.")
     _refuse_other_jobs(folder, header.job)
-    recording = Recording(folder, header=header, options=options or Options(), clock=clock)
+    recording = Recording(folder, header=header, options=options or Options(), clock=clock, sorted_stderr=sorted_stderr)
     _active = recording
     atexit.register(recording.stop)
     return recording
@@ -122,7 +133,9 @@ def start(
 class Recording:
     """One process being recorded; implements `hooks.Emit`."""
 
-    def __init__(self, folder: Path, *, header: Header, options: Options, clock: Clock) -> None:
+    def __init__(
+        self, folder: Path, *, header: Header, options: Options, clock: Clock, sorted_stderr: bool = False
+    ) -> None:
         self._clock = clock
         self._numbers = itertools.count()
         self._owner = threading.get_ident()
@@ -135,11 +148,16 @@ class Recording:
         self._groups = Groups(self)
         self._steps: dict[int, dict[str, Any]] = {}
         self._under_way: set[int] = set()
+        self._both_ways = False
         self._writer = Writer(folder / f"{header.host}-{header.pid}.jsonl", max_bytes=options.max_bytes)
         try:
             self._writer.write(header)
             self._undo.callback(collectives.install(self, self._groups, checksums=options.checksums))
             self._undo.callback(ddp.install(self))
+            log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
+            self._undo.callback(log.close)
+            watchers = Watchers(log.open, self._sockets.note_strangers, self.watch_rpc_sockets)
+            self._undo.callback(rpc.install(self, watchers))
             if self._measure is not None:
                 self._undo.callback(self._sockets.install(self._groups.name, self.count))
         except BaseException:
@@ -159,15 +177,12 @@ class Recording:
         number = next(self._numbers)
         if watched:
             self._under_way.add(number)
-        self._writer.write(
-            kind(
-                number=number,
-                start_ns=now,
-                parent=spans[-1] if spans else None,
-                thread="" if thread.ident == self._owner else thread.name,
-                **facts,
-            )
-        )
+        found = {
+            "start_ns": now,
+            "parent": spans[-1] if spans else None,
+            "thread": "" if thread.ident == self._owner else thread.name,
+        }
+        self._writer.write(kind(number=number, **(found | facts)))
         return number
 
     def end(self, number: int, *, by: str, error: str = "", peer: int | None = None) -> None:
@@ -247,9 +262,16 @@ class Recording:
             return
         try:
             still = self._sockets.settle() if self._measure == "phase" else None
-            self.event(Counters, sent_bytes=self._sockets.sent_bytes(), still=still)
+            received = self._sockets.received_bytes() if self._both_ways else ()
+            self.event(Counters, sent_bytes=self._sockets.sent_bytes(), received_bytes=received, still=still)
         except Exception as failure:
             self.failed("the counters of sockets", failure)
+
+    def watch_rpc_sockets(self) -> None:
+        """An agent stands: its connections are there, if they are TCP."""
+        if self._measure is not None and self._sockets.watch_new("rpc"):
+            self._both_ways = True
+            self.count()
 
     def _count_before_operation(self) -> None:
         # The program's wait returns before its operation's end is reported here.

@@ -8,8 +8,7 @@ from dlearn.analysis.hangs import hangs
 from dlearn.analysis.traffic import Traffic, traffic
 from dlearn.analysis.waiting import waiting
 from dlearn.analysis.words import count_text, hang_sentence, missing_text, why_stuck
-from dlearn.trace.event import Collective, PointToPoint
-from dlearn.trace.message import Operation
+from dlearn.trace.message import End, Operation
 from dlearn.trace.trace import Trace
 
 
@@ -40,7 +39,7 @@ def sequence_finding(trace: Trace) -> str:
     return traffic_finding(sent) + (f", in {count_text(count, 'message')}" if count else "")
 
 
-def stuck_reason(operation: Operation, end: Collective | PointToPoint, trace: Trace) -> str:
+def stuck_reason(operation: Operation, end: End, trace: Trace) -> str:
     """Why this rank did not come out of its call; nothing if it did."""
     if not (end.pending or end.failed):
         return ""

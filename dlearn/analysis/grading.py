@@ -22,7 +22,7 @@ from dlearn.analysis.unrolling import sums_of
 from dlearn.analysis.words import call_text, count_text, hang_sentence, missing_text
 from dlearn.errors import DlearnError, TrafficError
 from dlearn.trace.event import Collective, PointToPoint, TensorInfo
-from dlearn.trace.message import Operation
+from dlearn.trace.message import End, Operation
 from dlearn.trace.trace import Trace
 
 Bytes = float | Fraction
@@ -197,8 +197,8 @@ def _pairs(seen: Traffic) -> frozenset[Edge]:
     return frozenset(pair for pair, size in seen.payload_bytes.items() if size)
 
 
-def _tensors(end: Collective | PointToPoint) -> tuple[TensorInfo, ...]:
-    return end.tensors if isinstance(end, PointToPoint) else (*end.inputs, *end.outputs)
+def _tensors(end: End) -> tuple[TensorInfo, ...]:
+    return (*end.inputs, *end.outputs) if isinstance(end, Collective) else end.tensors
 
 
 # What is wrong with it ------------------------------------------------------------------------------------------------

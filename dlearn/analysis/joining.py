@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from dlearn.analysis import buckets
 from dlearn.analysis.buckets import Key
+from dlearn.analysis.rpc import rpc_operations
 from dlearn.trace.event import Bucket, Collective, PointToPoint, TensorInfo
 from dlearn.trace.matching import Match
-from dlearn.trace.message import Operation
+from dlearn.trace.message import End, Operation, RpcEnd
 from dlearn.trace.trace import Trace
 
 _EQUAL_SIZES = {
@@ -39,19 +40,24 @@ def operations(trace: Trace) -> tuple[Operation, ...]:
             top.append(each)
         else:
             steps[outer].append(_operation(each, carried, ()))
-    return tuple(
+    found = [
         _operation(each, carried, [step for end in each.ends for step in steps.get((end.rank, end.number), ())])
         for each in top
-    )
+    ]
+    calls = list(rpc_operations(trace))
+    return tuple(sorted(found + calls, key=lambda each: each.start_ns) if calls else found)
 
 
 def _is_collective(match: Match) -> bool:
     return isinstance(match.ends[0], Collective)
 
 
-def payload_bytes(call: Collective | PointToPoint) -> int:
-    """What one rank hands to the transport in this call: what it gives, or, if it gives nothing, what it gets."""
-    if isinstance(call, PointToPoint):
+def payload_bytes(call: End) -> int:
+    """What one rank hands to the transport in this call: what it gives, or, if it gives nothing, what it gets.
+
+    Of an RPC the tensors of its arguments.
+    """
+    if isinstance(call, PointToPoint | RpcEnd):
         return _bytes(call.tensors)
     return _bytes(call.inputs or call.outputs)
 

@@ -13,6 +13,7 @@ import msgspec
 
 from dlearn.analysis import gloo
 from dlearn.analysis.joining import payload_bytes
+from dlearn.analysis.rpc import messages_of_exchange
 from dlearn.trace.event import Collective, PointToPoint
 from dlearn.trace.message import How, Message, Operation
 
@@ -29,6 +30,8 @@ class PairSum(NamedTuple):
 
 def messages_of(operation: Operation) -> list[Message] | str:
     """The messages of one operation, or why they are not known: its steps', else those of the backend's algorithm."""
+    if operation.exchange is not None:
+        return messages_of_exchange(operation)
     if operation.steps:
         return _of_steps(operation)
     if operation.sender is not None or operation.receiver is not None:
@@ -39,7 +42,8 @@ def messages_of(operation: Operation) -> list[Message] | str:
 
 def sums_of(operation: Operation) -> list[PairSum] | str:
     """`messages_of` summed for each pair of ranks, at the price of one message each."""
-    if operation.steps or operation.sender is not None or operation.receiver is not None:
+    single = operation.exchange is not None or operation.sender is not None or operation.receiver is not None
+    if operation.steps or single:
         found = messages_of(operation)
         return found if isinstance(found, str) else [PairSum(m.src, m.dst, m.how, m.payload_bytes, 1) for m in found]
     schedule = _schedule(operation)

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections import defaultdict
 
 from dlearn.analysis.joining import operations
-from dlearn.trace.event import Collective, PointToPoint
-from dlearn.trace.message import Operation
+from dlearn.trace.event import PointToPoint
+from dlearn.trace.message import End, Operation
 from dlearn.trace.trace import Trace
 
 
-def waited_until_ns(operation: Operation, end: Collective | PointToPoint) -> int | None:
+def waited_until_ns(operation: Operation, end: End) -> int | None:
     """Until when this rank's part could not begin: the last rank's call. None where that did not come, or nobody knows.
 
     A rank that was done before the last one called has waited for nobody: its data went ahead into a buffer.
     """
+    if operation.exchange is not None:
+        return end.start_ns  # Nobody is late: a callee begins when it is asked.
     nobody_knows = operation.unseen or (isinstance(end, PointToPoint) and len(operation.ends) == 1)
     if operation.missing or (nobody_knows and end.end_ns is None):
         return None

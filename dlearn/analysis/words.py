@@ -14,8 +14,7 @@ from dlearn.analysis.ledger import agreements
 from dlearn.analysis.reconcile import reconcile
 from dlearn.analysis.traffic import Traffic, traffic_of
 from dlearn.analysis.unrolling import messages_of, sums_of
-from dlearn.trace.event import Collective, PointToPoint
-from dlearn.trace.message import Message, Operation
+from dlearn.trace.message import End, Message, Operation, RpcEnd
 from dlearn.trace.trace import Trace
 
 _NAMES_SHOWN = 4
@@ -251,7 +250,7 @@ def _wait_for_each_other(one: Hang, other: Hang) -> bool:
     return len(one.waiting) == 1 and one.waiting == other.operation.missing and other.waiting == one.operation.missing
 
 
-def _stuck_call(hang: Hang) -> tuple[int, Collective | PointToPoint]:
+def _stuck_call(hang: Hang) -> tuple[int, End]:
     return next((end.rank, end) for end in hang.operation.ends if end.rank in hang.waiting)
 
 
@@ -272,7 +271,7 @@ def hang_sentence(hang: Hang, trace: Trace, notes: Mapping[int, str] | None = No
 def _never(
     operation: Operation,
     rank: int,
-    call: Collective | PointToPoint | None,
+    call: End | None,
     trace: Trace,
     notes: Mapping[int, str],
 ) -> str:
@@ -298,10 +297,10 @@ def whereabouts(trace: Trace, rank: int) -> str:
     return f"was in {call_text(call)}" if call is not None else ""
 
 
-def call_text(call: Collective | PointToPoint) -> str:
+def call_text(call: End) -> str:
     """ "all_reduce #3 (quickstart.py:14)": the operation, its number in the group, and the line of code."""
     site = f" ({call.site})" if call.site else ""
-    return f"{call.op} #{call.seq}{site}"
+    return f"{call.op} {call.what}{site}" if isinstance(call, RpcEnd) else f"{call.op} #{call.seq}{site}"
 
 
 def _verb(operation: Operation) -> str:

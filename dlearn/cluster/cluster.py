@@ -45,8 +45,11 @@ class Cluster:
     inside `with Cluster(4) as c:` they stay, with their state and process group. Inside the function the process group
     is ready (`backend` "gloo", or "nccl" with a GPU for each rank, or "dlearn_ring" and "dlearn_star", whose every step
     is a message that you can see); with `init=False` that is left to your code, whose own `init_process_group("gloo")`
-    works unchanged. What ranks send is recorded unless `record=False`; `measure` and `checksums` are those of
-    `dlearn.record`. `start` is "forkserver", or "spawn" where forking is unsafe (the default on macOS and Windows).
+    works unchanged. With `rpc=True` every rank is an RPC worker of its own name (of a number: "worker0"), on loopback
+    and over TCP, so that its bytes are counted; it serves until all functions have returned.
+
+    What ranks send is recorded unless `record=False`; `measure` and `checksums` are those of `dlearn.record`. `start`
+    is "forkserver", or "spawn" where forking is unsafe (the default on macOS and Windows).
 
         run = Cluster(3).run(train, 10, timeout=60)
         run.results[0], run.output[0], run.trace
@@ -58,6 +61,7 @@ class Cluster:
         *,
         backend: Literal["gloo", "nccl", "dlearn_ring", "dlearn_star"] = "gloo",
         init: bool = True,
+        rpc: bool = False,
         record: bool = True,
         measure: Measure | None = "span",
         checksums: bool = False,
@@ -71,7 +75,7 @@ class Cluster:
             )
         if start not in ("forkserver", "spawn"):
             raise SetupError(f"ranks cannot be started by {start!r}; use 'forkserver' or 'spawn'.")
-        self.backend, self.init = backend, init
+        self.backend, self.init, self.rpc = backend, init, rpc
         options = Options(measure, checksums)
         self.record = options if record else None
         self._start: StartMethod = start
@@ -194,6 +198,7 @@ class Cluster:
                     record=self.record,
                     keep=self._kept,
                     keep_group=self._inside_with,
+                    rpc=self.rpc,
                 )
                 for rank, name in enumerate(self.names)
             ]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.reduction import send_handle
+from pathlib import Path
 from typing import NamedTuple
 
 from dlearn.cluster import spares
@@ -20,6 +21,7 @@ from dlearn.cluster.launch import RankProcess, StartMethod, start_rank
 from dlearn.cluster.output import OutputStreams, ProgressLine
 from dlearn.cluster.rank import FINISH, STACK_SIGNAL, Call, Raised, Returned, stack_file
 from dlearn.errors import SetupError
+from dlearn.trace.agent_log import SUFFIX
 
 GRACE_SECONDS = 0.5
 """After one rank has failed: how long the others may take to notice, before they are ended."""
@@ -107,7 +109,8 @@ class Crew:
     def _call(
         self, calls: Sequence[Call], listener: socket.socket, timeout: float | None
     ) -> tuple[list[Outcome], OutputStreams]:
-        streams = OutputStreams(self.tags)
+        logs = [_agent_log(call, rank) for call, rank in zip(calls, self.ranks, strict=True)]
+        streams = OutputStreams(self.tags, logs)
         progress = ProgressLine()
         # On a thread: a rank that does not read must not hold up the clock. It ends when the ranks do.
         self._sender = threading.Thread(target=_send, args=(list(self.ranks), calls, listener), daemon=True)
@@ -246,6 +249,13 @@ class Crew:
         for rank in self.ranks:
             rank.close()
         self.ranks.clear()
+
+
+def _agent_log(call: Call, rank: RankProcess) -> Path | None:
+    """Where the log of this rank's RPC agent goes, which comes with what it prints."""
+    if not call.rpc or call.record is None:
+        return None
+    return Path(call.folder, "trace", f"{socket.gethostname()}-{rank.process.pid}{SUFFIX}")
 
 
 def _send(ranks: Sequence[RankProcess], calls: Sequence[Call], listener: socket.socket) -> None:

@@ -7,18 +7,26 @@ import sys
 import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
+
+from dlearn.trace.agent_log import Filter
 
 
 class OutputStreams:
-    """The ranks' pipes. `read` shows and keeps what has come through one of them."""
+    """The ranks' pipes. `read` shows and keeps what has come through one of them.
 
-    def __init__(self, tags: Sequence[str]) -> None:
+    The log of a rank's RPC agent comes the same way; it goes to the rank's file of `logs` and is not shown.
+    """
+
+    def __init__(self, tags: Sequence[str], logs: Sequence[Path | None] = ()) -> None:
         width = max(map(len, tags), default=0)
         self._tags = [f"[{tag}]".ljust(width + 3) for tag in tags]
         self._kept: list[list[bytes]] = [[] for _ in tags]
         self._unfinished: list[list[bytes]] = [[] for _ in tags]
         self._to_show: list[str] = []
+        self._logs = [log.open("ab", buffering=0) if log is not None else None for log in logs or [None] * len(tags)]
+        self._sieves = [Filter(log.write) if log is not None else None for log in self._logs]
 
     def read(self, index: int, pipe: Connection) -> bool:
         """Take what is there now; False at the end of the stream."""
@@ -28,6 +36,11 @@ class OutputStreams:
             data = b""
         if not data:
             return False
+        sieve = self._sieves[index]
+        self._take(index, sieve.feed(data) if sieve is not None else data)
+        return True
+
+    def _take(self, index: int, data: bytes) -> None:
         self._kept[index].append(data)
         first, *others = data.split(b"\n")
         unfinished = self._unfinished[index]
@@ -35,7 +48,6 @@ class OutputStreams:
         for other in others:
             self._to_show.append(self._tags[index] + _text(b"".join(unfinished)))
             unfinished[:] = [other]
-        return True
 
     def show(self) -> None:
         """Print the whole lines that came since the last time, in one go."""
@@ -50,7 +62,11 @@ class OutputStreams:
         return bool(self._to_show)
 
     def finish(self) -> None:
-        """Show what is left without a line's end."""
+        """Show what is left without a line's end, and close the logs."""
+        for index, (sieve, log) in enumerate(zip(self._sieves, self._logs, strict=True)):
+            if sieve is not None and log is not None:
+                self._take(index, sieve.rest())
+                log.close()
         for index, parts in enumerate(self._unfinished):
             if rest := b"".join(parts):
                 self._to_show.append(self._tags[index] + _text(rest))

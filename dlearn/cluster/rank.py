@@ -18,12 +18,14 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from typing import Any
 
+from dlearn.cluster import rpc
 from dlearn.cluster.payload import Surroundings, Unpacker, is_installed
 from dlearn.trace.options import Options
 
@@ -48,6 +50,7 @@ class Call:
     record: Options | None
     keep: bool
     keep_group: bool
+    rpc: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,7 +147,8 @@ class _Rank:
             functions, args = self._set_up(call, listener)
             function = functions[call.rank]
             me = os.getpid()
-            value = function(*args) if function is not None else None
+            with rpc.worker(call.name, call.rank, call.world_size, recording) if call.rpc else nullcontext():
+                value = function(*args) if function is not None else None
             if os.getpid() != me:
                 # The function forked, and this is the copy. Only the rank itself answers.
                 _flush()
@@ -242,7 +246,7 @@ def _start_recording(call: Call) -> Any:
         name="" if call.name.isdigit() else call.name,
         world_size=call.world_size,
     )
-    return recorder.start(Path(call.folder, "trace"), header=header, options=call.record)
+    return recorder.start(Path(call.folder, "trace"), header=header, options=call.record, sorted_stderr=True)
 
 
 def _meet(call: Call, listener: int | None) -> Any:

@@ -15,8 +15,8 @@ from dlearn.analysis.joining import payload_bytes
 from dlearn.analysis.waiting import waited_until_ns
 from dlearn.draw.canvas import TEXT_PT, plain, points, points_per_ms, text_width
 from dlearn.draw.palette import INK, LANE, MISSING, WAITING_HATCH, Look, look
-from dlearn.trace.event import NOT_OBSERVED, Collective, PointToPoint
-from dlearn.trace.message import Operation
+from dlearn.trace.event import NOT_OBSERVED
+from dlearn.trace.message import End, Operation
 from dlearn.trace.trace import Trace
 
 State = Literal["ended", "stuck", "not observed", "absent"]
@@ -56,7 +56,7 @@ def bars_of(operations: Iterable[Operation], trace: Trace, *, until_ns: int) -> 
     return sorted(bars, key=lambda bar: bar.start_ns)
 
 
-def _bar(operation: Operation, end: Collective | PointToPoint, trace: Trace, until_ns: int) -> Bar:
+def _bar(operation: Operation, end: End, trace: Trace, until_ns: int) -> Bar:
     state: State = "ended"
     until = end.end_ns if end.end_ns is not None else until_ns
     if end.pending or end.failed:
@@ -69,7 +69,7 @@ def _bar(operation: Operation, end: Collective | PointToPoint, trace: Trace, unt
     return Bar(end.rank, end.op, operation, end.start_ns, transfer, until, state, _labels(operation, end, reason))
 
 
-def _labels(operation: Operation, end: Collective | PointToPoint, reason: str) -> tuple[str, ...]:
+def _labels(operation: Operation, end: End, reason: str) -> tuple[str, ...]:
     size = payload_bytes(end)
     short = f"{end.op} {size_text(size)}" if size else end.op
     if reason:

@@ -23,6 +23,12 @@ class Emit(Protocol):
     def end(self, number: int, *, by: str, error: str = "", peer: int | None = None) -> None:
         """Event `number` ends now. With `by=NOT_OBSERVED` nobody will ever see its end."""
 
+    def enter(self, number: int) -> None:
+        """What this thread reports from now on happens inside event `number`."""
+
+    def leave(self, number: int) -> None:
+        """No longer."""
+
     def fact(self, line: Line) -> None:
         """Something about this process that is no event: a process group that it belongs to, a connection."""
 

@@ -246,6 +246,12 @@ class _Probe:
     def end(self, number: int, *, by: str, error: str = "", peer: int | None = None) -> None:
         self.seen.append("end")
 
+    def enter(self, number: int) -> None:
+        pass
+
+    def leave(self, number: int) -> None:
+        pass
+
     def fact(self, line: Line) -> None:
         pass
 

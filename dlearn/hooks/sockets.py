@@ -36,9 +36,18 @@ STILL_SECONDS = 0.0005
 PATIENCE_SECONDS = 0.25
 """How long `settle` waits for that."""
 
-# struct tcp_info in <linux/tcp.h>: bytes that were sent and not yet sent, and those sent again after a loss.
+# struct tcp_info in <linux/tcp.h>: bytes received, not yet sent, sent, and those sent again after a loss.
 # A single read of the buffer, so that no other thread's sample comes between its parts.
-_COUNTS = struct.Struct("=144x I 52x Q Q")
+_COUNTS = struct.Struct("=128x Q 8x I 52x Q Q")
+
+
+def _written(received: int, not_sent: int, sent: int, again: int) -> int:
+    # What waits in the kernel for the receiver has been written, too.
+    return sent - again + not_sent
+
+
+def _received(received: int, *_: int) -> int:
+    return received
 
 
 class _Connection(NamedTuple):
@@ -104,7 +113,20 @@ class Sockets:
 
     def sent_bytes(self) -> tuple[int | None, ...]:
         """Bytes that this process has written into each connection so far; None for one that is closed."""
-        return tuple(self._written(each) for each in self._connections)
+        return tuple(self._counted(each, _written) for each in self._connections)
+
+    def received_bytes(self) -> tuple[int | None, ...]:
+        """Bytes that have come to this process through each connection so far."""
+        return tuple(self._counted(each, _received) for each in self._connections)
+
+    def note_strangers(self) -> None:
+        """The connections that are there now are none of ours."""
+        if self._getsockopt is not None:
+            self._look(None)
+
+    def watch_new(self, group: str) -> bool:
+        """Watch the connections that have come since then, as `group`'s. True if there are any."""
+        return self._getsockopt is not None and self._look(group)
 
     def settle(self) -> bool:
         """Wait until the counters stand still; False if they did not in a quarter of a second."""
@@ -118,7 +140,7 @@ class Sockets:
             before = now
         return False
 
-    def _written(self, connection: _Connection) -> int | None:
+    def _counted(self, connection: _Connection, what: Callable[..., int]) -> int | None:
         assert self._getsockopt is not None
         try:
             if os.fstat(connection.fd).st_ino != connection.inode:
@@ -130,9 +152,7 @@ class Sockets:
             return None
         if size.value < _COUNTS.size:
             return None
-        not_sent, sent, again = _COUNTS.unpack(connection.info)
-        # What waits in the kernel for the receiver has been written, too.
-        return int(sent - again + not_sent)
+        return what(*_COUNTS.unpack(connection.info))
 
     def _look(self, group: str | None) -> bool:
         """Take note of all connections that are new; those of `group` are watched from now on. True if there are."""
@@ -149,7 +169,7 @@ class Sockets:
             if group is None or local[1] in store_ports or remote[1] in store_ports:
                 continue
             connection = _Connection(fd, inode, ctypes.create_string_buffer(_COUNTS.size))
-            if self._written(connection) is None:
+            if self._counted(connection, _written) is None:
                 self._emit.fact(
                     NotMeasured(reason="this kernel's TCP_INFO does not count bytes (older than Linux 4.19)")
                 )

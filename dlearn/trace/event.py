@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-FORMAT = 2
+FORMAT = 3
 """Version of the trace file. A reader refuses any other."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -95,6 +95,18 @@ class Socket(Line, tag="socket", frozen=True, kw_only=True):
     group: str
     local: str
     remote: str
+
+
+class Worker(Line, tag="worker", frozen=True, kw_only=True):
+    """This process as RPC knows it. `wall_ns` is its wall clock less its monotonic one, for the agent's log.
+
+    `log` tells whether the agent's own log is kept beside the trace, and if not, why.
+    """
+
+    name: str
+    id: Count
+    wall_ns: Nanoseconds
+    log: str = ""
 
 
 class NotMeasured(Line, tag="not measured", frozen=True, kw_only=True):
@@ -227,7 +239,100 @@ class Counters(Event, tag="counters", frozen=True, kw_only=True):
     ends: ClassVar[bool] = False
 
     sent_bytes: tuple[Count | None, ...]
+    received_bytes: tuple[Count | None, ...] = ()
+    """Bytes that have come from there; read where RPC is used only, whose other side knows nothing of our phases."""
     still: bool | None = None
+
+
+class RRefFork(msgspec.Struct, frozen=True, gc=False):
+    """A reference to a remote value (RRef) that travels in a message: whose value it is, and this copy's own id."""
+
+    owner: Count
+    fork: str
+
+
+class RpcCall(Event, tag="rpc call", frozen=True, kw_only=True):
+    """The caller's end of an RPC: it begins before the arguments are handed to the agent, at `handed_ns` that is done.
+
+    `to` is a worker's id, `call` numbers the calls of this process. `pickled_bytes` are those of function and
+    arguments without the tensors; None where C++ writes them (flavour "builtin" and "script"). `observer_bytes` is what
+    the recorder adds: the id by which both ends are joined. `context` is the distributed autograd context. A function
+    that is defined inside another travels `by_value`. An `observer` call is the cluster's own, to open connections.
+    """
+
+    op: Literal["rpc_sync", "rpc_async", "remote"]
+    function: str
+    flavour: Literal["python", "builtin", "script"]
+    to: Count
+    call: Count
+    handed_ns: Nanoseconds
+    tensors: tuple[TensorInfo, ...] = ()
+    pickled_bytes: Count | None = None
+    observer_bytes: Count = 0
+    context: Count | None = None
+    needs_grad: bool = False
+    """Whether a tensor in it needs a gradient: else a builtin call is sent without autograd's data."""
+    rrefs: tuple[RRefFork, ...] = ()
+    by_value: bool = False
+    detached: tuple[str, ...] = ()
+    """Arguments that were an nn.Parameter: they arrive as plain tensors without a gradient."""
+    observer: bool = False
+
+
+class RpcRun(Event, tag="rpc run", frozen=True, kw_only=True):
+    """The callee's end: it begins with the function; the request was there at `arrived_ns`, unpacked."""
+
+    function: str
+    caller: Count
+    call: Count
+    arrived_ns: Nanoseconds
+    context: Count | None = None
+
+
+class RpcReply(Event, tag="rpc reply", frozen=True, kw_only=True):
+    """A value is packed to be sent back: the result of a call, or, `fetched`, what an RRef holds.
+
+    `caller` and `call` name the call; those of a fetched value are its own, given by this process.
+    """
+
+    ends: ClassVar[bool] = False
+
+    caller: Count
+    call: Count
+    fetched: bool = False
+    tensors: tuple[TensorInfo, ...] = ()
+    pickled_bytes: Count
+    observer_bytes: Count = 0
+    rrefs: tuple[RRefFork, ...] = ()
+    error: str = ""
+    """The class of the exception that the function raised."""
+
+
+class RpcArrival(Event, tag="rpc arrival", frozen=True, kw_only=True):
+    """A reply, or a fetched value, has come here; `caller` and `call` as in its `RpcReply`."""
+
+    ends: ClassVar[bool] = False
+
+    caller: Count
+    call: Count
+    fetched: bool = False
+
+
+class RpcWindow(Event, tag="rpc window", frozen=True, kw_only=True):
+    """A stretch of Python in which C++ sends messages by itself.
+
+    "to_here" fetches a value from `to`. "rref" takes in an RRef of `to`, sent by `parent`. "context" is a distributed
+    autograd context, "backward" its backward pass, "release" its end. "crossing" hands the gradients `tensors` to the
+    node of number `message` on another worker.
+    """
+
+    op: Literal["to_here", "rref", "context", "backward", "release", "crossing"]
+    to: Count | None = None
+    parent_worker: Count | None = None
+    fork: str = ""
+    context: Count | None = None
+    message: Count | None = None
+    tensors: tuple[TensorInfo, ...] = ()
 
 
 AnyLine = (
@@ -235,6 +340,7 @@ AnyLine = (
     | Footer
     | GroupFact
     | Socket
+    | Worker
     | NotMeasured
     | End
     | Collective
@@ -243,4 +349,9 @@ AnyLine = (
     | Gradient
     | Span
     | Counters
+    | RpcCall
+    | RpcRun
+    | RpcReply
+    | RpcArrival
+    | RpcWindow
 )

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from dlearn.trace.event import Bucket, Collective, PointToPoint
+from dlearn.trace.event import Bucket, Collective, Event, PointToPoint, TensorInfo
+from dlearn.trace.exchange import Exchange
 
 if TYPE_CHECKING:
     import pandas
@@ -28,8 +29,24 @@ class Group(msgspec.Struct, frozen=True):
     default: bool
 
 
+class RpcEnd(Event, tag="rpc end", frozen=True, kw_only=True):
+    """One side of an RPC: the caller's until the reply has come, or the callee's from arrival to reply.
+
+    `seq` is the agent's own number of the request. Not in the file: made of what Python saw and the agents logged.
+    """
+
+    op: str
+    seq: int
+    group: str = "rpc"
+    tensors: tuple[TensorInfo, ...] = ()
+    what: str = ""
+
+
+End = Collective | PointToPoint | RpcEnd
+
+
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """A collective with all its members, or a send with its recv.
+    """A collective with all its members, a send with its recv, or an RPC request with its reply (`exchange`).
 
     `ends` holds each member's own event, in the order of ranks; `missing` the ranks that never called it.
     A send stands before its recv. `problem` says in words why the ends do not fit together, or is empty.
@@ -38,7 +55,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     op: str
     group: Group
     seq: int
-    ends: tuple[Collective | PointToPoint, ...]
+    ends: tuple[End, ...]
     missing: tuple[int, ...] = ()
     problem: str = ""
     bucket: Bucket | None = None
@@ -49,6 +66,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """Of a point-to-point operation: from whom, to whom."""
     steps: tuple[Operation, ...] = ()
     """Of a glass-box collective: the sends that it consists of."""
+    exchange: Exchange | None = None
 
     @property
     def start_ns(self) -> int:
@@ -118,6 +136,15 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     whole_bytes: int = 0
     step: int = 0
     confirmed: bool = False
+    control: bool = False
+    """Of an RPC: torch's own, without any of the program's data."""
+    known_by: str = ""
+    """Of an RPC, how its kind is known: python, window, rule or unknown."""
+    tensors: tuple[TensorInfo, ...] = ()
+    packed_bytes: int | None = None
+    """Of an RPC: the payload without its tensors; None where C++ packed it."""
+    observer_bytes: int = 0
+    """What the recorder adds to it on the wire; in no other count."""
 
 
 class Messages(msgspec.Struct, frozen=True):

@@ -29,6 +29,7 @@ from dlearn.trace.event import (
     NotMeasured,
     PointToPoint,
     Socket,
+    Worker,
 )
 
 MAX_LINE_BYTES = 1 << 20
@@ -102,6 +103,7 @@ class ProcessFile:
     events: dict[int, Event] = field(default_factory=dict)
     groups: dict[str, GroupFact] = field(default_factory=dict)
     sockets: dict[int, Socket] = field(default_factory=dict)
+    worker: Worker | None = None
     not_measured: str = ""
     footer: Footer | None = None
     problems: list[str] = field(default_factory=list)
@@ -249,6 +251,8 @@ def _take(file: ProcessFile, line: AnyLine) -> None:
         case Socket():
             if file.sockets.setdefault(line.id, line) != line:
                 raise ValueError(f"socket {line.id} a second time, and different")
+        case Worker():
+            file.worker = line  # After shutdown and init_rpc again, the last one.
         case NotMeasured():
             file.not_measured = line.reason
         case End():

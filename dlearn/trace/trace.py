@@ -13,8 +13,10 @@ from pathlib import Path
 import msgspec
 
 from dlearn.errors import TraceError
-from dlearn.trace.event import Collective, Event, Footer, GroupFact, Header, PointToPoint, Socket, Span
+from dlearn.trace.event import Collective, Event, Footer, GroupFact, Header, PointToPoint, Socket, Span, Worker
 from dlearn.trace.matching import Match, match
+from dlearn.trace.message import RpcEnd
+from dlearn.trace.rpc_kinds import Rpc, join_rpc
 from dlearn.trace.store import ProcessFile, printable, read
 
 
@@ -31,6 +33,8 @@ class Process:
     complete: bool = True
     """Whether every line that it wrote is here."""
     sockets: dict[int, Socket] = field(default_factory=dict)
+    worker: Worker | None = None
+    """Of a process that uses RPC: its name and id there."""
     not_measured: str = ""
     """Why the bytes on the wire are not known; empty where they are."""
 
@@ -107,6 +111,13 @@ class Trace:
         return tuple(each for each in self.whole.matches if any((end.rank, end.number) in mine for end in each.ends))
 
     @cached_property
+    def rpc(self) -> Rpc:
+        """Every RPC request of this selection with its reply, and what keeps the record from being complete."""
+        if self.selected_from is None:
+            return join_rpc(self.processes, self.events)
+        return self.whole.rpc.of(self.events)
+
+    @cached_property
     def spans(self) -> tuple[str, ...]:
         """The names of all spans, in the order of first opening."""
         return tuple(dict.fromkeys(event.name for event in self.events if isinstance(event, Span)))
@@ -175,7 +186,7 @@ class Trace:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
-_KINDS = tuple(str(kind.__struct_config__.tag) for kind in Event.__subclasses__())
+_KINDS = tuple(str(kind.__struct_config__.tag) for kind in Event.__subclasses__() if kind is not RpcEnd)
 _NAMES_SHOWN = 8
 
 
@@ -221,7 +232,7 @@ def _assign_ranks(
             strays.append(file)
         else:
             taken[rank] = file
-    labels = {rank: file.header.name or f"rank {rank}" for rank, file in taken.items()}
+    labels = {rank: file.header.name or _worker_name(file) or f"rank {rank}" for rank, file in taken.items()}
     for file in strays:
         rank = max(world - 1, *taken) + 1 if taken else world
         taken[rank] = file
@@ -239,6 +250,7 @@ def _assign_ranks(
             path=file.path,
             complete=file.complete,
             sockets=file.sockets,
+            worker=file.worker,
             not_measured=file.not_measured,
         )
         for rank, file in sorted(taken.items())
@@ -247,10 +259,16 @@ def _assign_ranks(
     return processes, tuple(sorted(events, key=lambda event: (event.start_ns, event.rank, event.number)))
 
 
+def _worker_name(file: ProcessFile) -> str:
+    """A process that uses RPC goes by its name there."""
+    return file.worker.name if file.worker is not None and file.header.rank is None else ""
+
+
 def _own_rank(file: ProcessFile) -> int | None:
     if file.header.rank is not None:
         return file.header.rank
-    return next((group.rank for group in file.groups.values() if group.default), None)
+    default = next((group.rank for group in file.groups.values() if group.default), None)
+    return default if default is not None or file.worker is None else file.worker.id
 
 
 def _missing_processes(path: Path, processes: tuple[Process, ...], world: int) -> list[str]:

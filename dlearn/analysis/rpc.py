@@ -1,0 +1,277 @@
+"""RPC as operations and messages: each request and each reply, with its bytes and with how it is known.
+
+The sizes: what Python packed is known to the byte, and torch's C++ adds a constant to it that depends on the kind of
+message; its own messages have a fixed size. (Measured against a C++ agent that logs itself: tests/test_rpc_oracle.py.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dlearn.trace.event import RpcCall, RpcWindow, TensorInfo
+from dlearn.trace.exchange import Exchange
+from dlearn.trace.message import Group, How, Message, Operation, RpcEnd
+from dlearn.trace.rpc_kinds import (
+    ACCEPT,
+    BACKWARD,
+    CLEANUP,
+    DELETE,
+    FETCH,
+    FORK,
+    FORWARD,
+    REPLY_OF,
+)
+from dlearn.trace.trace import Trace
+
+PACKED_MORE = {"PYTHON_CALL": 1, "PYTHON_REMOTE_CALL": 27, FORWARD: 104, "reply " + FORWARD: 96}
+"""Bytes that C++ adds to what Python packed; a call in a context has its own constant and that of FORWARD."""
+FIXED = {ACCEPT: 11, FORK: 18, DELETE: 18, FETCH: 11, CLEANUP: 13, BACKWARD: 67, "REMOTE_RET": 18}
+"""Payload of the messages that C++ makes by itself. Those that only confirm are empty."""
+_EMPTY = {"RREF_ACK", "CLEANUP_AUTOGRAD_CONTEXT_RESP", "BACKWARD_AUTOGRAD_RESP"}
+NONE_PICKLED = 4
+"""`None`, pickled."""
+
+_ROLES = {
+    ACCEPT: "the owner of an RRef takes note of a new copy of it",
+    FORK: "a user asks the owner of an RRef for a copy of its own",
+    DELETE: "a copy of an RRef is gone",
+    CLEANUP: "the autograd context ends",
+    BACKWARD: "gradient",
+    FETCH: "fetch the value of an RRef",
+    "RREF_ACK": "understood",
+    "BACKWARD_AUTOGRAD_RESP": "the backward pass there is done",
+    "CLEANUP_AUTOGRAD_CONTEXT_RESP": "understood",
+    "REMOTE_RET": "the value is there",
+    "": "unknown",
+}
+
+
+def rpc_operations(trace: Trace) -> Iterator[Operation]:
+    """Each request with its reply as one operation; none of them is left out."""
+    groups: dict[tuple[int, int], Group] = {}
+    for exchange in trace.rpc.exchanges:
+        if exchange.call is not None and exchange.call.observer:
+            continue
+        pair = (exchange.src, exchange.dst)
+        group = groups.setdefault(pair, Group("rpc", "rpc", tuple(dict.fromkeys(pair)), default=False))
+        yield _operation(exchange, group)
+
+
+def _operation(exchange: Exchange, group: Group) -> Operation:
+    op, call = exchange.kind, exchange.call
+    if call is not None:
+        op = call.op
+    tensors = _request_tensors(exchange)
+    seq = exchange.request.id if exchange.request is not None else call.call if call is not None else 0
+    caller = RpcEnd(
+        number=-1 - 2 * exchange.number,
+        rank=exchange.src,
+        op=op or "unknown",
+        seq=seq,
+        start_ns=call.start_ns if call is not None else exchange.sent_ns or 0,
+        end_ns=(call.end_ns if call is not None else None) or exchange.reply_received_ns,
+        ended_by=call.ended_by if call is not None else "log",
+        error=call.error if call is not None else "",
+        parent=exchange.cause.parent if exchange.cause is not None else None,
+        phase=phase_of(exchange),
+        site=call.site if call is not None else "",
+        tensors=tensors,
+        what=what_is_sent(exchange),
+    )
+    ends = [caller]
+    if exchange.received_ns is not None:
+        ends.append(
+            RpcEnd(
+                number=-2 - 2 * exchange.number,
+                rank=exchange.dst,
+                op=op or "unknown",
+                seq=seq,
+                start_ns=exchange.received_ns,
+                end_ns=exchange.reply_sent_ns or (exchange.run.end_ns if exchange.run is not None else None),
+                ended_by="log" if exchange.reply_sent_ns is not None or exchange.run is None else exchange.run.ended_by,
+                error=exchange.run.error if exchange.run is not None else "",
+                phase=phase_of(exchange),
+                tensors=tensors,
+                what=what_is_sent(exchange),
+            )
+        )
+    return Operation(
+        op=op or "unknown", group=group, seq=seq, ends=tuple(ends), what=what_is_sent(exchange), exchange=exchange
+    )
+
+
+def phase_of(exchange: Exchange) -> str:
+    """What of a training iteration it belongs to: forward, backward, optimizer, cleanup; or the job's setup."""
+    call = exchange.call
+    if exchange.kind == BACKWARD:
+        return "backward"
+    if exchange.kind == CLEANUP:
+        return "cleanup"
+    if call is None and isinstance(exchange.cause, RpcCall):
+        call = exchange.cause
+    if call is not None and call.function.endswith("local_optimizer_step"):
+        return "optimizer"
+    if call is not None and (call.observer or call.phase in ("setup", "cleanup", "backward")):
+        return "setup" if call.observer else call.phase
+    return "forward" if exchange.context is not None else "none"
+
+
+# Messages -------------------------------------------------------------------------------------------------------------
+
+
+def messages_of_exchange(operation: Operation) -> list[Message] | str:
+    """The request and, if there is one, the reply."""
+    exchange = operation.exchange
+    assert exchange is not None
+    if exchange.call is not None and exchange.call.error and exchange.request is None:
+        return f"the call failed before anything was sent: {exchange.call.error}"
+    found = [_request(exchange, operation)]
+    if exchange.reply_sent_ns is not None or exchange.reply_received_ns is not None:
+        found.append(_reply(exchange, operation))
+    return found
+
+
+def _request(exchange: Exchange, operation: Operation) -> Message:
+    call = exchange.call
+    packed = _packed_request(exchange)
+    tensors = _request_tensors(exchange)
+    return Message(
+        src=exchange.src,
+        dst=exchange.dst,
+        op=exchange.kind or "unknown",
+        what=what_is_sent(exchange),
+        payload_bytes=(packed or 0) + _bytes(tensors),
+        packed_bytes=packed,
+        observer_bytes=call.observer_bytes if call is not None else 0,
+        tensors=tensors,
+        control=call is None and exchange.kind != BACKWARD and exchange.kind != FETCH,
+        how=how_known(exchange),
+        known_by=exchange.known_by,
+        operation=operation,
+        sent_ns=exchange.sent_ns,
+        received_ns=exchange.received_ns,
+    )
+
+
+def _reply(exchange: Exchange, operation: Operation) -> Message:
+    reply = exchange.reply
+    packed = _packed_reply(exchange)
+    tensors = reply.tensors if reply is not None else ()
+    return Message(
+        src=exchange.dst,
+        dst=exchange.src,
+        op=REPLY_OF.get(exchange.kind, ""),
+        what=what_comes_back(exchange),
+        payload_bytes=(packed or 0) + _bytes(tensors),
+        packed_bytes=packed,
+        observer_bytes=reply.observer_bytes if reply is not None else 0,
+        tensors=tensors,
+        control=not tensors and (reply is None or reply.pickled_bytes <= NONE_PICKLED) and not _result_unseen(exchange),
+        how=how_known(exchange),
+        known_by=exchange.known_by,
+        operation=operation,
+        sent_ns=exchange.reply_sent_ns,
+        received_ns=exchange.reply_received_ns,
+        step=1,
+    )
+
+
+def how_known(exchange: Exchange) -> How:
+    return "observed" if exchange.known_by == "python" else "inferred"
+
+
+def what_is_sent(exchange: Exchange) -> str:
+    """In words: "forward(float32[8, 3, 16, 16])", "gradient float32[8, 4, 16, 16]", "the autograd context ends"."""
+    call = exchange.call
+    if call is not None:
+        return f"{call.function}({tensor_text(call.tensors)})"
+    if exchange.kind == FORWARD:
+        return _ROLES[FETCH]
+    if exchange.kind == BACKWARD:
+        return f"gradient {tensor_text(_request_tensors(exchange))}".rstrip()
+    return _ROLES.get(exchange.kind, exchange.kind)
+
+
+def what_comes_back(exchange: Exchange) -> str:
+    call, reply = exchange.call, exchange.reply
+    if reply is not None and reply.error:
+        return f"{reply.error}, raised by {call.function if call is not None else 'the function'}"
+    if reply is not None:
+        found = tensor_text(reply.tensors) or ("nothing" if reply.pickled_bytes <= NONE_PICKLED else "a value")
+        return f"result of {call.function}: {found}" if call is not None else f"the value: {found}"
+    kind = REPLY_OF.get(exchange.kind, "")
+    if call is not None and kind not in _ROLES:
+        return f"result of {call.function}"
+    return _ROLES.get(kind, kind)
+
+
+def tensor_text(tensors: tuple[TensorInfo, ...]) -> str:
+    """ "float32[8, 3, 16, 16]"."""
+    shown = [f"{tensor.dtype}{list(tensor.shape)}" for tensor in tensors[:3]]
+    return ", ".join(shown) + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")
+
+
+def _request_tensors(exchange: Exchange) -> tuple[TensorInfo, ...]:
+    if exchange.call is not None:
+        return exchange.call.tensors
+    if exchange.kind == BACKWARD and isinstance(exchange.cause, RpcWindow):
+        return exchange.cause.tensors
+    return ()
+
+
+def _packed_request(exchange: Exchange) -> int | None:
+    """Payload without tensors and trailer, in bytes; None where C++ packed it."""
+    call = exchange.call
+    if call is None:
+        size = FIXED.get(exchange.kind)
+        if exchange.kind == FORWARD:
+            return FIXED[FETCH] + PACKED_MORE[FORWARD]
+        return size
+    if call.pickled_bytes is None:
+        return None
+    own = PACKED_MORE["PYTHON_REMOTE_CALL" if call.op == "remote" else "PYTHON_CALL"]
+    return call.pickled_bytes + own + (PACKED_MORE[FORWARD] if exchange.kind == FORWARD else 0)
+
+
+def _packed_reply(exchange: Exchange) -> int | None:
+    kind, reply = REPLY_OF.get(exchange.kind, ""), exchange.reply
+    more = PACKED_MORE["reply " + FORWARD] if exchange.kind == FORWARD else 0
+    if reply is not None:
+        return reply.pickled_bytes + more
+    if kind in _EMPTY:
+        return 0
+    if exchange.call is not None and exchange.call.op == "remote":
+        return FIXED["REMOTE_RET"] + more
+    if exchange.call is not None and exchange.call.function.endswith("local_optimizer_step"):
+        return 4 + more  # None, as TorchScript packs it.
+    return None
+
+
+def _result_unseen(exchange: Exchange) -> bool:
+    """A C++ call's result never passes Python."""
+    call = exchange.call
+    return (
+        call is not None
+        and call.flavour != "python"
+        and call.op != "remote"
+        and not call.function.endswith("local_optimizer_step")
+    )
+
+
+def _bytes(tensors: tuple[TensorInfo, ...]) -> int:
+    return sum(tensor.payload_bytes for tensor in tensors)
+
+
+# The wire -------------------------------------------------------------------------------------------------------------
+
+MESSAGE_BYTES, FIRST_TENSOR_BYTES, NEXT_TENSOR_BYTES = 127, 188, 59
+"""TensorPipe's framing of a message, and what it adds for its tensors; a few bytes more or less (varints)."""
+
+
+def wire_bytes(message: Message) -> int | None:
+    """Predicted bytes on the wire, without what the recorder adds; None where the payload is not known."""
+    if message.packed_bytes is None:
+        return None
+    count = len(message.tensors)
+    framing = FIRST_TENSOR_BYTES + NEXT_TENSOR_BYTES * (count - 1) if count else 0
+    return MESSAGE_BYTES + framing + message.payload_bytes

@@ -1,0 +1,102 @@
+"""Every RPC, at both ends: what is called, with which tensors, when it arrives, runs, and is answered.
+
+All of torch's ways to call (rpc_sync, rpc_async, remote, RRef.rpc_sync() and the like, RemoteModule, the distributed
+optimizer) end in six functions of `torch.distributed.rpc.api`, and all that is Python passes `_InternalRPCPickler`:
+both are patched. Pickle stops reading at its STOP opcode, so an id behind it travels unnoticed, also to a process that
+nobody records: it joins the two ends.
+
+What C++ sends by itself cannot be seen from Python. But Python knows the stretches of time in which it happens: they
+are reported as windows, and `analysis` finds in the agent's own log what was sent in each.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch.distributed.rpc as rpc
+from torch._C._distributed_rpc import _get_current_rpc_agent, _is_current_rpc_agent_set
+from torch.distributed.rpc import api, backend_registry
+
+from dlearn.hooks import Emit, Undo
+from dlearn.hooks.rpc_callers import watch_callers
+from dlearn.hooks.rpc_pickler import watch_pickler
+from dlearn.hooks.rpc_state import Calls, Patches, Watchers, error_of, guarded
+from dlearn.hooks.rpc_windows import watch_windows
+from dlearn.trace.event import Worker
+
+
+def install(emit: Emit, watchers: Watchers) -> Undo:
+    """Report all RPC to `emit` until the returned function is called."""
+    if not rpc.is_available():
+        return lambda: None
+    calls = Calls(emit)
+    patches = Patches()
+    watch_agents(calls, patches, watchers)
+    watch_callers(calls, patches)
+    watch_pickler(calls, patches, watchers)
+    watch_windows(calls, patches, watchers)
+    if _is_current_rpc_agent_set():
+        _meet(calls, _get_current_rpc_agent(), "RPC was set up before the recording began")
+
+    def undo() -> None:
+        patches.undo()
+        for number, future in list(calls.waiting.values()):
+            end_unanswered(emit, number, future)
+
+    return undo
+
+
+# Agents ---------------------------------------------------------------------------------------------------------------
+
+
+def watch_agents(calls: Calls, patches: Patches, watchers: Watchers) -> None:
+    state = {"log": ""}
+
+    def init_backend(original: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            guarded(calls.emit, "init_rpc", watchers.strangers)
+            try:
+                state["log"] = watchers.open_log()
+            except Exception as error:
+                state["log"] = f"{type(error).__name__}: {error}"
+            agent = original(*args, **kwargs)
+            guarded(calls.emit, "init_rpc", watchers.connected)
+            return agent
+
+        return wrapper
+
+    def make_group(original: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            group = original(*args, **kwargs)
+            guarded(calls.emit, "init_rpc", watchers.strangers)
+            return group
+
+        return wrapper
+
+    def init_states(original: Any) -> Any:
+        def wrapper(agent: Any) -> Any:
+            result = original(agent)
+            guarded(calls.emit, "init_rpc", lambda: _meet(calls, agent, state["log"]))
+            return result
+
+        return wrapper
+
+    patches.replace(backend_registry, "init_backend", init_backend)
+    patches.replace(backend_registry, "_init_process_group", make_group)
+    patches.replace(api, "_init_rpc_states", init_states)
+
+
+def _meet(calls: Calls, agent: Any, log: str) -> None:
+    """This process has become a worker. torch says so twice."""
+    if agent is calls.agent:
+        return
+    info = agent.get_worker_info()
+    calls.agent, calls.me = agent, info.id
+    calls.emit.fact(Worker(name=info.name, id=info.id, wall_ns=time.time_ns() - time.monotonic_ns(), log=log))
+
+
+def end_unanswered(emit: Emit, number: int, future: Any) -> None:
+    """At the end of the recording: a future that has failed says so; one that is open belongs to a call that hangs."""
+    if future.done():
+        emit.end(number, by="future", error=error_of(future))

@@ -1,0 +1,180 @@
+"""The caller's end of an RPC: the six functions of torch in which every way to call ends."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch._C._distributed_rpc import PyRRef
+from torch.distributed.rpc import api, rref_proxy
+
+from dlearn.hooks import Emit
+from dlearn.hooks.callers import caller
+from dlearn.hooks.rpc_state import (
+    CALL,
+    MAGIC,
+    REMOTE,
+    TRAILER,
+    Calls,
+    Patches,
+    describe_all,
+    error_of,
+    observing_now,
+    this_thread,
+)
+from dlearn.trace.event import RpcCall, RRefFork
+
+
+def watch_callers(calls: Calls, patches: Patches) -> None:
+    for name in ("_invoke_rpc_python_udf", "_invoke_remote_python_udf"):
+        patches.replace(api, name, partial(_python_caller, calls, name))
+    for name in (
+        "_invoke_rpc_builtin",
+        "_invoke_remote_builtin",
+        "_invoke_rpc_torchscript",
+        "_invoke_remote_torchscript",
+    ):
+        patches.replace(api, name, partial(_cpp_caller, calls, name))
+
+
+def _python_caller(calls: Calls, name: str, original: Any) -> Any:
+    remote = name.startswith("_invoke_remote")
+    kind = REMOTE if remote else CALL
+
+    def invoke(to: Any, pickled: bytes, tensors: list[torch.Tensor], timeout: float, is_async: bool) -> Any:
+        thread = this_thread()
+        function, arguments = calls.function.pop(thread, (None, ()))
+        rrefs = calls.forks.pop(thread, ())
+        context = calls.context.get(thread)
+        call = calls.next_id()
+        start_ns = time.monotonic_ns()
+        trailer = TRAILER.pack(kind, call.caller, call.number, -1 if context is None else context, MAGIC)
+        result = original(to, pickled + trailer, tensors, timeout, is_async)
+        try:
+            handed_ns = time.monotonic_ns()
+            op = "remote" if remote else _sync_or_async()
+            facts = _call_facts(function, arguments, tensors)
+            number = calls.emit.event(
+                RpcCall,
+                op=op,
+                flavour="python",
+                to=to.id,
+                call=call.number,
+                start_ns=start_ns,
+                handed_ns=handed_ns,
+                pickled_bytes=len(pickled),
+                observer_bytes=len(trailer),
+                context=context,
+                rrefs=tuple(rrefs),
+                **facts,
+            )
+            if remote:
+                _tell_end(calls.emit, number, result._get_future())
+            else:
+                calls.waiting[call] = number, result
+        except Exception as error:
+            calls.emit.failed("an RPC", error)
+        return result
+
+    return invoke
+
+
+def _cpp_caller(calls: Calls, name: str, original: Any) -> Any:
+    remote = name.startswith("_invoke_remote")
+    flavour = "builtin" if name.endswith("builtin") else "script"
+
+    def invoke(to: Any, function: str, *args: Any, **kwargs: Any) -> Any:
+        call = calls.next_id()
+        start_ns = time.monotonic_ns()
+        result = original(to, function, *args, **kwargs)
+        try:
+            handed_ns = time.monotonic_ns()
+            found = list(_flatten((args, kwargs)))
+            tensors = [each for each in found if isinstance(each, torch.Tensor)]
+            rrefs = [each for each in found if isinstance(each, PyRRef)]
+            made_by = caller(sys._getframe(1))
+            number = calls.emit.event(
+                RpcCall,
+                op="remote" if remote else _sync_or_async(),
+                function=function.removeprefix("aten::").rpartition(".")[2],
+                flavour=flavour,
+                to=to.id if hasattr(to, "id") else api.get_worker_info(to).id,
+                call=call.number,
+                start_ns=start_ns,
+                handed_ns=handed_ns,
+                tensors=describe_all(tensors),
+                needs_grad=any(each.requires_grad for each in tensors),
+                context=calls.known_context(),
+                rrefs=tuple(RRefFork(each.owner().id, "") for each in rrefs),
+                observer=observing_now(),
+                site=made_by.site,
+                phase=made_by.phase,
+            )
+            _tell_end(calls.emit, number, result._get_future() if remote else result)
+        except Exception as error:
+            calls.emit.failed("an RPC", error)
+        return result
+
+    return invoke
+
+
+def _call_facts(function: Any, arguments: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+    made_by = caller(sys._getframe(2))
+    return {
+        "function": function_name(function, arguments),
+        "tensors": describe_all(tensors),
+        "needs_grad": any(each.requires_grad for each in tensors),
+        "by_value": "<locals>" in getattr(function, "__qualname__", ""),
+        "detached": tuple(
+            f"{type(each).__name__}{list(each.shape)}" for each in tensors if isinstance(each, torch.nn.Parameter)
+        ),
+        "observer": observing_now(),
+        "site": made_by.site,
+        "phase": made_by.phase,
+    }
+
+
+_SYNC, _ASYNC = api.rpc_sync.__code__, api.rpc_async.__code__
+
+
+def _sync_or_async() -> str:
+    """Which of the two called `_invoke_rpc`: only the stack knows."""
+    frame = sys._getframe(2)
+    for _ in range(6):
+        if frame.f_back is None:
+            break
+        frame = frame.f_back
+        name = frame.f_code.co_name
+        if name in ("rpc_sync", "rpc_async"):
+            return name
+    return "rpc_async"
+
+
+def function_name(function: Any, arguments: tuple[Any, ...]) -> str:
+    """ "Net.forward" of a method of an RRef's value is "forward"; else the function's own qualified name."""
+    if function in (rref_proxy._local_invoke, rref_proxy._local_invoke_async_execution) and len(arguments) > 1:
+        return str(arguments[1])
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+def _tell_end(emit: Emit, number: int, future: Any) -> None:
+    """Of calls whose reply never passes Python."""
+
+    def done(future: Any) -> None:
+        emit.end(number, by="callback", error=error_of(future))
+
+    future.add_done_callback(done)
+
+
+def _flatten(value: Any) -> Iterator[Any]:
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from _flatten(each)
+    elif isinstance(value, dict):
+        yield from _flatten(list(value.values()))
+    else:
+        yield value

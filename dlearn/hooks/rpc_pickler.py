@@ -1,0 +1,211 @@
+"""Requests and replies as they are packed and unpacked, at both ends; and the call's run in between."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.distributed.rpc.internal import PythonUDF, RemoteException, _InternalRPCPickler
+
+from dlearn.hooks.rpc_callers import function_name
+from dlearn.hooks.rpc_state import (
+    CALL,
+    FETCHED,
+    MAGIC,
+    REMOTE,
+    REPLY,
+    TRAILER,
+    CallId,
+    Calls,
+    Patches,
+    Watchers,
+    describe_all,
+    error_of,
+    this_thread,
+)
+from dlearn.hooks.rpc_windows import watch_crossings
+from dlearn.trace.event import RpcArrival, RpcReply, RpcRun, RpcWindow, RRefFork
+
+
+def watch_pickler(calls: Calls, patches: Patches, watchers: Watchers) -> None:
+    emit = calls.emit
+
+    def serialize(original: Any) -> Any:
+        def wrapper(self: Any, value: Any) -> tuple[bytes, list[torch.Tensor]]:
+            thread = this_thread()
+            calls.forks.pop(thread, None)
+            data, tensors = original(self, value)
+            try:
+                if isinstance(value, PythonUDF):
+                    calls.function[thread] = value.func, value.args
+                else:
+                    data += _note_reply(calls, thread, value, data, tensors)
+                if watchers.tensors is not None and (context := calls.context.get(thread)) is not None:
+                    watchers.tensors(context, tensors)
+            except Exception as error:
+                emit.failed("an RPC's data", error)
+            return data, tensors
+
+        return wrapper
+
+    def deserialize(original: Any) -> Any:
+        def wrapper(self: Any, data: bytes, tensors: list[torch.Tensor]) -> Any:
+            if len(data) < TRAILER.size or data[-4:] != MAGIC:
+                return original(self, data, tensors)
+            kind, worker, number, context, _ = TRAILER.unpack(data[-TRAILER.size :])
+            call = CallId(worker, number)
+            arrived_ns = time.monotonic_ns()
+            thread = this_thread()
+            if context >= 0 and kind in (CALL, REMOTE):
+                calls.context[thread] = context
+            value = original(self, data, tensors)
+            try:
+                watch_crossings(calls, tensors, context)
+                if kind in (CALL, REMOTE):
+                    value = _note_request(calls, call, value, arrived_ns, context, remote=kind == REMOTE)
+                else:
+                    _note_arrival(calls, call, arrived_ns, fetched=kind == FETCHED)
+                if watchers.tensors is not None and context >= 0:
+                    watchers.tensors(context, tensors)
+            except Exception as error:
+                emit.failed("an RPC's data", error)
+            return value
+
+        return wrapper
+
+    def reducer(original: Any) -> Any:
+        def wrapper(self: Any, rref: Any) -> Any:
+            packed = original(self, rref)
+            owner, _, _, creator, local = packed[1][0][:5]
+            calls.forks.setdefault(this_thread(), []).append(RRefFork(owner, f"{creator}:{local}"))
+            return packed[0], packed[1]
+
+        return wrapper
+
+    def receiver(original: Any) -> Any:
+        function = original.__func__
+
+        def wrapper(cls: Any, data: Any) -> Any:
+            start_ns = time.monotonic_ns()
+            rref = function(cls, data)
+            try:
+                owner, _, _, creator, local, parent = data[:6]
+                emit.event(
+                    RpcWindow,
+                    op="rref",
+                    start_ns=start_ns,
+                    end_ns=time.monotonic_ns(),
+                    ended_by="return",
+                    to=owner,
+                    parent_worker=parent,
+                    fork=f"{creator}:{local}",
+                )
+            except Exception as error:
+                emit.failed("an RRef", error)
+            return rref
+
+        # It is pickled by its name.
+        wrapper.__name__, wrapper.__qualname__ = function.__name__, function.__qualname__
+        return classmethod(wrapper)
+
+    patches.replace(_InternalRPCPickler, "serialize", serialize)
+    patches.replace(_InternalRPCPickler, "deserialize", deserialize)
+    patches.replace(_InternalRPCPickler, "_py_rref_reducer", reducer)
+    patches.replace(_InternalRPCPickler, "_py_rref_receiver", receiver)
+
+
+def _note_reply(calls: Calls, thread: int, value: Any, data: bytes, tensors: Sequence[torch.Tensor]) -> bytes:
+    """The result of the call that this thread has just run, or else a value that somebody fetches."""
+    call, context = calls.answering.pop(thread, (None, -1))
+    fetched = call is None
+    if call is None:
+        call, context = calls.next_id(), calls.context.get(thread, -1)
+    trailer = TRAILER.pack(FETCHED if fetched else REPLY, call.caller, call.number, context, MAGIC)
+    calls.emit.event(
+        RpcReply,
+        caller=call.caller,
+        call=call.number,
+        fetched=fetched,
+        tensors=describe_all(tensors),
+        pickled_bytes=len(data),
+        observer_bytes=len(trailer),
+        rrefs=tuple(calls.forks.pop(thread, ())),
+        error=value.exception_type.__name__ if isinstance(value, RemoteException) else "",
+        parent=None,
+    )
+    return trailer
+
+
+def _note_arrival(calls: Calls, call: CallId, arrived_ns: int, *, fetched: bool) -> None:
+    known = calls.waiting.pop(call, None)
+    calls.emit.event(RpcArrival, caller=call.caller, call=call.number, fetched=fetched, start_ns=arrived_ns)
+    if known is not None:
+        calls.emit.end(known[0], by="reply")
+
+
+def _note_request(calls: Calls, call: CallId, value: Any, arrived_ns: int, context: int, *, remote: bool) -> Any:
+    if not isinstance(value, PythonUDF):  # The function is not known here: torch answers with the error.
+        calls.answering[this_thread()] = call, context
+        return value
+    run = _Run(calls, call, value, arrived_ns, context if context >= 0 else None, remote)
+    return PythonUDF(run, value.args, value.kwargs)
+
+
+class _Run:
+    """The user's function on the callee."""
+
+    def __init__(
+        self, calls: Calls, call: CallId, request: PythonUDF, arrived_ns: int, context: int | None, remote: bool
+    ) -> None:
+        self._calls, self._call, self._remote = calls, call, remote
+        self._arrived_ns, self._context = arrived_ns, context
+        self._function = request.func
+        self._name = function_name(request.func, request.args)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        calls, thread = self._calls, this_thread()
+        number = self._begin(thread)
+        try:
+            result = self._function(*args, **kwargs)
+        except BaseException as error:
+            self._end(number, thread, error=type(error).__name__)
+            raise
+        if isinstance(result, torch._C.Future) and hasattr(self._function, "_wrapped_async_rpc_function"):
+            calls.emit.leave(number)
+            calls.context.pop(thread, None)
+
+            def then(future: Any) -> Any:
+                # The reply is packed right after this, in this thread.
+                self._end(number, this_thread(), error=error_of(future))
+                return future.value()
+
+            return result.then(then)
+        self._end(number, thread)
+        return result
+
+    def _begin(self, thread: int) -> int:
+        try:
+            number = self._calls.emit.event(
+                RpcRun,
+                function=self._name,
+                caller=self._call.caller,
+                call=self._call.number,
+                arrived_ns=self._arrived_ns,
+                context=self._context,
+                parent=None,
+            )
+            self._calls.emit.enter(number)
+            return number
+        except Exception as error:
+            self._calls.emit.failed("a call that came", error)
+            return -1
+
+    def _end(self, number: int, thread: int, error: str = "") -> None:
+        if number >= 0:
+            self._calls.emit.leave(number)
+            self._calls.emit.end(number, by="return", error=error)
+        self._calls.context.pop(thread, None)
+        if not self._remote:
+            self._calls.answering[thread] = self._call, -1 if self._context is None else self._context

@@ -1,0 +1,146 @@
+"""What the hooks of RPC share: the ids that travel behind each message, and what is remembered between two moments."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from dlearn.hooks import Emit
+from dlearn.hooks.c10d_ops import describe_one
+from dlearn.trace.event import RRefFork, TensorInfo
+
+MAGIC = b"DLRN"
+TRAILER = struct.Struct("<cIQq4s")
+"""What kind of message, worker id and number of the call, autograd context (-1: none), magic: 25 bytes."""
+CALL, REMOTE, REPLY, FETCHED = b"Q", b"M", b"R", b"F"
+
+# A C++ thread gets a new Python thread state each time it takes the lock, so threading.local would forget.
+this_thread = threading.get_native_id
+
+
+class CallId(NamedTuple):
+    """A call, in all processes: the worker that made it, and its number there."""
+
+    caller: int
+    number: int
+
+
+class Calls:
+    """What has to be remembered between two moments of a call. Keyed by thread where a thread carries it over."""
+
+    def __init__(self, emit: Emit) -> None:
+        self.emit = emit
+        self.me = -1
+        self.agent: Any = None
+        self.numbers = itertools.count()
+        self.function: dict[int, tuple[Any, tuple[Any, ...]]] = {}
+        """The function and arguments that this thread has just packed."""
+        self.forks: dict[int, list[RRefFork]] = {}
+        """The RRefs that this thread is packing."""
+        self.answering: dict[int, tuple[CallId, int]] = {}
+        """The call whose result this thread will pack next, and its context (-1: none)."""
+        self.context: dict[int, int] = {}
+        """The distributed autograd context of each thread."""
+        self.contexts_open: dict[int, int] = {}
+        self.waiting: dict[CallId, tuple[int, Any]] = {}
+        """Calls without a reply: the number of the event, and the future."""
+
+    def next_id(self) -> CallId:
+        return CallId(self.me, next(self.numbers))
+
+    def known_context(self) -> int | None:
+        return self.context.get(this_thread())
+
+
+_observing = threading.local()
+
+
+@contextmanager
+def observing() -> Iterator[None]:
+    """What this thread calls inside is no part of the program."""
+    _observing.on = True
+    try:
+        yield
+    finally:
+        _observing.on = False
+
+
+def observing_now() -> bool:
+    """Whether what this thread calls is no part of the program."""
+    return getattr(_observing, "on", False)
+
+
+class Watchers(NamedTuple):
+    """What the recorder does when an agent is made."""
+
+    open_log: Callable[[], str]
+    """Turns the agent's log on; returns why it could not, or nothing."""
+    strangers: Callable[[], object]
+    """The connections that are there now are none of the agent's."""
+    connected: Callable[[], object]
+    """Those that have come since are."""
+    tensors: Callable[[int, Sequence[torch.Tensor]], object] | None = None
+    """Tensors pass under a distributed autograd context."""
+    backward: Callable[[int, Sequence[torch.Tensor]], object] | None = None
+    """A backward pass begins at these roots."""
+
+
+class Patches:
+    """Names that were replaced, and what stood there."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[Any, str, Any]] = []
+
+    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        before = owner.__dict__[name]
+        self._before.append((owner, name, before))
+        setattr(owner, name, make(before))
+
+    def undo(self) -> None:
+        while self._before:
+            setattr(*self._before.pop())
+
+
+def guarded(emit: Emit, where: str, do: Callable[[], object]) -> None:
+    try:
+        do()
+    except Exception as error:
+        emit.failed(where, error)
+
+
+def error_of(future: Any) -> str:
+    try:
+        future.value()
+    except Exception as error:  # The call's own, of whatever class: the program sees it at `wait`.
+        return type(error).__name__
+    return ""
+
+
+def describe_all(tensors: Sequence[torch.Tensor]) -> tuple[TensorInfo, ...]:
+    """Their outsides, with the payload that RPC sends."""
+    return tuple(_describe(each) for each in tensors)
+
+
+def _describe(tensor: torch.Tensor) -> TensorInfo:
+    """TensorPipe sends the storage of a tensor: more than a view needs, less than an expanded tensor has.
+
+    Unless that is wasteful: then torch copies the view first (`cloneSparseTensors` in torch/csrc/.../rpc/utils.cpp).
+    """
+    info = describe_one(tensor)
+    if tensor.layout != torch.strided:
+        return info
+    stored = tensor.untyped_storage().nbytes()
+    wasteful = stored >= _LEAST_COPIED and stored >= 2 * info.logical_bytes
+    if wasteful or stored == info.logical_bytes:
+        return info
+    return msgspec.structs.replace(info, payload_bytes=stored)
+
+
+_LEAST_COPIED = 8 * 1024

@@ -1,0 +1,133 @@
+"""The stretches of Python in which C++ sends messages of its own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed.autograd as dist_autograd
+from torch._C._distributed_autograd import _retrieve_context
+from torch._C._distributed_rpc import PyRRef
+
+from dlearn.hooks.callers import caller
+from dlearn.hooks.rpc_state import Calls, Patches, Watchers, describe_all, this_thread
+from dlearn.trace.event import RpcWindow
+
+
+def watch_windows(calls: Calls, patches: Patches, watchers: Watchers) -> None:
+    emit = calls.emit
+
+    def to_here(original: Any) -> Any:
+        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.is_owner():
+                return original(self, *args, **kwargs)
+            made_by = caller(sys._getframe(1))
+            number = emit.event(
+                RpcWindow,
+                op="to_here",
+                to=self.owner().id,
+                context=calls.known_context(),
+                site=made_by.site,
+                phase=made_by.phase,
+            )
+            try:
+                value = original(self, *args, **kwargs)
+            except BaseException as error:
+                emit.end(number, by="return", error=type(error).__name__)
+                raise
+            emit.end(number, by="return")
+            return value
+
+        return wrapper
+
+    def new_context(original: Any) -> Any:
+        def wrapper() -> Any:
+            context = original()
+            number = context._context_id()
+            calls.context[this_thread()] = number
+            calls.contexts_open[number] = emit.event(RpcWindow, op="context", context=number)
+            return context
+
+        return wrapper
+
+    def release_context(original: Any) -> Any:
+        def wrapper(number: int) -> Any:
+            calls.context.pop(this_thread(), None)
+            window = emit.event(RpcWindow, op="release", context=number, phase="cleanup")
+            result = original(number)
+            emit.end(window, by="return")
+            if number in calls.contexts_open:
+                emit.end(calls.contexts_open.pop(number), by="return")
+            return result
+
+        return wrapper
+
+    def backward(original: Any) -> Any:
+        def wrapper(context: int, roots: Any, *args: Any, **kwargs: Any) -> Any:
+            made_by = caller(sys._getframe(1))
+            window = emit.event(RpcWindow, op="backward", context=context, phase="backward", site=made_by.site)
+            try:
+                for message, node in _retrieve_context(context)._recv_functions().items():
+                    _watch_crossing(calls, node, message, context)
+                if watchers.backward is not None:
+                    watchers.backward(context, roots)
+            except Exception as error:
+                emit.failed("backward", error)
+            try:
+                result = original(context, roots, *args, **kwargs)
+            except BaseException as error:
+                emit.end(window, by="return", error=type(error).__name__)
+                raise
+            emit.end(window, by="return")
+            return result
+
+        return wrapper
+
+    patches.replace(PyRRef, "to_here", to_here)
+    patches.replace(dist_autograd, "_new_context", new_context)
+    patches.replace(dist_autograd, "_release_context", release_context)
+    patches.replace(dist_autograd, "backward", backward)
+
+
+def watch_crossings(calls: Calls, tensors: Sequence[torch.Tensor], context: int) -> None:
+    """Tensors that came through autograd: their gradients will go back the same way."""
+    for each in tensors:
+        node = each.grad_fn
+        if node is not None and node.name().endswith("RecvRpcBackward"):
+            _watch_crossing(calls, node, None, context)
+
+
+_WATCHED = "dlearn"
+
+
+def _watch_crossing(calls: Calls, node: Any, message: int | None, context: int) -> None:
+    if _WATCHED in node.metadata:
+        return
+    node.metadata[_WATCHED] = True
+    emit = calls.emit
+    began: list[int] = []
+
+    def before(gradients: Sequence[torch.Tensor | None]) -> None:
+        try:
+            tensors = describe_all([each for each in gradients if each is not None])
+            began.append(
+                emit.event(
+                    RpcWindow,
+                    op="crossing",
+                    context=max(context, 0),
+                    message=message,
+                    tensors=tensors,
+                    phase="backward",
+                )
+            )
+        except Exception as error:
+            emit.failed("a gradient that crosses", error)
+
+    def after(*_: Any) -> None:
+        if began:
+            emit.end(began.pop(), by="return")
+
+    node.register_prehook(before)
+    node.register_hook(after)

@@ -1,0 +1,192 @@
+"""RPC: requests and their replies, joined from both processes' events and from the agents' own logs.
+
+The logs are the check that nothing is missing: each of their requests is one exchange, whatever is known of it. What
+Python saw (a call, a window) says of what kind it is; the rules are in rpc_kinds.py. Without a log there is an exchange
+for each call that Python saw, and what C++ sent by itself is not known.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from dlearn.errors import TraceError
+from dlearn.trace import agent_log
+from dlearn.trace.event import Event, RpcArrival, RpcCall, RpcReply, RpcRun, RpcWindow
+
+if TYPE_CHECKING:
+    from dlearn.trace.trace import Process
+
+KnownBy = Literal["python", "window", "rule", "unknown"]
+
+_YEAR_SECONDS = 365 * 24 * 3600
+
+
+@dataclass(eq=False)
+class Request:
+    """A request as the agents' logs tell of it: times in ns, None where the line is not there."""
+
+    src: int
+    dst: int
+    id: int
+    sending_ns: int | None = None
+    received_ns: int | None = None
+    running_ns: int | None = None
+    ran_ns: int | None = None
+    replying_ns: int | None = None
+    answered_ns: int | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Seen at both ends, with its reply."""
+        return None not in (self.sending_ns, self.received_ns, self.replying_ns, self.answered_ns)
+
+
+@dataclass(eq=False)
+class Exchange:
+    """A request and its reply. `src` and `dst` are ranks of the trace.
+
+    `kind` is torch's own name of the request's message type; `known_by` tells how it is known: "python" saw the call,
+    a "window" of Python's encloses it, a "rule" of the protocol leaves nothing else, or it is "unknown". `cause` is the
+    call or window, `context` the distributed autograd context that it belongs to.
+    """
+
+    src: int
+    dst: int
+    kind: str = ""
+    known_by: KnownBy = "unknown"
+    request: Request | None = None
+    call: RpcCall | None = None
+    run: RpcRun | None = None
+    reply: RpcReply | None = None
+    arrival: RpcArrival | None = None
+    cause: Event | None = None
+    context: int | None = None
+    number: int = 0
+    """In the order of sending."""
+
+    @property
+    def sent_ns(self) -> int | None:
+        if self.request is not None and self.request.sending_ns is not None:
+            return self.request.sending_ns
+        return self.call.handed_ns if self.call is not None else None
+
+    @property
+    def received_ns(self) -> int | None:
+        if self.request is not None and self.request.received_ns is not None:
+            return self.request.received_ns
+        return self.run.arrived_ns if self.run is not None else None
+
+    @property
+    def reply_sent_ns(self) -> int | None:
+        if self.request is not None and self.request.replying_ns is not None:
+            return self.request.replying_ns
+        return self.reply.start_ns if self.reply is not None else None
+
+    @property
+    def reply_received_ns(self) -> int | None:
+        if self.request is not None and self.request.answered_ns is not None:
+            return self.request.answered_ns
+        return self.arrival.start_ns if self.arrival is not None else None
+
+
+@dataclass
+class Workers:
+    """RPC's names and ids of the processes, as ranks of the trace."""
+
+    by_id: dict[int, int] = field(default_factory=dict)
+    by_name: dict[str, int] = field(default_factory=dict)
+
+
+def workers(processes: Sequence[Process]) -> Workers:
+    found = Workers()
+    for process in processes:
+        if process.worker is not None:
+            found.by_id[process.worker.id] = process.rank
+            found.by_name[process.worker.name] = process.rank
+    return found
+
+
+def requests(processes: Sequence[Process], known: Workers) -> tuple[list[Request], list[str]]:
+    """Every request of the agents' logs, in the order of sending, and what keeps the logs from being complete."""
+    found: dict[tuple[int, int], Request] = {}
+    problems: list[str] = []
+    for process in processes:
+        if process.worker is None:
+            continue
+        path = agent_log.log_path(process.path)
+        if process.worker.log or not path.is_file():
+            problems.append(f"{process.label}: no agent's log ({process.worker.log or f'{path.name} is not there'})")
+            continue
+        for moment, at_ns in _read_log(process):
+            src, dst = known.by_name.get(moment.src), known.by_name.get(moment.dst)
+            if src is None or dst is None:
+                continue
+            request = found.setdefault((src, moment.id), Request(src, dst, moment.id))
+            name = _FIELDS.get(moment.what)
+            if name is not None and getattr(request, name) is None:
+                setattr(request, name, at_ns)
+    ordered = sorted(found.values(), key=lambda request: request.sending_ns or request.received_ns or 0)
+    return ordered, problems
+
+
+_FIELDS = {
+    "is sending request": "sending_ns",
+    "received request": "received_ns",
+    "is running request": "running_ns",
+    "done running request": "ran_ns",
+    "is sending response to request": "replying_ns",
+    "received response": "answered_ns",
+}
+
+
+def _read_log(process: Process) -> Iterable[tuple[agent_log.Moment, int]]:
+    worker = process.worker
+    assert worker is not None
+    path = agent_log.log_path(process.path)
+    # The lines name no year: that of the recording's start, as near as its clocks tell.
+    year = time.localtime((process.header.start_ns + worker.wall_ns) / 1e9).tm_year
+    try:
+        with path.open("rb") as stream:
+            for moment in agent_log.moments(iter(stream), year=year):
+                yield moment, agent_log.monotonic_ns(moment.clock, worker.wall_ns)
+    except OSError as error:
+        raise TraceError(f"{os.fspath(path)}: cannot be read: {error.strerror}") from None
+
+
+# The ends that Python saw ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Seen:
+    """What Python saw, by rank and by call."""
+
+    calls: list[RpcCall] = field(default_factory=list)
+    windows: dict[str, list[RpcWindow]] = field(default_factory=lambda: defaultdict(list))
+    runs: dict[tuple[int, int], RpcRun] = field(default_factory=dict)
+    replies: dict[tuple[int, int], RpcReply] = field(default_factory=dict)
+    arrivals: dict[tuple[int, int], RpcArrival] = field(default_factory=dict)
+    fetched: dict[tuple[int, int], RpcReply] = field(default_factory=dict)
+
+
+def seen(events: Iterable[Event], known: Workers) -> Seen:
+    found = Seen()
+    for event in events:
+        match event:
+            case RpcCall():
+                found.calls.append(event)
+            case RpcWindow():
+                found.windows[event.op].append(event)
+            case RpcRun():
+                found.runs[known.by_id.get(event.caller, -1), event.call] = event
+            case RpcReply():
+                (found.fetched if event.fetched else found.replies)[known.by_id.get(event.caller, -1), event.call] = (
+                    event
+                )
+            case RpcArrival():
+                found.arrivals[known.by_id.get(event.caller, -1), event.call] = event
+    return found

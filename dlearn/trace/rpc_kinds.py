@@ -1,0 +1,360 @@
+"""Of what kind is each request of the agent's log?
+
+The log gives both ends and all times, but no kind. Python's side knows when it called, and within which stretch of time
+C++ sent something of its own. What is left follows from torch's protocol for remote references and for distributed
+autograd (torch's notes "Remote Reference Protocol" and "Distributed Autograd Design"):
+
+* whoever unpacks an RRef tells: its owner accepts the sender's new copy (RREF_CHILD_ACCEPT to the sender); a user that
+  got it from another user asks the owner first (RREF_FORK_REQUEST) and then accepts; from the owner itself: nothing;
+* only a user deletes (RREF_USER_DELETE), and only at the owner;
+* the end of a context is told to all workers that it knows, and each tells all that *it* knows
+  (CLEANUP_AUTOGRAD_CONTEXT_REQ);
+* a backward pass crosses (BACKWARD_AUTOGRAD_REQ) where the forward pass did, the other way.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dlearn.trace.event import Event, RpcCall, RpcWindow
+from dlearn.trace.exchange import Exchange, KnownBy, Request, Seen, Workers, requests, seen, workers
+
+if TYPE_CHECKING:
+    from dlearn.trace.trace import Process
+
+_CALLS = {
+    ("python", False): "PYTHON_CALL",
+    ("python", True): "PYTHON_REMOTE_CALL",
+    ("builtin", False): "SCRIPT_CALL",
+    ("builtin", True): "SCRIPT_REMOTE_CALL",
+    ("script", False): "SCRIPT_CALL",
+    ("script", True): "SCRIPT_REMOTE_CALL",
+}
+FORWARD, BACKWARD = "FORWARD_AUTOGRAD_REQ", "BACKWARD_AUTOGRAD_REQ"
+FETCH, CLEANUP = "RREF_FETCH_CALL", "CLEANUP_AUTOGRAD_CONTEXT_REQ"
+ACCEPT, FORK, DELETE = "RREF_CHILD_ACCEPT", "RREF_FORK_REQUEST", "RREF_USER_DELETE"
+
+REPLY_OF = {
+    "PYTHON_CALL": "PYTHON_RET",
+    "SCRIPT_CALL": "SCRIPT_RET",
+    "PYTHON_REMOTE_CALL": "REMOTE_RET",
+    "SCRIPT_REMOTE_CALL": "REMOTE_RET",
+    FORWARD: "FORWARD_AUTOGRAD_RESP",
+    BACKWARD: "BACKWARD_AUTOGRAD_RESP",
+    FETCH: "RREF_FETCH_RET",
+    CLEANUP: "CLEANUP_AUTOGRAD_CONTEXT_RESP",
+    ACCEPT: "RREF_ACK",
+    FORK: "RREF_ACK",
+    DELETE: "RREF_ACK",
+    "": "",
+}
+
+
+@dataclass(frozen=True)
+class Rpc:
+    """All exchanges, in the order of sending. `logged` counts the requests that the agents' logs tell of."""
+
+    exchanges: tuple[Exchange, ...] = ()
+    logged: int = 0
+    problems: tuple[str, ...] = ()
+
+    @property
+    def explained(self) -> int:
+        """Requests of the log whose kind is known."""
+        return sum(each.request is not None and each.kind != "" for each in self.exchanges)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the logs are here: then no request is missing."""
+        return not self.problems
+
+    def of(self, events: Iterable[Event]) -> Rpc:
+        """Those that these events caused: a call, or a window, or anything in a context that they opened."""
+        mine = {(event.rank, event.number) for event in events}
+        contexts = {event.context for event in events if isinstance(event, RpcCall | RpcWindow)} - {None}
+        found = [
+            each
+            for each in self.exchanges
+            if each.context in contexts or (each.cause is not None and (each.cause.rank, each.cause.number) in mine)
+        ]
+        return Rpc(tuple(found), sum(each.request is not None for each in found), self.problems)
+
+
+def join_rpc(processes: Sequence[Process], events: Sequence[Event]) -> Rpc:
+    """Everything that the processes know of their RPCs."""
+    known = workers(processes)
+    if not known.by_id:
+        return Rpc()
+    found, problems = requests(processes, known)
+    return Rpc(tuple(join(seen(events, known), found, known)), len(found), tuple(problems))
+
+
+def kind_of_call(call: RpcCall) -> str:
+    """The message type of a call. In a context it is wrapped, to carry autograd's ids; a builtin only if need be."""
+    if call.context is not None and (call.flavour != "builtin" or call.needs_grad):
+        return FORWARD
+    return _CALLS[call.flavour, call.op == "remote"]
+
+
+def join(saw: Seen, logged: Sequence[Request], known: Workers) -> list[Exchange]:
+    """Every request as an exchange, with all that is known of it; and the calls that the log does not have."""
+    board = _Board(logged)
+    exchanges = _python_calls(saw, board, known)
+    exchanges += _fetches(saw, board, known)
+    exchanges += _backward(saw, board)
+    exchanges += _cleanups(saw, board, exchanges)
+    exchanges += _references(saw, board, known, exchanges)
+    exchanges += _deletions(board, saw, known)
+    exchanges += [_exchange(request, "", "unknown") for request in board.left()]
+    exchanges.sort(key=lambda exchange: exchange.sent_ns or exchange.received_ns or 0)
+    for number, exchange in enumerate(exchanges):
+        exchange.number = number
+    return exchanges
+
+
+class _Board:
+    """The requests that nobody has claimed yet, by sender, in the order of sending."""
+
+    def __init__(self, requests: Iterable[Request]) -> None:
+        self._by_src: dict[int, list[Request]] = defaultdict(list)
+        for request in requests:
+            self._by_src[request.src].append(request)
+        self._times = {src: [each.sending_ns or 0 for each in found] for src, found in self._by_src.items()}
+        self._taken: set[Request] = set()
+
+    def within(self, src: int, first_ns: int, last_ns: int | None, dst: int | None = None) -> list[Request]:
+        """Unclaimed requests of `src` (to `dst`) that were sent between the two moments."""
+        found: list[Request] = []
+        place = bisect_left(self._times.get(src, []), first_ns)
+        for request in self._by_src.get(src, [])[place:]:
+            if last_ns is not None and (request.sending_ns or 0) > last_ns:
+                break
+            if request not in self._taken and (dst is None or request.dst == dst):
+                found.append(request)
+        return found
+
+    def take(self, request: Request) -> Request:
+        self._taken.add(request)
+        return request
+
+    def left(self) -> list[Request]:
+        return [each for found in self._by_src.values() for each in found if each not in self._taken]
+
+
+def _exchange(request: Request, kind: str, known_by: KnownBy) -> Exchange:
+    return Exchange(src=request.src, dst=request.dst, kind=kind, known_by=known_by, request=request)
+
+
+# Calls ----------------------------------------------------------------------------------------------------------------
+
+
+def _python_calls(saw: Seen, board: _Board, known: Workers) -> list[Exchange]:
+    """The narrowest stretches first; of several requests in one, that which the callee saw come, else the last."""
+    found = []
+    for call in sorted(saw.calls, key=lambda call: call.handed_ns - call.start_ns):
+        dst = known.by_id.get(call.to, -1)
+        run = saw.runs.get((call.rank, call.call))
+        reply = saw.replies.get((call.rank, call.call))
+        candidates = board.within(call.rank, call.start_ns, call.handed_ns, dst)
+        came = run.arrived_ns if run is not None else None
+        fitting = [each for each in candidates if came is None or _is_there(each, came)]
+        request = board.take((fitting or candidates)[-1]) if candidates else None
+        found.append(
+            Exchange(
+                src=call.rank,
+                dst=dst,
+                kind=kind_of_call(call),
+                known_by="python",
+                request=request,
+                call=call,
+                run=run,
+                reply=reply,
+                arrival=saw.arrivals.get((call.rank, call.call)),
+                cause=call,
+                context=call.context,
+            )
+        )
+    return found
+
+
+def _is_there(request: Request, moment_ns: int) -> bool:
+    """Whether the callee had this request, and had not answered it, at that moment."""
+    return (request.received_ns or 0) <= moment_ns <= (request.replying_ns or moment_ns)
+
+
+def _fetches(saw: Seen, board: _Board, known: Workers) -> list[Exchange]:
+    found = []
+    for window in _shortest_first(saw.windows["to_here"]):
+        dst = known.by_id.get(window.to if window.to is not None else -1, -1)
+        candidates = board.within(window.rank, window.start_ns, window.end_ns, dst)
+        if candidates:
+            exchange = _exchange(board.take(candidates[0]), _fetch_kind(window), "window")
+            exchange.cause, exchange.context = window, window.context
+            _add_fetched_value(exchange, saw, known)
+            found.append(exchange)
+    return found
+
+
+def _fetch_kind(window: RpcWindow) -> str:
+    return FETCH if window.context is None else FORWARD
+
+
+def _add_fetched_value(exchange: Exchange, saw: Seen, known: Workers) -> None:
+    """The value was packed at the owner before the reply went, and has arrived inside the window."""
+    request, window = exchange.request, exchange.cause
+    if request is None or window is None:
+        return
+    for (owner, number), reply in saw.fetched.items():
+        arrival = saw.arrivals.get((owner, number))
+        if arrival is None or owner != exchange.dst or arrival.rank != exchange.src:
+            continue
+        inside = window.start_ns <= arrival.start_ns <= (window.end_ns or arrival.start_ns)
+        if inside and arrival.thread == window.thread:
+            exchange.reply, exchange.arrival = reply, arrival
+            return
+
+
+def _shortest_first(windows: Iterable[RpcWindow]) -> list[RpcWindow]:
+    return sorted(windows, key=lambda window: (window.end_ns or 2**62) - window.start_ns)
+
+
+# Distributed autograd -------------------------------------------------------------------------------------------------
+
+
+def _backward(saw: Seen, board: _Board) -> list[Exchange]:
+    """Inside the execution of a recv node; else while a gradient from elsewhere is being worked on."""
+    found = []
+    for window in _shortest_first(saw.windows["crossing"]):
+        candidates = board.within(window.rank, window.start_ns, window.end_ns)
+        if candidates:
+            exchange = _exchange(board.take(candidates[0]), BACKWARD, "window")
+            exchange.cause, exchange.context = window, window.context
+            found.append(exchange)
+    return found
+
+
+def _cleanups(saw: Seen, board: _Board, exchanges: Sequence[Exchange]) -> list[Exchange]:
+    """From the driver inside its release; from there on, by each worker to all that it has met in this context."""
+    met: dict[tuple[int, int | None], set[int]] = defaultdict(set)
+    for exchange in exchanges:
+        if exchange.context is not None and exchange.kind in (FORWARD, BACKWARD):
+            met[exchange.src, exchange.context].add(exchange.dst)
+            met[exchange.dst, exchange.context].add(exchange.src)
+    found: list[Exchange] = []
+    waves: list[tuple[int, int, int | None, RpcWindow]] = [
+        (window.rank, window.start_ns, window.end_ns, window) for window in saw.windows["release"]
+    ]
+    told: set[tuple[int, int | None]] = set()
+    while waves:
+        rank, first_ns, last_ns, window = waves.pop(0)
+        if (rank, window.context) in told:
+            continue
+        told.add((rank, window.context))
+        direct = rank == window.rank
+        for dst in sorted(met[rank, window.context]):
+            candidates = board.within(rank, first_ns, last_ns, dst)
+            if not candidates:
+                continue
+            exchange = _exchange(board.take(candidates[0]), CLEANUP, "window" if direct else "rule")
+            exchange.cause, exchange.context = window, window.context
+            found.append(exchange)
+            request = exchange.request
+            if request is not None and request.received_ns is not None:
+                waves.append((dst, request.received_ns, request.replying_ns, window))
+    return found
+
+
+# Remote references ----------------------------------------------------------------------------------------------------
+
+
+def _references(saw: Seen, board: _Board, known: Workers, exchanges: Sequence[Exchange]) -> list[Exchange]:
+    found: list[Exchange] = []
+    asked_for: list[tuple[Exchange, RpcWindow]] = []
+    causes = _Causes(exchanges)
+    for window in _shortest_first(saw.windows["rref"]):
+        owner = known.by_id.get(window.to if window.to is not None else -1, -1)
+        parent = known.by_id.get(window.parent_worker if window.parent_worker is not None else -1, -1)
+        if parent == owner:
+            continue  # The owner took note of the copy when it sent it.
+        kind, dst = (ACCEPT, parent) if owner == window.rank else (FORK, owner)
+        if parent == window.rank and kind == ACCEPT:
+            dst = window.rank
+        candidates = board.within(window.rank, window.start_ns, window.end_ns, dst)
+        if not candidates:
+            continue
+        exchange = _exchange(board.take(candidates[0]), kind, "window")
+        exchange.cause, exchange.context = causes.of(window)
+        found.append(exchange)
+        if kind == FORK:
+            asked_for.append((exchange, window))
+    for asked, window in sorted(asked_for, key=lambda pair: pair[0].reply_received_ns or 0):
+        parent = known.by_id.get(window.parent_worker if window.parent_worker is not None else -1, -1)
+        granted = asked.reply_received_ns
+        candidates = board.within(asked.src, granted, None, parent) if granted is not None else []
+        if candidates:
+            exchange = _exchange(board.take(candidates[0]), ACCEPT, "rule")
+            exchange.cause, exchange.context = asked.cause, asked.context
+            found.append(exchange)
+    for call in exchanges:
+        found += _unpacked_in_cpp(call, board)
+    return found
+
+
+def _unpacked_in_cpp(asked: Exchange, board: _Board) -> list[Exchange]:
+    """A TorchScript call unpacks its RRefs in C++: their owner accepts them while it works on the call."""
+    call, request = asked.call, asked.request
+    if call is None or request is None or call.flavour == "python" or request.received_ns is None:
+        return []
+    mine = [rref for rref in call.rrefs if rref.owner == call.to]
+    candidates = board.within(asked.dst, request.received_ns, request.replying_ns, asked.src)
+    found = []
+    for candidate in candidates[: len(mine)]:
+        exchange = _exchange(board.take(candidate), ACCEPT, "rule")
+        exchange.cause, exchange.context = call, asked.context
+        found.append(exchange)
+    return found
+
+
+class _Causes:
+    """The message whose unpacking a window belongs to: the call that is being taken in, or the reply."""
+
+    def __init__(self, exchanges: Sequence[Exchange]) -> None:
+        self._spans: dict[int, list[tuple[int, int, Exchange]]] = defaultdict(list)
+        for exchange in exchanges:
+            run, arrival, request = exchange.run, exchange.arrival, exchange.request
+            if run is not None:
+                self._spans[run.rank].append((run.arrived_ns, run.start_ns, exchange))
+            if arrival is not None:
+                known = exchange.call.end_ns if exchange.call is not None else None
+                first = request.answered_ns if request is not None and request.answered_ns else arrival.start_ns
+                self._spans[arrival.rank].append((min(first, arrival.start_ns), known or 2**62, exchange))
+
+    def of(self, window: RpcWindow) -> tuple[RpcWindow | RpcCall, int | None]:
+        around = [each for each in self._spans[window.rank] if each[0] <= window.start_ns <= each[1]]
+        if not around:
+            return window, window.context
+        exchange = min(around, key=lambda each: each[1] - each[0])[2]
+        return exchange.call or window, exchange.context
+
+
+def _deletions(board: _Board, saw: Seen, known: Workers) -> list[Exchange]:
+    """What is left can only be the end of a copy, if the sender has copies of the receiver's values."""
+    copies: Counter[tuple[int, int]] = Counter()
+    for call in saw.calls:
+        if call.op == "remote":
+            copies[call.rank, known.by_id.get(call.to, -1)] += 1
+    for window in saw.windows["rref"]:
+        copies[window.rank, known.by_id.get(window.to if window.to is not None else -1, -1)] += 1
+    found = []
+    for request in sorted(board.left(), key=_sent):
+        if copies[request.src, request.dst] > 0 and request.src != request.dst:
+            copies[request.src, request.dst] -= 1
+            found.append(_exchange(board.take(request), DELETE, "rule"))
+    return found
+
+
+_sent: Callable[[Request], int] = lambda request: request.sending_ns or 0  # noqa: E731
