@@ -198,7 +198,8 @@ def routes(found: Iterable[Message], trace: Trace) -> str:
 
 def message_sentence(message: Message, trace: Trace) -> str:
     """ "ps sends trainer1 500 of 1,000 B for all_reduce: uint8[1000] (derived)"."""
-    src, dst = trace.label(message.src), trace.label(message.dst)
+    src = trace.label(message.src)
+    dst = trace.label(message.dst) if message.dst != message.src else "itself"
     part = f"{message.payload_bytes:,} of " if message.payload_bytes < message.whole_bytes else ""
     size = f"{part}{max(message.whole_bytes, message.payload_bytes):,} B" if message.payload_bytes else "no data"
     why = f" for {message.op}" if message.op != "send" else ""

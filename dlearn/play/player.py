@@ -163,9 +163,11 @@ def _svg(shown: Sequence[Message], names: dict[int, str], unique: str) -> str:
         head = f' marker-end="url(#{unique}missing)"' if message.how == "missing" else ""
         arrow = f'<line x1="{src}" x2="{dst}"{head}/>'
         if message.src == message.dst:
-            arrow = f'<svg x="{src}"><path d="M0-7h16v7H1"{head}/></svg>'
-        size = f'<text x="{between[message.src, message.dst]}">{size_text(message.payload_bytes)}</text>'
-        rows.append(f'<svg y="{_ROW_PX * number + 18}">{arrow}{size}</svg>')
+            arrow = f'<svg x="{src}"><path d="M0-10h18v10H1"{head}/></svg>'
+        label = "never came: " * (message.how == "missing") + size_text(message.payload_bytes)
+        beside = ' dx="-22" dy="3"' if message.src == message.dst else ""
+        text = f'<text x="{between[message.src, message.dst]}"{beside}>{label}</text>'
+        rows.append(f'<svg y="{_ROW_PX * number + 18}">{arrow}{text}</svg>')
     lines = "".join(f'<line x1="{x}" x2="{x}" y2="100%"/>' for x in at.values())
     return (
         f'<svg class="rows" width="100%" height="{_ROW_PX * len(shown) + 8}" role="img"'
