@@ -167,7 +167,7 @@ def _svg(shown: Sequence[Message], names: dict[int, str], unique: str) -> str:
         label = "never came: " * (message.how == "missing") + size_text(message.payload_bytes)
         beside = ' dx="-22" dy="3"' if message.src == message.dst else ""
         text = f'<text x="{between[message.src, message.dst]}"{beside}>{label}</text>'
-        rows.append(f'<svg y="{_ROW_PX * number + 18}">{arrow}{text}</svg>')
+        rows.append(f'<svg y="{_ROW_PX * number + 18}">{text}{arrow}</svg>')
     lines = "".join(f'<line x1="{x}" x2="{x}" y2="100%"/>' for x in at.values())
     return (
         f'<svg class="rows" width="100%" height="{_ROW_PX * len(shown) + 8}" role="img"'
@@ -192,12 +192,6 @@ def _style() -> str:
         for how, line in LINES.items()
         if not isinstance(line, str)
     ]
-    return "\n".join(
-        [
-            f".dlearn-player{{{light}}}",
-            f"@media(prefers-color-scheme:dark){{body:not([data-jp-theme-light]) .dlearn-player{{{dark}}}}}",
-            f"body[data-jp-theme-light=false] .dlearn-player{{{dark}}}",
-            _read("player.css"),
-            *dashes,
-        ]
-    )
+    own = f".dlearn-player{{{light}}}\nbody[data-jp-theme-light=false] .dlearn-player{{{dark}}}"
+    system = f"@media(prefers-color-scheme:dark){{body:not([data-jp-theme-light]) .dlearn-player{{{dark}}}}}"
+    return "\n".join([own, system, _read("player.css"), *dashes])
