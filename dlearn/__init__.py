@@ -23,6 +23,7 @@ __all__ = [
     "explain",
     "messages",
     "operations",
+    "play",
     "record",
     "span",
 ]
@@ -40,7 +41,7 @@ _HOMES = {
     "record": "dlearn.recorder",
     "span": "dlearn.recorder",
 }
-_MODULES = {"analysis", "collectives", "draw"}
+_MODULES = {"analysis", "collectives", "draw", "play"}
 
 
 def __getattr__(name: str) -> Any:
@@ -62,7 +63,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from dlearn import analysis, collectives, draw
+    from dlearn import analysis, collectives, draw, play
     from dlearn.analysis import explain, messages, operations
     from dlearn.cluster import Cluster
     from dlearn.errors import DlearnError

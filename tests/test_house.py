@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "collectives": {"trace", "analysis", "recorder"},
     "cluster": {"trace", "hooks", "analysis", "recorder", "collectives"},
     "draw": {"trace", "analysis"},
+    "play": {"trace", "analysis", "draw"},
     "lessons": {"trace", "analysis", "draw", "cluster", "recorder", "collectives"},
     "cli": {"trace", "analysis", "draw", "cluster", "recorder", "lessons"},
 }

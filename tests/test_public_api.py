@@ -24,6 +24,7 @@ PROMISED = {
     "explain",
     "messages",
     "operations",
+    "play",
     "record",
     "span",
 }
@@ -41,7 +42,7 @@ def test_every_name_says_what_it_is(name):
     assert inspect.getdoc(getattr(dlearn, name))
 
 
-@pytest.mark.parametrize("namespace", ["analysis", "collectives", "draw"])
+@pytest.mark.parametrize("namespace", ["analysis", "collectives", "draw", "play"])
 def test_every_function_of_a_namespace_says_what_it_is(namespace):
     module = getattr(dlearn, namespace)
     assert sorted(module.__all__) == list(module.__all__)

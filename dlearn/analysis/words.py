@@ -195,6 +195,20 @@ def routes(found: Iterable[Message], trace: Trace) -> str:
     return "; ".join(parts) + f" ({', '.join(sorted(hows))})" if parts else "nothing travels"
 
 
+def message_sentence(message: Message, trace: Trace) -> str:
+    """ "ps sends trainer1 500 of 1,000 B for all_reduce: uint8[1000] (derived)"."""
+    src = trace.label(message.src)
+    dst = trace.label(message.dst) if message.dst != message.src else "itself"
+    part = f"{message.payload_bytes:,} of " if message.payload_bytes < message.whole_bytes else ""
+    size = f"{part}{max(message.whole_bytes, message.payload_bytes):,} B" if message.payload_bytes else "no data"
+    why = f" for {message.op}" if message.op != "send" else ""
+    what = f": {shorten(message.what)}" if message.what else ""
+    if message.how == "missing":
+        return f"{src} was to send {dst} {size}{why}{what}; it never came (missing)."
+    how = message.how + (", confirmed by the kernel's counters" if message.confirmed else "")
+    return f"{src} sends {dst} {size}{why}{what} ({how})."
+
+
 def shorten(what: str) -> str:
     """A list of many parameters with its first few names."""
     head, colon, names = what.partition(": ")

@@ -1,0 +1,206 @@
+"""The message player: what is in the page, and what a reader does with it in a real browser."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+
+import pytest
+from traces import Job, header
+
+from dlearn import messages
+from dlearn.analysis.words import message_sentence
+from dlearn.play import player
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+in_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: nobody can click")
+
+
+def ring(folder, *, ranks=3, count=4, names=(), size=100):
+    """Message i of `count` goes from rank i to its next one and carries (i + 1) x `size` bytes."""
+    job = Job(folder, ranks=ranks)
+    job.headers = [header(rank, world_size=ranks, name=name) for rank, name in enumerate(names)] or job.headers
+    for i in range(count):
+        src, dst = i % ranks, (i + 1) % ranks
+        job.send(src, dst, size=(i + 1) * size, start_ns=10 * i, end_ns=10 * i + 5)
+        job.recv(dst, src, size=(i + 1) * size, start_ns=10 * i, end_ns=10 * i + 5)
+    return job
+
+
+def after(page, folder, script):
+    """What `script`, run in a browser at the end of this page, has put together with `say(...)`."""
+    helpers = """
+        const said = [], say = (...facts) => said.push(facts);
+        const all = (selector) => [...document.querySelectorAll(selector)];
+        const find = (selector) => document.querySelector(selector);
+        const text = (selector) => find(selector).textContent;
+        const click = (name) => find(`[data-go=${name}]`).click();
+        const press = (key, on = ".picture") => find(on).dispatchEvent(new KeyboardEvent("keydown",
+            {key, bubbles: true, cancelable: true}));
+        const shown = () => all(".messages svg[y]").filter((row) => row.style.display !== "none").length;
+    """
+    done = "document.body.innerHTML = ''; document.title = JSON.stringify(said);"
+    file = folder / "page.html"
+    whole = page.replace("</body>", f"<script>{helpers}\n{script}\n{done}</script></body>")
+    file.write_text(whole, encoding="utf-8")
+    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
+    ran = subprocess.run(
+        [*command, "--virtual-time-budget=2000", "--dump-dom", file.as_uri()], capture_output=True, timeout=60
+    )
+    title = re.search("<title>(.*?)</title>", ran.stdout.decode(), re.S)
+    assert title, ran.stderr.decode()[-2000:]
+    return json.loads(html.unescape(title[1]))
+
+
+def test_a_sentence_for_each_way_of_knowing(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.collective("all_reduce", size=1000, start_ns=0, end_ns=5)
+    job.send(0, 1, size=8)
+    job.recv(1, 0, size=8)
+    job.send(1, 0, size=4)
+    trace = job.load()
+    told = [message_sentence(message, trace) for message in messages(trace)]
+    assert (
+        "rank 1 sends rank 0 250 of 1,000 B for all_reduce: uint8[1000] (derived)." in told
+    )  # two halves in two parts
+    assert told[-2:] == [
+        "rank 0 sends rank 1 8 B: uint8[8] (observed).",
+        "rank 1 was to send rank 0 4 B: uint8[4]; it never came (missing).",
+    ]
+
+
+def test_a_page_without_scripts_shows_every_message_and_sentence(tmp_path):
+    shown = player(ring(tmp_path).load(), title="A ring & more")
+    still = re.sub("<script.*?</script>", "", shown.to_html(tmp_path / "ring.html"), flags=re.S)
+    assert "<title>A ring &amp; more</title>" in still
+    assert len(re.findall('<svg y="', still)) == 4
+    assert re.findall("<li>(.*?)</li>", still) == list(shown.sentences)
+    assert "<details open>" in still
+    assert (tmp_path / "ring.html").read_text(encoding="utf-8") == shown.to_html()
+    assert "http" not in still
+    assert str(shown).splitlines()[1] == f"   1. {shown.sentences[0]}"
+
+
+def test_no_name_breaks_out(tmp_path):
+    evil = "</script><b>\u2028&"
+    page = player(ring(tmp_path, names=[evil, "<img src=x>", "$x$"]).load(), title=evil).to_html()
+    assert page.count("</script>") == 2
+    assert "<b>" not in page
+    assert "<img" not in page
+    assert "\u2028" not in page
+    data = json.loads(re.search('json">(.*?)</script>', page, re.S)[1])
+    assert data["pairs"][0].startswith("</script><b>")
+
+
+def test_a_long_trace_is_cut_and_says_so(tmp_path):
+    shown = player(ring(tmp_path, ranks=8, count=320).load())
+    assert len(shown.sentences) == 300
+    assert "The first 300 of 320 messages; 20 later ones are left out" in shown.notes[1]
+    assert len(shown.snippet.encode()) < 60_000
+
+
+def test_only_the_messages_that_were_asked_for(tmp_path):
+    trace = ring(tmp_path).load()
+    shown = player(trace, messages=[messages(trace)[2]])
+    assert shown.title == "1 message"
+    assert shown.sentences == ("rank 2 sends rank 0 300 B: uint8[300] (observed).",)
+
+
+def test_what_has_no_messages_is_told(tmp_path):
+    job = Job(tmp_path, ranks=2, backend="unheard_of")
+    job.collective("all_reduce", size=8)
+    shown = player(job.load())
+    assert shown.sentences == ()
+    assert shown.notes[0] == "0 messages of 0 operations; 1 operations not explained"
+
+
+@in_browser
+def test_clicks_step_through_the_messages(tmp_path):
+    shown = player(ring(tmp_path).load())
+    script = """
+        say(text(".position"), shown(), find("details").open);
+        for (let i = 0; i < 3; i++) click("forward");
+        say(text(".position"), shown(), text(".sentence"));
+        say(text("tfoot"), text("tbody tr"));
+        click("end"); say(text(".position"), text("tfoot"), find("[data-go=forward]").disabled);
+        say(text("tbody tr"), document.activeElement.className);
+        click("back"); click("back"); say(text(".position"), text("tfoot"));
+        click("start"); say(text(".position"), shown());
+        const slider = find("[type=range]"); slider.value = 2; slider.dispatchEvent(new Event("input"));
+        say(text(".position"), slider.getAttribute("aria-valuetext"));
+    """
+    assert after(shown.to_html(), tmp_path, script) == [
+        ["message 0 of 4", 0, False],
+        ["message 3 of 4", 3, shown.sentences[2]],
+        ["in all3600 B", "rank 0 → rank 11100 B"],  # 100 + 200 + 300
+        ["message 4 of 4", "in all41,000 B", True],
+        ["rank 0 → rank 12500 B", "picture"],  # 100 + 400
+        ["message 2 of 4", "in all2300 B"],
+        ["message 0 of 4", 0],
+        ["message 2 of 4", "message 2 of 4"],
+    ]
+
+
+@in_browser
+def test_keys_step_through_the_messages(tmp_path):
+    script = """
+        const keys = ["ArrowRight", "ArrowDown", "ArrowLeft", "End", "ArrowUp", "Home", "ArrowLeft"];
+        for (const key of keys) { press(key); say(key, text(".position")); }
+        press("ArrowRight", "[type=range]"); say(text(".position"));
+    """
+    assert after(player(ring(tmp_path).load()).to_html(), tmp_path, script) == [
+        ["ArrowRight", "message 1 of 4"],
+        ["ArrowDown", "message 2 of 4"],
+        ["ArrowLeft", "message 1 of 4"],
+        ["End", "message 4 of 4"],
+        ["ArrowUp", "message 3 of 4"],
+        ["Home", "message 0 of 4"],
+        ["ArrowLeft", "message 0 of 4"],
+        ["message 1 of 4"],
+    ]
+
+
+@in_browser
+def test_control_messages_can_be_hidden(tmp_path):
+    """A barrier of two ranks is two messages without data (0 to 1, 1 to 0), before four with data."""
+    job = Job(tmp_path, ranks=2)
+    job.collective("barrier", start_ns=0, end_ns=1)
+    for i in range(4):
+        job.send(0, 1, size=8, start_ns=10 + i, end_ns=20)
+        job.recv(1, 0, size=8, start_ns=10 + i, end_ns=20)
+    script = """
+        for (let i = 0; i < 4; i++) click("forward");
+        say(text(".position"), text(".sentence"));
+        find("[type=checkbox]").click();
+        say(text(".position"), text(".sentence"), shown(), text("label"));
+    """
+    second = "rank 0 sends rank 1 8 B: uint8[8] (observed)."
+    assert after(player(job.load()).to_html(), tmp_path, script) == [
+        ["message 4 of 6", second],
+        ["message 2 of 4", second, 2, " Hide control messages: 4 of 6 carry data"],
+    ]
+
+
+@in_browser
+def test_players_on_one_page_do_not_meet_and_fit_a_narrow_one(tmp_path):
+    """What never came is in the picture, and in no total. 480 px is half a laptop's width."""
+    job = ring(tmp_path, ranks=8, count=30)
+    job.send(0, 1, size=8, start_ns=1000)
+    trace = job.load()
+    page = player(trace, title="second").to_html().replace("<body>", f"<body>{player(trace)._repr_html_()}")
+    script = """
+        const [first, second] = all(".dlearn-player");
+        second.querySelector("[data-go=end]").click();
+        say(all(".position").map((each) => each.textContent), shown(), all(".buttons").length);
+        say(all("tfoot").map((each) => each.textContent));
+        document.body.style.width = "464px";
+        say(first.scrollWidth <= first.clientWidth, second.scrollWidth <= second.clientWidth);
+    """
+    assert after(page, tmp_path, script) == [
+        [["message 0 of 31", "message 31 of 31"], 20, 2],
+        [["in all00 B", "in all3046,500 B"]],  # 100 * (1 + 2 + ... + 30)
+        [True, True],
+    ]
