@@ -23,10 +23,14 @@ from dlearn.trace.rpc_kinds import (
 )
 from dlearn.trace.trace import Trace
 
-PACKED_MORE = {"PYTHON_CALL": 1, "PYTHON_REMOTE_CALL": 27, FORWARD: 104, "reply " + FORWARD: 96}
-"""Bytes that C++ adds to what Python packed; a call in a context has its own constant and that of FORWARD."""
-FIXED = {ACCEPT: 11, FORK: 18, DELETE: 18, FETCH: 11, CLEANUP: 13, BACKWARD: 67, "REMOTE_RET": 18}
-"""Payload of the messages that C++ makes by itself. Those that only confirm are empty."""
+CALL, REMOTE_CALL = 1, 27
+"""Bytes that C++ adds to what Python packed of a call."""
+FIRST_TENSOR_OF_REMOTE, NEXT_TENSOR_OF_REMOTE = 49, 9
+"""And to a remote call for each tensor: C++ packs the references to them once more."""
+AUTOGRAD = 84
+"""And in a context: with the numbers of context and message, and without them."""
+FIXED = {ACCEPT: 11, FORK: 18, DELETE: 18, FETCH: 11, CLEANUP: 3, BACKWARD: 55, "REMOTE_RET": 18}
+"""Payload of the messages that C++ makes by itself, without those two numbers."""
 _EMPTY = {"RREF_ACK", "CLEANUP_AUTOGRAD_CONTEXT_RESP", "BACKWARD_AUTOGRAD_RESP"}
 NONE_PICKLED = 4
 """`None`, pickled."""
@@ -221,30 +225,53 @@ def _request_tensors(exchange: Exchange) -> tuple[TensorInfo, ...]:
 
 def _packed_request(exchange: Exchange) -> int | None:
     """Payload without tensors and trailer, in bytes; None where C++ packed it."""
-    call = exchange.call
+    call, kind = exchange.call, exchange.kind
     if call is None:
-        size = FIXED.get(exchange.kind)
-        if exchange.kind == FORWARD:
-            return FIXED[FETCH] + PACKED_MORE[FORWARD]
-        return size
+        if kind == FORWARD:
+            return FIXED[FETCH] + _autograd(exchange, sender=0)
+        if kind == BACKWARD and exchange.known_by != "window":
+            return None
+        if kind == BACKWARD:
+            # The way back has the number that the way there had, given by who sent it.
+            return FIXED[BACKWARD] + _number_bytes(exchange.context) + _message_bytes(exchange, sender=1)
+        return FIXED[CLEANUP] + _number_bytes(exchange.context) if kind == CLEANUP else FIXED.get(kind)
     if call.pickled_bytes is None:
         return None
-    own = PACKED_MORE["PYTHON_REMOTE_CALL" if call.op == "remote" else "PYTHON_CALL"]
-    return call.pickled_bytes + own + (PACKED_MORE[FORWARD] if exchange.kind == FORWARD else 0)
+    more = CALL
+    if call.op == "remote":
+        count = len(call.tensors)
+        more = REMOTE_CALL + (FIRST_TENSOR_OF_REMOTE + NEXT_TENSOR_OF_REMOTE * (count - 1) if count else 0)
+    return call.pickled_bytes + more + (_autograd(exchange, sender=0) if kind == FORWARD else 0)
 
 
 def _packed_reply(exchange: Exchange) -> int | None:
-    kind, reply = REPLY_OF.get(exchange.kind, ""), exchange.reply
-    more = PACKED_MORE["reply " + FORWARD] if exchange.kind == FORWARD else 0
+    kind, call, reply = REPLY_OF.get(exchange.kind, ""), exchange.call, exchange.reply
+    more = _autograd(exchange, sender=1) if exchange.kind == FORWARD else 0
     if reply is not None:
         return reply.pickled_bytes + more
     if kind in _EMPTY:
         return 0
-    if exchange.call is not None and exchange.call.op == "remote":
+    if call is not None and call.op == "remote":
         return FIXED["REMOTE_RET"] + more
-    if exchange.call is not None and exchange.call.function.endswith("local_optimizer_step"):
-        return 4 + more  # None, as TorchScript packs it.
+    if call is not None and call.function.endswith("local_optimizer_step"):
+        return NONE_PICKLED + more
     return None
+
+
+def _autograd(exchange: Exchange, *, sender: int) -> int:
+    """What autograd adds to a message: the numbers of its context and of the message, and the rest."""
+    return AUTOGRAD + _number_bytes(exchange.context) + _message_bytes(exchange, sender=sender)
+
+
+def _message_bytes(exchange: Exchange, *, sender: int) -> int:
+    """A message's number has its sender's id in the upper 16 bits; that below counts its messages."""
+    return _number_bytes(exchange.worker_ids[sender] << 48)
+
+
+def _number_bytes(number: int | None) -> int:
+    """A whole number as TorchScript pickles it: the larger, the longer."""
+    number = number or 0
+    return 2 if number < 2**8 else 3 if number < 2**16 else 5 if number < 2**31 else 10
 
 
 def _result_unseen(exchange: Exchange) -> bool:

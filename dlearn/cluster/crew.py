@@ -252,8 +252,8 @@ class Crew:
 
 
 def _agent_log(call: Call, rank: RankProcess) -> Path | None:
-    """Where the log of this rank's RPC agent goes, which comes with what it prints."""
-    if not call.rpc or call.record is None:
+    """Where the log of this rank's RPC agent goes, if it has one: that comes with what the rank prints."""
+    if call.record is None:
         return None
     return Path(call.folder, "trace", f"{socket.gethostname()}-{rank.process.pid}{SUFFIX}")
 

@@ -6,9 +6,10 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from dlearn.trace.agent_log import Filter
 
@@ -25,8 +26,11 @@ class OutputStreams:
         self._kept: list[list[bytes]] = [[] for _ in tags]
         self._unfinished: list[list[bytes]] = [[] for _ in tags]
         self._to_show: list[str] = []
-        self._logs = [log.open("ab", buffering=0) if log is not None else None for log in logs or [None] * len(tags)]
-        self._sieves = [Filter(log.write) if log is not None else None for log in self._logs]
+        self._paths = list(logs) or [None] * len(tags)
+        self._logs: dict[int, BinaryIO] = {}
+        self._sieves = [
+            Filter(partial(self._keep, index)) if path is not None else None for index, path in enumerate(self._paths)
+        ]
 
     def read(self, index: int, pipe: Connection) -> bool:
         """Take what is there now; False at the end of the stream."""
@@ -39,6 +43,12 @@ class OutputStreams:
         sieve = self._sieves[index]
         self._take(index, sieve.feed(data) if sieve is not None else data)
         return True
+
+    def _keep(self, index: int, line: bytes) -> None:
+        path = self._paths[index]
+        if index not in self._logs and path is not None:
+            self._logs[index] = path.open("ab", buffering=0)
+        self._logs[index].write(line)
 
     def _take(self, index: int, data: bytes) -> None:
         self._kept[index].append(data)
@@ -63,10 +73,12 @@ class OutputStreams:
 
     def finish(self) -> None:
         """Show what is left without a line's end, and close the logs."""
-        for index, (sieve, log) in enumerate(zip(self._sieves, self._logs, strict=True)):
-            if sieve is not None and log is not None:
+        for index, sieve in enumerate(self._sieves):
+            if sieve is not None:
                 self._take(index, sieve.rest())
-                log.close()
+        for log in self._logs.values():
+            log.close()
+        self._logs.clear()
         for index, parts in enumerate(self._unfinished):
             if rest := b"".join(parts):
                 self._to_show.append(self._tags[index] + _text(rest))

@@ -60,6 +60,8 @@ def watch_pickler(calls: Calls, patches: Patches, watchers: Watchers) -> None:
             thread = this_thread()
             if context >= 0 and kind in (CALL, REMOTE):
                 calls.context[thread] = context
+            elif context < 0 and kind == FETCHED:
+                context = calls.context.get(thread, -1)  # The owner does not know it; who fetches does.
             value = original(self, data, tensors)
             try:
                 watch_crossings(calls, tensors, context)

@@ -12,7 +12,9 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -101,15 +103,41 @@ def moments(lines: Iterator[bytes], *, year: int) -> Iterator[Moment]:
         yield Moment(what, src, number, dst, (seconds, fraction))
 
 
-def monotonic_ns(clock: tuple[int, int], wall_ns: int) -> int:
-    """The moment on the process's monotonic clock; `wall_ns` is the wall clock less the monotonic one.
+_SECOND = 10**9
+_LAG_NS = 12 * 10**6
+"""By how much the printed second may be late: it is the kernel's coarse clock's, which ticks every 1 to 10 ms."""
+_READING_NS = 10**6
+"""By how much `wall_ns` may be wrong."""
+
+
+def monotonic_ns(clocks: Sequence[tuple[int, int]], wall_ns: int) -> list[int]:
+    """When the lines of a log were written, on the process's monotonic clock; its wall clock is `wall_ns` ahead.
 
     torch 2.13 prints the wall clock's whole seconds and the *monotonic* clock's fraction. There is one moment of that
-    fraction within the printed second.
+    fraction within the printed second; at its very beginning it may be the next second's, and at its end the last
+    one's. Then the neighbouring lines decide.
     """
-    seconds, fraction = clock
-    earliest = seconds * 10**9 - wall_ns
-    return fraction + -(-(earliest - fraction) // 10**9) * 10**9
+    found: list[int] = []
+    doubtful: dict[int, int] = {}
+    for place, (seconds, fraction) in enumerate(clocks):
+        earliest = seconds * _SECOND - wall_ns
+        inside = (fraction - earliest) % _SECOND
+        found.append(earliest + inside)
+        if inside < _LAG_NS:
+            doubtful[place] = _SECOND
+        elif inside > _SECOND - _READING_NS:
+            doubtful[place] = -_SECOND
+    sure = [place for place in range(len(found)) if place not in doubtful]
+    for place, shift in doubtful.items():
+        after = bisect_left(sure, place)
+        near = [found[other] for other in sure[max(0, after - 1) : after + 1]]
+        found[place] = min((found[place], found[place] + shift), key=partial(_distance, near))
+    return found
+
+
+def _distance(moments: Sequence[int], at_ns: int) -> int:
+    """To the nearest of them."""
+    return min((abs(at_ns - each) for each in moments), default=0)
 
 
 def log_path(trace_file: Path) -> Path:

@@ -68,6 +68,8 @@ class Exchange:
     context: int | None = None
     number: int = 0
     """In the order of sending."""
+    worker_ids: tuple[int, int] = (0, 0)
+    """RPC's own ids of the two."""
 
     @property
     def sent_ns(self) -> int | None:
@@ -144,7 +146,7 @@ _FIELDS = {
 }
 
 
-def _read_log(process: Process) -> Iterable[tuple[agent_log.Moment, int]]:
+def _read_log(process: Process) -> list[tuple[agent_log.Moment, int]]:
     worker = process.worker
     assert worker is not None
     path = agent_log.log_path(process.path)
@@ -152,10 +154,10 @@ def _read_log(process: Process) -> Iterable[tuple[agent_log.Moment, int]]:
     year = time.localtime((process.header.start_ns + worker.wall_ns) / 1e9).tm_year
     try:
         with path.open("rb") as stream:
-            for moment in agent_log.moments(iter(stream), year=year):
-                yield moment, agent_log.monotonic_ns(moment.clock, worker.wall_ns)
+            told = list(agent_log.moments(iter(stream), year=year))
     except OSError as error:
         raise TraceError(f"{os.fspath(path)}: cannot be read: {error.strerror}") from None
+    return list(zip(told, agent_log.monotonic_ns([moment.clock for moment in told], worker.wall_ns), strict=True))
 
 
 # The ends that Python saw ---------------------------------------------------------------------------------------------

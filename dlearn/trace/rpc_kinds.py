@@ -18,6 +18,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dlearn.trace.event import Event, RpcCall, RpcWindow
@@ -106,13 +107,17 @@ def join(saw: Seen, logged: Sequence[Request], known: Workers) -> list[Exchange]
     exchanges = _python_calls(saw, board, known)
     exchanges += _fetches(saw, board, known)
     exchanges += _backward(saw, board)
-    exchanges += _cleanups(saw, board, exchanges)
+    # What a stretch of Python tells before what only a rule does: two messages may be under way at the same time.
     exchanges += _references(saw, board, known, exchanges)
+    exchanges += _cleanups(saw, board, exchanges)
+    exchanges += _backward_in_cpp(saw, board, exchanges)
     exchanges += _deletions(board, saw, known)
     exchanges += [_exchange(request, "", "unknown") for request in board.left()]
     exchanges.sort(key=lambda exchange: exchange.sent_ns or exchange.received_ns or 0)
+    ids = {rank: worker for worker, rank in known.by_id.items()}
     for number, exchange in enumerate(exchanges):
         exchange.number = number
+        exchange.worker_ids = ids.get(exchange.src, 0), ids.get(exchange.dst, 0)
     return exchanges
 
 
@@ -153,37 +158,43 @@ def _exchange(request: Request, kind: str, known_by: KnownBy) -> Exchange:
 
 
 def _python_calls(saw: Seen, board: _Board, known: Workers) -> list[Exchange]:
-    """The narrowest stretches first; of several requests in one, that which the callee saw come, else the last."""
+    """The narrowest stretches first; of several requests in one, that whose times at both ends are nearest."""
     found = []
     for call in sorted(saw.calls, key=lambda call: call.handed_ns - call.start_ns):
-        dst = known.by_id.get(call.to, -1)
-        run = saw.runs.get((call.rank, call.call))
-        reply = saw.replies.get((call.rank, call.call))
-        candidates = board.within(call.rank, call.start_ns, call.handed_ns, dst)
-        came = run.arrived_ns if run is not None else None
-        fitting = [each for each in candidates if came is None or _is_there(each, came)]
-        request = board.take((fitting or candidates)[-1]) if candidates else None
-        found.append(
-            Exchange(
-                src=call.rank,
-                dst=dst,
-                kind=kind_of_call(call),
-                known_by="python",
-                request=request,
-                call=call,
-                run=run,
-                reply=reply,
-                arrival=saw.arrivals.get((call.rank, call.call)),
-                cause=call,
-                context=call.context,
-            )
+        exchange = Exchange(
+            src=call.rank,
+            dst=known.by_id.get(call.to, -1),
+            kind=kind_of_call(call),
+            known_by="python",
+            call=call,
+            run=saw.runs.get((call.rank, call.call)),
+            reply=saw.replies.get((call.rank, call.call)),
+            arrival=saw.arrivals.get((call.rank, call.call)),
+            cause=call,
+            context=call.context,
         )
+        candidates = board.within(call.rank, call.start_ns, call.handed_ns, exchange.dst)
+        if candidates:
+            exchange.request = board.take(min(candidates, key=partial(_misfit, exchange)))
+        found.append(exchange)
     return found
 
 
-def _is_there(request: Request, moment_ns: int) -> bool:
-    """Whether the callee had this request, and had not answered it, at that moment."""
-    return (request.received_ns or 0) <= moment_ns <= (request.replying_ns or moment_ns)
+_IMPOSSIBLE_NS = 10**12
+
+
+def _misfit(exchange: Exchange, request: Request) -> int:
+    """How far what Python saw at both ends is from what the log says of this request; a wrong order counts most."""
+    run, reply, arrival, call = exchange.run, exchange.reply, exchange.arrival, exchange.call
+    steps = (
+        (call.start_ns if call is not None else None, request.sending_ns),
+        (request.running_ns or request.received_ns, run.arrived_ns if run is not None else None),
+        (run.end_ns if run is not None else None, request.ran_ns),
+        (reply.start_ns if reply is not None else None, request.replying_ns),
+        (request.answered_ns, arrival.start_ns if arrival is not None else call.end_ns if call is not None else None),
+    )
+    gaps = [later - earlier for earlier, later in steps if earlier is not None and later is not None]
+    return sum(gap if gap >= 0 else _IMPOSSIBLE_NS for gap in gaps)
 
 
 def _fetches(saw: Seen, board: _Board, known: Workers) -> list[Exchange]:
@@ -237,6 +248,25 @@ def _backward(saw: Seen, board: _Board) -> list[Exchange]:
     return found
 
 
+def _backward_in_cpp(saw: Seen, board: _Board, exchanges: Sequence[Exchange]) -> list[Exchange]:
+    """Where no Python saw the tensors come in: back along each way that tensors took forward, during the backward."""
+    ways: dict[int | None, Counter[tuple[int, int]]] = defaultdict(Counter)
+    for exchange in exchanges:
+        if exchange.kind == FORWARD:
+            ways[exchange.context].update([(exchange.src, exchange.dst), (exchange.dst, exchange.src)])
+    for exchange in exchanges:
+        if exchange.kind == BACKWARD:
+            ways[exchange.context][exchange.dst, exchange.src] -= 1
+    found = []
+    for window in saw.windows["backward"]:
+        for (there, here), count in ways[window.context].items():
+            for request in board.within(here, window.start_ns, window.end_ns, there)[: max(0, count)]:
+                exchange = _exchange(board.take(request), BACKWARD, "rule")
+                exchange.cause, exchange.context = window, window.context
+                found.append(exchange)
+    return found
+
+
 def _cleanups(saw: Seen, board: _Board, exchanges: Sequence[Exchange]) -> list[Exchange]:
     """From the driver inside its release; from there on, by each worker to all that it has met in this context."""
     met: dict[tuple[int, int | None], set[int]] = defaultdict(set)
@@ -273,9 +303,10 @@ def _cleanups(saw: Seen, board: _Board, exchanges: Sequence[Exchange]) -> list[E
 
 def _references(saw: Seen, board: _Board, known: Workers, exchanges: Sequence[Exchange]) -> list[Exchange]:
     found: list[Exchange] = []
-    asked_for: list[tuple[Exchange, RpcWindow]] = []
     causes = _Causes(exchanges)
-    for window in _shortest_first(saw.windows["rref"]):
+    # Those that take one message first: what follows another must not be taken for them.
+    mine = {rank: worker for worker, rank in known.by_id.items()}
+    for window in sorted(_shortest_first(saw.windows["rref"]), key=lambda window: window.to != mine.get(window.rank)):
         owner = known.by_id.get(window.to if window.to is not None else -1, -1)
         parent = known.by_id.get(window.parent_worker if window.parent_worker is not None else -1, -1)
         if parent == owner:
@@ -286,22 +317,33 @@ def _references(saw: Seen, board: _Board, known: Workers, exchanges: Sequence[Ex
         candidates = board.within(window.rank, window.start_ns, window.end_ns, dst)
         if not candidates:
             continue
-        exchange = _exchange(board.take(candidates[0]), kind, "window")
+        request, granted = candidates[0], None
+        if kind == FORK:
+            request, granted = min(((each, _granted(each, parent, board)) for each in candidates), key=_delay)
+        exchange = _exchange(board.take(request), kind, "window")
         exchange.cause, exchange.context = causes.of(window)
         found.append(exchange)
-        if kind == FORK:
-            asked_for.append((exchange, window))
-    for asked, window in sorted(asked_for, key=lambda pair: pair[0].reply_received_ns or 0):
-        parent = known.by_id.get(window.parent_worker if window.parent_worker is not None else -1, -1)
-        granted = asked.reply_received_ns
-        candidates = board.within(asked.src, granted, None, parent) if granted is not None else []
-        if candidates:
-            exchange = _exchange(board.take(candidates[0]), ACCEPT, "rule")
-            exchange.cause, exchange.context = asked.cause, asked.context
-            found.append(exchange)
+        if granted is not None:
+            accepted = _exchange(board.take(granted), ACCEPT, "rule")
+            accepted.cause, accepted.context = exchange.cause, exchange.context
+            found.append(accepted)
     for call in exchanges:
         found += _unpacked_in_cpp(call, board)
     return found
+
+
+def _granted(asked: Request, parent: int, board: _Board) -> Request | None:
+    """The acceptance that follows when the owner has answered a request for a copy."""
+    if asked.answered_ns is None:
+        return None
+    return next(iter(board.within(asked.src, asked.answered_ns, None, parent)), None)
+
+
+def _delay(asked_and_granted: tuple[Request, Request | None]) -> int:
+    asked, granted = asked_and_granted
+    if granted is None or granted.sending_ns is None or asked.answered_ns is None:
+        return 2**62
+    return granted.sending_ns - asked.answered_ns
 
 
 def _unpacked_in_cpp(asked: Exchange, board: _Board) -> list[Exchange]:

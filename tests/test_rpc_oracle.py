@@ -1,0 +1,106 @@
+"""Our record of every RPC message, against what the C++ agent itself says that it sent."""
+
+import os
+from collections import Counter
+
+import pytest
+import rpc_oracle
+from rpc_programs import PROGRAMS, WORKERS
+
+from dlearn import Cluster
+from dlearn.analysis import operations
+from dlearn.analysis.unrolling import messages_of
+
+CROWDED = "references that end at any time"
+"""Three threads that call the same worker at the same time: there two requests can be exchanged."""
+
+
+def noted_by_the_agent(library, program):
+    """Run a program with the agent that takes notes; its notes."""
+    from dlearn.cluster.rpc import worker
+
+    rank = int(os.environ["RANK"])
+    agent = rpc_oracle.install(library)
+    function = PROGRAMS[program].get(WORKERS[rank])
+    with worker(WORKERS[rank], rank, len(WORKERS), None):
+        if function is not None:
+            function()
+    return rpc_oracle.sent(agent, rank)
+
+
+def run_both(program):
+    """The trace, and every message that the agents noted."""
+    run = Cluster(WORKERS).run(noted_by_the_agent, str(rpc_oracle.build()), program, timeout=100)
+    return run.trace, [each for noted in run.results.values() for each in noted]
+
+
+@pytest.fixture(scope="module", params=PROGRAMS)
+def both(request):
+    return request.param, *run_both(request.param)
+
+
+def wrong_kinds(trace, noted):
+    """Requests that we took for another kind. Torch has two kinds for fetching a value; no caller can tell which."""
+    theirs = {
+        (each.src, each.id): each.kind.replace("SCRIPT_RREF_FETCH", "RREF_FETCH").replace("PYTHON_RREF", "RREF")
+        for each in noted
+        if each.request
+    }
+    return [
+        f"{theirs[each.src, each.request.id]} taken for {each.kind} ({each.known_by})"
+        for each in trace.rpc.exchanges
+        if each.request is None or theirs[each.src, each.request.id] != each.kind
+    ]
+
+
+def test_no_request_is_missing_and_none_invented(both):
+    _, trace, noted = both
+    theirs = Counter((each.src, each.id) for each in noted if each.request)
+    ours = Counter((each.src, each.request.id) for each in trace.rpc.exchanges if each.request is not None)
+    assert ours == theirs
+    assert trace.rpc.complete
+
+
+def test_kinds_are_right(both):
+    program, trace, noted = both
+    wrong = wrong_kinds(trace, noted)
+    if program == CROWDED:
+        assert len(wrong) <= 0.05 * trace.rpc.logged
+    else:
+        assert wrong == []
+        assert trace.rpc.explained == trace.rpc.logged
+
+
+def test_payloads_are_known_to_the_byte(both):
+    """Within 4 bytes in every message of ours whose size we claim to know: numbers in it grow with the program."""
+    program, trace, noted = both
+    requests = {(each.src, each.id): each for each in noted if each.request}
+    off = []
+    known = 0
+    for operation in operations(trace):
+        exchange = operation.exchange
+        message = messages_of(operation)[0]
+        if message.packed_bytes is None or exchange.request is None:
+            continue
+        known += 1
+        theirs = requests[exchange.src, exchange.request.id]
+        difference = theirs.payload_bytes - message.packed_bytes - message.observer_bytes
+        sparse = any(tensor.sparse for tensor in message.tensors)
+        tensors = sum(tensor.logical_bytes for tensor in message.tensors)
+        if not 0 <= difference <= 4 or (theirs.tensor_bytes != tensors and not sparse):
+            off.append(f"{message.op} {message.what}: {difference:+} B, tensors {theirs.tensor_bytes} for {tensors}")
+    assert len(off) <= (0.05 * known if program == CROWDED else 0), off
+    assert known > 40
+
+
+@pytest.mark.slow
+def test_99_percent_of_kinds_are_right():
+    """Over all programs, three runs each."""
+    wrong, requests = [], 0
+    for program in PROGRAMS:
+        for _ in range(3):
+            trace, noted = run_both(program)
+            wrong += wrong_kinds(trace, noted)
+            requests += trace.rpc.logged
+    print(f"{requests - len(wrong):,} of {requests:,} kinds right")
+    assert len(wrong) <= 0.01 * requests, wrong
