@@ -193,11 +193,11 @@ def test_a_header_is_needed(tmp_path):
         (b"\x7fELF\x00\x01", "no trace header"),
         (b"x" * (10 << 20), "no trace"),
         (b'{"kind":"span"}\n', "no trace header"),
-        (b'{"kind":"header","format":2}\n', "no trace header"),
+        (b'{"kind":"header","format":3}\n', "no trace header"),
         (b"[" * 100_000, "no trace header"),
         (b'{"kind":"header","format":' + b"9" * 5000 + b"}\n", "no trace header"),
-        (b'{"kind":"header","format":1,"dlearn":"0.0","old":1}\n', "trace format 1; this dlearn reads format 2."),
-        (b'{"kind":"header","format":3,"dlearn":"9.9","news":1}\n', "trace format 3; this dlearn reads format 2."),
+        (b'{"kind":"header","format":1,"dlearn":"0.0","old":1}\n', "trace format 1; this dlearn reads format 3."),
+        (b'{"kind":"header","format":4,"dlearn":"9.9","news":1}\n', "trace format 4; this dlearn reads format 3."),
     ]:
         path.write_bytes(content)
         with pytest.raises(TraceError, match=r"x\.jsonl, line 1: ") as error:

@@ -10,6 +10,11 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import cloudpickle  # noqa: F401
+import torch
+import torch._dynamo
+import torch.distributed
+import torch.nn.parallel
+import torch.optim  # noqa: F401
 
 import dlearn.cluster.rank
 import dlearn.recorder  # noqa: F401
