@@ -1,152 +1,557 @@
-"""Programs of different kinds, in which torch's C++ sends all it can send by itself."""
+"""Small RPC programs that, together, make torch send every kind of message it has. Light to import: every rank does.
 
-import contextlib
+Each is for `Cluster(program.names, rpc=True).run(program.functions)`; a name without a function only serves. Which
+messages a program makes is the same in every run; when, and in which order, is not. `PROGRAMS` has them by name.
+"""
+
+from __future__ import annotations
+
 import gc
+import random
 import threading
+import time
 import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
 
-import rpc_jobs
 import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from torch import nn
 
-WORKERS = ("ps", "trainer1", "trainer2")
+RRef = Any
 
 
-class Counter:
-    def __init__(self):
-        self.value = torch.zeros(4)
-
-    def add(self, amount):
-        self.value += amount
-        return self.value
-
-    @rpc.functions.async_execution
-    def add_later(self, amount):
-        future = torch.futures.Future()
-        future.set_result(self.value + amount)
-        return future
+@dataclass(frozen=True)
+class Program:
+    names: tuple[str, ...]
+    functions: dict[str, Callable[[], object]]
 
 
-def double(x):
-    return x * 2
+# What the programs call -----------------------------------------------------------------------------------------------
 
 
-def fail(text):
-    raise ValueError(text)
+def double(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
 
 
-def through(other, x):
-    """Called on one worker, asks the next."""
-    return rpc.rpc_sync(other, double, (x,)) + 1
-
-
-def value_of(rref):
-    return rref.to_here()
-
-
-def hold(rref):
-    """Keep a copy of somebody else's reference for a moment."""
-    copies = [rref for _ in range(2)]
-    return len(copies)
-
-
-@rpc.functions.async_execution
-def later(other, x):
-    return rpc.rpc_async(other, double, (x,)).then(lambda future: future.wait() + 1)
-
-
-def add_one(x: torch.Tensor) -> torch.Tensor:
-    return x + 1
+def nothing() -> None:
+    """A call without arguments and without a result."""
 
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # Of TorchScript, which RPC still takes.
-    scripted = torch.jit.script(add_one)
+    warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is; RPC still takes it
+
+    @torch.jit.script
+    def scale(x: torch.Tensor, by: int) -> torch.Tensor:
+        return x * by
 
 
-def every_way_to_call():
-    x = torch.ones(4)
-    for _ in range(4):
-        rpc.rpc_sync("ps", double, (x,))
-        rpc.rpc_async("trainer2", double, (x,)).wait()
-        rpc.rpc_sync("ps", torch.add, (x, 1))
-        rpc.remote("ps", torch.add, (x, 1)).to_here()
-        rpc.rpc_sync("ps", scripted, (x,))
-        rpc.remote("trainer2", scripted, (x,)).to_here()
-        rpc.rpc_sync("trainer1", double, (x,))
-        rpc.rpc_sync("ps", later, ("trainer2", x))
-        rpc.rpc_sync("trainer2", through, ("ps", x))
-        with contextlib.suppress(ValueError):
-            rpc.rpc_sync("ps", fail, ("no",))
-        counter = rpc.remote("ps", Counter)
-        counter.rpc_sync().add(x)
-        counter.rpc_async().add(x).wait()
-        counter.remote().add(x).to_here()
-        counter.rpc_sync().add_later(x)
+def fail(text: str) -> None:
+    raise ValueError(text)
 
 
-def references_from_hand_to_hand():
-    for _ in range(8):
-        counter = rpc.remote("ps", Counter)
-        rpc.rpc_sync("trainer2", hold, (counter,))
-        rpc.rpc_sync("ps", hold, (counter,))
-        rpc.rpc_sync("trainer2", value_of, (rpc.remote("ps", torch.add, (torch.ones(2), 1)),))
-        mine = rpc.RRef(torch.ones(3))
-        rpc.rpc_sync("ps", value_of, (mine,))
-        rpc.rpc_sync("trainer2", value_of, (mine,))
+@rpc.functions.async_execution
+def fail_later(to: str) -> torch.futures.Future[torch.Tensor]:
+    wrong = (torch.ones(2, 3), torch.ones(2, 3))
+    return rpc.rpc_async(to, torch.mm, wrong).then(lambda other: other.wait() * 2)
 
 
-def references_that_end_at_any_time():
-    """Copies are deleted while other messages are under way, by other threads."""
+def slow(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
 
-    def work(seed):
-        kept = []
-        for i in range(12):
-            kept.append(rpc.remote("ps" if (seed + i) % 2 else "trainer2", Counter))
-            rpc.rpc_async("ps", hold, (kept[-1],)).wait()
-            if i % 3 == seed % 3:
-                kept.clear()
-                gc.collect()
 
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(3)]
+def raises(error: type[Exception], call: Callable[[], object]) -> None:
+    """The call must fail, as it is meant to."""
+    try:
+        call()
+    except error:
+        return
+    raise AssertionError(f"no {error.__name__} from {call}")
+
+
+def pass_on(route: list[str], x: torch.Tensor) -> torch.Tensor:
+    """Doubled once at every worker of the route."""
+    return double(x) if not route else double(rpc.rpc_sync(route[0], pass_on, (route[1:], x)))
+
+
+@rpc.functions.async_execution
+def later(x: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """The reply goes when a timer says so, not when the function returns."""
+    answer: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    threading.Timer(0.01, lambda: answer.set_result(x + 1)).start()
+    return answer
+
+
+@rpc.functions.async_execution
+def by_way_of(to: str, x: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """The reply goes when another worker's has come, from the thread that took that one in."""
+    return rpc.rpc_async(to, torch.add, (x, 1)).then(lambda other: other.wait() * 2)
+
+
+class Counter:
+    """Lives on one worker, is counted up by others."""
+
+    def __init__(self, value: int = 0) -> None:
+        self.value, self._lock = value, threading.Lock()
+
+    def add(self, number: int) -> int:
+        with self._lock:
+            self.value += number
+            return self.value
+
+    def get(self) -> int:
+        return self.value
+
+    @rpc.functions.async_execution
+    def add_later(self, number: int) -> torch.futures.Future[int]:
+        answer: torch.futures.Future[int] = torch.futures.Future()
+        answer.set_result(self.add(number))
+        return answer
+
+
+# Every way to call ----------------------------------------------------------------------------------------------------
+
+
+def call_in_every_way() -> None:
+    """sync, async and remote; a Python function, a builtin, a TorchScript function; to others and to oneself."""
+    x = torch.ones(3, 4)
+    for to in ("b", "c", "a"):
+        for function, args in ((double, (x,)), (torch.add, (x, 1)), (scale, (x, 3))):
+            rpc.rpc_sync(to, function, args)
+            rpc.rpc_async(to, function, args).wait()
+            rpc.remote(to, function, args).to_here()
+        rpc.rpc_sync(to, nothing)
+        rpc.rpc_sync(to, later, (x,))
+        rpc.rpc_sync(to, by_way_of, ("b", x))
+        rpc.rpc_sync(to, torch.add, args=(x, x), kwargs={"alpha": 2})
+        counter = rpc.remote(to, Counter, (3,))
+        counter.rpc_sync().add(1)
+        counter.rpc_async().add(2).wait()
+        counter.rpc_sync().add_later(3)
+        assert counter.remote().add(4).to_here() == 13
+    rpc.rpc_sync("b", pass_on, (["c", "a", "b"], x))
+    torch.futures.wait_all([rpc.rpc_async("c", double, (torch.ones(size),)) for size in range(1, 11)])
+
+
+# What goes wrong ------------------------------------------------------------------------------------------------------
+
+
+def meet_failures() -> None:
+    """Python's exceptions are values of a reply, those of C++ a kind of message. A reply may come too late."""
+    wrong = (torch.ones(2, 3), torch.ones(2, 3))
+    for to in ("server", "other", "client"):
+        raises(ValueError, lambda to=to: rpc.rpc_sync(to, fail, ("wrong",)))
+        raises(ValueError, lambda to=to: rpc.rpc_async(to, fail, ("wrong",)).wait())
+        raises(ValueError, lambda to=to: rpc.remote(to, fail, ("wrong",)).to_here())
+        raises(RuntimeError, lambda to=to: rpc.rpc_sync(to, torch.mm, wrong))
+        raises(RuntimeError, lambda to=to: rpc.remote(to, torch.mm, wrong).to_here())
+        raises(Exception, lambda to=to: rpc.rpc_sync(to, fail_later, (to,)))
+        raises(Exception, lambda to=to: rpc.rpc_sync(to, Counter))  # It has a lock, which cannot be packed.
+        raises(RuntimeError, lambda to=to: rpc.rpc_sync(to, by_way_of, ("nobody", torch.ones(2))))
+        rpc.rpc_sync(to, double, (torch.ones(2),))
+    raises(ValueError, lambda: rpc.rpc_sync("server", rpc.rpc_sync, ("other", fail, ("wrong",))))
+    in_time = [rpc.rpc_async("server", double, (torch.ones(2),)) for _ in range(5)]
+    too_late = [rpc.rpc_async("server", slow, (0.3,), timeout=0.05) for _ in range(3)]
+    for each in too_late:
+        raises(RuntimeError, each.wait)
+    torch.futures.wait_all(in_time)
+    time.sleep(0.5)  # Replies come that nobody waits for any more.
+    counter = rpc.remote("other", Counter)
+    raises(AttributeError, lambda: counter.rpc_sync().no_such_method())
+    raises(TypeError, lambda: counter.rpc_sync().add())
+    raises(Exception, counter.to_here)
+    assert counter.rpc_sync().add(1) == 1
+
+
+# Remote references ----------------------------------------------------------------------------------------------------
+
+
+def value_of(counter: RRef) -> int:
+    return counter.rpc_sync().get() if not counter.is_owner() else counter.local_value().get()
+
+
+def look_at(*counters: RRef) -> int:
+    return len(counters)
+
+
+def hand_on(counter: RRef, route: list[str]) -> int:
+    """From user to user, and back to its owner if that is on the route."""
+    return value_of(counter) if not route else rpc.rpc_sync(route[0], hand_on, (counter, route[1:]))
+
+
+def give_back(counter: RRef) -> RRef:
+    return counter
+
+
+def fetch(tensor: RRef) -> torch.Tensor:
+    return tensor.to_here()
+
+
+def own_number(value: int) -> RRef:
+    """An RRef that the callee owns, as a result."""
+    return rpc.RRef(value)
+
+
+def counter_at(owner: str, value: int) -> RRef:
+    """An RRef whose owner is a third worker, as a result."""
+    return rpc.remote(owner, Counter, (value,))
+
+
+def share_references() -> None:
+    """Handed to the owner, to a third, from user to user, in lists, as results, inside other RRefs, and to oneself."""
+    counter = rpc.remote("b", Counter, (7,))
+    assert rpc.rpc_sync("b", value_of, (counter,)) == 7  # to its owner
+    assert rpc.rpc_sync("c", value_of, (counter,)) == 7  # to a third
+    assert rpc.rpc_sync("c", hand_on, (counter, ["d", "b"])) == 7  # on and on, and home
+    assert rpc.rpc_sync("a", value_of, (counter,)) == 7  # to oneself
+    mine = rpc.RRef(Counter(5))
+    for to in ("b", "c", "a"):
+        assert rpc.rpc_sync(to, value_of, (mine,)) == 5
+    assert rpc.rpc_sync("c", hand_on, (mine, ["d"])) == 5
+    for to in ("b", "c"):
+        assert rpc.rpc_sync(to, give_back, (counter,)).rpc_sync().get() == 7
+        assert rpc.rpc_sync(to, own_number, (6,)).to_here() == 6
+        assert rpc.rpc_sync(to, counter_at, ("d", 8)).rpc_sync().get() == 8
+        assert rpc.rpc_sync(to, counter_at, ("a", 9)).local_value().get() == 9
+    assert rpc.rpc_sync("d", look_at, (counter, mine, counter)) == 3
+    total = rpc.remote("b", torch.add, (torch.ones(4), 1))
+    total.to_here()
+    total.to_here()
+    assert rpc.rpc_sync("c", fetch, (total,)).sum() == 8
+    boxed = rpc.remote("c", counter_at, ("d", 1))  # an RRef of an RRef
+    assert boxed.to_here().rpc_sync().get() == 1
+    rpc.remote("c", hand_on, (counter, ["d"])).to_here()
+
+
+def delete_at_random(me: str, others: tuple[str, ...], seed: int) -> None:
+    """RRefs come and go, here by `del`, there by the garbage collector, while two threads call without a pause."""
+    choose = random.Random(seed)
+    done = threading.Event()
+    kept: list[RRef] = []
+
+    def keep_calling(to: str) -> None:
+        for _ in range(6):
+            rpc.rpc_sync(to, double, (torch.ones(2),))
+        done.wait()
+
+    threads = [threading.Thread(target=keep_calling, args=(other,)) for other in others]
     for thread in threads:
         thread.start()
+    for number in range(16):
+        kept.append(rpc.remote(others[number % 2], Counter, (number,)))
+        if number % 4 == 3:
+            rpc.rpc_sync(others[0], look_at, tuple(kept[-2:]))
+        if choose.random() < 0.5:
+            del kept[choose.randrange(len(kept))]
+        if choose.random() < 0.3:
+            around: list[object] = [rpc.remote(others[0], torch.add, (torch.ones(2), number))]
+            around.append(around)  # Only the garbage collector finds it.
+            del around
+        if choose.random() < 0.2:
+            gc.collect()
+        time.sleep(choose.random() / 500)
+    kept.clear()
+    done.set()
     for thread in threads:
         thread.join()
+    gc.collect()
 
 
-def nested_in_contexts():
-    """Three workers in a row, forward and backward."""
-    first, second = rpc.remote("ps", rpc_jobs.Net), rpc.remote("trainer2", nn.Linear, (16, 4))
-    for _ in range(5):
+def delete_from_a() -> None:
+    delete_at_random("a", ("b", "c"), seed=1)
+
+
+def delete_from_b() -> None:
+    delete_at_random("b", ("c", "a"), seed=2)
+
+
+# A parameter server ---------------------------------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    """B x 6 in, B x 4 out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.linear(x))
+
+    def parameter_rrefs(self) -> list[RRef]:
+        return [rpc.RRef(parameter) for parameter in self.parameters()]
+
+
+def train_with_server() -> list[float]:
+    """The canonical trainer: its first layers live on "ps", so do their optimizer and its state."""
+    from torch.distributed.optim import DistributedOptimizer
+
+    net = rpc.remote("ps", Net)
+    optimizer = DistributedOptimizer(torch.optim.SGD, net.rpc_sync().parameter_rrefs(), lr=0.1)
+    torch.manual_seed(1)
+    head = nn.Linear(4, 3)
+    losses = []
+    for _ in range(4):
         with dist_autograd.context() as context:
-            x = torch.randn(2, 3, 16, 16, requires_grad=True)
-            hidden = first.remote().forward(x)
-            out = second.rpc_sync().forward(hidden.to_here())
-            more = rpc.rpc_sync("ps", torch.add, (out, 1))
-            dist_autograd.backward(context, [more.sum()])
+            x, y = torch.randn(5, 6), torch.randint(0, 3, (5,))
+            loss = nn.functional.cross_entropy(head(net.rpc_sync().forward(x)), y)
+            dist_autograd.backward(context, [loss])
+            optimizer.step(context)
+            losses.append(loss.item())
+    return losses
 
 
-def sparse_embeddings():
-    table = rpc.remote("ps", nn.EmbeddingBag, (1000, 8), {"sparse": True})
-    indices, offsets = torch.arange(16), torch.arange(0, 16, 4)
-    for _ in range(5):
+# Distributed autograd, in all shapes ----------------------------------------------------------------------------------
+
+
+def tanh(x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x)
+
+
+def tanh_along(route: list[str], x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x) if not route else torch.tanh(rpc.rpc_sync(route[0], tanh_along, (route[1:], x)))
+
+
+def tanh_of(x: RRef) -> torch.Tensor:
+    return torch.tanh(x.to_here())
+
+
+def sum_of(x: RRef) -> torch.Tensor:
+    return x.to_here().sum()
+
+
+def differentiate(make_loss: Callable[[torch.Tensor], torch.Tensor], *, rows: int = 5) -> float:
+    """One context around a loss and its backward pass; the sum of the gradient of its input."""
+    with dist_autograd.context() as context:
+        x = torch.full((rows, 8), 0.5, requires_grad=True)
+        dist_autograd.backward(context, [make_loss(x)])
+        return float(dist_autograd.get_gradients(context)[x].sum())
+
+
+def twice_here(x: torch.Tensor) -> torch.Tensor:
+    remote = rpc.remote("b", tanh, (x,))
+    return (remote.to_here() + remote.to_here()).sum()
+
+
+def loss_here(x: torch.Tensor) -> torch.Tensor:
+    """Every kind of call with a tensor that needs a gradient, then some with one that needs none."""
+    found = [
+        rpc.rpc_sync("b", tanh, (x,)),
+        rpc.rpc_async("c", tanh, (x,)).wait(),
+        rpc.rpc_sync("b", torch.mul, (x, 2)),
+        rpc.rpc_sync("c", scale, (x, 2)),
+        rpc.rpc_sync("b", later, (x,)),
+        rpc.remote("c", torch.mul, (x, 3)).to_here(),
+        rpc.rpc_sync("a", tanh, (x,)),
+    ]
+    rpc.rpc_sync("b", double, (torch.ones(3),))
+    rpc.rpc_sync("b", torch.add, (torch.ones(3), 1))
+    rpc.remote("b", double, (torch.ones(3),)).to_here()
+    rpc.remote("b", torch.add, (torch.ones(3), 1)).to_here()
+    rpc.rpc_sync("c", scale, (torch.ones(3), 2))
+    return torch.stack(found).sum()
+
+
+def differentiate_everything() -> None:
+    differentiate(loss_here)
+    differentiate(twice_here)
+    differentiate(lambda x: rpc.rpc_sync("b", tanh_along, (["c"], x)).sum())
+    differentiate(lambda x: rpc.rpc_sync("b", tanh_along, (["a", "c"], x)).sum())  # There and back again.
+    differentiate(lambda x: rpc.rpc_sync("c", tanh_of, (rpc.remote("b", tanh, (x,)),)).sum())  # Handed on.
+    with ThreadPoolExecutor(3) as threads:  # Three contexts at the same time.
+        list(threads.map(lambda rows: differentiate(twice_here, rows=rows), (2, 3, 4)))
+    with dist_autograd.context():  # Nobody else comes to know of this one.
+        torch.ones(2, requires_grad=True).sum()
+    with dist_autograd.context() as context:  # The loss lives elsewhere, and so begins the backward pass.
+        x = torch.full((5, 8), 0.5, requires_grad=True)
+        rpc.remote("c", sum_of, (rpc.remote("b", tanh, (x,)),)).backward(context)
+    with dist_autograd.context():
+        raises(ValueError, lambda: rpc.rpc_sync("b", fail, ("wrong",)))
+
+
+# Modules on other workers ---------------------------------------------------------------------------------------------
+
+
+def import_remote_modules() -> None:
+    """Makes the module that RemoteModule's calls are pickled by the name of."""
+    import torch.distributed.nn  # noqa: F401
+
+
+def use_remote_modules() -> list[float]:
+    """A pipeline of two RemoteModules, first called outside of a context, then trained."""
+    from torch.distributed.nn import RemoteModule
+    from torch.distributed.optim import DistributedOptimizer
+
+    for to in ("b", "c"):  # A RemoteModule does not wait until its owner has made it: a call could come too early.
+        rpc.rpc_sync(to, import_remote_modules)
+    torch.manual_seed(0)
+    first, second = RemoteModule("b/cpu", nn.Linear, (8, 4)), RemoteModule("c/cpu", nn.Linear, (4, 2))
+    x = torch.full((5, 8), 0.5)
+    second.forward(first.forward(x))
+    second.forward_async(first.forward_async(x).wait()).wait()
+    rpc.rpc_sync("b", look_at, (second.get_module_rref(),))
+    optimizer = DistributedOptimizer(torch.optim.Adam, first.remote_parameters() + second.remote_parameters(), lr=0.1)
+    losses = []
+    for _ in range(2):
+        with dist_autograd.context() as context:
+            loss = second.forward(first.forward(x)).square().mean()
+            dist_autograd.backward(context, [loss])
+            optimizer.step(context)
+            losses.append(loss.item())
+    return losses
+
+
+# Many at the same time ------------------------------------------------------------------------------------------------
+
+
+def call_from_threads(others: tuple[str, ...]) -> None:
+    """Three threads, each with calls of all sorts of its own, all at once."""
+
+    def work(number: int) -> None:
+        to, third = others[number % 2], others[(number + 1) % 2]
+        x = torch.ones(number + 1, 2)
+        counter = rpc.remote(to, Counter)
+        for step in range(2):
+            rpc.rpc_sync(to, pass_on, ([third], x))
+            waiting = [rpc.rpc_async(third, later, (x,)), counter.rpc_async().add(step)]
+            rpc.rpc_sync(to, torch.add, (x, x))
+            torch.futures.wait_all(waiting)
+        rpc.rpc_sync(third, value_of, (counter,))
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(work, range(3)))
+
+
+def call_from_threads_of_a() -> None:
+    call_from_threads(("b", "c"))
+
+
+def call_from_threads_of_b() -> None:
+    call_from_threads(("c", "a"))
+
+
+# A learner and its observers ------------------------------------------------------------------------------------------
+
+
+class Learner:
+    """Asks observers to play; they call it for every action, and it answers a whole batch of them together."""
+
+    def __init__(self, observers: tuple[str, ...]) -> None:
+        self.me = rpc.RRef(self)
+        self.observers = [rpc.remote(name, Observer) for name in observers]
+        self.rewards: list[float] = []
+        self._states: list[torch.Tensor] = []
+        self._actions: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        self._lock = threading.Lock()
+
+    @staticmethod
+    @rpc.functions.async_execution
+    def action(learner: RRef, state: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        self = learner.local_value()
+        with self._lock:
+            mine, place = self._actions, len(self._states)
+            self._states.append(state)
+            full = len(self._states) == len(self.observers)
+            states = torch.stack(self._states)
+            if full:
+                self._states, self._actions = [], torch.futures.Future()
+        answer = mine.then(lambda actions: actions.wait()[place])
+        if full:
+            mine.set_result(states.mean(1))
+        return answer
+
+    def reward(self, reward: float) -> None:
+        self.rewards.append(reward)
+
+    def play(self) -> None:
+        playing = [observer.rpc_async().play(self.me, steps=4) for observer in self.observers]
+        torch.futures.wait_all(playing)
+
+
+class Observer:
+    def play(self, learner: RRef, steps: int) -> None:
+        for step in range(steps):
+            action = rpc.rpc_sync(learner.owner(), Learner.action, (learner, torch.full((6,), float(step))))
+            learner.rpc_sync().reward(float(action))
+
+
+def learn() -> list[float]:
+    learner = Learner(("observer1", "observer2"))
+    for _ in range(2):
+        learner.play()
+    return sorted(learner.rewards)
+
+
+# A server of embeddings -----------------------------------------------------------------------------------------------
+
+
+class Embeddings(nn.Module):
+    """1000 rows of 16; a batch touches few of them, so gradients are sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.rows = nn.EmbeddingBag(1000, 16, mode="sum", sparse=True)
+        self._lock = threading.Lock()
+
+    def forward(self, indices: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        return self.rows(indices, offsets)
+
+    def parameter_rrefs(self) -> list[RRef]:
+        return [rpc.RRef(parameter) for parameter in self.parameters()]
+
+    def pull(self, indices: torch.Tensor) -> torch.Tensor:
+        return self.rows.weight.detach()[indices]
+
+    def push(self, gradient: torch.Tensor) -> int:
+        """Apply a gradient, sparse or dense; the number of values it has."""
+        with self._lock, torch.no_grad():
+            self.rows.weight.add_(gradient, alpha=-0.1)
+        return int(gradient._values().numel() if gradient.is_sparse else gradient.numel())
+
+    def last_gradient(self, context: int) -> torch.Tensor:
+        """A sparse tensor as a result."""
+        return dist_autograd.get_gradients(context)[self.rows.weight]
+
+
+def train_embeddings() -> None:
+    from torch.distributed.optim import DistributedOptimizer
+
+    table = rpc.remote("embeddings", Embeddings)
+    optimizer = DistributedOptimizer(torch.optim.SGD, table.rpc_sync().parameter_rrefs(), lr=0.1)
+    indices, offsets = torch.arange(0, 240, 10), torch.arange(0, 24, 4)
+    for _ in range(3):
         with dist_autograd.context() as context:
             out = table.rpc_sync().forward(indices, offsets)
-            dist_autograd.backward(context, [out.sum()])
-    values = torch.sparse_coo_tensor(torch.arange(4)[None], torch.ones(4, 8), (1000, 8))
-    for _ in range(5):
-        rpc.rpc_sync("ps", double, (values,))
-        rpc.rpc_sync("trainer2", torch.add, (torch.ones(4, requires_grad=True), 1))
+            dist_autograd.backward(context, [out.square().sum()])
+            assert table.rpc_sync().last_gradient(context).is_sparse
+            optimizer.step(context)
+    for _ in range(3):  # The same by hand: 24 rows come and go.
+        rows = table.rpc_sync().pull(indices)
+        gradient = torch.sparse_coo_tensor(indices.view(1, -1), rows, (1000, 16), check_invariants=True)
+        assert table.rpc_sync().push(gradient) == 24 * 16
+        assert table.rpc_async().push(gradient.coalesce()).wait() == 24 * 16
+    assert table.rpc_sync().push(torch.zeros(1000, 16)) == 16000
 
 
 PROGRAMS = {
-    "parameter server": {"trainer1": rpc_jobs.train, "trainer2": rpc_jobs.train},
-    "every way to call": {"trainer1": every_way_to_call},
-    "references from hand to hand": {"trainer1": references_from_hand_to_hand},
-    "references that end at any time": {"trainer1": references_that_end_at_any_time},
-    "nested in contexts": {"trainer1": nested_in_contexts},
-    "sparse embeddings": {"trainer1": sparse_embeddings},
+    "every way to call": Program(("a", "b", "c"), {"a": call_in_every_way}),
+    "failures": Program(("server", "client", "other"), {"client": meet_failures}),
+    "references": Program(("a", "b", "c", "d"), {"a": share_references}),
+    "deletions": Program(("a", "b", "c"), {"a": delete_from_a, "b": delete_from_b}),
+    "parameter server": Program(
+        ("ps", "trainer1", "trainer2"), {"trainer1": train_with_server, "trainer2": train_with_server}
+    ),
+    "autograd": Program(("a", "b", "c"), {"a": differentiate_everything}),
+    "remote modules": Program(("a", "b", "c"), {"a": use_remote_modules}),
+    "threads": Program(("a", "b", "c"), {"a": call_from_threads_of_a, "b": call_from_threads_of_b}),
+    "learner": Program(("learner", "observer1", "observer2"), {"learner": learn}),
+    "embeddings": Program(
+        ("embeddings", "trainer1", "trainer2"), {"trainer1": train_embeddings, "trainer2": train_embeddings}
+    ),
 }

@@ -14,7 +14,8 @@ ONE_ITERATION = Counter(
         ("trainer", "FORWARD_AUTOGRAD_REQ"): 2,  # the input, and the optimizer's step
         ("ps", "RREF_CHILD_ACCEPT"): 2,
         ("trainer", "RREF_ACK"): 2,
-        ("ps", "FORWARD_AUTOGRAD_RESP"): 2,
+        ("ps", "FORWARD_AUTOGRAD_RESP"): 1,
+        ("ps", "SCRIPT_RET"): 1,
         ("trainer", "BACKWARD_AUTOGRAD_REQ"): 1,
         ("ps", "BACKWARD_AUTOGRAD_RESP"): 1,
         ("trainer", "CLEANUP_AUTOGRAD_CONTEXT_REQ"): 1,

@@ -15,7 +15,8 @@ import msgspec
 
 from dlearn.analysis.gloo import FRAME_BYTES
 from dlearn.analysis.joining import operations
-from dlearn.analysis.unrolling import sums_of
+from dlearn.analysis.rpc import wire_bytes
+from dlearn.analysis.unrolling import messages_of, sums_of
 from dlearn.analysis.wire import Edge, Meter, home, meters
 from dlearn.trace.message import Operation
 from dlearn.trace.trace import Trace
@@ -36,11 +37,15 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     payload_bytes: int
     predicted_bytes: int
     measured_bytes: int | None
+    observer_bytes: int = 0
+    """What the recorder itself adds: the ids behind the messages of RPC."""
 
     @property
     def residue_bytes(self) -> int | None:
-        """Measured less predicted."""
-        return None if self.measured_bytes is None else self.measured_bytes - self.predicted_bytes
+        """Measured less predicted, and less what the recorder added."""
+        if self.measured_bytes is None:
+            return None
+        return self.measured_bytes - self.predicted_bytes - self.observer_bytes
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class _Entry:
     payload: Counter[Edge]
     predicted: Counter[Edge]
     unexplained: str
+    observer: Counter[Edge] = field(default_factory=Counter)
 
 
 @dataclass
@@ -72,10 +78,8 @@ class Ledger:
 
     def pairs(self, stretches: Iterable[Stretch]) -> tuple[list[Pair], Counter[str]]:
         """Each (rank, first sample, last sample) -> pairs of ranks, and why operations in there are not explained."""
-        payload: Counter[tuple[int, Edge]] = Counter()
-        predicted: Counter[tuple[int, Edge]] = Counter()
+        sums = _Sums()
         measured: Counter[tuple[int, Edge]] = Counter()
-        unexplained: Counter[str] = Counter()
         not_measured: set[tuple[int, Edge]] = set()
         for rank, first, last in stretches:
             meter = self.meters[rank]
@@ -83,57 +87,57 @@ class Ledger:
                 measured[rank, edge] += grown
             for section in range(first, last):
                 for entry in self.entries.get((rank, section), ()):
-                    _add(entry, rank, payload, predicted, unexplained)
+                    sums.add(entry, rank)
                     # Closed before the section's end: how much was written after the last sample nobody knows.
                     not_measured |= {
                         (rank, edge) for edge in entry.predicted if meter.known_until.get(edge, 0) <= section
                     }
-        seen = sorted({key for key in (*predicted, *measured) if predicted[key] or measured[key]}, key=_order)
-        sizes = {key: None if key in not_measured else measured[key] for key in seen}
-        return [_pair(rank, edge, payload, predicted, size) for (rank, edge), size in sizes.items()], unexplained
+        seen = sorted({key for key in (*sums.predicted, *measured) if sums.predicted[key] or measured[key]}, key=_order)
+        pairs = [sums.pair(key, None if key in not_measured else measured[key]) for key in seen]
+        return pairs, sums.unexplained
 
     def unmeasured_pairs(self) -> list[Pair]:
         """What ranks without samples should have written."""
-        payload: Counter[tuple[int, Edge]] = Counter()
-        predicted: Counter[tuple[int, Edge]] = Counter()
+        sums = _Sums()
         for rank, entries in self.outside.items():
             for entry in entries if rank not in self.meters else ():
-                _add(entry, rank, payload, predicted, Counter())
-        return [_pair(rank, edge, payload, predicted, None) for rank, edge in sorted(predicted, key=_order)]
+                sums.add(entry, rank)
+        return [sums.pair(key, None) for key in sorted(sums.predicted, key=_order)]
 
 
-def _add(
-    entry: _Entry,
-    rank: int,
-    payload: Counter[tuple[int, Edge]],
-    predicted: Counter[tuple[int, Edge]],
-    unexplained: Counter[str],
-) -> None:
-    for edge, size in entry.predicted.items():
-        predicted[rank, edge] += size
-        payload[rank, edge] += entry.payload[edge]
-    if entry.unexplained:
-        unexplained[entry.unexplained] += 1
+@dataclass
+class _Sums:
+    """Entries added up, by sender and connection."""
+
+    payload: Counter[tuple[int, Edge]] = field(default_factory=Counter)
+    predicted: Counter[tuple[int, Edge]] = field(default_factory=Counter)
+    observer: Counter[tuple[int, Edge]] = field(default_factory=Counter)
+    unexplained: Counter[str] = field(default_factory=Counter)
+
+    def add(self, entry: _Entry, rank: int) -> None:
+        for edge, size in entry.predicted.items():
+            self.predicted[rank, edge] += size
+            self.payload[rank, edge] += entry.payload[edge]
+            self.observer[rank, edge] += entry.observer[edge]
+        if entry.unexplained:
+            self.unexplained[entry.unexplained] += 1
+
+    def pair(self, key: tuple[int, Edge], measured: int | None) -> Pair:
+        rank, (group, dst) = key
+        return Pair(
+            src=rank,
+            dst=dst,
+            group=group,
+            payload_bytes=self.payload[key],
+            predicted_bytes=self.predicted[key],
+            observer_bytes=self.observer[key],
+            measured_bytes=measured,
+        )
 
 
 def _order(key: tuple[int, Edge]) -> tuple[str, int, int]:
     rank, (group, dst) = key
     return group, rank, dst
-
-
-def _pair(
-    rank: int, edge: Edge, payload: Counter[tuple[int, Edge]], predicted: Counter[tuple[int, Edge]], size: int | None
-) -> Pair:
-    group, dst = edge
-    key = (rank, edge)
-    return Pair(
-        src=rank,
-        dst=dst,
-        group=group,
-        payload_bytes=payload[key],
-        predicted_bytes=predicted[key],
-        measured_bytes=size,
-    )
 
 
 def ledger_of(trace: Trace) -> Ledger:
@@ -142,6 +146,9 @@ def ledger_of(trace: Trace) -> Ledger:
     ledger = Ledger(known, ranks=set(trace.ranks))
     processes = {process.rank: process for process in trace.processes}
     for operation in operations(trace):
+        if operation.exchange is not None:
+            _enter_rpc(ledger, operation)
+            continue
         payload, predicted, reason = _prediction(operation)
         ledger.ranks |= {rank for edge in predicted for rank in edge}
         for rank, numbers in _calls(operation).items():
@@ -162,6 +169,30 @@ def ledger_of(trace: Trace) -> Ledger:
             else:
                 ledger.entries[rank, section].append(entry)
     return ledger
+
+
+def _enter_rpc(ledger: Ledger, operation: Operation) -> None:
+    """A message of RPC is sent by threads of C++: it lies between two samples by its time."""
+    answer = messages_of(operation)
+    for message in [] if isinstance(answer, str) else answer:
+        ledger.ranks |= {message.src, message.dst}
+        if message.src == message.dst:
+            continue  # It never leaves the process.
+        size, edge = wire_bytes(message), ("rpc", message.dst)
+        entry = _Entry(
+            _key(operation),
+            f"{message.op} #{operation.seq}",
+            Counter({edge: message.payload_bytes}),
+            Counter({edge: size or 0}),
+            "" if size is not None else f"how C++ packs a {message.op} with such arguments is not known here",
+            Counter({edge: message.observer_bytes}),
+        )
+        meter = ledger.meters.get(message.src)
+        section = meter.section_at(message.sent_ns) if meter is not None and message.sent_ns is not None else None
+        if section is None or (meter is not None and section < meter.known_from):
+            ledger.outside[message.src].append(entry)
+        else:
+            ledger.entries[message.src, section].append(entry)
 
 
 def _prediction(operation: Operation) -> tuple[Counter[tuple[int, int]], Counter[tuple[int, int]], str]:

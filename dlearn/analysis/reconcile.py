@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dlearn.analysis.ledger import Ledger, OperationKey, Pair, Stretch, ledger_of
+from dlearn.analysis.rpc import MESSAGE_BYTES
 from dlearn.analysis.wire import why_not_measured
 from dlearn.trace.event import Counters, Span
 from dlearn.trace.trace import Trace
@@ -37,6 +38,11 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def predicted_bytes(self) -> int:
         return sum(pair.predicted_bytes for pair in self.pairs)
+
+    @property
+    def observer_bytes(self) -> int:
+        """What the recorder itself added."""
+        return sum(pair.observer_bytes for pair in self.pairs)
 
     @property
     def measured_bytes(self) -> int | None:
@@ -78,6 +84,8 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
             told = f"measured by the kernel {whole.measured_bytes:,} B, residue {whole.residue_bytes:,} B"
             told += f" ({whole.note})" if whole.note else ""
         payload, predicted = f"payload {whole.payload_bytes:,} B", f"predicted on the wire {whole.predicted_bytes:,} B"
+        if whole.observer_bytes:
+            predicted += f", the recorder's own ids {whole.observer_bytes:,} B"
         return f"{whole.what}: {payload}, {predicted}, {told}."
 
     def to_frame(self) -> pandas.DataFrame:
@@ -96,11 +104,12 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
     def rows(self) -> list[list[str]]:
         """The table as text: a head, a row for each pair of ranks, the sum."""
         several = len({pair.group for pair in self.whole.pairs}) > 1
-        table = [["from", "to", *(["group"] if several else []), "payload", "predicted", "measured", "residue"]]
+        head = ["payload", "predicted", *(["observer"] if self.whole.observer_bytes else []), "measured", "residue"]
+        table = [["from", "to", *(["group"] if several else []), *head]]
         for pair in self.whole.pairs:
             names = [self._name(pair.src), self._name(pair.dst), *([pair.group] if several else [])]
-            table.append([*names, *_cells(pair)])
-        table.append(["in all", "", *([""] if several else []), *_cells(self.whole)])
+            table.append([*names, *self._cells(pair)])
+        table.append(["in all", "", *([""] if several else []), *self._cells(self.whole)])
         return table
 
     def sentences(self) -> list[str]:
@@ -122,14 +131,19 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
             said.append('Measured with measure="phase", which changes the times.')
         return said
 
+    def _cells(self, part: Pair | Part) -> list[str]:
+        observer = [f"{part.observer_bytes:,}"] if self.whole.observer_bytes else []
+        known = [f"{part.payload_bytes:,}", f"{part.predicted_bytes:,}", *observer]
+        return [*known, _size(part.measured_bytes, ""), _size(part.residue_bytes, "")]
+
     def _name(self, rank: int) -> str:
         return self.labels.get(rank, f"rank {rank}")
 
     def __str__(self) -> str:
         table = self.rows()
         widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-        names = len(table[0]) - 4
-        lines = ["Bytes on the wire (framing of 96 B a message and 48 B back included):"]
+        names = table[0].index("payload")
+        lines = [f"Bytes on the wire ({_framing(self.whole)} included):"]
         lines += [
             "  ".join(
                 cell.ljust(width) if column < names else cell.rjust(width)
@@ -222,9 +236,13 @@ def _single_operations(ledger: Ledger) -> Iterator[Part]:
         yield Part(what=what, pairs=tuple(pairs), note="; ".join(_notes(unexplained)))
 
 
-def _cells(part: Pair | Part) -> list[str]:
-    payload, predicted = f"{part.payload_bytes:,}", f"{part.predicted_bytes:,}"
-    return [payload, predicted, _size(part.measured_bytes, ""), _size(part.residue_bytes, "")]
+def _framing(part: Part) -> str:
+    groups = {pair.group == "rpc" for pair in part.pairs}
+    gloo, rpc = (
+        "framing of 96 B a message and 48 B back",
+        f"framing of {MESSAGE_BYTES} B a message and more for tensors",
+    )
+    return " and, for RPC, ".join([gloo, rpc]) if len(groups) > 1 else rpc if True in groups else gloo
 
 
 def _size(size: int | None, unit: str = " B") -> str:

@@ -20,18 +20,22 @@ from dlearn.trace.rpc_kinds import (
     FORK,
     FORWARD,
     REPLY_OF,
+    RREF_BACKWARD,
+    kind_of_reply,
 )
 from dlearn.trace.trace import Trace
 
 CALL, REMOTE_CALL = 1, 27
 """Bytes that C++ adds to what Python packed of a call."""
-FIRST_TENSOR_OF_REMOTE, NEXT_TENSOR_OF_REMOTE = 49, 9
-"""And to a remote call for each tensor: C++ packs the references to them once more."""
+FIRST_TENSOR, NEXT_TENSOR = 49, 9
+"""And to a remote call, and to a fetched value, for each tensor: C++ packs the references to them once more."""
 AUTOGRAD = 84
 """And in a context: with the numbers of context and message, and without them."""
-FIXED = {ACCEPT: 11, FORK: 18, DELETE: 18, FETCH: 11, CLEANUP: 3, BACKWARD: 55, "REMOTE_RET": 18}
+FIXED = {ACCEPT: 11, FORK: 18, DELETE: 18, FETCH: 11, CLEANUP: 3, BACKWARD: 55, RREF_BACKWARD: 10, "REMOTE_RET": 18}
 """Payload of the messages that C++ makes by itself, without those two numbers."""
-_EMPTY = {"RREF_ACK", "CLEANUP_AUTOGRAD_CONTEXT_RESP", "BACKWARD_AUTOGRAD_RESP"}
+FETCHED_VALUE = 11
+"""What C++ adds to a fetched value, beside its tensors."""
+_EMPTY = {"RREF_BACKWARD_RESP", "RREF_ACK", "CLEANUP_AUTOGRAD_CONTEXT_RESP", "BACKWARD_AUTOGRAD_RESP"}
 NONE_PICKLED = 4
 """`None`, pickled."""
 
@@ -164,7 +168,7 @@ def _reply(exchange: Exchange, operation: Operation) -> Message:
     return Message(
         src=exchange.dst,
         dst=exchange.src,
-        op=REPLY_OF.get(exchange.kind, ""),
+        op=kind_of_reply(exchange),
         what=what_comes_back(exchange),
         payload_bytes=(packed or 0) + _bytes(tensors),
         packed_bytes=packed,
@@ -203,7 +207,7 @@ def what_comes_back(exchange: Exchange) -> str:
     if reply is not None:
         found = tensor_text(reply.tensors) or ("nothing" if reply.pickled_bytes <= NONE_PICKLED else "a value")
         return f"result of {call.function}: {found}" if call is not None else f"the value: {found}"
-    kind = REPLY_OF.get(exchange.kind, "")
+    kind = kind_of_reply(exchange)
     if call is not None and kind not in _ROLES:
         return f"result of {call.function}"
     return _ROLES.get(kind, kind)
@@ -234,28 +238,34 @@ def _packed_request(exchange: Exchange) -> int | None:
         if kind == BACKWARD:
             # The way back has the number that the way there had, given by who sent it.
             return FIXED[BACKWARD] + _number_bytes(exchange.context) + _message_bytes(exchange, sender=1)
-        return FIXED[CLEANUP] + _number_bytes(exchange.context) if kind == CLEANUP else FIXED.get(kind)
+        return FIXED[kind] + _number_bytes(exchange.context) if kind in (CLEANUP, RREF_BACKWARD) else FIXED.get(kind)
     if call.pickled_bytes is None:
         return None
-    more = CALL
+    more = CALL if call.flavour == "python" else 0
     if call.op == "remote":
-        count = len(call.tensors)
-        more = REMOTE_CALL + (FIRST_TENSOR_OF_REMOTE + NEXT_TENSOR_OF_REMOTE * (count - 1) if count else 0)
+        more = REMOTE_CALL + _tensors_again(len(call.tensors))
     return call.pickled_bytes + more + (_autograd(exchange, sender=0) if kind == FORWARD else 0)
 
 
 def _packed_reply(exchange: Exchange) -> int | None:
-    kind, call, reply = REPLY_OF.get(exchange.kind, ""), exchange.call, exchange.reply
-    more = _autograd(exchange, sender=1) if exchange.kind == FORWARD else 0
+    kind, call, reply = kind_of_reply(exchange), exchange.call, exchange.reply
+    more = _autograd(exchange, sender=1) if kind == REPLY_OF[FORWARD] else 0
+    if reply is not None and reply.fetched:
+        return reply.pickled_bytes + FETCHED_VALUE + _tensors_again(len(reply.tensors)) + more
     if reply is not None:
         return reply.pickled_bytes + more
     if kind in _EMPTY:
         return 0
-    if call is not None and call.op == "remote":
-        return FIXED["REMOTE_RET"] + more
+    if kind == "REMOTE_RET":
+        return FIXED[kind]
     if call is not None and call.function.endswith("local_optimizer_step"):
-        return NONE_PICKLED + more
+        return NONE_PICKLED
     return None
+
+
+def _tensors_again(count: int) -> int:
+    """Where C++ packs the references to tensors once more."""
+    return FIRST_TENSOR + NEXT_TENSOR * (count - 1) if count else 0
 
 
 def _autograd(exchange: Exchange, *, sender: int) -> int:

@@ -24,15 +24,25 @@ class Meter:
 
     rank: int
     numbers: tuple[int, ...]
+    times_ns: tuple[int, ...]
     still: tuple[bool | None, ...]
     totals: tuple[Counter[Edge], ...]
     known_until: dict[Edge, int]
     """The connections that are counted, and the last sample that has each: it may have been closed since."""
+    received: tuple[Counter[Edge], ...] = ()
+    """Bytes that had come from each peer at each sample, where that was read."""
+    known_from: int = 0
+    """Of RPC's connections: the sample from which all of them are there, and counted."""
 
     def section_of(self, number: int) -> int | None:
         """Between which two samples event `number` lies: 0 is between the first and the second. None if it does not."""
         after = bisect_left(self.numbers, number)
         return after - 1 if 0 < after < len(self.numbers) else None
+
+    def section_at(self, at_ns: int) -> int | None:
+        """The same of a moment."""
+        after = bisect_left(self.times_ns, at_ns)
+        return after - 1 if 0 < after < len(self.times_ns) else None
 
     def between(self, first: int, last: int) -> Counter[Edge]:
         """Bytes written from sample `first` to sample `last`."""
@@ -79,6 +89,8 @@ def why_not_measured(trace: Trace) -> str:
 
 
 UNKNOWN_GROUP = "?"
+RPC = "rpc"
+"""The group of the connections of RPC's agent."""
 
 
 def _meter(process: Process, samples: Sequence[Counters], far: dict[tuple[int, int], int]) -> Meter:
@@ -89,10 +101,13 @@ def _meter(process: Process, samples: Sequence[Counters], far: dict[tuple[int, i
     }
     base: dict[int, int] = {}
     last: dict[int, int] = {}
+    known_from = _all_there([number for number, edge in edges.items() if edge[0] == RPC], samples)
     known_until: dict[Edge, int] = {}
     totals: list[Counter[Edge]] = []
     for place, sample in enumerate(samples):
         for number, sent in enumerate(sample.sent_bytes):
+            if number in edges and edges[number][0] == RPC and place < known_from:
+                continue
             if sent is not None and number in edges:
                 # A connection's own handshake is older than its first sample. A closed one keeps its last.
                 base.setdefault(number, sent)
@@ -105,10 +120,26 @@ def _meter(process: Process, samples: Sequence[Counters], far: dict[tuple[int, i
     return Meter(
         process.rank,
         tuple(sample.number for sample in samples),
+        tuple(sample.start_ns for sample in samples),
         tuple(sample.still for sample in samples),
         tuple(totals),
         known_until,
+        tuple(_received(sample, edges) for sample in samples),
+        known_from,
     )
+
+
+def _all_there(numbers: Sequence[int], samples: Sequence[Counters]) -> int:
+    """RPC makes its connections one after the other, and writes into them to do so: that is nobody's message."""
+    return next((place for place, sample in enumerate(samples) if max(numbers, default=0) < len(sample.sent_bytes)), 0)
+
+
+def _received(sample: Counters, edges: dict[int, Edge]) -> Counter[Edge]:
+    total: Counter[Edge] = Counter()
+    for number, size in enumerate(sample.received_bytes):
+        if number in edges and size is not None:
+            total[edges[number]] += size
+    return total
 
 
 def _far_ends(processes: Sequence[Process]) -> dict[tuple[int, int], int]:

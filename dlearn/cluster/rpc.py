@@ -41,13 +41,15 @@ def worker(name: str, rank: int, world_size: int, recording: Any) -> Iterator[No
     options = rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=WORKER_THREADS, init_method="env://", _transports=TRANSPORTS, _channels=CHANNELS
     )
+    if recording is not None:
+        recording.opens_connections = True
     with _without_false_alarms(), _by_value_where_needed():
         rpc.init_rpc(  # type: ignore[no-untyped-call]
             worker_name(name), rank=rank, world_size=world_size, rpc_backend_options=options
         )
         if recording is not None:
             _open_connections(rank, world_size)
-            recording.watch_rpc_sockets()
+            recording.watch_rpc_sockets(opened=True)
         yield
         rpc.shutdown()
 

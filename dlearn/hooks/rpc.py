@@ -41,7 +41,7 @@ def install(emit: Emit, watchers: Watchers) -> Undo:
 
     def undo() -> None:
         patches.undo()
-        for number, future in list(calls.waiting.values()):
+        for number, future, _ in list(calls.waiting.values()):
             end_unanswered(emit, number, future)
 
     return undo
@@ -82,6 +82,15 @@ def watch_agents(calls: Calls, patches: Patches, watchers: Watchers) -> None:
 
         return wrapper
 
+    def finalize(original: Any) -> Any:
+        def wrapper() -> Any:
+            # Everybody is done, and the connections are still there.
+            guarded(calls.emit, "rpc.shutdown", watchers.disconnecting)
+            return original()
+
+        return wrapper
+
+    patches.replace(api, "_finalize_shutdown", finalize)
     patches.replace(backend_registry, "init_backend", init_backend)
     patches.replace(backend_registry, "_init_process_group", make_group)
     patches.replace(api, "_init_rpc_states", init_states)

@@ -14,6 +14,7 @@ from torch.distributed.rpc import api, rref_proxy
 
 from dlearn.hooks import Emit
 from dlearn.hooks.callers import caller
+from dlearn.hooks.rpc_script_size import packed_bytes as script_bytes
 from dlearn.hooks.rpc_state import (
     CALL,
     MAGIC,
@@ -75,7 +76,7 @@ def _python_caller(calls: Calls, name: str, original: Any) -> Any:
             if remote:
                 _tell_end(calls.emit, number, result._get_future())
             else:
-                calls.waiting[call] = number, result
+                calls.waiting[call] = number, result, to.id
         except Exception as error:
             calls.emit.failed("an RPC", error)
         return result
@@ -107,6 +108,7 @@ def _cpp_caller(calls: Calls, name: str, original: Any) -> Any:
                 start_ns=start_ns,
                 handed_ns=handed_ns,
                 tensors=describe_all(tensors),
+                pickled_bytes=script_bytes(function, args[0], args[1]) if flavour == "script" and not remote else None,
                 needs_grad=any(each.requires_grad for each in tensors),
                 context=calls.known_context(),
                 rrefs=tuple(RRefFork(each.owner().id, "") for each in rrefs),

@@ -58,13 +58,11 @@ def watch_pickler(calls: Calls, patches: Patches, watchers: Watchers) -> None:
             call = CallId(worker, number)
             arrived_ns = time.monotonic_ns()
             thread = this_thread()
-            if context >= 0 and kind in (CALL, REMOTE):
-                calls.context[thread] = context
-            elif context < 0 and kind == FETCHED:
+            if context < 0 and kind == FETCHED:
                 context = calls.context.get(thread, -1)  # The owner does not know it; who fetches does.
             value = original(self, data, tensors)
             try:
-                watch_crossings(calls, tensors, context)
+                watch_crossings(calls, tensors, context, _came_from(calls, call, kind))
                 if kind in (CALL, REMOTE):
                     value = _note_request(calls, call, value, arrived_ns, context, remote=kind == REMOTE)
                 else:
@@ -118,6 +116,14 @@ def watch_pickler(calls: Calls, patches: Patches, watchers: Watchers) -> None:
     patches.replace(_InternalRPCPickler, "_py_rref_receiver", receiver)
 
 
+def _came_from(calls: Calls, call: CallId, kind: bytes) -> int | None:
+    """The worker that sent this: a call's caller, a fetched value's owner; a reply's is who was called."""
+    if kind != REPLY:
+        return call.caller
+    known = calls.waiting.get(call)
+    return known[2] if known is not None else None
+
+
 def _note_reply(calls: Calls, thread: int, value: Any, data: bytes, tensors: Sequence[torch.Tensor]) -> bytes:
     """The result of the call that this thread has just run, or else a value that somebody fetches."""
     call, context = calls.answering.pop(thread, (None, -1))
@@ -134,6 +140,7 @@ def _note_reply(calls: Calls, thread: int, value: Any, data: bytes, tensors: Seq
         pickled_bytes=len(data),
         observer_bytes=len(trailer),
         rrefs=tuple(calls.forks.pop(thread, ())),
+        needs_grad=any(each.requires_grad for each in tensors),
         error=value.exception_type.__name__ if isinstance(value, RemoteException) else "",
         parent=None,
     )
@@ -199,6 +206,9 @@ class _Run:
                 parent=None,
             )
             self._calls.emit.enter(number)
+            # Not where the call was unpacked: it may have waited for an RRef, and run in another thread.
+            if self._context is not None:
+                self._calls.context[thread] = self._context
             return number
         except Exception as error:
             self._calls.emit.failed("a call that came", error)

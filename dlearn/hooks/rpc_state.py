@@ -49,8 +49,8 @@ class Calls:
         self.context: dict[int, int] = {}
         """The distributed autograd context of each thread."""
         self.contexts_open: dict[int, int] = {}
-        self.waiting: dict[CallId, tuple[int, Any]] = {}
-        """Calls without a reply: the number of the event, and the future."""
+        self.waiting: dict[CallId, tuple[int, Any, int]] = {}
+        """Calls without a reply: the number of the event, the future, and who was called."""
 
     def next_id(self) -> CallId:
         return CallId(self.me, next(self.numbers))
@@ -86,6 +86,10 @@ class Watchers(NamedTuple):
     """The connections that are there now are none of the agent's."""
     connected: Callable[[], object]
     """Those that have come since are."""
+    disconnecting: Callable[[], object]
+    """The agent's connections are about to be closed."""
+    phase: Callable[[], object] = lambda: None
+    """A phase of a training iteration begins or ends: forward, backward, optimizer, cleanup."""
     tensors: Callable[[int, Sequence[torch.Tensor]], object] | None = None
     """Tensors pass under a distributed autograd context."""
     backward: Callable[[int, Sequence[torch.Tensor]], object] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,38 +12,42 @@ from torch._C._distributed_autograd import _retrieve_context
 from torch._C._distributed_rpc import PyRRef
 
 from dlearn.hooks.callers import caller
-from dlearn.hooks.rpc_state import Calls, Patches, Watchers, describe_all, this_thread
+from dlearn.hooks.rpc_state import Calls, Patches, Watchers, describe_all, guarded, this_thread
 from dlearn.trace.event import RpcWindow
 
 
 def watch_windows(calls: Calls, patches: Patches, watchers: Watchers) -> None:
     emit = calls.emit
 
-    def to_here(original: Any) -> Any:
-        def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.is_owner():
-                return original(self, *args, **kwargs)
-            made_by = caller(sys._getframe(1))
-            number = emit.event(
-                RpcWindow,
-                op="to_here",
-                to=self.owner().id,
-                context=calls.known_context(),
-                site=made_by.site,
-                phase=made_by.phase,
-            )
-            try:
-                value = original(self, *args, **kwargs)
-            except BaseException as error:
-                emit.end(number, by="return", error=type(error).__name__)
-                raise
-            emit.end(number, by="return")
-            return value
+    def at_owner(op: str) -> Callable[[Any], Any]:
+        def make(original: Any) -> Any:
+            def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+                if self.is_owner():
+                    return original(self, *args, **kwargs)
+                made_by = caller(sys._getframe(1))
+                number = emit.event(
+                    RpcWindow,
+                    op=op,
+                    to=self.owner().id,
+                    context=calls.known_context(),
+                    site=made_by.site,
+                    phase=made_by.phase,
+                )
+                try:
+                    value = original(self, *args, **kwargs)
+                except BaseException as error:
+                    emit.end(number, by="return", error=type(error).__name__)
+                    raise
+                emit.end(number, by="return")
+                return value
 
-        return wrapper
+            return wrapper
+
+        return make
 
     def new_context(original: Any) -> Any:
         def wrapper() -> Any:
+            guarded(emit, "a context", watchers.phase)
             context = original()
             number = context._context_id()
             calls.context[this_thread()] = number
@@ -55,9 +59,11 @@ def watch_windows(calls: Calls, patches: Patches, watchers: Watchers) -> None:
     def release_context(original: Any) -> Any:
         def wrapper(number: int) -> Any:
             calls.context.pop(this_thread(), None)
+            guarded(emit, "a context", watchers.phase)
             window = emit.event(RpcWindow, op="release", context=number, phase="cleanup")
             result = original(number)
             emit.end(window, by="return")
+            guarded(emit, "a context", watchers.phase)
             if number in calls.contexts_open:
                 emit.end(calls.contexts_open.pop(number), by="return")
             return result
@@ -66,11 +72,12 @@ def watch_windows(calls: Calls, patches: Patches, watchers: Watchers) -> None:
 
     def backward(original: Any) -> Any:
         def wrapper(context: int, roots: Any, *args: Any, **kwargs: Any) -> Any:
+            guarded(emit, "backward", watchers.phase)
             made_by = caller(sys._getframe(1))
             window = emit.event(RpcWindow, op="backward", context=context, phase="backward", site=made_by.site)
             try:
                 for message, node in _retrieve_context(context)._recv_functions().items():
-                    _watch_crossing(calls, node, message, context)
+                    _watch_crossing(calls, node, message, context, None)
                 if watchers.backward is not None:
                     watchers.backward(context, roots)
             except Exception as error:
@@ -81,28 +88,30 @@ def watch_windows(calls: Calls, patches: Patches, watchers: Watchers) -> None:
                 emit.end(window, by="return", error=type(error).__name__)
                 raise
             emit.end(window, by="return")
+            guarded(emit, "backward", watchers.phase)
             return result
 
         return wrapper
 
-    patches.replace(PyRRef, "to_here", to_here)
+    patches.replace(PyRRef, "to_here", at_owner("to_here"))
+    patches.replace(PyRRef, "backward", at_owner("rref backward"))
     patches.replace(dist_autograd, "_new_context", new_context)
     patches.replace(dist_autograd, "_release_context", release_context)
     patches.replace(dist_autograd, "backward", backward)
 
 
-def watch_crossings(calls: Calls, tensors: Sequence[torch.Tensor], context: int) -> None:
+def watch_crossings(calls: Calls, tensors: Sequence[torch.Tensor], context: int, to: int | None) -> None:
     """Tensors that came through autograd: their gradients will go back the same way."""
     for each in tensors:
         node = each.grad_fn
         if node is not None and node.name().endswith("RecvRpcBackward"):
-            _watch_crossing(calls, node, None, context)
+            _watch_crossing(calls, node, None, context, to)
 
 
 _WATCHED = "dlearn"
 
 
-def _watch_crossing(calls: Calls, node: Any, message: int | None, context: int) -> None:
+def _watch_crossing(calls: Calls, node: Any, message: int | None, context: int, to: int | None) -> None:
     if _WATCHED in node.metadata:
         return
     node.metadata[_WATCHED] = True
@@ -116,6 +125,7 @@ def _watch_crossing(calls: Calls, node: Any, message: int | None, context: int) 
                 emit.event(
                     RpcWindow,
                     op="crossing",
+                    to=to,
                     context=max(context, 0),
                     message=message,
                     tensors=tensors,

@@ -128,12 +128,12 @@ class Sockets:
         """Watch the connections that have come since then, as `group`'s. True if there are any."""
         return self._getsockopt is not None and self._look(group)
 
-    def settle(self) -> bool:
-        """Wait until the counters stand still; False if they did not in a quarter of a second."""
+    def settle(self, quiet_seconds: float) -> bool:
+        """Wait until the counters have stood still so long; False if they did not in a quarter of a second."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         before = self.sent_bytes()
         while time.monotonic() < deadline:
-            time.sleep(STILL_SECONDS)
+            time.sleep(quiet_seconds)
             now = self.sent_bytes()
             if now == before:
                 return True

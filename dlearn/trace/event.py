@@ -304,6 +304,8 @@ class RpcReply(Event, tag="rpc reply", frozen=True, kw_only=True):
     pickled_bytes: Count
     observer_bytes: Count = 0
     rrefs: tuple[RRefFork, ...] = ()
+    needs_grad: bool = False
+    """Whether a tensor in it needs a gradient: else it is sent without autograd's data."""
     error: str = ""
     """The class of the exception that the function raised."""
 
@@ -322,11 +324,12 @@ class RpcWindow(Event, tag="rpc window", frozen=True, kw_only=True):
     """A stretch of Python in which C++ sends messages by itself.
 
     "to_here" fetches a value from `to`. "rref" takes in an RRef of `to`, sent by `parent`. "context" is a distributed
-    autograd context, "backward" its backward pass, "release" its end. "crossing" hands the gradients `tensors` to the
+    autograd context, "backward" its backward pass, "release" its end. "rref backward" begins one at the owner `to`.
+    "crossing" hands the gradients `tensors` to the
     node of number `message` on another worker.
     """
 
-    op: Literal["to_here", "rref", "context", "backward", "release", "crossing"]
+    op: Literal["to_here", "rref", "context", "backward", "rref backward", "release", "crossing"]
     to: Count | None = None
     parent_worker: Count | None = None
     fork: str = ""

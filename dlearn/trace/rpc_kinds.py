@@ -19,6 +19,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from dlearn.trace.event import Event, RpcCall, RpcWindow
@@ -36,7 +37,7 @@ _CALLS = {
     ("script", True): "SCRIPT_REMOTE_CALL",
 }
 FORWARD, BACKWARD = "FORWARD_AUTOGRAD_REQ", "BACKWARD_AUTOGRAD_REQ"
-FETCH, CLEANUP = "RREF_FETCH_CALL", "CLEANUP_AUTOGRAD_CONTEXT_REQ"
+FETCH, CLEANUP, RREF_BACKWARD = "RREF_FETCH_CALL", "CLEANUP_AUTOGRAD_CONTEXT_REQ", "RREF_BACKWARD_REQ"
 ACCEPT, FORK, DELETE = "RREF_CHILD_ACCEPT", "RREF_FORK_REQUEST", "RREF_USER_DELETE"
 
 REPLY_OF = {
@@ -51,6 +52,7 @@ REPLY_OF = {
     ACCEPT: "RREF_ACK",
     FORK: "RREF_ACK",
     DELETE: "RREF_ACK",
+    RREF_BACKWARD: "RREF_BACKWARD_RESP",
     "": "",
 }
 
@@ -94,6 +96,23 @@ def join_rpc(processes: Sequence[Process], events: Sequence[Event]) -> Rpc:
     return Rpc(tuple(join(seen(events, known), found, known)), len(found), tuple(problems))
 
 
+def kind_of_reply(exchange: Exchange) -> str:
+    """The message type of a reply. In a context it is wrapped where a tensor in it needs a gradient."""
+    call, reply = exchange.call, exchange.reply
+    if reply is None and exchange.cause is not None and exchange.cause.failed:
+        return "EXCEPTION"
+    if call is not None and call.op == "remote":
+        return "REMOTE_RET"
+    if exchange.kind != FORWARD or (reply is not None and reply.needs_grad):
+        return REPLY_OF[exchange.kind]
+    if call is None:
+        return REPLY_OF[FETCH]
+    if call.flavour == "python":
+        return "PYTHON_RET"
+    # What C++ computes for C++ nobody sees: a builtin hands its need of a gradient on.
+    return REPLY_OF[FORWARD] if call.needs_grad else "SCRIPT_RET"
+
+
 def kind_of_call(call: RpcCall) -> str:
     """The message type of a call. In a context it is wrapped, to carry autograd's ids; a builtin only if need be."""
     if call.context is not None and (call.flavour != "builtin" or call.needs_grad):
@@ -106,7 +125,7 @@ def join(saw: Seen, logged: Sequence[Request], known: Workers) -> list[Exchange]
     board = _Board(logged)
     exchanges = _python_calls(saw, board, known)
     exchanges += _fetches(saw, board, known)
-    exchanges += _backward(saw, board)
+    exchanges += _backward(saw, board, known)
     # What a stretch of Python tells before what only a rule does: two messages may be under way at the same time.
     exchanges += _references(saw, board, known, exchanges)
     exchanges += _cleanups(saw, board, exchanges)
@@ -199,7 +218,7 @@ def _misfit(exchange: Exchange, request: Request) -> int:
 
 def _fetches(saw: Seen, board: _Board, known: Workers) -> list[Exchange]:
     found = []
-    for window in _shortest_first(saw.windows["to_here"]):
+    for window in _shortest_first([*saw.windows["to_here"], *saw.windows["rref backward"]]):
         dst = known.by_id.get(window.to if window.to is not None else -1, -1)
         candidates = board.within(window.rank, window.start_ns, window.end_ns, dst)
         if candidates:
@@ -211,6 +230,8 @@ def _fetches(saw: Seen, board: _Board, known: Workers) -> list[Exchange]:
 
 
 def _fetch_kind(window: RpcWindow) -> str:
+    if window.op == "rref backward":
+        return RREF_BACKWARD
     return FETCH if window.context is None else FORWARD
 
 
@@ -236,11 +257,12 @@ def _shortest_first(windows: Iterable[RpcWindow]) -> list[RpcWindow]:
 # Distributed autograd -------------------------------------------------------------------------------------------------
 
 
-def _backward(saw: Seen, board: _Board) -> list[Exchange]:
+def _backward(saw: Seen, board: _Board, known: Workers) -> list[Exchange]:
     """Inside the execution of a recv node; else while a gradient from elsewhere is being worked on."""
     found = []
     for window in _shortest_first(saw.windows["crossing"]):
-        candidates = board.within(window.rank, window.start_ns, window.end_ns)
+        dst = known.by_id.get(window.to) if window.to is not None else None
+        candidates = board.within(window.rank, window.start_ns, window.end_ns, dst)
         if candidates:
             exchange = _exchange(board.take(candidates[0]), BACKWARD, "window")
             exchange.cause, exchange.context = window, window.context
@@ -249,17 +271,22 @@ def _backward(saw: Seen, board: _Board) -> list[Exchange]:
 
 
 def _backward_in_cpp(saw: Seen, board: _Board, exchanges: Sequence[Exchange]) -> list[Exchange]:
-    """Where no Python saw the tensors come in: back along each way that tensors took forward, during the backward."""
+    """Where no Python saw the tensors come in: back along each way that they took forward, during the backward pass."""
     ways: dict[int | None, Counter[tuple[int, int]]] = defaultdict(Counter)
     for exchange in exchanges:
-        if exchange.kind == FORWARD:
-            ways[exchange.context].update([(exchange.src, exchange.dst), (exchange.dst, exchange.src)])
-    for exchange in exchanges:
+        call, reply = exchange.call, exchange.reply
         if exchange.kind == BACKWARD:
-            ways[exchange.context][exchange.dst, exchange.src] -= 1
+            ways[exchange.context][exchange.src, exchange.dst] -= 1
+        if exchange.kind != FORWARD:
+            continue
+        if call is not None and call.needs_grad:
+            ways[exchange.context][exchange.dst, exchange.src] += 1
+        unseen = reply is None and (call is None or (call.flavour != "python" and call.needs_grad))
+        if unseen or (reply is not None and reply.needs_grad):
+            ways[exchange.context][exchange.src, exchange.dst] += 1
     found = []
-    for window in saw.windows["backward"]:
-        for (there, here), count in ways[window.context].items():
+    for window in [*saw.windows["backward"], *saw.windows["rref backward"]]:
+        for (here, there), count in ways[window.context].items():
             for request in board.within(here, window.start_ns, window.end_ns, there)[: max(0, count)]:
                 exchange = _exchange(board.take(request), BACKWARD, "rule")
                 exchange.cause, exchange.context = window, window.context
@@ -268,33 +295,35 @@ def _backward_in_cpp(saw: Seen, board: _Board, exchanges: Sequence[Exchange]) ->
 
 
 def _cleanups(saw: Seen, board: _Board, exchanges: Sequence[Exchange]) -> list[Exchange]:
-    """From the driver inside its release; from there on, by each worker to all that it has met in this context."""
+    """From the driver inside its release; from there on, by each worker to all that it has met in this context.
+
+    A worker does so when the first such request comes to it.
+    """
     met: dict[tuple[int, int | None], set[int]] = defaultdict(set)
     for exchange in exchanges:
         if exchange.context is not None and exchange.kind in (FORWARD, BACKWARD):
             met[exchange.src, exchange.context].add(exchange.dst)
             met[exchange.dst, exchange.context].add(exchange.src)
     found: list[Exchange] = []
-    waves: list[tuple[int, int, int | None, RpcWindow]] = [
-        (window.rank, window.start_ns, window.end_ns, window) for window in saw.windows["release"]
-    ]
-    told: set[tuple[int, int | None]] = set()
-    while waves:
-        rank, first_ns, last_ns, window = waves.pop(0)
-        if (rank, window.context) in told:
-            continue
-        told.add((rank, window.context))
-        direct = rank == window.rank
-        for dst in sorted(met[rank, window.context]):
-            candidates = board.within(rank, first_ns, last_ns, dst)
-            if not candidates:
+    for window in saw.windows["release"]:
+        # When it begins there, until when, and where.
+        waves: list[tuple[int, int, int]] = [(window.start_ns, window.end_ns or 2**62, window.rank)]
+        told: set[int] = set()
+        while waves:
+            first_ns, last_ns, rank = heappop(waves)
+            if rank in told:
                 continue
-            exchange = _exchange(board.take(candidates[0]), CLEANUP, "window" if direct else "rule")
-            exchange.cause, exchange.context = window, window.context
-            found.append(exchange)
-            request = exchange.request
-            if request is not None and request.received_ns is not None:
-                waves.append((dst, request.received_ns, request.replying_ns, window))
+            told.add(rank)
+            for dst in sorted(met[rank, window.context]):
+                candidates = board.within(rank, first_ns, last_ns, dst)
+                if not candidates:
+                    continue
+                exchange = _exchange(board.take(candidates[0]), CLEANUP, "window" if rank == window.rank else "rule")
+                exchange.cause, exchange.context = window, window.context
+                found.append(exchange)
+                came = exchange.request.received_ns if exchange.request is not None else None
+                if came is not None:
+                    heappush(waves, (came, exchange.reply_sent_ns or 2**62, dst))
     return found
 
 
