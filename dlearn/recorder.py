@@ -32,7 +32,7 @@ from dlearn.hooks import collectives, ddp, rpc
 from dlearn.hooks.groups import Groups
 from dlearn.hooks.rpc_agent_log import AgentLog
 from dlearn.hooks.rpc_state import Watchers
-from dlearn.hooks.sockets import STILL_SECONDS, Sockets
+from dlearn.hooks.sockets import Sockets
 from dlearn.trace.agent_log import log_path
 from dlearn.trace.event import FORMAT, Collective, Counters, End, Event, Footer, Header, Line, PointToPoint, Span
 from dlearn.trace.options import Measure, Options
@@ -43,9 +43,6 @@ LONGEST_SPAN = 200
 """Characters of a span's name that are kept."""
 ENDS_SECONDS = 0.05
 """How long `measure="phase"` waits before an operation for those under way to end."""
-
-RPC_STILL_SECONDS = 0.005
-"""How long nothing may move for a phase of RPC to be over: its threads answer one after the other."""
 
 _active: Recording | None = None
 
@@ -136,9 +133,7 @@ def start(
 class Recording:
     """One process being recorded; implements `hooks.Emit`."""
 
-    def __init__(
-        self, folder: Path, *, header: Header, options: Options, clock: Clock, sorted_stderr: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, header: Header, options: Options, clock: Clock, sorted_stderr: bool) -> None:
         self._clock = clock
         self._numbers = itertools.count()
         self._owner = threading.get_ident()
@@ -151,9 +146,8 @@ class Recording:
         self._groups = Groups(self)
         self._steps: dict[int, dict[str, Any]] = {}
         self._under_way: set[int] = set()
-        self._both_ways = False
-        self.opens_connections = False
-        """Whether a cluster opens the connections of RPC before anybody uses them."""
+        self.meet: Callable[[], None] | None = None
+        """Waits for all workers of a cluster, which opens RPC's connections before anybody uses them."""
         self._writer = Writer(folder / f"{header.host}-{header.pid}.jsonl", max_bytes=options.max_bytes)
         try:
             self._writer.write(header)
@@ -161,7 +155,9 @@ class Recording:
             self._undo.callback(ddp.install(self))
             log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
             self._undo.callback(log.close)
-            watchers = Watchers(log.open, self._sockets.note_strangers, self.watch_rpc_sockets, self.count, self._phase)
+            watchers = Watchers(
+                log.open, self._sockets.note_strangers, self.watch_rpc_sockets, self._disconnecting, self._phase
+            )
             self._undo.callback(rpc.install(self, watchers))
             if self._measure is not None:
                 self._undo.callback(self._sockets.install(self._groups.name, self.count))
@@ -182,11 +178,8 @@ class Recording:
         number = next(self._numbers)
         if watched:
             self._under_way.add(number)
-        found = {
-            "start_ns": now,
-            "parent": spans[-1] if spans else None,
-            "thread": "" if thread.ident == self._owner else thread.name,
-        }
+        name = "" if thread.ident == self._owner else thread.name
+        found = {"start_ns": now, "parent": spans[-1] if spans else None, "thread": name}
         self._writer.write(kind(number=number, **(found | facts)))
         return number
 
@@ -266,20 +259,22 @@ class Recording:
         if self._measure is None or not self._sockets.any:
             return
         try:
-            quiet = RPC_STILL_SECONDS if self._both_ways else STILL_SECONDS
-            still = self._sockets.settle(quiet) if self._measure == "phase" else None
-            received = self._sockets.received_bytes() if self._both_ways else ()
+            still = self._sockets.settle() if self._measure == "phase" else None
+            received = self._sockets.received_bytes()
             self.event(Counters, sent_bytes=self._sockets.sent_bytes(), received_bytes=received, still=still)
         except Exception as failure:
             self.failed("the counters of sockets", failure)
 
     def watch_rpc_sockets(self, *, opened: bool = False) -> None:
         """An agent stands: its connections are there, if they are TCP. A cluster has to open them first."""
-        if self.opens_connections and not opened:
-            return
-        if self._measure is not None and self._sockets.watch_new("rpc"):
-            self._both_ways = True
+        if self._measure is not None and (opened or self.meet is None) and self._sockets.watch_rpc():
             self.count()
+
+    def _disconnecting(self) -> None:
+        """Before anybody closes RPC's connections, everybody reads what went over them."""
+        self.count()
+        if self.meet is not None:
+            self.meet()
 
     def _phase(self) -> None:
         if self._measure == "phase":

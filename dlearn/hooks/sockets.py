@@ -28,11 +28,15 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroup, TCPStore
 from dlearn.hooks import Emit, Undo
 from dlearn.trace.event import NotMeasured, Socket
 
+RPC = "rpc"
+"""The group of the connections of RPC's agent."""
 UNKNOWN_GROUP = "?"
 """The group of a connection that is older than the recording, where the process has several groups."""
 
 STILL_SECONDS = 0.0005
 """Counters that have not moved for so long stand still."""
+RPC_STILL_SECONDS = 0.005
+"""The threads of RPC answer one after the other, each when it gets Python's lock."""
 PATIENCE_SECONDS = 0.25
 """How long `settle` waits for that."""
 
@@ -65,6 +69,7 @@ class Sockets:
         self._emit = emit
         self._connections: list[_Connection] = []
         self._known: set[int] = set()
+        self._rpc = False
         # A handle that keeps Python's lock: the call takes a microsecond.
         self._getsockopt = ctypes.PyDLL(None).getsockopt if sys.platform == "linux" else None
 
@@ -116,20 +121,22 @@ class Sockets:
         return tuple(self._counted(each, _written) for each in self._connections)
 
     def received_bytes(self) -> tuple[int | None, ...]:
-        """Bytes that have come to this process through each connection so far."""
-        return tuple(self._counted(each, _received) for each in self._connections)
+        """Bytes that have come to this process through each connection so far; nothing where no RPC is used."""
+        return () if not self._rpc else tuple(self._counted(each, _received) for each in self._connections)
 
     def note_strangers(self) -> None:
         """The connections that are there now are none of ours."""
         if self._getsockopt is not None:
             self._look(None)
 
-    def watch_new(self, group: str) -> bool:
-        """Watch the connections that have come since then, as `group`'s. True if there are any."""
-        return self._getsockopt is not None and self._look(group)
+    def watch_rpc(self) -> bool:
+        """Watch the connections that have come since then, as RPC's. True if there are any."""
+        self._rpc = self._rpc or (self._getsockopt is not None and self._look(RPC))
+        return self._rpc
 
-    def settle(self, quiet_seconds: float) -> bool:
-        """Wait until the counters have stood still so long; False if they did not in a quarter of a second."""
+    def settle(self) -> bool:
+        """Wait until the counters stand still; False if they did not in a quarter of a second."""
+        quiet_seconds = RPC_STILL_SECONDS if self._rpc else STILL_SECONDS
         deadline = time.monotonic() + PATIENCE_SECONDS
         before = self.sent_bytes()
         while time.monotonic() < deadline:

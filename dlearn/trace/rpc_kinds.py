@@ -14,16 +14,29 @@ autograd (torch's notes "Remote Reference Protocol" and "Distributed Autograd De
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from dlearn.trace.event import Event, RpcCall, RpcWindow
-from dlearn.trace.exchange import Exchange, KnownBy, Request, Seen, Workers, requests, seen, workers
+from dlearn.trace.exchange import Exchange, Request, Seen, Workers, requests, seen, workers
+from dlearn.trace.rpc_board import (
+    ACCEPT,
+    BACKWARD,
+    CLEANUP,
+    DELETE,
+    FETCH,
+    FORK,
+    FORWARD,
+    RREF_BACKWARD,
+    Board,
+    exchange_of,
+    shortest_first,
+)
+from dlearn.trace.rpc_references import deletions, references
 
 if TYPE_CHECKING:
     from dlearn.trace.trace import Process
@@ -36,10 +49,6 @@ _CALLS = {
     ("script", False): "SCRIPT_CALL",
     ("script", True): "SCRIPT_REMOTE_CALL",
 }
-FORWARD, BACKWARD = "FORWARD_AUTOGRAD_REQ", "BACKWARD_AUTOGRAD_REQ"
-FETCH, CLEANUP, RREF_BACKWARD = "RREF_FETCH_CALL", "CLEANUP_AUTOGRAD_CONTEXT_REQ", "RREF_BACKWARD_REQ"
-ACCEPT, FORK, DELETE = "RREF_CHILD_ACCEPT", "RREF_FORK_REQUEST", "RREF_USER_DELETE"
-
 REPLY_OF = {
     "PYTHON_CALL": "PYTHON_RET",
     "SCRIPT_CALL": "SCRIPT_RET",
@@ -122,16 +131,16 @@ def kind_of_call(call: RpcCall) -> str:
 
 def join(saw: Seen, logged: Sequence[Request], known: Workers) -> list[Exchange]:
     """Every request as an exchange, with all that is known of it; and the calls that the log does not have."""
-    board = _Board(logged)
+    board = Board(logged)
     exchanges = _python_calls(saw, board, known)
     exchanges += _fetches(saw, board, known)
     exchanges += _backward(saw, board, known)
     # What a stretch of Python tells before what only a rule does: two messages may be under way at the same time.
-    exchanges += _references(saw, board, known, exchanges)
+    exchanges += references(saw, board, known, exchanges)
     exchanges += _cleanups(saw, board, exchanges)
     exchanges += _backward_in_cpp(saw, board, exchanges)
-    exchanges += _deletions(board, saw, known)
-    exchanges += [_exchange(request, "", "unknown") for request in board.left()]
+    exchanges += deletions(board, saw, known)
+    exchanges += [exchange_of(request, "", "unknown") for request in board.left()]
     exchanges.sort(key=lambda exchange: exchange.sent_ns or exchange.received_ns or 0)
     ids = {rank: worker for worker, rank in known.by_id.items()}
     for number, exchange in enumerate(exchanges):
@@ -140,43 +149,10 @@ def join(saw: Seen, logged: Sequence[Request], known: Workers) -> list[Exchange]
     return exchanges
 
 
-class _Board:
-    """The requests that nobody has claimed yet, by sender, in the order of sending."""
-
-    def __init__(self, requests: Iterable[Request]) -> None:
-        self._by_src: dict[int, list[Request]] = defaultdict(list)
-        for request in requests:
-            self._by_src[request.src].append(request)
-        self._times = {src: [each.sending_ns or 0 for each in found] for src, found in self._by_src.items()}
-        self._taken: set[Request] = set()
-
-    def within(self, src: int, first_ns: int, last_ns: int | None, dst: int | None = None) -> list[Request]:
-        """Unclaimed requests of `src` (to `dst`) that were sent between the two moments."""
-        found: list[Request] = []
-        place = bisect_left(self._times.get(src, []), first_ns)
-        for request in self._by_src.get(src, [])[place:]:
-            if last_ns is not None and (request.sending_ns or 0) > last_ns:
-                break
-            if request not in self._taken and (dst is None or request.dst == dst):
-                found.append(request)
-        return found
-
-    def take(self, request: Request) -> Request:
-        self._taken.add(request)
-        return request
-
-    def left(self) -> list[Request]:
-        return [each for found in self._by_src.values() for each in found if each not in self._taken]
-
-
-def _exchange(request: Request, kind: str, known_by: KnownBy) -> Exchange:
-    return Exchange(src=request.src, dst=request.dst, kind=kind, known_by=known_by, request=request)
-
-
 # Calls ----------------------------------------------------------------------------------------------------------------
 
 
-def _python_calls(saw: Seen, board: _Board, known: Workers) -> list[Exchange]:
+def _python_calls(saw: Seen, board: Board, known: Workers) -> list[Exchange]:
     """The narrowest stretches first; of several requests in one, that whose times at both ends are nearest."""
     found = []
     for call in sorted(saw.calls, key=lambda call: call.handed_ns - call.start_ns):
@@ -216,13 +192,13 @@ def _misfit(exchange: Exchange, request: Request) -> int:
     return sum(gap if gap >= 0 else _IMPOSSIBLE_NS for gap in gaps)
 
 
-def _fetches(saw: Seen, board: _Board, known: Workers) -> list[Exchange]:
+def _fetches(saw: Seen, board: Board, known: Workers) -> list[Exchange]:
     found = []
-    for window in _shortest_first([*saw.windows["to_here"], *saw.windows["rref backward"]]):
+    for window in shortest_first([*saw.windows["to_here"], *saw.windows["rref backward"]]):
         dst = known.by_id.get(window.to if window.to is not None else -1, -1)
         candidates = board.within(window.rank, window.start_ns, window.end_ns, dst)
         if candidates:
-            exchange = _exchange(board.take(candidates[0]), _fetch_kind(window), "window")
+            exchange = exchange_of(board.take(candidates[0]), _fetch_kind(window), "window")
             exchange.cause, exchange.context = window, window.context
             _add_fetched_value(exchange, saw, known)
             found.append(exchange)
@@ -250,27 +226,23 @@ def _add_fetched_value(exchange: Exchange, saw: Seen, known: Workers) -> None:
             return
 
 
-def _shortest_first(windows: Iterable[RpcWindow]) -> list[RpcWindow]:
-    return sorted(windows, key=lambda window: (window.end_ns or 2**62) - window.start_ns)
-
-
 # Distributed autograd -------------------------------------------------------------------------------------------------
 
 
-def _backward(saw: Seen, board: _Board, known: Workers) -> list[Exchange]:
+def _backward(saw: Seen, board: Board, known: Workers) -> list[Exchange]:
     """Inside the execution of a recv node; else while a gradient from elsewhere is being worked on."""
     found = []
-    for window in _shortest_first(saw.windows["crossing"]):
+    for window in shortest_first(saw.windows["crossing"]):
         dst = known.by_id.get(window.to) if window.to is not None else None
         candidates = board.within(window.rank, window.start_ns, window.end_ns, dst)
         if candidates:
-            exchange = _exchange(board.take(candidates[0]), BACKWARD, "window")
+            exchange = exchange_of(board.take(candidates[0]), BACKWARD, "window")
             exchange.cause, exchange.context = window, window.context
             found.append(exchange)
     return found
 
 
-def _backward_in_cpp(saw: Seen, board: _Board, exchanges: Sequence[Exchange]) -> list[Exchange]:
+def _backward_in_cpp(saw: Seen, board: Board, exchanges: Sequence[Exchange]) -> list[Exchange]:
     """Where no Python saw the tensors come in: back along each way that they took forward, during the backward pass."""
     ways: dict[int | None, Counter[tuple[int, int]]] = defaultdict(Counter)
     for exchange in exchanges:
@@ -288,13 +260,13 @@ def _backward_in_cpp(saw: Seen, board: _Board, exchanges: Sequence[Exchange]) ->
     for window in [*saw.windows["backward"], *saw.windows["rref backward"]]:
         for (here, there), count in ways[window.context].items():
             for request in board.within(here, window.start_ns, window.end_ns, there)[: max(0, count)]:
-                exchange = _exchange(board.take(request), BACKWARD, "rule")
+                exchange = exchange_of(board.take(request), BACKWARD, "rule")
                 exchange.cause, exchange.context = window, window.context
                 found.append(exchange)
     return found
 
 
-def _cleanups(saw: Seen, board: _Board, exchanges: Sequence[Exchange]) -> list[Exchange]:
+def _cleanups(saw: Seen, board: Board, exchanges: Sequence[Exchange]) -> list[Exchange]:
     """From the driver inside its release; from there on, by each worker to all that it has met in this context.
 
     A worker does so when the first such request comes to it.
@@ -318,114 +290,10 @@ def _cleanups(saw: Seen, board: _Board, exchanges: Sequence[Exchange]) -> list[E
                 candidates = board.within(rank, first_ns, last_ns, dst)
                 if not candidates:
                     continue
-                exchange = _exchange(board.take(candidates[0]), CLEANUP, "window" if rank == window.rank else "rule")
+                exchange = exchange_of(board.take(candidates[0]), CLEANUP, "window" if rank == window.rank else "rule")
                 exchange.cause, exchange.context = window, window.context
                 found.append(exchange)
                 came = exchange.request.received_ns if exchange.request is not None else None
                 if came is not None:
                     heappush(waves, (came, exchange.reply_sent_ns or 2**62, dst))
     return found
-
-
-# Remote references ----------------------------------------------------------------------------------------------------
-
-
-def _references(saw: Seen, board: _Board, known: Workers, exchanges: Sequence[Exchange]) -> list[Exchange]:
-    found: list[Exchange] = []
-    causes = _Causes(exchanges)
-    # Those that take one message first: what follows another must not be taken for them.
-    mine = {rank: worker for worker, rank in known.by_id.items()}
-    for window in sorted(_shortest_first(saw.windows["rref"]), key=lambda window: window.to != mine.get(window.rank)):
-        owner = known.by_id.get(window.to if window.to is not None else -1, -1)
-        parent = known.by_id.get(window.parent_worker if window.parent_worker is not None else -1, -1)
-        if parent == owner:
-            continue  # The owner took note of the copy when it sent it.
-        kind, dst = (ACCEPT, parent) if owner == window.rank else (FORK, owner)
-        if parent == window.rank and kind == ACCEPT:
-            dst = window.rank
-        candidates = board.within(window.rank, window.start_ns, window.end_ns, dst)
-        if not candidates:
-            continue
-        request, granted = candidates[0], None
-        if kind == FORK:
-            request, granted = min(((each, _granted(each, parent, board)) for each in candidates), key=_delay)
-        exchange = _exchange(board.take(request), kind, "window")
-        exchange.cause, exchange.context = causes.of(window)
-        found.append(exchange)
-        if granted is not None:
-            accepted = _exchange(board.take(granted), ACCEPT, "rule")
-            accepted.cause, accepted.context = exchange.cause, exchange.context
-            found.append(accepted)
-    for call in exchanges:
-        found += _unpacked_in_cpp(call, board)
-    return found
-
-
-def _granted(asked: Request, parent: int, board: _Board) -> Request | None:
-    """The acceptance that follows when the owner has answered a request for a copy."""
-    if asked.answered_ns is None:
-        return None
-    return next(iter(board.within(asked.src, asked.answered_ns, None, parent)), None)
-
-
-def _delay(asked_and_granted: tuple[Request, Request | None]) -> int:
-    asked, granted = asked_and_granted
-    if granted is None or granted.sending_ns is None or asked.answered_ns is None:
-        return 2**62
-    return granted.sending_ns - asked.answered_ns
-
-
-def _unpacked_in_cpp(asked: Exchange, board: _Board) -> list[Exchange]:
-    """A TorchScript call unpacks its RRefs in C++: their owner accepts them while it works on the call."""
-    call, request = asked.call, asked.request
-    if call is None or request is None or call.flavour == "python" or request.received_ns is None:
-        return []
-    mine = [rref for rref in call.rrefs if rref.owner == call.to]
-    candidates = board.within(asked.dst, request.received_ns, request.replying_ns, asked.src)
-    found = []
-    for candidate in candidates[: len(mine)]:
-        exchange = _exchange(board.take(candidate), ACCEPT, "rule")
-        exchange.cause, exchange.context = call, asked.context
-        found.append(exchange)
-    return found
-
-
-class _Causes:
-    """The message whose unpacking a window belongs to: the call that is being taken in, or the reply."""
-
-    def __init__(self, exchanges: Sequence[Exchange]) -> None:
-        self._spans: dict[int, list[tuple[int, int, Exchange]]] = defaultdict(list)
-        for exchange in exchanges:
-            run, arrival, request = exchange.run, exchange.arrival, exchange.request
-            if run is not None:
-                self._spans[run.rank].append((run.arrived_ns, run.start_ns, exchange))
-            if arrival is not None:
-                known = exchange.call.end_ns if exchange.call is not None else None
-                first = request.answered_ns if request is not None and request.answered_ns else arrival.start_ns
-                self._spans[arrival.rank].append((min(first, arrival.start_ns), known or 2**62, exchange))
-
-    def of(self, window: RpcWindow) -> tuple[RpcWindow | RpcCall, int | None]:
-        around = [each for each in self._spans[window.rank] if each[0] <= window.start_ns <= each[1]]
-        if not around:
-            return window, window.context
-        exchange = min(around, key=lambda each: each[1] - each[0])[2]
-        return exchange.call or window, exchange.context
-
-
-def _deletions(board: _Board, saw: Seen, known: Workers) -> list[Exchange]:
-    """What is left can only be the end of a copy, if the sender has copies of the receiver's values."""
-    copies: Counter[tuple[int, int]] = Counter()
-    for call in saw.calls:
-        if call.op == "remote":
-            copies[call.rank, known.by_id.get(call.to, -1)] += 1
-    for window in saw.windows["rref"]:
-        copies[window.rank, known.by_id.get(window.to if window.to is not None else -1, -1)] += 1
-    found = []
-    for request in sorted(board.left(), key=_sent):
-        if copies[request.src, request.dst] > 0 and request.src != request.dst:
-            copies[request.src, request.dst] -= 1
-            found.append(_exchange(board.take(request), DELETE, "rule"))
-    return found
-
-
-_sent: Callable[[Request], int] = lambda request: request.sending_ns or 0  # noqa: E731

@@ -1,0 +1,112 @@
+"""Which requests are the protocol of remote references: a copy is accepted, asked for, deleted."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from dlearn.trace.event import RpcCall, RpcWindow
+from dlearn.trace.exchange import Exchange, Request, Seen, Workers
+from dlearn.trace.rpc_board import ACCEPT, DELETE, FORK, Board, exchange_of, shortest_first
+
+
+def references(saw: Seen, board: Board, known: Workers, exchanges: Sequence[Exchange]) -> list[Exchange]:
+    found: list[Exchange] = []
+    asked: list[tuple[Exchange, int]] = []
+    causes = _Causes(exchanges)
+    for window in shortest_first(saw.windows["rref"]):
+        owner = known.by_id.get(window.to if window.to is not None else -1, -1)
+        parent = known.by_id.get(window.parent_worker if window.parent_worker is not None else -1, -1)
+        if parent == owner:
+            continue  # The owner took note of the copy when it sent it.
+        kind, dst = (ACCEPT, parent) if owner == window.rank else (FORK, owner)
+        candidates = board.within(window.rank, window.start_ns, window.end_ns, dst)
+        if not candidates:
+            continue
+        request = candidates[0] if kind == ACCEPT else min(candidates, key=partial(_delay, parent, board))
+        exchange = exchange_of(board.take(request), kind, "window")
+        exchange.cause, exchange.context = causes.of(window)
+        found.append(exchange)
+        if kind == FORK:
+            asked.append((exchange, parent))
+    # What follows another message only when all that has a stretch of its own is claimed.
+    for exchange, parent in sorted(asked, key=lambda each: each[0].reply_received_ns or 0):
+        granted = _granted(exchange.request, parent, board)
+        if granted is not None:
+            accepted = exchange_of(board.take(granted), ACCEPT, "rule")
+            accepted.cause, accepted.context = exchange.cause, exchange.context
+            found.append(accepted)
+    for call in exchanges:
+        found += _unpacked_in_cpp(call, board)
+    return found
+
+
+def _granted(asked: Request | None, parent: int, board: Board) -> Request | None:
+    """The acceptance that follows when the owner has answered a request for a copy."""
+    if asked is None or asked.answered_ns is None:
+        return None
+    return next(iter(board.within(asked.src, asked.answered_ns, None, parent)), None)
+
+
+def _delay(parent: int, board: Board, asked: Request) -> int:
+    granted = _granted(asked, parent, board)
+    if granted is None or granted.sending_ns is None or asked.answered_ns is None:
+        return 2**62
+    return granted.sending_ns - asked.answered_ns
+
+
+def _unpacked_in_cpp(asked: Exchange, board: Board) -> list[Exchange]:
+    """A TorchScript call unpacks its RRefs in C++: their owner accepts them while it works on the call."""
+    call, request = asked.call, asked.request
+    if call is None or request is None or call.flavour == "python" or request.received_ns is None:
+        return []
+    mine = [rref for rref in call.rrefs if rref.owner == call.to]
+    candidates = board.within(asked.dst, request.received_ns, request.replying_ns, asked.src)
+    found = []
+    for candidate in candidates[: len(mine)]:
+        exchange = exchange_of(board.take(candidate), ACCEPT, "rule")
+        exchange.cause, exchange.context = call, asked.context
+        found.append(exchange)
+    return found
+
+
+class _Causes:
+    """The message whose unpacking a window belongs to: the call that is being taken in, or the reply."""
+
+    def __init__(self, exchanges: Sequence[Exchange]) -> None:
+        self._spans: dict[int, list[tuple[int, int, Exchange]]] = defaultdict(list)
+        for exchange in exchanges:
+            run, arrival, request = exchange.run, exchange.arrival, exchange.request
+            if run is not None:
+                self._spans[run.rank].append((run.arrived_ns, run.start_ns, exchange))
+            if arrival is not None:
+                known = exchange.call.end_ns if exchange.call is not None else None
+                first = request.answered_ns if request is not None and request.answered_ns else arrival.start_ns
+                self._spans[arrival.rank].append((min(first, arrival.start_ns), known or 2**62, exchange))
+
+    def of(self, window: RpcWindow) -> tuple[RpcWindow | RpcCall, int | None]:
+        around = [each for each in self._spans[window.rank] if each[0] <= window.start_ns <= each[1]]
+        if not around:
+            return window, window.context
+        exchange = min(around, key=lambda each: each[1] - each[0])[2]
+        return exchange.call or window, exchange.context
+
+
+def deletions(board: Board, saw: Seen, known: Workers) -> list[Exchange]:
+    """What is left can only be the end of a copy, if the sender has copies of the receiver's values."""
+    copies: Counter[tuple[int, int]] = Counter()
+    for call in saw.calls:
+        if call.op == "remote":
+            copies[call.rank, known.by_id.get(call.to, -1)] += 1
+    for window in saw.windows["rref"]:
+        copies[window.rank, known.by_id.get(window.to if window.to is not None else -1, -1)] += 1
+    found = []
+    for request in sorted(board.left(), key=_sent):
+        if copies[request.src, request.dst] > 0 and request.src != request.dst:
+            copies[request.src, request.dst] -= 1
+            found.append(exchange_of(board.take(request), DELETE, "rule"))
+    return found
+
+
+_sent: Callable[[Request], int] = lambda request: request.sending_ns or 0  # noqa: E731
