@@ -5,7 +5,8 @@ from collections import Counter
 import pytest
 import rpc_jobs
 
-from dlearn import Cluster, messages
+from dlearn import Cluster, explain, messages
+from dlearn.analysis import iteration, iterations, reconcile
 
 WORKERS = ["ps", "trainer1", "trainer2"]
 
@@ -69,3 +70,47 @@ def test_training_is_not_changed(run):
     alone = Cluster(WORKERS, rpc=True).run({"trainer1": rpc_jobs.train}, timeout=60)
     assert alone.results["trainer1"] == bare.results["trainer1"]
     assert bare.output["ps"] == alone.output["ps"] == ""
+
+
+# One iteration --------------------------------------------------------------------------------------------------------
+
+
+def test_the_iteration_of_two_trainers_stands_in_two_columns(run):
+    told = iteration(run.trace)
+    assert iterations(run.trace) == 3
+    assert (told.number, told.drivers, len(told.messages), len(told.steps)) == (2, (1, 2), 28, 14)
+    assert all(None not in step.messages for step in told.steps)
+    assert [step.phase for step in told.story] == ["forward", "forward", "backward", "optimizer"]
+
+
+def test_explain_tells_the_four_messages_and_the_other_ten(run):
+    told = str(explain(run.trace))
+    assert "RPC: 80 of 80 requests of the agents' logs explained" in told
+    assert "Iteration 2: 28 messages, 14 for each of 2. 4 of 14 carry what was asked for:" in told
+    assert "3. backward: each trainer sends ps 32,768 B of tensors: gradient float32[8, 4, 16, 16]" in told
+    assert "The other 10 are what the runtime adds:" in told
+
+
+MEASURED = {
+    1: {"forward": (3892, 4767), "backward": (4478, 127), "optimizer": (583, 269), "cleanup": (267, 267)},
+    8: {"forward": (25396, 33439), "backward": (33150, 127), "optimizer": (583, 269), "cleanup": (267, 267)},
+}
+"""Batch -> phase -> bytes on the wire from the trainer, and to it: TCP_INFO, without our own ids."""
+
+
+@pytest.mark.parametrize("batch", MEASURED)
+def test_the_kernel_counts_what_is_predicted_in_every_phase(batch):
+    run = Cluster(["ps", "trainer1"], rpc=True, measure="phase").run({"trainer1": rpc_jobs.train}, batch, timeout=60)
+    told = iteration(run.trace)
+    assert len(told.phases) == 8
+    for each in told.phases:
+        assert each.measured_bytes - each.observer_bytes == MEASURED[batch][each.phase][each.src == 0]
+        assert abs(each.residue_bytes) <= 4 * each.message_count
+
+
+def test_a_whole_job_adds_up_to_the_counters():
+    run = Cluster(WORKERS, rpc=True).run({"trainer1": rpc_jobs.train, "trainer2": rpc_jobs.train}, timeout=60)
+    for pair in reconcile(run.trace).whole.pairs:
+        messages_sent = sum(pair.src == each.src and pair.dst == each.dst for each in messages(run.trace))
+        assert abs(pair.residue_bytes) <= 4 * messages_sent
+        assert pair.observer_bytes > 0

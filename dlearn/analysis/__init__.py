@@ -20,6 +20,7 @@ from dlearn.analysis.costs import (
 from dlearn.analysis.freshness import assert_fresh, assert_reduces
 from dlearn.analysis.grading import assert_traffic
 from dlearn.analysis.hangs import Hang, hangs
+from dlearn.analysis.iteration import Iteration, iteration, iterations
 from dlearn.analysis.joining import operations
 from dlearn.analysis.reconcile import Reconciliation, reconcile
 from dlearn.analysis.traffic import Traffic, traffic
@@ -31,6 +32,7 @@ __all__ = [
     "Cost",
     "Explanation",
     "Hang",
+    "Iteration",
     "Model",
     "Predictions",
     "Reconciliation",
@@ -47,6 +49,8 @@ __all__ = [
     "fit",
     "fit_all_reduce",
     "hangs",
+    "iteration",
+    "iterations",
     "measurements",
     "messages",
     "operations",

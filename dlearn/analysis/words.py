@@ -9,6 +9,7 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 import msgspec
 
 from dlearn.analysis.hangs import Hang, inside
+from dlearn.analysis.iteration import Iteration, iteration, iterations
 from dlearn.analysis.joining import operations, payload_bytes
 from dlearn.analysis.ledger import agreements
 from dlearn.analysis.reconcile import reconcile
@@ -36,9 +37,12 @@ class Explanation(msgspec.Struct, frozen=True):
     part: str
     sentences: tuple[str, ...]
     traffic: Traffic
+    iteration: Iteration | None = None
+    """Of a job with distributed autograd: its last iteration, message by message."""
 
     def __str__(self) -> str:
-        return "\n".join([*self.sentences, "", str(self.traffic)])
+        told = [str(self.iteration), ""] if self.iteration is not None else []
+        return "\n".join([*self.sentences, "", *told, str(self.traffic)])
 
     __repr__ = __str__
 
@@ -53,7 +57,8 @@ class Explanation(msgspec.Struct, frozen=True):
             for row in rows
         )
         note = f"<p>{html.escape(self.traffic.not_counted)}</p>" if self.traffic.unexplained else ""
-        return f"<ul>{items}</ul><table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>{note}"
+        told = self.iteration._repr_html_() if self.iteration is not None else ""
+        return f"<ul>{items}</ul>{told}<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>{note}"
 
 
 def explain(trace: Trace) -> Explanation:
@@ -63,17 +68,22 @@ def explain(trace: Trace) -> Explanation:
     asked = operations(trace.within(steps[-1])) if steps else everything
     part = steps[-1] if steps else "the whole trace" if trace.selected_from is None else "this part of the trace"
     sentences = [overview(trace)]
+    if trace.rpc.exchanges:
+        sentences.append(rpc_overview(trace))
+    told = iteration(trace) if iterations(trace) else None
+    if told is not None:
+        asked = tuple(operation for operation in asked if operation.exchange is None)
     if steps:
         before = [operation for operation in everything if _is_setup(operation)]
         sentences += _told("Before training", before, trace)
     sentences += _told(f"In {part}" if steps else "In all", asked, trace)
-    sent = traffic_of(asked, trace)
+    sent = traffic_of(operations(trace.within(steps[-1])) if steps else everything, trace)
     sentences.append(totals(part, sent))
     on_the_wire = reconcile(trace)
     if on_the_wire.whole.pairs:
         sentences.append(on_the_wire.sentence)
     sentences += [f"Problem: {problem}." for problem in trace.problems]
-    return Explanation(part, tuple(sentences), sent)
+    return Explanation(part, tuple(sentences), sent, told)
 
 
 def overview(trace: Trace) -> str:
@@ -99,6 +109,19 @@ def overview(trace: Trace) -> str:
         f"{count_text(len(trace.processes), 'rank')} ({backends}): {explained:,} of"
         f" {count_text(len(everything), 'operation')} explained by {count_text(known.total(), 'message')} ({kinds})."
     )
+
+
+def rpc_overview(trace: Trace) -> str:
+    """How much of what the agents sent is explained, and how it is known."""
+    rpc = trace.rpc
+    if not rpc.complete:
+        return f"RPC: {len(rpc.exchanges):,} calls seen by Python; incomplete: {'; '.join(rpc.problems)}."
+    by: Counter[str] = Counter(each.known_by for each in rpc.exchanges if each.request is not None)
+    how = {"python": "seen by Python", "window": "by Python's stretch of time", "rule": "by torch's protocol"}
+    known = ", ".join(f"{by[key]:,} {text}" for key, text in how.items() if by[key])
+    own = sum(each.call is not None and each.call.observer for each in rpc.exchanges)
+    ours = f"; {own:,} are the cluster's own, to open connections" if own else ""
+    return f"RPC: {rpc.explained:,} of {rpc.logged:,} requests of the agents' logs explained ({known}){ours}."
 
 
 def totals(part: str, sent: Traffic) -> str:
