@@ -28,7 +28,7 @@ from torch._C._distributed_c10d import ProcessGroup
 
 import dlearn
 from dlearn.errors import TraceError
-from dlearn.hooks import collectives, ddp, rpc
+from dlearn.hooks import autograd, collectives, ddp, rpc
 from dlearn.hooks.groups import Groups
 from dlearn.hooks.rpc_agent_log import AgentLog
 from dlearn.hooks.rpc_state import Watchers
@@ -54,17 +54,19 @@ def record(
     measure: Measure | None = "span",
     checksums: bool = False,
     max_bytes: int = 2 << 30,
+    graph: bool = False,
 ) -> Iterator[None]:
     """Record every message of this process into `folder`, one file per process.
 
     `measure="span"` reads the kernel's counters of bytes on the wire at both ends of the recording and of each span;
     "phase" before each operation, too, after waiting until they stand still, which changes the times. `checksums` adds
-    one to each send. `max_bytes` limits the file; what it keeps out is counted, and every result says so.
+    one to each send. `max_bytes` limits the file; what it keeps out is counted, and every result says so. `graph` adds
+    the graph of each distributed autograd context, and when each of its nodes runs.
 
     Raises TraceError if this process is being recorded already, or `folder` holds another job's trace; SetupError if
     the installed torch does not fit.
     """
-    recording = start(Path(folder), header=_own_header(), options=Options(measure, checksums, max_bytes))
+    recording = start(Path(folder), header=_own_header(), options=Options(measure, checksums, max_bytes, graph))
     try:
         yield
     finally:
@@ -157,6 +159,9 @@ class Recording:
             log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
             self._undo.callback(log.close)
             watchers = Watchers(log.open, self._sockets.note_strangers, self.watch_rpc_sockets)
+            if options.graph:
+                watchers, undo = autograd.install(self, watchers)
+                self._undo.callback(undo)
             self._undo.callback(rpc.install(self, watchers))
             if self._measure is not None:
                 self._undo.callback(self._sockets.install(self._groups.name, self.count))

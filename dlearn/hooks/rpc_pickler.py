@@ -38,11 +38,13 @@ def watch_pickler(calls: Calls, patches: Patches, watchers: Watchers) -> None:
             calls.forks.pop(thread, None)
             data, tensors = original(self, value)
             try:
+                context = calls.context.get(thread, -1)
                 if isinstance(value, PythonUDF):
                     calls.function[thread] = value.func, value.args
                 else:
+                    context = calls.answering.get(thread, (None, context))[1]
                     data += _note_reply(calls, thread, value, data, tensors)
-                if watchers.tensors is not None and (context := calls.context.get(thread)) is not None:
+                if watchers.tensors is not None:
                     watchers.tensors(context, tensors)
             except Exception as error:
                 emit.failed("an RPC's data", error)
@@ -67,7 +69,7 @@ def watch_pickler(calls: Calls, patches: Patches, watchers: Watchers) -> None:
                     value = _note_request(calls, call, value, arrived_ns, context, remote=kind == REMOTE)
                 else:
                     _note_arrival(calls, call, arrived_ns, fetched=kind == FETCHED)
-                if watchers.tensors is not None and context >= 0:
+                if watchers.tensors is not None:
                     watchers.tensors(context, tensors)
             except Exception as error:
                 emit.failed("an RPC's data", error)

@@ -87,7 +87,7 @@ class Watchers(NamedTuple):
     connected: Callable[[], object]
     """Those that have come since are."""
     tensors: Callable[[int, Sequence[torch.Tensor]], object] | None = None
-    """Tensors pass under a distributed autograd context."""
+    """Tensors pass under a distributed autograd context (-1: none, or one that only C++ knows)."""
     backward: Callable[[int, Sequence[torch.Tensor]], object] | None = None
     """A backward pass begins at these roots."""
 
