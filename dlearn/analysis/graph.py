@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dlearn.analysis.findings import size_text
 from dlearn.errors import DlearnError
-from dlearn.trace.graph import AutogradGraph, Key, join_graph
+from dlearn.trace.graph import AutogradGraph, Edge, Key, Node, join_graph
 from dlearn.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -63,3 +65,32 @@ def graph_finding(graph: AutogradGraph) -> str:
     else:
         told = f"{size_text(sum(sizes))} in all"
     return f"The backward pass crosses {times}: {told}"
+
+
+def condense(graph: AutogradGraph) -> AutogradGraph:
+    """The same graph with each node inside the only one that leads to it, on its worker; crossings stay as they are."""
+    nodes = {node.key: node for node in graph.nodes}
+    ways = Counter(edge.dst for edge in graph.edges)
+    into: dict[Key, Key] = {}
+    for edge in graph.edges:
+        if ways[edge.dst] == 1 and edge.kind == "local" and not _crosses(nodes[edge.src]) | _crosses(nodes[edge.dst]):
+            into[edge.dst] = edge.src
+
+    def home(key: Key) -> Key:
+        while key in into:
+            key = into[key]
+        return key
+
+    sizes = Counter(home(key) for key in nodes)
+    kept = [
+        replace(node, name=f"{node.short} (+{sizes[node.key] - 1})") if sizes[node.key] > 1 else node
+        for node in graph.nodes
+        if node.key not in into
+    ]
+    ends = {(home(edge.src), home(edge.dst)): edge for edge in graph.edges}
+    edges = [Edge(src, dst, edge.kind, edge.tensors) for (src, dst), edge in ends.items() if src != dst]
+    return AutogradGraph(graph.context, tuple(kept), tuple(edges), graph.problems)
+
+
+def _crosses(node: Node) -> bool:
+    return node.short in ("send", "recv")

@@ -177,7 +177,7 @@ class _Names:
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
-        self._owners = WeakTensorKeyDictionary()
+        self._owners: Any = WeakTensorKeyDictionary()
         self._parents: WeakKeyDictionary[nn.Module, tuple[ref[nn.Module], str]] = WeakKeyDictionary()
         self._handles = [
             modules.register_module_parameter_registration_hook(self._place(self._owners)),

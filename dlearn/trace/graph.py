@@ -136,7 +136,7 @@ def _join(trace: Trace, nodes: Iterable[Node], runs: dict[Key, AutogradRun]) -> 
 
 
 def _arrived(send: Node, recv: Node, exchanges: Iterable[Exchange]) -> Node:
-    """With the times of the agents' log, if no hook saw it: its gradient is the one that was sent while the recv ran."""
+    """With the times of the agents' log, if no hook saw it: its gradient was sent while the recv ran."""
     if send.timed_by or recv.start_ns is None or recv.end_ns is None:
         return send
     for each in exchanges:
