@@ -47,7 +47,7 @@ def test_the_pieces_of_all_workers_make_one_graph(run, context, nodes, crossings
 def test_every_node_is_seen_to_run_after_those_that_lead_to_it(run, context, nodes, crossings):
     graph = analysis.autograd_graph(run.trace, context)
     for name, node in graph.nodes(data=True):
-        assert node["timed_by"] in ("hook", "log"), name
+        assert node["timed_by"] in ("hook", "log", "next"), name
         assert node["timed_by"] == "hook" or node["name"].endswith("SendRpcBackward")
         assert node["start_ns"] <= node["end_ns"]
     for src, dst, kind in graph.edges(data="kind"):

@@ -29,7 +29,8 @@ class Key(NamedTuple):
 @dataclass(frozen=True)
 class Node:
     """`shapes` are those of the gradients that come in. `timed_by` tells who saw it run: our "hook" saw start and end;
-    of a send that was made too late for one, the agents' "log" saw the gradient arrive and be taken up. "": nobody."""
+    of a send that was made too late for one, the agents' "log" saw the gradient arrive and be taken up, or else the
+    "next" node tells at which moment it was over. "": nobody."""
 
     key: Key
     name: str
@@ -38,7 +39,7 @@ class Node:
     message: int | None = None
     start_ns: int | None = None
     end_ns: int | None = None
-    timed_by: Literal["hook", "log", ""] = ""
+    timed_by: Literal["hook", "log", "next", ""] = ""
 
     @property
     def short(self) -> str:
@@ -98,7 +99,8 @@ def join_graph(trace: Trace, context: int | None = None) -> AutogradGraph:
     edges = list(dict.fromkeys(edge for edge in edges if edge.dst in nodes))
     wires, problems = _join(trace, nodes.values(), runs)
     for wire in wires:
-        nodes[wire.dst] = _arrived(nodes[wire.dst], nodes[wire.src], trace.whole.rpc.exchanges)
+        following = [nodes[edge.dst] for edge in edges if edge.src == wire.dst]
+        nodes[wire.dst] = _arrived(nodes[wire.dst], nodes[wire.src], trace.whole.rpc.exchanges, following)
     return AutogradGraph(context, tuple(nodes.values()), (*edges, *wires), tuple(problems))
 
 
@@ -135,7 +137,7 @@ def _join(trace: Trace, nodes: Iterable[Node], runs: dict[Key, AutogradRun]) -> 
     return wires, problems
 
 
-def _arrived(send: Node, recv: Node, exchanges: Iterable[Exchange]) -> Node:
+def _arrived(send: Node, recv: Node, exchanges: Iterable[Exchange], following: Iterable[Node]) -> Node:
     """With the times of the agents' log, if no hook saw it: its gradient was sent while the recv ran."""
     if send.timed_by or recv.start_ns is None or recv.end_ns is None:
         return send
@@ -146,4 +148,5 @@ def _arrived(send: Node, recv: Node, exchanges: Iterable[Exchange]) -> Node:
         if recv.start_ns <= (request.sending_ns or 0) <= recv.end_ns and request.received_ns is not None:
             taken_up = max(request.received_ns, request.running_ns or 0)
             return replace(send, start_ns=request.received_ns, end_ns=taken_up, timed_by="log")
-    return send
+    began = min((node.start_ns for node in following if node.start_ns is not None), default=None)
+    return replace(send, start_ns=began, end_ns=began, timed_by="next") if began is not None else send
