@@ -19,9 +19,9 @@ def autograd_graph(trace: Trace, context: int | None = None) -> networkx.DiGraph
     """The graph of the last context, or of `context`, in the direction of the backward pass.
 
     Nodes are named "trainer1/3"; each has `worker`, `rank`, `name`, `parameter`, `shape` (of the gradient that comes
-    in), `start_ns`, `end_ns` and `timed_by` (see `trace.graph.Node`; "" is not seen to run). Edges have `kind`: "local",
-    or "wire" with `bytes` and `shape` of what was sent. `graph.graph["problems"]` says what is missing. Recorded with
-    `graph=True` only; needs networkx.
+    in), `start_ns`, `end_ns` and `timed_by` (see `trace.graph.Node`; "": not seen to run). Edges have `kind`:
+    "local", or "wire" with `bytes` and `shape` of what was sent. `graph.graph["problems"]` says what is missing.
+    Recorded with `graph=True` only; needs networkx.
     """
     try:
         import networkx

@@ -51,6 +51,8 @@ class Calls:
         self.contexts_open: dict[int, int] = {}
         self.waiting: dict[CallId, tuple[int, Any]] = {}
         """Calls without a reply: the number of the event, and the future."""
+        self.watch_tensors: Callable[[int, Sequence[torch.Tensor]], object] | None = None
+        """As in `Watchers`."""
 
     def next_id(self) -> CallId:
         return CallId(self.me, next(self.numbers))
