@@ -15,7 +15,7 @@ from dlearn.trace.graph import join_graph
 
 WORKERS = ["w0", "w1", "w2"]
 
-# Nodes on each worker, and crossings. The engine's own: counted with a C++ agent that logs itself.
+# Nodes on each worker, and crossings: as a capture by observer RPCs found them; a C++ agent counted the same crossings.
 CASES = [
     pytest.param(0, {"w0": 2, "w1": 6}, 1, id="input needs no gradient"),
     pytest.param(1, {"w0": 4, "w1": 7}, 2, id="input needs a gradient"),
@@ -126,7 +126,7 @@ def test_the_title_states_the_finding(run):
     plt.close(ax.figure)
 
 
-def test_a_large_graph_is_drawn_with_fewer_boxes(run):
+def test_a_large_graph_is_condensed_to_fewer_boxes(run):
     whole = join_graph(run.trace, 2)
     small = condense(whole)
     # w0: Sum, recv; send, Addmm (+3).  w1: send, recv; send, Tanh (+4), recv.  w2: send, Tanh (+4), recv.
