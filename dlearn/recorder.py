@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
-import multiprocessing
 import os
-import secrets
 import socket
 import sys
 import threading
@@ -23,13 +21,13 @@ from typing import Any
 
 import msgspec
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 
 import dlearn
 from dlearn.errors import TraceError
-from dlearn.hooks import collectives, ddp, rpc
+from dlearn.hooks import autograd, collectives, ddp, rpc
 from dlearn.hooks.groups import Groups
+from dlearn.hooks.job import job_of_process
 from dlearn.hooks.rpc_agent_log import AgentLog
 from dlearn.hooks.rpc_state import Watchers
 from dlearn.hooks.sockets import Sockets
@@ -54,17 +52,19 @@ def record(
     measure: Measure | None = "span",
     checksums: bool = False,
     max_bytes: int = 2 << 30,
+    graph: bool = False,
 ) -> Iterator[None]:
     """Record every message of this process into `folder`, one file per process.
 
     `measure="span"` reads the kernel's counters of bytes on the wire at both ends of the recording and of each span;
     "phase" before each operation, too, after waiting until they stand still, which changes the times. `checksums` adds
-    one to each send. `max_bytes` limits the file; what it keeps out is counted, and every result says so.
+    one to each send. `max_bytes` limits the file; what it keeps out is counted, and every result says so. `graph` adds
+    the graph of each distributed autograd context, and when each of its nodes runs.
 
     Raises TraceError if this process is being recorded already, or `folder` holds another job's trace; SetupError if
     the installed torch does not fit.
     """
-    recording = start(Path(folder), header=_own_header(), options=Options(measure, checksums, max_bytes))
+    recording = start(Path(folder), header=_own_header(), options=Options(measure, checksums, max_bytes, graph))
     try:
         yield
     finally:
@@ -158,6 +158,9 @@ class Recording:
             watchers = Watchers(
                 log.open, self._sockets.note_strangers, self.watch_rpc_sockets, self._disconnecting, self._phase
             )
+            if options.graph:
+                watchers, undo = autograd.install(self, watchers)
+                self._undo.callback(undo)
             self._undo.callback(rpc.install(self, watchers))
             if self._measure is not None:
                 self._undo.callback(self._sockets.install(self._groups.name, self.count))
@@ -351,28 +354,8 @@ def make_header(*, job: str, rank: int | None = None, name: str = "", world_size
 
 
 def _own_header() -> Header:
-    """Of a process that the user started: rank and size from the default group, or from torchrun's variables."""
-    environment = os.environ
-    if dist.is_initialized():
-        return make_header(job=_job_of_store(), rank=dist.get_rank(), world_size=dist.get_world_size())
-    if "RANK" in environment and "WORLD_SIZE" in environment:
-        meeting_point = f"{environment.get('MASTER_ADDR', '')}:{environment.get('MASTER_PORT', '')}"
-        job = f"{environment.get('TORCHELASTIC_RUN_ID', '')}@{meeting_point}"
-        return make_header(job=job, rank=int(environment["RANK"]), world_size=int(environment["WORLD_SIZE"]))
-    if multiprocessing.parent_process() is not None:
-        # Ranks that a script spawns have nothing else in common yet.
-        return make_header(job=f"children of {socket.gethostname()}-{os.getppid()}")
-    return make_header(job=f"pid {os.getpid()}")
-
-
-def _job_of_store() -> str:
-    """The name that the first recorder of this job wrote into the job's own store. Waits for nobody."""
-    store = dist.distributed_c10d._get_default_store()
-    if store is None:  # MPI's groups meet without one.
-        return f"{socket.gethostname()}-{os.getppid()}"
-    mine = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-    answer: bytes = store.compare_set("dlearn/job", "", mine)
-    return answer.decode()
+    job, rank, world_size = job_of_process()
+    return make_header(job=job, rank=rank, world_size=world_size)
 
 
 def _refuse_other_jobs(folder: Path, job: str) -> None:

@@ -19,6 +19,7 @@ from dlearn.analysis.costs import (
 )
 from dlearn.analysis.freshness import assert_fresh, assert_reduces
 from dlearn.analysis.grading import assert_traffic
+from dlearn.analysis.graph import autograd_graph
 from dlearn.analysis.hangs import Hang, hangs
 from dlearn.analysis.iteration import Iteration, iteration, iterations
 from dlearn.analysis.joining import operations
@@ -40,6 +41,7 @@ __all__ = [
     "assert_fresh",
     "assert_reduces",
     "assert_traffic",
+    "autograd_graph",
     "bandwidth",
     "bandwidths",
     "cost",

@@ -48,8 +48,8 @@ class Cluster:
     works unchanged. With `rpc=True` every rank is an RPC worker of its own name (of a number: "worker0"), on loopback
     and over TCP, so that its bytes are counted; it serves until all functions have returned.
 
-    What ranks send is recorded unless `record=False`; `measure` and `checksums` are those of `dlearn.record`. `start`
-    is "forkserver", or "spawn" where forking is unsafe (the default on macOS and Windows).
+    What ranks send is recorded unless `record=False`; `measure`, `checksums` and `graph` are those of `dlearn.record`.
+    `start` is "forkserver", or "spawn" where forking is unsafe (the default on macOS and Windows).
 
         run = Cluster(3).run(train, 10, timeout=60)
         run.results[0], run.output[0], run.trace
@@ -65,6 +65,7 @@ class Cluster:
         record: bool = True,
         measure: Measure | None = "span",
         checksums: bool = False,
+        graph: bool = False,
         start: StartMethod = DEFAULT_START,
     ) -> None:
         self.names: tuple[Name, ...] = _names(ranks)
@@ -76,7 +77,7 @@ class Cluster:
         if start not in ("forkserver", "spawn"):
             raise SetupError(f"ranks cannot be started by {start!r}; use 'forkserver' or 'spawn'.")
         self.backend, self.init, self.rpc = backend, init, rpc
-        options = Options(measure, checksums)
+        options = Options(measure, checksums, graph=graph)
         self.record = options if record else None
         self._start: StartMethod = start
         self._inside_with = False

@@ -1,9 +1,10 @@
 """A trace as a picture: every function takes a Trace and returns matplotlib Axes. Nothing here counts or prints."""
 
+from dlearn.draw.autograd import autograd
 from dlearn.draw.costs import costs
 from dlearn.draw.save import save
 from dlearn.draw.sequence import sequence
 from dlearn.draw.timeline import timeline
 from dlearn.draw.traffic import traffic
 
-__all__ = ["costs", "save", "sequence", "timeline", "traffic"]
+__all__ = ["autograd", "costs", "save", "sequence", "timeline", "traffic"]

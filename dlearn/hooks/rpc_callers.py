@@ -94,7 +94,7 @@ def _cpp_caller(calls: Calls, name: str, original: Any) -> Any:
         result = original(to, function, *args, **kwargs)
         try:
             handed_ns = time.monotonic_ns()
-            found = list(_flatten((args, kwargs)))
+            found = list(flatten((args, kwargs)))
             tensors = [each for each in found if isinstance(each, torch.Tensor)]
             rrefs = [each for each in found if isinstance(each, PyRRef)]
             made_by = caller(sys._getframe(1))
@@ -172,11 +172,12 @@ def _tell_end(emit: Emit, number: int, future: Any) -> None:
     future.add_done_callback(done)
 
 
-def _flatten(value: Any) -> Iterator[Any]:
+def flatten(value: Any) -> Iterator[Any]:
+    """What is in lists, tuples and dicts, however deep."""
     if isinstance(value, list | tuple):
         for each in value:
-            yield from _flatten(each)
+            yield from flatten(each)
     elif isinstance(value, dict):
-        yield from _flatten(list(value.values()))
+        yield from flatten(list(value.values()))
     else:
         yield value

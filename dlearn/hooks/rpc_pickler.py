@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.rpc.internal import PythonUDF, RemoteException, _InternalRPCPickler
 
-from dlearn.hooks.rpc_callers import function_name
+from dlearn.hooks.rpc_callers import flatten, function_name
 from dlearn.hooks.rpc_state import (
     CALL,
     FETCHED,
@@ -31,6 +31,7 @@ from dlearn.trace.event import RpcArrival, RpcReply, RpcRun, RpcWindow, RRefFork
 
 def watch_pickler(calls: Calls, patches: Patches, watchers: Watchers) -> None:
     emit = calls.emit
+    calls.watch_tensors = watchers.tensors
 
     def serialize(original: Any) -> Any:
         def wrapper(self: Any, value: Any) -> tuple[bytes, list[torch.Tensor]]:
@@ -38,11 +39,13 @@ def watch_pickler(calls: Calls, patches: Patches, watchers: Watchers) -> None:
             calls.forks.pop(thread, None)
             data, tensors = original(self, value)
             try:
+                context = calls.context.get(thread, -1)
                 if isinstance(value, PythonUDF):
                     calls.function[thread] = value.func, value.args
                 else:
+                    context = calls.answering.get(thread, (None, context))[1]
                     data += _note_reply(calls, thread, value, data, tensors)
-                if watchers.tensors is not None and (context := calls.context.get(thread)) is not None:
+                if watchers.tensors is not None:
                     watchers.tensors(context, tensors)
             except Exception as error:
                 emit.failed("an RPC's data", error)
@@ -67,7 +70,7 @@ def watch_pickler(calls: Calls, patches: Patches, watchers: Watchers) -> None:
                     value = _note_request(calls, call, value, arrived_ns, context, remote=kind == REMOTE)
                 else:
                     _note_arrival(calls, call, arrived_ns, fetched=kind == FETCHED)
-                if watchers.tensors is not None and context >= 0:
+                if watchers.tensors is not None:
                     watchers.tensors(context, tensors)
             except Exception as error:
                 emit.failed("an RPC's data", error)
@@ -191,8 +194,20 @@ class _Run:
                 return future.value()
 
             return result.then(then)
+        if self._remote:
+            self._watch_value(result)
         self._end(number, thread)
         return result
+
+    def _watch_value(self, result: Any) -> None:
+        """It stays here for now; when it is fetched, nobody may know in which context it was made."""
+        watch = self._calls.watch_tensors
+        if watch is None or self._context is None:
+            return
+        try:
+            watch(self._context, [each for each in flatten(result) if isinstance(each, torch.Tensor)])
+        except Exception as error:
+            self._calls.emit.failed("a remote value", error)
 
     def _begin(self, thread: int) -> int:
         try:

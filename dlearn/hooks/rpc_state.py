@@ -51,6 +51,8 @@ class Calls:
         self.contexts_open: dict[int, int] = {}
         self.waiting: dict[CallId, tuple[int, Any, int]] = {}
         """Calls without a reply: the number of the event, the future, and who was called."""
+        self.watch_tensors: Callable[[int, Sequence[torch.Tensor]], object] | None = None
+        """As in `Watchers`."""
 
     def next_id(self) -> CallId:
         return CallId(self.me, next(self.numbers))
@@ -91,7 +93,7 @@ class Watchers(NamedTuple):
     phase: Callable[[], object] = lambda: None
     """A phase of a training iteration begins or ends: forward, backward, optimizer, cleanup."""
     tensors: Callable[[int, Sequence[torch.Tensor]], object] | None = None
-    """Tensors pass under a distributed autograd context."""
+    """Tensors pass under a distributed autograd context (-1: none, or one that only C++ knows)."""
     backward: Callable[[int, Sequence[torch.Tensor]], object] | None = None
     """A backward pass begins at these roots."""
 

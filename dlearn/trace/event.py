@@ -338,6 +338,32 @@ class RpcWindow(Event, tag="rpc window", frozen=True, kw_only=True):
     tensors: tuple[TensorInfo, ...] = ()
 
 
+class AutogradNode(Event, tag="autograd node", frozen=True, kw_only=True):
+    """A node of the graph that distributed autograd goes through in a context, as it stands in this process.
+
+    `node` numbers it here; `next` are those that it hands its gradients to. `shapes` are those of the gradients that
+    come in. `message` joins a send to the recv on another worker. `parameter`: the name of the one it collects for.
+    """
+
+    ends: ClassVar[bool] = False
+
+    context: Count
+    node: Count
+    name: str
+    shapes: tuple[tuple[Dimension, ...], ...] = ()
+    parameter: str = ""
+    message: Count | None = None
+    next: tuple[Count, ...] = ()
+
+
+class AutogradRun(Event, tag="autograd run", frozen=True, kw_only=True):
+    """A node's execution in the backward pass. A recv sends `tensors` to the worker that the value came from."""
+
+    context: Count
+    node: Count
+    tensors: tuple[TensorInfo, ...] = ()
+
+
 AnyLine = (
     Header
     | Footer
@@ -357,4 +383,6 @@ AnyLine = (
     | RpcReply
     | RpcArrival
     | RpcWindow
+    | AutogradNode
+    | AutogradRun
 )

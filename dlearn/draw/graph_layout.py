@@ -1,0 +1,141 @@
+"""Where the nodes of an autograd graph stand: a band per worker, columns in the direction of the backward pass.
+
+A gradient crosses straight up or down: its recv and its send share a column, and nothing else stands in its way. What
+leads to another worker stands in the first row of its band, the way to the parameters below. All lengths in points.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+from dlearn.trace.graph import AutogradGraph, Key
+
+Cell = tuple[int, int, int]
+"""Band, column, row."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The cell of each node, and what stands how far apart."""
+
+    cells: dict[Key, Cell]
+    bands: tuple[int, ...]
+    rows: tuple[int, ...]
+    """Of each band."""
+
+    @property
+    def columns(self) -> int:
+        return 1 + max((column for _, column, _ in self.cells.values()), default=-1)
+
+
+def lay_out(graph: AutogradGraph) -> Layout:
+    bands = tuple(sorted({node.key.rank for node in graph.nodes}))
+    board = _Board({rank: band for band, rank in enumerate(bands)})
+    following, before = _neighbours(graph)
+    to_send = {edge.src: edge.dst for edge in graph.wires}
+    waiting = {node.key: len(before[node.key]) for node in graph.nodes}
+    column = {node.key: 0 for node in graph.nodes}
+    length = _lengths(graph, following)
+    leads = _leading_to_others(graph, following)
+    ready: list[tuple[int, int, int, Key]] = []
+    for node in graph.nodes:
+        if not waiting[node.key]:
+            heappush(ready, (0, -length[node.key], 0, node.key))
+    while ready:
+        first, _, _, key = heappop(ready)
+        if key in to_send:
+            column[key] = board.cross(key, to_send[key], first)
+        elif key not in board.cells:  # A send has come with its recv.
+            column[key] = board.place(key, first, row=0 if leads[key] else 1)
+        for each in following[key]:
+            column[each] = max(column[each], column[key] + (to_send.get(key) != each))
+            waiting[each] -= 1
+            if not waiting[each]:
+                heappush(ready, (column[each], -length[each], board.cells[key][2], each))
+    rows = [
+        1 + max((row for at, _, row in board.cells.values() if at == band), default=0) for band in range(len(bands))
+    ]
+    return Layout(board.cells, bands, tuple(rows))
+
+
+class _Board:
+    def __init__(self, band: Mapping[int, int]) -> None:
+        self.cells: dict[Key, Cell] = {}
+        self._band = band
+        self._taken: set[Cell] = set()
+        self._closed: set[tuple[int, int]] = set()
+        """Bands and columns that a gradient passes from top to bottom."""
+
+    def place(self, key: Key, column: int, *, row: int) -> int:
+        band = self._band[key.rank]
+        while (band, column) in self._closed:
+            column += 1
+        while (band, column, row) in self._taken:
+            row += 1
+        self._put(key, (band, column, row))
+        return column
+
+    def cross(self, recv: Key, send: Key, column: int) -> int:
+        """Both in the first row. Going down, it passes the rows below the recv; going up, those below the send."""
+        top, bottom = sorted((self._band[recv.rank], self._band[send.rank]))
+        passed = range(top, bottom) if top != bottom else range(top, top + 1)
+        while (
+            any((band, column) in self._closed for band in range(top, bottom + 1))
+            or (bottom, column, 0) in self._taken
+            or any(at in passed and its == column for at, its, _ in self._taken)
+        ):
+            column += 1
+        self._closed.update((band, column) for band in passed)
+        self._put(recv, (self._band[recv.rank], column, 0))
+        self._put(send, (self._band[send.rank], column, 0 if top != bottom else 1))
+        return column
+
+    def _put(self, key: Key, cell: Cell) -> None:
+        self.cells[key] = cell
+        self._taken.add(cell)
+
+
+def _neighbours(graph: AutogradGraph) -> tuple[dict[Key, list[Key]], dict[Key, list[Key]]]:
+    following, before = defaultdict(list), defaultdict(list)
+    for edge in graph.edges:
+        following[edge.src].append(edge.dst)
+        before[edge.dst].append(edge.src)
+    return following, before
+
+
+def _backwards(graph: AutogradGraph, following: Mapping[Key, list[Key]]) -> Iterable[Key]:
+    """Every node after all those that follow it."""
+    done: set[Key] = set()
+    for node in graph.nodes:
+        path = [node.key]
+        while path:
+            left = [each for each in following[path[-1]] if each not in done]
+            if left:
+                path.append(left[0])
+                continue
+            key = path.pop()
+            if key not in done:
+                done.add(key)
+                yield key
+
+
+def _lengths(graph: AutogradGraph, following: Mapping[Key, list[Key]]) -> dict[Key, int]:
+    """How many nodes are still to come after each."""
+    length: dict[Key, int] = {}
+    for key in _backwards(graph, following):
+        length[key] = max((length[each] + 1 for each in following[key]), default=0)
+    return length
+
+
+def _leading_to_others(graph: AutogradGraph, following: Mapping[Key, list[Key]]) -> dict[Key, bool]:
+    """Whether a recv comes after it, or, where none does, more than the way to one parameter."""
+    recvs = {node.key for node in graph.nodes if node.short == "recv"}
+    leads: dict[Key, bool] = {}
+    for key in _backwards(graph, following):
+        several = len(following[key]) > 1
+        leads[key] = key in recvs or several or any(leads[each] for each in following[key])
+    sends = {node.key for node in graph.nodes if node.short == "send"}
+    return {key: found or key in sends for key, found in leads.items()}

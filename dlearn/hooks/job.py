@@ -1,0 +1,35 @@
+"""Which job does this process belong to? All of its processes must find the same name, and wait for nobody to do so."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import secrets
+import socket
+
+import torch.distributed as dist
+
+
+def job_of_process() -> tuple[str, int | None, int | None]:
+    """Job, rank and size of a process that the user started: from the default group, or from torchrun's variables."""
+    environment = os.environ
+    if dist.is_initialized():
+        return _job_of_store(), dist.get_rank(), dist.get_world_size()
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        meeting_point = f"{environment.get('MASTER_ADDR', '')}:{environment.get('MASTER_PORT', '')}"
+        job = f"{environment.get('TORCHELASTIC_RUN_ID', '')}@{meeting_point}"
+        return job, int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    if multiprocessing.parent_process() is not None:
+        # Ranks that a script spawns have nothing else in common yet.
+        return f"children of {socket.gethostname()}-{os.getppid()}", None, None
+    return f"pid {os.getpid()}", None, None
+
+
+def _job_of_store() -> str:
+    """The name that the first recorder of this job wrote into the job's own store. Waits for nobody."""
+    store = dist.distributed_c10d._get_default_store()
+    if store is None:  # MPI's groups meet without one.
+        return f"{socket.gethostname()}-{os.getppid()}"
+    mine = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    answer: bytes = store.compare_set("dlearn/job", "", mine)
+    return answer.decode()
