@@ -291,9 +291,11 @@ class Recording:
         if not self._under_way:
             self.count()
 
-    def stop(self) -> None:
-        """Give torch back, close the file. Idempotent."""
+    def stop(self, *, quiet: bool = False) -> None:
+        """Give torch back, close the file. Idempotent. With `quiet` what RPC still sends by itself is waited for."""
         global _active
+        if quiet:
+            self._sockets.settle()
         if _active is self:
             _active = None
         atexit.unregister(self.stop)

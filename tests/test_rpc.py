@@ -114,3 +114,13 @@ def test_a_whole_job_adds_up_to_the_counters():
         messages_sent = sum(pair.src == each.src and pair.dst == each.dst for each in messages(run.trace))
         assert abs(pair.residue_bytes) <= 4 * messages_sent
         assert pair.observer_bytes > 0
+
+
+def test_ranks_that_are_kept_stay_workers_and_each_run_is_whole():
+    with Cluster(["ps", "trainer1"], rpc=True) as cluster:
+        first, second = (cluster.run({"trainer1": rpc_jobs.train}, timeout=60) for _ in range(2))
+    assert first.results == second.results
+    assert second.trace.rpc.complete
+    assert second.trace.rpc.explained == second.trace.rpc.logged == 33  # Without setting up and shutting down.
+    assert len(iteration(second.trace).messages) == 14
+    assert all(abs(pair.residue_bytes) <= 4 * 33 for pair in reconcile(second.trace).whole.pairs)

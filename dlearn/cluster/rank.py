@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
@@ -136,6 +136,7 @@ class _Rank:
         self._control = control
         self._stores: list[Any] = []
         self._unpacker = Unpacker()
+        self._worker: AbstractContextManager[None] | None = None
 
     def serve(self, call: Call) -> bool:
         """Run one call; False when this process should end after it."""
@@ -147,11 +148,7 @@ class _Rank:
             functions, args = self._set_up(call, listener)
             function = functions[call.rank]
             me = os.getpid()
-            with (
-                rpc.worker(call.name, call.rank, call.world_size, recording, self._stores[-1])
-                if call.rpc
-                else nullcontext()
-            ):
+            with self._rpc_worker(call, recording):
                 value = function(*args) if function is not None else None
             if os.getpid() != me:
                 # The function forked, and this is the copy. Only the rank itself answers.
@@ -167,12 +164,27 @@ class _Rank:
         # The others may still need this rank's connections: leave only together.
         keep_on = self._wait_for_finish()
         if recording is not None:
-            recording.stop()
+            recording.stop(quiet=self._worker is not None)
         self._tear_down(call)
         _flush()
         with contextlib.suppress(OSError):
             self._control.send(CLOSED)
         return keep_on and call.keep
+
+    def _rpc_worker(self, call: Call, recording: Any) -> AbstractContextManager[None]:
+        """torch can set RPC up once in a process: a rank that is kept stays a worker."""
+        if not call.rpc:
+            return nullcontext()
+        if self._worker is not None:
+            if recording is not None:
+                recording.watch_rpc_sockets(opened=True)
+            return nullcontext()
+        worker = rpc.worker(call.name, call.rank, call.world_size, recording, self._stores[-1])
+        if not call.keep:
+            return worker
+        self._worker = worker
+        worker.__enter__()
+        return nullcontext()
 
     def _wait_for_finish(self) -> bool:
         try:

@@ -37,7 +37,7 @@ def install(emit: Emit, watchers: Watchers) -> Undo:
     watch_pickler(calls, patches, watchers)
     watch_windows(calls, patches, watchers)
     if _is_current_rpc_agent_set():
-        _meet(calls, _get_current_rpc_agent(), "RPC was set up before the recording began")
+        _meet(calls, _get_current_rpc_agent(), watchers.open_log())
 
     def undo() -> None:
         patches.undo()

@@ -54,6 +54,10 @@ def _received(received: int, *_: int) -> int:
     return received
 
 
+_rpc_inodes: set[int] = set()
+"""RPC's connections, for a later recording of this process."""
+
+
 class _Connection(NamedTuple):
     """A socket that is watched. `inode` tells it from a later one that gets the same number."""
 
@@ -131,8 +135,7 @@ class Sockets:
 
     def watch_rpc(self) -> bool:
         """Watch the connections that have come since then, as RPC's. True if there are any."""
-        self._rpc = self._rpc or (self._getsockopt is not None and self._look(RPC))
-        return self._rpc
+        return self._getsockopt is not None and self._look(RPC)
 
     def settle(self) -> bool:
         """Wait until the counters stand still; False if they did not in a quarter of a second."""
@@ -173,7 +176,10 @@ class Sockets:
                 continue
             self._known.add(inode)
             local, remote = ends
-            if group is None or local[1] in store_ports or remote[1] in store_ports:
+            if group == RPC:
+                _rpc_inodes.add(inode)
+            owner = RPC if inode in _rpc_inodes else group
+            if owner is None or local[1] in store_ports or remote[1] in store_ports:
                 continue
             connection = _Connection(fd, inode, ctypes.create_string_buffer(_COUNTS.size))
             if self._counted(connection, _written) is None:
@@ -183,7 +189,8 @@ class Sockets:
                 continue
             number = len(self._connections)
             self._connections.append(connection)
-            self._emit.fact(Socket(id=number, group=group, local=_text(local), remote=_text(remote)))
+            self._emit.fact(Socket(id=number, group=owner, local=_text(local), remote=_text(remote)))
+            self._rpc = self._rpc or owner == RPC
             found = True
         return found
 

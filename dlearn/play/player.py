@@ -79,7 +79,7 @@ def player(trace: Trace, *, messages: Sequence[Message] | None = None, title: st
 
 def is_control(message: Message) -> bool:
     """Whether it carries none of the program's data: what the system tells itself, or a mere "I am here"."""
-    return message.how == "inferred" or message.payload_bytes == 0
+    return message.control or (message.how != "observed" and not message.payload_bytes)
 
 
 def _notes(chosen: Sequence[Message], shown: Sequence[Message], found: Messages | None) -> list[str]:
