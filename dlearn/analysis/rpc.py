@@ -182,7 +182,9 @@ def what_is_sent(exchange: Exchange) -> str:
     """In words: "forward(float32[8, 3, 16, 16])", "gradient float32[8, 4, 16, 16]", "the autograd context ends"."""
     call = exchange.call
     if call is not None:
-        return f"{call.function}({tensor_text(call.tensors)})"
+        notes = [f"{each} arrives as a plain tensor, without its gradient" for each in call.detached]
+        notes += ["defined inside another function, so it travels by value"] if call.by_value else []
+        return f"{call.function}({tensor_text(call.tensors)})" + (f" ({'; '.join(notes)})" if notes else "")
     if exchange.kind == FORWARD:
         return _ROLES[FETCH]
     if exchange.kind == BACKWARD:

@@ -294,6 +294,8 @@ def _stuck_call(hang: Hang) -> tuple[int, End]:
 def hang_sentence(hang: Hang, trace: Trace, notes: Mapping[int, str] | None = None) -> str:
     """ "rank 0 waits for rank 1 in all_reduce #3 (quickstart.py:14); rank 1 never called it"."""
     operation = hang.operation
+    if operation.exchange is not None:
+        return rpc_hang_sentence(operation, trace)
     end = next((end for end in operation.ends if end.rank in hang.waiting), operation.ends[0])
     who = _list([trace.label(rank) for rank in hang.waiting])
     verb = "waits" if len(hang.waiting) == 1 else "wait"
@@ -303,6 +305,24 @@ def hang_sentence(hang: Hang, trace: Trace, notes: Mapping[int, str] | None = No
         more = [f"and {len(never) - _NAMES_LISTED:,} more"] if len(never) > _NAMES_LISTED else []
         return "; ".join([f"{who} {verb} for {missing} in {call_text(end)}", *never[:_NAMES_LISTED], *more])
     return f"{who} {verb} in {call_text(end)}; {why_stuck(operation, trace)}"
+
+
+def rpc_hang_sentence(operation: Operation, trace: Trace) -> str:
+    """ "trainer waits for ps in rpc_sync train_step() (train.py:14); ps is inside train_step since 7.9 s"."""
+    exchange = operation.exchange
+    assert exchange is not None
+    caller, callee = trace.label(exchange.src), trace.label(exchange.dst)
+    told = f"{caller} waits for {callee} in {call_text(operation.ends[0])}"
+    run, call = exchange.run, exchange.call
+    if run is not None and run.pending:
+        return f"{told}; {callee} is inside {run.function}"
+    if call is not None and call.failed:
+        return f"{told}; it failed: {call.error}"
+    if run is not None:
+        return f"{told}; {callee} has run it, and no reply has come"
+    if exchange.received_ns is not None:
+        return f"{told}; {callee} has it and has not begun"
+    return f"{told}; it has not arrived there"
 
 
 def _never(

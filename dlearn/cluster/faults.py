@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ _BROKEN_CONNECTION = (
     "Broken pipe",
     "Timed out waiting",
     "DistNetworkError",
+    "EOF: end of file (this error originated at tensorpipe",
 )
 """What gloo and the store say on the ranks that were left behind. Never the cause."""
 
@@ -44,7 +46,7 @@ def rank_error(
     if isinstance(outcome, Ended):
         return _hang(names, outcomes, run, trace, timeout, around)
     if isinstance(outcome, Raised) and len(names) > 1 and _all_the_same(outcomes):
-        what = f"all {len(names)} ranks failed: {outcome.type}: {outcome.message}"
+        what = f"all {len(names)} ranks failed: {_told(outcome)}"
     else:
         what = f"{_who(names[first])} {_what(outcome)}"
         others = [_then(names[index], index, outcomes[index], trace) for index in failed if index != first]
@@ -56,7 +58,7 @@ def rank_error(
         aborted = isinstance(outcome, Died) and outcome.signal_name == "SIGABRT"
         told = [each for each in hangs(trace) if _is_broken(outcome) or (aborted and each.operation.problem)]
         what += "".join(f"\n{sentence}." for sentence in hang_sentences(told, trace))
-    details = outcome.traceback if isinstance(outcome, Raised) else ""
+    details = _without_wall(outcome.traceback) if isinstance(outcome, Raised) else ""
     return RankError(rank=names[first], what=what, hint=_hint(outcome, run), details=details, run=run)
 
 
@@ -83,7 +85,7 @@ def _all_the_same(outcomes: Sequence[Outcome]) -> bool:
 def _what(outcome: Outcome) -> str:
     match outcome:
         case Raised():
-            return f"failed first: {outcome.type}: {outcome.message}"
+            return f"failed first: {_told(outcome)}"
         case Died() if outcome.signal_name == "SIGABRT":
             return f"aborted in C++ (SIGABRT). Its last line: {outcome.last_line}"
         case Died() if outcome.signal_name:
@@ -95,11 +97,32 @@ def _what(outcome: Outcome) -> str:
     return ""
 
 
+_REMOTE = re.compile(r"On WorkerInfo\(id=\d+, name=(\S+)\):\n(.*?)\nTraceback", re.DOTALL)
+"""What torch says of an exception that another worker raised: a wall, and who and what is in its midst."""
+
+
+_WALL = re.compile(r"\n+(?:At:|Exception raised from)")
+
+
+def _told(outcome: Raised) -> str:
+    """Class and message, without the stacks that torch's RPC puts into it."""
+    remote = list(_REMOTE.finditer(outcome.message))
+    if remote:
+        last = remote[-1]
+        return f"{last[2]}, raised on {last[1]} in a call by RPC"
+    return f"{outcome.type}: {_without_wall(outcome.message)}"
+
+
+def _without_wall(text: str) -> str:
+    """Less the frames of C++ and of torch's own Python."""
+    return _WALL.split(text)[0]
+
+
 def _then(name: int | str, index: int, outcome: Outcome, trace: Trace | None) -> str:
     match outcome:
         case Raised():
-            line = next(iter(outcome.message.splitlines()), "")
-            return f"{_who(name)}: {outcome.type}: {line[:200]}"
+            line = next(iter(_told(outcome).splitlines()), "")
+            return f"{_who(name)}: {line[:200]}"
         case Died():
             return f"{_who(name)} {_what(outcome)}"
     where = whereabouts(trace, index) if trace is not None else ""

@@ -132,7 +132,7 @@ def _call_facts(function: Any, arguments: tuple[Any, ...], tensors: Sequence[tor
         "needs_grad": any(each.requires_grad for each in tensors),
         "by_value": "<locals>" in getattr(function, "__qualname__", ""),
         "detached": tuple(
-            f"{type(each).__name__}{list(each.shape)}" for each in tensors if isinstance(each, torch.nn.Parameter)
+            f"Parameter{list(each.shape)}" for each in flatten(arguments) if isinstance(each, torch.nn.Parameter)
         ),
         "observer": observing_now(),
         "site": made_by.site,

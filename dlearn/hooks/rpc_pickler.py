@@ -41,7 +41,7 @@ def watch_pickler(calls: Calls, patches: Patches, watchers: Watchers) -> None:
             try:
                 context = calls.context.get(thread, -1)
                 if isinstance(value, PythonUDF):
-                    calls.function[thread] = value.func, value.args
+                    calls.function[thread] = value.func, (*value.args, *value.kwargs.values())
                 else:
                     context = calls.answering.get(thread, (None, context))[1]
                     data += _note_reply(calls, thread, value, data, tensors)

@@ -102,7 +102,15 @@ def join_rpc(processes: Sequence[Process], events: Sequence[Event]) -> Rpc:
     if not known.by_id:
         return Rpc()
     found, problems = requests(processes, known)
-    return Rpc(tuple(join(seen(events, known), found, known)), len(found), tuple(problems))
+    exchanges = join(seen(events, known), found, known)
+    lost = sum(each.request is None for each in exchanges)
+    if lost and not problems:
+        torch = sorted({process.header.torch for process in processes})
+        problems.append(
+            f"{lost:,} of {len(exchanges):,} calls do not stand in the agents' logs as torch {', '.join(torch)} writes"
+            " them: what else was sent is not known"
+        )
+    return Rpc(tuple(exchanges), len(found), tuple(problems))
 
 
 def kind_of_reply(exchange: Exchange) -> str:

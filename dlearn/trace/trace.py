@@ -261,7 +261,7 @@ def _assign_ranks(
 
 def _worker_name(file: ProcessFile) -> str:
     """A process that uses RPC goes by its name there."""
-    return file.worker.name if file.worker is not None and file.header.rank is None else ""
+    return file.worker.name if file.worker is not None else ""
 
 
 def _own_rank(file: ProcessFile) -> int | None:

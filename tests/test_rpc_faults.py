@@ -1,0 +1,199 @@
+"""RPC that fails: one clear sentence, the trace so far, and nobody left behind."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed.rpc as rpc
+
+from dlearn import Cluster, Trace, explain, messages
+from dlearn.errors import RankError
+from dlearn.trace.agent_log import log_path
+
+
+class Unpicklable(Exception):
+    def __init__(self):
+        super().__init__("no")
+
+    def __reduce__(self):
+        raise TypeError("this cannot be pickled")
+
+
+def die():
+    os._exit(3)
+
+
+def sleep_long():
+    time.sleep(1000)
+
+
+def raise_unpicklable():
+    raise Unpicklable
+
+
+def return_unpicklable():
+    return Unpicklable()
+
+
+def divide(x):
+    return 1 // x
+
+
+def shape_of(x):
+    return tuple(x.shape)
+
+
+def call(function, *args):
+    return rpc.rpc_sync("ps", function, args)
+
+
+def run(*args, timeout=60, **options):
+    return Cluster(["ps", "trainer"], rpc=True).run({"trainer": call}, *args, timeout=timeout, **options)
+
+
+def failed(*args, timeout=60):
+    with pytest.raises(RankError) as caught:
+        run(*args, timeout=timeout)
+    return caught.value
+
+
+def calls_of(trace):
+    return [
+        each.what for each in messages(trace) if each.how == "observed" and "_to_" not in each.what and each.src == 1
+    ]
+
+
+def test_a_worker_that_dies_in_a_call_is_named_and_the_call_is_kept():
+    error = failed(die)
+    assert error.what.startswith("ps died: it exited with code 3")
+    assert calls_of(error.run.trace) == ["die()"]
+
+
+def test_a_call_that_never_returns_tells_who_waits_for_whom_in_what():
+    error = failed(sleep_long, timeout=4)
+    assert "trainer waits for ps in rpc_sync sleep_long() (tests/test_rpc_faults.py:" in error.what
+    assert "ps is inside sleep_long" in error.what
+
+
+def test_an_exception_of_the_callee_is_told_without_its_walls():
+    assert failed(divide, 0).what.startswith(
+        "trainer failed first: ZeroDivisionError('integer division or modulo by zero'), raised on ps in a call by RPC"
+    )
+    trace = failed(divide, 0).run.trace
+    assert any(each.what == "ZeroDivisionError, raised by divide" for each in messages(trace))
+
+
+@pytest.mark.parametrize("function", [raise_unpicklable, return_unpicklable])
+def test_what_cannot_be_pickled_is_a_clear_error(function):
+    error = failed(function)
+    assert len(error.what) < 400
+    assert calls_of(error.run.trace) == [f"{function.__name__}()"]
+
+
+def test_a_device_that_rpc_refuses():
+    error = failed(shape_of, torch.empty(3, device="meta"))
+    assert "TensorPipe RPC backend only supports CPU tensors by default" in error.what
+
+
+def test_a_parameter_loses_its_gradient_and_the_record_says_so():
+    done = run(shape_of, torch.nn.Parameter(torch.ones(3)))
+    (sent,) = calls_of(done.trace)
+    assert sent.endswith("(Parameter[3] arrives as a plain tensor, without its gradient)")
+
+
+def test_sparse_and_empty_tensors_are_counted():
+    sparse = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (10,), check_invariants=True)
+    for tensor, size in ((sparse, 2 * 8 + 2 * 4), (torch.empty(0, 4), 0)):
+        done = run(shape_of, tensor)
+        assert done.results["trainer"] == tuple(tensor.shape)
+        (message,) = [each for each in messages(done.trace) if each.what.startswith("shape_of")]
+        assert sum(each.payload_bytes for each in message.tensors) == size
+
+
+def test_what_is_defined_inside_a_function_travels_by_value():
+    def nested():
+        def inner(x):
+            return x + 1
+
+        return rpc.rpc_sync("ps", inner, (1,))
+
+    done = Cluster(["ps", "trainer"], rpc=True).run({"trainer": nested}, timeout=60)
+    assert done.results["trainer"] == 2
+    assert any("so it travels by value" in each for each in calls_of(done.trace))
+
+
+def test_a_log_that_cannot_be_read_is_said_and_calls_are_kept():
+    done = run(divide, 1)
+    for process in done.trace.processes:
+        path = log_path(process.path)
+        path.write_bytes(path.read_bytes().replace(b"is sending request", b"dispatches request"))
+    trace = Trace.load(done.folder / "trace")
+    assert not trace.rpc.complete
+    assert "RPC: " in str(explain(trace))
+    assert "incomplete: " in str(explain(trace))
+    assert calls_of(trace) == calls_of(done.trace)
+
+
+def test_rpc_listens_on_loopback_only():
+    def listening():
+        return [each.laddr.ip for each in psutil.Process().net_connections("tcp") if each.status == psutil.CONN_LISTEN]
+
+    done = Cluster(["ps", "trainer"], rpc=True).run(listening, timeout=60)
+    for addresses in done.results.values():
+        assert addresses
+        assert set(addresses) <= {"127.0.0.1", "::1"}
+
+
+SCRIPT = """
+import os, sys
+import torch, torch.distributed.rpc as rpc
+import dlearn
+
+def double(x):
+    return 2 * x
+
+rank = int(os.environ["RANK"])
+with dlearn.record("trace"):
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+    if rank == 1:
+        print("mine, from Python", file=sys.stderr)
+        os.write(2, b"[V no log line, without an end")
+        rpc.rpc_sync("worker0", double, (torch.ones(4),))
+        os.write(2, b", and here it is\\n")
+        os.system("echo from a child >&2")
+    rpc.shutdown()
+print("after the recording", file=sys.stderr)
+"""
+
+
+def test_a_script_of_the_users_own_is_recorded_and_keeps_its_stderr(tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2", "PYTHONWARNINGS": "ignore"}
+    here = {**os.environ, **shared, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT], cwd=tmp_path, env={**here, "RANK": str(rank)}, stderr=subprocess.PIPE
+        )
+        for rank in range(2)
+    ]
+    told = [job.communicate(timeout=60)[1].decode() for job in jobs]
+    assert told[0] == "after the recording\n"
+    assert told[1].splitlines() == [
+        "mine, from Python",
+        "[V no log line, without an end, and here it is",
+        "from a child",
+        "after the recording",
+    ]
+    trace = Trace.load(tmp_path / "trace")
+    assert trace.rpc.complete
+    assert trace.rpc.explained == trace.rpc.logged == 5
+    assert "RPC's own transports on one host go past the sockets" in str(explain(trace))
+    assert [trace.label(rank) for rank in trace.ranks] == ["worker0", "worker1"]
