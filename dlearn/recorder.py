@@ -170,10 +170,10 @@ class Recording:
             raise
 
     def event(self, kind: type[Event], /, **facts: Any) -> int:
-        thread = threading.current_thread()
-        spans = self._open_spans.get(thread.ident or 0) or self._open_spans[self._owner]
+        thread = threading.get_ident()
+        spans = self._open_spans.get(thread) or self._open_spans[self._owner]
         if kind is PointToPoint:
-            facts |= self._steps.get(thread.ident or 0, {})
+            facts |= self._steps.get(thread, {})
         watched = self._measure == "phase" and kind in (Collective, PointToPoint)
         if watched and not self._under_way.intersection(spans):
             self._count_before_operation()
@@ -181,7 +181,7 @@ class Recording:
         number = next(self._numbers)
         if watched:
             self._under_way.add(number)
-        name = "" if thread.ident == self._owner else thread.name
+        name = "" if thread == self._owner else threading.current_thread().name
         found = {"start_ns": now, "parent": spans[-1] if spans else None, "thread": name}
         self._writer.write(kind(number=number, **(found | facts)))
         return number

@@ -21,7 +21,7 @@ from dlearn.cluster.launch import RankProcess, StartMethod, start_rank
 from dlearn.cluster.output import OutputStreams, ProgressLine
 from dlearn.cluster.rank import FINISH, STACK_SIGNAL, Call, Raised, Returned, stack_file
 from dlearn.errors import SetupError
-from dlearn.trace.agent_log import SUFFIX
+from dlearn.trace.agent_log import PAUSE_SECONDS, SUFFIX
 
 GRACE_SECONDS = 0.5
 """After one rank has failed: how long the others may take to notice, before they are ended."""
@@ -172,6 +172,9 @@ class Crew:
                 progress.update(f"dlearn: {running} of {len(outcomes)} ranks at work")
                 if deadline is not None and time.monotonic() >= deadline:
                     break
+                if streams.logging and running:
+                    # Each of its lines would wake this process up, and take the ranks' time.
+                    time.sleep(PAUSE_SECONDS)
         stacks = self._ask_for_stacks(calls, [rank for rank, outcome in enumerate(outcomes) if outcome is None])
         return [outcome or Ended(stacks.get(rank, ())) for rank, outcome in enumerate(outcomes)]
 

@@ -27,6 +27,7 @@ from typing import Any, Literal
 
 from dlearn.cluster.rank import main as rank_main
 from dlearn.errors import SetupError
+from dlearn.trace.agent_log import widen
 
 StartMethod = Literal["forkserver", "spawn"]
 
@@ -113,6 +114,7 @@ def start_rank(start: StartMethod) -> RankProcess:
     control, their_control = context.Pipe()
     their_alive, alive = context.Pipe(duplex=False)
     output, their_output = context.Pipe(duplex=False)
+    widen(output.fileno())
     arguments = (their_control, their_alive, their_output)
     if start == "forkserver":
         _ensure_running()

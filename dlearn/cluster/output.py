@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dlearn.trace.agent_log import Filter
+from dlearn.trace.agent_log import PIPE_BYTES, Filter
 
 
 class OutputStreams:
@@ -35,7 +35,7 @@ class OutputStreams:
     def read(self, index: int, pipe: Connection) -> bool:
         """Take what is there now; False at the end of the stream."""
         try:
-            data = os.read(pipe.fileno(), 1 << 16)
+            data = os.read(pipe.fileno(), PIPE_BYTES)
         except OSError:
             data = b""
         if not data:
@@ -66,6 +66,11 @@ class OutputStreams:
             self._to_show.clear()
             encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
             print(text.encode(encoding, "replace").decode(encoding), flush=True)
+
+    @property
+    def logging(self) -> bool:
+        """Whether an RPC agent writes its log."""
+        return bool(self._logs)
 
     @property
     def waiting(self) -> bool:

@@ -66,6 +66,7 @@ class AgentLog:
     def _redirect(self, path: Path) -> None:
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         reader, writer = os.pipe()
+        agent_log.widen(writer)
         try:
             self._filter = subprocess.Popen(
                 [sys.executable, "-I", "-S", agent_log.__file__, str(log), str(self._before)],

@@ -17,6 +17,7 @@ from dlearn.hooks.rpc_state import (
     REMOTE,
     REPLY,
     TRAILER,
+    Answer,
     CallId,
     Calls,
     Patches,
@@ -37,7 +38,13 @@ def watch_pickler(calls: Calls, patches: Patches, watchers: Watchers) -> None:
         def wrapper(self: Any, value: Any) -> tuple[bytes, list[torch.Tensor]]:
             thread = this_thread()
             calls.forks.pop(thread, None)
-            data, tensors = original(self, value)
+            try:
+                data, tensors = original(self, value)
+            except BaseException:
+                answer = calls.answering.pop(thread, None)
+                if answer is not None and answer.run is not None:
+                    emit.end(answer.run, by="return")
+                raise
             try:
                 context = calls.context.get(thread, -1)
                 if isinstance(value, PythonUDF):
@@ -129,16 +136,19 @@ def _came_from(calls: Calls, call: CallId, kind: bytes) -> int | None:
 
 def _note_reply(calls: Calls, thread: int, value: Any, data: bytes, tensors: Sequence[torch.Tensor]) -> bytes:
     """The result of the call that this thread has just run, or else a value that somebody fetches."""
-    call, context = calls.answering.pop(thread, (None, -1))
-    fetched = call is None
-    if call is None:
-        call, context = calls.next_id(), calls.context.get(thread, -1)
+    answer = calls.answering.pop(thread, None)
+    fetched = answer is None
+    if answer is None:
+        answer = Answer(calls.next_id(), calls.context.get(thread, -1))
+    call, context = answer.call, answer.context
     trailer = TRAILER.pack(FETCHED if fetched else REPLY, call.caller, call.number, context, MAGIC)
     calls.emit.event(
         RpcReply,
         caller=call.caller,
         call=call.number,
         fetched=fetched,
+        run=answer.run,
+        returned_ns=answer.returned_ns,
         tensors=describe_all(tensors),
         pickled_bytes=len(data),
         observer_bytes=len(trailer),
@@ -151,15 +161,16 @@ def _note_reply(calls: Calls, thread: int, value: Any, data: bytes, tensors: Seq
 
 
 def _note_arrival(calls: Calls, call: CallId, arrived_ns: int, *, fetched: bool) -> None:
+    if fetched:
+        calls.emit.event(RpcArrival, caller=call.caller, call=call.number, start_ns=arrived_ns)
     known = calls.waiting.pop(call, None)
-    calls.emit.event(RpcArrival, caller=call.caller, call=call.number, fetched=fetched, start_ns=arrived_ns)
     if known is not None:
         calls.emit.end(known[0], by="reply")
 
 
 def _note_request(calls: Calls, call: CallId, value: Any, arrived_ns: int, context: int, *, remote: bool) -> Any:
     if not isinstance(value, PythonUDF):  # The function is not known here: torch answers with the error.
-        calls.answering[this_thread()] = call, context
+        calls.answering[this_thread()] = Answer(call, context)
         return value
     run = _Run(calls, call, value, arrived_ns, context if context >= 0 else None, remote)
     return PythonUDF(run, value.args, value.kwargs)
@@ -230,9 +241,13 @@ class _Run:
             return -1
 
     def _end(self, number: int, thread: int, error: str = "") -> None:
+        calls = self._calls
+        calls.context.pop(thread, None)
         if number >= 0:
-            self._calls.emit.leave(number)
-            self._calls.emit.end(number, by="return", error=error)
-        self._calls.context.pop(thread, None)
+            calls.emit.leave(number)
+        if self._remote or error:
+            calls.emit.end(number, by="return", error=error)
         if not self._remote:
-            self._calls.answering[thread] = self._call, -1 if self._context is None else self._context
+            context = -1 if self._context is None else self._context
+            run = number if number >= 0 and not error else None
+            calls.answering[thread] = Answer(self._call, context, run, time.monotonic_ns())

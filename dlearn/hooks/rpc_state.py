@@ -32,6 +32,15 @@ class CallId(NamedTuple):
     number: int
 
 
+class Answer(NamedTuple):
+    """A call that has been run: its context (-1: none), and the event of the run with its end, if there is one."""
+
+    call: CallId
+    context: int
+    run: int | None = None
+    returned_ns: int | None = None
+
+
 class Calls:
     """What has to be remembered between two moments of a call. Keyed by thread where a thread carries it over."""
 
@@ -44,8 +53,8 @@ class Calls:
         """The function and arguments that this thread has just packed."""
         self.forks: dict[int, list[RRefFork]] = {}
         """The RRefs that this thread is packing."""
-        self.answering: dict[int, tuple[CallId, int]] = {}
-        """The call whose result this thread will pack next, and its context (-1: none)."""
+        self.answering: dict[int, Answer] = {}
+        """The call whose result this thread will pack next."""
         self.context: dict[int, int] = {}
         """The distributed autograd context of each thread."""
         self.contexts_open: dict[int, int] = {}

@@ -14,12 +14,17 @@ import sys
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 SUFFIX = ".agent.log"
 """`<host>-<pid>.agent.log` stands beside `<host>-<pid>.jsonl`."""
+
+PIPE_BYTES = 1 << 20
+PAUSE_SECONDS = 0.02
+"""Between two looks into the pipe, which holds some thousand calls' lines: to wake up for each would slow the job."""
 
 LONGEST_LINE = 4096
 """A pipe keeps what is written in one go together up to this size; the agent's lines are about 130 bytes long."""
@@ -140,6 +145,14 @@ def _distance(moments: Sequence[int], at_ns: int) -> int:
     return min((abs(at_ns - each) for each in moments), default=0)
 
 
+def widen(pipe: int) -> None:
+    """Make room in a pipe for what comes between two looks; where the system allows no more, it stays as it is."""
+    with suppress(OSError, AttributeError):
+        import fcntl
+
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+
 def log_path(trace_file: Path) -> Path:
     """Where the agent's log of this process stands."""
     return trace_file.with_name(trace_file.stem + SUFFIX)
@@ -147,9 +160,13 @@ def log_path(trace_file: Path) -> Path:
 
 def copy(source: int, out: int, log: int, *, shown: int) -> None:
     """Read `source` to its end; log lines into `log`, the rest into `out` (all are file descriptors)."""
-    sieve = Filter(lambda line: os.write(log, line), shown=shown)
-    while data := os.read(source, 1 << 16):
+    kept: list[bytes] = []
+    sieve = Filter(kept.append, shown=shown)
+    while data := os.read(source, PIPE_BYTES):
         _write(out, sieve.feed(data))
+        _write(log, b"".join(kept))
+        kept.clear()
+        time.sleep(PAUSE_SECONDS)
     _write(out, sieve.rest())
 
 

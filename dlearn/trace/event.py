@@ -300,6 +300,9 @@ class RpcReply(Event, tag="rpc reply", frozen=True, kw_only=True):
     caller: Count
     call: Count
     fetched: bool = False
+    run: Count | None = None
+    """The event of the run, which ended at `returned_ns`: it has no end of its own."""
+    returned_ns: Nanoseconds | None = None
     tensors: tuple[TensorInfo, ...] = ()
     pickled_bytes: Count
     observer_bytes: Count = 0
@@ -311,13 +314,12 @@ class RpcReply(Event, tag="rpc reply", frozen=True, kw_only=True):
 
 
 class RpcArrival(Event, tag="rpc arrival", frozen=True, kw_only=True):
-    """A reply, or a fetched value, has come here; `caller` and `call` as in its `RpcReply`."""
+    """A fetched value has come here; `caller` and `call` as in its `RpcReply`. A reply's is the end of its call."""
 
     ends: ClassVar[bool] = False
 
     caller: Count
     call: Count
-    fetched: bool = False
 
 
 class RpcWindow(Event, tag="rpc window", frozen=True, kw_only=True):

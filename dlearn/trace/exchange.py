@@ -93,7 +93,9 @@ class Exchange:
     def reply_received_ns(self) -> int | None:
         if self.request is not None and self.request.answered_ns is not None:
             return self.request.answered_ns
-        return self.arrival.start_ns if self.arrival is not None else None
+        if self.arrival is not None:
+            return self.arrival.start_ns
+        return self.call.end_ns if self.call is not None and self.call.ended_by == "reply" else None
 
 
 @dataclass

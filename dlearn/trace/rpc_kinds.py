@@ -172,7 +172,6 @@ def _python_calls(saw: Seen, board: Board, known: Workers) -> list[Exchange]:
             call=call,
             run=saw.runs.get((call.rank, call.call)),
             reply=saw.replies.get((call.rank, call.call)),
-            arrival=saw.arrivals.get((call.rank, call.call)),
             cause=call,
             context=call.context,
         )
@@ -188,13 +187,13 @@ _IMPOSSIBLE_NS = 10**12
 
 def _misfit(exchange: Exchange, request: Request) -> int:
     """How far what Python saw at both ends is from what the log says of this request; a wrong order counts most."""
-    run, reply, arrival, call = exchange.run, exchange.reply, exchange.arrival, exchange.call
+    run, reply, call = exchange.run, exchange.reply, exchange.call
     steps = (
         (call.start_ns if call is not None else None, request.sending_ns),
         (request.running_ns or request.received_ns, run.arrived_ns if run is not None else None),
         (run.end_ns if run is not None else None, request.ran_ns),
         (reply.start_ns if reply is not None else None, request.replying_ns),
-        (request.answered_ns, arrival.start_ns if arrival is not None else call.end_ns if call is not None else None),
+        (request.answered_ns, call.end_ns if call is not None else None),
     )
     gaps = [later - earlier for earlier, later in steps if earlier is not None and later is not None]
     return sum(gap if gap >= 0 else _IMPOSSIBLE_NS for gap in gaps)
@@ -298,10 +297,18 @@ def _cleanups(saw: Seen, board: Board, exchanges: Sequence[Exchange]) -> list[Ex
                 candidates = board.within(rank, first_ns, last_ns, dst)
                 if not candidates:
                     continue
-                exchange = exchange_of(board.take(candidates[0]), CLEANUP, "window" if rank == window.rank else "rule")
+                request = max(candidates, key=partial(_passed_on, board, met[dst, window.context]))
+                exchange = exchange_of(board.take(request), CLEANUP, "window" if rank == window.rank else "rule")
                 exchange.cause, exchange.context = window, window.context
                 found.append(exchange)
                 came = exchange.request.received_ns if exchange.request is not None else None
                 if came is not None:
                     heappush(waves, (came, exchange.reply_sent_ns or 2**62, dst))
     return found
+
+
+def _passed_on(board: Board, peers: set[int], request: Request) -> int:
+    """To how many of the receiver's peers it sends something while it works on this request."""
+    if request.received_ns is None:
+        return 0
+    return sum(bool(board.within(request.dst, request.received_ns, request.replying_ns, peer)) for peer in peers)

@@ -77,13 +77,12 @@ class _Causes:
     def __init__(self, exchanges: Sequence[Exchange]) -> None:
         self._spans: dict[int, list[tuple[int, int, Exchange]]] = defaultdict(list)
         for exchange in exchanges:
-            run, arrival, request = exchange.run, exchange.arrival, exchange.request
+            run, call, request = exchange.run, exchange.call, exchange.request
             if run is not None:
                 self._spans[run.rank].append((run.arrived_ns, run.start_ns, exchange))
-            if arrival is not None:
-                known = exchange.call.end_ns if exchange.call is not None else None
-                first = request.answered_ns if request is not None and request.answered_ns else arrival.start_ns
-                self._spans[arrival.rank].append((min(first, arrival.start_ns), known or 2**62, exchange))
+            if call is not None and call.ended_by == "reply" and call.end_ns is not None:
+                first = request.answered_ns if request is not None and request.answered_ns else call.handed_ns
+                self._spans[call.rank].append((first, call.end_ns, exchange))
 
     def of(self, window: RpcWindow) -> tuple[RpcWindow | RpcCall, int | None]:
         around = [each for each in self._spans[window.rank] if each[0] <= window.start_ns <= each[1]]

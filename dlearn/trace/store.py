@@ -28,6 +28,7 @@ from dlearn.trace.event import (
     Line,
     NotMeasured,
     PointToPoint,
+    RpcReply,
     Socket,
     Worker,
 )
@@ -263,6 +264,8 @@ def _take(file: ProcessFile, line: AnyLine) -> None:
             if line.end_ns is not None and line.end_ns < line.start_ns:
                 raise ValueError(f"event {line.number} ends before it starts")
             file.events[line.number] = line
+            if isinstance(line, RpcReply) and line.run is not None and line.returned_ns is not None:
+                _end(file, End(event=line.run, by="return", at_ns=line.returned_ns))
 
 
 def _check_group(group: GroupFact) -> None:
