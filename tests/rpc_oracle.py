@@ -8,6 +8,8 @@ import importlib.util
 import os
 import re
 import shutil
+import sys
+import sysconfig
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +41,8 @@ def build() -> Path:
     """The compiled agent, from a folder named after torch's version and the source. Skips where it cannot be built."""
     if shutil.which("g++") is None:
         pytest.skip("the C++ oracle needs g++")
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        pytest.skip("the C++ oracle needs Python's headers (Debian: python3-dev)")
     digest = hashlib.sha256(SOURCE.read_bytes() + " ".join(FLAGS).encode()).hexdigest()[:12]
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
     folder = cache / "dlearn" / f"{torch.__version__}-{digest}"
@@ -50,6 +54,8 @@ def build() -> Path:
             from torch.utils import cpp_extension
 
             os.environ.setdefault("MAX_JOBS", "2")
+            # Where nothing is activated, ninja stands beside this Python.
+            os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
             cpp_extension.load(NAME, [str(SOURCE)], extra_cflags=FLAGS, build_directory=str(folder))
     return library
 

@@ -12,7 +12,7 @@ from dlearn.cli import main
 from dlearn.trace.trace import Trace
 
 PICTURES = {f"{name}.{ending}" for name in ("timeline", "traffic", "sequence") for ending in ("svg", "png")}
-FILES = {"explanation.txt", "messages.csv"} | PICTURES
+FILES = {"explanation.txt", "messages.csv", "server.txt", "server-player.html"} | PICTURES
 
 
 def dlearn(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -32,6 +32,7 @@ def test_demo_trains_explains_and_draws(tmp_path):
     assert accuracies(done.stdout)[0] < 30 < 85 < accuracies(done.stdout)[1]
     # 4/3 of 27,990 parameters of 4 bytes.
     assert "In step 79 every rank sends 149,280 B of payload" in done.stdout
+    assert "Iteration 4: 28 messages, 14 for each of 2. 4 of 14 carry what was asked for:" in done.stdout
     out = tmp_path / "out"
     assert {path.name for path in out.iterdir()} == FILES | {"mine.txt"}
     assert all(path.stat().st_size > 0 for path in out.iterdir())
@@ -39,8 +40,8 @@ def test_demo_trains_explains_and_draws(tmp_path):
     assert (out / "mine.txt").read_text() == "stays"
     assert (out / "explanation.txt").read_text().strip() in done.stdout
     check_messages(out / "messages.csv")
-    [folder] = (tmp_path / ".dlearn" / "runs").iterdir()
-    assert len(Trace.load(folder / "trace").ranks) == 3
+    traces = [Trace.load(folder / "trace") for folder in sorted((tmp_path / ".dlearn" / "runs").iterdir())]
+    assert [len(trace.ranks) for trace in traces] == [3, 3]
 
 
 def accuracies(text: str) -> list[float]:

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "cluster": {"trace", "hooks", "analysis", "recorder", "collectives"},
     "draw": {"trace", "analysis"},
     "play": {"trace", "analysis", "draw"},
-    "lessons": {"trace", "analysis", "draw", "cluster", "recorder", "collectives"},
+    "lessons": {"trace", "analysis", "draw", "play", "cluster", "recorder", "collectives"},
     "cli": {"trace", "analysis", "draw", "cluster", "recorder", "lessons"},
 }
 MAY_IMPORT_HEAVY = {

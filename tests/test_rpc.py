@@ -4,8 +4,10 @@ from collections import Counter
 
 import pytest
 import rpc_jobs
+import torch
+import torch.distributed.rpc as rpc
 
-from dlearn import Cluster, explain, messages
+from dlearn import Cluster, explain, messages, span
 from dlearn.analysis import iteration, iterations, reconcile
 
 WORKERS = ["ps", "trainer1", "trainer2"]
@@ -124,3 +126,37 @@ def test_ranks_that_are_kept_stay_workers_and_each_run_is_whole():
     assert second.trace.rpc.explained == second.trace.rpc.logged == 33  # Without setting up and shutting down.
     assert len(iteration(second.trace).messages) == 14
     assert all(abs(pair.residue_bytes) <= 4 * 33 for pair in reconcile(second.trace).whole.pairs)
+
+
+def ignore(*tensors):
+    return None
+
+
+SHAPES = {
+    "one value": lambda: [torch.ones(4)],
+    "many dimensions": lambda: [torch.ones(2, 3, 4, 5, 6)],
+    "large": lambda: [torch.ones(1000, 100)],
+    "expanded": lambda: [torch.ones(1).expand(100)],
+    "a small part": lambda: [torch.ones(10_000)[:10]],
+    "most of it": lambda: [torch.ones(100)[:60]],
+    "transposed": lambda: [torch.ones(5, 300).t()],
+    "other type": lambda: [torch.ones(4, dtype=torch.float64)],
+    "empty": lambda: [torch.empty(0)],
+    "two": lambda: [torch.ones(4), torch.ones(4, 4)],
+    "four": lambda: [torch.ones(2, 2) for _ in range(4)],
+    "whole numbers": lambda: [torch.arange(128), torch.arange(16)],
+}
+
+
+def send_shapes():
+    rpc.rpc_sync("ps", ignore)
+    for name, make in SHAPES.items():
+        with span(name):
+            rpc.rpc_sync("ps", ignore, tuple(make()))
+
+
+def test_tensors_of_all_shapes_are_predicted_within_four_bytes():
+    run = Cluster(["ps", "trainer"], rpc=True, measure="phase").run({"trainer": send_shapes}, timeout=60)
+    parts = {part.what: part for part in reconcile(run.trace).parts if part.what in SHAPES}
+    residues = {name: sum(pair.residue_bytes for pair in parts[name].pairs if pair.src == 1) for name in SHAPES}
+    assert {name: residue for name, residue in residues.items() if abs(residue) > 4} == {}

@@ -184,7 +184,9 @@ def _enter_rpc(ledger: Ledger, operation: Operation) -> None:
             f"{message.op} #{operation.seq}",
             Counter({edge: message.payload_bytes}),
             Counter({edge: size or 0}),
-            "" if size is not None else f"how C++ packs a {message.op} with such arguments is not known here",
+            ""
+            if size is not None
+            else f"how C++ packs a {message.op} with such arguments or tensors is not known here",
             Counter({edge: message.observer_bytes}),
         )
         meter = ledger.meters.get(message.src)

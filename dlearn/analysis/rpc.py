@@ -293,14 +293,32 @@ def _bytes(tensors: tuple[TensorInfo, ...]) -> int:
 
 # The wire -------------------------------------------------------------------------------------------------------------
 
-MESSAGE_BYTES, FIRST_TENSOR_BYTES, NEXT_TENSOR_BYTES = 127, 188, 59
-"""TensorPipe's framing of a message, and what it adds for its tensors; a few bytes more or less (varints)."""
+MESSAGE_BYTES, FIRST_TENSOR_BYTES, NEXT_TENSOR_BYTES = 127, 167, 66
+"""TensorPipe's framing of a message, and what it adds for its tensors, without the numbers of their shapes."""
+EMPTY_TENSOR_BYTES = 9
+"""Less for one that has no values: there is nothing to announce on another connection."""
 
 
 def wire_bytes(message: Message) -> int | None:
-    """Predicted bytes on the wire, without what the recorder adds; None where the payload is not known."""
-    if message.packed_bytes is None:
+    """Predicted bytes on the wire, without what the recorder adds; None where nobody here knows.
+
+    That is where C++ packs the payload, and of sparse tensors, which have a format of their own.
+    """
+    if message.packed_bytes is None or any(tensor.sparse for tensor in message.tensors):
         return None
     count = len(message.tensors)
     framing = FIRST_TENSOR_BYTES + NEXT_TENSOR_BYTES * (count - 1) if count else 0
-    return MESSAGE_BYTES + framing + message.payload_bytes
+    framing -= EMPTY_TENSOR_BYTES * sum(tensor.payload_bytes == 0 for tensor in message.tensors)
+    shapes = sum(_shape_bytes(tensor) for tensor in message.tensors)
+    return MESSAGE_BYTES + framing + shapes + message.payload_bytes
+
+
+def _shape_bytes(tensor: TensorInfo) -> int:
+    """A tensor is announced by its sizes, its strides, and the number of values in its storage."""
+    strides, stride = [], 1
+    for size in reversed(tensor.shape):
+        strides.append(stride)
+        stride *= size
+    # Of a view more, of an expanded tensor less than its own: as much as is sent.
+    values = tensor.payload_bytes * stride // tensor.logical_bytes if tensor.logical_bytes else 0
+    return sum(map(_number_bytes, (*tensor.shape, *strides, values)))

@@ -1,7 +1,7 @@
 """One look per operation, the same in every picture, and one line per way of knowing.
 
 The colours are those of Okabe and Ito (Color Universal Design, 2008), which people with any colour vision tell apart.
-Where two of them have the same lightness, a hatch keeps them apart in grey. Slanted hatches always mean waiting, and
+Where two of them have the same lightness, a hatch keeps them apart in grey. Hatches that rise always mean waiting, and
 red always means that something expected never came.
 """
 
@@ -53,6 +53,9 @@ _LOOKS = {
         Look("gather", "#8C6D31", "||"),
         Look("scatter", "#B8B000", "++"),
         Look("barrier", "#6E6E6E", "oo"),
+        Look("call by RPC", "#5E4FA2"),
+        Look("gradient by RPC", "#C2A5CF", "\\\\"),
+        Look("RPC's own", "#D9D9D9"),
     )
 }
 _OTHER = Look("other", "#BDBDBD")
@@ -64,6 +67,10 @@ LINES: dict[str, Line] = {"observed": "solid", "derived": (0, (4, 2)), "inferred
 def look(op: str) -> Look:
     """How this op looks, in torch's own spelling: "all_gather_single_coalesced" looks like "all_gather"."""
     name = op.split("/")[0].replace("_single", "").replace("_coalesced", "").removeprefix("monitored_")
+    if op in ("rpc_sync", "rpc_async", "remote"):
+        return _LOOKS["call by RPC"]
+    if op.isupper():  # As torch calls its message types.
+        return _LOOKS["gradient by RPC" if op == "BACKWARD_AUTOGRAD_REQ" else "RPC's own"]
     return _LOOKS.get("send, recv" if name in ("send", "recv") else name, _OTHER)
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
-from dlearn.analysis import Explanation, explain, messages, reconcile
+from dlearn.analysis import Explanation, Iteration, explain, iteration, messages, reconcile
+from dlearn.analysis.words import rpc_overview
 from dlearn.cluster import Cluster
 from dlearn.errors import SetupError
 from dlearn.trace.trace import Trace
@@ -31,10 +34,16 @@ def run(folder: Path, *, tell: Tell) -> None:
     tell(f"Right on held-out digits: {before:.1%} before, {after:.1%} after {steps} steps.\n")
     explanation = explain(job.trace)
     tell(f"{explanation}\n")
+    tell("The same net on a parameter server with two trainers, over RPC:")
+    served = Cluster(["ps", "trainer1", "trainer2"], rpc=True, measure="phase").run(
+        {"trainer1": partial(serve, 0), "trainer2": partial(serve, 1)}
+    )
+    told = iteration(served.trace)
+    tell(f"{rpc_overview(served.trace)}\n{told}\n")
     tell(f"Files, in {folder} (those of the same name are replaced):")
     try:
-        for name, meaning in write(folder, job.trace, explanation):
-            tell(f"  {name:<15} {meaning}")
+        for name, meaning in chain(write(folder, job.trace, explanation), write_served(folder, served.trace, told)):
+            tell(f"  {name:<19} {meaning}")
     except OSError as error:
         raise SetupError(f"cannot write {error.filename}: {error.strerror}. Give another --out.") from error
     tell(f"The trace itself: dlearn.Trace.load({str(job.folder / 'trace')!r})\n")
@@ -46,6 +55,13 @@ def train() -> tuple[float, float, int]:
     from dlearn.lessons import training
 
     return training.train()
+
+
+def serve(trainer: int) -> float:
+    """On every trainer."""
+    from dlearn.lessons import serving
+
+    return serving.train(trainer)
 
 
 # Files --------------------------------------------------------------------------------------------------------------
@@ -70,6 +86,18 @@ def write(folder: Path, trace: Trace, explanation: Explanation) -> Iterator[tupl
         for ending in ("svg", "png"):
             draw.save(axes, folder / f"{name}.{ending}")
             yield f"{name}.{ending}", meaning
+
+
+def write_served(folder: Path, trace: Trace, told: Iteration) -> Iterator[tuple[str, str]]:
+    """The same for an iteration of the parameter server."""
+    (folder / "server.txt").write_text(f"{told}\n", encoding="utf-8")
+    yield "server.txt", "the parameter server's iteration, as above"
+    from dlearn import play
+
+    title = f"You were told {len(told.story)} messages; it is {len(told.steps)}"
+    mine = [message for message in told.messages if told.drivers[0] in (message.src, message.dst)]
+    play.player(trace, messages=mine, title=title).to_html(folder / "server-player.html")
+    yield "server-player.html", "step through it, message by message, in a browser"
 
 
 def messages_csv(trace: Trace) -> str:
