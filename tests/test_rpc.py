@@ -1,6 +1,7 @@
 """RPC on real workers: every message at both ends, and what torch's C++ sends by itself."""
 
 from collections import Counter
+from functools import partial
 
 import pytest
 import rpc_jobs
@@ -124,3 +125,19 @@ def test_ranks_that_are_kept_stay_workers_and_each_run_is_whole():
     assert second.trace.rpc.explained == second.trace.rpc.logged == 33  # Without setting up and shutting down.
     assert len(iteration(second.trace).messages) == 14
     assert all(abs(pair.residue_bytes) <= 4 * 33 for pair in reconcile(second.trace).whole.pairs)
+
+
+# What comes back ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("needs_grad", [True, False])
+def test_the_gradient_of_an_argument_is_seen_on_its_way_back(needs_grad):
+    cluster = Cluster(["ps", "trainer1"], rpc=True, measure="phase")
+    run = cluster.run({"trainer1": partial(rpc_jobs.run_conv, needs_grad=needs_grad)}, timeout=60)
+    told = iteration(run.trace)
+    back = [each for each in told.messages if each.op == "BACKWARD_AUTOGRAD_REQ" and each.src == 0]
+    # 8 x 3 x 16 x 16 numbers of 4 bytes; and what was not asked for is not sent.
+    assert [each.payload_bytes - each.packed_bytes for each in back] == ([24_576] if needs_grad else [])
+    assert [each.what for each in back] == (["gradient float32[8, 3, 16, 16]"] if needs_grad else [])
+    (phase,) = [each for each in told.phases if each.phase == "backward" and each.src == 0]
+    assert abs(phase.residue_bytes) <= 4 * phase.message_count
