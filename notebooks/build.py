@@ -129,9 +129,13 @@ def peak_memory() -> Iterator[list[int]]:
 def scrub(notebook: NotebookNode) -> None:
     """Leave only what a reader sees."""
     notebook.metadata.language_info = NotebookNode(name="python")
+    notebook.metadata.pop("widgets", None)
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
         if cell.cell_type == "code":
+            for output in cell.outputs:
+                # Without a kernel there are no sliders: the picture beside them stays.
+                output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
             cell.outputs = [output for output in cell.outputs if not is_empty(output)]
 
 

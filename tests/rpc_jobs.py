@@ -44,3 +44,13 @@ def train(batch=8, steps=3):
                 optimizer.step(context)
             losses.append(loss.item())
     return losses
+
+
+def run_conv(batch=8, *, needs_grad=False, loss="square"):
+    """One forward and backward pass through a convolution on "ps"; `loss` is "square" or "sum"."""
+    net = rpc.remote("ps", Net)
+    x = torch.ones(batch, 3, 16, 16, requires_grad=needs_grad)
+    with dist_autograd.context() as context:
+        y = net.rpc_sync().forward(x)
+        dist_autograd.backward(context, [y.square().mean() if loss == "square" else y.sum()])
+        return [each.shape for each in dist_autograd.get_gradients(context).values()]

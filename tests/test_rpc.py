@@ -1,6 +1,7 @@
 """RPC on real workers: every message at both ends, and what torch's C++ sends by itself."""
 
 from collections import Counter
+from functools import partial
 
 import pytest
 import rpc_jobs
@@ -144,6 +145,7 @@ SHAPES = {
     "empty": lambda: [torch.empty(0)],
     "two": lambda: [torch.ones(4), torch.ones(4, 4)],
     "four": lambda: [torch.ones(2, 2) for _ in range(4)],
+    "two types": lambda: [torch.ones(4), torch.arange(4)],
     "whole numbers": lambda: [torch.arange(128), torch.arange(16)],
 }
 
@@ -160,3 +162,19 @@ def test_tensors_of_all_shapes_are_predicted_within_four_bytes():
     parts = {part.what: part for part in reconcile(run.trace).parts if part.what in SHAPES}
     residues = {name: sum(pair.residue_bytes for pair in parts[name].pairs if pair.src == 1) for name in SHAPES}
     assert {name: residue for name, residue in residues.items() if abs(residue) > 4} == {}
+
+
+# What comes back ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("needs_grad", [True, False])
+def test_the_gradient_of_an_argument_is_seen_on_its_way_back(needs_grad):
+    cluster = Cluster(["ps", "trainer1"], rpc=True, measure="phase")
+    run = cluster.run({"trainer1": partial(rpc_jobs.run_conv, needs_grad=needs_grad)}, timeout=60)
+    told = iteration(run.trace)
+    back = [each for each in told.messages if each.op == "BACKWARD_AUTOGRAD_REQ" and each.src == 0]
+    # 8 x 3 x 16 x 16 numbers of 4 bytes; and what was not asked for is not sent.
+    assert [each.payload_bytes - each.packed_bytes for each in back] == ([24_576] if needs_grad else [])
+    assert [each.what for each in back] == (["gradient float32[8, 3, 16, 16]"] if needs_grad else [])
+    (phase,) = [each for each in told.phases if each.phase == "backward" and each.src == 0]
+    assert abs(phase.residue_bytes) <= 4 * phase.message_count

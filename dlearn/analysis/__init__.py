@@ -24,6 +24,7 @@ from dlearn.analysis.hangs import Hang, hangs
 from dlearn.analysis.iteration import Iteration, iteration, iterations
 from dlearn.analysis.joining import operations
 from dlearn.analysis.reconcile import Reconciliation, reconcile
+from dlearn.analysis.scaling import Scaling, scaling
 from dlearn.analysis.traffic import Traffic, traffic
 from dlearn.analysis.words import Explanation, explain
 
@@ -37,6 +38,7 @@ __all__ = [
     "Model",
     "Predictions",
     "Reconciliation",
+    "Scaling",
     "Traffic",
     "assert_fresh",
     "assert_reduces",
@@ -58,5 +60,6 @@ __all__ = [
     "operations",
     "predictions",
     "reconcile",
+    "scaling",
     "traffic",
 ]

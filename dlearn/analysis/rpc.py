@@ -295,6 +295,8 @@ def _bytes(tensors: tuple[TensorInfo, ...]) -> int:
 
 MESSAGE_BYTES, FIRST_TENSOR_BYTES, NEXT_TENSOR_BYTES = 127, 167, 66
 """TensorPipe's framing of a message, and what it adds for its tensors, without the numbers of their shapes."""
+NEXT_DTYPE_BYTES = 20
+"""For each dtype after the first."""
 EMPTY_TENSOR_BYTES = 9
 """Less for one that has no values: there is nothing to announce on another connection."""
 
@@ -308,6 +310,7 @@ def wire_bytes(message: Message) -> int | None:
         return None
     count = len(message.tensors)
     framing = FIRST_TENSOR_BYTES + NEXT_TENSOR_BYTES * (count - 1) if count else 0
+    framing += NEXT_DTYPE_BYTES * max(0, len({tensor.dtype for tensor in message.tensors}) - 1)
     framing -= EMPTY_TENSOR_BYTES * sum(tensor.payload_bytes == 0 for tensor in message.tensors)
     shapes = sum(_shape_bytes(tensor) for tensor in message.tensors)
     return MESSAGE_BYTES + framing + shapes + message.payload_bytes

@@ -3,8 +3,9 @@
 from dlearn.draw.autograd import autograd
 from dlearn.draw.costs import costs
 from dlearn.draw.save import save
+from dlearn.draw.scaling import scaling
 from dlearn.draw.sequence import sequence
 from dlearn.draw.timeline import timeline
 from dlearn.draw.traffic import traffic
 
-__all__ = ["autograd", "costs", "save", "sequence", "timeline", "traffic"]
+__all__ = ["autograd", "costs", "save", "scaling", "sequence", "timeline", "traffic"]

@@ -190,6 +190,7 @@ class _Run:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         calls, thread = self._calls, this_thread()
         number = self._begin(thread)
+        self._watch_gradients(args, kwargs)
         try:
             result = self._function(*args, **kwargs)
         except BaseException as error:
@@ -209,6 +210,16 @@ class _Run:
             self._watch_value(result)
         self._end(number, thread)
         return result
+
+    def _watch_gradients(self, args: Any, kwargs: Any) -> None:
+        """Of what came: C++ makes the node that sends them back only after the call was unpacked."""
+        if self._context is None:
+            return
+        try:
+            tensors = [each for each in flatten((args, kwargs)) if isinstance(each, torch.Tensor)]
+            watch_crossings(self._calls, tensors, self._context, self._call.caller)
+        except Exception as error:
+            self._calls.emit.failed("the gradients of a call", error)
 
     def _watch_value(self, result: Any) -> None:
         """It stays here for now; when it is fetched, nobody may know in which context it was made."""

@@ -1,0 +1,169 @@
+"""Turn the knobs: batch, channels and image size on sliders, and real ranks that send what they then have to send.
+
+`Bytes` holds the ranks and asks them; `knobs` puts sliders and a picture around it.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import time
+import weakref
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dlearn.analysis import iteration, reconcile
+from dlearn.cluster import Cluster
+from dlearn.draw.byte_bars import Bars, png
+from dlearn.errors import DlearnError, SetupError
+from dlearn.lessons import split
+from dlearn.lessons.split import Size
+from dlearn.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from ipywidgets import SelectionSlider, VBox
+
+CHOICES = {"B": (1, 2, 4, 8, 16, 32, 64), "C": (1, 2, 4, 8, 16), "H": (4, 8, 16, 32), "W": (4, 8, 16, 32)}
+MEANINGS = {"B": "B: batch", "C": "C: channels", "H": "H: height", "W": "W: width"}
+
+
+class Answer(NamedTuple):
+    """Bytes of one step between two ranks, both directions together: (predicted, measured) of DDP and of RPC.
+
+    Measured is what the kernel counted, less what the recorder added. `traces` are those of both runs.
+    """
+
+    size: Size
+    ddp: tuple[int, int]
+    rpc: tuple[int, int]
+    traces: tuple[Trace, Trace]
+
+
+class Bytes:
+    """Two ranks that stay, and train one model in two ways for whatever size they are asked."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._cluster = Cluster(["stage0", "stage1"], rpc=True, measure="phase")
+        self._stack.enter_context(self._cluster)
+        self.close = weakref.finalize(self, self._stack.close)
+        """Ends the ranks; so do the end of this object and of the notebook."""
+
+    def ask(self, size: Size) -> Answer:
+        """Train for a few steps, under DDP and then cut in two, and count."""
+        if not self.close.alive:
+            raise DlearnError("these knobs are closed, and their ranks have ended: make new ones with knobs().")
+        ddp = self._cluster.run(split.data_parallel, size, timeout=60).trace
+        rpc = self._cluster.run({"stage0": split.model_parallel}, size, timeout=60).trace
+        for_ddp, for_rpc = split.predicted(size)
+        return Answer(size, (for_ddp, _step_bytes(ddp)), (for_rpc, _iteration_bytes(rpc)), (ddp, rpc))
+
+
+def _step_bytes(trace: Trace) -> int:
+    """What all ranks wrote in the last step."""
+    part = next(part for part in reversed(reconcile(trace).parts) if part.what == f"step {split.STEPS}")
+    return _counted(part.measured_bytes) - part.observer_bytes
+
+
+def _iteration_bytes(trace: Trace) -> int:
+    """What went to and from the driver in the last iteration."""
+    return sum(_counted(phase.measured_bytes) - phase.observer_bytes for phase in iteration(trace).phases)
+
+
+def _counted(size: int | None) -> int:
+    if size is None:
+        raise SetupError("the kernel's counters cannot be read here: nothing is measured. Linux has them.")
+    return size
+
+
+# Sliders --------------------------------------------------------------------------------------------------------------
+
+
+class Knobs:
+    """`widget` is what a notebook shows; `answer` what the ranks said last, `seconds` how long that took, picture too.
+
+    The ranks end with `close()`, with the last reference to this object, or with the notebook.
+    """
+
+    def __init__(self, size: Size) -> None:
+        import ipywidgets
+
+        self.bytes = Bytes()
+        self.sliders: dict[str, SelectionSlider] = {
+            name: ipywidgets.SelectionSlider(
+                options=choices, value=getattr(size, name), description=MEANINGS[name], continuous_update=False
+            )
+            for name, choices in CHOICES.items()
+        }
+        self.picture = ipywidgets.Image(format="png", layout=ipywidgets.Layout(max_width="100%"))
+        self.said = ipywidgets.HTML()
+        rows = [ipywidgets.HBox([self.sliders[a], self.sliders[b]]) for a, b in (("B", "C"), ("H", "W"))]
+        self.widget: VBox = ipywidgets.VBox([*rows, self.said, self.picture])
+        mine = weakref.ref(self)
+        # The sliders live as long as the page; what is asked of a Knobs that is gone does nothing.
+        for slider in self.sliders.values():
+            slider.observe(lambda _: _turn(mine()), names="value")
+        self.turn()
+
+    def turn(self) -> None:
+        """Run the job for where the sliders stand now, and draw."""
+        start = time.monotonic()
+        size = Size(**{name: slider.value for name, slider in self.sliders.items()})
+        try:
+            self.answer = self.bytes.ask(size)
+        except DlearnError as error:
+            self.said.value = f"<pre>{html.escape(str(error))}</pre>"
+            return
+        self.bars = bars_of(self.answer)
+        self.png = png(self.bars)
+        self.picture.value = self.png
+        self.seconds = time.monotonic() - start
+        self.said.value = html.escape(f"Both jobs ran again, and were counted, in {self.seconds:.2f} s.")
+
+    def close(self) -> None:
+        """End the ranks, and take the sliders from the page."""
+        self.bytes.close()
+        self.widget.close()
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        """The sliders where there is a kernel; else the picture as it stood when this was shown."""
+        bundle: dict[str, Any] = self.widget._repr_mimebundle_()
+        picture = base64.b64encode(self.png).decode()
+        return {**bundle, "image/png": picture, "text/plain": self.bars.title}
+
+
+def _turn(mine: Knobs | None) -> None:
+    if mine is not None:
+        mine.turn()
+
+
+def knobs(*, B: int = 8, C: int = 8, H: int = 16, W: int = 16) -> Knobs:
+    """Sliders for the batch, the channels and the image; at each turn two real ranks train with DDP, and over RPC.
+
+    The picture shows the bytes of a step: predicted, and as the kernel counted them. It needs ipywidgets
+    (`pip install ipywidgets`). Arrow keys turn a slider that has the focus.
+    """
+    for name, value in (("B", B), ("C", C), ("H", H), ("W", W)):
+        if value not in CHOICES[name]:
+            raise DlearnError(f"{name} is one of {', '.join(map(str, CHOICES[name]))} on this slider, not {value!r}.")
+    try:
+        import ipywidgets  # noqa: F401
+    except ImportError:
+        raise SetupError("knobs need ipywidgets: pip install ipywidgets, and load the page again.") from None
+    return Knobs(Size(B, C, H, W))
+
+
+def bars_of(answer: Answer) -> Bars:
+    """What the picture shows."""
+    size, (ddp, rpc) = answer.size, (answer.ddp[1], answer.rpc[1])
+    less, more = sorted((ddp, rpc))
+    who = "DDP" if ddp < rpc else "the split model"
+    shape = f"B = {size.B}, C = {size.C}, {size.H}×{size.W} pixels"
+    alike = f"{shape}: both send as much"
+    return Bars(
+        title=alike if less == more else f"{shape}: {who} sends {more / less:,.1f} times less",
+        names=("DDP (2 P)", "split over RPC (2 · B · 4 C H W)"),
+        predicted=(answer.ddp[0], answer.rpc[0]),
+        measured=(ddp, rpc),
+        note=f"Bytes of one step, both directions. Both send as much at B = {split.break_even(size):,.1f}, in theory.",
+    )
