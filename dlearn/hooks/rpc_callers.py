@@ -140,19 +140,19 @@ def _call_facts(function: Any, arguments: tuple[Any, ...], tensors: Sequence[tor
     }
 
 
-_SYNC, _ASYNC = api.rpc_sync.__code__, api.rpc_async.__code__
+_LOOKED_BACK = 6
+"""Frames between the function that is patched and the user's call: an RRef's method has some of its own."""
 
 
 def _sync_or_async() -> str:
     """Which of the two called `_invoke_rpc`: only the stack knows."""
-    frame = sys._getframe(2)
-    for _ in range(6):
-        if frame.f_back is None:
+    frame = sys._getframe(2).f_back
+    for _ in range(_LOOKED_BACK):
+        if frame is None:
             break
+        if frame.f_code.co_name in ("rpc_sync", "rpc_async"):
+            return frame.f_code.co_name
         frame = frame.f_back
-        name = frame.f_code.co_name
-        if name in ("rpc_sync", "rpc_async"):
-            return name
     return "rpc_async"
 
 

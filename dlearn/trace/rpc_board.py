@@ -43,10 +43,6 @@ class Board:
         return [each for found in self._by_src.values() for each in found if each not in self._taken]
 
 
-def _exchange(request: Request, kind: str, known_by: KnownBy) -> Exchange:
-    return Exchange(src=request.src, dst=request.dst, kind=kind, known_by=known_by, request=request)
-
-
 def exchange_of(request: Request, kind: str, known_by: KnownBy) -> Exchange:
     return Exchange(src=request.src, dst=request.dst, kind=kind, known_by=known_by, request=request)
 
