@@ -158,6 +158,32 @@ again = Cluster(3).run(train, 16)
 assert traffic(again.trace.within("step 2")).payload_bytes == sent.payload_bytes
 
 # %% [markdown]
+# ## Turn the knobs
+#
+# DDP is one way. Another is to cut a model in two: one rank has the first half, another the second, and over the cut
+# go B · C · H · W numbers for a batch, and their gradients back. Two ranks train the same small model both ways;
+# let a slider go, and they do it again. (With the keyboard: tab to a slider, then the arrow keys. Without a kernel
+# you see the picture only.)
+#
+# **Predict first:** which bar moves with B? And from which B on does DDP send less?
+
+# %%
+from dlearn.lessons.knobs import knobs
+
+turn = knobs(B=8)
+turn
+
+# %% [markdown]
+# Only that of the cut model moves: DDP sends each of its 35,818 parameters' gradients once per rank, whatever B is,
+# and the cut takes 16,384 bytes for each example. They meet between 17 and 18. (The lesson `model_parallel` works
+# that out, and finds it.)
+
+# %%
+assert turn.bars.predicted == (2 * 35_818 * 4, 8 * 16_384)
+assert all(measured >= predicted for measured, predicted in zip(turn.bars.measured, turn.bars.predicted, strict=True))
+assert 17 < 2 * 35_818 * 4 / 16_384 < 18
+
+# %% [markdown]
 # ## Exercise
 #
 # With four ranks: how many bytes do all ranks *together* send in one step? Work it out, write your number

@@ -100,6 +100,10 @@ def test_the_ranks_end_with_the_knobs():
     assert "their ranks have ended" in made.said.value
 
     made = knobs()
+    made.widget.close()
+    assert made.bytes._cluster._crew is None
+
+    made = knobs()
     cluster, gone = made.bytes._cluster, weakref.ref(made)
     del made
     gc.collect()

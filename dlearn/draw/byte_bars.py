@@ -50,10 +50,8 @@ def byte_bars(bars: Bars, *, ax: Axes | None = None) -> Axes:
     ax.set_yticks([])
     ax.set_axis_off()
     handles = [
-        Patch(facecolor="white", edgecolor=INK, linestyle=LINES["derived"], label="predicted: the formula"),
-        Patch(
-            facecolor="#9a9a9a", edgecolor=INK, label="measured: counted by the kernel, control and framing included"
-        ),
+        Patch(facecolor="white", edgecolor=INK, linestyle=LINES["derived"], label="predicted"),
+        Patch(facecolor="#9a9a9a", edgecolor=INK, label="counted by the kernel, framing too"),
     ]
     notes = [bars.note] if bars.note else []
     canvas.frame(ax, title=bars.title, legend=handles, notes=notes, below_in=0.08, fit=fit)

@@ -82,7 +82,7 @@ def _counted(size: int | None) -> int:
 class Knobs:
     """`widget` is what a notebook shows; `answer` what the ranks said last, `seconds` how long that took, picture too.
 
-    The ranks end with `close()`, with the last reference to this object, or with the notebook.
+    The ranks end with `close()` or that of the widget, with the last reference to this object, or with the notebook.
     """
 
     def __init__(self, size: Size) -> None:
@@ -103,17 +103,21 @@ class Knobs:
         # The sliders live as long as the page; what is asked of a Knobs that is gone does nothing.
         for slider in self.sliders.values():
             slider.observe(lambda _: _turn(mine()), names="value")
-        self.turn()
+        end = self.bytes.close
+        self.widget.observe(lambda change: end() if change["new"] is None else None, names="comm")
+        self._ask_and_draw()
 
     def turn(self) -> None:
-        """Run the job for where the sliders stand now, and draw."""
-        start = time.monotonic()
-        size = Size(**{name: slider.value for name, slider in self.sliders.items()})
+        """Run the job for where the sliders stand now, and draw; what goes wrong is said beside the sliders."""
         try:
-            self.answer = self.bytes.ask(size)
+            self._ask_and_draw()
         except DlearnError as error:
             self.said.value = f"<pre>{html.escape(str(error))}</pre>"
-            return
+
+    def _ask_and_draw(self) -> None:
+        start = time.monotonic()
+        size = Size(**{name: slider.value for name, slider in self.sliders.items()})
+        self.answer = self.bytes.ask(size)
         self.bars = bars_of(self.answer)
         self.png = png(self.bars)
         self.picture.value = self.png
@@ -157,11 +161,11 @@ def bars_of(answer: Answer) -> Bars:
     """What the picture shows."""
     size, (ddp, rpc) = answer.size, (answer.ddp[1], answer.rpc[1])
     less, more = sorted((ddp, rpc))
-    who = "DDP" if ddp < rpc else "the split model"
+    who = "DDP" if ddp > rpc else "the split model"
     shape = f"B = {size.B}, C = {size.C}, {size.H}×{size.W} pixels"
     alike = f"{shape}: both send as much"
     return Bars(
-        title=alike if less == more else f"{shape}: {who} sends {more / less:,.1f} times less",
+        title=alike if less == more else f"{shape}: {who} sends {more / less:,.1f} times as much",
         names=("DDP (2 P)", "split over RPC (2 · B · 4 C H W)"),
         predicted=(answer.ddp[0], answer.rpc[0]),
         measured=(ddp, rpc),
