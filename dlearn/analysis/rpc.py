@@ -293,14 +293,26 @@ def _bytes(tensors: tuple[TensorInfo, ...]) -> int:
 
 # The wire -------------------------------------------------------------------------------------------------------------
 
-MESSAGE_BYTES, FIRST_TENSOR_BYTES, NEXT_TENSOR_BYTES = 127, 188, 59
-"""TensorPipe's framing of a message, and what it adds for its tensors; a few bytes more or less (varints)."""
+MESSAGE_BYTES, FIRST_TENSOR_BYTES, NEXT_TENSOR_BYTES, NEXT_DTYPE_BYTES = 127, 165, 65, 20
+"""TensorPipe's framing of a message, and what it adds for its tensors, beside the numbers of their shape; and for each
+dtype after the first. A few bytes more or less (varints)."""
 
 
 def wire_bytes(message: Message) -> int | None:
     """Predicted bytes on the wire, without what the recorder adds; None where the payload is not known."""
     if message.packed_bytes is None:
         return None
-    count = len(message.tensors)
-    framing = FIRST_TENSOR_BYTES + NEXT_TENSOR_BYTES * (count - 1) if count else 0
+    framing = 0
+    for place, tensor in enumerate(message.tensors):
+        framing += (NEXT_TENSOR_BYTES if place else FIRST_TENSOR_BYTES) + _shape_bytes(tensor)
+    framing += NEXT_DTYPE_BYTES * max(0, len({tensor.dtype for tensor in message.tensors}) - 1)
     return MESSAGE_BYTES + framing + message.payload_bytes
+
+
+def _shape_bytes(tensor: TensorInfo) -> int:
+    """Size and stride of each dimension, offset and length: C++ pickles each as a number, here of a dense tensor."""
+    numbers, stride = [0], 1
+    for size in reversed(tensor.shape):
+        numbers += [size, stride]
+        stride *= size
+    return sum(_number_bytes(number) for number in [*numbers, stride])

@@ -69,6 +69,8 @@ def meters(trace: Trace) -> dict[int, Meter]:
 
 def home(process: Process, group: str) -> str:
     """The group whose connections carry this one's messages: of an inner group, the outer."""
+    if group == RPC:
+        return group
     if any(socket.group == UNKNOWN_GROUP for socket in process.sockets.values()):
         return UNKNOWN_GROUP
     fact = process.groups.get(group)
