@@ -178,6 +178,8 @@ class _Rank:
         if self._worker is not None:
             if recording is not None:
                 recording.watch_rpc_sockets(opened=True)
+            # Others may call what this call has brought: all ranks must have unpacked it.
+            rpc.meet(self._stores[-1], call.world_size)
             return nullcontext()
         worker = rpc.worker(call.name, call.rank, call.world_size, recording, self._stores[-1])
         if not call.keep:

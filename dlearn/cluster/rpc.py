@@ -48,7 +48,7 @@ def worker(name: str, rank: int, world_size: int, recording: Any = None, store: 
         num_worker_threads=WORKER_THREADS, init_method="env://", _transports=TRANSPORTS, _channels=CHANNELS
     )
     if recording is not None:
-        recording.meet = partial(_meet, store, world_size)
+        recording.meet = partial(meet, store, world_size)
     with _without_false_alarms(), _by_value_where_needed():
         rpc.init_rpc(  # type: ignore[no-untyped-call]
             worker_name(name), rank=rank, world_size=world_size, rpc_backend_options=options
@@ -100,7 +100,7 @@ _meetings = itertools.count()
 MEETING_SECONDS = 10.0
 
 
-def _meet(store: Any, world_size: int) -> None:
+def meet(store: Any, world_size: int) -> None:
     """Until all workers are here; nothing of it goes over RPC's connections."""
     key = f"dlearn: meeting {next(_meetings)}"
     if store.add(key, 1) == world_size:
