@@ -68,6 +68,25 @@ def test_payloads_are_those_that_the_agent_sends(run):
     assert [sum(tensor.payload_bytes for tensor in each.tensors) for each in data[:3]] == [24576, 32768, 32768]
 
 
+def test_each_call_is_seen_from_its_sending_to_the_arrival_of_its_reply(run):
+    calls = [each for each in run.trace.rpc.exchanges if each.run is not None and each.call.op != "remote"]
+    assert len(calls) >= 14
+    for each in calls:
+        times = [
+            each.call.start_ns,
+            each.sent_ns,
+            each.received_ns,
+            each.run.arrived_ns,
+            each.run.start_ns,
+            each.run.end_ns,
+            each.reply.start_ns,
+            each.reply_sent_ns,
+            each.reply_received_ns,
+            each.call.end_ns,
+        ]
+        assert times == sorted(times)
+
+
 def test_training_is_not_changed(run):
     bare = Cluster(WORKERS, rpc=True, record=False).run({"trainer1": rpc_jobs.train}, timeout=60)
     alone = Cluster(WORKERS, rpc=True).run({"trainer1": rpc_jobs.train}, timeout=60)
@@ -97,6 +116,7 @@ def test_explain_tells_the_four_messages_and_the_other_ten(run):
 MEASURED = {
     1: {"forward": (3892, 4767), "backward": (4478, 127), "optimizer": (583, 269), "cleanup": (267, 267)},
     8: {"forward": (25396, 33439), "backward": (33150, 127), "optimizer": (583, 269), "cleanup": (267, 267)},
+    32: {"forward": (99126, 131745), "backward": (131456, 127), "optimizer": (583, 269), "cleanup": (267, 267)},
 }
 """Batch -> phase -> bytes on the wire from the trainer, and to it: TCP_INFO, without our own ids."""
 
