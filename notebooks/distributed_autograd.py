@@ -314,15 +314,15 @@ for name in EXPECTED:
     assert graph.graph["problems"] == ()
     assert nx.is_directed_acyclic_graph(graph)
     assert nx.number_weakly_connected_components(graph) == 1
-    in_graph = Counter((src, dst) for src, dst, _ in crossings(name))
-    in_logs = Counter((WORKERS[message.src], WORKERS[message.dst]) for message in backward_messages(name))
-    assert in_graph == in_logs
+    sent = [(WORKERS[message.src], WORKERS[message.dst], message.tensors) for message in backward_messages(name)]
+    in_logs = Counter((src, dst, sum(tensor.payload_bytes for tensor in tensors)) for src, dst, tensors in sent)
+    assert in_logs == Counter(crossings(name))
     wires = [(a, b) for a, b, kind in graph.edges(data="kind") if kind == "wire"]
     assert all(graph.nodes[a]["name"].endswith("RecvRpcBackward") for a, _ in wires)
     assert all(graph.nodes[b]["name"].endswith("SendRpcBackward") for _, b in wires)
 
 # %% [markdown]
-# They agree in every case, and pair by pair of workers. So the rule is short: **every message that brought a tensor
+# They agree in every case, from whom to whom and in bytes. So the rule is short: **every message that brought a tensor
 # which needs a gradient is answered by one message with its gradient**, however often the tensor is used where it came.
 #
 # ## Exercise

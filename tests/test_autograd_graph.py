@@ -8,7 +8,7 @@ import networkx as nx
 import pytest
 import rpc_graph_jobs
 
-from dlearn import Cluster, Trace, analysis, draw
+from dlearn import Cluster, Trace, analysis, draw, messages
 from dlearn.analysis.graph import condense
 from dlearn.trace.event import AutogradNode
 from dlearn.trace.graph import join_graph
@@ -53,6 +53,18 @@ def test_every_node_is_seen_to_run_after_those_that_lead_to_it(run, context, nod
     for src, dst, kind in graph.edges(data="kind"):
         over = "start_ns" if kind == "wire" else "end_ns"  # A recv ends when its message has been handed over.
         assert graph.nodes[src][over] <= graph.nodes[dst]["start_ns"]
+
+
+@pytest.mark.parametrize(("context", "nodes", "crossings"), CASES)
+def test_each_crossing_is_one_message_with_its_gradient(run, context, nodes, crossings):
+    """On either side of a call: C++ adds the recv functions of a callee after Python has unpacked what it was sent."""
+    crossed = Counter(
+        (wire.src.rank, wire.dst.rank, wire.payload_bytes) for wire in join_graph(run.trace, context).wires
+    )
+    sent = [each for each in messages(run.trace) if each.op == "BACKWARD_AUTOGRAD_REQ"]
+    mine = [each for each in sent if each.operation.exchange.context == context]
+    assert Counter((each.src, each.dst, sum(one.payload_bytes for one in each.tensors)) for each in mine) == crossed
+    assert {each.known_by for each in mine} == {"window"}
 
 
 def test_crossings_carry_the_gradients_of_what_was_sent(run):
