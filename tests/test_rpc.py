@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 import rpc_jobs
 import torch
+import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 
 from dlearn import Cluster, explain, messages, span
@@ -198,3 +199,36 @@ def test_the_gradient_of_an_argument_is_seen_on_its_way_back(needs_grad):
     assert [each.what for each in back] == (["gradient float32[8, 3, 16, 16]"] if needs_grad else [])
     (phase,) = [each for each in told.phases if each.phase == "backward" and each.src == 0]
     assert abs(phase.residue_bytes) <= 4 * phase.message_count
+
+
+def relay(x):
+    """On the first worker: asks the second."""
+    return rpc.rpc_sync("second", torch.neg, (x,))
+
+
+def one_span_of_two():
+    with dist_autograd.context() as context:
+        x = torch.ones(3, requires_grad=True)
+        with span("there"):
+            y = rpc.rpc_sync("first", relay, (x,))
+        with span("back"):
+            dist_autograd.backward(context, [y.sum()])
+        with span("after"):
+            rpc.rpc_sync("first", torch.add, (torch.ones(2), 1))
+
+
+def test_a_span_holds_what_it_caused_and_no_more_of_the_context():
+    run = Cluster(["first", "second", "driver"], rpc=True).run({"driver": one_span_of_two}, timeout=60)
+    there, back, after = (messages(run.trace.within(name)) for name in ("there", "back", "after"))
+    assert [(each.src, each.dst, each.control) for each in there] == [
+        (2, 0, False),
+        (0, 1, False),
+        (1, 0, False),
+        (0, 2, False),
+    ]
+    assert {each.op for each in back} == {"BACKWARD_AUTOGRAD_REQ", "BACKWARD_AUTOGRAD_RESP"}
+    assert len(back) == 8  # Four crossings, each with its reply.
+    assert [(each.op, each.operation.ends[0].phase) for each in after] == [
+        ("SCRIPT_CALL", "optimizer"),
+        ("SCRIPT_RET", "optimizer"),
+    ]

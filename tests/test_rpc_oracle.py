@@ -46,10 +46,12 @@ def wrong_kinds(trace, noted):
         for each in noted
         if each.request
     }
+    logged = [each for each in trace.rpc.exchanges if each.request is not None]
+    assert len(logged) == len(trace.rpc.exchanges)
     return [
         f"{theirs[each.src, each.request.id]} taken for {each.kind} ({each.known_by})"
-        for each in trace.rpc.exchanges
-        if each.request is None or theirs[each.src, each.request.id] != each.kind
+        for each in logged
+        if theirs[each.src, each.request.id] != each.kind
     ]
 
 

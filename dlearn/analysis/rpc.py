@@ -99,7 +99,10 @@ def _operation(exchange: Exchange, group: Group) -> Operation:
 
 
 def phase_of(exchange: Exchange) -> str:
-    """What of a training iteration it belongs to: forward, backward, optimizer, cleanup; or the job's setup."""
+    """What of a training iteration it belongs to: forward, backward, optimizer, cleanup; or the job's setup.
+
+    In a context, all after its backward pass is the optimizer's phase.
+    """
     call = exchange.call
     if exchange.kind == BACKWARD:
         return "backward"
@@ -111,7 +114,9 @@ def phase_of(exchange: Exchange) -> str:
         return "optimizer"
     if call is not None and (call.observer or call.phase in ("setup", "cleanup", "backward")):
         return "setup" if call.observer else call.phase
-    return "forward" if exchange.context is not None else "none"
+    if exchange.context is None:
+        return "none"
+    return "optimizer" if exchange.after_backward else "forward"
 
 
 # Messages -------------------------------------------------------------------------------------------------------------
@@ -207,7 +212,7 @@ def what_comes_back(exchange: Exchange) -> str:
 
 def tensor_text(tensors: tuple[TensorInfo, ...]) -> str:
     """ "float32[8, 3, 16, 16]"."""
-    shown = [f"{tensor.dtype}{list(tensor.shape)}" for tensor in tensors[:3]]
+    shown = [f"{'sparse ' if tensor.sparse else ''}{tensor.dtype}{list(tensor.shape)}" for tensor in tensors[:3]]
     return ", ".join(shown) + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")
 
 

@@ -68,6 +68,8 @@ class Exchange:
     context: int | None = None
     number: int = 0
     """In the order of sending."""
+    after_backward: bool = False
+    """Of one in a context: whether its backward pass was over."""
     worker_ids: tuple[int, int] = (0, 0)
     """RPC's own ids of the two."""
 

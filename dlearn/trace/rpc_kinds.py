@@ -85,13 +85,19 @@ class Rpc:
         return not self.problems
 
     def of(self, events: Iterable[Event]) -> Rpc:
-        """Those that these events caused: a call, or a window, or anything in a context that they opened."""
-        mine = {(event.rank, event.number) for event in events}
-        contexts = {event.context for event in events if isinstance(event, RpcCall | RpcWindow)} - {None}
+        """Those that these events caused: a call, a window, or all of a context or a backward pass that they began."""
+        mine: set[tuple[int, int]] = set()
+        opened: dict[str, set[int | None]] = {"context": set(), "backward": set()}
+        for event in events:
+            mine.add((event.rank, event.number))
+            if isinstance(event, RpcWindow) and event.op in opened:
+                opened[event.op].add(event.context)
         found = [
             each
             for each in self.exchanges
-            if each.context in contexts or (each.cause is not None and (each.cause.rank, each.cause.number) in mine)
+            if (each.cause is not None and (each.cause.rank, each.cause.number) in mine)
+            or (each.context is not None and each.context in opened["context"])
+            or (each.kind == BACKWARD and each.context is not None and each.context in opened["backward"])
         ]
         return Rpc(tuple(found), sum(each.request is not None for each in found), self.problems)
 
@@ -150,9 +156,11 @@ def join(saw: Seen, logged: Sequence[Request], known: Workers) -> list[Exchange]
     exchanges += deletions(board, saw, known)
     exchanges += [exchange_of(request, "", "unknown") for request in board.left()]
     exchanges.sort(key=lambda exchange: exchange.sent_ns or exchange.received_ns or 0)
+    over = {window.context: window.end_ns for window in saw.windows["backward"] if window.end_ns is not None}
     ids = {rank: worker for worker, rank in known.by_id.items()}
     for number, exchange in enumerate(exchanges):
         exchange.number = number
+        exchange.after_backward = exchange.context in over and (exchange.sent_ns or 0) > over[exchange.context]
         exchange.worker_ids = ids.get(exchange.src, 0), ids.get(exchange.dst, 0)
     return exchanges
 
@@ -175,11 +183,34 @@ def _python_calls(saw: Seen, board: Board, known: Workers) -> list[Exchange]:
             cause=call,
             context=call.context,
         )
-        candidates = board.within(call.rank, call.start_ns, call.handed_ns, exchange.dst)
-        if candidates:
-            exchange.request = board.take(min(candidates, key=partial(_misfit, exchange)))
+        exchange.request = _choose(exchange, board)
         found.append(exchange)
+    for exchange in found:
+        if exchange.request is None:
+            _make_room(exchange, found, board)
     return found
+
+
+def _choose(exchange: Exchange, board: Board) -> Request | None:
+    call = exchange.call
+    assert call is not None
+    candidates = board.within(call.rank, call.start_ns, call.handed_ns, exchange.dst)
+    return board.take(min(candidates, key=partial(_misfit, exchange))) if candidates else None
+
+
+def _make_room(exchange: Exchange, others: Sequence[Exchange], board: Board) -> None:
+    """Another call of the same moment may have taken this one's request: if there is another one for it, they swap."""
+    call = exchange.call
+    assert call is not None
+    for other in others:
+        request = other.request
+        if request is None or (other.src, other.dst) != (exchange.src, exchange.dst):
+            continue
+        if call.start_ns <= (request.sending_ns or 0) <= call.handed_ns:
+            instead = _choose(other, board)
+            if instead is not None:
+                exchange.request, other.request = request, instead
+                return
 
 
 _IMPOSSIBLE_NS = 10**12

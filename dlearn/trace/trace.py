@@ -151,7 +151,23 @@ class Trace:
             keys = {(end.rank, end.number) for end in each.ends}
             if not keys.isdisjoint(inside):
                 inside |= keys
+        self._add_callees(inside)
         return self._select(lambda event: (event.rank, event.number) in inside)
+
+    def _add_callees(self, inside: set[tuple[int, int]]) -> None:
+        """What the calls of RPC that are inside have set going on other ranks, and what that called in turn."""
+        runs = {
+            (each.call.rank, each.call.number): (each.run.rank, each.run.number)
+            for each in self.whole.rpc.exchanges
+            if each.call is not None and each.run is not None
+        }
+        new = {runs[call] for call in inside if call in runs} - inside
+        while new:
+            inside |= new
+            for event in self.whole.events:
+                if event.parent is not None and (event.rank, event.parent) in inside:
+                    inside.add((event.rank, event.number))
+            new = {runs[call] for call in inside if call in runs} - inside
 
     def _inside(self, span: str) -> set[tuple[int, int]]:
         """(rank, number) of all descendants: a parent has a lower number than its children, so one pass finds them."""
