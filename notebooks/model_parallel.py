@@ -4,7 +4,7 @@
 #     ids: [DM4, DM5, DM7, DM8]
 #     minutes: 0.3
 #     needs: []
-#     peak_mb: 600
+#     peak_mb: 700
 #   kernelspec:
 #     display_name: Python 3
 #     language: python

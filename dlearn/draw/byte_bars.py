@@ -83,5 +83,5 @@ def _bar(ax: Axes, place: int, top: float, size: int, gid: str, *, derived: bool
 
 
 def _number(size: int) -> str:
-    """ "287,696 B" up to a million, then three digits."""
-    return f"{size:,} B" if size < 10**6 else size_text(size)
+    """ "287,696 B" up to a hundred million, then three digits."""
+    return f"{size:,} B" if size < 10**8 else size_text(size)
