@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy, max_pool2d, relu
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from dlearn import Cluster, draw, explain, messages, play, span
+from dlearn import Cluster, draw, messages, play, span
 from dlearn.analysis import autograd_graph, iteration, iterations, reconcile
 from dlearn.lessons import digits
 
@@ -153,8 +153,8 @@ play.player(run.trace, messages=one.messages, title="You were told 4; for each t
 # %% [markdown]
 # ## Bytes, as the kernel counts them
 #
-# Now one trainer alone, and with `measure="phase"` the kernel's counters are read after each phase. **Predict first:**
-# which phase sends the most? And which of them grow with the batch?
+# Now one trainer alone, and with `measure="phase"` the kernel's counters are read after each phase. **Predict
+# first:** which phase sends the most? And which of them grow with the batch?
 
 
 # %%
@@ -214,8 +214,8 @@ for batch_size, one in phases.items():
 # %% [markdown]
 # *Residue* is what the prediction leaves over: a few bytes, because lengths are packed as numbers of varying size.
 # *Observer* is what the recorder itself adds. Forward and backward grow with the batch, the rest never does: the step
-# says "step", not by how much. The gradient that comes back is as large as the output that went there, and the gradients
-# of the parameters never travel.
+# says "step", not by how much. The gradient that comes back is as large as the output that went there, and the
+# gradients of the parameters never travel.
 #
 # Compare the predicted bytes with the kernel's: four bytes a message at most.
 
@@ -236,8 +236,8 @@ assert fixed[0] == fixed[1]
 # %% [markdown]
 # ## The graph, in pieces
 #
-# Backward follows the graph that forward has left. Half of it is on the server. **Predict first:** in how many pieces is
-# it, if the images need no gradient? And if they do?
+# Backward follows the graph that forward has left. Half of it is on the server. **Predict first:** in how many pieces
+# is it, if the images need no gradient? And if they do?
 #
 # In the picture, count what is between the thick arrows: each stretch on one worker is a piece.
 
@@ -275,17 +275,17 @@ axes = draw.autograd(graphs[True])
 assert {needs_gradient: pieces(trace) for needs_gradient, trace in graphs.items()} == {False: 2, True: 3}
 
 
-def crossings(trace):
-    return sum(message.op == "BACKWARD_AUTOGRAD_REQ" for message in messages(trace))
+def backward_messages(trace):
+    return sum(message.op.startswith("BACKWARD_AUTOGRAD") for message in messages(trace))
 
 
-assert (crossings(graphs[False]), crossings(graphs[True])) == (1, 2)
+assert (backward_messages(graphs[False]), backward_messages(graphs[True])) == (2, 4)  # each request has its reply
 
 # %% [markdown]
 # ## Where do the gradients live?
 #
-# Two trainers, one net, both after their backward pass and before any step. **Predict first:** what is in `param.grad`
-# on the server: the gradient of trainer 1, that of trainer 2, their sum, or nothing?
+# Two trainers, one net, both after their backward pass and before any step. **Predict first:** what is in
+# `param.grad` on the server: the gradient of trainer 1, that of trainer 2, their sum, or nothing?
 
 
 # %%
@@ -320,8 +320,8 @@ for name, (grad, norms) in run.results.items():
         print(f"{name}: param.grad {grad}; in its context, norms {[round(norm, 3) for norm in norms]}")
 
 # %% [markdown]
-# Nothing at all. Each iteration has its own context on the server, with its own gradients, and `optimizer.step(context)`
-# takes them from there. So two trainers never mix theirs, and nobody calls `zero_grad`.
+# Nothing at all. Each iteration has its own context on the server, with its own gradients, and
+# `optimizer.step(context)` takes them from there. So two trainers never mix theirs, and nobody calls `zero_grad`.
 
 # %%
 for rank in (1, 2):
@@ -361,8 +361,8 @@ refused = Cluster(WORKERS, rpc=True).run({"trainer1": in_between, "trainer2": in
 print(refused.split("Hint")[0])
 
 # %% [markdown]
-# Its graph still needs the old parameters, and the step has overwritten them. So trainers that share a net this way need
-# an order. Servers without one hand out copies instead: that is the next lesson, [hogwild](hogwild.ipynb).
+# Its graph still needs the old parameters, and the step has overwritten them. So trainers that share a net this way
+# need an order. Servers without one hand out copies instead: that is the next lesson, [hogwild](hogwild.ipynb).
 
 # %%
 assert "modified by an inplace operation" in refused
@@ -405,7 +405,7 @@ def learn(images, labels):
     net.zero_grad()
 
 
-def one_call():
+def one_call():  # clone: torch sends a small slice with the whole tensor that it was cut from
     return lambda images, labels: rpc.rpc_sync("ps", learn, (images, labels.clone()))
 
 
@@ -442,10 +442,11 @@ with Cluster(["ps", "trainer1"], rpc=True) as cluster:
         print(f"{design.__name__:10} {len(part):>2} messages, tensors: {', '.join(sent)}")
 
 # %% [markdown]
-# The step can ride inside the backward message, which saves its call, and the references that go with it. If the server
-# does everything, a request and its reply are all. The price: a hook steps whether or not the trainer wants it to
-# (no clipping over all gradients, no optimizer that it knows), and with `one_call` the trainer has nothing to say, and
-# two of them would add up in one `param.grad`. What the ceremony buys is that each trainer may have layers of its own.
+# The step can ride inside the backward message, which saves its call, and the references that go with it. If the
+# server does everything, a request and its reply are all. The price: a hook steps whether or not the trainer wants it
+# to (no clipping over all gradients, no optimizer that it knows), and with `one_call` the trainer has nothing to say,
+# and two of them would add up in one `param.grad`. What the ceremony buys is that each trainer may have layers of its
+# own.
 
 # %%
 assert counts == {"four_calls": 14, "hooked": 10, "one_call": 2, "pull_push": 4}
@@ -527,8 +528,9 @@ assert checked["four_calls", above] > checked["pull_push", above]
 # ## Exercise
 #
 # Three trainers, and the images need a gradient. How many messages does one iteration of all three have now? One more
-# crossing is a request and its reply, and nothing else changes. Then: a net of 27,990 parameters, and images and outputs
-# as here: by payload alone, up to how many images is the remote forward cheaper? Write your two numbers instead of `None`.
+# crossing is a request and its reply, and nothing else changes. Then: a net of 27,990 parameters, and images and
+# outputs as here: by payload alone, up to how many images is the remote forward cheaper? Write your two numbers
+# instead of `None`.
 
 # %%
 all_messages, most_images = None, None

@@ -1,5 +1,7 @@
 """RPC on real workers: every message at both ends, and what torch's C++ sends by itself."""
 
+import subprocess
+import sys
 from collections import Counter
 from functools import partial
 
@@ -232,3 +234,37 @@ def test_a_span_holds_what_it_caused_and_no_more_of_the_context():
         ("SCRIPT_CALL", "optimizer"),
         ("SCRIPT_RET", "optimizer"),
     ]
+
+
+def test_bytes_of_a_tensor_follow_its_shape():
+    run = Cluster(["ps", "trainer1"], rpc=True).run({"trainer1": rpc_jobs.send_shapes}, timeout=60)
+    pairs = reconcile(run.trace).whole.pairs
+    assert len(pairs) == 2
+    assert all(abs(pair.residue_bytes) <= 4 * 18 for pair in pairs)  # 18 calls, one message each way
+
+
+def test_what_a_later_run_brings_can_be_called_everywhere(tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import torch.distributed.rpc as rpc\n"
+        "from dlearn import Cluster\n"
+        "def first(): return 1\n"
+        "def second(): return 2\n"
+        "def call_first(): return rpc.rpc_sync('ps', first)\n"
+        "def call_second(): return rpc.rpc_sync('ps', second)\n"
+        "def call(given): return rpc.rpc_sync('ps', given), call_first()\n"
+        "if __name__ == '__main__':\n"
+        "    with Cluster(['ps', 'trainer1'], rpc=True) as cluster:\n"
+        "        for job in ((call_first,), (call_second,), (call, first), (call, first)):\n"
+        "            print(cluster.run({'trainer1': job[0]}, *job[1:], timeout=60).results['trainer1'])\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, cwd=tmp_path)
+    assert done.stdout.splitlines() == ["1", "2", "(1, 1)", "(1, 1)"], done.stderr
+
+
+def test_connections_of_rpc_keep_their_name_when_groups_were_made_before():
+    jobs = {"trainer1": rpc_jobs.in_a_group_of_trainers, "trainer2": rpc_jobs.in_a_group_of_trainers}
+    with Cluster(WORKERS, rpc=True) as cluster:
+        cluster.run(jobs, timeout=60)
+        run = cluster.run({"trainer1": rpc_jobs.send_shapes}, timeout=60)
+    assert {pair.group for pair in reconcile(run.trace).whole.pairs if pair.src == 1} == {"rpc"}

@@ -17,6 +17,7 @@ import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import cloudpickle
@@ -68,7 +69,8 @@ class Unpacker:
         functions, args = loader.load()
         main = vars(sys.modules["__main__"])
         for name, value in loader.globals.items():
-            if not keep or self._is_new(name, value):
+            # RPC sends a function by name: one that came as an argument, too, must be the one of that name.
+            if not keep or isinstance(value, FunctionType) or self._is_new(name, value):
                 main[name] = value
         for function in functions:
             inner = getattr(function, "func", function)  # functools.partial
