@@ -26,7 +26,7 @@ def references(saw: Seen, board: Board, known: Workers, exchanges: Sequence[Exch
             continue
         request = candidates[0] if kind == ACCEPT else min(candidates, key=partial(_delay, parent, board))
         exchange = exchange_of(board.take(request), kind, "window")
-        exchange.cause, exchange.context = causes.of(window)
+        exchange.cause, exchange.context = causes.of(window, parent)
         found.append(exchange)
         if kind == FORK:
             asked.append((exchange, parent))
@@ -75,17 +75,18 @@ class _Causes:
     """The message whose unpacking a window belongs to: the call that is being taken in, or the reply."""
 
     def __init__(self, exchanges: Sequence[Exchange]) -> None:
-        self._spans: dict[int, list[tuple[int, int, Exchange]]] = defaultdict(list)
+        self._spans: dict[tuple[int, int], list[tuple[int, int, Exchange]]] = defaultdict(list)
         for exchange in exchanges:
             run, call, request = exchange.run, exchange.call, exchange.request
             if run is not None:
-                self._spans[run.rank].append((run.arrived_ns, run.start_ns, exchange))
+                self._spans[run.rank, exchange.src].append((run.arrived_ns, run.start_ns, exchange))
             if call is not None and call.ended_by == "reply" and call.end_ns is not None:
                 first = request.answered_ns if request is not None and request.answered_ns else call.handed_ns
-                self._spans[call.rank].append((first, call.end_ns, exchange))
+                self._spans[call.rank, exchange.dst].append((first, call.end_ns, exchange))
 
-    def of(self, window: RpcWindow) -> tuple[RpcWindow | RpcCall, int | None]:
-        around = [each for each in self._spans[window.rank] if each[0] <= window.start_ns <= each[1]]
+    def of(self, window: RpcWindow, sender: int) -> tuple[RpcWindow | RpcCall, int | None]:
+        """Of a message from `sender`: a server takes in the messages of several workers at the same time."""
+        around = [each for each in self._spans[window.rank, sender] if each[0] <= window.start_ns <= each[1]]
         if not around:
             return window, window.context
         exchange = min(around, key=lambda each: each[1] - each[0])[2]
