@@ -34,9 +34,10 @@ def run_both(program):
     return run.trace, [each for noted in run.results.values() for each in noted]
 
 
-@pytest.fixture(scope="module", params=PROGRAMS)
-def both(request):
-    return request.param, *run_both(request.param)
+@pytest.fixture(scope="module")
+def runs():
+    """Program -> its trace, and what the agents noted."""
+    return {program: run_both(program) for program in PROGRAMS}
 
 
 def wrong_kinds(trace, noted):
@@ -55,40 +56,41 @@ def wrong_kinds(trace, noted):
     ]
 
 
-def test_no_request_is_missing_and_none_invented(both):
-    _, trace, noted = both
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_no_request_is_missing_and_none_invented(runs, program):
+    trace, noted = runs[program]
     theirs = Counter((each.src, each.id) for each in noted if each.request)
     ours = Counter((each.src, each.request.id) for each in trace.rpc.exchanges if each.request is not None)
     assert ours == theirs
     assert trace.rpc.complete
 
 
-def test_kinds_are_right(both):
-    program, trace, noted = both
-    wrong = wrong_kinds(trace, noted)
-    assert len(wrong) <= (0.1 if program in CROWDED else 0.04) * trace.rpc.logged, wrong
+def test_kinds_are_right(runs):
+    """In a single run of each program; how many of the hard ones are wrong differs. The bound for all is below."""
+    wrong = [each for trace, noted in runs.values() for each in wrong_kinds(trace, noted)]
+    assert len(wrong) <= 0.03 * sum(trace.rpc.logged for trace, _ in runs.values()), wrong
 
 
-def test_payloads_are_known_to_the_byte(both):
-    """Within 4 bytes in every message of ours whose size we claim to know: numbers in it grow with the program."""
-    program, trace, noted = both
-    requests = {(each.src, each.id): each for each in noted if each.request}
-    off = []
-    known = 0
-    for operation in operations(trace):
-        exchange = operation.exchange
-        message = messages_of(operation)[0]
-        if message.packed_bytes is None or exchange.request is None:
-            continue
-        known += 1
-        theirs = requests[exchange.src, exchange.request.id]
-        difference = theirs.payload_bytes - message.packed_bytes - message.observer_bytes
-        sparse = any(tensor.sparse for tensor in message.tensors)
-        tensors = sum(tensor.logical_bytes for tensor in message.tensors)
-        if not 0 <= difference <= 4 or (theirs.tensor_bytes != tensors and not sparse):
-            off.append(f"{message.op} {message.what}: {difference:+} B, tensors {theirs.tensor_bytes} for {tensors}")
-    assert len(off) <= (0.1 if program in CROWDED else 0.04) * known, off
-    assert known > 40
+def test_payloads_are_known_to_the_byte(runs):
+    """Within 4 bytes where we claim to know the size, as numbers in it grow with the program; but for wrong kinds."""
+    known, off = 0, []
+    for trace, noted in runs.values():
+        requests = {(each.src, each.id): each for each in noted if each.request}
+        for operation in operations(trace):
+            message = messages_of(operation)[0]
+            if message.packed_bytes is None:
+                continue
+            known += 1
+            theirs = requests[operation.exchange.src, operation.exchange.request.id]
+            difference = theirs.payload_bytes - message.packed_bytes - message.observer_bytes
+            sparse = any(tensor.sparse for tensor in message.tensors)
+            tensors = sum(tensor.logical_bytes for tensor in message.tensors)
+            if not 0 <= difference <= 4 or (theirs.tensor_bytes != tensors and not sparse):
+                off.append(
+                    f"{message.op} {message.what}: {difference:+} B, tensors {theirs.tensor_bytes} for {tensors}"
+                )
+    assert known > 900
+    assert len(off) <= 0.03 * known, off
 
 
 @pytest.mark.slow
