@@ -303,7 +303,7 @@ MESSAGE_BYTES, FIRST_TENSOR_BYTES, NEXT_TENSOR_BYTES = 127, 167, 66
 NEXT_DTYPE_BYTES = 20
 """For each dtype after the first."""
 EMPTY_TENSOR_BYTES = 9
-"""Less for one that has no values: there is nothing to announce on another connection."""
+"""Less for one that has no values, as measured."""
 
 
 def wire_bytes(message: Message) -> int | None:

@@ -256,8 +256,8 @@ class _Run:
         calls.context.pop(thread, None)
         if number >= 0:
             calls.emit.leave(number)
-        if self._remote or error:
-            calls.emit.end(number, by="return", error=error)
+            if self._remote or error:
+                calls.emit.end(number, by="return", error=error)
         if not self._remote:
             context = -1 if self._context is None else self._context
             run = number if number >= 0 and not error else None

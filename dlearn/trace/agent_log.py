@@ -147,7 +147,7 @@ def _distance(moments: Sequence[int], at_ns: int) -> int:
 
 def widen(pipe: int) -> None:
     """Make room in a pipe for what comes between two looks; where the system allows no more, it stays as it is."""
-    with suppress(OSError, AttributeError):
+    with suppress(OSError, AttributeError, ImportError):  # Only Linux has it.
         import fcntl
 
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
