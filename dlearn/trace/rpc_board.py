@@ -26,12 +26,16 @@ class Board:
 
     def within(self, src: int, first_ns: int, last_ns: int | None, dst: int | None = None) -> list[Request]:
         """Unclaimed requests of `src` (to `dst`) that were sent between the two moments."""
+        return [each for each in self.all_within(src, first_ns, last_ns, dst) if each not in self._taken]
+
+    def all_within(self, src: int, first_ns: int, last_ns: int | None, dst: int | None = None) -> list[Request]:
+        """The same, claimed or not."""
         found: list[Request] = []
         place = bisect_left(self._times.get(src, []), first_ns)
         for request in self._by_src.get(src, [])[place:]:
             if last_ns is not None and (request.sending_ns or 0) > last_ns:
                 break
-            if request not in self._taken and (dst is None or request.dst == dst):
+            if dst is None or request.dst == dst:
                 found.append(request)
         return found
 

@@ -185,9 +185,10 @@ def _python_calls(saw: Seen, board: Board, known: Workers) -> list[Exchange]:
         )
         exchange.request = _choose(exchange, board)
         found.append(exchange)
+    holders = {exchange.request: exchange for exchange in found if exchange.request is not None}
     for exchange in found:
         if exchange.request is None:
-            _make_room(exchange, found, board)
+            _make_room(exchange, holders, board, set())
     return found
 
 
@@ -198,19 +199,20 @@ def _choose(exchange: Exchange, board: Board) -> Request | None:
     return board.take(min(candidates, key=partial(_misfit, exchange))) if candidates else None
 
 
-def _make_room(exchange: Exchange, others: Sequence[Exchange], board: Board) -> None:
-    """Another call of the same moment may have taken this one's request: if there is another one for it, they swap."""
+def _make_room(exchange: Exchange, holders: dict[Request, Exchange], board: Board, asked: set[Request]) -> bool:
+    """Calls of the same moment may hold each other's requests: they move on, one by one, until all have one."""
     call = exchange.call
     assert call is not None
-    for other in others:
-        request = other.request
-        if request is None or (other.src, other.dst) != (exchange.src, exchange.dst):
+    for request in board.all_within(call.rank, call.start_ns, call.handed_ns, exchange.dst):
+        if request in asked:
             continue
-        if call.start_ns <= (request.sending_ns or 0) <= call.handed_ns:
-            instead = _choose(other, board)
-            if instead is not None:
-                exchange.request, other.request = request, instead
-                return
+        asked.add(request)
+        holder = holders.get(request)
+        if holder is None or _make_room(holder, holders, board, asked):
+            exchange.request = board.take(request)
+            holders[request] = exchange
+            return True
+    return False
 
 
 _IMPOSSIBLE_NS = 10**12
