@@ -269,12 +269,19 @@ def _new_folder() -> Path:
         raise SetupError(
             f"runs cannot be kept in {home} here: {error.strerror}. Work in a folder that you may write to."
         ) from None
-    runs = sorted((path for path in home.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime_ns)
+    runs = sorted((path for path in home.iterdir() if path.is_dir()), key=_changed_ns)
     in_use = {run.folder for run in _runs}
     for old in runs[:-RUNS_KEPT]:
         if old not in in_use and not _is_running(old):
             shutil.rmtree(old, ignore_errors=True)
     return folder
+
+
+def _changed_ns(folder: Path) -> int:
+    try:
+        return folder.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0  # Another notebook of this folder has just tidied it away.
 
 
 def _is_running(folder: Path) -> bool:
