@@ -19,7 +19,6 @@ from dlearn.errors import TraceError
 from dlearn.trace.event import (
     FORMAT,
     NOT_OBSERVED,
-    AnyLine,
     End,
     Event,
     Footer,
@@ -32,6 +31,7 @@ from dlearn.trace.event import (
     Socket,
     Worker,
 )
+from dlearn.trace.job_facts import AnyLine, ClockReading, Exit, Joined, Peer, Place
 
 MAX_LINE_BYTES = 1 << 20
 """A longer line is damage: the longest real one (a bucket of thousands of parameters) stays far below."""
@@ -106,6 +106,11 @@ class ProcessFile:
     sockets: dict[int, Socket] = field(default_factory=dict)
     worker: Worker | None = None
     not_measured: str = ""
+    joined: str = ""
+    clocks: list[ClockReading] = field(default_factory=list)
+    peers: dict[int, Peer] = field(default_factory=dict)
+    place: Place | None = None
+    exit_status: int | None = None
     footer: Footer | None = None
     problems: list[str] = field(default_factory=list)
     complete: bool = True
@@ -131,7 +136,7 @@ def read(path: Path) -> ProcessFile:
                 _take(file, _decode(line))
             except _DAMAGE as error:
                 damaged.append(f"line {number}: {str(error)[:120]}")
-    file.problems += _lost(file, damaged, number)
+    file.problems += _lost(file, damaged, number - (file.exit_status is not None))
     if file.problems:
         file.complete = False
         _excuse_ends(file)
@@ -256,6 +261,16 @@ def _take(file: ProcessFile, line: AnyLine) -> None:
             file.worker = line  # After shutdown and init_rpc again, the last one.
         case NotMeasured():
             file.not_measured = line.reason
+        case Joined():
+            file.joined = file.joined or line.job  # Of several default groups, one after the other, the first.
+        case ClockReading():
+            file.clocks.append(line)
+        case Peer():
+            file.peers[line.rank] = line
+        case Place():
+            file.place = line
+        case Exit():
+            file.exit_status = line.status
         case End():
             _end(file, line)
         case _:
