@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from traces import Job, header
 
 from dlearn.errors import TraceError
 from dlearn.trace.job_facts import Exit, Joined, Peer
 from dlearn.trace.trace import Trace
-from traces import Job, header
 
 
 def attempt(folder, *, number=0, met="", job="job", ranks=2, start_ns=0):

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dlearn.analysis.hang_words import hang_sentences, whereabouts
 from dlearn.analysis.hangs import hangs
-from dlearn.analysis.words import hang_sentences, whereabouts
 from dlearn.cluster.crew import Died, Ended, Outcome, StackLine
 from dlearn.cluster.payload import Surroundings, is_installed
 from dlearn.cluster.rank import Raised, Returned

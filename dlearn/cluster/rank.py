@@ -264,7 +264,9 @@ def _start_recording(call: Call) -> Any:
         name="" if call.name.isdigit() else call.name,
         world_size=call.world_size,
     )
-    return recorder.start(Path(call.folder, "trace"), header=header, options=call.record, sorted_stderr=True)
+    return recorder.start(
+        Path(call.folder, "trace"), header=header, options=call.record, sorted_stderr=True, alone=True
+    )
 
 
 def _meet(call: Call, listener: int | None) -> Any:

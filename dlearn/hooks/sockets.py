@@ -128,6 +128,10 @@ class Sockets:
         """Bytes that have come to this process through each connection so far; nothing where no RPC is used."""
         return () if not self._rpc else tuple(self._counted(each, _received) for each in self._connections)
 
+    def forget(self) -> None:
+        """In a forked child: the connections are its parent's."""
+        self._connections.clear()
+
     def note_strangers(self) -> None:
         """The connections that are there now are none of ours."""
         if self._getsockopt is not None:

@@ -201,6 +201,8 @@ class PointToPoint(Event, tag="p2p", frozen=True, kw_only=True):
     offset_bytes: Count = 0
     whole_bytes: Count = 0
     step: Count = 0
+    place: Count = 0
+    """Of a recording of some steps only: its number among the process's calls with this op, peer and tag."""
     checksum: Count | None = None
 
 
