@@ -25,7 +25,7 @@ from dlearn.trace.options import Measure, Options
 __all__ = ["Outer", "Recording", "make_header", "operation", "record", "span", "start", "step"]
 
 _active: Recording | None = None
-_lazy: Header | None = None
+_followed: Header | None = None
 """The header of a recording that goes on in the process's children."""
 
 
@@ -109,22 +109,23 @@ def start(
     clock: Clock = time.monotonic_ns,
     sorted_stderr: bool = False,
     alone: bool = False,
+    follow: bool = False,
     lazy: bool = False,
 ) -> Recording:
     """Install every hook and write into `folder` until `stop()`. For `record`, the cluster's ranks and `dlearn run`.
 
     With `sorted_stderr` whoever reads this process's stderr keeps the RPC agent's log. `alone`: all ranks are on this
-    host, and known to whoever started them. A `lazy` recording makes its file when there is something to write; so
-    does that of each child that the process forks.
+    host, and known to whoever started them. `follow` records children that the process forks as well, if they send
+    anything, and a program that takes its place; a `lazy` recording makes its file when there is something to write.
     """
-    global _active, _lazy
+    global _active, _followed
     if _active is not None:
         raise TraceError("this process is being recorded already: end the other recording first.")
     path = folder / f"{header.host}-{header.pid}.jsonl"
-    if not lazy:
+    if not follow:
         refuse_other_traces(folder, header)
     _active = Recording(
-        own_path(path) if lazy else path,
+        own_path(path) if follow else path,
         header,
         options or Options(),
         clock=clock,
@@ -133,7 +134,7 @@ def start(
         lazy=lazy,
         ended=_forget,
     )
-    _lazy = header if lazy else None
+    _followed = header if follow else None
     atexit.register(_active.stop)
     return _active
 
@@ -148,11 +149,11 @@ def _after_fork() -> None:
     global _active
     if _active is None:
         return
-    if _lazy is None:
+    if _followed is None:
         _active.let_go()
         _active = None
     else:
-        header = make_header(job=_lazy.job)
+        header = make_header(job=_followed.job)
         _active.go_on_in_child(header, own_path(_active.path.parent / f"{header.host}-{header.pid}.jsonl"))
 
 
