@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from dlearn.analysis.hang_words import hang_sentences, whereabouts
 from dlearn.analysis.hangs import exit_text, hangs
 from dlearn.trace.trace import Process, Trace
@@ -9,7 +11,9 @@ from dlearn.trace.trace import Process, Trace
 
 def story(trace: Trace) -> list[str]:
     """How each process that did not end well ended, and what is stuck; nothing where all is well."""
-    fates = [fate(process, trace) for process in trace.processes if not process.closed or process.exit_status]
+    ended = [process for process in trace.processes if not process.closed or process.exit_status]
+    # Those first that nobody told to end, as torchrun tells the others of a rank that has failed.
+    fates = [fate(process, trace) for process in sorted(ended, key=lambda each: each.exit_status == -signal.SIGTERM)]
     return [f"{sentence}." for sentence in (*fates, *hang_sentences(hangs(trace), trace))]
 
 
@@ -33,7 +37,9 @@ def clock_sentence(trace: Trace) -> str:
         clock = process.clock
         if clock.error_ns is None:
             continue
-        drift = f"drift {clock.drift * 1e6:+.1f} ppm" if clock.drift_known else "drift not measured"
+        drift = "drift not measured"
+        if clock.drift_error is not None:
+            drift = f"drift {clock.drift * 1e6:+.1f} ppm, give or take {clock.drift_error * 1e6:.1f}"
         told.append(
             f"{process.header.host}'s is moved by {clock.offset_ns / 1e9:+,.6f} s, give or take"
             f" {clock.error_ns / 1000:,.1f} us ({drift})"

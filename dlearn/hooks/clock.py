@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,13 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from dlearn.hooks import Emit, Undo
 from dlearn.trace.job_facts import ClockReading, Joined, Peer
 
-ROUNDS = 40
-"""Exchanges for one reading; the best one counts."""
+ROUNDS = 200
+READING_SECONDS = 0.1
+"""Exchanges for one reading, and how long it may take; the best one counts."""
+PAUSES_SECONDS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Between the first readings: while either program is busy in Python, its lock is late, and so is every answer."""
 EVERY_SECONDS = 10.0
-"""A rank with another clock reads rank 0's so often: a job that is killed has no last reading."""
+"""Between the others: a job that is killed has no last reading."""
 PATIENCE_SECONDS = 5.0
 """How long an answer is waited for; rank 0 waits as long for the last readings of the others."""
 
@@ -154,6 +158,8 @@ class Desk:
                         asking.add(note["rank"])
                 case "bye":
                     asking.discard(note["rank"])
+                    others = [[each.rank, each.host, each.path] for each in self.peers.values()]
+                    store.queue_push(self._desk(note["rank"]), json.dumps(others))
                 case "close":
                     closing = True
 
@@ -171,17 +177,24 @@ class Desk:
         if note["clock"] == self._name:
             return
         store.set_timeout(timedelta(seconds=PATIENCE_SECONDS))
-        self._read(store, note["clock"])
-        while not self._over.wait(EVERY_SECONDS):
+        for pause in chain(PAUSES_SECONDS, repeat(EVERY_SECONDS)):
             self._read(store, note["clock"])
+            if self._over.wait(pause):
+                break
         self._read(store, note["clock"])
         store.queue_push(self._desk(), json.dumps({"kind": "bye", "rank": self.rank}))
+        for rank, host, path in json.loads(store.queue_pop(mine)):
+            if host != socket.gethostname():
+                self._emit.fact(Peer(rank=rank, host=host, path=path))
 
     def _read(self, store: Store, reference: str) -> None:
-        """Ask for the time, `ROUNDS` times, and note the answer whose error is smallest."""
+        """Ask for the time, again and again, and note the answer whose error is smallest."""
         question = json.dumps({"kind": "time", "rank": self.rank})
         best: tuple[int, int, int] | None = None
-        for _ in range(ROUNDS):
+        rounds = 0
+        deadline = time.monotonic() + READING_SECONDS
+        while best is None or (rounds < ROUNDS and time.monotonic() < deadline):
+            rounds += 1
             asked = self._clock()
             store.queue_push(self._desk(), question)
             answer = store.queue_pop(self._desk(self.rank))
@@ -189,9 +202,8 @@ class Desk:
             heard, answered = map(int, answer.split())
             found = ((came - asked) - (answered - heard) + 1) // 2, ((heard - asked) + (answered - came)) // 2, came
             best = min(best, found) if best else found
-        assert best is not None
         error, offset, at = best
-        self._emit.fact(ClockReading(at_ns=at, offset_ns=offset, error_ns=error, reference=reference, rounds=ROUNDS))
+        self._emit.fact(ClockReading(at_ns=at, offset_ns=offset, error_ns=error, reference=reference, rounds=rounds))
 
     def _hello(self) -> str:
         host = socket.gethostname()

@@ -26,6 +26,8 @@ SLEW = 500e-6
 """Linux slews its clock by at most 500 ppm (adjtimex(2)): what it may have drifted where nobody looked twice."""
 APART_NS = 1_000_000_000
 """Two readings nearer than that tell no drift: their own errors would be most of it."""
+NEARLY = 2
+"""A reading is nearly as good as the best one up to so many times its error."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +52,18 @@ class Clock:
             return at_ns + self.offset_ns
         return at_ns + self.offset_ns + round(self.drift * (at_ns - self.at_ns))
 
+    @property
+    def drift_error(self) -> float | None:
+        """By how much the drift may be wrong; None where nobody looked twice."""
+        apart = self.last_ns - self.first_ns
+        return 2 * (self.error_ns or 0) / apart if self.drift_known and apart else None
+
     def error_at(self, at_ns: int) -> int:
         """By how much that may be wrong: more, the further it is from the nearest reading."""
         outside = max(self.first_ns - at_ns, at_ns - self.last_ns, 0)
         if not outside or not self.error_ns:
             return self.error_ns or 0
-        apart = self.last_ns - self.first_ns
-        wrong = 2 * self.error_ns / apart if self.drift_known and apart else SLEW
-        return self.error_ns + round(outside * wrong)
+        return self.error_ns + round(outside * (self.drift_error or SLEW))
 
 
 SAME = Clock()
@@ -86,25 +92,25 @@ def _seniority(file: ProcessFile) -> tuple[int, str]:
 
 
 def _line(name: str, readings: Sequence[ClockReading]) -> Clock:
-    """Through the best of the first readings and the best of the last."""
+    """Through the best reading, and the one furthest from it among those nearly as good."""
     if not readings:
         return Clock(name, error_ns=None, drift_known=False)
     ordered = sorted(readings, key=lambda reading: reading.at_ns)
-    first_ns, last_ns = ordered[0].at_ns, ordered[-1].at_ns
-    early = min((each for each in ordered if each.at_ns - first_ns < APART_NS), key=lambda each: each.error_ns)
-    late = min((each for each in ordered if last_ns - each.at_ns < APART_NS), key=lambda each: each.error_ns)
+    best = min(ordered, key=lambda each: each.error_ns)
+    good = [each for each in ordered if each.error_ns <= NEARLY * best.error_ns]
+    other = max(good, key=lambda each: abs(each.at_ns - best.at_ns))
+    early, late = sorted((best, other), key=lambda each: each.at_ns)
     apart = late.at_ns - early.at_ns
-    drift = (late.offset_ns - early.offset_ns) / apart if apart >= APART_NS else 0.0
-    best = min(early, late, key=lambda each: each.error_ns) if not drift else early
+    known = apart >= APART_NS
     line = Clock(
         name,
         at_ns=best.at_ns,
         offset_ns=best.offset_ns,
-        drift=drift,
-        error_ns=max(early.error_ns, late.error_ns) if drift else best.error_ns,
-        first_ns=early.at_ns,
-        last_ns=late.at_ns,
-        drift_known=bool(apart >= APART_NS),
+        drift=(late.offset_ns - early.offset_ns) / apart if known else 0.0,
+        error_ns=max(early.error_ns, late.error_ns) if known else best.error_ns,
+        first_ns=early.at_ns if known else best.at_ns,
+        last_ns=late.at_ns if known else best.at_ns,
+        drift_known=known,
     )
     # A reading in between that this line contradicts: the clock did not drift evenly, so the line is less exact.
     assert line.error_ns is not None
