@@ -26,7 +26,8 @@ MAY_IMPORT = {
     "draw": {"trace", "analysis"},
     "play": {"trace", "analysis", "draw"},
     "lessons": {"trace", "analysis", "draw", "play", "cluster", "recorder", "collectives"},
-    "cli": {"trace", "analysis", "draw", "cluster", "recorder", "scripts", "lessons"},
+    "commands": {"trace", "analysis", "draw"},
+    "cli": {"commands", "trace", "analysis", "draw", "cluster", "recorder", "scripts", "lessons"},
 }
 MAY_IMPORT_HEAVY = {
     "torch": {"hooks", "recorder", "collectives", "cluster", "scripts", "lessons"},
