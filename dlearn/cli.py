@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dlearn import __version__
-from dlearn.commands import draw, messages
+from dlearn.commands import doctor, draw, messages
 from dlearn.errors import DlearnError, SetupError, WrongArguments
 from dlearn.scripts.command import run
 
@@ -65,6 +65,7 @@ def parser() -> argparse.ArgumentParser:
     commands.add_parser("run", help="run a script that knows nothing of dlearn, by torchrun or alone, and record it")
 
     for name, module, text in (
+        ("doctor", doctor, "say what works on this machine, and what to do about the rest"),
         ("messages", messages, "print every message of a trace: from, to, bytes, when, what"),
         ("draw", draw, "draw a trace and save the picture"),
     ):
