@@ -9,8 +9,11 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dlearn.doctor import machine, network, software
@@ -26,10 +29,13 @@ GIB = 2**30
 
 def doctor(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run the command; what stands in the folder `path` is found before what is installed."""
-    paths = [str(each) for each in (path, os.environ.get("PYTHONPATH"), Path(__file__).parent.parent) if each]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     command = [sys.executable, "-m", "dlearn.cli", "doctor", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, env=environment_with(path), capture_output=True, text=True, timeout=100)
+
+
+def environment_with(path: Path | None) -> dict[str, str]:
+    paths = [str(each) for each in (path, os.environ.get("PYTHONPATH"), Path(__file__).parent.parent) if each]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def without_torch(folder: Path) -> Path:
@@ -105,6 +111,35 @@ def test_a_torch_that_hangs_is_left_after_a_while():
     found, told = asked(f"import time\n{FITS}time.sleep(1000)", seconds=0.2)
     assert found[1 if found[0].verdict == "ok" else 0].found == "no answer within 0.2 s"
     assert told[-1].endswith("(for up to 0.2 s) ...")
+
+
+def test_the_probe_does_not_outlive_who_asks(tmp_path):
+    """Torch hangs here; the doctor is killed."""
+    (tmp_path / "torch.py").write_text(
+        f"import os, time\nopen({str(tmp_path / 'loading')!r}, 'w').write(str(os.getpid()))\n"
+        f"os.rename({str(tmp_path / 'loading')!r}, {str(tmp_path / 'pid')!r})\ntime.sleep(1000)\n"
+    )
+    environment = environment_with(tmp_path)
+    command = [sys.executable, "-m", "dlearn.cli", "doctor"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        soon(lambda: (tmp_path / "pid").exists())
+        process.kill()
+    pid = int((tmp_path / "pid").read_text())
+    soon(lambda: gone(pid))
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def soon(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
 def test_a_build_without_cuda_is_a_pity_beside_a_driver(tmp_path):

@@ -17,12 +17,13 @@ _HEAD = ("from", "to", "payload bytes", "sent, ms", "how", "op", "what")
 
 def text_lines(found: Messages) -> Iterator[str]:
     """A line a message, in the order of sending, every one of them; then what the messages say of themselves."""
-    known = [message.sent_ns for message in found if message.sent_ns is not None]
-    rows = [_HEAD, *(_cells(found, message, min(known, default=0)) for message in found)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD) - 1)]
-    for src, dst, size, sent, *texts, what in rows:
+    first_ns = min((message.sent_ns for message in found if message.sent_ns is not None), default=0)
+    widths = [len(cell) for cell in _HEAD]
+    for row in _rows(found, first_ns):
+        widths = [max(width, len(cell)) for width, cell in zip(widths, row, strict=True)]
+    for src, dst, size, sent, *texts, what in _rows(found, first_ns):
         cells = [src.ljust(widths[0]), dst.ljust(widths[1]), size.rjust(widths[2]), sent.rjust(widths[3])]
-        cells += [text.ljust(width) for text, width in zip(texts, widths[4:], strict=True)]
+        cells += [text.ljust(width) for text, width in zip(texts, widths[4:-1], strict=True)]
         yield "  ".join([*cells, what]).rstrip()
     yield ""
     yield str(found)
@@ -46,6 +47,13 @@ def json_lines(found: Messages) -> Iterator[str]:
         record = dict(zip(FIELDS, _values(found, message), strict=True))
         yield json.dumps(record) + ("," if index < last else "")
     yield "]"
+
+
+def _rows(found: Messages, first_ns: int) -> Iterator[tuple[str, ...]]:
+    """Made twice and never all held: there may be a million."""
+    yield _HEAD
+    for message in found:
+        yield _cells(found, message, first_ns)
 
 
 def _cells(found: Messages, message: Message, first_ns: int) -> tuple[str, ...]:

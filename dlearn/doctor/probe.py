@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import tempfile
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ Answer = dict[str, Any]
 
 
 def main() -> None:
+    threading.Thread(target=end_with_parent, daemon=True).start()
     warnings.simplefilter("ignore")
     interface = loopback_interface()
     if interface is not None:
@@ -35,6 +37,12 @@ def main() -> None:
         if step == "torch" and "error" in answer:
             break
     os._exit(0)  # threads of torch's may take their time to end
+
+
+def end_with_parent() -> None:
+    """Who asks holds our stdin open; when it is gone, however it ended, nobody wants the answers."""
+    sys.stdin.read()
+    os._exit(1)
 
 
 def ask_torch() -> Answer:

@@ -30,8 +30,9 @@ class Probe:
     def __init__(self, command: Sequence[str] = PROBE, *, step_seconds: float = STEP_SECONDS) -> None:
         self._step_seconds = step_seconds
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors, text=True, errors="replace"
+            command, stdin=pipe, stdout=pipe, stderr=self._errors, text=True, errors="replace"
         )
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         assert self._process.stdout is not None
@@ -57,6 +58,8 @@ class Probe:
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         self._reader.join(timeout=1.0)
         self._errors.close()
 
