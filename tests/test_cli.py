@@ -141,6 +141,18 @@ def test_messages_of_a_span(tmp_path, capsys):
     assert row["payload_bytes"] == "1000"
 
 
+def test_a_trace_may_be_in_a_folder_from_each_host(tmp_path, capsys):
+    here, there = tmp_path / "here", tmp_path / "there"
+    two_sends(here)
+    there.mkdir()
+    file = max(here.glob("*.jsonl"))
+    file.rename(there / file.name)
+    assert main(["messages", str(here), str(there), "--json"]) == 0
+    told, errors = capsys.readouterr()
+    assert [row["payload_bytes"] for row in json.loads(told)] == [1000, 20]
+    assert "processes left a file" not in errors
+
+
 def test_problems_of_a_trace_go_to_stderr(tmp_path, capsys):
     folder = two_sends(tmp_path)
     min(tmp_path.glob("*.jsonl")).unlink()
