@@ -59,7 +59,7 @@ def mpi(tell: Callable[[str], None], python: str = sys.executable, *, seconds: f
     """mpi4py with its library, asked in a process of its own: a library that does not fit ends the process."""
     remedy = 'for lessons with MPI: pip install -e ".[mpi]" in dlearn\'s folder'
     pipe = subprocess.PIPE
-    with subprocess.Popen([python, "-c", _MPI], stdout=pipe, stderr=pipe, text=True, errors="replace") as process:
+    with subprocess.Popen([python, "-P", "-c", _MPI], stdout=pipe, stderr=pipe, text=True, errors="replace") as process:
         try:
             text, errors = process.communicate(timeout=min(seconds, QUIET_SECONDS))
         except subprocess.TimeoutExpired:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
 import subprocess
 import sys
@@ -12,10 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import dlearn
 from dlearn.doctor.finding import Finding
 from dlearn.doctor.probe import STEPS
 
-PROBE = (sys.executable, "-m", "dlearn.doctor.probe")
+PROBE = (sys.executable, "-P", "-m", "dlearn.doctor.probe")
+"""With -P a torch.py, or a json.py, in the folder where somebody asks is not taken for the real one."""
 QUIET_SECONDS = 2.0
 STEP_SECONDS = 30.0
 """For one step. The first loads torch, which takes seconds, and many on a slow disk."""
@@ -32,7 +35,13 @@ class Probe:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         pipe = subprocess.PIPE
         self._process = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=self._errors, text=True, errors="replace"
+            command,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=self._errors,
+            text=True,
+            errors="replace",
+            env=_environment(),
         )
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         assert self._process.stdout is not None
@@ -75,6 +84,12 @@ class Probe:
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         return f"its process ended with {status}" + (f": {lines[-1]}" if lines else "")
+
+
+def _environment() -> dict[str, str]:
+    """In which the probe finds the dlearn that asks, wherever that came from."""
+    paths = [os.environ.get("PYTHONPATH", ""), str(Path(dlearn.__file__).parent.parent)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 def _pass_on(stream: IO[str], lines: queue.SimpleQueue[str | None]) -> None:
