@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dlearn import __version__
-from dlearn.errors import DlearnError, SetupError
-from dlearn.scripts.command import WrongArguments, run
+from dlearn.commands import doctor, draw, messages
+from dlearn.errors import DlearnError, SetupError, WrongArguments
+from dlearn.scripts.command import run
 
 FAILED = 1
-WRONG = 2
+WRONG = 2  # argparse's, too
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
@@ -62,6 +63,15 @@ def parser() -> argparse.ArgumentParser:
 
     # Only for the list of commands: `main` hands it on before.
     commands.add_parser("run", help="run a script that knows nothing of dlearn, by torchrun or alone, and record it")
+
+    for name, module, text in (
+        ("doctor", doctor, "say what works on this machine, and what to do about the rest"),
+        ("messages", messages, "print every message of a trace: from, to, bytes, when, what"),
+        ("draw", draw, "draw a trace and save the picture"),
+    ):
+        made = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        module.arguments(made)
+        made.set_defaults(command=module.run)
     return top
 
 

@@ -26,10 +26,12 @@ MAY_IMPORT = {
     "draw": {"trace", "analysis"},
     "play": {"trace", "analysis", "draw"},
     "lessons": {"trace", "analysis", "draw", "play", "cluster", "recorder", "collectives"},
-    "cli": {"trace", "analysis", "draw", "cluster", "recorder", "scripts", "lessons"},
+    "doctor": {"hooks", "cluster"},
+    "commands": {"trace", "analysis", "draw", "doctor"},
+    "cli": {"commands", "trace", "analysis", "draw", "cluster", "recorder", "scripts", "lessons"},
 }
 MAY_IMPORT_HEAVY = {
-    "torch": {"hooks", "recorder", "collectives", "cluster", "scripts", "lessons"},
+    "torch": {"hooks", "recorder", "collectives", "cluster", "scripts", "lessons", "doctor"},
     "matplotlib": {"draw"},
     "pandas": {"trace", "analysis"},
     "mpi4py": set(),

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from dlearn.errors import SetupError
+from dlearn.errors import WrongArguments
 from dlearn.scripts.order import Order
 from dlearn.trace.job_facts import Exit
 
@@ -33,10 +33,6 @@ torchrun does (see `torchrun --help`): `dlearn run --nproc-per-node 2 train.py`.
   --graph               the graph of each distributed autograd context, too
   --gather              at the end, bring the files of other hosts to rank 0's folder
 """
-
-
-class WrongArguments(SetupError):
-    """The command line makes no sense."""
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -147,7 +147,8 @@ class Trace:
     def within(self, span: str) -> Trace:
         """The events inside spans of this name on any rank, and the ends on other ranks that they met."""
         if span not in self.whole.spans:
-            raise TraceError(f"there is no span {span!r} in this trace; its spans are: {_some(self.whole.spans)}")
+            known = _some(self.whole.spans) or "none"
+            raise TraceError(f"there is no span {span!r} in this trace; its spans are: {known}")
         inside = self._inside(span)
         for each in self.whole.matches:
             keys = {(end.rank, end.number) for end in each.ends}
