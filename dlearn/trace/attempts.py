@@ -46,25 +46,23 @@ def attempts(files: Sequence[ProcessFile]) -> list[list[ProcessFile]]:
     Processes that met in one default group are of one attempt. Those that met nobody are of the attempt with their
     number of restarts, else of the last that had begun before them.
     """
-    met = dict.fromkeys(file.joined for file in sorted(files, key=_start) if file.joined)
+    met = dict.fromkeys(_meeting(file) for file in sorted(files, key=_start) if file.joined)
     if len(met) < 2:
         restarts = sorted({file.header.restart for file in files})
         return [[file for file in files if file.header.restart == number] for number in restarts]
-    found: dict[str, list[ProcessFile]] = {name: [] for name in met}
+    found = {meeting: [file for file in files if file.joined and _meeting(file) == meeting] for meeting in met}
+    whole = {meeting: list(group) for meeting, group in found.items()}
     for file in files:
-        if file.joined:
-            found[file.joined].append(file)
-    lonely = [file for file in files if not file.joined]
-    whole = {name: list(group) for name, group in found.items()}
-    for file in lonely:
-        same = [name for name, group in whole.items() if any(_same_start(file, each) for each in group)]
-        before = [name for name, group in whole.items() if min(map(_start, group)) <= _start(file)]
-        found[(same or before or list(whole))[-1]].append(file)
+        if not file.joined:
+            same = [each for each in whole if file.header.restart and each[1] == file.header.restart]
+            before = [each for each, group in whole.items() if min(map(_start, group)) <= _start(file)]
+            found[(same or before or list(whole))[-1]].append(file)
     return list(found.values())
 
 
-def _same_start(one: ProcessFile, other: ProcessFile) -> bool:
-    return bool(one.header.restart) and one.header.restart == other.header.restart
+def _meeting(file: ProcessFile) -> tuple[str, int]:
+    """The default group that the process was in. torchrun's own store outlives a restart, and so does its name."""
+    return file.joined, file.header.restart
 
 
 def _start(file: ProcessFile) -> int:

@@ -74,17 +74,22 @@ def align(files: Sequence[ProcessFile]) -> dict[str, Clock]:
     """Every clock of the trace and how it is moved to the reference; the events of all files are moved by it."""
     readings: dict[str, list[ClockReading]] = defaultdict(list)
     for file in files:
-        readings[file.header.clock] += file.clocks
+        readings[clock_name(file)] += file.clocks
     references = [reading.reference for each in readings.values() for reading in each]
-    reference = references[0] if references else min(files, key=_seniority).header.clock
+    reference = references[0] if references else clock_name(min(files, key=_seniority))
     clocks: dict[str, Clock] = {}
     for file in files:
-        name = file.header.clock
+        name = clock_name(file)
         if name not in clocks:
             usable = [reading for reading in readings[name] if reading.reference == reference]
             clocks[name] = SAME if name == reference else _line(name, usable)
         _move(file.events.values(), clocks[name])
     return clocks
+
+
+def clock_name(file: ProcessFile) -> str:
+    """Which clock the file's times are of; where it does not say, each host has its own."""
+    return file.header.clock or f"host {file.header.host}"
 
 
 def _seniority(file: ProcessFile) -> tuple[int, str]:

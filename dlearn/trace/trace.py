@@ -14,7 +14,7 @@ import msgspec
 
 from dlearn.errors import TraceError
 from dlearn.trace.attempts import attempts, refuse_two_jobs, without_copies, without_replaced
-from dlearn.trace.clocks import SAME, Clock, align, clock_problems
+from dlearn.trace.clocks import SAME, Clock, align, clock_name, clock_problems
 from dlearn.trace.event import Collective, Event, Footer, GroupFact, Header, PointToPoint, Socket, Span, Worker
 from dlearn.trace.job_facts import Place
 from dlearn.trace.matching import Match, match
@@ -295,7 +295,7 @@ def _assign_ranks(
             sockets=file.sockets,
             worker=file.worker,
             not_measured=file.not_measured,
-            clock=clocks[file.header.clock],
+            clock=clocks[clock_name(file)],
             place=file.place,
             exit_status=file.exit_status,
         )

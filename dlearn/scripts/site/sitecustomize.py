@@ -18,12 +18,17 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class AfterTorch(MetaPathFinder):
-    """Stands in the way of the first `import torch`, lets it happen, and then attaches the recorder."""
+    """Stands in the way of the first `import torch`, lets it happen, and then attaches the recorder.
+
+    A program may import dlearn's own recorder first, which imports torch: then that has to be done as well.
+    """
+
+    under_way: tuple[str, ...] = ()
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name != "torch":
+        if name not in ("torch", "dlearn.recorder") or name in self.under_way:
             return None
-        sys.meta_path.remove(self)
+        self.under_way += (name,)
         spec = importlib.util.find_spec(name)
         if spec is None or spec.loader is None:
             return spec
@@ -31,7 +36,10 @@ class AfterTorch(MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             run(module)
-            attach()
+            self.under_way = tuple(each for each in self.under_way if each != name)
+            if not self.under_way:
+                sys.meta_path.remove(self)
+                attach()
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
