@@ -6,6 +6,7 @@ import pytest
 from traces import Job, header
 
 from dlearn.errors import TraceError
+from dlearn.recorder.headers import refuse_other_traces
 from dlearn.trace.job_facts import Exit, Joined, Peer
 from dlearn.trace.trace import Trace
 
@@ -105,3 +106,15 @@ def test_the_exit_of_a_process_is_read_and_is_no_line_of_its_own(tmp_path):
     trace = Trace.load(tmp_path)
     assert (trace.processes[0].exit_status, trace.problems) == (-9, ())
     assert Exit(status=-9).status == -9
+
+
+def test_a_folder_that_holds_this_ranks_file_is_refused(tmp_path):
+    """torchrun's jobs without an id all have the same name: the second one finds the first one's file of its rank."""
+    attempt(tmp_path, ranks=2).write()
+    for rank, restart, pid in [(0, 0, 7), (1, 0, 7)]:
+        with pytest.raises(TraceError, match="holds a trace of another job already"):
+            refuse_other_traces(tmp_path, header(rank, pid=pid, restart=restart))
+    refuse_other_traces(tmp_path, header(2, pid=7))  # Another rank of the same job, on another host.
+    refuse_other_traces(tmp_path, header(0, pid=7, restart=1))
+    with pytest.raises(TraceError, match="nothing is overwritten"):
+        refuse_other_traces(tmp_path, header(2, job="another", pid=7))

@@ -316,3 +316,15 @@ def test_some_steps_of_a_long_job(tmp_path):
         sends = [match for match in trace.within(f"step {step}").matches if match.sender is not None]
         assert [[end.tensors[0].shape for end in match.ends] for match in sends] == [[(step,), (step,)]]
     assert all(process.footer.left_out > 20 for process in trace.processes)
+
+
+@slow
+def test_a_clusters_ranks_are_recorded_by_the_cluster(tmp_path):
+    text = """
+    import dlearn, torch, torch.distributed as dist
+    run = dlearn.Cluster(2).run(lambda: dist.all_reduce(torch.ones(3)))
+    print(len(run.trace.matches), run.trace.problems)
+    """
+    done = dlearn_run(tmp_path, "--trace", "t", script(tmp_path, text))
+    assert (done.returncode, done.stdout) == (0, "1 ()\n"), done.stderr
+    assert "nothing was recorded" in done.stderr

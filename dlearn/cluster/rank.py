@@ -254,10 +254,11 @@ def _loopback_interface() -> str:
 
 
 def _start_recording(call: Call) -> Any:
-    if call.record is None:
-        return None
     from dlearn import recorder
 
+    recorder.leave()
+    if call.record is None:
+        return None
     header = recorder.make_header(
         job=call.job,
         rank=call.rank,

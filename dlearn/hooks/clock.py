@@ -18,6 +18,7 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -27,6 +28,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed.rpc import backend_registry
 
 from dlearn.hooks import Emit, Undo
 from dlearn.trace.job_facts import ClockReading, Joined, Peer
@@ -54,10 +56,11 @@ def clock_name() -> str:
 class Desk:
     """Rank 0's end answers, the others' ask; of the default group of this process, while there is one."""
 
-    def __init__(self, emit: Emit, path: Path, clock: Callable[[], int]) -> None:
-        self._emit, self._path, self._clock = emit, path.resolve(), clock
+    def __init__(self, emit: Emit, path: Path, clock: Callable[[], int], ignore_port: Callable[[int], None]) -> None:
+        self._emit, self._path, self._clock, self._ignore_port = emit, path.resolve(), clock, ignore_port
         self._name = clock_name()
-        self._groups = 0
+        self._met: Counter[str] = Counter()
+        self._place = ""
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -66,18 +69,27 @@ class Desk:
         self.peers: dict[int, Peer] = {}
 
     def install(self) -> Undo:
-        """Open whenever a default group is made, or at once if there is one; close before it is destroyed."""
+        """Open whenever a default group is made, or at once if there is one; close before it is destroyed.
+
+        And when RPC is set up: its workers meet in a store, too.
+        """
         c10d = dist.distributed_c10d
         make, destroy = c10d._new_process_group_helper, c10d.destroy_process_group
+        make_agent = backend_registry.init_backend
         if dist.is_initialized():
-            self._guarded(self._open, c10d._get_default_store(), dist.get_rank(), dist.get_world_size())
+            self._guarded(self._joined, c10d._get_default_store(), dist.get_rank(), dist.get_world_size())
 
         def _new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
             result = make(*args, **kwargs)
             if kwargs.get("group_desc") == "default_pg":
                 size, rank, _, _, store = args[:5]
-                self._guarded(self._open, store, rank, size)
+                self._guarded(self._joined, store, rank, size)
             return result
+
+        def init_backend(*args: Any, **kwargs: Any) -> Any:
+            agent = make_agent(*args, **kwargs)  # type: ignore[no-untyped-call]
+            self._guarded(self._open, "rpc", kwargs["store"], kwargs["rank"], kwargs["world_size"])
+            return agent
 
         def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
             if not args and not kwargs:
@@ -86,9 +98,11 @@ class Desk:
 
         c10d._new_process_group_helper = _new_process_group_helper
         c10d.destroy_process_group = dist.destroy_process_group = destroy_process_group
+        backend_registry.init_backend = init_backend
 
         def undo() -> None:
             self._guarded(self.close)
+            backend_registry.init_backend = make_agent
             c10d._new_process_group_helper = make
             c10d.destroy_process_group = dist.destroy_process_group = destroy
 
@@ -115,15 +129,22 @@ class Desk:
         """In a forked child: the threads are its parent's."""
         self._path, self._thread, self.store = path.resolve(), None, None
 
-    def _open(self, store: Store | None, rank: int, size: int) -> None:
-        self.close()
-        self._groups += 1
-        job = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns():x}"
-        if store is None or size < 1:
+    def _joined(self, store: Store | None, rank: int, size: int) -> None:
+        """A default group is made: all of its ranks find the same name for the job."""
+        if store is None:
             return  # MPI's groups meet without a store.
+        job = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns():x}"
         self._emit.fact(Joined(job=store.compare_set("dlearn/job", "", job).decode()))
-        if size == 1 or not _is_tcp(store) or _one_host(size):
+        self._open("group", store, rank, size)
+
+    def _open(self, where: str, store: Store, rank: int, size: int | None) -> None:
+        self.close()
+        self._met[where] += 1
+        port = _tcp_port(store)
+        if size is None or size < 2 or port is None or _one_host(size):
             return
+        self._ignore_port(port)
+        self._place = f"dlearn/desk {where} {self._met[where]}"
         self.rank, self.size, self.store = rank, size, store
         self._over = threading.Event()
         serve = self._answer if rank == 0 else self._ask
@@ -136,7 +157,7 @@ class Desk:
             serve(self.store.clone())  # type: ignore[attr-defined]
 
     def _desk(self, rank: int | None = None) -> str:
-        return f"dlearn/desk {self._groups}" + (f"/{rank}" if rank is not None else "")
+        return self._place + (f"/{rank}" if rank is not None else "")
 
     def _answer(self, store: Store) -> None:
         """Rank 0: note who is there, tell the time to whoever asks, until closed and all have had their last answer."""
@@ -223,10 +244,11 @@ class Desk:
             self._emit.failed("the clocks", error)
 
 
-def _is_tcp(store: Store) -> bool:
+def _tcp_port(store: Store) -> int | None:
+    """Of a store that other hosts can reach."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
-    return isinstance(store, TCPStore)
+    return store.port if isinstance(store, TCPStore) else None
 
 
 def _one_host(size: int) -> bool:

@@ -139,6 +139,12 @@ def start(
     return _active
 
 
+def leave() -> None:
+    """End a recording that was to go on in this process's children: in a cluster's rank the cluster itself records."""
+    if _active is not None and _followed is not None:
+        _active.stop()
+
+
 def _forget(recording: Recording) -> None:
     global _active
     if _active is recording:

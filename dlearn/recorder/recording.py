@@ -94,7 +94,7 @@ class Recording:
         self.meet: Callable[[], None] | None = None
         """Waits for all workers of a cluster, which opens RPC's connections before anybody uses them."""
         self._writer = Writer(path, max_bytes=options.max_bytes, header=header if lazy else None)
-        self._desk = None if alone else Desk(self, self._writer.path, clock)
+        self._desk = None if alone else Desk(self, self._writer.path, clock, self._sockets.ignored_ports.add)
         self._gather = options.gather
         self._watch = HangWatch(self, self._writer.path, options.hang_after) if options.hang_after else None
         try:
