@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -131,7 +133,18 @@ def test_ranks_are_fresh_processes_beside_their_engines_and_stay_inside_with(cli
     assert _gone(pids)
 
 
+@pytest.fixture
+def nothing_from_disk(monkeypatch):
+    """Here the engines' disk is ours, too; on other hosts everything must come through ipyparallel."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("copied from disk")
+
+    monkeypatch.setattr(shutil, "copytree", refuse)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("nothing_from_disk")
 @pytest.mark.parametrize("fault", ["exception", "exit", "sleep"])
 def test_faults_are_told_in_the_words_of_a_local_cluster(client, fault):
     told = []
@@ -144,6 +157,7 @@ def test_faults_are_told_in_the_words_of_a_local_cluster(client, fault):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("nothing_from_disk")
 def test_an_interrupt_ends_the_ranks_and_keeps_what_they_recorded(client, tmp_path):
     began = tmp_path / "began"
     began.mkdir()
@@ -257,6 +271,16 @@ def test_on_one_host_everything_stays_on_loopback_and_between_hosts_each_has_its
     ]
 
 
+def test_what_was_recorded_comes_in_pieces_and_leaves_nothing_there(tmp_path, monkeypatch):
+    monkeypatch.setattr(engine_relay, "PARCEL_BYTES", 4)
+    (tmp_path / "run" / "trace").mkdir(parents=True)
+    (tmp_path / "run" / "trace" / "a").write_bytes(b"aaaaaa")
+    (tmp_path / "run" / "trace" / "b").write_bytes(b"bb")
+    parcels = [engine_relay.parcel(str(tmp_path / "run"), first) for first in (0, 4, 8)]
+    assert parcels == [([("a", b"aaaa")], False), ([("a", b"aa"), ("b", b"bb")], False), ([], True)]
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_rank_whose_notebook_does_not_ask_any_more_is_ended(monkeypatch):
     monkeypatch.setattr(engine_relay, "LEASE_SECONDS", 0.2)
     engine_relay.start("forgotten")
@@ -265,3 +289,72 @@ def test_a_rank_whose_notebook_does_not_ask_any_more_is_ended(monkeypatch):
         assert "had not heard from the notebook" in engine_relay.exchange("forgotten", [], 0).note
     finally:
         spares.close()
+
+
+_TWO_HOSTS = """
+ip link set lo up; hostname nodeA; mkdir $TMPDIR
+unshare --net --uts --mount sh -c 'hostname nodeB; mount -t tmpfs none $TMPDIR; echo $$ > pid; exec sleep 600' &
+while [ ! -s pid ]; do sleep 0.1; done
+nodeB="nsenter -t $(cat pid) -n -u -m"
+ip link add vA type veth peer name vB && ip link set vB netns $(cat pid)
+ip addr add 10.78.0.1/24 dev vA; ip link set vA up
+$nodeB ip link set lo up; $nodeB ip addr add 10.78.0.2/24 dev vB; $nodeB ip link set vB up
+python=$1; files=$IPYTHONDIR/profile_default/security
+$python -m ipyparallel.controller --ip=10.78.0.1 --log-level=40 2> log &
+while [ ! -s $files/ipcontroller-client.json ]; do sleep 0.1; done
+$python -m ipyparallel.engine --file=$files/ipcontroller-engine.json --log-level=40 2> log &
+while ! grep -q nanny log; do sleep 0.1; done  # The first engine is number 0.
+$nodeB $python -m ipyparallel.engine --file=$files/ipcontroller-engine.json --log-level=40 2> log &
+exec $python job.py $files/ipcontroller-client.json
+"""
+
+_JOB = """
+import os, sys, threading
+import ipyparallel, programs
+from dlearn import Cluster, analysis
+
+client = ipyparallel.Client(sys.argv[1])
+client.wait_for_engines(2, timeout=60)
+cluster = Cluster(engine=client)
+run = cluster.run(programs.train_ddp, 2)
+print(sorted(path.name.split("-")[0] for path in (run.folder / "trace").iterdir()))
+print(str(analysis.reconcile(run.trace)).splitlines()[-1])
+print(cluster.run(programs.listening_addresses).results)
+print(cluster.run(programs.all_reduce_then, "sleep", timeout=3, check=False).error.what)
+(engine,) = [id for id in client.ids if client[id].apply_sync(os.uname).nodename == "nodeB"]
+pid = client[engine].apply_sync(os.getpid)
+threading.Timer(1, lambda: os.kill(pid, 9)).start()
+print(cluster.run(programs.all_reduce_then, "sleep", timeout=60, check=False).error.what.splitlines()[0])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux namespaces")
+def test_engines_on_two_hosts(tmp_path):
+    """Two network namespaces with names and temporary folders of their own; all their processes end with the first."""
+    namespaces = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    probe = subprocess.run([*namespaces, "ip", "link", "add", "here", "type", "veth"], capture_output=True, text=True)
+    if probe.returncode != 0:
+        pytest.skip(f"namespaces are not permitted here: {probe.stderr.strip()[:80]}")
+    (tmp_path / "job.py").write_text(_JOB)
+    done = subprocess.run(
+        [*namespaces, "sh", "-c", _TWO_HOSTS, "sh", sys.executable],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+            "IPYTHONDIR": str(tmp_path / "ipython"),
+            "TMPDIR": str(tmp_path / "scratch"),
+        },
+    )
+    told = [line for line in done.stdout.splitlines() if "hostname of the client socket" not in line]  # torch's own.
+    files, bytes_, listening, hang, lost = told[-5:]
+    assert files == "['nodeA', 'nodeB']", done.stderr
+    assert bytes_ == "2 of 2 parts with residue 0."
+    assert listening == "{0: ['01004E0A', '01004E0A'], 1: ['02004E0A']}"  # 10.78.0.1 and 10.78.0.2
+    assert "rank 0 waits for rank 1 in all_reduce #2" in hang
+    assert "rank 1 never called it, it is at " in hang
+    assert lost.startswith("rank 1 lost its engine 1 on nodeB, which was killed, or has ended; what it had recorded")
+    assert f"stayed there, in {tmp_path}/scratch/dlearn-" in lost

@@ -1,4 +1,4 @@
-"""Cluster: real ranks on this machine, from a notebook cell or a script."""
+"""Cluster: real ranks on this machine, or beside ipyparallel's engines, from a notebook cell or a script."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ LONGEST_NAME = 40
 
 
 class Cluster:
-    """Real ranks on this machine, connected over loopback.
+    """Real ranks on this machine, connected over loopback; with `engine`, beside ipyparallel's engines.
 
     `ranks` is how many, or their names; the order of names is the order of ranks. Each `run` has fresh processes;
     inside `with Cluster(4) as c:` they stay, with their state and process group. Inside the function the process group
@@ -55,7 +55,8 @@ class Cluster:
     the engines' ids, and their launchers (ssh, Slurm, MPI) give the machines; without `ranks` there are as many as
     engines. A rank has its engine's environment and module path, and works in the notebook's folder if its host has
     that. Where the engines are on more than one host, rank 0 and the backends open ports on the interface by which
-    an engine reaches its controller (or that of GLOO_SOCKET_IFNAME there): everybody on that network can reach them.
+    an engine reaches its controller (or that of GLOO_SOCKET_IFNAME there): everybody on that network can reach them,
+    and with `rpc=True` have the ranks run anything.
 
         run = Cluster(3).run(train, 10, timeout=60)
         run.results[0], run.output[0], run.trace
@@ -75,11 +76,11 @@ class Cluster:
         graph: bool = False,
         start: StartMethod = DEFAULT_START,
     ) -> None:
-        count = None if ranks is None else len(_names(ranks))
         if engine is not None and start != DEFAULT_START:
             raise SetupError("start= is for ranks on this machine; beside engines it is what suits the engine's.")
-        self._engines = engines.choose(engine, count) if engine is not None else ()
-        self.names: tuple[Name, ...] = _names(len(self._engines) if self._engines and ranks is None else ranks)
+        names = None if ranks is None and engine is not None else _names(ranks)
+        self._engines = engines.choose(engine, len(names) if names else None) if engine is not None else ()
+        self.names: tuple[Name, ...] = names or _names(len(self._engines))
         if backend not in ("gloo", "nccl", "dlearn_ring", "dlearn_star"):
             raise SetupError(
                 f"there is no backend {backend!r} here; use 'gloo', 'nccl' with a GPU for each rank, 'dlearn_ring' or"

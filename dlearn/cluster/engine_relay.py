@@ -23,11 +23,12 @@ from dlearn.cluster import spares
 from dlearn.cluster.launch import DEFAULT_START, RankProcess, StackLine, start_rank, warm_up
 from dlearn.cluster.payload import Surroundings, is_installed
 from dlearn.cluster.rank import Call
+from dlearn.trace.agent_log import PIPE_BYTES
 
 LEASE_SECONDS = 60.0
 """A rank whose notebook has not asked for so long has lost it, and is ended."""
-OUTPUT_BYTES = 1 << 20
-"""As much of what a rank prints goes into one report."""
+OUTPUT_BYTES = 2 * PIPE_BYTES
+"""As much of what a rank prints goes into one report: more than its pipe can hold."""
 PARCEL_BYTES = 8 << 20
 DEATH_SECONDS = 2.0
 
@@ -40,7 +41,6 @@ class _Hosted:
     heard: float
     call: Call | None = None
     folders: list[str] = field(default_factory=list)
-    held_back: list[Any] = field(default_factory=list)
     silent: bool = False
 
 
@@ -111,12 +111,12 @@ def exchange(key: str, messages: list[Any], seconds: float) -> Report:
         here = [_moved_here(message, hosted) if isinstance(message, Call) else message for message in messages]
         threading.Thread(target=_send, args=(rank, here), daemon=True).start()
     ends: list[Any] = [rank.control, rank.sentinel, *([] if hosted.silent else [rank.output])]
-    ready = connection.wait(ends, 0 if hosted.held_back else seconds)
-    over = rank.sentinel in ready
+    ready = connection.wait(ends, seconds)
+    over, told = rank.sentinel in ready, []
     if rank.control in ready:
         try:
             while rank.control.poll(0):
-                hosted.held_back.append(rank.control.recv())
+                told.append(rank.control.recv())
         except (EOFError, ConnectionResetError):
             over = True
     exit_code = None
@@ -124,12 +124,8 @@ def exchange(key: str, messages: list[Any], seconds: float) -> Report:
         rank.wait(DEATH_SECONDS)
         exit_code = rank.exit_code
         rank.kill()  # What it had started.
-    # Read after the messages: what a rank printed before its answer is there now, and is to come before it.
-    output = _read(hosted)
-    if len(output) >= OUTPUT_BYTES:
-        return Report(output, (), False, None, time.monotonic_ns())
-    told, hosted.held_back = tuple(hosted.held_back), []
-    return Report(output, told, over, exit_code, time.monotonic_ns())
+    # Read after the messages: what the rank printed before its answer is in the pipe now, and comes before it.
+    return Report(_read(hosted), tuple(told), over, exit_code, time.monotonic_ns())
 
 
 def stack(key: str, seconds: float) -> tuple[StackLine, ...]:
@@ -191,8 +187,8 @@ def parcel(folder: str, first: int) -> tuple[list[tuple[str, bytes]], bool]:
 
 def _moved_here(call: Call, hosted: _Hosted) -> Call:
     """The call as it fits this host: the engine's environment and module path, the notebook's folder if it is here."""
-    Path(call.folder, "trace").mkdir(parents=True, mode=0o700)
-    os.chmod(call.folder, 0o700)
+    for folder in (call.folder, f"{call.folder}/trace"):
+        os.mkdir(folder, 0o700)  # Others may read what is in the folder for temporary files.
     there = call.surroundings
     directory = there.directory if os.path.isdir(there.directory) else os.getcwd()
     own = [entry or os.getcwd() for entry in sys.path]

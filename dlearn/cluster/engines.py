@@ -5,8 +5,10 @@ from __future__ import annotations
 import platform
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import dlearn
@@ -31,7 +33,7 @@ def version(package):
 def boot():
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
+            return file.read().strip() + os.readlink("/proc/self/ns/net")
     except OSError:
         return ""
 def route(towards):
@@ -76,7 +78,7 @@ class Engine:
 
     @property
     def host(self) -> tuple[str, str]:
-        """Name and boot: containers may share the one, or the other."""
+        """Name, and boot with network namespace: containers may share the one or the other."""
         return self.told["host"], self.told["boot"]
 
     def ask(self, function: Callable[..., T], *args: Any, seconds: float = ANSWER_SECONDS) -> T:
@@ -129,12 +131,11 @@ def choose(client: Any, ranks: int | None) -> tuple[Engine, ...]:
         )
     if ranks is not None and ranks > len(ids):
         raise SetupError(f"{ranks} ranks need {ranks} engines, and this ipyparallel client has {len(ids)}.")
-    engines = [_introduced(Engine(id, client)) for id in ids[:ranks]]
-    _check(engines)
-    engines = _placed(engines)
-    for engine in engines:
-        _ask_or_refuse(engine, engine_relay.prepare)
-    return tuple(engines)
+    with ThreadPoolExecutor(len(ids)) as at_the_same_time:
+        engines = list(at_the_same_time.map(_introduced, [Engine(id, client) for id in ids[:ranks]]))
+        _check(engines)
+        list(at_the_same_time.map(partial(_ask_or_refuse, function=engine_relay.prepare), engines))
+    return tuple(_placed(engines))
 
 
 def _introduced(engine: Engine, towards: Sequence[str] = ()) -> Engine:
