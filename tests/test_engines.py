@@ -222,7 +222,7 @@ def test_an_engine_that_is_killed_ends_the_run_and_leaves_no_rank(client, tmp_pa
 def test_what_is_no_client_is_refused_in_a_sentence():
     with pytest.raises(SetupError, match=r"takes an ipyparallel Client, .* not str"):
         Cluster(engine="my cluster")
-    with pytest.raises(SetupError, match="give the number of ranks"):
+    with pytest.raises(SetupError, match="give the number of ranks, or a list of names"):
         Cluster()
     with pytest.raises(SetupError, match="start= is for ranks on this machine"):
         Cluster(engine="my cluster", start="spawn")

@@ -24,6 +24,7 @@ from dlearn.cluster.crew import Crew
 from dlearn.cluster.engine_relay import Report
 from dlearn.cluster.engines import Engine, EngineGone
 from dlearn.cluster.launch import StackLine
+from dlearn.cluster.output import ProgressLine
 from dlearn.cluster.rank import Call, Raised
 from dlearn.trace.agent_log import widen
 
@@ -36,12 +37,12 @@ KILL_SECONDS = 10.0
 
 
 class EngineRank:
-    """A rank that its `engine` starts. It is not there yet when this returns: see `wait_until_there`."""
+    """A rank that its `engine` starts. It is not there yet when this returns: see `is_there`."""
 
     stack_seconds = STACK_SECONDS + 2 * LONGEST_SECONDS
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+        self.engine = engine
         self._key = secrets.token_hex(8)
         self.control, self._their_control = mp.Pipe()
         self.output, self._their_output = mp.Pipe(duplex=False)
@@ -60,7 +61,7 @@ class EngineRank:
 
     @property
     def host(self) -> str:
-        return self._engine.host[0]
+        return self.engine.host[0]
 
     @property
     def sentinel(self) -> int:
@@ -70,31 +71,31 @@ class EngineRank:
     def lives(self) -> bool:
         return not self._over.is_set()
 
-    def wait_until_there(self) -> None:
-        """Until the rank has been started, or is lost."""
-        self._there.wait()
+    def is_there(self, seconds: float) -> bool:
+        """Whether the rank has been started, or is lost, within `seconds`."""
+        return self._there.wait(seconds)
 
     def wait(self, seconds: float) -> None:
         self._over.wait(seconds)
 
     def listen(self, backlog: int) -> tuple[str, int]:
         try:
-            return self._engine.ask(engine_relay.listen, self._key, backlog, self._engine.address)
+            return self.engine.ask(engine_relay.listen, self._key, backlog, self.engine.address)
         except EngineGone as gone:
             self._lose(gone)
             return "", 0
 
     def send(self, call: Call) -> None:
         """The rank records in a folder of its own host. The environment of this process is nobody's business there."""
-        folder = f"{self._engine.told['scratch']}/dlearn-{call.job}-rank{call.rank}"
+        folder = f"{self.engine.told['scratch']}/dlearn-{call.job}-rank{call.rank}"
         self._folders = (folder, call.folder)
         around = replace(call.surroundings, environment={})
-        self.control.send(replace(call, folder=folder, surroundings=around, place=self._engine.place))
+        self.control.send(replace(call, folder=folder, surroundings=around, place=self.engine.place))
 
     def ask_for_stack(self, call: Call) -> None:
         def ask() -> None:
             with suppress(EngineGone):
-                self._stack.append(self._engine.ask(engine_relay.stack, self._key, STACK_SECONDS))
+                self._stack.append(self.engine.ask(engine_relay.stack, self._key, STACK_SECONDS))
 
         self._stack.clear()
         threading.Thread(target=ask, daemon=True).start()
@@ -122,7 +123,7 @@ class EngineRank:
             shutil.copytree(Path(there, "trace"), Path(here, "trace"), dirs_exist_ok=True)
             shutil.rmtree(there, ignore_errors=True)
         else:
-            print(f"dlearn: what was recorded beside {self._engine} stayed there, in {there}/trace", file=sys.stderr)
+            print(f"dlearn: what was recorded beside {self.engine} stayed there, in {there}/trace", file=sys.stderr)
 
     def close(self) -> None:
         self.collect()
@@ -143,20 +144,20 @@ class EngineRank:
             self._farewell = engine_relay.end  # It is only being started: the carrier tells it then.
         elif not self._engine_gone:
             try:
-                self._engine.ask(function, self._key, seconds=KILL_SECONDS)
+                self.engine.ask(function, self._key, seconds=KILL_SECONDS)
             except EngineGone as gone:
                 self._lose(gone)
 
     def _lose(self, gone: EngineGone) -> None:
         self._engine_gone = True
-        self.lost = f"lost its {self._engine}, which {gone}"
+        self.lost = f"lost its {self.engine}, which {gone}"
         if self._folders is not None and not Path(self._folders[0]).is_dir():
             self.lost += f"; what it had recorded stayed there, in {self._folders[0]}/trace"
 
     def _fetch(self, there: str, here: Path) -> None:
         first, whole = 0, False
         while not whole:
-            pieces, whole = self._engine.ask(engine_relay.parcel, there, first)
+            pieces, whole = self.engine.ask(engine_relay.parcel, there, first)
             for name, piece in pieces:
                 with (here / Path(name).name).open("ab") as file:
                     file.write(piece)
@@ -165,9 +166,9 @@ class EngineRank:
     def _carry(self) -> None:
         """The carrier's life: start the rank, carry what there is, and tell our ends when nothing comes any more."""
         try:
-            self._engine.ask(engine_relay.start, self._key)
+            self.engine.ask(engine_relay.start, self._key)
             while self.pid is None and self._farewell is None:
-                self.pid = self._engine.ask(engine_relay.started, self._key, LONGEST_SECONDS)
+                self.pid = self.engine.ask(engine_relay.started, self._key, LONGEST_SECONDS)
             self._there.set()
             if self._farewell is None:
                 self._carry_on()
@@ -182,7 +183,7 @@ class EngineRank:
                 end.close()
         if self._farewell is not None:
             with suppress(EngineGone):
-                self._engine.ask(self._farewell, self._key)
+                self.engine.ask(self._farewell, self._key)
 
     def _carry_on(self) -> None:
         answers_due, since = 0, time.monotonic()
@@ -195,7 +196,7 @@ class EngineRank:
             answers_due += len(messages)
             patience = min(LONGEST_SECONDS, max(SHORTEST_SECONDS, (time.monotonic() - since) / 10))
             asked_ns = time.monotonic_ns()
-            report = self._engine.ask(engine_relay.exchange, self._key, messages, patience if answers_due else 0.0)
+            report = self.engine.ask(engine_relay.exchange, self._key, messages, patience if answers_due else 0.0)
             self._write(report.output)
             for message in report.messages:
                 self._their_control.send(_on_our_clock(message, report, asked_ns))
@@ -223,12 +224,16 @@ def crew_beside(engines: Sequence[Engine], tags: Sequence[str]) -> Crew:
     ranks = [EngineRank(engine) for engine in engines]  # They start at the same time.
     waiting = iter(ranks)
     crew = Crew(tags, lambda: next(waiting), _see_off)
+    progress = ProgressLine()
     try:
         for rank in ranks:
-            rank.wait_until_there()
+            while not rank.is_there(LONGEST_SECONDS):
+                progress.update(f"dlearn: {rank.engine} loads torch, or does other work")
     except BaseException:
         crew.kill()
         raise
+    finally:
+        progress.clear()
     return crew
 
 

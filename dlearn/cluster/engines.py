@@ -86,12 +86,12 @@ class Engine:
         from ipyparallel.error import RemoteError
 
         with _asking:  # A client takes note of what it sent by looking at what has come since.
-            if self.id not in self.client.ids:
-                raise EngineGone("was killed, or has ended")
             try:
+                if self.id not in self.client.ids:
+                    raise EngineGone("was killed, or has ended")
                 view = self.client.direct_view(self.id)
                 asked = view.apply_async(function, *args)
-            except (OSError, IndexError) as error:
+            except (OSError, IndexError, RuntimeError) as error:  # The client was closed.
                 raise EngineGone(f"cannot be reached any more ({error})") from None
             with suppress(ValueError):
                 for number in asked.msg_ids:
@@ -124,7 +124,10 @@ def choose(client: Any, ranks: int | None) -> tuple[Engine, ...]:
             "engine= takes an ipyparallel Client, as ipyparallel.Cluster(n=3).start_and_connect_sync() returns, not"
             f" {type(client).__name__}."
         )
-    ids = sorted(client.ids)
+    try:
+        ids = sorted(client.ids)
+    except RuntimeError as error:
+        raise SetupError(f"this ipyparallel client has no engines any more: {error}.") from None
     if not ids:
         raise SetupError(
             "this ipyparallel client has no engines; client.wait_for_engines(n) waits until they are there."

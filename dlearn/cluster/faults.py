@@ -179,6 +179,8 @@ def _place(stack: Sequence[StackLine], around: Surroundings) -> str:
 
 
 def _hint(outcome: Outcome, run: Run) -> str:
+    if isinstance(outcome, Died) and outcome.lost:
+        return "a new Cluster(engine=...) takes the engines that are left; error.run holds what was recorded."
     if isinstance(outcome, Died) and outcome.signal_name == "SIGKILL":
         return "the system may have run out of memory (fewer ranks, smaller batches)."
     if isinstance(outcome, Died):
