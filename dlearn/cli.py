@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dlearn import __version__
-from dlearn.commands import doctor, draw, messages
+from dlearn.commands import doctor, draw, explain, messages
 from dlearn.errors import DlearnError, SetupError, WrongArguments
 from dlearn.scripts.command import run
 
@@ -66,6 +66,11 @@ def parser() -> argparse.ArgumentParser:
 
     for name, module, text in (
         ("doctor", doctor, "say what works on this machine, and what to do about the rest"),
+        (
+            "explain",
+            explain,
+            "say in words what a trace holds: who sent what to whom, who died where, who waits for whom",
+        ),
         ("messages", messages, "print every message of a trace: from, to, bytes, when, what"),
         ("draw", draw, "draw a trace and save the picture"),
     ):

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from traces import Job
+from traces import Job, header
 
 from dlearn.cli import main
 from dlearn.trace.trace import Trace
@@ -71,7 +71,7 @@ def test_help_names_the_commands(capsys):
         main(["--help"])
     assert end.value.code == 0
     told = capsys.readouterr().out
-    assert all(f"  {name} " in told for name in ("demo", "messages", "draw"))
+    assert all(f"  {name} " in told for name in ("demo", "run", "doctor", "explain", "messages", "draw"))
 
 
 @pytest.mark.parametrize("arguments", [[], ["dance"], ["demo", "--size", "3"], ["draw", "dance", "t", "-o", "x.svg"]])
@@ -213,6 +213,22 @@ def test_what_cannot_be_asked_so_is_one_line_with_what_to_try(arguments, to_try,
     assert errors.count("\n") == 1
     assert to_try in errors
     assert not Path("x.svg").exists()
+
+
+def test_explain_tells_the_story_and_the_attempt_can_be_chosen(tmp_path, capsys):
+    for number in (0, 1):
+        job = Job(tmp_path, ranks=2)
+        job.headers = [header(rank, pid=10 * number + rank, world_size=2, restart=number) for rank in (0, 1)]
+        job.collective("all_reduce", ranks=[0] if number == 0 else [0, 1], size=8, end_ns=20 if number else None)
+        job.write(died=[] if number else [0, 1])
+    assert main(["explain", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "never called it" not in told
+    assert "this is attempt 1" in told
+    assert main(["explain", str(tmp_path), "--attempt", "0"]) == 0
+    told = capsys.readouterr().out
+    assert "rank 0 waits for rank 1 in all_reduce #1; rank 1 never called it." in told
+    assert "rank 1 left a file without an end: it was killed, or still runs." in told
 
 
 @pytest.mark.parametrize("command", [["messages"], ["draw", "traffic", "-o", "x.svg"]])
