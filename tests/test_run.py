@@ -103,6 +103,25 @@ def test_a_hang_is_told_while_it_hangs(tmp_path):
     assert not Trace.load(tmp_path / "t").problems
 
 
+@slow
+def test_a_call_that_does_not_return_is_told_by_the_caller(tmp_path):
+    text = """
+    import os, time, torch, torch.distributed.rpc as rpc
+    def ponder(x):
+        time.sleep(4)
+    rank = int(os.environ["RANK"])
+    rpc.init_rpc(f"worker{rank}", rank=rank, world_size=2)
+    if rank == 1:
+        rpc.rpc_sync("worker0", ponder, (torch.ones(100),))
+    rpc.shutdown()
+    """
+    done = dlearn_run(tmp_path, "--nproc-per-node=2", "--hang-after=2", "--trace", "t", script(tmp_path, text))
+    assert done.returncode == 0, done.stderr
+    (told,) = (line for line in done.stderr.splitlines() if "nothing has happened" in line)
+    assert "worker1 waits for worker0 in rpc_sync ponder(" in told
+    assert told.endswith("worker0 is inside ponder.")
+
+
 SPAWN = """
 import os, sys, torch, torch.distributed as dist, torch.multiprocessing as mp
 

@@ -17,7 +17,6 @@ def hang_sentences(found: Sequence[Hang], trace: Trace, notes: Mapping[int, str]
 
     `notes` says of ranks what the trace does not: {1: "has returned from its function"}.
     """
-    notes = places(trace) | dict(notes or {})
     told: list[str] = []
     rest = list(found)
     while rest:
@@ -53,7 +52,8 @@ def hang_sentence(hang: Hang, trace: Trace, notes: Mapping[int, str] | None = No
     verb = "waits" if len(hang.waiting) == 1 else "wait"
     if operation.missing:
         missing = listed([trace.label(rank) for rank in operation.missing])
-        never = [_never(operation, rank, call, trace, notes or {}) for rank, call in hang.elsewhere.items()]
+        notes = places(trace) | dict(notes or {})
+        never = [_never(operation, rank, call, trace, notes) for rank, call in hang.elsewhere.items()]
         more = [f"and {len(never) - _NAMES_LISTED:,} more"] if len(never) > _NAMES_LISTED else []
         return "; ".join([f"{who} {verb} for {missing} in {call_text(end)}", *never[:_NAMES_LISTED], *more])
     return f"{who} {verb} in {call_text(end)}; {why_stuck(operation, trace)}"

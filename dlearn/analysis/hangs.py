@@ -45,12 +45,13 @@ def inside(trace: Trace, rank: int) -> Collective | PointToPoint | None:
 def places(trace: Trace) -> dict[int, str]:
     """What is known of ranks outside any call: how they ended, or where they were when nothing came for a while."""
     last = {event.rank: event for event in trace.whole.events}
+    some_go_on = not all(process.closed for process in trace.processes)
     found: dict[int, str] = {}
     for process in trace.processes:
         event = last.get(process.rank)
         if process.exit_status is not None:
             found[process.rank] = exit_text(process.exit_status)
-        elif process.closed:
+        elif process.closed and some_go_on:
             found[process.rank] = "has ended its recording"
         elif process.place is not None and process.place.site:
             at_ns = process.clock.to_reference(process.place.at_ns)

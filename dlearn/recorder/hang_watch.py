@@ -18,6 +18,7 @@ from dlearn.hooks.callers import place_of_thread
 from dlearn.trace.job_facts import Place
 
 if TYPE_CHECKING:
+    from dlearn.analysis.hangs import Hang
     from dlearn.recorder.recording import Recording
 
 LOOKS = 20
@@ -67,6 +68,12 @@ class HangWatch:
             print(f"dlearn: nothing has happened for {seconds:.0f} s, and why cannot be told: {error}", file=sys.stderr)
             return
         me = next((process.rank for process in trace.processes if process.path.name == self._path.name), None)
-        found = [hang for hang in hangs(trace) if hang.waiting and min(hang.waiting) == me]
+        found = [hang for hang in hangs(trace) if _speaker(hang) == me]
         for sentence in hang_sentences(found, trace):
             print(f"dlearn: nothing has happened for {seconds:.0f} s: {sentence}.", file=sys.stderr, flush=True)
+
+
+def _speaker(hang: Hang) -> int | None:
+    """One of the ranks that wait says it for all: of an RPC the caller."""
+    exchange = hang.operation.exchange
+    return exchange.src if exchange is not None else min(hang.waiting, default=None)
