@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dlearn import explain
 from dlearn.trace.trace import Trace
 
 slow = pytest.mark.slow
@@ -101,6 +102,26 @@ def test_a_hang_is_told_while_it_hangs(tmp_path):
         f"dlearn: nothing has happened for 2 s: {sentence}"
     ]
     assert not Trace.load(tmp_path / "t").problems
+
+
+@slow
+def test_a_job_that_hung_and_was_ended_tells_its_story_from_the_files(tmp_path):
+    text = DDP.replace("time.sleep(4)", "time.sleep(90)")
+    command = [sys.executable, "-m", "dlearn.cli", "run", "--nproc-per-node=2", "--hang-after=2", "--trace", "t"]
+    started = subprocess.Popen(
+        [*command, script(tmp_path, text), "hang"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    )
+    with started as process:
+        live = next(line for line in process.stderr if "nothing has happened" in line)
+        process.terminate()
+        _, rest = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGTERM
+    sentence = live.partition(" s: ")[2].strip()
+    assert sentence == (
+        "rank 0 waits for rank 1 in all_reduce #5 (train.py:12); rank 1 never called it, it is at train.py:11."
+    )
+    assert f"dlearn: {sentence}" in rest, "and the same again at the end"
+    assert sentence in str(explain(Trace.load(tmp_path / "t"))), "and from the files alone"
 
 
 @slow
