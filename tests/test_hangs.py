@@ -3,9 +3,10 @@
 from traces import Job
 
 from dlearn.analysis import hangs
-from dlearn.analysis.hang_words import hang_sentence, whereabouts
+from dlearn.analysis.hang_words import hang_sentence, hang_sentences, whereabouts
 from dlearn.analysis.hangs import inside
 from dlearn.trace.event import NOT_OBSERVED, End
+from dlearn.trace.job_facts import Exit, Place
 from dlearn.trace.trace import Trace
 
 
@@ -50,10 +51,12 @@ def test_a_rank_that_is_elsewhere(tmp_path):
     job.recv(1, 0, start_ns=20, end_ns=None, group="pair", site="a.py:9")
     first, second = told(job.load())
     assert first == (
-        "rank 0 waits for rank 1 in all_reduce #1 (a.py:1); rank 1 never called it, it is in recv #1 (a.py:9)"
+        "rank 0 waits for rank 1 in all_reduce #1 (a.py:1); rank 1 never called it,"
+        " it is in recv #1 of the group of rank 0 and rank 1 (a.py:9)"
     )
     assert (
-        second == "rank 1 waits for rank 0 in recv #1 (a.py:9); rank 0 never sent it, it is in all_reduce #1 (a.py:1)"
+        second == "rank 1 waits for rank 0 in recv #1 of the group of rank 0 and rank 1 (a.py:9); rank 0 never sent it,"
+        " it is in all_reduce #1 of the default group (a.py:1)"
     )
 
 
@@ -134,3 +137,87 @@ def test_a_selection_sees_where_the_others_are(tmp_path):
     (hang,) = hangs(job.load().where(rank=0, kind="collective"))
     assert hang.elsewhere[1] is not None
     assert hang.elsewhere[1].op == "recv"
+
+
+def test_what_waits_behind_a_hang_is_told_with_it(tmp_path):
+    """Rank 0 has three calls under way; rank 1 is stuck in another of the same number, so the third has no chance."""
+    job = Job(tmp_path, ranks=2)
+    job.collective("all_reduce", size=4, end_ns=None, start_ns={0: 10, 1: 11}, site="a.py:1")
+    job.collective("all_reduce", size=8, ranks=[0], end_ns=None, start_ns=20)
+    job.collective("all_reduce", size=8, ranks=[0], end_ns=None, start_ns=30)
+    trace = job.load()
+    assert hang_sentences(hangs(trace), trace) == [
+        "rank 0 and rank 1 wait in all_reduce #1 (a.py:1); all ranks called it, and it does not end;"
+        " behind it wait all_reduce #2 and all_reduce #3"
+    ]
+
+
+def test_three_ranks_in_a_circle_are_told_once(tmp_path):
+    job = Job(tmp_path, ranks=3)
+    for rank in (1, 0, 2):
+        job.send(rank, (rank + 1) % 3, end_ns=None, site="a.py:1")
+    trace = job.load()
+    assert hang_sentences(hangs(trace), trace) == [
+        "rank 0, rank 1 and rank 2 wait in a circle: rank 0 for rank 1 in send #1 (a.py:1), rank 1 for rank 2 in"
+        " send #1 (a.py:1), rank 2 for rank 0 in send #1 (a.py:1)"
+    ]
+
+
+def reducer(job, rank, *parameters, launch, backward):
+    """A backward pass: these gradients become ready; the bucket is sent, or not."""
+    for name in parameters:
+        job.gradient(rank, name, backward=backward)
+    if launch:
+        facts = {"launcher": "reducer", "phase": "backward", "backward": backward, "site": "a.py:5"}
+        job.collective("all_reduce", size=8, ranks=[rank], end_ns=launch, **facts)
+
+
+def test_the_gradients_that_never_came_are_named(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    for rank in (0, 1):
+        job.bucket(rank, 0, {"b.weight": 4, "b.bias": 4})
+        reducer(job, rank, "b.weight", "b.bias", launch=20, backward=7 + rank)
+    job.gradient(0, "b.weight", backward=9)
+    job.gradient(0, "b.bias", backward=9)
+    facts = {"launcher": "reducer", "phase": "backward", "backward": 9, "site": "a.py:5"}
+    job.collective("all_reduce", size=8, ranks=[0], end_ns=None, start_ns=30, **facts)
+    job.gradient(1, "b.weight", backward=3)
+    job.files[1].append(Place(at_ns=50, ended="returned"))
+    assert told(job.load()) == [
+        "rank 0 waits for rank 1 in all_reduce #2 (bucket 0: b.weight, b.bias; a.py:5); rank 1 never produced the"
+        " gradients of b.bias in backward pass 2, it has returned from its function"
+    ]
+
+
+def test_a_rank_that_never_began_the_backward_pass(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    for rank in (0, 1):
+        job.bucket(rank, 0, {"w": 8})
+    job.gradient(0, "w", backward=1)
+    facts = {"launcher": "reducer", "phase": "backward", "backward": 1}
+    job.collective("all_reduce", size=8, ranks=[0], end_ns=None, **facts)
+    job.files[1].append(Place(at_ns=50, ended="ValueError"))
+    assert told(job.load()) == [
+        "rank 0 waits for rank 1 in all_reduce #1 (bucket 0: w); rank 1 never began backward pass 1,"
+        " it has raised ValueError"
+    ]
+
+
+def test_how_a_rank_died_is_the_last_word_about_it(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.collective("barrier", ranks=[0], end_ns=None)
+    job.files[1] += [Place(at_ns=50, site="a.py:3"), Exit(status=-9)]
+    assert told(job.load(died=[0, 1])) == [
+        "rank 0 waits for rank 1 in barrier #1; rank 1 never called it, it was killed by SIGKILL"
+    ]
+
+
+def test_who_called_what_where_if_it_does_not_fit_together(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.collective("all_reduce", size=8, ranks=[0], end_ns=None, site="a.py:1")
+    job.collective("broadcast", size=8, ranks=[1], root=0, end_ns=None, site="a.py:2")
+    (sentence,) = told(job.load())
+    assert sentence.endswith(
+        "called different operations: all_reduce, broadcast; rank 0 called all_reduce at a.py:1, rank 1 broadcast at"
+        " a.py:2"
+    )

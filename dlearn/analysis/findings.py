@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dlearn.analysis.hang_words import hang_sentence, missing_text, why_stuck
+from dlearn.analysis.hang_words import hang_sentences, missing_text, why_stuck
 from dlearn.analysis.hangs import hangs
 from dlearn.analysis.traffic import Traffic, traffic
 from dlearn.analysis.waiting import waiting
@@ -17,7 +17,7 @@ def finding(trace: Trace) -> str:
     """What a picture of this trace shows: a hang, else who sends how much and who is waited for longest."""
     stuck = hangs(trace)
     if stuck:
-        return capital(hang_sentence(stuck[0], trace))
+        return capital(hang_sentences(stuck, trace)[0])
     waited = waiting(trace)
     sent = traffic_finding(traffic(trace))
     if not waited:
@@ -32,7 +32,7 @@ def sequence_finding(trace: Trace) -> str:
     """A hang, else who sends how much in how many messages."""
     stuck = hangs(trace)
     if stuck:
-        return capital(hang_sentence(stuck[0], trace))
+        return capital(hang_sentences(stuck, trace)[0])
     sent = traffic(trace)
     count = sum(sent.message_count.values())
     if count and not sent.total_bytes:

@@ -2,44 +2,129 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-from dlearn.analysis.hangs import Hang, inside, places
-from dlearn.trace.message import End, Operation, RpcEnd
+from dlearn.analysis.gradients import unready
+from dlearn.analysis.hangs import Hang, group_of, inside, places
+from dlearn.trace.event import Bucket, Collective, PointToPoint
+from dlearn.trace.message import End, Group, Operation, RpcEnd
 from dlearn.trace.trace import Trace
 
 _NAMES_LISTED = 8
 """Ranks in one sentence."""
+_PARAMETERS_LISTED = 4
+
+
+class Told(NamedTuple):
+    """A sentence about a hang, and which of the ranks that wait says it for all: of an RPC the caller."""
+
+    speaker: int | None
+    sentence: str
 
 
 def hang_sentences(found: Sequence[Hang], trace: Trace, notes: Mapping[int, str] | None = None) -> list[str]:
-    """One sentence for each hang; two that wait for each other share one.
+    """One sentence for each cause; what hangs because of it is told with it.
 
     `notes` says of ranks what the trace does not: {1: "has returned from its function"}.
     """
-    told: list[str] = []
-    rest = list(found)
+    return [each.sentence for each in tell(found, trace, notes)]
+
+
+def tell(found: Sequence[Hang], trace: Trace, notes: Mapping[int, str] | None = None) -> list[Told]:
+    """The same, with the rank that says it."""
+    told: list[Told] = []
+    rest = _without_outer_calls(found)
     while rest:
         hang = rest.pop(0)
-        other = next((each for each in rest if _wait_for_each_other(hang, each)), None)
-        if other is None:
-            told.append(hang_sentence(hang, trace, notes))
-            continue
-        rest.remove(other)
-        (a, call_a), (b, call_b) = sorted([_stuck_call(hang), _stuck_call(other)], key=lambda stuck: stuck[0])
-        told.append(
-            f"{trace.label(a)} and {trace.label(b)} wait for each other:"
-            f" {trace.label(a)} in {call_text(call_a)}, {trace.label(b)} in {call_text(call_b)}"
-        )
+        behind = [each for each in rest if _is_behind(each, hang)]
+        rest = [each for each in rest if each not in behind]
+        circle = _circle(hang, rest)
+        if circle:
+            rest = [each for each in rest if each not in circle]
+            told.append(Told(min(each.waiting[0] for each in circle), _circle_sentence(circle, trace)))
+        else:
+            told.append(Told(_speaker(hang), hang_sentence(hang, trace, notes) + _behind_text(behind)))
     return told
 
 
-def _wait_for_each_other(one: Hang, other: Hang) -> bool:
-    return len(one.waiting) == 1 and one.waiting == other.operation.missing and other.waiting == one.operation.missing
+def _speaker(hang: Hang) -> int | None:
+    exchange = hang.operation.exchange
+    return exchange.src if exchange is not None else min(hang.waiting, default=None)
 
 
-def _stuck_call(hang: Hang) -> tuple[int, End]:
-    return next((end.rank, end) for end in hang.operation.ends if end.rank in hang.waiting)
+# What hangs because of something else ---------------------------------------------------------------------------------
+
+
+def _is_behind(later: Hang, first: Hang) -> bool:
+    """A later call of the same group, for which a rank is missing that never came to the first, or is stuck in it."""
+    one, other = first.operation, later.operation
+    if one.group != other.group or one.seq >= other.seq or not _are_collectives(one, other):
+        return False
+    return bool(other.missing) and {*other.missing} <= {*one.missing, *first.waiting}
+
+
+def _are_collectives(*operations: Operation) -> bool:
+    return all(isinstance(each.ends[0], Collective) for each in operations)
+
+
+def _behind_text(behind: Sequence[Hang]) -> str:
+    calls = [f"{each.operation.op} #{each.operation.seq}" for each in behind]
+    return f"; behind it {'waits' if len(calls) == 1 else 'wait'} {listed(calls)}" if calls else ""
+
+
+def _without_outer_calls(found: Sequence[Hang]) -> list[Hang]:
+    """Less the calls by RPC whose function has made a call of its own that does not return: that one is told."""
+    calls = [each.operation.exchange.call for each in found if each.operation.exchange is not None]
+    makers = {(call.rank, call.parent) for call in calls if call is not None}
+    rest = []
+    for hang in found:
+        run = hang.operation.exchange.run if hang.operation.exchange is not None else None
+        if run is None or (run.rank, run.number) not in makers:
+            rest.append(hang)
+    return rest
+
+
+def _circle(first: Hang, rest: Sequence[Hang]) -> list[Hang]:
+    """Hangs of one rank each, every one waiting for the next, the last for the first."""
+    circle = [first]
+    while len(circle) <= len(rest) + 1 and _is_for_one(circle[-1]):
+        (missing,) = circle[-1].operation.missing
+        if missing == first.waiting[0]:
+            return sorted(circle, key=lambda hang: hang.waiting) if len(circle) > 1 else []
+        following = next((each for each in rest if each.waiting == (missing,) and _is_for_one(each)), None)
+        if following is None or following in circle:
+            return []
+        circle.append(following)
+    return []
+
+
+def _is_for_one(hang: Hang) -> bool:
+    return len(hang.waiting) == 1 and len(hang.operation.missing) == 1
+
+
+def _circle_sentence(circle: Sequence[Hang], trace: Trace) -> str:
+    who = listed([trace.label(hang.waiting[0]) for hang in circle])
+    if len(circle) == 2:
+        calls = [f"{trace.label(hang.waiting[0])} in {_stuck_text(hang, trace)}" for hang in circle]
+        return f"{who} wait for each other: {', '.join(calls)}"
+    calls = [
+        f"{trace.label(hang.waiting[0])} for {trace.label(hang.operation.missing[0])} in {_stuck_text(hang, trace)}"
+        for hang in circle[:_NAMES_LISTED]
+    ]
+    return f"{who} wait in a circle: {', '.join(calls)}"
+
+
+def _stuck_text(hang: Hang, trace: Trace) -> str:
+    return stuck_text(hang.operation, _stuck_end(hang), trace)
+
+
+def _stuck_end(hang: Hang) -> End:
+    return next((end for end in hang.operation.ends if end.rank in hang.waiting), hang.operation.ends[0])
+
+
+# One hang -------------------------------------------------------------------------------------------------------------
 
 
 def hang_sentence(hang: Hang, trace: Trace, notes: Mapping[int, str] | None = None) -> str:
@@ -47,16 +132,16 @@ def hang_sentence(hang: Hang, trace: Trace, notes: Mapping[int, str] | None = No
     operation = hang.operation
     if operation.exchange is not None:
         return rpc_hang_sentence(operation, trace)
-    end = next((end for end in operation.ends if end.rank in hang.waiting), operation.ends[0])
     who = listed([trace.label(rank) for rank in hang.waiting])
     verb = "waits" if len(hang.waiting) == 1 else "wait"
+    call = _stuck_text(hang, trace)
     if operation.missing:
         missing = listed([trace.label(rank) for rank in operation.missing])
         notes = places(trace) | dict(notes or {})
         never = [_never(operation, rank, call, trace, notes) for rank, call in hang.elsewhere.items()]
         more = [f"and {len(never) - _NAMES_LISTED:,} more"] if len(never) > _NAMES_LISTED else []
-        return "; ".join([f"{who} {verb} for {missing} in {call_text(end)}", *never[:_NAMES_LISTED], *more])
-    return f"{who} {verb} in {call_text(end)}; {why_stuck(operation, trace)}"
+        return "; ".join([f"{who} {verb} for {missing} in {call}", *never[:_NAMES_LISTED], *more])
+    return f"{who} {verb} in {call}; {why_stuck(operation, trace)}"
 
 
 def rpc_hang_sentence(operation: Operation, trace: Trace) -> str:
@@ -72,26 +157,51 @@ def rpc_hang_sentence(operation: Operation, trace: Trace) -> str:
         return f"{told}; it failed: {call.error}"
     if run is not None:
         return f"{told}; {callee} has run it, and no reply has come"
+    busy = _busy_text(exchange.dst, trace)
     if exchange.received_ns is not None:
-        return f"{told}; {callee} has it and has not begun"
-    return f"{told}; it has not arrived there"
+        return f"{told}; {callee} has it and has not begun{busy}"
+    return f"{told}; {f'{callee} has not begun it{busy}' if busy else 'it has not arrived there'}"
+
+
+def _busy_text(rank: int, trace: Trace) -> str:
+    """Which functions hold this worker's threads, if each of them has called somebody and waits for the answer."""
+    exchanges = trace.whole.rpc.exchanges
+    runs = [each.run for each in exchanges if each.run is not None and each.run.pending and each.run.rank == rank]
+    calls = [each.call for each in exchanges if each.call is not None and each.call.pending and each.call.rank == rank]
+    makers = {call.parent for call in calls}
+    if not runs or not all(run.number in makers for run in runs):
+        return ""
+    what = listed([f"{count:,} x {name}" for name, count in Counter(run.function for run in runs).most_common()])
+    return f": {len(runs):,} of its threads are taken ({what}), and each waits for a call that it made itself"
 
 
 def _never(
     operation: Operation,
     rank: int,
-    call: End | None,
+    call: Collective | PointToPoint | None,
     trace: Trace,
     notes: Mapping[int, str],
 ) -> str:
-    note = f"is in {call_text(call)}" if call is not None else notes.get(rank, "")
+    note = notes.get(rank, "")
+    if call is not None:
+        note = f"is in {call_text(call, _group_text(group_of(trace, call), operation.group, trace))}"
     where = f", it {note}" if note else ""
-    return f"{trace.label(rank)} never {verb(operation)}{where}"
+    return f"{trace.label(rank)} never {_what_it_never_did(operation, rank, trace)}{where}"
+
+
+def _what_it_never_did(operation: Operation, rank: int, trace: Trace) -> str:
+    """ "called it"; of a bucket of DDP, which gradients this rank never had."""
+    found = unready(operation, rank, trace)
+    if found is None:
+        return verb(operation)
+    if not found.begun:
+        return f"began backward pass {found.backward_pass}"
+    return f"produced the gradients of {_parameters(found.parameters)} in backward pass {found.backward_pass}"
 
 
 def why_stuck(operation: Operation, trace: Trace) -> str:
     if operation.problem:
-        return operation.problem
+        return operation.problem + sites_text(operation, trace) + _threads_text(operation)
     if operation.unseen:
         who = listed([trace.label(rank) for rank in operation.unseen])
         return f"the file of {who} is not here or not whole, so nobody knows whether it came"
@@ -100,16 +210,62 @@ def why_stuck(operation: Operation, trace: Trace) -> str:
     return "all ranks called it, and it does not end"
 
 
+def sites_text(operation: Operation, trace: Trace) -> str:
+    """ "; rank 0 called broadcast at a.py:5, rank 1 all_reduce at a.py:7", if they called it from different lines."""
+    ends = [end for end in operation.ends if end.site]
+    if len({end.site for end in ends}) < 2:
+        return ""
+    one_op = len({end.op for end in ends}) == 1
+    calls = [
+        f"{trace.label(end.rank)} {f'called {end.op} ' if i == 0 else '' if one_op else f'{end.op} '}at {end.site}"
+        for i, end in enumerate(ends[:_NAMES_LISTED])
+    ]
+    more = f" and {len(ends) - _NAMES_LISTED:,} more" if len(ends) > _NAMES_LISTED else ""
+    return f"; {', '.join(calls)}{more}"
+
+
+def _threads_text(operation: Operation) -> str:
+    on_threads = any(end.thread for end in operation.ends)
+    return "; threads of gloo make some of these calls, and their order differs from rank to rank" if on_threads else ""
+
+
 def whereabouts(trace: Trace, rank: int) -> str:
     """ "was in all_reduce #3 (quickstart.py:14)", or nothing if this rank was inside no call."""
     call = inside(trace, rank)
     return f"was in {call_text(call)}" if call is not None else ""
 
 
-def call_text(call: End) -> str:
+# Calls ----------------------------------------------------------------------------------------------------------------
+
+
+def stuck_text(operation: Operation, end: End, trace: Trace) -> str:
+    """ "all_reduce #10 (bucket 0: b.weight, b.bias; train.py:14)"; of a group that is not the default, its ranks."""
+    return call_text(end, _group_text(operation.group, None, trace), _bucket_text(operation.bucket))
+
+
+def call_text(call: End, group: str = "", bucket: str = "") -> str:
     """ "all_reduce #3 (quickstart.py:14)": the operation, its number in the group, and the line of code."""
-    site = f" ({call.site})" if call.site else ""
-    return f"{call.op} {call.what}{site}" if isinstance(call, RpcEnd) else f"{call.op} #{call.seq}{site}"
+    aside = "; ".join(each for each in (bucket, call.site) if each)
+    aside = f" ({aside})" if aside else ""
+    return f"{call.op} {call.what}{aside}" if isinstance(call, RpcEnd) else f"{call.op} #{call.seq}{group}{aside}"
+
+
+def _group_text(group: Group | None, other: Group | None, trace: Trace) -> str:
+    """ " of the group of rank 0 and rank 1"; nothing for the default group, or for the one that is spoken of."""
+    if group is None or group == other or not group.members:
+        return ""
+    if group.default:
+        return " of the default group" if other is not None else ""
+    return f" of the group of {listed([trace.label(rank) for rank in group.members])}"
+
+
+def _bucket_text(bucket: Bucket | None) -> str:
+    return f"bucket {bucket.index}: {_parameters(bucket.parameters)}" if bucket is not None else ""
+
+
+def _parameters(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _PARAMETERS_LISTED:,} more" if len(names) > _PARAMETERS_LISTED else ""
+    return ", ".join(names[:_PARAMETERS_LISTED]) + more
 
 
 def missing_text(operation: Operation, trace: Trace) -> str:

@@ -8,7 +8,8 @@ import msgspec
 
 from dlearn.analysis.joining import operations
 from dlearn.trace.event import Collective, Event, PointToPoint
-from dlearn.trace.message import Operation
+from dlearn.trace.job_facts import RETURNED
+from dlearn.trace.message import Group, Operation
 from dlearn.trace.trace import Trace
 
 
@@ -42,21 +43,30 @@ def inside(trace: Trace, rank: int) -> Collective | PointToPoint | None:
     return _open_calls(trace).get(rank)
 
 
+def group_of(trace: Trace, call: Event) -> Group | None:
+    """The process group of a collective, a send or a recv."""
+    matches = (each for each in trace.whole.matches if any(end is call for end in each.ends))
+    return next((each.group for each in matches), None)
+
+
 def places(trace: Trace) -> dict[int, str]:
     """What is known of ranks outside any call: how they ended, or where they were when nothing came for a while."""
     last = {event.rank: event for event in trace.whole.events}
     some_go_on = not all(process.closed for process in trace.processes)
     found: dict[int, str] = {}
     for process in trace.processes:
-        event = last.get(process.rank)
+        event, place = last.get(process.rank), process.place
         if process.exit_status is not None:
             found[process.rank] = exit_text(process.exit_status)
+        elif place is not None and place.ended:
+            raised = place.ended != RETURNED
+            found[process.rank] = f"has raised {place.ended}" if raised else "has returned from its function"
         elif process.closed and some_go_on:
             found[process.rank] = "has ended its recording"
-        elif process.place is not None and process.place.site:
-            at_ns = process.clock.to_reference(process.place.at_ns)
+        elif place is not None:
+            at_ns = process.clock.to_reference(place.at_ns)
             if event is None or at_ns >= max(event.start_ns, event.end_ns or 0):
-                found[process.rank] = f"is at {process.place.site}"
+                found[process.rank] = f"is at {place.site}"
     return found
 
 

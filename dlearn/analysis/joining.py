@@ -110,6 +110,8 @@ def _problem(match: Match, ops: list[str]) -> str:
     if ops[0] in _EQUAL_SIZES and len({_logical_bytes(end) for end in ends}) > 1:
         sizes_text = ", ".join(f"{_logical_bytes(end):,}" for end in ends[:8])
         return f"the ranks called it with different sizes: {sizes_text} B"
+    if ops[0] in _EQUAL_SIZES and len(types := list(dict.fromkeys(_dtypes(end) for end in ends))) > 1:
+        return f"the ranks called it with different dtypes: {', '.join(types[:8])}"
     if len({end.root for end in ends if isinstance(end, Collective)}) > 1:
         return "the ranks called it with different roots"
     return ""
@@ -119,6 +121,11 @@ def _logical_bytes(call: Collective | PointToPoint) -> int:
     """Of sparse tensors the same on all ranks, however many values each has."""
     tensors = call.tensors if isinstance(call, PointToPoint) else call.inputs or call.outputs
     return sum(tensor.logical_bytes for tensor in tensors)
+
+
+def _dtypes(call: Collective | PointToPoint) -> str:
+    tensors = call.tensors if isinstance(call, PointToPoint) else call.inputs or call.outputs
+    return "+".join(dict.fromkeys(tensor.dtype for tensor in tensors))
 
 
 def _what(match: Match, bucket: Bucket | None, note: str) -> str:

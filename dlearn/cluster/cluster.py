@@ -20,7 +20,7 @@ from weakref import WeakSet
 import cloudpickle
 
 from dlearn.cluster import engine_rank, engines, spares
-from dlearn.cluster.crew import Crew, Outcome, start_here
+from dlearn.cluster.crew import Crew, Died, Outcome, start_here
 from dlearn.cluster.faults import rank_error
 from dlearn.cluster.launch import DEFAULT_START, StartMethod
 from dlearn.cluster.output import OutputStreams
@@ -28,6 +28,7 @@ from dlearn.cluster.payload import Surroundings, pack, surroundings
 from dlearn.cluster.rank import Call, Raised, Returned
 from dlearn.cluster.run import Run
 from dlearn.errors import Interrupted, SetupError
+from dlearn.trace.exits import file_of_rank, note_exit
 from dlearn.trace.options import Measure, Options
 
 Function = Callable[..., Any]
@@ -48,7 +49,8 @@ class Cluster:
     works unchanged. With `rpc=True` every rank is an RPC worker of its own name (of a number: "worker0"), on loopback
     and over TCP, so that its bytes are counted; it serves until all functions have returned.
 
-    What ranks send is recorded unless `record=False`; `measure`, `checksums` and `graph` are those of `dlearn.record`.
+    What ranks send is recorded unless `record=False`; `measure`, `checksums`, `graph` and `hang_after` are
+    those of `dlearn.record`.
     `start` is "forkserver", or "spawn" where forking is unsafe (the default on macOS and Windows).
 
     `engine` is an ipyparallel Client: then each rank is a fresh process beside an engine of its own, in the order of
@@ -74,6 +76,7 @@ class Cluster:
         measure: Measure | None = "span",
         checksums: bool = False,
         graph: bool = False,
+        hang_after: float | None = None,
         start: StartMethod = DEFAULT_START,
     ) -> None:
         if engine is not None and start != DEFAULT_START:
@@ -89,7 +92,7 @@ class Cluster:
         if start not in ("forkserver", "spawn"):
             raise SetupError(f"ranks cannot be started by {start!r}; use 'forkserver' or 'spawn'.")
         self.backend, self.init, self.rpc = backend, init, rpc
-        options = Options(measure, checksums, graph=graph)
+        options = Options(measure, checksums, graph=graph, hang_after=hang_after)
         self.record = options if record else None
         self._start: StartMethod = start if engine is None else "forkserver"
         self._inside_with = False
@@ -124,6 +127,8 @@ class Cluster:
             if not crew.alive:
                 self._forget(crew)
         self._fill(run, outcomes, streams)
+        if run.recorded:
+            _note_deaths(run.folder / "trace", outcomes)
         run.error = rank_error(self.names, outcomes, run, timeout, around)
         if run.error is not None and check:
             raise run.error
@@ -294,6 +299,15 @@ def _changed_ns(folder: Path) -> int:
         return folder.stat().st_mtime_ns
     except FileNotFoundError:
         return 0  # Another notebook of this folder has just tidied it away.
+
+
+def _note_deaths(folder: Path, outcomes: Sequence[Outcome]) -> None:
+    """Of a rank that died, its trace file says how."""
+    for rank, outcome in enumerate(outcomes):
+        if isinstance(outcome, Died) and outcome.exit_code is not None:
+            path = file_of_rank(folder, rank)
+            if path is not None:
+                note_exit(path, outcome.exit_code)
 
 
 def _is_running(folder: Path) -> bool:

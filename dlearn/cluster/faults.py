@@ -60,8 +60,15 @@ def rank_error(
     if trace is not None:
         # A connection broke or timed out, and nobody failed before: the trace knows who was waited for. And gloo ends
         # a process whose peer sends more than it has room for: the trace knows whose calls do not fit together.
+        # And of a rank that died, who waited for it.
         aborted = isinstance(outcome, Died) and outcome.signal_name == "SIGABRT"
-        told = [each for each in hangs(trace) if _is_broken(outcome) or (aborted and each.operation.problem)]
+        told = [
+            each
+            for each in hangs(trace)
+            if _is_broken(outcome)
+            or (aborted and each.operation.problem)
+            or (isinstance(outcome, Died) and first in each.operation.missing)
+        ]
         what += "".join(f"\n{sentence}." for sentence in hang_sentences(told, trace))
     details = _without_wall(outcome.traceback) if isinstance(outcome, Raised) else ""
     return RankError(rank=names[first], what=what, hint=_hint(outcome, run), details=details, run=run)

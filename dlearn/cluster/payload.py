@@ -146,4 +146,7 @@ def _cells() -> dict[str, tuple[str, list[str]]]:
 def is_installed(file: str) -> bool:
     """Whether this is an installed library's file, Python's or ours, and not the user's own."""
     installed = tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib"))
-    return file.startswith((*installed, str(Path(__file__).parent.parent) + os.sep, "<frozen"))
+    dlearn = str(Path(__file__).parent.parent) + os.sep
+    # A lesson's code is its reader's; "<string>" is Python's own way into a process.
+    ours = file.startswith(dlearn) and not file.startswith(f"{dlearn}lessons{os.sep}")
+    return ours or file.startswith((*installed, "<frozen", "<string>"))

@@ -170,6 +170,7 @@ class _Rank:
         _flush()
         if recording is not None:
             recording.count()  # While all are here: a connection to a rank that has ended cannot be read any more.
+            recording.function_ended(outcome.type if isinstance(outcome, Raised) else "")
         self._control.send(outcome)
         # The others may still need this rank's connections: leave only together.
         keep_on = self._wait_for_finish()

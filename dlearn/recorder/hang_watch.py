@@ -18,7 +18,6 @@ from dlearn.hooks.callers import place_of_thread
 from dlearn.trace.job_facts import Place
 
 if TYPE_CHECKING:
-    from dlearn.analysis.hangs import Hang
     from dlearn.recorder.recording import Recording
 
 LOOKS = 20
@@ -48,7 +47,8 @@ class HangWatch:
                 if quiet_seconds >= self.after / 2 and self._noted_ns != last_ns:
                     self._noted_ns = last_ns
                     site = place_of_thread(self._program)
-                    self._recording.fact(Place(at_ns=time.monotonic_ns(), site=site))
+                    if site and not site.startswith("<"):  # Not the line by which Python came into a process.
+                        self._recording.fact(Place(at_ns=time.monotonic_ns(), site=site))
                 if quiet_seconds >= self.after and self._recording.waiting and self._told_ns != last_ns:
                     self._told_ns = last_ns
                     self._tell(quiet_seconds)
@@ -58,7 +58,7 @@ class HangWatch:
 
     def _tell(self, seconds: float) -> None:
         # Only now: what reads traces is not loaded in a process that records one.
-        from dlearn.analysis.hang_words import hang_sentences
+        from dlearn.analysis.hang_words import tell
         from dlearn.analysis.hangs import hangs
         from dlearn.trace.trace import Trace
 
@@ -68,12 +68,6 @@ class HangWatch:
             print(f"dlearn: nothing has happened for {seconds:.0f} s, and why cannot be told: {error}", file=sys.stderr)
             return
         me = next((process.rank for process in trace.processes if process.path.name == self._path.name), None)
-        found = [hang for hang in hangs(trace) if _speaker(hang) == me]
-        for sentence in hang_sentences(found, trace):
-            print(f"dlearn: nothing has happened for {seconds:.0f} s: {sentence}.", file=sys.stderr, flush=True)
-
-
-def _speaker(hang: Hang) -> int | None:
-    """One of the ranks that wait says it for all: of an RPC the caller."""
-    exchange = hang.operation.exchange
-    return exchange.src if exchange is not None else min(hang.waiting, default=None)
+        for speaker, sentence in tell(hangs(trace), trace):
+            if speaker == me:
+                print(f"dlearn: nothing has happened for {seconds:.0f} s: {sentence}.", file=sys.stderr, flush=True)

@@ -42,6 +42,7 @@ from dlearn.trace.event import (
     RpcCall,
     Span,
 )
+from dlearn.trace.job_facts import RETURNED, Place
 from dlearn.trace.options import Options
 from dlearn.trace.store import Writer
 
@@ -160,6 +161,10 @@ class Recording:
 
     def fact(self, line: Line) -> None:
         self._writer.write(line)
+
+    def function_ended(self, error: str) -> None:
+        """The function that a cluster called has returned, or raised `error`: whoever waits for it waits in vain."""
+        self.fact(Place(at_ns=self._clock(), ended=error or RETURNED))
 
     def failed(self, where: str, error: Exception) -> None:
         self._hook_errors += 1

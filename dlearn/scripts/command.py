@@ -13,11 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import msgspec
-
 from dlearn.errors import WrongArguments
 from dlearn.scripts.order import Order
-from dlearn.trace.job_facts import Exit
+from dlearn.trace.exits import note_exit
 
 USAGE = """\
 usage: dlearn run [--trace DIR] [--steps A:B] [--hang-after SECONDS] [--graph] [--gather]
@@ -195,9 +193,7 @@ def _note_exit(folder: Path, pid: int, status: int) -> None:
     """Add to the file of a process how it ended: it cannot do that itself."""
     for path in folder.glob(f"{socket.gethostname()}-{pid}*.jsonl"):
         if path.stem.partition(f"-{pid}")[2][:1] in ("", "-"):
-            cut_off = path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
-            with path.open("ab") as stream:
-                stream.write((b"\n" if cut_off else b"") + msgspec.json.encode(Exit(status=status)) + b"\n")
+            note_exit(path, status)
 
 
 def _die_by(number: int) -> NoReturn:

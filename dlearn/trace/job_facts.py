@@ -31,6 +31,8 @@ from dlearn.trace.event import (
     Worker,
 )
 
+RETURNED = "returned"
+
 
 class Joined(Line, tag="joined", frozen=True, kw_only=True):
     """The process has made a default group. All that meet in it find the same `job`; after a restart it is another."""
@@ -61,10 +63,14 @@ class Peer(Line, tag="peer", frozen=True, kw_only=True):
 
 
 class Place(Line, tag="place", frozen=True, kw_only=True):
-    """Where the program was when nothing had been recorded for a while: `site` is the line of user code."""
+    """Where the program was when nothing had been recorded for a while: `site` is the line of user code.
+
+    A cluster's rank whose function is over says so: `ended` is "returned", or the class of the exception.
+    """
 
     at_ns: Nanoseconds
-    site: str
+    site: str = ""
+    ended: str = ""
 
 
 class Exit(Line, tag="exit", frozen=True, kw_only=True):

@@ -288,7 +288,8 @@ def _take(file: ProcessFile, line: AnyLine) -> None:
         case Peer():
             file.peers[line.rank] = line
         case Place():
-            file.place = line
+            if file.place is None or not file.place.ended:
+                file.place = line
         case Exit():
             file.exit_status = line.status
         case End():

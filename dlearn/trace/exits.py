@@ -1,0 +1,30 @@
+"""How a process ended: added to its file by whoever started it, because a process that dies cannot write that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from dlearn.trace.event import Header
+from dlearn.trace.job_facts import Exit
+
+
+def note_exit(path: Path, status: int) -> None:
+    """Add the exit status (below 0 the signal that killed it), on a line of its own even if the last was cut off."""
+    cut_off = path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+    with path.open("ab") as stream:
+        stream.write((b"\n" if cut_off else b"") + msgspec.json.encode(Exit(status=status)) + b"\n")
+
+
+def file_of_rank(folder: Path, rank: int) -> Path | None:
+    """The file of a cluster's rank, by its first line; None if it died before it could write that."""
+    for path in folder.glob("*.jsonl"):
+        with path.open("rb") as stream:
+            try:
+                header = msgspec.json.decode(stream.readline(), type=Header)
+            except msgspec.MsgspecError:
+                continue
+        if header.rank == rank:
+            return path
+    return None
