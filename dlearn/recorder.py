@@ -172,7 +172,7 @@ class Recording:
     def event(self, kind: type[Event], /, **facts: Any) -> int:
         thread = threading.get_ident()
         spans = self._open_spans.get(thread) or self._open_spans[self._owner]
-        if kind is PointToPoint:
+        if kind is PointToPoint and self._steps:
             facts |= self._steps.get(thread, {})
         watched = self._measure == "phase" and kind in (Collective, PointToPoint)
         if watched and not self._under_way.intersection(spans):
@@ -181,14 +181,19 @@ class Recording:
         number = next(self._numbers)
         if watched:
             self._under_way.add(number)
-        name = "" if thread == self._owner else threading.current_thread().name
-        found = {"start_ns": now, "parent": spans[-1] if spans else None, "thread": name}
-        self._writer.write(kind(number=number, **(found | facts)))
+        # What the hook itself has given counts; written into its own dict, as this runs for every call.
+        facts.setdefault("start_ns", now)
+        if spans:
+            facts.setdefault("parent", spans[-1])
+        if thread != self._owner:
+            facts.setdefault("thread", threading.current_thread().name)
+        self._writer.write(kind(number=number, **facts))
         return number
 
     def end(self, number: int, *, by: str, error: str = "", peer: int | None = None) -> None:
         now = self._clock()
-        self._under_way.discard(number)
+        if self._under_way:
+            self._under_way.discard(number)
         try:
             self._writer.write(End(event=number, at_ns=now, by=by, error=error, peer=peer))
         except Exception as failure:

@@ -49,6 +49,8 @@ class _Note(NamedTuple):
     """The file as people call it; None for torch, dlearn and Python's own machinery."""
     own: bool = False
     """The user's own code, not an installed library's."""
+    recorder: bool = False
+    """Code of dlearn that is no lesson."""
 
 
 _ENGINE = autograd_graph._engine_run_backward.__code__
@@ -68,7 +70,7 @@ def caller(frame: FrameType | None) -> Caller:
     task = torch._C._current_graph_task_id()
     backward = task if task >= 0 else None
     # The innermost function that is not ours made the call.
-    while frame is not None and _is_recorder(frame.f_code):
+    while frame is not None and (_notes.get(id(frame.f_code)) or _make_note(frame.f_code)).recorder:
         frame = frame.f_back
     by_engine = (frame is None and backward is not None) or (frame is not None and frame.f_code is _ENGINE)
     launcher = "reducer" if by_engine else ""
@@ -92,31 +94,31 @@ def _walk(
     phase = role = own_site = any_site = ""
     bucket: GradBucket | None = None
     while frame is not None:
-        note = _notes.get(id(frame.f_code)) or _make_note(frame.f_code)
-        phase = phase or note.phase
-        role = role or note.role
-        if note.own and not own_site:
-            own_site = f"{note.site}:{frame.f_lineno}"
-        elif note.site is not None and not any_site:
-            any_site = f"{note.site}:{frame.f_lineno}"
+        code = frame.f_code
+        _, its_phase, its_role, site, own, _ = _notes.get(id(code)) or _make_note(code)
+        phase = phase or its_phase
+        role = role or its_role
+        if site is not None and not own_site:
+            if own:
+                own_site = f"{site}:{frame.f_lineno}"
+            elif not any_site:
+                any_site = f"{site}:{frame.f_lineno}"
         above = frame.f_back
-        # Functions that C++ calls: by the engine, or at the bottom of a thread that torch started.
-        by_cpp = look_at_bottom if above is None else above.f_code is _ENGINE
-        if look_for_bucket and bucket is None and by_cpp:
-            bucket = next((each for each in frame.f_locals.values() if isinstance(each, GradBucket)), None)
+        if look_for_bucket and bucket is None:
+            # Functions that C++ calls: by the engine, or at the bottom of a thread that torch started.
+            by_cpp = look_at_bottom if above is None else above.f_code is _ENGINE
+            if by_cpp:
+                bucket = next((each for each in frame.f_locals.values() if isinstance(each, GradBucket)), None)
+        if own_site and phase:
+            break  # A role is played below the user's own line, and all below the engine has been seen.
         frame = above
     return phase, role, own_site or any_site, bucket
 
 
-def _is_recorder(code: CodeType) -> bool:
-    name = code.co_filename
-    return name.startswith(_DLEARN_DIR) and not name.startswith(_LESSONS_DIR)
-
-
 def _make_note(code: CodeType) -> _Note:
     name = code.co_filename
-    if name.startswith(_MACHINERY) or _is_recorder(code):
-        note = _Note(code)
+    if name.startswith(_MACHINERY) or (name.startswith(_DLEARN_DIR) and not name.startswith(_LESSONS_DIR)):
+        note = _Note(code, recorder=name.startswith(_DLEARN_DIR))
     else:
         note = _Note(code, site=file_label(name, cell_names, os.getcwd()), own=not name.startswith(_INSTALLED))
     if len(_notes) > 20_000:
