@@ -46,15 +46,19 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Block:
-    """One observer's block, in microseconds: its start, a call (the median), its end shared out over the calls.
+    """One observer's block, in microseconds: its start, each call, its end shared out over the calls.
 
     `processor` is what one call takes of all the process's threads together, on average, with its share of the end.
     """
 
     start: float
-    call: float
+    calls: list[float]
     end: float
     processor: float
+
+    @property
+    def call(self) -> float:
+        return statistics.median(self.calls)
 
     @property
     def whole(self) -> float:
@@ -153,12 +157,12 @@ def measure(observer: AbstractContextManager[None], call: Call, calls: int) -> B
         for _ in range(calls):
             call()
             before, last = last, time.perf_counter()
-            taken.append(last - before)
+            taken.append((last - before) * 1e6)
         worked = time.process_time() - worked
         ending = time.process_time()
     end = (time.perf_counter() - last) / (calls + warm_up)
     processor = worked / calls + (time.process_time() - ending) / (calls + warm_up)
-    return Block((started - entered) * 1e6, statistics.median(taken) * 1e6, end * 1e6, processor * 1e6)
+    return Block((started - entered) * 1e6, taken, end * 1e6, processor * 1e6)
 
 
 def all_reduce(rounds: int, folder: str) -> Found:
@@ -227,7 +231,7 @@ def seconds_of(step: Callable[[], None]) -> float:
         start = time.perf_counter()
         step()
         took.append(time.perf_counter() - start)
-    return statistics.median(took)
+    return min(took)
 
 
 def agreed(number: float) -> float:
@@ -243,15 +247,18 @@ def agreed(number: float) -> float:
 def tell_calls(what: str, found: Found) -> None:
     """What each observer adds to one call."""
     bare = found.pop("bare")
-    print(f"\n{what}: {middle([block.call for block in bare], '{:.0f}')} us bare")
+    print(
+        f"\n{what}: {middle([block.call for block in bare], '{:.0f}')} us bare, the fastest tenth {fastest(bare):.0f}"
+    )
     for name, blocks in found.items():
         pairs = list(zip(blocks, bare, strict=True))
-        added = [block.whole - bare.whole for block, bare in pairs]
-        times = statistics.median(block.whole / bare.whole for block, bare in pairs)
-        processor = statistics.median(block.processor - bare.processor for block, bare in pairs)
+        added = [block.whole - plain.whole for block, plain in pairs]
+        times = statistics.median(block.whole / plain.whole for block, plain in pairs)
+        processor = statistics.median(block.processor - plain.processor for block, plain in pairs)
         print(
             f"  {name:<15} adds {middle(added, '{:.0f}')} us to each: {times:.1f} times as long."
-            f" {median_of(blocks, 'end'):.1f} us of it at its end. Processor time {processor:+.0f} us."
+            f" {median_of(blocks, 'end'):.1f} us of it at its end."
+            f" The fastest tenth: {fastest(blocks) - fastest(bare):+.0f} us; processor time: {processor:+.0f} us."
             f" Starts in {median_of(blocks, 'start') / 1000:.1f} ms."
         )
 
@@ -262,14 +269,19 @@ def tell_steps(what: str, found: Found) -> None:
     print(f"\n{what}: {middle([block.call / 1000 for block in bare], '{:.1f}')} ms bare")
     for name, blocks in found.items():
         pairs = list(zip(blocks, bare, strict=True))
-        longer = [100 * (block.whole / bare.whole - 1) for block, bare in pairs]
-        added = statistics.median((block.whole - bare.whole) / 1000 for block, bare in pairs)
-        at_end = statistics.median(100 * block.end / bare.whole for block, bare in pairs)
-        processor = [100 * (block.processor / bare.processor - 1) for block, bare in pairs]
+        longer = [100 * (block.whole / plain.whole - 1) for block, plain in pairs]
+        added = statistics.median((block.whole - plain.whole) / 1000 for block, plain in pairs)
+        at_end = statistics.median(100 * block.end / plain.whole for block, plain in pairs)
+        undisturbed = 100 * ((fastest(blocks) + median_of(blocks, "end")) / fastest(bare) - 1)
         print(
             f"  {name:<15} makes it longer by {middle(longer, '{:.1f}')} %, that is {added:.2f} ms;"
-            f" {at_end:.1f} % at its end. Processor time {middle(processor, '{:+.1f}')} %."
+            f" {at_end:.1f} % at its end. The fastest tenth of all steps: by {undisturbed:.1f} %."
         )
+
+
+def fastest(blocks: list[Block]) -> float:
+    """The time within which the fastest tenth of all calls was done: what other programs disturb only adds."""
+    return statistics.quantiles([call for block in blocks for call in block.calls], n=10)[0]
 
 
 def median_of(blocks: list[Block], part: str) -> float:

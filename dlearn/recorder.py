@@ -178,7 +178,7 @@ class Recording:
         if watched and not self._under_way.intersection(spans):
             self._count_before_operation()
         now = self._clock()
-        number = next(self._numbers)
+        number = facts["number"] = next(self._numbers)
         if watched:
             self._under_way.add(number)
         # What the hook itself has given counts; written into its own dict, as this runs for every call.
@@ -187,7 +187,7 @@ class Recording:
             facts.setdefault("parent", spans[-1])
         if thread != self._owner:
             facts.setdefault("thread", threading.current_thread().name)
-        self._writer.write(kind(number=number, **facts))
+        self._writer.write(kind(**facts))
         return number
 
     def end(self, number: int, *, by: str, error: str = "", peer: int | None = None) -> None:

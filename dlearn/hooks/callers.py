@@ -93,26 +93,32 @@ def _walk(
 ) -> tuple[str, str, str, GradBucket | None]:
     phase = role = own_site = any_site = ""
     bucket: GradBucket | None = None
+    below: FrameType | None = None
     while frame is not None:
         code = frame.f_code
-        _, its_phase, its_role, site, own, _ = _notes.get(id(code)) or _make_note(code)
-        phase = phase or its_phase
-        role = role or its_role
-        if site is not None and not own_site:
-            if own:
-                own_site = f"{site}:{frame.f_lineno}"
-            elif not any_site:
-                any_site = f"{site}:{frame.f_lineno}"
-        above = frame.f_back
-        if look_for_bucket and bucket is None:
-            # Functions that C++ calls: by the engine, or at the bottom of a thread that torch started.
-            by_cpp = look_at_bottom if above is None else above.f_code is _ENGINE
-            if by_cpp:
-                bucket = next((each for each in frame.f_locals.values() if isinstance(each, GradBucket)), None)
-        if own_site and phase:
-            break  # A role is played below the user's own line, and all below the engine has been seen.
-        frame = above
+        if id(code) not in _silent:
+            _, its_phase, its_role, site, own, _ = _notes.get(id(code)) or _make_note(code)
+            phase = phase or its_phase
+            role = role or its_role
+            if site is not None and not own_site:
+                if own:
+                    own_site = f"{site}:{frame.f_lineno}"
+                elif not any_site:
+                    any_site = f"{site}:{frame.f_lineno}"
+            if code is _ENGINE and look_for_bucket:
+                bucket = bucket or _bucket_of(below)
+            if own_site and phase:
+                return phase, role, own_site, bucket  # A role is played further in, between user and c10d.
+        below, frame = frame, frame.f_back
+    if look_for_bucket and look_at_bottom:
+        bucket = bucket or _bucket_of(below)
     return phase, role, own_site or any_site, bucket
+
+
+def _bucket_of(called_by_cpp: FrameType | None) -> GradBucket | None:
+    """The bucket that a communication hook was called for: by the engine, or at the bottom of a thread of torch's."""
+    values = called_by_cpp.f_locals.values() if called_by_cpp is not None else ()
+    return next((each for each in values if isinstance(each, GradBucket)), None)
 
 
 def _make_note(code: CodeType) -> _Note:
@@ -122,10 +128,13 @@ def _make_note(code: CodeType) -> _Note:
     else:
         note = _Note(code, site=file_label(name, cell_names, os.getcwd()), own=not name.startswith(_INSTALLED))
     if len(_notes) > 20_000:
+        _silent.clear()
         _notes.clear()
         _notes.update(_known())
     # The note holds the code object, so its id stays its own.
     _notes[id(code)] = note
+    if note.site is None:
+        _silent.add(id(code))
     return note
 
 
@@ -158,3 +167,5 @@ def _known() -> dict[int, _Note]:
 
 
 _notes: dict[int, _Note] = _known()
+_silent: set[int] = set()
+"""Those that tell nothing: most of a stack, and passed over fast."""

@@ -104,9 +104,8 @@ def _collective_kernel(
                     # NCCL completes its futures when the kernel is queued, so a callback would lie.
                     emit.end(number, by=NOT_OBSERVED)
                 elif signature.waits_at_once(args) and type(work) is Work:
-                    waiting.hold(
-                        work, number
-                    )  # The caller holds its tensors. (A Work of another class has a `wait` of its own.)
+                    # The caller holds its tensors. (A Work of another class has a `wait` of its own.)
+                    waiting.hold(work, number)
                 elif not callbacks.watch(number, work):
                     waiting.hold(work, number, signature.size(args), output=signature.output(args))
             except Exception as error:
