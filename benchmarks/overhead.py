@@ -1,6 +1,6 @@
 """What watching costs: a tiny operation, and a real DDP step, bare and under each of three observers.
 
-    python benchmarks/overhead.py [--rounds 15]
+    python benchmarks/overhead.py [--rounds 10]
 
 The observers are `dlearn.record` with its files, torch.profiler (CPU) and torch's CommDebugMode. They take turns in one
 run, in short blocks, because the speed of a machine changes from second to second: each block is compared with the
@@ -296,7 +296,7 @@ def middle(numbers: list[float], form: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15, help="rounds of each kind (default 15)")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds of each kind (default 10)")
     rounds = parser.parse_args().rounds
     print(
         f"{date.today()}, {os.cpu_count()} cores, torch {torch.__version__}. Median of {rounds} rounds (middle half)."

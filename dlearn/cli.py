@@ -9,18 +9,27 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dlearn import __version__
-from dlearn.errors import DlearnError, SetupError
+from dlearn.commands import doctor, draw, explain, messages
+from dlearn.errors import DlearnError, SetupError, WrongArguments
+from dlearn.scripts.command import run
 
 FAILED = 1
+WRONG = 2  # argparse's, too
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. argparse itself exits with 2 where the arguments are wrong."""
     try:
+        arguments = sys.argv[1:] if arguments is None else arguments
+        if arguments[:1] == ["run"]:
+            return run(arguments[1:])  # Its arguments are torchrun's, and the script's.
         options = parser().parse_args(arguments)
         options.command(options)
         sys.stdout.flush()
+    except WrongArguments as error:
+        print(f"dlearn: {error}", file=sys.stderr)
+        return WRONG
     except DlearnError as error:
         print(f"dlearn: {error}", file=sys.stderr)
         return FAILED
@@ -51,6 +60,23 @@ def parser() -> argparse.ArgumentParser:
         help="folder for the files; those of the same name in it are replaced (default: %(default)s)",
     )
     demo_parser.set_defaults(command=demo)
+
+    # Only for the list of commands: `main` hands it on before.
+    commands.add_parser("run", help="run a script that knows nothing of dlearn, by torchrun or alone, and record it")
+
+    for name, module, text in (
+        ("doctor", doctor, "say what works on this machine, and what to do about the rest"),
+        (
+            "explain",
+            explain,
+            "say in words what a trace holds: who sent what to whom, who died where, who waits for whom",
+        ),
+        ("messages", messages, "print every message of a trace: from, to, bytes, when, what"),
+        ("draw", draw, "draw a trace and save the picture"),
+    ):
+        made = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        module.arguments(made)
+        made.set_defaults(command=module.run)
     return top
 
 

@@ -2,6 +2,7 @@
 
 DlearnError
  ├── SetupError    this machine, or the installed torch, lacks something that was asked for
+ │    └── WrongArguments  a command of dlearn's was typed such that it makes no sense
  ├── TraceError    a trace file or folder cannot be read
  ├── PeerError     a rank of a glass-box collective is gone, or does not answer
  ├── TrafficError  the traffic is not the one that a test asked for
@@ -22,6 +23,10 @@ class DlearnError(Exception):
 
 class SetupError(DlearnError):
     """Something is missing on this machine: the text says what, and how to get it."""
+
+
+class WrongArguments(SetupError):
+    """A command cannot be meant as it was typed: the text says what to try. Exit status 2."""
 
 
 class TraceError(DlearnError):

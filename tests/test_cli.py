@@ -1,12 +1,14 @@
 """The command `dlearn`, as it is typed."""
 
 import csv
+import json
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from traces import Job, header
 
 from dlearn.cli import main
 from dlearn.trace.trace import Trace
@@ -68,10 +70,11 @@ def test_help_names_the_commands(capsys):
     with pytest.raises(SystemExit) as end:
         main(["--help"])
     assert end.value.code == 0
-    assert "demo" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert all(f"  {name} " in told for name in ("demo", "run", "doctor", "explain", "messages", "draw"))
 
 
-@pytest.mark.parametrize("arguments", [[], ["dance"], ["demo", "--size", "3"]])
+@pytest.mark.parametrize("arguments", [[], ["dance"], ["demo", "--size", "3"], ["draw", "dance", "t", "-o", "x.svg"]])
 def test_wrong_arguments_are_told_and_end_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as end:
         main(arguments)
@@ -86,6 +89,154 @@ def test_a_folder_that_cannot_be_made_is_told_in_one_sentence(tmp_path, capsys):
     assert main(["demo", "--out", str(tmp_path / "file" / "out")]) == 1
     error = capsys.readouterr().err
     assert error == f"dlearn: the folder {tmp_path}/file/out cannot be made: Not a directory. Give another --out.\n"
+
+
+def two_sends(folder: Path) -> str:
+    """1,000 B to rank 1 in "step 0", 2.5 ms later 20 B back; and NCCL, whose messages nobody knows."""
+    job = Job(folder, ranks=2)
+    steps = {rank: job.span(rank, "step 0") for rank in (0, 1)}
+    job.send(0, 1, size=1000, parent=steps[0], start_ns=1_000_000, end_ns=2_000_000)
+    job.recv(1, 0, size=1000, parent=steps[1], start_ns=1_000_000, end_ns=2_000_000)
+    job.send(1, 0, size=20, start_ns=3_500_000, end_ns=4_000_000)
+    job.recv(0, 1, size=20, start_ns=3_500_000, end_ns=4_000_000)
+    job.group("gpus", (0, 1), backend="nccl")
+    job.collective("all_reduce", size=8, group="gpus", start_ns=5_000_000, end_ns=6_000_000)
+    job.load()
+    return str(folder)
+
+
+def test_messages_are_a_line_each_and_what_is_not_explained_is_said(tmp_path, capsys):
+    assert main(["messages", two_sends(tmp_path)]) == 0
+    told, errors = capsys.readouterr()
+    head, first, second, *notes = told.splitlines()
+    assert head.split() == ["from", "to", "payload", "bytes", "sent,", "ms", "how", "op", "what"]
+    assert first.split()[:7] == ["rank", "0", "rank", "1", "1,000", "0.000", "observed"]
+    assert second.split()[:7] == ["rank", "1", "rank", "0", "20", "2.500", "observed"]
+    assert "2 messages of 2 operations; 1 operations not explained" in notes
+    assert any(note.startswith("  not explained: all_reduce: ") for note in notes)
+    assert errors == ""
+
+
+@pytest.mark.parametrize("form", ["--json", "--csv"])
+def test_messages_for_programs_have_the_same_fields_in_both_forms(form, tmp_path, capsys):
+    assert main(["messages", two_sends(tmp_path), form]) == 0
+    told, errors = capsys.readouterr()
+    rows = json.loads(told) if form == "--json" else list(csv.DictReader(told.splitlines()))
+    names = ["from", "to", "payload_bytes", "op", "what", "how", "confirmed", "sent_ns", "received_ns"]
+    assert [list(row) for row in rows] == [names, names]
+    assert [str(value) for value in rows[0].values()][:3] == ["rank 0", "rank 1", "1000"]
+    assert [str(value) for value in rows[0].values()][5:] == ["observed", "False", "1000000", "2000000"]
+    assert "not explained: all_reduce" in errors
+
+
+def test_no_messages_are_an_empty_array(tmp_path, capsys):
+    Job(tmp_path, ranks=2).load()
+    assert main(["messages", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+def test_messages_of_a_span(tmp_path, capsys):
+    assert main(["messages", two_sends(tmp_path), "--csv", "--within", "step 0"]) == 0
+    [row] = csv.DictReader(capsys.readouterr().out.splitlines())
+    assert row["payload_bytes"] == "1000"
+
+
+def test_a_trace_may_be_in_a_folder_from_each_host(tmp_path, capsys):
+    here, there = tmp_path / "here", tmp_path / "there"
+    two_sends(here)
+    there.mkdir()
+    file = max(here.glob("*.jsonl"))
+    file.rename(there / file.name)
+    assert main(["messages", str(here), str(there), "--json"]) == 0
+    told, errors = capsys.readouterr()
+    assert [row["payload_bytes"] for row in json.loads(told)] == [1000, 20]
+    assert "processes left a file" not in errors
+
+
+def test_problems_of_a_trace_go_to_stderr(tmp_path, capsys):
+    folder = two_sends(tmp_path)
+    min(tmp_path.glob("*.jsonl")).unlink()
+    assert main(["messages", folder, "--json"]) == 0
+    told, errors = capsys.readouterr()
+    json.loads(told)
+    assert "dlearn: 1 of 2 processes left a file" in errors
+    assert "that of rank 0 is missing" in errors
+
+
+def test_who_has_read_enough_ends_the_table_quietly(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    for index in range(2000):  # more than a pipe holds
+        job.send(0, 1, start_ns=10 + index, end_ns=20 + index)
+        job.recv(1, 0, start_ns=10 + index, end_ns=20 + index)
+    job.load()
+    command = [sys.executable, "-m", "dlearn.cli", "messages", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline().startswith("from")
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait(timeout=60) == 1
+
+
+@pytest.mark.parametrize("ending", [".svg", ".pdf", ".png"])
+def test_draw_saves_a_picture_in_place_of_the_last(ending, tmp_path):
+    out = tmp_path / f"picture{ending}"
+    out.write_text("old")
+    assert main(["draw", "traffic", two_sends(tmp_path / "trace"), "-o", str(out)]) == 0
+    begins = {".svg": b"<?xml", ".pdf": b"%PDF", ".png": b"\x89PNG"}
+    assert out.read_bytes().startswith(begins[ending])
+
+
+@pytest.mark.parametrize("kind", ["autograd", "sequence", "timeline", "traffic"])
+def test_every_kind_of_picture_can_be_drawn_of_a_span(kind, tmp_path):
+    out = tmp_path / "picture.svg"
+    assert main(["draw", kind, two_sends(tmp_path / "trace"), "--within", "step 0", "-o", str(out)]) == 0
+    assert ("no autograd graph" if kind == "autograd" else "1.00\N{NO-BREAK SPACE}kB to rank 1") in out.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "to_try"),
+    [
+        (["draw", "traffic", "TRACE", "-o", "picture.gif"], "picture.gif: a picture is saved as .svg, .png, .pdf."),
+        (["draw", "traffic", "TRACE", "-o", "no/picture.svg"], "there is no folder no. Make it"),
+        (["draw", "traffic", "TRACE", "-o", "x.svg", "--context", "3"], "it goes with `draw autograd` only"),
+        (["draw", "autograd", "TRACE", "-o", "x.svg", "--context", "3"], "there is none (record with graph=True)"),
+        (["draw", "traffic", "TRACE", "-o", "x.svg", "--within", "step 9"], "its spans are: step 0"),
+        (["messages", "TRACE", "--within", "step 9"], "its spans are: step 0"),
+    ],
+)
+def test_what_cannot_be_asked_so_is_one_line_with_what_to_try(arguments, to_try, tmp_path, capsys):
+    trace = two_sends(tmp_path)
+    assert main([trace if argument == "TRACE" else argument for argument in arguments]) == 2
+    told, errors = capsys.readouterr()
+    assert told == ""
+    assert errors.startswith("dlearn: ")
+    assert errors.count("\n") == 1
+    assert to_try in errors
+    assert not Path("x.svg").exists()
+
+
+def test_explain_tells_the_story_and_the_attempt_can_be_chosen(tmp_path, capsys):
+    for number in (0, 1):
+        job = Job(tmp_path, ranks=2)
+        job.headers = [header(rank, pid=10 * number + rank, world_size=2, restart=number) for rank in (0, 1)]
+        job.collective("all_reduce", ranks=[0] if number == 0 else [0, 1], size=8, end_ns=20 if number else None)
+        job.write(died=[] if number else [0, 1])
+    assert main(["explain", str(tmp_path)]) == 0
+    told = capsys.readouterr().out
+    assert "never called it" not in told
+    assert "this is attempt 1" in told
+    assert main(["explain", str(tmp_path), "--attempt", "0"]) == 0
+    told = capsys.readouterr().out
+    assert "rank 0 waits for rank 1 in all_reduce #1; rank 1 never called it." in told
+    assert "rank 1 left a file without an end: it was killed, or still runs." in told
+
+
+@pytest.mark.parametrize("command", [["messages"], ["draw", "traffic", "-o", "x.svg"]])
+def test_a_trace_that_cannot_be_read_is_one_sentence(command, tmp_path, capsys):
+    assert main([*command, str(tmp_path)]) == 1
+    assert capsys.readouterr().err == (
+        f"dlearn: {tmp_path} holds no trace: there is no .jsonl file with a line in it.\n"
+    )
 
 
 def hear_interrupts() -> None:

@@ -3,8 +3,8 @@
 from traces import Job
 
 from dlearn.analysis import hangs
+from dlearn.analysis.hang_words import hang_sentence, whereabouts
 from dlearn.analysis.hangs import inside
-from dlearn.analysis.words import hang_sentence, whereabouts
 from dlearn.trace.event import NOT_OBSERVED, End
 from dlearn.trace.trace import Trace
 

@@ -22,13 +22,16 @@ MAY_IMPORT = {
     "recorder": {"trace", "hooks", "analysis"},
     "collectives": {"trace", "analysis", "recorder"},
     "cluster": {"trace", "hooks", "analysis", "recorder", "collectives"},
+    "scripts": {"trace", "hooks", "analysis", "recorder"},
     "draw": {"trace", "analysis"},
     "play": {"trace", "analysis", "draw"},
     "lessons": {"trace", "analysis", "draw", "play", "cluster", "recorder", "collectives"},
-    "cli": {"trace", "analysis", "draw", "cluster", "recorder", "lessons"},
+    "doctor": {"hooks", "cluster"},
+    "commands": {"trace", "analysis", "draw", "doctor"},
+    "cli": {"commands", "trace", "analysis", "draw", "cluster", "recorder", "scripts", "lessons"},
 }
 MAY_IMPORT_HEAVY = {
-    "torch": {"hooks", "recorder", "collectives", "cluster", "lessons"},
+    "torch": {"hooks", "recorder", "collectives", "cluster", "scripts", "lessons", "doctor"},
     "matplotlib": {"draw"},
     "pandas": {"trace", "analysis"},
     "mpi4py": set(),

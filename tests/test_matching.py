@@ -143,19 +143,6 @@ def test_global_ranks_are_resolved_to_processes(tmp_path):
     assert (match.group.members, match.sender, match.receiver) == ((1, 0), 0, 1)
 
 
-def test_a_restarted_job_has_groups_of_its_own(tmp_path):
-    """torchrun starts the processes again: the same names and ranks, another attempt."""
-    job = Job(tmp_path, ranks=2)
-    job.collective("barrier", start_ns=10)
-    job.write()
-    again = Job(tmp_path, ranks=2)
-    again.headers = [header(rank, pid=2000 + rank, world_size=2, restart=1) for rank in (0, 1)]
-    again.collective("barrier", start_ns=500, end_ns=600)
-    matches = again.load().matches
-    assert [len(match.ends) for match in matches] == [2, 2]
-    assert [match.missing for match in matches] == [(), ()]
-
-
 def test_a_group_with_many_members_elsewhere_costs_little(tmp_path):
     """One file of a job with 100,000 ranks, and 3,000 calls: no list of absent ranks for each call."""
     job = Job(tmp_path, ranks=1)

@@ -193,11 +193,11 @@ def test_a_header_is_needed(tmp_path):
         (b"\x7fELF\x00\x01", "no trace header"),
         (b"x" * (10 << 20), "no trace"),
         (b'{"kind":"span"}\n', "no trace header"),
-        (b'{"kind":"header","format":3}\n', "no trace header"),
+        (b'{"kind":"header","format":4}\n', "no trace header"),
         (b"[" * 100_000, "no trace header"),
         (b'{"kind":"header","format":' + b"9" * 5000 + b"}\n", "no trace header"),
-        (b'{"kind":"header","format":1,"dlearn":"0.0","old":1}\n', "trace format 1; this dlearn reads format 3."),
-        (b'{"kind":"header","format":4,"dlearn":"9.9","news":1}\n', "trace format 4; this dlearn reads format 3."),
+        (b'{"kind":"header","format":1,"dlearn":"0.0","old":1}\n', "trace format 1; this dlearn reads format 4."),
+        (b'{"kind":"header","format":5,"dlearn":"9.9","news":1}\n', "trace format 5; this dlearn reads format 4."),
     ]:
         path.write_bytes(content)
         with pytest.raises(TraceError, match=r"x\.jsonl, line 1: ") as error:
@@ -267,5 +267,5 @@ def test_a_line_is_at_most_as_long_as_it_may_be(tmp_path):
 
 def test_headers_of_this_format_keep_their_fields():
     """Renaming one makes every existing trace unreadable: then FORMAT must change, too."""
-    fields = "format job host pid torch dlearn start_ns restart rank name world_size"
+    fields = "format job host pid torch dlearn start_ns restart rank name world_size clock"
     assert Header.__struct_fields__ == tuple(fields.split())

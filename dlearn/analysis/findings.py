@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dlearn.analysis.hang_words import hang_sentence, missing_text, why_stuck
 from dlearn.analysis.hangs import hangs
 from dlearn.analysis.traffic import Traffic, traffic
 from dlearn.analysis.waiting import waiting
-from dlearn.analysis.words import count_text, hang_sentence, missing_text, why_stuck
+from dlearn.analysis.words import count_text
 from dlearn.trace.message import End, Operation
 from dlearn.trace.trace import Trace
 

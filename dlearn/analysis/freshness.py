@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dlearn.analysis.grading import Unit, units
-from dlearn.analysis.words import call_text
+from dlearn.analysis.hang_words import call_text
 from dlearn.errors import TrafficError
 from dlearn.trace.event import PointToPoint
 from dlearn.trace.message import Operation

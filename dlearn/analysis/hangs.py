@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import msgspec
 
 from dlearn.analysis.joining import operations
@@ -38,6 +40,33 @@ def hangs(trace: Trace) -> tuple[Hang, ...]:
 def inside(trace: Trace, rank: int) -> Collective | PointToPoint | None:
     """The call that this rank is inside of: the first that it began and that has not ended."""
     return _open_calls(trace).get(rank)
+
+
+def places(trace: Trace) -> dict[int, str]:
+    """What is known of ranks outside any call: how they ended, or where they were when nothing came for a while."""
+    last = {event.rank: event for event in trace.whole.events}
+    found: dict[int, str] = {}
+    for process in trace.processes:
+        event = last.get(process.rank)
+        if process.exit_status is not None:
+            found[process.rank] = exit_text(process.exit_status)
+        elif process.closed:
+            found[process.rank] = "has ended its recording"
+        elif process.place is not None and process.place.site:
+            at_ns = process.clock.to_reference(process.place.at_ns)
+            if event is None or at_ns >= max(event.start_ns, event.end_ns or 0):
+                found[process.rank] = f"is at {process.place.site}"
+    return found
+
+
+def exit_text(status: int) -> str:
+    """ "was killed by SIGKILL", "ended with status 1"."""
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"
 
 
 def _is_stuck(operation: Operation) -> bool:

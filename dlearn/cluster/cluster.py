@@ -1,4 +1,4 @@
-"""Cluster: real ranks on this machine, from a notebook cell or a script."""
+"""Cluster: real ranks on this machine, or beside ipyparallel's engines, from a notebook cell or a script."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 import reprlib
 import secrets
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,8 @@ from weakref import WeakSet
 
 import cloudpickle
 
-from dlearn.cluster.crew import Crew, Outcome
+from dlearn.cluster import engine_rank, engines, spares
+from dlearn.cluster.crew import Crew, Outcome, start_here
 from dlearn.cluster.faults import rank_error
 from dlearn.cluster.launch import DEFAULT_START, StartMethod
 from dlearn.cluster.output import OutputStreams
@@ -39,7 +39,7 @@ LONGEST_NAME = 40
 
 
 class Cluster:
-    """Real ranks on this machine, connected over loopback.
+    """Real ranks on this machine, connected over loopback; with `engine`, beside ipyparallel's engines.
 
     `ranks` is how many, or their names; the order of names is the order of ranks. Each `run` has fresh processes;
     inside `with Cluster(4) as c:` they stay, with their state and process group. Inside the function the process group
@@ -51,14 +51,22 @@ class Cluster:
     What ranks send is recorded unless `record=False`; `measure`, `checksums` and `graph` are those of `dlearn.record`.
     `start` is "forkserver", or "spawn" where forking is unsafe (the default on macOS and Windows).
 
+    `engine` is an ipyparallel Client: then each rank is a fresh process beside an engine of its own, in the order of
+    the engines' ids, and their launchers (ssh, Slurm, MPI) give the machines; without `ranks` there are as many as
+    engines. A rank has its engine's environment and module path, and works in the notebook's folder if its host has
+    that. Where the engines are on more than one host, rank 0 and the backends open ports on the interface by which
+    an engine reaches its controller (or that of GLOO_SOCKET_IFNAME there): everybody on that network can reach them,
+    and with `rpc=True` have the ranks run anything.
+
         run = Cluster(3).run(train, 10, timeout=60)
         run.results[0], run.output[0], run.trace
     """
 
     def __init__(
         self,
-        ranks: int | Sequence[str],
+        ranks: int | Sequence[str] | None = None,
         *,
+        engine: Any = None,
         backend: Literal["gloo", "nccl", "dlearn_ring", "dlearn_star"] = "gloo",
         init: bool = True,
         rpc: bool = False,
@@ -68,7 +76,11 @@ class Cluster:
         graph: bool = False,
         start: StartMethod = DEFAULT_START,
     ) -> None:
-        self.names: tuple[Name, ...] = _names(ranks)
+        if engine is not None and start != DEFAULT_START:
+            raise SetupError("start= is for ranks on this machine; beside engines it is what suits the engine's.")
+        names = None if ranks is None and engine is not None else _names(ranks)
+        self._engines = engines.choose(engine, len(names) if names else None) if engine is not None else ()
+        self.names: tuple[Name, ...] = names or _names(len(self._engines))
         if backend not in ("gloo", "nccl", "dlearn_ring", "dlearn_star"):
             raise SetupError(
                 f"there is no backend {backend!r} here; use 'gloo', 'nccl' with a GPU for each rank, 'dlearn_ring' or"
@@ -79,7 +91,7 @@ class Cluster:
         self.backend, self.init, self.rpc = backend, init, rpc
         options = Options(measure, checksums, graph=graph)
         self.record = options if record else None
-        self._start: StartMethod = start
+        self._start: StartMethod = start if engine is None else "forkserver"
         self._inside_with = False
         self._crew: Crew | None = None
         self._lost = False
@@ -164,8 +176,10 @@ class Cluster:
             if self._crew is not None:
                 self._crew.kill()
         tags = [_tag(name) for name in self.names]
-        if self._inside_with or self._start == "forkserver":
-            crew = Crew(tags, self._start)
+        if self._engines:
+            crew = engine_rank.crew_beside(self._engines, tags)
+        elif self._inside_with or self._start == "forkserver":
+            crew = Crew(tags, start_here(self._start), spares.turn_over)
         else:
             crew = _spawned_crew(tags)
         if self._inside_with:
@@ -183,27 +197,25 @@ class Cluster:
     def _call(
         self, crew: Crew, payload: bytes, around: Surroundings, run: Run, timeout: float | None
     ) -> tuple[list[Outcome], OutputStreams]:
-        with socket.create_server(("127.0.0.1", 0), backlog=len(self.names) * 4) as listener:
-            calls = [
-                Call(
-                    payload=payload,
-                    surroundings=around,
-                    rank=rank,
-                    world_size=len(self.names),
-                    name=str(name),
-                    backend=self.backend,
-                    init=self.init,
-                    store_port=listener.getsockname()[1],
-                    job=run.folder.name,
-                    folder=str(run.folder),
-                    record=self.record,
-                    keep=self._kept,
-                    keep_group=self._inside_with,
-                    rpc=self.rpc,
-                )
-                for rank, name in enumerate(self.names)
-            ]
-            return crew.call(calls, listener, timeout)
+        calls = [
+            Call(
+                payload=payload,
+                surroundings=around,
+                rank=rank,
+                world_size=len(self.names),
+                name=str(name),
+                backend=self.backend,
+                init=self.init,
+                job=run.folder.name,
+                folder=str(run.folder),
+                record=self.record,
+                keep=self._kept,
+                keep_group=self._inside_with,
+                rpc=self.rpc,
+            )
+            for rank, name in enumerate(self.names)
+        ]
+        return crew.call(calls, timeout)
 
     def _fill(self, run: Run, outcomes: list[Outcome], streams: OutputStreams) -> None:
         for index, (name, outcome) in enumerate(zip(self.names, outcomes, strict=True)):
@@ -222,7 +234,7 @@ def _sync(function: Function) -> Function:
     return function
 
 
-def _names(ranks: int | Sequence[str]) -> tuple[Name, ...]:
+def _names(ranks: int | Sequence[str] | None) -> tuple[Name, ...]:
     if isinstance(ranks, int) and not isinstance(ranks, bool):
         if not 1 <= ranks <= MOST_RANKS:
             raise SetupError(f"a cluster has 1 to {MOST_RANKS} ranks, not {ranks}.")
@@ -300,7 +312,7 @@ _spawned: dict[tuple[str, ...], Crew] = {}
 def _spawned_crew(tags: list[str]) -> Crew:
     key = tuple(tags)
     if key not in _spawned or not _spawned[key].alive:
-        _spawned[key] = Crew(tags, "spawn")
+        _spawned[key] = Crew(tags, start_here("spawn"), spares.turn_over)
     return _spawned[key]
 
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import re
 import selectors
 import signal
-import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from multiprocessing.reduction import send_handle
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Protocol
 
 from dlearn.cluster import spares
-from dlearn.cluster.launch import RankProcess, StartMethod, start_rank
+from dlearn.cluster.launch import RankProcess, StackLine, StartMethod, start_rank
 from dlearn.cluster.output import OutputStreams, ProgressLine
-from dlearn.cluster.rank import FINISH, STACK_SIGNAL, Call, Raised, Returned, stack_file
+from dlearn.cluster.rank import FINISH, Call, Raised, Returned
 from dlearn.errors import SetupError
 from dlearn.trace.agent_log import PAUSE_SECONDS, SUFFIX
 
@@ -33,28 +31,19 @@ DEATH_SECONDS = 2.0
 """How long the system may take to report the death of a process whose connection is closed."""
 DRAIN_SECONDS = 2.0
 """How long what was printed before the end is read; a thread or child of the rank may still print."""
-STACK_SECONDS = 0.5
-"""How long a rank may take to write where it is, before it is ended."""
-_STACK_LINE = re.compile(r'File "(.+)", line (\d+) in ')
-
-
-class StackLine(NamedTuple):
-    """A line of a rank's stack, in the order of faulthandler: innermost first."""
-
-    file: str
-    line: int
 
 
 @dataclass(frozen=True)
 class Died:
     """The process ended under the function's feet: its exit code (negative: a signal), and the last line it printed.
 
-    Without an exit code it lives, but has closed its connection to us.
+    Without an exit code it lives, but has closed its connection to us; or it is `lost`, which says how.
     """
 
     exit_code: int | None
     last_line: str
     at_ns: int
+    lost: str = ""
 
     @property
     def signal_name(self) -> str:
@@ -71,54 +60,90 @@ class Ended:
     """We ended it: another rank had failed, or the time was over. `stack` is where it was, innermost call first."""
 
     stack: tuple[StackLine, ...] = ()
+    begun: bool = True
 
 
 Outcome = Returned | Raised | Died | Ended
 
 
+class Rank(Protocol):
+    """A rank as its crew sees it: a `RankProcess` of this machine, or an `EngineRank` beside an ipyparallel engine.
+
+    `lost` says in words how the way to it was lost; "" while it is there.
+    """
+
+    control: Connection
+    output: Connection
+    lost: str
+    stack_seconds: float
+
+    @property
+    def host(self) -> str: ...
+    @property
+    def pid(self) -> int | None: ...
+    @property
+    def sentinel(self) -> int: ...
+    @property
+    def exit_code(self) -> int | None: ...
+    @property
+    def lives(self) -> bool: ...
+    def wait(self, seconds: float) -> None: ...
+    def listen(self, backlog: int) -> tuple[str, int]: ...
+    def send(self, call: Call) -> None: ...
+    def ask_for_stack(self, call: Call) -> None: ...
+    def read_stack(self, call: Call) -> tuple[StackLine, ...] | None: ...
+    def pause(self) -> None: ...
+    def kill(self) -> None: ...
+    def collect(self) -> None:
+        """Bring what the last call recorded into its folder on this machine."""
+
+    def close(self) -> None: ...
+
+
 class Crew:
     """The processes of one cluster. After a fault they are gone, and `alive` is False."""
 
-    def __init__(self, tags: Sequence[str], start: StartMethod) -> None:
+    def __init__(
+        self, tags: Sequence[str], start: Callable[[], Rank], see_off: Callable[[Sequence[Any]], None]
+    ) -> None:
         self.tags = tuple(tags)
-        self.ranks: list[RankProcess] = []
+        self.ranks: list[Rank] = []
+        self._see_off = see_off
         self._busy = threading.Lock()
         self._sender: threading.Thread | None = None
         try:
             for _ in tags:
-                self.ranks.append(spares.take() if start == "forkserver" else start_rank(start))
+                self.ranks.append(start())
         except BaseException:
             self.kill()
             raise
 
     @property
     def alive(self) -> bool:
-        return bool(self.ranks) and all(rank.process.exitcode is None for rank in self.ranks)
+        return bool(self.ranks) and all(rank.lives for rank in self.ranks)
 
-    def call(
-        self, calls: Sequence[Call], listener: socket.socket, timeout: float | None
-    ) -> tuple[list[Outcome], OutputStreams]:
+    def call(self, calls: Sequence[Call], timeout: float | None) -> tuple[list[Outcome], OutputStreams]:
         """Run one call to its end on all ranks. If anything goes wrong here, or is interrupted, no rank survives."""
         if not self._busy.acquire(blocking=False):
             raise SetupError("these ranks are at work on another run: use a Cluster of its own in each thread.")
         try:
-            return self._call(calls, listener, timeout)
+            return self._call(calls, timeout)
         finally:
             self._busy.release()
 
-    def _call(
-        self, calls: Sequence[Call], listener: socket.socket, timeout: float | None
-    ) -> tuple[list[Outcome], OutputStreams]:
+    def _call(self, calls: Sequence[Call], timeout: float | None) -> tuple[list[Outcome], OutputStreams]:
         logs = [_agent_log(call, rank) for call, rank in zip(calls, self.ranks, strict=True)]
         streams = OutputStreams(self.tags, logs)
         progress = ProgressLine()
-        # On a thread: a rank that does not read must not hold up the clock. It ends when the ranks do.
-        self._sender = threading.Thread(target=_send, args=(list(self.ranks), calls, listener), daemon=True)
-        self._sender.start()
         try:
-            outcomes = self._follow(calls, streams, progress, timeout)
+            store = self.ranks[0].listen(backlog=len(calls) * 4)
+            calls = [replace(call, store=store) for call in calls]
+            outcomes = self._lost_before() or self._send_and_follow(calls, streams, progress, timeout)
             healthy = all(isinstance(outcome, Returned | Raised) for outcome in outcomes)
             self._finish(outcomes, streams, keep=healthy and calls[0].keep)
+            if healthy:
+                for rank in self.ranks:
+                    rank.collect()
         except BaseException:
             self.kill()
             raise
@@ -126,14 +151,30 @@ class Crew:
             if not healthy:
                 self.kill()
         finally:
-            self._sender.join()
+            if self._sender is not None:
+                self._sender.join()
             progress.clear()
             streams.finish()
         if healthy and not calls[0].keep:
             # They have closed their files and are leaving by themselves.
-            spares.turn_over(self.ranks)
+            self._see_off(self.ranks)
             self.ranks.clear()
         return outcomes, streams
+
+    def _lost_before(self) -> list[Outcome]:
+        """The outcomes if a rank has been lost before the call: no other one need begin."""
+        if not any(rank.lost for rank in self.ranks):
+            return []
+        now_ns = time.monotonic_ns()
+        return [Died(None, "", now_ns, rank.lost) if rank.lost else Ended(begun=False) for rank in self.ranks]
+
+    def _send_and_follow(
+        self, calls: Sequence[Call], streams: OutputStreams, progress: ProgressLine, timeout: float | None
+    ) -> list[Outcome]:
+        # On a thread: a rank that does not read must not hold up the clock. It ends when the ranks do.
+        self._sender = threading.Thread(target=_send, args=(list(self.ranks), calls), daemon=True)
+        self._sender.start()
+        return self._follow(calls, streams, progress, timeout)
 
     def _follow(
         self, calls: Sequence[Call], streams: OutputStreams, progress: ProgressLine, timeout: float | None
@@ -145,7 +186,7 @@ class Crew:
                 selector.register(rank.control, selectors.EVENT_READ, ("control", index))
                 selector.register(rank.output, selectors.EVENT_READ, ("output", index))
                 # A rank's own children may keep its connection open after it has died; this tells all the same.
-                selector.register(rank.process.sentinel, selectors.EVENT_READ, ("death", index))
+                selector.register(rank.sentinel, selectors.EVENT_READ, ("death", index))
             while any(outcome is None for outcome in outcomes):
                 wait = 0.5 if deadline is None else min(0.5, max(0.0, deadline - time.monotonic()))
                 for key, _ in selector.select(wait):
@@ -160,7 +201,7 @@ class Crew:
                     outcome = self._receive(index, streams)
                     outcomes[index] = outcome
                     selector.unregister(rank.control)
-                    selector.unregister(rank.process.sentinel)
+                    selector.unregister(rank.sentinel)
                     if not isinstance(outcome, Returned):
                         # The first fault. The others get a moment to fail by themselves, and to say why.
                         soon = time.monotonic() + GRACE_SECONDS
@@ -180,20 +221,15 @@ class Crew:
 
     def _ask_for_stacks(self, calls: Sequence[Call], ranks: Sequence[int]) -> dict[int, tuple[StackLine, ...]]:
         """Where the ranks that are still at work are, as far as they answer in time."""
-        files = {rank: stack_file(calls[rank].folder, rank) for rank in ranks}
         for rank in ranks:
-            pid = self.ranks[rank].process.pid
-            # Without its file it has not got as far as listening to the signal, which would end it.
-            if pid is not None and files[rank].exists():
-                with suppress(ProcessLookupError):
-                    os.kill(pid, STACK_SIGNAL)
-        deadline = time.monotonic() + STACK_SECONDS
+            self.ranks[rank].ask_for_stack(calls[rank])
+        deadline = time.monotonic() + max((self.ranks[rank].stack_seconds for rank in ranks), default=0.0)
         found: dict[int, tuple[StackLine, ...]] = {}
-        while len(found) < len(files) and time.monotonic() < deadline:
-            for rank, file in files.items():
-                text = file.read_text() if file.exists() else ""
-                if text.endswith("\n"):
-                    found[rank] = tuple(StackLine(name, int(line)) for name, line in _STACK_LINE.findall(text))
+        while len(found) < len(ranks) and time.monotonic() < deadline:
+            for rank in ranks:
+                stack = self.ranks[rank].read_stack(calls[rank])
+                if stack is not None:
+                    found[rank] = stack
             time.sleep(0.01)
         return found
 
@@ -204,10 +240,10 @@ class Crew:
                 outcome: Outcome = rank.control.recv()
                 return outcome
         noticed_ns = time.monotonic_ns()
-        rank.process.join(DEATH_SECONDS)
+        rank.wait(DEATH_SECONDS)
         rank.kill()  # What it had started.
         self._drain(index, streams)
-        return Died(rank.process.exitcode, streams.last_line(index), noticed_ns)
+        return Died(rank.exit_code, streams.last_line(index), noticed_ns, rank.lost)
 
     def _drain(self, index: int, streams: OutputStreams) -> None:
         """Read what this rank has printed so far; its children may hold the pipe open, so never wait for its end."""
@@ -237,7 +273,7 @@ class Crew:
             with suppress(BrokenPipeError, ConnectionResetError):
                 rank.control.send(None)
         for rank in self.ranks:
-            rank.process.join(1.0)
+            rank.wait(1.0)
         self.kill()
 
     def kill(self) -> None:
@@ -254,16 +290,19 @@ class Crew:
         self.ranks.clear()
 
 
-def _agent_log(call: Call, rank: RankProcess) -> Path | None:
+def start_here(start: StartMethod) -> Callable[[], RankProcess]:
+    """Starts ranks on this machine."""
+    return spares.take if start == "forkserver" else partial(start_rank, start)
+
+
+def _agent_log(call: Call, rank: Rank) -> Path | None:
     """Where the log of this rank's RPC agent goes, if it has one: that comes with what the rank prints."""
     if call.record is None:
         return None
-    return Path(call.folder, "trace", f"{socket.gethostname()}-{rank.process.pid}{SUFFIX}")
+    return Path(call.folder, "trace", f"{rank.host}-{rank.pid}{SUFFIX}")
 
 
-def _send(ranks: Sequence[RankProcess], calls: Sequence[Call], listener: socket.socket) -> None:
-    for index, (rank, call) in enumerate(zip(ranks, calls, strict=True)):
+def _send(ranks: Sequence[Rank], calls: Sequence[Call]) -> None:
+    for rank, call in zip(ranks, calls, strict=True):
         with suppress(OSError):  # It died already; following it will tell.
-            rank.control.send(call)
-            if index == 0:
-                send_handle(rank.control, listener.fileno(), rank.process.pid)
+            rank.send(call)

@@ -6,9 +6,10 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from dlearn.analysis.hang_words import hang_sentences, whereabouts
 from dlearn.analysis.hangs import hangs
-from dlearn.analysis.words import hang_sentences, whereabouts
-from dlearn.cluster.crew import Died, Ended, Outcome, StackLine
+from dlearn.cluster.crew import Died, Ended, Outcome
+from dlearn.cluster.launch import StackLine
 from dlearn.cluster.payload import Surroundings, is_installed
 from dlearn.cluster.rank import Raised, Returned
 from dlearn.errors import RankError, TraceError
@@ -49,7 +50,11 @@ def rank_error(
         what = f"all {len(names)} ranks failed: {_told(outcome)}"
     else:
         what = f"{_who(names[first])} {_what(outcome)}"
-        others = [_then(names[index], index, outcomes[index], trace) for index in failed if index != first]
+        others = [
+            _then(names[index], index, outcomes[index], trace)
+            for index in failed
+            if index != first and outcomes[index] != Ended(begun=False)
+        ]
         if others:
             what += "\nthen: " + "; ".join(others)
     if trace is not None:
@@ -90,6 +95,8 @@ def _what(outcome: Outcome) -> str:
             return f"aborted in C++ (SIGABRT). Its last line: {outcome.last_line}"
         case Died() if outcome.signal_name:
             return f"was killed by {outcome.signal_name}"
+        case Died() if outcome.lost:
+            return outcome.lost
         case Died(exit_code=None):
             return "closed its connection to the notebook, and cannot say what became of its function"
         case Died():
@@ -172,6 +179,8 @@ def _place(stack: Sequence[StackLine], around: Surroundings) -> str:
 
 
 def _hint(outcome: Outcome, run: Run) -> str:
+    if isinstance(outcome, Died) and outcome.lost:
+        return "a new Cluster(engine=...) takes the engines that are left; error.run holds what was recorded."
     if isinstance(outcome, Died) and outcome.signal_name == "SIGKILL":
         return "the system may have run out of memory (fewer ranks, smaller batches)."
     if isinstance(outcome, Died):

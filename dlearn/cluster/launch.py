@@ -14,17 +14,20 @@ import contextlib
 import io
 import multiprocessing as mp
 import os
+import re
 import signal
+import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import forkserver, reduction, resource_tracker, spawn, util
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, set_spawning_popen
 from multiprocessing.popen_forkserver import Popen
 from multiprocessing.process import BaseProcess
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+from dlearn.cluster.rank import STACK_SIGNAL, Call, stack_file
 from dlearn.cluster.rank import main as rank_main
 from dlearn.errors import SetupError
 from dlearn.trace.agent_log import widen
@@ -52,6 +55,16 @@ def warm_up() -> None:
         _ensure_running()
 
 
+class StackLine(NamedTuple):
+    """A line of a rank's stack, in the order of faulthandler: innermost first."""
+
+    file: str
+    line: int
+
+
+_STACK_LINE = re.compile(r'File "(.+)", line (\d+) in ')
+
+
 @dataclass
 class RankProcess:
     """One rank: its process, the connection to its main loop, and the pipe of what it prints."""
@@ -60,6 +73,61 @@ class RankProcess:
     control: Connection
     output: Connection
     alive: Connection
+    host: str = field(default_factory=socket.gethostname)
+    lost: str = ""  # A rank of this machine cannot get lost; one on an engine can.
+    stack_seconds: float = 0.5
+    """How long it may take to write where it is, before it is ended."""
+    _listener: socket.socket | None = None
+
+    @property
+    def pid(self) -> int | None:
+        return self.process.pid
+
+    @property
+    def sentinel(self) -> int:
+        """Readable once the process has ended."""
+        return self.process.sentinel
+
+    @property
+    def exit_code(self) -> int | None:
+        return self.process.exitcode
+
+    @property
+    def lives(self) -> bool:
+        return self.process.exitcode is None
+
+    def wait(self, seconds: float) -> None:
+        """Until the process has ended."""
+        self.process.join(seconds)
+
+    def listen(self, backlog: int, address: str = "127.0.0.1") -> tuple[str, int]:
+        """Open the socket on which this rank, with its next call, will serve the store; its address and port."""
+        self._listener = socket.create_server((address, 0), backlog=backlog)
+        return address, self._listener.getsockname()[1]
+
+    def send(self, call: Call) -> None:
+        """Blocks until the rank has taken it."""
+        self.control.send(call)
+        if self._listener is not None:
+            reduction.send_handle(self.control, self._listener.fileno(), self.process.pid)
+            self._close_listener()
+
+    def ask_for_stack(self, call: Call) -> None:
+        # Without its file it has not got as far as listening to the signal, which would end it.
+        if self.process.pid is not None and stack_file(call.folder, call.rank).exists():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.process.pid, STACK_SIGNAL)
+
+    def read_stack(self, call: Call) -> tuple[StackLine, ...] | None:
+        """What it wrote when it was asked, if it has."""
+        file = stack_file(call.folder, call.rank)
+        text = file.read_text() if file.exists() else ""
+        if not text.endswith("\n"):
+            return None
+        return tuple(StackLine(name, int(line)) for name, line in _STACK_LINE.findall(text))
+
+    def collect(self) -> None:
+        """What it recorded is where it belongs: it wrote it there."""
 
     def pause(self) -> None:
         """Stop the rank where it is: what happens to the others now is none of its events."""
@@ -87,6 +155,12 @@ class RankProcess:
         self.process.join()
         for connection in (self.control, self.output, self.alive):
             connection.close()
+        self._close_listener()
+
+    def _close_listener(self) -> None:
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
 
 
 _owner = os.getpid()

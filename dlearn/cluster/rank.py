@@ -31,8 +31,17 @@ from dlearn.trace.options import Options
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a rank runs when it is not the notebook's machine: the interface to the others, its number on this host."""
+
+    interface: str
+    local_rank: int
+    local_world_size: int
+
+
+@dataclass(frozen=True)
 class Call:
-    """One call as the parent sends it to one rank. `store_port` is where rank 0 listens, on loopback.
+    """One call as the parent sends it to one rank. `store` is where rank 0 listens: on loopback, without a `place`.
 
     With `keep` the process stays for the next call, with `keep_group` its process group does too.
     """
@@ -44,13 +53,14 @@ class Call:
     name: str
     backend: str
     init: bool
-    store_port: int
     job: str
     folder: str
     record: Options | None
     keep: bool
     keep_group: bool
     rpc: bool = False
+    store: tuple[str, int] = ("127.0.0.1", 0)
+    place: Place | None = None
 
 
 @dataclass(frozen=True)
@@ -224,17 +234,17 @@ def _enter(call: Call) -> None:
     from dlearn.hooks import callers
 
     take_over(call.surroundings)
-    interface = _loopback_interface()
+    place = _place(call)
     os.environ.update(
         RANK=str(call.rank),
-        LOCAL_RANK=str(call.rank),
+        LOCAL_RANK=str(place.local_rank),
         WORLD_SIZE=str(call.world_size),
-        LOCAL_WORLD_SIZE=str(call.world_size),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(call.store_port),
-        GLOO_SOCKET_IFNAME=interface,
-        TP_SOCKET_IFNAME=interface,
-        NCCL_SOCKET_IFNAME=interface,
+        LOCAL_WORLD_SIZE=str(place.local_world_size),
+        MASTER_ADDR=call.store[0],
+        MASTER_PORT=str(call.store[1]),
+        GLOO_SOCKET_IFNAME=place.interface,
+        TP_SOCKET_IFNAME=place.interface,
+        NCCL_SOCKET_IFNAME=place.interface,
     )
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
@@ -246,6 +256,10 @@ def _enter(call: Call) -> None:
     callers.cell_names.update({file: name for file, (name, _) in call.surroundings.cells.items()})
 
 
+def _place(call: Call) -> Place:
+    return call.place or Place(_loopback_interface(), call.rank, call.world_size)
+
+
 def _loopback_interface() -> str:
     import socket
 
@@ -254,29 +268,32 @@ def _loopback_interface() -> str:
 
 
 def _start_recording(call: Call) -> Any:
-    if call.record is None:
-        return None
     from dlearn import recorder
 
+    recorder.leave()
+    if call.record is None:
+        return None
     header = recorder.make_header(
         job=call.job,
         rank=call.rank,
         name="" if call.name.isdigit() else call.name,
         world_size=call.world_size,
     )
-    return recorder.start(Path(call.folder, "trace"), header=header, options=call.record, sorted_stderr=True)
+    one_host = _place(call).local_world_size == call.world_size
+    return recorder.start(
+        Path(call.folder, "trace"), header=header, options=call.record, sorted_stderr=True, alone=one_host
+    )
 
 
 def _meet(call: Call, listener: int | None) -> Any:
-    """The store where ranks find each other. Rank 0 serves it on a socket that is bound to loopback already."""
+    """The store where ranks find each other. Rank 0 serves it on a socket that is bound already, to one address."""
     from torch._C._distributed_c10d import TCPStore
 
     if listener is None:
-        store = TCPStore("127.0.0.1", call.store_port, call.world_size, is_master=False)
+        store = TCPStore(*call.store, call.world_size, is_master=False)
     else:
         store = TCPStore(
-            "127.0.0.1",
-            call.store_port,
+            *call.store,
             call.world_size,
             is_master=True,
             wait_for_workers=False,
@@ -318,13 +335,13 @@ def _init_process_group(call: Call, store: Any) -> None:
     if call.backend.startswith("dlearn_"):
         import dlearn.collectives  # noqa: F401  (it makes its backends known)
     if call.backend == "nccl":
-        gpus = torch.cuda.device_count()
-        if gpus < call.world_size:
+        gpus, place = torch.cuda.device_count(), _place(call)
+        if gpus < place.local_world_size:
             raise SetupError(
-                f"backend 'nccl' needs one GPU per rank: {call.world_size}, and this machine has {gpus}."
+                f"backend 'nccl' needs one GPU per rank: {place.local_world_size}, and this machine has {gpus}."
                 " Use backend='gloo', or fewer ranks."
             )
-        torch.cuda.set_device(call.rank)
+        torch.cuda.set_device(place.local_rank)
     dist.init_process_group(call.backend, store=store, rank=call.rank, world_size=call.world_size)
 
 

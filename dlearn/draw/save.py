@@ -18,6 +18,7 @@ _METADATA: dict[str, dict[str, Any]] = {
     ".png": {"Software": None},
     ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
 }
+ENDINGS = tuple(_METADATA)
 _SAME_BYTES: Any = {"svg.hashsalt": "dlearn", "svg.fonttype": "none", "pdf.fonttype": 42}
 
 

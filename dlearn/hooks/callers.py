@@ -88,6 +88,11 @@ def caller(frame: FrameType | None) -> Caller:
     return Caller(site, phase or "none", role, launcher, backward, bucket)
 
 
+def place_of_thread(thread: int) -> str:
+    """The line of user code that this thread is at, "train.py:31"; empty if there is none."""
+    return _walk(sys._current_frames().get(thread), look_for_bucket=False)[2]
+
+
 def _walk(
     frame: FrameType | None, *, look_for_bucket: bool, look_at_bottom: bool = False
 ) -> tuple[str, str, str, GradBucket | None]:

@@ -74,6 +74,8 @@ class Sockets:
         self._connections: list[_Connection] = []
         self._known: set[int] = set()
         self._rpc = False
+        self.ignored_ports: set[int] = set()
+        """Of the store through which the recorder itself talks."""
         # A handle that keeps Python's lock: the call takes a microsecond.
         self._getsockopt = ctypes.PyDLL(None).getsockopt if sys.platform == "linux" else None
 
@@ -128,6 +130,10 @@ class Sockets:
         """Bytes that have come to this process through each connection so far; nothing where no RPC is used."""
         return () if not self._rpc else tuple(self._counted(each, _received) for each in self._connections)
 
+    def forget(self) -> None:
+        """In a forked child: the connections are its parent's."""
+        self._connections.clear()
+
     def note_strangers(self) -> None:
         """The connections that are there now are none of ours."""
         if self._getsockopt is not None:
@@ -167,7 +173,7 @@ class Sockets:
     def _look(self, group: str | None) -> bool:
         """Take note of all connections that are new; those of `group` are watched from now on. True if there are."""
         found = False
-        store_ports = _store_ports()
+        store_ports = _store_ports() | self.ignored_ports
         for fd, inode in _own_sockets():
             if inode in self._known:
                 continue

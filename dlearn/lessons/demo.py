@@ -5,14 +5,13 @@ Only the ranks load torch (training.py); this process reads what they recorded.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
 from dlearn.analysis import Explanation, Iteration, explain, iteration, messages, reconcile
+from dlearn.analysis.message_table import csv_lines
 from dlearn.analysis.words import rpc_overview
 from dlearn.cluster import Cluster
 from dlearn.errors import SetupError
@@ -72,8 +71,9 @@ def write(folder: Path, trace: Trace, explanation: Explanation) -> Iterator[tupl
     step = trace.within(explanation.part)
     (folder / "explanation.txt").write_text(f"{explanation}\n", encoding="utf-8")
     yield "explanation.txt", "the words and the table above"
-    (folder / "messages.csv").write_text(messages_csv(trace), encoding="utf-8")
-    yield "messages.csv", f"all {len(messages(trace)):,} messages: from, to, bytes, what"
+    found = messages(trace)
+    (folder / "messages.csv").write_text("\n".join([*csv_lines(found), ""]), encoding="utf-8")
+    yield "messages.csv", f"all {len(found):,} messages: from, to, bytes, what"
     from dlearn import draw  # matplotlib takes a moment
 
     pictures = {
@@ -98,15 +98,3 @@ def write_served(folder: Path, trace: Trace, told: Iteration) -> Iterator[tuple[
     mine = [message for message in told.messages if told.drivers[0] in (message.src, message.dst)]
     play.player(trace, messages=mine, title=title).to_html(folder / "server-player.html")
     yield "server-player.html", "step through it, message by message, in a browser"
-
-
-def messages_csv(trace: Trace) -> str:
-    """One line a message, in the order of sending."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["from", "to", "payload_bytes", "op", "what", "how", "sent_ns", "received_ns"])
-    for message in messages(trace):
-        src, dst = trace.label(message.src), trace.label(message.dst)
-        size, times = message.payload_bytes, (message.sent_ns, message.received_ns)
-        table.writerow([src, dst, size, message.op, message.what, message.how, *times])
-    return text.getvalue()

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-FORMAT = 3
+FORMAT = 4
 """Version of the trace file. A reader refuses any other."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
@@ -58,6 +58,8 @@ class Header(Line, tag="header", frozen=True, kw_only=True):
     rank: Count | None = None
     name: str = ""
     world_size: Count | None = None
+    clock: str = ""
+    """Which clock the times are of: the host's since its start, in the process's time namespace."""
 
 
 class Footer(Line, tag="footer", frozen=True, kw_only=True):
@@ -70,6 +72,8 @@ class Footer(Line, tag="footer", frozen=True, kw_only=True):
     hook_errors: Count = 0
     works_dropped: Count = 0
     """Point-to-point works let go unfinished, because too many were waiting for their `wait`."""
+    left_out: Count = 0
+    """Events outside the steps that were asked for."""
 
 
 class GroupFact(Line, tag="group", frozen=True, kw_only=True):
@@ -197,6 +201,8 @@ class PointToPoint(Event, tag="p2p", frozen=True, kw_only=True):
     offset_bytes: Count = 0
     whole_bytes: Count = 0
     step: Count = 0
+    place: Count = 0
+    """Of a recording of some steps only: its number among the process's calls with this op, peer and tag."""
     checksum: Count | None = None
 
 
@@ -364,27 +370,3 @@ class AutogradRun(Event, tag="autograd run", frozen=True, kw_only=True):
     context: Count
     node: Count
     tensors: tuple[TensorInfo, ...] = ()
-
-
-AnyLine = (
-    Header
-    | Footer
-    | GroupFact
-    | Socket
-    | Worker
-    | NotMeasured
-    | End
-    | Collective
-    | PointToPoint
-    | Bucket
-    | Gradient
-    | Span
-    | Counters
-    | RpcCall
-    | RpcRun
-    | RpcReply
-    | RpcArrival
-    | RpcWindow
-    | AutogradNode
-    | AutogradRun
-)

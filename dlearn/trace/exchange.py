@@ -161,7 +161,8 @@ def _read_log(process: Process) -> list[tuple[agent_log.Moment, int]]:
             told = list(agent_log.moments(iter(stream), year=year))
     except OSError as error:
         raise TraceError(f"{os.fspath(path)}: cannot be read: {error.strerror}") from None
-    return list(zip(told, agent_log.monotonic_ns([moment.clock for moment in told], worker.wall_ns), strict=True))
+    times = agent_log.monotonic_ns([moment.clock for moment in told], worker.wall_ns)
+    return [(moment, process.clock.to_reference(at_ns)) for moment, at_ns in zip(told, times, strict=True)]
 
 
 # The ends that Python saw ---------------------------------------------------------------------------------------------

@@ -135,11 +135,21 @@ class _Channel:
 
 
 def _join_channel(channel: _Channel, complete: set[int]) -> Iterator[Match]:
-    sends = sorted(channel.sends, key=lambda event: event.number)
-    recvs = sorted(channel.recvs, key=lambda event: event.number)
-    for send, recv in zip_longest(sends, recvs):
+    for send, recv in _paired(channel):
         ends = tuple(end for end in (send, recv) if end is not None)
         absent = [] if send else [channel.sender]
         absent += [] if recv else [channel.receiver]
-        missing = tuple(rank for rank in absent if rank in complete)
+        # Where only some steps were recorded, the other end may be in another.
+        missing = tuple(rank for rank in absent if rank in complete and not ends[0].place)
         yield Match(channel.group, ends[0].seq, ends, missing, sender=channel.sender, receiver=channel.receiver)
+
+
+def _paired(channel: _Channel) -> Iterator[tuple[PointToPoint | None, PointToPoint | None]]:
+    sends = sorted(channel.sends, key=lambda event: event.number)
+    recvs = sorted(channel.recvs, key=lambda event: event.number)
+    if not any(event.place for event in (*sends, *recvs)):
+        yield from zip_longest(sends, recvs)
+        return
+    by_place = [{event.place: event for event in events} for events in (sends, recvs)]
+    for place in sorted(by_place[0].keys() | by_place[1].keys()):
+        yield by_place[0].get(place), by_place[1].get(place)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,14 +19,24 @@ class Options:
     With "phase" it also reads them before each operation, and first waits until nothing is under way and they stand
     still: intrusive, it changes the times of what it measures. None reads none. `checksums` adds one to each send.
     `max_bytes` limits the file; what it keeps out is counted, and every result says so. `graph` adds the graph of each
-    distributed autograd context, and when each of its nodes runs.
+    distributed autograd context, and when each of its nodes runs. Only events of these `steps` are written, if given;
+    after `hang_after` seconds without any the hang is told; `gather` brings other hosts' files to rank 0 at the end.
     """
 
     measure: Measure | None = "span"
     checksums: bool = False
     max_bytes: int = 2 << 30
     graph: bool = False
+    steps: Container[int] | None = None
+    hang_after: float | None = None
+    gather: bool = False
 
     def __post_init__(self) -> None:
         if self.measure not in ("span", "phase", None):
             raise SetupError(f'measure is "span", "phase" or None, not {self.measure!r}.')
+        if self.steps is not None and (isinstance(self.steps, str | bytes) or not isinstance(self.steps, Container)):
+            raise SetupError(f"steps says which, as range(10, 12) or {{3, 7}} do, not {self.steps!r}.")
+        if self.hang_after is not None and not (
+            isinstance(self.hang_after, int | float) and 0 < self.hang_after < float("inf")
+        ):
+            raise SetupError(f"hang_after is a number of seconds above 0, not {self.hang_after!r}.")

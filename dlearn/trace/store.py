@@ -19,7 +19,6 @@ from dlearn.errors import TraceError
 from dlearn.trace.event import (
     FORMAT,
     NOT_OBSERVED,
-    AnyLine,
     End,
     Event,
     Footer,
@@ -32,6 +31,7 @@ from dlearn.trace.event import (
     Socket,
     Worker,
 )
+from dlearn.trace.job_facts import AnyLine, ClockReading, Exit, Joined, Peer, Place
 
 MAX_LINE_BYTES = 1 << 20
 """A longer line is damage: the longest real one (a bucket of thousands of parameters) stays far below."""
@@ -48,27 +48,46 @@ _DAMAGE = (ValueError, RecursionError)
 
 
 class Writer:
-    """Appends lines to a new file; refuses one that exists. Counts what `max_bytes` kept out."""
+    """Appends lines to a new file; refuses one that exists. Counts what `max_bytes` kept out.
 
-    def __init__(self, path: Path, *, max_bytes: int) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
-        try:
-            self._fd: int | None = os.open(path, flags, 0o644)
-        except FileExistsError:
-            raise TraceError(
-                f"{path} exists already: this process is being recorded there, or was. Give another folder."
-            ) from None
+    With a `header` the file is made, and begins with it, when there is something else to write.
+    """
+
+    def __init__(self, path: Path, *, max_bytes: int, header: Header | None = None) -> None:
         self.path = path
         self.lines = 0
         self.not_written = 0
-        self._room = max_bytes
+        self.max_bytes = self._room = max_bytes
         self._mend = b""
+        self._waiting = header
+        self._fd: int | None = None
+        if header is None:
+            self._open()
+
+    def _open(self) -> None:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(self.path, flags, 0o644)
+        except FileExistsError:
+            raise TraceError(
+                f"{self.path} exists already: this process is being recorded there, or was. Give another folder."
+            ) from None
+
+    def _begin(self, line: Line) -> bool:
+        """Make the file that has waited for this line. A footer alone is no reason."""
+        header, self._waiting = self._waiting, None
+        if header is None or isinstance(line, Footer):
+            return False
+        self._open()
+        self.write(header)
+        return True
 
     def write(self, line: Line) -> None:
         """Append one line. Raises OSError where the disk is full; the line counts as not written."""
-        if self._fd is None:
+        if self._fd is None and not self._begin(line):
             return
+        assert self._fd is not None
         data = self._mend + _encode(line) + b"\n"
         # Without the header the file is no trace, and the footer says how much is not in it: these two always fit.
         if len(data) > self._room and not isinstance(line, Header | Footer):
@@ -90,6 +109,7 @@ class Writer:
 
     def close(self) -> None:
         """Let the file go, in this process only (a forked child closes its copy, the parent goes on)."""
+        self._waiting = None
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -106,6 +126,11 @@ class ProcessFile:
     sockets: dict[int, Socket] = field(default_factory=dict)
     worker: Worker | None = None
     not_measured: str = ""
+    joined: str = ""
+    clocks: list[ClockReading] = field(default_factory=list)
+    peers: dict[int, Peer] = field(default_factory=dict)
+    place: Place | None = None
+    exit_status: int | None = None
     footer: Footer | None = None
     problems: list[str] = field(default_factory=list)
     complete: bool = True
@@ -131,7 +156,7 @@ def read(path: Path) -> ProcessFile:
                 _take(file, _decode(line))
             except _DAMAGE as error:
                 damaged.append(f"line {number}: {str(error)[:120]}")
-    file.problems += _lost(file, damaged, number)
+    file.problems += _lost(file, damaged, number - (file.exit_status is not None))
     if file.problems:
         file.complete = False
         _excuse_ends(file)
@@ -256,6 +281,16 @@ def _take(file: ProcessFile, line: AnyLine) -> None:
             file.worker = line  # After shutdown and init_rpc again, the last one.
         case NotMeasured():
             file.not_measured = line.reason
+        case Joined():
+            file.joined = file.joined or line.job  # Of several default groups, one after the other, the first.
+        case ClockReading():
+            file.clocks.append(line)
+        case Peer():
+            file.peers[line.rank] = line
+        case Place():
+            file.place = line
+        case Exit():
+            file.exit_status = line.status
         case End():
             _end(file, line)
         case _:

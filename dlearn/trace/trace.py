@@ -13,7 +13,10 @@ from pathlib import Path
 import msgspec
 
 from dlearn.errors import TraceError
+from dlearn.trace.attempts import attempts, refuse_two_jobs, without_copies, without_replaced
+from dlearn.trace.clocks import SAME, Clock, align, clock_name, clock_problems
 from dlearn.trace.event import Collective, Event, Footer, GroupFact, Header, PointToPoint, Socket, Span, Worker
+from dlearn.trace.job_facts import Place
 from dlearn.trace.matching import Match, match
 from dlearn.trace.message import RpcEnd
 from dlearn.trace.rpc_kinds import Rpc, join_rpc
@@ -37,6 +40,12 @@ class Process:
     """Of a process that uses RPC: its name and id there."""
     not_measured: str = ""
     """Why the bytes on the wire are not known; empty where they are."""
+    clock: Clock = SAME
+    """How its times were moved to the clock of the whole trace."""
+    place: Place | None = None
+    """Where the program was when it had done nothing for a while."""
+    exit_status: int | None = None
+    """As the command that started it saw it; below 0 the signal that killed it. None where nobody knows."""
 
     @property
     def closed(self) -> bool:
@@ -55,34 +64,27 @@ class Trace:
     selected_from: Trace | None = None
 
     @classmethod
-    def load(cls, folder: str | os.PathLike[str]) -> Trace:
-        """Read every process's file in `folder`. Raises TraceError where that is no trace of one job."""
-        path = Path(folder)
-        try:
-            if not path.is_dir():
-                raise TraceError(
-                    printable(f"{path} is no folder. A trace is a folder with one .jsonl file per process.")
-                )
-            names = sorted(path.glob("*.jsonl"))
-            started = [name for name in names if not name.is_file() or name.stat().st_size > 0]
-        except OSError as error:
-            raise TraceError(printable(f"{path}: cannot be read: {error.strerror}")) from None
-        if not started:
-            raise TraceError(printable(f"{path} holds no trace: there is no .jsonl file with a line in it."))
-        files = [read(name) for name in started]
-        _refuse_two_jobs(path, files)
-        problems = [
-            printable(f"{name.name} is empty: its process died before it could write")
-            for name in names
-            if name not in started
-        ]
+    def load(cls, *folders: str | os.PathLike[str], attempt: int | None = None) -> Trace:
+        """Read every process's file in these folders: one, or one from each host that the job ran on.
+
+        Of a job that was restarted the last attempt, or the one with this number, from 0. Raises TraceError where that
+        is no trace of one job.
+        """
+        if not folders:
+            raise TraceError("Trace.load needs a folder: Trace.load('traces/ddp').")
+        path = Path(folders[0])
+        files, problems = _read_all(folders)
+        refuse_two_jobs(path, files)
+        files = _choose(attempts(files), attempt, problems)
         problems += [problem for file in files for problem in file.problems]
         world = _world_size(files)
-        processes, events = _assign_ranks(files, world, problems)
-        problems += _missing_processes(path, processes, world)
-        if len({process.header.host for process in processes}) > 1:
-            problems.append("the processes ran on several hosts: their clocks are not aligned, compare no times")
-        return cls(path, processes, events, tuple(problems))
+        clocks = align(files)
+        processes, events = _assign_ranks(files, world, problems, clocks)
+        problems += _missing_processes(path, files, processes, world)
+        trace = cls(path, processes, events)
+        problems += clock_problems(trace.processes, trace.matches) if len(clocks) > 1 else []
+        object.__setattr__(trace, "problems", tuple(problems))  # Frozen for everybody else; it is still being made.
+        return trace
 
     @property
     def whole(self) -> Trace:
@@ -145,7 +147,8 @@ class Trace:
     def within(self, span: str) -> Trace:
         """The events inside spans of this name on any rank, and the ends on other ranks that they met."""
         if span not in self.whole.spans:
-            raise TraceError(f"there is no span {span!r} in this trace; its spans are: {_some(self.whole.spans)}")
+            known = _some(self.whole.spans) or "none"
+            raise TraceError(f"there is no span {span!r} in this trace; its spans are: {known}")
         inside = self._inside(span)
         for each in self.whole.matches:
             keys = {(end.rank, end.number) for end in each.ends}
@@ -214,16 +217,40 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
 
 
-def _refuse_two_jobs(path: Path, files: list[ProcessFile]) -> None:
-    jobs: dict[str, str] = {}
-    for file in files:
-        jobs.setdefault(file.header.job, file.path.name)
-    if len(jobs) > 1:
-        (a, file_a), (b, file_b) = list(jobs.items())[:2]
-        raise TraceError(
-            printable(f"{path} holds the files of {len(jobs)} jobs: {file_a} is of {a[:40]!r}, {file_b} of {b[:40]!r}.")
-            + " Move each job's files into a folder of its own."
+def _read_all(folders: Sequence[str | os.PathLike[str]]) -> tuple[list[ProcessFile], list[str]]:
+    """Every file in them that holds a line, and which hold none."""
+    files: list[ProcessFile] = []
+    problems: list[str] = []
+    for path in dict.fromkeys(map(Path, folders)):
+        try:
+            if not path.is_dir():
+                raise TraceError(
+                    printable(f"{path} is no folder. A trace is a folder with one .jsonl file per process.")
+                )
+            for name in sorted(path.glob("*.jsonl")):
+                if name.is_file() and name.stat().st_size == 0:
+                    problems.append(printable(f"{name.name} is empty: its process died before it could write"))
+                else:
+                    files.append(read(name))
+        except OSError as error:
+            raise TraceError(printable(f"{path}: cannot be read: {error.strerror}")) from None
+    if not files:
+        where = ", ".join(str(folder) for folder in folders)
+        raise TraceError(printable(f"{where} holds no trace: there is no .jsonl file with a line in it."))
+    return without_replaced(without_copies(files)), problems
+
+
+def _choose(found: list[list[ProcessFile]], attempt: int | None, problems: list[str]) -> list[ProcessFile]:
+    """The files of this attempt, by default of the last."""
+    if attempt is not None and not 0 <= attempt < len(found):
+        raise TraceError(f"there is no attempt {attempt} in this trace; it has {len(found)}, from 0.")
+    number = len(found) - 1 if attempt is None else attempt
+    if len(found) > 1:
+        problems.append(
+            f"the job began {len(found)} times (it was restarted, or its script runs one job after the other):"
+            f" this is attempt {number}; Trace.load(..., attempt=...) gives the others, from 0"
         )
+    return found[number]
 
 
 def _world_size(files: list[ProcessFile]) -> int:
@@ -234,7 +261,7 @@ def _world_size(files: list[ProcessFile]) -> int:
 
 
 def _assign_ranks(
-    files: list[ProcessFile], world: int, problems: list[str]
+    files: list[ProcessFile], world: int, problems: list[str], clocks: dict[str, Clock]
 ) -> tuple[tuple[Process, ...], tuple[Event, ...]]:
     """The cluster's rank, else the default group's, else the next number that nobody can have."""
     taken: dict[int, ProcessFile] = {}
@@ -268,6 +295,9 @@ def _assign_ranks(
             sockets=file.sockets,
             worker=file.worker,
             not_measured=file.not_measured,
+            clock=clocks[clock_name(file)],
+            place=file.place,
+            exit_status=file.exit_status,
         )
         for rank, file in sorted(taken.items())
     )
@@ -287,8 +317,8 @@ def _own_rank(file: ProcessFile) -> int | None:
     return default if default is not None or file.worker is None else file.worker.id
 
 
-def _missing_processes(path: Path, processes: tuple[Process, ...], world: int) -> list[str]:
-    """The ranks of which no file is here, in a sentence."""
+def _missing_processes(path: Path, files: list[ProcessFile], processes: tuple[Process, ...], world: int) -> list[str]:
+    """The ranks of which no file is here, in a sentence, and where their files are as far as the others know."""
     here = {process.rank for process in processes if process.rank < world}
     # As many as the sentence could ever name: a damaged header may promise any number of processes.
     absent = [rank for rank in range(min(world, len(here) + _NAMES_SHOWN + 1)) if rank not in here]
@@ -300,4 +330,7 @@ def _missing_processes(path: Path, processes: tuple[Process, ...], world: int) -
         else f"that of rank {absent[0]} is"
     )
     found = f"{len(here)} of {world:,} processes left a file in {path}: {who} missing"
-    return [printable(f"{found} (if it ran on another host, copy its file here)")]
+    peers = {rank: peer for file in files for rank, peer in file.peers.items() if rank in absent}
+    places = [f"rank {rank}'s is {peer.path} on host {peer.host}" for rank, peer in sorted(peers.items())]
+    hint = f"{'; '.join(places)}: copy it here" if places else "if it ran on another host, copy its file here"
+    return [printable(f"{found} ({hint})")]

@@ -1,39 +1,48 @@
-"""Record what this process sends: `with dlearn.record("traces/ddp"):`.
+"""One process being recorded: the hooks report here, and it is written down.
 
-Installs the hooks, stamps what they report with number, time, thread and enclosing span, appends it to this process's
-file, and undoes everything at the end. A guest in the training process: what goes wrong here is said once, on stderr,
-counted in the footer, and never raised into the program that is being recorded.
+A guest in the training process: what goes wrong here is said once, on stderr, counted in the footer, and never raised
+into the program that is being recorded.
 """
 
 from __future__ import annotations
 
 import atexit
 import itertools
-import os
-import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from torch._C._distributed_c10d import ProcessGroup
 
-import dlearn
-from dlearn.errors import TraceError
-from dlearn.hooks import autograd, collectives, ddp, rpc
+from dlearn.hooks import autograd, collectives, ddp, rpc, steps
+from dlearn.hooks.clock import Desk
 from dlearn.hooks.groups import Groups
-from dlearn.hooks.job import job_of_process
 from dlearn.hooks.rpc_agent_log import AgentLog
 from dlearn.hooks.rpc_state import Watchers
 from dlearn.hooks.sockets import Sockets
+from dlearn.recorder.gathering import gather
+from dlearn.recorder.hang_watch import HangWatch
 from dlearn.trace.agent_log import log_path
-from dlearn.trace.event import FORMAT, Collective, Counters, End, Event, Footer, Header, Line, PointToPoint, Span
-from dlearn.trace.options import Measure, Options
+from dlearn.trace.event import (
+    Bucket,
+    Collective,
+    Counters,
+    End,
+    Event,
+    Footer,
+    Header,
+    Line,
+    PointToPoint,
+    RpcCall,
+    Span,
+)
+from dlearn.trace.options import Options
 from dlearn.trace.store import Writer
 
 Clock = Callable[[], int]
@@ -41,100 +50,27 @@ LONGEST_SPAN = 200
 """Characters of a span's name that are kept."""
 ENDS_SECONDS = 0.05
 """How long `measure="phase"` waits before an operation for those under way to end."""
-
-_active: Recording | None = None
-
-
-@contextmanager
-def record(
-    folder: str | os.PathLike[str],
-    *,
-    measure: Measure | None = "span",
-    checksums: bool = False,
-    max_bytes: int = 2 << 30,
-    graph: bool = False,
-) -> Iterator[None]:
-    """Record every message of this process into `folder`, one file per process.
-
-    `measure="span"` reads the kernel's counters of bytes on the wire at both ends of the recording and of each span;
-    "phase" before each operation, too, after waiting until they stand still, which changes the times. `checksums` adds
-    one to each send. `max_bytes` limits the file; what it keeps out is counted, and every result says so. `graph` adds
-    the graph of each distributed autograd context, and when each of its nodes runs.
-
-    Raises TraceError if this process is being recorded already, or `folder` holds another job's trace; SetupError if
-    the installed torch does not fit.
-    """
-    recording = start(Path(folder), header=_own_header(), options=Options(measure, checksums, max_bytes, graph))
-    try:
-        yield
-    finally:
-        recording.stop()
-
-
-@contextmanager
-def span(name: str) -> Iterator[None]:
-    """Name a stretch of the program: `with dlearn.span("step 3"):`. Does nothing while nobody records."""
-    recording = _active
-    if recording is None:
-        yield
-        return
-    number = recording.open_span(name)
-    try:
-        yield
-    finally:
-        recording.close_span(number)
-
-
-def operation(
-    op: str, group: ProcessGroup, tensors: Sequence[torch.Tensor], *, outputs: Sequence[torch.Tensor] = ()
-) -> Outer:
-    """Report a collective that a Python process group carries out itself; it starts now.
-
-    What is sent inside `with operation(...):`, on whatever thread, is its steps; it ends there. Python process groups
-    do not pass torch's dispatcher, where the others are seen.
-    """
-    recording = _active
-    return Outer(recording, recording.begin(op, group, tensors, outputs) if recording is not None else None)
-
-
-@contextmanager
-def step(number: int, *, offset_bytes: int, whole_bytes: int) -> Iterator[None]:
-    """What this thread sends inside is step `number` of its collective, and begins at that offset of the whole."""
-    recording = _active
-    if recording is None:
-        yield
-        return
-    with recording.step({"step": number, "offset_bytes": offset_bytes, "whole_bytes": whole_bytes}):
-        yield
-
-
-def start(
-    folder: Path,
-    *,
-    header: Header,
-    options: Options | None = None,
-    clock: Clock = time.monotonic_ns,
-    sorted_stderr: bool = False,
-) -> Recording:
-    """Install every hook and write into `folder` until `stop()`. For `record` and the cluster's ranks.
-
-    With `sorted_stderr` whoever reads this process's stderr keeps the RPC agent's log.
-    """
-    global _active
-    if _active is not None:
-        raise TraceError("this process is being recorded already: end the other recording first.")
-    _refuse_other_jobs(folder, header.job)
-    recording = Recording(folder, header=header, options=options or Options(), clock=clock, sorted_stderr=sorted_stderr)
-    _active = recording
-    atexit.register(recording.stop)
-    return recording
+OUTSIDE = -1
+"""The number of every event outside the steps that were asked for."""
 
 
 class Recording:
     """One process being recorded; implements `hooks.Emit`."""
 
-    def __init__(self, folder: Path, header: Header, options: Options, clock: Clock, sorted_stderr: bool) -> None:
+    def __init__(
+        self,
+        path: Path,
+        header: Header,
+        options: Options,
+        *,
+        clock: Clock,
+        sorted_stderr: bool,
+        alone: bool,
+        lazy: bool,
+        ended: Callable[[Recording], None],
+    ) -> None:
         self._clock = clock
+        self._ended = ended
         self._numbers = itertools.count()
         self._owner = threading.get_ident()
         self._open_spans: dict[int, list[int]] = {self._owner: []}
@@ -146,11 +82,24 @@ class Recording:
         self._groups = Groups(self)
         self._steps: dict[int, dict[str, Any]] = {}
         self._under_way: set[int] = set()
+        self._outside = False
+        self._left_out = 0
+        self._wanted_steps = options.steps
+        self._step_span: int | None = None
+        self._channels: Counter[tuple[Any, ...]] = Counter()
+        self.waiting: dict[int, int] = {}
+        """When the operations that have not ended began, where somebody watches for a hang."""
+        self.last_ns = clock()
+        """When anything was last reported."""
         self.meet: Callable[[], None] | None = None
         """Waits for all workers of a cluster, which opens RPC's connections before anybody uses them."""
-        self._writer = Writer(folder / f"{header.host}-{header.pid}.jsonl", max_bytes=options.max_bytes)
+        self._writer = Writer(path, max_bytes=options.max_bytes, header=header if lazy else None)
+        self._desk = None if alone else Desk(self, self._writer.path, clock, self._sockets.ignored_ports.add)
+        self._gather = options.gather
+        self._watch = HangWatch(self, self._writer.path, options.hang_after) if options.hang_after else None
         try:
-            self._writer.write(header)
+            if not lazy:
+                self._writer.write(header)
             self._undo.callback(collectives.install(self, self._groups, checksums=options.checksums))
             self._undo.callback(ddp.install(self))
             log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
@@ -164,12 +113,21 @@ class Recording:
             self._undo.callback(rpc.install(self, watchers))
             if self._measure is not None:
                 self._undo.callback(self._sockets.install(self._groups.name, self.count))
+            if self._desk is not None:
+                self._undo.callback(self._desk.install())
+            if options.steps is not None:
+                self._undo.callback(steps.install(self._begin_step))
+                self._begin_step(0)
+            if self._watch is not None:
+                self._watch.start()
         except BaseException:
             self._undo.close()
             self._writer.close()
             raise
 
     def event(self, kind: type[Event], /, **facts: Any) -> int:
+        if self._wanted_steps is not None and self._is_outside(kind, facts):
+            return OUTSIDE
         thread = threading.get_ident()
         spans = self._open_spans.get(thread) or self._open_spans[self._owner]
         if kind is PointToPoint and self._steps:
@@ -188,12 +146,17 @@ class Recording:
         if thread != self._owner:
             facts.setdefault("thread", threading.current_thread().name)
         self._writer.write(kind(**facts))
+        self.last_ns = now
+        if self._watch is not None and kind in (Collective, PointToPoint, RpcCall):
+            self.waiting[number] = now
         return number
 
     def end(self, number: int, *, by: str, error: str = "", peer: int | None = None) -> None:
-        now = self._clock()
-        if self._under_way:
-            self._under_way.discard(number)
+        if number == OUTSIDE:
+            return
+        self.last_ns = now = self._clock()
+        self.waiting.pop(number, None)
+        self._under_way.discard(number)
         try:
             self._writer.write(End(event=number, at_ns=now, by=by, error=error, peer=peer))
         except Exception as failure:
@@ -231,13 +194,40 @@ class Recording:
 
     def enter(self, number: int) -> None:
         """What this thread reports from now on happens inside event `number`."""
-        self._open_spans.setdefault(threading.get_ident(), []).append(number)
+        if number != OUTSIDE:
+            self._open_spans.setdefault(threading.get_ident(), []).append(number)
 
     def leave(self, number: int) -> None:
         spans = self._open_spans.get(threading.get_ident(), [])
         if number in spans:
             # Not those above it: a generator's span may close while another is open.
             spans.remove(number)
+
+    # Steps that were asked for -------------------------------------------------------------------------------------
+
+    def _begin_step(self, number: int) -> None:
+        """The optimizer has made `number` steps: the next one begins, with a span of its own if it is wanted."""
+        assert self._wanted_steps is not None
+        if self._step_span is not None:
+            self.close_span(self._step_span)
+            self._step_span = None
+        self._outside = number not in self._wanted_steps
+        if not self._outside:
+            self._step_span = self.open_span(f"step {number}")
+
+    def _is_outside(self, kind: type[Event], facts: dict[str, Any]) -> bool:
+        """Whether this event is left out. The others are told apart from those that were: a send by its place."""
+        if kind is PointToPoint and facts["peer"] is not None:
+            channel = (facts["op"], facts["group"], facts["peer"], facts["tag"])
+            self._channels[channel] += 1
+            facts["place"] = self._channels[channel]
+        for name in ("parent", "run"):
+            if facts.get(name) == OUTSIDE:
+                facts[name] = None
+        if not self._outside or kind is Bucket:
+            return False
+        self._left_out += kind is not Counters
+        return True
 
     def begin(
         self, op: str, group: ProcessGroup, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
@@ -298,15 +288,23 @@ class Recording:
 
     def stop(self, *, quiet: bool = False) -> None:
         """Give torch back, close the file. Idempotent. With `quiet` what RPC still sends by itself is waited for."""
-        global _active
         if quiet:
             self._sockets.settle()
-        if _active is self:
-            _active = None
+        self._ended(self)
         atexit.unregister(self.stop)
+        if self._watch is not None:
+            self._watch.stop()
+        if self._step_span is not None:
+            self.close_span(self._step_span)
+            self._step_span = None
         self._undo.close()
         self.count()
         self._close_file()
+        if self._gather and self._desk is not None:
+            try:
+                gather(self._desk, self._writer.path)
+            except Exception as error:
+                self.failed("the files of the other hosts", error)
 
     def _close_file(self) -> None:
         footer = Footer(
@@ -315,6 +313,7 @@ class Recording:
             not_written=self._writer.not_written,
             hook_errors=self._hook_errors,
             works_dropped=self._works_dropped,
+            left_out=self._left_out,
         )
         try:
             self._writer.write(footer)
@@ -325,6 +324,25 @@ class Recording:
     def let_go(self) -> None:
         """In a forked child (a DataLoader's worker): the parent records, the child does not."""
         self._writer.close()
+
+    def go_on_in_child(self, header: Header, path: Path) -> None:
+        """In a forked child that is to be recorded, too: into a file of its own, if it ever sends anything."""
+        self._writer.close()
+        self._writer = Writer(path, max_bytes=self._writer.max_bytes, header=header)
+        self._numbers = itertools.count()
+        self._owner = threading.get_ident()
+        self._open_spans = {self._owner: []}
+        self._hook_errors = self._works_dropped = self._left_out = 0
+        self._sockets.forget()
+        if self._desk is not None:
+            self._desk.forget(path)
+        if self._watch is not None:
+            self._watch = HangWatch(self, path, self._watch.after)
+            self._watch.start()
+
+    @property
+    def path(self) -> Path:
+        return self._writer.path
 
 
 class Outer:
@@ -341,50 +359,3 @@ class Outer:
         if self._recording is not None and self._number is not None:
             self._recording.leave(self._number)
             self._recording.end(self._number, by="return", error=kind.__name__ if kind is not None else "")
-
-
-def make_header(*, job: str, rank: int | None = None, name: str = "", world_size: int | None = None) -> Header:
-    """The first line of this process's file."""
-    return Header(
-        format=FORMAT,
-        job=job,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        torch=str(torch.__version__),
-        dlearn=dlearn.__version__,
-        start_ns=time.monotonic_ns(),
-        restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
-        rank=rank,
-        name=name,
-        world_size=world_size,
-    )
-
-
-def _own_header() -> Header:
-    job, rank, world_size = job_of_process()
-    return make_header(job=job, rank=rank, world_size=world_size)
-
-
-def _refuse_other_jobs(folder: Path, job: str) -> None:
-    for path in folder.glob("*.jsonl"):
-        with path.open("rb") as stream:
-            first = stream.readline(1 << 20)
-        try:
-            other = msgspec.json.decode(first, type=Header)
-        except msgspec.MsgspecError:
-            continue  # No trace file; `Trace.load` will say so.
-        if other.job != job:
-            raise TraceError(
-                f"{folder} holds a trace of another job already ({path.name}); nothing is overwritten."
-                " Give another folder."
-            )
-
-
-def _forget_in_child() -> None:
-    global _active
-    if _active is not None:
-        _active.let_go()
-        _active = None
-
-
-os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,75 @@
+"""The messages of a trace as text, line by line: a table to read, CSV, and JSON, all with the same fields."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+
+from dlearn.trace.message import Message, Messages
+
+FIELDS = ("from", "to", "payload_bytes", "op", "what", "how", "confirmed", "sent_ns", "received_ns")
+"""Of CSV and JSON. Times are on the trace's clock; empty, or null, where they were not observed."""
+
+_HEAD = ("from", "to", "payload bytes", "sent, ms", "how", "op", "what")
+
+
+def text_lines(found: Messages) -> Iterator[str]:
+    """A line a message, in the order of sending, every one of them; then what the messages say of themselves."""
+    first_ns = min((message.sent_ns for message in found if message.sent_ns is not None), default=0)
+    widths = [len(cell) for cell in _HEAD]
+    for row in _rows(found, first_ns):
+        widths = [max(width, len(cell)) for width, cell in zip(widths, row, strict=True)]
+    for src, dst, size, sent, *texts, what in _rows(found, first_ns):
+        cells = [src.ljust(widths[0]), dst.ljust(widths[1]), size.rjust(widths[2]), sent.rjust(widths[3])]
+        cells += [text.ljust(width) for text, width in zip(texts, widths[4:-1], strict=True)]
+        yield "  ".join([*cells, what]).rstrip()
+    yield ""
+    yield str(found)
+    yield "sent: from the first of these messages on; -: not observed"
+    if any(message.how == "derived" for message in found):
+        yield "derived: times share out the operation's transfer and are no measurement"
+
+
+def csv_lines(found: Messages) -> Iterator[str]:
+    """A head, then a line a message."""
+    yield _csv(FIELDS)
+    for message in found:
+        yield _csv(_values(found, message))
+
+
+def json_lines(found: Messages) -> Iterator[str]:
+    """One array, an object a message."""
+    yield "["
+    last = len(found) - 1
+    for index, message in enumerate(found):
+        record = dict(zip(FIELDS, _values(found, message), strict=True))
+        yield json.dumps(record) + ("," if index < last else "")
+    yield "]"
+
+
+def _rows(found: Messages, first_ns: int) -> Iterator[tuple[str, ...]]:
+    """Made twice and never all held: there may be a million."""
+    yield _HEAD
+    for message in found:
+        yield _cells(found, message, first_ns)
+
+
+def _cells(found: Messages, message: Message, first_ns: int) -> tuple[str, ...]:
+    src, dst, size, op, what, how, confirmed, sent_ns, _ = _values(found, message)
+    sent = f"{(sent_ns - first_ns) / 1e6:,.3f}" if isinstance(sent_ns, int) else "-"
+    return str(src), str(dst), f"{size:,}", sent, f"{how}, confirmed" if confirmed else str(how), str(op), str(what)
+
+
+def _values(found: Messages, message: Message) -> tuple[str | int | None, ...]:
+    """In the order of FIELDS."""
+    src, dst = (found.labels.get(rank, f"rank {rank}") for rank in (message.src, message.dst))
+    size, times = message.payload_bytes, (message.sent_ns, message.received_ns)
+    return src, dst, size, message.op, message.what, message.how, message.confirmed, *times
+
+
+def _csv(values: tuple[str | int | None, ...]) -> str:
+    line = io.StringIO()
+    csv.writer(line, lineterminator="").writerow(values)
+    return line.getvalue()

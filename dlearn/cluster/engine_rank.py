@@ -1,0 +1,242 @@
+"""A rank beside an ipyparallel engine, for its crew the same as one of this machine: its pipes end here.
+
+A thread carries what goes through them to the engine's relay and back, by short questions over ipyparallel's own
+connections. So no port of the notebook's machine is opened, and ipyparallel's authentication and tunnels count.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import secrets
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dlearn.cluster import engine_relay
+from dlearn.cluster.crew import Crew
+from dlearn.cluster.engine_relay import Report
+from dlearn.cluster.engines import Engine, EngineGone
+from dlearn.cluster.launch import StackLine
+from dlearn.cluster.output import ProgressLine
+from dlearn.cluster.rank import Call, Raised
+from dlearn.trace.agent_log import widen
+
+SHORTEST_SECONDS, LONGEST_SECONDS = 0.05, 0.5
+"""How long the engine waits for something from the rank before it answers: a tenth of the run so far, within these."""
+IDLE_SECONDS = 2.0
+"""How often the engine hears from us while its rank has nothing to do."""
+STACK_SECONDS = 0.5
+KILL_SECONDS = 10.0
+
+
+class EngineRank:
+    """A rank that its `engine` starts. It is not there yet when this returns: see `is_there`."""
+
+    stack_seconds = STACK_SECONDS + 2 * LONGEST_SECONDS
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._key = secrets.token_hex(8)
+        self.control, self._their_control = mp.Pipe()
+        self.output, self._their_output = mp.Pipe(duplex=False)
+        self._death, self._their_death = mp.Pipe(duplex=False)
+        widen(self.output.fileno())
+        self.pid: int | None = None
+        self.exit_code: int | None = None
+        self.lost = ""
+        self._engine_gone = False
+        self._folders: tuple[str, str] | None = None
+        self._farewell: Callable[[str], None] | None = None
+        self._stack: list[tuple[StackLine, ...]] = []
+        self._there, self._over = threading.Event(), threading.Event()
+        self._carrier = threading.Thread(target=self._carry, name=f"dlearn-engine-{engine.id}", daemon=True)
+        self._carrier.start()
+
+    @property
+    def host(self) -> str:
+        return self.engine.host[0]
+
+    @property
+    def sentinel(self) -> int:
+        return self._death.fileno()
+
+    @property
+    def lives(self) -> bool:
+        return not self._over.is_set()
+
+    def is_there(self, seconds: float) -> bool:
+        """Whether the rank has been started, or is lost, within `seconds`."""
+        return self._there.wait(seconds)
+
+    def wait(self, seconds: float) -> None:
+        self._over.wait(seconds)
+
+    def listen(self, backlog: int) -> tuple[str, int]:
+        try:
+            return self.engine.ask(engine_relay.listen, self._key, backlog, self.engine.address)
+        except EngineGone as gone:
+            self._lose(gone)
+            return "", 0
+
+    def send(self, call: Call) -> None:
+        """The rank records in a folder of its own host. The environment of this process is nobody's business there."""
+        folder = f"{self.engine.told['scratch']}/dlearn-{call.job}-rank{call.rank}"
+        self._folders = (folder, call.folder)
+        around = replace(call.surroundings, environment={})
+        self.control.send(replace(call, folder=folder, surroundings=around, place=self.engine.place))
+
+    def ask_for_stack(self, call: Call) -> None:
+        def ask() -> None:
+            with suppress(EngineGone):
+                self._stack.append(self.engine.ask(engine_relay.stack, self._key, STACK_SECONDS))
+
+        self._stack.clear()
+        threading.Thread(target=ask, daemon=True).start()
+
+    def read_stack(self, call: Call) -> tuple[StackLine, ...] | None:
+        return self._stack[0] if self._stack else None
+
+    def pause(self) -> None:
+        self._tell(engine_relay.pause)
+
+    def kill(self) -> None:
+        self._tell(engine_relay.end)
+
+    def collect(self) -> None:
+        """Bring what it recorded into the run's folder here; of an engine that is gone, from a disk that both share."""
+        if self._folders is None:
+            return
+        (there, here), self._folders = self._folders, None
+        if not self._engine_gone:
+            try:
+                return self._fetch(there, Path(here, "trace"))
+            except EngineGone as gone:
+                self._lose(gone)
+        if Path(there).is_dir():  # Its name is one of a kind.
+            shutil.copytree(Path(there, "trace"), Path(here, "trace"), dirs_exist_ok=True)
+            shutil.rmtree(there, ignore_errors=True)
+        else:
+            print(f"dlearn: what was recorded beside {self.engine} stayed there, in {there}/trace", file=sys.stderr)
+
+    def close(self) -> None:
+        self.collect()
+        for end in (self.control, self.output):
+            end.close()  # The carrier notices, and ends.
+        if self._there.is_set():
+            self._carrier.join(KILL_SECONDS)
+        self._death.close()
+
+    def leave(self) -> None:
+        """It is going by itself; its engine sees it off while the user goes on."""
+        self._farewell = engine_relay.leave
+        for end in (self.control, self.output, self._death):
+            end.close()
+
+    def _tell(self, function: Callable[[str], None]) -> None:
+        if not self._there.is_set():
+            self._farewell = engine_relay.end  # It is only being started: the carrier tells it then.
+        elif not self._engine_gone:
+            try:
+                self.engine.ask(function, self._key, seconds=KILL_SECONDS)
+            except EngineGone as gone:
+                self._lose(gone)
+
+    def _lose(self, gone: EngineGone) -> None:
+        self._engine_gone = True
+        self.lost = f"lost its {self.engine}, which {gone}"
+        if self._folders is not None and not Path(self._folders[0]).is_dir():
+            self.lost += f"; what it had recorded stayed there, in {self._folders[0]}/trace"
+
+    def _fetch(self, there: str, here: Path) -> None:
+        first, whole = 0, False
+        while not whole:
+            pieces, whole = self.engine.ask(engine_relay.parcel, there, first)
+            for name, piece in pieces:
+                with (here / Path(name).name).open("ab") as file:
+                    file.write(piece)
+                first += len(piece)
+
+    def _carry(self) -> None:
+        """The carrier's life: start the rank, carry what there is, and tell our ends when nothing comes any more."""
+        try:
+            self.engine.ask(engine_relay.start, self._key)
+            while self.pid is None and self._farewell is None:
+                self.pid = self.engine.ask(engine_relay.started, self._key, LONGEST_SECONDS)
+            self._there.set()
+            if self._farewell is None:
+                self._carry_on()
+        except EngineGone as gone:
+            self._lose(gone)
+        except (EOFError, OSError):
+            pass  # Our ends were closed: the crew has done with this rank.
+        finally:
+            self._over.set()
+            self._there.set()
+            for end in (self._their_control, self._their_output, self._their_death):
+                end.close()
+        if self._farewell is not None:
+            with suppress(EngineGone):
+                self.engine.ask(self._farewell, self._key)
+
+    def _carry_on(self) -> None:
+        answers_due, since = 0, time.monotonic()
+        while True:
+            if not answers_due and self._their_control.poll(IDLE_SECONDS):
+                since = time.monotonic()
+            messages = []
+            while self._their_control.poll(0):
+                messages.append(self._their_control.recv())
+            answers_due += len(messages)
+            patience = min(LONGEST_SECONDS, max(SHORTEST_SECONDS, (time.monotonic() - since) / 10))
+            asked_ns = time.monotonic_ns()
+            report = self.engine.ask(engine_relay.exchange, self._key, messages, patience if answers_due else 0.0)
+            self._write(report.output)
+            for message in report.messages:
+                self._their_control.send(_on_our_clock(message, report, asked_ns))
+            answers_due -= len(report.messages)
+            if report.over:
+                self.exit_code, self.lost = report.exit_code, report.note
+                return
+
+    def _write(self, output: bytes) -> None:
+        left = memoryview(output)
+        while left:
+            left = left[os.write(self._their_output.fileno(), left) :]
+
+
+def _on_our_clock(message: Any, report: Report, asked_ns: int) -> Any:
+    """The fault that came first is blamed. On another host's clock, its age is what counts."""
+    now_ns = time.monotonic_ns()
+    if isinstance(message, Raised) and not asked_ns <= report.at_ns <= now_ns:
+        return replace(message, at_ns=now_ns - (report.at_ns - message.at_ns))
+    return message
+
+
+def crew_beside(engines: Sequence[Engine], tags: Sequence[str]) -> Crew:
+    """A crew with a fresh rank beside each engine."""
+    ranks = [EngineRank(engine) for engine in engines]  # They start at the same time.
+    waiting = iter(ranks)
+    crew = Crew(tags, lambda: next(waiting), _see_off)
+    progress = ProgressLine()
+    try:
+        for rank in ranks:
+            while not rank.is_there(LONGEST_SECONDS):
+                progress.update(f"dlearn: {rank.engine} loads torch, or does other work")
+    except BaseException:
+        crew.kill()
+        raise
+    finally:
+        progress.clear()
+    return crew
+
+
+def _see_off(ranks: Sequence[EngineRank]) -> None:
+    for rank in ranks:
+        rank.leave()

@@ -1,0 +1,228 @@
+"""What runs on an ipyparallel engine: it starts a rank beside itself, and passes on what goes to it and comes from it.
+
+The engine is not the rank. So a rank that hangs, exits or is ended leaves its engine usable, has a clean state in each
+run, and is the same process as on a local cluster. The notebook asks again and again (`exchange`), each time for a
+moment; in between the engine is free for others. The rank ends with its engine, and when the notebook stops asking.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+from dlearn.cluster import spares
+from dlearn.cluster.launch import DEFAULT_START, RankProcess, StackLine, start_rank, warm_up
+from dlearn.cluster.payload import Surroundings, is_installed
+from dlearn.cluster.rank import Call
+from dlearn.trace.agent_log import PIPE_BYTES
+
+LEASE_SECONDS = 60.0
+"""A rank whose notebook has not asked for so long has lost it, and is ended."""
+OUTPUT_BYTES = 2 * PIPE_BYTES
+"""As much of what a rank prints goes into one report: more than its pipe can hold."""
+PARCEL_BYTES = 8 << 20
+DEATH_SECONDS = 2.0
+
+
+@dataclass
+class _Hosted:
+    """A rank beside this engine, and when its notebook last asked for it."""
+
+    process: RankProcess
+    heard: float
+    call: Call | None = None
+    folders: list[str] = field(default_factory=list)
+    silent: bool = False
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came from a rank since the last one. `at_ns` is this host's monotonic clock; after `over` nothing comes."""
+
+    output: bytes
+    messages: tuple[Any, ...]
+    over: bool
+    exit_code: int | None
+    at_ns: int
+    note: str = ""
+
+
+_hosted: dict[str, _Hosted] = {}
+_starting: dict[str, Future[int | None]] = {}
+_starters = ThreadPoolExecutor(thread_name_prefix="dlearn-start")
+_forgotten: set[str] = set()
+_watch: threading.Thread | None = None
+
+
+def prepare() -> None:
+    """Have torch loaded in the background, so that the first run need not wait for it."""
+    warm_up()
+
+
+def start(key: str) -> None:
+    """Start a rank that is called `key` from now on. On a thread: while torch is loading, that takes a while."""
+    global _watch
+    if _watch is None:
+        _watch = threading.Thread(target=_end_the_forgotten, name="dlearn-lease", daemon=True)
+        _watch.start()
+    _starting[key] = _starters.submit(_start, key)
+
+
+def started(key: str, seconds: float) -> int | None:
+    """The pid of the rank, if it is there within `seconds`."""
+    try:
+        pid = _starting[key].result(seconds)
+    except TimeoutError:
+        return None
+    del _starting[key]
+    return pid
+
+
+def _start(key: str) -> int | None:
+    process = spares.take() if DEFAULT_START == "forkserver" else start_rank(DEFAULT_START)
+    _hosted[key] = _Hosted(process, time.monotonic())
+    return process.pid
+
+
+def listen(key: str, backlog: int, address: str) -> tuple[str, int]:
+    """Open the socket where this rank will serve the store of the process group; its address and port."""
+    return _hosted[key].process.listen(backlog, address)
+
+
+def exchange(key: str, messages: list[Any], seconds: float) -> Report:
+    """Pass `messages` on to the rank; what came from it, within `seconds`."""
+    hosted = _hosted.get(key)
+    if hosted is None:
+        note = f"was ended by its engine, which had not heard from the notebook for {LEASE_SECONDS:.0f} s"
+        return Report(b"", (), True, None, time.monotonic_ns(), note if key in _forgotten else "")
+    hosted.heard = time.monotonic()
+    rank = hosted.process
+    if messages:
+        # On a thread: a rank that does not read must not hold up the engine.
+        here = [_moved_here(message, hosted) if isinstance(message, Call) else message for message in messages]
+        threading.Thread(target=_send, args=(rank, here), daemon=True).start()
+    ends: list[Any] = [rank.control, rank.sentinel, *([] if hosted.silent else [rank.output])]
+    ready = connection.wait(ends, seconds)
+    over, told = rank.sentinel in ready, []
+    if rank.control in ready:
+        try:
+            while rank.control.poll(0):
+                told.append(rank.control.recv())
+        except (EOFError, ConnectionResetError):
+            over = True
+    exit_code = None
+    if over:
+        rank.wait(DEATH_SECONDS)
+        exit_code = rank.exit_code
+        rank.kill()  # What it had started.
+    # Read after the messages: what the rank printed before its answer is in the pipe now, and comes before it.
+    return Report(_read(hosted), tuple(told), over, exit_code, time.monotonic_ns())
+
+
+def stack(key: str, seconds: float) -> tuple[StackLine, ...]:
+    """Where the rank is, innermost call first, less the lines of installed libraries; () if it does not tell."""
+    hosted = _hosted.get(key)
+    if hosted is None or hosted.call is None:
+        return ()
+    rank, call = hosted.process, hosted.call
+    rank.ask_for_stack(call)
+    deadline = time.monotonic() + seconds
+    while (found := rank.read_stack(call)) is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    cells = call.surroundings.cells
+    return tuple(line for line in found or () if line.file in cells or not is_installed(line.file))
+
+
+def pause(key: str) -> None:
+    """Stop the rank where it is."""
+    if key in _hosted:
+        _hosted[key].process.pause()
+
+
+def end(key: str) -> None:
+    """End the rank now, or as soon as it has been started; with all it started."""
+    if key in _starting:
+        _starting.pop(key).add_done_callback(lambda _: end(key))
+        return
+    hosted = _hosted.pop(key, None)
+    if hosted is not None:
+        hosted.process.kill()
+        hosted.process.close()
+
+
+def leave(key: str) -> None:
+    """See a rank off that is leaving by itself, and have a fresh one wait for the next run."""
+    hosted = _hosted.pop(key, None)
+    if hosted is not None:
+        spares.turn_over([hosted.process])
+
+
+def parcel(folder: str, first: int) -> tuple[list[tuple[str, bytes]], bool]:
+    """Pieces (name, bytes) of what was recorded in `folder`, all files in a row, from byte `first` on.
+
+    True with the last ones; the folder is gone then.
+    """
+    pieces, room = [], PARCEL_BYTES
+    for path in sorted(Path(folder, "trace").glob("*")):
+        size = path.stat().st_size
+        if first < size and room:
+            with path.open("rb") as file:
+                file.seek(first)
+                pieces.append((path.name, file.read(room)))
+            room -= len(pieces[-1][1])
+        first = max(0, first - size)
+    if room:
+        shutil.rmtree(folder, ignore_errors=True)
+    return pieces, bool(room)
+
+
+def _moved_here(call: Call, hosted: _Hosted) -> Call:
+    """The call as it fits this host: the engine's environment and module path, the notebook's folder if it is here."""
+    for folder in (call.folder, f"{call.folder}/trace"):
+        os.mkdir(folder, 0o700)  # Others may read what is in the folder for temporary files.
+    there = call.surroundings
+    directory = there.directory if os.path.isdir(there.directory) else os.getcwd()
+    own = [entry or os.getcwd() for entry in sys.path]
+    path = own + [entry for entry in there.path if entry not in own]
+    hosted.call = replace(call, surroundings=Surroundings(dict(os.environ), directory, path, there.cells))
+    hosted.folders.append(call.folder)
+    return hosted.call
+
+
+def _send(rank: RankProcess, messages: list[Any]) -> None:
+    for message in messages:
+        with suppress(OSError):  # It died; the next report tells.
+            if isinstance(message, Call):
+                rank.send(message)
+            else:
+                rank.control.send(message)
+
+
+def _read(hosted: _Hosted) -> bytes:
+    """What the rank has printed so far; its children may hold the pipe open, so never wait for its end."""
+    parts, size = [], 0
+    while size < OUTPUT_BYTES and not hosted.silent and hosted.process.output.poll(0):
+        parts.append(os.read(hosted.process.output.fileno(), OUTPUT_BYTES))
+        size += len(parts[-1])
+        hosted.silent = not parts[-1]
+    return b"".join(parts)
+
+
+def _end_the_forgotten() -> None:
+    while True:
+        time.sleep(min(1.0, LEASE_SECONDS / 4))
+        for key, hosted in list(_hosted.items()):
+            if time.monotonic() - hosted.heard > LEASE_SECONDS:
+                _forgotten.add(key)
+                end(key)
+                for folder in hosted.folders:
+                    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""`dlearn doctor`: what this machine can do for dlearn."""

@@ -1,0 +1,166 @@
+"""Record what this process sends: `with dlearn.record("traces/ddp"):`.
+
+Installs the hooks, stamps what they report with number, time, thread and enclosing span, appends it to this process's
+file, and undoes everything at the end.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from collections.abc import Container, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch._C._distributed_c10d import ProcessGroup
+
+from dlearn.errors import TraceError
+from dlearn.recorder.headers import make_header, own_header, own_path, refuse_other_traces
+from dlearn.recorder.recording import Clock, Outer, Recording
+from dlearn.trace.event import Header
+from dlearn.trace.options import Measure, Options
+
+__all__ = ["Outer", "Recording", "make_header", "operation", "record", "span", "start", "step"]
+
+_active: Recording | None = None
+_followed: Header | None = None
+"""The header of a recording that goes on in the process's children."""
+
+
+@contextmanager
+def record(
+    folder: str | os.PathLike[str],
+    *,
+    measure: Measure | None = "span",
+    checksums: bool = False,
+    max_bytes: int = 2 << 30,
+    graph: bool = False,
+    steps: Container[int] | None = None,
+    hang_after: float | None = None,
+    gather: bool = False,
+) -> Iterator[None]:
+    """Record every message of this process into `folder`, one file per process.
+
+    `measure="span"` reads the kernel's counters of bytes on the wire at both ends of the recording and of each span;
+    "phase" before each operation, too, after waiting until they stand still, which changes the times. `checksums` adds
+    one to each send. `max_bytes` limits the file; what it keeps out is counted, and every result says so. `graph` adds
+    the graph of each distributed autograd context, and when each of its nodes runs.
+
+    `steps=range(10, 12)` records these steps of a long job only, each as a span "step 10": step 0 is what comes before
+    the optimizer's first step has returned. `hang_after=30` prints who waits for whom when nothing has happened for 30
+    seconds, while it hangs. `gather` brings the files of other hosts to rank 0's folder at the end, through the job's
+    own store; rank 0 waits for them.
+
+    Raises TraceError if this process is being recorded already, or `folder` holds a trace; SetupError if the installed
+    torch does not fit, or an option makes no sense.
+    """
+    options = Options(measure, checksums, max_bytes, graph, steps, hang_after, gather)
+    recording = start(Path(folder), header=own_header(), options=options)
+    try:
+        yield
+    finally:
+        recording.stop()
+
+
+@contextmanager
+def span(name: str) -> Iterator[None]:
+    """Name a stretch of the program: `with dlearn.span("step 3"):`. Does nothing while nobody records."""
+    recording = _active
+    if recording is None:
+        yield
+        return
+    number = recording.open_span(name)
+    try:
+        yield
+    finally:
+        recording.close_span(number)
+
+
+def operation(
+    op: str, group: ProcessGroup, tensors: Sequence[torch.Tensor], *, outputs: Sequence[torch.Tensor] = ()
+) -> Outer:
+    """Report a collective that a Python process group carries out itself; it starts now.
+
+    What is sent inside `with operation(...):`, on whatever thread, is its steps; it ends there. Python process groups
+    do not pass torch's dispatcher, where the others are seen.
+    """
+    recording = _active
+    return Outer(recording, recording.begin(op, group, tensors, outputs) if recording is not None else None)
+
+
+@contextmanager
+def step(number: int, *, offset_bytes: int, whole_bytes: int) -> Iterator[None]:
+    """What this thread sends inside is step `number` of its collective, and begins at that offset of the whole."""
+    recording = _active
+    if recording is None:
+        yield
+        return
+    with recording.step({"step": number, "offset_bytes": offset_bytes, "whole_bytes": whole_bytes}):
+        yield
+
+
+def start(
+    folder: Path,
+    *,
+    header: Header,
+    options: Options | None = None,
+    clock: Clock = time.monotonic_ns,
+    sorted_stderr: bool = False,
+    alone: bool = False,
+    follow: bool = False,
+    lazy: bool = False,
+) -> Recording:
+    """Install every hook and write into `folder` until `stop()`. For `record`, the cluster's ranks and `dlearn run`.
+
+    With `sorted_stderr` whoever reads this process's stderr keeps the RPC agent's log. `alone`: all ranks are on this
+    host, and known to whoever started them. `follow` records children that the process forks as well, if they send
+    anything, and a program that takes its place; a `lazy` recording makes its file when there is something to write.
+    """
+    global _active, _followed
+    if _active is not None:
+        raise TraceError("this process is being recorded already: end the other recording first.")
+    path = folder / f"{header.host}-{header.pid}.jsonl"
+    if not follow:
+        refuse_other_traces(folder, header)
+    _active = Recording(
+        own_path(path) if follow else path,
+        header,
+        options or Options(),
+        clock=clock,
+        sorted_stderr=sorted_stderr,
+        alone=alone,
+        lazy=lazy,
+        ended=_forget,
+    )
+    _followed = header if follow else None
+    atexit.register(_active.stop)
+    return _active
+
+
+def leave() -> None:
+    """End a recording that was to go on in this process's children: in a cluster's rank the cluster itself records."""
+    if _active is not None and _followed is not None:
+        _active.stop()
+
+
+def _forget(recording: Recording) -> None:
+    global _active
+    if _active is recording:
+        _active = None
+
+
+def _after_fork() -> None:
+    global _active
+    if _active is None:
+        return
+    if _followed is None:
+        _active.let_go()
+        _active = None
+    else:
+        header = make_header(job=_followed.job)
+        _active.go_on_in_child(header, own_path(_active.path.parent / f"{header.host}-{header.pid}.jsonl"))
+
+
+os.register_at_fork(after_in_child=_after_fork)

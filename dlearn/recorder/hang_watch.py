@@ -1,0 +1,72 @@
+"""The sentence about a hang, printed while it hangs: who waits for whom, at which call.
+
+A thread looks now and then whether anything was reported. If nothing was for a while, it notes where the program is;
+if the program is inside a call as well, it reads the files of all processes of this host, as anybody can afterwards,
+and the lowest of the ranks that wait says what they say.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dlearn.errors import TraceError
+from dlearn.hooks.callers import place_of_thread
+from dlearn.trace.job_facts import Place
+
+if TYPE_CHECKING:
+    from dlearn.recorder.recording import Recording
+
+LOOKS = 20
+"""How often it looks before it speaks."""
+
+
+class HangWatch:
+    """Watches one recording. `after` is in seconds."""
+
+    def __init__(self, recording: Recording, path: Path, after: float) -> None:
+        self._recording, self._path, self.after = recording, path, after
+        self._program = threading.get_ident()
+        self._over = threading.Event()
+        self._noted_ns = self._told_ns = -1
+
+    def start(self) -> None:
+        threading.Thread(target=self._look, daemon=True, name="dlearn-hang-watch").start()
+
+    def stop(self) -> None:
+        self._over.set()
+
+    def _look(self) -> None:
+        while not self._over.wait(self.after / LOOKS):
+            last_ns = self._recording.last_ns
+            quiet_seconds = (time.monotonic_ns() - last_ns) / 1e9
+            try:
+                if quiet_seconds >= self.after / 2 and self._noted_ns != last_ns:
+                    self._noted_ns = last_ns
+                    site = place_of_thread(self._program)
+                    self._recording.fact(Place(at_ns=time.monotonic_ns(), site=site))
+                if quiet_seconds >= self.after and self._recording.waiting and self._told_ns != last_ns:
+                    self._told_ns = last_ns
+                    self._tell(quiet_seconds)
+            except Exception as error:
+                self._recording.failed("a hang", error)
+                return
+
+    def _tell(self, seconds: float) -> None:
+        # Only now: what reads traces is not loaded in a process that records one.
+        from dlearn.analysis.hang_words import hang_sentences
+        from dlearn.analysis.hangs import hangs
+        from dlearn.trace.trace import Trace
+
+        try:
+            trace = Trace.load(self._path.parent)
+        except TraceError as error:
+            print(f"dlearn: nothing has happened for {seconds:.0f} s, and why cannot be told: {error}", file=sys.stderr)
+            return
+        me = next((process.rank for process in trace.processes if process.path.name == self._path.name), None)
+        found = [hang for hang in hangs(trace) if hang.waiting and min(hang.waiting) == me]
+        for sentence in hang_sentences(found, trace):
+            print(f"dlearn: nothing has happened for {seconds:.0f} s: {sentence}.", file=sys.stderr, flush=True)

@@ -1,0 +1,67 @@
+"""The first line of a process's file: which job it belongs to, and which rank it is."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import msgspec
+import torch
+
+import dlearn
+from dlearn.errors import TraceError
+from dlearn.hooks.clock import clock_name
+from dlearn.hooks.job import job_of_process
+from dlearn.trace.event import FORMAT, Header
+
+
+def make_header(*, job: str, rank: int | None = None, name: str = "", world_size: int | None = None) -> Header:
+    """The first line of this process's file."""
+    return Header(
+        format=FORMAT,
+        job=job,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        torch=str(torch.__version__),
+        dlearn=dlearn.__version__,
+        start_ns=time.monotonic_ns(),
+        restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        rank=rank,
+        name=name,
+        world_size=world_size,
+        clock=clock_name(),
+    )
+
+
+def own_header() -> Header:
+    job, rank, world_size = job_of_process()
+    return make_header(job=job, rank=rank, world_size=world_size)
+
+
+def own_path(path: Path) -> Path:
+    """`path`, or one beside it: a program that takes the place of another (`exec`) has the same pid."""
+    number = 1
+    free = path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return free
+
+
+def refuse_other_traces(folder: Path, header: Header) -> None:
+    """TraceError if the folder holds a trace of another job, or of this rank: then that job has run before."""
+    for path in folder.glob("*.jsonl"):
+        with path.open("rb") as stream:
+            first = stream.readline(1 << 20)
+        try:
+            other = msgspec.json.decode(first, type=Header)
+        except msgspec.MsgspecError:
+            continue  # No trace file; `Trace.load` will say so.
+        again = other.rank is not None and (other.rank, other.restart) == (header.rank, header.restart)
+        if other.job != header.job or (again and (other.host, other.pid) != (header.host, header.pid)):
+            raise TraceError(
+                f"{folder} holds a trace of another job already ({path.name}); nothing is overwritten."
+                " Give another folder."
+            )

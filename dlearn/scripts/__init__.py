@@ -1,0 +1,1 @@
+"""`dlearn run`: record scripts that know nothing of it."""

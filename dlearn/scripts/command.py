@@ -1,0 +1,212 @@
+"""`dlearn run [options] script.py args`: torchrun, or plain Python, with every process of the job recorded."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+from dlearn.errors import WrongArguments
+from dlearn.scripts.order import Order
+from dlearn.trace.job_facts import Exit
+
+USAGE = """\
+usage: dlearn run [--trace DIR] [--steps A:B] [--hang-after SECONDS] [--graph] [--gather]
+                  [torchrun's own options] (script.py | -m module) [args ...]
+
+Run a script that knows nothing of dlearn, and record every process of it: torchrun's ranks, those that it spawns or
+starts as other Pythons, and theirs. Without options of torchrun it is started as `python script.py`; with any, as
+torchrun does (see `torchrun --help`): `dlearn run --nproc-per-node 2 train.py`.
+
+  --trace DIR           folder for the trace (default: traces/SCRIPT-TIME); it must not hold one already
+  --steps A:B           only the steps A to B-1, counted by the optimizer's; each becomes a span "step A"
+  --hang-after SECONDS  say who waits for whom when nothing has happened for so long (default: 60; 0: never)
+  --graph               the graph of each distributed autograd context, too
+  --gather              at the end, bring the files of other hosts to rank 0's folder
+"""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one script; returns its exit status. A script that was killed by a signal ends this process by it, too."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0 if arguments else 2
+    own, rest = _take_own_options(arguments)
+    torchrun = _options_of_torchrun(rest)
+    several_hosts = torchrun and any(each.split("=")[0].replace("_", "-") == "--nnodes" for each in rest)
+    folder = Path(own.get("--trace") or _default_folder(rest)).resolve()
+    _refuse_old_trace(folder, several_hosts=several_hosts)
+    order = Order(
+        folder=str(folder),
+        job="" if several_hosts else f"{socket.gethostname()}-{secrets.token_hex(4)}",
+        launcher=os.getpid(),
+        graph="--graph" in own,
+        steps=_steps(own["--steps"]) if "--steps" in own else None,
+        hang_after=_seconds(own.get("--hang-after", "60")),
+        gather="--gather" in own,
+    )
+    os.environ.update(order.environment())
+    status, ended = _torchrun(rest) if torchrun else _python(rest)
+    for pid, how in ended.items():
+        _note_exit(folder, pid, how)
+    from dlearn.scripts.summary import summary  # What reads traces is not needed before.
+
+    print(summary(folder), file=sys.stderr, flush=True)
+    if status < 0:
+        _die_by(-status)
+    return status
+
+
+# Arguments ------------------------------------------------------------------------------------------------------------
+
+_WITH_VALUE = ("--trace", "--steps", "--hang-after")
+_ALONE = ("--graph", "--gather")
+
+
+def _take_own_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Our options, which may stand among torchrun's; and the rest, untouched."""
+    own: dict[str, str] = {}
+    rest = list(arguments)
+    place = 0
+    while place < len(rest) and rest[place].startswith("-") and rest[place] not in ("-m", "--module"):
+        name, equals, value = rest[place].partition("=")
+        if name in _ALONE:
+            own[name] = ""
+            del rest[place]
+        elif name in _WITH_VALUE:
+            if not equals and place + 1 >= len(rest):
+                raise WrongArguments(f"dlearn run {name} needs a value; see dlearn run --help.")
+            own[name] = value if equals else rest.pop(place + 1)
+            del rest[place]
+        else:
+            # An option of torchrun's with a value of its own: that is skipped, too.
+            takes_value = not equals and place + 1 < len(rest) and _takes_value(name)
+            place += 2 if takes_value else 1
+    if place >= len(rest):
+        raise WrongArguments(
+            "dlearn run needs a script: dlearn run --nproc-per-node 2 train.py; see dlearn run --help."
+        )
+    return own, rest
+
+
+def _takes_value(name: str) -> bool:
+    from torch.distributed.run import get_args_parser
+
+    action = get_args_parser()._option_string_actions.get(name)
+    return action is None or action.nargs != 0
+
+
+def _options_of_torchrun(rest: Sequence[str]) -> bool:
+    return rest[0].startswith("-") and rest[0] not in ("-m", "--module")
+
+
+def _steps(text: str) -> tuple[int, int]:
+    first, colon, last = text.partition(":")
+    if not colon or not first.isdecimal() or not last.isdecimal() or int(first) >= int(last):
+        raise WrongArguments(
+            f"dlearn run --steps is two numbers, as in --steps 10:12 for the steps 10 and 11, not {text!r}."
+        )
+    return int(first), int(last)
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise WrongArguments(f"dlearn run --hang-after is a number of seconds, 0 for never, not {text!r}.")
+    return seconds or None
+
+
+def _default_folder(rest: Sequence[str]) -> str:
+    scripts = [each for each in rest if each.endswith(".py")]
+    name = Path(scripts[0]).stem if scripts else "run"
+    return f"traces/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _refuse_old_trace(folder: Path, *, several_hosts: bool) -> None:
+    """On a shared disk the other hosts may have begun to write."""
+    mine = f"{socket.gethostname()}-*.jsonl" if several_hosts else "*.jsonl"
+    if folder.exists() and not folder.is_dir():
+        raise WrongArguments(f"{folder} is no folder. Give another --trace.")
+    old = next(folder.glob(mine), None) if folder.exists() else None
+    if old is not None:
+        raise WrongArguments(
+            f"{folder} holds a trace already ({old.name}); nothing is overwritten. Give another --trace."
+        )
+
+
+# Running --------------------------------------------------------------------------------------------------------------
+
+
+def _python(rest: Sequence[str]) -> tuple[int, dict[int, int]]:
+    """The script alone, as `python script.py` runs it: its exit status, and how its process ended."""
+    module = rest[0] in ("-m", "--module")
+    if module and len(rest) < 2:
+        raise WrongArguments("dlearn run -m needs the name of a module.")
+    if not module and not Path(rest[0]).exists():
+        raise WrongArguments(f"there is no script {rest[0]}.")
+    command = [sys.executable, *(["-m", *rest[1:]] if module else rest)]
+    child = subprocess.Popen(command)
+
+    def hand_on(number: int, _: Any) -> None:
+        # A terminal sends Ctrl-C to the script itself, too.
+        if number != signal.SIGINT or not sys.stdin.isatty():
+            child.send_signal(number)
+
+    before = {each: signal.signal(each, hand_on) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        status = child.wait()
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    return status, {child.pid: status}
+
+
+def _torchrun(rest: Sequence[str]) -> tuple[int, dict[int, int]]:
+    """As torchrun does it, in this process: the status of the first rank that failed, and those of all that did."""
+    from torch.distributed import run as engine
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+
+    args = engine.parse_args(list(rest))  # type: ignore[no-untyped-call]
+    try:
+        engine.run(args)  # type: ignore[no-untyped-call]
+    except ChildFailedError as error:
+        print(error, file=sys.stderr)
+        _, first = error.get_first_failure()
+        return first.exitcode, {each.pid: each.exitcode for each in error.failures.values()}
+    except SignalException as error:
+        return -int(error.sigval), {}
+    return 0, {}
+
+
+def _note_exit(folder: Path, pid: int, status: int) -> None:
+    """Add to the file of a process how it ended: it cannot do that itself."""
+    for path in folder.glob(f"{socket.gethostname()}-{pid}*.jsonl"):
+        if path.stem.partition(f"-{pid}")[2][:1] in ("", "-"):
+            cut_off = path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
+            with path.open("ab") as stream:
+                stream.write((b"\n" if cut_off else b"") + msgspec.json.encode(Exit(status=status)) + b"\n")
+
+
+def _die_by(number: int) -> NoReturn:
+    """End as the script did, so that whoever waits for us sees the same."""
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    sys.exit(128 + number)

@@ -1,0 +1,33 @@
+"""What `dlearn run` asks of the processes of its job: one environment variable, which their children inherit."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+VARIABLE = "DLEARN_RUN"
+
+
+class Order(msgspec.Struct, frozen=True):
+    """Record into `folder`. `launcher` is the pid of `dlearn run`; `job` is empty where other hosts take part."""
+
+    folder: str
+    job: str
+    launcher: int
+    graph: bool = False
+    steps: tuple[int, int] | None = None
+    hang_after: float | None = None
+    gather: bool = False
+
+    def environment(self) -> dict[str, str]:
+        """What the job's processes get beside their own."""
+        site = os.path.join(os.path.dirname(__file__), "site")
+        path = [site, *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {VARIABLE: msgspec.json.encode(self).decode(), "PYTHONPATH": os.pathsep.join(path)}
+
+
+def order_of_process() -> Order | None:
+    """The order that this process stands under, if any."""
+    text = os.environ.get(VARIABLE)
+    return msgspec.json.decode(text, type=Order) if text else None

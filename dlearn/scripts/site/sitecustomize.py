@@ -1,0 +1,69 @@
+"""Python imports this when it starts, in every process of a job under `dlearn run`: the folder is first on PYTHONPATH.
+
+It gives way to the `sitecustomize` that it hides, and has the process recorded once the program has imported torch.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+class AfterTorch(MetaPathFinder):
+    """Stands in the way of the first `import torch`, lets it happen, and then attaches the recorder.
+
+    A program may import dlearn's own recorder first, which imports torch: then that has to be done as well.
+    """
+
+    under_way: tuple[str, ...] = ()
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name not in ("torch", "dlearn.recorder") or name in self.under_way:
+            return None
+        self.under_way += (name,)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        run = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            self.under_way = tuple(each for each in self.under_way if each != name)
+            if not self.under_way:
+                sys.meta_path.remove(self)
+                attach()
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def attach() -> None:
+    try:
+        from dlearn.scripts.attach import attach
+    except ImportError as error:
+        print(
+            f"dlearn: this process is not recorded: {sys.executable} cannot import dlearn ({error}).", file=sys.stderr
+        )
+        return
+    attach()
+
+
+def give_way() -> None:
+    sys.path[:] = [path for path in sys.path if path != _HERE]
+    hidden = importlib.machinery.PathFinder.find_spec("sitecustomize")
+    if hidden is not None and hidden.loader is not None:
+        module = importlib.util.module_from_spec(hidden)
+        sys.modules["sitecustomize"] = module
+        hidden.loader.exec_module(module)
+
+
+sys.meta_path.insert(0, AfterTorch())
+give_way()

@@ -1,0 +1,58 @@
+"""What `dlearn run` says at the end: where the trace is, how much it holds, and what to look at first."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dlearn.analysis.story import story
+from dlearn.analysis.waiting import waiting
+from dlearn.analysis.words import count_text, overview
+from dlearn.errors import TraceError
+from dlearn.trace.trace import Trace
+
+SENTENCES = 4
+"""About what went wrong; the rest is in the trace."""
+WORTH_SAYING = 0.1
+"""A rank that was waited for this share of the time is worth a look."""
+
+
+def summary(folder: Path) -> str:
+    """A few lines, for stderr."""
+    if not folder.is_dir() or not any(folder.glob("*.jsonl")):
+        return (
+            "dlearn: nothing was recorded: no process of this script used torch.distributed. If it wants to be started"
+            " by torchrun, say with how many ranks: dlearn run --nproc-per-node 2 ..."
+        )
+    try:
+        trace = Trace.load(folder)
+    except TraceError as error:
+        return f"dlearn: what was recorded is in {folder}, and cannot be read: {error}"
+    shown = _from_here(folder)
+    lines = [f"the trace is in {shown}", overview(trace), *_look_at(trace, shown)]
+    lines += [f"problem: {problem}" for problem in trace.problems[:SENTENCES]]
+    return "\n".join(f"dlearn: {line}" for line in lines)
+
+
+def _from_here(folder: Path) -> str:
+    here = Path.cwd()
+    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
+
+
+def _look_at(trace: Trace, shown: str) -> list[str]:
+    told = story(trace)
+    if told:
+        more = (
+            [f"and {count_text(len(told) - SENTENCES, 'more sentence')} in dlearn.explain"]
+            if len(told) > SENTENCES
+            else []
+        )
+        return [*told[:SENTENCES], *more]
+    draw = f"in words: dlearn explain {shown}; as a picture: dlearn draw timeline {shown} -o timeline.svg"
+    if not trace.events:
+        return []
+    lasted = max(event.end_ns or event.start_ns for event in trace.events) - trace.events[0].start_ns
+    late = {rank: ns for rank, ns in waiting(trace).items() if ns > WORTH_SAYING * lasted}
+    if not late:
+        return [draw]
+    rank = max(late, key=lambda each: late[each])
+    return [f"the others waited {late[rank] / 1e9:.1f} s of {lasted / 1e9:.1f} s for {trace.label(rank)}; {draw}"]

@@ -1,0 +1,202 @@
+"""One clock for the processes of several hosts.
+
+Each host counts its own nanoseconds, from its own start. What a process has read of the job's reference clock
+(`ClockReading`) gives a straight line: an offset, and a drift. All processes with the same clock are moved by the same
+line, so that nothing is reordered within a host.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from dlearn.trace.event import Collective, Event, PointToPoint, RpcCall, RpcReply, RpcRun
+from dlearn.trace.job_facts import ClockReading
+from dlearn.trace.store import ProcessFile, printable
+
+if TYPE_CHECKING:
+    from dlearn.trace.matching import Match
+    from dlearn.trace.trace import Process
+
+SLEW = 500e-6
+"""Linux slews its clock by at most 500 ppm (adjtimex(2)): what it may have drifted where nobody looked twice."""
+APART_NS = 1_000_000_000
+"""Two readings nearer than that tell no drift: their own errors would be most of it."""
+NEARLY = 2
+"""A reading is nearly as good as the best one up to so many times its error."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """How one clock is moved to the reference: at `at_ns` by `offset_ns`, changing by `drift` per nanosecond.
+
+    `error_ns` is the bound of the error between the readings; None where the clock was never compared.
+    """
+
+    name: str = ""
+    at_ns: int = 0
+    offset_ns: int = 0
+    drift: float = 0.0
+    error_ns: int | None = 0
+    first_ns: int = 0
+    last_ns: int = 0
+    drift_known: bool = True
+
+    def to_reference(self, at_ns: int) -> int:
+        """The reference clock's time when this clock shows `at_ns`."""
+        if not self.drift:
+            return at_ns + self.offset_ns
+        return at_ns + self.offset_ns + round(self.drift * (at_ns - self.at_ns))
+
+    @property
+    def drift_error(self) -> float | None:
+        """By how much the drift may be wrong; None where nobody looked twice."""
+        apart = self.last_ns - self.first_ns
+        return 2 * (self.error_ns or 0) / apart if self.drift_known and apart else None
+
+    def error_at(self, at_ns: int) -> int:
+        """By how much that may be wrong: more, the further it is from the nearest reading."""
+        outside = max(self.first_ns - at_ns, at_ns - self.last_ns, 0)
+        if not outside or not self.error_ns:
+            return self.error_ns or 0
+        return self.error_ns + round(outside * (self.drift_error or SLEW))
+
+
+SAME = Clock()
+"""The reference itself."""
+
+
+def align(files: Sequence[ProcessFile]) -> dict[str, Clock]:
+    """Every clock of the trace and how it is moved to the reference; the events of all files are moved by it."""
+    readings: dict[str, list[ClockReading]] = defaultdict(list)
+    for file in files:
+        readings[clock_name(file)] += file.clocks
+    references = [reading.reference for each in readings.values() for reading in each]
+    reference = references[0] if references else clock_name(min(files, key=_seniority))
+    clocks: dict[str, Clock] = {}
+    for file in files:
+        name = clock_name(file)
+        if name not in clocks:
+            usable = [reading for reading in readings[name] if reading.reference == reference]
+            clocks[name] = SAME if name == reference else _line(name, usable)
+        _move(file.events.values(), clocks[name])
+    return clocks
+
+
+def clock_name(file: ProcessFile) -> str:
+    """Which clock the file's times are of; where it does not say, each host has its own."""
+    return file.header.clock or f"host {file.header.host}"
+
+
+def _seniority(file: ProcessFile) -> tuple[int, str]:
+    return (file.header.rank if file.header.rank is not None else 2**53, file.path.name)
+
+
+def _line(name: str, readings: Sequence[ClockReading]) -> Clock:
+    """Through the best reading, and the one furthest from it among those nearly as good."""
+    if not readings:
+        return Clock(name, error_ns=None, drift_known=False)
+    ordered = sorted(readings, key=lambda reading: reading.at_ns)
+    best = min(ordered, key=lambda each: each.error_ns)
+    good = [each for each in ordered if each.error_ns <= NEARLY * best.error_ns]
+    other = max(good, key=lambda each: abs(each.at_ns - best.at_ns))
+    early, late = sorted((best, other), key=lambda each: each.at_ns)
+    apart = late.at_ns - early.at_ns
+    known = apart >= APART_NS
+    line = Clock(
+        name,
+        at_ns=best.at_ns,
+        offset_ns=best.offset_ns,
+        drift=(late.offset_ns - early.offset_ns) / apart if known else 0.0,
+        error_ns=max(early.error_ns, late.error_ns) if known else best.error_ns,
+        first_ns=early.at_ns if known else best.at_ns,
+        last_ns=late.at_ns if known else best.at_ns,
+        drift_known=known,
+    )
+    # A reading in between that this line contradicts: the clock did not drift evenly, so the line is less exact.
+    assert line.error_ns is not None
+    beside = [abs(line.to_reference(each.at_ns) - each.at_ns - each.offset_ns) - each.error_ns for each in ordered]
+    return replace(line, error_ns=max([line.error_ns, *beside]))
+
+
+def _move(events: Iterable[Event], clock: Clock) -> None:
+    """Events are frozen for everybody else; while they are being loaded, they are still being made."""
+    if not clock.offset_ns and not clock.drift:
+        return
+    for event in events:
+        names = ["start_ns", "end_ns"]
+        match event:
+            case RpcCall():
+                names.append("handed_ns")
+            case RpcRun():
+                names.append("arrived_ns")
+            case RpcReply():
+                names.append("returned_ns")
+            case _:
+                pass
+        for name in names:
+            at_ns = getattr(event, name)
+            if at_ns is not None:
+                msgspec.structs.force_setattr(event, name, clock.to_reference(at_ns))
+
+
+def clock_problems(processes: Sequence[Process], matches: Sequence[Match]) -> list[str]:
+    """What keeps the times of several clocks from being compared, in words; nothing where all is well."""
+    never = sorted({process.header.host for process in processes if process.clock.error_ns is None})
+    if never:
+        who = f"{', '.join(never[:8])}{', ...' if len(never) > 8 else ''}"
+        return [
+            printable(f"the clock of host {who} was never compared with that of the others: compare no times with it")
+        ]
+    clocks = {process.rank: process.clock for process in processes}
+    wrong = [by for each in matches if (by := _backwards_by(each, clocks)) is not None]
+    if not wrong:
+        return []
+    return [
+        f"{len(wrong):,} of {len(matches):,} operations end before they can, by up to {max(wrong) / 1000:,.1f} us"
+        " beyond the bound of the clocks' error: one of the hosts' clocks was set, or did not run evenly"
+    ]
+
+
+_ALL_WAIT = {
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_gather",
+    "all_gather_single",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+}
+"""Collectives that end on no rank before they have begun on all."""
+
+
+def _backwards_by(match: Match, clocks: dict[int, Clock]) -> int | None:
+    """By how many nanoseconds an end lies before a start that it needs, beyond the bound of both clocks' errors."""
+    ends = match.ends
+    if match.missing or any(end.failed for end in ends):
+        return None
+    if match.sender is not None:
+        starts = [end for end in ends if end.op == "send"]
+        stops = [end for end in ends if end.op == "recv"]
+    elif ends[0].op in _ALL_WAIT:
+        starts, stops = list(ends), list(ends)
+    else:
+        return None
+    found = [
+        begun.start_ns - done.end_ns - _bound(begun, clocks) - _bound(done, clocks)
+        for begun in starts
+        for done in stops
+        if done.end_ns is not None and clocks[begun.rank] is not clocks[done.rank]
+    ]
+    worst = max(found, default=0)
+    return worst if worst > 0 else None
+
+
+def _bound(end: Collective | PointToPoint, clocks: dict[int, Clock]) -> int:
+    return clocks[end.rank].error_at(end.start_ns - clocks[end.rank].offset_ns)

@@ -1,0 +1,102 @@
+"""What a process finds out about its job while it runs: lines of its file that are no events.
+
+Others write about it, too: an `Exit` is added by the command that started the process, when it has ended.
+"""
+
+from __future__ import annotations
+
+from dlearn.trace.event import (
+    AutogradNode,
+    AutogradRun,
+    Bucket,
+    Collective,
+    Count,
+    Counters,
+    End,
+    Footer,
+    Gradient,
+    GroupFact,
+    Header,
+    Line,
+    Nanoseconds,
+    NotMeasured,
+    PointToPoint,
+    RpcArrival,
+    RpcCall,
+    RpcReply,
+    RpcRun,
+    RpcWindow,
+    Socket,
+    Span,
+    Worker,
+)
+
+
+class Joined(Line, tag="joined", frozen=True, kw_only=True):
+    """The process has made a default group. All that meet in it find the same `job`; after a restart it is another."""
+
+    job: str
+
+
+class ClockReading(Line, tag="clock", frozen=True, kw_only=True):
+    """At `at_ns` of this process's clock the clock `reference` stood `offset_ns` further, give or take `error_ns`.
+
+    The best of `rounds` exchanges of four time stamps (NTP, RFC 5905 section 8): the error is half of the time that
+    question and answer travelled, and holds however unequally that is divided between the two ways.
+    """
+
+    at_ns: Nanoseconds
+    offset_ns: Nanoseconds
+    error_ns: Count
+    reference: str
+    rounds: Count
+
+
+class Peer(Line, tag="peer", frozen=True, kw_only=True):
+    """Another rank of the job, and where it writes its file."""
+
+    rank: Count
+    host: str
+    path: str
+
+
+class Place(Line, tag="place", frozen=True, kw_only=True):
+    """Where the program was when nothing had been recorded for a while: `site` is the line of user code."""
+
+    at_ns: Nanoseconds
+    site: str
+
+
+class Exit(Line, tag="exit", frozen=True, kw_only=True):
+    """How the process ended, as its parent saw it. `status` is its exit status; below 0 the signal that killed it."""
+
+    status: int
+
+
+AnyLine = (
+    Header
+    | Footer
+    | GroupFact
+    | Socket
+    | Worker
+    | NotMeasured
+    | Joined
+    | ClockReading
+    | Peer
+    | Place
+    | Exit
+    | End
+    | Collective
+    | PointToPoint
+    | Bucket
+    | Gradient
+    | Span
+    | Counters
+    | RpcCall
+    | RpcRun
+    | RpcReply
+    | RpcArrival
+    | RpcWindow
+    | AutogradNode
+    | AutogradRun
+)

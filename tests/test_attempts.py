@@ -1,0 +1,120 @@
+"""Which files belong together: one job, its attempts, folders of several hosts, a program that took another's place."""
+
+from __future__ import annotations
+
+import pytest
+from traces import Job, header
+
+from dlearn.errors import TraceError
+from dlearn.recorder.headers import refuse_other_traces
+from dlearn.trace.job_facts import Exit, Joined, Peer
+from dlearn.trace.trace import Trace
+
+
+def attempt(folder, *, number=0, met="", job="job", ranks=2, start_ns=0):
+    made = Job(folder, ranks=ranks)
+    made.headers = [
+        header(
+            rank, pid=1000 * (number + 1) + rank, world_size=ranks, restart=number, job=job, start_ns=start_ns + number
+        )
+        for rank in range(ranks)
+    ]
+    for lines in made.files:
+        lines += [Joined(job=met)] if met else []
+    return made
+
+
+@pytest.mark.parametrize("met", [False, True])
+def test_a_restarted_job_is_read_attempt_by_attempt(tmp_path, met):
+    """torchrun starts the processes again: the same names and ranks, once more."""
+    for number in (0, 1):
+        again = attempt(tmp_path, number=number, met=f"store {number}" if met else "")
+        for _ in range(number + 1):
+            again.collective("barrier", start_ns=10, end_ns=20)
+        again.write()
+    last, first = Trace.load(tmp_path), Trace.load(tmp_path, attempt=0)
+    assert [len(match.ends) for match in last.matches] == [2, 2]
+    assert [len(match.ends) for match in first.matches] == [2]
+    assert "the job began 2 times" in last.problems[0]
+    assert "this is attempt 1;" in last.problems[0]
+    with pytest.raises(TraceError, match="no attempt 2 in this trace; it has 2"):
+        Trace.load(tmp_path, attempt=2)
+
+
+def test_who_met_nobody_belongs_to_the_attempt_before(tmp_path):
+    for number in (0, 1):
+        attempt(tmp_path, number=0, met=f"store {number}", start_ns=1000 * number, ranks=1).write()
+        (tmp_path / "host-1000.jsonl").rename(tmp_path / f"{number}.jsonl")
+    lonely = Job(tmp_path, ranks=1)
+    lonely.headers = [header(None, pid=77, start_ns=500)]
+    lonely.write()
+    assert len(Trace.load(tmp_path, attempt=0).processes) == 2
+    assert len(Trace.load(tmp_path).processes) == 1
+
+
+def test_processes_that_met_are_of_one_job_whatever_they_began_as(tmp_path):
+    """Ranks that are spawned on two hosts have nothing in common before they meet."""
+    for rank, host in enumerate(["a", "b"]):
+        one = Job(tmp_path / host, ranks=2)
+        one.headers[rank] = header(rank, host=host, job=f"children of {host}", world_size=2)
+        one.headers, one.files = [one.headers[rank]], [[Joined(job="store 1")]]
+        one.write()
+    trace = Trace.load(tmp_path / "a", tmp_path / "b")
+    assert trace.ranks == (0, 1)
+    (tmp_path / "c").mkdir()
+    other = Job(tmp_path / "c", ranks=1)
+    other.headers = [header(0, job="another")]
+    other.write()
+    with pytest.raises(TraceError, match="holds the files of 2 jobs"):
+        Trace.load(tmp_path / "a", tmp_path / "b", tmp_path / "c")
+
+
+def test_a_missing_rank_is_named_with_the_place_of_its_file(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.headers, job.files = job.headers[:1], [[Peer(rank=1, host="nodeB", path="/traces/nodeB-7.jsonl")]]
+    job.write()
+    (problem,) = Trace.load(tmp_path).problems
+    assert "that of rank 1 is missing (rank 1's is /traces/nodeB-7.jsonl on host nodeB: copy it here)" in problem
+
+
+def test_a_copy_of_a_file_counts_once(tmp_path):
+    for folder in ("a", "b"):
+        job = Job(tmp_path / folder, ranks=1)
+        job.collective("barrier", start_ns=1, end_ns=2)
+        job.write()
+    trace = Trace.load(tmp_path / "a", tmp_path / "b")
+    assert (len(trace.processes), len(trace.events), trace.problems) == (1, 1, ())
+
+
+def test_a_program_that_took_anothers_place_is_one_process(tmp_path):
+    """`exec`: the same pid, and the first recorded nothing but that it began."""
+    for start, name in [(0, "host-1000.jsonl"), (5, "host-1000-2.jsonl")]:
+        job = Job(tmp_path, ranks=1)
+        job.headers = [header(0, start_ns=start)]
+        job.files = [[]]
+        job.write(died=[] if start else [0])
+        (tmp_path / "host-1000.jsonl").rename(tmp_path / f"x{name}")
+    trace = Trace.load(tmp_path)
+    assert [process.path.name for process in trace.processes] == ["xhost-1000-2.jsonl"]
+
+
+def test_the_exit_of_a_process_is_read_and_is_no_line_of_its_own(tmp_path):
+    job = Job(tmp_path, ranks=1)
+    job.write()
+    with (tmp_path / "host-1000.jsonl").open("a") as stream:
+        stream.write('{"kind":"exit","status":-9}\n')
+    trace = Trace.load(tmp_path)
+    assert (trace.processes[0].exit_status, trace.problems) == (-9, ())
+    assert Exit(status=-9).status == -9
+
+
+def test_a_folder_that_holds_this_ranks_file_is_refused(tmp_path):
+    """torchrun's jobs without an id all have the same name: the second one finds the first one's file of its rank."""
+    attempt(tmp_path, ranks=2).write()
+    for rank, restart, pid in [(0, 0, 7), (1, 0, 7)]:
+        with pytest.raises(TraceError, match="holds a trace of another job already"):
+            refuse_other_traces(tmp_path, header(rank, pid=pid, restart=restart))
+    refuse_other_traces(tmp_path, header(2, pid=7))  # Another rank of the same job, on another host.
+    refuse_other_traces(tmp_path, header(0, pid=7, restart=1))
+    with pytest.raises(TraceError, match="nothing is overwritten"):
+        refuse_other_traces(tmp_path, header(2, job="another", pid=7))

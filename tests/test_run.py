@@ -1,0 +1,330 @@
+"""`dlearn run`: scripts that know nothing of dlearn, started by torchrun or alone, and how they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dlearn.trace.trace import Trace
+
+slow = pytest.mark.slow
+
+DDP = """
+import os, sys, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, what = dist.get_rank(), sys.argv[1]
+tensor = torch.ones(100)
+for step in range(6):
+    if step == 4 and rank == 1:
+        if what == "kill": os.kill(os.getpid(), 9)
+        if what == "abort": os.abort()
+        if what == "exit": sys.exit(7)
+        if what == "hang": time.sleep(4)
+    dist.all_reduce(tensor)
+print("rank", rank, "is done:", sys.argv[1:])
+dist.destroy_process_group()
+"""
+
+
+def dlearn_run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dlearn.cli", "run", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        env={**os.environ, **environment},
+    )
+
+
+def script(folder: Path, text: str, name: str = "train.py") -> str:
+    (folder / name).write_text(textwrap.dedent(text))
+    return name
+
+
+def free_port() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return str(free.getsockname()[1])
+
+
+def test_torchrun_records_every_rank_and_changes_no_output(tmp_path):
+    done = dlearn_run(tmp_path, "--nproc-per-node=2", "--trace", "t", script(tmp_path, DDP), "well", "--trace", "mine")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank} is done: ['well', '--trace', 'mine']" for rank in (0, 1)]
+    trace = Trace.load(tmp_path / "t")
+    assert (trace.ranks, trace.problems) == ((0, 1), ())
+    assert [len(match.ends) for match in trace.matches] == [2] * 6
+    assert "dlearn: the trace is in t\n" in done.stderr
+    assert "6 of 6 operations explained by" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("what", "status", "told"),
+    [
+        ("kill", -signal.SIGKILL, "was killed by SIGKILL"),
+        pytest.param("abort", -signal.SIGABRT, "was killed by SIGABRT", marks=slow),
+        pytest.param("exit", 7, "ended with status 7", marks=slow),
+    ],
+)
+def test_the_trace_of_a_dead_job_tells_its_story(tmp_path, what, status, told):
+    done = dlearn_run(tmp_path, "--nproc-per-node=2", "--trace", "t", script(tmp_path, DDP), what)
+    assert done.returncode == status, done.stderr
+    story = f"rank 0 waits for rank 1 in all_reduce #5 (train.py:12); rank 1 never called it, it {told}."
+    assert story in done.stderr
+    asked = subprocess.run(
+        [sys.executable, "-c", "import dlearn; print(dlearn.explain(dlearn.Trace.load('t')))"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert story in asked.stdout, "the same from the files alone"
+    assert f"rank 1 {told}" in asked.stdout
+
+
+@slow
+def test_a_hang_is_told_while_it_hangs(tmp_path):
+    done = dlearn_run(tmp_path, "--nproc-per-node=2", "--hang-after=2", "--trace", "t", script(tmp_path, DDP), "hang")
+    assert done.returncode == 0, done.stderr
+    sentence = "rank 0 waits for rank 1 in all_reduce #5 (train.py:12); rank 1 never called it, it is at train.py:11."
+    assert [line for line in done.stderr.splitlines() if "nothing has happened" in line] == [
+        f"dlearn: nothing has happened for 2 s: {sentence}"
+    ]
+    assert not Trace.load(tmp_path / "t").problems
+
+
+SPAWN = """
+import os, sys, torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def work(rank, size):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[1])
+    dist.init_process_group("gloo", rank=rank, world_size=size)
+    dist.all_reduce(torch.ones(10))
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.start_processes(work, (3,), nprocs=3, start_method=sys.argv[2])
+    print("done")
+"""
+
+
+@slow
+@pytest.mark.parametrize("how", ["spawn", "fork", "forkserver"])
+def test_ranks_that_the_script_starts_itself_are_recorded(tmp_path, how):
+    done = dlearn_run(tmp_path, "--trace", "t", script(tmp_path, SPAWN), free_port(), how)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    trace = Trace.load(tmp_path / "t")
+    assert (trace.ranks, trace.problems) == ((0, 1, 2), ())
+    assert all(process.closed for process in trace.processes)
+    assert [len(match.ends) for match in trace.matches] == [3]
+
+
+@slow
+def test_other_pythons_are_recorded_started_or_put_in_place(tmp_path):
+    """One rank is a subprocess; the other a program that `exec`s it, after it has imported torch."""
+    rank = """
+    import sys, torch, torch.distributed as dist
+    store = dist.TCPStore("127.0.0.1", int(sys.argv[1]), 2, sys.argv[2] == "0")
+    dist.init_process_group("gloo", store=store, rank=int(sys.argv[2]), world_size=2)
+    dist.all_reduce(torch.ones(3))
+    dist.destroy_process_group()
+    """
+    script(tmp_path, rank, "rank.py")
+    start = """
+    import os, subprocess, sys, torch
+    child = subprocess.Popen([sys.executable, "rank.py", sys.argv[1], "0"])
+    if os.fork() == 0:
+        os.execv(sys.executable, [sys.executable, "rank.py", sys.argv[1], "1"])
+    os.wait(), os.wait()
+    """
+    done = dlearn_run(tmp_path, "--trace", "t", script(tmp_path, start), free_port())
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    trace = Trace.load(tmp_path / "t")
+    assert (trace.ranks, trace.problems) == ((0, 1), ())
+
+
+@slow
+def test_a_rank_that_puts_another_program_in_its_place_is_one_rank(tmp_path):
+    script(tmp_path, DDP, "real.py")
+    start = "import os, sys, torch; os.execv(sys.executable, [sys.executable, 'real.py', *sys.argv[1:]])"
+    done = dlearn_run(tmp_path, "--nproc-per-node=2", "--trace", "t", script(tmp_path, start), "well")
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "t").glob("*.jsonl"))) == 4
+    trace = Trace.load(tmp_path / "t")
+    assert (trace.ranks, trace.problems) == ((0, 1), ())
+    assert [len(match.ends) for match in trace.matches] == [2] * 6
+
+
+@slow
+def test_a_restarted_job_keeps_every_attempt(tmp_path):
+    # torchrun keeps its store over a restart, and the ranks then find the old addresses in it, now and then: so a file.
+    text = DDP.replace("sys.argv[1]\n", "'exit' if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' else ''\n")
+    where = "f'file://{os.getcwd()}/meet' + os.environ['TORCHELASTIC_RESTART_COUNT']"
+    mine = "rank=int(os.environ['RANK']), world_size=2"
+    text = text.replace('("gloo")', f'("gloo", init_method={where}, {mine})')
+    done = dlearn_run(
+        tmp_path, "--nproc-per-node=2", "--max-restarts=1", "--trace", "t", script(tmp_path, text), "well"
+    )
+    assert done.returncode == 0, done.stderr
+    last, first = Trace.load(tmp_path / "t"), Trace.load(tmp_path / "t", attempt=0)
+    assert len(last.matches) == 6
+    assert [len(match.ends) for match in first.matches] == [2, 2, 2, 2, 1]
+    assert "the job began 2 times" in last.problems[0]
+
+
+@slow
+def test_a_module_and_its_signal_handlers_run_as_without_dlearn(tmp_path):
+    package = tmp_path / "package"
+    package.mkdir()
+    text = """
+    import signal, sys, time, torch
+    signal.signal(signal.SIGTERM, lambda *_: (print("told to end", flush=True), sys.exit(5)))
+    print("ready", sys.argv[1:], flush=True)
+    time.sleep(60)
+    """
+    script(package, text, "__main__.py")
+    command = [sys.executable, "-m", "dlearn.cli", "run", "--trace", "t", "-m", "package", "--nnodes", "x"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "ready ['--nnodes', 'x']\n"
+        process.terminate()
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (5, "told to end\n")
+    assert "nothing was recorded: no process of this script used torch.distributed" in err
+    assert not (tmp_path / "t").exists()
+
+
+@slow
+@pytest.mark.parametrize("options", [[], ["--nproc-per-node=2"]])
+def test_no_orphans_when_the_command_is_killed(tmp_path, options):
+    text = """
+    import os, time, torch
+    open(f"pid {os.getpid()}", "w").close()
+    time.sleep(60)
+    """
+    command = [sys.executable, "-m", "dlearn.cli", "run", *options, "--trace", "t", script(tmp_path, text)]
+    process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 60
+        while len(pids := list(tmp_path.glob("pid *"))) < (2 if options else 1):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        process.kill()
+        process.wait()
+    children = [int(path.name.split()[1]) for path in pids]
+    deadline = time.monotonic() + 20
+    while any(psutil.pid_exists(pid) for pid in children):
+        assert time.monotonic() < deadline, "they are told to end when their launcher is gone"
+        time.sleep(0.05)
+
+
+@slow
+def test_the_users_own_sitecustomize_still_runs(tmp_path):
+    (tmp_path / "own").mkdir()
+    script(tmp_path / "own", "import builtins; builtins.hello = 'from the user'", "sitecustomize.py")
+    text = "import sys, torch; print(hello, sum('dlearn' in path and 'site' in path for path in sys.path))"
+    done = dlearn_run(tmp_path, "--trace", "t", script(tmp_path, text), PYTHONPATH=str(tmp_path / "own"))
+    assert done.stdout == "from the user 0\n", done.stderr
+
+
+@slow
+def test_workers_of_a_data_loader_leave_no_files(tmp_path):
+    text = """
+    import torch, torch.distributed as dist
+    from torch.utils.data import DataLoader, TensorDataset
+    if __name__ == "__main__":
+        dist.init_process_group("gloo")
+        data = TensorDataset(torch.ones(8, 2))
+        for method in ("fork", "spawn"):
+            for (batch,) in DataLoader(data, batch_size=2, num_workers=1, multiprocessing_context=method):
+                dist.all_reduce(batch)
+        dist.destroy_process_group()
+    """
+    done = dlearn_run(tmp_path, "--nproc-per-node=1", "--trace", "t", script(tmp_path, text))
+    assert done.returncode == 0, done.stderr
+    (process,) = Trace.load(tmp_path / "t").processes
+    assert process.rank == 0
+
+
+@slow
+def test_two_recorders_at_once_are_a_clear_error(tmp_path):
+    text = "import dlearn\nwith dlearn.record('mine'): pass\n"
+    done = dlearn_run(tmp_path, "--trace", "t", script(tmp_path, text))
+    assert done.returncode == 1
+    assert "this process is being recorded already: end the other recording first." in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "usage: dlearn run"),
+        (["--trace"], "--trace needs a value"),
+        (["--nproc-per-node=2"], "needs a script"),
+        (["--steps", "5", "x.py"], "two numbers, as in --steps 10:12"),
+        (["--steps", "5:5", "x.py"], "two numbers"),
+        (["--hang-after", "soon", "x.py"], "a number of seconds, 0 for never, not 'soon'"),
+        (["missing.py"], "there is no script missing.py"),
+        (["--trace", "old", "missing.py"], "old holds a trace already (a-1.jsonl); nothing is overwritten"),
+        (["--trace", "file", "missing.py"], "is no folder"),
+    ],
+)
+def test_bad_arguments_are_one_line_and_status_2(tmp_path, arguments, told):
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "a-1.jsonl").write_text("precious")
+    (tmp_path / "file").write_text("")
+    done = dlearn_run(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert told in done.stdout + done.stderr
+    assert not arguments or len(done.stderr.splitlines()) == 1
+    assert (tmp_path / "old" / "a-1.jsonl").read_text() == "precious"
+
+
+@slow
+def test_some_steps_of_a_long_job(tmp_path):
+    text = """
+    import torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(8):
+        optimizer.zero_grad()
+        model(torch.ones(2, 3)).sum().backward()
+        optimizer.step()
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(step + 1), 1)
+        else:
+            dist.recv(torch.ones(step + 1), 0)
+    dist.destroy_process_group()
+    """
+    done = dlearn_run(tmp_path, "--nproc-per-node=2", "--steps=4:6", "--trace", "t", script(tmp_path, text))
+    assert done.returncode == 0, done.stderr
+    trace = Trace.load(tmp_path / "t")
+    assert trace.problems == ()
+    assert trace.spans == ("step 4", "step 5")
+    # A step begins when the optimizer has made the one before: with the send of that, then one bucket.
+    for step in (4, 5):
+        sends = [match for match in trace.within(f"step {step}").matches if match.sender is not None]
+        assert [[end.tensors[0].shape for end in match.ends] for match in sends] == [[(step,), (step,)]]
+    assert all(process.footer.left_out > 20 for process in trace.processes)
+
+
+@slow
+def test_a_clusters_ranks_are_recorded_by_the_cluster(tmp_path):
+    text = """
+    import dlearn, torch, torch.distributed as dist
+    run = dlearn.Cluster(2).run(lambda: dist.all_reduce(torch.ones(3)))
+    print(len(run.trace.matches), run.trace.problems)
+    """
+    done = dlearn_run(tmp_path, "--trace", "t", script(tmp_path, text))
+    assert (done.returncode, done.stdout) == (0, "1 ()\n"), done.stderr
+    assert "nothing was recorded" in done.stderr
