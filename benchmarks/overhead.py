@@ -272,10 +272,10 @@ def tell_steps(what: str, found: Found) -> None:
         longer = [100 * (block.whole / plain.whole - 1) for block, plain in pairs]
         added = statistics.median((block.whole - plain.whole) / 1000 for block, plain in pairs)
         at_end = statistics.median(100 * block.end / plain.whole for block, plain in pairs)
-        undisturbed = 100 * ((fastest(blocks) + median_of(blocks, "end")) / fastest(bare) - 1)
+        processor = [100 * (block.processor / plain.processor - 1) for block, plain in pairs]
         print(
             f"  {name:<15} makes it longer by {middle(longer, '{:.1f}')} %, that is {added:.2f} ms;"
-            f" {at_end:.1f} % at its end. The fastest tenth of all steps: by {undisturbed:.1f} %."
+            f" {at_end:.1f} % at its end. Processor time {middle(processor, '{:+.1f}')} %."
         )
 
 
