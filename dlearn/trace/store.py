@@ -88,7 +88,7 @@ class Writer:
         if self._fd is None and not self._begin(line):
             return
         assert self._fd is not None
-        data = _encode(line) + b"\n"
+        data = self._mend + _encode(line) + b"\n"
         # Without the header the file is no trace, and the footer says how much is not in it: these two always fit.
         if len(data) > self._room and not isinstance(line, Header | Footer):
             self._room = 0  # Nothing after it either: a short end of a long event that was left out is of no use.
@@ -96,11 +96,11 @@ class Writer:
             return
         self._room -= len(data)
         try:
-            written = os.write(self._fd, self._mend + data)
+            written = os.write(self._fd, data)
         except OSError:
             self.not_written += 1
             raise
-        if written < len(self._mend + data):
+        if written < len(data):
             self._mend = b"\n"  # A full disk took a part of it; the next line, if any fits, begins on its own.
             self.not_written += 1
             return
