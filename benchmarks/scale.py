@@ -9,8 +9,9 @@ smallest sizes are one step. Beside them `json.load` of a Chrome trace (Perfetto
 one complete event and a flow's begin and end for each.
 
 Every measurement is a process of its own, dlearn and json alternating; shown are medians, and the spread where it was
-repeated. "join" is events -> operations -> messages. The pictures are drawn after it, as in a notebook; importing
-matplotlib is not counted, a first small picture (fonts) neither.
+repeated. Seconds are those of the processor, user and system: each process has one thread at work, and what else the
+machine does disturbs them less. "join" is events -> operations -> messages. The pictures are drawn after it, as in a
+notebook; importing matplotlib is not counted, a first small picture (fonts) neither.
 """
 
 from __future__ import annotations
@@ -191,9 +192,9 @@ def read_chrome(folder: Path, messages_written: int) -> Figures:
 
 
 def timed(took: Figures, what: str, work: Callable[[], Any]) -> Any:
-    start = time.perf_counter()
+    start = time.process_time()
     answer = work()
-    took[what] = time.perf_counter() - start
+    took[what] = time.process_time() - start
     return answer
 
 
@@ -267,7 +268,7 @@ def main() -> None:
     if options.step:
         print(json.dumps(step(*options.step)))
         return
-    print(f"{date.today()}, {os.cpu_count()} cores; seconds, MB, and microseconds per message for load + join")
+    print(f"{date.today()}, {os.cpu_count()} cores; processor seconds, MB, microseconds per message for load + join")
     print(
         f"{'kind':<5}{'n':>3}{'messages':>11}{'MB':>8}", *(f"{name:>17}" for name in COLUMNS),
         f"{'us/msg':>8}{'peak MB l/j/d':>19}  | {'json':>6}{'load':>7}{'peak':>7}  | ratio MB, load, peak",
