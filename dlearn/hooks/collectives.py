@@ -6,7 +6,7 @@ autograd and above the CPU and CUDA kernels and is free for c10d. It notes the c
 to the kernel that would have run without us. (The `Autograd` key would miss functional collectives and inference
 mode; a kernel in the place of the CPU one would have to rebuild options that Python cannot read.)
 
-The end of a collective comes from the future of its Work, never by waiting; see works.py for those without one.
+The end comes from the caller's own wait where it waits at once, else from the future of the Work; see works.py.
 """
 
 from __future__ import annotations
@@ -103,6 +103,9 @@ def _collective_kernel(
                 elif not group.end_by_callback:
                     # NCCL completes its futures when the kernel is queued, so a callback would lie.
                     emit.end(number, by=NOT_OBSERVED)
+                elif signature.waits_at_once(args) and type(work) is Work:
+                    # The caller holds its tensors. (A Work of another class has a `wait` of its own.)
+                    waiting.hold(work, number)
                 elif not callbacks.watch(number, work):
                     waiting.hold(work, number, signature.size(args), output=signature.output(args))
             except Exception as error:

@@ -131,18 +131,22 @@ class Recording:
             return OUTSIDE
         thread = threading.get_ident()
         spans = self._open_spans.get(thread) or self._open_spans[self._owner]
-        if kind is PointToPoint:
+        if kind is PointToPoint and self._steps:
             facts |= self._steps.get(thread, {})
         watched = self._measure == "phase" and kind in (Collective, PointToPoint)
         if watched and not self._under_way.intersection(spans):
             self._count_before_operation()
         now = self._clock()
-        number = next(self._numbers)
+        number = facts["number"] = next(self._numbers)
         if watched:
             self._under_way.add(number)
-        name = "" if thread == self._owner else threading.current_thread().name
-        found = {"start_ns": now, "parent": spans[-1] if spans else None, "thread": name}
-        self._writer.write(kind(number=number, **(found | facts)))
+        # What the hook itself has given counts; written into its own dict, as this runs for every call.
+        facts.setdefault("start_ns", now)
+        if spans:
+            facts.setdefault("parent", spans[-1])
+        if thread != self._owner:
+            facts.setdefault("thread", threading.current_thread().name)
+        self._writer.write(kind(**facts))
         self.last_ns = now
         if self._watch is not None and kind in (Collective, PointToPoint, RpcCall):
             self.waiting[number] = now
