@@ -23,6 +23,7 @@ from dlearn.analysis.graph import autograd_graph
 from dlearn.analysis.hangs import Hang, hangs
 from dlearn.analysis.iteration import Iteration, iteration, iterations
 from dlearn.analysis.joining import operations
+from dlearn.analysis.mismatches import Mismatch, mismatches
 from dlearn.analysis.reconcile import Reconciliation, reconcile
 from dlearn.analysis.scaling import Scaling, scaling
 from dlearn.analysis.traffic import Traffic, traffic
@@ -35,6 +36,7 @@ __all__ = [
     "Explanation",
     "Hang",
     "Iteration",
+    "Mismatch",
     "Model",
     "Predictions",
     "Reconciliation",
@@ -57,6 +59,7 @@ __all__ = [
     "iterations",
     "measurements",
     "messages",
+    "mismatches",
     "operations",
     "predictions",
     "reconcile",

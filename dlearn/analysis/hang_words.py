@@ -201,7 +201,7 @@ def _what_it_never_did(operation: Operation, rank: int, trace: Trace) -> str:
 
 def why_stuck(operation: Operation, trace: Trace) -> str:
     if operation.problem:
-        return operation.problem + sites_text(operation, trace) + _threads_text(operation)
+        return operation.problem + sites_text(operation, trace) + _hook_text(operation)
     if operation.unseen:
         who = listed([trace.label(rank) for rank in operation.unseen])
         return f"the file of {who} is not here or not whole, so nobody knows whether it came"
@@ -224,9 +224,9 @@ def sites_text(operation: Operation, trace: Trace) -> str:
     return f"; {', '.join(calls)}{more}"
 
 
-def _threads_text(operation: Operation) -> str:
-    on_threads = any(end.thread for end in operation.ends)
-    return "; threads of gloo make some of these calls, and their order differs from rank to rank" if on_threads else ""
+def _hook_text(operation: Operation) -> str:
+    by_hook = any(isinstance(end, Collective) and end.launcher == "comm hook" for end in operation.ends)
+    return "; these calls are a communication hook's, and its callbacks run in any order" if by_hook else ""
 
 
 def whereabouts(trace: Trace, rank: int) -> str:

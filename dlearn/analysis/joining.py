@@ -158,7 +158,7 @@ def _problem(ends: Sequence[End], ops: list[str]) -> str:
         sizes_text = ", ".join(f"{_logical_bytes(end):,}" for end in ends[:8])
         return f"the ranks called it with different sizes: {sizes_text} B"
     first = _tensors(ends[0])
-    if ops[0] in _EQUAL_SIZES and any([_tensors(end) != first for end in ends]):
+    if ops[0] in _EQUAL_SIZES and any(_tensors(end) != first for end in ends):
         types = list(dict.fromkeys(map(_dtypes, ends)))
         if len(types) > 1:
             return f"the ranks called it with different dtypes: {', '.join(types[:8])}"

@@ -6,15 +6,25 @@ import signal
 
 from dlearn.analysis.hang_words import hang_sentences, whereabouts
 from dlearn.analysis.hangs import exit_text, hangs
+from dlearn.analysis.mismatches import mismatch_sentences, mismatches
 from dlearn.trace.trace import Process, Trace
+
+_MISMATCHES_TOLD = 4
+"""What went through and may be wrong: sentences about it."""
 
 
 def story(trace: Trace) -> list[str]:
-    """How each process that did not end well ended, and what is stuck; nothing where all is well."""
+    """How each process that did not end well ended, what is stuck, what may be wrong; nothing where all is well."""
     ended = [process for process in trace.processes if not process.closed or process.exit_status]
     # Those first that nobody told to end, as torchrun tells the others of a rank that has failed.
     fates = [fate(process, trace) for process in sorted(ended, key=lambda each: each.exit_status == -signal.SIGTERM)]
-    return [f"{sentence}." for sentence in (*fates, *hang_sentences(hangs(trace), trace))]
+    stuck = hang_sentences(hangs(trace), trace)
+    odd = mismatch_sentences(mismatches(trace), trace)
+    more = [f"Observed: {len(odd) - _MISMATCHES_TOLD:,} more of this kind"] if len(odd) > _MISMATCHES_TOLD else []
+    return [
+        f"{sentence}."
+        for sentence in (*fates, *stuck, *[f"Observed: {each}" for each in odd[:_MISMATCHES_TOLD]], *more)
+    ]
 
 
 def fate(process: Process, trace: Trace) -> str:

@@ -143,6 +143,14 @@ def checksum(tensor: torch.Tensor) -> int | None:
     return zlib.crc32((ctypes.c_ubyte * size).from_address(tensor.data_ptr())) if size else 0
 
 
+def checksum_given(args: tuple[Any, ...], index: int | None) -> int | None:
+    """One for all the tensors that a rank gives to a collective; None if one of them has none, or there are none."""
+    sums = [checksum(tensor) for tensor in _tensors(args, index)]
+    if not sums or any(each is None for each in sums):
+        return None
+    return sums[0] if len(sums) == 1 else zlib.crc32(repr(sums).encode())
+
+
 def _tensors(args: tuple[Any, ...], index: int | None) -> Sequence[torch.Tensor]:
     if index is None or index >= len(args):
         return ()

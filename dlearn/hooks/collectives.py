@@ -25,6 +25,7 @@ from dlearn.hooks.c10d_ops import (
     POINT_TO_POINT,
     Signature,
     checksum,
+    checksum_given,
     describe,
     describe_one,
     overload_of,
@@ -41,7 +42,7 @@ from dlearn.trace.event import NOT_OBSERVED, Collective, Event, Line, PointToPoi
 def install(emit: Emit, groups: Groups, *, checksums: bool = False) -> Undo:
     """Report every c10d op to `emit` until the returned function is called. SetupError if this torch does not fit.
 
-    With `checksums`, of what is sent from point to point, too.
+    With `checksums`, of what is sent from point to point and given to collectives, too.
     """
     self_test()
     return _install(emit, groups, checksums)
@@ -59,7 +60,7 @@ def _install(emit: Emit, groups: Groups, checksums: bool) -> Undo:
     callbacks = Callbacks(emit)
     for op in COLLECTIVES:
         signature = Signature(op)
-        kernel = _collective_kernel(signature, emit, groups, waiting, callbacks)
+        kernel = _collective_kernel(signature, emit, groups, waiting, callbacks, checksums)
         library.impl(op.schema, kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
     for op in POINT_TO_POINT:
         signature = Signature(op)
@@ -79,14 +80,14 @@ def _install(emit: Emit, groups: Groups, checksums: bool) -> Undo:
 
 
 def _collective_kernel(
-    signature: Signature, emit: Emit, groups: Groups, waiting: WaitingWorks, callbacks: Callbacks
+    signature: Signature, emit: Emit, groups: Groups, waiting: WaitingWorks, callbacks: Callbacks, checksums: bool
 ) -> Callable[..., Any]:
     @untraced
     def kernel(keyset: Any, *args: Any) -> Any:
         number = None
         try:
             group = groups.of_boxed(args[signature.group])
-            number = _note_collective(signature, args, group, emit)
+            number = _note_collective(signature, args, group, emit, checksums)
         except Exception as error:
             emit.failed(signature.op.name, error)
         try:
@@ -115,7 +116,7 @@ def _collective_kernel(
     return kernel
 
 
-def _note_collective(signature: Signature, args: tuple[Any, ...], group: Group, emit: Emit) -> int:
+def _note_collective(signature: Signature, args: tuple[Any, ...], group: Group, emit: Emit, checksums: bool) -> int:
     made_by = caller(sys._getframe(2))
     root = args[signature.root] if signature.root is not None else None
     inputs = describe(args, signature.gives)
@@ -136,6 +137,7 @@ def _note_collective(signature: Signature, args: tuple[Any, ...], group: Group, 
         backward=made_by.backward,
         bucket_index=bucket.index() if bucket is not None else None,
         splits=split_bytes(args, signature),
+        checksum=checksum_given(args, signature.gives) if checksums and inputs else None,
         phase=made_by.phase,
         site=made_by.site,
     )

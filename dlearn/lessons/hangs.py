@@ -55,8 +55,8 @@ def uneven_batches() -> None:
 def skipped_all_reduce() -> None:
     loss = torch.tensor([float(dist.get_rank())])
     dist.all_reduce(loss)
-    if loss.item() > 0 and dist.get_rank() == 0:  # "only rank 0 logs"
-        dist.all_reduce(loss)
+    if dist.get_rank() == 0:  # only rank 0 logs
+        dist.all_reduce(loss)  # in the log: the mean of all ranks
 
 
 def all_reduce_against_broadcast() -> None:
@@ -70,10 +70,10 @@ def all_reduce_against_broadcast() -> None:
 def swapped_of_equal_shape() -> tuple[float, float]:
     loss, accuracy = torch.tensor([1.0]), torch.tensor([10.0])
     if dist.get_rank() == 0:
-        dist.all_reduce(loss)
+        dist.all_reduce(loss)  # first
         dist.all_reduce(accuracy)
     else:
-        dist.all_reduce(accuracy)
+        dist.all_reduce(accuracy)  # first
         dist.all_reduce(loss)
     return loss.item(), accuracy.item()  # 2 and 20, if it were right
 
@@ -81,10 +81,10 @@ def swapped_of_equal_shape() -> tuple[float, float]:
 def swapped_of_different_shape() -> None:
     loss, gradient = torch.ones(1), torch.ones(1024)
     if dist.get_rank() == 0:
-        dist.all_reduce(loss)
+        dist.all_reduce(loss)  # first
         dist.all_reduce(gradient)
     else:
-        dist.all_reduce(gradient)
+        dist.all_reduce(gradient)  # first
         dist.all_reduce(loss)
 
 
@@ -128,7 +128,7 @@ def dead_rank() -> None:
     dist.all_reduce(number)
     if dist.get_rank() == 1:
         os.kill(os.getpid(), signal.SIGKILL)  # as the system does when memory runs out
-    dist.all_reduce(number)
+    dist.all_reduce(number)  # the others wait here
 
 
 def rank_asleep() -> None:

@@ -44,9 +44,10 @@ def record(
     """Record every message of this process into `folder`, one file per process.
 
     `measure="span"` reads the kernel's counters of bytes on the wire at both ends of the recording and of each span;
-    "phase" before each operation, too, after waiting until they stand still, which changes the times. `checksums` adds
-    one to each send. `max_bytes` limits the file; what it keeps out is counted, and every result says so. `graph` adds
-    the graph of each distributed autograd context, and when each of its nodes runs.
+    "phase" before each operation, too, after waiting until they stand still, which changes the times. `checksums`
+    adds one to each send, and to what each rank gives to a collective. `max_bytes` limits the file; what it keeps out
+    is counted, and every result says so. `graph` adds the graph of each distributed autograd context, and when each
+    of its nodes runs.
 
     `steps=range(10, 12)` records these steps of a long job only, each as a span "step 10": step 0 is what comes before
     the optimizer's first step has returned. `hang_after=30` prints who waits for whom when nothing has happened for 30

@@ -168,7 +168,8 @@ class Collective(Event, tag="collective", frozen=True, kw_only=True):
     `inputs` are what this rank gives, `outputs` what it gets; an operation in place has inputs only.
     `launcher` tells who called it: "" user code, "reducer" DDP's C++ reducer, "comm hook" a communication hook of DDP,
     then with the `bucket_index` that the hook was called for. `backward` numbers the backward pass. `splits` are the
-    bytes of the input for each group rank, where the program gave the sizes itself.
+    bytes of the input for each group rank, where the program gave the sizes itself. `checksum` is the CRC-32 of the
+    inputs, on request.
     """
 
     op: str
@@ -182,6 +183,7 @@ class Collective(Event, tag="collective", frozen=True, kw_only=True):
     backward: Count | None = None
     bucket_index: Count | None = None
     splits: tuple[Count, ...] = ()
+    checksum: Count | None = None
 
 
 class PointToPoint(Event, tag="p2p", frozen=True, kw_only=True):

@@ -1,0 +1,336 @@
+"""The museum: what each exhibit of `lessons.hangs` is, what dlearn says of it and when, and what bare torch says.
+
+Every exhibit is diagnosed three times by the same code: while it hangs, in the run's error, and from the files alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import html
+import inspect
+import io
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+from dlearn.analysis.hangs import hangs
+from dlearn.analysis.story import story
+from dlearn.cluster import Cluster
+from dlearn.cluster.run import Run
+from dlearn.lessons import hangs as halls
+from dlearn.trace.site import file_label
+from dlearn.trace.trace import Trace
+
+HANG_AFTER = 1.0
+"""Seconds of silence before the sentence is printed."""
+TORCH_SECONDS = 1.0
+"""The timeout of bare torch's process group; its default is half an hour."""
+_LIVE = re.compile(r"nothing has happened for \d+ s: (.*)\.$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """`told` is the sentence to expect: <code> stands for the line that holds that code, * for anything."""
+
+    job: Callable[[], object]
+    what: str
+    told: str
+    ends: Literal["hangs", "dies", "wrong"] = "hangs"
+    ranks: int = 2
+    rpc: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.job.__name__
+
+    @property
+    def source(self) -> str:
+        return inspect.getsource(self.job)
+
+    def is_told_by(self, sentence: str) -> bool:
+        """Whether this is the sentence, with the lines of the job."""
+        text = re.sub(r"<([^>]+)>", lambda found: self.site(found[1]), self.told)
+        return re.fullmatch(re.escape(text).replace(r"\*", ".*"), sentence) is not None
+
+    def site(self, code: str) -> str:
+        """Where this code stands, as a trace says it: "lessons/hangs.py:59"."""
+        lines, first = inspect.getsourcelines(self.job)
+        index = next(i for i, line in enumerate(lines) if code in line)
+        return f"{file_label(inspect.getfile(self.job), {}, os.getcwd())}:{first + index}"
+
+
+EXHIBITS = (
+    Exhibit(
+        halls.unused_parameter,
+        "in its third step, rank 1 leaves a layer out",
+        "rank 0 waits for rank 1 in all_reduce #11 (bucket 1: b.bias, b.weight; <loss.backward()>); rank 1 never"
+        " produced the gradients of b.bias, b.weight in backward pass 3, it has returned from its function; behind it"
+        " waits all_reduce #12",
+    ),
+    Exhibit(
+        halls.uneven_batches,
+        "rank 0 has one batch more",
+        "rank 0 waits for rank 1 in all_reduce #10 (bucket 0: c.bias, c.weight; <loss.backward()>); rank 1 never began"
+        " backward pass 3, it has returned from its function; behind it wait all_reduce #11 and all_reduce #12",
+    ),
+    Exhibit(
+        halls.skipped_all_reduce,
+        "a collective inside `if rank == 0`",
+        "rank 0 waits for rank 1 in all_reduce #2 (<dist.all_reduce(loss)  # in>); rank 1 never called it,"
+        " it has returned from its function",
+    ),
+    Exhibit(
+        halls.all_reduce_against_broadcast,
+        "one rank broadcasts, the other all-reduces",
+        "rank 0 and rank 1 wait in broadcast #1 (<dist.broadcast>); the ranks called different operations: broadcast,"
+        " all_reduce; rank 0 called broadcast at <dist.broadcast>, rank 1 all_reduce at <dist.all_reduce>",
+    ),
+    Exhibit(
+        halls.swapped_of_equal_shape,
+        "two all-reduces in another order",
+        "Observed: rank 0 called all_reduce #1 at <dist.all_reduce(loss)  # first>, rank 1 at"
+        " <dist.all_reduce(accuracy)  # first>; if these were not to meet, its result is wrong",
+        ends="wrong",
+    ),
+    Exhibit(
+        halls.swapped_of_different_shape,
+        "the same, and one is larger",
+        "rank 0 and rank 1 wait in all_reduce #1 (<dist.all_reduce(loss)  # first>); the ranks called it with different"
+        " sizes: 4, 4,096 B; rank 0 called all_reduce at <dist.all_reduce(loss)  # first>, rank 1 at"
+        " <dist.all_reduce(gradient)  # first>",
+        ends="dies",
+    ),
+    Exhibit(
+        halls.different_dtype,
+        "float32 on one rank, int32 on the other",
+        "Observed: all_reduce #1 went through, and the ranks called it with different dtypes: float32, int32:"
+        " its results mean nothing",
+        ends="wrong",
+    ),
+    Exhibit(
+        halls.double_all_reduce,
+        "the gradients are summed twice",
+        "Observed: all_reduce #2 (<# a library>): rank 0, rank 1 and rank 2 gave the same data, as if these had been"
+        " summed before; then they are now 3 times too large",
+        ends="wrong",
+        ranks=3,
+    ),
+    Exhibit(
+        halls.recv_without_send,
+        "a recv that nobody sends to",
+        "rank 1 waits for rank 0 in recv #1 (<dist.recv>); rank 0 never sent it, it has returned from its function",
+    ),
+    Exhibit(
+        halls.send_send_cycle,
+        "each rank sends first",
+        "rank 0, rank 1 and rank 2 wait in a circle: rank 0 for rank 1 in send #1 (<dist.send>), rank 1 for rank 2 in"
+        " send #1 (<dist.send>), rank 2 for rank 0 in send #1 (<dist.send>)",
+        ranks=3,
+    ),
+    Exhibit(
+        halls.wrong_group,
+        "one forgets `group=`",
+        "rank 0 waits for rank 1 in all_reduce #1 of the group of rank 0 and rank 1 (<group=pair>); rank 1 never called"
+        " it, it is in all_reduce #1 of the default group (<dist.all_reduce(number)>)",
+        ranks=3,
+    ),
+    Exhibit(
+        halls.dead_rank,
+        "a rank is killed",
+        "rank 0 waits for rank 1 in all_reduce #2 (<dist.all_reduce(number)  # the>); rank 1 never called it,"
+        " it was killed by SIGKILL",
+        ends="dies",
+    ),
+    Exhibit(
+        halls.rank_asleep,
+        "a rank does something else",
+        "rank 0 waits for rank 1 in all_reduce #1 (<dist.all_reduce>); rank 1 never called it, it is at <time.sleep>",
+    ),
+    Exhibit(
+        halls.powersgd_with_two_buckets,
+        "a communication hook on gloo's threads",
+        "* in all_reduce #* the ranks called it with different sizes: *",
+    ),
+    Exhibit(
+        halls.rpc_cycle,
+        "calls that call back, deeper than there are threads",
+        "worker0 waits for worker1 in rpc_sync ping_pong() (*); worker1 has it and has not begun: 8 of its threads are"
+        " taken (8 x ping_pong), and each waits for a call that it made itself",
+        rpc=True,
+    ),
+)
+
+
+def exhibit(name: str) -> Exhibit:
+    return next(each for each in EXHIBITS if each.name == name)
+
+
+# What dlearn says -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Visit:
+    """`live` was printed while it hung, `error` is the run's, `files` what the trace files alone tell.
+
+    `seconds` from the call that could not end to the sentence: until it was printed, or, of a job that died, until the
+    run had ended. None where nothing stood still.
+    """
+
+    exhibit: Exhibit
+    run: Run
+    live: tuple[str, ...]
+    error: str
+    files: tuple[str, ...]
+    seconds: float | None
+
+    @property
+    def sentence(self) -> str:
+        """The diagnosis, from the files alone."""
+        return next((each for each in self.files if self.exhibit.is_told_by(each)), "; ".join(self.files))
+
+
+def visit(shown: Exhibit, *, timeout: float = 3.0) -> Visit:
+    """Run an exhibit on real ranks. One that hangs is ended after `timeout` seconds, and leaves nothing behind."""
+    stamped = _Stamped()
+    with contextlib.redirect_stdout(stamped):
+        cluster = Cluster(shown.ranks, rpc=shown.rpc, checksums=True, hang_after=HANG_AFTER)
+        run = cluster.run({0: shown.job} if shown.rpc else shown.job, timeout=timeout, check=False)
+    ended_ns = time.monotonic_ns()
+    trace = Trace.load(run.folder / "trace")
+    stuck = hangs(trace)
+    told_ns = stamped.told_ns if shown.ends == "hangs" else ended_ns
+    seconds = None
+    if stuck and told_ns is not None:
+        begun_ns = max(end.start_ns for end in stuck[0].operation.ends if end.rank in stuck[0].waiting)
+        seconds = (told_ns - begun_ns) / 1e9
+    live = tuple(sentence for output in run.output.values() for sentence in _LIVE.findall(output))
+    error = run.error.what if run.error is not None else ""
+    return Visit(shown, run, live, error, tuple(each.removesuffix(".") for each in story(trace)), seconds)
+
+
+class _Stamped(io.StringIO):
+    """Takes what the ranks print, and when the first of them said that nothing happens."""
+
+    told_ns: int | None = None
+
+    def write(self, text: str) -> int:
+        if self.told_ns is None and "nothing has happened" in text:
+            self.told_ns = time.monotonic_ns()
+        return super().write(text)
+
+
+# What bare torch says -------------------------------------------------------------------------------------------------
+
+
+def bare(shown: Exhibit, *, detail: bool = False) -> str:
+    """What the ranks say without dlearn's hooks, each in a line of its own.
+
+    The process group's timeout (of RPC: the call's) is `TORCH_SECONDS`; `detail` is TORCH_DISTRIBUTED_DEBUG=DETAIL.
+    """
+    cluster = Cluster(shown.ranks, rpc=shown.rpc, init=False, record=False)
+    job = partial(_bare, shown.job, rpc=shown.rpc, detail=detail)
+    with contextlib.redirect_stdout(io.StringIO()):
+        run = cluster.run({0: job} if shown.rpc else job, timeout=TORCH_SECONDS + 3, check=False)
+    lines = [f"rank {rank}: {said}" for rank, said in sorted(run.results.items()) if said is not None]
+    if run.error is not None:
+        lines += [_died(run.error.what)] if "SIG" in run.error.what else ["the others: nothing, until they are ended"]
+    return "\n".join(lines)
+
+
+def _bare(job: Callable[[], object], *, rpc: bool, detail: bool) -> str:
+    """On a rank: the job, and the last line of what torch says of it."""
+    import datetime
+
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import DebugLevel, set_debug_level
+
+    if detail:
+        set_debug_level(DebugLevel.DETAIL)  # What the environment variable does when torch is loaded.
+    if rpc:
+        from torch.distributed.rpc.api import _set_rpc_timeout
+
+        _set_rpc_timeout(TORCH_SECONDS)
+    else:
+        dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=TORCH_SECONDS))
+    try:
+        result = job()
+    except Exception as error:  # Whatever torch raises is what this is about.
+        return f"{type(error).__name__}: {_last_line(str(error))}"
+    finally:
+        if not rpc:
+            time.sleep(TORCH_SECONDS)  # A rank that leaves closes its connections: the others would say that instead.
+    return "returned" if result is None else f"returned {result}"
+
+
+def _last_line(text: str) -> str:
+    """Less the place in torch's source, and the C++ stack."""
+    lines = [line for line in text.split("\nException raised from")[0].splitlines() if line.strip()]
+    return re.sub(r"\[/[^]]*\] ", "", lines[-1] if lines else "")
+
+
+def _died(what: str) -> str:
+    return re.sub(r"\[enforce fail at [^]]*\] ", "", what.splitlines()[0])
+
+
+# The table ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """One exhibit: what dlearn says after how many seconds, and what bare torch says, with and without DETAIL."""
+
+    visit: Visit
+    torch: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Shows itself in a notebook."""
+
+    rows: Sequence[Row]
+
+    def __str__(self) -> str:
+        return "\n\n".join(
+            f"{row.visit.exhibit.name}: {row.visit.exhibit.what}\n"
+            f"  bare torch: {_indented(row.torch)}\n  DETAIL:     {_indented(row.detail)}\n"
+            f"  dlearn:     {row.visit.sentence} [{_seconds_text(row.visit)}]"
+            for row in self.rows
+        )
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        heads = ("exhibit", "bare torch", "with DETAIL", "dlearn", "after")
+        head = "".join(f'<th scope="col">{each}</th>' for each in heads)
+        body = "".join(
+            f'<tr style="vertical-align:top"><th scope="row">{_cell(row.visit.exhibit.what)}</th>'
+            + "".join(
+                f'<td style="text-align:left">{_cell(each)}</td>'
+                for each in (row.torch, row.detail, row.visit.sentence, _seconds_text(row.visit))
+            )
+            + "</tr>"
+            for row in self.rows
+        )
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _cell(text: str) -> str:
+    return html.escape(text).replace("\n", "<br>")
+
+
+def _indented(text: str) -> str:
+    return text.replace("\n", "\n              ")
+
+
+def _seconds_text(visited: Visit) -> str:
+    return f"{visited.seconds:.1f} s" if visited.seconds is not None else "at the end"
+
+
+def table(visits: Sequence[Visit]) -> Table:
+    """The same exhibits on bare torch, beside what dlearn said. A few seconds for each."""
+    return Table([Row(each, bare(each.exhibit), bare(each.exhibit, detail=True)) for each in visits])
