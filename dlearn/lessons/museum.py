@@ -29,6 +29,8 @@ HANG_AFTER = 1.0
 """Seconds of silence before the sentence is printed."""
 TORCH_SECONDS = 1.0
 """The timeout of bare torch's process group; its default is half an hour."""
+_MOST_TEXT = 280
+"""Characters of one rank's last line."""
 _LIVE = re.compile(r"nothing has happened for \d+ s: (.*)\.$", re.MULTILINE)
 
 
@@ -235,10 +237,10 @@ def bare(shown: Exhibit, *, detail: bool = False) -> str:
     job = partial(_bare, shown.job, rpc=shown.rpc, detail=detail)
     with contextlib.redirect_stdout(io.StringIO()):
         run = cluster.run({0: job} if shown.rpc else job, timeout=TORCH_SECONDS + 3, check=False)
-    lines = [f"rank {rank}: {said}" for rank, said in sorted(run.results.items()) if said is not None]
-    if run.error is not None:
-        lines += [_died(run.error.what)] if "SIG" in run.error.what else ["the others: nothing, until they are ended"]
-    return "\n".join(lines)
+    if run.error is not None and "SIG" in run.error.what:
+        return "\n".join(_shortened(line) for line in run.error.what.splitlines())
+    ranks = [0] if shown.rpc else range(shown.ranks)
+    return "\n".join(f"rank {rank}: {run.results.get(rank, 'nothing, until it is ended')}" for rank in ranks)
 
 
 def _bare(job: Callable[[], object], *, rpc: bool, detail: bool) -> str:
@@ -251,7 +253,7 @@ def _bare(job: Callable[[], object], *, rpc: bool, detail: bool) -> str:
     if detail:
         set_debug_level(DebugLevel.DETAIL)  # What the environment variable does when torch is loaded.
     if rpc:
-        from torch.distributed.rpc.api import _set_rpc_timeout
+        from torch._C._distributed_rpc import _set_rpc_timeout
 
         _set_rpc_timeout(TORCH_SECONDS)
     else:
@@ -260,20 +262,20 @@ def _bare(job: Callable[[], object], *, rpc: bool, detail: bool) -> str:
         result = job()
     except Exception as error:  # Whatever torch raises is what this is about.
         return f"{type(error).__name__}: {_last_line(str(error))}"
-    finally:
-        if not rpc:
-            time.sleep(TORCH_SECONDS)  # A rank that leaves closes its connections: the others would say that instead.
     return "returned" if result is None else f"returned {result}"
 
 
 def _last_line(text: str) -> str:
-    """Less the place in torch's source, and the C++ stack."""
-    lines = [line for line in text.split("\nException raised from")[0].splitlines() if line.strip()]
-    return re.sub(r"\[/[^]]*\] ", "", lines[-1] if lines else "")
+    """Less the stacks of C++ and Python, which torch puts after it."""
+    lines = [line for line in re.split(r"\n+(?:At:|Exception raised from)", text)[0].splitlines() if line.strip()]
+    return _shortened(lines[-1]) if lines else ""
 
 
-def _died(what: str) -> str:
-    return re.sub(r"\[enforce fail at [^]]*\] ", "", what.splitlines()[0])
+def _shortened(line: str) -> str:
+    """Less places in torch's and gloo's source, and what a tensor has by default."""
+    line = re.sub(r"\[(?:enforce fail at )?/[^]]*\] ", "", line)
+    line = re.sub(r", TensorDeviceTypes=TensorOptions\(.*?\(nullopt\)\)", "", line)
+    return line if len(line) <= _MOST_TEXT else f"{line[:_MOST_TEXT]} ..."
 
 
 # The table ------------------------------------------------------------------------------------------------------------
