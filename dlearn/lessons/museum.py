@@ -237,10 +237,13 @@ def bare(shown: Exhibit, *, detail: bool = False) -> str:
     job = partial(_bare, shown.job, rpc=shown.rpc, detail=detail)
     with contextlib.redirect_stdout(io.StringIO()):
         run = cluster.run({0: job} if shown.rpc else job, timeout=TORCH_SECONDS + 3, check=False)
-    if run.error is not None and "SIG" in run.error.what:
-        return "\n".join(_shortened(line) for line in run.error.what.splitlines())
     ranks = [0] if shown.rpc else range(shown.ranks)
-    return "\n".join(f"rank {rank}: {run.results.get(rank, 'nothing, until it is ended')}" for rank in ranks)
+    said = [f"rank {rank}: {run.results[rank]}" for rank in ranks if rank in run.results]
+    if run.error is not None and "SIG" in run.error.what:
+        return "\n".join([*(_shortened(line) for line in run.error.what.splitlines()), *said])
+    return "\n".join(
+        [*said, *(f"rank {rank}: nothing, until it is ended" for rank in ranks if rank not in run.results)]
+    )
 
 
 def _bare(job: Callable[[], object], *, rpc: bool, detail: bool) -> str:
