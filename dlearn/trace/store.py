@@ -113,6 +113,11 @@ class Writer:
         self._mend = b""
         self.lines += 1
 
+    @property
+    def begun(self) -> bool:
+        """Whether there is a file yet."""
+        return self._fd is not None
+
     def close(self) -> None:
         """Let the file go, in this process only (a forked child closes its copy, the parent goes on)."""
         self._waiting = None
