@@ -72,6 +72,7 @@ def test_a_script_for_torchrun_runs_unmodified(tmp_path, module):
         pytest.param("ParameterServerTest", 4, False, id="torch rpc parameter_server_test"),
         pytest.param("ReinforcementLearningRpcTest", 4, False, id="torch rpc reinforcement_learning_rpc_test"),
         pytest.param("DistOptimizerTest.test_dist_optim_none_grads", 4, False, id="torch rpc dist_optimizer_test"),
+        pytest.param("DdpComparisonTest.test_ddp_comparison", 4, True, id="torch ddp_comparison"),
         pytest.param("DdpUnderDistAutogradTest.test_backward_ddp_outside", 6, True, id="torch ddp_under_dist_autograd"),
     ],
 )
