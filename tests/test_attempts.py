@@ -118,3 +118,15 @@ def test_a_folder_that_holds_this_ranks_file_is_refused(tmp_path):
     refuse_other_traces(tmp_path, header(0, pid=7, restart=1))
     with pytest.raises(TraceError, match="nothing is overwritten"):
         refuse_other_traces(tmp_path, header(2, job="another", pid=7))
+
+
+def test_jobs_over_rpc_one_after_the_other_are_attempts_and_a_hybrid_job_is_one(tmp_path):
+    """Trainers met in a group and by RPC, the server by RPC alone: one attempt; the next ones met elsewhere."""
+    for number in (0, 1):
+        job = Job(tmp_path, ranks=3)
+        job.headers = [header(None, pid=100 * number + rank, start_ns=1000 * number) for rank in range(3)]
+        for rank, met in enumerate([["rpc"], ["group", "rpc"], ["group"]]):
+            job.files[rank] += [Joined(job=f"{name} {number}") for name in met]
+        job.write()
+    first, last = Trace.load(tmp_path, attempt=0), Trace.load(tmp_path)
+    assert [process.header.pid for process in (*first.processes, *last.processes)] == [0, 1, 2, 100, 101, 102]

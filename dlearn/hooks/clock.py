@@ -77,18 +77,18 @@ class Desk:
         make, destroy = c10d._new_process_group_helper, c10d.destroy_process_group
         make_agent = backend_registry.init_backend
         if dist.is_initialized():
-            self._guarded(self._joined, c10d._get_default_store(), dist.get_rank(), dist.get_world_size())
+            self._guarded(self._join, "group", c10d._get_default_store(), dist.get_rank(), dist.get_world_size())
 
         def _new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
             result = make(*args, **kwargs)
             if kwargs.get("group_desc") == "default_pg":
                 size, rank, _, _, store = args[:5]
-                self._guarded(self._joined, store, rank, size)
+                self._guarded(self._join, "group", store, rank, size)
             return result
 
         def init_backend(*args: Any, **kwargs: Any) -> Any:
             agent = make_agent(*args, **kwargs)  # type: ignore[no-untyped-call]
-            self._guarded(self._open, "rpc", kwargs["store"], kwargs["rank"], kwargs["world_size"])
+            self._guarded(self._join, "rpc", kwargs["store"], kwargs["rank"], kwargs["world_size"])
             return agent
 
         def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
@@ -129,13 +129,13 @@ class Desk:
         """In a forked child: the threads are its parent's."""
         self._path, self._thread, self.store = path.resolve(), None, None
 
-    def _joined(self, store: Store | None, rank: int, size: int) -> None:
-        """A default group is made: all of its ranks find the same name for the job."""
+    def _join(self, where: str, store: Store | None, rank: int, size: int | None) -> None:
+        """A default group is made, or an RPC agent: all that meet there find the same name for the job."""
         if store is None:
             return  # MPI's groups meet without a store.
         job = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns():x}"
         self._emit.fact(Joined(job=store.compare_set("dlearn/job", "", job).decode()))
-        self._open("group", store, rank, size)
+        self._open(where, store, rank, size)
 
     def _open(self, where: str, store: Store, rank: int, size: int | None) -> None:
         self.close()

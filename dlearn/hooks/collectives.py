@@ -117,7 +117,7 @@ def _collective_kernel(
 
 
 def _note_collective(signature: Signature, args: tuple[Any, ...], group: Group, emit: Emit, checksums: bool) -> int:
-    made_by = caller(sys._getframe(2))
+    made_by = caller(sys._getframe())
     root = args[signature.root] if signature.root is not None else None
     inputs = describe(args, signature.gives)
     outputs = describe(args, signature.gets)
@@ -147,7 +147,7 @@ def note_python_collective(
     op: str, group: Group, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], emit: Emit
 ) -> int:
     """A collective of a Python process group, which the dispatcher does not see. To be called by `operation` alone."""
-    made_by = caller(sys._getframe(3))
+    made_by = caller(sys._getframe())
     bucket = made_by.bucket
     return emit.event(
         Collective,
@@ -175,7 +175,7 @@ def _p2p_kernel(
         number = None
         try:
             group = groups.of_boxed(args[signature.group])
-            made_by = caller(sys._getframe(1))
+            made_by = caller(sys._getframe())
             (tensor,) = args[tensors]
             offset, whole = place_of(tensor)
             number = emit.event(

@@ -103,10 +103,10 @@ class Recording:
                 self._writer.write(header)
             self._undo.callback(collectives.install(self, self._groups, checksums=options.checksums))
             self._undo.callback(ddp.install(self))
-            log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
-            self._undo.callback(log.close)
+            self._log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
+            self._undo.callback(self._log.close)
             watchers = Watchers(
-                log.open, self._sockets.note_strangers, self.watch_rpc_sockets, self._disconnecting, self._phase
+                self._log.open, self._sockets.note_strangers, self.watch_rpc_sockets, self._disconnecting, self._phase
             )
             if options.graph:
                 watchers, undo = autograd.install(self, watchers)
@@ -339,6 +339,7 @@ class Recording:
         self._open_spans = {self._owner: []}
         self._hook_errors = self._works_dropped = self._left_out = 0
         self._sockets.forget()
+        self._log.forget(log_path(path))
         if self._desk is not None:
             self._desk.forget(path)
         if self._watch is not None:
@@ -348,6 +349,11 @@ class Recording:
     @property
     def path(self) -> Path:
         return self._writer.path
+
+    @property
+    def begun(self) -> bool:
+        """Whether this process has sent anything yet: a lazy recording has no file before."""
+        return self._writer.begun
 
 
 class Outer:
