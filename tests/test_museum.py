@@ -21,7 +21,7 @@ QUICK = ("unused_parameter", "swapped_of_equal_shape", "dead_rank")
 )
 def test_an_exhibit_is_told_in_its_sentence(name):
     shown = exhibit(name)
-    seen = museum.visit(shown)
+    seen = museum.visit(shown, timeout=4)
     assert shown.is_told_by(seen.sentence), seen.files
     if shown.ends != "wrong":
         assert seen.sentence in seen.error

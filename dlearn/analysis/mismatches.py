@@ -52,17 +52,25 @@ def _why(
 ) -> Literal["calls", "sites", "data"] | None:
     if operation.problem:
         return "calls"
-    key = (operation.group.name, sum(tensor.logical_bytes for tensor in calls[0].inputs))
-    sums = {call.checksum for call in calls}
-    if operation.op == "all_reduce" and None not in sums:
-        if len(sums) == 1 and key in summed:
-            return "data"
-        if len(sums) > 1:
-            summed.add(key)
+    if operation.op == "all_reduce" and _is_summed_again(operation, calls, summed):
+        return "data"
+    if operation.op in _ROOTED or len({call.site for call in calls}) == 1:
+        return None
     of_the_program = not any(call.launcher or call.role or call.thread or not call.site for call in calls)
-    if of_the_program and operation.op not in _ROOTED and len({call.site for call in calls}) > 1:
-        return "sites"
-    return None
+    return "sites" if of_the_program else None
+
+
+def _is_summed_again(operation: Operation, calls: Sequence[Collective], summed: set[tuple[str, int]]) -> bool:
+    """`summed` keeps the group and size of each sum of different data so far."""
+    if calls[0].checksum is None:
+        return False
+    sums = {call.checksum for call in calls}
+    key = (operation.group.name, sum(tensor.logical_bytes for tensor in calls[0].inputs))
+    if len(sums) == 1:
+        return key in summed
+    if None not in sums:
+        summed.add(key)
+    return False
 
 
 def mismatch_sentences(found: Iterable[Mismatch], trace: Trace) -> list[str]:
