@@ -207,7 +207,7 @@ def why_stuck(operation: Operation, trace: Trace) -> str:
         return f"the file of {who} is not here or not whole, so nobody knows whether it came"
     if operation.sender is None and operation.op == "recv":
         return "no message has come for it, from any rank"
-    return "all ranks called it, and it does not end"
+    return "all ranks called it, and it does not end" + _hook_text(operation)
 
 
 def sites_text(operation: Operation, trace: Trace) -> str:

@@ -50,8 +50,8 @@ class Cluster:
     and over TCP, so that its bytes are counted; it serves until all functions have returned.
 
     What ranks send is recorded unless `record=False`; `measure`, `checksums`, `graph` and `hang_after` are
-    those of `dlearn.record`.
-    `start` is "forkserver", or "spawn" where forking is unsafe (the default on macOS and Windows).
+    those of `dlearn.record`. `start` is "forkserver", or "spawn" where forking is unsafe (the default on macOS and
+    Windows).
 
     `engine` is an ipyparallel Client: then each rank is a fresh process beside an engine of its own, in the order of
     the engines' ids, and their launchers (ssh, Slurm, MPI) give the machines; without `ranks` there are as many as
