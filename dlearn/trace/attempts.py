@@ -11,9 +11,20 @@ from dlearn.trace.store import ProcessFile, printable
 
 def refuse_two_jobs(path: Path, files: Sequence[ProcessFile]) -> None:
     """TraceError if these are not all of one job. Processes that have met are of one job, whatever they began as."""
+    leads_to: dict[str, str] = {}
+
+    def last(name: str) -> str:
+        while (after := leads_to.setdefault(name, name)) != name:
+            leads_to[name] = leads_to[after]  # The way is half as long next time.
+            name = after
+        return name
+
+    for file in files:
+        if file.joined:
+            leads_to[last(_MET + file.joined)] = last(_HEADER + file.header.job)
     jobs: dict[str, ProcessFile] = {}
     for file in files:
-        jobs.setdefault(_job_of(file, files), file)
+        jobs.setdefault(last(_HEADER + file.header.job), file)
     if len(jobs) > 1:
         a, b = list(jobs.values())[:2]
         raise TraceError(
@@ -23,18 +34,6 @@ def refuse_two_jobs(path: Path, files: Sequence[ProcessFile]) -> None:
             )
             + " Move each job's files into a folder of its own."
         )
-
-
-def _job_of(file: ProcessFile, files: Sequence[ProcessFile]) -> str:
-    """The first name among all that lead from one process to the next: those of their headers, and where they met."""
-    known, reached = {_HEADER + file.header.job}, set[str]()
-    while known - reached:
-        reached = set(known)
-        for each in files:
-            names = {_HEADER + each.header.job} | ({_MET + each.joined} if each.joined else set())
-            if names & known:
-                known |= names
-    return min(known)
 
 
 _HEADER, _MET = "header ", "met "
@@ -50,13 +49,16 @@ def attempts(files: Sequence[ProcessFile]) -> list[list[ProcessFile]]:
     if len(met) < 2:
         restarts = sorted({file.header.restart for file in files})
         return [[file for file in files if file.header.restart == number] for number in restarts]
-    found = {meeting: [file for file in files if file.joined and _meeting(file) == meeting] for meeting in met}
-    whole = {meeting: list(group) for meeting, group in found.items()}
+    found: dict[tuple[str, int], list[ProcessFile]] = {meeting: [] for meeting in met}
+    for file in files:
+        if file.joined:
+            found[_meeting(file)].append(file)
+    began = {meeting: min(map(_start, group)) for meeting, group in found.items()}
     for file in files:
         if not file.joined:
-            same = [each for each in whole if file.header.restart and each[1] == file.header.restart]
-            before = [each for each, group in whole.items() if min(map(_start, group)) <= _start(file)]
-            found[(same or before or list(whole))[-1]].append(file)
+            same = [each for each in met if file.header.restart and each[1] == file.header.restart]
+            before = [each for each in met if began[each] <= _start(file)]
+            found[(same or before or list(met))[-1]].append(file)
     return list(found.values())
 
 
