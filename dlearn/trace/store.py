@@ -64,6 +64,11 @@ class Writer:
         if header is None:
             self._open()
 
+    @property
+    def begun(self) -> bool:
+        """Whether the file has been made."""
+        return self._fd is not None
+
     def _open(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         try:
