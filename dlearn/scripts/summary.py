@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from dlearn.analysis.story import story
@@ -47,7 +48,7 @@ def _look_at(trace: Trace, shown: str) -> list[str]:
             else []
         )
         return [*told[:SENTENCES], *more]
-    draw = f"look at it: dlearn draw timeline {shown} -o timeline.svg"
+    draw = f"look at it: dlearn draw timeline {shlex.quote(shown)} -o timeline.svg"
     if not trace.events:
         return []
     lasted = max(event.end_ns or event.start_ns for event in trace.events) - trace.events[0].start_ns
