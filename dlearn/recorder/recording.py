@@ -178,8 +178,10 @@ class Recording:
 
     def open_span(self, name: str, thread: int | None = None) -> int:
         """Of this thread, or of another: an optimizer may make its steps on a thread of RPC's."""
+        spans = self._open_spans.get(thread, []) if thread is not None else []
+        inside = {"parent": spans[-1] if spans else None} if thread is not None else {}
         try:
-            number = self.event(Span, name=str(name).encode("utf-8", "replace").decode()[:LONGEST_SPAN])
+            number = self.event(Span, name=str(name).encode("utf-8", "replace").decode()[:LONGEST_SPAN], **inside)
         except Exception as error:  # The name is anybody's object.
             self.failed("a span", error)
             number = next(self._numbers)
