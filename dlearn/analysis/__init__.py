@@ -4,6 +4,7 @@
 """
 
 from dlearn.analysis.bandwidth import Bandwidth, Bandwidths, bandwidth, bandwidths
+from dlearn.analysis.comparing import Comparison, compare
 from dlearn.analysis.confirming import messages
 from dlearn.analysis.costs import (
     Cost,
@@ -31,6 +32,7 @@ from dlearn.analysis.words import Explanation, explain
 __all__ = [
     "Bandwidth",
     "Bandwidths",
+    "Comparison",
     "Cost",
     "Explanation",
     "Hang",
@@ -46,6 +48,7 @@ __all__ = [
     "autograd_graph",
     "bandwidth",
     "bandwidths",
+    "compare",
     "cost",
     "cost_seen",
     "crossover",
