@@ -107,12 +107,20 @@ class Job:
         """Returns its number, the `parent` of what is inside."""
         return self.event(Span, rank, name=name, **{"start_ns": 0, "end_ns": 100, **facts})
 
-    def bucket(self, rank: int, index: int, parameters: Mapping[str, int], *, count: int = 1, model: int = 0) -> None:
+    def bucket(
+        self,
+        rank: int,
+        index: int,
+        parameters: Mapping[str, int],
+        *,
+        count: int = 1,
+        model: int = 0,
+        built: str = "first",
+        start_ns: int = 0,
+    ) -> None:
         """Bucket `index` of `count`; `parameters` gives the bytes of each."""
-        size = sum(parameters.values())
-        self.event(
-            Bucket, rank, model=model, index=index, count=count, bytes=size, parameters=tuple(parameters), built="first"
-        )
+        facts: dict[str, Any] = {"model": model, "index": index, "count": count, "built": built, "start_ns": start_ns}
+        self.event(Bucket, rank, bytes=sum(parameters.values()), parameters=tuple(parameters), **facts)
 
     def gradient(
         self, rank: int, parameter: str, *, size: int = 4, model: int = 0, backward: int = 0, at_ns: int = 10

@@ -4,6 +4,7 @@
 """
 
 from dlearn.analysis.bandwidth import Bandwidth, Bandwidths, bandwidth, bandwidths
+from dlearn.analysis.bucket_times import BucketTimes, bucket_times
 from dlearn.analysis.comparing import Comparison, compare
 from dlearn.analysis.confirming import messages
 from dlearn.analysis.costs import (
@@ -32,6 +33,7 @@ from dlearn.analysis.words import Explanation, explain
 __all__ = [
     "Bandwidth",
     "Bandwidths",
+    "BucketTimes",
     "Comparison",
     "Cost",
     "Explanation",
@@ -48,6 +50,7 @@ __all__ = [
     "autograd_graph",
     "bandwidth",
     "bandwidths",
+    "bucket_times",
     "compare",
     "cost",
     "cost_seen",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from dlearn.analysis.intervals import length_ns, union
 from dlearn.analysis.joining import operations
 from dlearn.trace.event import PointToPoint
 from dlearn.trace.message import End, Operation
@@ -32,13 +33,4 @@ def waiting(trace: Trace) -> dict[int, int]:
             until = waited_until_ns(operation, end)
             if until is not None and until > end.start_ns:
                 stretches[operation.last_rank].append((end.start_ns, until))
-    return {rank: _covered_ns(found) for rank, found in stretches.items()}
-
-
-def _covered_ns(stretches: list[tuple[int, int]]) -> int:
-    """Overlapping stretches count once."""
-    covered, reached = 0, -(2**63)
-    for start, end in sorted(stretches):
-        covered += max(0, end - max(start, reached))
-        reached = max(reached, end)
-    return covered
+    return {rank: length_ns(union(found)) for rank, found in stretches.items()}
