@@ -16,6 +16,7 @@ import msgspec
 from dlearn.analysis.buckets import UNKNOWN
 from dlearn.analysis.findings import time_text
 from dlearn.analysis.joining import operations
+from dlearn.analysis.text_table import lines_of, ms
 from dlearn.analysis.waiting import waited_until_ns
 from dlearn.analysis.words import count_text
 from dlearn.trace.event import Bucket, Collective, Event, Gradient, Span, Stretch
@@ -114,21 +115,21 @@ class BucketTimes(msgspec.Struct, frozen=True):
 
     def rows(self) -> list[list[str]]:
         """A head, and a row for each bucket on each rank in the examples; ms from the begin of the pass."""
-        table = [["pass", "rank", "bucket", "first ready", "launched", "waited for", "", "transfer", "done"]]
+        table = [["pass", "rank", "bucket", "first ready", "launched", "waits for", "waiting", "transfer", "done"]]
         begins = begins_of(self.examples)
         for each in self.examples:
             at = begins[each.backward]
-            ready = f"{(each.ready[0][1] - at) / 1e6:.2f}" if each.ready else "never"
+            ready = ms(each.ready[0][1] - at) if each.ready else "never"
             row = [each.title, self.labels.get(each.rank, str(each.rank)), str(each.index), ready]
             if each.launched_ns is None:
                 table.append([*row, "not sent", "", "", "", ""])
                 continue
-            waited = f"{each.waited_ns / 1e6:.2f}" if each.waited_ns else ""
+            waited = ms(each.waited_ns) if each.waited_ns else ""
             who = self.labels.get(each.last_rank, "?") if each.waited_ns and each.last_rank is not None else ""
             done, transfer = "not observed", ""
             if each.done_ns is not None and each.transfer_ns is not None:
-                done, transfer = f"{(each.done_ns - at) / 1e6:.2f}", f"{(each.done_ns - each.transfer_ns) / 1e6:.2f}"
-            table.append([*row, f"{(each.launched_ns - at) / 1e6:.2f}", who, waited, transfer, done])
+                done, transfer = ms(each.done_ns - at), ms(each.done_ns - each.transfer_ns)
+            table.append([*row, ms(each.launched_ns - at), who, waited, transfer, done])
         return table
 
     def __str__(self) -> str:
@@ -139,10 +140,7 @@ class BucketTimes(msgspec.Struct, frozen=True):
             size = sum(each.bytes for each in table)
             lines.append(f"{_BUILT.get(table[0].built, table[0].built)}: {len(table)}, {size:,} B")
             lines += [f"  bucket {each.index}: {each.bytes:,} B: {', '.join(each.parameters)}" for each in table]
-        rows = self.rows()
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines.append("ms from the begin of the backward pass:")
-        lines += ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines += ["ms from the begin of the backward pass:", *lines_of(self.rows(), names=3)]
         if self.not_told:
             lines.append(f"not told: {self.not_told:,} all-reduces, of which nobody knows what bucket they carry")
         return "\n".join(lines)

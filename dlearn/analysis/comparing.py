@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import html
 from collections import Counter
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from dlearn.analysis.joining import operations
 from dlearn.analysis.rpc import phase_of
+from dlearn.analysis.text_table import lines_of
 from dlearn.analysis.unrolling import sums_of
 from dlearn.analysis.words import count_text
 from dlearn.trace.message import Operation
@@ -102,9 +102,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         return table
 
     def __str__(self) -> str:
-        table = self.rows()
-        widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-        return "\n".join([self.sentence, *(_line(row, widths) for row in table)])
+        return "\n".join([self.sentence, *lines_of(self.rows(), names=2)])
 
     __repr__ = __str__
 
@@ -160,8 +158,3 @@ def _side_by_side(a: Amounts, b: Amounts) -> dict[tuple[str, str], Difference]:
 def _cells(each: Difference) -> list[str]:
     counts = [f"{each.a.message_count:,}", f"{each.b.message_count:,}", f"{each.added_messages:+,}"]
     return [*counts, f"{each.a.payload_bytes:,}", f"{each.b.payload_bytes:,}", f"{each.added_bytes:+,}"]
-
-
-def _line(row: Sequence[str], widths: Sequence[int]) -> str:
-    cells = [cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))]
-    return "  ".join(cells).rstrip()
