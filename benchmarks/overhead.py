@@ -1,87 +1,330 @@
-"""What recording adds to a tiny rpc_sync between two workers on loopback: bare, the agent's log alone, all of it.
+"""What watching costs: a tiny operation, and a real DDP step, bare and under each of three observers.
 
-The ways alternate in one run, many times; a median of each round, then the median over the rounds and their spread.
+    python benchmarks/overhead.py [--rounds 10]
+
+The observers are `dlearn.record` with its files, torch.profiler (CPU) and torch's CommDebugMode. They take turns in one
+run, in short blocks, because the speed of a machine changes from second to second: each block is compared with the
+bare block of its own round. Shown are medians over the rounds, with the middle half of them. What an observer does
+when it ends counts as its cost, too, shared out over the calls: the profiler gathers then what it has collected, and
+writes it to a file. Starting one is shown apart, in milliseconds.
 """
 
 from __future__ import annotations
 
+import argparse
+import itertools
+import os
 import statistics
+import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
-from typing import Any
 
 import torch
-import torch.distributed.rpc as rpc
+import torch.distributed as dist
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
 
-from dlearn import Cluster, recorder
-from dlearn.hooks.rpc_agent_log import AgentLog
+import dlearn
+from dlearn import Cluster
 
-ROUNDS, CALLS = 12, 300
-WAYS = ("bare", "the agent's log alone", "recorded without the log", "recorded")
-
-_on: list[Any] = []
-
-
-def double(x: torch.Tensor) -> torch.Tensor:
-    return 2 * x
-
-
-def set_way(way: str, folder: str, round_: int) -> None:
-    """Turn recording off, then on as asked, in this process. Its files are real ones."""
-    while _on:
-        _on.pop()()
-    rank = rpc.get_worker_info().id
-    place = Path(folder, f"{round_} {way}")
-    if way == "the agent's log alone":
-        place.mkdir(parents=True, exist_ok=True)
-        log = AgentLog(place / f"{rank}.log")
-        log.open()
-        _on.append(log.close)
-    elif way.startswith("recorded"):
-        open_log = AgentLog.open
-        if way.endswith("without the log"):
-            AgentLog.open = lambda self: "off"  # type: ignore[method-assign]
-        try:
-            recording = recorder.start(place, header=recorder.make_header(job="overhead", rank=rank, world_size=2))
-        finally:
-            AgentLog.open = open_log  # type: ignore[method-assign]
-        _on.append(recording.stop)
+OPS = 400
+BLOCK_SECONDS = 0.4
+"""How long a block of DDP steps takes, about."""
+LAYERS = 8
+WIDTHS = {5.0: 128, 50.0: 256}
+"""How wide the model is whose step is to take so many milliseconds; the batch is found by trying."""
 
 
-def measure(folder: str) -> dict[str, list[float]]:
-    """Microseconds of one call: a median for each way and round."""
-    tensor = torch.ones(4)
-    found: dict[str, list[float]] = {way: [] for way in WAYS}
-    for round_ in range(ROUNDS):
-        for way in WAYS if round_ % 2 else WAYS[::-1]:
-            rpc.rpc_sync("server", set_way, (way, folder, round_))
-            set_way(way, folder, round_)
-            taken = []
-            for _ in range(CALLS):
-                start = time.perf_counter()
-                rpc.rpc_sync("server", double, (tensor,))
-                taken.append((time.perf_counter() - start) * 1e6)
-            found[way].append(statistics.median(taken))
-    rpc.rpc_sync("server", set_way, ("bare", folder, ROUNDS))
-    set_way("bare", folder, ROUNDS)
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Block:
+    """One observer's block, in microseconds: its start, each call, its end shared out over the calls.
+
+    `processor` is what one call takes of all the process's threads together, on average, with its share of the end.
+    """
+
+    start: float
+    calls: list[float]
+    end: float
+    processor: float
+
+    @property
+    def call(self) -> float:
+        return statistics.median(self.calls)
+
+    @property
+    def whole(self) -> float:
+        return self.call + self.end
+
+
+Found = dict[str, list[Block]]
+"""Observer -> one block for each round."""
+
+
+# The observers --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def bare(file: Path) -> Iterator[None]:
+    yield
+
+
+@contextmanager
+def recorded(file: Path) -> Iterator[None]:
+    with dlearn.record(file):
+        yield
+
+
+@contextmanager
+def profiled(file: Path) -> Iterator[None]:
+    profiler = profile(activities=[ProfilerActivity.CPU])
+    with silenced():
+        profiler.start()
+    yield
+    with silenced():
+        profiler.stop()
+    profiler.export_chrome_trace(str(file))
+
+
+@contextmanager
+def debugged(file: Path) -> Iterator[None]:
+    with CommDebugMode():
+        yield
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """The profiler's C++ tells on stderr of every start and stop, whatever its log level is."""
+    stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        os.close(nowhere)
+
+
+OBSERVERS = {"bare": bare, "dlearn.record": recorded, "torch.profiler": profiled, "CommDebugMode": debugged}
+
+
+# Measuring, in each rank ----------------------------------------------------------------------------------------------
+
+
+def take_turns(
+    what: str, call: Call, *, calls: int, rounds: int, folder: str, debugged_call: Callable[[], Call] | None = None
+) -> Found:
+    """Every observer in every round, another one first each time.
+
+    Where CommDebugMode has to be inside the call, `debugged_call` makes one for each of its blocks.
+    """
+    found: Found = {name: [] for name in OBSERVERS}
+    names = list(OBSERVERS)
+    for round_ in range(-1, rounds):
+        if dist.get_rank() == 0 and round_ % 5 == 0:
+            print(f"{what}: {round_} of {rounds} rounds", file=sys.stderr, flush=True)
+        first = round_ % len(names)
+        for name in names[first:] + names[:first]:
+            file = Path(folder, f"{what}, {round_}, {name}, rank {dist.get_rank()}")
+            if name == "CommDebugMode" and debugged_call is not None:
+                block = measure(bare(file), debugged_call(), min(calls, 10))
+            else:
+                block = measure(OBSERVERS[name](file), call, calls)
+            if round_ >= 0:  # The one before warms up.
+                found[name].append(block)
     return found
 
 
-def main() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        cluster = Cluster(["server", "client"], rpc=True, record=False)
-        found = cluster.run({"client": measure}, folder, timeout=540).results["client"]
-    bare = found["bare"]
-    print(f"rpc_sync of 4 floats, {ROUNDS} alternating rounds of {CALLS} calls each, median (spread of the rounds):")
-    for way in WAYS:
-        own = found[way]
-        ratio = statistics.median(a / b for a, b in zip(own, bare, strict=True))
-        added = statistics.median(a - b for a, b in zip(own, bare, strict=True))
+def measure(observer: AbstractContextManager[None], call: Call, calls: int) -> Block:
+    warm_up = 2 + calls // 20 * 2  # An even number: a send and its recv.
+    taken = []
+    dist.barrier()
+    entered = time.perf_counter()
+    with observer:
+        started = time.perf_counter()
+        for _ in range(warm_up):
+            call()
+        worked = time.process_time()
+        last = time.perf_counter()
+        for _ in range(calls):
+            call()
+            before, last = last, time.perf_counter()
+            taken.append((last - before) * 1e6)
+        worked = time.process_time() - worked
+        ending = time.process_time()
+    end = (time.perf_counter() - last) / (calls + warm_up)
+    processor = worked / calls + (time.process_time() - ending) / (calls + warm_up)
+    return Block((started - entered) * 1e6, taken, end * 1e6, processor * 1e6)
+
+
+def all_reduce(rounds: int, folder: str) -> Found:
+    tensor = torch.ones(2)
+    what = f"all_reduce over {dist.get_world_size()}"
+    return take_turns(what, lambda: dist.all_reduce(tensor), calls=OPS, rounds=rounds, folder=folder)
+
+
+def ping_pong(rounds: int, folder: str) -> Found:
+    """To the other rank and back; each send is a call, and so is each recv."""
+    tensor = torch.ones(2)
+    rank = dist.get_rank()
+    turn = itertools.cycle((dist.send, dist.recv) if rank == 0 else (dist.recv, dist.send))
+    return take_turns("send and recv", lambda: next(turn)(tensor, 1 - rank), calls=OPS, rounds=rounds, folder=folder)
+
+
+def ddp(width: int, batch: int, rounds: int, folder: str) -> Found:
+    step = ddp_step(width, batch)
+    calls = round(agreed(BLOCK_SECONDS / seconds_of(step)))
+    calls = min(max(calls, 4), 200)
+
+    def debugged_step() -> Call:
+        """CommDebugMode follows one forward pass, and leaves hooks on the model for good: a new one, few steps."""
+        own_step = ddp_step(width, batch)
+
+        def call() -> None:
+            with CommDebugMode():
+                own_step()
+
+        return call
+
+    what = f"DDP, width {width}, batch {batch}"
+    return take_turns(what, step, calls=calls, rounds=rounds, folder=folder, debugged_call=debugged_step)
+
+
+def ddp_step(width: int, batch: int) -> Callable[[], None]:
+    torch.manual_seed(0)
+    layers = [layer for _ in range(LAYERS) for layer in (torch.nn.Linear(width, width), torch.nn.ReLU())]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = torch.randn(batch, width, requires_grad=True)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(data).square().mean().backward()
+        optimizer.step()
+
+    return step
+
+
+def batch_for(milliseconds: float, width: int) -> int:
+    """The batch with which a bare step takes about so long here, now. The same on all ranks."""
+    batch = 16
+    for _ in range(6):
+        took = seconds_of(ddp_step(width, batch)) * 1000
+        # Not the whole step grows with the batch, so this comes nearer each time.
+        batch = max(1, round(agreed(batch * min(max(milliseconds / took, 0.2), 5))))
+    return batch
+
+
+def seconds_of(step: Callable[[], None]) -> float:
+    for _ in range(3):
+        step()
+    took = []
+    for _ in range(10):
+        start = time.perf_counter()
+        step()
+        took.append(time.perf_counter() - start)
+    return min(took)
+
+
+def agreed(number: float) -> float:
+    """Rank 0's number, on every rank."""
+    box = torch.tensor([number], dtype=torch.float64)
+    dist.broadcast(box, 0)
+    return float(box)
+
+
+# What is told ---------------------------------------------------------------------------------------------------------
+
+
+def tell_calls(what: str, found: Found) -> None:
+    """What each observer adds to one call."""
+    bare = found.pop("bare")
+    print(
+        f"\n{what}: {middle([block.call for block in bare], '{:.0f}')} us bare, the fastest tenth {fastest(bare):.0f}"
+    )
+    for name, blocks in found.items():
+        pairs = list(zip(blocks, bare, strict=True))
+        added = [block.whole - plain.whole for block, plain in pairs]
+        times = statistics.median(block.whole / plain.whole for block, plain in pairs)
+        processor = statistics.median(block.processor - plain.processor for block, plain in pairs)
         print(
-            f"  {way:26} {statistics.median(own):6.0f} us ({min(own):.0f} to {max(own):.0f})"
-            f"   {added:+6.0f} us   {100 * (ratio - 1):+5.1f} %"
+            f"  {name:<15} adds {middle(added, '{:.0f}')} us to each: {times:.1f} times as long."
+            f" {median_of(blocks, 'end'):.1f} us of it at its end."
+            f" The fastest tenth: {fastest(blocks) - fastest(bare):+.0f} us; processor time: {processor:+.0f} us."
+            f" Starts in {median_of(blocks, 'start') / 1000:.1f} ms."
         )
+
+
+def tell_steps(what: str, found: Found) -> None:
+    """By how much each observer makes a step longer."""
+    bare = found.pop("bare")
+    print(f"\n{what}: {middle([block.call / 1000 for block in bare], '{:.1f}')} ms bare")
+    for name, blocks in found.items():
+        pairs = list(zip(blocks, bare, strict=True))
+        longer = [100 * (block.whole / plain.whole - 1) for block, plain in pairs]
+        added = statistics.median((block.whole - plain.whole) / 1000 for block, plain in pairs)
+        at_end = statistics.median(100 * block.end / plain.whole for block, plain in pairs)
+        processor = [100 * (block.processor / plain.processor - 1) for block, plain in pairs]
+        print(
+            f"  {name:<15} makes it longer by {middle(longer, '{:.1f}')} %, that is {added:.2f} ms;"
+            f" {at_end:.1f} % at its end. Processor time {middle(processor, '{:+.1f}')} %."
+        )
+
+
+def fastest(blocks: list[Block]) -> float:
+    """The time within which the fastest tenth of all calls was done: what other programs disturb only adds."""
+    return statistics.quantiles([call for block in blocks for call in block.calls], n=10)[0]
+
+
+def median_of(blocks: list[Block], part: str) -> float:
+    return statistics.median(getattr(block, part) for block in blocks)
+
+
+def middle(numbers: list[float], form: str) -> str:
+    """The median, and between which two numbers the middle half lies."""
+    low, half, high = statistics.quantiles(numbers, n=4)
+    return f"{form.format(half)} ({form.format(low)} to {form.format(high)})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10, help="rounds of each kind (default 10)")
+    rounds = parser.parse_args().rounds
+    print(
+        f"{date.today()}, {os.cpu_count()} cores, torch {torch.__version__}. Median of {rounds} rounds (middle half)."
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        alone = Cluster(1, record=False).run(all_reduce, rounds, folder, timeout=300)
+        tell_calls("all_reduce of 8 B on one rank", alone.results[0])
+        tell_bytes(Path(folder))
+        with Cluster(2, record=False) as two:
+            tell_calls("all_reduce of 8 B over two ranks", two.run(all_reduce, rounds, folder, timeout=300).results[0])
+            tell_calls("send or recv of 8 B, to and fro", two.run(ping_pong, rounds, folder, timeout=300).results[0])
+            tell_steps(
+                f"DDP step on two ranks, tiny: {LAYERS} layers of 16, batch 4",
+                two.run(ddp, 16, 4, rounds, folder, timeout=300).results[0],
+            )
+            for milliseconds, width in WIDTHS.items():
+                batch = two.run(batch_for, milliseconds, width, timeout=300).results[0]
+                tell_steps(
+                    f"DDP step on two ranks, about {milliseconds:.0f} ms: {LAYERS} layers of {width}, batch {batch}",
+                    two.run(ddp, width, batch, rounds, folder, timeout=300).results[0],
+                )
+
+
+def tell_bytes(folder: Path) -> None:
+    """How long dlearn's file is for each call; the last line says how many lines it has, two for a call."""
+    (file, *_) = folder.glob("*dlearn.record*/*.jsonl")
+    lines = file.read_bytes().splitlines()
+    print(f"  dlearn's file: {2 * statistics.mean(map(len, lines)):.0f} B for each")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 
 import matplotlib
 import msgspec
+import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.patches import FancyArrowPatch
@@ -18,6 +19,7 @@ from dlearn.analysis.findings import finding, sequence_finding, size_text, time_
 from dlearn.analysis.waiting import waiting
 from dlearn.draw import palette, rows
 from dlearn.draw.canvas import plain, wrap
+from dlearn.draw.lanes import ROW_IN
 from dlearn.errors import DlearnError
 from dlearn.hooks.c10d_ops import COLLECTIVES
 from dlearn.trace.event import NOT_OBSERVED
@@ -169,6 +171,32 @@ def test_too_many_messages_become_a_strip_and_a_sentence(tmp_path):
     assert arrows_of(ax) == []
     assert len(picture_parts(ax, "density")) == 3
     assert any("2,400 messages not drawn as arrows" in text for text in texts(ax))
+
+
+def test_too_many_calls_become_the_share_of_time_in_them_and_a_hang_stays_red(tmp_path):
+    """Of each 20 ms, rank 0 waits for 5 and transfers for 5; calls in the same time count once."""
+    job = Job(tmp_path, ranks=2)
+    times = [20 * i * MS for i in range(1500)]
+    for at in times:
+        for _ in range(2):
+            job.collective("all_reduce", size=1000, start_ns={0: at, 1: at + 5 * MS}, end_ns=at + 10 * MS)
+    job.collective("all_reduce", size=8, ranks=[0], start_ns=times[-1] + 20 * MS, end_ns=None)
+    ax = draw.timeline(job.load())
+    lower, upper = (heights(ax, gid) for gid in ("time in all_reduce", "time waiting in all_reduce"))
+    assert len(lower) == len(upper) == 2, "one strip a rank"
+    assert lower[0] == pytest.approx(0.25, abs=0.02)
+    assert upper[0] == pytest.approx(0.25, abs=0.02)
+    assert upper[1] == 0, "rank 1 came last: it waits for nobody"
+    assert any("6,001 calls are too many for bars" in text for text in texts(ax))
+    assert len(picture_parts(ax, "stuck")) == 1
+    assert title(ax).startswith("Rank 0 waits for rank 1")
+
+
+def heights(ax, gid):
+    """How high each strip is where it is highest, as a part of its row: its outline is its top, then its bottom."""
+    outlines = [part.get_paths()[0].vertices[:-1, 1] for part in picture_parts(ax, gid)]
+    edges = [np.split(outline, 2) for outline in outlines]
+    return [max(abs(upper - lower[::-1])) / (0.88 * ROW_IN) for upper, lower in edges]
 
 
 def test_the_steps_of_a_ring_have_their_own_arrows_where_there_is_room(tmp_path):

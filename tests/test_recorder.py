@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
+from datetime import timedelta
 from pathlib import Path
 
 import msgspec
@@ -134,6 +135,49 @@ def test_the_end_is_not_the_wait():
     events = record(late_wait).trace.where(op="all_reduce").events
     assert {event.ended_by for event in events} == {"callback"}
     assert all(event.end_ns - event.start_ns < 400e6 for event in events)
+
+
+def test_the_end_is_told_by_the_wait_only_where_the_call_itself_waits():
+    def both() -> None:
+        dist.all_reduce(torch.ones(4))
+        work = dist.broadcast(torch.ones(4), 0, async_op=True)
+        work.wait()
+        model = DistributedDataParallel(torch.nn.Linear(2, 1))
+        model(torch.ones(1, 2)).sum().backward()  # DDP's reducer waits in C++, where no wait is seen.
+
+    trace = record(both).trace.where(kind="collective", rank=0)
+    told = [(event.op, event.launcher, event.ended_by) for event in trace.events if not event.role]
+    assert told == [("all_reduce", "", "wait"), ("broadcast", "", "callback"), ("all_reduce", "reducer", "callback")]
+    assert all(event.end_ns is not None for event in trace.events)
+
+
+def test_a_failed_wait_ends_its_call_with_the_error():
+    def alone() -> None:
+        group = dist.new_group([0, 1], timeout=timedelta(seconds=1))
+        if dist.get_rank() == 0:
+            with pytest.raises(RuntimeError):
+                dist.all_reduce(torch.ones(2), group=group)
+
+    (event,) = record(alone).trace.where(op="all_reduce").events
+    assert (event.ended_by, event.pending) == ("wait", False)
+    assert event.error.endswith("Error")
+
+
+def test_a_wait_for_an_empty_tensor_ends_no_send():
+    def confused() -> None:
+        from torch.distributed._functional_collectives import wait_tensor
+
+        if dist.get_rank() == 0:
+            work = dist.isend(torch.ones(2), 1)
+            wait_tensor(torch.empty(0))  # It has no address, and the send has no output.
+            dist.barrier()
+            assert work is not None
+        else:
+            dist.recv(torch.ones(2), 0)
+            dist.barrier()
+
+    (send,) = record(confused).trace.where(op="send").events
+    assert send.ended_by == NOT_OBSERVED
 
 
 def test_sends_that_nobody_waits_for_are_no_hang():

@@ -265,6 +265,24 @@ def test_a_line_is_at_most_as_long_as_it_may_be(tmp_path):
         writer.close()
 
 
+def test_a_line_among_thousands_is_named_by_its_number(tmp_path):
+    """Lines are read in blocks: damage, odd names and contradictions are found in any of them, wherever it is cut."""
+    writer = Writer(tmp_path / "host-1.jsonl", max_bytes=1 << 30)
+    writer.write(header())
+    for number in range(8000):
+        writer.write(Span(number=number, start_ns=number, name="étape" if number == 6000 else "x" * (number % 97)))
+    writer.close()
+    two_in_one = b'{"kind":"end","event":1,"by":"return"}{"kind":"end","event":2,"by":"return"}\n'
+    change(writer.path, 4000, two_in_one)
+    change(writer.path, 5000, b'{"kind":"span",\n"number":9999,"start_ns":0,"name":"x"}\n')
+    change(writer.path, 7003, b'{"kind":"span","number":9000,"start_ns":0,"name":"\\u001b"}\n')
+    change(writer.path, 8002, b'{"kind":"span","number":1,"start_ns":0,"name":"x"}\n')
+    file = read(writer.path)
+    (told,) = file.problems
+    assert all(text in told for text in ("4 damaged lines", "line 4000:", "line 5000:", "line 5001:"))
+    assert [file.events[number].name for number in (96, 6000, 9000, 7998)] == ["x" * 96, "étape", "\\x1b", "x" * 44]
+
+
 def test_headers_of_this_format_keep_their_fields():
     """Renaming one makes every existing trace unreadable: then FORMAT must change, too."""
     fields = "format job host pid torch dlearn start_ns restart rank name world_size clock"

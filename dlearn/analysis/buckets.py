@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from operator import attrgetter
 
 from dlearn.trace.event import Bucket, Collective, Event, Gradient
 
 UNKNOWN = "bucket unknown"
+_TELLING = (Bucket, Gradient, Collective)
 USED_MAP = "DDP's map of used parameters"
 
 Key = tuple[int, int]
@@ -22,7 +24,8 @@ def assign(events: Iterable[Event]) -> dict[Key, Bucket | str]:
     """(rank, number) of each all-reduce that DDP makes -> its bucket, or why it has none. `events` of a whole trace."""
     processes: dict[int, _Process] = defaultdict(_Process)
     found: dict[Key, Bucket | str] = {}
-    for event in sorted(events, key=lambda event: (event.rank, event.number)):
+    telling = [event for event in events if isinstance(event, _TELLING)]
+    for event in sorted(telling, key=attrgetter("rank", "number")):
         process = processes[event.rank]
         match event:
             case Bucket():

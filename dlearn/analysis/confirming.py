@@ -6,7 +6,7 @@ import msgspec
 
 from dlearn.analysis.joining import operations
 from dlearn.analysis.ledger import agreements
-from dlearn.analysis.unrolling import messages_of, sums_of
+from dlearn.analysis.unrolling import message_count, messages_of
 from dlearn.trace.message import Message, Messages, Operation
 from dlearn.trace.trace import Trace
 
@@ -24,18 +24,19 @@ def messages(trace: Trace) -> Messages:
     found: list[Message] = []
     unexplained: list[tuple[Operation, str]] = []
     for operation in operations(trace):
-        sums = sums_of(operation)
-        fits = isinstance(sums, str) or len(found) + sum(pair.message_count for pair in sums) <= MOST_MESSAGES
+        fits = len(found) + message_count(operation) <= MOST_MESSAGES
         too_many = f"the trace has more than {MOST_MESSAGES:,} messages; ask for a part of it"
         answer = messages_of(operation) if fits else too_many
         if isinstance(answer, str):
             unexplained.append((operation, answer))
             continue
         confirmed = agreed.of(operation)
-        found += [
-            msgspec.structs.replace(each, confirmed=True) if (each.src, each.dst) in confirmed else each
-            for each in answer
-        ]
+        if confirmed:
+            answer = [
+                msgspec.structs.replace(each, confirmed=True) if (each.src, each.dst) in confirmed else each
+                for each in answer
+            ]
+        found += answer
     # A derived time is a share of the operation's; one without a time comes when its operation was called.
     found.sort(key=_in_order)
     return Messages(tuple(found), tuple(unexplained), dict(trace.labels))

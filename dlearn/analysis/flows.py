@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Hashable, Iterable
 
 import msgspec
 import numpy as np
 
+from dlearn.analysis.columns import spread
+from dlearn.analysis.unrolling import PairSum, messages_of, sums_of
 from dlearn.trace.message import How, Message, Operation
 
 
@@ -39,26 +41,72 @@ def by_pair(messages: Iterable[Message]) -> tuple[Flow, ...]:
     return _together(messages, lambda message: 0)
 
 
-def sent_over_time(messages: Sequence[Message], *, start_ns: int, end_ns: int, bins: int) -> dict[int, list[float]]:
-    """Payload bytes that each rank sends in each of `bins` equal stretches of time; a message's are spread evenly.
+class Sums(msgspec.Struct, frozen=True):
+    """What is left of messages that are too many to look at one by one.
 
-    A message with only one known time counts there, one without any counts nowhere.
+    `sent_bytes` are the payload bytes that each rank sends in each of equal stretches of time. `count` messages have
+    their times, `never_came` have none. `unexplained` counts the operations whose messages are not known, by reason.
     """
-    edges = np.linspace(0, end_ns - start_ns, bins + 1)
-    rows: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
-    for message in messages:
-        sent, received = message.sent_ns, message.received_ns
-        known = [time - start_ns for time in (sent, received) if time is not None]
-        if known:
-            rows[message.src].append((min(known), max(known), message.payload_bytes))
-    return {rank: np.diff(_sent_by(edges, np.array(sends))).tolist() for rank, sends in rows.items()}
+
+    sent_bytes: dict[int, list[float]]
+    count: int
+    never_came: int
+    unexplained: dict[str, int]
 
 
-def _sent_by(times: np.ndarray, sends: np.ndarray) -> np.ndarray:
-    """Bytes that have been sent by each of these times."""
-    start, end, size = sends[:, 0], sends[:, 1], sends[:, 2]
-    lasting = np.maximum(end - start, 1)
-    return np.array([(np.clip((time - start) / lasting, 0, 1) * size).sum() for time in times])
+def over_time(shown: Iterable[Operation], ranks: Container[int], *, start_ns: int, end_ns: int, bins: int) -> Sums:
+    """All messages between these ranks, by sender and time: those of an operation are spread evenly over its transfer.
+
+    Of one whose time is known at one end only, all counts there; without any time it counts nowhere.
+    """
+    sent: dict[int, tuple[list[int], list[int], list[int]]] = defaultdict(lambda: ([], [], []))
+    count = never_came = 0
+    unexplained: Counter[str] = Counter()
+    for operation in shown:
+        for part in operation.steps or (operation,):
+            sums = timed_sums(part)
+            if isinstance(sums, str):
+                unexplained[sums] += 1
+                continue
+            for (src, dst, how, size, times), first_ns, last_ns in sums:
+                if src not in ranks or dst not in ranks:
+                    continue
+                if how == "missing":
+                    never_came += times
+                if first_ns is not None and last_ns is not None:
+                    count += times
+                elif first_ns is None and last_ns is None:
+                    continue
+                begins, ends, sizes = sent[src]
+                begins.append(first_ns if first_ns is not None else last_ns or 0)
+                ends.append(last_ns if last_ns is not None else first_ns or 0)
+                sizes.append(size)
+    width_ns = (end_ns - start_ns) / bins
+    sent_bytes: dict[int, list[float]] = {}
+    for rank, (begins, ends, sizes) in sent.items():
+        begin, end = ((np.array(at) - start_ns) / width_ns for at in (begins, ends))
+        sent_bytes[rank] = spread(begin, np.maximum(begin, end), np.array(sizes, dtype=float), bins=bins).tolist()
+    return Sums(sent_bytes, count, never_came, unexplained)
+
+
+def timed_sums(operation: Operation) -> list[tuple[PairSum, int | None, int | None]] | str:
+    """`sums_of`, with when the first message is sent and the last received; of a collective, its transfer."""
+    if operation.exchange is not None:
+        found = messages_of(operation)
+        if isinstance(found, str):
+            return found
+        return [(PairSum(m.src, m.dst, m.how, m.payload_bytes, 1), m.sent_ns, m.received_ns) for m in found]
+    sums = sums_of(operation)
+    if isinstance(sums, str):
+        return sums
+    first, last = operation.ends[0], operation.ends[-1]
+    sent_ns, received_ns = None, None
+    if operation.sender is not None:
+        sent_ns = first.start_ns if first.op == "send" else None
+        received_ns = last.end_ns if last.op == "recv" else None
+    elif operation.end_ns is not None and not operation.failed:
+        sent_ns, received_ns = operation.transfer_ns, max(operation.transfer_ns, operation.end_ns)
+    return [(pair, sent_ns, received_ns) for pair in sums]
 
 
 def _together(messages: Iterable[Message], part: Callable[[Message], int]) -> tuple[Flow, ...]:

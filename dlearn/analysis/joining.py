@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache, wraps
+from typing import TypeVar
 
 from dlearn.analysis import buckets
 from dlearn.analysis.buckets import Key
 from dlearn.analysis.rpc import rpc_operations
 from dlearn.trace.event import Bucket, Collective, PointToPoint, TensorInfo
 from dlearn.trace.matching import Match
-from dlearn.trace.message import End, Operation, RpcEnd
+from dlearn.trace.message import End, Operation
 from dlearn.trace.trace import Trace
 
 _EQUAL_SIZES = {
@@ -24,28 +26,61 @@ _EQUAL_SIZES = {
 """Collectives that every rank must call with as many bytes as the others."""
 
 
+Answer = TypeVar("Answer")
+
+
+def once(question: Callable[[Trace], Answer]) -> Callable[[Trace], Answer]:
+    """Work out the answer at the first call for a trace, and remember it there."""
+    name = f"{question.__module__}.{question.__qualname__}"
+
+    @wraps(question)
+    def answer(trace: Trace) -> Answer:
+        if name not in trace.answers:
+            trace.answers[name] = question(trace)
+        found: Answer = trace.answers[name]
+        return found
+
+    return answer
+
+
+@once
 def operations(trace: Trace) -> tuple[Operation, ...]:
     """What the program asked for, joined over ranks, in the order of first call. Nothing is left out.
 
     The sends that a glass-box collective consists of stand in its `steps`.
     """
-    carried = buckets.assign(trace.whole.events)
+    carried = _carried(trace.whole)
     collectives = {(end.rank, end.number) for each in trace.matches if _is_collective(each) for end in each.ends}
     steps: dict[Key, list[Operation]] = defaultdict(list)
-    top: list[Match] = []
+    top: list[Match | Operation] = []
     for each in trace.matches:
-        parents = [(end.rank, end.parent) for end in each.ends if end.parent is not None]
-        outer = next((parent for parent in parents if parent in collectives), None)
-        if outer is None or _is_collective(each):
+        if _is_collective(each):
             top.append(each)
-        else:
-            steps[outer].append(_operation(each, carried, ()))
+            continue
+        sent = _point_to_point(each)
+        outer = _parent(each, collectives)
+        (top if outer is None else steps[outer]).append(sent)
     found = [
-        _operation(each, carried, [step for end in each.ends for step in steps.get((end.rank, end.number), ())])
+        each
+        if isinstance(each, Operation)
+        else _collective(each, carried, [step for end in each.ends for step in steps.get((end.rank, end.number), ())])
         for each in top
     ]
     calls = list(rpc_operations(trace))
     return tuple(sorted(found + calls, key=lambda each: each.start_ns) if calls else found)
+
+
+@once
+def _carried(trace: Trace) -> dict[Key, Bucket | str]:
+    return buckets.assign(trace.events)
+
+
+def _parent(match: Match, collectives: set[Key]) -> Key | None:
+    """The collective that a send or recv is a step of."""
+    for end in match.ends:
+        if end.parent is not None and (end.rank, end.parent) in collectives:
+            return end.rank, end.parent
+    return None
 
 
 def _is_collective(match: Match) -> bool:
@@ -57,35 +92,46 @@ def payload_bytes(call: End) -> int:
 
     Of an RPC the tensors of its arguments.
     """
-    if isinstance(call, PointToPoint | RpcEnd):
-        return _bytes(call.tensors)
-    return _bytes(call.inputs or call.outputs)
+    return _bytes(_tensors(call))
 
 
 def _bytes(tensors: Sequence[TensorInfo]) -> int:
-    return sum(tensor.payload_bytes for tensor in tensors)
+    return sum([tensor.payload_bytes for tensor in tensors])
 
 
 # Operations -----------------------------------------------------------------------------------------------------------
 
 
-def _operation(match: Match, carried: dict[Key, Bucket | str], steps: Sequence[Operation]) -> Operation:
-    found = [carried.get((end.rank, end.number)) for end in match.ends]
-    bucket = next((each for each in found if isinstance(each, Bucket)), None)
-    note = next((each for each in found if isinstance(each, str)), "")
-    ops = list(dict.fromkeys(end.op for end in match.ends))
-    paired = match.sender is not None and match.receiver is not None
+def _point_to_point(match: Match) -> Operation:
+    tensors, paired = _tensors(match.ends[0]), match.sender is not None and match.receiver is not None
     return Operation(
-        op="send" if paired else "/".join(ops),
+        op="send" if paired else match.ends[0].op,
         group=match.group,
         seq=match.seq,
         ends=match.ends,
         missing=match.missing,
-        problem=_problem(match, ops),
-        bucket=bucket,
-        what=_what(match, bucket, note),
+        problem=_does_not_fit(*match.ends) if len(match.ends) == 2 else "",
+        what=_tensors_text(tensors),
         sender=match.sender,
         receiver=match.receiver,
+        payload_bytes=_bytes(tensors),
+    )
+
+
+def _collective(match: Match, carried: dict[Key, Bucket | str], steps: Sequence[Operation]) -> Operation:
+    found = [carried.get((end.rank, end.number)) for end in match.ends]
+    bucket = next((each for each in found if isinstance(each, Bucket)), None)
+    note = next((each for each in found if isinstance(each, str)), "")
+    ops = list(dict.fromkeys([end.op for end in match.ends]))
+    return Operation(
+        op="/".join(ops),
+        group=match.group,
+        seq=match.seq,
+        ends=match.ends,
+        missing=match.missing,
+        problem=_problem(match.ends, ops),
+        bucket=bucket,
+        what=_what(match.ends[0], bucket, note),
         steps=tuple(sorted(steps, key=_in_order)),
     )
 
@@ -96,13 +142,14 @@ def _in_order(step: Operation) -> tuple[int, int]:
     return first.step if isinstance(first, PointToPoint) else 0, step.start_ns
 
 
-def _problem(match: Match, ops: list[str]) -> str:
-    ends = match.ends
-    if match.sender is not None or match.receiver is not None:
-        sizes = [_bytes(end.tensors) for end in ends if isinstance(end, PointToPoint)]
-        if len(sizes) == 2 and sizes[0] > sizes[1]:
-            return f"sends {sizes[0]:,} B into a buffer of {sizes[1]:,} B"
+def _does_not_fit(send: End, recv: End) -> str:
+    given, room = _tensors(send), _tensors(recv)
+    if given == room or _bytes(given) <= _bytes(room):
         return ""
+    return f"sends {_bytes(given):,} B into a buffer of {_bytes(room):,} B"
+
+
+def _problem(ends: Sequence[End], ops: list[str]) -> str:
     if len({end.rank for end in ends}) < len(ends):
         return "a rank appears twice: two groups of the same name, or a damaged trace"
     if len(ops) > 1:
@@ -115,20 +162,34 @@ def _problem(match: Match, ops: list[str]) -> str:
     return ""
 
 
-def _logical_bytes(call: Collective | PointToPoint) -> int:
+def _logical_bytes(call: End) -> int:
     """Of sparse tensors the same on all ranks, however many values each has."""
-    tensors = call.tensors if isinstance(call, PointToPoint) else call.inputs or call.outputs
-    return sum(tensor.logical_bytes for tensor in tensors)
+    return sum([tensor.logical_bytes for tensor in _tensors(call)])
 
 
-def _what(match: Match, bucket: Bucket | None, note: str) -> str:
+def _tensors(call: End) -> tuple[TensorInfo, ...]:
+    return (call.inputs or call.outputs) if isinstance(call, Collective) else call.tensors
+
+
+def _what(first: End, bucket: Bucket | None, note: str) -> str:
     if bucket is not None:
-        return f"gradient of bucket {bucket.index}: {', '.join(bucket.parameters)}"
-    first = match.ends[0]
+        return _bucket_text(bucket)
     if note:
         return note
     if isinstance(first, Collective) and first.role:
         return first.role
-    tensors = first.tensors if isinstance(first, PointToPoint) else first.inputs or first.outputs
+    return _tensors_text(_tensors(first))
+
+
+# Of a million calls only a few differ: their texts are made once, and kept once.
+
+
+@lru_cache
+def _bucket_text(bucket: Bucket) -> str:
+    return f"gradient of bucket {bucket.index}: {', '.join(bucket.parameters)}"
+
+
+@lru_cache
+def _tensors_text(tensors: tuple[TensorInfo, ...]) -> str:
     shown = [f"{tensor.dtype}{list(tensor.shape)}" for tensor in tensors[:3]]
     return ", ".join(shown) + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")

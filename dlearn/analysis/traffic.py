@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlearn.analysis.joining import operations
-from dlearn.analysis.unrolling import sums_of
-from dlearn.trace.message import Operation
+from dlearn.analysis.joining import once, operations
+from dlearn.analysis.unrolling import how_sent, sums_of
+from dlearn.trace.message import How, Operation
 from dlearn.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ class Traffic(msgspec.Struct, frozen=True):
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
+@once
 def traffic(trace: Trace) -> Traffic:
     """Payload bytes from each rank to each other rank."""
     return traffic_of(operations(trace), trace)
@@ -113,20 +114,25 @@ def traffic(trace: Trace) -> Traffic:
 
 def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
     """The traffic of these operations of `trace` alone."""
-    sizes: Counter[tuple[int, int]] = Counter()
-    counts: Counter[tuple[int, int]] = Counter()
-    by_how: Counter[str] = Counter()
+    sums: Counter[tuple[int, int, How, int, int]] = Counter()  # Counted first: most of many operations are alike.
     unexplained = 0
     for operation in asked:
+        if operation.sender is not None and operation.receiver is not None and not operation.steps:
+            sums[operation.sender, operation.receiver, how_sent(operation), operation.payload_bytes, 1] += 1
+            continue
         answer = sums_of(operation)
         if isinstance(answer, str):
             unexplained += 1
-            continue
-        for pair in answer:
-            by_how[pair.how] += pair.payload_bytes
-            if pair.how != "missing":
-                sizes[pair.src, pair.dst] += pair.payload_bytes
-                counts[pair.src, pair.dst] += pair.message_count
+        else:
+            sums.update(answer)
+    sizes: Counter[tuple[int, int]] = Counter()
+    counts: Counter[tuple[int, int]] = Counter()
+    by_how: Counter[str] = Counter()
+    for (src, dst, how, size, count), times in sums.items():
+        by_how[how] += size * times
+        if how != "missing":
+            sizes[src, dst] += size * times
+            counts[src, dst] += count * times
     ranks = tuple(sorted({*trace.ranks, *(rank for pair in sizes for rank in pair)}))
     labels = {rank: trace.label(rank) for rank in ranks}
     return Traffic(ranks, labels, dict(sizes), dict(counts), dict(by_how), unexplained)

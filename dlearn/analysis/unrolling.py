@@ -12,7 +12,6 @@ from typing import NamedTuple
 import msgspec
 
 from dlearn.analysis import gloo
-from dlearn.analysis.joining import payload_bytes
 from dlearn.analysis.rpc import messages_of_exchange
 from dlearn.trace.event import Collective, PointToPoint
 from dlearn.trace.message import How, Message, Operation
@@ -35,17 +34,31 @@ def messages_of(operation: Operation) -> list[Message] | str:
     if operation.steps:
         return _of_steps(operation)
     if operation.sender is not None or operation.receiver is not None:
-        return _p2p_message(operation)
+        message = _p2p_message(operation)
+        return message if isinstance(message, str) else [message]
     schedule = _schedule(operation)
     return schedule if isinstance(schedule, str) else list(_derived(operation, schedule.sends))
 
 
+def message_count(operation: Operation) -> int:
+    """How many messages `messages_of` would make, if none of them is unknown."""
+    if operation.exchange is not None:
+        return 2
+    if operation.steps or operation.sender is not None or operation.receiver is not None:
+        return len(operation.steps) or 1
+    schedule = _schedule(operation)
+    return 0 if isinstance(schedule, str) else len(schedule.sends)
+
+
 def sums_of(operation: Operation) -> list[PairSum] | str:
     """`messages_of` summed for each pair of ranks, at the price of one message each."""
-    single = operation.exchange is not None or operation.sender is not None or operation.receiver is not None
-    if operation.steps or single:
+    if operation.steps or operation.exchange is not None:
         found = messages_of(operation)
         return found if isinstance(found, str) else [PairSum(m.src, m.dst, m.how, m.payload_bytes, 1) for m in found]
+    if operation.sender is not None and operation.receiver is not None:
+        return [PairSum(operation.sender, operation.receiver, how_sent(operation), operation.payload_bytes, 1)]
+    if operation.sender is not None or operation.receiver is not None:
+        return _why_alone(operation)
     schedule = _schedule(operation)
     if isinstance(schedule, str):
         return schedule
@@ -56,6 +69,11 @@ def sums_of(operation: Operation) -> list[PairSum] | str:
     ]
 
 
+def how_sent(operation: Operation) -> How:
+    """Of a send with its recv."""
+    return "missing" if operation.missing or operation.failed else "observed"
+
+
 def _how(operation: Operation) -> How:
     return "missing" if operation.missing or operation.failed else "derived"
 
@@ -63,7 +81,7 @@ def _how(operation: Operation) -> How:
 def _of_steps(operation: Operation) -> list[Message] | str:
     """The sends of a glass-box collective, as messages of the collective."""
     answers = [_p2p_message(step) for step in operation.steps]
-    found = [message for answer in answers if not isinstance(answer, str) for message in answer]
+    found = [answer for answer in answers if not isinstance(answer, str)]
     if not found:
         return next(answer for answer in answers if isinstance(answer, str))
     return [
@@ -71,32 +89,28 @@ def _of_steps(operation: Operation) -> list[Message] | str:
     ]
 
 
-def _p2p_message(operation: Operation) -> list[Message] | str:
+def _p2p_message(operation: Operation) -> Message | str:
     if operation.sender is None or operation.receiver is None:
         return _why_alone(operation)
-    send = next((end for end in operation.ends if end.op == "send"), None)
-    recv = next((end for end in operation.ends if end.op == "recv"), None)
-    first = operation.ends[0]
-    known = payload_bytes(first)
+    first, last = operation.ends[0], operation.ends[-1]
+    known = operation.payload_bytes
     offset, whole, step = 0, 0, 0
     if isinstance(first, PointToPoint) and first.op == "send":
         offset, whole, step = first.offset_bytes, first.whole_bytes, first.step
-    return [
-        Message(
-            src=operation.sender,
-            dst=operation.receiver,
-            op="send",
-            what=operation.what,
-            payload_bytes=known,
-            how="missing" if operation.missing or operation.failed else "observed",
-            operation=operation,
-            sent_ns=send.start_ns if send is not None else None,
-            received_ns=recv.end_ns if recv is not None else None,
-            offset_bytes=offset,
-            whole_bytes=whole or known,
-            step=step,
-        )
-    ]
+    return Message(
+        src=operation.sender,
+        dst=operation.receiver,
+        op="send",
+        what=operation.what,
+        payload_bytes=known,
+        how=how_sent(operation),
+        operation=operation,
+        sent_ns=first.start_ns if first.op == "send" else None,
+        received_ns=last.end_ns if last.op == "recv" else None,
+        offset_bytes=offset,
+        whole_bytes=whole or known,
+        step=step,
+    )
 
 
 def _why_alone(operation: Operation) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import numpy as np
 
-from dlearn.analysis.intervals import length_ns, union
-from dlearn.analysis.joining import operations
+from dlearn.analysis.columns import Calls, calls_of, disjoint
+from dlearn.analysis.joining import once
 from dlearn.trace.event import PointToPoint
 from dlearn.trace.message import End, Operation
 from dlearn.trace.trace import Trace
@@ -25,12 +25,30 @@ def waited_until_ns(operation: Operation, end: End) -> int | None:
     return end.start_ns if done_before else operation.transfer_ns
 
 
+@once
 def waiting(trace: Trace) -> dict[int, int]:
     """Nanoseconds in which at least one operation waited for this rank, for each rank that was waited for."""
-    stretches: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for operation in operations(trace):
-        for end in operation.ends:
-            until = waited_until_ns(operation, end)
-            if until is not None and until > end.start_ns:
-                stretches[operation.last_rank].append((end.start_ns, until))
-    return {rank: length_ns(union(found)) for rank, found in stretches.items()}
+    calls = calls_of(trace)
+    came_later = calls.transfer_ns > calls.start_ns
+    waited = came_later & (calls.end_ns > calls.transfer_ns)
+    for place in np.flatnonzero(came_later & ~calls.ended):
+        operation = calls.operations[calls.operation[place]]
+        waited[place] = waited_until_ns(operation, calls.ends[place]) is not None
+    waited &= ~np.array([bool(operation.missing or operation.exchange) for operation in calls.operations], dtype=bool)[
+        calls.operation
+    ]
+    last_rank = _last_ranks(calls)[calls.operation[waited]]
+    start_ns, until_ns = calls.start_ns[waited], calls.transfer_ns[waited]
+    ranks, seen_first = np.unique(last_rank, return_index=True)
+    covered: dict[int, int] = {}
+    for rank in ranks[np.argsort(seen_first)]:
+        begun, over = disjoint(start_ns[last_rank == rank], until_ns[last_rank == rank])
+        covered[int(rank)] = int((over - begun).sum())
+    return covered
+
+
+def _last_ranks(calls: Calls) -> np.ndarray:
+    """Of each operation, the first of the ranks that called it last."""
+    last = np.flatnonzero(calls.start_ns == calls.transfer_ns)
+    _, first = np.unique(calls.operation[last], return_index=True)
+    return np.asarray(calls.rank[last[first]])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.patches import FancyArrowPatch
@@ -13,6 +14,8 @@ from dlearn.analysis.flows import Flow, by_pair, by_step
 from dlearn.draw.palette import LINES, line_color
 from dlearn.trace.message import Message
 
+Color = str | tuple[float, ...]
+
 MOST_ARROWS = 250
 _MOST_STEPS = 24
 _NARROWEST_STEP_PT = 14
@@ -20,15 +23,14 @@ _NARROWEST_STEP_PT = 14
 
 @dataclass(frozen=True)
 class Arrows:
-    """What can be drawn as arrows; `merged` where one stands for several steps, `not_drawn` counts messages."""
+    """What can be drawn as arrows; `merged` where one stands for several steps."""
 
     flows: tuple[Flow, ...]
     merged: bool
-    not_drawn: int
 
 
-def readable(found: Sequence[Sequence[Message]], *, points_per_ns: float) -> Arrows:
-    """An arrow for each step if all have room, else for each pair of ranks in an operation; none if that is too many.
+def readable(found: Sequence[Sequence[Message]], *, points_per_ns: float) -> Arrows | None:
+    """An arrow for each step if all have room, else for each pair of ranks in an operation; None if that is too many.
 
     `found` holds the messages of each operation. One rule for the whole picture: an arrow means the same everywhere.
     """
@@ -39,8 +41,8 @@ def readable(found: Sequence[Sequence[Message]], *, points_per_ns: float) -> Arr
     steps = [flow for messages in timed for flow in by_step(messages)]
     flows = steps if _have_room(steps, points_per_ns) else [flow for messages in timed for flow in by_pair(messages)]
     if len(flows) > MOST_ARROWS:
-        return Arrows((), False, sum(len(messages) for messages in timed))
-    return Arrows(tuple(flows), any(flow.count > 1 for flow in flows), 0)
+        return None
+    return Arrows(tuple(flows), any(flow.count > 1 for flow in flows))
 
 
 def _have_room(steps: Sequence[Flow], points_per_ns: float) -> bool:
@@ -60,17 +62,15 @@ def draw_arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], *
     )  # fmt: skip
 
 
-def draw_density(ax: Axes, heights: Sequence[float], *, left: float, right: float, top: float, bottom: float) -> None:
-    """The bytes that a rank sends over time as a grey area; `heights` from 0 to 1."""
-    width = (right - left) / len(heights)
-    outline: list[tuple[float, float]] = [(left, bottom)]
-    for i, height in enumerate(heights):
-        y = bottom - height * (bottom - top)
-        outline += [(left + i * width, y), (left + (i + 1) * width, y)]
-    outline.append((right, bottom))
-    ax.add_collection(
-        PolyCollection([outline], facecolor="#777777", edgecolor="#444444", linewidth=0.4, zorder=2, gid="density")
-    )
+def draw_steps(
+    ax: Axes, lower: np.ndarray, upper: np.ndarray, *, right: float, box: tuple[float, float], color: Color, gid: str
+) -> None:
+    """Steps over time as an area from `lower` to `upper`, both from 0, the bottom of the box, to 1, its top."""
+    top, bottom = box
+    at = np.linspace(0, right, len(upper) + 1).repeat(2)[1:-1]
+    above, below = (np.column_stack([at, bottom - edge.repeat(2) * (bottom - top)]) for edge in (upper, lower))
+    outline = np.concatenate([above, below[::-1]])
+    ax.add_collection(PolyCollection([outline], facecolor=color, edgecolor="none", zorder=2, gid=gid), autolim=False)
 
 
 def arrow_text(how: str) -> str:

@@ -5,18 +5,25 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
-from dlearn.analysis.flows import sent_over_time
-from dlearn.analysis.joining import operations
+import numpy as np
+
+from dlearn.analysis.columns import Calls, calls_of
+from dlearn.analysis.flows import Sums, over_time, timed_sums
+from dlearn.analysis.hangs import ended_well
 from dlearn.analysis.unrolling import answers
-from dlearn.draw.arrows import Arrows, readable
+from dlearn.draw.arrows import MOST_ARROWS, Arrows, readable
 from dlearn.draw.bars import Bar, bars_of
+from dlearn.draw.busy import Busy, busy_of
 from dlearn.draw.lanes import Lane, rows_for, stack
 from dlearn.trace.event import Gradient, Span
-from dlearn.trace.message import Message, Operation
+from dlearn.trace.message import Operation
 from dlearn.trace.trace import Trace
 
 BINS = 200
+MOST_BARS = 4000
+"""Of each of bars, spans, ticks: more of them than this cannot be told apart."""
 MOST_SPAN_ROWS = 3
 _ROOM_FOR_STUCK = 0.6
 """What never ended lasts this much longer than all that was seen, so that its reason can be read."""
@@ -36,13 +43,16 @@ class Scene:
     spans: list[Span]
     span_rows: list[int]
     gradients: list[Gradient]
+    left_out: dict[str, int]
+    """How many spans and gradients are too many to be told apart."""
     lanes: dict[int, Lane]
     arrows: Arrows
+    sums: Sums
     density: dict[int, list[float]]
     """Bytes that each rank sends in each of `BINS` stretches, where there are too many messages for arrows."""
-    never_came: int
-    unexplained: dict[str, int]
-    """Why operations have no messages, and how many."""
+    busy: Busy | None
+    """The share of time that each rank spends in calls, where these are too many for bars: only those that went wrong
+    are in `bars` then."""
 
     def ms(self, at_ns: int) -> float:
         return (at_ns - self.start_ns) / 1e6
@@ -50,24 +60,25 @@ class Scene:
 
 def set_scene(trace: Trace) -> Scene:
     """Everything that a timeline of this trace shows."""
-    shown = operations(trace)
+    calls = calls_of(trace)
+    shown = calls.operations
     spans = [event for event in trace.events if isinstance(event, Span)]
     gradients = [event for event in trace.events if isinstance(event, Gradient)]
-    start_ns, end_ns = _window(shown, spans, gradients)
-    bars = bars_of(shown, trace, until_ns=end_ns)
+    start_ns, end_ns = _window(calls, spans, gradients)
     ranks = ranks_shown(trace, shown)
+    many = len(calls.ends) > MOST_BARS
+    bars = bars_of(_gone_wrong(shown) if many else shown, trace, until_ns=end_ns)
     rows = _bar_rows(bars, (end_ns - start_ns) // 250)
+    if many:
+        rows = [row + 1 for row in rows]  # Below the strip that says how busy the rank is.
+    all_spans, all_gradients = len(spans), len(gradients)
+    if all_spans > MOST_BARS:
+        spans = [span for span in spans if (span.end_ns or end_ns) - span.start_ns > (end_ns - start_ns) // BINS]
+    if all_gradients > MOST_BARS:
+        gradients = []
     span_rows = _span_rows(spans, end_ns)
-    found, unexplained = _messages(shown, ranks)
-    arrows = readable(found, points_per_ns=_USUAL_WIDTH_PT / (end_ns - start_ns))
-    flat = [message for messages in found for message in messages]
-    lanes = stack(
-        ranks,
-        rows=_depth([bar.rank for bar in bars], rows),
-        spans={rank: min(depth, MOST_SPAN_ROWS) for rank, depth in _depth([s.rank for s in spans], span_rows).items()},
-        strips={gradient.rank for gradient in gradients},
-        density=arrows.not_drawn > 0,
-    )
+    arrows = None if _too_many(shown, set(ranks)) else _arrows(shown, ranks, start_ns, end_ns)
+    sums = over_time(shown, set(ranks), start_ns=start_ns, end_ns=end_ns, bins=BINS)
     return Scene(
         ranks=ranks,
         start_ns=start_ns,
@@ -77,29 +88,58 @@ def set_scene(trace: Trace) -> Scene:
         spans=spans,
         span_rows=span_rows,
         gradients=gradients,
-        lanes=lanes,
-        arrows=arrows,
-        density=sent_over_time(flat, start_ns=start_ns, end_ns=end_ns, bins=BINS) if arrows.not_drawn else {},
-        never_came=sum(message.how == "missing" for message in flat),
-        unexplained=unexplained,
+        left_out={"span": all_spans - len(spans), "gradient": all_gradients - len(gradients)},
+        lanes=stack(
+            ranks,
+            rows=_depth([bar.rank for bar in bars], rows),
+            spans={
+                rank: min(depth, MOST_SPAN_ROWS) for rank, depth in _depth([s.rank for s in spans], span_rows).items()
+            },
+            strips={gradient.rank for gradient in gradients},
+            density=arrows is None,
+        ),
+        arrows=arrows or Arrows((), merged=False),
+        sums=sums,
+        density=sums.sent_bytes if arrows is None else {},
+        busy=busy_of(calls, start_ns=start_ns, end_ns=end_ns, bins=BINS) if many else None,
     )
+
+
+def _gone_wrong(shown: Sequence[Operation]) -> list[Operation]:
+    """The first of those that some rank did not come to or out of."""
+    wrong = (each for each in shown if each.missing or (not ended_well(each) and (each.pending or each.failed)))
+    return list(islice(wrong, MOST_BARS // 100))
+
+
+def _too_many(shown: Sequence[Operation], lanes: set[int]) -> bool:
+    """Whether there are more arrows than have room, even with one for each pair: known before a message is made."""
+    found = 0
+    for operation in shown:
+        for part in operation.steps or (operation,):
+            sums = timed_sums(part)
+            if not isinstance(sums, str):
+                found += sum(p.src in lanes and p.dst in lanes and None not in times for p, *times in sums)
+        if found > MOST_ARROWS:
+            return True
+    return False
 
 
 def ranks_shown(trace: Trace, shown: Sequence[Operation]) -> tuple[int, ...]:
     """Every rank that left a file, and those that others name, unless they are too many for a picture."""
-    named = {rank for operation in shown for rank in (*operation.ranks, operation.sender, operation.receiver)}
+    named = {end.rank for operation in shown for end in operation.ends}
+    named |= {rank for operation in shown for rank in (operation.sender, operation.receiver) if rank is not None}
     named |= {rank for group in {id(o.group): o.group for o in shown}.values() for rank in group.members}
-    everybody = {*trace.ranks, *(rank for rank in named if rank is not None)}
+    everybody = {*trace.ranks, *named}
     return tuple(sorted(everybody if len(everybody) <= _MOST_RANKS else trace.ranks))
 
 
-def _window(shown: Sequence[Operation], spans: Sequence[Span], gradients: Sequence[Gradient]) -> tuple[int, int]:
+def _window(calls: Calls, spans: Sequence[Span], gradients: Sequence[Gradient]) -> tuple[int, int]:
     """From the first moment seen to the last one; longer where something never ended."""
-    events = [*(end for operation in shown for end in operation.ends), *spans, *gradients]
-    start = min((event.start_ns for event in events), default=0)
-    last = max((event.end_ns or event.start_ns for event in events), default=0)
+    events = [*spans, *gradients]
+    start = min([*(event.start_ns for event in events), *calls.start_ns.tolist()], default=0)
+    last = max([*(event.end_ns or event.start_ns for event in events), *calls.end_ns.tolist()], default=0)
     length = max(last - start, 1000)
-    stuck = any(operation.pending for operation in shown)
+    stuck = any(calls.ends[place].pending for place in np.flatnonzero(~calls.ended))
     return start, start + int(length * (1 + _ROOM_FOR_STUCK if stuck else 1))
 
 
@@ -141,14 +181,12 @@ def _depth(ranks: Sequence[int], rows: Sequence[int]) -> dict[int, int]:
     return depth
 
 
-def _messages(shown: Sequence[Operation], ranks: Sequence[int]) -> tuple[list[list[Message]], dict[str, int]]:
-    """The messages of each operation that has any, between these ranks, and why other operations have none."""
-    found: list[list[Message]] = []
-    unexplained: dict[str, int] = defaultdict(int)
+def _arrows(shown: Sequence[Operation], ranks: Sequence[int], start_ns: int, end_ns: int) -> Arrows | None:
+    """The messages of each operation that has any, between these ranks; None if they are too many."""
     lanes = set(ranks)
-    for _, answer in answers(shown):
-        if isinstance(answer, str):
-            unexplained[answer] += 1
-        else:
-            found.append([message for message in answer if message.src in lanes and message.dst in lanes])
-    return found, unexplained
+    found = [
+        [message for message in answer if message.src in lanes and message.dst in lanes]
+        for _, answer in answers(shown)
+        if not isinstance(answer, str)
+    ]
+    return readable(found, points_per_ns=_USUAL_WIDTH_PT / (end_ns - start_ns))

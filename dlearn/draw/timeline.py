@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
@@ -14,8 +15,9 @@ from dlearn.analysis.findings import finding, size_text, time_text
 from dlearn.analysis.flows import Flow
 from dlearn.analysis.words import count_text
 from dlearn.draw import canvas
-from dlearn.draw.arrows import arrow_text, draw_arrow, draw_density
+from dlearn.draw.arrows import arrow_text, draw_arrow, draw_steps
 from dlearn.draw.bars import Bar, Box, draw_bars, label_bars
+from dlearn.draw.busy import draw_busy
 from dlearn.draw.canvas import TEXT_PT, plain, points_per_ms, text_width
 from dlearn.draw.lanes import SPAN_IN, STRIP_IN, height_in
 from dlearn.draw.palette import FAINT, INK, LANE, LINES, MISSING, STRIP, WAITING_HATCH, line_color, look
@@ -32,7 +34,7 @@ def timeline(trace: Trace, *, ax: Axes | None = None) -> Axes:
     scene = set_scene(trace)
     fit = ax is None
     ax = ax or _new_axes(trace, scene)
-    if not (scene.bars or scene.spans or scene.gradients):
+    if not (scene.bars or scene.busy or scene.spans or scene.gradients):
         return canvas.say_empty(ax, "This trace holds no operation, span or gradient.", fit=fit)
     label_axes(ax, trace, scene)
     draw_spans(ax, scene)
@@ -118,6 +120,9 @@ def draw_calls(ax: Axes, scene: Scene) -> None:
     transfer_at = [scene.ms(bar.transfer_ns) for bar in scene.bars]
     draw_bars(ax, placed, transfer_at=transfer_at)
     label_bars(ax, placed, transfer_at=transfer_at)
+    if scene.busy is not None:
+        for rank, lane in scene.lanes.items():
+            draw_busy(ax, scene.busy, rank=rank, right=scene.ms(scene.end_ns), box=lane.bar(0))
 
 
 def draw_messages(ax: Axes, scene: Scene) -> None:
@@ -130,10 +135,10 @@ def draw_messages(ax: Axes, scene: Scene) -> None:
         draw_arrow(ax, (sent, top), (received, bottom), how=flow.how, gid=f"message {flow.src} to {flow.dst}")
     highest = max((max(heights) for heights in scene.density.values()), default=0.0) or 1.0
     for rank, heights in scene.density.items():
-        lane = scene.lanes[rank]
-        draw_density(
-            ax, [height / highest for height in heights], left=0.0, right=scene.ms(scene.end_ns),
-            top=lane.density_top + 0.04, bottom=lane.bottom,
+        lane, upper = scene.lanes[rank], np.array(heights) / highest
+        draw_steps(
+            ax, np.zeros(len(heights)), upper, right=scene.ms(scene.end_ns), box=(lane.density_top + 0.04, lane.bottom),
+            color="#777777", gid="density",
         )  # fmt: skip
 
 
@@ -157,7 +162,8 @@ def _times(scene: Scene, flow: Flow, dst: int | None) -> tuple[float, float]:
 
 
 def legend(scene: Scene) -> list[Artist]:
-    families = {look(bar.op).family: look(bar.op) for bar in scene.bars}
+    looks = [look(bar.op) for bar in scene.bars] + [each for _, each in (scene.busy.transfer if scene.busy else ())]
+    families = {each.family: each for each in looks}
     handles: list[Artist] = [
         Patch(facecolor=each.color, edgecolor=each.ink, hatch=each.hatch, linewidth=0.4, label=each.family)
         for each in families.values()
@@ -178,22 +184,30 @@ def legend(scene: Scene) -> list[Artist]:
 def notes(ax: Axes, trace: Trace, scene: Scene) -> list[str]:
     """What the picture does not show, or shows in another way than a reader would think."""
     told: list[str] = [f"Problem: {problem}." for problem in trace.problems[:2]]
+    if scene.busy:
+        told.append(
+            f"{scene.busy.calls:,} calls are too many for bars: the height of a strip is the share of the time that the"
+            " rank is inside of calls, paler while all of them wait for the last rank."
+        )
+    for what, count in scene.left_out.items():
+        if count:
+            told.append(f"{count_text(count, what)} too many to be told apart: choose a shorter part.")
     if scene.arrows.merged:
         told.append("An arrow stands for all messages of one operation between two ranks.")
-    if scene.arrows.not_drawn:
+    if scene.density:
         highest = max((max(heights) for heights in scene.density.values()), default=0.0)
         stretch = time_text((scene.end_ns - scene.start_ns) // BINS)
         told.append(
-            f"{scene.arrows.not_drawn:,} messages not drawn as arrows: the grey strip of a rank shows the bytes that it"
+            f"{scene.sums.count:,} messages not drawn as arrows: the grey strip of a rank shows the bytes that it"
             f" sends, at most {size_text(round(highest))} in {stretch}."
         )
     if any(flow.how == "derived" for flow in scene.arrows.flows):
         told.append("Derived: from gloo's algorithm; the time of the transfer is shared out, not measured.")
     if any(bar.state == "stuck" for bar in scene.bars):
         told.append("Stuck calls last longer than drawn: the axis ends with the last event that was seen.")
-    if scene.never_came:
-        told.append(f"{scene.never_came:,} messages were expected and never came: no arrows.")
-    reasons = list(scene.unexplained.items())
+    if scene.sums.never_came:
+        told.append(f"{scene.sums.never_came:,} messages were expected and never came: no arrows.")
+    reasons = list(scene.sums.unexplained.items())
     told += [f"No arrows for {count_text(count, 'operation')}: {reason}." for reason, count in reasons[:2]]
     if reasons[2:]:
         told.append(f"No arrows for {count_text(sum(count for _, count in reasons[2:]), 'operation')} of other kinds.")

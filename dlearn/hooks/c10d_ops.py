@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+import msgspec
 import torch
 from torch._C._distributed_c10d import Work
 
@@ -75,18 +76,25 @@ class Signature:
         self.tag = names.index("tag") if "tag" in names else -1
         self.splits = names.index("input_split_sizes") if "input_split_sizes" in names else None
         self.peer = next((names.index(name) for name in ("dst", "src") if name in names), None)
+        self._async_op = names.index("async_op") if "async_op" in names else None
         self.redispatch = overload._handle.redispatch_boxed
         self._returns = len(returns)
         self._work = next((i for i, each in enumerate(returns) if each.endswith("c10d.Work")), None)
 
     def size(self, args: tuple[Any, ...]) -> int:
         """Bytes of the tensors that a Work of this call keeps alive."""
-        return sum(each.logical_bytes for where in (self.gives, self.gets) for each in describe(args, where))
+        return sum(
+            each.numel() * each.element_size() for where in (self.gives, self.gets) for each in _tensors(args, where)
+        )
 
     def output(self, args: tuple[Any, ...]) -> torch.Tensor | None:
         """The first tensor that the call fills."""
-        where = self.gets if self.gets is not None else self.gives
-        return next(_flatten(args[where]), None) if where is not None else None
+        return next(iter(_tensors(args, self.gets if self.gets is not None else self.gives)), None)
+
+    def waits_at_once(self, args: tuple[Any, ...]) -> bool:
+        """Whether whoever calls will wait for the Work before doing anything else: `async_op=False`."""
+        # An argument that equals its default is not passed on, and this one's is True.
+        return self._async_op is not None and self._async_op < len(args) and args[self._async_op] is False
 
     def work_of(self, result: Any) -> Work | None:
         if self._work is None:
@@ -103,9 +111,7 @@ def overload_of(schema: str) -> Any:
 
 def describe(args: tuple[Any, ...], index: int | None) -> tuple[TensorInfo, ...]:
     """The outsides of a Tensor, Tensor[] or Tensor[][] argument (absent where it equals its default)."""
-    if index is None or index >= len(args):
-        return ()
-    return tuple(describe_one(tensor) for tensor in _flatten(args[index]))
+    return tuple(map(describe_one, _tensors(args, index)))
 
 
 def split_bytes(args: tuple[Any, ...], signature: Signature) -> tuple[int, ...]:
@@ -114,7 +120,7 @@ def split_bytes(args: tuple[Any, ...], signature: Signature) -> tuple[int, ...]:
     rows = args[where] if where is not None and where < len(args) else ()
     if not rows or signature.gives is None:
         return ()
-    (tensor,) = _flatten(args[signature.gives])
+    (tensor,) = _tensors(args, signature.gives)
     row_bytes = tensor.element_size() * math.prod(tensor.shape[1:])
     return tuple(int(count) * row_bytes for count in rows)
 
@@ -137,35 +143,35 @@ def checksum(tensor: torch.Tensor) -> int | None:
     return zlib.crc32((ctypes.c_ubyte * size).from_address(tensor.data_ptr())) if size else 0
 
 
-def _flatten(argument: Any) -> Iterator[torch.Tensor]:
+def _tensors(args: tuple[Any, ...], index: int | None) -> Sequence[torch.Tensor]:
+    if index is None or index >= len(args):
+        return ()
+    argument = args[index]
     if isinstance(argument, torch.Tensor):
-        yield argument
-    else:
-        for each in argument:
-            yield from _flatten(each)
+        return (argument,)
+    if argument and not isinstance(argument[0], torch.Tensor):
+        return [tensor for each in argument for tensor in each]
+    return argument  # type: ignore[no-any-return]
 
 
 def describe_one(tensor: torch.Tensor) -> TensorInfo:
     """The outside of a tensor."""
-    logical = tensor.numel() * tensor.element_size()
-    payload, indices_bytes = logical, None
-    if tensor.is_sparse:
-        indices, values = tensor._indices(), tensor._values()
-        if tensor.is_coalesced():
-            indices_bytes = indices.numel() * indices.element_size()
-        payload = indices.numel() * indices.element_size() + values.numel() * values.element_size()
-    return TensorInfo(
-        shape=tuple(tensor.shape),
-        dtype=_name(tensor.dtype),
-        device=_name(tensor.device),
-        logical_bytes=logical,
-        payload_bytes=payload,
-        indices_bytes=indices_bytes,
-        sparse=tensor.is_sparse,
+    whole = _describe_whole(tensor.shape, tensor.dtype, tensor.device)
+    if not tensor.is_sparse:
+        return whole
+    indices, values = tensor._indices(), tensor._values()
+    indices_bytes = indices.numel() * indices.element_size()
+    return msgspec.structs.replace(
+        whole,
+        payload_bytes=indices_bytes + values.numel() * values.element_size(),
+        indices_bytes=indices_bytes if tensor.is_coalesced() else None,
+        sparse=True,
     )
 
 
-@lru_cache(256)
-def _name(value: torch.dtype | torch.device) -> str:
-    """ "float32", "cuda:0". Kept, so that the text is not made anew for each tensor."""
-    return str(value).removeprefix("torch.")
+@lru_cache(4096)
+def _describe_whole(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> TensorInfo:
+    """Of a tensor that is not sparse. Kept, because a program sends the same shapes again and again."""
+    size = math.prod(shape) * dtype.itemsize
+    name = str(dtype).removeprefix("torch.")
+    return TensorInfo(tuple(shape), dtype=name, device=str(device), logical_bytes=size, payload_bytes=size)

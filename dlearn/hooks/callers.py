@@ -49,6 +49,8 @@ class _Note(NamedTuple):
     """The file as people call it; None for torch, dlearn and Python's own machinery."""
     own: bool = False
     """The user's own code, not an installed library's."""
+    recorder: bool = False
+    """Code of dlearn that is no lesson."""
 
 
 _ENGINE = autograd_graph._engine_run_backward.__code__
@@ -68,7 +70,7 @@ def caller(frame: FrameType | None) -> Caller:
     task = torch._C._current_graph_task_id()
     backward = task if task >= 0 else None
     # The innermost function that is not ours made the call.
-    while frame is not None and _is_recorder(frame.f_code):
+    while frame is not None and (_notes.get(id(frame.f_code)) or _make_note(frame.f_code)).recorder:
         frame = frame.f_back
     by_engine = (frame is None and backward is not None) or (frame is not None and frame.f_code is _ENGINE)
     launcher = "reducer" if by_engine else ""
@@ -96,39 +98,48 @@ def _walk(
 ) -> tuple[str, str, str, GradBucket | None]:
     phase = role = own_site = any_site = ""
     bucket: GradBucket | None = None
+    below: FrameType | None = None
     while frame is not None:
-        note = _notes.get(id(frame.f_code)) or _make_note(frame.f_code)
-        phase = phase or note.phase
-        role = role or note.role
-        if note.own and not own_site:
-            own_site = f"{note.site}:{frame.f_lineno}"
-        elif note.site is not None and not any_site:
-            any_site = f"{note.site}:{frame.f_lineno}"
-        above = frame.f_back
-        # Functions that C++ calls: by the engine, or at the bottom of a thread that torch started.
-        by_cpp = look_at_bottom if above is None else above.f_code is _ENGINE
-        if look_for_bucket and bucket is None and by_cpp:
-            bucket = next((each for each in frame.f_locals.values() if isinstance(each, GradBucket)), None)
-        frame = above
+        code = frame.f_code
+        if id(code) not in _silent:
+            _, its_phase, its_role, site, own, _ = _notes.get(id(code)) or _make_note(code)
+            phase = phase or its_phase
+            role = role or its_role
+            if site is not None and not own_site:
+                if own:
+                    own_site = f"{site}:{frame.f_lineno}"
+                elif not any_site:
+                    any_site = f"{site}:{frame.f_lineno}"
+            if code is _ENGINE and look_for_bucket:
+                bucket = bucket or _bucket_of(below)
+            if own_site and phase:
+                return phase, role, own_site, bucket  # A role is played further in, between user and c10d.
+        below, frame = frame, frame.f_back
+    if look_for_bucket and look_at_bottom:
+        bucket = bucket or _bucket_of(below)
     return phase, role, own_site or any_site, bucket
 
 
-def _is_recorder(code: CodeType) -> bool:
-    name = code.co_filename
-    return name.startswith(_DLEARN_DIR) and not name.startswith(_LESSONS_DIR)
+def _bucket_of(called_by_cpp: FrameType | None) -> GradBucket | None:
+    """The bucket that a communication hook was called for: by the engine, or at the bottom of a thread of torch's."""
+    values = called_by_cpp.f_locals.values() if called_by_cpp is not None else ()
+    return next((each for each in values if isinstance(each, GradBucket)), None)
 
 
 def _make_note(code: CodeType) -> _Note:
     name = code.co_filename
-    if name.startswith(_MACHINERY) or _is_recorder(code):
-        note = _Note(code)
+    if name.startswith(_MACHINERY) or (name.startswith(_DLEARN_DIR) and not name.startswith(_LESSONS_DIR)):
+        note = _Note(code, recorder=name.startswith(_DLEARN_DIR))
     else:
         note = _Note(code, site=file_label(name, cell_names, os.getcwd()), own=not name.startswith(_INSTALLED))
     if len(_notes) > 20_000:
+        _silent.clear()
         _notes.clear()
         _notes.update(_known())
     # The note holds the code object, so its id stays its own.
     _notes[id(code)] = note
+    if note.site is None:
+        _silent.add(id(code))
     return note
 
 
@@ -161,3 +172,5 @@ def _known() -> dict[int, _Note]:
 
 
 _notes: dict[int, _Note] = _known()
+_silent: set[int] = set()
+"""Those that tell nothing: most of a stack, and passed over fast."""

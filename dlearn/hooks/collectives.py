@@ -6,7 +6,7 @@ autograd and above the CPU and CUDA kernels and is free for c10d. It notes the c
 to the kernel that would have run without us. (The `Autograd` key would miss functional collectives and inference
 mode; a kernel in the place of the CPU one would have to rebuild options that Python cannot read.)
 
-The end of a collective comes from the future of its Work, never by waiting; see works.py for those without one.
+The end comes from the caller's own wait where it waits at once, else from the future of the Work; see works.py.
 """
 
 from __future__ import annotations
@@ -103,6 +103,9 @@ def _collective_kernel(
                 elif not group.end_by_callback:
                     # NCCL completes its futures when the kernel is queued, so a callback would lie.
                     emit.end(number, by=NOT_OBSERVED)
+                elif signature.waits_at_once(args) and type(work) is Work:
+                    # The caller holds its tensors. (A Work of another class has a `wait` of its own.)
+                    waiting.hold(work, number)
                 elif not callbacks.watch(number, work):
                     waiting.hold(work, number, signature.size(args), output=signature.output(args))
             except Exception as error:
@@ -113,7 +116,7 @@ def _collective_kernel(
 
 
 def _note_collective(signature: Signature, args: tuple[Any, ...], group: Group, emit: Emit) -> int:
-    made_by = caller(sys._getframe(2))
+    made_by = caller(sys._getframe())
     root = args[signature.root] if signature.root is not None else None
     inputs = describe(args, signature.gives)
     outputs = describe(args, signature.gets)
@@ -142,7 +145,7 @@ def note_python_collective(
     op: str, group: Group, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], emit: Emit
 ) -> int:
     """A collective of a Python process group, which the dispatcher does not see. To be called by `operation` alone."""
-    made_by = caller(sys._getframe(3))
+    made_by = caller(sys._getframe())
     bucket = made_by.bucket
     return emit.event(
         Collective,
@@ -170,7 +173,7 @@ def _p2p_kernel(
         number = None
         try:
             group = groups.of_boxed(args[signature.group])
-            made_by = caller(sys._getframe(1))
+            made_by = caller(sys._getframe())
             (tensor,) = args[tensors]
             offset, whole = place_of(tensor)
             number = emit.event(

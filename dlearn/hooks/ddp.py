@@ -82,10 +82,10 @@ class _Watch:
     def _watch_gradients(self, ddp: DistributedDataParallel, model: int, names: dict[int, str]) -> None:
         for parameter in ddp.module.parameters():
             if parameter.requires_grad:
-                hook = self._ready(model, names[id(parameter)])
+                hook = self._ready(model, names[id(parameter)], parameter.nbytes)
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
-    def _ready(self, model: int, name: str) -> Any:
+    def _ready(self, model: int, name: str, size: int) -> Any:
         @untraced
         def ready(parameter: torch.Tensor) -> None:
             try:
@@ -94,7 +94,7 @@ class _Watch:
                     Gradient,
                     model=model,
                     parameter=name,
-                    bytes=parameter.nbytes,
+                    bytes=size,
                     backward=task if task >= 0 else None,
                     phase="backward",
                 )

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
@@ -34,6 +34,7 @@ class Groups:
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._known: WeakKeyDictionary[ProcessGroup, Group] = WeakKeyDictionary()
+        self._last: tuple[ref[ProcessGroup], Group] | None = None
         self._names: WeakKeyDictionary[ProcessGroup, str] = WeakKeyDictionary()
         self._uses: dict[str, int] = {}
 
@@ -41,10 +42,14 @@ class Groups:
         return self.of(ProcessGroup.unbox(boxed))
 
     def of(self, pg: ProcessGroup) -> Group:
-        group = self._known.get(pg)
-        if group is None:
-            group = self._known[pg] = self._meet(pg)
-        return group
+        last = self._last
+        if last is not None and last[0]() is pg:  # Most calls are made on the group of the call before.
+            return last[1]
+        known = self._known.get(pg)
+        if known is None:
+            known = self._known[pg] = self._meet(pg)
+        self._last = ref(pg), known
+        return known
 
     def name(self, pg: ProcessGroup) -> str:
         """The group's name in the trace: its own, and for a second group of that name a number with it."""

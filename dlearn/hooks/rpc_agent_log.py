@@ -49,6 +49,12 @@ class AgentLog:
         self._level.value = _EVERYTHING
         return ""
 
+    def forget(self, path: Path) -> None:
+        """In a forked child: what its own agent tells goes to `path`; an open log is the parent's."""
+        if self._level is not None:
+            self._level.value = self._before
+        self._path, self._level, self._filter = path, None, None
+
     def close(self) -> None:
         """Give level and stderr back; returns when every line that was written is where it belongs."""
         if self._level is None:
@@ -64,6 +70,7 @@ class AgentLog:
             self._filter = None
 
     def _redirect(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)  # An agent may start before anything was recorded.
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         reader, writer = os.pipe()
         agent_log.widen(writer)

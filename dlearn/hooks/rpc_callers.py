@@ -97,7 +97,7 @@ def _cpp_caller(calls: Calls, name: str, original: Any) -> Any:
             found = list(flatten((args, kwargs)))
             tensors = [each for each in found if isinstance(each, torch.Tensor)]
             rrefs = [each for each in found if isinstance(each, PyRRef)]
-            made_by = caller(sys._getframe(1))
+            made_by = caller(sys._getframe())
             number = calls.emit.event(
                 RpcCall,
                 op="remote" if remote else _sync_or_async(),
@@ -125,7 +125,7 @@ def _cpp_caller(calls: Calls, name: str, original: Any) -> Any:
 
 
 def _call_facts(function: Any, arguments: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
-    made_by = caller(sys._getframe(2))
+    made_by = caller(sys._getframe())
     return {
         "function": function_name(function, arguments),
         "tensors": describe_all(tensors),

@@ -24,7 +24,7 @@ def watch_windows(calls: Calls, patches: Patches, watchers: Watchers) -> None:
             def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
                 if self.is_owner():
                     return original(self, *args, **kwargs)
-                made_by = caller(sys._getframe(1))
+                made_by = caller(sys._getframe())
                 number = emit.event(
                     RpcWindow,
                     op=op,
@@ -73,7 +73,7 @@ def watch_windows(calls: Calls, patches: Patches, watchers: Watchers) -> None:
     def backward(original: Any) -> Any:
         def wrapper(context: int, roots: Any, *args: Any, **kwargs: Any) -> Any:
             guarded(emit, "backward", watchers.phase)
-            made_by = caller(sys._getframe(1))
+            made_by = caller(sys._getframe())
             window = emit.event(RpcWindow, op="backward", context=context, phase="backward", site=made_by.site)
             try:
                 for message, node in _retrieve_context(context)._recv_functions().items():

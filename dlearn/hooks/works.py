@@ -1,14 +1,18 @@
 """How the end of an operation is seen, without ever waiting for it.
 
-A collective's Work has a future, which calls back. Sends, receives and gloo's reduce_scatter have none: their
-`is_completed()` stays False until somebody waits, and a second `wait` hangs; so `Work.wait` is patched, and the hook
-holds each Work until then (torch makes a new Python object for a Work that nobody holds).
+A collective's Work has a future, which calls back on a thread of the backend's: that thread and the program's then
+take turns at Python's lock, which costs more than all the rest of recording. So it is asked only where it has to be:
+a call with `async_op=False` waits at once, and its own wait says when it is done. Sends, receives and gloo's
+reduce_scatter have no future: their `is_completed()` stays False until somebody waits, and a second `wait` hangs. So
+`Work.wait` is patched, and the hook holds each Work until then (torch makes a new Python object for a Work that nobody
+holds).
 """
 
 from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -39,9 +43,10 @@ class Callbacks:
         except RuntimeError:
             return False
         self._open[number] = future
-        future.add_done_callback(untraced(lambda future: self._done(number, future)))
+        future.add_done_callback(partial(self._done, number))
         return True
 
+    @untraced
     def _done(self, number: int, future: Any) -> None:
         error = ""
         try:
@@ -73,7 +78,7 @@ class _Held(NamedTuple):
 
 
 class WaitingWorks:
-    """Works without a future, whose end nobody has seen yet."""
+    """Works whose end the program's own wait will tell."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
@@ -82,12 +87,16 @@ class WaitingWorks:
         self._bytes = 0
 
     def hold(
-        self, work: Work, number: int, size: int, *, any_source: bool = False, output: torch.Tensor | None = None
+        self, work: Work, number: int, size: int = 0, *, any_source: bool = False, output: torch.Tensor | None = None
     ) -> None:
-        """Keep `work` until it is waited for; `output` is the tensor by which functional collectives wait for it."""
+        """Keep `work`, and `size` bytes with it, until it is waited for.
+
+        `output` is the tensor by which functional collectives wait for it.
+        """
         address = output.untyped_storage().data_ptr() if output is not None else 0
         self._held[id(work)] = _Held(work, number, size, any_source, address)
-        self._by_output[address] = id(work)
+        if address:
+            self._by_output[address] = id(work)
         self._bytes += size
         while len(self._held) > WORKS_HELD or (self._bytes > WORK_BYTES_HELD and len(self._held) > 1):
             oldest = self._forget(next(iter(self._held)))

@@ -42,6 +42,8 @@ class HangWatch:
 
     def _look(self) -> None:
         while not self._over.wait(self.after / LOOKS):
+            if not self._recording.begun:
+                continue  # A launcher of ranks waits all the time, and is none of them.
             last_ns = self._recording.last_ns
             quiet_seconds = (time.monotonic_ns() - last_ns) / 1e9
             try:

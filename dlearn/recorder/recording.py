@@ -103,10 +103,10 @@ class Recording:
             self._undo.callback(collectives.install(self, self._groups, checksums=options.checksums))
             self._undo.callback(ddp.install(self))
             self._undo.callback(stretches.install(self))
-            log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
-            self._undo.callback(log.close)
+            self._log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
+            self._undo.callback(self._log.close)
             watchers = Watchers(
-                log.open, self._sockets.note_strangers, self.watch_rpc_sockets, self._disconnecting, self._phase
+                self._log.open, self._sockets.note_strangers, self.watch_rpc_sockets, self._disconnecting, self._phase
             )
             if options.graph:
                 watchers, undo = autograd.install(self, watchers)
@@ -131,18 +131,22 @@ class Recording:
             return OUTSIDE
         thread = threading.get_ident()
         spans = self._open_spans.get(thread) or self._open_spans[self._owner]
-        if kind is PointToPoint:
+        if kind is PointToPoint and self._steps:
             facts |= self._steps.get(thread, {})
         watched = self._measure == "phase" and kind in (Collective, PointToPoint)
         if watched and not self._under_way.intersection(spans):
             self._count_before_operation()
         now = self._clock()
-        number = next(self._numbers)
+        number = facts["number"] = next(self._numbers)
         if watched:
             self._under_way.add(number)
-        name = "" if thread == self._owner else threading.current_thread().name
-        found = {"start_ns": now, "parent": spans[-1] if spans else None, "thread": name}
-        self._writer.write(kind(number=number, **(found | facts)))
+        # What the hook itself has given counts; written into its own dict, as this runs for every call.
+        facts.setdefault("start_ns", now)
+        if spans:
+            facts.setdefault("parent", spans[-1])
+        if thread != self._owner:
+            facts.setdefault("thread", threading.current_thread().name)
+        self._writer.write(kind(**facts))
         self.last_ns = now
         if self._watch is not None and kind in (Collective, PointToPoint, RpcCall):
             self.waiting[number] = now
@@ -331,6 +335,7 @@ class Recording:
         self._open_spans = {self._owner: []}
         self._hook_errors = self._works_dropped = self._left_out = 0
         self._sockets.forget()
+        self._log.forget(log_path(path))
         if self._desk is not None:
             self._desk.forget(path)
         if self._watch is not None:
@@ -340,6 +345,11 @@ class Recording:
     @property
     def path(self) -> Path:
         return self._writer.path
+
+    @property
+    def begun(self) -> bool:
+        """Whether this process has sent anything yet: a lazy recording has no file before."""
+        return self._writer.begun
 
 
 class Outer:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dlearn.analysis.story import story
 from dlearn.analysis.waiting import waiting
-from dlearn.analysis.words import count_text, overview
+from dlearn.analysis.words import count_text, overview, rpc_overview
 from dlearn.errors import TraceError
 from dlearn.trace.trace import Trace
 
@@ -28,7 +28,9 @@ def summary(folder: Path) -> str:
     except TraceError as error:
         return f"dlearn: what was recorded is in {folder}, and cannot be read: {error}"
     shown = _from_here(folder)
-    lines = [f"the trace is in {shown}", overview(trace), *_look_at(trace, shown)]
+    lines = [f"the trace is in {shown}", overview(trace)]
+    lines += [rpc_overview(trace)] if trace.rpc.exchanges else []
+    lines += _look_at(trace, shown)
     lines += [f"problem: {problem}" for problem in trace.problems[:SENTENCES]]
     return "\n".join(f"dlearn: {line}" for line in lines)
 

@@ -11,7 +11,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from operator import attrgetter
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from dlearn.trace.event import Collective, GroupFact, PointToPoint
 from dlearn.trace.message import Group
@@ -20,8 +23,7 @@ if TYPE_CHECKING:
     from dlearn.trace.trace import Process
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(msgspec.Struct, frozen=True, gc=False):
     """The ends of one exchange, in the order of ranks (a send before its recv), and the ranks that made no call for it.
 
     A rank counts as missing only if every line that it wrote is here; of others nobody knows.
@@ -39,27 +41,21 @@ def match(processes: Sequence[Process], events: Iterable[Collective | PointToPoi
     """Every event belongs to exactly one match; nothing is dropped. Ordered by first start."""
     groups = join_groups(processes)
     complete = {process.rank for process in processes if process.complete}
-    # The keys hold a group's identity, not its value: to hash a large one takes long.
-    collectives: dict[tuple[int, int], list[Collective]] = defaultdict(list)
-    channels: dict[tuple[int, int, int, int], _Channel] = {}
-    matches: list[Match] = []
+    exchanges: dict[tuple[int, int], list[Collective]] = defaultdict(list)
+    posted: dict[tuple[int, str, str, int | None, int], list[PointToPoint]] = defaultdict(list)
     for event in events:
-        key = (event.rank, event.group)
-        group = groups[key] if key in groups else groups.setdefault(key, _unknown_group(event))
         if isinstance(event, Collective):
-            collectives[id(group), event.seq].append(event)
-            continue
-        peer = _member(group, event.peer)
-        sender, receiver = (event.rank, peer) if event.op == "send" else (peer, event.rank)
-        if sender is None or receiver is None:
-            matches.append(Match(group, event.seq, (event,), (), sender=sender, receiver=receiver))
+            key = (event.rank, event.group)
+            group = groups[key] if key in groups else groups.setdefault(key, _unknown_group(event))
+            # The keys hold a group's identity, not its value: to hash a large one takes long.
+            exchanges[id(group), event.seq].append(event)
         else:
-            channel = channels.setdefault((id(group), sender, receiver, event.tag), _Channel(group, sender, receiver))
-            (channel.sends if event.op == "send" else channel.recvs).append(event)
-    matches += _join_collectives(collectives.values(), groups, complete)
-    for channel in channels.values():
+            posted[event.rank, event.group, event.op, event.peer, event.tag].append(event)
+    matches, channels = _open_channels(posted.values(), groups)
+    matches += _join_collectives(exchanges.values(), groups, complete)
+    for channel in channels:
         matches += _join_channel(channel, complete)
-    return tuple(sorted(matches, key=lambda each: min(end.start_ns for end in each.ends)))
+    return tuple(sorted(matches, key=lambda each: min([end.start_ns for end in each.ends])))
 
 
 def join_groups(processes: Sequence[Process]) -> dict[tuple[int, str], Group]:
@@ -134,19 +130,42 @@ class _Channel:
     recvs: list[PointToPoint] = field(default_factory=list)
 
 
+def _open_channels(
+    posted: Iterable[list[PointToPoint]], groups: dict[tuple[int, str], Group]
+) -> tuple[list[Match], list[_Channel]]:
+    """Each list holds what one rank posted alike: the same op, group, peer and tag. Where no rank is the peer, the
+    calls stay alone."""
+    alone: list[Match] = []
+    channels: dict[tuple[int, int, int, int], _Channel] = {}
+    for calls in posted:
+        first = calls[0]
+        key = (first.rank, first.group)
+        group = groups[key] if key in groups else groups.setdefault(key, _unknown_group(first))
+        peer = _member(group, first.peer)
+        sender, receiver = (first.rank, peer) if first.op == "send" else (peer, first.rank)
+        if sender is None or receiver is None:
+            alone += [Match(group, call.seq, (call,), (), sender, receiver) for call in calls]
+            continue
+        channel = channels.setdefault((id(group), sender, receiver, first.tag), _Channel(group, sender, receiver))
+        (channel.sends if first.op == "send" else channel.recvs).extend(calls)
+    return alone, list(channels.values())
+
+
 def _join_channel(channel: _Channel, complete: set[int]) -> Iterator[Match]:
+    group, sender, receiver = channel.group, channel.sender, channel.receiver
     for send, recv in _paired(channel):
-        ends = tuple(end for end in (send, recv) if end is not None)
-        absent = [] if send else [channel.sender]
-        absent += [] if recv else [channel.receiver]
-        # Where only some steps were recorded, the other end may be in another.
-        missing = tuple(rank for rank in absent if rank in complete and not ends[0].place)
-        yield Match(channel.group, ends[0].seq, ends, missing, sender=channel.sender, receiver=channel.receiver)
+        if send is not None and recv is not None:
+            yield Match(group, send.seq, (send, recv), (), sender, receiver)
+        elif (alone := send or recv) is not None:
+            absent = sender if send is None else receiver
+            # Where only some steps were recorded, the other end may be in another.
+            missing = (absent,) if absent in complete and not alone.place else ()
+            yield Match(group, alone.seq, (alone,), missing, sender, receiver)
 
 
 def _paired(channel: _Channel) -> Iterator[tuple[PointToPoint | None, PointToPoint | None]]:
-    sends = sorted(channel.sends, key=lambda event: event.number)
-    recvs = sorted(channel.recvs, key=lambda event: event.number)
+    sends = sorted(channel.sends, key=attrgetter("number"))
+    recvs = sorted(channel.recvs, key=attrgetter("number"))
     if not any(event.place for event in (*sends, *recvs)):
         yield from zip_longest(sends, recvs)
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from collections import Counter
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     import pandas
 
 _REASONS_SHOWN = 8
+_error = attrgetter("error")
 
 How = Literal["observed", "derived", "inferred", "missing"]
 
@@ -45,7 +47,7 @@ class RpcEnd(Event, tag="rpc end", frozen=True, kw_only=True):
 End = Collective | PointToPoint | RpcEnd
 
 
-class Operation(msgspec.Struct, frozen=True, kw_only=True):
+class Operation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A collective with all its members, a send with its recv, or an RPC request with its reply (`exchange`).
 
     `ends` holds each member's own event, in the order of ranks; `missing` the ranks that never called it.
@@ -63,7 +65,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """What travels, in words: "gradient of bucket 0: fc2.weight, fc2.bias"."""
     sender: int | None = None
     receiver: int | None = None
-    """Of a point-to-point operation: from whom, to whom."""
+    payload_bytes: int = 0
+    """Of a point-to-point operation: from whom, to whom, how much."""
     steps: tuple[Operation, ...] = ()
     """Of a glass-box collective: the sends that it consists of."""
     exchange: Exchange | None = None
@@ -98,7 +101,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def failed(self) -> bool:
-        return any(end.failed for end in self.ends)
+        return any(map(_error, self.ends))
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -113,7 +116,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(rank for rank in members if rank is not None and rank not in seen)
 
 
-class Message(msgspec.Struct, frozen=True, kw_only=True):
+class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Always exactly one sender and one receiver.
 
     `payload_bytes` is the data without framing. `offset_bytes` and `whole_bytes` say which part of the operation's

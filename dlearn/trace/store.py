@@ -7,9 +7,10 @@ call returns, whatever kills the process next. Nothing is buffered, nothing lock
 from __future__ import annotations
 
 import os
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from dlearn.errors import TraceError
 from dlearn.trace.event import (
     FORMAT,
     NOT_OBSERVED,
+    Collective,
     End,
     Event,
     Footer,
@@ -29,6 +31,7 @@ from dlearn.trace.event import (
     PointToPoint,
     RpcReply,
     Socket,
+    TensorInfo,
     Worker,
 )
 from dlearn.trace.job_facts import AnyLine, ClockReading, Exit, Joined, Peer, Place
@@ -39,10 +42,13 @@ MAX_LINE_BYTES = 1 << 20
 UNLISTED_MEMBERS = 256
 """Only a process group made by hand, outside `init_process_group`, is written without `ranks`: it is small."""
 
+_BLOCK_BYTES = 1 << 18
+"""Lines are read about this much at a time."""
+
 _encode = msgspec.json.Encoder().encode
-_decode_line = msgspec.json.Decoder(AnyLine).decode
-_PLAIN = re.compile(rb"[ -\[\]-~]*\n?").fullmatch
-"""Printable ASCII without a backslash: no string in such a line needs a closer look."""
+_decoder = msgspec.json.Decoder(AnyLine)
+_set = msgspec.structs.force_setattr
+"""Events are frozen for everybody else; only here, while they are being read, they are still being made."""
 _DAMAGE = (ValueError, RecursionError)
 """What reading a damaged line may raise: msgspec's and Unicode's errors are ValueErrors."""
 
@@ -88,7 +94,7 @@ class Writer:
         if self._fd is None and not self._begin(line):
             return
         assert self._fd is not None
-        data = _encode(line) + b"\n"
+        data = self._mend + _encode(line) + b"\n"
         # Without the header the file is no trace, and the footer says how much is not in it: these two always fit.
         if len(data) > self._room and not isinstance(line, Header | Footer):
             self._room = 0  # Nothing after it either: a short end of a long event that was left out is of no use.
@@ -96,16 +102,21 @@ class Writer:
             return
         self._room -= len(data)
         try:
-            written = os.write(self._fd, self._mend + data)
+            written = os.write(self._fd, data)
         except OSError:
             self.not_written += 1
             raise
-        if written < len(self._mend + data):
+        if written < len(data):
             self._mend = b"\n"  # A full disk took a part of it; the next line, if any fits, begins on its own.
             self.not_written += 1
             return
         self._mend = b""
         self.lines += 1
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is a file yet."""
+        return self._fd is not None
 
     def close(self) -> None:
         """Let the file go, in this process only (a forked child closes its copy, the parent goes on)."""
@@ -113,6 +124,9 @@ class Writer:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+Tensors = tuple[TensorInfo, ...]
 
 
 @dataclass
@@ -133,6 +147,8 @@ class ProcessFile:
     exit_status: int | None = None
     footer: Footer | None = None
     problems: list[str] = field(default_factory=list)
+    tensors: dict[Tensors, Tensors] = field(default_factory=dict)
+    """One of each that was ever sent."""
     complete: bool = True
     """Whether every line that the process wrote is here. If not, a call that is not here may still have been made."""
 
@@ -142,21 +158,19 @@ def read(path: Path) -> ProcessFile:
 
     Strings are `printable`: what a stranger wrote into them fits into a sentence and moves no cursor.
     """
-    lines = _lines(path)
-    file = ProcessFile(path, _read_header(path, next(lines, (1, b""))[1]))
+    blocks = _blocks(path)
+    file = ProcessFile(path, _read_header(path, next(blocks, b"")))
     damaged: list[str] = []
-    number = 1
-    for number, line in lines:
-        if line is None:
-            damaged.append(f"line {number} is longer than {MAX_LINE_BYTES:,} bytes")
-        elif not line.endswith(b"\n"):
-            damaged.append(f"line {number}, the last, is cut off")
-        else:
+    read_so_far = 1
+    for block in blocks:
+        lines = _decode(block)
+        for number, line in enumerate(lines, start=read_so_far + 1):
             try:
-                _take(file, _decode(line))
+                _take(file, line)
             except _DAMAGE as error:
-                damaged.append(f"line {number}: {str(error)[:120]}")
-    file.problems += _lost(file, damaged, number - (file.exit_status is not None))
+                damaged.append(f"line {number}{_why_damaged(line, error)}")
+        read_so_far += len(lines)
+    file.problems += _lost(file, damaged, read_so_far - (file.exit_status is not None))
     if file.problems:
         file.complete = False
         _excuse_ends(file)
@@ -195,35 +209,65 @@ def _excuse_ends(file: ProcessFile) -> None:
     """Where lines are lost, ends may be among them: an event without one is no hang."""
     for event in file.events.values():
         if event.pending:
-            msgspec.structs.force_setattr(event, "ended_by", NOT_OBSERVED)
+            _set(event, "ended_by", NOT_OBSERVED)
 
 
-def _lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
-    """Number and bytes of each line; None stands for a line that is too long to be one of ours."""
+def _blocks(path: Path) -> Iterator[bytes]:
+    """The first line of the file, then many whole lines at a time. Only a line that is damage may be without its end:
+    cut off, or longer than any of ours."""
     try:
         if not path.is_file():  # A folder; or a pipe, which would be waited for.
             raise TraceError(printable(f"{path} is no file. Move it out of the trace's folder."))
         with path.open("rb") as stream:
-            number = 0
-            while line := stream.readline(MAX_LINE_BYTES + 1):
-                number += 1
-                if len(line) > MAX_LINE_BYTES:
-                    while line and not line.endswith(b"\n"):
-                        line = stream.readline(MAX_LINE_BYTES)
-                    yield number, None
-                else:
-                    yield number, line
+            block = stream.readline(MAX_LINE_BYTES + 1)
+            while block:
+                yield block
+                while block and not block.endswith(b"\n"):
+                    block = stream.readline(MAX_LINE_BYTES)
+                block = stream.read(_BLOCK_BYTES)
+                block += stream.readline(MAX_LINE_BYTES + 1)
     except OSError as error:
         raise TraceError(printable(f"{path}: cannot be read: {error.strerror}")) from None
 
 
-def _decode(line: bytes) -> AnyLine:
+def _decode(block: bytes) -> Sequence[AnyLine | bytes]:
+    """All lines of a block at once, which is fast; if any needs a closer look, each as it stands in the file."""
+    lines = BytesIO(block).readlines()
+    if block.endswith(b"\n") and len(block) <= MAX_LINE_BYTES and _is_plain(block):
+        with suppress(*_DAMAGE):
+            return list(map(_decoder.decode, lines))
+    return lines
+
+
+def _is_plain(data: bytes) -> bool:
+    """Whether no string in there needs a closer look: nothing is escaped, everything can be printed."""
+    if b"\\" in data:
+        return False
+    if data.isascii():
+        return b"\x7f" not in data  # Any other control character is damage to a JSON string.
+    try:
+        return data.decode().replace("\n", "").isprintable()
+    except UnicodeDecodeError:
+        return False
+
+
+def _decode_line(line: bytes) -> AnyLine:
+    if len(line) > MAX_LINE_BYTES or not line.endswith(b"\n"):
+        raise ValueError
     decoded: AnyLine
-    if _PLAIN(line):
-        decoded = _decode_line(line)
+    if _is_plain(line):
+        decoded = _decoder.decode(line)
     else:
         decoded = msgspec.convert(_printable_all(msgspec.json.decode(line)), AnyLine)
     return decoded
+
+
+def _why_damaged(line: AnyLine | bytes, error: Exception) -> str:
+    if isinstance(line, bytes) and len(line) > MAX_LINE_BYTES:
+        return f" is longer than {MAX_LINE_BYTES:,} bytes"
+    if isinstance(line, bytes) and not line.endswith(b"\n"):
+        return ", the last, is cut off"
+    return f": {str(error)[:120]}"
 
 
 def _printable_all(value: Any) -> Any:
@@ -261,9 +305,15 @@ def _read_header(path: Path, line: bytes | None) -> Header:
     )
 
 
-def _take(file: ProcessFile, line: AnyLine) -> None:
-    """Put one line where it belongs. Raises ValueError if it contradicts the lines before it."""
-    match line:
+def _take(file: ProcessFile, line: AnyLine | bytes) -> None:
+    """Put one line where it belongs. Raises ValueError if it is damaged or contradicts the lines before it."""
+    match line:  # The most frequent first: there may be millions.
+        case End():
+            _end(file, line)
+        case Event():
+            _begin(file, line)
+        case bytes():
+            _take(file, _decode_line(line))
         case Header():
             raise ValueError("a second header")
         case Footer():
@@ -291,16 +341,6 @@ def _take(file: ProcessFile, line: AnyLine) -> None:
             file.place = line
         case Exit():
             file.exit_status = line.status
-        case End():
-            _end(file, line)
-        case _:
-            if line.number in file.events:
-                raise ValueError(f"event {line.number} a second time")
-            if line.end_ns is not None and line.end_ns < line.start_ns:
-                raise ValueError(f"event {line.number} ends before it starts")
-            file.events[line.number] = line
-            if isinstance(line, RpcReply) and line.run is not None and line.returned_ns is not None:
-                _end(file, End(event=line.run, by="return", at_ns=line.returned_ns))
 
 
 def _check_group(group: GroupFact) -> None:
@@ -308,6 +348,22 @@ def _check_group(group: GroupFact) -> None:
         raise ValueError(f"group {group.name[:40]!r} contradicts itself")
     if not group.ranks and group.size > UNLISTED_MEMBERS:
         raise ValueError(f"group {group.name[:40]!r} has {group.size:,} members and does not say which")
+
+
+def _begin(file: ProcessFile, event: Event) -> None:
+    if event.number in file.events:
+        raise ValueError(f"event {event.number} a second time")
+    if event.end_ns is not None and event.end_ns < event.start_ns:
+        raise ValueError(f"event {event.number} ends before it starts")
+    file.events[event.number] = event
+    # A program says the same of its tensors in each step: kept once, that halves the memory.
+    if isinstance(event, PointToPoint):
+        _set(event, "tensors", file.tensors.setdefault(event.tensors, event.tensors))
+    elif isinstance(event, Collective):
+        _set(event, "inputs", file.tensors.setdefault(event.inputs, event.inputs))
+        _set(event, "outputs", file.tensors.setdefault(event.outputs, event.outputs))
+    elif isinstance(event, RpcReply) and event.run is not None and event.returned_ns is not None:
+        _end(file, End(event=event.run, by="return", at_ns=event.returned_ns))
 
 
 def _end(file: ProcessFile, end: End) -> None:
@@ -318,9 +374,10 @@ def _end(file: ProcessFile, end: End) -> None:
         raise ValueError(f"the end of event {end.event} a second time")
     if end.at_ns is not None and end.at_ns < event.start_ns:
         raise ValueError(f"event {end.event} ends before it starts")
-    # Events are frozen for everybody else; only here, while they are being read, they are still being made.
-    msgspec.structs.force_setattr(event, "end_ns", end.at_ns if end.by != NOT_OBSERVED else None)
-    msgspec.structs.force_setattr(event, "ended_by", end.by)
-    msgspec.structs.force_setattr(event, "error", end.error)
+    _set(event, "ended_by", end.by)
+    if end.by != NOT_OBSERVED:
+        _set(event, "end_ns", end.at_ns)
+    if end.error != event.error:
+        _set(event, "error", end.error)
     if end.peer is not None and isinstance(event, PointToPoint) and event.peer is None:
-        msgspec.structs.force_setattr(event, "peer", end.peer)
+        _set(event, "peer", end.peer)

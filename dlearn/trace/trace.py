@@ -8,7 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -107,8 +109,7 @@ class Trace:
     def matches(self) -> tuple[Match, ...]:
         """The exchanges that events of this selection take part in; each exchange with all its ends."""
         if self.selected_from is None:
-            calls = (event for event in self.events if isinstance(event, Collective | PointToPoint))
-            return match(self.processes, calls)
+            return match(self.processes, (event for event in self.events if isinstance(event, _CALLS)))
         mine = {(event.rank, event.number) for event in self.events}
         return tuple(each for each in self.whole.matches if any((end.rank, end.number) in mine for end in each.ends))
 
@@ -118,6 +119,11 @@ class Trace:
         if self.selected_from is None:
             return join_rpc(self.processes, self.events)
         return self.whole.rpc.of(self.events)
+
+    @cached_property
+    def answers(self) -> dict[str, Any]:
+        """What was found out about this trace, so that it is worked out once: see `analysis.joining.once`."""
+        return {}
 
     @cached_property
     def spans(self) -> tuple[str, ...]:
@@ -205,6 +211,8 @@ class Trace:
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
+_CALLS = (Collective, PointToPoint)
+_set = msgspec.structs.force_setattr
 _KINDS = tuple(str(kind.__struct_config__.tag) for kind in Event.__subclasses__() if kind is not RpcEnd)
 _NAMES_SHOWN = 8
 
@@ -280,9 +288,13 @@ def _assign_ranks(
         rank = max(world - 1, *taken) + 1 if taken else world
         taken[rank] = file
         labels[rank] = f"{file.header.host}-{file.header.pid}"
-    for rank, file in taken.items():
+    events: list[Event] = []
+    for rank, file in sorted(taken.items()):
         for event in file.events.values():
-            msgspec.structs.force_setattr(event, "rank", rank)
+            _set(event, "rank", rank)
+        events += sorted(file.events.values(), key=attrgetter("number"))
+    # Sorting is stable: of events that start at the same moment, the lower rank's and number's stay first.
+    events.sort(key=attrgetter("start_ns"))
     processes = tuple(
         Process(
             rank=rank,
@@ -301,8 +313,7 @@ def _assign_ranks(
         )
         for rank, file in sorted(taken.items())
     )
-    events = [event for file in taken.values() for event in file.events.values()]
-    return processes, tuple(sorted(events, key=lambda event: (event.start_ns, event.rank, event.number)))
+    return processes, tuple(events)
 
 
 def _worker_name(file: ProcessFile) -> str:

@@ -1,0 +1,70 @@
+"""Where calls are too many for bars: the share of each stretch of time that a rank spends in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import attrgetter
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from dlearn.analysis.columns import Calls, disjoint, spread
+from dlearn.draw.arrows import Color, draw_steps
+from dlearn.draw.palette import Look, look
+
+
+@dataclass(frozen=True)
+class Busy:
+    """For each rank and look, a share from 0 to 1 for each bin. Calls at the same time count once.
+
+    In `waiting`, all of the rank's calls of that look wait for a last rank; in `transfer`, one or more do not.
+    """
+
+    calls: int
+    transfer: dict[tuple[int, Look], np.ndarray]
+    waiting: dict[tuple[int, Look], np.ndarray]
+
+
+def busy_of(calls: Calls, *, start_ns: int, end_ns: int, bins: int) -> Busy:
+    """Of the calls whose end was seen; all of the time from `start_ns` to `end_ns`, in `bins`."""
+    width_ns = (end_ns - start_ns) / bins
+    start, end = (calls.start_ns - start_ns) / width_ns, (calls.end_ns - start_ns) / width_ns
+    middle = (calls.transfer_ns - start_ns) / width_ns
+    # A call that was done before the last rank came has waited for nobody.
+    middle = np.where(end <= middle, start, middle)
+    transfer: dict[tuple[int, Look], np.ndarray] = {}
+    waiting: dict[tuple[int, Look], np.ndarray] = {}
+    names = list(map(attrgetter("op"), calls.ends))
+    places = {name: i for i, name in enumerate(dict.fromkeys(names))}
+    looks = list(dict.fromkeys(look(name) for name in places))
+    number = {name: looks.index(look(name)) for name in places}
+    kind = calls.rank * len(looks) + np.fromiter(map(number.__getitem__, names), np.int64, len(names))
+    for each in np.unique(kind[calls.ended]):
+        mine = np.flatnonzero((kind == each) & calls.ended)
+        key = (int(each) // len(looks), looks[int(each) % len(looks)])
+        inside = _covered(start[mine], end[mine], bins)
+        transfer[key] = _covered(middle[mine], end[mine], bins)
+        waiting[key] = np.maximum(inside - transfer[key], 0)
+    return Busy(len(calls.ends), transfer, waiting)
+
+
+def _covered(start: np.ndarray, end: np.ndarray, bins: int) -> np.ndarray:
+    begun, over = disjoint(start, end)
+    return spread(begun, over, over - begun, bins=bins)
+
+
+def draw_busy(ax: Axes, busy: Busy, *, rank: int, right: float, box: tuple[float, float]) -> None:
+    """Stacked from the bottom: what is transferred in its colour, what waits paler. A full strip is all of the time."""
+    mine = {look: shares for (owner, look), shares in busy.transfer.items() if owner == rank}
+    everything: list[tuple[Color, np.ndarray, str]] = []
+    everything += [(look.color, shares, f"time in {look.family}") for look, shares in mine.items()]
+    everything += [(look.pale, busy.waiting[rank, look], f"time waiting in {look.family}") for look in mine]
+    # Calls of several kinds at the same time share the strip.
+    if not everything:
+        return
+    whole = np.maximum(1, sum(shares for _, shares, _ in everything))
+    lower = np.zeros(len(whole))
+    for color, shares, gid in everything:
+        upper = lower + shares / whole
+        draw_steps(ax, lower, upper, right=right, box=box, color=color, gid=gid)
+        lower = upper

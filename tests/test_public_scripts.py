@@ -1,0 +1,87 @@
+"""Programs that this project did not write, run from the wheels that ship them: nothing of them is copied or changed.
+
+accelerate's is a whole script. torch's are programs made for its own tests, with processes that they spawn themselves;
+`scripts/torch_rpc.py` only names them. Both need a few seconds to minutes, most of it for imports.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dlearn.analysis.joining import operations
+from dlearn.analysis.words import overview
+from dlearn.trace.trace import Trace
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+SECONDS = 250
+NAMES_TORCHS = str(Path(__file__).parent / "scripts" / "torch_rpc.py")
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    own = {"ACCELERATE_USE_CPU": "1", "HF_HUB_OFFLINE": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        env={**os.environ, **own},
+    )
+
+
+def complete(done: subprocess.CompletedProcess[str], folder: Path, ranks: int) -> Trace:
+    """The trace, of which nothing is missing."""
+    assert done.returncode == 0, done.stderr
+    assert "could not record" not in done.stderr
+    assert "not recorded" not in done.stderr
+    trace = Trace.load(folder)
+    assert trace.problems == ()
+    assert trace.ranks == tuple(range(ranks))
+    assert all(process.closed for process in trace.processes)
+    count = len(operations(trace))
+    assert count > 0
+    assert f"{count:,} of {count:,} operations explained" in overview(trace)
+    return trace
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        pytest.param("accelerate.test_utils.scripts.test_sync", id="accelerate test_sync"),
+    ],
+)
+def test_a_script_for_torchrun_runs_unmodified(tmp_path, module):
+    pytest.importorskip("accelerate")
+    options = ("--standalone", "--nproc-per-node=2")
+    plain = run(tmp_path, "torch.distributed.run", *options, "-m", module)
+    done = run(tmp_path, "dlearn.cli", "run", *options, "--trace", "t", "-m", module)
+    trace = complete(done, tmp_path / "t", 2)
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (plain.returncode, sorted(plain.stdout.splitlines()))
+    assert all(len(match.ends) == 2 for match in trace.matches)
+    assert "all confirmed by the kernel's counters" in overview(trace)
+
+
+@pytest.mark.parametrize(
+    ("program", "workers", "collectives"),
+    [
+        pytest.param("ParameterServerTest", 4, False, id="torch rpc parameter_server_test"),
+        pytest.param("ReinforcementLearningRpcTest", 4, False, id="torch rpc reinforcement_learning_rpc_test"),
+        pytest.param("DistOptimizerTest.test_dist_optim_none_grads", 4, False, id="torch rpc dist_optimizer_test"),
+        pytest.param("DdpUnderDistAutogradTest.test_backward_ddp_outside", 6, True, id="torch ddp_under_dist_autograd"),
+    ],
+)
+def test_a_program_of_torch_that_spawns_its_workers_runs_unmodified(tmp_path, program, workers, collectives):
+    """Its output tells times, so that only the verdict of torch's own assertions can be compared."""
+    pytest.importorskip("expecttest", reason="torch's own tests need it")
+    done = run(tmp_path, "dlearn.cli", "run", "--trace", "t", NAMES_TORCHS, f"TensorPipe{program}")
+    trace = complete(done, tmp_path / "t", workers)
+    assert "\nRan 1 test in" in done.stderr
+    assert "\nOK\n" in done.stderr
+    assert trace.rpc.complete, trace.rpc.problems
+    assert trace.rpc.explained == trace.rpc.logged > 0
+    assert bool(trace.where(kind="collective").events) == collectives
