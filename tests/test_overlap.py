@@ -107,7 +107,7 @@ def test_an_end_that_was_not_observed_is_said_and_not_guessed(tmp_path):
     one_step(job, end=False)
     trace = job.load()
     found = analysis.overlap(trace)
-    assert found.finding == "Not observed: nobody saw when DDP's operations ended"
+    assert found.finding == "Not observed: nobody saw when the operations ended"
     assert [share.hidden for share in found.steps[0].shares] == [None, None]
     assert "what it waited for was not observed" in str(found)
     parts = analysis.breakdown(trace)
@@ -158,6 +158,21 @@ def test_calls_that_are_not_ddps_are_counted_apart_and_an_end_reported_late_is_t
     assert share_of(step).times == Times(0, 0, 60, 0)
     (parts,) = analysis.breakdown(trace).items
     assert (parts.forward_ns, parts.backward_ns) == (100 - 20, 100 - 40)
+
+
+def test_a_call_that_waits_hides_nothing(tmp_path):
+    """A communication hook that all-reduces and waits: the gradient "a" comes later, but nothing is computed."""
+    job = Job(tmp_path, ranks=2)
+    facts = {"launcher": "comm hook", "backward": 0, "phase": "backward", "by": "wait"}
+    job.collective("all_reduce", size=4, start_ns={0: 150, 1: 170}, end_ns=200, **facts)
+    for rank in range(2):
+        job.gradient(rank, "b", at_ns=140)
+        job.gradient(rank, "a", at_ns=250)
+        job.stretch(rank, "backward", 100, 300)
+    trace = job.load()
+    first, second = analysis.overlap(trace).steps[0].shares
+    assert (first.times, second.times) == (Times(0, 0, 30, 20), Times(0, 0, 30, 0))
+    assert [each.backward_ns for each in analysis.breakdown(trace).items] == [200 - 50, 200 - 30]
 
 
 # Breakdown ------------------------------------------------------------------------------------------------------------
@@ -273,3 +288,25 @@ def test_a_real_run(tmp_path, monkeypatch):
         assert parts + each.times.exposed_ns == each.total_ns
     # One pass of two sends: of 17,290 parameters of 4 B once, then in two buckets.
     assert {len(step.parts) for step in training_steps(trace) if step.number > 1} == {2}
+
+
+def test_a_hook_that_waits_is_seen_to_hide_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def train():
+        import torch
+        import torch.distributed as dist
+
+        def hook(state, bucket):
+            dist.all_reduce(bucket.buffer())
+            done = torch.futures.Future()
+            done.set_result(bucket.buffer())
+            return done
+
+        model = torch.nn.parallel.DistributedDataParallel(mlp(), bucket_cap_mb=0.02)
+        model.register_comm_hook(None, hook)
+        for _ in range(3):
+            model(torch.ones(2, 64)).sum().backward()
+
+    found = analysis.overlap(Cluster(2).run(train, timeout=60).trace)
+    assert [share.hidden for step in found.steps for share in step.shares] == [0.0] * 6

@@ -139,7 +139,7 @@ def _parts(step: TrainingStep) -> Parts:
         total_ns=total,
         forward_ns=length_ns(without(forward, exposed)),
         backward_ns=length_ns(without(without(backward, forward), exposed)),
-        optimizer_ns=length_ns(optimizer),
+        optimizer_ns=length_ns(without(optimizer, exposed)),
         between_ns=total - length_ns(inside),
         times=times,
     )

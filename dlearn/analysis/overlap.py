@@ -1,7 +1,8 @@
-"""How much of DDP's communication is hidden behind the backward pass, whom the rest waits for, and what takes long.
+"""How much of the communication is hidden behind the backward pass, whom the rest waits for, and what takes long.
 
-Hidden is what happens while gradients of the same pass are still to come. Waiting for a late rank is told apart from
-transfer; at a moment at which one bucket travels and another one waits, something travels.
+Hidden is what happens while gradients of the same pass are still to come, and the program does not wait in a call. (A
+communication hook that calls without waiting, and then waits, is not told apart.) Waiting for a late rank is told apart
+from transfer; at a moment at which one bucket travels and another one waits, something travels.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Leg(NamedTuple):
 
 
 class StepOverlap(msgspec.Struct, frozen=True, kw_only=True):
-    """One step on all ranks. `path` is empty where an end was not observed. `others`: operations that are not DDP's."""
+    """One step on all ranks. `path` is empty where an end was not observed. `others`: calls left out."""
 
     number: int
     title: str
@@ -91,7 +92,7 @@ class StepOverlap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overlap(msgspec.Struct, frozen=True):
-    """DDP's communication in each training step: hidden and exposed, waiting and transfer, and the critical path."""
+    """The communication of each training step: hidden and exposed, waiting and transfer, and the critical path."""
 
     steps: tuple[StepOverlap, ...]
     labels: dict[int, str]
@@ -105,10 +106,10 @@ class Overlap(msgspec.Struct, frozen=True):
             return "No training step of a DDP model"
         if not known:
             unseen = any(share.times is None for share in shares)
-            return "Not observed: nobody saw when DDP's operations ended" if unseen else "DDP sends nothing here"
+            return "Not observed: nobody saw when the operations ended" if unseen else "Nothing is sent in these steps"
         spread = f", {min(known):.0%} to {max(known):.0%}" if len(known) > 1 else ""
         ranks = count_text(len({share.rank for share in shares}), "rank")
-        said = f"{median(known):.0%} of DDP's communication time is hidden behind the backward pass"
+        said = f"{median(known):.0%} of the communication time is hidden behind the backward pass"
         said = f"{said} (median of {count_text(len(self.steps), 'step')} on {ranks}{spread})"
         waited: dict[int, int] = defaultdict(int)
         for share in shares:
@@ -116,9 +117,7 @@ class Overlap(msgspec.Struct, frozen=True):
                 waited[rank] += duration
         if waited:
             rank = max(waited, key=lambda rank: waited[rank])
-            said += (
-                f"; ranks stand waiting longest for {self.labels.get(rank, f'rank {rank}')}: {time_text(waited[rank])}"
-            )
+            said += f"; ranks stand waiting longest for {self._label(rank)}: {time_text(waited[rank])}"
         return said
 
     def rows(self) -> list[list[str]]:
@@ -167,7 +166,7 @@ class Overlap(msgspec.Struct, frozen=True):
         others = sum(step.others for step in self.steps)
         if others:
             lines.append(
-                f"not counted: {count_text(others, 'call')} that are not DDP's; who waits for them is not known"
+                f"not counted: {count_text(others, 'call')} for which the program waits elsewhere, or not at all"
             )
         return "\n".join(lines)
 

@@ -1,8 +1,9 @@
-"""Training steps of a DDP program on each rank: where they begin and end, what they computed, and what DDP sent.
+"""Training steps of a DDP program on each rank: where they begin and end, what they computed, and what they sent.
 
 Forward, backward, optimizer and gradients are observed. A step ends with the optimizer's; in a program that calls none,
 with a backward pass in which DDP sends something. All of DDP's own operations are over when the pass returns that
-launched them (it waits for them), so an end that was reported later is taken to be then.
+launched them (it waits for them), so an end that was reported later is taken to be then. Calls that wait at once are
+counted, too; who waits for others of the program's own, and when, is not seen.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from dlearn.analysis.intervals import Interval
-from dlearn.analysis.joining import operations
+from dlearn.analysis.intervals import Interval, union, without
+from dlearn.analysis.joining import once, operations
 from dlearn.analysis.waiting import waited_until_ns
 from dlearn.trace.event import Collective, Event, Gradient, Span, Stretch
 from dlearn.trace.message import End, Operation
@@ -23,7 +24,7 @@ from dlearn.trace.trace import Trace
 
 
 class Part(NamedTuple):
-    """One rank's part in one of DDP's operations: it waits for `operation.last_rank`, from `transfer_ns` on it sends.
+    """One rank's part in one operation: it waits for `operation.last_rank`, from `transfer_ns` on it sends.
 
     `transfer_ns` and `end_ns` are None where the end was not observed.
     """
@@ -37,8 +38,8 @@ class Part(NamedTuple):
 class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
     """One step on one rank. `number` counts the rank's steps from 0; `name` is the user's span around it, if any.
 
-    `computing` are the stretches in which gradients were still to come: what is sent meanwhile is hidden.
-    `others` is the number of operations in it that are not DDP's: whether anybody waited for those is not known.
+    `computing` are the stretches in which gradients were still to come and no call waited: what is sent meanwhile is
+    hidden. `parts` are DDP's own operations and calls that waited; of the `others` it is not known who waited when.
     """
 
     number: int
@@ -70,6 +71,7 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
 
+@once
 def training_steps(trace: Trace) -> tuple[TrainingStep, ...]:
     """By number, then rank. Of a selection those of which it holds a stretch, with all that belongs to them."""
     whole = _by_rank(trace.whole)
@@ -89,6 +91,11 @@ def of_ddp(end: End) -> bool:
         return False
     by_hook = end.launcher in ("reducer", "comm hook") or bool(end.thread and end.backward is None)
     return by_hook if end.phase == "backward" else end.phase == "forward" and end.role.startswith("DDP")
+
+
+def waits(end: End) -> bool:
+    """Whether the program's thread waited inside the call. (A reduce_scatter's end is seen by a later wait, too.)"""
+    return isinstance(end, Collective) and end.ended_by == "wait" and not end.thread and "reduce_scatter" not in end.op
 
 
 class _Ranks(NamedTuple):
@@ -146,13 +153,17 @@ def _within(calls: Sequence[tuple[Operation, End]], stretch: Event) -> Sequence[
 
 def _step(number: int, rank: int, stretches: Sequence[Stretch], found: _Ranks) -> TrainingStep:
     parts: list[Part] = []
+    waited: list[Interval] = []
     others = 0
     for stretch in stretches:
         for operation, end in _within(found.calls[rank], stretch):
-            if of_ddp(end) and end.phase == stretch.phase:
-                parts.append(_part(operation, end, stretch))
-            else:
+            if not (waits(end) or (of_ddp(end) and end.phase == stretch.phase)):
                 others += 1
+                continue
+            part = _part(operation, end, stretch)
+            parts.append(part)
+            if waits(end) and part.end_ns is not None:
+                waited.append((part.start_ns, part.end_ns))
     parent = stretches[0].parent
     around = found.spans.get((rank, parent)) if parent is not None else None
     return TrainingStep(
@@ -160,7 +171,7 @@ def _step(number: int, rank: int, stretches: Sequence[Stretch], found: _Ranks) -
         rank=rank,
         name=around.name if around is not None else "",
         stretches=tuple(stretches),
-        computing=tuple(_computing(stretches, found.gradients[rank])),
+        computing=tuple(without(_computing(stretches, found.gradients[rank]), union(waited))),
         parts=tuple(parts),
         others=others,
     )
