@@ -74,7 +74,7 @@ def test_the_tables_before_and_after_the_rebuild(tmp_path):
     # The last gradient at 380 µs, the first launch on rank 0 at 312 µs.
     assert found.finding == (
         "Backward pass 0: 1 bucket, it goes when all gradients are ready;"
-        " backward pass 1: 2 buckets, the first goes 68.0 µs before the last gradient is ready"
+        " backward pass 1: 2 buckets, the first goes 68.0 µs before the last gradient is ready (rank 0)"
     )
 
 

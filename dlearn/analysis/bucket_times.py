@@ -110,7 +110,9 @@ class BucketTimes(msgspec.Struct, frozen=True):
             else:
                 ahead = f"the first goes {time_text(max(ready) - min(launched))} before the last gradient is ready"
             told.append(f"{mine[0].title}: {count}, {ahead}")
-        sentence = "; ".join(told)
+        ranks = {each.rank for each in self.examples}
+        whose = f" ({self.labels.get(min(ranks), f'rank {min(ranks)}')})" if len(ranks) > 1 else ""
+        sentence = "; ".join(told) + whose
         return sentence[:1].upper() + sentence[1:]
 
     def rows(self) -> list[list[str]]:

@@ -37,7 +37,7 @@ _STYLES = {
     "backward": Style("backward", "#b5b5b5", FAINT),
     "waiting": Style("waits for the last rank, not hidden", _SENT.pale, _SENT.color, WAITING_HATCH),
     "transfer": Style("transfer, not hidden", _SENT.color, _SENT.color),
-    "optimizer": Style("optimizer", "#7a7a7a", FAINT),
+    "optimizer": Style("optimizer", "#d6d6d6", FAINT, "..."),
     "between": Style("between these", "white", FAINT),
     "hidden": Style("communication hidden behind the backward", _SENT.pale, _SENT.color),
 }
