@@ -88,7 +88,8 @@ def test_the_critical_path_goes_through_the_rank_that_launched_last(tmp_path):
     job = Job(tmp_path, ranks=2)
     buckets(job)
     one_step(job, late=80)
-    found = analysis.overlap(job.load())
+    trace = job.load()
+    found = analysis.overlap(trace)
     # Both end at 410; rank 0 is looked at. Its last transfer is bucket 1's, launched by rank 1 at 331, done at 371.
     path = [(leg.rank, leg.what, leg.start_ns // US, leg.end_ns // US) for leg in found.steps[0].path]
     assert path == [
@@ -96,6 +97,8 @@ def test_the_critical_path_goes_through_the_rank_that_launched_last(tmp_path):
         *[(0, "bucket 1 travels", 331, 371)],
         *[(0, "backward", 371, 380), (0, "between", 380, 390), (0, "optimizer", 390, 410)],
     ]
+    alone = analysis.overlap(trace.where(rank=0)).steps[0].path
+    assert alone == found.steps[0].path[3:]  # what rank 1 did is not asked for
     told = found.path_sentence(found.steps[0])
     assert told.startswith(
         "training step 0, 330 µs: rank 1 forward 100 µs, between 10.0 µs, backward 141 µs; bucket 1 "

@@ -119,7 +119,7 @@ class BucketTimes(msgspec.Struct, frozen=True):
         """A head, and a row for each bucket on each rank in the examples; ms from the begin of the pass."""
         table = [["pass", "rank", "bucket", "first ready", "launched", "waits for", "waiting", "transfer", "done"]]
         begins = begins_of(self.examples)
-        for each in self.examples:
+        for each in self.examples[:_ROWS_SHOWN]:
             at = begins[each.backward]
             ready = ms(each.ready[0][1] - at) if each.ready else "never"
             row = [each.title, self.labels.get(each.rank, str(each.rank)), str(each.index), ready]
@@ -141,8 +141,10 @@ class BucketTimes(msgspec.Struct, frozen=True):
         for table in self.tables:
             size = sum(each.bytes for each in table)
             lines.append(f"{_BUILT.get(table[0].built, table[0].built)}: {len(table)}, {size:,} B")
-            lines += [f"  bucket {each.index}: {each.bytes:,} B: {', '.join(each.parameters)}" for each in table]
+            lines += [f"  bucket {each.index}: {each.bytes:,} B: {_names(each.parameters)}" for each in table]
         lines += ["ms from the begin of the backward pass:", *lines_of(self.rows(), names=3)]
+        if len(self.examples) > _ROWS_SHOWN:
+            lines.append(f"({len(self.examples) - _ROWS_SHOWN:,} more rows)")
         if self.not_told:
             lines.append(f"not told: {self.not_told:,} all-reduces, of which nobody knows what bucket they carry")
         return "\n".join(lines)
@@ -153,10 +155,18 @@ class BucketTimes(msgspec.Struct, frozen=True):
         return f"<pre>{html.escape(str(self))}</pre>"
 
 
+_ROWS_SHOWN = 48
+_NAMES_SHOWN = 12
 _BUILT = {
     "first": "the first buckets",
     "rebuilt": "buckets rebuilt in the order in which the gradients came",
 }
+
+
+def _names(parameters: Sequence[str]) -> str:
+    """As in a sentence: the first ones, and how many more."""
+    more = len(parameters) - _NAMES_SHOWN
+    return ", ".join(parameters[:_NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def begins_of(items: Iterable[BucketTime]) -> dict[int, int]:

@@ -248,10 +248,11 @@ def critical_path(steps: Sequence[TrainingStep]) -> tuple[Leg, ...]:
     part = max(late, key=lambda part: part.end_ns or 0)
     assert part.transfer_ns is not None
     assert part.end_ns is not None
-    launcher = next((step for step in steps if step.rank == part.operation.last_rank), last)
+    # In a selection of ranks the one that launched last may be left out.
+    launchers = [step for step in steps if step.rank == part.operation.last_rank]
     bucket = part.operation.bucket
     what = f"bucket {bucket.index} travels" if bucket is not None else f"{part.operation.op} travels"
-    before = _legs(launcher, launcher.start_ns, part.transfer_ns)
+    before = [leg for step in launchers for leg in _legs(step, step.start_ns, part.transfer_ns)]
     return (*before, Leg(last.rank, what, part.transfer_ns, part.end_ns), *_legs(last, part.end_ns, last.end_ns))
 
 

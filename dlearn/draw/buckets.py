@@ -178,7 +178,8 @@ def name_gradients(ax: Axes, rows: Sequence[Row]) -> None:
         missing = row.of.never_ready
         if missing:
             # Where a gradient is missing, that is what there is to say.
-            _write(ax, left + 4 / scale, y, cut(f"never ready: {', '.join(missing)}", width - 8, size=TEXT_PT))
+            told = plain(f"never ready: {', '.join(missing)}", most=200)
+            _write(ax, left + 4 / scale, y, cut(told, width - _EDGE_PT, size=TEXT_PT))
             continue
         groups: list[tuple[float, str]] = []
         for name, at in row.of.ready:
