@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from traces import Job, header
 
 from dlearn.errors import TraceError
 from dlearn.recorder.headers import refuse_other_traces
+from dlearn.trace.attempts import attempts, refuse_two_jobs
 from dlearn.trace.job_facts import Exit, Joined, Peer
+from dlearn.trace.store import ProcessFile
 from dlearn.trace.trace import Trace
 
 
@@ -118,3 +122,31 @@ def test_a_folder_that_holds_this_ranks_file_is_refused(tmp_path):
     refuse_other_traces(tmp_path, header(0, pid=7, restart=1))
     with pytest.raises(TraceError, match="nothing is overwritten"):
         refuse_other_traces(tmp_path, header(2, job="another", pid=7))
+
+
+def test_jobs_over_rpc_one_after_the_other_are_attempts_and_a_hybrid_job_is_one(tmp_path):
+    """Trainers met in a group and by RPC, the server by RPC alone: one attempt; the next ones met elsewhere."""
+    for number in (0, 1):
+        job = Job(tmp_path, ranks=3)
+        job.headers = [header(None, pid=100 * number + rank, start_ns=1000 * number) for rank in range(3)]
+        for rank, met in enumerate([["rpc"], ["group", "rpc"], ["group"]]):
+            job.files[rank] += [Joined(job=f"{name} {number}") for name in met]
+        job.write()
+    first, last = Trace.load(tmp_path, attempt=0), Trace.load(tmp_path)
+    assert [process.header.pid for process in (*first.processes, *last.processes)] == [0, 1, 2, 100, 101, 102]
+
+
+@pytest.mark.timeout(20)
+def test_a_long_chain_of_meetings_is_followed_at_once():
+    """Each file leads to the next only: by the job that it began as, or by where it met. Any order of them will do."""
+    files = [
+        ProcessFile(
+            Path(f"h-{i}.jsonl"), header(0, pid=i, job=f"began {(3000 - i) // 2}"), joined={f"met {(3001 - i) // 2}"}
+        )
+        for i in range(3000)
+    ]
+    refuse_two_jobs(Path(), files)
+    assert sum(map(len, attempts(files))) == 3000
+    stranger = ProcessFile(Path("x-1.jsonl"), header(0, pid=1, job="another"), joined={"elsewhere"})
+    with pytest.raises(TraceError, match="files of 2 jobs"):
+        refuse_two_jobs(Path(), [*files, stranger])

@@ -66,7 +66,10 @@ class _Watch:
         self._report_buckets(ddp, model, names, "rebuilt" if rebuilt else "first")
 
     def _report_buckets(self, ddp: DistributedDataParallel, model: int, names: dict[int, str], built: str) -> None:
-        buckets = ddp.reducer._get_zeros_like_grad_buckets()
+        try:
+            buckets = ddp.reducer._get_zeros_like_grad_buckets()
+        except RuntimeError:
+            return  # One with a sparse gradient has no buffer yet, and torch tells none of them: "bucket unknown".
         for bucket in buckets:
             self._emit.event(
                 Bucket,

@@ -11,9 +11,11 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from dlearn.errors import TraceError
+from dlearn.hooks import works
 from dlearn.hooks.callers import place_of_thread
 from dlearn.trace.job_facts import Place
 
@@ -70,7 +72,18 @@ class HangWatch:
             print(f"dlearn: nothing has happened for {seconds:.0f} s, and why cannot be told: {error}", file=sys.stderr)
             return
         me = next((process.rank for process in trace.processes if process.path.name == self._path.name), None)
-        found = [hang for hang in hangs(trace) if _speaker(hang) == me]
+        waits = _waits_for_a_work()
+        found = [
+            hang
+            for hang in hangs(trace)
+            if _speaker(hang) == me
+            # A send or a receive that nobody waits for has no end that could be seen: no hang.
+            and (
+                waits
+                or hang.operation.exchange is not None
+                or (hang.operation.sender is None and hang.operation.receiver is None)
+            )
+        ]
         for sentence in hang_sentences(found, trace):
             print(f"dlearn: nothing has happened for {seconds:.0f} s: {sentence}.", file=sys.stderr, flush=True)
 
@@ -79,3 +92,14 @@ def _speaker(hang: Hang) -> int | None:
     """One of the ranks that wait says it for all: of an RPC the caller."""
     exchange = hang.operation.exchange
     return exchange.src if exchange is not None else min(hang.waiting, default=None)
+
+
+def _waits_for_a_work() -> bool:
+    """Whether a thread of this process is inside `Work.wait`, as every send and receive is that is waited for."""
+    for frame in sys._current_frames().values():
+        caller: FrameType | None = frame
+        while caller is not None:
+            if caller.f_code.co_name == "wait" and caller.f_code.co_filename == works.__file__:
+                return True
+            caller = caller.f_back
+    return False

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from dlearn.errors import TraceError
 from dlearn.trace.store import ProcessFile, printable
@@ -11,11 +12,9 @@ from dlearn.trace.store import ProcessFile, printable
 
 def refuse_two_jobs(path: Path, files: Sequence[ProcessFile]) -> None:
     """TraceError if these are not all of one job. Processes that have met are of one job, whatever they began as."""
-    jobs: dict[str, ProcessFile] = {}
-    for file in files:
-        jobs.setdefault(_job_of(file, files), file)
+    jobs = _connected(files, lambda file: {("name", file.header.job), *(("met", name) for name in file.joined)})
     if len(jobs) > 1:
-        a, b = list(jobs.values())[:2]
+        a, b = jobs[0][0], jobs[1][0]
         raise TraceError(
             printable(
                 f"{path} holds the files of {len(jobs)} jobs: {a.path.name} is of {a.header.job[:40]!r},"
@@ -25,44 +24,51 @@ def refuse_two_jobs(path: Path, files: Sequence[ProcessFile]) -> None:
         )
 
 
-def _job_of(file: ProcessFile, files: Sequence[ProcessFile]) -> str:
-    """The first name among all that lead from one process to the next: those of their headers, and where they met."""
-    known, reached = {_HEADER + file.header.job}, set[str]()
-    while known - reached:
-        reached = set(known)
-        for each in files:
-            names = {_HEADER + each.header.job} | ({_MET + each.joined} if each.joined else set())
-            if names & known:
-                known |= names
-    return min(known)
-
-
-_HEADER, _MET = "header ", "met "
-
-
 def attempts(files: Sequence[ProcessFile]) -> list[list[ProcessFile]]:
     """The files of each attempt to do the job, in order: torchrun restarts all processes when one of them fails.
 
-    Processes that met in one default group are of one attempt. Those that met nobody are of the attempt with their
-    number of restarts, else of the last that had begun before them.
+    Processes that met, in a default group or by RPC, are of one attempt. Those that met nobody are of the attempt with
+    their number of restarts, else of the last that had begun before them.
     """
-    met = dict.fromkeys(_meeting(file) for file in sorted(files, key=_start) if file.joined)
+    met = _connected([file for file in sorted(files, key=_start) if file.joined], _meetings)
     if len(met) < 2:
         restarts = sorted({file.header.restart for file in files})
         return [[file for file in files if file.header.restart == number] for number in restarts]
-    found = {meeting: [file for file in files if file.joined and _meeting(file) == meeting] for meeting in met}
-    whole = {meeting: list(group) for meeting, group in found.items()}
+    found = [list(group) for group in met]
     for file in files:
         if not file.joined:
-            same = [each for each in whole if file.header.restart and each[1] == file.header.restart]
-            before = [each for each, group in whole.items() if min(map(_start, group)) <= _start(file)]
-            found[(same or before or list(whole))[-1]].append(file)
-    return list(found.values())
+            same = [place for place, group in enumerate(met) if _same_restart(group[0], file)]
+            before = [place for place, group in enumerate(met) if _start(group[0]) <= _start(file)]
+            found[(same or before or [0])[-1]].append(file)
+    return found
 
 
-def _meeting(file: ProcessFile) -> tuple[str, int]:
-    """The default group that the process was in. torchrun's own store outlives a restart, and so does its name."""
-    return file.joined, file.header.restart
+def _meetings(file: ProcessFile) -> set[tuple[str, int]]:
+    """Where it met others. torchrun's own store outlives a restart, and so does the name that stands in it."""
+    return {(name, file.header.restart) for name in file.joined}
+
+
+def _connected(files: Sequence[ProcessFile], names: Callable[[ProcessFile], set[Any]]) -> list[list[ProcessFile]]:
+    """Files that have a name in common, or each one with a third; the first file's group first."""
+    leader: dict[Any, Any] = {}
+
+    def leader_of(name: Any) -> Any:
+        while leader.setdefault(name, name) != name:
+            leader[name] = name = leader[leader[name]]
+        return name
+
+    for file in files:
+        first, *others = names(file)
+        for other in others:
+            leader[leader_of(other)] = leader_of(first)
+    groups: dict[Any, list[ProcessFile]] = {}
+    for file in files:
+        groups.setdefault(leader_of(next(iter(names(file)))), []).append(file)
+    return list(groups.values())
+
+
+def _same_restart(one: ProcessFile, other: ProcessFile) -> bool:
+    return bool(one.header.restart) and one.header.restart == other.header.restart
 
 
 def _start(file: ProcessFile) -> int:

@@ -34,7 +34,7 @@ from dlearn.trace.event import (
 
 
 class Joined(Line, tag="joined", frozen=True, kw_only=True):
-    """The process has made a default group. All that meet in it find the same `job`; after a restart it is another."""
+    """The process has met others, in a default group or as workers of RPC. All who meet there find the same `job`."""
 
     job: str
 

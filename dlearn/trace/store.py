@@ -70,6 +70,11 @@ class Writer:
         if header is None:
             self._open()
 
+    @property
+    def begun(self) -> bool:
+        """Whether the file has been made."""
+        return self._fd is not None
+
     def _open(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         try:
@@ -113,11 +118,6 @@ class Writer:
         self._mend = b""
         self.lines += 1
 
-    @property
-    def begun(self) -> bool:
-        """Whether there is a file yet."""
-        return self._fd is not None
-
     def close(self) -> None:
         """Let the file go, in this process only (a forked child closes its copy, the parent goes on)."""
         self._waiting = None
@@ -140,7 +140,8 @@ class ProcessFile:
     sockets: dict[int, Socket] = field(default_factory=dict)
     worker: Worker | None = None
     not_measured: str = ""
-    joined: str = ""
+    joined: set[str] = field(default_factory=set)
+    """Where the process met others: what they all called their job there."""
     clocks: list[ClockReading] = field(default_factory=list)
     peers: dict[int, Peer] = field(default_factory=dict)
     place: Place | None = None
@@ -332,7 +333,7 @@ def _take(file: ProcessFile, line: AnyLine | bytes) -> None:
         case NotMeasured():
             file.not_measured = line.reason
         case Joined():
-            file.joined = file.joined or line.job  # Of several default groups, one after the other, the first.
+            file.joined.add(line.job)
         case ClockReading():
             file.clocks.append(line)
         case Peer():
