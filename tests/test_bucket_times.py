@@ -37,16 +37,15 @@ def two_steps(tmp_path, *, unused=False):
     reduce(job, 40, 1, {0: 312 * us, 1: 342 * us}, 362 * us)
     for rank in range(1 if unused else 2):
         job.gradient(rank, "a", at_ns=380 * us, backward=1)
-    if not unused:
-        reduce(job, 60, 1, {0: 381 * us, 1: 381 * us}, 391 * us)
+    reduce(job, 60, 1, 381 * us, None if unused else 391 * us, ranks=[0] if unused else None)
     for rank in range(2):
         job.stretch(rank, "backward", 300 * us, 400 * us)
     return job.load()
 
 
-def reduce(job, size, backward, start_ns, end_ns):
+def reduce(job, size, backward, start_ns, end_ns, ranks=None):
     facts = {"launcher": "reducer", "backward": backward, "phase": "backward", "inputs": (tensor(size),)}
-    job.collective("all_reduce", start_ns=start_ns, end_ns=end_ns, **facts)
+    job.collective("all_reduce", ranks=ranks, start_ns=start_ns, end_ns=end_ns, **facts)
 
 
 def test_ready_launched_waited_done(tmp_path):
@@ -78,13 +77,19 @@ def test_the_tables_before_and_after_the_rebuild(tmp_path):
     )
 
 
-def test_a_gradient_that_never_comes_is_named(tmp_path):
-    found = analysis.bucket_times(two_steps(tmp_path, unused=True))
-    stuck = found.items[-1]
-    assert (stuck.rank, stuck.index, stuck.never_ready) == (1, 1, ("a",))
-    assert (stuck.launched_ns, stuck.waited_ns, stuck.done_ns) == (None, None, None)
-    ax = draw.buckets(two_steps(tmp_path / "drawn", unused=True))
+def test_a_gradient_that_never_comes_is_named_and_the_bucket_that_waits_for_it(tmp_path):
+    trace = two_steps(tmp_path, unused=True)
+    found = analysis.bucket_times(trace)
+    late = found.items[-1]
+    assert (late.rank, late.index, late.never_ready) == (1, 1, ("a",))
+    assert (late.launched_ns, late.waited_ns, late.done_ns) == (None, None, None)
+    (stuck,) = found.stuck
+    assert (stuck.rank, stuck.index, stuck.missing, stuck.waited_ns) == (0, 1, (1,), None)
+    assert found.finding == "Rank 0 waits for rank 1 in bucket 1 of backward pass 1: there a is never ready"
+    ax = draw.buckets(trace)
     assert "never ready: a" in [text.get_text() for text in ax.texts]
+    (red,) = (each for each in ax.collections if each.get_gid() == "stuck")
+    assert len(red.get_segments()) == 1
 
 
 def test_a_selection_keeps_the_numbers_of_the_whole(tmp_path):

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from dlearn.analysis.buckets import UNKNOWN
-from dlearn.analysis.findings import time_text
+from dlearn.analysis.findings import capital, time_text
 from dlearn.analysis.joining import operations
 from dlearn.analysis.text_table import lines_of, ms
 from dlearn.analysis.waiting import waited_until_ns
@@ -46,6 +46,8 @@ class BucketTime(msgspec.Struct, frozen=True, kw_only=True):
     transfer_ns: int | None = None
     done_ns: int | None = None
     last_rank: int | None = None
+    missing: tuple[int, ...] = ()
+    """The ranks that never sent this bucket, of one that was launched here: it waits for them for ever."""
 
     @property
     def waited_ns(self) -> int | None:
@@ -82,18 +84,26 @@ class BucketTimes(msgspec.Struct, frozen=True):
         return tuple(tuple(table.values()) for _, table in sorted(found.items()))
 
     @property
+    def stuck(self) -> tuple[BucketTime, ...]:
+        """The buckets that were launched, and wait for a rank that never sent them."""
+        return tuple(each for each in self.items if each.missing)
+
+    @property
     def examples(self) -> tuple[BucketTime, ...]:
-        """The first pass with the first buckets, and the first with the rebuilt ones: before and after."""
+        """Before and after: the first pass with the first buckets, and with the rebuilt ones. And one that hangs."""
         passes: dict[tuple[int, str], int] = {}
         for each in self.items:
             passes.setdefault((each.model, each.built), each.backward)
-        return tuple(each for each in self.items if each.backward in passes.values())
+        shown = {*passes.values(), *(each.backward for each in self.stuck[:1])}
+        return tuple(each for each in self.items if each.backward in shown)
 
     @property
     def finding(self) -> str:
         """What the examples show of the first rank: how long before the last gradient the first bucket went."""
         if not self.items:
             return "No backward pass through a DDP model"
+        if self.stuck:
+            return self._why_stuck(self.stuck[0])
         told: list[str] = []
         for number in sorted({each.backward for each in self.examples}):
             shown = [each for each in self.examples if each.backward == number]
@@ -111,9 +121,23 @@ class BucketTimes(msgspec.Struct, frozen=True):
                 ahead = f"the first goes {time_text(max(ready) - min(launched))} before the last gradient is ready"
             told.append(f"{mine[0].title}: {count}, {ahead}")
         ranks = {each.rank for each in self.examples}
-        whose = f" ({self.labels.get(min(ranks), f'rank {min(ranks)}')})" if len(ranks) > 1 else ""
+        whose = f" ({self._label(min(ranks))})" if len(ranks) > 1 else ""
         sentence = "; ".join(told) + whose
         return sentence[:1].upper() + sentence[1:]
+
+    def _why_stuck(self, stuck: BucketTime) -> str:
+        """ "Rank 0 waits for rank 1 in bucket 0 of step 3: there b.weight, b.bias are never ready"."""
+        late = stuck.missing[0]
+        said = f"{self._label(stuck.rank)} waits for {self._label(late)} in bucket {stuck.index} of {stuck.title}"
+        own = (stuck.backward, late, stuck.model, stuck.index)
+        there = next((each for each in self.items if (each.backward, each.rank, each.model, each.index) == own), None)
+        if there is not None and there.never_ready:
+            names = there.never_ready
+            said += f": there {_names(names)} {'is' if len(names) == 1 else 'are'} never ready"
+        return capital(said)
+
+    def _label(self, rank: int) -> str:
+        return self.labels.get(rank, f"rank {rank}")
 
     def rows(self) -> list[list[str]]:
         """A head, and a row for each bucket on each rank in the examples; ms from the begin of the pass."""
@@ -122,13 +146,14 @@ class BucketTimes(msgspec.Struct, frozen=True):
         for each in self.examples[:_ROWS_SHOWN]:
             at = begins[each.backward]
             ready = ms(each.ready[0][1] - at) if each.ready else "never"
-            row = [each.title, self.labels.get(each.rank, str(each.rank)), str(each.index), ready]
+            row = [each.title, self._label(each.rank), str(each.index), ready]
             if each.launched_ns is None:
                 table.append([*row, "not sent", "", "", "", ""])
                 continue
             waited = ms(each.waited_ns) if each.waited_ns else ""
-            who = self.labels.get(each.last_rank, "?") if each.waited_ns and each.last_rank is not None else ""
-            done, transfer = "not observed", ""
+            last = each.last_rank if each.waited_ns else next(iter(each.missing), None)
+            who = self._label(last) if last is not None else ""
+            done, transfer = "never" if each.missing else "not observed", ""
             if each.done_ns is not None and each.transfer_ns is not None:
                 done, transfer = ms(each.done_ns - at), ms(each.done_ns - each.transfer_ns)
             table.append([*row, ms(each.launched_ns - at), who, waited, transfer, done])
@@ -293,4 +318,5 @@ def _bucket_time(found: _Pass, bucket: Bucket, calls: Sequence[tuple[Operation, 
         transfer_ns=waited_until_ns(operation, end),
         done_ns=max(each for each in ends if each is not None) if None not in ends else None,
         last_rank=operation.last_rank,
+        missing=operation.missing,
     )

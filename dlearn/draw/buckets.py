@@ -16,7 +16,7 @@ from dlearn.analysis.findings import size_text
 from dlearn.analysis.words import count_text
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT, cut, plain, points, points_per_ms, text_width
-from dlearn.draw.palette import FAINT, INK, LANE, WAITING_HATCH, look
+from dlearn.draw.palette import FAINT, INK, LANE, MISSING, WAITING_HATCH, look
 from dlearn.trace.trace import Trace
 
 _NAMES_IN, _BAR_IN, _GAP_IN, _HEAD_IN = 0.19, 0.21, 0.1, 0.3
@@ -108,7 +108,8 @@ def _heading(shown: Sequence[BucketTime]) -> str:
 
 def label_axes(ax: Axes, rows: Sequence[Row], height: float) -> None:
     last = max(row.last_ms for row in rows) or 1.0
-    ax.set_xlim(-0.005 * last, 1.02 * last)
+    # What is stuck lasts longer than anything that was seen.
+    ax.set_xlim(-0.005 * last, (1.2 if any(row.of.missing for row in rows) else 1.02) * last)
     ax.set_ylim(height, 0)
     corners = [[(0.0, row.top), (1.0, row.top), (1.0, row.bottom), (0.0, row.bottom)] for row in rows]
     ax.add_collection(
@@ -138,9 +139,10 @@ def draw_gradients(ax: Axes, rows: Sequence[Row]) -> None:
 
 
 def draw_transfers(ax: Axes, rows: Sequence[Row]) -> None:
-    """From its launch a bucket waits (hatched) for the last rank's, then it travels."""
+    """From its launch a bucket waits (hatched) for the last rank's, then it travels, or is stuck (red) for ever."""
     waiting: list[list[tuple[float, float]]] = []
     moving: list[list[tuple[float, float]]] = []
+    stuck: list[list[tuple[float, float]]] = []
     least = 1.0 / points_per_ms(ax)
     for row in rows:
         of, (top, bottom) = row.of, row.bar
@@ -148,6 +150,11 @@ def draw_transfers(ax: Axes, rows: Sequence[Row]) -> None:
             continue
         launched = row.ms(of.launched_ns)
         transfer = row.ms(of.transfer_ns) if of.transfer_ns is not None else launched
+        if of.missing:
+            edge = ax.get_xlim()[1]
+            waiting.append(_box(launched, edge, top, bottom))
+            stuck.append([(edge, top), (edge, bottom)])
+            continue
         if transfer > launched:
             waiting.append(_box(launched, transfer, top, bottom))
         done = row.ms(of.done_ns) if of.done_ns is not None else transfer
@@ -162,6 +169,9 @@ def draw_transfers(ax: Axes, rows: Sequence[Row]) -> None:
     )  # fmt: skip
     ax.add_collection(
         PolyCollection(moving, facecolor=_STYLE.color, edgecolor="none", zorder=2.1, gid="transfer"), autolim=False
+    )
+    ax.add_collection(
+        LineCollection(stuck, colors=MISSING, linewidths=4, zorder=5, gid="stuck", clip_on=False), autolim=False
     )
 
 
@@ -221,13 +231,15 @@ def legend(rows: Sequence[Row]) -> list[Artist]:
     handles: list[Artist] = [
         Line2D([], [], color=INK, marker="|", linestyle="", markersize=7, label="a gradient is ready"),
     ]
-    if any(row.of.waited_ns for row in rows):
+    if any(row.of.waited_ns or row.of.missing for row in rows):
         label = "launched, waits for the last rank"
         handles.append(
             Patch(facecolor=_STYLE.pale, edgecolor=_STYLE.color, hatch=WAITING_HATCH, linewidth=0.4, label=label)
         )
-    if any(row.of.launched_ns is not None for row in rows):
+    if any(row.of.transfer_ns is not None for row in rows):
         handles.append(Patch(facecolor=_STYLE.color, label="all-reduce of the bucket"))
+    if any(row.of.missing for row in rows):
+        handles.append(Line2D([], [], color=MISSING, linewidth=4, label="stuck: a rank never sent this bucket"))
     return handles
 
 
@@ -237,8 +249,10 @@ def notes(found: BucketTimes, rows: Sequence[Row], left_out: int) -> list[str]:
         told.append("Which all-reduce carries which bucket is inferred from order, size and readiness.")
     if any(row.of.launched_ns is None for row in rows):
         told.append("A row without a bar: the bucket was not sent in this pass, or nobody knows by which call.")
-    if any(row.of.launched_ns is not None and row.of.done_ns is None for row in rows):
+    if any(row.of.transfer_ns is not None and row.of.done_ns is None for row in rows):
         told.append("Ends that were not seen are not drawn: the bar then shows the launch only.")
+    if any(row.of.missing for row in rows):
+        told.append("Stuck buckets wait longer than drawn: the axis ends with the last event of the pass.")
     if found.not_told:
         told.append(f"Of {found.not_told:,} all-reduces nobody knows what bucket they carry.")
     if left_out:
