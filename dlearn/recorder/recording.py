@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import ProcessGroup
 
-from dlearn.hooks import autograd, collectives, ddp, rpc, steps
+from dlearn.hooks import autograd, collectives, ddp, rpc, steps, stretches
 from dlearn.hooks.clock import Desk
 from dlearn.hooks.groups import Groups
 from dlearn.hooks.rpc_agent_log import AgentLog
@@ -105,6 +105,7 @@ class Recording:
                 self._writer.write(header)
             self._undo.callback(collectives.install(self, self._groups, checksums=options.checksums))
             self._undo.callback(ddp.install(self))
+            self._undo.callback(stretches.install(self))
             self._log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
             self._undo.callback(self._log.close)
             watchers = Watchers(

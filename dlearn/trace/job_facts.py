@@ -28,6 +28,7 @@ from dlearn.trace.event import (
     RpcWindow,
     Socket,
     Span,
+    Stretch,
     Worker,
 )
 
@@ -90,6 +91,7 @@ AnyLine = (
     | PointToPoint
     | Bucket
     | Gradient
+    | Stretch
     | Span
     | Counters
     | RpcCall
