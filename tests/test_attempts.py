@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from traces import Job, header
 
 from dlearn.errors import TraceError
 from dlearn.recorder.headers import refuse_other_traces
+from dlearn.trace.attempts import attempts, refuse_two_jobs
 from dlearn.trace.job_facts import Exit, Joined, Peer
+from dlearn.trace.store import ProcessFile
 from dlearn.trace.trace import Trace
 
 
@@ -130,3 +134,19 @@ def test_jobs_over_rpc_one_after_the_other_are_attempts_and_a_hybrid_job_is_one(
         job.write()
     first, last = Trace.load(tmp_path, attempt=0), Trace.load(tmp_path)
     assert [process.header.pid for process in (*first.processes, *last.processes)] == [0, 1, 2, 100, 101, 102]
+
+
+@pytest.mark.timeout(20)
+def test_a_long_chain_of_meetings_is_followed_at_once():
+    """Each file leads to the next only: by the job that it began as, or by where it met. Any order of them will do."""
+    files = [
+        ProcessFile(
+            Path(f"h-{i}.jsonl"), header(0, pid=i, job=f"began {(3000 - i) // 2}"), joined={f"met {(3001 - i) // 2}"}
+        )
+        for i in range(3000)
+    ]
+    refuse_two_jobs(Path(), files)
+    assert sum(map(len, attempts(files))) == 3000
+    stranger = ProcessFile(Path("x-1.jsonl"), header(0, pid=1, job="another"), joined={"elsewhere"})
+    with pytest.raises(TraceError, match="files of 2 jobs"):
+        refuse_two_jobs(Path(), [*files, stranger])

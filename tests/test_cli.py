@@ -186,11 +186,16 @@ def test_draw_saves_a_picture_in_place_of_the_last(ending, tmp_path):
     assert out.read_bytes().startswith(begins[ending])
 
 
-@pytest.mark.parametrize("kind", ["autograd", "sequence", "timeline", "traffic"])
+@pytest.mark.parametrize("kind", ["autograd", "breakdown", "buckets", "sequence", "timeline", "traffic"])
 def test_every_kind_of_picture_can_be_drawn_of_a_span(kind, tmp_path):
     out = tmp_path / "picture.svg"
     assert main(["draw", kind, two_sends(tmp_path / "trace"), "--within", "step 0", "-o", str(out)]) == 0
-    assert ("no autograd graph" if kind == "autograd" else "1.00\N{NO-BREAK SPACE}kB to rank 1") in out.read_text()
+    nothing = {
+        "autograd": "no autograd graph",
+        "breakdown": "no training step of a DDP model",
+        "buckets": "no backward pass through a DDP model",
+    }
+    assert nothing.get(kind, "1.00\N{NO-BREAK SPACE}kB to rank 1") in out.read_text()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Programs that this project did not write, run from the wheels that ship them: nothing of them is copied or changed.
 
 accelerate's is a whole script. torch's are programs made for its own tests, with processes that they spawn themselves;
-`scripts/torch_rpc.py` only names them. Both need a few seconds to minutes, most of it for imports.
+`scripts/torch_rpc.py` and `scripts/torch_collectives.py` only name them. They take seconds to minutes, most of it for
+imports.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from dlearn.trace.trace import Trace
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SECONDS = 250
-NAMES_TORCHS = str(Path(__file__).parent / "scripts" / "torch_rpc.py")
+SCRIPTS = Path(__file__).parent / "scripts"
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    own = {"ACCELERATE_USE_CPU": "1", "HF_HUB_OFFLINE": "1"}
+    own = {"ACCELERATE_USE_CPU": "1", "HF_HUB_OFFLINE": "1", "TEMP_DIR": str(folder / "temporary")}
     return subprocess.run(
         [sys.executable, "-m", *command],
         cwd=folder,
@@ -72,6 +73,7 @@ def test_a_script_for_torchrun_runs_unmodified(tmp_path, module):
         pytest.param("ParameterServerTest", 4, False, id="torch rpc parameter_server_test"),
         pytest.param("ReinforcementLearningRpcTest", 4, False, id="torch rpc reinforcement_learning_rpc_test"),
         pytest.param("DistOptimizerTest.test_dist_optim_none_grads", 4, False, id="torch rpc dist_optimizer_test"),
+        pytest.param("RemoteModuleTest.test_train_eval", 2, False, id="torch rpc remote_module_test"),
         pytest.param("DdpComparisonTest.test_ddp_comparison", 4, True, id="torch ddp_comparison"),
         pytest.param("DdpUnderDistAutogradTest.test_backward_ddp_outside", 6, True, id="torch ddp_under_dist_autograd"),
     ],
@@ -79,10 +81,23 @@ def test_a_script_for_torchrun_runs_unmodified(tmp_path, module):
 def test_a_program_of_torch_that_spawns_its_workers_runs_unmodified(tmp_path, program, workers, collectives):
     """Its output tells times, so that only the verdict of torch's own assertions can be compared."""
     pytest.importorskip("expecttest", reason="torch's own tests need it")
-    done = run(tmp_path, "dlearn.cli", "run", "--trace", "t", NAMES_TORCHS, f"TensorPipe{program}")
+    done = run(tmp_path, "dlearn.cli", "run", "--trace", "t", str(SCRIPTS / "torch_rpc.py"), f"TensorPipe{program}")
     trace = complete(done, tmp_path / "t", workers)
     assert "\nRan 1 test in" in done.stderr
     assert "\nOK\n" in done.stderr
     assert trace.rpc.complete, trace.rpc.problems
     assert trace.rpc.explained == trace.rpc.logged > 0
     assert bool(trace.where(kind="collective").events) == collectives
+
+
+def test_torchs_program_of_sends_and_receives_runs_unmodified(tmp_path):
+    """Three spawned ranks; each sends to each other one in turn, more and more: (rank + 1)^2 floats."""
+    pytest.importorskip("expecttest", reason="torch's own tests need it")
+    for name in ("barrier", "test_dir", "init_dir"):
+        (tmp_path / "temporary" / name).mkdir(parents=True)
+    script = str(SCRIPTS / "torch_collectives.py")
+    done = run(tmp_path, "dlearn.cli", "run", "--trace", "t", script, "Spawned.test_send_recv")
+    trace = complete(done, tmp_path / "t", 3)
+    assert "\nOK\n" in done.stderr
+    sent = {(match.sender, match.receiver) for match in trace.matches if match.sender is not None}
+    assert sent == {(a, b) for a in range(3) for b in range(3) if a != b}

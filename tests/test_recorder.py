@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import warnings
 from collections import Counter
 from datetime import timedelta
@@ -380,6 +381,96 @@ def test_undo_leaves_torch_as_it_was():
     assert all(restored)
     assert not any(untouched)
     assert not any(hooked)
+
+
+def test_undo_with_every_option_gives_back_all_names_hooks_and_threads():
+    def look() -> tuple[object, object, object]:
+        import threading
+
+        import torch.distributed.rpc
+        from torch.distributed import distributed_c10d as c10d
+        from torch.distributed.rpc import api, backend_registry
+        from torch.optim import optimizer
+
+        def state() -> dict[str, object]:
+            own = (c10d, dist, api, backend_registry, torch.autograd, dist.autograd)
+            names = {f"{module.__name__}.{name}": value for module in own for name, value in vars(module).items()}
+            hooks = [list(optimizer._global_optimizer_post_hooks), list(optimizer._global_optimizer_pre_hooks)]
+            threads = {thread.name for thread in threading.enumerate() if thread.name.startswith("dlearn")}
+            return names | {"hooks": hooks, "threads": threads}
+
+        os.environ.pop("LOCAL_WORLD_SIZE", None)  # As where nobody says that all ranks are on one host.
+        before = state()
+        with dlearn.record("inner", steps={0, 1}, hang_after=30, gather=True, graph=True):
+            during = state()
+            dist.all_reduce(torch.ones(2))
+        after = state()
+        changed = [name for name in before if during[name] is not before[name] and during[name] != before[name]]
+        left = [name for name in before if after[name] is not before[name] and after[name] != before[name]]
+        return changed, left, sorted(during["threads"] - before["threads"])
+
+    (changed, left, threads), _ = Cluster(2, record=False).run(look).results.values()
+    assert left == []
+    assert {
+        "torch.distributed.distributed_c10d._new_process_group_helper",
+        "torch.distributed.destroy_process_group",
+        "torch.distributed.rpc.backend_registry.init_backend",
+        "hooks",
+    } <= set(changed)
+    assert threads == ["dlearn-clock", "dlearn-hang-watch"]
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_the_job_may_meet_again_on_the_same_port(named):
+    """A store is there as long as somebody holds it: its server keeps the port, and what was in it."""
+
+    def again(port: int) -> str:
+        with dlearn.record("again"):
+            for _ in range(2):
+                store = dist.TCPStore("127.0.0.1", port, 2, dist_rank() == 0)
+                dist.init_process_group("gloo", store=store, rank=dist_rank(), world_size=2)
+                del store
+                dist.barrier()
+                dist.destroy_process_group(*([dist.group.WORLD] if named else []))
+                meet_in_a_file(port)
+        return "well"
+
+    def dist_rank() -> int:
+        return int(os.environ["RANK"])
+
+    def meet_in_a_file(port: int) -> None:
+        """Both have let their store go."""
+        import time
+
+        number = len(list(Path().glob(f"{dist_rank()} *")))
+        Path(f"{dist_rank()} {number}").touch()
+        deadline = time.monotonic() + 20
+        while not Path(f"{1 - dist_rank()} {number}").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    assert Cluster(2, init=False, record=False).run(again, port, timeout=60).results == {0: "well", 1: "well"}
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_store_that_can_do_little_is_no_failure(tmp_path, late):
+    """torch's fake groups are used to plan a job: their store holds nothing."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    try:
+        if late:
+            dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+        with dlearn.record(tmp_path / "fake"):
+            if not late:
+                dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
+            dist.all_reduce(torch.ones(3))
+    finally:
+        dist.destroy_process_group()
+    (process,) = Trace.load(tmp_path / "fake").processes
+    assert process.footer.hook_errors == 0
 
 
 def test_two_recordings_at_once_are_refused():

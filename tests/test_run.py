@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import pty
 import signal
 import socket
 import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
 from dlearn import explain
+from dlearn.analysis import reconcile
+from dlearn.scripts import command
 from dlearn.trace.trace import Trace
 
 slow = pytest.mark.slow
@@ -28,10 +32,10 @@ for step in range(6):
     if step == 4 and rank == 1:
         if what == "kill": os.kill(os.getpid(), 9)
         if what == "abort": os.abort()
-        if what == "exit": sys.exit(7)
+        if what == "exit": os._exit(7)  # sys.exit: gloo may abort when its threads still run
         if what == "hang": time.sleep(4)
     dist.all_reduce(tensor)
-print("rank", rank, "is done:", sys.argv[1:])
+sys.stdout.write(f"rank {rank} is done: {sys.argv[1:]}" + chr(10))
 dist.destroy_process_group()
 """
 
@@ -316,6 +320,7 @@ def test_two_recorders_at_once_are_a_clear_error(tmp_path):
         (["missing.py"], "there is no script missing.py"),
         (["--trace", "old", "missing.py"], "old holds a trace already (a-1.jsonl); nothing is overwritten"),
         (["--trace", "file", "missing.py"], "is no folder"),
+        (["--trace", "file/new", "missing.py"], "file/new cannot be made: Not a directory"),
     ],
 )
 def test_bad_arguments_are_one_line_and_status_2(tmp_path, arguments, told):
@@ -356,6 +361,138 @@ def test_some_steps_of_a_long_job(tmp_path):
         sends = [match for match in trace.within(f"step {step}").matches if match.sender is not None]
         assert [[end.tensors[0].shape for end in match.ends] for match in sends] == [[(step,), (step,)]]
     assert all(process.footer.left_out > 20 for process in trace.processes)
+    # The kernel's count of the whole is also of what was not recorded.
+    assert "measured by the kernel" not in str(reconcile(trace).sentence)
+    assert "only some steps were recorded" in reconcile(trace).sentence
+    assert reconcile(trace.within("step 4")).whole.residue_bytes == 0
+
+
+ONE = """
+import os, sys, torch, torch.distributed as dist
+dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+dist.all_reduce(torch.ones(3))
+print(sys.argv[1:], flush=True)
+if "now" in sys.argv: os._exit(0)
+"""
+
+
+def test_who_first_asks_whether_there_is_a_torch_is_recorded_too(tmp_path):
+    text = f"import importlib.util\nassert importlib.util.find_spec('torch') is not None\n{ONE}"
+    done = dlearn_run(tmp_path, "--trace", "a b", "--", script(tmp_path, text), "--", "c d", RANK="0")
+    assert (done.returncode, done.stdout) == (0, "['--', 'c d']\n")
+    assert len(Trace.load(tmp_path / "a b").matches) == 1
+    assert "dlearn draw timeline 'a b' -o timeline.svg" in done.stderr, "to be pasted into a shell"
+
+
+@slow
+def test_a_script_that_leaves_without_ceremony_has_ended_well(tmp_path):
+    done = dlearn_run(tmp_path, "--trace", "t", script(tmp_path, ONE), "now")
+    assert done.returncode == 0
+    assert "ended with status" not in done.stderr
+    assert len(Trace.load(tmp_path / "t").matches) == 1
+
+
+@slow
+@pytest.mark.parametrize("what", ["vanishes", "is damaged"])
+def test_the_scripts_status_counts_whatever_becomes_of_the_trace(tmp_path, what):
+    spoil = {
+        "vanishes": "import shutil; shutil.rmtree('t'); open('t', 'w').close()",
+        "is damaged": "open('t/x-1.jsonl', 'w').write('no trace')",
+    }
+    text = f"{ONE}\nimport sys\n{spoil[what]}\nsys.exit(9)"
+    done = dlearn_run(tmp_path, "--trace", "t", script(tmp_path, text))
+    assert done.returncode == 9
+    assert "Traceback" not in done.stderr
+
+
+@slow
+def test_torchrun_itself_refuses_what_it_does_not_know(tmp_path):
+    done = dlearn_run(tmp_path, "--trace", "t/u", "--bad", script(tmp_path, ONE))
+    assert done.returncode == 2
+    assert "error: unrecognized arguments: --bad" in done.stderr
+    assert not (tmp_path / "t").exists()
+
+
+def test_how_a_process_ended_is_noted_in_its_own_files_only(tmp_path, monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "node-12")
+    for name in ("node-12-1", "node-12-1-2", "node-12-12"):
+        (tmp_path / f"{name}.jsonl").write_text("{}\n")
+    command._note_exit(tmp_path, 1, 5)
+    noted = {path.stem for path in tmp_path.iterdir() if "exit" in path.read_text()}
+    assert noted == {"node-12-1", "node-12-1-2"}
+
+
+@slow
+@pytest.mark.parametrize("how", ["fork", "spawn"])
+def test_steps_of_ranks_that_the_script_starts_itself(tmp_path, how):
+    """The process that starts them makes no steps, and leaves no file."""
+    train = """
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(3, 3))
+    for _ in range(2):  # Each phase of the training has an optimizer of its own.
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(2):
+            model(torch.ones(2, 3)).sum().backward()
+            optimizer.step()
+"""
+    text = SPAWN.replace("    dist.all_reduce(torch.ones(10))\n", train)
+    done = dlearn_run(tmp_path, "--steps=0:3", "--trace", "t", script(tmp_path, text), free_port(), how)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+    trace = Trace.load(tmp_path / "t")
+    assert (trace.ranks, trace.problems) == ((0, 1, 2), ())
+    assert trace.spans == ("step 0", "step 1", "step 2")
+    assert len(trace.where(kind="span").events) == 9
+
+
+@slow
+def test_ctrl_c_reaches_the_script_once(tmp_path):
+    """A terminal sends it to all processes in front of it, wherever their input comes from."""
+    text = """
+    import time, torch
+    try:
+        open("ready", "w").close()
+        time.sleep(60)
+    except KeyboardInterrupt:
+        try:
+            time.sleep(1)
+            open("once", "w").close()
+        except KeyboardInterrupt:
+            open("twice", "w").close()
+    """
+    script(tmp_path, text)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(tmp_path)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.execv(sys.executable, [sys.executable, "-m", "dlearn.cli", "run", "--trace", "t", "train.py"])
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "ready").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.write(terminal, b"\x03")
+        with suppress(OSError):  # The terminal's other end is closed.
+            while os.read(terminal, 1000):
+                pass
+    finally:
+        os.close(terminal)
+        os.waitpid(pid, 0)
+    assert (tmp_path / "once").exists()
+    assert not (tmp_path / "twice").exists()
+
+
+@slow
+def test_a_send_that_nobody_waits_for_is_no_hang(tmp_path):
+    text = """
+    import time, torch, torch.distributed as dist
+    dist.init_process_group("gloo")
+    tensor = torch.ones(4)
+    work = dist.isend(tensor, 1) if dist.get_rank() == 0 else dist.irecv(tensor, 0)
+    time.sleep(3)
+    dist.destroy_process_group()
+    """
+    done = dlearn_run(tmp_path, "--nproc-per-node=2", "--hang-after=1", "--trace", "t", script(tmp_path, text))
+    assert done.returncode == 0
+    assert "nothing has happened" not in done.stderr
 
 
 @slow

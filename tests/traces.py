@@ -27,6 +27,7 @@ from dlearn.trace.event import (
     PointToPoint,
     Socket,
     Span,
+    Stretch,
     TensorInfo,
 )
 from dlearn.trace.store import Writer
@@ -106,15 +107,28 @@ class Job:
         """Returns its number, the `parent` of what is inside."""
         return self.event(Span, rank, name=name, **{"start_ns": 0, "end_ns": 100, **facts})
 
-    def bucket(self, rank: int, index: int, parameters: Mapping[str, int], *, count: int = 1, model: int = 0) -> None:
+    def bucket(
+        self,
+        rank: int,
+        index: int,
+        parameters: Mapping[str, int],
+        *,
+        count: int = 1,
+        model: int = 0,
+        built: str = "first",
+        start_ns: int = 0,
+    ) -> None:
         """Bucket `index` of `count`; `parameters` gives the bytes of each."""
-        size = sum(parameters.values())
-        self.event(
-            Bucket, rank, model=model, index=index, count=count, bytes=size, parameters=tuple(parameters), built="first"
-        )
+        facts: dict[str, Any] = {"model": model, "index": index, "count": count, "built": built, "start_ns": start_ns}
+        self.event(Bucket, rank, bytes=sum(parameters.values()), parameters=tuple(parameters), **facts)
 
-    def gradient(self, rank: int, parameter: str, *, size: int = 4, model: int = 0, backward: int = 0) -> None:
-        self.event(Gradient, rank, model=model, parameter=parameter, bytes=size, backward=backward)
+    def gradient(
+        self, rank: int, parameter: str, *, size: int = 4, model: int = 0, backward: int = 0, at_ns: int = 10
+    ) -> None:
+        self.event(Gradient, rank, model=model, parameter=parameter, bytes=size, backward=backward, start_ns=at_ns)
+
+    def stretch(self, rank: int, phase: str, start_ns: int, end_ns: int, **facts: Any) -> None:
+        self.event(Stretch, rank, phase=phase, start_ns=start_ns, end_ns=end_ns, **facts)
 
     def connect(self, group: str = "world") -> None:
         """A connection between every two members, as gloo makes them; the socket's id is the peer's index."""

@@ -4,6 +4,9 @@
 """
 
 from dlearn.analysis.bandwidth import Bandwidth, Bandwidths, bandwidth, bandwidths
+from dlearn.analysis.breakdown import Breakdown, breakdown
+from dlearn.analysis.bucket_times import BucketTimes, bucket_times
+from dlearn.analysis.comparing import Comparison, compare
 from dlearn.analysis.confirming import messages
 from dlearn.analysis.costs import (
     Cost,
@@ -24,6 +27,7 @@ from dlearn.analysis.hangs import Hang, hangs
 from dlearn.analysis.iteration import Iteration, iteration, iterations
 from dlearn.analysis.joining import operations
 from dlearn.analysis.mismatches import Mismatch, mismatches
+from dlearn.analysis.overlap import Overlap, overlap
 from dlearn.analysis.reconcile import Reconciliation, reconcile
 from dlearn.analysis.scaling import Scaling, scaling
 from dlearn.analysis.traffic import Traffic, traffic
@@ -32,12 +36,16 @@ from dlearn.analysis.words import Explanation, explain
 __all__ = [
     "Bandwidth",
     "Bandwidths",
+    "Breakdown",
+    "BucketTimes",
+    "Comparison",
     "Cost",
     "Explanation",
     "Hang",
     "Iteration",
     "Mismatch",
     "Model",
+    "Overlap",
     "Predictions",
     "Reconciliation",
     "Scaling",
@@ -48,6 +56,9 @@ __all__ = [
     "autograd_graph",
     "bandwidth",
     "bandwidths",
+    "breakdown",
+    "bucket_times",
+    "compare",
     "cost",
     "cost_seen",
     "crossover",
@@ -61,6 +72,7 @@ __all__ = [
     "messages",
     "mismatches",
     "operations",
+    "overlap",
     "predictions",
     "reconcile",
     "scaling",

@@ -179,6 +179,11 @@ def _whole(trace: Trace, ledger: Ledger) -> Part:
     what = "The whole recording" if trace.selected_from is None else "This part of the trace"
     pairs, unexplained = ledger.pairs(ledger.whole)
     notes = _notes(unexplained)
+    if trace.selected_from is None and any(each.footer and each.footer.left_out for each in trace.processes):
+        # What was counted between two steps that were asked for, or before them, is not theirs.
+        pairs = [msgspec.structs.replace(pair, measured_bytes=None) for pair in pairs]
+        note = "only some steps were recorded: ask for one, as with trace.within"
+        return Part(what=what, pairs=(*pairs, *ledger.unmeasured_pairs()), note="; ".join([note, *notes]))
     blind = [trace.label(rank) for rank in trace.ranks if rank not in ledger.meters]
     if blind and ledger.meters:
         notes.append(f"no samples of {', '.join(blind[:8])}{', ...' if len(blind) > 8 else ''}")

@@ -15,7 +15,8 @@ _MISMATCHES_TOLD = 4
 
 def story(trace: Trace) -> list[str]:
     """How each process that did not end well ended, what is stuck, what may be wrong; nothing where all is well."""
-    ended = [process for process in trace.processes if not process.closed or process.exit_status]
+    # Status 0 without an end of the file is `os._exit(0)`: well, too.
+    ended = [each for each in trace.processes if each.exit_status or (each.exit_status is None and not each.closed)]
     # Those first that nobody told to end, as torchrun tells the others of a rank that has failed.
     fates = [fate(process, trace) for process in sorted(ended, key=lambda each: each.exit_status == -signal.SIGTERM)]
     stuck = hang_sentences(hangs(trace), trace)

@@ -54,14 +54,26 @@ def clock_name() -> str:
 
 
 class Desk:
-    """Rank 0's end answers, the others' ask; of the default group of this process, while there is one."""
+    """Rank 0's end answers, the others' ask; of the default group of this process, while there is one.
 
-    def __init__(self, emit: Emit, path: Path, clock: Callable[[], int], ignore_port: Callable[[int], None]) -> None:
+    The store is let go when the group is destroyed, as the program's own: while somebody holds it, its port is busy.
+    Only with `keep_store` it stays, for what is gathered at the end.
+    """
+
+    def __init__(
+        self,
+        emit: Emit,
+        path: Path,
+        clock: Callable[[], int],
+        ignore_port: Callable[[int], None],
+        *,
+        keep_store: bool = False,
+    ) -> None:
         self._emit, self._path, self._clock, self._ignore_port = emit, path.resolve(), clock, ignore_port
+        self._keep_store = keep_store
         self._name = clock_name()
         self._met: Counter[str] = Counter()
         self._place = ""
-        self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self.store: Store | None = None
@@ -92,7 +104,8 @@ class Desk:
             return agent
 
         def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
-            if not args and not kwargs:
+            group = args[0] if args else kwargs.get("group")
+            if group is None or group is dist.GroupMember.WORLD:
                 self._guarded(self.close)
             return destroy(*args, **kwargs)
 
@@ -113,8 +126,12 @@ class Desk:
         if self._thread is None or self.store is None:
             return
         thread, self._thread = self._thread, None
+        store = self.store
+        if not self._keep_store:
+            self.store = None
         if self.rank == 0:
-            self.store.queue_push(self._desk(), json.dumps({"kind": "close"}))
+            with suppress(dist.DistError):  # Its server, on another rank, has gone; so the thread has ended, too.
+                store.queue_push(self._desk(), json.dumps({"kind": "close"}))
         else:
             self._over.set()
         thread.join(2 * PATIENCE_SECONDS)
@@ -134,7 +151,8 @@ class Desk:
         if store is None:
             return  # MPI's groups meet without a store.
         job = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns():x}"
-        self._emit.fact(Joined(job=store.compare_set("dlearn/job", "", job).decode()))
+        with suppress(RuntimeError):  # A store of somebody's own, as torch's FakeStore, need not be able to do that.
+            self._emit.fact(Joined(job=store.compare_set("dlearn/job", "", job).decode()))
         self._open(where, store, rank, size)
 
     def _open(self, where: str, store: Store, rank: int, size: int | None) -> None:
@@ -148,13 +166,18 @@ class Desk:
         self.rank, self.size, self.store = rank, size, store
         self._over = threading.Event()
         serve = self._answer if rank == 0 else self._ask
-        self._thread = threading.Thread(target=self._run, args=(serve,), daemon=True, name="dlearn-clock")
+        # A clone holds no server, only a connection of its own.
+        clone = store.clone()  # type: ignore[attr-defined]
+        self._thread = threading.Thread(target=self._run, args=(serve, clone), daemon=True, name="dlearn-clock")
         self._thread.start()
 
-    def _run(self, serve: Callable[[Store], None]) -> None:
-        assert self.store is not None
-        with suppress(dist.DistError):  # The store's server has gone, with rank 0: what was read is on file.
-            serve(self.store.clone())  # type: ignore[attr-defined]
+    def _run(self, serve: Callable[[Store], None], store: Store) -> None:
+        try:
+            serve(store)
+        except dist.DistError:
+            pass  # The store's server has gone, with rank 0: what was read is on file.
+        except Exception as error:  # A full disk, an answer to an earlier recording.
+            self._emit.failed("the clocks", error)
 
     def _desk(self, rank: int | None = None) -> str:
         return self._place + (f"/{rank}" if rank is not None else "")

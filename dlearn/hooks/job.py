@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import secrets
 import socket
+from contextlib import suppress
 
 import torch.distributed as dist
 
@@ -28,8 +29,10 @@ def job_of_process() -> tuple[str, int | None, int | None]:
 def _job_of_store() -> str:
     """The name that the first recorder of this job wrote into the job's own store. Waits for nobody."""
     store = dist.distributed_c10d._get_default_store()
-    if store is None:  # MPI's groups meet without one.
-        return f"{socket.gethostname()}-{os.getppid()}"
     mine = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-    answer: bytes = store.compare_set("dlearn/job", "", mine)
-    return answer.decode()
+    # MPI's groups meet without a store; one of somebody's own, as torch's FakeStore, need not be able to do that.
+    with suppress(RuntimeError):
+        if store is not None:
+            answer: bytes = store.compare_set("dlearn/job", "", mine)
+            return answer.decode()
+    return f"{socket.gethostname()}-{os.getppid()}"

@@ -52,7 +52,7 @@ def record(
     `steps=range(10, 12)` records these steps of a long job only, each as a span "step 10": step 0 is what comes before
     the optimizer's first step has returned. `hang_after=30` prints who waits for whom when nothing has happened for 30
     seconds, while it hangs. `gather` brings the files of other hosts to rank 0's folder at the end, through the job's
-    own store; rank 0 waits for them.
+    own store, which is kept, with its port, until then; rank 0 waits for them.
 
     Raises TraceError if this process is being recorded already, or `folder` holds a trace; SetupError if the installed
     torch does not fit, or an option makes no sense.

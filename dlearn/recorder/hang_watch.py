@@ -11,13 +11,17 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
 from dlearn.errors import TraceError
+from dlearn.hooks import works
 from dlearn.hooks.callers import place_of_thread
+from dlearn.trace.event import PointToPoint
 from dlearn.trace.job_facts import Place
 
 if TYPE_CHECKING:
+    from dlearn.analysis.hangs import Hang
     from dlearn.recorder.recording import Recording
 
 LOOKS = 20
@@ -70,6 +74,24 @@ class HangWatch:
             print(f"dlearn: nothing has happened for {seconds:.0f} s, and why cannot be told: {error}", file=sys.stderr)
             return
         me = next((process.rank for process in trace.processes if process.path.name == self._path.name), None)
-        for speaker, sentence in tell(hangs(trace), trace):
+        waits = _waits_for_a_work()
+        # A send or a receive that nobody waits for has no end that could be seen: no hang.
+        found = [hang for hang in hangs(trace) if waits or me not in hang.waiting or not _is_point_to_point(hang)]
+        for speaker, sentence in tell(found, trace):
             if speaker == me:
                 print(f"dlearn: nothing has happened for {seconds:.0f} s: {sentence}.", file=sys.stderr, flush=True)
+
+
+def _is_point_to_point(hang: Hang) -> bool:
+    return isinstance(hang.operation.ends[0], PointToPoint)
+
+
+def _waits_for_a_work() -> bool:
+    """Whether a thread of this process is inside `Work.wait`, as every send and receive is that is waited for."""
+    for frame in sys._current_frames().values():
+        caller: FrameType | None = frame
+        while caller is not None:
+            if caller.f_code.co_name == "wait" and caller.f_code.co_filename == works.__file__:
+                return True
+            caller = caller.f_back
+    return False

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import ProcessGroup
 
-from dlearn.hooks import autograd, collectives, ddp, rpc, steps
+from dlearn.hooks import autograd, collectives, ddp, rpc, steps, stretches
 from dlearn.hooks.clock import Desk
 from dlearn.hooks.groups import Groups
 from dlearn.hooks.rpc_agent_log import AgentLog
@@ -86,6 +86,8 @@ class Recording:
         self._outside = False
         self._left_out = 0
         self._wanted_steps = options.steps
+        self._step = 0
+        self._step_is_due = False
         self._step_span: int | None = None
         self._channels: Counter[tuple[Any, ...]] = Counter()
         self.waiting: dict[int, int] = {}
@@ -95,7 +97,8 @@ class Recording:
         self.meet: Callable[[], None] | None = None
         """Waits for all workers of a cluster, which opens RPC's connections before anybody uses them."""
         self._writer = Writer(path, max_bytes=options.max_bytes, header=header if lazy else None)
-        self._desk = None if alone else Desk(self, self._writer.path, clock, self._sockets.ignored_ports.add)
+        ignore = self._sockets.ignored_ports.add
+        self._desk = None if alone else Desk(self, self._writer.path, clock, ignore, keep_store=options.gather)
         self._gather = options.gather
         self._watch = HangWatch(self, self._writer.path, options.hang_after) if options.hang_after else None
         try:
@@ -103,6 +106,7 @@ class Recording:
                 self._writer.write(header)
             self._undo.callback(collectives.install(self, self._groups, checksums=options.checksums))
             self._undo.callback(ddp.install(self))
+            self._undo.callback(stretches.install(self))
             self._log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
             self._undo.callback(self._log.close)
             watchers = Watchers(
@@ -182,28 +186,31 @@ class Recording:
     def dropped(self) -> None:
         self._works_dropped += 1
 
-    def open_span(self, name: str) -> int:
+    def open_span(self, name: str, thread: int | None = None) -> int:
+        """Of this thread, or of another: an optimizer may make its steps on a thread of RPC's."""
+        spans = self._open_spans.get(thread, []) if thread is not None else []
+        inside = {"parent": spans[-1] if spans else None} if thread is not None else {}
         try:
-            number = self.event(Span, name=str(name).encode("utf-8", "replace").decode()[:LONGEST_SPAN])
+            number = self.event(Span, name=str(name).encode("utf-8", "replace").decode()[:LONGEST_SPAN], **inside)
         except Exception as error:  # The name is anybody's object.
             self.failed("a span", error)
             number = next(self._numbers)
-        self.enter(number)
+        self.enter(number, thread)
         self.count()
         return number
 
-    def close_span(self, number: int) -> None:
+    def close_span(self, number: int, thread: int | None = None) -> None:
         self.count()
-        self.leave(number)
+        self.leave(number, thread)
         self.end(number, by="return")
 
-    def enter(self, number: int) -> None:
+    def enter(self, number: int, thread: int | None = None) -> None:
         """What this thread reports from now on happens inside event `number`."""
         if number != OUTSIDE:
-            self._open_spans.setdefault(threading.get_ident(), []).append(number)
+            self._open_spans.setdefault(thread or threading.get_ident(), []).append(number)
 
-    def leave(self, number: int) -> None:
-        spans = self._open_spans.get(threading.get_ident(), [])
+    def leave(self, number: int, thread: int | None = None) -> None:
+        spans = self._open_spans.get(thread or threading.get_ident(), [])
         if number in spans:
             # Not those above it: a generator's span may close while another is open.
             spans.remove(number)
@@ -213,12 +220,23 @@ class Recording:
     def _begin_step(self, number: int) -> None:
         """The optimizer has made `number` steps: the next one begins, with a span of its own if it is wanted."""
         assert self._wanted_steps is not None
-        if self._step_span is not None:
-            self.close_span(self._step_span)
-            self._step_span = None
+        self._close_step()
+        self._step = number
         self._outside = number not in self._wanted_steps
-        if not self._outside:
-            self._step_span = self.open_span(f"step {number}")
+        self._step_is_due = not self._outside
+        if self._writer.begun:
+            self._open_step()
+
+    def _open_step(self) -> None:
+        """The span of a step that was asked for; where there is no file yet, only when there is something to write."""
+        if self._step_is_due:
+            self._step_is_due = False
+            self._step_span = self.open_span(f"step {self._step}", self._owner)
+
+    def _close_step(self) -> None:
+        if self._step_span is not None:
+            self.close_span(self._step_span, self._owner)
+            self._step_span = None
 
     def _is_outside(self, kind: type[Event], facts: dict[str, Any]) -> bool:
         """Whether this event is left out. The others are told apart from those that were: a send by its place."""
@@ -230,6 +248,7 @@ class Recording:
             if facts.get(name) == OUTSIDE:
                 facts[name] = None
         if not self._outside or kind is Bucket:
+            self._open_step()
             return False
         self._left_out += kind is not Counters
         return True
@@ -276,6 +295,8 @@ class Recording:
     def _disconnecting(self) -> None:
         """Before anybody closes RPC's connections, everybody reads what went over them."""
         self.count()
+        if self._desk is not None:
+            self._desk.close()
         if self.meet is not None:
             self.meet()
 
@@ -299,9 +320,7 @@ class Recording:
         atexit.unregister(self.stop)
         if self._watch is not None:
             self._watch.stop()
-        if self._step_span is not None:
-            self.close_span(self._step_span)
-            self._step_span = None
+        self._close_step()
         self._undo.close()
         self.count()
         self._close_file()
@@ -338,6 +357,8 @@ class Recording:
         self._owner = threading.get_ident()
         self._open_spans = {self._owner: []}
         self._hook_errors = self._works_dropped = self._left_out = 0
+        self._step_span, self._step_is_due = None, self._wanted_steps is not None and not self._outside
+        self.waiting.clear()
         self._sockets.forget()
         self._log.forget(log_path(path))
         if self._desk is not None:

@@ -31,7 +31,7 @@ def attach() -> None:
 def _record(order: Order) -> None:
     job = order.job or job_of_process()[0]
     # Only a rank that the launcher has started is what RANK says; its own children have inherited the variable.
-    is_rank = os.getppid() == order.launcher and "RANK" in os.environ
+    is_rank = os.getppid() == order.launcher and {"RANK", "WORLD_SIZE"} <= os.environ.keys()
     rank, world_size = (int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])) if is_rank else (None, None)
     recording = recorder.start(
         Path(order.folder),

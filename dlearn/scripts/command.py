@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -43,6 +44,7 @@ def run(arguments: Sequence[str]) -> int:
     several_hosts = torchrun and any(each.split("=")[0].replace("_", "-") == "--nnodes" for each in rest)
     folder = Path(own.get("--trace") or _default_folder(rest)).resolve()
     _refuse_old_trace(folder, several_hosts=several_hosts)
+    made = _make(folder)
     order = Order(
         folder=str(folder),
         job="" if several_hosts else f"{socket.gethostname()}-{secrets.token_hex(4)}",
@@ -53,12 +55,13 @@ def run(arguments: Sequence[str]) -> int:
         gather="--gather" in own,
     )
     os.environ.update(order.environment())
-    status, ended = _torchrun(rest) if torchrun else _python(rest)
-    for pid, how in ended.items():
-        _note_exit(folder, pid, how)
-    from dlearn.scripts.summary import summary  # What reads traces is not needed before.
-
-    print(summary(folder), file=sys.stderr, flush=True)
+    try:
+        status, ended = _torchrun(rest) if torchrun else _python(rest)
+        _tell(folder, ended)
+    finally:
+        for each in made:
+            with suppress(OSError):  # It holds a trace.
+                each.rmdir()
     if status < 0:
         _die_by(-status)
     return status
@@ -75,7 +78,7 @@ def _take_own_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[st
     own: dict[str, str] = {}
     rest = list(arguments)
     place = 0
-    while place < len(rest) and rest[place].startswith("-") and rest[place] not in ("-m", "--module"):
+    while place < len(rest) and rest[place].startswith("-") and rest[place] not in ("-m", "--module", "--"):
         name, equals, value = rest[place].partition("=")
         if name in _ALONE:
             own[name] = ""
@@ -89,6 +92,8 @@ def _take_own_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[st
             # An option of torchrun's with a value of its own: that is skipped, too.
             takes_value = not equals and place + 1 < len(rest) and _takes_value(name)
             place += 2 if takes_value else 1
+    if rest[place : place + 1] == ["--"]:
+        del rest[place]  # The options end here; so they do without it.
     if place >= len(rest):
         raise WrongArguments(
             "dlearn run needs a script: dlearn run --nproc-per-node 2 train.py; see dlearn run --help."
@@ -97,10 +102,12 @@ def _take_own_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[st
 
 
 def _takes_value(name: str) -> bool:
+    """Whether this option of torchrun's, which may be shortened, has one. If there is none, torchrun will say so."""
     from torch.distributed.run import get_args_parser
 
-    action = get_args_parser()._option_string_actions.get(name)
-    return action is None or action.nargs != 0
+    options = get_args_parser()._option_string_actions
+    meant = [options[name]] if name in options else [options[each] for each in options if each.startswith(name)]
+    return any(action.nargs != 0 for action in meant)
 
 
 def _options_of_torchrun(rest: Sequence[str]) -> bool:
@@ -144,6 +151,18 @@ def _refuse_old_trace(folder: Path, *, several_hosts: bool) -> None:
         )
 
 
+def _make(folder: Path) -> list[Path]:
+    """Make it now: that it cannot be made is known before the job runs. What is new, the innermost first."""
+    new = [each for each in (folder, *folder.parents) if not each.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WrongArguments(f"the folder {folder} cannot be made: {error.strerror}. Give another --trace.") from None
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise WrongArguments(f"nothing can be written into the folder {folder}. Give another --trace.")
+    return new
+
+
 # Running --------------------------------------------------------------------------------------------------------------
 
 
@@ -158,8 +177,7 @@ def _python(rest: Sequence[str]) -> tuple[int, dict[int, int]]:
     child = subprocess.Popen(command)
 
     def hand_on(number: int, _: Any) -> None:
-        # A terminal sends Ctrl-C to the script itself, too.
-        if number != signal.SIGINT or not sys.stdin.isatty():
+        if number != signal.SIGINT or not _in_front_of_a_terminal():
             child.send_signal(number)
 
     before = {each: signal.signal(each, hand_on) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
@@ -169,6 +187,15 @@ def _python(rest: Sequence[str]) -> tuple[int, dict[int, int]]:
         for each, handler in before.items():
             signal.signal(each, handler)
     return status, {child.pid: status}
+
+
+def _in_front_of_a_terminal() -> bool:
+    """Whether Ctrl-C goes to the script itself, too: to all that the terminal's foreground holds."""
+    try:
+        with open("/dev/tty") as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    except OSError:
+        return False
 
 
 def _torchrun(rest: Sequence[str]) -> tuple[int, dict[int, int]]:
@@ -189,10 +216,23 @@ def _torchrun(rest: Sequence[str]) -> tuple[int, dict[int, int]]:
     return 0, {}
 
 
+def _tell(folder: Path, ended: dict[int, int]) -> None:
+    """Say on stderr what was recorded. Whatever goes wrong here, the script's status counts."""
+    from dlearn.scripts.summary import summary  # What reads traces is not needed before.
+
+    try:
+        for pid, how in ended.items():
+            _note_exit(folder, pid, how)
+        print(summary(folder), file=sys.stderr, flush=True)
+    except Exception as error:  # A full disk, a folder that has gone.
+        print(f"dlearn: what was recorded in {folder} cannot be told: {error}", file=sys.stderr)
+
+
 def _note_exit(folder: Path, pid: int, status: int) -> None:
     """Add to the file of a process how it ended: it cannot do that itself."""
-    for path in folder.glob(f"{socket.gethostname()}-{pid}*.jsonl"):
-        if path.stem.partition(f"-{pid}")[2][:1] in ("", "-"):
+    name = f"{socket.gethostname()}-{pid}"
+    for path in folder.glob(f"{name}*.jsonl"):
+        if path.stem.removeprefix(name)[:1] in ("", "-"):
             note_exit(path, status)
 
 

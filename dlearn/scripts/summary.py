@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from dlearn.analysis.story import story
@@ -49,7 +50,8 @@ def _look_at(trace: Trace, shown: str) -> list[str]:
             else []
         )
         return [*told[:SENTENCES], *more]
-    draw = f"in words: dlearn explain {shown}; as a picture: dlearn draw timeline {shown} -o timeline.svg"
+    where = shlex.quote(shown)
+    draw = f"in words: dlearn explain {where}; as a picture: dlearn draw timeline {where} -o timeline.svg"
     if not trace.events:
         return []
     lasted = max(event.end_ns or event.start_ns for event in trace.events) - trace.events[0].start_ns

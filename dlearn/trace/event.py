@@ -232,6 +232,12 @@ class Gradient(Event, tag="gradient", frozen=True, kw_only=True):
     backward: Count | None = None
 
 
+class Stretch(Event, tag="stretch", frozen=True, kw_only=True):
+    """A part of a training step, seen from begin to end: the forward pass of a DDP model, a backward pass, or the
+    step of an optimizer, as `phase` says. On a GPU the part that the CPU takes: its kernels may run on.
+    """
+
+
 class Span(Event, tag="span", frozen=True, kw_only=True):
     """A stretch of the program that the user named: `with dlearn.span("step 3"):`."""
 

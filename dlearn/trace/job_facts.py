@@ -28,6 +28,7 @@ from dlearn.trace.event import (
     RpcWindow,
     Socket,
     Span,
+    Stretch,
     Worker,
 )
 
@@ -96,6 +97,7 @@ AnyLine = (
     | PointToPoint
     | Bucket
     | Gradient
+    | Stretch
     | Span
     | Counters
     | RpcCall

@@ -70,6 +70,11 @@ class Writer:
         if header is None:
             self._open()
 
+    @property
+    def begun(self) -> bool:
+        """Whether the file has been made."""
+        return self._fd is not None
+
     def _open(self) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
         try:
@@ -112,11 +117,6 @@ class Writer:
             return
         self._mend = b""
         self.lines += 1
-
-    @property
-    def begun(self) -> bool:
-        """Whether there is a file yet."""
-        return self._fd is not None
 
     def close(self) -> None:
         """Let the file go, in this process only (a forked child closes its copy, the parent goes on)."""

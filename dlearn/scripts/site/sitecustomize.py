@@ -24,17 +24,21 @@ class AfterTorch(MetaPathFinder):
     """
 
     under_way: tuple[str, ...] = ()
+    asking = ""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name not in ("torch", "dlearn.recorder") or name in self.under_way:
+        if name not in ("torch", "dlearn.recorder") or name in (*self.under_way, self.asking):
             return None
-        self.under_way += (name,)
+        # Whoever asks may only want to know whether there is a torch, and import it later.
+        self.asking = name
         spec = importlib.util.find_spec(name)
+        self.asking = ""
         if spec is None or spec.loader is None:
             return spec
         run = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
+            self.under_way += (name,)
             run(module)
             self.under_way = tuple(each for each in self.under_way if each != name)
             if not self.under_way:

@@ -1,0 +1,149 @@
+"""Where the time of a training step goes: forward, backward, communication that is not hidden, optimizer.
+
+All are observed on the CPU that calls. On a GPU, whose kernels run on by themselves, that is the time to launch them.
+"""
+
+from __future__ import annotations
+
+import html
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+
+from dlearn.analysis.findings import time_text
+from dlearn.analysis.intervals import length_ns, union, without
+from dlearn.analysis.overlap import Times, moments, share_of
+from dlearn.analysis.text_table import lines_of, ms
+from dlearn.analysis.training_steps import TrainingStep, training_steps
+from dlearn.trace.event import Collective
+from dlearn.trace.trace import Trace
+
+
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
+    """One step on one rank, in ns: forward, backward, optimizer, between and what `times` has as exposed add up to all.
+
+    `times` is None where the end of an operation was not observed: then forward and backward hold the communication,
+    too, exposed or not. What is hidden happens during the backward.
+    """
+
+    number: int
+    title: str
+    rank: int
+    total_ns: int
+    forward_ns: int
+    backward_ns: int
+    optimizer_ns: int
+    between_ns: int
+    times: Times | None
+
+
+class Breakdown(msgspec.Struct, frozen=True):
+    """The parts of each training step on each rank. `on_gpu`: kernels may run on after the parts that are timed."""
+
+    items: tuple[Parts, ...]
+    labels: dict[int, str]
+    on_gpu: bool = False
+
+    @property
+    def middle(self) -> tuple[Parts, ...]:
+        """All ranks of the step of median length: by its longest rank, of two the shorter, among complete ones."""
+        steps: dict[int, list[Parts]] = defaultdict(list)
+        for each in self.items:
+            steps[each.number].append(each)
+        most = max((len(step) for step in steps.values()), default=0)
+        whole = sorted((step for step in steps.values() if len(step) == most), key=_longest)
+        return tuple(whole[(len(whole) - 1) // 2]) if whole else ()
+
+    @property
+    def finding(self) -> str:
+        """The largest part of the median step, over its ranks, and what share of it is communication not hidden."""
+        shown = self.middle
+        if not shown:
+            return "No training step of a DDP model"
+        count = len({each.number for each in self.items})
+        which = shown[0].title + (f" (the median of {count} by length)" if count > 1 else "")
+        whole = sum(each.total_ns for each in shown)
+        said = f"{which[:1].upper()}{which[1:]}, {time_text(_longest(shown))}"
+        exposed = [each.times.exposed_ns for each in shown if each.times is not None]
+        forward = sum(each.forward_ns for each in shown) / whole
+        backward = sum(each.backward_ns for each in shown) / whole
+        said += f": {forward:.0%} forward, {backward:.0%} backward"
+        if len(exposed) < len(shown):
+            return f"{said}, communication included: nobody saw when it ended"
+        return f"{said}, {sum(exposed) / whole:.0%} communication that is not hidden"
+
+    def rows(self) -> list[list[str]]:
+        """A head, and a row for each rank of the median step; ms."""
+        names = [
+            "forward",
+            "backward",
+            "exposed transfer",
+            "exposed waiting",
+            "optimizer",
+            "between",
+            "all",
+            "(hidden)",
+        ]
+        table = [["step", "rank", *names]]
+        for each in self.middle:
+            seen = each.times
+            exposed = ["not observed"] * 2
+            if seen is not None:
+                exposed = [ms(seen.exposed_transfer_ns), ms(seen.exposed_waiting_ns)]
+            own = [ms(each.forward_ns), ms(each.backward_ns), *exposed, ms(each.optimizer_ns), ms(each.between_ns)]
+            hidden = ms(seen.hidden_ns) if seen is not None else "not observed"
+            label = self.labels.get(each.rank, f"rank {each.rank}")
+            table.append([each.title, label, *own, ms(each.total_ns), hidden])
+        return table
+
+    @property
+    def note(self) -> str:
+        """What a reader must know of a GPU's times; empty on a CPU."""
+        return "On a GPU: the times of the CPU that launches the kernels, which run on by themselves." * self.on_gpu
+
+    def __str__(self) -> str:
+        if not self.items:
+            return self.finding
+        return "\n".join([self.finding, "ms:", *lines_of(self.rows(), names=2), *([self.note] if self.note else [])])
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def breakdown(trace: Trace) -> Breakdown:
+    """Where the time of each training step of a DDP program goes, on each rank."""
+    steps = training_steps(trace)
+    calls = [end for step in steps for part in step.parts for end in part.operation.ends if isinstance(end, Collective)]
+    on_gpu = any(tensor.device != "cpu" for call in calls for tensor in call.inputs)
+    return Breakdown(tuple(_parts(step) for step in steps), dict(trace.labels), on_gpu)
+
+
+def _parts(step: TrainingStep) -> Parts:
+    travels, waits = moments(step)
+    busy = union([*travels, *(each for found in waits.values() for each in found)])
+    exposed = without(busy, union(step.computing))
+    forward, backward = union(step.of("forward")), union(step.of("backward"))
+    optimizer = without(union(step.of("optimizer")), [*forward, *backward])
+    times = share_of(step).times
+    if times is None:
+        exposed = []
+    total = step.end_ns - step.start_ns
+    inside = union([*forward, *backward, *optimizer])
+    return Parts(
+        number=step.number,
+        title=step.title,
+        rank=step.rank,
+        total_ns=total,
+        forward_ns=length_ns(without(forward, exposed)),
+        backward_ns=length_ns(without(without(backward, forward), exposed)),
+        optimizer_ns=length_ns(without(optimizer, exposed)),
+        between_ns=total - length_ns(inside),
+        times=times,
+    )
+
+
+def _longest(step: Sequence[Parts]) -> int:
+    return max(each.total_ns for each in step)

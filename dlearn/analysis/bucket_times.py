@@ -1,0 +1,322 @@
+"""DDP's buckets over time: when each gradient was ready, when its bucket went, how long it waited, when it was done.
+
+Ready, launched and done are observed. Which all-reduce carries which bucket is inferred (buckets.py); where that cannot
+be told, the bucket has no times, and `not_told` counts the calls.
+"""
+
+from __future__ import annotations
+
+import html
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from dlearn.analysis.buckets import UNKNOWN
+from dlearn.analysis.findings import capital, time_text
+from dlearn.analysis.joining import operations
+from dlearn.analysis.text_table import lines_of, ms
+from dlearn.analysis.waiting import waited_until_ns
+from dlearn.analysis.words import count_text
+from dlearn.trace.event import Bucket, Collective, Event, Gradient, Span, Stretch
+from dlearn.trace.message import End, Operation
+from dlearn.trace.trace import Trace
+
+
+class BucketTime(msgspec.Struct, frozen=True, kw_only=True):
+    """One bucket in one backward pass on one rank; times in ns on the trace's clock.
+
+    `backward` counts the rank's backward passes through DDP models, from 0; `step` is the user's span around it.
+    `ready` are its gradients in the order in which they came. `launched_ns` is None where it was not sent, as in
+    `no_sync`, or nobody knows by which call. Until `transfer_ns` it waited for `last_rank`, which called last.
+    """
+
+    rank: int
+    backward: int
+    step: str
+    model: int
+    index: int
+    bytes: int
+    built: str
+    parameters: tuple[str, ...]
+    begins_ns: int
+    ready: tuple[tuple[str, int], ...]
+    launched_ns: int | None = None
+    transfer_ns: int | None = None
+    done_ns: int | None = None
+    last_rank: int | None = None
+    missing: tuple[int, ...] = ()
+    """The ranks that never sent this bucket, of one that was launched here: it waits for them for ever."""
+
+    @property
+    def waited_ns(self) -> int | None:
+        """From its launch to that of the last rank."""
+        if self.launched_ns is None or self.transfer_ns is None:
+            return None
+        return self.transfer_ns - self.launched_ns
+
+    @property
+    def never_ready(self) -> tuple[str, ...]:
+        """The parameters whose gradient did not come in this pass."""
+        came = {name for name, _ in self.ready}
+        return tuple(name for name in self.parameters if name not in came)
+
+    @property
+    def title(self) -> str:
+        """ "step 1", or the number of the pass."""
+        return self.step or f"backward pass {self.backward}"
+
+
+class BucketTimes(msgspec.Struct, frozen=True):
+    """Every bucket of every backward pass, by pass, rank and bucket. `not_told`: calls of unknown bucket."""
+
+    items: tuple[BucketTime, ...]
+    labels: dict[int, str]
+    not_told: int = 0
+
+    @property
+    def tables(self) -> tuple[tuple[BucketTime, ...], ...]:
+        """The buckets of each model as they were first and as they were rebuilt, as one rank had them."""
+        found: dict[tuple[int, str], dict[int, BucketTime]] = defaultdict(dict)
+        for each in self.items:
+            found[each.model, each.built].setdefault(each.index, each)
+        return tuple(tuple(table.values()) for _, table in sorted(found.items()))
+
+    @property
+    def stuck(self) -> tuple[BucketTime, ...]:
+        """The buckets that were launched, and wait for a rank that never sent them."""
+        return tuple(each for each in self.items if each.missing)
+
+    @property
+    def examples(self) -> tuple[BucketTime, ...]:
+        """Before and after: the first pass with the first buckets, and with the rebuilt ones. And one that hangs."""
+        passes: dict[tuple[int, str], int] = {}
+        for each in self.items:
+            passes.setdefault((each.model, each.built), each.backward)
+        shown = {*passes.values(), *(each.backward for each in self.stuck[:1])}
+        return tuple(each for each in self.items if each.backward in shown)
+
+    @property
+    def finding(self) -> str:
+        """What the examples show of the first rank: how long before the last gradient the first bucket went."""
+        if not self.items:
+            return "No backward pass through a DDP model"
+        if self.stuck:
+            return self._why_stuck(self.stuck[0])
+        told: list[str] = []
+        for number in sorted({each.backward for each in self.examples}):
+            shown = [each for each in self.examples if each.backward == number]
+            mine = [each for each in shown if each.rank == shown[0].rank]
+            count = count_text(len(mine), "bucket")
+            launched = [each.launched_ns for each in mine if each.launched_ns is not None]
+            ready = [at for each in mine for _, at in each.ready]
+            if not launched:
+                ahead = "none is sent"
+            elif not ready or min(launched) >= max(ready):
+                ahead = (
+                    "it goes when all gradients are ready" if len(mine) == 1 else "the first goes when all are ready"
+                )
+            else:
+                ahead = f"the first goes {time_text(max(ready) - min(launched))} before the last gradient is ready"
+            told.append(f"{mine[0].title}: {count}, {ahead}")
+        ranks = {each.rank for each in self.examples}
+        whose = f" ({self._label(min(ranks))})" if len(ranks) > 1 else ""
+        sentence = "; ".join(told) + whose
+        return sentence[:1].upper() + sentence[1:]
+
+    def _why_stuck(self, stuck: BucketTime) -> str:
+        """ "Rank 0 waits for rank 1 in bucket 0 of step 3: there b.weight, b.bias are never ready"."""
+        late = stuck.missing[0]
+        said = f"{self._label(stuck.rank)} waits for {self._label(late)} in bucket {stuck.index} of {stuck.title}"
+        own = (stuck.backward, late, stuck.model, stuck.index)
+        there = next((each for each in self.items if (each.backward, each.rank, each.model, each.index) == own), None)
+        if there is not None and there.never_ready:
+            names = there.never_ready
+            said += f": there {_names(names)} {'is' if len(names) == 1 else 'are'} never ready"
+        return capital(said)
+
+    def _label(self, rank: int) -> str:
+        return self.labels.get(rank, f"rank {rank}")
+
+    def rows(self) -> list[list[str]]:
+        """A head, and a row for each bucket on each rank in the examples; ms from the begin of the pass."""
+        table = [["pass", "rank", "bucket", "first ready", "launched", "waits for", "waiting", "transfer", "done"]]
+        begins = begins_of(self.examples)
+        for each in self.examples[:_ROWS_SHOWN]:
+            at = begins[each.backward]
+            ready = ms(each.ready[0][1] - at) if each.ready else "never"
+            row = [each.title, self._label(each.rank), str(each.index), ready]
+            if each.launched_ns is None:
+                table.append([*row, "not sent", "", "", "", ""])
+                continue
+            waited = ms(each.waited_ns) if each.waited_ns else ""
+            last = each.last_rank if each.waited_ns else next(iter(each.missing), None)
+            who = self._label(last) if last is not None else ""
+            done, transfer = "never" if each.missing else "not observed", ""
+            if each.done_ns is not None and each.transfer_ns is not None:
+                done, transfer = ms(each.done_ns - at), ms(each.done_ns - each.transfer_ns)
+            table.append([*row, ms(each.launched_ns - at), who, waited, transfer, done])
+        return table
+
+    def __str__(self) -> str:
+        if not self.items:
+            return "no backward pass through a DDP model"
+        lines: list[str] = []
+        for table in self.tables:
+            size = sum(each.bytes for each in table)
+            lines.append(f"{_BUILT.get(table[0].built, table[0].built)}: {len(table)}, {size:,} B")
+            lines += [f"  bucket {each.index}: {each.bytes:,} B: {_names(each.parameters)}" for each in table]
+        lines += ["ms from the begin of the backward pass:", *lines_of(self.rows(), names=3)]
+        if len(self.examples) > _ROWS_SHOWN:
+            lines.append(f"({len(self.examples) - _ROWS_SHOWN:,} more rows)")
+        if self.not_told:
+            lines.append(f"not told: {self.not_told:,} all-reduces, of which nobody knows what bucket they carry")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
+
+
+_ROWS_SHOWN = 48
+_NAMES_SHOWN = 12
+_BUILT = {
+    "first": "the first buckets",
+    "rebuilt": "buckets rebuilt in the order in which the gradients came",
+}
+
+
+def _names(parameters: Sequence[str]) -> str:
+    """As in a sentence: the first ones, and how many more."""
+    more = len(parameters) - _NAMES_SHOWN
+    return ", ".join(parameters[:_NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def begins_of(items: Iterable[BucketTime]) -> dict[int, int]:
+    """When each backward pass began on the first rank, in ns."""
+    begins: dict[int, int] = {}
+    for each in items:
+        begins[each.backward] = min(each.begins_ns, begins.get(each.backward, each.begins_ns))
+    return begins
+
+
+def bucket_times(trace: Trace) -> BucketTimes:
+    """When each gradient was ready and what became of its bucket, in each backward pass on each rank."""
+    asked = operations(trace)
+    carriers: dict[_Key, list[tuple[Operation, End]]] = defaultdict(list)
+    for operation in asked:
+        for end in operation.ends:
+            if operation.bucket is not None and isinstance(end, Collective):
+                key = (end.rank, end.backward, operation.bucket.model, operation.bucket.index)
+                carriers[key].append((operation, end))
+    wanted = {(event.rank, event.number) for event in trace.events if isinstance(event, Gradient)}
+    items = [
+        _bucket_time(each, bucket, carriers.get((each.rank, each.task, each.model, bucket.index), []))
+        for each in _passes(trace.whole)
+        if not wanted.isdisjoint((gradient.rank, gradient.number) for gradient in each.gradients)
+        for bucket in each.table
+    ]
+    items.sort(key=lambda each: (each.backward, each.rank, each.model, each.index))
+    return BucketTimes(tuple(items), dict(trace.labels), sum(operation.what == UNKNOWN for operation in asked))
+
+
+_Key = tuple[int, int | None, int, int]
+"""Rank, its graph task, model, bucket."""
+
+
+class _Pass(msgspec.Struct, frozen=True):
+    """One backward pass of one model on one rank, with the buckets that the model had then."""
+
+    rank: int
+    number: int
+    task: int | None
+    model: int
+    step: str
+    begins_ns: int
+    gradients: tuple[Gradient, ...]
+    table: tuple[Bucket, ...]
+
+
+def _passes(trace: Trace) -> list[_Pass]:
+    found: dict[int, dict[tuple[int | None, int], list[Gradient]]] = defaultdict(lambda: defaultdict(list))
+    tables: dict[tuple[int, int], list[Bucket]] = defaultdict(list)
+    spans = {(event.rank, event.number): event for event in trace.events if isinstance(event, Span)}
+    begins: dict[int, list[Stretch]] = defaultdict(list)
+    for event in trace.events:
+        match event:
+            case Gradient():
+                found[event.rank][event.backward, event.model].append(event)
+            case Bucket():
+                tables[event.rank, event.model].append(event)
+            case Stretch(phase="backward"):
+                begins[event.rank].append(event)
+            case _:
+                pass
+    passes: list[_Pass] = []
+    for rank, of_rank in found.items():
+        numbers: dict[int | None, int] = {}
+        for (task, model), gradients in of_rank.items():
+            first = gradients[0]
+            table = _table_at(tables[rank, model], first.number)
+            around = spans.get((rank, first.parent)) if first.parent is not None else None
+            passes.append(
+                _Pass(
+                    rank=rank,
+                    number=numbers.setdefault(task, len(numbers)),
+                    task=task,
+                    model=model,
+                    step=around.name if around is not None else "",
+                    begins_ns=_begin(begins[rank], first),
+                    gradients=tuple(gradients),
+                    table=table,
+                )
+            )
+    return passes
+
+
+def _table_at(known: Sequence[Bucket], number: int) -> tuple[Bucket, ...]:
+    """The buckets that were reported last before this event."""
+    before = [bucket for bucket in known if bucket.number < number]
+    last = max((place for place, bucket in enumerate(before) if bucket.index == 0), default=0)
+    return tuple(before[last:])
+
+
+def _begin(stretches: Sequence[Stretch], first: Event) -> int:
+    """The begin of the backward pass; where nobody noted that, its first gradient."""
+    place = bisect_right(stretches, first.start_ns, key=lambda each: each.start_ns) - 1
+    if place < 0:
+        return first.start_ns
+    around = stretches[place]
+    return around.start_ns if around.end_ns is not None and first.start_ns <= around.end_ns else first.start_ns
+
+
+def _bucket_time(found: _Pass, bucket: Bucket, calls: Sequence[tuple[Operation, End]]) -> BucketTime:
+    """Of several calls for one bucket (a communication hook may make some) from the first launch to the last end."""
+    own = set(bucket.parameters)
+    ready = tuple((each.parameter, each.start_ns) for each in found.gradients if each.parameter in own)
+    bare = BucketTime(
+        rank=found.rank,
+        backward=found.number,
+        step=found.step,
+        model=found.model,
+        index=bucket.index,
+        bytes=bucket.bytes,
+        built=bucket.built,
+        parameters=bucket.parameters,
+        begins_ns=found.begins_ns,
+        ready=ready,
+    )
+    if not calls:
+        return bare
+    operation, end = min(calls, key=lambda call: call[1].start_ns)
+    ends = [each.end_ns for _, each in calls]
+    return msgspec.structs.replace(
+        bare,
+        launched_ns=end.start_ns,
+        transfer_ns=waited_until_ns(operation, end),
+        done_ns=max(each for each in ends if each is not None) if None not in ends else None,
+        last_rank=operation.last_rank,
+        missing=operation.missing,
+    )

@@ -1,0 +1,129 @@
+"""Where the time of a training step goes: a bar per rank, cut into its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from dlearn.analysis.breakdown import Breakdown, Parts
+from dlearn.analysis.breakdown import breakdown as parts_of
+from dlearn.analysis.findings import time_text
+from dlearn.draw import canvas
+from dlearn.draw.canvas import TEXT_PT, plain, points_per_ms, text_width
+from dlearn.draw.palette import FAINT, INK, WAITING_HATCH, ink_on, look
+from dlearn.trace.trace import Trace
+
+_BAR_IN, _HIDDEN_IN, _GAP_IN = 0.3, 0.22, 0.14
+_SENT = look("all_reduce")
+
+
+class Style(NamedTuple):
+    """How a part looks. What computes is grey, so that colour is what is sent."""
+
+    label: str
+    color: str | tuple[float, float, float]
+    edge: str
+    hatch: str = ""
+
+
+_MOST_RANKS = 16
+
+_STYLES = {
+    "forward": Style("forward", "#e3e3e3", FAINT),
+    "backward": Style("backward", "#b5b5b5", FAINT),
+    "waiting": Style("waits for the last rank, not hidden", _SENT.pale, _SENT.color, WAITING_HATCH),
+    "transfer": Style("transfer, not hidden", _SENT.color, _SENT.color),
+    "optimizer": Style("optimizer", "#d6d6d6", FAINT, "..."),
+    "between": Style("between these", "white", FAINT),
+    "hidden": Style("communication hidden behind the backward", _SENT.pale, _SENT.color),
+}
+
+
+def breakdown(trace: Trace, *, ax: Axes | None = None) -> Axes:
+    """Draw the training step of median length: forward, backward, communication that is not hidden, optimizer.
+
+    A bar per rank, in ms; lengths, not moments. Below it, as long as it took, what was hidden behind the backward.
+    """
+    found = parts_of(trace)
+    shown = found.middle[:_MOST_RANKS]
+    fit = ax is None
+    labels = [plain(found.labels.get(each.rank, f"rank {each.rank}")) for each in shown]
+    row = _BAR_IN + _HIDDEN_IN + _GAP_IN
+    height = _GAP_IN + row * max(1, len(shown))
+    ax = ax or canvas.new_axes(height_in=height, left_in=canvas.left_margin_in(labels))
+    if not shown:
+        return canvas.say_empty(ax, "This trace holds no training step of a DDP model.", fit=fit)
+    ax.set_xlim(0, 1.01 * max(each.total_ns for each in shown) / 1e6)
+    ax.set_ylim(height, 0)
+    tops = [_GAP_IN + place * row for place in range(len(shown))]
+    ax.set_yticks(
+        [top + _BAR_IN / 2 for top in tops], labels, parse_math=False, fontsize=TEXT_PT, color=INK
+    )  # fmt: skip
+    for each, top in zip(shown, tops, strict=True):
+        draw_parts(ax, each, top)
+    ax.set_xlabel("ms", fontsize=TEXT_PT, color=INK, labelpad=2)
+    canvas.quiet(ax)
+    canvas.frame(ax, title=found.finding, legend=legend(shown), notes=notes(found, shown), fit=fit)
+    return ax
+
+
+def lengths_of(each: Parts) -> list[tuple[str, int]]:
+    """The parts from left to right, in ns; together the whole step."""
+    waiting = each.times.exposed_waiting_ns if each.times is not None else 0
+    transfer = each.times.exposed_transfer_ns if each.times is not None else 0
+    names = [("forward", each.forward_ns), ("backward", each.backward_ns), ("waiting", waiting), ("transfer", transfer)]
+    return [*names, ("optimizer", each.optimizer_ns), ("between", each.between_ns)]
+
+
+def draw_parts(ax: Axes, each: Parts, top: float) -> None:
+    left = 0.0
+    for name, length_ns in lengths_of(each):
+        width = length_ns / 1e6
+        if width:
+            _box(ax, name, left, width, top, _BAR_IN, time_text(length_ns))
+        left += width
+    if each.times is not None and each.times.hidden_ns:
+        # What is hidden lies within the backward; when in it, a length does not tell.
+        end = (each.forward_ns + each.backward_ns) / 1e6
+        width = each.times.hidden_ns / 1e6
+        _box(ax, "hidden", end - width, width, top + _BAR_IN, _HIDDEN_IN, time_text(each.times.hidden_ns))
+
+
+def _box(ax: Axes, name: str, left: float, width: float, top: float, height: float, length: str) -> None:
+    style = _STYLES[name]
+    ax.barh(
+        top + height / 2, width, left=left, height=height, color=style.color, edgecolor=style.edge, hatch=style.hatch,
+        linewidth=0.5, gid=name,
+    )  # fmt: skip
+    room = width * points_per_ms(ax) - 6
+    text = next((text for text in (f"{name} {length}", length) if text_width(text, size=TEXT_PT) <= room), "")
+    if text:
+        box = {"facecolor": style.color, "edgecolor": "none", "pad": 1.0} if style.hatch else None
+        ax.text(
+            left + width / 2, top + height / 2, text, ha="center", va="center_baseline", fontsize=TEXT_PT,
+            color=ink_on(style.color), bbox=box, parse_math=False, clip_on=True,
+        )  # fmt: skip
+
+
+def legend(shown: Sequence[Parts]) -> list[Artist]:
+    there = {name for each in shown for name, length_ns in lengths_of(each) if length_ns}
+    there |= {"hidden" for each in shown if each.times is not None and each.times.hidden_ns}
+    return [
+        Patch(facecolor=style.color, edgecolor=style.edge, hatch=style.hatch, linewidth=0.5, label=style.label)
+        for name, style in _STYLES.items()
+        if name in there
+    ]
+
+
+def notes(found: Breakdown, shown: Sequence[Parts]) -> list[str]:
+    told = ["Lengths, not moments: what is sent in parts is drawn in one.", *([found.note] if found.note else [])]
+    if any(each.times is None for each in shown):
+        told.append("When the communication ended was not observed: forward and backward hold it, where they waited.")
+    left_out = len(found.middle) - len(shown)
+    if left_out:
+        told.append(f"{left_out:,} more ranks are not drawn.")
+    return told

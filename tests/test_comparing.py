@@ -1,0 +1,91 @@
+"""The traffic of two runs side by side."""
+
+from traces import Job
+
+import dlearn
+from dlearn import Cluster, analysis
+from dlearn.analysis.comparing import Amount
+
+
+def two_runs(tmp_path):
+    """`a` all-reduces 1000 B, `b` 500 B, and `b` broadcasts 8 B from rank 0 before."""
+    a, b = Job(tmp_path / "a", ranks=2), Job(tmp_path / "b", ranks=2)
+    a.collective("all_reduce", size=1000, phase="backward")
+    b.collective("broadcast", size=8, root=0, phase="forward")
+    b.collective("all_reduce", size=500, phase="backward")
+    return a.load(), b.load()
+
+
+def test_what_came_and_what_went(tmp_path):
+    a, b = two_runs(tmp_path)
+    found = analysis.compare(a, b)
+    reduced = found.by_kind["backward", "all_reduce"]
+    # A ring of two sends each byte once from each rank: 2 · 1/2 · 1000 · 2 ranks, and half of that.
+    assert (reduced.a.payload_bytes, reduced.b.payload_bytes, reduced.added_bytes) == (2000, 1000, -1000)
+    sent = found.by_kind["forward", "broadcast"]
+    assert (sent.a, sent.b.payload_bytes) == (Amount(0, 0), 8)
+    assert (found.came, found.went) == ((("forward", "broadcast"),), ())
+    assert found.total.added_bytes == 8 - 1000
+    # Pairs: rank 1 sends its half of the ring only.
+    assert found.by_pair["rank 1", "rank 0"].added_bytes == -500
+    assert found.by_pair["rank 0", "rank 1"].added_bytes == -500 + 8
+    assert sum(each.added_bytes for each in found.by_pair.values()) == found.total.added_bytes
+
+
+def test_the_other_way_round_has_the_opposite_signs(tmp_path):
+    a, b = two_runs(tmp_path)
+    there, back = analysis.compare(a, b), analysis.compare(b, a)
+    assert {key: -each.added_bytes for key, each in there.by_kind.items()} == {
+        key: each.added_bytes for key, each in back.by_kind.items()
+    }
+    assert back.went == there.came
+
+
+def test_it_shows_itself(tmp_path):
+    a, b = two_runs(tmp_path)
+    found = analysis.compare(a, b, names=("plain", "<half>"))
+    # Rings: 1000 and 500 B from each of 2 ranks, and 8 B more from rank 0.
+    assert found.sentence.startswith("<half> sends 992 B less than plain (1,008 instead of 2,000 B), in ")
+    lines = str(found).splitlines()
+    assert lines[1].split() == [
+        *["phase", "operation", "messages", "plain", "<half>", "+/-", "bytes", "plain", "<half>", "+/-"]
+    ]
+    assert [line.split()[-3:] for line in lines if line.startswith("backward")] == [["2,000", "1,000", "-1,000"]]
+    assert "&lt;half&gt;" in found._repr_html_()
+    assert "<half>" not in found._repr_html_()
+
+
+def test_a_run_is_like_itself_and_nothing_is_like_nothing(tmp_path):
+    a, _ = two_runs(tmp_path)
+    assert analysis.compare(a, a).sentence == "b sends as many bytes in as many messages as a"
+    nothing = a.where(kind="span")
+    assert analysis.compare(nothing, nothing).total.added_bytes == 0
+    assert analysis.compare(nothing, a).total.added_bytes == 2000
+
+
+def test_what_is_not_known_is_said(tmp_path):
+    job = Job(tmp_path / "odd", ranks=2)
+    job.collective("all_to_none", size=100)
+    a, _ = two_runs(tmp_path)
+    found = analysis.compare(a, job.load())
+    assert found.unexplained == (0, 1)
+    assert found.sentence.endswith("; not counted: 1 operation of b whose messages are not known")
+
+
+def test_a_comm_hook_halves_the_gradients_of_a_real_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def train(compress):
+        import torch
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 10))
+        if compress:
+            model.register_comm_hook(None, fp16_compress_hook)
+        with dlearn.span("step"):
+            model(torch.ones(8, 64)).sum().backward()
+
+    plain, half = (Cluster(2).run(train, compress, timeout=60).trace.within("step") for compress in (False, True))
+    reduced = analysis.compare(plain, half).by_kind["backward", "all_reduce"]
+    # 650 parameters of 4 B, once from each of 2 ranks; then of 2 B.
+    assert (reduced.a.payload_bytes, reduced.b.payload_bytes) == (2 * 2600, 2 * 1300)

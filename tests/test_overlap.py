@@ -1,0 +1,315 @@
+"""What of DDP's communication is hidden, for whom the rest waits, and where a training step's time goes."""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from programs import mlp
+from traces import Job, tensor
+
+from dlearn import Cluster, analysis, draw
+from dlearn.analysis.intervals import common, length_ns, union, without
+from dlearn.analysis.overlap import Times, share_of
+from dlearn.analysis.training_steps import training_steps
+from dlearn.trace.event import NOT_OBSERVED
+
+US = 1000
+
+
+@pytest.fixture(autouse=True)
+def _close_figures():
+    yield
+    plt.close("all")
+
+
+def one_step(job, at=0, *, late=0, backward=0, end=True, optimizer=True):
+    """A step on two ranks, in µs from `at`; rank 1's backward pass begins `late` later, its forward does, too.
+
+    forward 0-100, backward 110-300, optimizer 310-330. Gradients "b" at 150, "a" at 250. Bucket 0 (40 B) is launched
+    at 151 and done at 211, bucket 1 (60 B) at 251 and 291: on rank 0 with `late=0` 60 µs hidden, 40 µs exposed.
+    """
+    for rank in range(2):
+        shift = at + late * rank
+        job.stretch(rank, "forward", shift * US, (shift + 100) * US)
+        for name, ready in (("b", 150), ("a", 250)):
+            job.gradient(rank, name, at_ns=(shift + ready) * US, backward=backward)
+    for size, launched, took in ((40, 151, 60), (60, 251, 40)):
+        reduce(job, size, {0: at + launched, 1: at + launched + late}, at + launched + late + took, backward, end)
+    for rank in range(2):
+        job.stretch(rank, "backward", (at + 110 + late * rank) * US, (at + 300 + late) * US)
+        if optimizer:
+            job.stretch(rank, "optimizer", (at + 310 + late) * US, (at + 330 + late) * US)
+
+
+def reduce(job, size, start, end, backward, seen):
+    facts = {"launcher": "reducer", "backward": backward, "phase": "backward", "inputs": (tensor(size),)}
+    facts |= {} if seen else {"by": NOT_OBSERVED}
+    start_ns = {rank: at * US for rank, at in start.items()}
+    job.collective("all_reduce", start_ns=start_ns, end_ns=end * US if seen else None, **facts)
+
+
+def buckets(job):
+    for rank in range(2):
+        job.bucket(rank, 0, {"b": 40}, count=2)
+        job.bucket(rank, 1, {"a": 60}, count=2)
+
+
+def test_hidden_is_what_happens_while_gradients_are_still_to_come(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    one_step(job)
+    (step,) = analysis.overlap(job.load()).steps
+    for share in step.shares:
+        # Bucket 0 travels 151-211, the last gradient comes at 250; bucket 1 travels 251-291.
+        assert share.times == Times(60 * US, 0, 40 * US, 0)
+        assert share.hidden == 0.6
+        assert share.waits == {}
+    assert step.straggler is None
+
+
+def test_waiting_for_a_late_rank_is_told_apart_from_transfer(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    one_step(job, late=80)
+    found = analysis.overlap(job.load())
+    first, second = found.steps[0].shares
+    # Rank 0 waits 151-231 for bucket 0, which travels until 291; from 251 to 331 for bucket 1, which travels to 371.
+    # It computes until 250. Hidden: 80 waiting, 19 (231-250) transfer. After that bucket 0 travels 250-291, bucket 1
+    # waits until 331 (291-331 nothing travels), and travels 40.
+    assert first.times == Times(19 * US, 80 * US, 41 * US + 40 * US, 40 * US)
+    assert first.waits == {1: 40 * US}
+    # Rank 1 computes until 330: bucket 0 (231-291) is hidden, bucket 1 (331-371) is not.
+    assert second.times == Times(60 * US, 0, 40 * US, 0)
+    assert found.steps[0].straggler == 1
+    assert found.finding.endswith("ranks stand waiting longest for rank 1: 40.0 µs")
+
+
+def test_the_critical_path_goes_through_the_rank_that_launched_last(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    buckets(job)
+    one_step(job, late=80)
+    trace = job.load()
+    found = analysis.overlap(trace)
+    # Both end at 410; rank 0 is looked at. Its last transfer is bucket 1's, launched by rank 1 at 331, done at 371.
+    path = [(leg.rank, leg.what, leg.start_ns // US, leg.end_ns // US) for leg in found.steps[0].path]
+    assert path == [
+        *[(1, "forward", 80, 180), (1, "between", 180, 190), (1, "backward", 190, 331)],
+        *[(0, "bucket 1 travels", 331, 371)],
+        *[(0, "backward", 371, 380), (0, "between", 380, 390), (0, "optimizer", 390, 410)],
+    ]
+    alone = analysis.overlap(trace.where(rank=0)).steps[0].path
+    assert alone == found.steps[0].path[3:]  # what rank 1 did is not asked for
+    told = found.path_sentence(found.steps[0])
+    assert told.startswith(
+        "training step 0, 330 µs: rank 1 forward 100 µs, between 10.0 µs, backward 141 µs; bucket 1 "
+    )
+
+
+def test_an_end_that_was_not_observed_is_said_and_not_guessed(tmp_path):
+    job = Job(tmp_path, ranks=2, backend="nccl")
+    one_step(job, end=False)
+    trace = job.load()
+    found = analysis.overlap(trace)
+    assert found.finding == "Not observed: nobody saw when the operations ended"
+    assert [share.hidden for share in found.steps[0].shares] == [None, None]
+    assert "what it waited for was not observed" in str(found)
+    parts = analysis.breakdown(trace)
+    assert parts.items[0].times is None
+    # The whole backward, with whatever it waited for.
+    assert parts.items[0].backward_ns == 190 * US
+    assert str(parts).count("not observed") == 3 * 2
+    ax = draw.breakdown(trace)
+    assert {patch.get_gid() for patch in ax.patches} == {"forward", "backward", "optimizer", "between"}
+
+
+def test_steps_end_with_the_optimizer_or_without_one_with_a_backward_that_sends(tmp_path):
+    accumulated, bare = Job(tmp_path / "a", ranks=1), Job(tmp_path / "b", ranks=1)
+    for at in (0, 100, 200, 300):
+        accumulated.stretch(0, "forward", at, at + 10)
+        accumulated.stretch(0, "backward", at + 20, at + 50)
+        if at in (100, 300):
+            accumulated.stretch(0, "optimizer", at + 60, at + 70)
+    steps = training_steps(accumulated.load())
+    assert [[each.phase for each in step.stretches] for step in steps] == [
+        ["forward", "backward", "forward", "backward", "optimizer"]
+    ] * 2
+    for at, sends in ((0, False), (100, True), (200, True)):
+        bare.stretch(0, "forward", at, at + 10)
+        if sends:
+            facts = {"launcher": "reducer", "phase": "backward"}
+            bare.collective("all_reduce", size=4, start_ns=at + 30, end_ns=at + 40, **facts)
+        bare.stretch(0, "backward", at + 20, at + 50)
+    assert [(step.start_ns, step.end_ns) for step in training_steps(bare.load())] == [(0, 150), (200, 250)]
+
+
+def test_calls_that_are_not_ddps_are_counted_apart_and_an_end_reported_late_is_the_pass_s(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.stretch(0, "forward", 0, 100)
+    job.collective("all_reduce", size=4, start_ns=110, end_ns=120, phase="forward")  # between: in no stretch
+    job.collective("all_reduce", size=4, start_ns=50, end_ns=60, phase="forward")  # the user's own, in the forward
+    job.collective(
+        "broadcast", size=4, root=0, start_ns=10, end_ns=30, phase="forward", role="DDP sends rank 0's buffers"
+    )
+    job.gradient(0, "a", at_ns=250)
+    late = {"launcher": "reducer", "phase": "backward", "backward": 0}
+    job.collective("all_reduce", size=4, start_ns=260, end_ns=900, **late)
+    job.stretch(0, "backward", 200, 300)
+    trace = job.load()
+    (step,) = training_steps(trace)
+    assert step.others == 1
+    # 20 ns of buffers in the forward; 40 ns from the launch until the pass returned.
+    assert share_of(step).times == Times(0, 0, 60, 0)
+    (parts,) = analysis.breakdown(trace).items
+    assert (parts.forward_ns, parts.backward_ns) == (100 - 20, 100 - 40)
+
+
+def test_a_call_that_waits_hides_nothing(tmp_path):
+    """A communication hook that all-reduces and waits: the gradient "a" comes later, but nothing is computed."""
+    job = Job(tmp_path, ranks=2)
+    facts = {"launcher": "comm hook", "backward": 0, "phase": "backward", "by": "wait"}
+    job.collective("all_reduce", size=4, start_ns={0: 150, 1: 170}, end_ns=200, **facts)
+    for rank in range(2):
+        job.gradient(rank, "b", at_ns=140)
+        job.gradient(rank, "a", at_ns=250)
+        job.stretch(rank, "backward", 100, 300)
+    trace = job.load()
+    first, second = analysis.overlap(trace).steps[0].shares
+    assert (first.times, second.times) == (Times(0, 0, 30, 20), Times(0, 0, 30, 0))
+    assert [each.backward_ns for each in analysis.breakdown(trace).items] == [200 - 50, 200 - 30]
+
+
+# Breakdown ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_parts_add_up_to_the_step(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    one_step(job, late=80)
+    found = analysis.breakdown(job.load())
+    first, second = found.items
+    # Rank 0: 0-410. Backward 110-380, less 250-371, in which it waits or sends without computing.
+    assert (first.total_ns, first.forward_ns, first.backward_ns) == (410 * US, 100 * US, (270 - 121) * US)
+    assert (first.optimizer_ns, first.between_ns) == (20 * US, 20 * US)
+    assert first.times.exposed_ns == 121 * US
+    # Rank 1: 80-410; its backward 190-380 less the transfer of 331-371.
+    assert (second.total_ns, second.backward_ns, second.times.exposed_ns) == (330 * US, 150 * US, 40 * US)
+    for each in found.items:
+        parts = each.forward_ns + each.backward_ns + each.optimizer_ns + each.between_ns
+        assert parts + each.times.exposed_ns == each.total_ns
+
+
+def test_the_step_of_median_length_is_shown(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    for number, (at, late) in enumerate([(0, 300), (1000, 10), (2000, 80)]):
+        one_step(job, at, late=late, backward=number)
+    trace = job.load()
+    found = analysis.breakdown(trace)
+    assert [(each.number, each.rank) for each in found.middle] == [(2, 0), (2, 1)]
+    # 410 + 330 µs in all, of which 121 and 40 were not hidden: 22 %.
+    assert found.finding.startswith("Training step 2 (the median of 3 by length), 410 µs: 27% forward, ")
+    assert found.finding.endswith(" 22% communication that is not hidden")
+    ax = draw.breakdown(trace)
+    widths = [patch.get_width() for patch in ax.patches if patch.get_gid() == "transfer"]
+    assert widths == pytest.approx([0.081, 0.040])
+    hidden = [patch.get_width() for patch in ax.patches if patch.get_gid() == "hidden"]
+    assert hidden == pytest.approx([0.099, 0.060])
+
+
+def test_a_trace_without_training_steps(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.collective("all_reduce", size=100)
+    trace = job.load()
+    assert str(analysis.overlap(trace)) == str(analysis.breakdown(trace)) == "No training step of a DDP model"
+    assert draw.breakdown(trace).get_title(loc="left") == "Nothing to draw"
+
+
+# What holds always ----------------------------------------------------------------------------------------------------
+
+stretches = st.lists(
+    st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda pair: tuple(sorted(pair))), max_size=6
+)
+
+
+@given(stretches, stretches)
+def test_intervals_are_sets_of_moments(a, b):
+    def moments(found):
+        return {at for start, end in found for at in range(start, end)}
+
+    left, right = union(a), union(b)
+    assert moments(left) == moments(a)
+    assert length_ns(left) == len(moments(a))
+    assert moments(common(left, right)) == moments(a) & moments(b)
+    assert moments(without(left, right)) == moments(a) - moments(b)
+
+
+@given(st.lists(st.tuples(st.integers(0, 80), st.integers(0, 40), st.integers(0, 60)), max_size=5), st.integers(0, 99))
+def test_hidden_and_exposed_are_all_of_the_communication(tmp_path_factory, calls, last_gradient):
+    """Calls: rank 0's launch, how much later rank 1's is, how long the transfer takes; the pass lasts 0-200."""
+    job = Job(tmp_path_factory.mktemp("job"), ranks=2)
+    for start, later, took in calls:
+        ends = start + later + took
+        facts = {"launcher": "reducer", "backward": 0, "phase": "backward"}
+        job.collective("all_reduce", size=4, start_ns={0: start, 1: start + later}, end_ns=ends, **facts)
+    for rank in range(2):
+        job.gradient(rank, "a", at_ns=last_gradient)
+        job.stretch(rank, "backward", 0, 200)
+    for step in training_steps(job.load()):
+        share = share_of(step)
+        busy = union((part.start_ns, part.end_ns) for part in step.parts)
+        assert share.times.total_ns == length_ns(busy)
+        assert all(each >= 0 for each in share.times)
+        assert share.hidden is None if not busy else 0 <= share.hidden <= 1
+        assert sum(share.waits.values()) >= share.times.exposed_waiting_ns
+
+
+def test_a_real_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def train():
+        import torch
+
+        model = torch.nn.parallel.DistributedDataParallel(mlp(), bucket_cap_mb=0.02)
+        optimizer = torch.optim.SGD(model.parameters())
+        for _ in range(4):
+            with model.no_sync():
+                model(torch.ones(2, 64)).sum().backward()
+            model(torch.ones(2, 64)).sum().backward()
+            optimizer.step()
+
+    trace = Cluster(2).run(train, timeout=60).trace
+    found = analysis.overlap(trace)
+    assert [step.number for step in found.steps] == [0, 1, 2, 3]
+    for step in found.steps:
+        assert step.others == 0
+        assert len(step.shares) == 2
+        for share in step.shares:
+            assert share.times.total_ns > 0
+            assert 0 <= share.hidden <= 1
+        for leg, following in zip(step.path, step.path[1:], strict=False):
+            assert leg.end_ns == following.start_ns
+    for each in analysis.breakdown(trace).items:
+        parts = each.forward_ns + each.backward_ns + each.optimizer_ns + each.between_ns
+        assert parts + each.times.exposed_ns == each.total_ns
+    # One pass of two sends: of 17,290 parameters of 4 B once, then in two buckets.
+    assert {len(step.parts) for step in training_steps(trace) if step.number > 1} == {2}
+
+
+def test_a_hook_that_waits_is_seen_to_hide_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def train():
+        import torch
+        import torch.distributed as dist
+
+        def hook(state, bucket):
+            dist.all_reduce(bucket.buffer())
+            done = torch.futures.Future()
+            done.set_result(bucket.buffer())
+            return done
+
+        model = torch.nn.parallel.DistributedDataParallel(mlp(), bucket_cap_mb=0.02)
+        model.register_comm_hook(None, hook)
+        for _ in range(3):
+            model(torch.ones(2, 64)).sum().backward()
+
+    found = analysis.overlap(Cluster(2).run(train, timeout=60).trace)
+    assert [share.hidden for step in found.steps for share in step.shares] == [0.0] * 6
