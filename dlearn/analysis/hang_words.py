@@ -226,7 +226,10 @@ def sites_text(operation: Operation, trace: Trace) -> str:
 
 def _hook_text(operation: Operation) -> str:
     by_hook = any(isinstance(end, Collective) and end.launcher == "comm hook" for end in operation.ends)
-    return "; these calls are a communication hook's, and its callbacks run in any order" if by_hook else ""
+    if by_hook:
+        return "; these calls are a communication hook's, and its callbacks run in any order"
+    threads = sorted({end.thread for end in operation.ends if end.thread})
+    return f"; not the program's own thread made these calls, but {listed(threads)}" if threads else ""
 
 
 def whereabouts(trace: Trace, rank: int) -> str:

@@ -155,7 +155,7 @@ EXHIBITS = (
     Exhibit(
         halls.powersgd_with_two_buckets,
         "a communication hook on gloo's threads",
-        "rank * wait* in all_reduce #*; these calls are a communication hook's, and its callbacks run in any order*",
+        "rank * wait* in all_reduce #*",
     ),
     Exhibit(
         halls.rpc_cycle,
