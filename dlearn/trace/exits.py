@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
@@ -12,8 +13,10 @@ from dlearn.trace.job_facts import Exit
 
 def note_exit(path: Path, status: int) -> None:
     """Add the exit status (below 0 the signal that killed it), on a line of its own even if the last was cut off."""
-    cut_off = path.stat().st_size > 0 and not path.read_bytes().endswith(b"\n")
-    with path.open("ab") as stream:
+    with path.open("a+b") as stream:
+        if stream.seek(0, os.SEEK_END):
+            stream.seek(-1, os.SEEK_END)
+        cut_off = stream.read(1) not in (b"", b"\n")
         stream.write((b"\n" if cut_off else b"") + msgspec.json.encode(Exit(status=status)) + b"\n")
 
 
