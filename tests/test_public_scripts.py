@@ -1,6 +1,6 @@
 """Programs that this project did not write, run from the wheels that ship them: nothing of them is copied or changed.
 
-accelerate's is a whole script. torch's are programs made for its own tests, with processes that they spawn themselves;
+accelerate's are whole scripts. torch's are programs made for its own tests, with processes that they spawn themselves;
 `scripts/torch_rpc.py` and `scripts/torch_collectives.py` only name them. They take seconds to minutes, most of it for
 imports.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,7 @@ def complete(done: subprocess.CompletedProcess[str], folder: Path, ranks: int) -
     "module",
     [
         pytest.param("accelerate.test_utils.scripts.test_sync", id="accelerate test_sync"),
+        pytest.param("accelerate.test_utils.scripts.test_script", id="accelerate test_script"),
     ],
 )
 def test_a_script_for_torchrun_runs_unmodified(tmp_path, module):
@@ -62,7 +64,9 @@ def test_a_script_for_torchrun_runs_unmodified(tmp_path, module):
     plain = run(tmp_path, "torch.distributed.run", *options, "-m", module)
     done = run(tmp_path, "dlearn.cli", "run", *options, "--trace", "t", "-m", module)
     trace = complete(done, tmp_path / "t", 2)
-    assert (done.returncode, sorted(done.stdout.splitlines())) == (plain.returncode, sorted(plain.stdout.splitlines()))
+    assert plain.returncode == 0
+    # Two ranks write into one pipe, and a line's text and its end may come apart, with dlearn and without.
+    assert Counter(done.stdout) == Counter(plain.stdout)
     assert all(len(match.ends) == 2 for match in trace.matches)
     assert "all confirmed by the kernel's counters" in overview(trace)
 
