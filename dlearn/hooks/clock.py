@@ -79,6 +79,8 @@ class Desk:
         self.store: Store | None = None
         self.rank, self.size = 0, 1
         self.peers: dict[int, Peer] = {}
+        self.out_of_reach = False
+        """Whether ranks met in a store through which nobody can be asked, while some may be on other hosts."""
 
     def install(self) -> Undo:
         """Open whenever a default group is made, or at once if there is one; close before it is destroyed.
@@ -159,6 +161,7 @@ class Desk:
         self.close()
         self._met[where] += 1
         port = _tcp_port(store)
+        self.out_of_reach = port is None and (size or 0) > 1 and not _one_host(size or 0)
         if size is None or size < 2 or port is None or _one_host(size):
             return
         self._ignore_port(port)

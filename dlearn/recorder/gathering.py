@@ -27,6 +27,8 @@ _END = b"end"
 def gather(desk: Desk, path: Path) -> None:
     """Rank 0 waits for the files of all others whose folder it does not see; they send theirs."""
     if desk.store is None:
+        if desk.out_of_reach:
+            print("dlearn: no files were gathered: the job's store is no TCPStore. Copy them by hand.", file=sys.stderr)
         return
     store: Store = desk.store.clone()  # type: ignore[attr-defined]
     store.set_timeout(timedelta(seconds=PATIENCE_SECONDS))
@@ -57,13 +59,14 @@ def _send(store: Store, queue: str, file: Path) -> None:
 
 
 def _receive(store: Store, queue: str, target: Path, what: str) -> None:
-    pieces = []
+    """Write each piece as it comes: a file may be larger than the memory, and half of one is better than none."""
+    stream = None
     try:
         while (piece := store.queue_pop(queue)) != _END:
-            pieces.append(zlib.decompress(piece))
+            stream = stream or target.open("xb")
+            stream.write(zlib.decompress(piece))
     except RuntimeError as error:
-        print(f"dlearn: {what} did not come ({str(error).splitlines()[0]}): copy it by hand.", file=sys.stderr)
-    if pieces:
-        with target.open("xb") as stream:
-            for piece in pieces:
-                stream.write(piece)
+        print(f"dlearn: {what} did not come whole ({str(error).splitlines()[0]}): copy it by hand.", file=sys.stderr)
+    finally:
+        if stream is not None:
+            stream.close()

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from dlearn.trace.trace import Process
 
 SLEW = 500e-6
-"""Linux slews its clock by at most 500 ppm (adjtimex(2)): what it may have drifted where nobody looked twice."""
+"""Assumed, not measured: how fast two clocks may part where nobody looked twice. Linux corrects a clock's frequency by
+at most 500 ppm (adjtimex(2))."""
 APART_NS = 1_000_000_000
 """Two readings nearer than that tell no drift: their own errors would be most of it."""
 NEARLY = 2
