@@ -1,0 +1,13 @@
+"""The claims, in the order of our table; each stands in its module, beside the function that runs it."""
+
+from __future__ import annotations
+
+from dlearn.lessons.ddp_paper import message_size
+from dlearn.lessons.ddp_paper.verdicts import Claim
+
+CLAIMS: tuple[Claim, ...] = (message_size.DD1,)
+
+
+def claim(id: str) -> Claim:
+    """The claim of this id; KeyError if there is none."""
+    return {each.id: each for each in CLAIMS}[id]
