@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from dlearn.lessons.ddp_paper import message_size
+from dlearn.lessons.ddp_paper import latency, message_size, overlapping, round_robin, rules
 from dlearn.lessons.ddp_paper.verdicts import Claim
 
-CLAIMS: tuple[Claim, ...] = (message_size.DD1,)
+CLAIMS: tuple[Claim, ...] = (
+    message_size.DD1,
+    overlapping.DD4,
+    latency.DD8,
+    round_robin.DD9,
+    rules.DD17,
+)
 
 
 def claim(id: str) -> Claim:
