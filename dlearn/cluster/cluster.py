@@ -47,8 +47,9 @@ class Cluster:
     is ready (`backend` "gloo", or "nccl" with a GPU for each rank, or "dlearn_ring" and "dlearn_star", whose every step
     is a message that you can see); with `init=False` that is left to your code, whose own `init_process_group("gloo")`
     works unchanged. With `backend="mpi"` the ranks are those of a real MPI job, started by MPICH's mpiexec on this
-    machine: mpi4py's `MPI.COMM_WORLD` is ready, and, unless `init=False`, a process group over it. With `rpc=True` every rank is an RPC worker of its own name (of a number: "worker0"), on loopback
-    and over TCP, so that its bytes are counted; it serves until all functions have returned.
+    machine: mpi4py's `MPI.COMM_WORLD` is ready, and, unless `init=False`, a process group over it. With `rpc=True`
+    every rank is an RPC worker of its own name (of a number: "worker0"), on loopback and over TCP, so that its bytes
+    are counted; it serves until all functions have returned.
 
     What ranks send is recorded unless `record=False`; `measure`, `checksums`, `graph` and `hang_after` are
     those of `dlearn.record`. `start` is "forkserver", or "spawn" where forking is unsafe (the default on macOS and
@@ -92,7 +93,9 @@ class Cluster:
             )
         if backend == "mpi":
             if engine is not None:
-                raise SetupError("backend='mpi' starts its ranks by an mpiexec on this machine, and not beside engines.")
+                raise SetupError(
+                    "backend='mpi' starts its ranks by an mpiexec on this machine, and not beside engines."
+                )
             mpi_launch.find_mpiexec()  # Better said now than at the first run.
         if start not in ("forkserver", "spawn"):
             raise SetupError(f"ranks cannot be started by {start!r}; use 'forkserver' or 'spawn'.")

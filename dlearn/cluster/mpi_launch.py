@@ -214,7 +214,7 @@ class MpiRank:
     @property
     def sentinel(self) -> int:
         """Readable when the rank has ended, or has lost its place in the MPI job."""
-        return self._signs.fileno()  # type: ignore[attr-defined, no-any-return]
+        return self._signs.fileno()
 
     @property
     def exit_code(self) -> int | None:

@@ -1,4 +1,4 @@
-"""What mpiexec starts in the place of a rank. It hands its seat in the MPI job on, and waits; it imports next to nothing.
+"""What mpiexec starts in the place of a rank. It hands its seat in the MPI job on, and waits.
 
     python -I -S mpi_stub.py SOCKET
 
