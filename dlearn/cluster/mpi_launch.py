@@ -16,6 +16,7 @@ import importlib.util
 import json
 import os
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -42,8 +43,8 @@ WITHOUT_PORT, WITH_PORT = "mpiexec.gforker", "mpiexec"
 
 START_SECONDS = 30.0
 """How long mpiexec may take to start the stubs; it takes a tenth of a second."""
-OWN_END_SECONDS = 1.0
-"""Once mpiexec or a stub is gone: how long ranks may still take to end by themselves, and say why (MPI's Abort)."""
+OWN_END_SECONDS = 0.2
+"""Once a stub is gone: how long mpiexec may take to end, and say why, and a rank to end by itself."""
 END_SECONDS = {WITHOUT_PORT: 0.1, WITH_PORT: 2.0}
 """How long mpiexec may take to end after its last stub. gforker sometimes spins for two seconds there: it is ended."""
 
@@ -119,7 +120,10 @@ class _Job:
         self.stubs: list[_Stub] = []
         self._seated = size
         # Only its owner can enter such a folder.
-        with tempfile.TemporaryDirectory(prefix="dlearn-mpi-") as folder, tempfile.TemporaryFile() as said:
+        with (
+            tempfile.TemporaryDirectory(prefix=f"dlearn-mpi-{os.getpid()}-") as folder,
+            tempfile.TemporaryFile() as said,
+        ):
             path = str(Path(folder, "seats"))
             with socket.socket(socket.AF_UNIX) as door:
                 door.bind(path)
@@ -170,6 +174,14 @@ class _Job:
     def status(self) -> int | None:
         """mpiexec's exit status; None while it runs."""
         return self._process.returncode
+
+    @property
+    def why_lost(self) -> str:
+        if self.status is None:
+            return f"what {self.mpiexec.name} had started for it was ended"
+        if self.status < 0:
+            return f"{self.mpiexec.name} was killed by {signal.Signals(-self.status).name}"
+        return f"{self.mpiexec.name} ended it with status {self.status}, as after MPI's Abort"
 
     def leave(self) -> None:
         """A rank is gone, and its stub told so; with the last one mpiexec ends."""
@@ -232,7 +244,7 @@ class MpiRank:
             self._job.lost_at = time.monotonic()
         self._rank.wait(max(0.0, self._job.lost_at + OWN_END_SECONDS - time.monotonic()))
         if self._rank.lives:
-            self.lost = f"lost its place in the MPI job: {self._job.mpiexec.name}, or what it had started, was ended"
+            self.lost = f"lost its place in the MPI job: {self._job.why_lost}"
 
     def listen(self, backlog: int) -> tuple[str, int]:
         return self._rank.listen(backlog)
