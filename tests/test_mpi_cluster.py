@@ -200,13 +200,15 @@ class Unsendable(Exception):
 
 
 def meet(fault: str) -> object:
-    """One message; then rank 1 meets its fault, and the others wait for a second one."""
+    """One collective; then rank 1 meets its fault while rank 0 sends it a large message, and rank 2 waits for one."""
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
     dist.all_reduce(torch.ones(3))
-    if world.rank != 1:
-        return world.recv(source=1)
+    if world.rank == 0:
+        world.Send(torch.zeros(10_000_000).numpy(), dest=1)
+    if world.rank == 2:
+        world.recv(source=1)
     match fault:
         case "exit":
             os._exit(3)
@@ -232,7 +234,7 @@ def slow(*args: str) -> object:
     ("fault", "said"),
     [
         ("exit", "rank 1 died: it exited with code 3 inside its function"),
-        ("unsendable", "rank 1 failed first: Unsendable: held a lock"),
+        slow("unsendable", "rank 1 failed first: Unsendable: held a lock"),
         ("abort", "rank 1 ended the MPI job. Its last line: Abort(7) on node 1 (rank 1 in comm 0): "),
         slow("kill", "rank 1 was killed by SIGKILL"),
         slow("raise", "rank 1 failed first: ValueError: not today"),
@@ -306,7 +308,7 @@ def test_kept_ranks_start_afresh_when_their_mpiexec_is_gone(capsys):
     assert "the ranks had ended, and start afresh" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("which", [mpi_launch.WITHOUT_PORT, mpi_launch.WITH_PORT])
+@pytest.mark.parametrize("which", [slow(mpi_launch.WITHOUT_PORT), mpi_launch.WITH_PORT])
 def test_mpiexec_ends_with_the_ranks_own_status(which, monkeypatch):
     """3, and 128 + 9 for SIGKILL, and 0 for ranks that nothing happened to, by either mpiexec."""
     monkeypatch.setitem(mpi_launch.END_SECONDS, which, 10.0)
@@ -347,6 +349,13 @@ def test_nobody_survives_a_kernel_that_is_killed(tmp_path):
         kernel.kill()
     _, left = psutil.wait_procs([*ranks, *started], timeout=10)
     assert left == []
+
+
+@pytest.mark.slow
+def test_ranks_that_are_spawned():
+    for _ in range(2):
+        run = Cluster(2, backend="mpi", start="spawn").run(both_of_torch_and_mpi, timeout=100)
+        assert run.results == dict.fromkeys(range(2), (2.0, 4.0, "mpi4py"))
 
 
 # What is missing ------------------------------------------------------------------------------------------------------

@@ -72,10 +72,17 @@ def crew_under_mpiexec(tags: Sequence[str], start: StartMethod) -> Crew:
         return MpiRank(start_one(), next(stubs), job)
 
     try:
-        return Crew(tags, start_rank, spares.turn_over)
+        return Crew(tags, start_rank, spares.turn_over if start == "forkserver" else _see_off)
     except BaseException:
         job.end()
         raise
+
+
+def _see_off(ranks: Sequence[MpiRank]) -> None:
+    for rank in ranks:
+        rank.wait(1.0)
+        rank.kill()
+        rank.close()
 
 
 @dataclass
