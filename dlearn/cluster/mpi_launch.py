@@ -40,6 +40,10 @@ from dlearn.errors import SetupError
 
 INSTALL = 'pip install "dlearn[mpi]"'
 WITHOUT_PORT, WITH_PORT = "mpiexec.gforker", "mpiexec"
+OPTIONS: dict[str, tuple[str, ...]] = {
+    WITHOUT_PORT: (),
+    WITH_PORT: ("-launcher", "fork", "-rmk", "user"),  # On this machine, also inside a Slurm job.
+}
 
 START_SECONDS = 30.0
 """How long mpiexec may take to start the stubs; it takes a tenth of a second."""
@@ -47,6 +51,9 @@ OWN_END_SECONDS = 0.2
 """Once a stub is gone: how long mpiexec may take to end, and say why, and a rank to end by itself."""
 END_SECONDS = {WITHOUT_PORT: 0.1, WITH_PORT: 2.0}
 """How long mpiexec may take to end after its last stub. gforker sometimes spins for two seconds there: it is ended."""
+
+LONGEST_SOCKET_PATH = 103
+"""Bytes: what macOS allows; Linux has four more."""
 
 _STUB = Path(__file__).with_name("mpi_stub.py")
 
@@ -126,18 +133,31 @@ class _Job:
         self.lost_at: float | None = None
         self.stubs: list[_Stub] = []
         self._seated = size
+        self._over = False
         # Only its owner can enter such a folder.
         with (
             tempfile.TemporaryDirectory(prefix=f"dlearn-mpi-{os.getpid()}-") as folder,
             tempfile.TemporaryFile() as said,
         ):
             path = str(Path(folder, "seats"))
+            if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
+                raise SetupError(f"{path} is too long a name for a socket: set TMPDIR to a folder with a shorter one.")
             with socket.socket(socket.AF_UNIX) as door:
                 door.bind(path)
                 door.listen(size)
                 # A session of its own: the interrupt of a notebook is for the notebook.
                 self._process = subprocess.Popen(
-                    [str(mpiexec), "-n", str(size), sys.executable, "-I", "-S", str(_STUB), path],
+                    [
+                        str(mpiexec),
+                        *OPTIONS[mpiexec.name],
+                        "-n",
+                        str(size),
+                        sys.executable,
+                        "-I",
+                        "-S",
+                        str(_STUB),
+                        path,
+                    ],
                     stdin=subprocess.DEVNULL,
                     stdout=said,
                     stderr=said,
@@ -167,10 +187,13 @@ class _Job:
             how = "it ended without a word" if ready else f"it took longer than {START_SECONDS:g} s"
             raise _NotStarted(how)
         connection, _ = door.accept()
+        connection.settimeout(START_SECONDS)
         data, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 1)
         if not descriptors:
             connection.close()
             raise _NotStarted("a process that it started ended at once")
+        # It is the rank's, and no business of what this process starts meanwhile.
+        os.set_inheritable(descriptors[0], False)
         self.stubs.append(_Stub(connection, Seat(json.loads(data)), descriptors[0]))
 
     def _watch(self) -> None:
@@ -197,7 +220,10 @@ class _Job:
             self.end()
 
     def end(self) -> None:
-        """See that nothing of it is left."""
+        """See that nothing of it is left. Once is enough."""
+        if self._over:
+            return
+        self._over = True
         for stub in self.stubs:
             stub.end()
         with selectors.DefaultSelector() as waiting:

@@ -35,6 +35,7 @@ def receive(control: Connection) -> None:
     global _descriptor
     if _descriptor is None:
         _descriptor = recv_handle(control)
+        os.set_inheritable(_descriptor, False)
 
 
 def take(seat: Seat) -> None:

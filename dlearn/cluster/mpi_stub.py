@@ -16,7 +16,7 @@ GONE = b"1"
 
 
 def main(path: str) -> None:
-    seat = {name: value for name, value in os.environ.items() if name.startswith(("PMI", "MPI_", "HYD"))}
+    seat = {name: value for name, value in os.environ.items() if name.startswith(("PMI", "MPI_"))}
     if "PMI_FD" not in seat:
         sys.exit("this mpiexec is not MPICH's (it gives no PMI_FD)")
     descriptor = int(seat.pop("PMI_FD"))
