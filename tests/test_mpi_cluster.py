@@ -136,6 +136,7 @@ def test_kept_ranks_stay_in_their_job():
         assert kept.run(os.getpid).results == pids
 
 
+@pytest.mark.slow
 def test_finalize_in_a_function_is_told():
     with Cluster(2, backend="mpi", init=False) as kept:
         kept.run(finalize, timeout=60)
@@ -149,6 +150,7 @@ def start_a_child() -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout
 
 
+@pytest.mark.slow
 def test_a_ranks_own_child_is_no_rank():
     assert Cluster(2, backend="mpi", init=False).run(start_a_child, timeout=60).results == {0: "1\n", 1: "1\n"}
 
@@ -282,7 +284,8 @@ def test_an_interrupt_ends_the_job():
 
 
 @pytest.mark.parametrize(
-    ("victim", "why"), [("mpiexec", r"mpiexec\S* was killed by SIGKILL"), ("stub", r"(what )?mpiexec\S* (had|ended)")]
+    ("victim", "why"),
+    [("mpiexec", r"mpiexec\S* was killed by SIGKILL"), slow("stub", r"(what )?mpiexec\S* (had|ended)")],
 )
 def test_without_mpiexec_or_a_stub_the_ranks_are_ended(victim, why):
     def shoot() -> None:
@@ -297,6 +300,7 @@ def test_without_mpiexec_or_a_stub_the_ranks_are_ended(victim, why):
         Cluster(2, backend="mpi", init=False).run(time.sleep, 30, timeout=60)
 
 
+@pytest.mark.slow
 def test_kept_ranks_start_afresh_when_their_mpiexec_is_gone(capsys):
     with Cluster(2, backend="mpi", init=False) as kept:
         kept.run(count, timeout=60)

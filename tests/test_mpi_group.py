@@ -136,6 +136,7 @@ def test_a_group_gives_up_after_its_timeout(mpi):
     assert said.startswith("PeerError: mpi4py barrier: Timed out waiting 0.3 s for another rank.")
 
 
+@pytest.mark.slow
 def test_destroy_leaves_no_thread_and_init_works_again(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = Cluster(2, backend="mpi", init=False).run(init_again, timeout=60)
