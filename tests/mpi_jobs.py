@@ -179,8 +179,13 @@ def part_of_the_ranks() -> object:
     tensor = torch.full((5,), dist.get_rank() + 1.0)
     if dist.get_rank() != 1:
         dist.all_reduce(tensor, group=group)
+    who = None
+    if dist.get_rank() == 0:
+        dist.send(tensor, 2, group=group)  # Rank 2 of all is rank 1 of the group.
+    if dist.get_rank() == 2:
+        who = dist.recv(tensor, group=group)
     dist.barrier()
-    return tensor
+    return tensor, who
 
 
 @job

@@ -376,6 +376,16 @@ def test_without_mpi4py_it_is_said_what_to_install(monkeypatch):
         Cluster(2, backend="mpi")
 
 
+def test_an_mpi_that_cannot_be_loaded_is_told(monkeypatch):
+    monkeypatch.setenv("MPI4PY_LIBMPI", "/nonexistent/libmpi.so")
+    with pytest.raises(RankError) as caught:
+        Cluster(2, backend="mpi").run(count, timeout=60)
+    assert (
+        "SetupError: mpi4py cannot load MPI here (cannot load MPI library /nonexistent/libmpi.so: " in caught.value.what
+    )
+    assert 'No such file or directory): pip install "dlearn[mpi]"' in caught.value.what
+
+
 def test_without_mpiexec_it_is_said_what_to_install(tmp_path):
     with pytest.raises(SetupError, match=rf'there is no mpiexec in {tmp_path}: pip install "dlearn\[mpi\]"$'):
         mpi_launch.find_mpiexec(str(tmp_path))
@@ -394,7 +404,7 @@ def test_a_long_name_of_the_temporary_folder_is_told(tmp_path, monkeypatch):
     [
         ("echo 'no slots left' >&2; exit 1", "no slots left"),
         ("exit 0", "it ended without a word"),
-        ('shift 6; exec "$@"', "this mpiexec is not MPICH's"),
+        ('shift 6; exec "$@"', "this mpiexec is not MPICH's (it gives no PMI_FD): pip install"),
     ],
 )
 def test_an_mpiexec_that_does_not_start_ranks(script, said, tmp_path, monkeypatch):
