@@ -57,7 +57,7 @@ class Breakdown(msgspec.Struct, frozen=True):
 
     @property
     def finding(self) -> str:
-        """The largest part of the median step, over its ranks, and what share of it is communication not hidden."""
+        """How long the median step took, and how all its ranks' time together was spent."""
         shown = self.middle
         if not shown:
             return "No training step of a DDP model"
@@ -68,7 +68,8 @@ class Breakdown(msgspec.Struct, frozen=True):
         exposed = [each.times.exposed_ns for each in shown if each.times is not None]
         forward = sum(each.forward_ns for each in shown) / whole
         backward = sum(each.backward_ns for each in shown) / whole
-        said += f": {forward:.0%} forward, {backward:.0%} backward"
+        together = f"of the time of all {len(shown)} ranks together " if len(shown) > 1 else ""
+        said += f": {together}{forward:.0%} forward, {backward:.0%} backward"
         if len(exposed) < len(shown):
             return f"{said}, communication included: nobody saw when it ended"
         return f"{said}, {sum(exposed) / whole:.0%} communication that is not hidden"

@@ -213,7 +213,8 @@ def bucket_times(trace: Trace) -> BucketTimes:
     around = _surroundings(trace.whole)
     items = [
         _bucket_time(each, bucket, around, carriers.get((each.rank, each.task, each.model, bucket.index), []))
-        for each in passes(trace.whole)
+        for of_model in passes(trace.whole).values()
+        for each in of_model
         if not wanted.isdisjoint((gradient.rank, gradient.number) for gradient in each.gradients)
         for bucket in _table_at(around.tables[each.rank, each.model], each.gradients[0].number)
     ]

@@ -35,20 +35,18 @@ class Pass(msgspec.Struct, frozen=True):
 
 
 @once
-def passes(trace: Trace) -> tuple[Pass, ...]:
-    """Every backward pass of every model, each rank's in its order."""
-    found: dict[int, dict[tuple[int | None, int], list[Gradient]]] = defaultdict(lambda: defaultdict(list))
+def passes(trace: Trace) -> dict[tuple[int, int], list[Pass]]:
+    """The backward passes of each rank and model, in their order."""
+    ready: dict[tuple[int, int | None, int], list[Gradient]] = defaultdict(list)
     for event in trace.events:
         if isinstance(event, Gradient):
-            found[event.rank][event.backward, event.model].append(event)
-    told: list[Pass] = []
-    for rank, of_rank in found.items():
-        numbers: dict[int | None, int] = {}
-        told += [
-            Pass(rank, numbers.setdefault(task, len(numbers)), task, model, tuple(gradients))
-            for (task, model), gradients in of_rank.items()
-        ]
-    return tuple(told)
+            ready[event.rank, event.backward, event.model].append(event)
+    numbers: dict[int, dict[int | None, int]] = defaultdict(dict)
+    found: dict[tuple[int, int], list[Pass]] = defaultdict(list)
+    for (rank, task, model), gradients in ready.items():
+        number = numbers[rank].setdefault(task, len(numbers[rank]))
+        found[rank, model].append(Pass(rank, number, task, model, tuple(gradients)))
+    return dict(found)
 
 
 class Unready(msgspec.Struct, frozen=True):
@@ -70,9 +68,9 @@ def unready(operation: Operation, rank: int, trace: Trace) -> Unready | None:
     bucket, launch = operation.bucket, operation.ends[0]
     if bucket is None or not isinstance(launch, Collective) or launch.backward is None:
         return None
-    of_model = [each for each in passes(trace.whole) if each.model == bucket.model]
-    tasks = [each.task for each in of_model if each.rank == launch.rank]
-    theirs = [each for each in of_model if each.rank == rank]
+    known = passes(trace.whole)
+    tasks = [each.task for each in known.get((launch.rank, bucket.model), ())]
+    theirs = known.get((rank, bucket.model), ())
     if launch.backward not in tasks:
         return None
     index = tasks.index(launch.backward)
