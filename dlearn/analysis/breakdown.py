@@ -1,6 +1,7 @@
 """Where the time of a training step goes: forward, backward, communication that is not hidden, optimizer.
 
-All are observed on the CPU that calls. On a GPU, whose kernels run on by themselves, that is the time to launch them.
+All are observed: on a GPU by CUDA events, else on the CPU that calls. (Of a GPU without these that is the time to
+launch its kernels, which run on by themselves.)
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from dlearn.analysis.device_view import device_note, on_device
 from dlearn.analysis.findings import time_text
 from dlearn.analysis.intervals import length_ns, union, without
 from dlearn.analysis.overlap import Times, moments, share_of
@@ -39,11 +41,11 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Breakdown(msgspec.Struct, frozen=True):
-    """The parts of each training step on each rank. `on_gpu`: kernels may run on after the parts that are timed."""
+    """The parts of each training step on each rank. `note` is what a reader must know of a GPU's times; else empty."""
 
     items: tuple[Parts, ...]
     labels: dict[int, str]
-    on_gpu: bool = False
+    note: str = ""
 
     @property
     def middle(self) -> tuple[Parts, ...]:
@@ -98,11 +100,6 @@ class Breakdown(msgspec.Struct, frozen=True):
             table.append([each.title, label, *own, ms(each.total_ns), hidden])
         return table
 
-    @property
-    def note(self) -> str:
-        """What a reader must know of a GPU's times; empty on a CPU."""
-        return "On a GPU: the times of the CPU that launches the kernels, which run on by themselves." * self.on_gpu
-
     def __str__(self) -> str:
         if not self.items:
             return self.finding
@@ -116,10 +113,14 @@ class Breakdown(msgspec.Struct, frozen=True):
 
 def breakdown(trace: Trace) -> Breakdown:
     """Where the time of each training step of a DDP program goes, on each rank."""
-    steps = training_steps(trace)
+    steps = training_steps(on_device(trace))
     calls = [end for step in steps for part in step.parts for end in part.operation.ends if isinstance(end, Collective)]
     on_gpu = any(tensor.device != "cpu" for call in calls for tensor in call.inputs)
-    return Breakdown(tuple(_parts(step) for step in steps), dict(trace.labels), on_gpu)
+    note = device_note(trace) or (_LAUNCHED if on_gpu else "")
+    return Breakdown(tuple(_parts(step) for step in steps), dict(trace.labels), note)
+
+
+_LAUNCHED = "On a GPU: the times of the CPU that launches the kernels, which run on by themselves."
 
 
 def _parts(step: TrainingStep) -> Parts:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from dlearn.analysis.buckets import UNKNOWN
+from dlearn.analysis.device_view import device_note, on_device
 from dlearn.analysis.findings import capital, time_text
 from dlearn.analysis.gradients import Pass, passes
 from dlearn.analysis.joining import operations
@@ -67,11 +68,15 @@ class BucketTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BucketTimes(msgspec.Struct, frozen=True):
-    """Every bucket of every backward pass, by pass, rank and bucket. `not_told`: calls of unknown bucket."""
+    """Every bucket of every backward pass, by pass, rank and bucket. `not_told`: calls of unknown bucket.
+
+    `note`: whose times they are, where they are a GPU's.
+    """
 
     items: tuple[BucketTime, ...]
     labels: dict[int, str]
     not_told: int = 0
+    note: str = ""
 
     @property
     def tables(self) -> tuple[tuple[BucketTime, ...], ...]:
@@ -168,6 +173,7 @@ class BucketTimes(msgspec.Struct, frozen=True):
         lines += ["ms from the begin of the backward pass:", *lines_of(self.rows(), names=3)]
         if len(self.examples) > _ROWS_SHOWN:
             lines.append(f"({len(self.examples) - _ROWS_SHOWN:,} more rows)")
+        lines += [self.note] if self.note else []
         if self.not_told:
             lines.append(f"not told: {self.not_told:,} all-reduces, of which nobody knows what bucket they carry")
         return "\n".join(lines)
@@ -202,6 +208,8 @@ def begins_of(items: Iterable[BucketTime]) -> dict[int, int]:
 
 def bucket_times(trace: Trace) -> BucketTimes:
     """When each gradient was ready and what became of its bucket, in each backward pass on each rank."""
+    note = device_note(trace)
+    trace = on_device(trace)
     asked = operations(trace)
     carriers: dict[_Key, list[tuple[Operation, End]]] = defaultdict(list)
     for operation in asked:
@@ -219,7 +227,8 @@ def bucket_times(trace: Trace) -> BucketTimes:
         for bucket in _table_at(around.tables[each.rank, each.model], each.gradients[0].number)
     ]
     items.sort(key=lambda each: (each.backward, each.rank, each.model, each.index))
-    return BucketTimes(tuple(items), dict(trace.labels), sum(operation.what == UNKNOWN for operation in asked))
+    not_told = sum(operation.what == UNKNOWN for operation in asked)
+    return BucketTimes(tuple(items), dict(trace.labels), not_told, note)
 
 
 _Key = tuple[int, int | None, int, int]

@@ -234,7 +234,7 @@ class Gradient(Event, tag="gradient", frozen=True, kw_only=True):
 
 class Stretch(Event, tag="stretch", frozen=True, kw_only=True):
     """A part of a training step, seen from begin to end: the forward pass of a DDP model, a backward pass, or the
-    step of an optimizer, as `phase` says. On a GPU the part that the CPU takes: its kernels may run on.
+    step of an optimizer, as `phase` says. On a GPU the part that the CPU takes; the GPU's stands in a `DeviceTime`.
     """
 
 
