@@ -368,6 +368,8 @@ def test_where_one_time_is_missing_nothing_is_made_up(tmp_path):
     found = analysis.overlap(trace)
     assert [share.times for share in found.steps[0].shares] == [None, None]
     assert found.finding == "Not observed: nobody saw when the operations ended"
+    assert found.note == ""
+    assert analysis.breakdown(trace).note.startswith("On a GPU: the times of the CPU that launches")
 
 
 def test_the_time_of_an_event_that_is_not_there_is_damage(tmp_path):

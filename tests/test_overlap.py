@@ -206,7 +206,7 @@ def test_the_step_of_median_length_is_shown(tmp_path):
     assert [(each.number, each.rank) for each in found.middle] == [(2, 0), (2, 1)]
     # 410 + 330 µs in all, of which 121 and 40 were not hidden: 22 %.
     assert found.finding.startswith(
-        "Training step 2 (the median of 3 by length), 410 µs: of the time of all 2 ranks together 27% forward, "
+        "Training step 2 (the median of 3 by length), 410 µs: of 2 ranks' time together, 27% forward, "
     )
     assert found.finding.endswith(" 22% communication that is not hidden")
     ax = draw.breakdown(trace)

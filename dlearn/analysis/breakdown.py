@@ -70,7 +70,7 @@ class Breakdown(msgspec.Struct, frozen=True):
         exposed = [each.times.exposed_ns for each in shown if each.times is not None]
         forward = sum(each.forward_ns for each in shown) / whole
         backward = sum(each.backward_ns for each in shown) / whole
-        together = f"of the time of all {len(shown)} ranks together " if len(shown) > 1 else ""
+        together = f"of {len(shown)} ranks' time together, " if len(shown) > 1 else ""
         said += f": {together}{forward:.0%} forward, {backward:.0%} backward"
         if len(exposed) < len(shown):
             return f"{said}, communication included: nobody saw when it ended"
