@@ -230,6 +230,9 @@ def test_a_gpu_that_captures_a_graph_or_does_not_answer_is_left_alone(gpu, lines
     asked_ns = gpu.host.now_ns
     assert times.mark(GPU) is None
     assert gpu.host.now_ns - asked_ns < 4 * PATIENCE_NS
+    asked_ns = gpu.host.now_ns
+    assert times.mark(GPU) is None
+    assert gpu.host.now_ns - asked_ns < 10 * US, "for a while it is not asked again"
     assert lines == []
 
 

@@ -67,6 +67,7 @@ class CudaTimes:
         self._emit, self._cuda, self._clock = emit, cuda, clock
         self._streams: dict[tuple[torch.device, str], Any] = {}
         self._readings: dict[torch.device, _Reading] = {}
+        self._due_ns: dict[torch.device, int] = {}
         self._pending: deque[tuple[int, Mark, Mark, bool]] = deque()
         self._looking = threading.Lock()
         # With one hardware queue for all streams, a stream of ours that waits would hold up the program's kernels.
@@ -134,8 +135,9 @@ class CudaTimes:
     def _read(self, device: torch.device, *, now: bool = False) -> _Reading | None:
         """The last reading of this GPU's clock; a new one, the best of some, where that is old."""
         last = self._readings.get(device)
-        if last is not None and not now and self._clock() - last.at_ns < READ_AGAIN_NS:
+        if self._clock() < self._due_ns.get(device, 0) and not now:
             return last
+        self._due_ns[device] = self._clock() + READ_AGAIN_NS
         found = [each for each in (self._try(self._stream(device, "")) for _ in range(ROUNDS)) if each is not None]
         if not found:
             return last
@@ -174,4 +176,5 @@ class CudaTimes:
         """In a forked child nothing of CUDA can be used."""
         self._pending.clear()
         self._readings.clear()
+        self._due_ns.clear()
         self._streams.clear()
