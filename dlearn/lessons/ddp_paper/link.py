@@ -24,6 +24,8 @@ ADDRESSES = ("10.78.0.1", "10.78.0.2")
 _PORT = 29400
 """Free for sure: the hosts are new and have nothing that listens."""
 _SECONDS = 120.0
+_GRACE_SECONDS = 1.0
+"""After one rank has failed: how long the other may take to notice."""
 
 
 @cache
@@ -56,20 +58,33 @@ def run_over(rate: str, job: Callable[..., Any], *args: Any) -> list[Any]:
 
 
 def _results(ranks: list[subprocess.Popen[str]]) -> list[Any]:
-    """Their last lines. The first one that fails is the one to tell of, whichever it is."""
-    deadline = time.monotonic() + _SECONDS
-    while any(each.poll() is None for each in ranks) and not any(each.poll() for each in ranks):
-        if time.monotonic() > deadline:
+    """What they returned. Of several that fail, the one to tell of is that which failed first."""
+    deadline, failed_at = time.monotonic() + _SECONDS, None
+    while any(each.poll() is None for each in ranks):
+        now = time.monotonic()
+        if failed_at is None and any(each.poll() for each in ranks):
+            failed_at = now
+        if failed_at is not None and now > failed_at + _GRACE_SECONDS:
+            break
+        if now > deadline:
             raise DlearnError(f"the ranks over the cable were not done after {_SECONDS:.0f} s.")
-        time.sleep(0.05)
-    found: list[Any] = []
-    for rank, each in sorted(enumerate(ranks), key=lambda pair: -(pair[1].poll() or 0)):
-        out, err = each.communicate()
-        if each.returncode:
-            last = (err.strip().splitlines() or ["nothing said"])[-1]
-            raise DlearnError(f"rank {rank} failed over the cable: {last}")
-        found.append((rank, json.loads(out.splitlines()[-1])))
-    return [result for _, result in sorted(found)]
+        time.sleep(0.02)
+    answers = {rank: _answer(each) for rank, each in enumerate(ranks) if each.poll() is not None}
+    failed = {rank: answer for rank, answer in answers.items() if "error" in answer}
+    if failed:
+        first = min(failed, key=lambda rank: failed[rank]["at"])
+        raise DlearnError(f"rank {first} failed over the cable: {failed[first]['error']}")
+    return [answers[rank]["result"] for rank in range(len(ranks))]
+
+
+def _answer(rank: subprocess.Popen[str]) -> dict[str, Any]:
+    """Its last line. One that died under it failed before all others: these only noticed."""
+    out, err = rank.communicate()
+    lines = out.splitlines()
+    if lines and lines[-1].startswith('{"'):
+        found: dict[str, Any] = json.loads(lines[-1])
+        return found
+    return {"error": (err.strip().splitlines() or [f"it ended with {rank.returncode}"])[-1], "at": 0.0}
 
 
 def _start(host: Mapping[str, str], rank: int, job: Callable[..., Any], args: tuple[Any, ...]) -> subprocess.Popen[str]:
@@ -81,6 +96,7 @@ def _start(host: Mapping[str, str], rank: int, job: Callable[..., Any], args: tu
         "MASTER_PORT": str(_PORT),
         "GLOO_SOCKET_IFNAME": host["interface"],
         "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path),  # It imports the job from where this process would.
     }
     call = [sys.executable, "-m", __name__, job.__module__, job.__qualname__, json.dumps(args)]
     return subprocess.Popen(
@@ -125,19 +141,23 @@ def _call(*command: str) -> None:
         raise DlearnError(f"network namespaces are not permitted here: {' '.join(command[:3])}: {said}")
 
 
-def _rank(module: str, name: str, arguments: str) -> None:
-    """In the rank's own process: meet, run the job, print what it returns."""
+def _rank(module: str, name: str, arguments: str) -> dict[str, Any]:
+    """In the rank's own process: meet, run the job; what it returns, or what it raises and when."""
     import importlib
 
     import torch.distributed as dist
 
-    job = getattr(importlib.import_module(module), name)
-    dist.init_process_group("gloo")
     try:
-        print(json.dumps(job(*json.loads(arguments))))
-    finally:
+        job = getattr(importlib.import_module(module), name)
+        dist.init_process_group("gloo")
+        result = job(*json.loads(arguments))
         dist.destroy_process_group()
+    except Exception as error:  # Whatever the job raises is for the one who asked.
+        return {"error": f"{type(error).__name__}: {error}", "at": time.monotonic()}
+    return {"result": result}
 
 
 if __name__ == "__main__":
-    _rank(*sys.argv[1:])
+    answer = _rank(*sys.argv[1:])
+    print(json.dumps(answer), flush=True)
+    sys.exit("error" in answer)
