@@ -75,8 +75,11 @@ def _labels(operation: Operation, end: End, reasons: Sequence[str]) -> tuple[str
     if reasons:
         told = [plain(text, most=160) for reason in reasons for text in (f"{short}: {reason}", reason)]
         return (*told, short)
-    bucket = (f"{short}, bucket {operation.bucket.index}",) if operation.bucket else ()
-    return (*bucket, short, *((size_text(size),) if size else ()))
+    # Torch numbers the groups that a program makes; other names are the program's, and may be long.
+    group = f"group {operation.group.name}" if operation.group.name.isdecimal() and not operation.group.default else ""
+    bucket = f"bucket {operation.bucket.index}" if operation.bucket else ""
+    both = ", ".join(each for each in (bucket, group) if each)
+    return (*((f"{short}, {both}", both) if both else ()), short, *((size_text(size),) if size else ()))
 
 
 def _absent(operation: Operation, rank: int, trace: Trace, until_ns: int) -> Bar:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -30,3 +31,38 @@ class ConvNet(nn.Module):
 
 SMALL_BUCKETS = 0.009
 """In MB of 2^20 bytes, for DDP's `bucket_cap_mb`. Its default, 25, would put all of ConvNet into one bucket."""
+
+
+class MLP(nn.Module):
+    """Three linear layers, 64 → `width` → `width` → 10; by default 26,122 parameters, 104,488 B.
+
+    With a large `width` it is the model whose gradients are heavy and whose computing is light.
+    """
+
+    def __init__(self, width: int = 128) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(64, width)  # 64·width + width parameters
+        self.fc2 = nn.Linear(width, width)  # width² + width
+        self.fc3 = nn.Linear(width, 10)  # 10·width + 10
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = functional.relu(self.fc1(images.flatten(1)))  # [B, width]
+        logits: Tensor = self.fc3(functional.relu(self.fc2(x)))  # [B, 10]
+        return logits
+
+
+class Transformer(nn.Module):
+    """Reads an image row by row: 8 tokens of 8 pixels, two encoder layers of width 32 with 4 heads. No dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(8, 32)
+        self.places = nn.Parameter(torch.zeros(8, 32))
+        layer = nn.TransformerEncoderLayer(32, nhead=4, dim_feedforward=64, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, num_layers=2, enable_nested_tensor=False)
+        self.head = nn.Linear(32, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.embed(images.squeeze(1)) + self.places  # [B, 8, 32]
+        logits: Tensor = self.head(self.encoder(tokens).mean(dim=1))  # [B, 10]
+        return logits

@@ -1,0 +1,35 @@
+"""`python -m dlearn.lessons.ddp_paper --out DIR [DD1 DD6 ...]`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from dlearn.errors import DlearnError
+
+
+def main() -> int:
+    os.environ.setdefault("MPLBACKEND", "agg")  # pictures go to files, no window
+    from dlearn.lessons.ddp_paper.reproduction import reproduce
+
+    parser = argparse.ArgumentParser(
+        prog="python -m dlearn.lessons.ddp_paper",
+        description="Run the claims of the paper on DDP on real ranks here; each gets a verdict from what was seen.",
+    )
+    parser.add_argument("ids", metavar="ID", nargs="*", help="DD1 ... DD18 (default: all)")
+    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="figures, report.html, verdicts.json")
+    options = parser.parse_args()
+    try:
+        report = reproduce(*options.ids, out=options.out)
+    except (DlearnError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(report)
+    print(f"({report.seconds:.0f} s; figures and report.html: {options.out})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""The two charts of the reproduction: lines over a size, and bars side by side. The finding is the title."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from dlearn.draw import canvas
+from dlearn.draw.canvas import TEXT_PT, points, text_width
+from dlearn.draw.palette import INK, LINES
+
+HEIGHT_IN = 2.9
+COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#004D40", "#56B4E9")
+_MARKERS = "os^DvP"
+
+
+class Series(NamedTuple):
+    """Points of one line. `spread` is a (low, high) around each y, drawn as a vertical line."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    spread: Sequence[tuple[float, float]] = ()
+    derived: bool = False
+    """Worked out, not measured: drawn dashed and without markers."""
+
+
+def lines(
+    series: Mapping[str, Series],
+    *,
+    title: str,
+    x: str,
+    y: str,
+    ticks: Sequence[tuple[float, str]] = (),
+    log: str = "",
+    notes: Sequence[str] = (),
+    mark: tuple[float, str] | None = None,
+) -> Axes:
+    """A line for each of `series`, by its label. `log` is "x", "y" or "xy"; `mark` is a named place on the x axis."""
+    ax = canvas.new_axes(height_in=HEIGHT_IN, left_in=0.95, right_in=0.3)
+    handles: list[Artist] = []
+    for place, (label, line) in enumerate(series.items()):
+        color, marker = COLORS[place % len(COLORS)], "" if line.derived else _MARKERS[place % len(_MARKERS)]
+        style = LINES["derived" if line.derived else "observed"]
+        ax.plot(line.x, line.y, marker=marker, color=color, linestyle=style, linewidth=1.6, markersize=5.5, gid=label)
+        if line.spread:
+            low, high = zip(*line.spread, strict=True)
+            ax.vlines(line.x, low, high, colors=color, linewidth=1.2, alpha=0.7)
+        handles.append(Line2D([], [], color=color, marker=marker, linestyle=style, label=canvas.plain(label, most=90)))
+    if "x" in log:
+        ax.set_xscale("log")
+    if "y" in log:
+        ax.set_yscale("log")
+    else:
+        ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
+    if ticks:
+        ax.set_xticks([at for at, _ in ticks], [name for _, name in ticks])
+        ax.set_xticks([], minor=True)
+    if mark is not None:
+        ax.axvline(mark[0], color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
+        ax.annotate(
+            mark[1], (mark[0], 1), (4, -4), xycoords=("data", "axes fraction"), textcoords="offset points", va="top",
+            fontsize=TEXT_PT, color=INK, parse_math=False,
+        )  # fmt: skip
+    _label(ax, x, y)
+    canvas.frame(ax, title=title, legend=handles if len(handles) > 1 else (), notes=notes, below_in=0.5, fit=True)
+    return ax
+
+
+class Part(NamedTuple):
+    """A part of stacked bars: its height on each bar."""
+
+    label: str
+    values: Sequence[float]
+
+
+def bars(
+    names: Sequence[str],
+    parts: Sequence[Part],
+    *,
+    title: str,
+    y: str,
+    stacked: bool = False,
+    text: Callable[[float], str] | None = None,
+    notes: Sequence[str] = (),
+) -> Axes:
+    """A bar for each name; several parts stand side by side, or on top of each other. `text` writes a bar's value."""
+    ax = canvas.new_axes(height_in=HEIGHT_IN, left_in=0.95, right_in=0.3)
+    width = 0.8 if stacked else 0.8 / len(parts)
+    bottom = [0.0] * len(names)
+    for place, part in enumerate(parts):
+        at = [i if stacked else i - 0.4 + width * (place + 0.5) for i in range(len(names))]
+        color = COLORS[place % len(COLORS)]
+        ax.bar(at, part.values, width * 0.94, bottom=bottom if stacked else None, color=color, gid=part.label)
+        if stacked:
+            bottom = [low + value for low, value in zip(bottom, part.values, strict=True)]
+        elif text is not None:
+            _values(ax, at, part.values, text)
+    if stacked and text is not None:
+        _values(ax, range(len(names)), bottom, text)
+    ax.set_xlim(-0.5, len(names) - 0.5)
+    ax.margins(y=0.14)
+    room = points(ax, 1 / len(names), along="x") - 6
+    ax.set_xticks(range(len(names)), ["\n".join(canvas.wrap(name, room, size=TEXT_PT)) for name in names])
+    _label(ax, "", y)
+    rows = max(len(canvas.wrap(name, room, size=TEXT_PT)) for name in names)
+    handles = [Patch(color=COLORS[i % len(COLORS)], label=part.label) for i, part in enumerate(parts)]
+    below = 0.22 + rows * TEXT_PT * 1.3 / 72
+    canvas.frame(ax, title=title, legend=handles if len(parts) > 1 else (), notes=notes, below_in=below, fit=True)
+    return ax
+
+
+def _values(ax: Axes, at: Sequence[float], heights: Sequence[float], text: Callable[[float], str]) -> None:
+    room = points(ax, 1.0, along="x") / len(at)
+    for x, height in zip(at, heights, strict=True):
+        shown = text(height)
+        if text_width(shown, size=TEXT_PT) <= room:
+            ax.annotate(
+                shown, (x, height), (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=TEXT_PT,
+                color=INK, parse_math=False,
+            )  # fmt: skip
+
+
+def _label(ax: Axes, x: str, y: str) -> None:
+    ax.set_xlabel(x, fontsize=TEXT_PT, color=INK, labelpad=2, loc="left")
+    ax.set_ylabel(y, fontsize=TEXT_PT, color=INK)
+    ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
+    ax.set_axisbelow(True)
+    canvas.quiet(ax)

@@ -1,0 +1,97 @@
+"""DD1: the same elements, sent in few large all-reduces or in many small ones (the paper's figure 2a and b)."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import torch
+import torch.distributed as dist
+
+from dlearn.analysis.findings import size_text
+from dlearn.cluster import Cluster
+from dlearn.lessons.ddp_paper import charts
+from dlearn.lessons.ddp_paper.conditions import ranks_on_cores
+from dlearn.lessons.ddp_paper.samples import Samples, ratios
+from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
+
+RANKS = 2
+ELEMENTS = 1 << 20
+"""Sent in each round, 4 MiB of float32, but in no more than `MOST_PIECES`; the paper sends 60 million."""
+MOST_PIECES = 64
+SIZES = tuple(1 << power for power in range(8, 21))
+"""Elements in one all-reduce."""
+ROUNDS = 12
+KNEE = 1.5
+"""The knee is the smallest message whose time per element is within this factor of the best."""
+
+
+def rounds() -> dict[int, list[float]]:
+    """On a rank: for each size, ns per element, all-reduced in pieces of that size, launched one behind another.
+
+    One round of every size, then the next: what slows the machine down meanwhile slows down all of them.
+    """
+    data = torch.ones(ELEMENTS)
+    taken: dict[int, list[float]] = {size: [] for size in SIZES}
+    for number in range(ROUNDS + 1):
+        for size in SIZES:
+            pieces = [data[at : at + size] for at in range(0, min(ELEMENTS, MOST_PIECES * size), size)]
+            dist.barrier()
+            start = time.perf_counter_ns()
+            for work in [dist.all_reduce(piece, async_op=True) for piece in pieces]:
+                assert work is not None
+                work.wait()
+            if number:  # The first round opens connections and buffers.
+                taken[size].append((time.perf_counter_ns() - start) / (len(pieces) * size))
+    return taken
+
+
+def small_messages() -> Result:
+    """Every size's time per element, and the smallest message that is nearly as good as the best."""
+    measured = Cluster(RANKS, record=False).run(rounds).results[0]
+    taken = {size: Samples(tuple(measured[size])) for size in SIZES}
+    best = min(taken.values(), key=lambda each: each.median).median
+    knee = next(size for size in SIZES if taken[size].median <= KNEE * best)
+    small, large = SIZES[0], knee
+    slower = ratios(measured[small], measured[large])
+    steps = [taken[b].median < taken[a].median for a, b in pairwise(SIZES) if b <= knee]
+    checks = (
+        Check(
+            f"all-reduces of {size_text(small * 4)} take longer per element than those of {size_text(large * 4)}",
+            slower.text("times", digits=0) + f" as long: {taken[small].text('ns')} against {taken[large].text('ns')}",
+            slower.interval[0] > 1,
+        ),
+        Check(
+            "up to the knee, each doubling of the message makes an element cheaper",
+            f"in {sum(steps)} of {len(steps)} doublings up to {size_text(large * 4)}",
+            sum(steps) == len(steps),
+        ),
+    )
+    picture = charts.lines(
+        {
+            "all-reduce": charts.Series(
+                [size * 4 for size in SIZES],
+                [taken[size].median for size in SIZES],
+                [taken[size].middle_half for size in SIZES],
+            )
+        },
+        title=f"An element costs {slower.median:.0f} times as much in messages of {size_text(small * 4)} as in those of"
+        f" {size_text(large * 4)}",
+        x="bytes of one all-reduce",
+        y="ns per element",
+        ticks=[(size * 4, size_text(size * 4)) for size in SIZES[::2]],
+        log="xy",
+        notes=["Vertical lines: the middle half of the rounds."],
+        mark=(large * 4, f"knee: {size_text(large * 4)}"),
+    )
+    return Result(checks, picture, f"{ranks_on_cores(RANKS)}, gloo, {ROUNDS} rounds of all sizes in turn")
+
+
+DD1 = Claim(
+    id="DD1",
+    title="small collectives are slow per byte",
+    paper="section 2.2, figures 2a and 2b",
+    says="Small collectives are slow per byte, larger ones are faster.",
+    runs=f"all-reduces of {SIZES[0]:,} to {SIZES[-1]:,} float32, up to {MOST_PIECES} launched at once",
+    test=small_messages,
+)

@@ -1,0 +1,149 @@
+"""All claims, one after the other: the report, its files, and the line that says which one is at work."""
+
+from __future__ import annotations
+
+import html
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlearn import draw
+from dlearn.errors import SetupError
+from dlearn.lessons.ddp_paper.catalogue import CLAIMS
+from dlearn.lessons.ddp_paper.verdicts import Claim, Finding
+
+
+@dataclass(frozen=True)
+class Report:
+    """The findings, in the order of the claims, and how long they took; shows itself in a notebook."""
+
+    findings: tuple[Finding, ...]
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        return "\n".join(finding.headline for finding in self.findings)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f'<tr style="vertical-align:top"><th scope="row">{each.claim.id}</th>'
+            f'<td style="text-align:left">{html.escape(each.claim.says)}</td>'
+            f'<td style="text-align:left">{"<br>".join(html.escape(check.seen) for check in each.result.checks)}</td>'
+            f'<td style="text-align:left">{html.escape(each.headline.split(": ", 1)[1])}</td></tr>'
+            for each in self.findings
+        )
+        heads = "".join(f'<th scope="col">{each}</th>' for each in ("", "the paper says", "seen here", "verdict"))
+        return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+
+    def write(self, folder: Path) -> None:
+        """`report.txt`, `report.html` and `verdicts.json`; the pictures are there already."""
+        text = "\n\n".join(str(finding) for finding in self.findings)
+        machine = f"{os.cpu_count()} cores, {self.seconds:.0f} s for all"
+        (folder / "report.txt").write_text(f"{self}\n\n{text}\n\n({machine})\n", encoding="utf-8")
+        (folder / "report.html").write_text(self._page(machine), encoding="utf-8")
+        (folder / "verdicts.json").write_text(
+            json.dumps(
+                {
+                    each.claim.id: {
+                        "verdict": each.verdict,
+                        "checks": [[check.says, check.seen, check.holds] for check in each.result.checks],
+                        "conditions": each.result.conditions,
+                    }
+                    for each in self.findings
+                },
+                indent=1,
+            )
+            + "\n",
+            encoding="utf-8",
+        )
+
+    def _page(self, machine: str) -> str:
+        parts = "".join(
+            f"<section>{each._repr_html_()}"
+            + (
+                f'<img src="{picture_name(each.claim)}" alt="{html.escape(each.claim.title)}">'
+                if each.result.picture is not None
+                else ""
+            )
+            + "</section>"
+            for each in self.findings
+        )
+        return (
+            '<!doctype html><html lang="en"><meta charset="utf-8"><title>The DDP paper, run again</title>'
+            "<style>body{font-family:sans-serif;max-width:60em;margin:2em auto;padding:0 1em}img{max-width:100%}"
+            "td,th{padding:.2em .6em;border-top:1px solid #ccc}section{margin-top:3em}</style>"
+            f"<h1>The DDP paper, run again</h1><p>{html.escape(machine)}</p>{self._repr_html_()}{parts}</html>\n"
+        )
+
+
+def picture_name(claim: Claim) -> str:
+    return f"{claim.id.lower()}.svg"
+
+
+def chosen(ids: Sequence[str]) -> tuple[Claim, ...]:
+    """The claims of these ids, in the order of the paper's table; all if there are none. SetupError for an unknown."""
+    known = [claim.id for claim in CLAIMS]
+    for each in ids:
+        if each not in known:
+            raise SetupError(f"there is no claim {each!r}; there are: {', '.join(known)}.")
+    return tuple(claim for claim in CLAIMS if not ids or claim.id in ids)
+
+
+def reproduce(*ids: str, out: Path | str | None = None) -> Report:
+    """Run the claims of these ids (default: all), say on stderr which one is at work, and write all into `out`."""
+    claims = chosen(ids)
+    folder = Path(out) if out is not None else None
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+    start = time.monotonic()
+    findings: list[Finding] = []
+    for place, claim in enumerate(claims):
+        with bar(place, len(claims), f"{claim.id} {claim.title}"):
+            finding = claim.find()
+        findings.append(finding)
+        if folder is not None and finding.result.picture is not None:
+            draw.save(finding.result.picture, folder / picture_name(claim))
+    report = Report(tuple(findings), time.monotonic() - start)
+    if folder is not None:
+        report.write(folder)
+    return report
+
+
+_CELLS = 24
+
+
+@contextmanager
+def bar(done: int, count: int, name: str) -> Iterator[None]:
+    """ "[########----------------] 6 of 18: DD7 scalability, 12 s", until the end of the block.
+
+    On a terminal it is one line that goes on; elsewhere a line when it begins.
+    """
+    full = _CELLS * done // count
+    head = f"[{'#' * full}{'-' * (_CELLS - full)}] {done + 1} of {count}: {name}"
+    if not sys.stderr.isatty():
+        print(head, file=sys.stderr, flush=True)
+        yield
+        return
+    ended, start = threading.Event(), time.monotonic()
+
+    def tick() -> None:
+        while True:
+            print(f"\r\033[K{head}, {time.monotonic() - start:.0f} s", end="", file=sys.stderr, flush=True)
+            if ended.wait(0.5):
+                return
+
+    ticker = threading.Thread(target=tick, name="progress", daemon=True)
+    ticker.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        ticker.join()
+        print("\r\033[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,70 @@
+"""Times with their spread, and when a difference of times counts as seen.
+
+A median of n samples lies, with a probability that needs no assumption on how times are distributed, between the k-th
+smallest and the k-th largest: that is the sign test (Conover, Practical Nonparametric Statistics, section 3.2). A claim
+about times is confirmed only where this whole interval lies on its side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb
+from statistics import median
+
+FEWEST = 10
+"""Samples behind any statement about times."""
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Repeated measurements of one thing, or of one ratio in alternating pairs. At least `FEWEST`, else ValueError."""
+
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.values) < FEWEST:
+            raise ValueError(f"{len(self.values)} samples; a statement about times needs {FEWEST}.")
+
+    @property
+    def n(self) -> int:
+        return len(self.values)
+
+    @property
+    def median(self) -> float:
+        return median(self.values)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Holds the true median with a probability of at least 95 %."""
+        ordered = sorted(self.values)
+        k = depth(self.n)
+        return ordered[k], ordered[-1 - k]
+
+    @property
+    def middle_half(self) -> tuple[float, float]:
+        """The spread: a quarter of the samples lies below it, a quarter above."""
+        ordered = sorted(self.values)
+        quarter = self.n // 4
+        return ordered[quarter], ordered[-1 - quarter]
+
+    def text(self, unit: str, *, scale: float = 1.0, digits: int = 2) -> str:
+        """ "1.42 ms (middle half 1.30 to 1.61, n = 12)"."""
+        low, high = self.middle_half
+        shown = [f"{each * scale:.{digits}f}" for each in (self.median, low, high)]
+        return f"{shown[0]}{unit and f' {unit}'} (middle half {shown[1]} to {shown[2]}, n = {self.n})"
+
+
+def depth(n: int) -> int:
+    """How many samples at either end may be left out: P(at most k of n fair coins show heads) <= 2.5 %."""
+    tail, k = 1 / 2**n, 0
+    while tail + comb(n, k + 1) / 2**n <= (1 - CONFIDENCE) / 2:
+        k += 1
+        tail += comb(n, k) / 2**n
+    return k
+
+
+def ratios(above: Sequence[float], below: Sequence[float]) -> Samples:
+    """Of pairs that were measured one after the other: what slows the machine down slows down both."""
+    return Samples(tuple(a / b for a, b in zip(above, below, strict=True)))

@@ -1,0 +1,117 @@
+"""What a claim, a check and a verdict are. The verdict is computed: nobody writes one down."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from matplotlib.axes import Axes
+
+from dlearn.analysis.words import count_text
+
+Verdict = Literal["confirmed", "not confirmed here", "cannot be tested here"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that must be so if the claim is true.
+
+    `says` is what must be so, `seen` the figures that decide it. `holds` is None where it cannot be tested here; then
+    `seen` is the reason.
+    """
+
+    says: str
+    seen: str
+    holds: bool | None
+
+    @property
+    def verdict(self) -> Verdict:
+        if self.holds is None:
+            return "cannot be tested here"
+        return "confirmed" if self.holds else "not confirmed here"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What running a claim gave. `conditions` are those of its times: "2 ranks on 2 cores, 12 pairs"."""
+
+    checks: tuple[Check, ...]
+    picture: Axes | None = None
+    conditions: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A row of the table: what the paper says, what is run, and the function that runs it."""
+
+    id: str
+    title: str
+    paper: str
+    """Section, figure or table of the paper, arXiv 2006.15704."""
+    says: str
+    runs: str
+    test: Callable[[], Result]
+
+    def find(self) -> Finding:
+        """Run it, on real ranks."""
+        return Finding(self, self.test())
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim and what came out; shows itself in a notebook."""
+
+    claim: Claim
+    result: Result
+
+    @property
+    def verdict(self) -> Verdict:
+        """Not confirmed if one check fails; confirmed if all that can be tested hold, and at least one can."""
+        tested = [check.holds for check in self.result.checks if check.holds is not None]
+        if not tested:
+            return "cannot be tested here"
+        return "confirmed" if all(tested) else "not confirmed here"
+
+    @property
+    def untested(self) -> tuple[Check, ...]:
+        return tuple(check for check in self.result.checks if check.holds is None)
+
+    @property
+    def headline(self) -> str:
+        """ "DD17 three rules: confirmed; 1 of 3 checks cannot be tested here"."""
+        said = f"{self.claim.id} {self.claim.title}: {self.verdict}"
+        failed = [check for check in self.result.checks if check.holds is False]
+        if failed and len(self.result.checks) > 1:
+            said += f"; {count_text(len(failed), 'check')} of {len(self.result.checks)} failed"
+        if self.untested and self.verdict != "cannot be tested here":
+            said += f"; {len(self.untested)} of {count_text(len(self.result.checks), 'check')} cannot be tested here"
+        return said
+
+    def __str__(self) -> str:
+        lines = [self.headline, f"  the paper ({self.claim.paper}): {self.claim.says}", f"  run: {self.claim.runs}"]
+        lines += [f"  - {check.says}: {check.verdict}. {check.seen}" for check in self.result.checks]
+        if self.result.conditions:
+            lines.append(f"  ({self.result.conditions})")
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        checks = "".join(
+            f'<tr><td style="text-align:left">{html.escape(check.says)}</td>'
+            f'<td style="text-align:left">{html.escape(check.seen)}</td>'
+            f'<td style="text-align:left">{check.verdict}</td></tr>'
+            for check in self.result.checks
+        )
+        heads = "".join(
+            f'<th scope="col" style="text-align:left">{each}</th>' for each in ("must be so", "seen", "verdict")
+        )
+        conditions = f"<p>{html.escape(self.result.conditions)}</p>" if self.result.conditions else ""
+        return (
+            f"<p><b>{html.escape(self.headline)}</b>"
+            f"<br>{html.escape(self.claim.says)} ({html.escape(self.claim.paper)})"
+            f"<br>Run: {html.escape(self.claim.runs)}</p>"
+            f"<table><thead><tr>{heads}</tr></thead><tbody>{checks}</tbody></table>{conditions}"
+        )
