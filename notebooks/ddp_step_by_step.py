@@ -467,7 +467,7 @@ with Cluster(2) as cluster:
         for name, hook in (("DDP", allreduce_hook), ("waits", waits)):
             trace = cluster.run(train_deep, hook).trace
             found = overlap(trace).steps[2:]
-            shares[name] += [share.hidden for step in found for share in step.shares]
+            shares[name] += [share.hidden for step in found for share in step.shares if share.hidden is not None]
             spans = trace.where(kind="span", rank=0).events
             steps_ms[name] += [(each.end_ns - each.start_ns) / 1e6 for each in spans[2:]]
 for name in shares:
@@ -575,8 +575,8 @@ for knob, ran in runs.items():
 #   of 5 buckets instead of 1 are 16 bytes more.)
 # - `gradient_as_bucket_view=True`: nothing at all. See below.
 # - `find_unused_parameters=True`: one call more, a map of the used parameters, 4 bytes for each of 7. The gradients of
-#   the unused layer travel, too, as zeros (24 bytes). And the buckets are never rebuilt: nothing more in step 1. What
-#   it costs besides is a walk over the graph in each forward pass, which no message shows.
+#   the unused layer travel, too (24 bytes), though nobody has computed them. And the buckets are never rebuilt: nothing
+#   more in step 1. What it costs besides is a walk over the graph in each forward pass, which no message shows.
 
 # %%
 P, buffers = 4 * (108 + 24 + 7_690), 4 * 24 + 8
@@ -809,6 +809,13 @@ assert order["DDP: a bucket is full", "bucket 0"] < order["tensor", "h"] < order
 assert order["node: before", "ReLU"] < order["node: after", "ReLU"] < order["tensor", "one.weight"]
 assert order["several: the first", "of both"] < order["tensor", "h"] < order["several: all", "both"]
 assert order["several: all", "both"] < order["after accumulation", "one.weight"]
+
+weight = nn.Parameter(torch.ones(1))
+there = []
+weight.register_hook(lambda _: there.append(weight.grad is not None))
+weight.register_post_accumulate_grad_hook(lambda _: there.append(weight.grad is not None))
+weight.sum().backward()
+assert there == [False, True]
 
 # %% [markdown]
 # ## Exercise
