@@ -10,7 +10,6 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from dlearn import draw
-from dlearn.analysis.words import count_text
 from dlearn.cluster import Cluster
 from dlearn.lessons import digits, models
 from dlearn.lessons.ddp_paper import charts, seen
@@ -83,8 +82,7 @@ def bucketing() -> Result:
     picture = charts.bars(
         [f"{name}: {sizes[name]:,} B" for name in WAYS],
         [charts.Part("all-reduces", [counts[name] for name in WAYS])],
-        title=f"Each step sends {size:,} B, in {', '.join(str(counts[name]) for name in (each, some))} or"
-        f" {count_text(counts[one], 'all-reduce')}",
+        title=f"Each step sends {size:,} B, in {counts[each]} all-reduces, in {counts[some]}, or in {counts[one]}",
         y="all-reduces a step",
         text=lambda count: f"{count:.0f}",
         notes=[

@@ -6,6 +6,7 @@ from dlearn.lessons.ddp_paper import (
     accumulation,
     buckets,
     construction,
+    hooks,
     interception,
     knobs,
     latency,
@@ -16,6 +17,7 @@ from dlearn.lessons.ddp_paper import (
     round_robin,
     rules,
     scaling_out,
+    unused,
 )
 from dlearn.lessons.ddp_paper.verdicts import Claim
 
@@ -30,10 +32,12 @@ CLAIMS: tuple[Claim, ...] = (
     latency.DD8,
     round_robin.DD9,
     buckets.DD10,
+    unused.DD11,
     construction.DD14,
     interception.DD15,
     knobs.DD16,
     rules.DD17,
+    hooks.DD18,
 )
 
 

@@ -131,3 +131,10 @@ def _label(ax: Axes, x: str, y: str) -> None:
     ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
     ax.set_axisbelow(True)
     canvas.quiet(ax)
+
+
+def retitle(ax: Axes, title: str) -> Axes:
+    """A picture of `dlearn.draw` with the finding that it stands for here, in as many lines as it had, or fewer."""
+    lines = canvas.wrap(canvas.plain(title, most=400), canvas.WIDTH_IN * 72 - 16, size=canvas.TITLE_PT, bold=True)
+    ax.set_title("\n".join(lines), loc="left", fontsize=canvas.TITLE_PT, fontweight="bold", color=INK, parse_math=False)
+    return ax

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from dlearn.analysis import operations
+from dlearn.analysis.words import count_text
 from dlearn.cluster import Cluster
 from dlearn.lessons import digits
 from dlearn.lessons.ddp_paper import charts, seen
@@ -22,14 +23,14 @@ RANKS = 2
 STEPS = 3
 """The first has other buckets (see DD10); what counts is the last."""
 DEFAULT = "default"
+NO_BUFFERS, SMALL, UNUSED, VIEW = "buffers not sent", "small buckets", "find unused", "bucket views"
 KNOBS: dict[str, dict[str, Any]] = {
     DEFAULT: {},
-    "forward_sync_buffers=False": {"forward_sync_buffers": False},
-    "bucket_cap_mb=0.001": {"bucket_cap_mb": 0.001},
-    "find_unused_parameters": {"find_unused_parameters": True},
-    "gradient_as_bucket_view": {"gradient_as_bucket_view": True},
+    NO_BUFFERS: {"forward_sync_buffers": False},
+    SMALL: {"bucket_cap_mb": 0.001},
+    UNUSED: {"find_unused_parameters": True},
+    VIEW: {"gradient_as_bucket_view": True},
 }
-NO_BUFFERS, SMALL, UNUSED, VIEW = list(KNOBS)[1:]
 
 
 def network() -> nn.Module:
@@ -102,7 +103,11 @@ def turn_knobs() -> Result:
         f" {found[UNUSED][USED_MAP]} B of a map; the {found[DEFAULT][GRADIENTS]:,} B of gradients stay",
         y="bytes a step and rank",
         text=lambda size: f"{size:,.0f}",
-        notes=[f"All-reduces: {', '.join(f'{counts[name]} ({name})' for name in KNOBS)}."],
+        notes=[
+            ", ".join(f"{key}={value}" for key, value in knob.items()) + f": {count_text(counts[name], 'all-reduce')}"
+            for name, knob in KNOBS.items()
+            if knob
+        ],
     )
     return Result(checks, picture)
 
