@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
 RANKS = 2
 STEPS = 2
 """In the second one every parameter has a bucket of its own."""
-ROW_IN = 0.34
+ROW_IN, LABEL_PT = 0.34, 8.0
 
 BEFORE_FORWARD, AFTER_FORWARD = "module: forward pre-hook", "module: forward hook"
 BEFORE_BACKWARD, AFTER_BACKWARD = "module: full backward pre-hook", "module: full backward hook"
@@ -42,6 +41,7 @@ KINDS = (
 OF_A_PARAMETER = (TENSOR, BEFORE_NODE, ACCUMULATED, COMMUNICATION, AFTER_NODE)
 """In the order in which they fire, where DDP's own hook was set before ours."""
 LOSS, LAYER = "loss", "2"
+THE_LAYER = f"layer {LAYER}"
 OF_DDP = (COMMUNICATION, AFTER_NODE, END)
 """Those that DDP sets, too, or has the user set."""
 
@@ -51,7 +51,6 @@ class Fired(NamedTuple):
 
     kind: str
     what: str
-    at_ns: int
 
 
 def network() -> nn.Module:
@@ -67,7 +66,7 @@ def hooked_step() -> tuple[list[Fired], list[str]]:
     fired: list[Fired] = []
 
     def note(kind: str, what: str = "") -> Callable[..., None]:
-        return lambda *_: fired.append(Fired(kind, what, time.perf_counter_ns()))
+        return lambda *_: fired.append(Fired(kind, what))
 
     nodes = set_hooks(net, model, optimizer, note)
     for _ in range(STEPS):
@@ -88,10 +87,10 @@ def set_hooks(
 ) -> list[Any]:
     """A hook of every kind that `note`s when it fires; returns the AccumulateGrad nodes."""
     layer = net.get_submodule(LAYER)
-    layer.register_forward_pre_hook(note(BEFORE_FORWARD, LAYER))
-    layer.register_forward_hook(note(AFTER_FORWARD, LAYER))
-    layer.register_full_backward_pre_hook(note(BEFORE_BACKWARD, LAYER))
-    layer.register_full_backward_hook(note(AFTER_BACKWARD, LAYER))
+    layer.register_forward_pre_hook(note(BEFORE_FORWARD, THE_LAYER))
+    layer.register_forward_hook(note(AFTER_FORWARD, THE_LAYER))
+    layer.register_full_backward_pre_hook(note(BEFORE_BACKWARD, THE_LAYER))
+    layer.register_full_backward_hook(note(AFTER_BACKWARD, THE_LAYER))
     nodes = []
     for name, parameter in net.named_parameters():
         parameter.register_hook(note(TENSOR, name))  # type: ignore[no-untyped-call]
@@ -149,6 +148,7 @@ def every_hook() -> Result:
         *(place_of(fired, kind) for kind in (END, RETURNED, BEFORE_STEP, AFTER_STEP)),
     ]
     to_come = sum(place > place_of(fired, COMMUNICATION) for place in places(fired, ACCUMULATED))
+    arrivals = [(name, places(fired, COMMUNICATION, name)[0], places(fired, ARRIVED, name)[0]) for name in parameters]
     leaves = Counter(name.rpartition("::")[2] for name in nodes)
     checks = (
         Check(
@@ -173,8 +173,9 @@ def every_hook() -> Result:
         ),
         Check(
             "no bucket arrives before its hook has sent it, and all have arrived when backward() returns",
-            f"backward() returns {(at_ns(fired, RETURNED) - at_ns(fired, END)) / 1e6:.1f} ms after its last own call",
-            all(sent < there < place_of(fired, RETURNED) for sent, there in sent_and_arrived(fired, parameters)),
+            "; ".join(f"{name}: sent at place {sent}, there at {there}" for name, sent, there in arrivals)
+            + f"; backward() returns at {place_of(fired, RETURNED)}",
+            all(sent < there < place_of(fired, RETURNED) for _, sent, there in arrivals),
         ),
         Check(
             "the graph of the computation ends in an AccumulateGrad node for each parameter",
@@ -195,12 +196,14 @@ def place_of(fired: Sequence[Fired], kind: str) -> int:
     return places(fired, kind)[0]
 
 
-def at_ns(fired: Sequence[Fired], kind: str) -> int:
-    return fired[place_of(fired, kind)].at_ns
-
-
-def sent_and_arrived(fired: Sequence[Fired], parameters: Iterable[str]) -> list[tuple[int, int]]:
-    return [(places(fired, COMMUNICATION, name)[0], places(fired, ARRIVED, name)[0]) for name in parameters]
+def labels_of(fired: Sequence[Fired], marks: Sequence[int], step_pt: float) -> list[tuple[str, int, bool]]:
+    """What is written in a row, over which mark, and whether of it alone: names without room for each are one text."""
+    names = [canvas.plain(fired[mark].what) for mark in marks]
+    widths = [canvas.text_width(name, size=LABEL_PT) for name in names]
+    room = [(b - a) * step_pt - (widths[i] + widths[i + 1]) / 2 for i, (a, b) in enumerate(pairwise(marks))]
+    if all(each > 2 for each in room):
+        return [(name, mark, True) for name, mark in zip(names, marks, strict=True)]
+    return [(", ".join(names), marks[-1], False)]
 
 
 def picture(fired: Sequence[Fired], to_come: int, count: int) -> Axes:
@@ -209,18 +212,17 @@ def picture(fired: Sequence[Fired], to_come: int, count: int) -> Axes:
     ax = canvas.new_axes(height_in=ROW_IN * len(KINDS), left_in=canvas.left_margin_in(labels))
     ax.set_xlim(-1, len(fired) + 0.5)
     ax.set_ylim(len(KINDS) - 0.4, -0.6)
+    ax.axvspan(place_of(fired, TENSOR) - 0.5, place_of(fired, RETURNED) + 0.5, color=FAINT, alpha=0.25, linewidth=0)
     for row, kind in enumerate(KINDS):
         color = COLORS[0] if kind in (COMMUNICATION, ARRIVED) else INK
-        ax.axhspan(row - 0.42, row + 0.42, color=LANE, linewidth=0)
-        for place in places(fired, kind):
-            ax.plot(place, row + 0.2, marker="|", markersize=7, markeredgewidth=1.6, color=color)
+        ax.axhspan(row - 0.42, row + 0.42, color=LANE, linewidth=0, zorder=0)
+        marks = places(fired, kind)
+        ax.plot(marks, [row + 0.2] * len(marks), "|", markersize=7, markeredgewidth=1.6, color=color)
+        for names, last, alone in labels_of(fired, marks, canvas.points(ax, 1 / (len(fired) + 1.5), along="x")):
             ax.annotate(
-                canvas.plain(fired[place].what), (place, row + 0.2), (0, 4), textcoords="offset points", ha="center",
-                va="bottom", fontsize=8, color=color, parse_math=False,
+                names, (last, row + 0.2), (0, 4), textcoords="offset points", ha="center" if alone else "right",
+                va="bottom", fontsize=LABEL_PT, color=color, parse_math=False,
             )  # fmt: skip
-    for first, second in pairwise(sorted([0, place_of(fired, TENSOR), place_of(fired, RETURNED)])):
-        if first:
-            ax.axvspan(first - 0.5, second + 0.5, color=FAINT, alpha=0.18, linewidth=0, zorder=0.5)
     ax.set_yticks(range(len(KINDS)), labels, fontsize=canvas.TEXT_PT, color=INK)
     ax.set_xlabel("order of the calls on rank 0", fontsize=canvas.TEXT_PT, color=INK, labelpad=2)
     canvas.quiet(ax)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from dlearn.analysis import operations
 from dlearn.cluster import Cluster
 from dlearn.lessons import digits
 from dlearn.lessons.ddp_paper import charts, seen
@@ -23,6 +24,9 @@ RANKS = 2
 DEPTH = 4
 INT32 = 4
 NOBODY, EVERYBODY, ONE = "no layer dropped", "layer {} dropped", "layer 1 dropped on rank 1"
+SKIPPED = "layer 1 always dropped, and skipped"
+LAYER_MB = 0.0158
+"""So that each layer (16,640 B) has a bucket of its own."""
 ERROR = "Expected to have finished reduction in the prior iteration"
 
 
@@ -71,15 +75,31 @@ def train(*, find_unused: bool) -> dict[str, dict[str, Tensor]]:
     return gradients
 
 
+def train_and_skip() -> dict[str, dict[str, Tensor]]:
+    """The same with `find_unused_parameters`; and a step of a model that never uses layer 1, and does not send it."""
+    gradients = train(find_unused=True)
+    images, labels = (part[:25] for part in digits.shard(dist.get_rank(), RANKS))
+    model = DistributedDataParallel(
+        Tower(), find_unused_parameters=True, skip_all_reduce_unused_params=True, bucket_cap_mb=LAYER_MB
+    )
+    with span(SKIPPED):
+        cross_entropy(model(images, (1,)), labels).backward()  # type: ignore[no-untyped-call]
+    return gradients
+
+
 def unused() -> Result:
     """The same training with and without `find_unused_parameters`."""
-    run = seen.run_quietly(Cluster(RANKS), partial(train, find_unused=True))
+    run = seen.run_quietly(Cluster(RANKS), train_and_skip)
     without = seen.run_quietly(Cluster(RANKS), partial(train, find_unused=False), check=False)
     steps = {name: run.trace.within(name) for name in names()}
     tower = Tower()
     count, size = len(list(tower.parameters())), seen.parameter_bytes(tower)
     maps = {name: seen.handed_bytes(seen.called(step, seen.USED_MAP)) for name, step in steps.items()}
     sizes = {name: seen.handed_bytes(seen.reductions(step)) for name, step in steps.items()}
+    skipping = run.trace.within(SKIPPED)
+    maps[SKIPPED] = seen.handed_bytes(seen.called(skipping, seen.USED_MAP))
+    sizes[SKIPPED] = seen.handed_bytes(operations(skipping)) - maps[SKIPPED]
+    layer = seen.parameter_bytes(tower.layers[1])
     first, second = (run.results[rank] for rank in range(RANKS))
     missing = {name: sorted({each for each, _ in tower.named_parameters()} - set(first[name])) for name in names()}
     layers = {EVERYBODY.format(number): [f"layers.{number}.bias", f"layers.{number}.weight"] for number in range(DEPTH)}
@@ -94,7 +114,12 @@ def unused() -> Result:
         Check(
             f"the gradients of a dropped layer travel all the same, as zeros: always {size:,} B",
             "; ".join(f"{name}: {sizes[name]:,} B" for name in names()),
-            all(found == size for found in sizes.values()),
+            all(sizes[name] == size for name in names()),
+        ),
+        Check(
+            f"with skip_all_reduce_unused_params a layer that is never used, {layer:,} B in a bucket, is not sent",
+            f"{sizes[SKIPPED]:,} B of gradients, {maps[SKIPPED]} B of map",
+            (sizes[SKIPPED], maps[SKIPPED]) == (size - layer, INT32 * count),
         ),
         Check(
             "what all ranks dropped has no gradient afterwards",
@@ -114,13 +139,15 @@ def unused() -> Result:
             without.error is not None and ERROR in without.error.what and not without.results,
         ),
     )
+    shown = [*names(), SKIPPED]
     picture = charts.bars(
-        names(),
+        shown,
         [
-            charts.Part("gradients", [sizes[name] for name in names()]),
-            charts.Part("map", [maps[name] for name in names()]),
+            charts.Part("gradients", [sizes[name] for name in shown]),
+            charts.Part("map of used parameters", [maps[name] for name in shown]),
         ],
-        title=f"A dropped layer saves no byte: every step sends {size:,} B of gradients and {maps[NOBODY]} B of map",
+        title=f"A dropped layer saves no byte: each step sends {size:,} B of gradients and {maps[NOBODY]} B of map; one"
+        f" that is never used can be skipped: {sizes[SKIPPED]:,} B",
         y="bytes a step and rank",
         text=lambda size: f"{size:,.0f}",
     )
