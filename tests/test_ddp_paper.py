@@ -114,8 +114,9 @@ def test_no_text_of_a_chart_is_clipped_or_overlaps():
 
 def check_chart(ax):
     """Ticks outside the view have a label that nobody sees."""
-    bottom, top = ax.get_ylim()
-    ax.set_yticks([at for at in ax.get_yticks() if bottom <= at <= top])
+    for axis, (low, high) in ((ax.xaxis, ax.get_xlim()), (ax.yaxis, ax.get_ylim())):
+        shown = [(at, label.get_text()) for at, label in zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=True)]
+        axis.set_ticks(*zip(*[(at, text) for at, text in shown if low <= at <= high], strict=True))
     check_texts(ax)
 
 

@@ -210,15 +210,15 @@ def picture(fired: Sequence[Fired], to_come: int, count: int) -> Axes:
     """A row for each kind, from left to right in the order in which they fired."""
     labels = [f"{kind} *" if kind in OF_DDP else kind for kind in KINDS]
     ax = canvas.new_axes(height_in=ROW_IN * len(KINDS), left_in=canvas.left_margin_in(labels))
-    ax.set_xlim(-1, len(fired) + 0.5)
+    ax.set_xlim(-2, len(fired) + 0.5)
     ax.set_ylim(len(KINDS) - 0.4, -0.6)
-    ax.axvspan(place_of(fired, TENSOR) - 0.5, place_of(fired, RETURNED) + 0.5, color=FAINT, alpha=0.25, linewidth=0)
+    ax.axvspan(place_of(fired, TENSOR) - 0.5, place_of(fired, RETURNED) + 0.5, color=FAINT, alpha=0.12, linewidth=0)
     for row, kind in enumerate(KINDS):
         color = COLORS[0] if kind in (COMMUNICATION, ARRIVED) else INK
         ax.axhspan(row - 0.42, row + 0.42, color=LANE, linewidth=0, zorder=0)
         marks = places(fired, kind)
         ax.plot(marks, [row + 0.2] * len(marks), "|", markersize=7, markeredgewidth=1.6, color=color)
-        for names, last, alone in labels_of(fired, marks, canvas.points(ax, 1 / (len(fired) + 1.5), along="x")):
+        for names, last, alone in labels_of(fired, marks, canvas.points(ax, 1 / (len(fired) + 2.5), along="x")):
             ax.annotate(
                 names, (last, row + 0.2), (0, 4), textcoords="offset points", ha="center" if alone else "right",
                 va="bottom", fontsize=LABEL_PT, color=color, parse_math=False,

@@ -146,8 +146,8 @@ def unused() -> Result:
             charts.Part("gradients", [sizes[name] for name in shown]),
             charts.Part("map of used parameters", [maps[name] for name in shown]),
         ],
-        title=f"A dropped layer saves no byte: each step sends {size:,} B of gradients and {maps[NOBODY]} B of map; one"
-        f" that is never used can be skipped: {sizes[SKIPPED]:,} B",
+        title=f"A dropped layer saves no byte, a step sends {size:,} B of gradients and {maps[NOBODY]} B of map;"
+        f" one that is never used can be skipped: {sizes[SKIPPED]:,} B",
         y="bytes a step and rank",
         text=lambda size: f"{size:,.0f}",
     )
