@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from matplotlib.axes import Axes
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -19,6 +18,9 @@ from dlearn.draw import canvas
 from dlearn.draw.palette import FAINT, INK, LANE
 from dlearn.lessons.ddp_paper.charts import COLORS
 from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 RANKS = 2
 STEPS = 2

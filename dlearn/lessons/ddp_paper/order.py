@@ -24,7 +24,7 @@ SMALL = 0.0158
 ORDERED, SWAPPED = "all in one order", "rank 1 in the other"
 SUMS = {"swapped": (11.0, 11.0), "right": (2.0, 20.0)}
 """Of (1, 10) on each of two ranks, reduced in different orders and in the same."""
-HANG_SECONDS = 2.5
+HANG_SECONDS = 4.0
 
 
 class Branches(nn.Module):

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
-from matplotlib.axes import Axes
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -21,6 +20,9 @@ from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
 from dlearn.recorder import span
 from dlearn.trace.event import Gradient, Stretch
 from dlearn.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 STEPS, WARM_UP = 15, 3
 BATCH_SIZE = 64

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
-from matplotlib.axes import Axes
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -24,6 +24,9 @@ from dlearn.lessons.ddp_paper.samples import Samples
 from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
 from dlearn.recorder import span
 from dlearn.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 RANKS = (1, 2, 4, 8)
 WARM_UP = 2
