@@ -125,7 +125,7 @@ def test_a_picture_of_hooks_writes_names_side_by_side_or_together():
     fired += [hooks.Fired(hooks.ARRIVED, name) for name in ("0.bias", "0.weight")]
     check_texts(hooks.picture(fired, 3, 4))
     assert hooks.labels_of(fired, [0, 9], 20.0) == [("2.weight", 0, True), ("2.weight", 9, True)]
-    assert hooks.labels_of(fired, [15, 16], 20.0) == [("0.bias, 0.weight", 16, False)]
+    assert hooks.labels_of(fired, [3, 15, 16], 20.0) == [("2.weight", 3, True), ("0.bias, 0.weight", 16, False)]
 
 
 # What the checks are made of: no ranks --------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -198,14 +197,28 @@ def place_of(fired: Sequence[Fired], kind: str) -> int:
     return places(fired, kind)[0]
 
 
-def labels_of(fired: Sequence[Fired], marks: Sequence[int], step_pt: float) -> list[tuple[str, int, bool]]:
-    """What is written in a row, over which mark, and whether of it alone: names without room for each are one text."""
-    names = [canvas.plain(fired[mark].what) for mark in marks]
-    widths = [canvas.text_width(name, size=LABEL_PT) for name in names]
-    room = [(b - a) * step_pt - (widths[i] + widths[i + 1]) / 2 for i, (a, b) in enumerate(pairwise(marks))]
-    if all(each > 2 for each in room):
-        return [(name, mark, True) for name, mark in zip(names, marks, strict=True)]
-    return [(", ".join(names), marks[-1], False)]
+class Label(NamedTuple):
+    """Text over one mark, or, right-aligned at the last one, over several that stand too close for a text each."""
+
+    text: str
+    place: int
+    alone: bool
+
+    def ends(self, step_pt: float) -> tuple[float, float]:
+        """Its left and right end in points."""
+        width, at = canvas.text_width(self.text, size=LABEL_PT), self.place * step_pt
+        return (at - width / 2, at + width / 2) if self.alone else (at - width, at)
+
+
+def labels_of(fired: Sequence[Fired], marks: Sequence[int], step_pt: float) -> list[Label]:
+    """What is written over the marks of a row, which are multiples of `step_pt` apart."""
+    labels: list[Label] = []
+    for mark in marks:
+        label = Label(canvas.plain(fired[mark].what), mark, alone=True)
+        while labels and labels[-1].ends(step_pt)[1] + 2 > label.ends(step_pt)[0]:
+            label = Label(f"{labels.pop().text}, {label.text}", mark, alone=False)
+        labels.append(label)
+    return labels
 
 
 def picture(fired: Sequence[Fired], to_come: int, count: int) -> Axes:
@@ -220,10 +233,10 @@ def picture(fired: Sequence[Fired], to_come: int, count: int) -> Axes:
         ax.axhspan(row - 0.42, row + 0.42, color=LANE, linewidth=0, zorder=0)
         marks = places(fired, kind)
         ax.plot(marks, [row + 0.2] * len(marks), "|", markersize=7, markeredgewidth=1.6, color=color)
-        for names, last, alone in labels_of(fired, marks, canvas.points(ax, 1 / (len(fired) + 2.5), along="x")):
+        for label in labels_of(fired, marks, canvas.points(ax, 1 / (len(fired) + 2.5), along="x")):
             ax.annotate(
-                names, (last, row + 0.2), (0, 4), textcoords="offset points", ha="center" if alone else "right",
-                va="bottom", fontsize=LABEL_PT, color=color, parse_math=False,
+                label.text, (label.place, row + 0.2), (0, 4), textcoords="offset points", va="bottom",
+                ha="center" if label.alone else "right", fontsize=LABEL_PT, color=color, parse_math=False,
             )  # fmt: skip
     ax.set_yticks(range(len(KINDS)), labels, fontsize=canvas.TEXT_PT, color=INK)
     ax.set_xlabel("order of the calls on rank 0", fontsize=canvas.TEXT_PT, color=INK, labelpad=2)
