@@ -12,6 +12,7 @@ from torch import nn
 
 from dlearn.analysis import operations, traffic
 from dlearn.cluster import Cluster
+from dlearn.draw import charts
 from dlearn.lessons import models
 from dlearn.lessons.ddp_paper import (
     CLAIMS,
@@ -21,7 +22,6 @@ from dlearn.lessons.ddp_paper import (
     Result,
     accumulation,
     buckets,
-    charts,
     claim,
     construction,
     hooks,

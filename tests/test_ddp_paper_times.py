@@ -12,8 +12,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dlearn import Cluster
+from dlearn.draw import charts
 from dlearn.errors import DlearnError
-from dlearn.lessons.ddp_paper import charts, claim, link, rules
+from dlearn.lessons.ddp_paper import claim, link, rules
 from dlearn.lessons.ddp_paper.comm_hooks import RoundRobin
 from dlearn.lessons.ddp_paper.samples import Samples, ratios
 

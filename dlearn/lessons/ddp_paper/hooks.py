@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dlearn.cluster import Cluster
 from dlearn.draw import canvas
+from dlearn.draw.charts import COLORS
 from dlearn.draw.palette import FAINT, INK, LANE
-from dlearn.lessons.ddp_paper.charts import COLORS
 from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
 
 if TYPE_CHECKING:

@@ -14,7 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dlearn.analysis.findings import size_text
 from dlearn.cluster import Cluster
-from dlearn.lessons.ddp_paper import charts, link
+from dlearn.draw import charts
+from dlearn.lessons.ddp_paper import link
 from dlearn.lessons.ddp_paper.conditions import ranks_on_cores
 from dlearn.lessons.ddp_paper.samples import CONFIDENCE, Samples
 from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result

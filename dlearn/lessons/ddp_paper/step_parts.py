@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from statistics import mean
-
-from matplotlib.axes import Axes
+from typing import TYPE_CHECKING
 
 from dlearn.analysis.breakdown import Breakdown, Parts
-from dlearn.lessons.ddp_paper import charts
+from dlearn.draw import charts
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 NAMES = ("forward", "backward", "waiting, exposed", "transfer, exposed", "optimizer", "between")
 

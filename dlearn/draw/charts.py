@@ -1,4 +1,4 @@
-"""The two charts of the reproduction: lines over a size, and bars side by side. The finding is the title."""
+"""The two plain charts of lessons: lines over a size, and bars side by side. The finding is the title."""
 
 from __future__ import annotations
 
