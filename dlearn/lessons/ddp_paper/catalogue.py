@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dlearn.lessons.ddp_paper import message_size
+from dlearn.lessons.ddp_paper import compression, message_size, skipping
 from dlearn.lessons.ddp_paper.verdicts import Claim
 
-CLAIMS: tuple[Claim, ...] = (message_size.DD1,)
+CLAIMS: tuple[Claim, ...] = (
+    message_size.DD1,
+    compression.DD12,
+    skipping.DD13,
+)
 
 
 def claim(id: str) -> Claim:
