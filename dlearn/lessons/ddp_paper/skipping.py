@@ -134,7 +134,7 @@ def picture(curves: dict[Setting, Curves], ends: dict[Setting, dict[int, list[fl
 DD13 = Claim(
     id="DD13",
     title="skipping synchronisation",
-    paper="section 5.4, figure 11",
+    paper="section 5.3, figure 11",
     says="Skipping synchronisation hardly hurts convergence with a small batch and learning rate; with large ones it"
     " does, because more gradients add up before a step.",
     runs=f"digits with n = {', '.join(map(str, EVERY))}, gradients summed in between; {SMALL.iterations} iterations of"
