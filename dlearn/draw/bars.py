@@ -74,8 +74,11 @@ def _labels(operation: Operation, end: End, reason: str) -> tuple[str, ...]:
     short = f"{end.op} {size_text(size)}" if size else end.op
     if reason:
         return (plain(f"{short}: {reason}", most=160), plain(reason, most=160), short)
-    bucket = (f"{short}, bucket {operation.bucket.index}",) if operation.bucket else ()
-    return (*bucket, short, *((size_text(size),) if size else ()))
+    # Torch numbers the groups that a program makes; other names are the program's, and may be long.
+    group = f"group {operation.group.name}" if operation.group.name.isdecimal() and not operation.group.default else ""
+    bucket = f"bucket {operation.bucket.index}" if operation.bucket else ""
+    both = ", ".join(each for each in (bucket, group) if each)
+    return (*((f"{short}, {both}", both) if both else ()), short, *((size_text(size),) if size else ()))
 
 
 def _absent(operation: Operation, rank: int, until_ns: int) -> Bar:

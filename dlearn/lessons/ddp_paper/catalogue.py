@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from dlearn.lessons.ddp_paper import compression, message_size, skipping
+from dlearn.lessons.ddp_paper import (
+    compression,
+    latency,
+    message_size,
+    overlapping,
+    round_robin,
+    rules,
+    skipping,
+)
 from dlearn.lessons.ddp_paper.verdicts import Claim
 
 CLAIMS: tuple[Claim, ...] = (
     message_size.DD1,
+    overlapping.DD4,
+    latency.DD8,
+    round_robin.DD9,
     compression.DD12,
     skipping.DD13,
+    rules.DD17,
 )
 
 

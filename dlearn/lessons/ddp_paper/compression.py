@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook, fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -21,6 +21,7 @@ from dlearn.analysis.joining import operations
 from dlearn.cluster import Cluster
 from dlearn.lessons import digits, models
 from dlearn.lessons.ddp_paper import charts
+from dlearn.lessons.ddp_paper.comm_hooks import bf16
 from dlearn.lessons.ddp_paper.convergence import SEEDS, differences, keeps, seeds_text, spread, training_loss
 from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
 from dlearn.lessons.training import accuracy
@@ -39,11 +40,6 @@ PLAIN_STEPS = 2
 EPOCHS, BATCH, LEARNING_RATE, MOMENTUM = 8, 25, 0.02, 0.9
 MOST_POINTS = 1.0
 """Percentage points of held-out accuracy that are "a tiny amount": 3 of 297 images."""
-
-
-def bf16(state, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations, and refuses those in quotes
-    """torch's hook. By its own name, DDP refuses it where there is no NCCL; gloo adds bfloat16 up all the same."""
-    return bf16_compress_hook(state, bucket)
 
 
 def compressed(method: str, seed: int) -> DistributedDataParallel:

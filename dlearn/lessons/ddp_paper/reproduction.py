@@ -21,10 +21,10 @@ from dlearn.lessons.ddp_paper.verdicts import Claim, Finding
 
 @dataclass(frozen=True)
 class Report:
-    """The findings, in the order of the claims, and how long it took; shows itself in a notebook."""
+    """The findings, in the order of the claims, and how long they took; shows itself in a notebook."""
 
     findings: tuple[Finding, ...]
-    seconds: float
+    seconds: float = 0.0
 
     def __str__(self) -> str:
         return "\n".join(finding.headline for finding in self.findings)

@@ -1,0 +1,47 @@
+"""The communication hooks of the reproduction. DDP checks their annotations, so that these must not be postponed."""
+
+from collections.abc import Sequence
+
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket, ProcessGroup
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.futures import Future
+
+
+def wait_for_each(_: object, bucket: GradBucket) -> Future[Tensor]:
+    """Takes the overlap away: the backward pass stands still until the bucket is there."""
+    buffer = bucket.buffer().div_(dist.get_world_size())
+    dist.all_reduce(buffer)
+    done: Future[Tensor] = Future()
+    done.set_result(buffer)
+    return done
+
+
+def bf16(group: ProcessGroup, bucket: GradBucket) -> Future[Tensor]:
+    """torch's. By its own name, DDP refuses it where there is no NCCL; gloo adds bfloat16 up all the same."""
+    return bf16_compress_hook(group, bucket)
+
+
+class RoundRobin:
+    """Dispatches the buckets to several process groups in turn, as torch's own round-robin groups did, now removed.
+
+    All groups have all ranks. Every rank must call with the same buckets in the same order, which DDP sees to.
+    """
+
+    def __init__(self, groups: Sequence[ProcessGroup]) -> None:
+        self.groups = groups
+        self._turn = 0
+
+    def hook(self, _: object, bucket: GradBucket) -> Future[Tensor]:
+        group = self.groups[self._turn % len(self.groups)]
+        self._turn += 1
+        buffer = bucket.buffer().div_(group.size())
+        work = dist.all_reduce(buffer, group=group, async_op=True)
+        assert work is not None
+        future: Future[list[Tensor]] = work.get_future()
+        return future.then(_first)
+
+
+def _first(future: Future[list[Tensor]]) -> Tensor:
+    return future.value()[0]

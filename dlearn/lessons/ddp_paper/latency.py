@@ -1,0 +1,91 @@
+"""DD8: where the time of a training step goes (the paper's figure 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from dlearn.analysis.breakdown import Breakdown, breakdown
+from dlearn.cluster import Cluster
+from dlearn.lessons import digits, models
+from dlearn.lessons.ddp_paper import step_parts
+from dlearn.lessons.ddp_paper.conditions import ranks_on_cores
+from dlearn.lessons.ddp_paper.samples import Samples
+from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
+
+RANKS = 2
+STEPS = 14
+BATCH_SIZE = 64
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "ConvNet": models.ConvNet,
+    "MLP": models.MLP,
+    "Transformer": models.Transformer,
+}
+
+
+def train(name: str) -> None:
+    """On a rank: a few steps of one model, in ordinary PyTorch."""
+    images, labels = (part[:BATCH_SIZE] for part in digits.shard(dist.get_rank(), dist.get_world_size()))
+    torch.manual_seed(0)
+    model = DistributedDataParallel(MODELS[name](), bucket_cap_mb=models.SMALL_BUCKETS)
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+
+
+def backward_share(found: Breakdown) -> Samples:
+    """Of each step's length on each rank: the backward pass with the communication in it. The first steps warm up."""
+    shares: list[float] = []
+    for step in found.items:
+        if step.number >= 2 and step.times is not None:
+            backward = step.backward_ns + step.times.exposed_ns
+            shares.append(backward / step.total_ns)
+    return Samples(tuple(shares))
+
+
+def largest(found: Breakdown) -> Samples:
+    """The backward pass with its communication, as a multiple of the largest other part, step by step."""
+    return Samples(
+        tuple(
+            (step.backward_ns + step.times.exposed_ns) / max(step.forward_ns, step.optimizer_ns)
+            for step in found.items
+            if step.number >= 2 and step.times is not None
+        )
+    )
+
+
+def breakdowns() -> Result:
+    found = {name: breakdown(Cluster(RANKS).run(train, name).trace) for name in MODELS}
+    shares = {name: backward_share(each) for name, each in found.items()}
+    against = {name: largest(each) for name, each in found.items()}
+    checks = tuple(
+        Check(
+            f"{name}: backward, with its communication, is the longest part",
+            f"{shares[name].text('% of the step', scale=100, digits=0)};"
+            f" {against[name].median:.1f} times the next longest",
+            against[name].interval[0] > 1,
+        )
+        for name in MODELS
+    )
+    low, high = (pick(each.median for each in shares.values()) for pick in (min, max))
+    picture = step_parts.chart(
+        found, title=f"The backward pass and its communication take {low:.0%} to {high:.0%} of a step"
+    )
+    return Result(checks, picture, f"{ranks_on_cores(RANKS)}, gloo, {STEPS - 2} steps on each rank")
+
+
+DD8 = Claim(
+    id="DD8",
+    title="latency breakdown",
+    paper="section 5.1, figure 6",
+    says="The backward pass takes longest, because the communication happens in it.",
+    runs=f"{', '.join(MODELS)}, {BATCH_SIZE} digits a rank, Adam: forward, backward, communication, optimizer",
+    test=breakdowns,
+)

@@ -1,0 +1,220 @@
+# ---
+# jupyter:
+#   dlearn:
+#     ids: [DD1, DD2, DD3, DD4, DD5, DD6, DD7, DD8, DD9, DD10, DD11, DD12, DD13, DD14, DD15, DD16, DD17, DD18]
+#     minutes: 6.0
+#     needs: []
+#     peak_mb: 1000
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # The paper on DDP, run again
+#
+# *PyTorch Distributed: Experiences on Accelerating Data Parallel Training* (Li et al., VLDB 2020,
+# [arXiv 2006.15704](https://arxiv.org/abs/2006.15704)) says why DistributedDataParallel is built as it is. It was
+# measured on 256 GPUs. How much of it can be seen on a laptop?
+#
+# Eighteen claims, each a run on real ranks, each with a verdict that is **computed** from what was seen:
+#
+# - **confirmed**: every check holds.
+# - **not confirmed here**: a check does not hold. That is a statement about this machine, and this run.
+# - **cannot be tested here**, with the reason.
+#
+# Checks of bytes, counts and orders are exact. A check of times has at least ten samples, and holds only where the
+# whole 95 % interval of the median lies on the claim's side (the sign test). There are two cores here: with more ranks
+# than that, ranks take turns, and latency is about whose turn it is.
+#
+# Outside a notebook, all of it, with figures: `python -m dlearn.lessons.ddp_paper --out DIR`.
+#
+# **Predict first**, for each claim, before you run its cell: confirmed, or not?
+
+# %%
+from dlearn.lessons.ddp_paper import CLAIMS, claim
+
+findings = []
+
+
+def find(id):
+    finding = claim(id).find()
+    findings.append(finding)
+    return finding
+
+
+[f"{each.id}: {each.says}" for each in CLAIMS]
+
+# %% [markdown]
+# ## Why buckets?
+#
+# Start with the two observations that everything else is built on. First: what does an element cost in a small
+# message, and in a large one?
+
+# %%
+find("DD1")
+
+# %% [markdown]
+# A message has a price of its own: calls, headers, wake-ups. It has to be paid once per all-reduce, so gradients should
+# travel together. But not too late: when do they become ready?
+
+# %%
+find("DD2")
+
+# %% [markdown]
+# All along the backward pass, from the last layer to the first. Whoever waits for all of them wastes the time until
+# then; whoever sends each by itself pays for each message. So: buckets, in the reverse order of the layers.
+
+# %%
+found = find("DD3")
+assert found.verdict == "confirmed"  # bytes and counts: exact
+found
+
+# %% [markdown]
+# What is that good for? While one bucket travels, the next one is computed.
+#
+# Over the loopback interface "travelling" is copying, done by the same two cores that compute: there is little to
+# hide. So the ranks get a real link, if this machine lets us: two network namespaces of Linux, and a cable of 100
+# Mbit/s between them. **Predict first:** on which of the two does overlap pay?
+
+# %%
+find("DD4")
+
+# %% [markdown]
+# ## What can go wrong
+#
+# All ranks must reduce the same buckets in the same order. The paper draws two failures (its figure 3). Does the order
+# in which gradients become *ready* matter, or that in which buckets are *launched*?
+
+# %%
+found = find("DD5")
+assert found.verdict == "confirmed"
+found
+
+# %% [markdown]
+# The lesson [museum_of_hangs](museum_of_hangs.ipynb) has these, and a dozen others.
+#
+# ## Sending less often, and to more
+#
+# With `no_sync`, gradients of several passes are added up before they are sent. How many bytes does an iteration send
+# then?
+
+# %%
+found = find("DD6")
+assert found.verdict == "confirmed"
+found
+
+# %% [markdown]
+# And with more ranks? Each rank sends $2(n-1)/n$ times the gradients: nearly as many bytes on 8 ranks as on 4.
+
+# %%
+found = find("DD7")
+assert found.verdict == "confirmed"
+found
+
+# %% [markdown]
+# ## Where the time goes
+
+# %%
+find("DD8")
+
+# %% [markdown]
+# If one process group cannot use the whole link, why not several, in turn? Torch once had such groups, and has them no
+# more. A communication hook does the same: one bucket to each group. **Predict first**, for two ranks on two cores:
+# faster?
+
+# %%
+find("DD9")
+
+# %% [markdown]
+# ## Future work then, default now
+#
+# The paper's section 6 names what could come. First: predict the order of the gradients. Today's DDP watches one
+# backward pass, and then builds its buckets anew.
+
+# %%
+found = find("DD10")
+assert found.verdict == "confirmed"
+found
+
+# %% [markdown]
+# Second: layers that are dropped, or parameters that a branch leaves out. What does it cost to find them?
+
+# %%
+found = find("DD11")
+assert found.verdict == "confirmed"
+found
+
+# %% [markdown]
+# Third: compressed gradients. How many bytes less, and what does the loss say?
+
+# %%
+find("DD12")
+
+# %% [markdown]
+# And what does it cost to synchronise less often? Not in bytes, but in what is learnt:
+
+# %%
+find("DD13")
+
+# %% [markdown]
+# ## The interface
+#
+# DDP promises that a script changes in a few lines, and that all ranks start and stay equal.
+
+# %%
+found = find("DD14")
+assert found.verdict == "confirmed"
+found
+
+# %%
+found = find("DD15")
+assert found.verdict == "confirmed"
+found
+
+# %% [markdown]
+# Its knobs, one by one:
+
+# %%
+found = find("DD16")
+assert found.verdict == "confirmed"
+found
+
+# %% [markdown]
+# ## Three rules
+#
+# At its end the paper gives advice.
+
+# %%
+find("DD17")
+
+# %% [markdown]
+# ## How does DDP see all this?
+#
+# By hooks, at the nodes of the graph that autograd builds.
+
+# %%
+found = find("DD18")
+assert found.verdict == "confirmed"
+found
+
+# %% [markdown]
+# ## All of it
+
+# %%
+from dlearn.lessons.ddp_paper import Report
+
+assert [each.claim.id for each in findings] == [each.id for each in CLAIMS]
+assert all(each.verdict in ("confirmed", "not confirmed here", "cannot be tested here") for each in findings)
+Report(tuple(findings))
+
+# %% [markdown]
+# ## Exercises
+#
+# 1. DD1's knee depends on the machine. Make the message of `dlearn/lessons/ddp_paper/message_size.py` larger: does an
+#    element become cheaper still?
+# 2. DD4 at a cable of `10mbit`: how much can be hidden at most, if the transfer takes ten times as long as the backward
+#    pass? Change `RATE` in `overlapping.py` and try.
+# 3. A claim that is *not confirmed here*: which machine would you need to test it fairly, and what would you change in
+#    the run?
