@@ -2,6 +2,9 @@
 
 fp16 and bf16 send 2 bytes for each number. PowerSGD (Vogels et al., NeurIPS 2019, arXiv 1905.13727) sends, for a
 gradient of n rows and m columns, two thin matrices P (n x rank) and Q (m x rank) whose product is near it.
+
+The verdict on the loss is about `MLP` and this learning rate. In a trial with `ConvNet` and a rate of 0.05, where the
+loss jumps from epoch to epoch, one seed of fp16 and of bf16 ended higher by more than the seeds differed.
 """
 
 from __future__ import annotations

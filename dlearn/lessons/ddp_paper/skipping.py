@@ -2,6 +2,9 @@
 
 As in the paper the gradients of n iterations are *summed*, one all-reduce follows, then one step of the optimizer. So
 the step is about n times as long; nobody divides by n, or lowers the learning rate.
+
+The model is `MLP`, and the verdict is about it. In a trial with `ConvNet`, n = 8 ended higher in the small setting too,
+by more than its seeds differed: its loss still falls steeply at the end of these runs, so small changes count.
 """
 
 from __future__ import annotations
