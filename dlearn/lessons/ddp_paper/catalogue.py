@@ -5,6 +5,7 @@ from __future__ import annotations
 from dlearn.lessons.ddp_paper import (
     accumulation,
     buckets,
+    compression,
     construction,
     hooks,
     interception,
@@ -17,6 +18,7 @@ from dlearn.lessons.ddp_paper import (
     round_robin,
     rules,
     scaling_out,
+    skipping,
     unused,
 )
 from dlearn.lessons.ddp_paper.verdicts import Claim
@@ -33,6 +35,8 @@ CLAIMS: tuple[Claim, ...] = (
     round_robin.DD9,
     buckets.DD10,
     unused.DD11,
+    compression.DD12,
+    skipping.DD13,
     construction.DD14,
     interception.DD15,
     knobs.DD16,
