@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dlearn import Cluster
 from dlearn.draw import charts
 from dlearn.errors import DlearnError
-from dlearn.lessons.ddp_paper import claim, link, rules
+from dlearn.lessons.ddp_paper import CLAIMS, claim, link, rules
 from dlearn.lessons.ddp_paper.comm_hooks import RoundRobin
 from dlearn.lessons.ddp_paper.samples import Samples, ratios
 
@@ -159,9 +160,12 @@ def test_the_command_writes_figures_report_and_verdicts(tmp_path):
     assert "1 of 1: DD1 small collectives" in done.stderr
     assert done.stdout.startswith("DD1 small collectives are slow per byte: ")
     verdicts = json.loads((tmp_path / "out" / "verdicts.json").read_text())
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "| DD1 small collectives are slow per byte | " + verdicts["DD1"]["verdict"] in report
+    assert "](dd1.svg)" in report
     assert verdicts["DD1"]["verdict"] in done.stdout
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "dd1.svg", "report.html", "report.txt", "verdicts.json",
+        "dd1.svg", "report.html", "report.md", "verdicts.json",
     }  # fmt: skip
 
 
@@ -171,3 +175,16 @@ def test_the_command_refuses_an_unknown_claim_in_one_line(tmp_path):
     assert done.returncode == 1
     assert done.stderr.startswith("error: there is no claim 'DD99'; there are: DD1")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_gallery_has_the_figure_and_the_report_the_verdict_of_every_claim():
+    home = Path(__file__).parent.parent
+    gallery, report = (home / "README.md").read_text(), (home / "docs" / "ddp_paper" / "report.md").read_text()
+    verdicts = json.loads((home / "docs" / "ddp_paper" / "verdicts.json").read_text())
+    assert list(verdicts) == [each.id for each in CLAIMS] == [f"DD{number}" for number in range(1, 19)]
+    for each in CLAIMS:
+        picture = f"docs/ddp_paper/{each.id.lower()}.svg"
+        assert f"]({picture})" in gallery
+        assert "<svg" in (home / picture).read_text()
+        assert f"## {each.id} {each.title}: {verdicts[each.id]['verdict']}" in report
+        assert len(verdicts[each.id]["checks"]) >= 1
