@@ -171,6 +171,7 @@ def test_a_tutorials_own_init_works_unchanged():
     assert Cluster(3, init=False).run(programs.tutorial_init).results == {0: [3.0], 1: [3.0], 2: [3.0]}
 
 
+@pytest.mark.slow
 def test_spawned_ranks_are_kept_and_start_clean():
     pair = Cluster(2, start="spawn")
     first = pair.run(os.getpid).results
@@ -220,6 +221,7 @@ def test_a_module_beside_the_notebook_is_fresh_in_every_run(tmp_path, monkeypatc
         assert Cluster(1).run(look).results == {0: value}
 
 
+@pytest.mark.slow
 def test_the_progress_line_disappears_from_a_terminal(tmp_path):
     script = "import time\nfrom dlearn import Cluster\nCluster(1).run(lambda: time.sleep(3))\nprint('done')"
     master, terminal = os.openpty()
@@ -256,6 +258,7 @@ def _own_init_then_listen() -> list[str]:
     return programs.listening_addresses()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="needs Linux namespaces")
 def test_loopback_under_a_hostname_that_resolves_elsewhere(tmp_path):
     """In a namespace of its own the host is called `elsewhere`, which is 10.77.0.9 on a real interface."""
@@ -429,6 +432,7 @@ def test_without_a_trace_a_hang_claims_nothing():
         Cluster(2, record=False).run(programs.spin, timeout=1)
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_torch_is_loading_leaves_the_fork_server_alone():
     script = (
         "import os, signal, time\n"

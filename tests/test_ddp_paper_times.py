@@ -17,6 +17,7 @@ from dlearn import Cluster
 from dlearn.draw import charts
 from dlearn.errors import DlearnError
 from dlearn.lessons.ddp_paper import CLAIMS, claim, link, rules
+from dlearn.lessons.ddp_paper.__main__ import main
 from dlearn.lessons.ddp_paper.comm_hooks import RoundRobin
 from dlearn.lessons.ddp_paper.samples import Samples, ratios
 
@@ -198,11 +199,10 @@ def test_the_command_writes_figures_report_and_verdicts(tmp_path):
     }  # fmt: skip
 
 
-def test_the_command_refuses_an_unknown_claim_in_one_line(tmp_path):
-    command = [sys.executable, "-m", "dlearn.lessons.ddp_paper", "--out", "out", "DD99"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: there is no claim 'DD99'; there are: DD1")
+def test_the_command_refuses_an_unknown_claim_in_one_line(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["ddp_paper", "--out", str(tmp_path / "out"), "DD99"])
+    assert main() == 1
+    assert capsys.readouterr().err.startswith("error: there is no claim 'DD99'; there are: DD1, DD2, ")
     assert not (tmp_path / "out").exists()
 
 

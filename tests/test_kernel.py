@@ -130,6 +130,7 @@ def test_cells_classes_and_errors(kernel):
     assert text_of(kernel.run("print(Cluster(2).run(use).results[0][1])")) == "0\n"
 
 
+@pytest.mark.slow
 def test_output_is_live(kernel):
     kernel.run("import time\ndef speak():\n    for i in range(3):\n        print('line', i)\n        time.sleep(0.4)")
     request = kernel.client.execute("Cluster(1).run(speak)")
@@ -142,6 +143,7 @@ def test_output_is_live(kernel):
     assert error_of(kernel.outputs(request)) is None
 
 
+@pytest.mark.slow
 def test_the_progress_line_shows_and_disappears(kernel):
     kernel.run("import time\ndef slow():\n    time.sleep(3.2)")
     shown = kernel.run("run = Cluster(2).run(slow)")

@@ -162,6 +162,7 @@ def ask_the_other() -> int:
     return rpc.rpc_sync(f"worker{1 - MPI.COMM_WORLD.rank}", os.getpid) + 0 * MPI.COMM_WORLD.allreduce(1)
 
 
+@pytest.mark.slow
 def test_rpc_works_beside_mpi():
     run = Cluster(2, backend="mpi", rpc=True).run(lambda: (os.getpid(), ask_the_other()), timeout=60)
     assert run.results[0] == run.results[1][::-1]
@@ -184,6 +185,7 @@ def test_nothing_listens_off_loopback():
             assert [each for each in job.net_connections("inet") if each.status == psutil.CONN_LISTEN] == []
 
 
+@pytest.mark.slow
 def test_more_ranks_than_cores_run_and_it_is_said_once(monkeypatch, capsys):
     monkeypatch.setattr(mpi_launch, "_told", False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
@@ -281,6 +283,7 @@ def test_an_interrupt_ends_the_job():
     assert Cluster(2, backend="mpi", init=False).run(count, timeout=60).results == {0: 1, 1: 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("victim", "why"),
     [("mpiexec", r"mpiexec\S* was killed by SIGKILL"), slow("stub", r"(what )?mpiexec\S* (had|ended)")],
@@ -360,6 +363,7 @@ def test_ranks_that_are_spawned():
         assert run.results == dict.fromkeys(range(2), (2.0, 4.0, "mpi4py"))
 
 
+@pytest.mark.slow
 def test_the_other_mpiexec_does_as_well(monkeypatch):
     other = mpi_launch.find_mpiexec().with_name(mpi_launch.WITH_PORT)
     monkeypatch.setattr(mpi_launch, "find_mpiexec", lambda: other)

@@ -52,7 +52,13 @@ def test_the_results_are_gloos(both, job):
     assert mpi.trace.problems == ()
 
 
-@pytest.mark.parametrize("train", [mpi_jobs.train, mpi_jobs.zero, mpi_jobs.power_sgd, mpi_jobs.sharded])
+@pytest.mark.parametrize(
+    "train",
+    [
+        mpi_jobs.train,
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (mpi_jobs.zero, mpi_jobs.power_sgd, mpi_jobs.sharded)),
+    ],
+)
 def test_training_is_gloos_up_to_the_order_of_sums(both, train):
     gloo, mpi = (cluster.run(train, timeout=60).results for cluster in both)
     for rank in range(3):

@@ -685,6 +685,7 @@ def test_a_recording_left_open_is_closed_at_exit(tmp_path):
     assert Trace.load(tmp_path / "open").processes[0].closed
 
 
+@pytest.mark.slow
 def test_under_torch_compile_the_same_messages_are_seen():
     def compiled() -> None:
         model = torch.compile(DistributedDataParallel(programs.mlp()), backend="aot_eager")

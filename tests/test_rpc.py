@@ -243,6 +243,7 @@ def test_bytes_of_a_tensor_follow_its_shape():
     assert all(abs(pair.residue_bytes) <= 4 * 18 for pair in pairs)  # 18 calls, one message each way
 
 
+@pytest.mark.slow
 def test_what_a_later_run_brings_can_be_called_everywhere(tmp_path):
     script = tmp_path / "job.py"
     script.write_text(

@@ -11,6 +11,8 @@ from dlearn import Cluster
 from dlearn.analysis import operations
 from dlearn.analysis.unrolling import messages_of
 
+pytestmark = pytest.mark.slow  # It builds an agent of its own in C++.
+
 CROWDED = {"threads", "references", "autograd"}
 """References are taken in and dropped at the same moment, or while a context ends: then one looks like the other."""
 
