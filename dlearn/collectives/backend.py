@@ -62,7 +62,7 @@ class GlassBox(ProcessGroup):
 
     def __init__(self, name: str, options: Any) -> None:
         super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
-        self.glass_box = name
+        self.backend_name = name
         self._algorithm = ALGORITHMS[name]
         self._title = name.removeprefix("dlearn_")
         self._steps = Steps(self, options)
@@ -87,7 +87,7 @@ class GlassBox(ProcessGroup):
     # Step by step -----------------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, options: Any = None) -> Work:  # type: ignore[override]
-        return self._all_reduce("all_reduce", _listed(tensors), options)
+        return self._all_reduce("all_reduce", listed(tensors), options)
 
     def allreduce_coalesced(self, tensors: Tensors, options: Any = None) -> Work:
         return self._all_reduce("all_reduce_coalesced", tensors, options)
@@ -172,19 +172,19 @@ class GlassBox(ProcessGroup):
             work()
         else:
             self._thread.submit(work)
-        return _Done(done)
+        return Done(done)
 
     # Left to gloo -----------------------------------------------------------------------------------------------------
 
     def getBackendName(self) -> str:
-        return self.glass_box
+        return self.backend_name
 
 
-def _listed(tensors: Any) -> Tensors:
+def listed(tensors: Any) -> Tensors:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-class _Done(Work):
+class Done(Work):
     """A collective that the thread carries out."""
 
     def __init__(self, future: Future[Any]) -> None:
