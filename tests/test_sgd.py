@@ -57,7 +57,7 @@ def test_all_reduce_trains_as_one_device_with_all_batches(three):
     for rank, told in run.results.items():
         assert apart(told.numbers, expected) < 1e-6
         assert torch.equal(told.numbers, run.results[0].numbers)
-        assert [(each.worker, each.staleness) for each in told.updates] == [(rank, 0)] * 6
+        assert [(each.worker, each.staleness) for each in told.updates] == [(rank + 1, 0)] * 6
     assert payload(run, "gradients") == 6 * 2 * (3 - 1) * NUMBER * P  # a ring
 
 
@@ -115,10 +115,10 @@ def test_with_one_worker_asynchronous_is_training_on_one_device():
 def test_every_push_of_hogwild_is_an_update():
     workers = ["worker1", "worker2"]
     run = Cluster(["server", *workers], rpc=True).run(dict.fromkeys(workers, partial(sgd.hogwild, 60)))
-    told, threads = run.results["worker1"]
+    told = run.results["worker1"]
     assert len(told.updates) == 60
     assert all(each.staleness >= 0 for each in told.updates)
-    assert threads >= 1
+    assert told.threads >= 1
     pushed, pulled = (
         [message for message in messages(run.trace.within(kind)) if message.tensors]
         for kind in ("gradients", "parameters")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from dlearn.lessons.sgd import LAYERS, LR, Learner, P, Update, answer, as_row, first_numbers, heard, layers
 
-HELLO, READY, PARAMS, BYE, BATON = 1, 2, 3, 4, 5
+HELLO, READY, PARAMS, BYE, GO_ON = 1, 2, 3, 4, 5
 GRAD = 10
 """Tags. The gradient of layer i has tag GRAD + i."""
 PIECES = (*LAYERS[:-1], LAYERS[-1] + 2)
@@ -84,7 +84,7 @@ class Server:
     """Parameters, and what has become of them. Each message of the three protocols goes through one of its methods."""
 
     def __init__(self) -> None:
-        self._numbers = first_numbers()
+        self._numbers, self._lr = first_numbers(), LR / (dist.get_world_size() - 1)
         self._updates: list[Update] = []
         self._taken: list[Taken] = []
 
@@ -96,7 +96,7 @@ class Server:
         taken, note = take()
         self._updates.append(heard(taken.workers[0], note, len(self._updates)))
         self._taken.append(taken)
-        self._numbers -= LR * note[:P]
+        self._numbers -= self._lr * note[:P]
         return taken.workers[0]
 
     def told(self) -> Protocol:
@@ -158,7 +158,7 @@ def without_handshake(steps: int, take: Take = from_anyone, slow_ms: float = 0) 
     for _ in range(steps):
         dist.recv(page, src=0, tag=PARAMS)
         pieces = layers(answer(learner, page), PIECES)
-        for work in _begin_to_send(pieces):
+        for work in [_begin(piece, dst=0, tag=GRAD + layer) for layer, piece in enumerate(pieces)]:
             work.wait()
         sent.append(checksums(pieces))
     return Protocol(sent=tuple(sent))
@@ -179,10 +179,6 @@ def _serve_all(steps: int, take: Take) -> Protocol:
     return server.told()
 
 
-def _begin_to_send(pieces: Sequence[Tensor]) -> list[dist.Work]:
-    return [_begin(piece, dst=0, tag=GRAD + layer) for layer, piece in enumerate(pieces)]
-
-
 def _begin(tensor: Tensor, *, dst: int, tag: int) -> dist.Work:
     work = dist.isend(tensor, dst=dst, tag=tag)
     assert work is not None  # it is on ranks outside of the group
@@ -193,29 +189,26 @@ def _begin(tensor: Tensor, *, dst: int, tag: int) -> dist.Work:
 
 
 def interleaved(take: Take = from_anyone) -> Protocol:
-    """Two workers, one gradient each: worker 1 stops after its first layer, and goes on after worker 2's turn.
+    """Two workers, one gradient each: worker 1 sends its first layer early, worker 2 its others.
 
-    A server that takes from anyone empties worker 2's later layers meanwhile; one that waits for worker 1 leaves them.
+    When there is an update, the server lets both send what is left. Only a server that takes layers from anyone can
+    make one of what is there; for the other, worker 1 may go on at once.
     """
     rank = dist.get_rank()
     if rank == 0:
         server = Server()
-        for _ in range(2):
-            server.update(take)
+        if take is from_one:
+            dist.send(as_row(0), dst=1, tag=GO_ON)
+        server.update(take)
+        for worker in (2,) if take is from_one else (1, 2):
+            dist.send(as_row(0), dst=worker, tag=GO_ON)
+        server.update(take)
         return server.told()
     pieces = layers(answer(Learner(rank - 1, 2), torch.cat([first_numbers(), as_row(0)])), PIECES)
-    if rank == 1:
-        dist.send(pieces[0], dst=0, tag=GRAD)
-        dist.send(as_row(0), dst=2, tag=BATON)
-        dist.recv(as_row(0), src=2, tag=BATON)
-        for layer, piece in enumerate(pieces[1:], start=1):
-            dist.send(piece, dst=0, tag=GRAD + layer)
-    else:
-        dist.recv(as_row(0), src=1, tag=BATON)
-        works = _begin_to_send(pieces)
-        while take is from_anyone and len(works) > 1:  # a send of gloo's is over when it was received
-            works.pop().wait()
-        dist.send(as_row(0), dst=1, tag=BATON)
-        for work in works:
-            work.wait()
+    early, late = ((0,), (1, 2)) if rank == 1 else ((1, 2), (0,))
+    works = [_begin(pieces[layer], dst=0, tag=GRAD + layer) for layer in early]
+    dist.recv(as_row(0), src=0, tag=GO_ON)
+    works += [_begin(pieces[layer], dst=0, tag=GRAD + layer) for layer in late]
+    for work in works:
+        work.wait()
     return Protocol(sent=(checksums(pieces),))

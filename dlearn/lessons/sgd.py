@@ -2,7 +2,8 @@
 
 Each member is a function for `Cluster(...).run`, in ordinary PyTorch: the same one runs on gloo and on MPI (`hogwild`
 is RPC's). Where there is a server, it is rank 0, and the other ranks are the workers. What each transfer carries says
-the span around it: "parameters", "gradients" or "average".
+the span around it: "parameters", "gradients" or "average". In all five a gradient of one of n workers enters the model
+with LR / n: what differs is when, and who sends what.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from dlearn.lessons import digits
 from dlearn.recorder import span
 
-LR = 0.2
+LR = 1.0
 BATCH = 25
 """Images in a batch of one worker."""
 LAYERS = (64 * 32, 32, 32 * 10)
@@ -32,7 +33,7 @@ P = sum(LAYERS)
 
 
 class Update(NamedTuple):
-    """One gradient on its way into the model. `staleness`: the updates that came between its parameters and itself."""
+    """One gradient of worker 1, 2, ...; `staleness`: the updates that came between its parameters and itself."""
 
     worker: int
     loss: float
@@ -45,6 +46,8 @@ class Told:
 
     updates: tuple[Update, ...] = ()
     numbers: Tensor | None = None
+    threads: int = 1
+    """How many threads have written into the parameters."""
 
 
 # The task -------------------------------------------------------------------------------------------------------------
@@ -118,7 +121,7 @@ def all_reduced(steps: int, slow_ms: float = 0) -> Told:
         with span("gradients"):
             dist.all_reduce(gradient)
         numbers -= LR * gradient / workers
-        log.append(Update(rank, loss, staleness=0))
+        log.append(Update(rank + 1, loss, staleness=0))
     return Told(tuple(log), numbers)
 
 
@@ -235,16 +238,16 @@ def asynchronous(updates: int, slow_ms: float = 0) -> Told:
 
 
 def _serve(updates: int) -> Told:
-    numbers = first_numbers()
+    numbers, workers = first_numbers(), dist.get_world_size() - 1
     log: list[Update] = []
     versions = _versions_to_hand_out(updates, log)
-    for worker in range(1, dist.get_world_size()):
+    for worker in range(1, workers + 1):
         _hand_out(numbers, next(versions), worker)
     for version in range(updates):
         note = torch.empty(P + 2, dtype=torch.float64)
         with span("gradients"):
             worker = dist.recv(note)  # from any source
-        numbers -= LR * note[:P]
+        numbers -= LR / workers * note[:P]
         log.append(heard(worker, note, version))
         _hand_out(numbers, next(versions), worker)
     return Told(tuple(log), numbers)
@@ -270,17 +273,19 @@ class Board:
     """What the server's threads read and write, without a lock. `log`: worker, loss, version, thread of each push."""
 
     updates: int
+    lr: float
     numbers: Tensor = field(default_factory=first_numbers)
     tickets: Iterator[int] = field(default_factory=itertools.count)
     log: list[tuple[int, float, int, int]] = field(default_factory=list)
 
 
-board = Board(0)
+board = Board(0, 0)
 
 
-def clear(updates: int) -> None:
+def clear(updates: int, lr: float) -> None:
+    """On the server: begin anew."""
     global board
-    board = Board(updates)
+    board = Board(updates, lr)
 
 
 def pull() -> tuple[int, Tensor]:
@@ -291,24 +296,24 @@ def pull() -> tuple[int, Tensor]:
 
 def push(worker: int, gradient: Tensor, loss: float, version: int) -> None:
     """On the server, in whichever of its threads the call has come."""
-    board.numbers.sub_(gradient, alpha=LR)
+    board.numbers.sub_(gradient, alpha=board.lr)
     board.log.append((worker, loss, version, threading.get_ident()))
 
 
-def end_of_board() -> tuple[Told, int]:
-    """On the server: what it tells, and how many of its threads have written."""
+def end_of_board() -> Told:
+    """On the server, when nobody writes any more."""
     log = [Update(worker, loss, place - version) for place, (worker, loss, version, _) in enumerate(board.log)]
-    return Told(tuple(log), board.numbers), len({thread for *_, thread in board.log})
+    return Told(tuple(log), board.numbers, threads=len({thread for *_, thread in board.log}))
 
 
-def hogwild(updates: int, slow_ms: float = 0) -> tuple[Told, int]:
-    """On each worker of `Cluster(["server", ...], rpc=True)`: pull, learn, push; nobody waits for anybody."""
+def hogwild(updates: int, slow_ms: float = 0) -> Told:
+    """On each worker of `Cluster(["server", ...], rpc=True)`: pull, learn, push; worker 1 tells for the server."""
     import torch.distributed.rpc as rpc
 
     rank, n = dist.get_rank(), dist.get_world_size()
     workers = dist.new_group(list(range(1, n)), use_local_synchronization=True)
     if rank == 1:
-        rpc.rpc_sync("server", clear, (updates,))
+        rpc.rpc_sync("server", clear, (updates, LR / (n - 1)))
     dist.barrier(workers)
     learner = Learner(rank - 1, n - 1, slow_ms)
     while True:
@@ -320,7 +325,7 @@ def hogwild(updates: int, slow_ms: float = 0) -> tuple[Told, int]:
         with span("gradients"):
             rpc.rpc_sync("server", push, (rank, gradient, loss, version))
     dist.barrier(workers)
-    told: tuple[Told, int] = rpc.rpc_sync("server", end_of_board)
+    told: Told = rpc.rpc_sync("server", end_of_board) if rank == 1 else Told()
     return told
 
 
@@ -337,7 +342,7 @@ def local(steps: int, k: int, slow_ms: float = 0) -> Told:
     for step in range(steps):
         gradient, loss = learner.learn(numbers)
         numbers -= LR * gradient
-        log.append(Update(rank, loss, staleness=step % k))
+        log.append(Update(rank + 1, loss, staleness=step % k))
         if (step + 1) % k == 0:
             with span("average"):
                 dist.all_reduce(numbers)
