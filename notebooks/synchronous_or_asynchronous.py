@@ -188,6 +188,8 @@ def mean_staleness(run, worker):
 for worker in (1, 2, 3):
     means = [mean_staleness(run, worker) for run in runs["server, asynchronous"]]
     print(f"server, asynchronous: the gradients of worker {worker} have a mean staleness of {spread(means)}")
+threads = [run.results["worker1"].threads for run in runs["no lock, over RPC"]]
+print(f"no lock, over RPC: {spread(threads, '{}')} threads of the server have written into the parameters")
 
 
 # %% [markdown]

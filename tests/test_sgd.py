@@ -93,7 +93,8 @@ def test_every_gradient_is_an_update_when_it_comes(three):
     assert len(updates) == 60
     assert {each.worker for each in updates} == {1, 2}
     assert all(each.staleness >= 0 for each in updates)
-    assert updates[0].staleness == 0
+    # Each worker always has one gradient on its way, so an update makes n - 1 others older: (n - 1) U, less the start.
+    assert sum(each.staleness for each in updates) == (2 - 1) * 60 - 2 * (2 - 1) // 2
     assert sum(each.loss for each in updates[-10:]) < sum(each.loss for each in updates[:10])
     assert payload(run, "gradients") == 60 * NUMBER * (P + 2)
     assert payload(run, "parameters") == (60 + 2) * NUMBER * (P + 1)  # the last one of each worker says stop
@@ -168,3 +169,39 @@ def test_without_a_handshake_checksums_and_sources_agree(three, take):
     for layer in range(3):  # mixed or not, each layer of each gradient is in one update
         assert Counter(each.checksums[layer] for each in taken) == Counter(row[layer] for row in sent(run))
         assert Counter(each.workers[layer] for each in taken) == {1: 20, 2: 20}
+
+
+# On MPI ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def three_on_mpi():
+    pytest.importorskip("mpi4py")
+    with Cluster(3, backend="mpi") as cluster:
+        yield cluster
+
+
+@pytest.mark.slow
+def test_on_mpi_all_members_train_as_on_gloo(three_on_mpi):
+    everyone, two = sgd.alone(6, 3), sgd.alone(6, 2)
+    for job, args, expected in (
+        (sgd.all_reduced, (), everyone),
+        (sgd.local, (1,), everyone),
+        (sgd.gathered, (), two),
+        (sgd.gathered, (BareList,), two),
+    ):
+        assert apart(three_on_mpi.run(job, 6, *args, timeout=60).results[0].numbers, expected) < 1e-6
+    run = three_on_mpi.run(sgd.asynchronous, 60, timeout=60)
+    assert sum(each.staleness for each in run.results[0].updates) == 60 - 1
+    assert payload(run, "gradients") == 60 * NUMBER * (P + 2)
+
+
+@pytest.mark.slow
+def test_on_mpi_the_handshake_is_counted_and_layers_mix_without_it(three_on_mpi):
+    run = three_on_mpi.run(handshake.with_handshake, 5, timeout=60)
+    tags = Counter(each.tag for each in run.trace.where(op="send").events)
+    assert (tags[HELLO], tags[READY], tags[PARAMS], tags[GRAD], tags[BYE]) == (20, 20, 10, 10, 2)
+    assert mixed(run.results[0].taken, sent(run)) == []
+    for take, updates in ((handshake.from_anyone, [0, 1]), (handshake.from_one, [])):
+        run = three_on_mpi.run(handshake.interleaved, take, timeout=60)
+        assert mixed(run.results[0].taken, sent(run)) == updates
