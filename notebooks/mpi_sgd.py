@@ -93,7 +93,7 @@ for run in free:
 
 # %%
 print(inspect.getsource(handshake.with_handshake))
-print(inspect.getsource(handshake._serve_one_at_a_time))
+print(inspect.getsource(handshake.serve_one_at_a_time))
 print(inspect.getsource(handshake.from_anyone))
 
 # %% [markdown]
@@ -203,9 +203,9 @@ sequence([each for each in as_the_server_saw(careless) if each[2] >= GRAD], axes
 line = axes.axhline(2.4, color="#707070", linestyle="--", linewidth=1)  # here is an update
 
 # %% [markdown]
-# Two updates, each of three arrows, both of them patchwork, and no error: each layer has a
-# tag of its own, and fits. (Had all layers one tag, one of another size could come, which is easier to notice.) Does it
-# happen by itself, and does the loss tell?
+# Two updates, each of three arrows, both of them patchwork, and no error: each layer has a tag of its own, and fits.
+# (Had all layers one tag, one of another size could come, which is easier to notice.) Does it happen by itself, and
+# does the loss tell?
 
 # %%
 with Cluster(NAMES, backend="mpi") as mpi:
@@ -251,8 +251,8 @@ for run in by_itself["with_handshake"]:
 # %% [markdown]
 # The first layer from whoever comes, the others from *that* worker: four messages an update instead of eight, and no
 # layer can be another's, since MPI (and gloo) keep the messages of one sender apart from those of others, and in order.
-# What the others have sent meanwhile waits. So the handshake is not needed for that; what it does give is that workers
-# do not send before the server can take it: memory at the server, if many send large layers at once.
+# What the others have sent meanwhile waits. So the handshake is not needed for that. What it does give: no worker sends
+# a layer before the server is there to take it, so nothing piles up.
 #
 # ## Exercise
 #

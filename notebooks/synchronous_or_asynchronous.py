@@ -60,7 +60,7 @@ print(inspect.getsource(sgd.all_reduced))
 # `keeper` is what it keeps of the model.
 
 # %%
-print(inspect.getsource(sgd._gather))
+print(inspect.getsource(sgd.gather_and_step))
 
 # %% [markdown]
 # **Predict first:** which of the two sends more bytes? Does the server send the parameters to each worker itself? And
@@ -133,7 +133,7 @@ assert by_kind.bytes_to(rank=0) == P  # worker 1 fills the list, once
 # comes back with the gradient: so the server knows how many updates came in between, the gradient's **staleness**.
 
 # %%
-print(inspect.getsource(sgd._serve))
+print(inspect.getsource(sgd.serve))
 
 # %% [markdown]
 # Hogwild goes further: over RPC, each call is served by a thread of its own, and `push` writes into the parameters

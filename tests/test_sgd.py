@@ -182,7 +182,7 @@ def three_on_mpi():
 
 
 @pytest.mark.slow
-def test_on_mpi_all_members_train_as_on_gloo(three_on_mpi):
+def test_on_mpi_the_members_train_as_one_device(three_on_mpi):
     everyone, two = sgd.alone(6, 3), sgd.alone(6, 2)
     for job, args, expected in (
         (sgd.all_reduced, (), everyone),

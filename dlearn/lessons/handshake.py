@@ -112,7 +112,7 @@ def with_handshake(steps: int, slow_ms: float = 0) -> Protocol:
     The server takes every layer from anyone. Only one worker may speak to it.
     """
     if dist.get_rank() == 0:
-        return _serve_one_at_a_time(steps)
+        return serve_one_at_a_time(steps)
     learner = Learner(dist.get_rank() - 1, dist.get_world_size() - 1, slow_ms)
     page, sent = torch.empty(P + 1, dtype=torch.float64), []
     for _ in range(steps):
@@ -132,7 +132,8 @@ def _greet(wish: int) -> None:
     dist.recv(as_row(0), src=0, tag=READY)
 
 
-def _serve_one_at_a_time(steps: int) -> Protocol:
+def serve_one_at_a_time(steps: int) -> Protocol:
+    """The server's side."""
     server, workers, wish = Server(), dist.get_world_size() - 1, as_row(0)
     for _ in range(2 * steps * workers):
         worker = dist.recv(wish, tag=HELLO)
@@ -152,7 +153,7 @@ def _serve_one_at_a_time(steps: int) -> Protocol:
 def without_handshake(steps: int, take: Take = from_anyone, slow_ms: float = 0) -> Protocol:
     """Workers send as soon as they can, `steps` gradients each. `take` is how the server receives."""
     if dist.get_rank() == 0:
-        return _serve_all(steps, take)
+        return serve_all(steps, take)
     learner = Learner(dist.get_rank() - 1, dist.get_world_size() - 1, slow_ms)
     page, sent = torch.empty(P + 1, dtype=torch.float64), []
     for _ in range(steps):
@@ -164,7 +165,8 @@ def without_handshake(steps: int, take: Take = from_anyone, slow_ms: float = 0) 
     return Protocol(sent=tuple(sent))
 
 
-def _serve_all(steps: int, take: Take) -> Protocol:
+def serve_all(steps: int, take: Take) -> Protocol:
+    """The server's side. Each worker gets new parameters when its first layer is in an update."""
     server, workers = Server(), dist.get_world_size() - 1
     left = dict.fromkeys(range(1, workers + 1), steps)
     # Not send: a worker whose later layers nobody has taken yet does not receive, and both would wait for each other.

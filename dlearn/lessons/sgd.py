@@ -172,7 +172,7 @@ class BareList:
 def gathered(steps: int, keeper: Callable[[], Keeper] = WholeModel, slow_ms: float = 0) -> Told:
     """The server sends the parameters to all, and waits for all gradients before it takes their mean."""
     if dist.get_rank() == 0:
-        return _gather(steps, keeper())
+        return gather_and_step(steps, keeper())
     if keeper is BareList and dist.get_rank() == 1:
         with span("parameters"):
             for part in layers(first_numbers()):
@@ -182,12 +182,14 @@ def gathered(steps: int, keeper: Callable[[], Keeper] = WholeModel, slow_ms: flo
         page = torch.empty(P + 1, dtype=torch.float64)
         with span("parameters"):
             dist.broadcast(page, src=0)
+        note = answer(learner, page)
         with span("gradients"):
-            dist.gather(answer(learner, page), dst=0)
+            dist.gather(note, dst=0)
     return Told()
 
 
-def _gather(steps: int, keeper: Keeper) -> Told:
+def gather_and_step(steps: int, keeper: Keeper) -> Told:
+    """The server's side."""
     log: list[Update] = []
     nothing = torch.zeros(P + 2, dtype=torch.float64)  # torch asks the server for a part, too
     for version in range(steps):
@@ -225,7 +227,7 @@ STOP = -1
 def asynchronous(updates: int, slow_ms: float = 0) -> Told:
     """The server takes any worker's gradient as it comes, makes an update of it, and answers that worker alone."""
     if dist.get_rank() == 0:
-        return _serve(updates)
+        return serve(updates)
     learner = Learner(dist.get_rank() - 1, dist.get_world_size() - 1, slow_ms)
     page = torch.empty(P + 1, dtype=torch.float64)
     while True:
@@ -233,11 +235,13 @@ def asynchronous(updates: int, slow_ms: float = 0) -> Told:
             dist.recv(page, src=0)
         if page[P] == STOP:
             return Told()
+        note = answer(learner, page)
         with span("gradients"):
-            dist.send(answer(learner, page), dst=0)
+            dist.send(note, dst=0)
 
 
-def _serve(updates: int) -> Told:
+def serve(updates: int) -> Told:
+    """The server's side."""
     numbers, workers = first_numbers(), dist.get_world_size() - 1
     log: list[Update] = []
     versions = _versions_to_hand_out(updates, log)
