@@ -75,8 +75,8 @@ assert "nothing has happened for 1 s: rank 0 waits for rank 1 in all_reduce #11"
 # has begun, and without the gradients of `b` it never began the one of their bucket. So the rank that did
 # nothing wrong is the one that hangs. (With one step more, rank 1 raises at its next forward pass.)
 #
-# In the picture, look at the end of rank 0's lane: two bars are hatched (waiting) and have a red end. What has rank 1
-# at the same time? And count the all-reduces of the first step, and of the second.
+# In the picture, look at the end of rank 0's lane: two bars are hatched (waiting) and have a red end. What did rank 1
+# never do, of each of the two? And count the all-reduces of the first step, and of the second.
 
 # %%
 axes = draw.timeline(run.trace.where(kind="collective", op="all_reduce"))
@@ -213,14 +213,22 @@ print(powersgd.exhibit.source)
 print(powersgd.sentence)
 
 assert powersgd.exhibit.is_told_by(powersgd.sentence)
-assert "with different sizes" in powersgd.sentence or "it does not end" in powersgd.sentence
+assert "with different sizes" in powersgd.sentence or "all ranks called it" in powersgd.sentence
 threads = {event.thread for event in powersgd.run.trace.where(op="all_reduce").events}
 assert "" in threads  # the training thread,
 assert len(threads) > 1  # and gloo's
 
 # %% [markdown]
-# That is the failure that the paper warns of, in torch as it is today. In another run it aborts, or all ranks have
-# called it and it does not end: then the callbacks have used up gloo's threads.
+# That is the failure that the paper warns of, in torch as it is today. A race decides between two ways to hang, and
+# the sentence tells which it was:
+#
+# - **Another order.** "The ranks called it with different sizes", one of them *for bucket 0*, the other *for bucket
+#   1*: what one rank sends for one bucket meets what the other sends for the other. Often one of the two sizes is 0
+#   (nothing is left uncompressed), that rank's call returns at once, and the other rank waits alone. If both send
+#   something, gloo may abort (SIGABRT).
+# - **No thread left.** "All ranks called it, and it does not end", and it was called *on thread Dummy-1* or
+#   *Dummy-2*: so Python calls threads that it did not start, and these two are gloo's. Each waits, in a callback, for
+#   its own all-reduce, which would need a thread of gloo's to run on.
 #
 # ## Calls that call back
 #
@@ -262,7 +270,7 @@ for exhibit in museum.EXHIBITS:
 assert len(visits) == 15
 for visited in visits:
     assert visited.exhibit.is_told_by(visited.sentence)
-    if visited.exhibit.ends == "hangs":
+    if visited.hung:
         assert visited.sentence in visited.live  # from the live cluster,
         assert visited.sentence in visited.error  # at its end, and from the files: the same
     if visited.seconds is not None:

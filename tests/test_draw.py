@@ -13,16 +13,18 @@ from matplotlib.patches import FancyArrowPatch
 from matplotlib.text import Annotation
 from traces import Job, tensor
 
-from dlearn import draw
+from dlearn import draw, operations
 from dlearn.analysis import traffic
 from dlearn.analysis.findings import finding, sequence_finding, size_text, time_text, traffic_finding
 from dlearn.analysis.waiting import waiting
 from dlearn.draw import palette, rows
+from dlearn.draw.bars import bars_of
 from dlearn.draw.canvas import plain, wrap
 from dlearn.draw.lanes import ROW_IN
 from dlearn.errors import DlearnError
 from dlearn.hooks.c10d_ops import COLLECTIVES
 from dlearn.trace.event import NOT_OBSERVED
+from dlearn.trace.job_facts import Exit
 from dlearn.trace.trace import Trace
 
 MS = 1_000_000
@@ -147,6 +149,31 @@ def test_a_hang_is_red_and_says_who_never_came(tmp_path):
     assert "never called all_reduce #2" in texts(ax)
     assert sum("rank 1 never called it" in text for text in texts(ax)) == 2
     assert title(ax).startswith("Rank 0 and rank 2 wait for rank 1 in all_reduce #2")
+
+
+def test_a_hang_of_a_bucket_says_in_the_picture_what_the_sentence_says(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    facts = {"launcher": "reducer", "phase": "backward", "backward": 0}
+    for rank in (0, 1):
+        job.bucket(rank, 0, {"a.weight": 4, "a.bias": 4})
+        job.gradient(rank, "a.bias", at_ns=2 * MS)
+    job.gradient(0, "a.weight", at_ns=3 * MS)
+    job.collective("all_reduce", size=8, ranks=[0], start_ns=4 * MS, end_ns=None, **facts)
+    job.files[1].append(Exit(status=-9))
+    trace = job.load(died=[1])
+    never = "never produced the gradients of a.weight in backward pass 1"
+    ax = draw.timeline(trace)
+    assert title(ax).endswith(f"rank 1 {never}, it was killed by SIGKILL")
+    (stuck, absent) = bars_of(operations(trace), trace, until_ns=9 * MS)
+    assert stuck.labels == (
+        *[f"all_reduce 8 B: rank 1 {never}, it was killed by SIGKILL", f"rank 1 {never}, it was killed by SIGKILL"],
+        *["all_reduce 8 B: rank 1 never produced a.weight", "rank 1 never produced a.weight"],
+        *["all_reduce 8 B: rank 1 never called it", "rank 1 never called it", "all_reduce 8 B"],
+    )
+    assert absent.labels == (
+        *[f"{never}, it was killed by SIGKILL", never, "never produced a.weight"],
+        *["never called all_reduce #1", "never called"],
+    )
 
 
 def test_gradients_are_ticks_and_spans_brackets_with_their_name(tmp_path):

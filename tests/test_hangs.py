@@ -22,7 +22,7 @@ def test_a_rank_that_never_called_it(tmp_path):
     trace = job.load(died=[0])
     (sentence,) = told(trace)
     assert sentence.startswith("rank 0 waits for rank 1 in all_reduce #3 (quickstart.py:14); rank 1 never called it")
-    assert sentence.endswith(", it has ended its recording")
+    assert sentence.endswith(", it closed its recording, which a process that dies does not")
     assert whereabouts(trace, 0) == "was in all_reduce #3 (quickstart.py:14)"
     assert whereabouts(trace, 1) == ""
 

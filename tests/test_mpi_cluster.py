@@ -17,7 +17,7 @@ import torch.distributed as dist
 from dlearn import Cluster, explain
 from dlearn.analysis import reconcile
 from dlearn.cluster import mpi_launch, spares
-from dlearn.errors import Interrupted, RankError, SetupError
+from dlearn.errors import Interrupted, RankError
 
 pytest.importorskip("mpi4py")
 

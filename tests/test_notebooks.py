@@ -1,12 +1,17 @@
 """Each notebook is what its source says, was executed, and runs."""
 
+import base64
+import io
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import jupytext
 import nbformat
 import pytest
+from matplotlib.figure import Figure
+from PIL import Image, ImageChops, ImageStat
 
 HOME = Path(__file__).parent.parent / "notebooks"
 sys.path.insert(0, str(HOME))  # notebooks/build.py belongs to no package
@@ -73,6 +78,30 @@ def test_cells_are_short_and_plain(source):
         assert cell.source.count("\n") < 40, "a cell fits on a screen"
         if cell.cell_type == "code":
             assert not re.search(r"^[%!]|sys\.path", cell.source, re.MULTILINE)
+
+
+def test_a_picture_keeps_its_size_and_looks_with_fewer_colors():
+    figure = Figure(figsize=(4, 2), facecolor="white")
+    axes = figure.subplots()
+    axes.bar(range(4), range(4), color=["#0072B2", "#E69F00", "#009E73", "#CC79A7"])
+    axes.set_title("Four bars")
+    text = png(figure.savefig)
+    smaller = build.fewer_colors(text)
+    before, after = (Image.open(io.BytesIO(base64.b64decode(each))).convert("RGB") for each in (text, smaller))
+    assert len(smaller) < 0.7 * len(text)
+    assert before.size == after.size
+    assert max(ImageStat.Stat(ImageChops.difference(before, after)).mean) < 1  # of 255
+
+
+def test_a_transparent_picture_stays_as_it_is():
+    text = png(Image.new("RGBA", (20, 20), (0, 114, 178, 128)).save)
+    assert build.fewer_colors(text) == text
+
+
+def png(save: Callable[..., object]) -> str:
+    file = io.BytesIO()
+    save(file, format="PNG")
+    return base64.b64encode(file.getvalue()).decode()
 
 
 @pytest.mark.parametrize(

@@ -205,13 +205,23 @@ def test_the_step_of_median_length_is_shown(tmp_path):
     found = analysis.breakdown(trace)
     assert [(each.number, each.rank) for each in found.middle] == [(2, 0), (2, 1)]
     # 410 + 330 µs in all, of which 121 and 40 were not hidden: 22 %.
-    assert found.finding.startswith("Training step 2 (the median of 3 by length), 410 µs: 27% forward, ")
+    assert found.finding.startswith(
+        "Training step 2 (the median of 3 by length), 410 µs: of 2 ranks' time together, 27% forward, "
+    )
     assert found.finding.endswith(" 22% communication that is not hidden")
     ax = draw.breakdown(trace)
     widths = [patch.get_width() for patch in ax.patches if patch.get_gid() == "transfer"]
     assert widths == pytest.approx([0.081, 0.040])
     hidden = [patch.get_width() for patch in ax.patches if patch.get_gid() == "hidden"]
     assert hidden == pytest.approx([0.099, 0.060])
+
+    both = draw.breakdown({"ConvNet": trace, "MLP": trace})
+    assert [label.get_text() for label in both.get_yticklabels()] == [
+        "ConvNet: rank 0", "ConvNet: rank 1", "MLP: rank 0", "MLP: rank 1",
+    ]  # fmt: skip
+    assert both.get_title(loc="left") == "Communication that is not hidden: ConvNet 22%, MLP 22%"
+    widths = [patch.get_width() for patch in both.patches if patch.get_gid() == "transfer"]
+    assert widths == pytest.approx([0.081, 0.040] * 2)
 
 
 def test_a_trace_without_training_steps(tmp_path):

@@ -1,6 +1,7 @@
 """Where the time of a training step goes: forward, backward, communication that is not hidden, optimizer.
 
-All are observed on the CPU that calls. On a GPU, whose kernels run on by themselves, that is the time to launch them.
+All are observed: on a GPU by CUDA events, else on the CPU that calls. (Of a GPU without these that is the time to
+launch its kernels, which run on by themselves.)
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from dlearn.analysis.device_view import device_note, on_device
 from dlearn.analysis.findings import time_text
 from dlearn.analysis.intervals import length_ns, union, without
 from dlearn.analysis.overlap import Times, moments, share_of
@@ -39,11 +41,11 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Breakdown(msgspec.Struct, frozen=True):
-    """The parts of each training step on each rank. `on_gpu`: kernels may run on after the parts that are timed."""
+    """The parts of each training step on each rank. `note` is what a reader must know of a GPU's times; else empty."""
 
     items: tuple[Parts, ...]
     labels: dict[int, str]
-    on_gpu: bool = False
+    note: str = ""
 
     @property
     def middle(self) -> tuple[Parts, ...]:
@@ -56,8 +58,15 @@ class Breakdown(msgspec.Struct, frozen=True):
         return tuple(whole[(len(whole) - 1) // 2]) if whole else ()
 
     @property
+    def exposed(self) -> float | None:
+        """The share of the median step, over its ranks, that is communication not hidden; None if not observed."""
+        shown = self.middle
+        times = [each.times.exposed_ns for each in shown if each.times is not None]
+        return sum(times) / sum(each.total_ns for each in shown) if shown and len(times) == len(shown) else None
+
+    @property
     def finding(self) -> str:
-        """The largest part of the median step, over its ranks, and what share of it is communication not hidden."""
+        """How long the median step took, and how all its ranks' time together was spent."""
         shown = self.middle
         if not shown:
             return "No training step of a DDP model"
@@ -65,13 +74,13 @@ class Breakdown(msgspec.Struct, frozen=True):
         which = shown[0].title + (f" (the median of {count} by length)" if count > 1 else "")
         whole = sum(each.total_ns for each in shown)
         said = f"{which[:1].upper()}{which[1:]}, {time_text(_longest(shown))}"
-        exposed = [each.times.exposed_ns for each in shown if each.times is not None]
         forward = sum(each.forward_ns for each in shown) / whole
         backward = sum(each.backward_ns for each in shown) / whole
-        said += f": {forward:.0%} forward, {backward:.0%} backward"
-        if len(exposed) < len(shown):
+        together = f"of {len(shown)} ranks' time together, " if len(shown) > 1 else ""
+        said += f": {together}{forward:.0%} forward, {backward:.0%} backward"
+        if self.exposed is None:
             return f"{said}, communication included: nobody saw when it ended"
-        return f"{said}, {sum(exposed) / whole:.0%} communication that is not hidden"
+        return f"{said}, {self.exposed:.0%} communication that is not hidden"
 
     def rows(self) -> list[list[str]]:
         """A head, and a row for each rank of the median step; ms."""
@@ -97,11 +106,6 @@ class Breakdown(msgspec.Struct, frozen=True):
             table.append([each.title, label, *own, ms(each.total_ns), hidden])
         return table
 
-    @property
-    def note(self) -> str:
-        """What a reader must know of a GPU's times; empty on a CPU."""
-        return "On a GPU: the times of the CPU that launches the kernels, which run on by themselves." * self.on_gpu
-
     def __str__(self) -> str:
         if not self.items:
             return self.finding
@@ -115,10 +119,14 @@ class Breakdown(msgspec.Struct, frozen=True):
 
 def breakdown(trace: Trace) -> Breakdown:
     """Where the time of each training step of a DDP program goes, on each rank."""
-    steps = training_steps(trace)
+    steps = training_steps(on_device(trace))
     calls = [end for step in steps for part in step.parts for end in part.operation.ends if isinstance(end, Collective)]
     on_gpu = any(tensor.device != "cpu" for call in calls for tensor in call.inputs)
-    return Breakdown(tuple(_parts(step) for step in steps), dict(trace.labels), on_gpu)
+    note = device_note(trace) or (_LAUNCHED if on_gpu else "")
+    return Breakdown(tuple(_parts(step) for step in steps), dict(trace.labels), note)
+
+
+_LAUNCHED = "On a GPU: the times of the CPU that launches the kernels, which run on by themselves."
 
 
 def _parts(step: TrainingStep) -> Parts:

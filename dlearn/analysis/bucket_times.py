@@ -10,11 +10,14 @@ import html
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import msgspec
 
 from dlearn.analysis.buckets import UNKNOWN
+from dlearn.analysis.device_view import device_note, on_device
 from dlearn.analysis.findings import capital, time_text
+from dlearn.analysis.gradients import Pass, passes
 from dlearn.analysis.joining import operations
 from dlearn.analysis.text_table import lines_of, ms
 from dlearn.analysis.waiting import waited_until_ns
@@ -42,6 +45,8 @@ class BucketTime(msgspec.Struct, frozen=True, kw_only=True):
     parameters: tuple[str, ...]
     begins_ns: int
     ready: tuple[tuple[str, int], ...]
+    never_ready: tuple[str, ...] = ()
+    """The parameters whose gradient did not come in this pass."""
     launched_ns: int | None = None
     transfer_ns: int | None = None
     done_ns: int | None = None
@@ -57,23 +62,21 @@ class BucketTime(msgspec.Struct, frozen=True, kw_only=True):
         return self.transfer_ns - self.launched_ns
 
     @property
-    def never_ready(self) -> tuple[str, ...]:
-        """The parameters whose gradient did not come in this pass."""
-        came = {name for name, _ in self.ready}
-        return tuple(name for name in self.parameters if name not in came)
-
-    @property
     def title(self) -> str:
         """ "step 1", or the number of the pass."""
         return self.step or f"backward pass {self.backward}"
 
 
 class BucketTimes(msgspec.Struct, frozen=True):
-    """Every bucket of every backward pass, by pass, rank and bucket. `not_told`: calls of unknown bucket."""
+    """Every bucket of every backward pass, by pass, rank and bucket. `not_told`: calls of unknown bucket.
+
+    `note`: whose times they are, where they are a GPU's.
+    """
 
     items: tuple[BucketTime, ...]
     labels: dict[int, str]
     not_told: int = 0
+    note: str = ""
 
     @property
     def tables(self) -> tuple[tuple[BucketTime, ...], ...]:
@@ -170,6 +173,7 @@ class BucketTimes(msgspec.Struct, frozen=True):
         lines += ["ms from the begin of the backward pass:", *lines_of(self.rows(), names=3)]
         if len(self.examples) > _ROWS_SHOWN:
             lines.append(f"({len(self.examples) - _ROWS_SHOWN:,} more rows)")
+        lines += [self.note] if self.note else []
         if self.not_told:
             lines.append(f"not told: {self.not_told:,} all-reduces, of which nobody knows what bucket they carry")
         return "\n".join(lines)
@@ -204,6 +208,8 @@ def begins_of(items: Iterable[BucketTime]) -> dict[int, int]:
 
 def bucket_times(trace: Trace) -> BucketTimes:
     """When each gradient was ready and what became of its bucket, in each backward pass on each rank."""
+    note = device_note(trace)
+    trace = on_device(trace)
     asked = operations(trace)
     carriers: dict[_Key, list[tuple[Operation, End]]] = defaultdict(list)
     for operation in asked:
@@ -212,68 +218,44 @@ def bucket_times(trace: Trace) -> BucketTimes:
                 key = (end.rank, end.backward, operation.bucket.model, operation.bucket.index)
                 carriers[key].append((operation, end))
     wanted = {(event.rank, event.number) for event in trace.events if isinstance(event, Gradient)}
+    around = _surroundings(trace.whole)
     items = [
-        _bucket_time(each, bucket, carriers.get((each.rank, each.task, each.model, bucket.index), []))
-        for each in _passes(trace.whole)
+        _bucket_time(each, bucket, around, carriers.get((each.rank, each.task, each.model, bucket.index), []))
+        for of_model in passes(trace.whole).values()
+        for each in of_model
         if not wanted.isdisjoint((gradient.rank, gradient.number) for gradient in each.gradients)
-        for bucket in each.table
+        for bucket in _table_at(around.tables[each.rank, each.model], each.gradients[0].number)
     ]
     items.sort(key=lambda each: (each.backward, each.rank, each.model, each.index))
-    return BucketTimes(tuple(items), dict(trace.labels), sum(operation.what == UNKNOWN for operation in asked))
+    not_told = sum(operation.what == UNKNOWN for operation in asked)
+    return BucketTimes(tuple(items), dict(trace.labels), not_told, note)
 
 
 _Key = tuple[int, int | None, int, int]
 """Rank, its graph task, model, bucket."""
 
 
-class _Pass(msgspec.Struct, frozen=True):
-    """One backward pass of one model on one rank, with the buckets that the model had then."""
+class _Surroundings(NamedTuple):
+    """What stands around the gradients: buckets of (rank, model), backward passes of each rank, spans by number."""
 
-    rank: int
-    number: int
-    task: int | None
-    model: int
-    step: str
-    begins_ns: int
-    gradients: tuple[Gradient, ...]
-    table: tuple[Bucket, ...]
+    tables: dict[tuple[int, int], list[Bucket]]
+    stretches: dict[int, list[Stretch]]
+    spans: dict[tuple[int, int | None], Span]
 
 
-def _passes(trace: Trace) -> list[_Pass]:
-    found: dict[int, dict[tuple[int | None, int], list[Gradient]]] = defaultdict(lambda: defaultdict(list))
-    tables: dict[tuple[int, int], list[Bucket]] = defaultdict(list)
-    spans = {(event.rank, event.number): event for event in trace.events if isinstance(event, Span)}
-    begins: dict[int, list[Stretch]] = defaultdict(list)
+def _surroundings(trace: Trace) -> _Surroundings:
+    found = _Surroundings(defaultdict(list), defaultdict(list), {})
     for event in trace.events:
         match event:
-            case Gradient():
-                found[event.rank][event.backward, event.model].append(event)
             case Bucket():
-                tables[event.rank, event.model].append(event)
+                found.tables[event.rank, event.model].append(event)
             case Stretch(phase="backward"):
-                begins[event.rank].append(event)
+                found.stretches[event.rank].append(event)
+            case Span():
+                found.spans[event.rank, event.number] = event
             case _:
                 pass
-    passes: list[_Pass] = []
-    for rank, of_rank in found.items():
-        numbers: dict[int | None, int] = {}
-        for (task, model), gradients in of_rank.items():
-            first = gradients[0]
-            table = _table_at(tables[rank, model], first.number)
-            around = spans.get((rank, first.parent)) if first.parent is not None else None
-            passes.append(
-                _Pass(
-                    rank=rank,
-                    number=numbers.setdefault(task, len(numbers)),
-                    task=task,
-                    model=model,
-                    step=around.name if around is not None else "",
-                    begins_ns=_begin(begins[rank], first),
-                    gradients=tuple(gradients),
-                    table=table,
-                )
-            )
-    return passes
+    return found
 
 
 def _table_at(known: Sequence[Bucket], number: int) -> tuple[Bucket, ...]:
@@ -292,21 +274,25 @@ def _begin(stretches: Sequence[Stretch], first: Event) -> int:
     return around.start_ns if around.end_ns is not None and first.start_ns <= around.end_ns else first.start_ns
 
 
-def _bucket_time(found: _Pass, bucket: Bucket, calls: Sequence[tuple[Operation, End]]) -> BucketTime:
+def _bucket_time(
+    found: Pass, bucket: Bucket, around: _Surroundings, calls: Sequence[tuple[Operation, End]]
+) -> BucketTime:
     """Of several calls for one bucket (a communication hook may make some) from the first launch to the last end."""
     own = set(bucket.parameters)
-    ready = tuple((each.parameter, each.start_ns) for each in found.gradients if each.parameter in own)
+    first = found.gradients[0]
+    span = around.spans.get((found.rank, first.parent))
     bare = BucketTime(
         rank=found.rank,
         backward=found.number,
-        step=found.step,
+        step=span.name if span is not None else "",
         model=found.model,
         index=bucket.index,
         bytes=bucket.bytes,
         built=bucket.built,
         parameters=bucket.parameters,
-        begins_ns=found.begins_ns,
-        ready=ready,
+        begins_ns=_begin(around.stretches[found.rank], first),
+        ready=tuple((each.parameter, each.start_ns) for each in found.gradients if each.parameter in own),
+        never_ready=found.never_ready(bucket.parameters),
     )
     if not calls:
         return bare

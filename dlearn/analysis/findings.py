@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dlearn.analysis.hang_words import hang_sentences, missing_text, why_stuck
+from dlearn.analysis.hang_words import hang_sentences, missing_text, never, verb, why_missing, why_stuck
 from dlearn.analysis.hangs import hangs
 from dlearn.analysis.traffic import Traffic, traffic
 from dlearn.analysis.waiting import waiting
@@ -40,13 +40,27 @@ def sequence_finding(trace: Trace) -> str:
     return traffic_finding(sent) + (f", in {count_text(count, 'message')}" if count else "")
 
 
-def stuck_reason(operation: Operation, end: End, trace: Trace) -> str:
-    """Why this rank did not come out of its call; nothing if it did."""
+def stuck_reasons(operation: Operation, end: End, trace: Trace) -> tuple[str, ...]:
+    """Why this rank did not come out of its call, in the words of the hang, the longest first; nothing if it did."""
     if not (end.pending or end.failed):
-        return ""
+        return ()
     if operation.missing:
-        return missing_text(operation, trace)
-    return f"failed: {end.error}" if end.failed and not operation.problem else why_stuck(operation, trace)
+        return (
+            why_missing(operation, trace),
+            why_missing(operation, trace, brief=True),
+            missing_text(operation, trace),
+        )
+    return (f"failed: {end.error}" if end.failed and not operation.problem else why_stuck(operation, trace),)
+
+
+def absent_texts(operation: Operation, rank: int, op: str, trace: Trace) -> tuple[str, ...]:
+    """What a rank never did that was expected of it, in the same words, the longest first."""
+    did, brief, but = never(operation, rank, trace)
+    call = f"called {op} #{operation.seq}"
+    if did == verb(operation):
+        did = brief = call
+    told = [did + f", {but}" if but else did, did, brief, call, "called"]
+    return tuple(dict.fromkeys(f"never {each}" for each in told))
 
 
 def traffic_finding(sent: Traffic) -> str:

@@ -1,12 +1,52 @@
-"""Which gradients of a bucket a rank never produced: what DDP's all-reduce of that bucket waits for."""
+"""Each backward pass of a DDP model, the gradients that became ready in it, and those that never did.
+
+DDP sends a bucket when all its gradients are ready: one that never comes is what the other ranks' all-reduce waits for.
+"""
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
+
 import msgspec
 
-from dlearn.trace.event import Bucket, Collective, Gradient
+from dlearn.analysis.joining import once
+from dlearn.trace.event import Collective, Gradient
 from dlearn.trace.message import Operation
 from dlearn.trace.trace import Trace
+
+
+class Pass(msgspec.Struct, frozen=True):
+    """One backward pass of one model on one rank; its gradients in the order in which they came.
+
+    `number` counts the rank's backward passes through DDP models, from 0; `task` is torch's number of it.
+    """
+
+    rank: int
+    number: int
+    task: int | None
+    model: int
+    gradients: tuple[Gradient, ...]
+
+    def never_ready(self, parameters: Sequence[str]) -> tuple[str, ...]:
+        """Those of them whose gradient did not come in this pass."""
+        came = {gradient.parameter for gradient in self.gradients}
+        return tuple(name for name in parameters if name not in came)
+
+
+@once
+def passes(trace: Trace) -> dict[tuple[int, int], list[Pass]]:
+    """The backward passes of each rank and model, in their order."""
+    ready: dict[tuple[int, int | None, int], list[Gradient]] = defaultdict(list)
+    for event in trace.events:
+        if isinstance(event, Gradient):
+            ready[event.rank, event.backward, event.model].append(event)
+    numbers: dict[int, dict[int | None, int]] = defaultdict(dict)
+    found: dict[tuple[int, int], list[Pass]] = defaultdict(list)
+    for (rank, task, model), gradients in ready.items():
+        number = numbers[rank].setdefault(task, len(numbers[rank]))
+        found[rank, model].append(Pass(rank, number, task, model, tuple(gradients)))
+    return dict(found)
 
 
 class Unready(msgspec.Struct, frozen=True):
@@ -28,21 +68,13 @@ def unready(operation: Operation, rank: int, trace: Trace) -> Unready | None:
     bucket, launch = operation.bucket, operation.ends[0]
     if bucket is None or not isinstance(launch, Collective) or launch.backward is None:
         return None
-    ours, theirs = (_ready(trace, each, bucket) for each in (launch.rank, rank))
-    if launch.backward not in ours:
+    known = passes(trace.whole)
+    tasks = [each.task for each in known.get((launch.rank, bucket.model), ())]
+    theirs = known.get((rank, bucket.model), ())
+    if launch.backward not in tasks:
         return None
-    index = list(ours).index(launch.backward)
+    index = tasks.index(launch.backward)
     if index >= len(theirs):
         return Unready(index + 1, bucket.parameters, begun=False)
-    ready = list(theirs.values())[index]
-    missing = tuple(name for name in bucket.parameters if name not in ready)
+    missing = theirs[index].never_ready(bucket.parameters)
     return Unready(index + 1, missing, begun=True) if missing else None
-
-
-def _ready(trace: Trace, rank: int, bucket: Bucket) -> dict[int | None, set[str]]:
-    """The parameters whose gradients became ready on this rank, by backward pass, in the order of passes."""
-    passes: dict[int | None, set[str]] = {}
-    for event in trace.whole.events:
-        if isinstance(event, Gradient) and event.rank == rank and event.model == bucket.model:
-            passes.setdefault(event.backward, set()).add(event.parameter)
-    return passes

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from dlearn.analysis.gradients import unready
 from dlearn.analysis.hangs import Hang, group_of, inside, places
-from dlearn.trace.event import Bucket, Collective, PointToPoint
+from dlearn.trace.event import Bucket, Collective
 from dlearn.trace.message import End, Group, Operation, RpcEnd
 from dlearn.trace.trace import Trace
 
@@ -137,10 +137,7 @@ def hang_sentence(hang: Hang, trace: Trace, notes: Mapping[int, str] | None = No
     call = _stuck_text(hang, trace)
     if operation.missing:
         missing = listed([trace.label(rank) for rank in operation.missing])
-        notes = places(trace) | dict(notes or {})
-        never = [_never(operation, rank, call, trace, notes) for rank, call in hang.elsewhere.items()]
-        more = [f"and {len(never) - _NAMES_LISTED:,} more"] if len(never) > _NAMES_LISTED else []
-        return "; ".join([f"{who} {verb} for {missing} in {call}", *never[:_NAMES_LISTED], *more])
+        return f"{who} {verb} for {missing} in {call}; {why_missing(operation, trace, notes)}"
     return f"{who} {verb} in {call}; {why_stuck(operation, trace)}"
 
 
@@ -175,39 +172,54 @@ def _busy_text(rank: int, trace: Trace) -> str:
     return f": {len(runs):,} of its threads are taken ({what}), and each waits for a call that it made itself"
 
 
-def _never(
-    operation: Operation,
-    rank: int,
-    call: Collective | PointToPoint | None,
-    trace: Trace,
-    notes: Mapping[int, str],
-) -> str:
-    note = notes.get(rank, "")
+class Never(NamedTuple):
+    """`did` is what a rank never did, "called it"; `brief` the same in few words; `but` what else is known of it."""
+
+    did: str
+    brief: str
+    but: str
+
+
+def never(operation: Operation, rank: int, trace: Trace, notes: Mapping[int, str] | None = None) -> Never:
+    """Of a bucket of DDP: which gradients this rank never had."""
+    note = {**places(trace), **(notes or {})}.get(rank, "")
+    call = inside(trace, rank)
     if call is not None:
         note = f"is in {call_text(call, _group_text(group_of(trace, call), operation.group, trace))}"
-    where = f", it {note}" if note else ""
-    return f"{trace.label(rank)} never {_what_it_never_did(operation, rank, trace)}{where}"
-
-
-def _what_it_never_did(operation: Operation, rank: int, trace: Trace) -> str:
-    """ "called it"; of a bucket of DDP, which gradients this rank never had."""
+    but = f"it {note}" if note else ""
     found = unready(operation, rank, trace)
     if found is None:
-        return verb(operation)
+        return Never(verb(operation), verb(operation), but)
     if not found.begun:
-        return f"began backward pass {found.backward_pass}"
-    return f"produced the gradients of {_parameters(found.parameters)} in backward pass {found.backward_pass}"
+        began = f"began backward pass {found.backward_pass}"
+        return Never(began, began, but)
+    names = _parameters(found.parameters)
+    return Never(f"produced the gradients of {names} in backward pass {found.backward_pass}", f"produced {names}", but)
+
+
+def why_missing(
+    operation: Operation, trace: Trace, notes: Mapping[int, str] | None = None, *, brief: bool = False
+) -> str:
+    """ "rank 1 never called it, it was killed by SIGKILL; rank 3 never called it". `brief`: in few words."""
+    missing = operation.missing
+    told = []
+    for rank in missing[:_NAMES_LISTED]:
+        found = never(operation, rank, trace, notes)
+        what = found.brief if brief else found.did + (f", {found.but}" if found.but else "")
+        told.append(f"{trace.label(rank)} never {what}")
+    more = [f"and {len(missing) - _NAMES_LISTED:,} more"] if len(missing) > _NAMES_LISTED else []
+    return "; ".join([*told, *more])
 
 
 def why_stuck(operation: Operation, trace: Trace) -> str:
     if operation.problem:
-        return operation.problem + sites_text(operation, trace) + _hook_text(operation)
+        return operation.problem + sites_text(operation, trace) + _makers_text(operation, trace)
     if operation.unseen:
         who = listed([trace.label(rank) for rank in operation.unseen])
         return f"the file of {who} is not here or not whole, so nobody knows whether it came"
     if operation.sender is None and operation.op == "recv":
         return "no message has come for it, from any rank"
-    return "all ranks called it, and it does not end" + _hook_text(operation)
+    return "all ranks called it, and it does not end" + _makers_text(operation, trace)
 
 
 def sites_text(operation: Operation, trace: Trace) -> str:
@@ -224,12 +236,26 @@ def sites_text(operation: Operation, trace: Trace) -> str:
     return f"; {', '.join(calls)}{more}"
 
 
-def _hook_text(operation: Operation) -> str:
-    by_hook = any(isinstance(end, Collective) and end.launcher == "comm hook" for end in operation.ends)
-    if by_hook:
-        return "; these calls are a communication hook's, and its callbacks run in any order"
-    threads = sorted({end.thread for end in operation.ends if end.thread})
-    return f"; not the program's own thread made these calls, but {listed(threads)}" if threads else ""
+def _makers_text(operation: Operation, trace: Trace) -> str:
+    """ "; rank 0 called it in a communication hook for bucket 1, rank 1 on thread Dummy-1", where others than the
+    program's own line made the call."""
+    ends = [end for end in operation.ends if isinstance(end, Collective)]
+    if not any(end.thread or end.launcher == "comm hook" for end in ends):
+        return ""
+    told = [
+        f"{trace.label(end.rank)} {'' if i else 'called it '}{_maker(end)}"
+        for i, end in enumerate(ends[:_NAMES_LISTED])
+    ]
+    more = f" and {len(ends) - _NAMES_LISTED:,} more" if len(ends) > _NAMES_LISTED else ""
+    return f"; {', '.join(told)}{more}"
+
+
+def _maker(end: Collective) -> str:
+    thread = f"on thread {end.thread}" if end.thread else "on the program's own thread"
+    if end.launcher != "comm hook":
+        return thread
+    hook = "in a communication hook" + (f" for bucket {end.bucket_index}" if end.bucket_index is not None else "")
+    return f"{hook}, {thread}" if end.thread else hook
 
 
 def whereabouts(trace: Trace, rank: int) -> str:
@@ -243,7 +269,11 @@ def whereabouts(trace: Trace, rank: int) -> str:
 
 def stuck_text(operation: Operation, end: End, trace: Trace) -> str:
     """ "all_reduce #10 (bucket 0: b.weight, b.bias; train.py:14)"; of a group that is not the default, its ranks."""
-    return call_text(end, _group_text(operation.group, None, trace), _bucket_text(operation.bucket))
+    hooks = {each.bucket_index for each in operation.ends if isinstance(each, Collective)}
+    bucket = (
+        operation.bucket if len(hooks) == 1 else None
+    )  # Where hooks called it for several, that is why it is stuck.
+    return call_text(end, _group_text(operation.group, None, trace), _bucket_text(bucket))
 
 
 def call_text(call: End, group: str = "", bucket: str = "") -> str:

@@ -50,6 +50,7 @@ def group_of(trace: Trace, call: Event) -> Group | None:
     return next((each.group for each in matches), None)
 
 
+@once
 def places(trace: Trace) -> dict[int, str]:
     """What is known of ranks outside any call: how they ended, or where they were when nothing came for a while."""
     last = {event.rank: event for event in trace.whole.events}
@@ -63,7 +64,7 @@ def places(trace: Trace) -> dict[int, str]:
             raised = place.ended != RETURNED
             found[process.rank] = f"has raised {place.ended}" if raised else "has returned from its function"
         elif process.closed and some_go_on:
-            found[process.rank] = "has ended its recording"
+            found[process.rank] = "closed its recording, which a process that dies does not"
         elif place is not None:
             at_ns = process.clock.to_reference(place.at_ns)
             if event is None or at_ns >= max(event.start_ns, event.end_ns or 0):
@@ -97,6 +98,7 @@ def ended_well(operation: Operation) -> bool:
     return True
 
 
+@once
 def _open_calls(trace: Trace) -> dict[int, Collective | PointToPoint]:
     calls: dict[int, Collective | PointToPoint] = {}
     for event in trace.whole.events:

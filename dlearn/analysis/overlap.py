@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from dlearn.analysis.device_view import device_note, on_device
 from dlearn.analysis.findings import capital, time_text
 from dlearn.analysis.intervals import Interval, common, length_ns, union, without
 from dlearn.analysis.text_table import lines_of, ms
@@ -92,10 +93,14 @@ class StepOverlap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Overlap(msgspec.Struct, frozen=True):
-    """The communication of each training step: hidden and exposed, waiting and transfer, and the critical path."""
+    """The communication of each training step: hidden and exposed, waiting and transfer, and the critical path.
+
+    `note`: whose times they are, where they are a GPU's.
+    """
 
     steps: tuple[StepOverlap, ...]
     labels: dict[int, str]
+    note: str = ""
 
     @property
     def finding(self) -> str:
@@ -163,6 +168,7 @@ class Overlap(msgspec.Struct, frozen=True):
             left = sum(len(step.shares) for step in self.steps) - _ROWS_SHOWN
             lines += [f"({left:,} earlier rows)"] if left > 0 else []
             lines += ["The critical path of the longest step:", f"  {self.path_sentence(self.longest)}"]
+        lines += [self.note] if self.note else []
         others = sum(step.others for step in self.steps)
         if others:
             lines.append(
@@ -186,7 +192,7 @@ _COMPUTED = ("forward", "backward", "optimizer", "between")
 def overlap(trace: Trace) -> Overlap:
     """How much of DDP's communication is hidden in each training step on each rank, and the step's critical path."""
     steps: dict[int, list[TrainingStep]] = defaultdict(list)
-    for step in training_steps(trace):
+    for step in training_steps(on_device(trace)):
         steps[step.number].append(step)
     found = [
         StepOverlap(
@@ -198,7 +204,7 @@ def overlap(trace: Trace) -> Overlap:
         )
         for number, of_ranks in sorted(steps.items())
     ]
-    return Overlap(tuple(found), dict(trace.labels))
+    return Overlap(tuple(found), dict(trace.labels), device_note(trace))
 
 
 def share_of(step: TrainingStep) -> Share:

@@ -18,6 +18,7 @@ import msgspec
 from dlearn.analysis.intervals import Interval, union, without
 from dlearn.analysis.joining import once, operations
 from dlearn.analysis.waiting import waited_until_ns
+from dlearn.trace.device_times import CUDA_EVENT_IN_LINE
 from dlearn.trace.event import Collective, Event, Gradient, Span, Stretch
 from dlearn.trace.message import End, Operation
 from dlearn.trace.trace import Trace
@@ -94,8 +95,14 @@ def of_ddp(end: End) -> bool:
 
 
 def waits(end: End) -> bool:
-    """Whether the program's thread waited inside the call. (A reduce_scatter's end is seen by a later wait, too.)"""
-    return isinstance(end, Collective) and end.ended_by == "wait" and not end.thread and "reduce_scatter" not in end.op
+    """Whether the program's thread waited inside the call, or its stream on a GPU did.
+
+    (A reduce_scatter's end is seen by a later wait, too.)
+    """
+    if not isinstance(end, Collective):
+        return False
+    on_host = end.ended_by == "wait" and not end.thread and "reduce_scatter" not in end.op
+    return on_host or end.ended_by == CUDA_EVENT_IN_LINE
 
 
 class _Ranks(NamedTuple):

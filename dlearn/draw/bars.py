@@ -10,7 +10,7 @@ from typing import Literal
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 
-from dlearn.analysis.findings import size_text, stuck_reason
+from dlearn.analysis.findings import absent_texts, size_text, stuck_reasons
 from dlearn.analysis.joining import payload_bytes
 from dlearn.analysis.waiting import waited_until_ns
 from dlearn.draw.canvas import TEXT_PT, plain, points, points_per_ms, text_width
@@ -52,7 +52,7 @@ def bars_of(operations: Iterable[Operation], trace: Trace, *, until_ns: int) -> 
     bars: list[Bar] = []
     for operation in operations:
         bars += [_bar(operation, end, trace, until_ns) for end in operation.ends]
-        bars += [_absent(operation, rank, until_ns) for rank in operation.missing if rank in trace.ranks]
+        bars += [_absent(operation, rank, trace, until_ns) for rank in operation.missing if rank in trace.ranks]
     return sorted(bars, key=lambda bar: bar.start_ns)
 
 
@@ -65,15 +65,16 @@ def _bar(operation: Operation, end: End, trace: Trace, until_ns: int) -> Bar:
         state, until = "not observed", end.start_ns
     waited = waited_until_ns(operation, end)
     transfer = until if waited is None else min(waited, until)
-    reason = stuck_reason(operation, end, trace)
-    return Bar(end.rank, end.op, operation, end.start_ns, transfer, until, state, _labels(operation, end, reason))
+    reasons = stuck_reasons(operation, end, trace)
+    return Bar(end.rank, end.op, operation, end.start_ns, transfer, until, state, _labels(operation, end, reasons))
 
 
-def _labels(operation: Operation, end: End, reason: str) -> tuple[str, ...]:
+def _labels(operation: Operation, end: End, reasons: Sequence[str]) -> tuple[str, ...]:
     size = payload_bytes(end)
     short = f"{end.op} {size_text(size)}" if size else end.op
-    if reason:
-        return (plain(f"{short}: {reason}", most=160), plain(reason, most=160), short)
+    if reasons:
+        told = [plain(text, most=160) for reason in reasons for text in (f"{short}: {reason}", reason)]
+        return (*told, short)
     # Torch numbers the groups that a program makes; other names are the program's, and may be long.
     group = f"group {operation.group.name}" if operation.group.name.isdecimal() and not operation.group.default else ""
     bucket = f"bucket {operation.bucket.index}" if operation.bucket else ""
@@ -81,15 +82,14 @@ def _labels(operation: Operation, end: End, reason: str) -> tuple[str, ...]:
     return (*((f"{short}, {both}", both) if both else ()), short, *((size_text(size),) if size else ()))
 
 
-def _absent(operation: Operation, rank: int, until_ns: int) -> Bar:
+def _absent(operation: Operation, rank: int, trace: Trace, until_ns: int) -> Bar:
     """From the last call that did come until the others gave up, or the right edge."""
     start = operation.transfer_ns
     given_up = [end.end_ns for end in operation.ends if end.end_ns is not None]
     end = until_ns if operation.pending else max([start, *given_up])
     op = "recv" if rank == operation.receiver else operation.op
-    return Bar(
-        rank, op, operation, start, start, end, "absent", (f"never called {op} #{operation.seq}", "never called")
-    )
+    labels = tuple(plain(text, most=160) for text in absent_texts(operation, rank, op, trace))
+    return Bar(rank, op, operation, start, start, end, "absent", labels)
 
 
 # Drawing --------------------------------------------------------------------------------------------------------------

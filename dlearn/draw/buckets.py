@@ -244,7 +244,7 @@ def legend(rows: Sequence[Row]) -> list[Artist]:
 
 
 def notes(found: BucketTimes, rows: Sequence[Row], left_out: int) -> list[str]:
-    told: list[str] = []
+    told = [found.note] if found.note else []
     if any(row.of.launched_ns is not None for row in rows):
         told.append("Which all-reduce carries which bucket is inferred from order, size and readiness.")
     if any(row.of.launched_ns is None for row in rows):

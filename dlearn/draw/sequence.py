@@ -8,7 +8,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
-from dlearn.analysis.findings import sequence_finding, size_text, stuck_reason
+from dlearn.analysis.findings import sequence_finding, size_text, stuck_reasons
 from dlearn.analysis.flows import Flow
 from dlearn.analysis.joining import operations, payload_bytes
 from dlearn.analysis.words import shorten
@@ -120,7 +120,7 @@ def _name_block(ax: Axes, block: Block, trace: Trace, y: float, column_count: in
 
 
 def _stuck(operation: Operation, trace: Trace) -> str:
-    return next((reason for end in operation.ends if (reason := stuck_reason(operation, end, trace))), "")
+    return next((reasons[0] for end in operation.ends if (reasons := stuck_reasons(operation, end, trace))), "")
 
 
 def _draw_flow(ax: Axes, flow: Flow, columns: dict[int, int], y: float) -> None:

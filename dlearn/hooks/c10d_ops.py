@@ -91,6 +91,13 @@ class Signature:
         """The first tensor that the call fills."""
         return next(iter(_tensors(args, self.gets if self.gets is not None else self.gives)), None)
 
+    def device(self, args: tuple[Any, ...]) -> torch.device | None:
+        """Where its tensors are; None if it has none."""
+        for where in (self.gives, self.gets):
+            for tensor in _tensors(args, where):
+                return tensor.device
+        return None
+
     def waits_at_once(self, args: tuple[Any, ...]) -> bool:
         """Whether whoever calls will wait for the Work before doing anything else: `async_op=False`."""
         # An argument that equals its default is not passed on, and this one's is True.

@@ -6,7 +6,8 @@ autograd and above the CPU and CUDA kernels and is free for c10d. It notes the c
 to the kernel that would have run without us. (The `Autograd` key would miss functional collectives and inference
 mode; a kernel in the place of the CPU one would have to rebuild options that Python cannot read.)
 
-The end comes from the caller's own wait where it waits at once, else from the future of the Work; see works.py.
+The end comes from the caller's own wait where it waits at once, else from the future of the Work; see works.py. When a
+GPU was at it, CUDA events tell: cuda_times.py.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import torch
 from torch._C._distributed_c10d import FakeProcessGroup, HashStore, ProcessGroup, Work
+from torch.distributed import distributed_c10d
 
 from dlearn.errors import SetupError
 from dlearn.hooks import Emit, Undo
@@ -34,21 +36,22 @@ from dlearn.hooks.c10d_ops import (
 )
 from dlearn.hooks.callers import caller
 from dlearn.hooks.compiler import untraced
+from dlearn.hooks.cuda_times import CudaTimes
 from dlearn.hooks.groups import Group, Groups
 from dlearn.hooks.works import Callbacks, WaitingWorks
 from dlearn.trace.event import NOT_OBSERVED, Collective, Event, Line, PointToPoint
 
 
-def install(emit: Emit, groups: Groups, *, checksums: bool = False) -> Undo:
+def install(emit: Emit, groups: Groups, times: CudaTimes, *, checksums: bool = False) -> Undo:
     """Report every c10d op to `emit` until the returned function is called. SetupError if this torch does not fit.
 
     With `checksums`, of what is sent from point to point and given to collectives, too.
     """
     self_test()
-    return _install(emit, groups, checksums)
+    return _install(emit, groups, times, checksums)
 
 
-def _install(emit: Emit, groups: Groups, checksums: bool) -> Undo:
+def _install(emit: Emit, groups: Groups, times: CudaTimes, checksums: bool) -> Undo:
     for op in (*COLLECTIVES, *POINT_TO_POINT):
         overload_of(op.schema)
         if torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{op.schema}", "BackendSelect"):
@@ -60,7 +63,7 @@ def _install(emit: Emit, groups: Groups, checksums: bool) -> Undo:
     callbacks = Callbacks(emit)
     for op in COLLECTIVES:
         signature = Signature(op)
-        kernel = _collective_kernel(signature, emit, groups, waiting, callbacks, checksums)
+        kernel = _collective_kernel(signature, emit, groups, times, waiting, callbacks, checksums)
         library.impl(op.schema, kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
     for op in POINT_TO_POINT:
         signature = Signature(op)
@@ -80,14 +83,22 @@ def _install(emit: Emit, groups: Groups, checksums: bool) -> Undo:
 
 
 def _collective_kernel(
-    signature: Signature, emit: Emit, groups: Groups, waiting: WaitingWorks, callbacks: Callbacks, checksums: bool
+    signature: Signature,
+    emit: Emit,
+    groups: Groups,
+    times: CudaTimes,
+    waiting: WaitingWorks,
+    callbacks: Callbacks,
+    checksums: bool,
 ) -> Callable[..., Any]:
     @untraced
     def kernel(keyset: Any, *args: Any) -> Any:
-        number = None
+        number = begun = None
         try:
             group = groups.of_boxed(args[signature.group])
             number = _note_collective(signature, args, group, emit, checksums)
+            if group.on_gpu and not _is_coalesced(signature, args):
+                begun = times.mark(times.gpu(signature.device(args)))
         except Exception as error:
             emit.failed(signature.op.name, error)
         try:
@@ -99,9 +110,9 @@ def _collective_kernel(
         if number is not None:
             try:
                 work = signature.work_of(result)
-                if work is None:
+                if work is None and group.end_by_callback:
                     emit.end(number, by="return")
-                elif not group.end_by_callback:
+                elif work is None or not group.end_by_callback:
                     # NCCL completes its futures when the kernel is queued, so a callback would lie.
                     emit.end(number, by=NOT_OBSERVED)
                 elif signature.waits_at_once(args) and type(work) is Work:
@@ -109,11 +120,20 @@ def _collective_kernel(
                     waiting.hold(work, number)
                 elif not callbacks.watch(number, work):
                     waiting.hold(work, number, signature.size(args), output=signature.output(args))
+                if begun is not None:
+                    times.collective(number, begun, work, group.name)
             except Exception as error:
                 emit.failed(signature.op.name, error)
         return result
 
     return kernel
+
+
+def _is_coalesced(signature: Signature, args: tuple[Any, ...]) -> bool:
+    """Whether it may be launched later, together with others: then nothing that follows the call is its end."""
+    if signature.op.name.endswith("_coalesced"):
+        return True
+    return ProcessGroup.unbox(args[signature.group]) in distributed_c10d._world.pg_coalesce_state
 
 
 def _note_collective(signature: Signature, args: tuple[Any, ...], group: Group, emit: Emit, checksums: bool) -> int:
@@ -240,7 +260,7 @@ def self_test() -> None:
     if _self_test_passed:
         return
     probe = _Probe()
-    undo = _install(probe, Groups(probe), checksums=False)
+    undo = _install(probe, Groups(probe), CudaTimes(probe), checksums=False)
     try:
         pg = ProcessGroup(HashStore(), 0, 1)
         pg._register_backend(

@@ -17,12 +17,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dlearn.hooks import Emit, Undo
 from dlearn.hooks.compiler import untraced
+from dlearn.hooks.cuda_times import CudaTimes
 from dlearn.trace.event import Bucket, Gradient
 
 
-def install(emit: Emit) -> Undo:
+def install(emit: Emit, times: CudaTimes) -> Undo:
     """Report the buckets and ready gradients of every DDP model that runs from now on."""
-    watch = _Watch(emit)
+    watch = _Watch(emit, times)
     original = DistributedDataParallel._pre_forward
 
     def _pre_forward(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
@@ -46,8 +47,8 @@ def install(emit: Emit) -> Undo:
 class _Watch:
     """The DDP models of this process, numbered in the order of their first forward pass."""
 
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
+    def __init__(self, emit: Emit, times: CudaTimes) -> None:
+        self._emit, self._times = emit, times
         self._numbers = itertools.count()
         self._models: WeakKeyDictionary[DistributedDataParallel, tuple[int, bool]] = WeakKeyDictionary()
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
@@ -79,21 +80,24 @@ class _Watch:
                 bytes=bucket.buffer().nbytes,
                 parameters=tuple(names.get(id(each), "?") for each in bucket.parameters()),
                 built=built,
+                may_be_skipped=bool(getattr(ddp, "skip_all_reduce_unused_params", False)),
                 phase="forward",
             )
 
     def _watch_gradients(self, ddp: DistributedDataParallel, model: int, names: dict[int, str]) -> None:
         for parameter in ddp.module.parameters():
             if parameter.requires_grad:
-                hook = self._ready(model, names[id(parameter)], parameter.nbytes)
+                gpu = self._times.gpu(parameter.device)
+                hook = self._ready(model, names[id(parameter)], parameter.nbytes, gpu)
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
-    def _ready(self, model: int, name: str, size: int) -> Any:
+    def _ready(self, model: int, name: str, size: int, gpu: torch.device | None) -> Any:
         @untraced
         def ready(parameter: torch.Tensor) -> None:
             try:
                 task = torch._C._current_graph_task_id()
-                self._emit.event(
+                now = self._times.mark(gpu)
+                number = self._emit.event(
                     Gradient,
                     model=model,
                     parameter=name,
@@ -101,6 +105,8 @@ class _Watch:
                     backward=task if task >= 0 else None,
                     phase="backward",
                 )
+                if now is not None:
+                    self._times.between(number, now, now)
             except Exception as error:
                 self._emit.failed("gradient hook", error)
 

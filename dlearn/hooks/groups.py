@@ -24,6 +24,8 @@ class Group:
     name: str
     rank: int
     end_by_callback: bool
+    on_gpu: bool
+    """Whether its operations may run on a stream of a GPU. (Gloo's are on the host, whatever it sends.)"""
     collectives: Iterator[int]
     p2ps: Iterator[int]
 
@@ -67,7 +69,14 @@ class Groups:
         self._emit.fact(fact)
         # A recording that begins late, or on one rank earlier than on the others, numbers as the group itself does.
         done = _calls_made(pg)
-        return Group(fact.name, fact.rank, fact.backend != "nccl", itertools.count(done + 1), itertools.count(1))
+        return Group(
+            fact.name,
+            fact.rank,
+            end_by_callback=fact.backend != "nccl",
+            on_gpu=fact.backend != "gloo",
+            collectives=itertools.count(done + 1),
+            p2ps=itertools.count(1),
+        )
 
 
 def group_fact(pg: ProcessGroup, name: Callable[[ProcessGroup], str]) -> GroupFact:

@@ -2,13 +2,14 @@
 
 Of these torch's communication says nothing, and without them nobody knows what an all-reduce was hidden behind. They
 are noted in programs with a DDP model only: from its first forward pass on. Each is one line, written when it is over.
+Of a model on a GPU they are launched only: when the GPU did it, `cuda_times.py` finds out.
 """
 
 from __future__ import annotations
 
 import time
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,12 +18,13 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from dlearn.hooks import Emit, Undo
 from dlearn.hooks.compiler import untraced
+from dlearn.hooks.cuda_times import CudaTimes, Mark
 from dlearn.trace.event import Stretch
 
 
-def install(emit: Emit) -> Undo:
+def install(emit: Emit, times: CudaTimes) -> Undo:
     """Report how long each forward, backward and optimizer's step of a DDP program takes."""
-    watch = _Watch(emit)
+    watch = _Watch(emit, times)
     pre_forward, post_forward = DistributedDataParallel._pre_forward, DistributedDataParallel._post_forward
 
     def _pre_forward(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
@@ -47,15 +49,21 @@ def install(emit: Emit) -> Undo:
     return undo
 
 
+class _Begun(NamedTuple):
+    at_ns: int
+    on_gpu: Mark | None
+
+
 class _Watch:
     """When each stretch that has not ended began."""
 
-    def __init__(self, emit: Emit) -> None:
+    def __init__(self, emit: Emit, times: CudaTimes) -> None:
         self.undo = ExitStack()
-        self._emit = emit
+        self._emit, self._times = emit, times
         self._follows = False
-        self._forward: WeakKeyDictionary[DistributedDataParallel, int] = WeakKeyDictionary()
-        self._optimizer: dict[int, int] = {}
+        self._gpu: torch.device | None = None
+        self._forward: WeakKeyDictionary[DistributedDataParallel, _Begun] = WeakKeyDictionary()
+        self._optimizer: dict[int, _Begun] = {}
 
     def forward_begins(self, ddp: DistributedDataParallel) -> None:
         try:
@@ -63,7 +71,8 @@ class _Watch:
                 self._follows = True
                 self._follow_backward()
                 self._follow_optimizers()
-            self._forward[ddp] = time.monotonic_ns()
+            self._gpu = self._times.gpu(ddp.device)
+            self._forward[ddp] = self._begins()
         except Exception as error:
             self._emit.failed("the begin of a forward pass", error)
 
@@ -81,7 +90,7 @@ class _Watch:
         def run_backward(*args: Any, **kwargs: Any) -> Any:
             if torch._C._current_graph_task_id() >= 0:  # Inside another: checkpointing runs parts again.
                 return original(*args, **kwargs)
-            began = time.monotonic_ns()
+            began = self._begins()
             try:
                 result = original(*args, **kwargs)
             except BaseException as failure:
@@ -100,7 +109,7 @@ class _Watch:
     def _follow_optimizers(self) -> None:
         @untraced
         def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
-            self._optimizer[id(optimizer)] = time.monotonic_ns()
+            self._optimizer[id(optimizer)] = self._begins()
 
         @untraced
         def ends(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -109,11 +118,22 @@ class _Watch:
         self.undo.callback(register_optimizer_step_pre_hook(begins).remove)
         self.undo.callback(register_optimizer_step_post_hook(ends).remove)
 
-    def _note(self, phase: str, began: int | None, *, error: str = "") -> None:
+    def _begins(self) -> _Begun:
+        """Now, and for a model on a GPU when its stream comes to this place."""
+        try:
+            on_gpu = self._times.mark(self._gpu)
+        except Exception as failure:
+            self._emit.failed("the begin of a stretch on a GPU", failure)
+            on_gpu = None
+        return _Begun(time.monotonic_ns(), on_gpu)
+
+    def _note(self, phase: str, began: _Begun | None, *, error: str = "") -> None:
         if began is None:
             return
         try:
-            ended = time.monotonic_ns()
-            self._emit.event(Stretch, phase=phase, start_ns=began, end_ns=ended, ended_by="return", error=error)
+            facts = {"start_ns": began.at_ns, "end_ns": time.monotonic_ns(), "ended_by": "return", "error": error}
+            number = self._emit.event(Stretch, phase=phase, **facts)
+            if began.on_gpu is not None:
+                self._times.between(number, began.on_gpu, self._times.mark(began.on_gpu.device))
         except Exception as failure:
             self._emit.failed(f"the end of {phase}", failure)

@@ -36,11 +36,14 @@ _LIVE = re.compile(r"nothing has happened for \d+ s: (.*)\.$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Exhibit:
-    """`told` is the sentence to expect: <code> stands for the line that holds that code, * for anything."""
+    """`told` is the sentence to expect, or one of several where a race decides.
+
+    In it <code> stands for the line that holds that code, * for anything within a clause, ** for the clauses behind.
+    """
 
     job: Callable[[], object]
     what: str
-    told: str
+    told: str | tuple[str, ...]
     ends: Literal["hangs", "dies", "wrong"] = "hangs"
     ranks: int = 2
     rpc: bool = False
@@ -54,9 +57,12 @@ class Exhibit:
         return inspect.getsource(self.job)
 
     def is_told_by(self, sentence: str) -> bool:
-        """Whether this is the sentence, with the lines of the job."""
-        text = re.sub(r"<([^>]+)>", lambda found: self.site(found[1]), self.told)
-        return re.fullmatch(re.escape(text).replace(r"\*", ".*"), sentence) is not None
+        """Whether this is the sentence, or one of them, with the lines of the job."""
+        return any(self._fits(told, sentence) for told in ((self.told,) if isinstance(self.told, str) else self.told))
+
+    def _fits(self, told: str, sentence: str) -> bool:
+        text = re.escape(re.sub(r"<([^>]+)>", lambda found: self.site(found[1]), told))
+        return re.fullmatch(text.replace(r"\*\*", ".*").replace(r"\*", "[^;()]*"), sentence) is not None
 
     def site(self, code: str) -> str:
         """Where this code stands, as a trace says it: "lessons/hangs.py:59"."""
@@ -64,6 +70,26 @@ class Exhibit:
         index = next(i for i, line in enumerate(lines) if code in line)
         return f"{file_label(inspect.getfile(self.job), {}, os.getcwd())}:{first + index}"
 
+
+_HOOKS = tuple(f"in a communication hook for bucket {bucket}" for bucket in (0, 1))
+_MAKERS = (*_HOOKS, "on thread Dummy-*")
+_OUT_OF_ORDER = tuple(
+    f"{who} in all_reduce #* (<.backward()>); the ranks called it with different sizes: *, * B;"
+    f" rank 0 called it {first}, rank 1 {second}**"
+    for who in ("rank 0 waits", "rank 1 waits", "rank 0 and rank 1 wait")
+    for first in _MAKERS
+    for second in _MAKERS
+    if first != second
+)
+"""PowerSGD: what one rank sends for one bucket meets what the other rank sends for the other."""
+_NO_THREAD_LEFT = tuple(
+    "rank 0 and rank 1 wait in all_reduce #* (<.backward()>); all ranks called it, and it does not end;"
+    f" rank 0 called it {first}, rank 1 {second}"
+    for first in _MAKERS
+    for second in _MAKERS
+    if "thread" in first + second
+)
+"""PowerSGD: a callback holds one of gloo's two threads until its all-reduce is done, which needs one of them."""
 
 EXHIBITS = (
     Exhibit(
@@ -155,7 +181,7 @@ EXHIBITS = (
     Exhibit(
         halls.powersgd_with_two_buckets,
         "a communication hook on gloo's threads",
-        "rank * wait* in all_reduce #*",
+        (*_OUT_OF_ORDER, *_NO_THREAD_LEFT),
     ),
     Exhibit(
         halls.rpc_cycle,
@@ -178,6 +204,7 @@ def exhibit(name: str) -> Exhibit:
 class Visit:
     """`live` was printed while it hung, `error` is the run's, `files` what the trace files alone tell.
 
+    `hung`: it stood still until it was ended. (Of what races for it, some runs die instead.)
     `seconds` from the call that could not end to the sentence: until it was printed, or, of a job that died, until the
     run had ended. None where nothing stood still.
     """
@@ -188,6 +215,7 @@ class Visit:
     error: str
     files: tuple[str, ...]
     seconds: float | None
+    hung: bool
 
     @property
     def sentence(self) -> str:
@@ -204,14 +232,15 @@ def visit(shown: Exhibit, *, timeout: float = 3.0) -> Visit:
     ended_ns = time.monotonic_ns()
     trace = Trace.load(run.folder / "trace")
     stuck = hangs(trace)
-    told_ns = stamped.told_ns if shown.ends == "hangs" else ended_ns
+    hung = shown.ends == "hangs" and not any(process.exit_status for process in trace.processes)
+    told_ns = stamped.told_ns if hung else ended_ns
     seconds = None
     if stuck and told_ns is not None:
         begun_ns = max(end.start_ns for end in stuck[0].operation.ends if end.rank in stuck[0].waiting)
         seconds = (told_ns - begun_ns) / 1e9
     live = tuple(sentence for output in run.output.values() for sentence in _LIVE.findall(output))
     error = run.error.what if run.error is not None else ""
-    return Visit(shown, run, live, error, tuple(each.removesuffix(".") for each in story(trace)), seconds)
+    return Visit(shown, run, live, error, tuple(each.removesuffix(".") for each in story(trace)), seconds, hung)
 
 
 class _Stamped(io.StringIO):

@@ -19,6 +19,7 @@ from typing import Any
 
 from dlearn.hooks import autograd, collectives, ddp, rpc, steps, stretches
 from dlearn.hooks.clock import Desk
+from dlearn.hooks.cuda_times import CudaTimes
 from dlearn.hooks.groups import Groups
 from dlearn.hooks.rpc_agent_log import AgentLog
 from dlearn.hooks.rpc_state import Watchers
@@ -105,9 +106,11 @@ class Recording:
         try:
             if not lazy:
                 self._writer.write(header)
-            self._undo.callback(collectives.install(self, self.groups, checksums=options.checksums))
-            self._undo.callback(ddp.install(self))
-            self._undo.callback(stretches.install(self))
+            times = self._cuda_times = CudaTimes(self)
+            self._undo.callback(times.close)
+            self._undo.callback(collectives.install(self, self.groups, times, checksums=options.checksums))
+            self._undo.callback(ddp.install(self, times))
+            self._undo.callback(stretches.install(self, times))
             self._log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
             self._undo.callback(self._log.close)
             watchers = Watchers(
@@ -353,6 +356,7 @@ class Recording:
         self.waiting.clear()
         self.posted.clear()
         self._sockets.forget()
+        self._cuda_times.forget()
         self._log.forget(log_path(path))
         if self._desk is not None:
             self._desk.forget(path)

@@ -209,7 +209,10 @@ class PointToPoint(Event, tag="p2p", frozen=True, kw_only=True):
 
 
 class Bucket(Event, tag="bucket", frozen=True, kw_only=True):
-    """One bucket of a DDP model: the gradients that travel together. `built` is "first" or "rebuilt"."""
+    """One bucket of a DDP model: the gradients that travel together. `built` is "first" or "rebuilt".
+
+    `may_be_skipped`: DDP leaves it out of a backward pass in which no rank has used its parameters.
+    """
 
     ends: ClassVar[bool] = False
 
@@ -219,6 +222,7 @@ class Bucket(Event, tag="bucket", frozen=True, kw_only=True):
     bytes: Count
     parameters: tuple[str, ...]
     built: str
+    may_be_skipped: bool = False
 
 
 class Gradient(Event, tag="gradient", frozen=True, kw_only=True):
@@ -234,7 +238,7 @@ class Gradient(Event, tag="gradient", frozen=True, kw_only=True):
 
 class Stretch(Event, tag="stretch", frozen=True, kw_only=True):
     """A part of a training step, seen from begin to end: the forward pass of a DDP model, a backward pass, or the
-    step of an optimizer, as `phase` says. On a GPU the part that the CPU takes: its kernels may run on.
+    step of an optimizer, as `phase` says. On a GPU the part that the CPU takes; the GPU's stands in a `DeviceTime`.
     """
 
 

@@ -80,6 +80,30 @@ class Exit(Line, tag="exit", frozen=True, kw_only=True):
     status: int
 
 
+class DeviceReading(Line, tag="device clock", frozen=True, kw_only=True):
+    """At `at_ns` of this process's clock, give or take `error_ns`, `device_ns` had passed on a GPU since its first."""
+
+    device: str
+    device_ns: Count
+    at_ns: Nanoseconds
+    error_ns: Count
+
+
+class DeviceTime(Line, tag="device time", frozen=True, kw_only=True):
+    """From when to when a GPU was at what event `event` had launched, in ns since that GPU's first reading.
+
+    Of a collective: from when on it could run there. Of a gradient: when it was ready, twice. The event's own times are
+    the host's. An event of a GPU without this line was not done when the recording ended, or nobody could tell.
+    `blocks`: the stream that called it did nothing else meanwhile.
+    """
+
+    event: Count
+    device: str
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+    blocks: bool = False
+
+
 AnyLine = (
     Header
     | Footer
@@ -92,6 +116,8 @@ AnyLine = (
     | Peer
     | Place
     | Exit
+    | DeviceReading
+    | DeviceTime
     | End
     | Collective
     | PointToPoint

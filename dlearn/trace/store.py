@@ -34,7 +34,7 @@ from dlearn.trace.event import (
     TensorInfo,
     Worker,
 )
-from dlearn.trace.job_facts import AnyLine, ClockReading, Exit, Joined, Peer, Place
+from dlearn.trace.job_facts import AnyLine, ClockReading, DeviceReading, DeviceTime, Exit, Joined, Peer, Place
 
 MAX_LINE_BYTES = 1 << 20
 """A longer line is damage: the longest real one (a bucket of thousands of parameters) stays far below."""
@@ -144,6 +144,8 @@ class ProcessFile:
     """Where the process met others: what they all called their job there."""
     clocks: list[ClockReading] = field(default_factory=list)
     peers: dict[int, Peer] = field(default_factory=dict)
+    device_clocks: list[DeviceReading] = field(default_factory=list)
+    device_times: list[DeviceTime] = field(default_factory=list)
     place: Place | None = None
     exit_status: int | None = None
     footer: Footer | None = None
@@ -336,6 +338,12 @@ def _take(file: ProcessFile, line: AnyLine | bytes) -> None:
             file.joined.add(line.job)
         case ClockReading():
             file.clocks.append(line)
+        case DeviceReading():
+            file.device_clocks.append(line)
+        case DeviceTime():
+            if line.event not in file.events or line.end_ns < line.start_ns:
+                raise ValueError(f"the time of event {line.event} on a GPU, which cannot be")
+            file.device_times.append(line)
         case Peer():
             file.peers[line.rank] = line
         case Place():

@@ -17,6 +17,7 @@ import msgspec
 from dlearn.errors import TraceError
 from dlearn.trace.attempts import attempts, refuse_two_jobs, without_copies, without_replaced
 from dlearn.trace.clocks import SAME, Clock, align, clock_name, clock_problems
+from dlearn.trace.device_times import DeviceSpan, device_spans
 from dlearn.trace.event import Collective, Event, Footer, GroupFact, Header, PointToPoint, Socket, Span, Worker
 from dlearn.trace.job_facts import Place
 from dlearn.trace.matching import Match, match
@@ -48,6 +49,8 @@ class Process:
     """Where the program was when it had done nothing for a while."""
     exit_status: int | None = None
     """As the command that started it saw it; below 0 the signal that killed it. None where nobody knows."""
+    device_spans: dict[int, DeviceSpan] = field(default_factory=dict)
+    """When a GPU did what was launched, by the event's number."""
 
     @property
     def closed(self) -> bool:
@@ -310,6 +313,7 @@ def _assign_ranks(
             clock=clocks[clock_name(file)],
             place=file.place,
             exit_status=file.exit_status,
+            device_spans=device_spans(file.device_times, file.device_clocks, clocks[clock_name(file)].to_reference),
         )
         for rank, file in sorted(taken.items())
     )

@@ -2,15 +2,46 @@
 
 from __future__ import annotations
 
-from dlearn.lessons.ddp_paper import latency, message_size, overlapping, round_robin, rules
+from dlearn.lessons.ddp_paper import (
+    accumulation,
+    buckets,
+    compression,
+    construction,
+    hooks,
+    interception,
+    knobs,
+    latency,
+    message_size,
+    order,
+    overlapping,
+    ready_gradients,
+    round_robin,
+    rules,
+    scaling_out,
+    skipping,
+    unused,
+)
 from dlearn.lessons.ddp_paper.verdicts import Claim
 
 CLAIMS: tuple[Claim, ...] = (
     message_size.DD1,
+    ready_gradients.DD2,
+    buckets.DD3,
     overlapping.DD4,
+    order.DD5,
+    accumulation.DD6,
+    scaling_out.DD7,
     latency.DD8,
     round_robin.DD9,
+    buckets.DD10,
+    unused.DD11,
+    compression.DD12,
+    skipping.DD13,
+    construction.DD14,
+    interception.DD15,
+    knobs.DD16,
     rules.DD17,
+    hooks.DD18,
 )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from dlearn.analysis.words import count_text
+
 
 def cores() -> int:
     """Those that this process may use."""
@@ -12,5 +14,5 @@ def cores() -> int:
 
 def ranks_on_cores(ranks: int) -> str:
     """ "2 ranks on 2 cores", or what it means that there are more ranks."""
-    said = f"{ranks} ranks on {cores()} cores"
+    said = f"{count_text(ranks, 'rank')} on {cores()} cores"
     return said if ranks <= cores() else f"{said}: they take turns, which is part of the times"

@@ -5,11 +5,12 @@ from __future__ import annotations
 import html
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
-
-from matplotlib.axes import Axes
+from typing import TYPE_CHECKING, Literal
 
 from dlearn.analysis.words import count_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Verdict = Literal["confirmed", "not confirmed here", "cannot be tested here"]
 

@@ -1,4 +1,4 @@
-"""The two charts of the reproduction: lines over a size, and bars side by side. The finding is the title."""
+"""The two plain charts of lessons: lines over a size, and bars side by side. The finding is the title."""
 
 from __future__ import annotations
 
@@ -103,7 +103,8 @@ def bars(
     if stacked and text is not None:
         _values(ax, range(len(names)), bottom, text)
     ax.set_xlim(-0.5, len(names) - 0.5)
-    ax.margins(y=0.14)
+    tallest = max(bottom) if stacked else max(value for part in parts for value in part.values)
+    ax.set_ylim(0, 1.14 * tallest or 1.0)
     room = points(ax, 1 / len(names), along="x") - 6
     ax.set_xticks(range(len(names)), ["\n".join(canvas.wrap(name, room, size=TEXT_PT)) for name in names])
     _label(ax, "", y)
@@ -131,3 +132,10 @@ def _label(ax: Axes, x: str, y: str) -> None:
     ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
     ax.set_axisbelow(True)
     canvas.quiet(ax)
+
+
+def retitle(ax: Axes, title: str) -> Axes:
+    """A picture of `dlearn.draw` with the finding that it stands for here, in as many lines as it had, or fewer."""
+    lines = canvas.wrap(canvas.plain(title, most=400), canvas.WIDTH_IN * 72 - 16, size=canvas.TITLE_PT, bold=True)
+    ax.set_title("\n".join(lines), loc="left", fontsize=canvas.TITLE_PT, fontweight="bold", color=INK, parse_math=False)
+    return ax

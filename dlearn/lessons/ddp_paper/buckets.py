@@ -1,0 +1,193 @@
+"""DD3 and DD10: which gradients travel together, in which order, and how DDP corrects its first guess."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from dlearn import draw
+from dlearn.cluster import Cluster
+from dlearn.draw import charts
+from dlearn.lessons import digits, models
+from dlearn.lessons.ddp_paper import seen
+from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
+from dlearn.recorder import span
+from dlearn.trace.event import Bucket, Gradient
+from dlearn.trace.trace import Trace
+
+RANKS = 2
+STEPS = 3
+"""The first has other buckets (see DD10); what counts is the last."""
+WAYS = {"each parameter by itself": 1e-6, "in buckets": models.SMALL_BUCKETS, "all at once": 25.0}
+"""`bucket_cap_mb`: one byte is full with any parameter, 25 MB never here."""
+FIRST = "as first built"
+
+
+def train_in_buckets() -> dict[str, Tensor]:
+    """Train a ConvNet in each of the ways; returns the gradients of the last step, as one tensor."""
+    images, labels = (part[:25] for part in digits.shard(torch.distributed.get_rank(), RANKS))
+    gradients: dict[str, Tensor] = {}
+    # With find_unused_parameters DDP keeps the buckets that it first built, before it has seen any gradient.
+    for name, cap in {**WAYS, FIRST: models.SMALL_BUCKETS}.items():
+        torch.manual_seed(0)
+        model = DistributedDataParallel(models.ConvNet(), bucket_cap_mb=cap, find_unused_parameters=name == FIRST)
+        for step in range(STEPS):
+            model.zero_grad()
+            with span(f"{name}, step {step}"):
+                cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+        gradients[name] = torch.cat([each.grad.flatten() for each in model.parameters() if each.grad is not None])
+    return gradients
+
+
+def bucketing() -> Result:
+    """The same bytes in many, some, or one all-reduce; and which parameters are in which bucket."""
+    run = seen.run_quietly(Cluster(RANKS), train_in_buckets)
+    registered = [name for name, _ in models.ConvNet().named_parameters()]
+    size = seen.parameter_bytes(models.ConvNet())
+    last = {name: run.trace.within(f"{name}, step {STEPS - 1}") for name in (*WAYS, FIRST)}
+    sent = {name: seen.reductions(last[name]) for name in WAYS}
+    counts = {name: len(asked) for name, asked in sent.items()}
+    sizes = {name: seen.handed_bytes(asked) for name, asked in sent.items()}
+    each, some, one = WAYS
+    gradients = [run.results[rank][name] for rank in range(RANKS) for name in WAYS]
+    checks = [
+        Check(
+            f"all three ways send the {size:,} B of the {len(registered)} parameters, a step and rank",
+            "; ".join(f"{name}: {sizes[name]:,} B" for name in WAYS),
+            all(found == size for found in sizes.values()),
+        ),
+        Check(
+            f"in {len(registered)} all-reduces, in one, and in buckets in a number between",
+            "; ".join(f"{name}: {counts[name]}" for name in WAYS),
+            counts[each] == len(registered) > counts[some] > counts[one] == 1,
+        ),
+        Check(
+            "the gradients are the same in every bit, on all ranks",
+            f"{len(gradients)} results of {gradients[0].numel():,} numbers",
+            all(torch.equal(gradients[0], other) for other in gradients),
+        ),
+    ]
+    for name, when in ((FIRST, "as DDP first builds them"), (some, "as it rebuilds them after the first step")):
+        table = table_of(last[name])
+        checks.append(
+            Check(
+                f"{when}, buckets hold the parameters in the reverse of model.parameters(), and go in this order",
+                "; ".join(f"bucket {each.index}: {each.bytes:,} B: {', '.join(each.parameters)}" for each in table),
+                is_reversed(table, registered) and [each.index for each in table] == list(range(len(table))),
+            )
+        )
+    picture = charts.bars(
+        [f"{name}: {sizes[name]:,} B" for name in WAYS],
+        [charts.Part("all-reduces", [counts[name] for name in WAYS])],
+        title=f"Each step sends {size:,} B, in {counts[each]} all-reduces, in {counts[some]}, or in {counts[one]}",
+        y="all-reduces a step",
+        text=lambda count: f"{count:.0f}",
+        notes=[
+            f"Bucket {bucket.index} of the middle way: {', '.join(bucket.parameters)}"
+            for bucket in table_of(last[some])
+        ],
+    )
+    return Result(tuple(checks), picture)
+
+
+def table_of(trace: Trace) -> list[Bucket]:
+    """The buckets of one step, in the order in which they were sent."""
+    return [each.bucket for each in seen.reductions(trace) if each.bucket is not None]
+
+
+def is_reversed(table: list[Bucket], registered: list[str]) -> bool:
+    """Whether all parameters of a bucket were registered after all of the next one."""
+    places = [[registered.index(name) for name in each.parameters] for each in table]
+    return all(min(ours) > max(theirs) for ours, theirs in pairwise(places))
+
+
+# The rebuild ----------------------------------------------------------------------------------------------------------
+
+SMALL = 0.0158
+"""A bucket for each of the larger layers of `Backwards`."""
+REBUILD_STEPS = 4
+
+
+class Backwards(nn.Module):
+    """Its layers are registered in the opposite of the order in which they are used: DDP's first guess is wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.middle, self.first = nn.Linear(64, 10), nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.last(self.middle(self.first(images.flatten(1)).relu()).relu())
+        return logits
+
+
+def train_backwards() -> None:
+    """A few steps, each in a span."""
+    images, labels = (part[:25] for part in digits.shard(torch.distributed.get_rank(), RANKS))
+    torch.manual_seed(0)
+    model = DistributedDataParallel(Backwards(), bucket_cap_mb=SMALL)
+    for step in range(REBUILD_STEPS):
+        with span(f"step {step}"):
+            cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+
+
+def rebuild() -> Result:
+    """The order of the first step's gradients becomes that of the buckets, agreed on in two broadcasts."""
+    trace = Cluster(RANKS).run(train_backwards).trace
+    steps = [trace.within(f"step {step}") for step in range(REBUILD_STEPS)]
+    registered = [name for name, _ in Backwards().named_parameters()]
+    agreed = [seen.called(step, seen.REBUILT) for step in steps]
+    tables = [table_of(step) for step in steps]
+    came = [event.parameter for event in steps[0].where(kind="gradient", rank=0).events if isinstance(event, Gradient)]
+    rebuilt = [name for each in tables[1] for name in each.parameters]
+    sizes = [seen.handed_bytes([each]) for each in agreed[1]]
+    count = len(tables[1])
+    checks = (
+        Check(
+            "the buckets are rebuilt once, in the forward pass of the second step, with two broadcasts of rank 0",
+            f"broadcasts in steps 0 to {REBUILD_STEPS - 1}: {', '.join(str(len(each)) for each in agreed)}",
+            [len(each) for each in agreed] == [0, 2, *[0] * (REBUILD_STEPS - 2)]
+            and all(end.phase == "forward" for each in agreed[1] for end in each.ends)
+            and all(each.op == "broadcast" for each in agreed[1]),
+        ),
+        Check(
+            f"they hold an int32 for each of {len(registered)} parameters and one for the number of buckets, then an"
+            f" int32 for each of {count} buckets",
+            " and ".join(f"{size} B" for size in sizes),
+            sizes == [4 * (len(registered) + 1), 4 * count],
+        ),
+        Check(
+            "the new buckets hold the parameters in the order in which their gradients came in the first step",
+            "; ".join(f"bucket {each.index}: {each.bytes:,} B: {', '.join(each.parameters)}" for each in tables[1]),
+            rebuilt == came and all(tables[1][i].parameters == tables[-1][i].parameters for i in range(count)),
+        ),
+        Check(
+            "here that is not the reverse of model.parameters(), which DDP starts from",
+            f"registered: {', '.join(registered)}; came: {', '.join(came)}",
+            came != registered[::-1] and not is_reversed(tables[1], registered),
+        ),
+    )
+    return Result(checks, draw.buckets(trace))
+
+
+DD3 = Claim(
+    id="DD3",
+    title="buckets",
+    paper="sections 3.2.2 and 3.2.3",
+    says="Between an all-reduce for each gradient and one for all, buckets of gradients take the middle; they follow"
+    " the reverse of model.parameters().",
+    runs=f"ConvNet on {RANKS} ranks with bucket_cap_mb of {', '.join(f'{cap:g}' for cap in WAYS.values())}",
+    test=bucketing,
+)
+DD10 = Claim(
+    id="DD10",
+    title="gradient order prediction",
+    paper="section 6.2.1 (future work then)",
+    says="If the order of gradients is not that of model.parameters() reversed, DDP could trace it in a backward pass"
+    " and map parameters to buckets anew.",
+    runs=f"a model that is registered backwards, {REBUILD_STEPS} steps on {RANKS} ranks",
+    test=rebuild,
+)

@@ -1,0 +1,241 @@
+"""DD12: gradients in fewer bytes (the paper's outlook, section 6.2.3): what is saved, and what happens to the loss.
+
+fp16 and bf16 send 2 bytes for each number. PowerSGD (Vogels et al., NeurIPS 2019, arXiv 1905.13727) sends, for a
+gradient of n rows and m columns, two thin matrices P (n x rank) and Q (m x rank) whose product is near it.
+
+The verdict on the loss is about `MLP` and this learning rate. In a trial with `ConvNet` and a rate of 0.05, where the
+loss jumps from epoch to epoch, one seed of fp16 and of bf16 ended higher by more than the seeds differed.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from dlearn.analysis.joining import operations
+from dlearn.cluster import Cluster
+from dlearn.draw import charts
+from dlearn.lessons import digits, models
+from dlearn.lessons.ddp_paper.comm_hooks import bf16
+from dlearn.lessons.ddp_paper.convergence import SEEDS, differences, keeps, seeds_text, spread, training_loss
+from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
+from dlearn.lessons.training import accuracy
+from dlearn.recorder import span
+from dlearn.trace.event import Collective
+from dlearn.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+RANKS = 2
+POWERSGD_RANKS = (1, 2, 4)
+METHODS = ("plain", "fp16", "bf16", *(f"PowerSGD {rank}" for rank in POWERSGD_RANKS))
+PLAIN_STEPS = 2
+"""PowerSGD leaves the first steps alone: in them, DDP still makes its buckets."""
+EPOCHS, BATCH, LEARNING_RATE, MOMENTUM = 8, 25, 0.02, 0.9
+MOST_POINTS = 1.0
+"""Percentage points of held-out accuracy that are "a tiny amount": 3 of 297 images."""
+
+
+def compressed(method: str, seed: int) -> DistributedDataParallel:
+    """The model under DDP with this hook; with 25 MB a bucket, all of it is one bucket.
+
+    For PowerSGD on gloo one bucket is a must: with two, its callbacks launch all-reduces from gloo's threads, in
+    another order on each rank, and it hangs or aborts (the museum of hangs shows it).
+    """
+    torch.manual_seed(seed)
+    model = DistributedDataParallel(models.MLP())
+    if method == "fp16":
+        model.register_comm_hook(None, fp16_compress_hook)
+    elif method == "bf16":
+        model.register_comm_hook(None, bf16)
+    elif method != "plain":
+        rank = int(method.removeprefix("PowerSGD "))
+        state = PowerSGDState(None, matrix_approximation_rank=rank, start_powerSGD_iter=PLAIN_STEPS)
+        model.register_comm_hook(state, powerSGD_hook)
+    return model
+
+
+# Bytes ----------------------------------------------------------------------------------------------------------------
+
+
+def recorded_steps() -> None:
+    """On a rank: a few steps with each method; the last one is in a span of the method's name."""
+    images, labels = digits.shard(dist.get_rank(), dist.get_world_size())
+    for method in METHODS:
+        model = compressed(method, seed=0)
+        for step in range(PLAIN_STEPS + 2):
+            with span(method if step == PLAIN_STEPS + 1 else f"{method}: before"):
+                cross_entropy(model(images[:BATCH]), labels[:BATCH]).backward()  # type: ignore[no-untyped-call]
+
+
+def sent(trace: Trace, method: str) -> tuple[int, ...]:
+    """Bytes that a rank hands to each all-reduce of the recorded step, in their order."""
+    calls = [each.ends[0] for each in operations(trace.within(method)) if each.op == "all_reduce"]
+    return tuple(sum(tensor.payload_bytes for tensor in call.inputs) for call in calls if isinstance(call, Collective))
+
+
+def powersgd_sizes(model: nn.Module, rank: int) -> tuple[int, int, int]:
+    """Bytes by the formula: what is not worth compressing, then all P, then all Q, as float32.
+
+    A matrix is compressed if that saves more than half of it (`min_compression_rate`); vectors never are.
+    """
+    whole = p = q = 0
+    for parameter in model.parameters():
+        n = len(parameter)
+        m = parameter.numel() // n
+        r = min(n, m, rank)
+        if 2 * (n + m) * r < n * m:
+            p, q = p + n * r, q + m * r
+        else:
+            whole += n * m
+    return 4 * whole, 4 * p, 4 * q
+
+
+# Loss -----------------------------------------------------------------------------------------------------------------
+
+
+class Training(NamedTuple):
+    """The loss over all training images before the first epoch and after each, and the held-out accuracy at the end."""
+
+    losses: list[float]
+    accuracy: float
+
+
+def train(method: str, seed: int) -> Training:
+    """On a rank: train on digits with SGD."""
+    images, labels = digits.shard(dist.get_rank(), dist.get_world_size())
+    model = compressed(method, seed)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+    order = torch.Generator().manual_seed(seed)
+    losses = [training_loss(model.module)]
+    for _ in range(EPOCHS):
+        for batch in torch.randperm(len(images), generator=order).split(BATCH):  # type: ignore[no-untyped-call]
+            optimizer.zero_grad()
+            cross_entropy(model(images[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        losses.append(training_loss(model.module))
+    return Training(losses, accuracy(model.module))
+
+
+def train_all() -> dict[str, list[Training]]:
+    """Every method from every seed."""
+    return {method: [train(method, seed) for seed in SEEDS] for method in METHODS}
+
+
+# Verdict --------------------------------------------------------------------------------------------------------------
+
+
+def compression() -> Result:
+    """The bytes of one recorded step, the loss curves of all methods, and whether the loss is kept."""
+    trace = Cluster(RANKS).run(recorded_steps).trace
+    sizes = {method: sent(trace, method) for method in METHODS}
+    trained: dict[str, list[Training]] = Cluster(RANKS, record=False).run(train_all).results[0]
+    ends = {method: [run.losses[-1] for run in runs] for method, runs in trained.items()}
+    accuracies = {method: [run.accuracy for run in runs] for method, runs in trained.items()}
+    checks = (
+        halved(sizes),
+        *(by_formula(sizes, rank) for rank in POWERSGD_RANKS),
+        kept(ends, "fp16", "bf16"),
+        *(kept(ends, f"PowerSGD {rank}") for rank in POWERSGD_RANKS),
+        as_accurate(accuracies),
+    )
+    return Result(checks, picture(sizes, trained), f"{RANKS} ranks, gloo, {len(SEEDS)} seeds; the bytes are exact")
+
+
+def halved(sizes: dict[str, tuple[int, ...]]) -> Check:
+    plain = sizes["plain"]
+    return Check(
+        "fp16 and bf16 send half the bytes, in as many all-reduces",
+        "; ".join(f"{name}: {sum(sizes[name]):,} B in {len(sizes[name])}" for name in ("plain", "fp16", "bf16")),
+        all(
+            2 * sum(sizes[name]) == sum(plain) and len(sizes[name]) == len(plain) and plain for name in ("fp16", "bf16")
+        ),
+    )
+
+
+def by_formula(sizes: dict[str, tuple[int, ...]], rank: int) -> Check:
+    seen, plain = sizes[f"PowerSGD {rank}"], sum(sizes["plain"])
+    expected = powersgd_sizes(models.MLP(), rank)
+    return Check(
+        f"PowerSGD of rank {rank}, in one bucket, sends P, Q and what is not worth compressing: {sum(expected):,} B",
+        f"{' + '.join(f'{size:,}' for size in seen)} = {sum(seen):,} B, {sum(seen) / plain:.0%} of {plain:,} B",
+        seen == expected and len(sizes["plain"]) == 1,
+    )
+
+
+def kept(ends: dict[str, list[float]], *methods: str) -> Check:
+    plain = ends["plain"]
+    worst = {name: max(differences(ends[name], plain)) for name in methods}
+    return Check(
+        f"the loss with {' and '.join(methods)}: from every seed it ends higher by less than the seeds differ without",
+        f"without: {seeds_text(plain)}, so by less than {spread(plain):.4f}; seen, at worst: "
+        + ", ".join(f"{name} {more:+.4f}" for name, more in worst.items()),
+        all(keeps(ends[name], plain) for name in methods),
+    )
+
+
+def as_accurate(accuracies: dict[str, list[float]]) -> Check:
+    lost = {
+        name: 100 * max(-each for each in differences(values, accuracies["plain"]))
+        for name, values in accuracies.items()
+        if name != "plain"
+    }
+    return Check(
+        f"the held-out accuracy falls by no more than {MOST_POINTS:.0f} percentage point from any seed",
+        f"without: {100 * median(accuracies['plain']):.1f} %; most lost: "
+        + ", ".join(f"{name} {max(0.0, points):.1f}" for name, points in lost.items()),
+        all(points <= MOST_POINTS for points in lost.values()),
+    )
+
+
+def picture(sizes: dict[str, tuple[int, ...]], trained: dict[str, list[Training]]) -> Axes:
+    """Loss curves, with what each method sends in its label."""
+    plain = sum(sizes["plain"])
+    epochs = {name: list(zip(*(run.losses for run in runs), strict=True)) for name, runs in trained.items()}
+    medians = {name: [median(losses) for losses in each] for name, each in epochs.items()}
+    series = {
+        f"{name}: {sum(sizes[name]):,} B a step": charts.Series(
+            range(len(each)), medians[name], [(min(losses), max(losses)) for losses in each]
+        )
+        for name, each in epochs.items()
+    }
+    fewest = min(METHODS, key=lambda method: sum(sizes[method]))
+    told = [
+        f"{name} sends {sum(sizes[name]) / plain:.0%} of the bytes and ends with"
+        f" {medians[name][-1] / medians['plain'][-1]:.2f} times the loss"
+        for name in ("fp16", fewest)
+    ]
+    apart = max(abs(a - b) for name in ("fp16", "bf16") for a, b in zip(medians[name], medians["plain"], strict=True))
+    ax = charts.lines(
+        series,
+        title="; ".join(told),
+        x="epochs",
+        y="loss (log scale)",
+        log="y",
+        notes=[
+            "Medians of three seeds; vertical lines: from the best to the worst. fp16 and bf16 are never"
+            f" further than {apart:.4f} from plain."
+        ],
+    )
+    ax.set_yticks([2, 1, 0.5, 0.2, 0.1], ["2", "1", "0.5", "0.2", "0.1"])
+    ax.set_yticks([], minor=True)
+    return ax
+
+
+DD12 = Claim(
+    id="DD12",
+    title="gradient compression",
+    paper="section 6.2.3",
+    says="Gradients need not be float32: compressed, they are fewer bytes, for a tiny amount of accuracy.",
+    runs=f"{EPOCHS} epochs of digits with {', '.join(METHODS)} (its rank); all in one bucket, as PowerSGD must on gloo",
+    test=compression,
+)

@@ -1,0 +1,59 @@
+"""What the two rows on training share: the seeds, the loss that a run ends with, and when two losses count as equal.
+
+Training the same model from another seed ends with another loss. That spread, which nobody would call a difference, is
+the yardstick here: a change *keeps* the loss if from every seed it ends closer to the unchanged run of that seed than
+the unchanged runs of the seeds are to each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from dlearn.lessons import digits
+
+SEEDS = (0, 1, 2)
+"""Of the parameters, and of the order of the images."""
+
+
+@torch.no_grad()
+def training_loss(model: nn.Module) -> float:
+    """Cross entropy over all 1,500 training images, those of every rank."""
+    images, labels = _loaded()
+    return float(cross_entropy(model(images), labels))
+
+
+@cache
+def _loaded() -> tuple[Tensor, Tensor]:
+    images, labels = digits.load()
+    return images[: digits.TRAINING_IMAGES], labels[: digits.TRAINING_IMAGES]
+
+
+def spread(losses: Sequence[float]) -> float:
+    """Between the best seed and the worst."""
+    return max(losses) - min(losses)
+
+
+def differences(changed: Sequence[float], unchanged: Sequence[float]) -> list[float]:
+    """By how much each seed ends higher than without the change."""
+    return [a - b for a, b in zip(changed, unchanged, strict=True)]
+
+
+def keeps(changed: Sequence[float], unchanged: Sequence[float]) -> bool:
+    """Every seed ends within the seeds' own spread of where it would have ended; lower is no loss."""
+    return max(differences(changed, unchanged)) < spread(unchanged)
+
+
+def hurts(changed: Sequence[float], unchanged: Sequence[float]) -> bool:
+    """Every seed ends higher than it would have, by more than the seeds' own spread."""
+    return min(differences(changed, unchanged)) > spread(unchanged)
+
+
+def seeds_text(values: Sequence[float], *, digits: int = 3) -> str:
+    """ "0.124 (seeds 0.122 to 0.133)": the median and the range."""
+    return f"{median(values):.{digits}f} (seeds {min(values):.{digits}f} to {max(values):.{digits}f})"

@@ -1,0 +1,140 @@
+"""DD15: what a program must change for DDP, and where DDP steps in."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections import Counter
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from dlearn import draw
+from dlearn.analysis import operations
+from dlearn.cluster import Cluster
+from dlearn.draw import charts
+from dlearn.lessons import digits, models
+from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
+from dlearn.trace.event import Collective, Gradient
+from dlearn.trace.message import End
+
+RANKS = 2
+STEPS = 3
+BATCH_SIZE = 16
+"""Of one rank. Alone, the program takes the batches of all ranks at once."""
+CLOSE = 1e-5
+"""Sums in another order round otherwise: float32 has 7 digits."""
+
+
+def train(batches: list[tuple[Tensor, Tensor]]) -> Tensor:
+    torch.manual_seed(0)
+    model = models.ConvNet()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for images, labels in batches:
+        optimizer.zero_grad()
+        loss = cross_entropy(model(images), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def train_with_ddp(batches: list[tuple[Tensor, Tensor]]) -> Tensor:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(models.ConvNet())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for images, labels in batches:
+        optimizer.zero_grad()
+        loss = cross_entropy(model(images), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def of_this_rank() -> Tensor:
+    """On a rank: its part of each batch."""
+    return train_with_ddp([batch(step, rank) for step in range(STEPS) for rank in (dist.get_rank(),)])
+
+
+def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
+    images, labels = digits.shard(rank, RANKS)
+    part = slice(step * BATCH_SIZE, (step + 1) * BATCH_SIZE)
+    return images[part], labels[part]
+
+
+def whole_batch(step: int) -> tuple[Tensor, Tensor]:
+    """The parts of all ranks."""
+    parts = [batch(step, rank) for rank in range(RANKS)]
+    return torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
+
+
+def changed_lines() -> list[str]:
+    """What `train` and `train_with_ddp` do not share, "- " and "+ " before it; their names aside."""
+    alone, under_ddp = (inspect.getsource(each).splitlines()[1:] for each in (train, train_with_ddp))
+    return [line for line in difflib.ndiff(alone, under_ddp) if line[:2] in ("- ", "+ ")]
+
+
+def is_of_ddp(end: End) -> bool:
+    """Whether DDP made this call, and not the program."""
+    return isinstance(end, Collective) and (end.launcher == "reducer" or end.role.startswith("DDP"))
+
+
+def interception() -> Result:
+    """Both functions, their difference and their results; and all that DDP did by itself."""
+    run = Cluster(RANKS).run(of_this_rank)
+    alone = train([whole_batch(step) for step in range(STEPS)])
+    torch.manual_seed(0)
+    moved = (alone - nn.utils.parameters_to_vector(models.ConvNet().parameters())).abs().max().item()
+    furthest = max((run.results[rank] - alone).abs().max().item() for rank in range(RANKS))
+    changed = changed_lines()
+    asked = operations(run.trace)
+    by_ddp = [each for each in asked if all(is_of_ddp(end) for end in each.ends)]
+    places = Counter(each.ends[0].phase for each in asked)
+    gradients = Counter(event.rank for event in run.trace.events if isinstance(event, Gradient))
+    parameters = len(list(models.ConvNet().parameters()))
+    told = ", ".join(f"{where} {places[phase]}" for phase, where in PLACES.items())
+    checks = (
+        Check(
+            "non-intrusive: one line of the training function is another",
+            "; ".join(" ".join(line.split()) for line in changed)
+            + ". (Beside it: starting the ranks, and a part of the data for each.)",
+            [line[0] for line in changed] == ["-", "+"],
+        ),
+        Check(
+            "and it learns the same as alone, with the batches of all ranks in one",
+            f"after {STEPS} steps no parameter differs by more than {furthest:.1e} (limit {CLOSE:g}); one moved by"
+            f" {moved:.1e}",
+            furthest <= CLOSE < moved,
+        ),
+        Check(
+            "interceptive: every collective of the job is DDP's own, none stands in the program",
+            f"{len(by_ddp)} of {len(asked)}",
+            len(asked) == len(by_ddp) > 0,
+        ),
+        Check(
+            "it steps in in the constructor, in the forward pass, and in the backward pass, where a hook tells it of"
+            " every gradient",
+            f"{told}; {', '.join(str(gradients[rank]) for rank in range(RANKS))} gradients on the {RANKS} ranks:"
+            f" {STEPS} passes of {parameters} parameters",
+            set(places) == set(PLACES) and all(gradients[rank] == STEPS * parameters for rank in range(RANKS)),
+        ),
+    )
+    picture = charts.retitle(
+        draw.timeline(run.trace), f"{len(by_ddp)} of {len(asked)} collectives are DDP's own: {told}"
+    )
+    return Result(checks, picture)
+
+
+PLACES = {"setup": "constructor", "forward": "forward", "backward": "backward"}
+
+DD15 = Claim(
+    id="DD15",
+    title="non-intrusive and interceptive",
+    paper="section 3.1",
+    says="A local training script needs hardly a change, and DDP intercepts what it must know of: construction, forward"
+    " pass, gradients.",
+    runs=f"a training function of {len(inspect.getsource(train).splitlines())} lines, alone and on {RANKS} ranks",
+    test=interception,
+)

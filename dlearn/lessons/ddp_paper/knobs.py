@@ -1,0 +1,139 @@
+"""DD16: buffers, devices, and DDP's knobs one by one: what each of them changes in a step's bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from dlearn.analysis import operations
+from dlearn.analysis.words import count_text
+from dlearn.cluster import Cluster
+from dlearn.draw import charts
+from dlearn.lessons import digits
+from dlearn.lessons.ddp_paper import seen
+from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
+from dlearn.recorder import span
+from dlearn.trace.trace import Trace
+
+RANKS = 2
+STEPS = 3
+"""The first has other buckets (see DD10); what counts is the last."""
+DEFAULT = "default"
+NO_BUFFERS, SMALL, UNUSED, VIEW = "buffers not sent", "small buckets", "find unused", "bucket views"
+KNOBS: dict[str, dict[str, Any]] = {
+    DEFAULT: {},
+    NO_BUFFERS: {"forward_sync_buffers": False},
+    SMALL: {"bucket_cap_mb": 0.001},
+    UNUSED: {"find_unused_parameters": True},
+    VIEW: {"gradient_as_bucket_view": True},
+}
+
+
+def network() -> nn.Module:
+    """With a BatchNorm, whose running mean, variance and count of batches are buffers: state without gradients."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
+
+
+def train() -> None:
+    """A few steps with each of the knobs."""
+    images, labels = (part[:25] for part in digits.shard(dist.get_rank(), RANKS))
+    for name, knob in KNOBS.items():
+        torch.manual_seed(0)
+        model = DistributedDataParallel(network(), **knob)
+        for step in range(STEPS):
+            with span(f"{name}, step {step}"):
+                cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+
+
+def turn_knobs() -> Result:
+    """The last step of each: gradients, buffers, map of used parameters."""
+    trace = seen.run_quietly(Cluster(RANKS), train).trace
+    net = network()
+    gradients, buffers = seen.parameter_bytes(net), sum(each.nbytes for each in net.buffers())
+    kinds = len({each.dtype for each in net.buffers()})
+    parameters = len(list(net.parameters()))
+    last = {name: trace.within(f"{name}, step {STEPS - 1}") for name in KNOBS}
+    found = {name: parts(step) for name, step in last.items()}
+    broadcasts = {name: len(seen.called(step, seen.BUFFERS)) for name, step in last.items()}
+    counts = {name: len(seen.reductions(step)) for name, step in last.items()}
+    totals = {name: sum(each.values()) for name, each in found.items()}
+    devices = torch.cuda.device_count()
+    checks = (
+        Check(
+            f"each forward pass sends the {buffers:,} B of buffers from rank 0, a broadcast for each of {kinds} dtypes",
+            f"{found[DEFAULT][BUFFERS]:,} B in {broadcasts[DEFAULT]} broadcasts",
+            (found[DEFAULT][BUFFERS], broadcasts[DEFAULT]) == (buffers, kinds)
+            and all(end.phase == "forward" for each in seen.called(last[DEFAULT], seen.BUFFERS) for end in each.ends),
+        ),
+        Check(
+            "without forward_sync_buffers (once broadcast_buffers) none; the gradients stay",
+            f"{found[NO_BUFFERS][BUFFERS]} B of buffers, {found[NO_BUFFERS][GRADIENTS]:,} B of gradients",
+            found[NO_BUFFERS] == {GRADIENTS: gradients, BUFFERS: 0, USED_MAP: 0},
+        ),
+        Check(
+            "a smaller bucket_cap_mb makes more all-reduces of the same bytes",
+            f"{counts[DEFAULT]} and {counts[SMALL]} all-reduces; {found[SMALL][GRADIENTS]:,} B",
+            counts[SMALL] > counts[DEFAULT] and found[SMALL] == found[DEFAULT],
+        ),
+        Check(
+            f"find_unused_parameters adds an int32 for each of {parameters} parameters, no more",
+            f"{totals[UNUSED] - totals[DEFAULT]} B more than {totals[DEFAULT]:,} B",
+            found[UNUSED] == {**found[DEFAULT], USED_MAP: 4 * parameters},
+        ),
+        Check(
+            "gradient_as_bucket_view changes memory, and not a byte of traffic",
+            f"{totals[VIEW]:,} B in {counts[VIEW]} all-reduces",
+            (found[VIEW], counts[VIEW]) == (found[DEFAULT], counts[DEFAULT]),
+        ),
+        Check("nothing else is sent", f"{sum(totals.values()):,} B in all", sum(totals.values()) == all_bytes(last)),
+        Check(
+            "the buckets of a model that spans several devices stay on the device of their gradients",
+            f"needs two GPUs for a rank; here are {devices}",
+            None,
+        ),
+    )
+    picture = charts.bars(
+        list(KNOBS),
+        [charts.Part(part, [found[name][part] for name in KNOBS]) for part in (GRADIENTS, BUFFERS, USED_MAP)],
+        title=f"Of a step's {totals[DEFAULT]:,} B the knobs change {found[DEFAULT][BUFFERS]} B of buffers and"
+        f" {found[UNUSED][USED_MAP]} B of a map; the {found[DEFAULT][GRADIENTS]:,} B of gradients stay",
+        y="bytes a step and rank",
+        text=lambda size: f"{size:,.0f}",
+        notes=[
+            ", ".join(f"{key}={value}" for key, value in knob.items()) + f": {count_text(counts[name], 'all-reduce')}"
+            for name, knob in KNOBS.items()
+            if knob
+        ],
+    )
+    return Result(checks, picture)
+
+
+GRADIENTS, BUFFERS, USED_MAP = "gradients", "buffers", "map of used parameters"
+
+
+def parts(step: Trace) -> dict[str, int]:
+    """What a rank hands over in a step, in bytes."""
+    return {
+        GRADIENTS: seen.handed_bytes(seen.reductions(step)),
+        BUFFERS: seen.handed_bytes(seen.called(step, seen.BUFFERS)),
+        USED_MAP: seen.handed_bytes(seen.called(step, seen.USED_MAP)),
+    }
+
+
+def all_bytes(steps: dict[str, Trace]) -> int:
+    return sum(seen.handed_bytes(operations(step)) for step in steps.values())
+
+
+DD16 = Claim(
+    id="DD16",
+    title="buffers, devices, knobs",
+    paper="sections 4.1 and 4.2",
+    says="Before a forward pass rank 0's buffers are broadcast; bucket size, buffers and unused parameters are knobs.",
+    runs=f"a model with BatchNorm, each knob by itself, on {RANKS} ranks",
+    test=turn_knobs,
+)

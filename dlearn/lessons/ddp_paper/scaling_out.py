@@ -1,0 +1,174 @@
+"""DD7: more ranks: how many bytes each of them sends, and what a step takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from dlearn.analysis import reconcile, traffic
+from dlearn.analysis.words import count_text
+from dlearn.cluster import Cluster
+from dlearn.cluster.run import Run
+from dlearn.draw import charts
+from dlearn.lessons import digits, models
+from dlearn.lessons.ddp_paper import seen
+from dlearn.lessons.ddp_paper.conditions import ranks_on_cores
+from dlearn.lessons.ddp_paper.samples import Samples
+from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
+from dlearn.recorder import span
+from dlearn.trace.trace import Trace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+RANKS = (1, 2, 4, 8)
+WARM_UP = 2
+"""Steps until the buckets are rebuilt."""
+TIMED = 10
+BATCH_SIZE = 8
+EVEN, UNEVEN = "even", "ConvNet"
+MIB = 1 << 20
+
+
+def even() -> nn.Module:
+    """5,200 parameters, in one bucket: 16 times 325, so that 8 ranks can cut it evenly, in two segments each."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {EVEN: even, UNEVEN: models.ConvNet}
+
+
+def train() -> list[float]:
+    """A step of each model in a span, when its buckets are rebuilt; then ms of more steps of the last one."""
+    images, labels = (part[:BATCH_SIZE] for part in digits.shard(dist.get_rank(), dist.get_world_size()))
+    taken: list[float] = []
+    for name, build in MODELS.items():
+        torch.manual_seed(0)
+        model = DistributedDataParallel(build(), bucket_cap_mb=models.SMALL_BUCKETS if name == UNEVEN else 25)
+        for step in range(WARM_UP + 1):
+            with span(name) if step == WARM_UP else nullcontext():
+                cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+    for _ in range(TIMED):
+        start = time.perf_counter()
+        cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+        taken.append((time.perf_counter() - start) * 1000)
+    return taken
+
+
+def ring_bytes(elements: int, ranks: int, rank: int) -> int:
+    """What gloo's ring has this rank send of so many float32.
+
+    The data is cut into n chunks of equal length but for the last ones; in each of the two rounds a rank sends all
+    chunks but one: its own at first, then the one of its left neighbour.
+    """
+    if ranks == 1:
+        return 0
+    segments = max(2 * ranks, -(-4 * elements // MIB))
+    per_chunk = -(-segments // ranks)
+    chunk = -(-elements // (per_chunk * ranks)) * per_chunk
+    lengths = [min(max(elements - chunk * place, 0), chunk) for place in range(ranks)]
+    return 4 * (2 * elements - lengths[rank] - lengths[(rank - 1) % ranks])
+
+
+def sent_bytes(trace: Trace, ranks: int) -> list[int]:
+    """What each rank sent in this part, from its messages."""
+    found = traffic(trace)
+    return [found.bytes_from(rank=rank) for rank in range(ranks)]
+
+
+def scale_out() -> Result:
+    """The same two models on 1, 2, 4 and 8 ranks; of one step the bytes, of ten the times."""
+    runs = {ranks: Cluster(ranks).run(train) for ranks in RANKS}
+    last = {(ranks, name): run.trace.within(name) for ranks, run in runs.items() for name in MODELS}
+    sent = {(ranks, name): sent_bytes(part, ranks) for (ranks, name), part in last.items()}
+    buckets = [each.bucket.bytes // 4 for each in seen.reductions(last[RANKS[-1], UNEVEN]) if each.bucket is not None]
+    size = seen.parameter_bytes(even())
+    checks = (
+        Check(
+            f"of {size:,} B that all ranks can cut evenly, each rank sends 2(n-1)/n",
+            "; ".join(f"n = {ranks}: {sent[ranks, EVEN][0]:,} B" for ranks in RANKS),
+            all(sent[ranks, EVEN] == [2 * (ranks - 1) * size // ranks] * ranks for ranks in RANKS),
+        ),
+        Check(
+            f"of ConvNet's buckets ({', '.join(f'{4 * each:,}' for each in buckets)} B) each sends what is left of two"
+            " rounds of a ring, without the chunks that it need not send",
+            "; ".join(f"n = {ranks}: {spread_text(sent[ranks, UNEVEN])}" for ranks in RANKS),
+            4 * sum(buckets) == seen.parameter_bytes(models.ConvNet())
+            and all(
+                sent[ranks, UNEVEN] == [sum(ring_bytes(each, ranks, rank) for each in buckets) for rank in range(ranks)]
+                for ranks in RANKS
+            ),
+        ),
+        counted_by_the_kernel([run for ranks, run in runs.items() if ranks > 1]),
+        Check(
+            "a step takes little longer, where each rank has a machine of its own",
+            "needs machines; on one, of ConvNet: "
+            + "; ".join(
+                f"{count_text(ranks, 'rank')} {Samples(tuple(run.results[0])).text('ms')}"
+                for ranks, run in runs.items()
+            ),
+            None,
+        ),
+    )
+    return Result(checks, picture(sent, size), f"ConvNet's steps without the optimizer's; {ranks_on_cores(RANKS[-1])}")
+
+
+def spread_text(sizes: Sequence[int]) -> str:
+    least, most = min(sizes), max(sizes)
+    return f"{least:,} B" if least == most else f"{least:,} to {most:,} B"
+
+
+def counted_by_the_kernel(runs: Sequence[Run]) -> Check:
+    """The schedule is a claim about gloo; the kernel's socket counters are what happened."""
+    says = "in each whole run the kernel counted as many bytes as the schedule says"
+    found = [reconcile(run.trace) for run in runs]
+    unknown = next((each.not_measured for each in found if each.not_measured), "")
+    if unknown:
+        return Check(says, unknown, None)
+    told = [
+        f"{len(run.results)} ranks: {each.whole.measured_bytes:,} B, residue {each.whole.residue_bytes} B"
+        if each.whole.measured_bytes is not None
+        else f"{len(run.results)} ranks: {each.whole.note}"
+        for run, each in zip(runs, found, strict=True)
+    ]
+    return Check(says, "; ".join(told), all(each.exact for each in found))
+
+
+def picture(sent: dict[tuple[int, str], list[int]], size: int) -> Axes:
+    sizes = {EVEN: size, UNEVEN: seen.parameter_bytes(models.ConvNet())}
+    means = {name: [sum(sent[n, name]) / n for n in RANKS] for name in MODELS}
+    ns = [n / 4 for n in range(4, 4 * RANKS[-1] + 1)]
+    series: dict[str, charts.Series] = {}
+    for name in MODELS:
+        law = [2 * (n - 1) / n * sizes[name] / 1000 for n in ns]
+        series[f"{name}: sent"] = charts.Series(RANKS, [mean / 1000 for mean in means[name]])
+        series[f"2(n-1)/n of its {sizes[name]:,} B"] = charts.Series(ns, law, derived=True)
+    times = [means[UNEVEN][place] / sizes[UNEVEN] for place in (1, -1)]
+    return charts.lines(
+        series,
+        title=f"On {RANKS[1]} ranks each sends its model {times[0]:g} times a step, on {RANKS[-1]} ranks"
+        f" {times[1]:g} times: never more than twice",
+        x="ranks",
+        y="kB that a rank sends",
+        ticks=[(n, str(n)) for n in RANKS],
+        log="x",
+        notes=["Means over the ranks; the messages are derived from gloo's ring."],
+    )
+
+
+DD7 = Claim(
+    id="DD7",
+    title="scalability",
+    paper="section 5.3, figure 9",
+    says="DDP scales nearly linearly. (Our reason for it: what each rank sends hardly grows with their number.)",
+    runs=f"two models on {', '.join(map(str, RANKS))} ranks, a step of each and {TIMED} more",
+    test=scale_out,
+)

@@ -1,0 +1,49 @@
+"""What DDP sent in a part of a trace: its collectives, and the bytes that a rank handed to them."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Iterable
+
+from torch import nn
+
+from dlearn.analysis import operations
+from dlearn.cluster import Cluster
+from dlearn.cluster.run import Run
+from dlearn.trace.event import Collective
+from dlearn.trace.message import Operation
+from dlearn.trace.trace import Trace
+
+REBUILT = "DDP agrees on the rebuilt buckets"
+BUFFERS = "DDP sends rank 0's buffers"
+SHAPES = "DDP compares the parameters' shapes"
+MODEL = "DDP sends rank 0's model"
+USED_MAP = "DDP's map of used parameters"
+
+
+def reductions(trace: Trace) -> list[Operation]:
+    """The all-reduces that carry a bucket of gradients."""
+    return [each for each in operations(trace) if each.bucket is not None]
+
+
+def called(trace: Trace, what: str) -> list[Operation]:
+    """Those of DDP's other collectives that do this."""
+    return [each for each in operations(trace) if each.what == what]
+
+
+def handed_bytes(asked: Iterable[Operation]) -> int:
+    """What one rank hands to the transport in these collectives."""
+    first = [each.ends[0] for each in asked]
+    return sum(info.payload_bytes for end in first if isinstance(end, Collective) for info in end.inputs)
+
+
+def parameter_bytes(model: nn.Module) -> int:
+    """The size of its parameters, and so of its gradients."""
+    return sum(each.nbytes for each in model.parameters())
+
+
+def run_quietly(cluster: Cluster, job: Callable[[], object], *, check: bool = True, timeout: float = 60) -> Run:
+    """Where torch's warnings are expected, and not what this is about."""
+    with contextlib.redirect_stdout(io.StringIO()):
+        return cluster.run(job, check=check, timeout=timeout)

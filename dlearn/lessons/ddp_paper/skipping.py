@@ -1,0 +1,146 @@
+"""DD13: optimizer steps after every n-th iteration only (`no_sync`), and what that does to the loss (figure 11).
+
+As in the paper the gradients of n iterations are *summed*, one all-reduce follows, then one step of the optimizer. So
+the step is about n times as long; nobody divides by n, or lowers the learning rate.
+
+The model is `MLP`, and the verdict is about it. In a trial with `ConvNet`, n = 8 ended higher in the small setting too,
+by more than its seeds differed: its loss still falls steeply at the end of these runs, so small changes count.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from dlearn.cluster import Cluster
+from dlearn.draw import charts
+from dlearn.lessons import digits, models
+from dlearn.lessons.ddp_paper.convergence import SEEDS, differences, hurts, keeps, seeds_text, spread, training_loss
+from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+RANKS = 2
+EVERY = (1, 2, 4, 8)
+"""n: an all-reduce and a step of the optimizer after so many iterations."""
+POINTS = 10
+"""Of each loss curve."""
+
+
+class Setting(NamedTuple):
+    """Images in a rank's batch, learning rate of SGD, and iterations (passes over a batch), the same for every n."""
+
+    batch: int
+    learning_rate: float
+    iterations: int
+
+    @property
+    def name(self) -> str:
+        return f"batch {self.batch}, lr {self.learning_rate}"
+
+
+SMALL, LARGE = Setting(8, 0.02, 800), Setting(256, 0.06, 240)
+"""The paper's two; every n divides the iterations between two points of the curve."""
+
+
+def train(setting: Setting, n: int, seed: int) -> list[float]:
+    """On a rank: the loss over all training images at the start and at `POINTS` later moments."""
+    rank = dist.get_rank()
+    images, labels = digits.shard(rank, dist.get_world_size())
+    torch.manual_seed(seed)
+    model = DistributedDataParallel(models.MLP())
+    optimizer = torch.optim.SGD(model.parameters(), lr=setting.learning_rate)
+    drawn = torch.Generator().manual_seed(10 * seed + rank)
+    losses = [training_loss(model.module)]
+    for iteration in range(1, setting.iterations + 1):
+        batch = torch.randint(len(images), (setting.batch,), generator=drawn)
+        synchronised = iteration % n == 0
+        with nullcontext() if synchronised else model.no_sync():
+            cross_entropy(model(images[batch]), labels[batch]).backward()  # type: ignore[no-untyped-call]
+        if synchronised:
+            optimizer.step()
+            optimizer.zero_grad()
+        if iteration % (setting.iterations // POINTS) == 0:
+            losses.append(training_loss(model.module))
+    return losses
+
+
+Curves = dict[int, list[list[float]]]
+"""For each n, the loss curve of each seed."""
+
+
+def train_all() -> dict[Setting, Curves]:
+    """Both settings with every n from every seed."""
+    return {setting: {n: [train(setting, n, seed) for seed in SEEDS] for n in EVERY} for setting in (SMALL, LARGE)}
+
+
+def skipping() -> Result:
+    """All loss curves, and whether the largest n hurts in either setting."""
+    curves: dict[Setting, Curves] = Cluster(RANKS, record=False).run(train_all).results[0]
+    ends = {setting: {n: [run[-1] for run in runs] for n, runs in each.items()} for setting, each in curves.items()}
+    most = EVERY[-1]
+    checks = (
+        Check(
+            f"{LARGE.name}: n = {most} hurts: every seed ends higher, by more than the seeds differ with n = 1",
+            ends_text(ends[LARGE]),
+            hurts(ends[LARGE][most], ends[LARGE][1]),
+        ),
+        Check(
+            f"{SMALL.name}: n = {most} hardly hurts: every seed ends higher by less than the seeds differ with n = 1",
+            ends_text(ends[SMALL]),
+            keeps(ends[SMALL][most], ends[SMALL][1]),
+        ),
+    )
+    conditions = f"{RANKS} ranks, gloo, {len(SEEDS)} seeds; no times are measured"
+    return Result(checks, picture(curves, ends), conditions)
+
+
+def ends_text(ends: dict[int, list[float]]) -> str:
+    """Where each n ends, and the difference that decides."""
+    told = "; ".join(f"n = {n}: {seeds_text(values)}" for n, values in ends.items())
+    higher = differences(ends[EVERY[-1]], ends[1])
+    return (
+        f"{told}. With n = {EVERY[-1]} higher by {min(higher):.3f} to {max(higher):.3f};"
+        f" the seeds differ by {spread(ends[1]):.3f}"
+    )
+
+
+def picture(curves: dict[Setting, Curves], ends: dict[Setting, dict[int, list[float]]]) -> Axes:
+    """Every n of the large setting, and the two ends of the small one."""
+    most = EVERY[-1]
+    times = {each: median(ends[each][most]) / median(ends[each][1]) for each in (LARGE, SMALL)}
+    share = [100 * at / POINTS for at in range(POINTS + 1)]
+    series = {}
+    for setting, counts in ((LARGE, EVERY), (SMALL, (1, most))):
+        for n in counts:
+            at = list(zip(*curves[setting][n], strict=True))
+            series[f"{setting.name}: n = {n}"] = charts.Series(
+                share, [median(each) for each in at], [(min(each), max(each)) for each in at]
+            )
+    return charts.lines(
+        series,
+        title=f"A step after {most} iterations instead of 1 ends with {times[LARGE]:.2f} times the loss for batches of"
+        f" {LARGE.batch}, with {times[SMALL]:.2f} times for batches of {SMALL.batch}",
+        x="iterations, in % of the run",
+        y="loss over all training images",
+        notes=["Medians of three seeds; vertical lines: from the best to the worst. The same images for every n."],
+    )
+
+
+DD13 = Claim(
+    id="DD13",
+    title="skipping synchronisation",
+    paper="section 5.3, figure 11",
+    says="Skipping synchronisation hardly hurts convergence with a small batch and learning rate; with large ones it"
+    " does, because more gradients add up before a step.",
+    runs=f"digits with n = {', '.join(map(str, EVERY))}, gradients summed in between; {SMALL.iterations} iterations of"
+    f" {SMALL.name}, {LARGE.iterations} of {LARGE.name}",
+    test=skipping,
+)

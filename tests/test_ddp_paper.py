@@ -1,0 +1,285 @@
+"""The claims of the paper on DDP: that a verdict is computed, can fail, and is what the essential numbers say."""
+
+from dataclasses import replace
+from math import comb
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+import torch.distributed as dist
+from test_draw_costs import check_texts
+from torch import nn
+
+from dlearn.analysis import operations, traffic
+from dlearn.cluster import Cluster
+from dlearn.draw import charts
+from dlearn.lessons import models
+from dlearn.lessons.ddp_paper import (
+    CLAIMS,
+    Check,
+    Claim,
+    Finding,
+    Result,
+    accumulation,
+    buckets,
+    claim,
+    construction,
+    hooks,
+    interception,
+    knobs,
+    order,
+    ready_gradients,
+    scaling_out,
+    seen,
+    unused,
+)
+from dlearn.lessons.ddp_paper.samples import Samples, depth
+from dlearn.recorder import span
+
+YES, NO, UNKNOWN = (Check("it is so", "seen", holds) for holds in (True, False, None))
+
+
+@pytest.fixture(autouse=True)
+def close_figures():
+    yield
+    plt.close("all")
+
+
+def finding(*checks):
+    return Finding(Claim("DD0", "a claim", "section 0", "it is so", "nothing", lambda: Result(())), Result(checks))
+
+
+# Verdicts, samples, charts: no ranks ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("checks", "verdict"),
+    [
+        ([YES], "confirmed"),
+        ([YES, NO], "not confirmed here"),
+        ([NO, UNKNOWN], "not confirmed here"),
+        ([YES, UNKNOWN], "confirmed"),
+        ([UNKNOWN, UNKNOWN], "cannot be tested here"),
+        ([], "cannot be tested here"),
+    ],
+)
+def test_one_failed_check_is_enough_and_what_is_untested_confirms_nothing(checks, verdict):
+    assert finding(*checks).verdict == verdict
+
+
+def test_a_finding_says_what_failed_and_what_was_not_tested():
+    found = finding(YES, NO, UNKNOWN)
+    assert found.headline.endswith("1 check of 3 failed; 1 of 3 checks cannot be tested here")
+    assert found.untested == (UNKNOWN,)
+    assert "cannot be tested here. seen" in str(found)
+
+
+def test_what_was_seen_is_escaped_in_html():
+    assert "<script>" not in finding(replace(YES, seen="<script>"))._repr_html_()
+
+
+def test_claims_stand_in_the_order_of_the_table():
+    numbers = [int(each.id.removeprefix("DD")) for each in CLAIMS]
+    assert numbers == sorted(set(numbers))
+    assert set(numbers) <= set(range(1, 19))
+    assert {2, 3, 5, 6, 7, 10, 11, 14, 15, 16, 18} <= set(numbers)
+    for each in CLAIMS:
+        assert all((each.title, each.paper, each.says, each.runs)), each.id
+        assert claim(each.id) is each
+
+
+@pytest.mark.parametrize("n", [10, 11, 12, 15, 20, 35, 60])
+def test_the_interval_holds_the_median_in_95_of_100_cases_and_no_wider_one_is_needed(n):
+    def tail(k):
+        """P(at most k of n fair coins show heads)."""
+        return sum(comb(n, i) for i in range(k + 1)) / 2**n
+
+    assert tail(depth(n)) <= 0.025 < tail(depth(n) + 1)
+
+
+def test_times_need_ten_samples():
+    with pytest.raises(ValueError, match="9 samples"):
+        Samples((1.0,) * 9)
+
+
+def test_no_text_of_a_chart_is_clipped_or_overlaps():
+    series = {name: charts.Series([1, 2, 4, 8], [1, 10, 100, 1000]) for name in ("measured", "predicted", "other")}
+    ticks, title = [(size, f"{size} B") for size in (1, 2, 4, 8)], "A long finding " * 8
+    check_chart(charts.lines(series, title=title, x="bytes", y="ms", ticks=ticks, log="x", mark=(4, "knee")))
+    check_chart(charts.lines(series, title="A finding", x="bytes", y="ms", notes=["A note. " * 30]))
+    parts = [charts.Part("one", [1, 2, 100_000]), charts.Part("two", [3, 4, 5])]
+    names = ["a name of several words", "another name of several words", "short"]
+    check_chart(charts.bars(names, parts, title="A finding", y="bytes", text=lambda size: f"{size:,.0f} B"))
+
+
+def check_chart(ax):
+    """Ticks outside the view have a label that nobody sees."""
+    for axis, (low, high) in ((ax.xaxis, ax.get_xlim()), (ax.yaxis, ax.get_ylim())):
+        shown = [(at, label.get_text()) for at, label in zip(axis.get_ticklocs(), axis.get_ticklabels(), strict=True)]
+        axis.set_ticks(*zip(*[(at, text) for at, text in shown if low <= at <= high], strict=True))
+    check_texts(ax)
+
+
+def test_a_picture_of_hooks_writes_names_side_by_side_or_together():
+    fired = [hooks.Fired(kind, "2.weight") for kind in hooks.KINDS]
+    fired += [hooks.Fired(hooks.ARRIVED, name) for name in ("0.bias", "0.weight")]
+    check_texts(hooks.picture(fired, 3, 4))
+    assert hooks.labels_of(fired, [0, 9], 20.0) == [("2.weight", 0, True), ("2.weight", 9, True)]
+    assert hooks.labels_of(fired, [3, 15, 16], 20.0) == [("2.weight", 3, True), ("0.bias, 0.weight", 16, False)]
+
+
+# What the checks are made of: no ranks --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("elements", [1, 7, 108, 2592, 25_290, 5200])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_all_ranks_together_send_the_data_2_n_minus_1_times(elements, ranks):
+    sent = [scaling_out.ring_bytes(elements, ranks, rank) for rank in range(ranks)]
+    assert sum(sent) == 2 * (ranks - 1) * 4 * elements
+    if elements % (2 * ranks) == 0:
+        assert set(sent) == {2 * (ranks - 1) * 4 * elements // ranks}
+
+
+def test_the_share_of_reversed_pairs():
+    registered = ["a", "b", "c", "d"]
+    assert ready_gradients.reversed_share(registered[::-1], registered) == 1
+    assert ready_gradients.reversed_share(registered, registered) == 0
+    assert ready_gradients.reversed_share(["c", "d", "b", "a"], registered) == 5 / 6
+
+
+def test_gradients_that_come_at_the_end_have_no_spread():
+    late = ready_gradients.Pass(("b", "a"), (0.97, 0.99), (400, 4))
+    assert late.spread < ready_gradients.LEAST_SPREAD
+    assert late.half == 0.97
+
+
+def test_what_the_prose_says_of_the_models_is_so():
+    tower = unused.Tower()
+    assert sum(each.numel() for each in tower.parameters()) == 21_450
+    assert len(list(tower.parameters())) == 12
+    assert seen.parameter_bytes(tower.layers[1]) == 16_640
+    assert sum(each.numel() for each in scaling_out.even().parameters()) == 5200 == 16 * 325
+    assert seen.parameter_bytes(models.ConvNet()) == 111_960
+
+
+def test_one_line_is_changed_for_ddp():
+    assert [" ".join(line.split()) for line in interception.changed_lines()] == [
+        "- model = models.ConvNet()",
+        "+ model = DistributedDataParallel(models.ConvNet())",
+    ]
+
+
+def test_the_graph_of_a_layer_ends_in_its_parameters():
+    names = [node.name() for node in hooks.graph_of(nn.Linear(3, 2)(torch.ones(1, 3)).sum().grad_fn)]
+    assert sum("AccumulateGrad" in name for name in names) == 2
+
+
+# The claims, on real ranks --------------------------------------------------------------------------------------------
+
+UNTESTED = {"DD7": 1, "DD16": 1}
+"""Checks that need more machines, or GPUs."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("id", ["DD3", "DD5", "DD6", "DD7", "DD10", "DD11", "DD14", "DD15", "DD16", "DD18"])
+def test_a_claim_on_bytes_counts_and_orders_is_confirmed(id):
+    found = claim(id).find()
+    assert found.verdict == "confirmed", found
+    assert len(found.untested) == UNTESTED.get(id, 0), found
+    assert found.result.picture is not None
+
+
+@pytest.mark.slow
+def test_gradients_come_in_the_reverse_of_registration_and_their_times_get_a_verdict():
+    found = claim("DD2").find()
+    orders = [check for check in found.result.checks if "registration" in check.says]
+    assert [check.holds for check in orders] == [True] * 3
+    assert "ready: fc2.bias, fc2.weight, fc1.bias, fc1.weight, conv2.weight, conv1.weight" in orders[0].seen
+    assert "94.6% of all pairs" in orders[2].seen
+    assert "1 ranks" not in found.result.conditions
+    assert all("n = 12" in check.seen for check in found.result.checks if "%" in check.says)
+
+
+def test_the_constructor_sends_three_things_and_gradients_are_averaged():
+    run = Cluster(2).run(construction.build)
+    inside = run.trace.within("the constructor")
+    assert [seen.handed_bytes([each]) for each in operations(inside)] == [8, 224, 111_960]
+    assert traffic(inside).payload_bytes == {(0, 1): 8 + 224 + 111_960, (1, 0): 8}
+    assert [(run.results[rank].own, run.results[rank].under_ddp) for rank in (0, 1)] == [(1.0, 1.5), (2.0, 1.5)]
+
+
+@pytest.mark.slow
+def test_the_numbers_of_accumulation_and_of_the_rebuild():
+    steps = Cluster(2).run(accumulation.train).trace
+    assert [accumulation.sent_bytes(steps.within(f"every {n}"))[0] for n in (1, 2, 4, 8)] == [
+        16 * 111_960, 8 * 111_960, 4 * 111_960, 2 * 111_960,
+    ]  # fmt: skip
+    rebuilt = Cluster(2).run(buckets.train_backwards).trace
+    assert [seen.handed_bytes([each]) for each in seen.called(rebuilt, seen.REBUILT)] == [28, 8]
+    assert buckets.table_of(rebuilt.within("step 3"))[0].parameters[:2] == ("last.bias", "last.weight")
+
+
+# Every check can fail -------------------------------------------------------------------------------------------------
+
+
+def holds(result):
+    return [check.holds for check in result.checks]
+
+
+def test_a_sum_instead_of_a_mean_is_not_confirmed(monkeypatch):
+    original = construction.build
+
+    def build_and_sum():
+        built = original()
+        return built._replace(under_ddp=built.under_ddp * dist.get_world_size())
+
+    monkeypatch.setattr(construction, "build", build_and_sum)
+    result = construction.construct()
+    assert holds(result) == [False, True, True, True]
+    assert "under DDP: 3, 3" in result.checks[0].seen
+
+
+@pytest.mark.slow
+def test_another_model_than_expected_is_not_confirmed(monkeypatch):
+    monkeypatch.setattr(seen, "parameter_bytes", lambda model: 111_956)
+    assert holds(accumulation.accumulate()) == [False, False]
+
+
+@pytest.mark.slow
+def test_a_rank_that_sends_once_too_often_is_seen(monkeypatch):
+    original = knobs.train
+
+    def train_and_log():
+        original()
+        with span(f"{knobs.DEFAULT}, step {knobs.STEPS - 1}"):
+            dist.all_reduce(torch.ones(1))
+
+    monkeypatch.setattr(knobs, "train", train_and_log)
+    found = {check.says: check.holds for check in knobs.turn_knobs().checks}
+    assert found["nothing else is sent"] is False
+
+
+@pytest.mark.slow
+def test_a_program_that_sends_by_itself_is_not_ddp_alone(monkeypatch):
+    original = interception.of_this_rank
+
+    def and_a_barrier():
+        learned = original()
+        dist.barrier()
+        return learned
+
+    monkeypatch.setattr(interception, "of_this_rank", and_a_barrier)
+    (check,) = (each for each in interception.interception().checks if "every collective" in each.says)
+    assert check.holds is False
+    assert check.seen == "8 of 9"
+
+
+@pytest.mark.slow
+def test_gradients_in_one_order_on_all_ranks_prove_nothing():
+    def never_swapped():
+        order.Branches.forward = lambda self, x, swapped: self.left(x) + self.right(x)
+        return order.train_branches()
+
+    run = Cluster(2).run(never_swapped)
+    gradients = [run.results[rank][name] for rank in (0, 1) for name in (order.ORDERED, order.SWAPPED)]
+    assert order.harmless(run.trace, gradients).holds is False

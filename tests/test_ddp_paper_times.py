@@ -1,0 +1,219 @@
+"""The claims of the DDP paper that are about times: what must hold whatever the machine does meanwhile."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dlearn import Cluster
+from dlearn.draw import charts
+from dlearn.errors import DlearnError
+from dlearn.lessons.ddp_paper import CLAIMS, claim, link, rules
+from dlearn.lessons.ddp_paper.comm_hooks import RoundRobin
+from dlearn.lessons.ddp_paper.samples import Samples, ratios
+
+needs_hosts = pytest.mark.skipif(bool(link.why_not()), reason=f"no hosts: {link.why_not()}")
+
+
+def ranks_over_a_cable() -> set[int]:
+    found = (each for each in psutil.process_iter(["cmdline"]) if link.__name__ in (each.info["cmdline"] or ()))
+    return {each.pid for each in found}
+
+
+def slow_transfer() -> list[float]:
+    data = torch.ones(250_000)
+    start = time.perf_counter()
+    dist.all_reduce(data)
+    return [time.perf_counter() - start, float(data[0])]
+
+
+def fails_on_rank_1() -> None:
+    if dist.get_rank() == 1:
+        raise ValueError("no cable here")
+    dist.barrier()
+
+
+@needs_hosts
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_cable_carries_its_rate_and_is_gone_afterwards():
+    before = ranks_over_a_cable()
+    found = link.run_over("20mbit", slow_transfer)
+    for seconds, total in found:
+        assert total == 2.0
+        # Each rank sends 1 MB. A token bucket lets a burst of 64 kB through, and then no more than its rate.
+        assert seconds > (1_000_000 - 64_000) * 8 / 20e6
+    assert ranks_over_a_cable() == before
+
+
+@needs_hosts
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_rank_that_fails_over_the_cable_is_named_and_nothing_stays():
+    before = ranks_over_a_cable()
+    with pytest.raises(DlearnError, match="rank 1 failed over the cable: ValueError: no cable here"):
+        link.run_over("100mbit", fails_on_rank_1)
+    assert ranks_over_a_cable() == before
+
+
+def sleep_for_ever() -> None:
+    time.sleep(1000)
+
+
+@needs_hosts
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_ranks_over_a_cable_end_with_whoever_asked_for_them(tmp_path):
+    """However it ends: here it is killed. Their hosts have no names, and are gone with them."""
+    before = ranks_over_a_cable()
+    code = "import test_ddp_paper_times as t; t.link.run_over('100mbit', t.sleep_for_ever)"
+    asking = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parent)
+    try:
+        wait_until(lambda: len(ranks_over_a_cable() - before) == 2)
+    finally:
+        asking.kill()
+        asking.wait()
+    wait_until(lambda: ranks_over_a_cable() == before)
+
+
+def wait_until(so) -> None:
+    deadline = time.monotonic() + 40
+    while not so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_without_its_tools_there_is_no_cable_and_the_reason_is_said(monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "no ip and tc and unshare and nsenter here" in link.why_not.__wrapped__()
+
+
+def train_round_robin(count: int) -> tuple[list[torch.Tensor], int]:
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(*(nn.Linear(16, 16) for _ in range(4))), bucket_cap_mb=0.0005)
+    groups = [dist.new_group() for _ in range(count)]
+    if count:
+        model.register_comm_hook(None, RoundRobin(groups).hook)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        model(torch.full((4, 16), float(dist.get_rank() + step))).sum().backward()
+        optimizer.step()
+    return [each.detach() for each in model.parameters()], len(model.reducer._get_zeros_like_grad_buckets())
+
+
+def test_groups_in_turn_give_what_ddp_itself_gives_bit_by_bit():
+    with Cluster(2) as cluster:
+        plain, buckets = cluster.run(train_round_robin, 0).results[0]
+        in_turn, _ = cluster.run(train_round_robin, 3).results[0]
+    assert buckets == 4
+    assert all(torch.equal(a, b) for a, b in zip(plain, in_turn, strict=True))
+
+
+def test_the_best_bucket_is_as_sure_as_its_rounds_are():
+    clear = [[2.0] * rules.ROUNDS, [1.0] * rules.ROUNDS, [3.0] * rules.ROUNDS, [4.0] * rules.ROUNDS]
+    assert set(rules.best(64, clear)) == {2 * rules.layer_bytes(64)}
+    tossed = [[1.0, 2.0] * (rules.ROUNDS // 2), [2.0, 1.0] * (rules.ROUNDS // 2), *clear[2:]]
+    assert set(rules.best(64, tossed)) == {rules.layer_bytes(64), 2 * rules.layer_bytes(64)}
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "holds"),
+    [(1, 1, False), (0, 3, False), (3, 0, True), (3, 2, True), (2, 1, True), (1, 2, False)],
+)
+def test_only_a_bucket_that_grows_less_than_the_model_confirms_the_rule(small, large, holds):
+    """Which of the four sizes is the best one, for the small model and for the large one."""
+    good = {
+        width: [rules.LAYERS_IN_BUCKET[place] * rules.layer_bytes(width)] * rules.RESAMPLES
+        for width, place in zip(rules.WIDTHS, (small, small, large), strict=True)
+    }
+    assert rules.buckets_grow_slower(good, "here").holds is holds
+
+
+def test_samples_say_how_far_the_median_can_be_trusted():
+    taken = Samples(tuple(float(each) for each in range(12)))
+    assert (taken.median, taken.interval, taken.middle_half) == (5.5, (2.0, 9.0), (3.0, 8.0))
+    assert taken.text("ms", digits=1) == "5.5 ms (middle half 3.0 to 8.0, n = 12)"
+    assert ratios([2.0] * 10, [1.0] * 10).interval == (2.0, 2.0)
+    with pytest.raises(ValueError, match="9 samples; a statement about times needs 10"):
+        Samples((1.0,) * 9)
+
+
+def test_a_chart_has_its_finding_as_title_and_all_its_points():
+    ax = charts.lines(
+        {"a": charts.Series([1, 2], [3, 4], [(2, 4), (3, 5)]), "b": charts.Series([1, 2], [1, 2], derived=True)},
+        title="b is below a",
+        x="size",
+        y="ms",
+    )
+    assert ax.get_title(loc="left") == "b is below a"
+    assert [list(line.get_ydata()) for line in ax.get_lines()] == [[3, 4], [1, 2]]
+    assert ax.get_lines()[1].get_linestyle() == "--"
+    stacked = charts.bars(["x"], [charts.Part("p", [1.0]), charts.Part("q", [2.0])], title="t", y="ms", stacked=True)
+    assert [(patch.get_y(), patch.get_height()) for patch in stacked.patches] == [(0.0, 1.0), (1.0, 2.0)]
+
+
+EXACT = {"DD1": (), "DD4": (0, 1), "DD8": (), "DD9": (0, 1), "DD17": ()}
+"""The checks that no other program on this machine can spoil."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("name", EXACT)
+def test_a_claim_about_times_has_a_verdict_with_its_samples(name):
+    found = claim(name).find()
+    checks = found.result.checks
+    assert all(checks[place].holds for place in EXACT[name]), found
+    assert found.verdict in ("confirmed", "not confirmed here")
+    assert "ranks on" in found.result.conditions
+    assert found.result.picture is not None
+    for place, check in enumerate(checks):
+        if place not in EXACT[name] and check.holds is not None:
+            assert "n = " in check.seen or "resamples" in check.seen or "doublings" in check.seen
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_the_command_writes_figures_report_and_verdicts(tmp_path):
+    command = [sys.executable, "-m", "dlearn.lessons.ddp_paper", "--out", "out", "DD1"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert "1 of 1: DD1 small collectives" in done.stderr
+    assert done.stdout.startswith("DD1 small collectives are slow per byte: ")
+    verdicts = json.loads((tmp_path / "out" / "verdicts.json").read_text())
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "| DD1 small collectives are slow per byte | " + verdicts["DD1"]["verdict"] in report
+    assert "](dd1.svg)" in report
+    assert verdicts["DD1"]["verdict"] in done.stdout
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "dd1.svg", "report.html", "report.md", "verdicts.json",
+    }  # fmt: skip
+
+
+def test_the_command_refuses_an_unknown_claim_in_one_line(tmp_path):
+    command = [sys.executable, "-m", "dlearn.lessons.ddp_paper", "--out", "out", "DD99"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: there is no claim 'DD99'; there are: DD1")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_gallery_has_the_figure_and_the_report_the_verdict_of_every_claim():
+    home = Path(__file__).parent.parent
+    gallery, report = (home / "README.md").read_text(), (home / "docs" / "ddp_paper" / "report.md").read_text()
+    verdicts = json.loads((home / "docs" / "ddp_paper" / "verdicts.json").read_text())
+    assert list(verdicts) == [each.id for each in CLAIMS] == [f"DD{number}" for number in range(1, 19)]
+    for each in CLAIMS:
+        picture = f"docs/ddp_paper/{each.id.lower()}.svg"
+        assert f"]({picture})" in gallery
+        assert "<svg" in (home / picture).read_text()
+        assert f"## {each.id} {each.title}: {verdicts[each.id]['verdict']}" in report
+        assert len(verdicts[each.id]["checks"]) >= 1
