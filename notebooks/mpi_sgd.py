@@ -4,7 +4,7 @@
 #     ids: [MP3, MP6]
 #     minutes: 0.4
 #     needs: [mpi]
-#     peak_mb: 900
+#     peak_mb: 800
 #   kernelspec:
 #     display_name: Python 3
 #     language: python

@@ -4,7 +4,7 @@
 #     ids: [MP3, MP4, MP5]
 #     minutes: 0.5
 #     needs: []
-#     peak_mb: 900
+#     peak_mb: 700
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
