@@ -1,0 +1,420 @@
+# ---
+# jupyter:
+#   dlearn:
+#     ids: [MP3, MP4, MP5]
+#     minutes: 0.5
+#     needs: []
+#     peak_mb: 700
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Synchronous or asynchronous?
+#
+# Three workers hold the images, and one model is to be trained. They may wait for each other or not; there may be a
+# server or not. Textbooks have a drawing for each. **Who sends what to whom, how old is the model that a gradient was
+# computed from, and what does it do to the loss?** Here you run the whole family on one task, and count.
+
+# %%
+import inspect
+from collections import Counter
+from functools import partial
+
+import matplotlib.pyplot as plt
+import torch
+
+from dlearn import Cluster, analysis, draw, messages
+from dlearn.lessons import sgd
+
+STEPS, RUNS, SLOW_MS = 40, 3, 5
+TRAINERS = ["worker1", "worker2", "worker3"]
+N, P = len(TRAINERS), 8 * sgd.P  # bytes of the parameters, and of a gradient, in float64
+GRADIENTS = N * STEPS  # of batches of 25 images, in each of the runs
+
+
+def apart(a, b):
+    return (a - b).abs().max().item()
+
+
+print(f"{sgd.P:,} parameters, P = {P:,} B; {GRADIENTS} gradients a run")
+
+# %% [markdown]
+# All train the same small network on the digits. A batch takes worker 1 some 5 ms, worker 2 some 10, worker 3 some 15:
+# nobody's machines are equally fast. In every member of the family, a gradient enters the model with a third of the
+# learning rate, so that as many images mean as long a way.
+#
+# ## Synchronous, without a server
+#
+# This you know: everybody has a model, everybody averages.
+
+# %%
+print(inspect.getsource(sgd.all_reduced))
+
+# %% [markdown]
+# ## Synchronous, with a server
+#
+# The server sends the parameters to all, gathers all gradients (a loss comes with each), and steps. Here is its side;
+# `keeper` is what it keeps of the model.
+
+# %%
+print(inspect.getsource(sgd.gather_and_step))
+
+# %% [markdown]
+# **Predict first:** which of the two sends more bytes? Does the server send the parameters to each worker itself? And
+# are the trained parameters the same?
+
+# %%
+runs = {}
+with Cluster(TRAINERS) as cluster:
+    runs["all-reduce"] = [cluster.run(sgd.all_reduced, STEPS, SLOW_MS) for _ in range(RUNS)]
+with Cluster(["server", *TRAINERS]) as cluster:
+    whole = partial(sgd.gathered, STEPS, slow_ms=SLOW_MS)
+    runs["server, synchronous"] = [cluster.run(whole) for _ in range(RUNS)]
+    bare = cluster.run(sgd.gathered, STEPS, sgd.BareList)
+
+figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained", width_ratios=(3, 4))
+draw.traffic(runs["all-reduce"][0].trace, ax=left)
+draw.traffic(runs["server, synchronous"][0].trace, ax=right)
+right.set_title("With a server: one row,\none column, and one cell", loc="left", fontsize=11.5, fontweight="bold")
+plt.show()
+
+
+# %% [markdown]
+# Around the ring everybody sends as much. With a server, its row and its column carry it all, but for one cell: gloo's
+# broadcast is a tree, so the server sends to two, and one of them passes the parameters on.
+#
+# And the result? Both are what *one* device computes with the three batches as one.
+
+
+# %%
+def sent(run, kind):
+    """Payload bytes in spans of this name, by (sender, receiver)."""
+    return analysis.traffic(run.trace.within(kind))
+
+
+expected = sgd.alone(STEPS, N)
+for run in runs["all-reduce"]:
+    assert all(apart(run.results[name].numbers, expected) < 1e-6 for name in TRAINERS)
+    assert sent(run, "gradients").total_bytes == STEPS * 2 * (N - 1) * P
+for run in runs["server, synchronous"]:
+    assert apart(run.results["server"].numbers, expected) < 1e-6
+    assert sent(run, "parameters").total_bytes == STEPS * N * (P + 8)  # and a version
+    assert sent(run, "gradients").total_bytes == STEPS * N * (P + 16)  # and the loss, and that version
+    assert sent(run, "parameters").payload_bytes[1, 3] == STEPS * (P + 8)  # passed on
+assert apart(expected, sgd.first_numbers()) > 0.1
+
+# %% [markdown]
+# ## Does the server need a whole model?
+#
+# `bare` above was a run with another keeper. It has no network, no loss, no optimizer: just this. **Predict first:**
+# does it train as well?
+
+# %%
+print(inspect.getsource(sgd.BareList))
+
+# %%
+print(f"a bare list against a whole model: {apart(bare.results['server'].numbers, expected):.0e} apart")
+
+assert apart(bare.results["server"].numbers, expected) < 1e-6
+by_kind = sent(bare, "parameters")
+assert by_kind.bytes_to(rank=0) == P  # worker 1 fills the list, once
+
+# %% [markdown]
+# To add numbers one need not know what they mean. That is why a parameter server can be one program for all models, and
+# why its list can be cut anywhere, and spread over several servers.
+#
+# ## Asynchronous
+#
+# Now nobody waits. The server takes a gradient from whoever comes (`recv` without a source), makes an update of it at
+# once, and answers that worker alone. With the parameters goes their *version*, the number of updates so far, and it
+# comes back with the gradient: so the server knows how many updates came in between, the gradient's **staleness**.
+
+# %%
+print(inspect.getsource(sgd.serve))
+
+# %% [markdown]
+# Hogwild goes further: over RPC, each call is served by a thread of its own, and `push` writes into the parameters
+# whatever the other threads are doing. The opposite way is *local SGD*: no server, and nobody sends anything for k = 5
+# steps; then all average their parameters.
+
+# %%
+print(inspect.getsource(sgd.pull))
+print(inspect.getsource(sgd.push))
+print(inspect.getsource(sgd.local))
+
+# %% [markdown]
+# **Predict first**, for each of the three: how many bytes does a gradient cost, if it costs 4/3 · P with all-reduce
+# and 2 P with a server? How stale is a gradient on average, with three workers? Which worker makes the most updates?
+
+# %%
+K = 5
+with Cluster(["server", *TRAINERS]) as cluster:
+    runs["server, asynchronous"] = [cluster.run(sgd.asynchronous, GRADIENTS, SLOW_MS) for _ in range(RUNS)]
+with Cluster(["server", *TRAINERS], rpc=True) as cluster:
+    everyone = dict.fromkeys(TRAINERS, partial(sgd.hogwild, GRADIENTS, SLOW_MS))
+    runs["no lock, over RPC"] = [cluster.run(everyone) for _ in range(RUNS)]
+with Cluster(TRAINERS) as cluster:
+    runs[f"local, k = {K}"] = [cluster.run(sgd.local, STEPS, K, SLOW_MS) for _ in range(RUNS)]
+
+
+def updates(run):
+    """All gradients of a run, in the order in which they came into the model."""
+    logs = [told.updates for told in run.results.values() if told.updates]  # the server's, or one of each worker
+    return [each for step in zip(*logs, strict=True) for each in step]
+
+
+def spread(values, form="{:.2f}"):
+    low, high = form.format(min(values)), form.format(max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+# %%
+stale = {name: [[each.staleness for each in updates(run)] for run in each_run] for name, each_run in runs.items()}
+for name, each_run in runs.items():
+    shares = [Counter(each.worker for each in updates(run)) for run in each_run]
+    by_worker = ", ".join(spread([share[worker] for share in shares], "{}") for worker in (1, 2, 3))
+    means = spread([sum(each) / len(each) for each in stale[name]])
+    print(f"{name:21} updates by worker 1, 2, 3: {by_worker:30} mean staleness {means}")
+
+
+def mean_staleness(run, worker):
+    mine = [each.staleness for each in updates(run) if each.worker == worker]
+    return sum(mine) / len(mine)
+
+
+for worker in (1, 2, 3):
+    means = [mean_staleness(run, worker) for run in runs["server, asynchronous"]]
+    print(f"server, asynchronous: the gradients of worker {worker} have a mean staleness of {spread(means)}")
+threads = [run.results["worker1"].threads for run in runs["no lock, over RPC"]]
+print(f"no lock, over RPC: {spread(threads, '{}')} threads of the server have written into the parameters")
+
+
+# %% [markdown]
+# "To" stands between the least and the most of the runs. Who makes how many updates is different each time, as a rule
+# the fast worker more. But the mean staleness of the asynchronous server is not: it was 1.98 in every run. Each worker
+# always has one gradient on its way, and each update makes those of the two others older by one. So in all it is
+# (n - 1) times the number of updates, less what the first n lack: no speed can change it. The speeds only decide
+# *whose* gradients are stale. (Hogwild's is never higher: its workers push, and pull in a second call, and what comes
+# in between makes nothing older. In local SGD it is the number of steps since the models were last the same.) What
+# waiting costs in time is measured in [hogwild](hogwild.ipynb).
+#
+# What holds in each run, whatever the times:
+
+# %%
+for name, each_run in runs.items():
+    for run in each_run:
+        log = updates(run)
+        assert len(log) == GRADIENTS  # none is lost
+        assert min(each.staleness for each in log) == 0
+        if name in ("all-reduce", "server, synchronous"):
+            assert all(each.staleness == 0 for each in log)
+        if name not in ("server, asynchronous", "no lock, over RPC"):
+            assert Counter(each.worker for each in log) == {1: STEPS, 2: STEPS, 3: STEPS}
+in_all = (N - 1) * GRADIENTS - N * (N - 1) // 2
+assert all(sum(each) == in_all for each in stale["server, asynchronous"])
+assert all(sum(each) <= in_all for each in stale["no lock, over RPC"])
+assert all(max(each) == K - 1 for each in stale[f"local, k = {K}"])
+
+for run in runs["server, asynchronous"]:
+    assert sent(run, "gradients").total_bytes == GRADIENTS * (P + 16)  # gradient, loss, version
+    assert sent(run, "parameters").total_bytes == (GRADIENTS + N) * (P + 8)  # at last, "stop" to each worker
+for run in runs["no lock, over RPC"]:
+    for kind, count in (("gradients", GRADIENTS), ("parameters", GRADIENTS + N)):
+        tensors = [tensor for message in messages(run.trace.within(kind)) for tensor in message.tensors]
+        assert [tensor.payload_bytes for tensor in tensors] == [P] * count
+for run in runs[f"local, k = {K}"]:
+    assert sent(run, "average").total_bytes == STEPS / K * 2 * (N - 1) * P
+
+# %% [markdown]
+# ## The family, side by side
+#
+# A row for each. From the left: who sends to whom (darker is more; s is the server), what a gradient costs in bytes,
+# how stale gradients were, and the loss while images are seen. Bars and lines are means of the runs, thin lines and
+# bands reach from the least to the most; the dashed line is all-reduce's loss. In the loss, look for the difference.
+
+
+# %%
+def matrix(axes, name):
+    traffic = analysis.traffic(runs[name][0].trace)
+    sizes = [[traffic.payload_bytes.get((a, b), 0) / GRADIENTS / 1e3 for b in traffic.ranks] for a in traffic.ranks]
+    axes.imshow(sizes, cmap="Blues", vmin=0, vmax=20, aspect="auto")
+    for row, line in enumerate(sizes):
+        for column, size in enumerate(line):
+            if size > 0.05:
+                color = "white" if size > 12 else "#222222"
+                axes.text(column, row, f"{size:.1f}", ha="center", va="center", color=color, fontsize=9)
+    letters = [traffic.labels[rank].replace("server", "s").replace("worker", "") for rank in traffic.ranks]
+    axes.set_xticks(range(len(letters)), letters)
+    axes.set_yticks(range(len(letters)), letters)
+    axes.tick_params(length=0)
+
+
+def gradient_bytes(name):
+    return [analysis.traffic(run.trace).total_bytes / GRADIENTS for run in runs[name]]
+
+
+def price(axes, name):
+    sizes = [size / 1e3 for size in gradient_bytes(name)]
+    axes.barh([0], [sum(sizes) / RUNS], color="#0072B2", height=0.5)
+    axes.text(sum(sizes) / RUNS + 1, 0, f"{sum(sizes) / RUNS:.1f}", va="center")
+    axes.set(xlim=(0, 56), ylim=(-0.8, 0.8), yticks=[])
+
+
+# %%
+def histogram(axes, name):
+    values = range(6)  # the last bar: 5 or more
+    shares = [[100 * sum(min(one, 5) == value for one in each) / GRADIENTS for each in stale[name]] for value in values]
+    means = [sum(each) / RUNS for each in shares]
+    axes.bar(values, means, color="#CC79A7", edgecolor="#222222", linewidth=0.6)
+    axes.vlines(values, [min(each) for each in shares], [max(each) for each in shares], color="#222222")
+    axes.set(ylim=(0, 105), xlim=(-0.7, 5.7), yticks=[0, 50, 100])
+    axes.set_xticks(values, [*"01234", "5+"])
+
+
+def smooth(run):
+    """The mean loss of ten steps of each worker, or as many gradients."""
+    losses = torch.tensor([each.loss for each in updates(run)])
+    return losses.reshape(-1, 5 * N).mean(dim=1)
+
+
+IMAGES = [(place + 0.5) * 5 * N * sgd.BATCH for place in range(STEPS // 5)]
+reference = torch.stack([smooth(run) for run in runs["all-reduce"]]).mean(dim=0)
+
+
+def loss(axes, name):
+    curves = torch.stack([smooth(run) for run in runs[name]])
+    axes.plot(IMAGES, reference, "--", color="#707070", linewidth=1)
+    axes.fill_between(IMAGES, curves.amin(dim=0), curves.amax(dim=0), color="#009E73", alpha=0.4, linewidth=0)
+    axes.plot(IMAGES, curves.mean(dim=0), color="#009E73")
+    axes.set(ylim=(0, 2.5), xticks=[0, 1500, 3000])
+
+
+# %%
+figure, grid = plt.subplots(len(runs), 4, figsize=(9, 8.6), layout="constrained", width_ratios=(3, 2, 2.4, 2.8))
+for name, row in zip(runs, grid, strict=True):
+    for axes, draw_it in zip(row, (matrix, price, histogram, loss), strict=True):
+        draw_it(axes, name)
+        if draw_it is not matrix:
+            axes.spines[["top", "right"]].set_visible(False)
+    row[0].set_title(name, loc="left", fontweight="bold")
+texts = (
+    "kB a gradient, from row to column",
+    "kB a gradient, in all",
+    "staleness (% of gradients)",
+    "loss, by images seen",
+)
+for axes, text in zip(grid[-1], texts, strict=True):
+    axes.set_xlabel(text)
+figure.get_layout_engine().set(h_pad=0.08)
+
+# %% [markdown]
+# The loss hardly tells them apart here; bytes and staleness do. Gradients that are two updates old are nearly as good
+# as fresh ones, on this task; and local SGD pays for its few bytes with models that drift apart for five steps.
+
+# %%
+price_of = {name: gradient_bytes(name) for name in runs}
+for name, each_run in runs.items():
+    last = [smooth(run)[-1].item() for run in each_run]
+    print(f"{name:21} last 15 losses: {spread(last):14}  {spread(price_of[name], '{:,.0f}')} B a gradient")
+    assert max(last) < smooth(each_run[0])[0] / 2  # it learns
+
+assert {*price_of["all-reduce"]} == {2 * (N - 1) / N * P}
+assert {*price_of["server, synchronous"]} == {2 * P + 24}
+assert {*price_of["server, asynchronous"]} == {2 * P + 24 + N * (P + 8) / GRADIENTS}
+assert {*price_of[f"local, k = {K}"]} == {2 * (N - 1) / N * P / K}
+
+# %% [markdown]
+# ## Who stores what, who sends what?
+#
+# **Predict first:** how many copies of the model are there, in each member of the family, that must not be lost?
+#
+# It can be read from the messages. Whoever is sent the parameters before each gradient needs none of its own: what it
+# computes with is a copy that the next message replaces. Whoever is never sent any must keep them.
+
+
+# %%
+KINDS = ("parameters", "gradients", "average")
+
+
+def sends(run):
+    """Bytes a gradient that each rank sends, by kind."""
+    kinds = [kind for kind in KINDS if kind in run.trace.whole.spans]
+    return {kind: sent(run, kind) for kind in kinds}
+
+
+def who(name):
+    run = runs[name][0]
+    found = sends(run)
+    for rank in run.trace.ranks:
+        own = not ("parameters" in found and found["parameters"].bytes_to(rank=rank) > P)
+        told = [
+            f"{kind} to {', '.join(run.trace.label(b) for a, b in sorted(each.payload_bytes) if a == rank)}"
+            f" ({each.bytes_from(rank=rank) / 1e3:,.0f} kB)"
+            for kind, each in found.items()
+            if each.bytes_from(rank=rank) > P  # less is the calls of RPC
+        ]
+        yield run.trace.label(rank), own, "; ".join(told)
+
+
+copies = {}
+for name in runs:
+    print(name)
+    for label, own, told in who(name):
+        print(f"   {label:8} {'keeps the parameters' if own else 'has them on loan':21} sends {told}")
+    copies[name] = sum(own for _, own, _ in who(name))
+
+assert copies == {name: 1 if "server" in name or "lock" in name else N for name in runs}
+
+# %% [markdown]
+# Three copies that are equal to the last bit, three that drift apart for k steps, or a single one. The images are the
+# same in all: each worker has its own third, and none ever travels. With a server, no worker's death loses anything of
+# the model, and the server's loses all of it.
+#
+# ## Is there an epoch any more?
+#
+# An epoch is one pass over all images. **Predict first:** when the asynchronous server has made 60 updates, as many as
+# an epoch has gradients, has every image been seen once?
+
+# %%
+EPOCH = 1500 // sgd.BATCH
+for number, run in enumerate(runs["server, asynchronous"], start=1):
+    passes = Counter(each.worker for each in updates(run)[:EPOCH])
+    seen = [min(1, passes[worker] / (EPOCH // N)) for worker in (1, 2, 3)]
+    twice = [max(0, passes[worker] / (EPOCH // N) - 1) for worker in (1, 2, 3)]
+    print(f"run {number}: not seen {1 - sum(seen) / N:.0%} of the images, seen twice {sum(twice) / N:.0%}")
+    assert sum(passes.values()) == EPOCH
+
+for name in ("all-reduce", "server, synchronous", f"local, k = {K}"):
+    assert Counter(each.worker for each in updates(runs[name][0])[:EPOCH]) == dict.fromkeys((1, 2, 3), EPOCH // N)
+
+# %% [markdown]
+# Each worker has epochs of its own; the training as a whole has only a number of updates. (As many are unseen as are
+# seen twice: each update has one batch.) Who wants epochs back must give the batches out, too: a server that answers
+# with the numbers of the next images, or a barrier after each pass. And the loss that a worker sends along is that of
+# its batch with old parameters: to plot "the" loss, average, or evaluate the server's parameters.
+#
+# Two more names for what you have seen. *MapReduce* is one step of a synchronous server: map is "compute a gradient
+# from your part", reduce is "add up", and then all wait for the next job. *Round-robin* is an asynchronous server that
+# takes the workers in a fixed order: after the first round, each gradient is exactly n - 1 updates old, and the slowest
+# worker sets the pace again.
+#
+# ## Exercise
+#
+# Round-robin with three workers, whose gradients take 5, 10 and 15 ms; the server's own time does not count. How many
+# updates are there in a second, in the long run, and how many if the server takes whoever comes? Then: ten workers,
+# 1,000 updates, taken as they come: what is the mean staleness, to three digits after the point?
+
+# %%
+in_turn, as_they_come, mean_of_ten = None, None, None
+
+if in_turn is not None:
+    assert in_turn == 3 * 1000 / 15, "no: each round has three updates, and waits for worker 3"
+    assert abs(as_they_come - 1000 * (1 / 5 + 1 / 10 + 1 / 15)) < 1, "no: each worker goes at its own pace"
+    assert abs(mean_of_ten - (9 * 1000 - 10 * 9 / 2) / 1000) < 0.001, "no: (n - 1) U - n (n - 1) / 2 in all"
+    print("Right.")
+
+# %% [markdown]
+# *Text and figures: CC BY 4.0. Code: MIT.*
