@@ -3,7 +3,7 @@
 #   dlearn:
 #     ids: [SA1, SA2, SA3, SA4, SA5, SA6, SA7]
 #     minutes: 0.3
-#     needs: []
+#     needs: [mpi]
 #     peak_mb: 700
 #   kernelspec:
 #     display_name: Python 3
@@ -148,9 +148,9 @@ assert checksums_given(run) == halves != wholes
 # ## Which run on one device is it?
 #
 # The loss of a batch is a *mean* over its examples, or a *sum*. The gradients of the ranks are *averaged*, or *summed*.
-# Four combinations, each on two ranks with batches of 16; and DDP is not the only way, so each is run twice: with DDP
-# (which sums after a communication hook has not divided), and with a server, rank 0, which collects the gradients and
-# sends the new parameters back.
+# Four combinations, each on two ranks with batches of 16; and DDP over gloo is not the only way, so each is run three
+# times: with DDP (which sums where a communication hook has not divided), with DDP over MPI (the same function, under
+# a real `mpiexec`), and with a server, rank 0, which collects the gradients and sends the new parameters back.
 #
 # **Predict first**, for each: with which learning rate does *one* device, with batches of 32, get the same parameters?
 
@@ -208,11 +208,12 @@ def alone(reduction, lr):
 # %%
 n, lr = 2, 0.01
 rows = []
-with Cluster(n) as ranks, Cluster(n + 1) as with_one_more:
+with Cluster(n) as ranks, Cluster(n, backend="mpi") as of_mpi, Cluster(n + 1) as with_one_more:
     for reduction in ("mean", "sum"):
         for combine in ("average", "sum"):
             found = {
                 "DDP": ranks.run(with_ddp, reduction, combine, lr).results[0],
+                "DDP over MPI": of_mpi.run(with_ddp, reduction, combine, lr).results[0],
                 "server": with_one_more.run(with_server, reduction, combine, lr).results[0],
             }
             equal_to = [
