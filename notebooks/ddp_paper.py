@@ -40,7 +40,7 @@ findings = []
 
 def find(id):
     finding = claim(id).find()
-    finding.result.picture.figure.set_dpi(84)  # eighteen pictures: a small file
+    finding.result.picture.figure.set_dpi(78)  # eighteen pictures: a small file
     findings.append(finding)
     return finding
 
