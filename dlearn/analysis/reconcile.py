@@ -25,11 +25,15 @@ _PARTS_SHOWN = 12
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """One stretch of the recording: all of it, a span, or an operation. `note` says what keeps it from being exact."""
+    """One stretch of the recording: all of it, a span, or an operation. `note` says what keeps it from being exact.
+
+    `measured`: whether anything was. Without it, that nothing is predicted does not mean that nothing was sent.
+    """
 
     what: str
     pairs: tuple[Pair, ...]
     note: str = ""
+    measured: bool = True
 
     @property
     def payload_bytes(self) -> int:
@@ -48,13 +52,17 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     def measured_bytes(self) -> int | None:
         """None where the counters of one sender are not known."""
         found = [pair.measured_bytes for pair in self.pairs]
-        return None if None in found else sum(size for size in found if size is not None)
+        return None if None in found or not self.measured else sum(size for size in found if size is not None)
 
     @property
     def residue_bytes(self) -> int | None:
         """The residues of all pairs, each taken as positive: too much here does not make up for too little there."""
         found = [pair.residue_bytes for pair in self.pairs]
-        return None if None in found else sum(abs(residue) for residue in found if residue is not None)
+        return (
+            None
+            if None in found or not self.measured
+            else sum(abs(residue) for residue in found if residue is not None)
+        )
 
 
 class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,7 +204,8 @@ def _whole(trace: Trace, ledger: Ledger) -> Part:
     outside = sum(len(entries) for rank, entries in ledger.outside.items() if rank in ledger.meters)
     if outside:
         notes.append(f"{outside:,} calls lie outside of the samples")
-    return Part(what=what, pairs=(*pairs, *ledger.unmeasured_pairs()), note="; ".join(notes))
+    pairs = [*pairs, *ledger.unmeasured_pairs()]
+    return Part(what=what, pairs=tuple(pairs), note="; ".join(notes), measured=bool(ledger.meters))
 
 
 def _notes(unexplained: Counter[str]) -> list[str]:

@@ -127,6 +127,8 @@ def _schedule(operation: Operation) -> gloo.Schedule | str:
         return operation.problem
     if not operation.group.members:
         return "the line that describes its process group is lost"
+    if operation.group.backend == "mpi4py":
+        return "MPI's library chooses how, and does not say"
     if operation.group.backend != "gloo":
         return f"no schedule of {operation.group.backend}'s {operation.op} is known here yet"
     if operation.pending and not operation.missing:

@@ -86,6 +86,8 @@ def why_not_measured(trace: Trace) -> str:
         backends = sorted({group.backend for process in trace.processes for group in process.groups.values()})
         if "nccl" in backends:
             return "nccl moves its bytes between GPUs, past the sockets that the kernel counts"
+        if "mpi4py" in backends:
+            return "MPI moves its bytes by itself, on one host through shared memory, past the sockets that are counted"
         if any(process.worker for process in trace.processes):
             return "RPC's own transports on one host go past the sockets; Cluster(rpc=True) sends everything by TCP"
         return "the trace holds no socket counters"

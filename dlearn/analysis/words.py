@@ -130,6 +130,10 @@ def totals(part: str, sent: Traffic) -> str:
     each: Counter[int] = Counter(dict.fromkeys(sent.ranks, 0))
     for (src, _), size in sent.payload_bytes.items():
         each[src] += size
+    if sent.unexplained and not any(sent.by_how.values()):
+        return (
+            f"In {part} how much each rank sends is not known: {count_text(sent.unexplained, 'operation')} not counted."
+        )
     if len(set(each.values())) == 1:
         told = f"every rank sends {next(iter(each.values())):,} B of payload"
     else:

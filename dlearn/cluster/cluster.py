@@ -19,7 +19,7 @@ from weakref import WeakSet
 
 import cloudpickle
 
-from dlearn.cluster import engine_rank, engines, spares
+from dlearn.cluster import engine_rank, engines, mpi_launch, spares
 from dlearn.cluster.crew import Crew, Died, Outcome, start_here
 from dlearn.cluster.faults import rank_error
 from dlearn.cluster.launch import DEFAULT_START, StartMethod
@@ -46,8 +46,10 @@ class Cluster:
     inside `with Cluster(4) as c:` they stay, with their state and process group. Inside the function the process group
     is ready (`backend` "gloo", or "nccl" with a GPU for each rank, or "dlearn_ring" and "dlearn_star", whose every step
     is a message that you can see); with `init=False` that is left to your code, whose own `init_process_group("gloo")`
-    works unchanged. With `rpc=True` every rank is an RPC worker of its own name (of a number: "worker0"), on loopback
-    and over TCP, so that its bytes are counted; it serves until all functions have returned.
+    works unchanged. With `backend="mpi"` the ranks are those of a real MPI job, started by MPICH's mpiexec on this
+    machine: mpi4py's `MPI.COMM_WORLD` is ready, and, unless `init=False`, a process group over it. With `rpc=True`
+    every rank is an RPC worker of its own name (of a number: "worker0"), on loopback and over TCP, so that its bytes
+    are counted; it serves until all functions have returned.
 
     What ranks send is recorded unless `record=False`; `measure`, `checksums`, `graph` and `hang_after` are
     those of `dlearn.record`. `start` is "forkserver", or "spawn" where forking is unsafe (the default on macOS and
@@ -69,7 +71,7 @@ class Cluster:
         ranks: int | Sequence[str] | None = None,
         *,
         engine: Any = None,
-        backend: Literal["gloo", "nccl", "dlearn_ring", "dlearn_star"] = "gloo",
+        backend: Literal["gloo", "nccl", "mpi", "dlearn_ring", "dlearn_star"] = "gloo",
         init: bool = True,
         rpc: bool = False,
         record: bool = True,
@@ -84,11 +86,17 @@ class Cluster:
         names = None if ranks is None and engine is not None else _names(ranks)
         self._engines = engines.choose(engine, len(names) if names else None) if engine is not None else ()
         self.names: tuple[Name, ...] = names or _names(len(self._engines))
-        if backend not in ("gloo", "nccl", "dlearn_ring", "dlearn_star"):
+        if backend not in ("gloo", "nccl", "mpi", "dlearn_ring", "dlearn_star"):
             raise SetupError(
-                f"there is no backend {backend!r} here; use 'gloo', 'nccl' with a GPU for each rank, 'dlearn_ring' or"
-                " 'dlearn_star'."
+                f"there is no backend {backend!r} here; use 'gloo', 'nccl' with a GPU for each rank, 'mpi',"
+                " 'dlearn_ring' or 'dlearn_star'."
             )
+        if backend == "mpi":
+            if engine is not None:
+                raise SetupError(
+                    "backend='mpi' starts its ranks by an mpiexec on this machine, and not beside engines."
+                )
+            mpi_launch.find_mpiexec()  # Better said now than at the first run.
         if start not in ("forkserver", "spawn"):
             raise SetupError(f"ranks cannot be started by {start!r}; use 'forkserver' or 'spawn'.")
         self.backend, self.init, self.rpc = backend, init, rpc
@@ -153,7 +161,7 @@ class Cluster:
 
     @property
     def _kept(self) -> bool:
-        return self._inside_with or self._start == "spawn"
+        return self._inside_with or (self._start == "spawn" and self.backend != "mpi")
 
     def _functions(self, function: Function | Mapping[Name, Function]) -> list[Function | None]:
         if callable(function):
@@ -183,6 +191,8 @@ class Cluster:
         tags = [_tag(name) for name in self.names]
         if self._engines:
             crew = engine_rank.crew_beside(self._engines, tags)
+        elif self.backend == "mpi":
+            crew = mpi_launch.crew_under_mpiexec(tags, self._start)
         elif self._inside_with or self._start == "forkserver":
             crew = Crew(tags, start_here(self._start), spares.turn_over)
         else:

@@ -75,14 +75,14 @@ def rank_error(
 
 
 def _order(outcome: Outcome) -> tuple[int, int]:
-    """Root cause first: the earliest death or exception of a rank's own, then broken connections."""
+    """Root cause first: the earliest death or exception of a rank's own, then lost ranks, then broken connections."""
     match outcome:
         case Died():
-            return (1, outcome.at_ns)
+            return (2 if outcome.lost else 1, outcome.at_ns)
         case Raised():
-            return (2 if _is_broken(outcome) else 1, outcome.at_ns)
+            return (3 if _is_broken(outcome) else 1, outcome.at_ns)
         case _:
-            return (3, 0)
+            return (4, 0)
 
 
 def _is_broken(outcome: Outcome) -> bool:
@@ -186,7 +186,7 @@ def _place(stack: Sequence[StackLine], around: Surroundings) -> str:
 
 
 def _hint(outcome: Outcome, run: Run) -> str:
-    if isinstance(outcome, Died) and outcome.lost:
+    if isinstance(outcome, Died) and outcome.lost and "engine" in outcome.lost:
         return "a new Cluster(engine=...) takes the engines that are left; error.run holds what was recorded."
     if isinstance(outcome, Died) and outcome.signal_name == "SIGKILL":
         return "the system may have run out of memory (fewer ranks, smaller batches)."

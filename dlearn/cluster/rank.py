@@ -25,7 +25,7 @@ from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from typing import Any
 
-from dlearn.cluster import rpc
+from dlearn.cluster import mpi_seat, rpc
 from dlearn.cluster.payload import Surroundings, Unpacker, is_installed
 from dlearn.trace.options import Options
 
@@ -43,7 +43,7 @@ class Place:
 class Call:
     """One call as the parent sends it to one rank. `store` is where rank 0 listens: on loopback, without a `place`.
 
-    With `keep` the process stays for the next call, with `keep_group` its process group does too.
+    With `keep` the process stays for the next call, with `keep_group` its process group does too. `seat`: in a MPI job.
     """
 
     payload: bytes
@@ -61,6 +61,7 @@ class Call:
     rpc: bool = False
     store: tuple[str, int] = ("127.0.0.1", 0)
     place: Place | None = None
+    seat: mpi_seat.Seat | None = None
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,8 @@ def main(control: Connection, alive: Connection, output: Connection) -> None:
             break
         if not rank.serve(call):
             break
+    with contextlib.suppress(Exception):  # Nobody is left to tell.
+        mpi_seat.leave(control)
     _flush()
     # Threads of gloo and of the user may still run, and an orderly interpreter exit would trip over them. And helpers:
     # what this rank has started (a DataLoader's workers) is in its process group, and ends with it.
@@ -151,6 +154,8 @@ class _Rank:
     def serve(self, call: Call) -> bool:
         """Run one call; False when this process should end after it."""
         listener = recv_handle(self._control) if call.rank == 0 else None
+        if call.seat is not None:
+            mpi_seat.receive(self._control)
         recording = None
         try:
             _enter(call)
@@ -208,6 +213,8 @@ class _Rank:
     def _set_up(self, call: Call, listener: int | None) -> Any:
         import torch.distributed as dist
 
+        if call.seat is not None:
+            mpi_seat.take(call.seat)
         if call.init and dist.is_initialized():
             if listener is not None:
                 os.close(listener)
@@ -333,7 +340,7 @@ def _init_process_group(call: Call, store: Any) -> None:
 
     from dlearn.errors import SetupError
 
-    if call.backend.startswith("dlearn_"):
+    if call.backend == "mpi" or call.backend.startswith("dlearn_"):
         import dlearn.collectives  # noqa: F401  (it makes its backends known)
     if call.backend == "nccl":
         gpus, place = torch.cuda.device_count(), _place(call)
@@ -343,7 +350,8 @@ def _init_process_group(call: Call, store: Any) -> None:
                 " Use backend='gloo', or fewer ranks."
             )
         torch.cuda.set_device(place.local_rank)
-    dist.init_process_group(call.backend, store=store, rank=call.rank, world_size=call.world_size)
+    backend = "mpi4py" if call.backend == "mpi" else call.backend
+    dist.init_process_group(backend, store=store, rank=call.rank, world_size=call.world_size)
 
 
 def _returned(value: Any, call: Call) -> Returned | Raised:

@@ -10,8 +10,12 @@ import atexit
 import os
 import threading
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from dlearn.cluster.launch import RankProcess, start_rank
+
+if TYPE_CHECKING:
+    from dlearn.cluster.crew import Rank
 
 MOST_SPARES = 8
 """Each holds some 20 MB of its own."""
@@ -34,7 +38,7 @@ def take() -> RankProcess:
         rank.close()
 
 
-def turn_over(used: Sequence[RankProcess]) -> None:
+def turn_over(used: Sequence[Rank]) -> None:
     """See the used ranks off, and start as many fresh ones, while the user goes on."""
     global _worker
     with _turning:
@@ -44,9 +48,9 @@ def turn_over(used: Sequence[RankProcess]) -> None:
         _worker.start()
 
 
-def _turn_over(used: list[RankProcess]) -> None:
+def _turn_over(used: list[Rank]) -> None:
     for rank in used:
-        rank.process.join(1.0)
+        rank.wait(1.0)
         rank.kill()
         rank.close()
     while len(_spares) < min(len(used), MOST_SPARES) and not _closing.is_set():

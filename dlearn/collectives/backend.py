@@ -10,8 +10,9 @@ process group, which pass torch's dispatcher, where a recording sees them.
 
 from __future__ import annotations
 
+import importlib.util
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
@@ -21,12 +22,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, Work
+from torch.distributed.rendezvous import register_rendezvous_handler
 from torch.futures import Future
 
 from dlearn import recorder
 from dlearn.collectives import ring, star
 from dlearn.collectives.exchange import check, check_sizes, in_place
 from dlearn.collectives.reduction import combiner
+from dlearn.errors import SetupError
 
 Tensors = list[torch.Tensor]
 
@@ -38,6 +41,34 @@ def register() -> None:
     for name in ALGORITHMS:
         if name not in dist.Backend.backend_list:
             dist.Backend.register_backend(name, partial(_make, name), extended_api=True, devices=["cpu"])
+
+    if MPI not in dist.Backend.backend_list:
+        dist.Backend.register_backend(MPI, _make_mpi, extended_api=True, devices=["cpu"])
+        register_rendezvous_handler(MPI, _meet_by_mpi)  # type: ignore[no-untyped-call]
+
+
+MPI = "mpi4py"
+
+
+def _make_mpi(options: Any, _: object) -> ProcessGroup:
+    _need_mpi4py()
+    from dlearn.collectives.mpi import MpiGroup
+
+    return MpiGroup(options)
+
+
+def _meet_by_mpi(url: str, *_: Any, **__: Any) -> Iterator[tuple[Any, int, int]]:
+    """Of `init_method="mpi4py://"`."""
+    _need_mpi4py()
+    from dlearn.collectives.mpi_store import meet
+
+    yield meet()
+    raise RuntimeError("ranks of MPI meet once per init_process_group; they are not restarted.")
+
+
+def _need_mpi4py() -> None:
+    if importlib.util.find_spec("mpi4py") is None:
+        raise SetupError('the backend mpi4py needs mpi4py, which is not installed: pip install "dlearn[mpi]"')
 
 
 def _make(name: str, options: Any, _: object) -> GlassBox:
@@ -62,7 +93,7 @@ class GlassBox(ProcessGroup):
 
     def __init__(self, name: str, options: Any) -> None:
         super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
-        self.glass_box = name
+        self.backend_name = name
         self._algorithm = ALGORITHMS[name]
         self._title = name.removeprefix("dlearn_")
         self._steps = Steps(self, options)
@@ -87,7 +118,7 @@ class GlassBox(ProcessGroup):
     # Step by step -----------------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Any, options: Any = None) -> Work:  # type: ignore[override]
-        return self._all_reduce("all_reduce", _listed(tensors), options)
+        return self._all_reduce("all_reduce", listed(tensors), options)
 
     def allreduce_coalesced(self, tensors: Tensors, options: Any = None) -> Work:
         return self._all_reduce("all_reduce_coalesced", tensors, options)
@@ -172,19 +203,19 @@ class GlassBox(ProcessGroup):
             work()
         else:
             self._thread.submit(work)
-        return _Done(done)
+        return Done(done)
 
     # Left to gloo -----------------------------------------------------------------------------------------------------
 
     def getBackendName(self) -> str:
-        return self.glass_box
+        return self.backend_name
 
 
-def _listed(tensors: Any) -> Tensors:
+def listed(tensors: Any) -> Tensors:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-class _Done(Work):
+class Done(Work):
     """A collective that the thread carries out."""
 
     def __init__(self, future: Future[Any]) -> None:

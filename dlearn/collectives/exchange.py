@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, ReduceOp, Work
 
 from dlearn import recorder
-from dlearn.collectives.reduction import combiner, kind_of
+from dlearn.collectives.reduction import GLASS_BOX, combiner, kind_of
 from dlearn.errors import PeerError, SetupError
 
 
@@ -126,12 +126,12 @@ def default_group(group: ProcessGroup | None) -> ProcessGroup:
     return world
 
 
-def check(tensors: Sequence[torch.Tensor], group: ProcessGroup) -> None:
+def check(tensors: Sequence[torch.Tensor], group: ProcessGroup, who: str = GLASS_BOX) -> None:
     """Refuse, before anything is sent, what these algorithms cannot carry."""
     for tensor in tensors:
         if tensor.layout != torch.strided or tensor.device.type != "cpu":
             raise SetupError(
-                f"glass-box collectives carry dense tensors on the CPU, not a {tensor.layout} one on {tensor.device};"
+                f"{who} carry dense tensors on the CPU, not a {tensor.layout} one on {tensor.device};"
                 " use torch's own collective."
             )
         if any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):

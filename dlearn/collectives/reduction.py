@@ -9,6 +9,9 @@ from torch._C._distributed_c10d import ReduceOp
 
 from dlearn.errors import SetupError
 
+GLASS_BOX = "glass-box collectives"
+"""Who refuses something, in words."""
+
 Combine = Callable[[torch.Tensor, torch.Tensor], object]
 """Takes the second tensor into the first, in place."""
 
@@ -31,7 +34,7 @@ def kind_of(op: object) -> object:
     return getattr(op, "op", op)
 
 
-def combiner(op: object, dtype: torch.dtype) -> Combine:
+def combiner(op: object, dtype: torch.dtype, who: str = GLASS_BOX) -> Combine:
     """How `op` takes one tensor of this type into another. SetupError for what no algorithm here can do."""
     kind = kind_of(op)
     fits = (
@@ -41,5 +44,5 @@ def combiner(op: object, dtype: torch.dtype) -> Combine:
         and not (kind in _ORDERED and dtype.is_complex)
     )
     if not fits:
-        raise SetupError(f"glass-box collectives know no {getattr(kind, 'name', kind)} of {dtype}.")
+        raise SetupError(f"{who} know no {getattr(kind, 'name', kind)} of {dtype}.")
     return _COMBINE[kind]

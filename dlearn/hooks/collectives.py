@@ -164,7 +164,15 @@ def _note_collective(signature: Signature, args: tuple[Any, ...], group: Group, 
 
 
 def note_python_collective(
-    op: str, group: Group, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], emit: Emit
+    op: str,
+    group: Group,
+    inputs: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    emit: Emit,
+    *,
+    root: int | None = None,
+    splits: Sequence[int] = (),
+    checksums: bool = False,
 ) -> int:
     """A collective of a Python process group, which the dispatcher does not see. To be called by `operation` alone."""
     made_by = caller(sys._getframe())
@@ -176,10 +184,35 @@ def note_python_collective(
         seq=next(group.collectives),
         inputs=tuple(map(describe_one, inputs)),
         outputs=tuple(map(describe_one, outputs)),
+        root=root,
         role=made_by.role,
         launcher=made_by.launcher,
         backward=made_by.backward,
         bucket_index=bucket.index() if bucket is not None else None,
+        splits=tuple(splits),
+        checksum=checksum_given((inputs,), 0) if checksums and inputs else None,
+        phase=made_by.phase,
+        site=made_by.site,
+    )
+
+
+def note_p2p(
+    op: str, group: Group, tensor: torch.Tensor, peer: int | None, tag: int, emit: Emit, *, checksums: bool
+) -> int:
+    """A send or a receive."""
+    made_by = caller(sys._getframe())
+    offset, whole = place_of(tensor)
+    return emit.event(
+        PointToPoint,
+        op=op,
+        group=group.name,
+        seq=next(group.p2ps),
+        peer=peer,
+        tag=tag,
+        tensors=(describe_one(tensor),),
+        offset_bytes=offset,
+        whole_bytes=whole,
+        checksum=checksum(tensor) if checksums and op == "send" else None,
         phase=made_by.phase,
         site=made_by.site,
     )
@@ -195,23 +228,9 @@ def _p2p_kernel(
         number = None
         try:
             group = groups.of_boxed(args[signature.group])
-            made_by = caller(sys._getframe())
+            peer = args[signature.peer] if signature.peer is not None else None
             (tensor,) = args[tensors]
-            offset, whole = place_of(tensor)
-            number = emit.event(
-                PointToPoint,
-                op=signature.op.name,
-                group=group.name,
-                seq=next(group.p2ps),
-                peer=args[signature.peer] if signature.peer is not None else None,
-                tag=args[signature.tag],
-                tensors=describe(args, signature.gives),
-                offset_bytes=offset,
-                whole_bytes=whole,
-                checksum=checksum(tensor) if checksums and signature.op.name == "send" else None,
-                phase=made_by.phase,
-                site=made_by.site,
-            )
+            number = note_p2p(signature.op.name, group, tensor, peer, args[signature.tag], emit, checksums=checksums)
         except Exception as error:
             emit.failed(signature.op.name, error)
         try:

@@ -95,9 +95,9 @@ def group_fact(pg: ProcessGroup, name: Callable[[ProcessGroup], str]) -> GroupFa
 
 
 def _backend_name(pg: ProcessGroup) -> str:
-    glass_box = getattr(pg, "glass_box", None)
-    if glass_box is not None:
-        return str(glass_box)
+    own = getattr(pg, "backend_name", None)  # Of a Python process group: ring, star, MPI.
+    if own is not None:
+        return str(own)
     for device in ("cuda", "cpu"):
         try:
             return str(pg._get_backend(torch.device(device)).name())

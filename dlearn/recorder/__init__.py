@@ -17,12 +17,14 @@ import torch
 from torch._C._distributed_c10d import ProcessGroup
 
 from dlearn.errors import TraceError
+from dlearn.recorder import python_groups
 from dlearn.recorder.headers import make_header, own_header, own_path, refuse_other_traces
-from dlearn.recorder.recording import Clock, Outer, Recording
+from dlearn.recorder.python_groups import Outer, Posted
+from dlearn.recorder.recording import Clock, Recording
 from dlearn.trace.event import Header
 from dlearn.trace.options import Measure, Options
 
-__all__ = ["Outer", "Recording", "make_header", "operation", "record", "span", "start", "step"]
+__all__ = ["Outer", "Posted", "Recording", "make_header", "operation", "posted", "record", "span", "start", "step"]
 
 _active: Recording | None = None
 _followed: Header | None = None
@@ -80,15 +82,28 @@ def span(name: str) -> Iterator[None]:
 
 
 def operation(
-    op: str, group: ProcessGroup, tensors: Sequence[torch.Tensor], *, outputs: Sequence[torch.Tensor] = ()
+    op: str,
+    group: ProcessGroup,
+    tensors: Sequence[torch.Tensor],
+    *,
+    outputs: Sequence[torch.Tensor] = (),
+    root: int | None = None,
+    splits: Sequence[int] = (),
 ) -> Outer:
     """Report a collective that a Python process group carries out itself; it starts now.
 
     What is sent inside `with operation(...):`, on whatever thread, is its steps; it ends there. Python process groups
-    do not pass torch's dispatcher, where the others are seen.
+    do not pass torch's dispatcher, where the others are seen. `splits` are the bytes for each rank, where they differ.
     """
-    recording = _active
-    return Outer(recording, recording.begin(op, group, tensors, outputs) if recording is not None else None)
+    return python_groups.collective(_active, op, group, tensors, outputs, root, splits)
+
+
+def posted(op: str, group: ProcessGroup, tensor: torch.Tensor, *, peer: int | None, tag: int) -> Posted:
+    """Report a "send" or "recv" that a Python process group carries out itself: it starts now, and ends by `ended()`.
+
+    `peer` is a rank of the group; None receives from any.
+    """
+    return python_groups.point_to_point(_active, op, group, tensor, peer, tag)
 
 
 @contextmanager

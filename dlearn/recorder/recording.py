@@ -12,13 +12,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch._C._distributed_c10d import ProcessGroup
 
 from dlearn.hooks import autograd, collectives, ddp, rpc, steps, stretches
 from dlearn.hooks.clock import Desk
@@ -31,6 +28,7 @@ from dlearn.recorder.gathering import gather
 from dlearn.recorder.hang_watch import HangWatch
 from dlearn.trace.agent_log import log_path
 from dlearn.trace.event import (
+    NOT_OBSERVED,
     Bucket,
     Collective,
     Counters,
@@ -81,7 +79,10 @@ class Recording:
         self._undo = ExitStack()
         self._measure = options.measure
         self._sockets = Sockets(self)
-        self._groups = Groups(self)
+        self.groups = Groups(self)
+        self.checksums = options.checksums
+        self.posted: set[int] = set()
+        """Sends and receives of Python process groups that nobody has waited for yet."""
         self._steps: dict[int, dict[str, Any]] = {}
         self._under_way: set[int] = set()
         self._outside = False
@@ -107,7 +108,7 @@ class Recording:
                 self._writer.write(header)
             times = self._cuda_times = CudaTimes(self)
             self._undo.callback(times.close)
-            self._undo.callback(collectives.install(self, self._groups, times, checksums=options.checksums))
+            self._undo.callback(collectives.install(self, self.groups, times, checksums=options.checksums))
             self._undo.callback(ddp.install(self, times))
             self._undo.callback(stretches.install(self, times))
             self._log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
@@ -120,7 +121,7 @@ class Recording:
                 self._undo.callback(undo)
             self._undo.callback(rpc.install(self, watchers))
             if self._measure is not None:
-                self._undo.callback(self._sockets.install(self._groups.name, self.count))
+                self._undo.callback(self._sockets.install(self.groups.name, self.count))
             if self._desk is not None:
                 self._undo.callback(self._desk.install())
             if options.steps is not None:
@@ -256,17 +257,6 @@ class Recording:
         self._left_out += kind is not Counters
         return True
 
-    def begin(
-        self, op: str, group: ProcessGroup, tensors: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
-    ) -> int | None:
-        """A collective of a Python process group starts; its number."""
-        try:
-            known = self._groups.of(group)
-            return collectives.note_python_collective(op, known, tensors, outputs, self)
-        except Exception as error:
-            self.failed(op, error)
-            return None
-
     @contextmanager
     def step(self, facts: dict[str, Any]) -> Iterator[None]:
         thread = threading.get_ident()
@@ -325,6 +315,8 @@ class Recording:
             self._watch.stop()
         self._close_step()
         self._undo.close()
+        while self.posted:
+            self.end(self.posted.pop(), by=NOT_OBSERVED)
         self.count()
         self._close_file()
         if self._gather and self._desk is not None:
@@ -362,6 +354,7 @@ class Recording:
         self._hook_errors = self._works_dropped = self._left_out = 0
         self._step_span, self._step_is_due = None, self._wanted_steps is not None and not self._outside
         self.waiting.clear()
+        self.posted.clear()
         self._sockets.forget()
         self._cuda_times.forget()
         self._log.forget(log_path(path))
@@ -379,19 +372,3 @@ class Recording:
     def begun(self) -> bool:
         """Whether this process has sent anything yet: a lazy recording has no file before."""
         return self._writer.begun
-
-
-class Outer:
-    """A collective of a Python process group, while it is under way."""
-
-    def __init__(self, recording: Recording | None, number: int | None) -> None:
-        self._recording, self._number = recording, number
-
-    def __enter__(self) -> None:
-        if self._recording is not None and self._number is not None:
-            self._recording.enter(self._number)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if self._recording is not None and self._number is not None:
-            self._recording.leave(self._number)
-            self._recording.end(self._number, by="return", error=kind.__name__ if kind is not None else "")

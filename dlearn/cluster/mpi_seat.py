@@ -1,0 +1,71 @@
+"""A rank's seat in an MPI job: it takes the seat with its first call, and gives it up when it ends in order."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
+
+from dlearn.errors import SetupError
+
+LEFT = "left MPI"
+"""What a rank that has left the MPI job in order says last."""
+
+SHARED_MEMORY = {"UCX_TLS": "self,sm"}
+"""Ranks of one machine need no network: without this each opens ports on it."""
+
+_descriptor: int | None = None
+
+
+@dataclass(frozen=True)
+class Seat:
+    """Who a rank is in its MPI job, as mpiexec says by the environment."""
+
+    environment: dict[str, str]
+
+    @property
+    def rank(self) -> int:
+        return int(self.environment["PMI_RANK"])
+
+
+def receive(control: Connection) -> None:
+    """Take the rank's connection to mpiexec, which comes behind its first call."""
+    global _descriptor
+    if _descriptor is None:
+        _descriptor = recv_handle(control)
+
+
+def take(seat: Seat) -> None:
+    """Join the MPI job: from now on there is MPI.COMM_WORLD. All ranks do so at the begin of a call."""
+    for name, value in SHARED_MEMORY.items():
+        os.environ.setdefault(name, value)
+    os.environ.update(seat.environment)
+    if "mpi4py.MPI" not in sys.modules:
+        os.environ["PMI_FD"] = str(_descriptor)
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:
+        raise SetupError(f'mpi4py cannot load MPI here ({error}): pip install "dlearn[mpi]"') from None
+    # What this rank starts is no member of the job, and must not speak for it.
+    os.environ.pop("PMI_FD", None)
+    if MPI.Is_finalized():
+        raise SetupError(
+            "an earlier function of these ranks has called MPI.Finalize, and MPI cannot begin again in a process:"
+            " leave Finalize to the cluster."
+        )
+
+
+def leave(control: Connection) -> None:
+    """Before the process ends: all ranks of the job leave it together. A rank that fails is ended instead."""
+    if "mpi4py.MPI" not in sys.modules:
+        return
+    import torch.distributed as dist
+    from mpi4py import MPI
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        MPI.Finalize()
+    control.send(LEFT)
