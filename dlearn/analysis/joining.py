@@ -13,6 +13,7 @@ from dlearn.analysis.rpc import rpc_operations
 from dlearn.trace.event import Bucket, Collective, PointToPoint, TensorInfo
 from dlearn.trace.matching import Match
 from dlearn.trace.message import End, Operation
+from dlearn.trace.mpi import PICKLED
 from dlearn.trace.trace import Trace
 
 _EQUAL_SIZES = {
@@ -154,17 +155,23 @@ def _problem(ends: Sequence[End], ops: list[str]) -> str:
         return "a rank appears twice: two groups of the same name, or a damaged trace"
     if len(ops) > 1:
         return f"the ranks called different operations: {', '.join(ops)}"
-    if ops[0] in _EQUAL_SIZES and len({_logical_bytes(end) for end in ends}) > 1:
+    comparable = ops[0] in _EQUAL_SIZES and not _of_objects(ends)
+    if comparable and len({_logical_bytes(end) for end in ends}) > 1:
         sizes_text = ", ".join(f"{_logical_bytes(end):,}" for end in ends[:8])
         return f"the ranks called it with different sizes: {sizes_text} B"
     first = _tensors(ends[0])
-    if ops[0] in _EQUAL_SIZES and any(_tensors(end) != first for end in ends):
+    if comparable and any(_tensors(end) != first for end in ends):
         types = list(dict.fromkeys(map(_dtypes, ends)))
         if len(types) > 1:
             return f"the ranks called it with different dtypes: {', '.join(types[:8])}"
     if len({end.root for end in ends if isinstance(end, Collective)}) > 1:
         return "the ranks called it with different roots"
     return ""
+
+
+def _of_objects(ends: Sequence[End]) -> bool:
+    """Python objects: each rank's are as large as they are."""
+    return any(tensor.dtype == PICKLED for end in ends for tensor in _tensors(end))
 
 
 def _logical_bytes(call: End) -> int:

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from dlearn.hooks import autograd, collectives, ddp, rpc, steps, stretches
+from dlearn.hooks import autograd, collectives, ddp, mpi, rpc, steps, stretches
 from dlearn.hooks.clock import Desk
 from dlearn.hooks.cuda_times import CudaTimes
 from dlearn.hooks.groups import Groups
@@ -111,6 +111,7 @@ class Recording:
             self._undo.callback(collectives.install(self, self.groups, times, checksums=options.checksums))
             self._undo.callback(ddp.install(self, times))
             self._undo.callback(stretches.install(self, times))
+            self._undo.callback(mpi.install(self))
             self._log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
             self._undo.callback(self._log.close)
             watchers = Watchers(
@@ -160,14 +161,14 @@ class Recording:
             self.waiting[number] = now
         return number
 
-    def end(self, number: int, *, by: str, error: str = "", peer: int | None = None) -> None:
+    def end(self, number: int, *, by: str, error: str = "", **facts: Any) -> None:
         if number == OUTSIDE:
             return
         self.last_ns = now = self._clock()
         self.waiting.pop(number, None)
         self._under_way.discard(number)
         try:
-            self._writer.write(End(event=number, at_ns=now, by=by, error=error, peer=peer))
+            self._writer.write(End(event=number, at_ns=now, by=by, error=error, **facts))
         except Exception as failure:
             self.failed("the end of an operation", failure)
 
