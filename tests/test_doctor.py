@@ -282,7 +282,11 @@ def test_mpi_is_a_library_with_the_mpiexec_beside_it(tmp_path):
     python = python_with(tmp_path, LIBRARY)
     assert "but no mpiexec beside" in software.mpi(print, python).found
     (tmp_path / "mpiexec").touch(mode=0o755)
-    assert software.mpi(print, python) == Finding("MPI", "ok", f"MPICH Version: 5.0.2, {tmp_path}/mpiexec")
+    found = f"MPICH Version: 5.0.2, {tmp_path}/mpiexec"
+    port = ", which listens on every interface while a job runs"
+    assert software.mpi(print, python) == Finding("MPI", "ok", found + port)
+    (tmp_path / "mpiexec.gforker").touch(mode=0o755)
+    assert software.mpi(print, python) == Finding("MPI", "ok", f"{found}.gforker")
 
 
 @pytest.mark.skipif(shutil.which("sh") is None, reason="its Pythons are shell scripts")

@@ -83,6 +83,8 @@ class Cluster:
     ) -> None:
         if engine is not None and start != DEFAULT_START:
             raise SetupError("start= is for ranks on this machine; beside engines it is what suits the engine's.")
+        if engine is not None and backend == "mpi":
+            raise SetupError("backend='mpi' starts its ranks by an mpiexec on this machine, and not beside engines.")
         names = None if ranks is None and engine is not None else _names(ranks)
         self._engines = engines.choose(engine, len(names) if names else None) if engine is not None else ()
         self.names: tuple[Name, ...] = names or _names(len(self._engines))
@@ -92,10 +94,6 @@ class Cluster:
                 " 'dlearn_ring' or 'dlearn_star'."
             )
         if backend == "mpi":
-            if engine is not None:
-                raise SetupError(
-                    "backend='mpi' starts its ranks by an mpiexec on this machine, and not beside engines."
-                )
             mpi_launch.find_mpiexec()  # Better said now than at the first run.
         if start not in ("forkserver", "spawn"):
             raise SetupError(f"ranks cannot be started by {start!r}; use 'forkserver' or 'spawn'.")

@@ -78,11 +78,16 @@ def _order(outcome: Outcome) -> tuple[int, int]:
     """Root cause first: the earliest death or exception of a rank's own, then lost ranks, then broken connections."""
     match outcome:
         case Died():
-            return (2 if outcome.lost else 1, outcome.at_ns)
+            return (2 if outcome.lost and not _has_aborted_mpi(outcome) else 1, outcome.at_ns)
         case Raised():
             return (3 if _is_broken(outcome) else 1, outcome.at_ns)
         case _:
             return (4, 0)
+
+
+def _has_aborted_mpi(outcome: Outcome) -> bool:
+    """MPI's Abort comes back to its caller, who is ended a moment later, as all are. MPICH prints whose call it was."""
+    return isinstance(outcome, Died) and bool(outcome.lost) and outcome.last_line.startswith("Abort(")
 
 
 def _is_broken(outcome: Outcome) -> bool:
@@ -102,6 +107,8 @@ def _what(outcome: Outcome) -> str:
             return f"aborted in C++ (SIGABRT). Its last line: {outcome.last_line}"
         case Died() if outcome.signal_name:
             return f"was killed by {outcome.signal_name}"
+        case Died() if _has_aborted_mpi(outcome):
+            return f"ended the MPI job. Its last line: {outcome.last_line}"
         case Died() if outcome.lost:
             return outcome.lost
         case Died(exit_code=None):

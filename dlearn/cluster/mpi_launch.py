@@ -16,6 +16,7 @@ import importlib.util
 import json
 import os
 import selectors
+import signal
 import socket
 import subprocess
 import sys
@@ -39,13 +40,20 @@ from dlearn.errors import SetupError
 
 INSTALL = 'pip install "dlearn[mpi]"'
 WITHOUT_PORT, WITH_PORT = "mpiexec.gforker", "mpiexec"
+OPTIONS: dict[str, tuple[str, ...]] = {
+    WITHOUT_PORT: (),
+    WITH_PORT: ("-launcher", "fork", "-rmk", "user"),  # On this machine, also inside a Slurm job.
+}
 
 START_SECONDS = 30.0
 """How long mpiexec may take to start the stubs; it takes a tenth of a second."""
-OWN_END_SECONDS = 1.0
-"""Once mpiexec or a stub is gone: how long ranks may still take to end by themselves, and say why (MPI's Abort)."""
+OWN_END_SECONDS = 0.2
+"""Once a stub is gone: how long mpiexec may take to end, and say why, and a rank to end by itself."""
 END_SECONDS = {WITHOUT_PORT: 0.1, WITH_PORT: 2.0}
 """How long mpiexec may take to end after its last stub. gforker sometimes spins for two seconds there: it is ended."""
+
+LONGEST_SOCKET_PATH = 103
+"""Bytes: what macOS allows; Linux has four more."""
 
 _STUB = Path(__file__).with_name("mpi_stub.py")
 
@@ -71,10 +79,17 @@ def crew_under_mpiexec(tags: Sequence[str], start: StartMethod) -> Crew:
         return MpiRank(start_one(), next(stubs), job)
 
     try:
-        return Crew(tags, start_rank, spares.turn_over)
+        return Crew(tags, start_rank, spares.turn_over if start == "forkserver" else _see_off)
     except BaseException:
         job.end()
         raise
+
+
+def _see_off(ranks: Sequence[MpiRank]) -> None:
+    for rank in ranks:
+        rank.wait(1.0)
+        rank.kill()
+        rank.close()
 
 
 @dataclass
@@ -118,15 +133,31 @@ class _Job:
         self.lost_at: float | None = None
         self.stubs: list[_Stub] = []
         self._seated = size
+        self._over = False
         # Only its owner can enter such a folder.
-        with tempfile.TemporaryDirectory(prefix="dlearn-mpi-") as folder, tempfile.TemporaryFile() as said:
+        with (
+            tempfile.TemporaryDirectory(prefix=f"dlearn-mpi-{os.getpid()}-") as folder,
+            tempfile.TemporaryFile() as said,
+        ):
             path = str(Path(folder, "seats"))
+            if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
+                raise SetupError(f"{path} is too long a name for a socket: set TMPDIR to a folder with a shorter one.")
             with socket.socket(socket.AF_UNIX) as door:
                 door.bind(path)
                 door.listen(size)
                 # A session of its own: the interrupt of a notebook is for the notebook.
                 self._process = subprocess.Popen(
-                    [str(mpiexec), "-n", str(size), sys.executable, "-I", "-S", str(_STUB), path],
+                    [
+                        str(mpiexec),
+                        *OPTIONS[mpiexec.name],
+                        "-n",
+                        str(size),
+                        sys.executable,
+                        "-I",
+                        "-S",
+                        str(_STUB),
+                        path,
+                    ],
                     stdin=subprocess.DEVNULL,
                     stdout=said,
                     stderr=said,
@@ -156,10 +187,13 @@ class _Job:
             how = "it ended without a word" if ready else f"it took longer than {START_SECONDS:g} s"
             raise _NotStarted(how)
         connection, _ = door.accept()
+        connection.settimeout(START_SECONDS)
         data, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 1)
         if not descriptors:
             connection.close()
             raise _NotStarted("a process that it started ended at once")
+        # It is the rank's, and no business of what this process starts meanwhile.
+        os.set_inheritable(descriptors[0], False)
         self.stubs.append(_Stub(connection, Seat(json.loads(data)), descriptors[0]))
 
     def _watch(self) -> None:
@@ -171,6 +205,14 @@ class _Job:
         """mpiexec's exit status; None while it runs."""
         return self._process.returncode
 
+    @property
+    def why_lost(self) -> str:
+        if self.status is None:
+            return f"what {self.mpiexec.name} had started for it was ended"
+        if self.status < 0:
+            return f"{self.mpiexec.name} was killed by {signal.Signals(-self.status).name}"
+        return f"{self.mpiexec.name} ended it with status {self.status}, as after MPI's Abort"
+
     def leave(self) -> None:
         """A rank is gone, and its stub told so; with the last one mpiexec ends."""
         self._seated -= 1
@@ -178,7 +220,10 @@ class _Job:
             self.end()
 
     def end(self) -> None:
-        """See that nothing of it is left."""
+        """See that nothing of it is left. Once is enough."""
+        if self._over:
+            return
+        self._over = True
         for stub in self.stubs:
             stub.end()
         with selectors.DefaultSelector() as waiting:
@@ -232,7 +277,7 @@ class MpiRank:
             self._job.lost_at = time.monotonic()
         self._rank.wait(max(0.0, self._job.lost_at + OWN_END_SECONDS - time.monotonic()))
         if self._rank.lives:
-            self.lost = f"lost its place in the MPI job: {self._job.mpiexec.name}, or what it had started, was ended"
+            self.lost = f"lost its place in the MPI job: {self._job.why_lost}"
 
     def listen(self, backlog: int) -> tuple[str, int]:
         return self._rank.listen(backlog)

@@ -35,6 +35,7 @@ def receive(control: Connection) -> None:
     global _descriptor
     if _descriptor is None:
         _descriptor = recv_handle(control)
+        os.set_inheritable(_descriptor, False)
 
 
 def take(seat: Seat) -> None:
@@ -47,7 +48,8 @@ def take(seat: Seat) -> None:
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
-        raise SetupError(f'mpi4py cannot load MPI here ({error}): pip install "dlearn[mpi]"') from None
+        why = " ".join(str(error).split())
+        raise SetupError(f'mpi4py cannot load MPI here ({why}): pip install "dlearn[mpi]"') from None
     # What this rank starts is no member of the job, and must not speak for it.
     os.environ.pop("PMI_FD", None)
     if MPI.Is_finalized():

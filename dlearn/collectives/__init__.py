@@ -2,12 +2,13 @@
 
 `ring`, `halving_doubling`, `tree` and `star` have `all_reduce(tensor)` and what else fits them (`reduce_scatter`,
 `all_gather`, `broadcast`, `reduce`), over the default process group or `group`. Ring and star are also backends of
-torch: `Cluster(4, backend="dlearn_ring")`, or `init_process_group("dlearn_ring")` after this import.
+torch: `Cluster(4, backend="dlearn_ring")`, or `init_process_group("dlearn_ring")` after this import. So is MPI, over
+mpi4py: `init_process_group("mpi4py", init_method="mpi4py://")` under mpiexec, or `Cluster(4, backend="mpi")`.
 """
 
-from dlearn.collectives import halving_doubling, ring, star, tree
-from dlearn.collectives.backend import register
+from dlearn.collectives import backend, halving_doubling, mpi_backend, ring, star, tree
 
 __all__ = ["halving_doubling", "ring", "star", "tree"]
 
-register()
+backend.register()
+mpi_backend.register()

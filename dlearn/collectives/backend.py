@@ -10,9 +10,8 @@ process group, which pass torch's dispatcher, where a recording sees them.
 
 from __future__ import annotations
 
-import importlib.util
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
@@ -22,14 +21,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, Work
-from torch.distributed.rendezvous import register_rendezvous_handler
 from torch.futures import Future
 
 from dlearn import recorder
 from dlearn.collectives import ring, star
 from dlearn.collectives.exchange import check, check_sizes, in_place
 from dlearn.collectives.reduction import combiner
-from dlearn.errors import SetupError
 
 Tensors = list[torch.Tensor]
 
@@ -41,34 +38,6 @@ def register() -> None:
     for name in ALGORITHMS:
         if name not in dist.Backend.backend_list:
             dist.Backend.register_backend(name, partial(_make, name), extended_api=True, devices=["cpu"])
-
-    if MPI not in dist.Backend.backend_list:
-        dist.Backend.register_backend(MPI, _make_mpi, extended_api=True, devices=["cpu"])
-        register_rendezvous_handler(MPI, _meet_by_mpi)  # type: ignore[no-untyped-call]
-
-
-MPI = "mpi4py"
-
-
-def _make_mpi(options: Any, _: object) -> ProcessGroup:
-    _need_mpi4py()
-    from dlearn.collectives.mpi import MpiGroup
-
-    return MpiGroup(options)
-
-
-def _meet_by_mpi(url: str, *_: Any, **__: Any) -> Iterator[tuple[Any, int, int]]:
-    """Of `init_method="mpi4py://"`."""
-    _need_mpi4py()
-    from dlearn.collectives.mpi_store import meet
-
-    yield meet()
-    raise RuntimeError("ranks of MPI meet once per init_process_group; they are not restarted.")
-
-
-def _need_mpi4py() -> None:
-    if importlib.util.find_spec("mpi4py") is None:
-        raise SetupError('the backend mpi4py needs mpi4py, which is not installed: pip install "dlearn[mpi]"')
 
 
 def _make(name: str, options: Any, _: object) -> GlassBox:

@@ -46,6 +46,7 @@ class MpiGroup(ProcessGroup):
         self._comm = _communicator(options)
         self._timeout_seconds = options.timeout.total_seconds()
         self._closing = threading.Event()
+        self._under_way: list[tuple[MPI.Request, torch.Tensor]] = []
         # Python itself ends and joins such a thread at exit; a daemon thread would abort the process there.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mpi4py", initializer=self._remember_thread)
         self._thread_id = 0
@@ -71,8 +72,7 @@ class MpiGroup(ProcessGroup):
         return self._description
 
     def shutdown(self) -> None:
-        """Called by destroy_process_group. What is still under way then ends with an error."""
-        self._closing.set()
+        """Called by destroy_process_group."""
         self._thread.shutdown()
         if not MPI.Is_finalized():
             self._comm.Free()
@@ -258,9 +258,9 @@ class MpiGroup(ProcessGroup):
         (tensor,) = tensors
         check(tensors, self, WHO)
         seen = recorder.posted("send", self, tensor, peer=to, tag=tag)
-        held = ExitStack()
         row = tensor.detach().reshape(-1).contiguous()
-        return Message(self._comm.Isend(bytes_of(row), to, tag), held, row, seen, f"send to rank {to}", self._patience)
+        request = self._comm.Isend(bytes_of(row), to, tag)
+        return self._posted(f"send to rank {to}", request, ExitStack(), row, seen)
 
     def recv(self, tensors: Tensors, by: int, tag: int) -> Work:
         return self._receive(tensors, by, tag)
@@ -275,14 +275,21 @@ class MpiGroup(ProcessGroup):
         held = ExitStack()  # At its end what came is copied to where it belongs.
         row = held.enter_context(in_one_row(tensor))
         request = self._comm.Irecv(bytes_of(row), MPI.ANY_SOURCE if by is None else by, tag)
-        return Message(
-            request, held, row, seen, f"recv from {'any rank' if by is None else f'rank {by}'}", self._patience
-        )
+        name = f"recv from {'any rank' if by is None else f'rank {by}'}"
+        return self._posted(name, request, held, row, seen)
+
+    def _posted(
+        self, name: str, request: MPI.Request, held: ExitStack, row: torch.Tensor, seen: recorder.Posted
+    ) -> Work:
+        # Nobody need keep the Work of a send, and MPI may read the row until somebody has seen the end.
+        self._under_way = [each for each in self._under_way if each[0]]
+        self._under_way.append((request, row))
+        return Message(request, held, row, seen, name, self._patience)
 
     # The queue -------------------------------------------------------------------------------------------------------
 
     def _patience(self) -> float:
-        """How many seconds a call may wait; none once the group is destroyed."""
+        """How many seconds a call may wait; none once the group is aborted."""
         return 0.0 if self._closing.is_set() else self._timeout_seconds
 
     def _wait(self, name: str, request: MPI.Request) -> None:
@@ -334,7 +341,7 @@ def _communicator(options: Any) -> MPI.Intracomm:
         )
     with_all = world.Get_group()
     group = with_all.Incl(members)
-    comm: MPI.Intracomm = recorder.unrecorded(world.Create_group(group))  # What torch asks of it is recorded as torch's.
+    comm: MPI.Intracomm = recorder.unrecorded(world.Create_group(group))  # Recorded are torch's calls.
     group.Free()
     with_all.Free()
     if MPI.Query_thread() != MPI.THREAD_MULTIPLE:

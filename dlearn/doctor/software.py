@@ -77,4 +77,7 @@ def mpi(tell: Callable[[str], None], python: str = sys.executable, *, seconds: f
     mpiexec = shutil.which("mpiexec", path=str(Path(python).parent))
     if mpiexec is None:
         return Finding("MPI", "missing", f"{library}, but no mpiexec beside {python}", remedy)
-    return Finding("MPI", "ok", f"{library}, {mpiexec}")
+    # Cluster(backend="mpi") takes the one that opens no port, where MPICH brings it.
+    quiet = shutil.which("mpiexec.gforker", path=str(Path(python).parent))
+    port = "" if quiet else ", which listens on every interface while a job runs"
+    return Finding("MPI", "ok", f"{library}, {quiet or mpiexec}{port}")

@@ -94,7 +94,7 @@ def _notes(chosen: Sequence[Message], shown: Sequence[Message], found: Messages 
             " choose a part with trace.within(...), or with messages=."
         )
     if found is not None and found.unexplained:
-        notes += [printable(line.strip().capitalize()) for line in str(found).splitlines()]
+        notes += [printable(line[:1].upper() + line[1:]) for line in map(str.strip, str(found).splitlines())]
     return notes
 
 

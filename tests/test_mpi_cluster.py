@@ -1,0 +1,425 @@
+"""Ranks of a real MPI job from a cell: results, faults, interrupts; and never an orphan."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from dlearn import Cluster, explain
+from dlearn.analysis import reconcile
+from dlearn.cluster import mpi_launch, spares
+from dlearn.errors import Interrupted, RankError, SetupError
+
+pytest.importorskip("mpi4py")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def _no_orphans():
+    """After each test nothing of its MPI jobs is left: no mpiexec, no stub, and no rank."""
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    yield
+    spares.close()
+    deadline = time.monotonic() + 10
+    while (left := [each for each in below(os.getpid()) if each.pid not in before]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    # What may stay are the fork server and its tracker.
+    assert left == []
+    assert stubs() == []
+
+
+def below(pid: int) -> list[psutil.Process]:
+    """What lives below this process and is a part of an MPI job, or a rank, which leads a group of its own."""
+    found = []
+    for each in psutil.Process(pid).children(recursive=True):
+        try:
+            if each.status() != psutil.STATUS_ZOMBIE and (is_part(each) or os.getpgid(each.pid) == each.pid):
+                found.append(each)
+        except (psutil.NoSuchProcess, ProcessLookupError):
+            continue
+    return found
+
+
+def is_part(process: psutil.Process) -> bool:
+    return any("mpi_stub.py" in word for word in process.cmdline())
+
+
+def stubs(of: int | None = None) -> list[psutil.Process]:
+    """All of this machine that were started by our Python's mpiexec, for this test's process."""
+    mark = f"dlearn-mpi-{of or os.getpid()}-"
+    found = []
+    for each in psutil.process_iter():
+        try:
+            if any(mark in word for word in each.cmdline()) and each.status() != psutil.STATUS_ZOMBIE:
+                found.append(each)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+    return found
+
+
+# What a function finds ------------------------------------------------------------------------------------------------
+
+
+def look_around() -> tuple[int, int, int, str, int]:
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    print("hello from", world.rank)
+    return world.rank, world.size, world.allreduce(1), os.environ["PMI_RANK"], int(os.environ["RANK"])
+
+
+def test_a_program_of_mpi4py_as_it_is():
+    run = Cluster(3, backend="mpi", init=False).run(look_around, timeout=60)
+    assert run.results == {rank: (rank, 3, 3, str(rank), rank) for rank in range(3)}
+    assert run.output == {rank: f"hello from {rank}\n" for rank in range(3)}
+    assert [process.header.rank for process in run.trace.processes] == [0, 1, 2]
+    assert [process.header.world_size for process in run.trace.processes] == [3, 3, 3]
+    assert run.trace.problems == ()
+
+
+def serve() -> str:
+    from mpi4py import MPI
+
+    status = MPI.Status()
+    told = MPI.COMM_WORLD.recv(source=MPI.ANY_SOURCE, status=status)
+    return f"{told} from {status.Get_source()}"
+
+
+def greet() -> None:
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.send("hello", dest=0)
+
+
+def test_names_and_a_function_for_each():
+    run = Cluster(["server", "w1", "w2"], backend="mpi", init=False).run({"server": serve, "w2": greet}, timeout=60)
+    assert run.results == {"server": "hello from 2", "w2": None}
+
+
+def both_of_torch_and_mpi() -> tuple[float, float, str]:
+    from mpi4py import MPI
+
+    dist.all_reduce(tensor := torch.ones(1))
+    return tensor.item(), MPI.COMM_WORLD.allreduce(2.0), dist.get_backend()
+
+
+def count() -> int:
+    globals()["calls"] = globals().get("calls", 0) + 1
+    return globals()["calls"]
+
+
+def finalize() -> None:
+    from mpi4py import MPI
+
+    MPI.Finalize()
+
+
+def test_kept_ranks_stay_in_their_job():
+    with Cluster(2, backend="mpi") as kept:
+        assert kept.run(both_of_torch_and_mpi, timeout=60).results == dict.fromkeys(range(2), (2.0, 4.0, "mpi4py"))
+        pids = kept.run(os.getpid).results
+        assert [kept.run(count).results[0] for _ in range(2)] == [1, 2]
+        assert kept.run(both_of_torch_and_mpi).results[1] == (2.0, 4.0, "mpi4py")
+        assert kept.run(os.getpid).results == pids
+
+
+@pytest.mark.slow
+def test_finalize_in_a_function_is_told():
+    with Cluster(2, backend="mpi", init=False) as kept:
+        kept.run(finalize, timeout=60)
+        with pytest.raises(RankError, match=r"has called MPI.Finalize, and MPI cannot begin again in a process"):
+            kept.run(count)
+
+
+def start_a_child() -> str:
+    """It is no member of the job, and may use MPI by itself."""
+    code = "from mpi4py import MPI; print(MPI.COMM_WORLD.size)"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout
+
+
+@pytest.mark.slow
+def test_a_ranks_own_child_is_no_rank():
+    assert Cluster(2, backend="mpi", init=False).run(start_a_child, timeout=60).results == {0: "1\n", 1: "1\n"}
+
+
+def ask_the_other() -> int:
+    import torch.distributed.rpc as rpc
+    from mpi4py import MPI
+
+    return rpc.rpc_sync(f"worker{1 - MPI.COMM_WORLD.rank}", os.getpid) + 0 * MPI.COMM_WORLD.allreduce(1)
+
+
+def test_rpc_works_beside_mpi():
+    run = Cluster(2, backend="mpi", rpc=True).run(lambda: (os.getpid(), ask_the_other()), timeout=60)
+    assert run.results[0] == run.results[1][::-1]
+    assert {pair.group for pair in reconcile(run.trace).whole.pairs if pair.measured_bytes} == {"rpc"}
+
+
+def listening() -> list[str]:
+    """Addresses at which this rank listens, with all that MPI may have opened."""
+    both_of_torch_and_mpi()
+    found = psutil.Process().net_connections("inet")
+    return [each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN]
+
+
+def test_nothing_listens_off_loopback():
+    with Cluster(2, backend="mpi") as kept:
+        for addresses in kept.run(listening, timeout=60).results.values():
+            assert set(addresses) <= {"127.0.0.1"}
+        [job] = [each for each in below(os.getpid()) if "mpiexec" in each.name()]
+        if job.name() == mpi_launch.WITHOUT_PORT:
+            assert [each for each in job.net_connections("inet") if each.status == psutil.CONN_LISTEN] == []
+
+
+def test_more_ranks_than_cores_run_and_it_is_said_once(monkeypatch, capsys):
+    monkeypatch.setattr(mpi_launch, "_told", False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    for _ in range(2):
+        assert Cluster(2, backend="mpi", init=False).run(count, timeout=60).results == {0: 1, 1: 1}
+    assert capsys.readouterr().err.count("dlearn: 2 MPI ranks on 1 cores. MPICH waits by asking again and again") == 1
+
+
+# Faults ---------------------------------------------------------------------------------------------------------------
+
+
+class Unsendable(Exception):
+    def __init__(self) -> None:
+        super().__init__("held a lock")
+        self.lock = threading.Lock()
+
+
+def meet(fault: str) -> object:
+    """One collective; then rank 1 meets its fault while rank 0 sends it a large message, and rank 2 waits for one."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    dist.all_reduce(torch.ones(3))
+    if world.rank == 0:
+        world.Send(torch.zeros(10_000_000).numpy(), dest=1)
+    if world.rank == 2:
+        world.recv(source=1)
+    match fault:
+        case "exit":
+            os._exit(3)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "raise":
+            raise ValueError("not today")
+        case "unsendable":
+            raise Unsendable
+        case "abort":
+            world.Abort(7)
+            time.sleep(60)
+        case "mpi":
+            world.send(1, dest=99)
+    return threading.Lock()
+
+
+def slow(*args: str) -> object:
+    return pytest.param(*args, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("exit", "rank 1 died: it exited with code 3 inside its function"),
+        slow("unsendable", "rank 1 failed first: Unsendable: held a lock"),
+        ("abort", "rank 1 ended the MPI job. Its last line: Abort(7) on node 1 (rank 1 in comm 0): "),
+        slow("kill", "rank 1 was killed by SIGKILL"),
+        slow("raise", "rank 1 failed first: ValueError: not today"),
+        slow("mpi", "rank 1 failed first: Exception: Invalid rank, error stack:"),
+        slow("result", "rank 1 failed first: TypeError: the result, a lock, cannot be sent back"),
+    ],
+)
+def test_a_fault_is_named_and_the_trace_so_far_is_kept(fault, said):
+    with pytest.raises(RankError) as caught:
+        Cluster(3, backend="mpi").run(meet, fault, timeout=60)
+    assert caught.value.what.startswith(said)
+    assert caught.value.rank == 1
+    assert len(caught.value.run.trace.where(op="all_reduce").events) == 3
+
+
+def send_what_nobody_takes(large: int) -> None:
+    if dist.get_rank() == 0:
+        dist.send(torch.zeros(large), 1)
+
+
+def send_by_mpi4py() -> None:
+    from mpi4py import MPI
+
+    if MPI.COMM_WORLD.rank == 0:
+        MPI.COMM_WORLD.Send(torch.zeros(1_000_000).numpy(), dest=1)
+
+
+def test_a_send_that_nobody_receives():
+    """Through torch the recording knows for whom it waits; a call of mpi4py is named by its line."""
+    told = (
+        r"rank 0 waits for rank 1 in send #1 \(.*test_mpi_cluster.py:\d+\); rank 1 never received it, it has returned"
+    )
+    with pytest.raises(RankError, match=told):
+        Cluster(2, backend="mpi").run(send_what_nobody_takes, 1_000_000, timeout=1)
+    with pytest.raises(RankError, match=r"rank 0 is at .*test_mpi_cluster.py:\d+; rank 1 has returned"):
+        Cluster(2, backend="mpi", init=False).run(send_by_mpi4py, timeout=1)
+
+
+def test_an_interrupt_ends_the_job():
+    timer = threading.Timer(0.7, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+    with pytest.raises(Interrupted, match="the ranks were ended"):
+        Cluster(2, backend="mpi").run(time.sleep, 60)
+    assert Cluster(2, backend="mpi", init=False).run(count, timeout=60).results == {0: 1, 1: 1}
+
+
+@pytest.mark.parametrize(
+    ("victim", "why"),
+    [("mpiexec", r"mpiexec\S* was killed by SIGKILL"), slow("stub", r"(what )?mpiexec\S* (had|ended)")],
+)
+def test_without_mpiexec_or_a_stub_the_ranks_are_ended(victim, why):
+    def shoot() -> None:
+        wanted = [
+            each for each in below(os.getpid()) if is_part(each) and ("mpiexec" in each.name()) == (victim == "mpiexec")
+        ]
+        wanted[0].kill()
+
+    timer = threading.Timer(0.7, shoot)
+    timer.start()
+    with pytest.raises(RankError, match=rf"rank \d lost its place in the MPI job: {why}"):
+        Cluster(2, backend="mpi", init=False).run(time.sleep, 30, timeout=60)
+
+
+@pytest.mark.slow
+def test_kept_ranks_start_afresh_when_their_mpiexec_is_gone(capsys):
+    with Cluster(2, backend="mpi", init=False) as kept:
+        kept.run(count, timeout=60)
+        next(each for each in below(os.getpid()) if "mpiexec" in each.name()).kill()
+        deadline = time.monotonic() + 10
+        while kept._crew.alive and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert kept.run(count, timeout=60).results == {0: 1, 1: 1}
+    assert "the ranks had ended, and start afresh" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("which", [slow(mpi_launch.WITHOUT_PORT), mpi_launch.WITH_PORT])
+def test_mpiexec_ends_with_the_ranks_own_status(which, monkeypatch):
+    """3, and 128 + 9 for SIGKILL, and 0 for ranks that nothing happened to, by either mpiexec."""
+    monkeypatch.setitem(mpi_launch.END_SECONDS, which, 10.0)
+    mpiexec = mpi_launch.find_mpiexec().with_name(which)
+    for codes, status in (((0, 3), 3), ((0, 137), 137), ((0, 0), 0)):
+        job = mpi_launch._Job(mpiexec, 2)
+        assert [stub.seat.rank for stub in job.stubs] == [0, 1]
+        for stub, code in zip(job.stubs, codes, strict=True):
+            stub.end(code)
+            job.leave()
+        assert job.status == status
+
+
+NOTEBOOK = """
+import os, time
+from dlearn import Cluster
+
+def wait():
+    print("at work", os.getpid(), flush=True)
+    time.sleep(60)
+
+print("kernel", os.getpid(), flush=True)
+Cluster(2, backend="mpi", init=False).run(wait)
+"""
+
+
+@pytest.mark.slow
+def test_nobody_survives_a_kernel_that_is_killed(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", NOTEBOOK], stdout=subprocess.PIPE, text=True, cwd=tmp_path) as kernel:
+        seen: list[str] = []
+        assert kernel.stdout is not None
+        while sum("at work" in line for line in seen) < 2:
+            seen.append(kernel.stdout.readline())
+            assert seen[-1], seen
+        ranks = [psutil.Process(int(line.split()[-1])) for line in seen if "at work" in line]
+        started = stubs(kernel.pid)
+        assert len(started) == 3  # mpiexec and its two stubs.
+        kernel.kill()
+    _, left = psutil.wait_procs([*ranks, *started], timeout=10)
+    assert left == []
+
+
+@pytest.mark.slow
+def test_ranks_that_are_spawned():
+    for _ in range(2):
+        run = Cluster(2, backend="mpi", start="spawn").run(both_of_torch_and_mpi, timeout=100)
+        assert run.results == dict.fromkeys(range(2), (2.0, 4.0, "mpi4py"))
+
+
+# What is missing ------------------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_go_together_is_refused():
+    with pytest.raises(SetupError, match="starts its ranks by an mpiexec on this machine, and not beside engines"):
+        Cluster(2, backend="mpi", engine=object())
+
+
+def test_without_mpi4py_it_is_said_what_to_install(monkeypatch):
+    monkeypatch.setattr(mpi_launch.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SetupError, match=r'needs mpi4py, which is not installed: pip install "dlearn\[mpi\]"$'):
+        Cluster(2, backend="mpi")
+
+
+def test_an_mpi_that_cannot_be_loaded_is_told(monkeypatch):
+    monkeypatch.setenv("MPI4PY_LIBMPI", "/nonexistent/libmpi.so")
+    with pytest.raises(RankError) as caught:
+        Cluster(2, backend="mpi").run(count, timeout=60)
+    assert (
+        "SetupError: mpi4py cannot load MPI here (cannot load MPI library /nonexistent/libmpi.so: " in caught.value.what
+    )
+    assert 'No such file or directory): pip install "dlearn[mpi]"' in caught.value.what
+
+
+def test_without_mpiexec_it_is_said_what_to_install(tmp_path):
+    with pytest.raises(SetupError, match=rf'there is no mpiexec in {tmp_path}: pip install "dlearn\[mpi\]"$'):
+        mpi_launch.find_mpiexec(str(tmp_path))
+
+
+def test_a_long_name_of_the_temporary_folder_is_told(tmp_path, monkeypatch):
+    deep = tmp_path / ("x" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(mpi_launch.tempfile, "tempdir", str(deep))
+    with pytest.raises(SetupError, match="too long a name for a socket: set TMPDIR to a folder with a shorter one"):
+        Cluster(2, backend="mpi").run(count)
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("echo 'no slots left' >&2; exit 1", "no slots left"),
+        ("exit 0", "it ended without a word"),
+        ('shift 6; exec "$@"', "this mpiexec is not MPICH's (it gives no PMI_FD): pip install"),
+    ],
+)
+def test_an_mpiexec_that_does_not_start_ranks(script, said, tmp_path, monkeypatch):
+    fake = tmp_path / "mpiexec"
+    fake.write_text(f"#!/bin/sh\n{script}\n")
+    fake.chmod(0o755)
+    monkeypatch.setattr(mpi_launch, "find_mpiexec", lambda: fake)
+    with pytest.raises(SetupError) as caught:
+        Cluster(2, backend="mpi").run(count)
+    assert str(caught.value).startswith(f"{fake} did not start 2 MPI ranks: {said}")
+
+
+def test_the_other_mpiexec_does_as_well(monkeypatch):
+    other = mpi_launch.find_mpiexec().with_name(mpi_launch.WITH_PORT)
+    monkeypatch.setattr(mpi_launch, "find_mpiexec", lambda: other)
+    run = Cluster(2, backend="mpi").run(both_of_torch_and_mpi, timeout=60)
+    assert run.results == dict.fromkeys(range(2), (2.0, 4.0, "mpi4py"))
+    assert "MPI's library chooses how, and does not say" in str(explain(run.trace))
