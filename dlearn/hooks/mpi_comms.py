@@ -33,6 +33,11 @@ class CommCalls:
             made.name_in_trace = comm.name_in_trace
         return made
 
+    def __reduce__(self) -> Any:
+        """COMM_WORLD and COMM_SELF travel as their names."""
+        root = next((name for name in ("COMM_WORLD", "COMM_SELF") if getattr(MPI, name) is self), None)
+        return root or super().__reduce__()
+
 
 def comm_methods(original: type[Any]) -> dict[str, Method]:
     """Those that this class of mpi4py has."""
@@ -335,7 +340,7 @@ def _named(parent: Any, how: str, comm: Any) -> Any:
     """Recorded, too, if the parent is; a communicator between two groups (Intercomm) is not."""
     if watching(lambda watch: True) is None or comm == MPI.COMM_NULL or not hasattr(type(comm), "Create_group"):
         return comm
-    made = standing(type(comm).__name__, comm)
+    made = comm if hasattr(comm, "mpi4py_class") else standing(type(comm).__name__, comm)  # Dup keeps the class.
     above = world_ranks(parent)
     members = above if how.startswith("I") else world_ranks(comm)  # One of Idup is not ready yet.
     made.name_in_trace = made_name(f"{name_of(parent)}.{how}", above, members)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -46,26 +47,60 @@ def _standing_class(name: str, calls: type) -> type:
 
 
 STANDING = {name: _standing_class(name, calls) for name, calls in _PLAIN.items()}
-_COMMS = {name: getattr(MPI, name) for name in ("COMM_WORLD", "COMM_SELF")}
+COMM_WORLD, COMM_SELF = MPI.COMM_WORLD, MPI.COMM_SELF
+"""mpi4py's own. (Whoever holds them can pickle them while ours stand in their place: pickle looks for them by name.)"""
 
 
 def replace(emit: Emit) -> Undo:
     """Until the returned function is called. SetupError if another recording is at it."""
     if mpi_watch.active is not None:
         raise SetupError("another recording already watches mpi4py in this process. Stop it first.")
+    if MPI.Is_finalized():
+        return lambda: None
     watch = mpi_watch.active = Watch(emit)
+    names = _Names()
+    names.put(STANDING)
+    if MPI.Is_initialized():
+        _put_comms(names)
+    else:
+        # With mpi4py.rc.initialize = False the program begins MPI itself; before that there are no communicators.
+        names.put({name: partial(_begin, getattr(MPI, name), names) for name in ("Init", "Init_thread")})
     forget = watch.pickles.install()
-    before = {name: getattr(MPI, name) for name in (*STANDING, *_COMMS)}
-    now = STANDING | {name: STANDING["Intracomm"](comm) for name, comm in _COMMS.items()}
-    for name, standing in now.items():
-        setattr(MPI, name, standing)
-    return partial(_give_back, watch, forget, before, now)
+
+    def undo() -> None:
+        names.give_back()
+        forget()
+        mpi_watch.active = None
+        watch.close()
+
+    return undo
 
 
-def _give_back(watch: Watch, forget: Undo, before: dict[str, Any], now: dict[str, Any]) -> None:
-    for name, standing in now.items():
-        if getattr(MPI, name) is standing:
-            setattr(MPI, name, before[name])
-    forget()
-    mpi_watch.active = None
-    watch.close()
+class _Names:
+    """Names of mpi4py's module that hold something of ours."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, Any] = {}
+        self._ours: dict[str, Any] = {}
+
+    def put(self, ours: Mapping[str, Any]) -> None:
+        for name, each in ours.items():
+            self._before[name], self._ours[name] = getattr(MPI, name), each
+            setattr(MPI, name, each)
+
+    def give_back(self) -> None:
+        for name, each in self._ours.items():
+            if getattr(MPI, name) is each:  # Else the program has put its own there.
+                setattr(MPI, name, self._before[name])
+
+
+def _put_comms(names: _Names) -> None:
+    ours = STANDING["Intracomm"]
+    names.put({"COMM_WORLD": ours(COMM_WORLD), "COMM_SELF": ours(COMM_SELF)})
+
+
+def _begin(init: Callable[..., Any], names: _Names, *args: Any, **kwargs: Any) -> Any:
+    answer = init(*args, **kwargs)
+    if mpi_watch.active is not None:
+        _put_comms(names)
+    return answer
