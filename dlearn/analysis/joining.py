@@ -112,7 +112,7 @@ def _point_to_point(match: Match) -> Operation:
         ends=match.ends,
         missing=match.missing,
         problem=_does_not_fit(*match.ends) if len(match.ends) == 2 else "",
-        what=_tensors_text(tensors),
+        what=_tensors_text(tensors) + _tag_text(match.ends[0]),
         sender=match.sender,
         receiver=match.receiver,
         payload_bytes=_bytes(tensors),
@@ -183,6 +183,11 @@ def _tensors(call: End) -> tuple[TensorInfo, ...]:
     return (call.inputs or call.outputs) if isinstance(call, Collective) else call.tensors
 
 
+def _tag_text(call: End) -> str:
+    """The program's own: of a glass-box step it says nothing, and the hidden default is 0."""
+    return f", tag {call.tag}" if isinstance(call, PointToPoint) and call.tag > 0 and not call.step else ""
+
+
 def _dtypes(call: End) -> str:
     return "+".join(dict.fromkeys(tensor.dtype for tensor in _tensors(call)))
 
@@ -207,5 +212,7 @@ def _bucket_text(bucket: Bucket) -> str:
 
 @lru_cache
 def _tensors_text(tensors: tuple[TensorInfo, ...]) -> str:
-    shown = [f"{tensor.dtype}{list(tensor.shape)}" for tensor in tensors[:3]]
+    shown = [
+        "Python object" if tensor.dtype == PICKLED else f"{tensor.dtype}{list(tensor.shape)}" for tensor in tensors[:3]
+    ]
     return ", ".join(shown) + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")
