@@ -4,7 +4,7 @@ PYTHON ?= python3
 READY := .venv/.ready
 export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test test-all check lab notebooks bench clean
+.PHONY: help demo test test-all check lab notebooks paper bench clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -30,6 +30,9 @@ lab: $(READY)  ## open the quickstart in JupyterLab, reachable from this machine
 
 notebooks: $(READY)  ## execute all notebooks again and save them with their outputs
 	.venv/bin/python notebooks/build.py
+
+paper: $(READY)  ## run the claims of the paper on DDP again; figures and verdicts go to docs/ddp_paper/
+	.venv/bin/python -m dlearn.lessons.ddp_paper --out docs/ddp_paper
 
 bench: $(READY)  ## run every benchmark, one after the other
 	.venv/bin/python -m pip install --quiet -c constraints.txt -e ".[bench]"

@@ -93,6 +93,27 @@ def test_a_bucket_whose_other_gradients_never_come_goes_all_the_same(tmp_path):
     assert told(job) == ["gradient of bucket 0: a.weight, a.bias", "gradient of bucket 1: b.weight", USED_MAP]
 
 
+def test_a_bucket_that_no_rank_has_used_may_be_skipped(tmp_path):
+    """With skip_all_reduce_unused_params; the used ones that cannot be mistaken for it keep their names."""
+    job = Job(tmp_path, ranks=1)
+    for index, (name, size) in enumerate({"a": 100, "dropped": 40, "c": 60, "d": 40}.items()):
+        job.bucket(0, index, {name: size}, count=4, may_be_skipped=True)
+    ready(job, "a", "c", "d")
+    for size in (100, 60, 40):
+        reduce(job, size)
+    assert told(job) == ["gradient of bucket 0: a", "gradient of bucket 2: c", "gradient of bucket 3: d"]
+
+
+def test_a_bucket_as_large_as_one_that_may_have_been_skipped_is_unknown(tmp_path):
+    """Another rank may have used the dropped one: then it is that, and it goes first."""
+    job = Job(tmp_path, ranks=1)
+    for index, name in enumerate(("dropped", "b")):
+        job.bucket(0, index, {name: 40}, count=2, may_be_skipped=True)
+    ready(job, "b")
+    reduce(job, 40)
+    assert told(job) == [UNKNOWN]
+
+
 def test_below_a_communication_hook_its_argument_says_the_bucket(tmp_path):
     job = Job(tmp_path, ranks=1)
     two_buckets(job)

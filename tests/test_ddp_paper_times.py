@@ -4,7 +4,9 @@ import json
 import subprocess
 import sys
 import time
+from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,15 +16,16 @@ from torch.nn.parallel import DistributedDataParallel
 from dlearn import Cluster
 from dlearn.draw import charts
 from dlearn.errors import DlearnError
-from dlearn.lessons.ddp_paper import claim, link, rules
+from dlearn.lessons.ddp_paper import CLAIMS, claim, link, rules
 from dlearn.lessons.ddp_paper.comm_hooks import RoundRobin
 from dlearn.lessons.ddp_paper.samples import Samples, ratios
 
 needs_hosts = pytest.mark.skipif(bool(link.why_not()), reason=f"no hosts: {link.why_not()}")
 
 
-def namespaces() -> str:
-    return subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, timeout=20).stdout
+def ranks_over_a_cable() -> set[int]:
+    found = (each for each in psutil.process_iter(["cmdline"]) if link.__name__ in (each.info["cmdline"] or ()))
+    return {each.pid for each in found}
 
 
 def slow_transfer() -> list[float]:
@@ -42,28 +45,55 @@ def fails_on_rank_1() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_cable_carries_its_rate_and_is_gone_afterwards():
-    before = namespaces()
+    before = ranks_over_a_cable()
     found = link.run_over("20mbit", slow_transfer)
     for seconds, total in found:
         assert total == 2.0
         # Each rank sends 1 MB. A token bucket lets a burst of 64 kB through, and then no more than its rate.
         assert seconds > (1_000_000 - 64_000) * 8 / 20e6
-    assert namespaces() == before
+    assert ranks_over_a_cable() == before
 
 
 @needs_hosts
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_a_rank_that_fails_over_the_cable_is_named_and_nothing_stays():
-    before = namespaces()
+    before = ranks_over_a_cable()
     with pytest.raises(DlearnError, match="rank 1 failed over the cable: ValueError: no cable here"):
         link.run_over("100mbit", fails_on_rank_1)
-    assert namespaces() == before
+    assert ranks_over_a_cable() == before
+
+
+def sleep_for_ever() -> None:
+    time.sleep(1000)
+
+
+@needs_hosts
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_ranks_over_a_cable_end_with_whoever_asked_for_them(tmp_path):
+    """However it ends: here it is killed. Their hosts have no names, and are gone with them."""
+    before = ranks_over_a_cable()
+    code = "import test_ddp_paper_times as t; t.link.run_over('100mbit', t.sleep_for_ever)"
+    asking = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parent)
+    try:
+        wait_until(lambda: len(ranks_over_a_cable() - before) == 2)
+    finally:
+        asking.kill()
+        asking.wait()
+    wait_until(lambda: ranks_over_a_cable() == before)
+
+
+def wait_until(so) -> None:
+    deadline = time.monotonic() + 40
+    while not so():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_without_its_tools_there_is_no_cable_and_the_reason_is_said(monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
-    assert "no ip and tc here" in link.why_not.__wrapped__()
+    assert "no ip and tc and unshare and nsenter here" in link.why_not.__wrapped__()
 
 
 def train_round_robin(count: int) -> tuple[list[torch.Tensor], int]:
@@ -159,9 +189,12 @@ def test_the_command_writes_figures_report_and_verdicts(tmp_path):
     assert "1 of 1: DD1 small collectives" in done.stderr
     assert done.stdout.startswith("DD1 small collectives are slow per byte: ")
     verdicts = json.loads((tmp_path / "out" / "verdicts.json").read_text())
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "| DD1 small collectives are slow per byte | " + verdicts["DD1"]["verdict"] in report
+    assert "](dd1.svg)" in report
     assert verdicts["DD1"]["verdict"] in done.stdout
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "dd1.svg", "report.html", "report.txt", "verdicts.json",
+        "dd1.svg", "report.html", "report.md", "verdicts.json",
     }  # fmt: skip
 
 
@@ -171,3 +204,16 @@ def test_the_command_refuses_an_unknown_claim_in_one_line(tmp_path):
     assert done.returncode == 1
     assert done.stderr.startswith("error: there is no claim 'DD99'; there are: DD1")
     assert not (tmp_path / "out").exists()
+
+
+def test_the_gallery_has_the_figure_and_the_report_the_verdict_of_every_claim():
+    home = Path(__file__).parent.parent
+    gallery, report = (home / "README.md").read_text(), (home / "docs" / "ddp_paper" / "report.md").read_text()
+    verdicts = json.loads((home / "docs" / "ddp_paper" / "verdicts.json").read_text())
+    assert list(verdicts) == [each.id for each in CLAIMS] == [f"DD{number}" for number in range(1, 19)]
+    for each in CLAIMS:
+        picture = f"docs/ddp_paper/{each.id.lower()}.svg"
+        assert f"]({picture})" in gallery
+        assert "<svg" in (home / picture).read_text()
+        assert f"## {each.id} {each.title}: {verdicts[each.id]['verdict']}" in report
+        assert len(verdicts[each.id]["checks"]) >= 1

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from dlearn import Cluster, explain
 from dlearn.analysis import reconcile
 from dlearn.cluster import mpi_launch, spares
-from dlearn.errors import Interrupted, RankError, SetupError
+from dlearn.errors import Interrupted, RankError
 
 pytest.importorskip("mpi4py")
 
@@ -358,61 +358,6 @@ def test_ranks_that_are_spawned():
     for _ in range(2):
         run = Cluster(2, backend="mpi", start="spawn").run(both_of_torch_and_mpi, timeout=100)
         assert run.results == dict.fromkeys(range(2), (2.0, 4.0, "mpi4py"))
-
-
-# What is missing ------------------------------------------------------------------------------------------------------
-
-
-def test_what_does_not_go_together_is_refused():
-    with pytest.raises(SetupError, match="starts its ranks by an mpiexec on this machine, and not beside engines"):
-        Cluster(2, backend="mpi", engine=object())
-
-
-def test_without_mpi4py_it_is_said_what_to_install(monkeypatch):
-    monkeypatch.setattr(mpi_launch.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SetupError, match=r'needs mpi4py, which is not installed: pip install "dlearn\[mpi\]"$'):
-        Cluster(2, backend="mpi")
-
-
-def test_an_mpi_that_cannot_be_loaded_is_told(monkeypatch):
-    monkeypatch.setenv("MPI4PY_LIBMPI", "/nonexistent/libmpi.so")
-    with pytest.raises(RankError) as caught:
-        Cluster(2, backend="mpi").run(count, timeout=60)
-    assert (
-        "SetupError: mpi4py cannot load MPI here (cannot load MPI library /nonexistent/libmpi.so: " in caught.value.what
-    )
-    assert 'No such file or directory): pip install "dlearn[mpi]"' in caught.value.what
-
-
-def test_without_mpiexec_it_is_said_what_to_install(tmp_path):
-    with pytest.raises(SetupError, match=rf'there is no mpiexec in {tmp_path}: pip install "dlearn\[mpi\]"$'):
-        mpi_launch.find_mpiexec(str(tmp_path))
-
-
-def test_a_long_name_of_the_temporary_folder_is_told(tmp_path, monkeypatch):
-    deep = tmp_path / ("x" * 100)
-    deep.mkdir()
-    monkeypatch.setattr(mpi_launch.tempfile, "tempdir", str(deep))
-    with pytest.raises(SetupError, match="too long a name for a socket: set TMPDIR to a folder with a shorter one"):
-        Cluster(2, backend="mpi").run(count)
-
-
-@pytest.mark.parametrize(
-    ("script", "said"),
-    [
-        ("echo 'no slots left' >&2; exit 1", "no slots left"),
-        ("exit 0", "it ended without a word"),
-        ('shift 6; exec "$@"', "this mpiexec is not MPICH's (it gives no PMI_FD): pip install"),
-    ],
-)
-def test_an_mpiexec_that_does_not_start_ranks(script, said, tmp_path, monkeypatch):
-    fake = tmp_path / "mpiexec"
-    fake.write_text(f"#!/bin/sh\n{script}\n")
-    fake.chmod(0o755)
-    monkeypatch.setattr(mpi_launch, "find_mpiexec", lambda: fake)
-    with pytest.raises(SetupError) as caught:
-        Cluster(2, backend="mpi").run(count)
-    assert str(caught.value).startswith(f"{fake} did not start 2 MPI ranks: {said}")
 
 
 def test_the_other_mpiexec_does_as_well(monkeypatch):

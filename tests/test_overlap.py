@@ -215,6 +215,14 @@ def test_the_step_of_median_length_is_shown(tmp_path):
     hidden = [patch.get_width() for patch in ax.patches if patch.get_gid() == "hidden"]
     assert hidden == pytest.approx([0.099, 0.060])
 
+    both = draw.breakdown({"ConvNet": trace, "MLP": trace})
+    assert [label.get_text() for label in both.get_yticklabels()] == [
+        "ConvNet: rank 0", "ConvNet: rank 1", "MLP: rank 0", "MLP: rank 1",
+    ]  # fmt: skip
+    assert both.get_title(loc="left") == "Communication that is not hidden: ConvNet 22%, MLP 22%"
+    widths = [patch.get_width() for patch in both.patches if patch.get_gid() == "transfer"]
+    assert widths == pytest.approx([0.081, 0.040] * 2)
+
 
 def test_a_trace_without_training_steps(tmp_path):
     job = Job(tmp_path, ranks=2)

@@ -115,11 +115,10 @@ class Job:
         *,
         count: int = 1,
         model: int = 0,
-        built: str = "first",
-        start_ns: int = 0,
+        **facts: Any,
     ) -> None:
         """Bucket `index` of `count`; `parameters` gives the bytes of each."""
-        facts: dict[str, Any] = {"model": model, "index": index, "count": count, "built": built, "start_ns": start_ns}
+        facts = {"model": model, "index": index, "count": count, "built": "first", "start_ns": 0} | facts
         self.event(Bucket, rank, bytes=sum(parameters.values()), parameters=tuple(parameters), **facts)
 
     def gradient(

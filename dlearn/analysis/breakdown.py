@@ -58,6 +58,13 @@ class Breakdown(msgspec.Struct, frozen=True):
         return tuple(whole[(len(whole) - 1) // 2]) if whole else ()
 
     @property
+    def exposed(self) -> float | None:
+        """The share of the median step, over its ranks, that is communication not hidden; None if not observed."""
+        shown = self.middle
+        times = [each.times.exposed_ns for each in shown if each.times is not None]
+        return sum(times) / sum(each.total_ns for each in shown) if shown and len(times) == len(shown) else None
+
+    @property
     def finding(self) -> str:
         """How long the median step took, and how all its ranks' time together was spent."""
         shown = self.middle
@@ -67,14 +74,13 @@ class Breakdown(msgspec.Struct, frozen=True):
         which = shown[0].title + (f" (the median of {count} by length)" if count > 1 else "")
         whole = sum(each.total_ns for each in shown)
         said = f"{which[:1].upper()}{which[1:]}, {time_text(_longest(shown))}"
-        exposed = [each.times.exposed_ns for each in shown if each.times is not None]
         forward = sum(each.forward_ns for each in shown) / whole
         backward = sum(each.backward_ns for each in shown) / whole
         together = f"of {len(shown)} ranks' time together, " if len(shown) > 1 else ""
         said += f": {together}{forward:.0%} forward, {backward:.0%} backward"
-        if len(exposed) < len(shown):
+        if self.exposed is None:
             return f"{said}, communication included: nobody saw when it ended"
-        return f"{said}, {sum(exposed) / whole:.0%} communication that is not hidden"
+        return f"{said}, {self.exposed:.0%} communication that is not hidden"
 
     def rows(self) -> list[list[str]]:
         """A head, and a row for each rank of the median step; ms."""

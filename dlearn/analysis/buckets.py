@@ -3,6 +3,7 @@
 DDP's reducer launches buckets in the order of their index, once per backward pass, each as soon as all its gradients
 are ready. So the next all-reduce that the reducer makes in a pass is the next bucket of a model whose gradients of
 that bucket are ready and as large. Below a communication hook no inference is needed: its argument says the bucket.
+With skip_all_reduce_unused_params a bucket that no rank has used is left out: the next one may be a later one.
 """
 
 from __future__ import annotations
@@ -72,22 +73,28 @@ class _Process:
 
     def _next_bucket(self, call: Collective) -> Bucket | str:
         size = sum(tensor.logical_bytes for tensor in call.inputs)
-        nexts = [
-            (model, table[self._launched[call.backward, model]])
-            for model, table in self.tables.items()
-            if self._launched[call.backward, model] in table
-        ]
-        fitting = [(model, bucket) for model, bucket in nexts if bucket.bytes == size]
-        ready = [each for each in fitting if self._is_ready(each[1], call.backward, each[0])]
+        fitting: list[tuple[int, Bucket]] = []
+        ready: list[tuple[int, Bucket]] = []
+        for model, table in self.tables.items():
+            fits = [each for each in self._coming(table, self._launched[call.backward, model]) if each.bytes == size]
+            fitting += [(model, each) for each in fits]
+            # One behind a bucket that fits, too, is not taken for it: other ranks may have used that one.
+            ready += [(model, each) for each in fits[:1] if self._is_ready(each, call.backward, model)]
         # With find_unused_parameters a bucket also goes when its other gradients will never come.
         candidates = ready or fitting
         if len(candidates) == 1:
             model, bucket = candidates[0]
-            self._launched[call.backward, model] += 1
+            self._launched[call.backward, model] = bucket.index + 1
             return bucket
         if not candidates and call.inputs and all(tensor.dtype == "int32" for tensor in call.inputs):
             return USED_MAP
         return UNKNOWN
+
+    @staticmethod
+    def _coming(table: dict[int, Bucket], launched: int) -> list[Bucket]:
+        """The next bucket of a model; where DDP may skip it, those after it, too."""
+        coming = [bucket for index, bucket in sorted(table.items()) if index >= launched]
+        return coming if coming and coming[0].may_be_skipped else coming[:1]
 
     def _is_ready(self, bucket: Bucket, backward: int | None, model: int) -> bool:
         return set(bucket.parameters) <= self.ready[backward, model]

@@ -1,8 +1,8 @@
-"""Where the time of a training step goes: a bar per rank, cut into its parts."""
+"""Where the time of a training step goes: a bar per rank, cut into its parts; of several runs side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from matplotlib.artist import Artist
@@ -30,7 +30,7 @@ class Style(NamedTuple):
     hatch: str = ""
 
 
-_MOST_RANKS = 16
+_MOST_BARS = 16
 
 _STYLES = {
     "forward": Style("forward", "#e3e3e3", FAINT),
@@ -43,32 +43,51 @@ _STYLES = {
 }
 
 
-def breakdown(trace: Trace, *, ax: Axes | None = None) -> Axes:
+def breakdown(traces: Trace | Mapping[str, Trace], *, ax: Axes | None = None) -> Axes:
     """Draw the training step of median length: forward, backward, communication that is not hidden, optimizer.
 
     A bar per rank, in ms; lengths, not moments. Below it, as long as it took, what was hidden behind the backward.
+    Several traces, by name, stand below each other on one scale.
     """
-    found = parts_of(trace)
-    shown = found.middle[:_MOST_RANKS]
+    runs = {"": traces} if isinstance(traces, Trace) else traces
+    found = {name: parts_of(trace) for name, trace in runs.items()}
+    bars = [(label_of(each, name, run), each) for name, run in found.items() for each in run.middle]
+    shown = bars[:_MOST_BARS]
     fit = ax is None
-    labels = [plain(found.labels.get(each.rank, f"rank {each.rank}")) for each in shown]
     row = _BAR_IN + _HIDDEN_IN + _GAP_IN
     height = _GAP_IN + row * max(1, len(shown))
-    ax = ax or canvas.new_axes(height_in=height, left_in=canvas.left_margin_in(labels))
+    ax = ax or canvas.new_axes(height_in=height, left_in=canvas.left_margin_in(label for label, _ in shown))
     if not shown:
         return canvas.say_empty(ax, "This trace holds no training step of a DDP model.", fit=fit)
-    ax.set_xlim(0, 1.01 * max(each.total_ns for each in shown) / 1e6)
+    ax.set_xlim(0, 1.01 * max(each.total_ns for _, each in shown) / 1e6)
     ax.set_ylim(height, 0)
     tops = [_GAP_IN + place * row for place in range(len(shown))]
-    ax.set_yticks(
-        [top + _BAR_IN / 2 for top in tops], labels, parse_math=False, fontsize=TEXT_PT, color=INK
-    )  # fmt: skip
-    for each, top in zip(shown, tops, strict=True):
+    labels = [label for label, _ in shown]
+    ax.set_yticks([top + _BAR_IN / 2 for top in tops], labels, parse_math=False, fontsize=TEXT_PT, color=INK)
+    for (_, each), top in zip(shown, tops, strict=True):
         draw_parts(ax, each, top)
     ax.set_xlabel("ms", fontsize=TEXT_PT, color=INK, labelpad=2)
     canvas.quiet(ax)
-    canvas.frame(ax, title=found.finding, legend=legend(shown), notes=notes(found, shown), fit=fit)
+    parts = [each for _, each in shown]
+    canvas.frame(
+        ax, title=title_of(found), legend=legend(parts), notes=notes(found, parts, len(bars) - len(shown)), fit=fit
+    )
     return ax
+
+
+def label_of(each: Parts, name: str, run: Breakdown) -> str:
+    """ "rank 0", or "ConvNet: rank 0"."""
+    label = run.labels.get(each.rank, f"rank {each.rank}")
+    return plain(f"{name}: {label}" if name else label)
+
+
+def title_of(found: Mapping[str, Breakdown]) -> str:
+    """Of one run its finding; of several, what of each one's step is communication that is not hidden."""
+    if len(found) == 1:
+        return next(iter(found.values())).finding
+    return "Communication that is not hidden: " + ", ".join(
+        f"{name} " + ("not observed" if run.exposed is None else f"{run.exposed:.0%}") for name, run in found.items()
+    )
 
 
 def lengths_of(each: Parts) -> list[tuple[str, int]]:
@@ -119,11 +138,13 @@ def legend(shown: Sequence[Parts]) -> list[Artist]:
     ]
 
 
-def notes(found: Breakdown, shown: Sequence[Parts]) -> list[str]:
-    told = ["Lengths, not moments: what is sent in parts is drawn in one.", *([found.note] if found.note else [])]
+def notes(found: Mapping[str, Breakdown], shown: Sequence[Parts], left_out: int) -> list[str]:
+    told = ["Lengths, not moments: what is sent in parts is drawn in one."]
+    if len(found) > 1:
+        told.append("Of each run its step of median length.")
+    told += dict.fromkeys(run.note for run in found.values() if run.note)
     if any(each.times is None for each in shown):
         told.append("When the communication ended was not observed: forward and backward hold it, where they waited.")
-    left_out = len(found.middle) - len(shown)
     if left_out:
-        told.append(f"{left_out:,} more ranks are not drawn.")
+        told.append(f"{left_out:,} more bars are not drawn.")
     return told

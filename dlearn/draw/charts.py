@@ -103,7 +103,8 @@ def bars(
     if stacked and text is not None:
         _values(ax, range(len(names)), bottom, text)
     ax.set_xlim(-0.5, len(names) - 0.5)
-    ax.margins(y=0.14)
+    tallest = max(bottom) if stacked else max(value for part in parts for value in part.values)
+    ax.set_ylim(0, 1.14 * tallest or 1.0)
     room = points(ax, 1 / len(names), along="x") - 6
     ax.set_xticks(range(len(names)), ["\n".join(canvas.wrap(name, room, size=TEXT_PT)) for name in names])
     _label(ax, "", y)

@@ -80,6 +80,7 @@ class _Watch:
                 bytes=bucket.buffer().nbytes,
                 parameters=tuple(names.get(id(each), "?") for each in bucket.parameters()),
                 built=built,
+                may_be_skipped=bool(getattr(ddp, "skip_all_reduce_unused_params", False)),
                 phase="forward",
             )
 

@@ -213,7 +213,10 @@ class PointToPoint(Event, tag="p2p", frozen=True, kw_only=True):
 
 
 class Bucket(Event, tag="bucket", frozen=True, kw_only=True):
-    """One bucket of a DDP model: the gradients that travel together. `built` is "first" or "rebuilt"."""
+    """One bucket of a DDP model: the gradients that travel together. `built` is "first" or "rebuilt".
+
+    `may_be_skipped`: DDP leaves it out of a backward pass in which no rank has used its parameters.
+    """
 
     ends: ClassVar[bool] = False
 
@@ -223,6 +226,7 @@ class Bucket(Event, tag="bucket", frozen=True, kw_only=True):
     bytes: Count
     parameters: tuple[str, ...]
     built: str
+    may_be_skipped: bool = False
 
 
 class Gradient(Event, tag="gradient", frozen=True, kw_only=True):

@@ -26,6 +26,9 @@ def main() -> int:
     except (DlearnError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(f"interrupted; the figures so far are in {options.out}", file=sys.stderr)
+        return 130
     print(report)
     print(f"({report.seconds:.0f} s; figures and report.html: {options.out})")
     return 0

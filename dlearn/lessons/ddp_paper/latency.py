@@ -10,10 +10,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from dlearn import draw
 from dlearn.analysis.breakdown import Breakdown, breakdown
 from dlearn.cluster import Cluster
+from dlearn.draw import charts
 from dlearn.lessons import digits, models
-from dlearn.lessons.ddp_paper import step_parts
 from dlearn.lessons.ddp_paper.conditions import ranks_on_cores
 from dlearn.lessons.ddp_paper.samples import Samples
 from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
@@ -62,7 +63,8 @@ def largest(found: Breakdown) -> Samples:
 
 
 def breakdowns() -> Result:
-    found = {name: breakdown(Cluster(RANKS).run(train, name).trace) for name in MODELS}
+    traces = {name: Cluster(RANKS).run(train, name).trace for name in MODELS}
+    found = {name: breakdown(trace) for name, trace in traces.items()}
     shares = {name: backward_share(each) for name, each in found.items()}
     against = {name: largest(each) for name, each in found.items()}
     checks = tuple(
@@ -75,8 +77,8 @@ def breakdowns() -> Result:
         for name in MODELS
     )
     low, high = (pick(each.median for each in shares.values()) for pick in (min, max))
-    picture = step_parts.chart(
-        found, title=f"The backward pass and its communication take {low:.0%} to {high:.0%} of a step"
+    picture = charts.retitle(
+        draw.breakdown(traces), f"The backward pass and its communication take {low:.0%} to {high:.0%} of a step"
     )
     return Result(checks, picture, f"{ranks_on_cores(RANKS)}, gloo, {STEPS - 2} steps on each rank")
 

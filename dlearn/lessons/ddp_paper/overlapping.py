@@ -13,12 +13,13 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from dlearn.analysis.breakdown import breakdown
+from dlearn import draw
 from dlearn.analysis.overlap import Overlap, overlap
 from dlearn.analysis.traffic import traffic
 from dlearn.cluster import Cluster
+from dlearn.draw import charts
 from dlearn.lessons import digits, models
-from dlearn.lessons.ddp_paper import link, step_parts
+from dlearn.lessons.ddp_paper import link
 from dlearn.lessons.ddp_paper.comm_hooks import wait_for_each
 from dlearn.lessons.ddp_paper.conditions import ranks_on_cores
 from dlearn.lessons.ddp_paper.samples import Samples, ratios
@@ -118,9 +119,12 @@ def overlapped() -> Result:
     kinds = [("cable", far), ("loopback", near)] if far else [("loopback", near)]
     names = {"with": "with overlap", "without": "without"}
     percent = shown.hidden["with"].median
-    picture = step_parts.chart(
-        {f"{name}: {names[kind]}": breakdown(trace) for name, each in kinds for kind, trace in each.traces.items()},
-        title=f"{percent:.0%} of the communication is hidden {where}; without overlap a step takes"
+    picture = draw.breakdown(
+        {f"{name}, {names[kind]}": trace for name, each in kinds for kind, trace in each.traces.items()}
+    )
+    charts.retitle(
+        picture,
+        f"{percent:.0%} of the communication is hidden {where}; without overlap a step takes"
         f" {shown.faster.median:.2f} times as long",
     )
     loopback = f"; on the loopback interface, where a transfer takes cores, too: {near.faster.text('times')} as long"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from dlearn import draw
 from dlearn.errors import SetupError
 from dlearn.lessons.ddp_paper.catalogue import CLAIMS
+from dlearn.lessons.ddp_paper.conditions import cores
 from dlearn.lessons.ddp_paper.verdicts import Claim, Finding
 
 
@@ -43,10 +43,9 @@ class Report:
         return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
 
     def write(self, folder: Path) -> None:
-        """`report.txt`, `report.html` and `verdicts.json`; the pictures are there already."""
-        text = "\n\n".join(str(finding) for finding in self.findings)
-        machine = f"{os.cpu_count()} cores, {self.seconds:.0f} s for all"
-        (folder / "report.txt").write_text(f"{self}\n\n{text}\n\n({machine})\n", encoding="utf-8")
+        """`report.md`, `report.html` and `verdicts.json`; the pictures are there already."""
+        machine = f"{cores()} cores, {self.seconds:.0f} s for all"
+        (folder / "report.md").write_text(self._markdown(machine), encoding="utf-8")
         (folder / "report.html").write_text(self._page(machine), encoding="utf-8")
         (folder / "verdicts.json").write_text(
             json.dumps(
@@ -63,6 +62,19 @@ class Report:
             + "\n",
             encoding="utf-8",
         )
+
+    def _markdown(self, machine: str) -> str:
+        lines = ["# The DDP paper, run again", "", f"({machine})", "", "| claim | verdict |", "|---|---|"]
+        lines += ["| {} | {} |".format(*each.headline.split(": ", 1)) for each in self.findings]
+        for each in self.findings:
+            lines += ["", f"## {each.headline}", "", f"{each.claim.says} ({each.claim.paper})", ""]
+            lines += [f"Run: {each.claim.runs}", ""]
+            lines += [f"- {check.says}: **{check.verdict}**. {check.seen}" for check in each.result.checks]
+            if each.result.conditions:
+                lines += ["", f"({each.result.conditions})"]
+            if each.result.picture is not None:
+                lines += ["", f"![{each.claim.title}]({picture_name(each.claim)})"]
+        return "\n".join([*lines, ""])
 
     def _page(self, machine: str) -> str:
         parts = "".join(
