@@ -242,6 +242,9 @@ def waits() -> None:
         requests = [comm.isend("x", other), comm.irecv(source=other)]
         while any(requests):
             wait(requests)
+    never = comm.irecv(source=other, tag=99)
+    never.Cancel()
+    never.Wait()
 
 
 def wait_one_by_one(requests: list) -> None:
@@ -252,8 +255,10 @@ def wait_one_by_one(requests: list) -> None:
 
 def test_whoever_waits_tells_the_end(pair):
     trace = pair.run(waits, timeout=60).trace
-    assert len(trace.events) == 20
+    assert len(trace.events) == 22
     assert all(event.ended_by == "wait" and event.end_ns is not None for event in trace.events)
+    assert [event.error for event in trace.events if event.tag == 99] == [CANCELLED] * 2
+    assert len(messages(trace)) == 10
 
 
 def send_first(count: int) -> None:

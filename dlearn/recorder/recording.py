@@ -42,6 +42,7 @@ from dlearn.trace.event import (
     Span,
 )
 from dlearn.trace.job_facts import RETURNED, Place
+from dlearn.trace.mpi import ANY_TAG
 from dlearn.trace.options import Options
 from dlearn.trace.store import Writer
 
@@ -245,7 +246,7 @@ class Recording:
 
     def _is_outside(self, kind: type[Event], facts: dict[str, Any]) -> bool:
         """Whether this event is left out. The others are told apart from those that were: a send by its place."""
-        if kind is PointToPoint and facts["peer"] is not None:
+        if kind is PointToPoint and facts["peer"] is not None and facts["tag"] != ANY_TAG:
             channel = (facts["op"], facts["group"], facts["peer"], facts["tag"])
             self._channels[channel] += 1
             facts["place"] = self._channels[channel]

@@ -172,6 +172,9 @@ def _paired(channel: _Channel) -> Iterator[tuple[PointToPoint | None, PointToPoi
     if not any(event.place for event in (*sends, *recvs)):
         yield from zip_longest(sends, recvs)
         return
-    by_place = [{event.place: event for event in events} for events in (sends, recvs)]
+    # A receive from anyone has no place among those from one rank: of it nobody knows which other end is in this trace.
+    yield from ((send, None) for send in sends if not send.place)
+    yield from ((None, recv) for recv in recvs if not recv.place)
+    by_place = [{event.place: event for event in events if event.place} for events in (sends, recvs)]
     for place in sorted(by_place[0].keys() | by_place[1].keys()):
         yield by_place[0].get(place), by_place[1].get(place)
