@@ -34,7 +34,7 @@ MAY_IMPORT_HEAVY = {
     "torch": {"hooks", "recorder", "collectives", "cluster", "scripts", "lessons", "doctor"},
     "matplotlib": {"draw"},
     "pandas": {"trace", "analysis"},
-    "mpi4py": {"collectives", "cluster"},
+    "mpi4py": {"hooks", "collectives", "cluster"},
 }
 
 

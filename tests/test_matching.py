@@ -202,3 +202,15 @@ def test_matches_come_in_the_order_of_first_call(tmp_path, ranks):
     for start in (300, 100, 200):
         job.collective("barrier", start_ns=start, end_ns=400)
     assert [match.seq for match in job.load().matches] == [2, 3, 1]
+
+
+def test_of_some_steps_a_receive_from_anyone_stays_alone_and_is_not_lost(tmp_path):
+    """It has no place among the receives from one rank, of which some are in steps that were not recorded."""
+    job = Job(tmp_path, ranks=2)
+    job.send(0, 1, place=3)
+    job.send(0, 1, place=4)
+    job.recv(1, 0)  # From anyone, and it was rank 0.
+    job.recv(1, 0)
+    job.recv(1, 0, place=3)
+    found = [ends(match) for match in job.load().matches]
+    assert sorted(found) == [[(0, 0), (1, 2)], [(0, 1)], [(1, 0)], [(1, 1)]]

@@ -13,6 +13,7 @@ from dlearn.analysis.rpc import rpc_operations
 from dlearn.trace.event import Bucket, Collective, PointToPoint, TensorInfo
 from dlearn.trace.matching import Match
 from dlearn.trace.message import End, Operation
+from dlearn.trace.mpi import PICKLED
 from dlearn.trace.trace import Trace
 
 _EQUAL_SIZES = {
@@ -111,7 +112,7 @@ def _point_to_point(match: Match) -> Operation:
         ends=match.ends,
         missing=match.missing,
         problem=_does_not_fit(*match.ends) if len(match.ends) == 2 else "",
-        what=_tensors_text(tensors),
+        what=_tensors_text(tensors) + _tag_text(match.ends[0]),
         sender=match.sender,
         receiver=match.receiver,
         payload_bytes=_bytes(tensors),
@@ -154,17 +155,23 @@ def _problem(ends: Sequence[End], ops: list[str]) -> str:
         return "a rank appears twice: two groups of the same name, or a damaged trace"
     if len(ops) > 1:
         return f"the ranks called different operations: {', '.join(ops)}"
-    if ops[0] in _EQUAL_SIZES and len({_logical_bytes(end) for end in ends}) > 1:
+    comparable = ops[0] in _EQUAL_SIZES and not _of_objects(ends)
+    if comparable and len({_logical_bytes(end) for end in ends}) > 1:
         sizes_text = ", ".join(f"{_logical_bytes(end):,}" for end in ends[:8])
         return f"the ranks called it with different sizes: {sizes_text} B"
     first = _tensors(ends[0])
-    if ops[0] in _EQUAL_SIZES and any(_tensors(end) != first for end in ends):
+    if comparable and any(_tensors(end) != first for end in ends):
         types = list(dict.fromkeys(map(_dtypes, ends)))
         if len(types) > 1:
             return f"the ranks called it with different dtypes: {', '.join(types[:8])}"
     if len({end.root for end in ends if isinstance(end, Collective)}) > 1:
         return "the ranks called it with different roots"
     return ""
+
+
+def _of_objects(ends: Sequence[End]) -> bool:
+    """Python objects: each rank's are as large as they are."""
+    return any(tensor.dtype == PICKLED for end in ends for tensor in _tensors(end))
 
 
 def _logical_bytes(call: End) -> int:
@@ -174,6 +181,11 @@ def _logical_bytes(call: End) -> int:
 
 def _tensors(call: End) -> tuple[TensorInfo, ...]:
     return (call.inputs or call.outputs) if isinstance(call, Collective) else call.tensors
+
+
+def _tag_text(call: End) -> str:
+    """The program's own: of a glass-box step it says nothing, and the hidden default is 0."""
+    return f", tag {call.tag}" if isinstance(call, PointToPoint) and call.tag > 0 and not call.step else ""
 
 
 def _dtypes(call: End) -> str:
@@ -200,5 +212,7 @@ def _bucket_text(bucket: Bucket) -> str:
 
 @lru_cache
 def _tensors_text(tensors: tuple[TensorInfo, ...]) -> str:
-    shown = [f"{tensor.dtype}{list(tensor.shape)}" for tensor in tensors[:3]]
+    shown = [
+        "Python object" if tensor.dtype == PICKLED else f"{tensor.dtype}{list(tensor.shape)}" for tensor in tensors[:3]
+    ]
     return ", ".join(shown) + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")

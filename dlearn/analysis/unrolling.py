@@ -15,6 +15,7 @@ from dlearn.analysis import gloo
 from dlearn.analysis.rpc import messages_of_exchange
 from dlearn.trace.event import Collective, PointToPoint
 from dlearn.trace.message import How, Message, Operation
+from dlearn.trace.mpi import CANCELLED
 
 
 class PairSum(NamedTuple):
@@ -117,6 +118,8 @@ def _why_alone(operation: Operation) -> str:
     end = operation.ends[0]
     if not operation.group.members:
         return "the line that describes its process group is lost"
+    if end.error == CANCELLED:
+        return f"a {end.op} that the program took back"
     if isinstance(end, PointToPoint) and end.peer is None:
         return f"a {end.op} whose peer is known at its end only, and nobody saw that end"
     return "its peer is no member of the process group: a damaged trace"

@@ -341,7 +341,7 @@ def _communicator(options: Any) -> MPI.Intracomm:
         )
     with_all = world.Get_group()
     group = with_all.Incl(members)
-    comm = world.Create_group(group)
+    comm: MPI.Intracomm = recorder.unrecorded(world.Create_group(group))  # Recorded are torch's calls.
     group.Free()
     with_all.Free()
     if MPI.Query_thread() != MPI.THREAD_MULTIPLE:

@@ -1,4 +1,4 @@
-"""The only place that touches the insides of torch. Each hook is `install(emit) -> undo` and a guest.
+"""The only place that touches the insides of torch and of mpi4py. Each hook is `install(emit) -> undo` and a guest.
 
 A guest changes no result, gives everything back when `undo` is called, and never breaks training: what goes wrong
 inside a hook is told to `emit.failed`, and the call goes on.
@@ -20,8 +20,8 @@ class Emit(Protocol):
     def event(self, kind: type[Event], /, **facts: Any) -> int:
         """An event starts now; returns its number. Time, thread and enclosing span are filled in."""
 
-    def end(self, number: int, *, by: str, error: str = "", peer: int | None = None) -> None:
-        """Event `number` ends now. With `by=NOT_OBSERVED` nobody will ever see its end."""
+    def end(self, number: int, *, by: str, error: str = "", **facts: Any) -> None:
+        """Event `number` ends now. With `by=NOT_OBSERVED` nobody will ever see its end. `facts`: known only now."""
 
     def enter(self, number: int) -> None:
         """What this thread reports from now on happens inside event `number`."""

@@ -287,7 +287,7 @@ class _Probe:
         self.seen.append(kind.__name__)
         return 0
 
-    def end(self, number: int, *, by: str, error: str = "", peer: int | None = None) -> None:
+    def end(self, number: int, *, by: str, error: str = "", **facts: Any) -> None:
         self.seen.append("end")
 
     def enter(self, number: int) -> None:

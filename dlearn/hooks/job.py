@@ -10,9 +10,12 @@ from contextlib import suppress
 
 import torch.distributed as dist
 
+_MPI_VARIABLES = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
+"""How MPICH's and Open MPI's mpiexec tell a process who it is. (All of one host have the same parent.)"""
+
 
 def job_of_process() -> tuple[str, int | None, int | None]:
-    """Job, rank and size of a process that the user started: from the default group, or from torchrun's variables."""
+    """Job, rank and size of a process that the user started: from the default group, or by its launcher's variables."""
     environment = os.environ
     if dist.is_initialized():
         return _job_of_store(), dist.get_rank(), dist.get_world_size()
@@ -20,6 +23,9 @@ def job_of_process() -> tuple[str, int | None, int | None]:
         meeting_point = f"{environment.get('MASTER_ADDR', '')}:{environment.get('MASTER_PORT', '')}"
         job = f"{environment.get('TORCHELASTIC_RUN_ID', '')}@{meeting_point}"
         return job, int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    for rank, size in _MPI_VARIABLES:
+        if {rank, size} <= environment.keys():
+            return f"{socket.gethostname()}-{os.getppid()}", int(environment[rank]), int(environment[size])
     if multiprocessing.parent_process() is not None:
         # Ranks that a script spawns have nothing else in common yet.
         return f"children of {socket.gethostname()}-{os.getppid()}", None, None

@@ -17,6 +17,7 @@ import torch
 from torch._C._distributed_c10d import ProcessGroup
 
 from dlearn.errors import TraceError
+from dlearn.hooks.mpi import plain as unrecorded
 from dlearn.recorder import python_groups
 from dlearn.recorder.headers import make_header, own_header, own_path, refuse_other_traces
 from dlearn.recorder.python_groups import Outer, Posted
@@ -24,7 +25,19 @@ from dlearn.recorder.recording import Clock, Recording
 from dlearn.trace.event import Header
 from dlearn.trace.options import Measure, Options
 
-__all__ = ["Outer", "Posted", "Recording", "make_header", "operation", "posted", "record", "span", "start", "step"]
+__all__ = [
+    "Outer",
+    "Posted",
+    "Recording",
+    "make_header",
+    "operation",
+    "posted",
+    "record",
+    "span",
+    "start",
+    "step",
+    "unrecorded",
+]
 
 _active: Recording | None = None
 _followed: Header | None = None

@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from dlearn.hooks import autograd, collectives, ddp, rpc, steps, stretches
+from dlearn.hooks import autograd, collectives, ddp, mpi, rpc, steps, stretches
 from dlearn.hooks.clock import Desk
 from dlearn.hooks.cuda_times import CudaTimes
 from dlearn.hooks.groups import Groups
@@ -42,6 +42,7 @@ from dlearn.trace.event import (
     Span,
 )
 from dlearn.trace.job_facts import RETURNED, Place
+from dlearn.trace.mpi import ANY_TAG
 from dlearn.trace.options import Options
 from dlearn.trace.store import Writer
 
@@ -111,6 +112,7 @@ class Recording:
             self._undo.callback(collectives.install(self, self.groups, times, checksums=options.checksums))
             self._undo.callback(ddp.install(self, times))
             self._undo.callback(stretches.install(self, times))
+            self._undo.callback(mpi.install(self))
             self._log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
             self._undo.callback(self._log.close)
             watchers = Watchers(
@@ -160,14 +162,14 @@ class Recording:
             self.waiting[number] = now
         return number
 
-    def end(self, number: int, *, by: str, error: str = "", peer: int | None = None) -> None:
+    def end(self, number: int, *, by: str, error: str = "", **facts: Any) -> None:
         if number == OUTSIDE:
             return
         self.last_ns = now = self._clock()
         self.waiting.pop(number, None)
         self._under_way.discard(number)
         try:
-            self._writer.write(End(event=number, at_ns=now, by=by, error=error, peer=peer))
+            self._writer.write(End(event=number, at_ns=now, by=by, error=error, **facts))
         except Exception as failure:
             self.failed("the end of an operation", failure)
 
@@ -244,7 +246,7 @@ class Recording:
 
     def _is_outside(self, kind: type[Event], facts: dict[str, Any]) -> bool:
         """Whether this event is left out. The others are told apart from those that were: a send by its place."""
-        if kind is PointToPoint and facts["peer"] is not None:
+        if kind is PointToPoint and facts["peer"] is not None and facts["tag"] != ANY_TAG:
             channel = (facts["op"], facts["group"], facts["peer"], facts["tag"])
             self._channels[channel] += 1
             facts["place"] = self._channels[channel]

@@ -120,13 +120,17 @@ class NotMeasured(Line, tag="not measured", frozen=True, kw_only=True):
 
 
 class End(Line, tag="end", frozen=True, kw_only=True):
-    """The end of an event, known later than its start. `peer`: who the message came from, if only now known."""
+    """The end of an event, known later than its start. What is known only now: who the message came from (`peer`),
+    with which `tag`, and what was given and got, of pickled objects (`inputs`, `outputs`)."""
 
     event: Count
     by: str
     at_ns: Nanoseconds | None = None
     error: str = ""
     peer: Count | None = None
+    tag: Tag | None = None
+    inputs: tuple[TensorInfo, ...] = ()
+    outputs: tuple[TensorInfo, ...] = ()
 
 
 class Event(Line, frozen=True, kw_only=True):

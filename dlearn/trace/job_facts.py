@@ -31,6 +31,7 @@ from dlearn.trace.event import (
     Stretch,
     Worker,
 )
+from dlearn.trace.mpi import Probe
 
 RETURNED = "returned"
 
@@ -121,6 +122,7 @@ AnyLine = (
     | End
     | Collective
     | PointToPoint
+    | Probe
     | Bucket
     | Gradient
     | Stretch

@@ -1,8 +1,9 @@
 """Which events of different processes are the ends of one exchange.
 
 Collectives meet by their number in the process group, as gloo itself matches them (its tag is a counter). Sends and
-receives meet first-in first-out between the same two ranks with the same tag, as MPI and gloo promise. A pair
-that does not fit (another op, another size) is still one exchange: that is what went wrong in it.
+receives meet first-in first-out between the same two ranks with the same tag, as MPI and gloo promise: a receive from
+anyone, or with any tag, stands in the line of what it got, by its own place among the receives. A pair that does not
+fit (another op, another size) is still one exchange: that is what went wrong in it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import msgspec
 
 from dlearn.trace.event import Collective, GroupFact, PointToPoint
 from dlearn.trace.message import Group
+from dlearn.trace.mpi import CANCELLED
 
 if TYPE_CHECKING:
     from dlearn.trace.trace import Process
@@ -42,7 +44,7 @@ def match(processes: Sequence[Process], events: Iterable[Collective | PointToPoi
     groups = join_groups(processes)
     complete = {process.rank for process in processes if process.complete}
     exchanges: dict[tuple[int, int], list[Collective]] = defaultdict(list)
-    posted: dict[tuple[int, str, str, int | None, int], list[PointToPoint]] = defaultdict(list)
+    posted: dict[tuple[int, str, str, int | None, int, bool], list[PointToPoint]] = defaultdict(list)
     for event in events:
         if isinstance(event, Collective):
             key = (event.rank, event.group)
@@ -50,7 +52,8 @@ def match(processes: Sequence[Process], events: Iterable[Collective | PointToPoi
             # The keys hold a group's identity, not its value: to hash a large one takes long.
             exchanges[id(group), event.seq].append(event)
         else:
-            posted[event.rank, event.group, event.op, event.peer, event.tag].append(event)
+            taken_back = event.error == CANCELLED
+            posted[event.rank, event.group, event.op, event.peer, event.tag, taken_back].append(event)
     matches, channels = _open_channels(posted.values(), groups)
     matches += _join_collectives(exchanges.values(), groups, complete)
     for channel in channels:
@@ -141,7 +144,7 @@ def _open_channels(
         first = calls[0]
         key = (first.rank, first.group)
         group = groups[key] if key in groups else groups.setdefault(key, _unknown_group(first))
-        peer = _member(group, first.peer)
+        peer = _member(group, first.peer) if first.error != CANCELLED else None
         sender, receiver = (first.rank, peer) if first.op == "send" else (peer, first.rank)
         if sender is None or receiver is None:
             alone += [Match(group, call.seq, (call,), (), sender, receiver) for call in calls]
@@ -169,6 +172,9 @@ def _paired(channel: _Channel) -> Iterator[tuple[PointToPoint | None, PointToPoi
     if not any(event.place for event in (*sends, *recvs)):
         yield from zip_longest(sends, recvs)
         return
-    by_place = [{event.place: event for event in events} for events in (sends, recvs)]
+    # A receive from anyone has no place among those from one rank: of it nobody knows which other end is in this trace.
+    yield from ((send, None) for send in sends if not send.place)
+    yield from ((None, recv) for recv in recvs if not recv.place)
+    by_place = [{event.place: event for event in events if event.place} for events in (sends, recvs)]
     for place in sorted(by_place[0].keys() | by_place[1].keys()):
         yield by_place[0].get(place), by_place[1].get(place)

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from dlearn.errors import TraceError
+from dlearn.trace.ends import learn
 from dlearn.trace.event import (
     FORMAT,
     NOT_OBSERVED,
@@ -389,5 +390,4 @@ def _end(file: ProcessFile, end: End) -> None:
         _set(event, "end_ns", end.at_ns)
     if end.error != event.error:
         _set(event, "error", end.error)
-    if end.peer is not None and isinstance(event, PointToPoint) and event.peer is None:
-        _set(event, "peer", end.peer)
+    learn(event, end)

@@ -1,0 +1,23 @@
+"""What an event's end tells that its start could not: who the message came from, its tag, its size."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dlearn.trace.event import Collective, End, Event, PointToPoint
+from dlearn.trace.mpi import ANY_TAG, Probe
+
+_set = msgspec.structs.force_setattr
+
+
+def learn(event: Event, end: End) -> None:
+    """Fill it into the event; what the start has said of peer and tag stays."""
+    if isinstance(event, PointToPoint | Probe):
+        if end.peer is not None and event.peer is None:
+            _set(event, "peer", end.peer)
+        if end.tag is not None and event.tag == ANY_TAG:
+            _set(event, "tag", end.tag)
+    if end.inputs and isinstance(event, Collective):
+        _set(event, "inputs", end.inputs)
+    if end.outputs and isinstance(event, Collective | PointToPoint):
+        _set(event, "outputs" if isinstance(event, Collective) else "tensors", end.outputs)
