@@ -185,7 +185,7 @@ class Messages(msgspec.Struct, frozen=True):
         for (op, reason), count in reasons.most_common(_REASONS_SHOWN):
             lines.append(f"  not explained: {op}{f', {count:,} times' if count > 1 else ''}: {reason}")
         if len(reasons) > _REASONS_SHOWN:
-            lines.append(f"  and {len(reasons) - _REASONS_SHOWN:,} more reasons: see .unexplained")
+            lines.append(f"  and {len(reasons) - _REASONS_SHOWN:,} more: see .unexplained")
         return "\n".join(lines)
 
     __repr__ = __str__
