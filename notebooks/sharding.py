@@ -37,8 +37,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dlearn import Cluster, analysis, draw, messages, operations, span
 from dlearn.analysis import reconcile, traffic
+from dlearn.draw import charts
 from dlearn.lessons import digits, models
-from dlearn.lessons.ddp_paper import charts
 
 
 def sharded(model, how):
