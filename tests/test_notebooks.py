@@ -111,6 +111,7 @@ def png(save: Callable[..., object]) -> str:
         for source in build.sources()
     ],
 )
+@pytest.mark.timeout(900)  # The longest runs for three minutes, on a machine that does nothing else.
 def test_the_notebook_runs(source):
     notebook = build.read(source)
     if "mpi" in notebook.metadata.dlearn["needs"]:
