@@ -84,14 +84,19 @@ def test_a_script_for_torchrun_runs_unmodified(tmp_path, module):
     ],
 )
 def test_a_program_of_torch_that_spawns_its_workers_runs_unmodified(tmp_path, program, workers, collectives):
-    """Its output tells times, so that only the verdict of torch's own assertions can be compared."""
+    """Its output tells times, so that only the verdict of torch's own assertions can be compared.
+
+    Every request of the agents is there. The kinds of torch's own are inferred, and one that cannot be told is said to
+    be unknown: where references are taken in and dropped at the same moment, in as many cases as tests/test_rpc_oracle.
+    """
     pytest.importorskip("expecttest", reason="torch's own tests need it")
     done = run(tmp_path, "dlearn.cli", "run", "--trace", "t", str(SCRIPTS / "torch_rpc.py"), f"TensorPipe{program}")
     trace = complete(done, tmp_path / "t", workers)
     assert "\nRan 1 test in" in done.stderr
     assert "\nOK\n" in done.stderr
     assert trace.rpc.complete, trace.rpc.problems
-    assert trace.rpc.explained == trace.rpc.logged > 0
+    assert sum(each.request is not None for each in trace.rpc.exchanges) == trace.rpc.logged > 0
+    assert trace.rpc.explained >= 0.97 * trace.rpc.logged
     assert bool(trace.where(kind="collective").events) == collectives
 
 
