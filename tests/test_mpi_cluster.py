@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -102,6 +103,28 @@ def greet() -> None:
     from mpi4py import MPI
 
     MPI.COMM_WORLD.send("hello", dest=0)
+
+
+def shared_memory() -> set[str]:
+    return {line.split()[5] for line in open("/proc/self/maps") if "/mpich_shm_" in line}
+
+
+def in_shared_memory() -> set[str]:
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.Barrier()
+    return shared_memory()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/shm")
+def test_nothing_that_a_job_shares_is_left_or_taken_for_anothers():
+    with Cluster(2, backend="mpi", init=False) as cluster:
+        found = cluster.run(in_shared_memory).results
+        job = cluster._crew.ranks[0]._job
+        own = f"/dev/shm/mpich_shm_{mpi_launch.memory_name(job._process.pid)}_0"
+        assert found[0] == found[1] == {own}  # MPICH names it as we think.
+        Path(own).touch()  # As a rank that is killed while MPI begins would leave it.
+    assert not Path(own).exists()
 
 
 def test_names_and_a_function_for_each():

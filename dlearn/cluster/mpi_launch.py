@@ -56,6 +56,7 @@ LONGEST_SOCKET_PATH = 103
 """Bytes: what macOS allows; Linux has four more."""
 
 _STUB = Path(__file__).with_name("mpi_stub.py")
+_SHARED = Path("/dev/shm")
 
 
 def find_mpiexec(folder: str | None = None) -> Path:
@@ -163,6 +164,7 @@ class _Job:
                     stderr=said,
                     start_new_session=True,
                 )
+                self._forget_memory()  # No rank has begun: what is there was left by a job of the same number.
                 self.ended, self._alive = os.pipe()
                 threading.Thread(target=self._watch, name="dlearn-mpiexec", daemon=True).start()
                 try:
@@ -231,7 +233,26 @@ class _Job:
             if self._seated or not waiting.select(END_SECONDS[self.mpiexec.name]):
                 self._process.kill()
                 waiting.select(END_SECONDS[WITH_PORT])
+        self._forget_memory()
         os.close(self.ended)
+
+    def _forget_memory(self) -> None:
+        """Take away the memory that the ranks share: a rank that is killed while MPI begins leaves it there.
+
+        gforker's jobs have nothing but its pid for a name. When that comes again, MPI takes what it finds for the new
+        job's, and fails or hangs. (hydra's names are random.)
+        """
+        if self.mpiexec.name == WITHOUT_PORT:
+            for path in _SHARED.glob(f"mpich_shm_{memory_name(self._process.pid)}_*"):
+                path.unlink(missing_ok=True)
+
+
+def memory_name(pid: int) -> str:
+    """As MPICH 5 names the memory of a job of gforker's: by the 32-bit FNV-1a of the name of its key-value space."""
+    number = 0x811C9DC5
+    for byte in f"kvs_{pid}_0".encode():
+        number = (number ^ byte) * 0x01000193 % 2**32
+    return f"{number:x}"
 
 
 class _NotStarted(Exception):
