@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -203,9 +206,20 @@ def mpiexec(tmp_path: Path, ranks: int, program: str, *args: str) -> subprocess.
     (tmp_path / "program.py").write_text(program)
     # The usual one, as README tells: two jobs of gforker's that get the same pid share what the first has left.
     command = [str(mpi_launch.find_mpiexec().with_name("mpiexec")), "-n", str(ranks), sys.executable, "-m", "mpi4py"]
-    return subprocess.run(
-        [*command, str(tmp_path / "program.py"), *args], capture_output=True, text=True, timeout=100, cwd=tmp_path
+    process = subprocess.Popen(
+        [*command, str(tmp_path / "program.py"), *args],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        cwd=tmp_path,
+        start_new_session=True,
     )
+    try:
+        out, err = process.communicate(timeout=100)
+    finally:
+        with suppress(ProcessLookupError):  # If it hangs, its ranks end with it.
+            os.killpg(process.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 @pytest.mark.slow
