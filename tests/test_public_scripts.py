@@ -21,6 +21,9 @@ from dlearn.trace.trace import Trace
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SECONDS = 250
+CROWDED = {"DistOptimizerTest.test_dist_optim_none_grads"}
+"""It drops references while others are taken in: on a busy machine a few kinds cannot be told, and are "unknown". The
+bound is that of tests/test_rpc_oracle.py for such programs."""
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
@@ -86,8 +89,7 @@ def test_a_script_for_torchrun_runs_unmodified(tmp_path, module):
 def test_a_program_of_torch_that_spawns_its_workers_runs_unmodified(tmp_path, program, workers, collectives):
     """Its output tells times, so that only the verdict of torch's own assertions can be compared.
 
-    Every request of the agents is there. The kinds of torch's own are inferred, and one that cannot be told is said to
-    be unknown: where references are taken in and dropped at the same moment, in as many cases as tests/test_rpc_oracle.
+    Every request of the agents is there, and its kind, which is inferred where the request is torch's own.
     """
     pytest.importorskip("expecttest", reason="torch's own tests need it")
     done = run(tmp_path, "dlearn.cli", "run", "--trace", "t", str(SCRIPTS / "torch_rpc.py"), f"TensorPipe{program}")
@@ -96,7 +98,10 @@ def test_a_program_of_torch_that_spawns_its_workers_runs_unmodified(tmp_path, pr
     assert "\nOK\n" in done.stderr
     assert trace.rpc.complete, trace.rpc.problems
     assert sum(each.request is not None for each in trace.rpc.exchanges) == trace.rpc.logged > 0
-    assert trace.rpc.explained >= 0.97 * trace.rpc.logged
+    if program in CROWDED:
+        assert trace.rpc.explained >= 0.97 * trace.rpc.logged
+    else:
+        assert trace.rpc.explained == trace.rpc.logged
     assert bool(trace.where(kind="collective").events) == collectives
 
 
