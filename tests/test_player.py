@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import json
 import re
 import shutil
 import subprocess
+import zlib
+from xml.etree import ElementTree
 
 import pytest
 from traces import Job, header
@@ -40,11 +43,13 @@ def after(page, folder, script):
         const click = (name) => find(`[data-go=${name}]`).click();
         const press = (key, on = ".picture") => find(on).dispatchEvent(new KeyboardEvent("keydown",
             {key, bubbles: true, cancelable: true}));
-        const shown = () => all(".messages svg[y]").filter((row) => row.style.display !== "none").length;
+        const shown = () => all(".rows .step").length;
     """
     done = "document.body.innerHTML = ''; document.title = JSON.stringify(said);"
     file = folder / "page.html"
-    whole = page.replace("</body>", f"<script>{helpers}\n{script}\n{done}</script></body>")
+    mounted = "while (!all('.dlearn-player').every((each) => each.dlearnPlayer?.go)) await new Promise(setTimeout);"
+    asked = f"<script>(async () => {{{helpers}\n{mounted}\n{script}\n{done}}})()</script>"
+    whole = page.replace("</body>", f"{asked}</body>")
     file.write_text(whole, encoding="utf-8")
     command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
     ran = subprocess.run(
@@ -72,15 +77,24 @@ def test_a_sentence_for_each_way_of_knowing(tmp_path):
     ]
 
 
-def test_a_page_without_scripts_shows_every_message_and_sentence(tmp_path):
+def unpacked(page):
+    return json.loads(zlib.decompress(base64.b64decode(re.search('dlearn">(.*?)</script>', page, re.S)[1])))
+
+
+def picture(page):
+    return base64.b64decode(re.search('<img class="still"[^>]*base64,([^"]*)">', page)[1]).decode()
+
+
+def test_a_page_without_scripts_shows_the_first_messages_and_sentences(tmp_path):
     shown = player(ring(tmp_path).load(), title="A ring & more")
     still = re.sub("<script.*?</script>", "", shown.to_html(tmp_path / "ring.html"), flags=re.S)
     assert "<title>A ring &amp; more</title>" in still
-    assert len(re.findall('<svg y="', still)) == 4
+    assert len(re.findall("M[0-9]+ [0-9]+l", picture(still))) == 4  # a head for each message
+    assert ElementTree.fromstring(picture(still)).tag.endswith("svg")
     assert re.findall("<li>(.*?)</li>", still) == list(shown.sentences)
     assert "<details open>" in still
     assert (tmp_path / "ring.html").read_text(encoding="utf-8") == shown.to_html()
-    assert "http" not in still
+    assert "http" not in still.replace("http://www.w3.org", "")
     assert str(shown).splitlines()[1] == f"   1. {shown.sentences[0]}"
 
 
@@ -89,16 +103,27 @@ def test_no_name_breaks_out(tmp_path):
     page = player(ring(tmp_path, names=[evil, "<img src=x>", "$x$"]).load(), title=evil).to_html()
     assert page.count("</script>") == 2
     assert "<b>" not in page
-    assert "<img" not in page
+    assert page.count("<img") == 1  # the still picture
     assert "\u2028" not in page
-    data = json.loads(re.search('json">(.*?)</script>', page, re.S)[1])
-    assert data["pairs"][0].startswith("</script><b>")
+    assert "</" not in "".join(ElementTree.fromstring(picture(page)).itertext()).replace("</script><b>", "")
+    assert unpacked(page)["pairs"][0].startswith("</script><b>")
 
 
 def test_a_long_trace_is_cut_and_says_so(tmp_path):
     shown = player(ring(tmp_path, ranks=8, count=320).load())
     assert len(shown.sentences) == 300
     assert "The first 300 of 320 messages; 20 later ones are left out" in shown.notes[1]
+    assert len(shown.snippet.encode()) < 60_000
+
+
+def test_three_all_reduces_of_eight_ranks_stay_small(tmp_path):
+    """Derived from gloo's ring, 16 pieces: with what each rank holds after each of 300 messages."""
+    job = Job(tmp_path, ranks=8)
+    for number in range(3):
+        job.collective("all_reduce", size=80_000, start_ns=1000 * number, end_ns=1000 * number + 900)
+    shown = player(job.load())
+    assert len(shown.sentences) == 300
+    assert shown.walk.boards
     assert len(shown.snippet.encode()) < 60_000
 
 
@@ -133,14 +158,14 @@ def test_clicks_step_through_the_messages(tmp_path):
         say(text(".position"), slider.getAttribute("aria-valuetext"));
     """
     assert after(shown.to_html(), tmp_path, script) == [
-        ["message 0 of 4", 0, False],
-        ["message 3 of 4", 3, shown.sentences[2]],
+        ["step 0 of 4", 0, False],
+        ["step 3 of 4", 3, shown.sentences[2]],
         ["in all3600 B", "rank 0 → rank 11100 B"],  # 100 + 200 + 300
-        ["message 4 of 4", "in all41,000 B", True],
+        ["step 4 of 4", "in all41,000 B", True],
         ["rank 0 → rank 12500 B", "picture"],  # 100 + 400
-        ["message 2 of 4", "in all2300 B"],
-        ["message 0 of 4", 0],
-        ["message 2 of 4", "message 2 of 4"],
+        ["step 2 of 4", "in all2300 B"],
+        ["step 0 of 4", 0],
+        ["step 2 of 4", "step 2 of 4"],
     ]
 
 
@@ -152,14 +177,14 @@ def test_keys_step_through_the_messages(tmp_path):
         press("ArrowRight", "[type=range]"); say(text(".position"));
     """
     assert after(player(ring(tmp_path).load()).to_html(), tmp_path, script) == [
-        ["ArrowRight", "message 1 of 4"],
-        ["ArrowDown", "message 2 of 4"],
-        ["ArrowLeft", "message 1 of 4"],
-        ["End", "message 4 of 4"],
-        ["ArrowUp", "message 3 of 4"],
-        ["Home", "message 0 of 4"],
-        ["ArrowLeft", "message 0 of 4"],
-        ["message 1 of 4"],
+        ["ArrowRight", "step 1 of 4"],
+        ["ArrowDown", "step 2 of 4"],
+        ["ArrowLeft", "step 1 of 4"],
+        ["End", "step 4 of 4"],
+        ["ArrowUp", "step 3 of 4"],
+        ["Home", "step 0 of 4"],
+        ["ArrowLeft", "step 0 of 4"],
+        ["step 1 of 4"],
     ]
 
 
@@ -179,8 +204,8 @@ def test_control_messages_can_be_hidden(tmp_path):
     """
     second = "rank 0 sends rank 1 8 B: uint8[8] (observed)."
     assert after(player(job.load()).to_html(), tmp_path, script) == [
-        ["message 4 of 6", second],
-        ["message 2 of 4", second, 2, " Hide control messages: 4 of 6 carry data"],
+        ["step 4 of 6", second],
+        ["step 2 of 4", second, 2, " Hide control messages: 4 of 6 carry data"],
     ]
 
 
@@ -200,7 +225,7 @@ def test_players_on_one_page_do_not_meet_and_fit_a_narrow_one(tmp_path):
         say(first.scrollWidth <= first.clientWidth, second.scrollWidth <= second.clientWidth);
     """
     assert after(page, tmp_path, script) == [
-        [["message 0 of 31", "message 31 of 31"], 20, 2],
+        [["step 0 of 31", "step 31 of 31"], 20, 2],
         [["in all00 B", "in all3046,500 B"]],  # 100 * (1 + 2 + ... + 30)
         [True, True],
     ]

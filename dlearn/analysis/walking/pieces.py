@@ -1,0 +1,176 @@
+"""Whose part is in which piece of the data: a collective's messages, replayed.
+
+No value is recorded, so this is inferred: a message says which bytes of the whole it carries, and what its sender can
+have had in them by then. In a sum (all_reduce, reduce, reduce_scatter) every rank begins with its own share of each
+piece; a receiver adds what comes from others, and takes over what already has its own share in it. Where parts would be
+counted twice, nobody can say from outside what the rank made of them: "?".
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import pairwise
+
+from dlearn.analysis.findings import size_text
+from dlearn.analysis.walking.steps import Board, Change, Source
+from dlearn.trace.event import Collective
+from dlearn.trace.message import Message, Operation
+from dlearn.trace.trace import Trace
+
+_SUMS = ("all_reduce", "reduce", "reduce_scatter")
+_MOST_PIECES = 64
+_MOST_NAMES = 4
+_UNKNOWN = -1
+
+Holding = dict[tuple[int, int], int]
+"""(rank, piece) -> a bit for each member whose part is in it; `_UNKNOWN` where nobody can say."""
+
+
+def pieces(trace: Trace, messages: Sequence[Message]) -> Source:
+    source = Source()
+    of_operation: dict[int, list[int]] = defaultdict(list)
+    for place, message in enumerate(messages):
+        if message.whole_bytes and message.how != "missing" and isinstance(message.operation.ends[0], Collective):
+            of_operation[id(message.operation)].append(place)
+    crowded = 0
+    for places in of_operation.values():
+        operation = messages[places[0]].operation
+        cuts = _cuts([messages[place] for place in places])
+        if len(cuts) > _MOST_PIECES + 1:
+            crowded += 1
+            continue
+        begin = _begin(operation, [messages[place] for place in places], cuts)
+        if begin is not None:
+            _play(source, operation, {place: messages[place] for place in places}, cuts, begin, trace)
+    if source.boards:
+        source.notes.append("What a rank holds is inferred from which parts were sent: values are never recorded.")
+    if crowded:
+        source.notes.append(
+            f"What ranks hold is not shown for {crowded:,} of the collectives: more than {_MOST_PIECES} pieces."
+        )
+    return source
+
+
+def _cuts(messages: Sequence[Message]) -> list[int]:
+    """Where one piece ends and the next begins, in bytes."""
+    edges = {edge for each in messages for edge in (each.offset_bytes, each.offset_bytes + each.payload_bytes)}
+    return sorted({*edges, 0, max(each.whole_bytes for each in messages)})
+
+
+def _begin(operation: Operation, messages: Sequence[Message], cuts: Sequence[int]) -> Holding | None:
+    """What each rank has before anything is sent; None where this is not known for such an operation."""
+    members, op = operation.group.members, _plain(operation.op)
+    count = len(cuts) - 1
+    if op in _SUMS:
+        return {(rank, piece): 1 << place for place, rank in enumerate(members) for piece in range(count)}
+    begin = {(rank, piece): 0 for rank in members for piece in range(count)}
+    if op == "broadcast":
+        root = messages[0].src
+        begin.update({(root, piece): 1 << members.index(root) for piece in range(count)})
+    elif op == "all_gather":
+        for piece in range(count):
+            owner = cuts[piece] * len(members) // cuts[-1]
+            begin[members[owner], piece] = 1 << owner
+    else:
+        return None
+    return begin
+
+
+def _plain(op: str) -> str:
+    """ "all_gather_single" is an all_gather here."""
+    return op.split("/")[0].replace("_single", "").replace("_coalesced", "").removeprefix("monitored_")
+
+
+def _play(
+    source: Source,
+    operation: Operation,
+    messages: dict[int, Message],
+    cuts: Sequence[int],
+    begin: Holding,
+    trace: Trace,
+) -> None:
+    members = operation.group.members
+    title = f"{operation.op} #{operation.seq}, {size_text(cuts[-1])}: whose part is in which piece"
+    names = [trace.label(rank).removeprefix("rank ") for rank in members]
+
+    def change(rank: int, piece: int, mask: int) -> Change:
+        text, share = _text(mask, names, summed=_plain(operation.op) in _SUMS)
+        return Change(title, rank, piece, text, share)
+
+    source.boards.append(Board(title, tuple(change(*key, mask) for key, mask in begin.items())))
+    carried = _carried(list(messages.values()), cuts, begin)
+    holds = dict(begin)
+    for (place, message), content in zip(messages.items(), carried, strict=True):
+        changes = []
+        for piece, mask in content.items():
+            holds[message.dst, piece] = merge(holds.get((message.dst, piece), 0), mask)
+            changes.append(change(message.dst, piece, holds[message.dst, piece]))
+        source.changes[place] = changes
+        source.words[place] = _words(changes, len(cuts) - 1, trace, summed=_plain(operation.op) in _SUMS)
+
+
+def _carried(messages: Sequence[Message], cuts: Sequence[int], begin: Holding) -> list[dict[int, int]]:
+    """What each message can have in it: all that its sender had at that moment, of the pieces that it carries.
+
+    A derived message has no time of its own: what has come in the steps before its own is there.
+    """
+    derived = messages[0].how == "derived"
+    moments: list[tuple[int, int, int]] = []
+    for place, message in enumerate(messages):
+        left = message.step if derived else message.sent_ns or 0
+        moments.append((left, 0, place))
+        arrived = message.step if derived else message.received_ns
+        if arrived is not None:
+            moments.append((max(left, arrived), 1, place))
+    holds, carried = dict(begin), [dict[int, int]() for _ in messages]
+    for _, arrives, place in sorted(moments):
+        message = messages[place]
+        if arrives:
+            for piece, mask in carried[place].items():
+                holds[message.dst, piece] = merge(holds.get((message.dst, piece), 0), mask)
+        else:
+            for piece in _covered(message, cuts):
+                carried[place][piece] = holds.get((message.src, piece), 0)
+    return carried
+
+
+def _covered(message: Message, cuts: Sequence[int]) -> list[int]:
+    end = message.offset_bytes + message.payload_bytes
+    return [i for i, (low, high) in enumerate(pairwise(cuts)) if message.offset_bytes <= low and high <= end]
+
+
+def merge(mine: int, theirs: int) -> int:
+    """What a rank has after `theirs` has come: the sum, or, where its own part is in it already, theirs instead."""
+    if _UNKNOWN in (mine, theirs):
+        return _UNKNOWN
+    if not mine & theirs:
+        return mine | theirs
+    return theirs if mine & theirs == mine else _UNKNOWN
+
+
+def _text(mask: int, names: Sequence[str], *, summed: bool) -> tuple[str, float]:
+    """ "0+2", "3 of 8", "sum"; of a copy whose it is. And how much of it is there."""
+    if mask == _UNKNOWN:
+        return "?", 0.0
+    inside = [name for bit, name in enumerate(names) if mask >> bit & 1]
+    if not summed:
+        return "+".join(inside), float(bool(inside))
+    if len(inside) == len(names):
+        return "sum", 1.0
+    text = "+".join(inside) if len(inside) <= _MOST_NAMES else f"{len(inside)} of {len(names)}"
+    return text, len(inside) / len(names)
+
+
+def _words(changes: Sequence[Change], count: int, trace: Trace, *, summed: bool) -> str:
+    """ "Then rank 0 has 0+1 in piece 2 of 4"."""
+    if not changes:
+        return ""
+    first, last = changes[0].place + 1, changes[-1].place + 1
+    where = "it all" if len(changes) == count else f"piece {first} of {count}"
+    if 1 < len(changes) < count:
+        where = f"pieces {first} to {last} of {count}"
+    texts = list(dict.fromkeys(change.text for change in changes))
+    plain = texts[0] if summed else f"the data of {texts[0]}"
+    has = {"sum": "the whole sum", "?": "parts that nobody can tell"}.get(texts[0], plain)
+    return f"Then {trace.label(changes[0].rank)} has {has if len(texts) == 1 else 'different parts'} in {where}."

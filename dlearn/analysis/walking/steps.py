@@ -1,0 +1,94 @@
+"""The values of a walk through a trace."""
+
+from __future__ import annotations
+
+import msgspec
+
+from dlearn.trace.graph import AutogradGraph
+from dlearn.trace.message import Message
+
+
+class Change(msgspec.Struct, frozen=True):
+    """From now on `rank` holds this in the place of this number of a board; "" is nothing. `share` is from 0 to 1."""
+
+    board: str
+    rank: int
+    place: int
+    text: str
+    share: float
+
+
+class Board(msgspec.Struct, frozen=True):
+    """What ranks hold of one thing, in numbered places: the pieces of a tensor, or the buckets of a model.
+
+    `start` is what they hold before the first step. A `lasting` one stays in sight; the others are of one operation, in
+    pieces that are known by their numbers.
+    """
+
+    title: str
+    start: tuple[Change, ...] = ()
+    lasting: bool = False
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """A message, or something that `rank` does by itself from `at_ns` to `until_ns`, with a `mark` for pictures.
+
+    `span` is the outermost of the user's around it, `phase` that of the training step. `lit` are a graph of the walk and
+    a node in it that runs now.
+    """
+
+    rank: int
+    sentence: str
+    at_ns: int
+    until_ns: int | None = None
+    message: Message | None = None
+    mark: str = ""
+    op: str = ""
+    span: str = ""
+    phase: str = ""
+    control: bool = False
+    changes: tuple[Change, ...] = ()
+    lit: tuple[int, int] | None = None
+
+    @property
+    def part(self) -> str:
+        """Where in the program: "step 3 · backward"."""
+        return " · ".join(each for each in (self.span, self.phase) if each)
+
+
+class Walkthrough(msgspec.Struct, frozen=True, kw_only=True):
+    """All steps in their order. `notes` say what the signs mean, what is inferred, and what was left out."""
+
+    title: str
+    steps: tuple[Step, ...]
+    boards: tuple[Board, ...]
+    graphs: tuple[AutogradGraph, ...]
+    notes: tuple[str, ...]
+    labels: dict[int, str]
+    """The ranks in the picture, from the left."""
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        return tuple(step.message for step in self.steps if step.message is not None)
+
+    def board_of(self, place: int) -> list[Board]:
+        """The boards that are of interest after so many steps: the lasting ones, and the last one that changed."""
+        changed = [change.board for step in self.steps[:place] for change in step.changes]
+        return [board for board in self.boards if board.lasting or board.title in changed[-1:]]
+
+    def held(self, board: Board, place: int) -> dict[tuple[int, int], Change]:
+        """What stands on the board after so many steps, by rank and place."""
+        later = (change for step in self.steps[:place] for change in step.changes if change.board == board.title)
+        return {(change.rank, change.place): change for change in (*board.start, *later)}
+
+
+class Source(msgspec.Struct):
+    """What one kind of knowledge adds to a walk. `changes` come with a message, by its place among the messages;
+    `words` are said after its sentence."""
+
+    boards: list[Board] = msgspec.field(default_factory=list)
+    changes: dict[int, list[Change]] = msgspec.field(default_factory=dict)
+    words: dict[int, str] = msgspec.field(default_factory=dict)
+    steps: list[Step] = msgspec.field(default_factory=list)
+    graphs: list[AutogradGraph] = msgspec.field(default_factory=list)
+    notes: list[str] = msgspec.field(default_factory=list)

@@ -1,0 +1,159 @@
+"""From a trace to its steps, in the order in which they can be told."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from itertools import chain
+
+import msgspec
+
+from dlearn.analysis.confirming import messages as all_messages
+from dlearn.analysis.findings import sequence_finding
+from dlearn.analysis.walking.contexts import contexts
+from dlearn.analysis.walking.gradients import gradients
+from dlearn.analysis.walking.nodes import nodes
+from dlearn.analysis.walking.parts import Parts
+from dlearn.analysis.walking.pieces import pieces
+from dlearn.analysis.walking.steps import Source, Step, Walkthrough
+from dlearn.analysis.walking.works import works
+from dlearn.analysis.words import count_text, message_sentence
+from dlearn.trace.message import Message, Messages
+from dlearn.trace.trace import Trace
+
+MOST_MESSAGES = 300
+MOST_OWN_STEPS = 300
+"""Of what ranks do by themselves."""
+_MOST_QUIET_RANKS = 64
+"""Lanes of ranks that send and get nothing, unless they would be more."""
+_SOURCES = (pieces, gradients, contexts, works, nodes)
+
+
+def walkthrough(trace: Trace, *, messages: Sequence[Message] | None = None, title: str | None = None) -> Walkthrough:
+    """Step by step through all messages of the trace, or only these, and through what ranks do between them."""
+    found = all_messages(trace)
+    chosen = [message for _, message in _in_order(found if messages is None else messages)]
+    if title is None:
+        title = sequence_finding(trace) if messages is None else count_text(len(chosen), "message")
+    ordered = _in_order(chosen[:MOST_MESSAGES])
+    shown = [message for _, message in ordered]
+    told = [source(trace, shown) for source in _SOURCES]
+    own = _own_steps(trace, told, ordered, all_of_it=len(shown) == len(found))
+    where = Parts(trace)
+    steps = [_of_message(place, at_ns, message, told, where, trace) for place, (at_ns, message) in enumerate(ordered)]
+    steps = sorted([*steps, *own[:MOST_OWN_STEPS]], key=lambda step: step.at_ns)
+    ends = {rank for step in steps for rank in _ranks(step)}
+    quiet = trace.ranks if len(ends) + len(trace.ranks) <= _MOST_QUIET_RANKS else ()
+    return Walkthrough(
+        title=title,
+        steps=tuple(_with_parts(steps)),
+        boards=tuple(board for each in told for board in each.boards),
+        graphs=tuple(graph for each in told for graph in each.graphs),
+        notes=(
+            *_notes(len(chosen), shown, found if messages is None else None),
+            *(note for each in told for note in each.notes),
+            *_left_out(len(own)),
+        ),
+        labels={rank: trace.label(rank) for rank in sorted({*ends, *quiet})},
+    )
+
+
+def is_control(message: Message) -> bool:
+    """Whether it carries none of the program's data: what the system tells itself, or a mere "I am here"."""
+    return message.control or (message.how != "observed" and not message.payload_bytes)
+
+
+def _in_order(messages: Sequence[Message] | Messages) -> list[tuple[int, Message]]:
+    """By the time of sending. A derived message's time is a share of the whole, so its operation's steps decide."""
+    times: dict[int, list[tuple[int, Message]]] = defaultdict(list)
+    for message in messages:
+        at_ns = message.sent_ns if message.sent_ns is not None else message.operation.start_ns
+        times[id(message.operation)].append((at_ns, message))
+    timed: list[tuple[int, Message]] = []
+    for of_one in times.values():
+        if of_one[0][1].how == "derived":
+            latest = 0
+            for at_ns, message in sorted(of_one, key=lambda each: (each[1].step, each[0])):
+                latest = max(latest, at_ns)
+                timed.append((latest, message))
+        else:
+            timed += of_one
+    return sorted(timed, key=lambda each: each[0])
+
+
+def _own_steps(
+    trace: Trace, told: Sequence[Source], messages: Sequence[tuple[int, Message]], *, all_of_it: bool
+) -> list[Step]:
+    """What ranks did by themselves; beside a part of the messages only what lies between the first and the last."""
+    steps = sorted((step for each in told for step in each.steps), key=lambda step: step.at_ns)
+    if all_of_it:
+        return steps
+    if not messages:
+        return []
+    last_ns = max(message.received_ns or at_ns for at_ns, message in messages)
+    return [step for step in steps if messages[0][0] <= step.at_ns <= last_ns]
+
+
+def _of_message(place: int, at_ns: int, message: Message, told: Sequence[Source], where: Parts, trace: Trace) -> Step:
+    words = [each.words[place] for each in told if each.words.get(place)]
+    span, phase = where.of_message(message)
+    return Step(
+        rank=message.src,
+        sentence=" ".join([message_sentence(message, trace), *words]),
+        at_ns=at_ns,
+        until_ns=message.received_ns,
+        message=message,
+        op=message.op,
+        span=span,
+        phase=phase,
+        control=is_control(message),
+        changes=tuple(chain.from_iterable(each.changes.get(place, ()) for each in told)),
+    )
+
+
+def _with_parts(steps: Sequence[Step]) -> list[Step]:
+    """A reply by RPC stands in no span of the user's, but in that of the request before. What a rank does by itself and
+    nobody has put into a phase leads to what it sends next."""
+    told: list[Step] = []
+    span = ""
+    for step in steps:
+        if step.message is not None and step.message.operation.exchange is not None:
+            span = step.span or span
+            step = msgspec.structs.replace(step, span=span)
+        told.append(step)
+    following: dict[int, Step] = {}
+    for place in range(len(told) - 1, -1, -1):
+        step = told[place]
+        if step.message is not None:
+            following[step.rank] = step
+        elif step.rank in following:
+            sends = following[step.rank]
+            told[place] = msgspec.structs.replace(step, span=step.span or sends.span, phase=step.phase or sends.phase)
+    return told
+
+
+def _ranks(step: Step) -> tuple[int, ...]:
+    return (step.rank,) if step.message is None else (step.message.src, step.message.dst)
+
+
+def _notes(count: int, shown: Sequence[Message], found: Messages | None) -> list[str]:
+    """What the lines mean, and what is not shown: nothing is dropped without a word."""
+    meaning = {"observed": "solid", "derived": "dashed", "inferred": "dotted", "missing": "red"}
+    used = {message.how for message in shown}
+    notes = ["Lines: " + ", ".join(f"{line} {how}" for how, line in meaning.items() if how in used) + "."] * bool(used)
+    if "derived" in used:
+        notes.append("The times of derived messages share out the operation's, and are no measurement.")
+    if len(shown) < count:
+        notes.append(
+            f"The first {len(shown):,} of {count:,} messages; {count - len(shown):,} later ones are left out:"
+            " choose a part with trace.within(...), or with messages=."
+        )
+    if found is not None and found.unexplained:
+        notes += [line[:1].upper() + line[1:] for line in map(str.strip, str(found).splitlines())]
+    return notes
+
+
+def _left_out(own: int) -> list[str]:
+    if own <= MOST_OWN_STEPS:
+        return []
+    return [f"Of {own:,} steps inside of ranks the first {MOST_OWN_STEPS:,} are shown."]

@@ -1,0 +1,60 @@
+"""What ranks do by themselves between messages: parts of a training step, the user's spans, functions called by RPC."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dlearn.analysis.walking.parts import Parts
+from dlearn.analysis.walking.steps import Source, Step
+from dlearn.analysis.words import count_text
+from dlearn.trace.event import Collective, PointToPoint, RpcCall, RpcRun, Span, Stretch
+from dlearn.trace.message import Message
+from dlearn.trace.trace import Trace
+
+_STRETCHES = {"forward": "its forward pass", "backward": "its backward pass", "optimizer": "the optimizer's step"}
+
+
+def works(trace: Trace, messages: Sequence[Message]) -> Source:
+    source = Source()
+    talking, parts = _talking(trace), Parts(trace)
+    of_torch = 0
+    for event in trace.events:
+        match event:
+            case Stretch():
+                told, mark = f"begins {_STRETCHES.get(event.phase, event.phase)}", event.phase
+            case Span() if (event.rank, event.number) not in talking:
+                told, mark = f"begins {event.name}", event.name
+            case RpcRun():
+                mark = event.function.rpartition(".")[2]
+                told = f"runs {mark}()"
+                if mark.startswith("_"):
+                    of_torch += 1
+                    continue
+            case _:
+                continue
+        span, phase = parts.of_event(event)
+        source.steps.append(
+            Step(
+                rank=event.rank, at_ns=event.start_ns, until_ns=event.end_ns, mark=mark, op="work",
+                span=span, phase=phase, sentence=f"{trace.label(event.rank)} {told} (observed).",
+            )
+        )  # fmt: skip
+    if of_torch:
+        source.notes.append(
+            f"Not among the steps: {count_text(of_torch, 'run')} of functions that torch calls for itself."
+        )
+    return source
+
+
+def _talking(trace: Trace) -> set[tuple[int, int]]:
+    """The spans in which something is sent or received: parts of the program, and no work of a rank alone."""
+    parents = {(event.rank, event.number): event.parent for event in trace.whole.events if isinstance(event, Span)}
+    found: set[tuple[int, int]] = set()
+    for event in trace.whole.events:
+        if not isinstance(event, Collective | PointToPoint | RpcCall):
+            continue
+        around = event.parent
+        while around is not None and (event.rank, around) in parents and (event.rank, around) not in found:
+            found.add((event.rank, around))
+            around = parents[event.rank, around]
+    return found

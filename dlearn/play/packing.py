@@ -1,0 +1,120 @@
+"""A walk as the data of `player.js`: a column for each fact, as JSON, packed by zlib, as text that any page can hold.
+
+Packed it is a small part of the JSON's size, and a browser unpacks it without a library (DecompressionStream).
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Hashable
+from typing import Any
+
+from dlearn.analysis.walking import Board, Change, Step, Walkthrough
+from dlearn.draw.graph_layout import lay_out
+from dlearn.draw.palette import look
+from dlearn.trace.graph import AutogradGraph
+from dlearn.trace.store import printable
+
+_HOW = ("observed", "derived", "inferred", "missing")
+_OWN_COLORS = {"gradient": "#8250c4", "work": "#7a9a3a", "node": "#c2543a"}
+"""Of what is no message: a gradient that is ready, work of a rank, a node that runs."""
+
+
+def packed(walk: Walkthrough) -> str:
+    text = json.dumps(columns(walk), separators=(",", ":"))
+    return base64.b64encode(zlib.compress(text.encode(), level=9)).decode()
+
+
+def columns(walk: Walkthrough) -> dict[str, Any]:
+    """What `player.js` reads. Times in µs from the first step on; names are numbers of the lists beside them."""
+    lanes = {rank: place for place, rank in enumerate(walk.labels)}
+    names = [printable(name) for name in walk.labels.values()]
+    pairs, colors, parts, marks, texts = _List(), _List(), _List(), _List(), _List()
+    begins = min((step.at_ns for step in walk.steps), default=0)
+    steps: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+    for step in walk.steps:
+        message = step.message
+        src, dst = (lanes[step.rank], -1) if message is None else (lanes[message.src], lanes[message.dst])
+        row = (
+            src,
+            dst,
+            pairs.place((src, dst)) if message is not None else -1,
+            colors.place(color_of(step)),
+            message.payload_bytes if message is not None else 0,
+            _HOW.index(message.how) if message is not None else 0,
+            int(step.control),
+            (step.at_ns - begins) // 1000,
+            (step.until_ns - begins) // 1000 if step.until_ns is not None else -1,
+            parts.place(printable(step.part)),
+            marks.place(printable(step.mark)),
+            list(step.lit) if step.lit is not None else 0,
+        )
+        for name, value in zip(_COLUMNS, row, strict=True):
+            steps[name].append(value)
+    boards = {board.title: place for place, board in enumerate(walk.boards)}
+
+    def change(each: Change) -> list[int]:
+        return [boards[each.board], lanes[each.rank], each.place, texts.place((printable(each.text), each.share))]
+
+    def board(each: Board) -> dict[str, Any]:
+        start = [change(one) for one in each.start if one.rank in lanes]
+        return {"title": printable(each.title), "lasting": each.lasting, "start": start}
+
+    return {
+        "lanes": names,
+        "begins": 0,
+        "steps": steps,
+        "sentences": [printable(step.sentence) for step in walk.steps],
+        "changes": [[change(each) for each in step.changes if each.rank in lanes] for step in walk.steps],
+        "boards": [board(each) for each in walk.boards],
+        "graphs": [_graph(each, walk.labels) for each in walk.graphs],
+        "pairs": [f"{names[src]} → {names[dst]}" for src, dst in pairs.items],
+        "colors": colors.items,
+        "parts": parts.items,
+        "marks": marks.items,
+        "texts": texts.items,
+    }
+
+
+_COLUMNS = ("src", "dst", "pair", "color", "bytes", "how", "control", "at", "until", "part", "mark", "lit")
+
+
+def color_of(step: Step) -> str:
+    return look(step.op).color if step.message is not None else _OWN_COLORS[step.op]
+
+
+class _List:
+    """Each item once, in the order of first mention."""
+
+    def __init__(self) -> None:
+        self._places: dict[Any, int] = {}
+
+    def place(self, item: Hashable) -> int:
+        return self._places.setdefault(item, len(self._places))
+
+    @property
+    def items(self) -> list[Any]:
+        return list(self._places)
+
+
+def _graph(graph: AutogradGraph, labels: dict[int, str]) -> dict[str, Any]:
+    """Nodes as [column, row, name], edges between them as [from, to, over the wire], a band of rows for each worker."""
+    layout = lay_out(graph)
+    tops = [sum(layout.rows[:band]) for band in range(len(layout.rows))]
+    places = {node.key: place for place, node in enumerate(graph.nodes)}
+    return {
+        "columns": layout.columns,
+        "rows": sum(layout.rows),
+        "bands": [
+            [printable(labels.get(rank, f"rank {rank}")), tops[band], layout.rows[band]]
+            for band, rank in enumerate(layout.bands)
+        ],
+        "nodes": [
+            [column, tops[band] + row, printable(node.parameter or node.short)]
+            for node in graph.nodes
+            for band, column, row in (layout.cells[node.key],)
+        ],
+        "edges": [[places[edge.src], places[edge.dst], int(edge.kind == "wire")] for edge in graph.edges],
+    }

@@ -1,0 +1,130 @@
+"""A trace step by step: the order, what each rank holds after each step, and what is said of it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rpc_jobs import train
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from traces import Job
+
+from dlearn import Cluster, analysis, collectives, messages, span
+from dlearn.analysis.walking import walkthrough
+from dlearn.analysis.walking.pieces import merge
+
+
+def at_the_end(walk, board):
+    return {change.text for change in walk.held(board, len(walk.steps)).values()}
+
+
+def ever(walk):
+    return {change.text for step in walk.steps for change in step.changes}
+
+
+@settings(max_examples=40, deadline=None)
+@given(ranks=st.integers(2, 9), words=st.integers(1, 5000), op=st.sampled_from(["all_reduce", "reduce", "broadcast"]))
+def test_gloos_own_schedules_end_as_they_should(tmp_path_factory, ranks, words, op):
+    job = Job(tmp_path_factory.mktemp("job"), ranks=ranks)
+    job.collective(op, size=4 * words, **({} if op == "all_reduce" else {"root": 1}))
+    walk = walkthrough(job.load())
+    (board,) = walk.boards
+    assert "?" not in ever(walk)
+    if op == "reduce":
+        assert {each.text for key, each in walk.held(board, len(walk.steps)).items() if key[0] == 1} == {"sum"}
+    else:
+        assert at_the_end(walk, board) == ({"sum"} if op == "all_reduce" else {"1"})
+
+
+def test_two_ranks_exchange_their_halves(tmp_path):
+    """gloo cuts 1,000 B of two ranks into four pieces; each half travels to be summed, and comes back."""
+    job = Job(tmp_path, ranks=2)
+    job.collective("all_reduce", size=1000)
+    walk = walkthrough(job.load())
+    (board,) = walk.boards
+    assert len(walk.steps) == 8
+    assert board.title == "all_reduce #1, 1.00 kB: whose part is in which piece"
+    begin = walk.held(board, 0)
+    assert {key: each.text for key, each in begin.items() if key[1] == 0} == {(0, 0): "0", (1, 0): "1"}
+    assert walk.steps[0].sentence.endswith("Then rank 0 has the whole sum in piece 1 of 4.")
+    assert walk.held(board, 1)[0, 0].text == "sum"
+
+
+def test_what_would_be_counted_twice_is_not_told():
+    assert merge(0b01, 0b10) == 0b11  # a sum
+    assert merge(0b01, 0b11) == 0b11  # what comes has mine in it
+    assert merge(0b11, 0b10) == -1  # added again, or taken instead?
+    assert merge(-1, 0b11) == -1
+
+
+@pytest.mark.parametrize("name", ["ring", "halving_doubling", "tree", "star"])
+def test_the_pieces_of_glass_box_algorithms_move_and_sum(name):
+    algorithm = getattr(collectives, name)
+    walk = walkthrough(Cluster(4).run(lambda: algorithm.all_reduce(torch.ones(100)), timeout=60).trace)
+    (board,) = walk.boards
+    assert at_the_end(walk, board) == {"sum"}
+    assert "?" not in ever(walk)
+    assert all(step.message.how == "observed" for step in walk.steps)
+    assert all(" Then rank " in step.sentence for step in walk.steps)
+
+
+def test_gradients_fill_buckets_and_these_travel():
+    def job():
+        torch.manual_seed(0)
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)))
+        with span("only step"):
+            model(torch.ones(1, 4)).sum().backward()
+
+    walk = walkthrough(Cluster(2).run(job, timeout=60).trace)
+    board = next(each for each in walk.boards if each.lasting)
+    assert at_the_end(walk, board) == {"bucket 0: averaged"}
+    ready = [step for step in walk.steps if step.op == "gradient"]
+    assert len(ready) == 8  # four parameters on each of two ranks
+    assert ready[-1].sentence.endswith("4 of 4 in bucket 0, which is full (observed).")
+    assert {step.part for step in ready} == {"only step · backward"}
+    order = [step for step in walk.steps if step.rank == ready[-1].rank]
+    first_send = next(i for i, step in enumerate(order) if step.message and step.message.operation.bucket)
+    assert order.index(ready[-1]) < first_send
+    assert {step.mark for step in walk.steps if step.op == "work"} == {"forward", "backward"}
+
+
+def test_a_context_opens_gets_gradients_and_ends():
+    """One iteration with a parameter server: 14 messages, the graph's nodes between them, one context at both ends."""
+    trace = Cluster(["ps", "trainer"], rpc=True, graph=True).run({"trainer": train}, timeout=60).trace
+    one = analysis.iteration(trace)
+    walk = walkthrough(trace, messages=one.messages)
+    assert [step.message for step in walk.steps if step.message] == list(one.messages)
+    (board,) = walk.boards
+    of_server = [each.text for step in walk.steps for each in step.changes if each.rank == 0]
+    assert of_server == [f"context 0: {text}" for text in ("open", "has gradients", "step is done")] + [""]
+    assert at_the_end(walk, board) == {""}
+    (graph,) = walk.graphs
+    lit = [graph.nodes[step.lit[1]] for step in walk.steps if step.lit]
+    assert {node.key for node in lit} == {node.key for node in graph.nodes if node.start_ns is not None}
+    assert walk.steps[0].part == "step 2 · forward"
+    assert {step.span for step in walk.steps} == {"step 2"}
+    assert {step.phase for step in walk.steps} == {"forward", "backward", "optimizer", "cleanup"}
+
+
+def test_spans_without_messages_are_work_and_the_others_are_parts(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    outer = job.span(0, "step 0", start_ns=0, end_ns=50)
+    job.span(0, "forward of micro-batch 1", start_ns=1, end_ns=5, parent=outer)
+    job.send(0, 1, start_ns=10, end_ns=20, parent=outer)
+    job.recv(1, 0, start_ns=10, end_ns=20)
+    walk = walkthrough(job.load())
+    assert [(step.op, step.part) for step in walk.steps] == [("work", "step 0"), ("send", "step 0")]
+    assert walk.steps[0].sentence == "rank 0 begins forward of micro-batch 1 (observed)."
+
+
+def test_beside_some_messages_only_what_lies_between_them(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    for i in range(3):
+        job.span(0, f"work {i}", start_ns=100 * i + 10, end_ns=100 * i + 20)
+        job.send(0, 1, start_ns=100 * i, end_ns=100 * i + 50)
+        job.recv(1, 0, start_ns=100 * i, end_ns=100 * i + 50)
+    trace = job.load()
+    walk = walkthrough(trace, messages=[messages(trace)[1]])
+    assert [step.mark for step in walk.steps] == ["", "work 1"]
