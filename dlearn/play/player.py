@@ -14,6 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from dlearn.analysis.walking import Walkthrough, walkthrough
+from dlearn.draw.animation import animate
 from dlearn.draw.palette import FAINT, INK, LINES, MISSING
 from dlearn.play.packing import packed
 from dlearn.play.still import MOST_ROWS, still
@@ -45,6 +46,10 @@ class Player:
         if path is not None:
             Path(path).write_text(page, encoding="utf-8")
         return page
+
+    def to_gif(self, path: str | os.PathLike[str], *, seconds: float = 1.2) -> None:
+        """As an animation, a frame for each of the first 120 steps: for slides, and pages that play nothing."""
+        animate(self.walk, path, seconds=seconds)
 
     def _repr_html_(self) -> str:
         return self.snippet

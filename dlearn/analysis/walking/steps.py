@@ -33,8 +33,8 @@ class Board(msgspec.Struct, frozen=True):
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """A message, or something that `rank` does by itself from `at_ns` to `until_ns`, with a `mark` for pictures.
 
-    `span` is the outermost of the user's around it, `phase` that of the training step. `lit` are a graph of the walk and
-    a node in it that runs now.
+    `span` is the outermost of the user's around it, `phase` that of the training step. `lit` are a graph of the walk
+    and a node in it that runs now.
     """
 
     rank: int
