@@ -27,7 +27,7 @@ from math import ceil, isclose, log2
 import torch
 import torch.distributed as dist
 
-from dlearn import Cluster, draw, messages, operations, span
+from dlearn import Cluster, draw, messages, operations, play, span
 from dlearn.analysis import reconcile, traffic
 from dlearn.collectives import ring
 
@@ -213,6 +213,13 @@ axes = draw.traffic(runs[4].trace.within("all_reduce"))
 
 # %%
 axes = draw.traffic(runs[4].trace.within("all_gather"))
+
+# %% [markdown]
+# Why a ring? Go through the all-reduce step by step and look below the picture: a rank's share of a piece goes round,
+# and each rank adds its own to it. After how many of the messages does some rank have a complete sum?
+
+# %%
+play.player(runs[4].trace.within("all_reduce"))
 
 # %%
 left = {(rank, (rank - 1) % 4) for rank in range(4)}

@@ -38,7 +38,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from dlearn import Cluster, draw, operations, span
+from dlearn import Cluster, draw, operations, play, span
 from dlearn.analysis import bucket_times, compare, overlap, reconcile, traffic
 from dlearn.lessons import digits, models
 
@@ -390,6 +390,11 @@ bucket_times(run.trace)
 # gradient is never cut, which is why one has 101,160 B.
 #
 # Ranks could disagree about that order. So rank 0 sends its own: two small broadcasts in the second forward pass.
+#
+# Go through step 1 with the arrow keys: gradients fill their bucket, and a full one travels while the next one fills.
+
+# %%
+play.player(run.trace.within("step 1"))
 
 # %%
 first, rebuilt = bucket_times(run.trace).tables

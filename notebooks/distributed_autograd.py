@@ -28,7 +28,7 @@ import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from torch import nn
 
-from dlearn import Cluster, draw, messages, span
+from dlearn import Cluster, draw, messages, play, span
 from dlearn.analysis import autograd_graph
 
 WORKERS = ["w0", "w1", "w2"]
@@ -188,6 +188,13 @@ axes = draw.autograd(recorded["fetched_twice"])
 # gradients meet on w1, before `Tanh`, which runs once all the same.
 #
 # Each `to_here()` is a crossing. So keep what you have fetched.
+#
+# Here is the second one as it ran. Choose *graph*, and press Forward: nodes fill as they run. Which of the two
+# crossings comes first, and what does `Tanh` wait for?
+
+# %%
+in_context = [m for m in messages(recorded["fetched_twice"]) if m.operation.exchange.context is not None]
+play.player(recorded["fetched_twice"], messages=in_context, title="Fetched twice: two gradients cross")
 
 # %%
 assert crossings("used_twice") == [("w0", "w1", 160)]

@@ -26,7 +26,7 @@ import torch.distributed.rpc as rpc
 from torch import nn
 from torch.distributed.optim import DistributedOptimizer
 
-from dlearn import Cluster, messages, span
+from dlearn import Cluster, messages, play, span
 from dlearn.analysis import iteration, reconcile
 
 ROWS, WIDTH = 50_000, 64
@@ -120,6 +120,12 @@ assert [(run.trace.label(message.src), message.op) for message in carrying] == [
     ("server", "FORWARD_AUTOGRAD_RESP"),
     ("trainer", "BACKWARD_AUTOGRAD_REQ"),
 ]
+
+# %% [markdown]
+# The whole iteration, step by step. Hide the control messages to see the story alone.
+
+# %%
+play.player(run.trace, messages=told.messages, title="One iteration: three messages carry tensors")
 
 # %% [markdown]
 # The kernel has counted the bytes of the connection, too. In the table below, look at *measured*: how much is added to

@@ -31,7 +31,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from dlearn import Cluster, draw, operations, span
+from dlearn import Cluster, draw, operations, play, span
 from dlearn.analysis import compare, mismatches, traffic
 from dlearn.lessons import digits, models
 
@@ -96,6 +96,12 @@ for n, sizes in sent.items():
 
 # %%
 axes = draw.timeline(runs[4].trace.within("step 3"))
+
+# %% [markdown]
+# The same step by step: the buckets fill four times. After which of them does the first message leave?
+
+# %%
+play.player(runs[4].trace.within("step 3"))
 
 # %%
 step = runs[4].trace.within("step 3")

@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.rpc as rpc
 
-from dlearn import Cluster, draw, messages, span
+from dlearn import Cluster, draw, messages, play, span
 
 # %% [markdown]
 # ## The server
@@ -198,6 +198,13 @@ assert all(value == 0 for values in stale["collected, sparse"] for value in valu
 
 # %%
 axes = draw.timeline(runs["collected, sparse"][-1].trace.within("step 20"))
+
+# %% [markdown]
+# Message by message: who sends the last update, and what leaves the server right after it? (Control messages can be
+# hidden.)
+
+# %%
+play.player(runs["collected, sparse"][-1].trace.within("step 20"))
 
 
 # %%

@@ -29,7 +29,7 @@ import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from torch import nn
 
-from dlearn import Cluster, draw, span
+from dlearn import Cluster, draw, play, span
 from dlearn.analysis import autograd_graph, iteration, scaling
 from dlearn.lessons import split
 from dlearn.lessons.knobs import Bytes, knobs
@@ -77,6 +77,13 @@ crossing = [
     (message.src, message.dst, message.tensors[0].payload_bytes) for message in told.messages if message.tensors
 ]
 assert crossing == [(0, 1, 24_576), (1, 0, 65_536), (0, 1, 65_536)]
+
+# %% [markdown]
+# All of the step, message by message. Below the picture stand the contexts of distributed autograd: from which message
+# on has `stage1` gradients in one, and when does it forget them? Then hide the control messages: what is left?
+
+# %%
+play.player(run.trace, messages=told.messages, title=f"One step in two halves: {len(told.messages)} messages")
 
 # %% [markdown]
 # ## Where it crosses

@@ -24,7 +24,7 @@
 # from whom each message is. Can a trace say it?
 
 # %%
-from dlearn import Cluster, draw, explain, messages, operations
+from dlearn import Cluster, draw, explain, messages, operations, play
 
 
 def report():
@@ -63,6 +63,12 @@ assert sorted(sizes) == [(1, 0, 1000), (2, 0, 2000)]
 # What MPI told the program, and the trace's receives: the same sources and tags, in the same order.
 receives = run.trace.where(op="recv", rank=0).events
 assert [(call.peer, call.tag) for call in receives] == run.results[0]
+
+# %% [markdown]
+# One by one, in the order of *sending* (arrow keys). Rank 0 took them in the order printed above: is it the same?
+
+# %%
+play.player(run.trace)
 
 # %% [markdown]
 # A receive from anyone knows its source only when the message is there, from MPI's `Status`; there the trace has

@@ -27,7 +27,7 @@ from collections import Counter
 
 import matplotlib.pyplot as plt
 
-from dlearn import Cluster, analysis, messages
+from dlearn import Cluster, analysis, messages, play
 from dlearn.lessons import handshake, sgd
 from dlearn.lessons.handshake import BYE, GRAD, HELLO, PARAMS, READY, mixed
 
@@ -150,6 +150,12 @@ one_each = run_on_mpi(handshake.with_handshake, 1)
 seen = as_the_server_saw(one_each)
 figure, axes = plt.subplots(figsize=(6.5, 6.5), layout="constrained")
 sequence(seen, axes)
+
+# %% [markdown]
+# And in the order of sending, with a sentence and the bytes of each: who says HELLO while the other one is served?
+
+# %%
+play.player(one_each.trace, tags=TAGS)
 
 # %% [markdown]
 # From a READY to the end of what was promised, nobody else gets in. Which worker comes first differs from run to run;

@@ -27,7 +27,7 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from dlearn import Cluster, draw, explain, messages, span
+from dlearn import Cluster, draw, explain, messages, play, span
 from dlearn.analysis import traffic
 from dlearn.lessons import digits, models
 
@@ -89,6 +89,13 @@ axes = draw.timeline(run.trace.within("step 2"))
 # %% [markdown]
 # Rank 1 sends to rank 0, rank 2 to rank 1, rank 0 to rank 2: gloo's ring turns towards rank r-1, the
 # reverse of most pictures in books. (The lesson `send_and_receive` proves the direction.)
+#
+# The same step, to go through at your own pace: press Forward, or the right arrow key. Below the picture stands what
+# each rank holds: which gradients are ready, and whose parts have been added up in which piece of a bucket. Which rank
+# has the first piece that is complete?
+
+# %%
+play.player(run.trace.within("step 2"))
 
 # %%
 step = run.trace.within("step 2")

@@ -27,7 +27,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from dlearn import Cluster, DlearnError, draw, messages, span
+from dlearn import Cluster, DlearnError, draw, messages, play, span
 from dlearn.analysis import assert_fresh, assert_reduces, assert_traffic, reconcile, traffic
 from dlearn.collectives import ring
 from dlearn.lessons import digits, models
@@ -106,6 +106,19 @@ assert all(traffic(run.trace).bytes_from(rank=rank) == 2 * (N - 1) / N * S for r
 
 # %%
 axes = draw.sequence(run.trace)
+
+# %% [markdown]
+# Now go through it, step by step, with the arrow keys. Under the picture are the four chunks of each rank, and in each
+# of them whose shares it holds so far. Follow one chunk: on which rank is it complete, and after how many steps?
+
+# %%
+player = play.player(run.trace)
+player
+
+# %%
+complete = [number for number, step in enumerate(player.walk.steps, 1) if "the whole sum" in step.sentence]
+assert len(player.walk.steps) == 2 * (N - 1) * N
+assert len(complete) == (N - 1) * N + N  # each chunk is completed once, and then sent N - 1 times
 
 # %% [markdown]
 # ## Left, not right

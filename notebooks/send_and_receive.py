@@ -27,7 +27,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from dlearn import Cluster, draw, explain, messages
+from dlearn import Cluster, draw, explain, messages, play
 
 
 def hello():
@@ -167,6 +167,12 @@ first, second = messages(run.trace)
 
 assert first.sent_ns < second.received_ns
 assert second.sent_ns < first.received_ns
+
+# %% [markdown]
+# Step through it with the arrow keys, and choose *timeline*: the second message leaves before the first has come.
+
+# %%
+play.player(run.trace)
 
 # %% [markdown]
 # ## Tags

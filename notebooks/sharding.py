@@ -35,7 +35,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from dlearn import Cluster, analysis, draw, messages, operations, span
+from dlearn import Cluster, analysis, draw, messages, operations, play, span
 from dlearn.analysis import reconcile, traffic
 from dlearn.draw import charts
 from dlearn.lessons import digits, models
@@ -217,6 +217,14 @@ assert sent == [65_536, 38_952]  # fc2.weight is rank 0's: 128 · 128 · 4 B; al
 # %% [markdown]
 # A parameter is never cut: rank 0 got the largest, `fc2.weight`, rank 1 all others.
 #
+# A parameter is never cut: rank 0 got the largest, `fc2.weight`, rank 1 all others.
+#
+# And FSDP? Go through its step: what is gathered, when, and what becomes of it before the gradients are scattered?
+
+# %%
+play.player(steps[2]["FSDP"])
+
+# %% [markdown]
 # ## Keep the parameters until the backward pass?
 #
 # `reshard_after_forward=True`, the default for layers inside a model, frees what was gathered as soon as a layer is

@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from dlearn import Cluster, analysis, draw
+from dlearn import Cluster, analysis, draw, play
 from dlearn.lessons import digits
 
 EXAMPLES, BATCH, LR = 128, 32, 0.1
@@ -361,6 +361,12 @@ figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), layout="constrained
 draw.traffic(served.trace, ax=left)
 draw.traffic(ring.trace, ax=right)
 plt.show()
+
+# %% [markdown]
+# Step by step: how long does the last worker wait for its answer?
+
+# %%
+play.player(served.trace)
 
 # %% [markdown]
 # n·P each way at one place, against 2(n-1)/n·P at every rank. With a hundred workers the server's link has to carry

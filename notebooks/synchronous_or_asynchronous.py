@@ -26,7 +26,7 @@ from functools import partial
 import matplotlib.pyplot as plt
 import torch
 
-from dlearn import Cluster, analysis, draw, messages
+from dlearn import Cluster, analysis, draw, messages, play
 from dlearn.lessons import sgd
 
 STEPS, RUNS, SLOW_MS = 40, 3, 5
@@ -169,6 +169,16 @@ def updates(run):
 def spread(values, form="{:.2f}"):
     low, high = form.format(min(values)), form.format(max(values))
     return low if low == high else f"{low} to {high}"
+
+    return low if low == high else f"{low} to {high}"
+
+
+# %% [markdown]
+# Here is the asynchronous server, message by message: who gets parameters while somebody else still computes with older
+# ones? (The first 300 messages of the first run.)
+
+# %%
+play.player(runs["server, asynchronous"][0].trace)
 
 
 # %%

@@ -29,7 +29,7 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from dlearn import Cluster, draw, messages, operations, span
+from dlearn import Cluster, draw, messages, operations, play, span
 from dlearn.analysis import (
     Bandwidth,
     Model,
@@ -192,6 +192,11 @@ axes = draw.timeline(tiny.trace.within("ring"))
 # %% [markdown]
 # Six, one in each step, and the same from every other rank. (How far apart the arrows are is up to the
 # machine. Each rank goes on as soon as it has what it needs, so one may be a step ahead of another.)
+#
+# To see what the tree does, go through it: after which message has rank 0 the sum, and who is the last to have it?
+
+# %%
+play.player(tiny.trace.within("tree"))
 
 # %%
 assert plan("tree") == [

@@ -128,3 +128,13 @@ def test_beside_some_messages_only_what_lies_between_them(tmp_path):
     trace = job.load()
     walk = walkthrough(trace, messages=[messages(trace)[1]])
     assert [step.mark for step in walk.steps] == ["", "work 1"]
+
+
+def test_tags_tell_messages_apart(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    for tag in (0, 1, 7):
+        job.send(0, 1, tag=tag, size=8, start_ns=10 * tag)
+        job.recv(1, 0, tag=tag, size=8, start_ns=10 * tag)
+    walk = walkthrough(job.load(), tags={1: "HELLO"})
+    assert [step.mark for step in walk.steps] == ["tag 0", "HELLO", "tag 7"]
+    assert walk.steps[1].sentence.startswith("HELLO: rank 0 sends rank 1 8 B")

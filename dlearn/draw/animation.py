@@ -116,6 +116,7 @@ def _draw_step(ax: Axes, step: Step, columns: dict[int, float], y: float) -> Non
         return
     src, dst = columns[message.src], columns[message.dst]
     label = ("never came: " if message.how == "missing" else "") + size_text(message.payload_bytes)
+    label = f"{plain(step.mark, most=24)}: {label}" if step.mark else label
     if src == dst:
         _write(ax, src, y - 0.05, f"{label} to itself", ha="center", halo=True)
         return

@@ -73,7 +73,10 @@
     }
   }
 
-  const labelOf = (step) => (step.how === "missing" ? "never came: " : "") + sizeText(step.bytes);
+  function labelOf(step) {
+    const size = (step.how === "missing" ? "never came: " : "") + sizeText(step.bytes);
+    return step.mark ? `${step.mark}: ${size}` : size;
+  }
 
   // Three pictures: each draws the steps up to the current one into `place`. -------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import html
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -61,13 +61,20 @@ class Player:
     __repr__ = __str__
 
 
-def player(trace: Trace, *, messages: Sequence[Message] | None = None, title: str | None = None) -> Player:
+def player(
+    trace: Trace,
+    *,
+    messages: Sequence[Message] | None = None,
+    title: str | None = None,
+    tags: Mapping[int, str] | None = None,
+) -> Player:
     """Step through who sends what to whom, and what ranks do and hold in between: all of the trace, or these messages.
 
     It plays whatever the trace has: sends, collectives with the pieces of their data, the buckets of DDP, calls by RPC
     with the contexts of distributed autograd, its graph, and the user's spans. At most 300 messages: it says so.
+    `tags` are the program's own names of the tags of its sends: {1: "HELLO"}.
     """
-    return Player(walkthrough(trace, messages=messages, title=title))
+    return Player(walkthrough(trace, messages=messages, title=title, tags=tags))
 
 
 # HTML -----------------------------------------------------------------------------------------------------------------

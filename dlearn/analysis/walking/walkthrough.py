@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 import msgspec
@@ -18,6 +18,7 @@ from dlearn.analysis.walking.pieces import pieces
 from dlearn.analysis.walking.steps import Source, Step, Walkthrough
 from dlearn.analysis.walking.works import works
 from dlearn.analysis.words import count_text, message_sentence
+from dlearn.trace.event import PointToPoint
 from dlearn.trace.message import Message, Messages
 from dlearn.trace.trace import Trace
 
@@ -29,8 +30,17 @@ _MOST_QUIET_RANKS = 64
 _SOURCES = (pieces, gradients, contexts, works, nodes)
 
 
-def walkthrough(trace: Trace, *, messages: Sequence[Message] | None = None, title: str | None = None) -> Walkthrough:
-    """Step by step through all messages of the trace, or only these, and through what ranks do between them."""
+def walkthrough(
+    trace: Trace,
+    *,
+    messages: Sequence[Message] | None = None,
+    title: str | None = None,
+    tags: Mapping[int, str] | None = None,
+) -> Walkthrough:
+    """Step by step through all messages of the trace, or only these, and through what ranks do between them.
+
+    `tags` are the program's own names of the tags of its sends.
+    """
     found = all_messages(trace)
     chosen = [message for _, message in _in_order(found if messages is None else messages)]
     if title is None:
@@ -40,7 +50,11 @@ def walkthrough(trace: Trace, *, messages: Sequence[Message] | None = None, titl
     told = [source(trace, shown) for source in _SOURCES]
     own = _own_steps(trace, told, ordered, all_of_it=len(shown) == len(found))
     where = Parts(trace)
-    steps = [_of_message(place, at_ns, message, told, where, trace) for place, (at_ns, message) in enumerate(ordered)]
+    marks = _tag_marks(shown, tags or {})
+    steps = [
+        _of_message(place, at_ns, message, marks[place], told, where, trace)
+        for place, (at_ns, message) in enumerate(ordered)
+    ]
     steps = sorted([*steps, *own[:MOST_OWN_STEPS]], key=lambda step: step.at_ns)
     ends = {rank for step in steps for rank in _ranks(step)}
     quiet = trace.ranks if len(ends) + len(trace.ranks) <= _MOST_QUIET_RANKS else ()
@@ -94,21 +108,34 @@ def _own_steps(
     return [step for step in steps if messages[0][0] <= step.at_ns <= last_ns]
 
 
-def _of_message(place: int, at_ns: int, message: Message, told: Sequence[Source], where: Parts, trace: Trace) -> Step:
+def _of_message(
+    place: int, at_ns: int, message: Message, mark: str, told: Sequence[Source], where: Parts, trace: Trace
+) -> Step:
     words = [each.words[place] for each in told if each.words.get(place)]
+    sentence = message_sentence(message, trace)
     span, phase = where.of_message(message)
     return Step(
         rank=message.src,
-        sentence=" ".join([message_sentence(message, trace), *words]),
+        sentence=" ".join([f"{mark}: {sentence}" if mark else sentence, *words]),
         at_ns=at_ns,
         until_ns=message.received_ns,
         message=message,
+        mark=mark,
         op=message.op,
         span=span,
         phase=phase,
         control=is_control(message),
         changes=tuple(chain.from_iterable(each.changes.get(place, ()) for each in told)),
     )
+
+
+def _tag_marks(shown: Sequence[Message], names: Mapping[int, str]) -> list[str]:
+    """The tag of each send, where the program tells its messages apart by tags; its name, where it has one."""
+    ends = [message.operation.ends[0] for message in shown]
+    tags = [end.tag if isinstance(end, PointToPoint) else None for end in ends]
+    if not any(tags):
+        return [""] * len(tags)
+    return ["" if tag is None else names.get(tag, f"tag {tag}") for tag in tags]
 
 
 def _with_parts(steps: Sequence[Step]) -> list[Step]:
