@@ -147,7 +147,7 @@ def _draw_bar(ax: Axes, block: Block, trace: Trace, columns: dict[int, int], y: 
     ax.add_patch(
         Rectangle(
             (left, y - 0.36), right - left, 0.72, facecolor=style.pale, linewidth=1.2 if stuck else 0.6, zorder=2,
-            edgecolor=MISSING if stuck else style.color, gid="bar",
+            edgecolor=MISSING if stuck else style.line, gid="bar",
         )
     )  # fmt: skip
     width = points(ax, 1.0, along="x") * (right - left) / len(columns) - 8
