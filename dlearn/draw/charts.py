@@ -41,6 +41,7 @@ def lines(
 ) -> Axes:
     """A line for each of `series`, by its label. `log` is "x", "y" or "xy"; `mark` is a named place on the x axis."""
     ax = canvas.new_axes(height_in=HEIGHT_IN, left_in=0.95, right_in=0.3)
+    canvas.describe(ax, f"{y}, over {x}: {'; '.join(series)}.")
     handles: list[Artist] = []
     for place, (label, line) in enumerate(series.items()):
         color, marker = SERIES[place % len(SERIES)], "" if line.derived else _MARKERS[place % len(_MARKERS)]
@@ -89,6 +90,7 @@ def bars(
 ) -> Axes:
     """A bar for each name; several parts stand side by side, or on top of each other. `text` writes a bar's value."""
     ax = canvas.new_axes(height_in=HEIGHT_IN, left_in=0.95, right_in=0.3)
+    canvas.describe(ax, f"{y}, a bar for each of: {'; '.join(names)}.")
     width = 0.8 if stacked else 0.8 / len(parts)
     bottom = [0.0] * len(names)
     for place, part in enumerate(parts):

@@ -63,6 +63,9 @@ def costs(
         raise DlearnError(f"there is no algorithm {unknown[0]!r} here; there are: {', '.join(ALGORITHMS)}.")
     fit = ax is None
     ax = ax or canvas.new_axes(height_in=_HEIGHT_IN, left_in=0.75)
+    canvas.describe(
+        ax, "How long an all-reduce takes over its size, a line for each algorithm; both axes are logarithmic."
+    )
     left, right = _sizes(model, ranks, [size for found in seen.values() for size, _ in found])
     draw_lines(ax, model, ranks, left, right)
     draw_measured(ax, seen, left, right)

@@ -42,6 +42,7 @@ def scaling(runs: Mapping[int, Trace] | Scaling, *, ax: Axes | None = None) -> A
     families = families_of(told)
     if not families:
         return canvas.say_empty(ax, f"{told.finding}.", fit=fit)
+    canvas.describe(ax, "The payload of a message over the size, a line for all messages that grow alike.")
     right = max(told.sizes)
     for family in families:
         draw_family(ax, family, right)
