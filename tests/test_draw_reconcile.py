@@ -89,7 +89,7 @@ def test_one_sender_that_was_not_measured(tmp_path):
     ax = draw.reconcile(ring_of_two(tmp_path, measured=(None, 776)).load())
     assert "not measured" in texts(ax)
     assert "776 B measured, residue 0 B" in texts(ax)
-    assert title(ax).startswith("1,552 B predicted on the wire, not measured: 1 connection")
+    assert title(ax).startswith("1,552 B predicted on the wire, not measured: 1 connection was not seen")
 
 
 def test_of_many_pairs_those_that_are_off_come_first_and_the_others_are_counted(tmp_path):

@@ -9,6 +9,7 @@ from matplotlib.colors import to_rgb
 
 from dlearn.draw import palette
 from dlearn.draw.breakdown import _STYLES
+from dlearn.draw.byte_bars import _LOOKS as BYTE_BARS
 from dlearn.draw.costs import _LOOKS as COSTS
 from dlearn.draw.palette import FAINT, INK, LANE, MISSING, SERIES, STRIP, contrast, ink_on
 
@@ -108,6 +109,7 @@ def test_lines_of_one_chart_are_told_apart_and_seen_on_white():
     for colors in (SERIES, [look.color for look in COSTS.values()]):
         assert closest(colors) >= APART
         assert min(contrast(color, "white") for color in colors) >= 3
+    assert closest([look.color for look in BYTE_BARS]) >= APART
 
 
 def test_text_can_be_read_on_every_fill():

@@ -101,7 +101,7 @@ def pair_sentences(sent: Traffic) -> list[str]:
     """ "rank 0 sends rank 1 28.9 kB (derived).", those that send most first."""
     pairs = sorted(sent.payload_bytes.items(), key=lambda pair: (-pair[1], pair[0]))
     told = [
-        f"{sent.labels[src]} sends {sent.labels[dst]} {size_text(size)} ({sent.known[src, dst]})."
+        f"{sent.labels[src]} sends {sent.labels[dst]} {size_text(size)} ({', partly '.join(sent.known[src, dst])})."
         for (src, dst), size in pairs[:_PAIRS_TOLD]
     ]
     rest = pairs[_PAIRS_TOLD:]

@@ -214,9 +214,8 @@ def _whole(trace: Trace, ledger: Ledger) -> Part:
     notes += [f"lines of {process.label}'s file are lost" for process in trace.processes if not process.complete][:8]
     unseen = sum(pair.measured_bytes is None for pair in pairs)
     if unseen:
-        notes.append(
-            f"{unseen:,} connections were not seen when their group was made, or closed before the last sample"
-        )
+        were = "connection was" if unseen == 1 else "connections were"
+        notes.append(f"{unseen:,} {were} not seen when their group was made, or closed before the last sample")
     outside = sum(len(entries) for rank, entries in ledger.outside.items() if rank in ledger.meters)
     if outside:
         notes.append(f"{outside:,} calls lie outside of the samples")

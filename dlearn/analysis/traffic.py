@@ -25,8 +25,8 @@ class Traffic(msgspec.Struct, frozen=True):
     """Payload bytes and messages by (sender, receiver), leaves only. `by_how` splits the bytes: observed, derived, ...
 
     `missing` messages were expected and never came: they are counted in `by_how` and `never_came`, not in
-    `payload_bytes`. `known` says how most bytes of a pair are known. `unexplained` is the number of operations whose
-    messages are not known.
+    `payload_bytes`. `known` says how the bytes of a pair are known, most of them first. `unexplained` is the number of
+    operations whose messages are not known.
     """
 
     ranks: tuple[int, ...]
@@ -34,7 +34,7 @@ class Traffic(msgspec.Struct, frozen=True):
     payload_bytes: dict[tuple[int, int], int]
     message_count: dict[tuple[int, int], int]
     by_how: dict[str, int]
-    known: dict[tuple[int, int], How]
+    known: dict[tuple[int, int], tuple[How, ...]]
     never_came: dict[tuple[int, int], int]
     unexplained: int
 
@@ -142,7 +142,7 @@ def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
         counts[src, dst] += count * times
         # Of messages without data their number counts.
         weights[src, dst][how] += size * times or count * times
-    known = {pair: max(found, key=lambda how: found[how]) for pair, found in weights.items()}
+    known = {pair: tuple(how for how, _ in found.most_common()) for pair, found in weights.items()}
     ranks = tuple(sorted({*trace.ranks, *(rank for pair in sizes for rank in pair)}))
     labels = {rank: trace.label(rank) for rank in {*ranks, *(rank for pair in never_came for rank in pair)}}
     return Traffic(ranks, labels, dict(sizes), dict(counts), dict(by_how), known, dict(never_came), unexplained)

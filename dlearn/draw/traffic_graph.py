@@ -95,7 +95,7 @@ def arrows_of(sent: Traffic, ranks: Sequence[int]) -> list[Arrow]:
             continue
         label = size_text(size) if size else f"{count_text(sent.message_count[pair], 'message')} without data"
         width = _THINNEST_PT + (thickest - _THINNEST_PT) * (size / most) ** 0.5
-        arrows.append(Arrow(pair, sent.known[pair], label, width))
+        arrows.append(Arrow(pair, sent.known[pair][0], label, width))
     return arrows
 
 
@@ -181,6 +181,8 @@ def notes(sent: Traffic, arrows: Sequence[Arrow], ranks: Sequence[int], *, label
         told.append(f"{len(arrows):,} {what}: beside each rank stands what it sends in all; draw.traffic has them all.")
     if few(arrows) and len({arrow.width_pt for arrow in arrows if arrow.how != "missing"}) > 1:
         told.append("The width of an arrow grows with the square root of its bytes.")
+    if any(len(sent.known.get(arrow.pair, ())) > 1 for arrow in arrows):
+        told.append("An arrow is drawn as most of its bytes are known.")
     left_out = len(sent.labels) - len(ranks)
     if left_out:
         inside = sum(size for pair, size in sent.payload_bytes.items() if {*pair} <= {*ranks})
