@@ -68,7 +68,7 @@ _LOOKS = {
         Look("RPC's own", "#D9D9D9"),
     )
 }
-_OTHER = Look("other", "#BDBDBD", "**")
+_OTHER = Look("other", "#BDBDBD", "*")
 
 Color = str | tuple[float, float, float]
 Line = Literal["solid"] | tuple[float, tuple[int, int]]
