@@ -28,7 +28,7 @@ from dlearn.trace.job_facts import Exit
 from dlearn.trace.trace import Trace
 
 MS = 1_000_000
-PICTURES = [draw.timeline, draw.traffic, draw.sequence]
+PICTURES = [draw.timeline, draw.traffic, draw.traffic_graph, draw.sequence, draw.reconcile]
 STRANGE = ["a$b$", "<script>alert(1)</script>", "long " * 60, "日本\n\u202e\x00%s{}"]
 
 

@@ -12,6 +12,8 @@ from dlearn.analysis.words import count_text
 from dlearn.trace.message import End, Operation
 from dlearn.trace.trace import Trace
 
+_PAIRS_TOLD = 30
+
 
 def finding(trace: Trace) -> str:
     """What a picture of this trace shows: a hang, else who sends how much and who is waited for longest."""
@@ -93,6 +95,22 @@ def traffic_finding(sent: Traffic) -> str:
     if len(who) > 1:
         return f"{count_text(len(who), 'rank')} send {size_text(most)} each, {size_text(sent.total_bytes)} in all"
     return capital(f"{who[0]} sends the most: {size_text(most)} of {size_text(sent.total_bytes)}")
+
+
+def pair_sentences(sent: Traffic) -> list[str]:
+    """ "rank 0 sends rank 1 28.9 kB (derived).", those that send most first."""
+    pairs = sorted(sent.payload_bytes.items(), key=lambda pair: (-pair[1], pair[0]))
+    told = [
+        f"{sent.labels[src]} sends {sent.labels[dst]} {size_text(size)} ({', partly '.join(sent.known[src, dst])})."
+        for (src, dst), size in pairs[:_PAIRS_TOLD]
+    ]
+    rest = pairs[_PAIRS_TOLD:]
+    if rest:
+        told.append(f"{count_text(len(rest), 'more pair')}: {size_text(sum(size for _, size in rest))}.")
+    missing = list(sent.never_came.items())[:_PAIRS_TOLD]
+    return told + [
+        f"{size_text(size)} from {sent.labels[src]} to {sent.labels[dst]} never came." for (src, dst), size in missing
+    ]
 
 
 def _alike(sizes: Sequence[int]) -> str:

@@ -82,6 +82,22 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
         return self.whole.residue_bytes == 0 and bool(self.whole.pairs)
 
     @property
+    def finding(self) -> str:
+        """ "The kernel counted 12,345 B: predicted to the byte"."""
+        whole, measured = self.whole, self.whole.measured_bytes
+        if self.not_measured or measured is None:
+            why = self.not_measured or whole.note
+            return f"{whole.predicted_bytes:,} B predicted on the wire, not measured" + (f": {why}" if why else "")
+        more = measured - whole.predicted_bytes - whole.observer_bytes
+        if whole.residue_bytes == 0:
+            told = "predicted to the byte"
+        elif more:
+            told = f"{abs(more):,} B {'more' if more > 0 else 'less'} than predicted"
+        else:
+            told = f"as many as predicted, but not pair by pair: residue {whole.residue_bytes:,} B"
+        return f"The kernel counted {measured:,} B: {told}"
+
+    @property
     def sentence(self) -> str:
         """ "The whole recording: payload 96 B, predicted on the wire 192 B, measured 192 B, residue 0 B." """
         whole = self.whole
@@ -198,9 +214,8 @@ def _whole(trace: Trace, ledger: Ledger) -> Part:
     notes += [f"lines of {process.label}'s file are lost" for process in trace.processes if not process.complete][:8]
     unseen = sum(pair.measured_bytes is None for pair in pairs)
     if unseen:
-        notes.append(
-            f"{unseen:,} connections were not seen when their group was made, or closed before the last sample"
-        )
+        were = "connection was" if unseen == 1 else "connections were"
+        notes.append(f"{unseen:,} {were} not seen when their group was made, or closed before the last sample")
     outside = sum(len(entries) for rank, entries in ledger.outside.items() if rank in ledger.meters)
     if outside:
         notes.append(f"{outside:,} calls lie outside of the samples")

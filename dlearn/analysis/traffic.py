@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -24,8 +24,9 @@ _PAIRS_SHOWN = 40
 class Traffic(msgspec.Struct, frozen=True):
     """Payload bytes and messages by (sender, receiver), leaves only. `by_how` splits the bytes: observed, derived, ...
 
-    `missing` messages were expected and never came: they are counted in `by_how`, not in `payload_bytes`.
-    `unexplained` is the number of operations whose messages are not known.
+    `missing` messages were expected and never came: they are counted in `by_how` and `never_came`, not in
+    `payload_bytes`. `known` says how the bytes of a pair are known, most of them first. `unexplained` is the number of
+    operations whose messages are not known.
     """
 
     ranks: tuple[int, ...]
@@ -33,6 +34,8 @@ class Traffic(msgspec.Struct, frozen=True):
     payload_bytes: dict[tuple[int, int], int]
     message_count: dict[tuple[int, int], int]
     by_how: dict[str, int]
+    known: dict[tuple[int, int], tuple[How, ...]]
+    never_came: dict[tuple[int, int], int]
     unexplained: int
 
     @property
@@ -128,11 +131,18 @@ def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
     sizes: Counter[tuple[int, int]] = Counter()
     counts: Counter[tuple[int, int]] = Counter()
     by_how: Counter[str] = Counter()
+    weights: defaultdict[tuple[int, int], Counter[How]] = defaultdict(Counter)
+    never_came: Counter[tuple[int, int]] = Counter()
     for (src, dst, how, size, count), times in sums.items():
         by_how[how] += size * times
-        if how != "missing":
-            sizes[src, dst] += size * times
-            counts[src, dst] += count * times
+        if how == "missing":
+            never_came[src, dst] += size * times
+            continue
+        sizes[src, dst] += size * times
+        counts[src, dst] += count * times
+        # Of messages without data their number counts.
+        weights[src, dst][how] += size * times or count * times
+    known = {pair: tuple(how for how, _ in found.most_common()) for pair, found in weights.items()}
     ranks = tuple(sorted({*trace.ranks, *(rank for pair in sizes for rank in pair)}))
-    labels = {rank: trace.label(rank) for rank in ranks}
-    return Traffic(ranks, labels, dict(sizes), dict(counts), dict(by_how), unexplained)
+    labels = {rank: trace.label(rank) for rank in {*ranks, *(rank for pair in never_came for rank in pair)}}
+    return Traffic(ranks, labels, dict(sizes), dict(counts), dict(by_how), known, dict(never_came), unexplained)

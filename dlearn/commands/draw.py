@@ -11,7 +11,7 @@ from dlearn.errors import SetupError, WrongArguments
 from dlearn.trace.event import AutogradNode
 from dlearn.trace.trace import Trace
 
-KINDS = ("autograd", "breakdown", "buckets", "sequence", "timeline", "traffic")
+KINDS = ("autograd", "breakdown", "buckets", "reconcile", "sequence", "timeline", "traffic", "traffic_graph")
 """The drawings that need a trace and nothing else."""
 
 

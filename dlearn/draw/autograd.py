@@ -60,6 +60,9 @@ def autograd(trace: Trace, *, context: int | None = None, ax: Axes | None = None
         return canvas.say_empty(
             ax, f"A graph of {len(whole.nodes):,} nodes is too large to draw: see analysis.autograd_graph.", fit=fit
         )
+    canvas.describe(
+        ax, "A band for each worker; in it a box for each node of the graph, and arrows to those that come after it."
+    )
     ax.set_xlim(0, width)
     ax.set_ylim(height, 0)
     boxes = place_boxes(graph, layout, columns, tops)

@@ -108,7 +108,7 @@ def draw_bars(ax: Axes, placed: Sequence[tuple[Bar, Box]], *, transfer_at: Seque
         if middle < right:
             moving[look(bar.op)].append((middle, right, top, bottom))
     for style, boxes in waiting.items():
-        _draw_boxes(ax, boxes, style.pale, style.color, WAITING_HATCH, zorder=2, gid=f"waiting {style.family}")
+        _draw_boxes(ax, boxes, style.pale, style.line, WAITING_HATCH, zorder=2, gid=f"waiting {style.family}")
     for style, boxes in moving.items():
         _draw_boxes(ax, boxes, style.color, style.ink, style.hatch, zorder=2.1, gid=f"transfer {style.family}")
     _draw_faults(ax, placed)

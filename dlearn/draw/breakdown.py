@@ -59,6 +59,7 @@ def breakdown(traces: Trace | Mapping[str, Trace], *, ax: Axes | None = None) ->
     ax = ax or canvas.new_axes(height_in=height, left_in=canvas.left_margin_in(label for label, _ in shown))
     if not shown:
         return canvas.say_empty(ax, "This trace holds no training step of a DDP model.", fit=fit)
+    canvas.describe(ax, "A bar for each rank, cut into the parts of its training step, with their times.")
     ax.set_xlim(0, 1.01 * max(each.total_ns for _, each in shown) / 1e6)
     ax.set_ylim(height, 0)
     tops = [_GAP_IN + place * row for place in range(len(shown))]

@@ -41,6 +41,10 @@ def buckets(trace: Trace, *, ax: Axes | None = None) -> Axes:
     ax = ax or canvas.new_axes(height_in=height, left_in=canvas.left_margin_in(labels))
     if not rows:
         return canvas.say_empty(ax, "This trace holds no backward pass through a DDP model.", fit=fit)
+    canvas.describe(
+        ax,
+        "A row for each bucket on each rank: ticks where gradients become ready, and a bar while the bucket travels.",
+    )
     label_axes(ax, rows, height)
     draw_gradients(ax, rows)
     draw_transfers(ax, rows)

@@ -34,6 +34,9 @@ def byte_bars(bars: Bars, *, ax: Axes | None = None) -> Axes:
     fit = ax is None
     rows = 3 * len(bars.names)
     ax = ax or canvas.new_axes(height_in=rows * _ROW_IN, left_in=0.15)
+    sizes = zip(bars.names, bars.predicted, bars.measured, strict=True)
+    words = (f"{name}: predicted {_number(one)}, counted {_number(other)}." for name, one, other in sizes)
+    canvas.describe(ax, *words)
     widest = max(text_width(_number(size), size=TEXT_PT) for size in (*bars.predicted, *bars.measured)) + 12
     most = max(*bars.predicted, *bars.measured, 1)
     ax.set_xlim(0, most / (1 - widest / points(ax, 1.0, along="x")))

@@ -18,6 +18,8 @@ from dlearn.draw.palette import FAINT, INK
 WIDTH_IN = 9.0
 TEXT_PT = 9.0
 TITLE_PT = 11.5
+SMALLEST_PT = 8.0
+"""Smaller text cannot be read from a projector, nor at half width."""
 MOST_CHARACTERS = 40
 _POINTS = 72
 _NUMBER_AND_UNIT = re.compile(r"(\d) (?=(?:[kMGT]?B|[mµ]?s)\b)")
@@ -45,7 +47,7 @@ def frame(
 ) -> None:
     """Put the finding above, legend and notes below; `above_in` and `below_in` are what the axes' own labels take.
 
-    `fit` grows the figure, which must hold these axes alone.
+    Legend and notes become part of the picture's description. `fit` grows the figure, which must hold these axes alone.
     """
     left, width = _whole_width(ax) if fit else (0.0, points(ax, 1.0, along="x"))
     lines = wrap(plain(title, most=400), width, size=TITLE_PT, bold=True)
@@ -57,9 +59,11 @@ def frame(
     for line in [part for note in notes for part in wrap(plain(note, most=400), width, size=TEXT_PT)]:
         ax.annotate(
             line, (0, 0), (left, -below * _POINTS), xycoords="axes fraction", textcoords="offset points", va="top",
-            fontsize=TEXT_PT, color=INK, parse_math=False, annotation_clip=False,
+            fontsize=TEXT_PT, color=INK, parse_math=False, annotation_clip=False, gid="note",
         )  # fmt: skip
         below += TEXT_PT * _LINE / _POINTS
+    told = [f"Legend: {'; '.join(str(handle.get_label()) for handle in legend)}."] if legend else []
+    describe(ax, str(ax.get_label()), *told, *notes)
     if fit:
         _fit(ax, above_in=above_in + len(lines) * TITLE_PT * _LINE / _POINTS + 0.15, below_in=below + 0.08)
 
@@ -71,8 +75,14 @@ def say_empty(ax: Axes, sentence: str, *, fit: bool) -> Axes:
         0.5, 0.5, plain(sentence, most=200), ha="center", va="center", transform=ax.transAxes,
         fontsize=TITLE_PT, color=INK, parse_math=False,
     )  # fmt: skip
+    describe(ax, sentence)
     frame(ax, title="Nothing to draw", fit=fit)
     return ax
+
+
+def describe(ax: Axes, *sentences: str) -> None:
+    """What the picture shows, in words: `save` writes them into the file, for readers who do not see it."""
+    ax.set_label(" ".join(plain(sentence, most=4000) for sentence in sentences if sentence))
 
 
 def _whole_width(ax: Axes) -> tuple[float, float]:

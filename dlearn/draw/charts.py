@@ -12,10 +12,9 @@ from matplotlib.patches import Patch
 
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT, points, text_width
-from dlearn.draw.palette import INK, LINES
+from dlearn.draw.palette import INK, LINES, SERIES
 
 HEIGHT_IN = 2.9
-COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#004D40", "#56B4E9")
 _MARKERS = "os^DvP"
 
 
@@ -42,9 +41,10 @@ def lines(
 ) -> Axes:
     """A line for each of `series`, by its label. `log` is "x", "y" or "xy"; `mark` is a named place on the x axis."""
     ax = canvas.new_axes(height_in=HEIGHT_IN, left_in=0.95, right_in=0.3)
+    canvas.describe(ax, f"{y}, over {x}: {'; '.join(series)}.")
     handles: list[Artist] = []
     for place, (label, line) in enumerate(series.items()):
-        color, marker = COLORS[place % len(COLORS)], "" if line.derived else _MARKERS[place % len(_MARKERS)]
+        color, marker = SERIES[place % len(SERIES)], "" if line.derived else _MARKERS[place % len(_MARKERS)]
         style = LINES["derived" if line.derived else "observed"]
         ax.plot(line.x, line.y, marker=marker, color=color, linestyle=style, linewidth=1.6, markersize=5.5, gid=label)
         if line.spread:
@@ -90,11 +90,12 @@ def bars(
 ) -> Axes:
     """A bar for each name; several parts stand side by side, or on top of each other. `text` writes a bar's value."""
     ax = canvas.new_axes(height_in=HEIGHT_IN, left_in=0.95, right_in=0.3)
+    canvas.describe(ax, f"{y}, a bar for each of: {'; '.join(names)}.")
     width = 0.8 if stacked else 0.8 / len(parts)
     bottom = [0.0] * len(names)
     for place, part in enumerate(parts):
         at = [i if stacked else i - 0.4 + width * (place + 0.5) for i in range(len(names))]
-        color = COLORS[place % len(COLORS)]
+        color = SERIES[place % len(SERIES)]
         ax.bar(at, part.values, width * 0.94, bottom=bottom if stacked else None, color=color, gid=part.label)
         if stacked:
             bottom = [low + value for low, value in zip(bottom, part.values, strict=True)]
@@ -109,7 +110,7 @@ def bars(
     ax.set_xticks(range(len(names)), ["\n".join(canvas.wrap(name, room, size=TEXT_PT)) for name in names])
     _label(ax, "", y)
     rows = max(len(canvas.wrap(name, room, size=TEXT_PT)) for name in names)
-    handles = [Patch(color=COLORS[i % len(COLORS)], label=part.label) for i, part in enumerate(parts)]
+    handles = [Patch(color=SERIES[i % len(SERIES)], label=part.label) for i, part in enumerate(parts)]
     below = 0.22 + rows * TEXT_PT * 1.3 / 72
     canvas.frame(ax, title=title, legend=handles if len(parts) > 1 else (), notes=notes, below_in=below, fit=True)
     return ax

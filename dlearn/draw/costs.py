@@ -15,7 +15,7 @@ from dlearn.analysis.costs import ALGORITHMS, Measurement, Model, cost, crossove
 from dlearn.analysis.findings import size_text, time_text
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT, points, text_width
-from dlearn.draw.palette import FAINT, INK
+from dlearn.draw.palette import FAINT, INK, SERIES
 from dlearn.errors import DlearnError
 
 _HEIGHT_IN = 4.4
@@ -39,9 +39,9 @@ class Look:
 
 
 _LOOKS = {
-    "star": Look("star", "#CCCCCC", 7.0, "s"),
-    "tree": Look("tree", "#E69F00", 4.6, "^"),
-    "ring": Look("ring", "#0072B2", 2.6, "o"),
+    "star": Look("star", "#949494", 7.0, "s"),
+    "tree": Look("tree", SERIES[1], 4.6, "^"),
+    "ring": Look("ring", SERIES[0], 2.6, "o"),
     "halving_doubling": Look("halving-doubling", INK, 1.0, "D"),
 }
 
@@ -63,6 +63,9 @@ def costs(
         raise DlearnError(f"there is no algorithm {unknown[0]!r} here; there are: {', '.join(ALGORITHMS)}.")
     fit = ax is None
     ax = ax or canvas.new_axes(height_in=_HEIGHT_IN, left_in=0.75)
+    canvas.describe(
+        ax, "How long an all-reduce takes over its size, a line for each algorithm; both axes are logarithmic."
+    )
     left, right = _sizes(model, ranks, [size for found in seen.values() for size, _ in found])
     draw_lines(ax, model, ranks, left, right)
     draw_measured(ax, seen, left, right)

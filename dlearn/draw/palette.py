@@ -1,8 +1,9 @@
 """One look per operation, the same in every picture, and one line per way of knowing.
 
-The colours are those of Okabe and Ito (Color Universal Design, 2008), which people with any colour vision tell apart.
-Where two of them have the same lightness, a hatch keeps them apart in grey. Hatches that rise always mean waiting, and
-red always means that something expected never came.
+Most colours are those of Okabe and Ito (Color Universal Design, 2008); any two looks with the same hatch are told apart
+by people with any colour vision (tests/test_palette.py works it out). Where two have the same lightness, a hatch keeps
+them apart in grey. Hatches that rise always mean waiting, and red always means that something expected never came. What
+waits is too pale for its colour to say which op it is: there its label does.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ LANE = "#f4f4f4"
 STRIP = "#d9d2e9"
 MISSING = "#d00000"
 WAITING_HATCH = "/////"
+SERIES = ("#0072B2", "#C07000", "#009E73", "#CC79A7", "#004D40", "#332288")
+"""Lines and bars that are no ops, in this order: each can be seen as a thin line on white, and told from the others."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,13 @@ class Look:
         """The same colour, for waiting: mostly white."""
         red, green, blue = to_rgb(self.color)
         return (0.75 + red / 4, 0.75 + green / 4, 0.75 + blue / 4)
+
+    @property
+    def line(self) -> tuple[float, float, float]:
+        """The same colour, for lines on the pale one: darker where it must be, to be seen there (3 : 1, WCAG 2.2)."""
+        red, green, blue = to_rgb(self.color)
+        shades = ((red * part / 20, green * part / 20, blue * part / 20) for part in range(20, -1, -1))
+        return next(shade for shade in shades if contrast(shade, self.pale) >= 3)
 
     @property
     def ink(self) -> str:
@@ -51,15 +61,16 @@ _LOOKS = {
         Look("all_to_all", "#F0E442", "xx"),
         Look("reduce", "#004D40"),
         Look("gather", "#8C6D31", "||"),
-        Look("scatter", "#B8B000", "++"),
+        Look("scatter", "#C9C48A", "++"),
         Look("barrier", "#6E6E6E", "oo"),
-        Look("call by RPC", "#5E4FA2"),
+        Look("call by RPC", "#332288"),
         Look("gradient by RPC", "#C2A5CF", "\\\\"),
         Look("RPC's own", "#D9D9D9"),
     )
 }
-_OTHER = Look("other", "#BDBDBD")
+_OTHER = Look("other", "#BDBDBD", "*")
 
+Color = str | tuple[float, float, float]
 Line = Literal["solid"] | tuple[float, tuple[int, int]]
 LINES: dict[str, Line] = {"observed": "solid", "derived": (0, (4, 2)), "inferred": (0, (1, 2)), "missing": "solid"}
 
@@ -78,8 +89,17 @@ def line_color(how: str) -> str:
     return MISSING if how == "missing" else INK
 
 
-def ink_on(color: str | tuple[float, float, float]) -> str:
-    """Black or white, whichever has the higher contrast on `color` (relative luminance, WCAG 2.2)."""
+def ink_on(color: Color) -> str:
+    """Black or white, whichever has the higher contrast on `color`."""
+    return max(("black", "white"), key=lambda ink: contrast(ink, color))
+
+
+def contrast(one: Color, other: Color) -> float:
+    """From 1 to 21, as in WCAG 2.2, which asks for 4.5 of text and 3 of lines."""
+    light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+def _luminance(color: Color) -> float:
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color))
-    luminance = 0.2126 * red + 0.7152 * green + 0.0722 * blue
-    return "black" if (luminance + 0.05) ** 2 > 1.05 * 0.05 else "white"
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

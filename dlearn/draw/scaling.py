@@ -13,14 +13,14 @@ from dlearn.analysis.scaling import Line, Scaling
 from dlearn.analysis.scaling import scaling as scaling_of
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT, cut, plain, points, text_width
-from dlearn.draw.palette import INK, LINES
+from dlearn.draw.palette import INK, LINES, SERIES
 from dlearn.trace.trace import Trace
 
 _HEIGHT_IN = 3.2
 _LINE_PT = 1.35 * TEXT_PT
 _MARKER_PT = 6.5
 _MOST_LINES = 6
-_LOOKS = (("#0072B2", "o"), ("#E69F00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#004D40", "v"), ("#56B4E9", "P"))
+_LOOKS = tuple(zip(SERIES, "os^DvP", strict=True))
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ def scaling(runs: Mapping[int, Trace] | Scaling, *, ax: Axes | None = None) -> A
     families = families_of(told)
     if not families:
         return canvas.say_empty(ax, f"{told.finding}.", fit=fit)
+    canvas.describe(ax, "The payload of a message over the size, a line for all messages that grow alike.")
     right = max(told.sizes)
     for family in families:
         draw_family(ax, family, right)

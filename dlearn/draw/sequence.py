@@ -36,6 +36,10 @@ def sequence(trace: Trace, *, ax: Axes | None = None) -> Axes:
     ax = ax or canvas.new_axes(height_in=max(1.2, _height(rows) * _ROW_IN), left_in=_LEFT_IN)
     if not rows.cycles:
         return canvas.say_empty(ax, "This trace holds no operation.", fit=fit)
+    canvas.describe(
+        ax,
+        "A line downwards for each rank; from line to line, in their order, an arrow for each message, with its bytes.",
+    )
     above_in = draw_lifelines(ax, trace, columns, _height(rows))
     draw_rows(ax, trace, rows, columns)
     canvas.frame(
@@ -147,7 +151,7 @@ def _draw_bar(ax: Axes, block: Block, trace: Trace, columns: dict[int, int], y: 
     ax.add_patch(
         Rectangle(
             (left, y - 0.36), right - left, 0.72, facecolor=style.pale, linewidth=1.2 if stuck else 0.6, zorder=2,
-            edgecolor=MISSING if stuck else style.color, gid="bar",
+            edgecolor=MISSING if stuck else style.line, gid="bar",
         )
     )  # fmt: skip
     width = points(ax, 1.0, along="x") * (right - left) / len(columns) - 8

@@ -36,6 +36,10 @@ def timeline(trace: Trace, *, ax: Axes | None = None) -> Axes:
     ax = ax or _new_axes(trace, scene)
     if not (scene.bars or scene.busy or scene.spans or scene.gradients):
         return canvas.say_empty(ax, "This trace holds no operation, span or gradient.", fit=fit)
+    canvas.describe(
+        ax,
+        "A lane for each rank, from the top; in it a bar for each call, and between lanes an arrow for each message.",
+    )
     label_axes(ax, trace, scene)
     draw_spans(ax, scene)
     draw_gradients(ax, scene)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import LinearSegmentedColormap
 
 from dlearn import analysis
-from dlearn.analysis.findings import size_text, traffic_finding
+from dlearn.analysis.findings import pair_sentences, size_text, traffic_finding
 from dlearn.analysis.traffic import Traffic
 from dlearn.analysis.words import count_text
 from dlearn.draw import canvas
-from dlearn.draw.canvas import TEXT_PT, fit_names, plain, points, text_width
+from dlearn.draw.canvas import SMALLEST_PT, TEXT_PT, fit_names, plain, points, text_width
 from dlearn.draw.palette import FAINT, INK, LANE, ink_on
 from dlearn.trace.trace import Trace
 
@@ -21,7 +23,7 @@ _TALLEST_IN = 9.0
 _SUM = 1.15
 """Width of the column of sums and height of the row of sums, in cells."""
 _SHADES = LinearSegmentedColormap.from_list("bytes", ["#eaf3fa", "#56B4E9", "#0072B2", "#003a5c"])
-_SMALLEST_PT = 6.0
+_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
 def traffic(trace: Trace, *, ax: Axes | None = None) -> Axes:
@@ -31,10 +33,12 @@ def traffic(trace: Trace, *, ax: Axes | None = None) -> Axes:
     ax = ax or _new_axes(sent)
     if not sent.ranks:
         return canvas.say_empty(ax, "This trace holds no process.", fit=fit)
+    canvas.describe(ax, *pair_sentences(sent))
     draw_cells(ax, sent)
-    write_numbers(ax, sent)
+    unit = write_numbers(ax, sent)
     above_in = label_sides(ax, sent)
-    canvas.frame(ax, title=traffic_finding(sent), notes=notes(sent), above_in=above_in, below_in=0.08, fit=fit)
+    told = [*([unit] if unit else []), *notes(sent)]
+    canvas.frame(ax, title=traffic_finding(sent), notes=told, above_in=above_in, below_in=0.08, fit=fit)
     return ax
 
 
@@ -68,37 +72,56 @@ def _shade(sent: Traffic, src: int, dst: int) -> str | tuple[float, float, float
     return red, green, blue
 
 
-def write_numbers(ax: Axes, sent: Traffic) -> None:
-    """Bytes in each cell, sums at the right and below; none where the cells are too small to be read."""
+def write_numbers(ax: Axes, sent: Traffic) -> str:
+    """Bytes in each cell, sums at the right and below; returns what to say of them.
+
+    Where cells are narrow, all are in one unit: that of the largest cell, or of the sums, where these would not fit.
+    """
+    most = max(sent.payload_bytes.values(), default=0)
+    units = dict.fromkeys(size_text(size).split()[-1] for size in (most, sent.total_bytes))
+    for text, note in ((size_text, ""), *((_in_unit(unit), f"Numbers in {unit}.") for unit in units)):
+        size = _size_that_fits(ax, sent, text)
+        if size >= SMALLEST_PT:
+            _write_all(ax, sent, text, size)
+            return note
+    return f"Too many ranks for a number in each cell: the darkest is {size_text(most)}. analysis.traffic has them all."
+
+
+def _in_unit(unit: str) -> Callable[[int], str]:
+    """ "1.50", three digits; what is less than its last one is said to be so."""
+
+    def text(size: int) -> str:
+        number = size / _UNITS[unit]
+        if unit == "B" or not size:
+            return f"{size:,}"
+        decimals = 2 if number < 9.995 else 1 if number < 99.95 else 0
+        return f"{number:,.{decimals}f}" if number >= 0.005 else "<0.01"
+
+    return text
+
+
+def _size_that_fits(ax: Axes, sent: Traffic, text: Callable[[int], str]) -> float:
+    """The largest font size up to the usual one at which each number fits its cell."""
+    wide, high = (points(ax, 1.0, along=axis) / (len(sent.ranks) + _SUM) for axis in ("x", "y"))
+    sums = [sent.total_bytes, *(sent.bytes_from(rank=rank) for rank in sent.ranks)]
+    sums += [sent.bytes_to(rank=rank) for rank in sent.ranks]
+    cells = [text_width(text(size), size=TEXT_PT) / (wide - 4) for size in (0, *sent.payload_bytes.values())]
+    beside = [text_width(text(size), size=TEXT_PT, bold=True) / (_SUM * wide - 4) for size in sums]
+    return min(TEXT_PT, TEXT_PT / max(*cells, *beside), high / 1.3) if wide > 4 else 0.0
+
+
+def _write_all(ax: Axes, sent: Traffic, text: Callable[[int], str], size: float) -> None:
     count = len(sent.ranks)
-    numbers = {
-        (row, column): _number(sent, src, dst)
-        for row, src in enumerate(sent.ranks)
-        for column, dst in enumerate(sent.ranks)
-        if src != dst or (src, dst) in sent.payload_bytes
-    }
-    size = _size_that_fits(ax, [text for text, _ in numbers.values()], count)
-    if size < _SMALLEST_PT:
-        return
-    for (row, column), (text, ink) in numbers.items():
-        _write(ax, column + 0.5, row + 0.5, text, ink, size)
+    for row, src in enumerate(sent.ranks):
+        for column, dst in enumerate(sent.ranks):
+            sent_bytes = sent.payload_bytes.get((src, dst), 0)
+            if src != dst or (src, dst) in sent.payload_bytes:
+                ink = ink_on(_shade(sent, src, dst)) if sent_bytes else FAINT
+                _write(ax, column + 0.5, row + 0.5, text(sent_bytes) if sent_bytes else "0", ink, size)
     for place, rank in enumerate(sent.ranks):
-        _write(ax, count + _SUM / 2, place + 0.5, size_text(sent.bytes_from(rank=rank)), INK, size)
-        _write(ax, place + 0.5, count + _SUM / 2, size_text(sent.bytes_to(rank=rank)), INK, size)
-    _write(ax, count + _SUM / 2, count + _SUM / 2, size_text(sent.total_bytes), INK, size, weight="bold")
-
-
-def _number(sent: Traffic, src: int, dst: int) -> tuple[str, str]:
-    """The text of a cell and its colour; a plain zero where nothing was sent."""
-    size = sent.payload_bytes.get((src, dst), 0)
-    return (size_text(size), ink_on(_shade(sent, src, dst))) if size else ("0", FAINT)
-
-
-def _size_that_fits(ax: Axes, texts: list[str], count: int) -> float:
-    """The largest font size up to the usual one at which each text fits its cell."""
-    wide, high = (points(ax, 1.0, along=axis) / (count + _SUM) for axis in ("x", "y"))
-    widest = max((text_width(text, size=TEXT_PT) for text in texts), default=1.0)
-    return min(TEXT_PT, TEXT_PT * (wide - 4) / widest, high / 1.3)
+        _write(ax, count + _SUM / 2, place + 0.5, text(sent.bytes_from(rank=rank)), INK, size)
+        _write(ax, place + 0.5, count + _SUM / 2, text(sent.bytes_to(rank=rank)), INK, size)
+    _write(ax, count + _SUM / 2, count + _SUM / 2, text(sent.total_bytes), INK, size, weight="bold")
 
 
 def _write(ax: Axes, x: float, y: float, text: str, ink: str, size: float, weight: str = "normal") -> None:
@@ -139,5 +162,5 @@ _HOW = {
     "observed": "observed",
     "derived": "derived from gloo's algorithm",
     "inferred": "inferred",
-    "missing": "expected that never came (not in the matrix)",
+    "missing": "expected that never came (not counted)",
 }

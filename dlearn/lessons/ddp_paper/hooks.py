@@ -14,8 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dlearn.cluster import Cluster
 from dlearn.draw import canvas
-from dlearn.draw.charts import COLORS
-from dlearn.draw.palette import FAINT, INK, LANE
+from dlearn.draw.palette import FAINT, INK, LANE, SERIES
 from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
 
 if TYPE_CHECKING:
@@ -229,7 +228,7 @@ def picture(fired: Sequence[Fired], to_come: int, count: int) -> Axes:
     ax.set_ylim(len(KINDS) - 0.4, -0.6)
     ax.axvspan(place_of(fired, TENSOR) - 0.5, place_of(fired, RETURNED) + 0.5, color=FAINT, alpha=0.12, linewidth=0)
     for row, kind in enumerate(KINDS):
-        color = COLORS[0] if kind in (COMMUNICATION, ARRIVED) else INK
+        color = SERIES[0] if kind in (COMMUNICATION, ARRIVED) else INK
         ax.axhspan(row - 0.42, row + 0.42, color=LANE, linewidth=0, zorder=0)
         marks = places(fired, kind)
         ax.plot(marks, [row + 0.2] * len(marks), "|", markersize=7, markeredgewidth=1.6, color=color)
