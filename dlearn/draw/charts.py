@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -58,17 +59,39 @@ def lines(
     else:
         ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
     if ticks:
-        ax.set_xticks([at for at, _ in ticks], [name for _, name in ticks])
+        shown = _with_room(ax, ticks)
+        ax.set_xticks([at for at, _ in shown], [name for _, name in shown])
         ax.set_xticks([], minor=True)
     if mark is not None:
         ax.axvline(mark[0], color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
+        before = _from_left(ax, mark[0]) + text_width(mark[1], size=TEXT_PT) + 8 > points(ax, 1.0, along="x")
         ax.annotate(
-            mark[1], (mark[0], 1), (4, -4), xycoords=("data", "axes fraction"), textcoords="offset points", va="top",
-            fontsize=TEXT_PT, color=INK, parse_math=False,
+            mark[1], (mark[0], 1), (-4 if before else 4, -4), xycoords=("data", "axes fraction"),
+            textcoords="offset points", ha="right" if before else "left", va="top", fontsize=TEXT_PT, color=INK,
+            parse_math=False,
         )  # fmt: skip
     _label(ax, x, y)
     canvas.frame(ax, title=title, legend=handles if len(handles) > 1 else (), notes=notes, below_in=0.5, fit=True)
     return ax
+
+
+def _with_room(ax: Axes, ticks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
+    """Those of the ticks whose names do not touch, from the left on."""
+    shown: list[tuple[float, str]] = []
+    until = -math.inf
+    for at, name in sorted(ticks):
+        middle = _from_left(ax, at)
+        half = text_width(name, size=TEXT_PT) / 2 + 3
+        if middle - half > until:
+            shown.append((at, name))
+            until = middle + half
+    return shown
+
+
+def _from_left(ax: Axes, at: float) -> float:
+    """In points, on a linear or logarithmic axis."""
+    fraction = ax.transLimits.transform(ax.transScale.transform((at, ax.get_ylim()[1])))[0]
+    return points(ax, float(fraction), along="x")
 
 
 class Part(NamedTuple):
