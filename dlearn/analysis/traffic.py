@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlearn.analysis.joining import once, operations
+from dlearn.analysis.joining import once, operations, payload_bytes
 from dlearn.analysis.unrolling import how_sent, sums_of
 from dlearn.trace.message import How, Operation
 from dlearn.trace.trace import Trace
@@ -25,7 +25,8 @@ class Traffic(msgspec.Struct, frozen=True):
     """Payload bytes and messages by (sender, receiver), leaves only. `by_how` splits the bytes: observed, derived, ...
 
     `missing` messages were expected and never came: they are counted in `by_how`, not in `payload_bytes`.
-    `unexplained` is the number of operations whose messages are not known.
+    `unexplained` is the number of operations whose messages are not known. `reduced_bytes` is what each rank hands to
+    the all-reduces, where nothing else was asked for; else 0.
     """
 
     ranks: tuple[int, ...]
@@ -34,6 +35,7 @@ class Traffic(msgspec.Struct, frozen=True):
     message_count: dict[tuple[int, int], int]
     by_how: dict[str, int]
     unexplained: int
+    reduced_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -115,8 +117,13 @@ def traffic(trace: Trace) -> Traffic:
 def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
     """The traffic of these operations of `trace` alone."""
     sums: Counter[tuple[int, int, How, int, int]] = Counter()  # Counted first: most of many operations are alike.
-    unexplained = 0
+    unexplained = reduced = 0
+    only_all_reduces = True
     for operation in asked:
+        if operation.op == "all_reduce" and not operation.problem:
+            reduced += payload_bytes(operation.ends[0])
+        else:
+            only_all_reduces = False
         if operation.sender is not None and operation.receiver is not None and not operation.steps:
             sums[operation.sender, operation.receiver, how_sent(operation), operation.payload_bytes, 1] += 1
             continue
@@ -135,4 +142,5 @@ def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
             counts[src, dst] += count * times
     ranks = tuple(sorted({*trace.ranks, *(rank for pair in sizes for rank in pair)}))
     labels = {rank: trace.label(rank) for rank in ranks}
-    return Traffic(ranks, labels, dict(sizes), dict(counts), dict(by_how), unexplained)
+    reduced_bytes = reduced if only_all_reduces else 0
+    return Traffic(ranks, labels, dict(sizes), dict(counts), dict(by_how), unexplained, reduced_bytes)
