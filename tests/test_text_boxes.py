@@ -269,8 +269,8 @@ def test_lines_that_end_close_to_each_other(count, log):
 @pytest.mark.parametrize("stacked", [False, True])
 def test_bars_with_many_long_names(count, stacked):
     names = [f"a name of several words, {i}" for i in range(count)]
-    parts = [charts.Part(f"part {i}", [10.0**6 * (i + place) for place in range(count)]) for i in range(3)]
-    ax = charts.bars(names, parts, title="A finding", y="bytes", stacked=stacked, text=lambda size: f"{size:,.0f} B")
+    parts = [charts.Part(f"part {i}", [10.0**6 * (i // 2 + place) for place in range(count)]) for i in range(3)]
+    ax = charts.bars(names, parts, title="Finding " * 9, y="bytes", stacked=stacked, text=lambda size: f"{size:,.0f} B")
     assert faults(ax.figure) == []
 
 
