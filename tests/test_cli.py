@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from text_boxes import watch
 from traces import Job, header
 
+from dlearn import explain
 from dlearn.cli import main
+from dlearn.lessons import demo
 from dlearn.trace.trace import Trace
 
 PICTURES = {f"{name}.{ending}" for name in ("timeline", "traffic", "sequence") for ending in ("svg", "png")}
@@ -44,6 +47,16 @@ def test_demo_trains_explains_and_draws(tmp_path):
     check_messages(out / "messages.csv")
     traces = [Trace.load(folder / "trace") for folder in sorted((tmp_path / ".dlearn" / "runs").iterdir())]
     assert [len(trace.ranks) for trace in traces] == [3, 3]
+    assert texts_of_the_demos_pictures(tmp_path, traces[0]) == [[]] * 6
+
+
+def texts_of_the_demos_pictures(folder: Path, trace: Trace) -> list[list[str]]:
+    """What cannot be read in each file, drawn once more."""
+    seen: list[list[str]] = []
+    end = watch(lambda figure, found: seen.append(found))
+    list(demo.write(folder, trace, explain(trace)))
+    end()
+    return seen
 
 
 def accuracies(text: str) -> list[float]:

@@ -93,7 +93,7 @@ def test_waiting_is_drawn_apart_from_the_transfer(late):
 def test_the_title_is_the_finding(late):
     """A ring of 3 sends 2 * 2/3 of the payload from each rank: 4 MB; rank 2 is waited for from 0 to 40 ms."""
     assert title(draw.timeline(late)) == (
-        "Each rank sends 4.00 MB to the rank before it; calls wait for rank 2: 40.0 ms"
+        "Each rank sends 4.00 MB = 4/3 × 3.00 MB to the rank before it; calls wait for rank 2: 40.0 ms"
     )
 
 
@@ -507,6 +507,27 @@ def test_sizes_that_differ_by_a_last_chunk_are_about_the_same(tmp_path):
     job = Job(tmp_path, ranks=3)
     job.collective("all_reduce", inputs=(tensor(4000, dtype="float32"),))
     assert finding(job.load()).startswith("Each rank sends about 5.33 kB to the rank before it"), "2 * 2/3 of 4,000 B"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sizes", "says"),
+    [
+        (4, [1_000_000], "1.50 MB = 1.5 × 1.00 MB"),
+        (5, [1_000_000, 500_000], "2.40 MB = 1.6 × 1.50 MB"),
+        (3, [1200], "1.60 kB = 4/3 × 1.20 kB"),
+        (3, [1000], "about 1.33 kB"),
+    ],
+)
+def test_what_a_ring_sends_is_a_multiple_of_what_is_reduced_where_that_is_exact(tmp_path, ranks, sizes, says):
+    """2 (n-1) / n of it; where the parts differ by a byte, that is not exact."""
+    job = Job(tmp_path, ranks=ranks)
+    for size in sizes:
+        job.collective("all_reduce", size=size)
+    assert traffic_finding(traffic(job.load())) == f"Each rank sends {says} to the rank before it"
+    job.collective("all_gather", size=8)
+    (tmp_path / "more").mkdir()
+    job.folder = tmp_path / "more"
+    assert "×" not in traffic_finding(traffic(job.load())), "not of all-reduces alone"
 
 
 def test_overlapping_waits_for_the_same_rank_count_once(tmp_path):

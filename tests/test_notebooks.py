@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import re
 import sys
 from collections.abc import Callable
@@ -112,8 +113,25 @@ def png(save: Callable[..., object]) -> str:
     ],
 )
 @pytest.mark.timeout(900)  # The longest runs for three minutes, on a machine that does nothing else.
-def test_the_notebook_runs(source):
+def test_the_notebook_runs_and_every_text_of_its_pictures_can_be_read(source, tmp_path, monkeypatch):
     notebook = build.read(source)
     if "mpi" in notebook.metadata.dlearn["needs"]:
         pytest.importorskip("mpi4py", reason="this lesson needs the extra `mpi`")
+    start, seen = tmp_path / "start.py", tmp_path / "pictures"
+    start.write_text(WATCH.format(tests=str(Path(__file__).parent), seen=str(seen)))
+    monkeypatch.setenv("PYTHONSTARTUP", str(start))
     build.execute(notebook)  # raises with the cell and its error, if one fails
+    pictures = [json.loads(line) for line in seen.read_text().splitlines()]
+    assert [f"cell {each['cell']}: {fault}" for each in pictures for fault in each["faults"]] == []
+    assert sum(each["texts"] for each in pictures) > 10, "they were looked at"
+
+
+WATCH = """
+import sys
+sys.path.insert(0, {tests!r})
+import text_boxes
+sys.path.pop(0)
+text_boxes.watch_kernel({seen!r})
+del sys, text_boxes
+"""
+"""What the kernel runs before the first cell."""

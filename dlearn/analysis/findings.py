@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 
 from dlearn.analysis.hang_words import hang_sentences, missing_text, never, verb, why_missing, why_stuck
 from dlearn.analysis.hangs import hangs
@@ -13,6 +14,8 @@ from dlearn.trace.message import End, Operation
 from dlearn.trace.trace import Trace
 
 _PAIRS_TOLD = 30
+_MOST_PARTS = 64
+"""A fraction with a larger denominator says less than the two numbers."""
 
 
 def finding(trace: Trace) -> str:
@@ -80,7 +83,8 @@ def traffic_finding(sent: Traffic) -> str:
         return f"Each rank sends {alike} to {'the other' if len(ranks) == 2 else 'every other rank'}"
     for step, neighbour in ((-1, "before"), (1, "after")):
         if alike and set(pairs) == _ring(ranks, step):
-            return f"Each rank sends {alike} to the rank {neighbour} it"
+            times = _times(set(pairs.values()), sent.reduced_bytes)
+            return f"Each rank sends {alike}{times} to the rank {neighbour} it"
     if alike and len(senders) == 1:
         others = "every other rank" if len(pairs) == len(ranks) - 1 else f"{len(pairs)} ranks"
         return capital(f"{names[senders[0]]} sends {alike} to {others}")
@@ -119,6 +123,15 @@ def _alike(sizes: Sequence[int]) -> str:
     if least < 0.95 * most:
         return ""
     return size_text(most) if least == most else f"about {size_text(round(sum(sizes) / len(sizes)))}"
+
+
+def _times(sizes: set[int], whole: int) -> str:
+    """ " = 1.5 × 1.00 MB", where that is exact; nothing else."""
+    ratio = Fraction(min(sizes), whole) if len(sizes) == 1 and whole else Fraction(1)
+    if ratio == 1 or ratio.denominator > _MOST_PARTS:
+        return ""
+    exact = f"{float(ratio):g}" if 1000 % ratio.denominator == 0 else str(ratio)
+    return f" = {exact} × {size_text(whole)}"
 
 
 def size_text(size: int) -> str:

@@ -183,9 +183,18 @@ def _tensors(call: End) -> tuple[TensorInfo, ...]:
     return (call.inputs or call.outputs) if isinstance(call, Collective) else call.tensors
 
 
+def tag_of(operation: Operation) -> int | None:
+    """The program's own tag of a message: a glass-box step has none, and the hidden default, 0, is none either."""
+    return _tag_of(operation.ends[0])
+
+
+def _tag_of(call: End) -> int | None:
+    return call.tag if isinstance(call, PointToPoint) and call.tag > 0 and not call.step else None
+
+
 def _tag_text(call: End) -> str:
-    """The program's own: of a glass-box step it says nothing, and the hidden default is 0."""
-    return f", tag {call.tag}" if isinstance(call, PointToPoint) and call.tag > 0 and not call.step else ""
+    tag = _tag_of(call)
+    return "" if tag is None else f", tag {tag}"
 
 
 def _dtypes(call: End) -> str:

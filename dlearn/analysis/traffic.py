@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlearn.analysis.joining import once, operations
+from dlearn.analysis.joining import once, operations, payload_bytes
 from dlearn.analysis.unrolling import how_sent, sums_of
 from dlearn.trace.message import How, Operation
 from dlearn.trace.trace import Trace
@@ -26,7 +26,8 @@ class Traffic(msgspec.Struct, frozen=True):
 
     `missing` messages were expected and never came: they are counted in `by_how` and `never_came`, not in
     `payload_bytes`. `known` says how the bytes of a pair are known, most of them first. `unexplained` is the number of
-    operations whose messages are not known.
+    operations whose messages are not known. `reduced_bytes` is what each rank hands to the all-reduces, where
+    nothing else was asked for; else 0.
     """
 
     ranks: tuple[int, ...]
@@ -37,6 +38,7 @@ class Traffic(msgspec.Struct, frozen=True):
     known: dict[tuple[int, int], tuple[How, ...]]
     never_came: dict[tuple[int, int], int]
     unexplained: int
+    reduced_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -118,8 +120,13 @@ def traffic(trace: Trace) -> Traffic:
 def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
     """The traffic of these operations of `trace` alone."""
     sums: Counter[tuple[int, int, How, int, int]] = Counter()  # Counted first: most of many operations are alike.
-    unexplained = 0
+    unexplained = reduced = 0
+    only_all_reduces = True
     for operation in asked:
+        if operation.op == "all_reduce" and not operation.problem:
+            reduced += payload_bytes(operation.ends[0])
+        else:
+            only_all_reduces = False
         if operation.sender is not None and operation.receiver is not None and not operation.steps:
             sums[operation.sender, operation.receiver, how_sent(operation), operation.payload_bytes, 1] += 1
             continue
@@ -145,4 +152,7 @@ def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
     known = {pair: tuple(how for how, _ in found.most_common()) for pair, found in weights.items()}
     ranks = tuple(sorted({*trace.ranks, *(rank for pair in sizes for rank in pair)}))
     labels = {rank: trace.label(rank) for rank in {*ranks, *(rank for pair in never_came for rank in pair)}}
-    return Traffic(ranks, labels, dict(sizes), dict(counts), dict(by_how), known, dict(never_came), unexplained)
+    reduced_bytes = reduced if only_all_reduces else 0
+    return Traffic(
+        ranks, labels, dict(sizes), dict(counts), dict(by_how), known, dict(never_came), unexplained, reduced_bytes
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
@@ -26,6 +27,8 @@ _NUMBER_AND_UNIT = re.compile(r"(\d) (?=(?:[kMGT]?B|[mµ]?s)\b)")
 _NARROWEST_NAME_PT = 90.0
 _LINE = 1.45
 """Inches of text lines: font size times this."""
+_ROUNDED = 1.025
+"""How much wider a line may become on a screen, where each letter begins at a whole pixel."""
 
 
 def new_axes(*, height_in: float, left_in: float, right_in: float = 0.15) -> Axes:
@@ -149,7 +152,7 @@ def wrap(text: str, width: float, *, size: float, bold: bool = False) -> list[st
     lines = [""]
     for word in _NUMBER_AND_UNIT.sub("\\1\u00a0", text).split(" "):
         longer = f"{lines[-1]} {word}".strip()
-        if lines[-1] and text_width(longer, size=size, bold=bold) > width:
+        if lines[-1] and text_width(longer, size=size, bold=bold) * _ROUNDED > width:
             lines.append(word)
         else:
             lines[-1] = longer
@@ -160,9 +163,8 @@ def cut(text: str, width: float, *, size: float) -> str:
     """As much of the text as `width` points hold."""
     if text_width(text, size=size) <= width:
         return text
-    while text and text_width(text + "…", size=size) > width:
-        text = text[:-1]
-    return text.rstrip() + "…"
+    too_many = bisect_right(range(len(text)), width, key=lambda count: text_width(text[:count] + "…", size=size))
+    return text[: max(0, too_many - 1)].rstrip() + "…"
 
 
 def fit_names(names: Sequence[str], width: float) -> tuple[list[str], bool]:

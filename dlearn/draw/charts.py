@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -58,17 +59,39 @@ def lines(
     else:
         ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]))
     if ticks:
-        ax.set_xticks([at for at, _ in ticks], [name for _, name in ticks])
+        shown = _with_room(ax, ticks)
+        ax.set_xticks([at for at, _ in shown], [name for _, name in shown])
         ax.set_xticks([], minor=True)
     if mark is not None:
         ax.axvline(mark[0], color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
+        before = _from_left(ax, mark[0]) + text_width(mark[1], size=TEXT_PT) + 8 > points(ax, 1.0, along="x")
         ax.annotate(
-            mark[1], (mark[0], 1), (4, -4), xycoords=("data", "axes fraction"), textcoords="offset points", va="top",
-            fontsize=TEXT_PT, color=INK, parse_math=False,
+            mark[1], (mark[0], 1), (-4 if before else 4, -4), xycoords=("data", "axes fraction"),
+            textcoords="offset points", ha="right" if before else "left", va="top", fontsize=TEXT_PT, color=INK,
+            parse_math=False,
         )  # fmt: skip
     _label(ax, x, y)
     canvas.frame(ax, title=title, legend=handles if len(handles) > 1 else (), notes=notes, below_in=0.5, fit=True)
     return ax
+
+
+def _with_room(ax: Axes, ticks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
+    """Those of the ticks whose names do not touch, from the left on."""
+    shown: list[tuple[float, str]] = []
+    until = -math.inf
+    for at, name in sorted(ticks):
+        middle = _from_left(ax, at)
+        half = text_width(name, size=TEXT_PT) / 2 + 3
+        if middle - half > until:
+            shown.append((at, name))
+            until = middle + half
+    return shown
+
+
+def _from_left(ax: Axes, at: float) -> float:
+    """In points, on a linear or logarithmic axis."""
+    fraction = ax.transLimits.transform(ax.transScale.transform((at, ax.get_ylim()[1])))[0]
+    return points(ax, float(fraction), along="x")
 
 
 class Part(NamedTuple):
@@ -93,19 +116,21 @@ def bars(
     canvas.describe(ax, f"{y}, a bar for each of: {'; '.join(names)}.")
     width = 0.8 if stacked else 0.8 / len(parts)
     bottom = [0.0] * len(names)
+    tops: list[tuple[float, float]] = []
     for place, part in enumerate(parts):
         at = [i if stacked else i - 0.4 + width * (place + 0.5) for i in range(len(names))]
         color = SERIES[place % len(SERIES)]
         ax.bar(at, part.values, width * 0.94, bottom=bottom if stacked else None, color=color, gid=part.label)
         if stacked:
             bottom = [low + value for low, value in zip(bottom, part.values, strict=True)]
-        elif text is not None:
-            _values(ax, at, part.values, text)
-    if stacked and text is not None:
-        _values(ax, range(len(names)), bottom, text)
+        else:
+            tops += zip(at, part.values, strict=True)
+    tops += enumerate(bottom) if stacked else ()
     ax.set_xlim(-0.5, len(names) - 0.5)
     tallest = max(bottom) if stacked else max(value for part in parts for value in part.values)
     ax.set_ylim(0, 1.14 * tallest or 1.0)
+    if text is not None:
+        _values(ax, tops, width * 0.94, text)
     room = points(ax, 1 / len(names), along="x") - 6
     ax.set_xticks(range(len(names)), ["\n".join(canvas.wrap(name, room, size=TEXT_PT)) for name in names])
     _label(ax, "", y)
@@ -116,11 +141,22 @@ def bars(
     return ax
 
 
-def _values(ax: Axes, at: Sequence[float], heights: Sequence[float], text: Callable[[float], str]) -> None:
-    room = points(ax, 1.0, along="x") / len(at)
-    for x, height in zip(at, heights, strict=True):
-        shown = text(height)
-        if text_width(shown, size=TEXT_PT) <= room:
+def _values(ax: Axes, tops: Sequence[tuple[float, float]], width: float, text: Callable[[float], str]) -> None:
+    """What each bar is, above it, if it is no wider than the bars of a name and meets no other bar or value.
+
+    Boxes are in points from the lower left.
+    """
+    across = points(ax, 1.0, along="x") / (ax.get_xlim()[1] - ax.get_xlim()[0])
+    up = points(ax, 1.0, along="y") / ax.get_ylim()[1]
+    taken = [((x - width / 2) * across, 0.0, (x + width / 2) * across, height * up) for x, height in tops]
+    for x, height in tops:
+        shown, above = text(height), height * up + 2
+        half = text_width(shown, size=TEXT_PT) / 2
+        box = (x * across - half, above, x * across + half, above + TEXT_PT)
+        if 2 * half <= across and all(
+            box[0] >= x1 or box[2] <= x0 or box[1] >= y1 or box[3] <= y0 for x0, y0, x1, y1 in taken
+        ):
+            taken.append(box)
             ax.annotate(
                 shown, (x, height), (0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=TEXT_PT,
                 color=INK, parse_math=False,
@@ -130,6 +166,8 @@ def _values(ax: Axes, at: Sequence[float], heights: Sequence[float], text: Calla
 def _label(ax: Axes, x: str, y: str) -> None:
     ax.set_xlabel(x, fontsize=TEXT_PT, color=INK, labelpad=2, loc="left")
     ax.set_ylabel(y, fontsize=TEXT_PT, color=INK)
+    if ax.get_yscale() == "linear":
+        ax.ticklabel_format(axis="y", style="plain", useOffset=False)  # "1e7" would stand where the title is.
     ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
     ax.set_axisbelow(True)
     canvas.quiet(ax)

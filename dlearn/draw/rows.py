@@ -2,68 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from dlearn.analysis.flows import Flow, by_pair, by_step
 from dlearn.analysis.joining import operations
 from dlearn.analysis.unrolling import answers
+from dlearn.draw.folding import Block, Cycle, fold, steps_of
 from dlearn.trace.message import Message, Operation
 from dlearn.trace.trace import Trace
 
 MOST_ROWS = 40
-_LONGEST_CYCLE = 24
+_FEW_ROWS = 24
+"""Up to this many, what is repeated is drawn as often as it was."""
 
+Together = Callable[[Sequence[Message]], tuple[Flow, ...]]
 Extent = Callable[[Flow], tuple[float, float]]
 """From where to where an arrow and its label reach, in columns."""
 
 
 @dataclass(frozen=True)
-class Block:
-    """One operation: its rows of arrows, or the `reason` why it has none."""
-
-    operation: Operation
-    rows: tuple[tuple[Flow, ...], ...]
-    reason: str = ""
-
-    @property
-    def height(self) -> int:
-        return max(1, len(self.rows))
-
-
-@dataclass(frozen=True)
-class Cycle:
-    """Blocks that stand one after the other, `times` in a row."""
-
-    blocks: tuple[Block, ...]
-    times: int = 1
-
-    @property
-    def height(self) -> int:
-        return sum(block.height for block in self.blocks)
-
-
-@dataclass(frozen=True)
 class Rows:
-    """`merged`: an arrow may stand for several steps. `left_out` counts operations that did not fit."""
+    """`merged`: an arrow may stand for several steps. `before` and `after` count operations that did not fit."""
 
     cycles: tuple[Cycle, ...]
-    merged: bool
-    left_out: int
+    merged: bool = False
+    before: int = 0
+    after: int = 0
 
     @property
     def height(self) -> int:
-        return sum(cycle.height for cycle in self.cycles)
+        return _height(self.cycles)
 
 
 def rows_of(trace: Trace, columns: Collection[int], extent: Extent) -> Rows:
-    """Every message in a row; if too many, the steps of a ring together, then repeated operations, then a cut."""
-    found = [(operation, _between(columns, answer)) for operation, answer in answers(operations(trace))]
-    whole = Rows(tuple(Cycle((_block(*each, by_step, extent),)) for each in found), merged=False, left_out=0)
-    if whole.height <= MOST_ROWS:
-        return whole
-    blocks = [_block(*each, by_pair, extent) for each in found]
-    return _cut(_cycles(blocks))
+    """Every message in a row; of many, what is repeated once; of too many, the steps of a ring together, then a cut."""
+    in_order = sorted(answers(operations(trace)), key=lambda each: _sent_ns(each[0]))
+    found = [(operation, _between(columns, answer)) for operation, answer in in_order]
+    steps = steps_of(trace, [operation for operation, _ in found])
+
+    def blocks(together: Together) -> list[Block]:
+        return [_block(*each, step, together, extent) for each, step in zip(found, steps, strict=True)]
+
+    whole = [Cycle((block,)) for block in blocks(by_step)]
+    if _height(whole) > MOST_ROWS:
+        return _cut(fold(blocks(by_pair), most_rows=MOST_ROWS))
+    return Rows(tuple(whole if _height(whole) <= _FEW_ROWS else fold(blocks(by_step), most_rows=MOST_ROWS)))
+
+
+def _height(cycles: Iterable[Cycle]) -> int:
+    return sum(cycle.height for cycle in cycles)
+
+
+def _sent_ns(operation: Operation) -> int:
+    """A receive may be posted long before."""
+    return operation.ends[0].start_ns if operation.sender is not None else operation.start_ns
 
 
 def _between(columns: Collection[int], answer: list[Message] | str) -> list[Message] | str:
@@ -75,16 +68,17 @@ def _between(columns: Collection[int], answer: list[Message] | str) -> list[Mess
 def _block(
     operation: Operation,
     answer: list[Message] | str,
-    together: Callable[[Sequence[Message]], tuple[Flow, ...]],
+    step: str,
+    together: Together,
     extent: Extent,
 ) -> Block:
     if isinstance(answer, str):
-        return Block(operation, (), answer)
+        return Block(operation, (), answer, step)
     if not answer:
-        return Block(operation, (), "nothing travels")
+        return Block(operation, (), "nothing travels", step)
     # What never came needs no detail.
     flows = by_pair(answer) if answer[0].how == "missing" else together(answer)
-    return Block(operation, tuple(_side_by_side(flows, extent)))
+    return Block(operation, tuple(_side_by_side(flows, extent)), step=step)
 
 
 def _side_by_side(flows: Sequence[Flow], extent: Extent) -> list[tuple[Flow, ...]]:
@@ -105,49 +99,29 @@ def _side_by_side(flows: Sequence[Flow], extent: Extent) -> list[tuple[Flow, ...
     return [tuple(row) for row in rows]
 
 
-def _cycles(blocks: Sequence[Block]) -> list[Cycle]:
-    """Stretches that repeat become one, with the number of times."""
-    kinds = [_kind(block) for block in blocks]
-    cycles: list[Cycle] = []
-    i = 0
-    while i < len(blocks):
-        length, times = _longest_repeat(kinds, [block.height for block in blocks[i : i + _LONGEST_CYCLE]], i)
-        cycles.append(Cycle(tuple(blocks[i : i + length]), times))
-        i += length * times
-    return cycles
-
-
-def _longest_repeat(kinds: Sequence[object], heights: Sequence[int], start: int) -> tuple[int, int]:
-    """Length and number of the repeats from here that cover most blocks and fit the picture; the shortest of equals."""
-    best = (1, 1)
-    for length in range(1, _LONGEST_CYCLE + 1):
-        first = kinds[start : start + length]
-        times = 1
-        while len(first) == length and kinds[start + times * length : start + (times + 1) * length] == first:
-            times += 1
-        fits = sum(heights[:length]) <= MOST_ROWS
-        if times > 1 and fits and length * times > best[0] * best[1]:
-            best = (length, times)
-    return best
-
-
-def _kind(block: Block) -> tuple[object, ...]:
-    operation = block.operation
-    flows = tuple((f.src, f.dst, f.payload_bytes, f.count, f.how) for row in block.rows for f in row)
-    return operation.op, operation.what, operation.group.members, block.reason, operation.missing, flows
-
-
 def _cut(cycles: Sequence[Cycle]) -> Rows:
-    """As much as fits, and at least one operation; what is repeated is kept whole or not at all."""
+    """As much as fits from the top, and at least one operation; what is repeated is kept whole or not at all.
+
+    Where that would leave out the steps that make up the job, the picture begins with these.
+    """
+    steps = max((cycle for cycle in cycles if cycle.steps), key=_count_of, default=None)
+    first = cycles.index(steps) if steps is not None and steps not in _that_fit(cycles) else 0
+    kept = _that_fit(cycles[first:])
+    return Rows(tuple(kept), merged=True, before=_count(cycles[:first]), after=_count(cycles[first + len(kept) :]))
+
+
+def _that_fit(cycles: Sequence[Cycle]) -> list[Cycle]:
     kept: list[Cycle] = []
-    room = MOST_ROWS
     for cycle in cycles:
-        if kept and cycle.height > room:
+        if kept and _height([*kept, cycle]) > MOST_ROWS:
             break
         kept.append(cycle)
-        room -= cycle.height
-    return Rows(tuple(kept), merged=True, left_out=_count(cycles) - _count(kept))
+    return kept
 
 
-def _count(cycles: Sequence[Cycle]) -> int:
-    return sum(len(cycle.blocks) * cycle.times for cycle in cycles)
+def _count(cycles: Iterable[Cycle]) -> int:
+    return sum(_count_of(cycle) for cycle in cycles)
+
+
+def _count_of(cycle: Cycle) -> int:
+    return len(cycle.blocks) * cycle.times

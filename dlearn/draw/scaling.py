@@ -38,7 +38,9 @@ def scaling(runs: Mapping[int, Trace] | Scaling, *, ax: Axes | None = None) -> A
     """Draw payload bytes over the size, for each message that depends on it: the line, and what was measured."""
     told = runs if isinstance(runs, Scaling) else scaling_of(runs)
     fit = ax is None
-    ax = ax or canvas.new_axes(height_in=_HEIGHT_IN, left_in=0.85)
+    # The last size stands below the edge.
+    beyond = text_width(f"{max(told.sizes, default=0):,}", size=TEXT_PT) / 2 / 72
+    ax = ax or canvas.new_axes(height_in=_HEIGHT_IN, left_in=0.85, right_in=max(0.15, beyond + 0.05))
     families = families_of(told)
     if not families:
         return canvas.say_empty(ax, f"{told.finding}.", fit=fit)

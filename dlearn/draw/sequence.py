@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
@@ -10,13 +12,14 @@ from matplotlib.patches import Rectangle
 
 from dlearn.analysis.findings import sequence_finding, size_text, stuck_reasons
 from dlearn.analysis.flows import Flow
-from dlearn.analysis.joining import operations, payload_bytes
+from dlearn.analysis.joining import operations, payload_bytes, tag_of
 from dlearn.analysis.words import shorten
 from dlearn.draw import canvas
 from dlearn.draw.arrows import arrow_text, draw_arrow
 from dlearn.draw.canvas import TEXT_PT, cut, fit_names, plain, points, text_width
+from dlearn.draw.folding import Block, Cycle
 from dlearn.draw.palette import FAINT, INK, LINES, MISSING, line_color, look
-from dlearn.draw.rows import Block, Rows, rows_of
+from dlearn.draw.rows import Rows, rows_of
 from dlearn.draw.scene import ranks_shown
 from dlearn.trace.message import Operation
 from dlearn.trace.trace import Trace
@@ -30,9 +33,11 @@ _LEFT_IN = 2.6
 def sequence(trace: Trace, *, ax: Axes | None = None) -> Axes:
     """Draw a lifeline per rank and an arrow per message, downwards in the order of sending; distances mean nothing."""
     fit = ax is None
-    columns = {rank: column for column, rank in enumerate(ranks_shown(trace, operations(trace)))}
-    column_pt = _width_pt(ax) / max(1, len(columns))
-    rows = rows_of(trace, columns, lambda flow: _extent(flow, columns, column_pt))
+    shown = operations(trace)
+    columns = {rank: column for column, rank in enumerate(ranks_shown(trace, shown))}
+    tags = {tag_of(each) for each in shown if each.sender is not None}
+    labels = Labels(columns, _width_pt(ax) / max(1, len(columns)), tagged=len(tags) > 1)
+    rows = rows_of(trace, columns, labels.extent)
     ax = ax or canvas.new_axes(height_in=max(1.2, _height(rows) * _ROW_IN), left_in=_LEFT_IN)
     if not rows.cycles:
         return canvas.say_empty(ax, "This trace holds no operation.", fit=fit)
@@ -41,7 +46,7 @@ def sequence(trace: Trace, *, ax: Axes | None = None) -> Axes:
         "A line downwards for each rank; from line to line, in their order, an arrow for each message, with its bytes.",
     )
     above_in = draw_lifelines(ax, trace, columns, _height(rows))
-    draw_rows(ax, trace, rows, columns)
+    draw_rows(ax, trace, rows, labels)
     canvas.frame(
         ax, title=sequence_finding(trace), legend=legend(rows), notes=notes(rows), above_in=above_in, below_in=0.08,
         fit=fit,
@@ -58,11 +63,33 @@ def _height(rows: Rows) -> float:
     return rows.height + _GAP * sum(len(cycle.blocks) for cycle in rows.cycles) + 0.3
 
 
-def _extent(flow: Flow, columns: dict[int, int], column_pt: float) -> tuple[float, float]:
-    src, dst = columns[flow.src], columns[flow.dst]
-    half = (text_width(_label(flow), size=TEXT_PT) / 2 + 3) / column_pt
-    middle = (src + dst) / 2
-    return min(src, dst, middle - half), max(src, dst, middle + half)
+@dataclass(frozen=True)
+class Labels:
+    """What stands at each arrow, and where. `tagged`: with its tag, as that tells messages apart."""
+
+    columns: dict[int, int]
+    column_pt: float
+    tagged: bool
+
+    def text(self, flow: Flow) -> str:
+        tag = tag_of(flow.operation) if self.tagged else None
+        size = size_text(flow.payload_bytes) + (f" in {flow.count} parts" if flow.count > 1 else "")
+        text = size if tag is None else f"{size}, tag {tag}"
+        return f"never came: {text}" if flow.how == "missing" else text
+
+    def middle(self, flow: Flow) -> float:
+        """Over the middle of its arrow, but not beyond the picture."""
+        half, last = self.half(flow), len(self.columns) - 1
+        middle = (self.columns[flow.src] + self.columns[flow.dst]) / 2
+        return min(max(middle, half - 0.5), max(last + 0.5 - half, last / 2))
+
+    def half(self, flow: Flow) -> float:
+        return (text_width(self.text(flow), size=TEXT_PT) / 2 + 3) / self.column_pt
+
+    def extent(self, flow: Flow) -> tuple[float, float]:
+        """From where to where the arrow and its label reach, in columns."""
+        src, dst, middle, half = self.columns[flow.src], self.columns[flow.dst], self.middle(flow), self.half(flow)
+        return min(src, dst, middle - half), max(src, dst, middle + half)
 
 
 def draw_lifelines(ax: Axes, trace: Trace, columns: dict[int, int], height: float) -> float:
@@ -82,31 +109,34 @@ def draw_lifelines(ax: Axes, trace: Trace, columns: dict[int, int], height: floa
     return (max(text_width(name, size=TEXT_PT) for name in short) if upright else TEXT_PT * 1.4) / 72 + 0.08
 
 
-def draw_rows(ax: Axes, trace: Trace, rows: Rows, columns: dict[int, int]) -> None:
+def draw_rows(ax: Axes, trace: Trace, rows: Rows, labels: Labels) -> None:
     y = 0.3
     for cycle in rows.cycles:
         start = y
         for block in cycle.blocks:
-            _name_block(ax, block, trace, y, len(columns))
+            _name_block(ax, block, trace, y, labels)
             if block.rows:
                 for i, row in enumerate(block.rows):
                     for flow in row:
-                        _draw_flow(ax, flow, columns, y + i + 0.55)
+                        _draw_flow(ax, flow, labels, y + i + 0.55)
             else:
-                _draw_bar(ax, block, trace, columns, y + 0.5)
+                _draw_bar(ax, block, trace, labels.columns, y + 0.5)
             y += block.height + _GAP
         if cycle.times > 1:
-            _draw_times(ax, cycle.times, start, y - _GAP)
+            _draw_times(ax, cycle, start, y - _GAP)
 
 
-def _name_block(ax: Axes, block: Block, trace: Trace, y: float, column_count: int) -> None:
+def _name_block(ax: Axes, block: Block, trace: Trace, y: float, labels: Labels) -> None:
     """What the program asked for, at the left of its first row, with the colour of its op."""
     operation, style = block.operation, look(block.operation.op)
-    width = _LEFT_IN * 72 - 34 + 0.3 * points(ax, 1.0, along="x") / column_count
+    # Up to the first lifeline, or to what stands before it.
+    until = min([-0.2, *(labels.extent(flow)[0] for row in block.rows for flow in row)])
+    width = _LEFT_IN * 72 - 34 + (until + 0.5) * labels.column_pt
     size = payload_bytes(operation.ends[0])
     head = plain(f"{operation.op} {size_text(size)}" if size else operation.op)
     reason = _stuck(operation, trace)
-    what = plain(reason or shorten(operation.what), most=200)
+    tag = f", tag {tag_of(operation)}" if labels.tagged else ""  # It stands at the arrow.
+    what = plain(reason or shorten(operation.what.removesuffix(tag)), most=200)
     inch = 1 / points(ax, 1.0, along="x") * 72
     left = -(_LEFT_IN - 0.42) * inch
     ax.add_patch(
@@ -127,18 +157,14 @@ def _stuck(operation: Operation, trace: Trace) -> str:
     return next((reasons[0] for end in operation.ends if (reasons := stuck_reasons(operation, end, trace))), "")
 
 
-def _draw_flow(ax: Axes, flow: Flow, columns: dict[int, int], y: float) -> None:
-    src, dst = columns[flow.src], columns[flow.dst]
+def _draw_flow(ax: Axes, flow: Flow, labels: Labels, y: float) -> None:
+    src, dst = labels.columns[flow.src], labels.columns[flow.dst]
     draw_arrow(ax, (src, y), (dst, y), how=flow.how, gid=f"message {flow.src} to {flow.dst}")
     ax.text(
-        (src + dst) / 2, y - 0.1, _label(flow), ha="center", va="bottom", fontsize=TEXT_PT, color=line_color(flow.how),
-        zorder=5, parse_math=False, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.3},
+        labels.middle(flow), y - 0.1, labels.text(flow), ha="center", va="bottom", fontsize=TEXT_PT,
+        color=line_color(flow.how), zorder=5, parse_math=False,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.3},
     )  # fmt: skip
-
-
-def _label(flow: Flow) -> str:
-    size = size_text(flow.payload_bytes) + (f" in {flow.count} parts" if flow.count > 1 else "")
-    return f"never came: {size}" if flow.how == "missing" else size
 
 
 def _draw_bar(ax: Axes, block: Block, trace: Trace, columns: dict[int, int], y: float) -> None:
@@ -161,7 +187,7 @@ def _draw_bar(ax: Axes, block: Block, trace: Trace, columns: dict[int, int], y: 
     )  # fmt: skip
 
 
-def _draw_times(ax: Axes, times: int, top: float, bottom: float) -> None:
+def _draw_times(ax: Axes, cycle: Cycle, top: float, bottom: float) -> None:
     """A bracket at the far left: all this, so many times."""
     inch = 1 / points(ax, 1.0, along="x") * 72
     x = -(_LEFT_IN - 0.22) * inch
@@ -171,8 +197,11 @@ def _draw_times(ax: Axes, times: int, top: float, bottom: float) -> None:
             color=INK, linewidth=1, clip_on=False,
         )
     )  # fmt: skip
+    room = (bottom - top) * _ROW_IN * 72
+    texts = [f"× {cycle.times:,} steps"] if cycle.steps else []
+    shown = next((text for text in texts if text_width(text, size=TEXT_PT) <= room), f"× {cycle.times:,}")
     ax.text(
-        x - 0.04 * inch, (top + bottom) / 2, f"× {times:,}", transform=ax.get_yaxis_transform(), rotation=90,
+        x - 0.04 * inch, (top + bottom) / 2, shown, transform=ax.get_yaxis_transform(), rotation=90,
         ha="right", va="center", fontsize=TEXT_PT, color=INK,
     )  # fmt: skip
 
@@ -190,6 +219,9 @@ def notes(rows: Rows) -> list[str]:
     told = ["Downwards is the order of sending, step by step; distances are no times."]
     if rows.merged:
         told.append("An arrow stands for all messages of one operation between two ranks.")
-    if rows.left_out:
-        told.append(f"{rows.left_out:,} later operations not drawn: choose a part with trace.within(...).")
+    if not all(cycle.in_order for cycle in rows.cycles):
+        told.append("What is repeated is drawn as it was the first time; who sends first may change.")
+    left_out = [f"{count:,} {when}" for when, count in (("earlier", rows.before), ("later", rows.after)) if count]
+    if left_out:
+        told.append(f"{' and '.join(left_out)} operations not drawn: choose a part with trace.within(...).")
     return told

@@ -1,0 +1,143 @@
+"""What is repeated is drawn once: ten equal steps become one with "× 10 steps" beside it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from dlearn.analysis.flows import Flow
+from dlearn.trace.event import Event, Span
+from dlearn.trace.message import Operation
+from dlearn.trace.trace import Trace
+
+_LONGEST_CYCLE = 24
+
+
+@dataclass(frozen=True)
+class Block:
+    """One operation: its rows of arrows, or the `reason` why it has none. `step` is the span that it belongs to."""
+
+    operation: Operation
+    rows: tuple[tuple[Flow, ...], ...]
+    reason: str = ""
+    step: str = ""
+
+    @property
+    def height(self) -> int:
+        return max(1, len(self.rows))
+
+    @property
+    def kind(self) -> Hashable:
+        """Equal for blocks that look alike."""
+        operation = self.operation
+        flows = frozenset(
+            Counter((f.src, f.dst, f.payload_bytes, f.count, f.how) for row in self.rows for f in row).items()
+        )
+        return operation.op, operation.what, operation.group.members, self.reason, operation.missing, flows
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """Blocks that stand one after the other, `times` in a row; `steps`: each time in a span of its own.
+
+    `in_order`: in the order drawn each time, and not only the same ones.
+    """
+
+    blocks: tuple[Block, ...]
+    times: int = 1
+    steps: bool = False
+    in_order: bool = True
+
+    @property
+    def height(self) -> int:
+        return sum(block.height for block in self.blocks)
+
+
+def steps_of(trace: Trace, found: Iterable[Operation]) -> list[str]:
+    """The name of the outermost span around each operation, on a rank that called or caused it; empty where none is."""
+    events = {(event.rank, event.number): event for event in trace.whole.events}
+    outermost: dict[tuple[int, int], str] = {}
+    for event in sorted(events.values(), key=lambda event: event.number):
+        above = outermost.get((event.rank, event.parent), "") if event.parent is not None else ""
+        outermost[event.rank, event.number] = above or (event.name if isinstance(event, Span) else "")
+    return [_step_of(operation, outermost) for operation in found]
+
+
+def _step_of(operation: Operation, outermost: Mapping[tuple[int, int], str]) -> str:
+    calls: list[Event] = list(operation.ends)
+    if operation.exchange is not None and operation.exchange.cause is not None:
+        calls.insert(0, operation.exchange.cause)
+    return next((name for call in calls if (name := outermost.get((call.rank, call.number), ""))), "")
+
+
+def fold(blocks: Sequence[Block], *, most_rows: int) -> list[Cycle]:
+    """Cycles of at most `most_rows` that are drawn once: of calls that repeat, or of equal steps, whichever is less."""
+    return min(
+        _calls_together(blocks, most_rows), _steps_together(blocks, most_rows),
+        key=lambda cycles: sum(cycle.height for cycle in cycles),
+    )  # fmt: skip
+
+
+def _steps_together(blocks: Sequence[Block], most_rows: int) -> list[Cycle]:
+    """Steps of several ranks may lie over each other in time: each is drawn as a whole, where it begins."""
+    steps: dict[Hashable, list[Block]] = defaultdict(list)
+    for place, block in enumerate(blocks):
+        steps[block.step or place].append(block)
+    cycles: list[Cycle] = []
+    for (_, named), equal in groupby(steps.values(), key=lambda step: (_kinds(step), bool(step[0].step))):
+        alike = list(equal)
+        if named and len(alike) > 1 and sum(block.height for block in alike[0]) <= most_rows:
+            cycles.append(_cycle(alike))
+        else:
+            cycles += _calls_together([block for step in alike for block in step], most_rows)
+    return cycles
+
+
+def _kinds(blocks: Iterable[Block]) -> Hashable:
+    return frozenset(Counter(block.kind for block in blocks).items())
+
+
+def _calls_together(blocks: Sequence[Block], most_rows: int) -> list[Cycle]:
+    """Stretches that repeat become one, with the number of times."""
+    numbers: dict[Hashable, int] = {}
+    kinds = [numbers.setdefault(block.kind, len(numbers)) for block in blocks]
+    heights = [block.height for block in blocks]
+    cycles: list[Cycle] = []
+    i = 0
+    while i < len(blocks):
+        length, times = _longest_repeat(kinds, heights[i : i + _LONGEST_CYCLE], i, most_rows)
+        cycles.append(_cycle([blocks[i + n * length : i + (n + 1) * length] for n in range(times)]))
+        i += length * times
+    return cycles
+
+
+def _longest_repeat(kinds: Sequence[int], heights: Sequence[int], start: int, most_rows: int) -> tuple[int, int]:
+    """Length and number of the repeats from here that cover most blocks and fit the picture; the shortest of equals.
+
+    In the same order each time, or, if that covers more, in any: who sends first may change from step to step.
+    """
+    best = (1, 1)
+    for in_order in (True, False):
+        for length in range(1, len(heights) + 1):
+            first = _window(kinds, start, length, in_order)
+            times = 1
+            while _window(kinds, start + times * length, length, in_order) == first:
+                times += 1
+            if times > 1 and sum(heights[:length]) <= most_rows and length * times > best[0] * best[1]:
+                best = (length, times)
+    return best
+
+
+def _window(kinds: Sequence[int], start: int, length: int, in_order: bool) -> Sequence[int]:
+    found = kinds[start : start + length]
+    return found if in_order else sorted(found)
+
+
+def _cycle(repeats: Sequence[Sequence[Block]]) -> Cycle:
+    """The first of what repeats stands for all."""
+    names = [{block.step for block in repeat} for repeat in repeats]
+    each_its_own = all(len(name) == 1 for name in names) and len(set.union(*names) - {""}) == len(names)
+    orders = {tuple(block.kind for block in repeat) for repeat in repeats}
+    return Cycle(tuple(repeats[0]), len(repeats), each_its_own, len(orders) == 1)
