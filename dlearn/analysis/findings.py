@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dlearn.analysis.hang_words import hang_sentences, missing_text, never, verb, why_missing, why_stuck
 from dlearn.analysis.hangs import hangs
-from dlearn.analysis.traffic import Traffic, traffic
+from dlearn.analysis.traffic import Traffic, WireTraffic, traffic
 from dlearn.analysis.waiting import waiting
 from dlearn.analysis.words import count_text
 from dlearn.trace.message import End, Operation
@@ -121,6 +121,14 @@ def _three_digits(value: int, units: Sequence[tuple[str, int]]) -> str:
     number = value / scale
     decimals = 2 if number < 9.995 else 1 if number < 99.95 else 0
     return f"{number:,.{decimals}f} {name}"
+
+
+def wire_finding(sent: WireTraffic) -> str:
+    """ "Predicted on the wire: 1.6 kB, framing included"; "measured" where the kernel counted it."""
+    size = size_text(sent.total_bytes)
+    if sent.counted == "predicted":
+        return f"Predicted on the wire: {size}, framing included"
+    return f"Measured on the wire: {size}, as the kernel counted it"
 
 
 def capital(sentence: str) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Literal
+
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import LinearSegmentedColormap
 
 from dlearn import analysis
-from dlearn.analysis.findings import size_text, traffic_finding
-from dlearn.analysis.traffic import Traffic
-from dlearn.analysis.words import count_text
+from dlearn.analysis.findings import size_text, traffic_finding, wire_finding
+from dlearn.analysis.traffic import Matrix, Traffic, WireTraffic
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT, fit_names, plain, points, text_width
 from dlearn.draw.palette import FAINT, INK, LANE, ink_on
+from dlearn.errors import DlearnError
 from dlearn.trace.trace import Trace
 
 _ROW_IN = 0.36
@@ -23,22 +26,44 @@ _SUM = 1.15
 _SHADES = LinearSegmentedColormap.from_list("bytes", ["#eaf3fa", "#56B4E9", "#0072B2", "#003a5c"])
 _SMALLEST_PT = 6.0
 
+Bytes = Literal["payload", "predicted", "measured"]
+_BYTES: dict[Bytes, Callable[[Trace], Traffic | WireTraffic]] = {
+    "payload": analysis.traffic,
+    "predicted": analysis.predicted_traffic,
+    "measured": analysis.measured_traffic,
+}
 
-def traffic(trace: Trace, *, ax: Axes | None = None) -> Axes:
-    """Draw payload bytes as a matrix: a row for each sender, a column for each receiver, the number in each cell."""
-    sent = analysis.traffic(trace)
+
+def traffic(trace: Trace, *, bytes: Bytes = "payload", ax: Axes | None = None) -> Axes:
+    """Draw bytes as a matrix: a row for each sender, a column for each receiver, the number in each cell.
+
+    Payload, or those on the wire: "predicted", or "measured" where the kernel counted exactly this part of the trace.
+    """
+    sent = bytes_of(trace, bytes)
     fit = ax is None
     ax = ax or _new_axes(sent)
     if not sent.ranks:
         return canvas.say_empty(ax, "This trace holds no process.", fit=fit)
+    if isinstance(sent, WireTraffic) and sent.not_measured:
+        return canvas.say_empty(ax, f"Not measured: {sent.not_measured}.", fit=fit)
     draw_cells(ax, sent)
     write_numbers(ax, sent)
     above_in = label_sides(ax, sent)
-    canvas.frame(ax, title=traffic_finding(sent), notes=notes(sent), above_in=above_in, below_in=0.08, fit=fit)
+    canvas.frame(ax, title=title(sent), notes=notes(sent), above_in=above_in, below_in=0.08, fit=fit)
     return ax
 
 
-def _new_axes(sent: Traffic) -> Axes:
+def bytes_of(trace: Trace, bytes: Bytes) -> Traffic | WireTraffic:
+    if bytes not in _BYTES:
+        raise DlearnError(f"there are no bytes {bytes!r} to draw; there are: {', '.join(_BYTES)}.")
+    return _BYTES[bytes](trace)
+
+
+def title(sent: Traffic | WireTraffic) -> str:
+    return wire_finding(sent) if isinstance(sent, WireTraffic) else traffic_finding(sent)
+
+
+def _new_axes(sent: Matrix) -> Axes:
     cells = len(sent.ranks) + _SUM
     left = canvas.left_margin_in([plain(label) for label in sent.labels.values()]) + 0.25
     width = min(cells * _COLUMN_IN, canvas.WIDTH_IN - left - 0.15)
@@ -47,7 +72,7 @@ def _new_axes(sent: Traffic) -> Axes:
     )
 
 
-def draw_cells(ax: Axes, sent: Traffic) -> None:
+def draw_cells(ax: Axes, sent: Matrix) -> None:
     """The darker the more bytes; grey on the diagonal, where nothing travels."""
     count = len(sent.ranks)
     corners, faces = [], []
@@ -60,22 +85,22 @@ def draw_cells(ax: Axes, sent: Traffic) -> None:
     ax.set_ylim(count + _SUM, 0)
 
 
-def _shade(sent: Traffic, src: int, dst: int) -> str | tuple[float, float, float]:
-    size = sent.payload_bytes.get((src, dst), 0)
+def _shade(sent: Matrix, src: int, dst: int) -> str | tuple[float, float, float]:
+    size = sent.sizes.get((src, dst), 0)
     if not size:
         return "#d9d9d9" if src == dst else LANE
-    red, green, blue, _ = _SHADES(size / max(sent.payload_bytes.values()))
+    red, green, blue, _ = _SHADES(size / max(sent.sizes.values()))
     return red, green, blue
 
 
-def write_numbers(ax: Axes, sent: Traffic) -> None:
+def write_numbers(ax: Axes, sent: Matrix) -> None:
     """Bytes in each cell, sums at the right and below; none where the cells are too small to be read."""
     count = len(sent.ranks)
     numbers = {
         (row, column): _number(sent, src, dst)
         for row, src in enumerate(sent.ranks)
         for column, dst in enumerate(sent.ranks)
-        if src != dst or (src, dst) in sent.payload_bytes
+        if src != dst or (src, dst) in sent.sizes
     }
     size = _size_that_fits(ax, [text for text, _ in numbers.values()], count)
     if size < _SMALLEST_PT:
@@ -88,9 +113,9 @@ def write_numbers(ax: Axes, sent: Traffic) -> None:
     _write(ax, count + _SUM / 2, count + _SUM / 2, size_text(sent.total_bytes), INK, size, weight="bold")
 
 
-def _number(sent: Traffic, src: int, dst: int) -> tuple[str, str]:
+def _number(sent: Matrix, src: int, dst: int) -> tuple[str, str]:
     """The text of a cell and its colour; a plain zero where nothing was sent."""
-    size = sent.payload_bytes.get((src, dst), 0)
+    size = sent.sizes.get((src, dst), 0)
     return (size_text(size), ink_on(_shade(sent, src, dst))) if size else ("0", FAINT)
 
 
@@ -105,7 +130,7 @@ def _write(ax: Axes, x: float, y: float, text: str, ink: str, size: float, weigh
     ax.text(x, y, text, ha="center", va="center_baseline", fontsize=size, color=ink, fontweight=weight)
 
 
-def label_sides(ax: Axes, sent: Traffic) -> float:
+def label_sides(ax: Axes, sent: Matrix) -> float:
     """Senders at the left, receivers on top: upright where their names do not fit. Returns the inches on top."""
     names = [plain(sent.labels[rank]) for rank in sent.ranks]
     places = [place + 0.5 for place in range(len(names))] + [len(names) + _SUM / 2]
@@ -125,14 +150,16 @@ def label_sides(ax: Axes, sent: Traffic) -> float:
     return tallest / 72 + 0.3
 
 
-def notes(sent: Traffic) -> list[str]:
+def notes(sent: Matrix) -> list[str]:
     told = []
-    if sent.by_how:
+    if isinstance(sent, Traffic) and sent.by_how:
         parts = ", ".join(f"{size_text(size)} {_HOW[how]}" for how, size in sent.by_how.items())
         told.append(f"Payload bytes: {parts}.")
-    if sent.unexplained:
-        told.append(f"Not counted: {count_text(sent.unexplained, 'operation')} whose messages are not known.")
-    return told
+    if isinstance(sent, WireTraffic) and sent.counted == "predicted":
+        told.append("Predicted: payload, its framing, and what the receiver sends back. Not measured.")
+    if isinstance(sent, WireTraffic) and sent.observer_bytes:
+        told.append(f"{size_text(sent.observer_bytes)} of it are the recorder's own ids.")
+    return told + [f"{line[:1].upper()}{line[1:]}." for line in sent.not_known()]
 
 
 _HOW = {
