@@ -19,7 +19,7 @@ from dlearn.analysis.words import count_text
 from dlearn.draw.still import Still, still
 from dlearn.draw.traffic import Bytes
 from dlearn.errors import DlearnError, SetupError
-from dlearn.trace.event import AutogradNode, Bucket, Event, Stretch
+from dlearn.trace.event import AutogradNode, Bucket, Counters, Event, Stretch
 from dlearn.trace.selecting import FAMILIES, family_of
 from dlearn.trace.store import printable
 from dlearn.trace.trace import Trace
@@ -27,6 +27,8 @@ from dlearn.trace.trace import Trace
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+ALL = 0
+"""Where a list stands that leaves nothing out. (A list at None shows nothing, and "" may be the name of a span.)"""
 MOST_SPANS = 500
 """Names of spans in the list; of more, the first."""
 
@@ -109,6 +111,7 @@ class Explorer:
     def choice(self) -> Choice:
         """Where the controls stand. DlearnError for one that they cannot stand at."""
         values = {name: control.value for name, control in self.controls.items()}
+        values = {name: None if value == ALL else value for name, value in values.items()}
         everybody = tuple(rank for _, rank in self.controls["ranks"].options)
         values["ranks"] = None if values["ranks"] == everybody else values["ranks"]
         (start, end), (least, most) = values["window_ms"], self._window
@@ -118,7 +121,8 @@ class Explorer:
 
     @choice.setter
     def choice(self, choice: Choice) -> None:
-        values = {field.name: getattr(choice, field.name) for field in fields(choice)}
+        named = {field.name: getattr(choice, field.name) for field in fields(choice)}
+        values = {name: ALL if value is None else value for name, value in named.items()}
         everybody = tuple(rank for _, rank in self.controls["ranks"].options)
         least, most = self._window
         values["ranks"] = everybody if choice.ranks is None else tuple(choice.ranks)
@@ -262,20 +266,18 @@ _STYLE = {"description_width": "initial"}
 def _dropdown(description: str, names: Any) -> Any:
     import ipywidgets
 
-    options = [("all", None), *((printable(name), name) for name in names)]
+    options = [("all", ALL), *((printable(name), name) for name in names)]
     return ipywidgets.Dropdown(
-        options=options, value=None, description=description, disabled=len(options) < 2, style=_STYLE
+        options=options, value=ALL, description=description, disabled=len(options) < 2, style=_STYLE
     )
 
 
 def _window_ms(trace: Trace) -> tuple[float, float]:
-    """From the first event to the last moment seen, in ms from the first event of the whole trace."""
-    events = trace.events
-    if not events:
-        return 0.0, 1.0
-    first_ns = trace.whole.events[0].start_ns
-    last_ns = max(event.end_ns or event.start_ns for event in events)
-    return (events[0].start_ns - first_ns) / 1e6, max(last_ns, events[0].start_ns + 1000) / 1e6 - first_ns / 1e6
+    """When the first and the last event began that can be seen, in ms from the first event of the whole trace."""
+    begins = [event.start_ns for event in trace.events if not isinstance(event, Counters)]
+    first_ns = trace.whole.events[0].start_ns if trace.whole.events else 0
+    left, right = (edge(begins, default=first_ns) - first_ns for edge in (min, max))
+    return left / 1e6, max(right, left + 1000) / 1e6
 
 
 def _check(name: str, value: Any, control: Any) -> None:
@@ -286,9 +288,10 @@ def _check(name: str, value: Any, control: Any) -> None:
             raise DlearnError(f"a window lies between {control.min:g} ms and {control.max:g} ms here, not {value}.")
         return
     options = [option[1] if isinstance(option, tuple) else option for option in control.options]
+    names = options[1:] if ALL in options and name != "ranks" else options
     for each in value if name == "ranks" else (value,):
         if each not in options:
-            known = ", ".join(map(str, options[:12])) + (", ..." if len(options) > 12 else "")
+            known = ", ".join(map(str, names[:12])) + (", ..." if len(names) > 12 else "")
             raise DlearnError(f"{name} is one of {known} in this trace, not {each!r}.")
 
 
@@ -310,7 +313,9 @@ class _Page:
     def show(self, picture: Still, sentence: str) -> None:
         self.title, self.png = picture.title, base64.b64encode(picture.png).decode()
         alt = html.escape(printable(picture.title))
-        self._picture.value = f'<img alt="{alt}" style="max-width:100%" src="data:image/png;base64,{self.png}">'
+        self._picture.value = (
+            f'<img alt="{alt}" style="display:block;max-width:100%" src="data:image/png;base64,{self.png}">'
+        )
         self._said.value = f'<p role="status">{html.escape(printable(sentence))}</p>'
 
     def say(self, sentence: str) -> None:
