@@ -122,6 +122,15 @@ def test_a_window_that_ends_before_it_begins_is_refused(tmp_path):
             trace.between(5, end)
 
 
+def test_time_begins_with_the_first_event_that_is_no_sample(tmp_path):
+    job = Job(tmp_path, ranks=1)
+    job.counters(0, 8)
+    job.span(0, "a", start_ns=10 + 2 * MS, end_ns=30 * MS)
+    trace = job.load()
+    assert trace.first_ns == 10 + 2 * MS
+    assert [kind_of(event) for event in trace.between(0, 1).events] == ["counters", "span"]
+
+
 def test_an_empty_trace_has_empty_windows(tmp_path):
     trace = Job(tmp_path, ranks=1).load()
     assert trace.between(0, 5).between(1).where(phase="forward").events == ()

@@ -275,8 +275,7 @@ def _dropdown(description: str, names: Any) -> Any:
 def _window_ms(trace: Trace) -> tuple[float, float]:
     """When the first and the last event began that can be seen, in ms from the first event of the whole trace."""
     begins = [event.start_ns for event in trace.events if not isinstance(event, Counters)]
-    first_ns = trace.whole.events[0].start_ns if trace.whole.events else 0
-    left, right = (edge(begins, default=first_ns) - first_ns for edge in (min, max))
+    left, right = (edge(begins, default=trace.first_ns) - trace.first_ns for edge in (min, max))
     return left / 1e6, max(right, left + 1000) / 1e6
 
 

@@ -18,7 +18,18 @@ from dlearn.errors import TraceError
 from dlearn.trace.attempts import attempts, refuse_two_jobs, without_copies, without_replaced
 from dlearn.trace.clocks import SAME, Clock, align, clock_name, clock_problems
 from dlearn.trace.device_times import DeviceSpan, device_spans
-from dlearn.trace.event import Collective, Event, Footer, GroupFact, Header, PointToPoint, Socket, Span, Worker
+from dlearn.trace.event import (
+    Collective,
+    Counters,
+    Event,
+    Footer,
+    GroupFact,
+    Header,
+    PointToPoint,
+    Socket,
+    Span,
+    Worker,
+)
 from dlearn.trace.job_facts import Place
 from dlearn.trace.matching import Match, match
 from dlearn.trace.rpc_kinds import Rpc, join_rpc
@@ -174,15 +185,14 @@ class Trace:
         return self._keep(event for event in self.events if (event.rank, event.number) in inside)
 
     def between(self, start_ms: float = 0.0, end_ms: float | None = None) -> Trace:
-        """What began in this window: from `start_ms`, before `end_ms`, in ms from the first event of the whole trace.
+        """What began in this window: from `start_ms`, before `end_ms`, in ms from `first_ns`.
 
         An operation stays whole, and begins when its first rank calls it: of windows side by side one has it. Of RPC a
         request is where it was called, or sent. A span that began before the window is not in it.
         """
         if end_ms is not None and not start_ms <= end_ms:
             raise TraceError(f"a window from {start_ms:g} ms to {end_ms:g} ms ends before it begins: swap the two.")
-        first_ns = self.whole.events[0].start_ns if self.whole.events else 0
-        begins = self.whole.begins_ns
+        first_ns, begins = self.whole.first_ns, self.whole.begins_ns
 
         def is_in(at_ns: int | None) -> bool:
             # What the agents of RPC logged before the first event belongs to the first window.
@@ -191,6 +201,11 @@ class Trace:
 
         events = [each for each in self.events if is_in(begins.get((each.rank, each.number), each.start_ns))]
         return self._keep(events, self.rpc.sent_between(is_in))
+
+    @cached_property
+    def first_ns(self) -> int:
+        """When the first event of the whole trace began; samples of the counters are read before it, and are none."""
+        return next((event.start_ns for event in self.whole.events if not isinstance(event, Counters)), 0)
 
     @cached_property
     def begins_ns(self) -> dict[Key, int]:
