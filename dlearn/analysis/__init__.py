@@ -30,7 +30,7 @@ from dlearn.analysis.mismatches import Mismatch, mismatches
 from dlearn.analysis.overlap import Overlap, overlap
 from dlearn.analysis.reconcile import Reconciliation, reconcile
 from dlearn.analysis.scaling import Scaling, scaling
-from dlearn.analysis.traffic import Traffic, traffic
+from dlearn.analysis.traffic import Traffic, WireTraffic, measured_traffic, predicted_traffic, traffic
 from dlearn.analysis.words import Explanation, explain
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "Reconciliation",
     "Scaling",
     "Traffic",
+    "WireTraffic",
     "assert_fresh",
     "assert_reduces",
     "assert_traffic",
@@ -68,11 +69,13 @@ __all__ = [
     "hangs",
     "iteration",
     "iterations",
+    "measured_traffic",
     "measurements",
     "messages",
     "mismatches",
     "operations",
     "overlap",
+    "predicted_traffic",
     "predictions",
     "reconcile",
     "scaling",

@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from dlearn.analysis.hang_words import hang_sentences, missing_text, never, verb, why_missing, why_stuck
 from dlearn.analysis.hangs import hangs
-from dlearn.analysis.traffic import Traffic, traffic
+from dlearn.analysis.traffic import Traffic, WireTraffic, traffic
 from dlearn.analysis.waiting import waiting
 from dlearn.analysis.words import count_text
 from dlearn.trace.message import End, Operation
@@ -101,20 +101,24 @@ def traffic_finding(sent: Traffic) -> str:
     return capital(f"{who[0]} sends the most: {size_text(most)} of {size_text(sent.total_bytes)}")
 
 
-def pair_sentences(sent: Traffic) -> list[str]:
+def pair_sentences(sent: Traffic | WireTraffic) -> list[str]:
     """ "rank 0 sends rank 1 28.9 kB (derived).", those that send most first."""
-    pairs = sorted(sent.payload_bytes.items(), key=lambda pair: (-pair[1], pair[0]))
+    pairs = sorted(sent.sizes.items(), key=lambda pair: (-pair[1], pair[0]))
     told = [
-        f"{sent.labels[src]} sends {sent.labels[dst]} {size_text(size)} ({', partly '.join(sent.known[src, dst])})."
+        f"{sent.labels[src]} sends {sent.labels[dst]} {size_text(size)} ({_known(sent, (src, dst))})."
         for (src, dst), size in pairs[:_PAIRS_TOLD]
     ]
     rest = pairs[_PAIRS_TOLD:]
     if rest:
         told.append(f"{count_text(len(rest), 'more pair')}: {size_text(sum(size for _, size in rest))}.")
-    missing = list(sent.never_came.items())[:_PAIRS_TOLD]
+    missing = list(sent.never_came.items())[:_PAIRS_TOLD] if isinstance(sent, Traffic) else []
     return told + [
         f"{size_text(size)} from {sent.labels[src]} to {sent.labels[dst]} never came." for (src, dst), size in missing
     ]
+
+
+def _known(sent: Traffic | WireTraffic, pair: tuple[int, int]) -> str:
+    return ", partly ".join(sent.known[pair]) if isinstance(sent, Traffic) else f"on the wire, {sent.counted}"
 
 
 def _alike(sizes: Sequence[int]) -> str:
@@ -152,6 +156,14 @@ def _three_digits(value: int, units: Sequence[tuple[str, int]]) -> str:
     number = value / scale
     decimals = 2 if number < 9.995 else 1 if number < 99.95 else 0
     return f"{number:,.{decimals}f} {name}"
+
+
+def wire_finding(sent: WireTraffic) -> str:
+    """ "Predicted on the wire: 1.6 kB, framing included"; "measured" where the kernel counted it."""
+    size = size_text(sent.total_bytes)
+    if sent.counted == "predicted":
+        return f"Predicted on the wire: {size}, framing included"
+    return f"Measured on the wire: {size}, as the kernel counted it"
 
 
 def capital(sentence: str) -> str:

@@ -50,17 +50,13 @@ def operations(trace: Trace) -> tuple[Operation, ...]:
 
     The sends that a glass-box collective consists of stand in its `steps`.
     """
-    carried = _carried(trace.whole)
+    carried, steps = _carried(trace.whole), _steps(trace.whole)
     collectives = {(end.rank, end.number) for each in trace.matches if _is_collective(each) for end in each.ends}
-    steps: dict[Key, list[Operation]] = defaultdict(list)
-    top: list[Match | Operation] = []
-    for each in trace.matches:
-        if _is_collective(each):
-            top.append(each)
-            continue
-        sent = _point_to_point(each)
-        outer = _parent(each, collectives)
-        (top if outer is None else steps[outer]).append(sent)
+    top = [
+        each if _is_collective(each) else _point_to_point(each)
+        for each in trace.matches
+        if _is_collective(each) or _parent(each, collectives) is None
+    ]
     found = [
         each
         if isinstance(each, Operation)
@@ -69,6 +65,18 @@ def operations(trace: Trace) -> tuple[Operation, ...]:
     ]
     calls = list(rpc_operations(trace))
     return tuple(sorted(found + calls, key=lambda each: each.start_ns) if calls else found)
+
+
+@once
+def _steps(whole: Trace) -> dict[Key, list[Operation]]:
+    """The sends that each collective consists of, by the end that began them: of a selection, too, it has them all."""
+    collectives = {(end.rank, end.number) for each in whole.matches if _is_collective(each) for end in each.ends}
+    steps: dict[Key, list[Operation]] = defaultdict(list)
+    for each in whole.matches:
+        outer = None if _is_collective(each) else _parent(each, collectives)
+        if outer is not None:
+            steps[outer].append(_point_to_point(each))
+    return steps
 
 
 @once

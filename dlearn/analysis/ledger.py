@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import msgspec
 
@@ -18,7 +19,7 @@ from dlearn.analysis.joining import operations
 from dlearn.analysis.rpc import wire_bytes
 from dlearn.analysis.unrolling import messages_of, sums_of
 from dlearn.analysis.wire import Edge, Meter, home, meters
-from dlearn.trace.message import Operation
+from dlearn.trace.message import Message, Operation
 from dlearn.trace.trace import Trace
 
 OperationKey = tuple[int, int]
@@ -70,6 +71,16 @@ class Ledger:
     """By rank and section: the place between two samples."""
     outside: dict[int, list[_Entry]] = field(default_factory=lambda: defaultdict(list))
     """By rank: those that lie between no two samples."""
+
+    def called(self, rank: int, first: int, last: int) -> set[OperationKey]:
+        """The operations that this rank called between these two of its events."""
+        meter = self.meters[rank]
+        return {
+            entry.key
+            for section, (start, end) in enumerate(pairwise(meter.numbers))
+            if first <= start and end <= last
+            for entry in self.entries.get((rank, section), ())
+        }
 
     @property
     def whole(self) -> list[Stretch]:
@@ -184,9 +195,7 @@ def _enter_rpc(ledger: Ledger, operation: Operation) -> None:
             f"{message.op} #{operation.seq}",
             Counter({edge: message.payload_bytes}),
             Counter({edge: size or 0}),
-            ""
-            if size is not None
-            else f"how C++ packs a {message.op} with such arguments or tensors is not known here",
+            "" if size is not None else _how_it_is_packed(message),
             Counter({edge: message.observer_bytes}),
         )
         meter = ledger.meters.get(message.src)
@@ -195,6 +204,28 @@ def _enter_rpc(ledger: Ledger, operation: Operation) -> None:
             ledger.outside[message.src].append(entry)
         else:
             ledger.entries[message.src, section].append(entry)
+
+
+def predicted_on_the_wire(operation: Operation) -> tuple[Counter[tuple[int, int]], str]:
+    """Bytes with framing for each (src, dst), and why some are not known; what a rank sends itself never leaves it."""
+    if operation.exchange is None:
+        _, predicted, reason = _prediction(operation)
+        return predicted, reason
+    answer = messages_of(operation)
+    predicted, reason = Counter(), answer if isinstance(answer, str) else ""
+    for message in [] if isinstance(answer, str) else answer:
+        size = wire_bytes(message)
+        if message.src == message.dst:
+            continue
+        if size is None:
+            reason = _how_it_is_packed(message)
+        else:
+            predicted[message.src, message.dst] += size
+    return predicted, reason
+
+
+def _how_it_is_packed(message: Message) -> str:
+    return f"how C++ packs a {message.op} with such arguments or tensors is not known here"
 
 
 def _prediction(operation: Operation) -> tuple[Counter[tuple[int, int]], Counter[tuple[int, int]], str]:

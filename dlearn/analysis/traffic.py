@@ -5,12 +5,14 @@ from __future__ import annotations
 import html
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from dlearn.analysis.joining import once, operations, payload_bytes
+from dlearn.analysis.ledger import ledger_of, predicted_on_the_wire
 from dlearn.analysis.unrolling import how_sent, sums_of
+from dlearn.analysis.wire import why_not_measured
 from dlearn.trace.message import How, Operation
 from dlearn.trace.trace import Trace
 
@@ -21,48 +23,39 @@ _COLUMNS = 16
 _PAIRS_SHOWN = 40
 
 
-class Traffic(msgspec.Struct, frozen=True):
-    """Payload bytes and messages by (sender, receiver), leaves only. `by_how` splits the bytes: observed, derived, ...
-
-    `missing` messages were expected and never came: they are counted in `by_how` and `never_came`, not in
-    `payload_bytes`. `known` says how the bytes of a pair are known, most of them first. `unexplained` is the number of
-    operations whose messages are not known. `reduced_bytes` is what each rank hands to the all-reduces, where
-    nothing else was asked for; else 0.
-    """
+class Matrix(msgspec.Struct, frozen=True):
+    """Bytes by (sender, receiver): what the tables and pictures of all kinds of bytes share."""
 
     ranks: tuple[int, ...]
     labels: dict[int, str]
-    payload_bytes: dict[tuple[int, int], int]
-    message_count: dict[tuple[int, int], int]
-    by_how: dict[str, int]
-    known: dict[tuple[int, int], tuple[How, ...]]
-    never_came: dict[tuple[int, int], int]
-    unexplained: int
-    reduced_bytes: int = 0
+
+    @property
+    def sizes(self) -> dict[tuple[int, int], int]:
+        """Bytes by (sender, receiver), whatever kind of bytes these are."""
+        raise NotImplementedError
+
+    def not_known(self) -> list[str]:
+        """What the numbers leave out, in sentences."""
+        raise NotImplementedError
 
     @property
     def total_bytes(self) -> int:
-        return sum(self.payload_bytes.values())
-
-    @property
-    def not_counted(self) -> str:
-        noun = "operation" if self.unexplained == 1 else "operations"
-        return f"not counted: {self.unexplained:,} {noun} whose messages are not known"
+        return sum(self.sizes.values())
 
     def bytes_from(self, *, rank: int) -> int:
-        """Payload bytes that this rank sent."""
-        return sum(size for (src, _), size in self.payload_bytes.items() if src == rank)
+        """Bytes that this rank sent."""
+        return sum(size for (src, _), size in self.sizes.items() if src == rank)
 
     def bytes_to(self, *, rank: int) -> int:
-        """Payload bytes that were sent to this rank."""
-        return sum(size for (_, dst), size in self.payload_bytes.items() if dst == rank)
+        """Bytes that were sent to this rank."""
+        return sum(size for (_, dst), size in self.sizes.items() if dst == rank)
 
     def to_frame(self) -> pandas.DataFrame:
-        """Senders as rows, receivers as columns, payload bytes (needs pandas: `pip install pandas`)."""
+        """Senders as rows, receivers as columns, bytes (needs pandas: `pip install pandas`)."""
         import pandas
 
         names = [self.labels.get(rank, f"rank {rank}") for rank in self.ranks]
-        rows = [[self.payload_bytes.get((src, dst), 0) for dst in self.ranks] for src in self.ranks]
+        rows = [[self.sizes.get((src, dst), 0) for dst in self.ranks] for src in self.ranks]
         return pandas.DataFrame(rows, index=pandas.Index(names, name="from"), columns=pandas.Index(names, name="to"))
 
     def rows(self) -> list[list[str]]:
@@ -73,14 +66,14 @@ class Traffic(msgspec.Struct, frozen=True):
         table = [["bytes from \\ to", *names, "sent in all"]]
         for name, src in zip(names, self.ranks, strict=True):
             cells = [
-                f"{self.payload_bytes.get((src, dst), 0):,}" if src != dst or (src, dst) in self.payload_bytes else "."
+                f"{self.sizes.get((src, dst), 0):,}" if src != dst or (src, dst) in self.sizes else "."
                 for dst in self.ranks
             ]
             table.append([name, *cells, f"{self.bytes_from(rank=src):,}"])
         return table
 
     def _pair_rows(self) -> list[list[str]]:
-        pairs = sorted(self.payload_bytes.items(), key=lambda pair: (-pair[1], pair[0]))
+        pairs = sorted(self.sizes.items(), key=lambda pair: (-pair[1], pair[0]))
         table = [["from", "to", "bytes"]]
         for (src, dst), size in pairs[:_PAIRS_SHOWN]:
             table.append([self.labels.get(src, f"rank {src}"), self.labels.get(dst, f"rank {dst}"), f"{size:,}"])
@@ -101,14 +94,68 @@ class Traffic(msgspec.Struct, frozen=True):
             )
             for row in table
         ]
-        if self.unexplained:
-            lines.append(self.not_counted)
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.not_known()])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
+
+
+class Traffic(Matrix, frozen=True):
+    """Payload bytes and messages by (sender, receiver), leaves only. `by_how` splits the bytes: observed, derived, ...
+
+    `missing` messages were expected and never came: they are counted in `by_how` and `never_came`, not in
+    `payload_bytes`. `known` says how the bytes of a pair are known, most of them first. `unexplained` is the number of
+    operations whose messages are not known. `reduced_bytes` is what each rank hands to the all-reduces, where
+    nothing else was asked for; else 0.
+    """
+
+    payload_bytes: dict[tuple[int, int], int]
+    message_count: dict[tuple[int, int], int]
+    by_how: dict[str, int]
+    known: dict[tuple[int, int], tuple[How, ...]]
+    never_came: dict[tuple[int, int], int]
+    unexplained: int
+    reduced_bytes: int = 0
+
+    @property
+    def sizes(self) -> dict[tuple[int, int], int]:
+        return self.payload_bytes
+
+    @property
+    def not_counted(self) -> str:
+        noun = "operation" if self.unexplained == 1 else "operations"
+        return f"not counted: {self.unexplained:,} {noun} whose messages are not known"
+
+    def not_known(self) -> list[str]:
+        return [self.not_counted] if self.unexplained else []
+
+
+class WireTraffic(Matrix, frozen=True):
+    """Bytes on the wire by (sender, receiver), framing included: all of them predicted, or all of them measured.
+
+    `not_predicted` counts the operations that are not in them, by reason. `not_measured` says why the kernel's
+    counters do not give the bytes of exactly this part of the trace; `wire_bytes` is empty then. `observer_bytes` of
+    them are what the recorder adds; a prediction leaves these out.
+    """
+
+    counted: Literal["predicted", "measured"]
+    wire_bytes: dict[tuple[int, int], int]
+    not_predicted: dict[str, int]
+    not_measured: str = ""
+    observer_bytes: int = 0
+
+    @property
+    def sizes(self) -> dict[tuple[int, int], int]:
+        return self.wire_bytes
+
+    def not_known(self) -> list[str]:
+        left_out = [
+            f"not counted: {count:,} {'operation' if count == 1 else 'operations'}: {reason}"
+            for reason, count in self.not_predicted.items()
+        ]
+        return left_out + ([f"not measured: {self.not_measured}"] if self.not_measured else [])
 
 
 @once
@@ -150,9 +197,66 @@ def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
         # Of messages without data their number counts.
         weights[src, dst][how] += size * times or count * times
     known = {pair: tuple(how for how, _ in found.most_common()) for pair, found in weights.items()}
-    ranks = tuple(sorted({*trace.ranks, *(rank for pair in sizes for rank in pair)}))
-    labels = {rank: trace.label(rank) for rank in {*ranks, *(rank for pair in never_came for rank in pair)}}
+    ranks, labels = _sides(trace, sizes)
+    labels |= {rank: trace.label(rank) for pair in never_came for rank in pair}
     reduced_bytes = reduced if only_all_reduces else 0
     return Traffic(
         ranks, labels, dict(sizes), dict(counts), dict(by_how), known, dict(never_came), unexplained, reduced_bytes
     )
+
+
+# On the wire ----------------------------------------------------------------------------------------------------------
+
+
+@once
+def predicted_traffic(trace: Trace) -> WireTraffic:
+    """Bytes on the wire from each rank to each other, as the backend frames its messages: payload and more."""
+    sizes: Counter[tuple[int, int]] = Counter()
+    not_predicted: Counter[str] = Counter()
+    for operation in operations(trace):
+        predicted, reason = predicted_on_the_wire(operation)
+        sizes.update(predicted)
+        if reason:
+            not_predicted[reason] += 1
+    return WireTraffic(*_sides(trace, sizes), "predicted", dict(sizes), dict(not_predicted))
+
+
+@once
+def measured_traffic(trace: Trace) -> WireTraffic:
+    """Bytes on the wire as the kernel counted them, where it counted this part of the trace and nothing else."""
+    why = why_not_exactly(trace)
+    if why:
+        return WireTraffic(*_sides(trace, ()), "measured", {}, {}, why)
+    ledger = ledger_of(trace)
+    pairs, _ = ledger.pairs(ledger.whole)
+    sizes: Counter[tuple[int, int]] = Counter()
+    for pair in pairs:
+        if pair.measured_bytes is None:
+            closed = f"a connection of {trace.label(pair.src)} was closed before the last sample, or not seen"
+            return WireTraffic(*_sides(trace, ()), "measured", {}, {}, closed)
+        sizes[pair.src, pair.dst] += pair.measured_bytes
+    observer = sum(pair.observer_bytes for pair in pairs)
+    return WireTraffic(*_sides(trace, sizes), "measured", dict(sizes), {}, observer_bytes=observer)
+
+
+def why_not_exactly(trace: Trace) -> str:
+    """Why the counters' samples do not bracket just this part of the trace; empty where they do."""
+    ledger, everything = ledger_of(trace), ledger_of(trace.whole)
+    if not ledger.meters:
+        return why_not_measured(trace)
+    if any(each.footer and each.footer.left_out for each in trace.processes):
+        return "only some steps were recorded, and the kernel counted all"
+    outside = [rank for rank, entries in ledger.outside.items() if any(each.predicted for each in entries)]
+    if outside:
+        return f"no two samples of {trace.label(outside[0])}'s counters in this part are around all that it sends"
+    for rank, meter in ledger.meters.items():
+        first, last = meter.numbers[0], meter.numbers[-1]
+        others = everything.called(rank, first, last) - ledger.called(rank, first, last)
+        if others:
+            return f"what {trace.label(rank)} sent for other operations was counted with it"
+    return ""
+
+
+def _sides(trace: Trace, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], dict[int, str]]:
+    ranks = tuple(sorted({*trace.ranks, *(rank for pair in pairs for rank in pair)}))
+    return ranks, {rank: trace.label(rank) for rank in ranks}

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
@@ -13,6 +11,7 @@ from dlearn.analysis.findings import size_text
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT, plain, points, text_width
 from dlearn.draw.palette import INK, LINES, look
+from dlearn.draw.still import still
 
 _ROW_IN = 0.3
 _LOOKS = (look("all_reduce"), look("send"), look("reduce_scatter"), look("broadcast"))
@@ -63,14 +62,7 @@ def byte_bars(bars: Bars, *, ax: Axes | None = None) -> Axes:
 
 def png(bars: Bars) -> bytes:
     """The same picture as a file's bytes: for a widget, which shows it itself."""
-    figure = byte_bars(bars).get_figure(root=True)
-    assert figure is not None
-    text = io.BytesIO()
-    try:
-        figure.savefig(text, format="png", bbox_inches="tight", dpi=120)
-    finally:
-        plt.close(figure)
-    return text.getvalue()
+    return still(lambda: byte_bars(bars)).png
 
 
 def _bar(ax: Axes, place: int, top: float, size: int, gid: str, *, derived: bool) -> None:

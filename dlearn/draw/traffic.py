@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 from matplotlib.colors import LinearSegmentedColormap
 
 from dlearn import analysis
-from dlearn.analysis.findings import pair_sentences, size_text, traffic_finding
-from dlearn.analysis.traffic import Traffic
-from dlearn.analysis.words import count_text
+from dlearn.analysis.findings import pair_sentences, size_text, traffic_finding, wire_finding
+from dlearn.analysis.traffic import Matrix, Traffic, WireTraffic
 from dlearn.draw import canvas
 from dlearn.draw.canvas import SMALLEST_PT, TEXT_PT, fit_names, plain, points, text_width
 from dlearn.draw.palette import FAINT, INK, LANE, ink_on
+from dlearn.errors import DlearnError
 from dlearn.trace.trace import Trace
 
 _ROW_IN = 0.36
@@ -25,24 +26,46 @@ _SUM = 1.15
 _SHADES = LinearSegmentedColormap.from_list("bytes", ["#eaf3fa", "#56B4E9", "#0072B2", "#003a5c"])
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
+Bytes = Literal["payload", "predicted", "measured"]
+_BYTES: dict[Bytes, Callable[[Trace], Traffic | WireTraffic]] = {
+    "payload": analysis.traffic,
+    "predicted": analysis.predicted_traffic,
+    "measured": analysis.measured_traffic,
+}
 
-def traffic(trace: Trace, *, ax: Axes | None = None) -> Axes:
-    """Draw payload bytes as a matrix: a row for each sender, a column for each receiver, the number in each cell."""
-    sent = analysis.traffic(trace)
+
+def traffic(trace: Trace, *, bytes: Bytes = "payload", ax: Axes | None = None) -> Axes:
+    """Draw bytes as a matrix: a row for each sender, a column for each receiver, the number in each cell.
+
+    Payload, or those on the wire: "predicted", or "measured" where the kernel counted exactly this part of the trace.
+    """
+    sent = bytes_of(trace, bytes)
     fit = ax is None
     ax = ax or _new_axes(sent)
     if not sent.ranks:
         return canvas.say_empty(ax, "This trace holds no process.", fit=fit)
+    if isinstance(sent, WireTraffic) and sent.not_measured:
+        return canvas.say_empty(ax, f"Not measured: {sent.not_measured}.", fit=fit)
     canvas.describe(ax, *pair_sentences(sent))
     draw_cells(ax, sent)
     unit = write_numbers(ax, sent)
     above_in = label_sides(ax, sent)
     told = [*([unit] if unit else []), *notes(sent)]
-    canvas.frame(ax, title=traffic_finding(sent), notes=told, above_in=above_in, below_in=0.08, fit=fit)
+    canvas.frame(ax, title=title(sent), notes=told, above_in=above_in, below_in=0.08, fit=fit)
     return ax
 
 
-def _new_axes(sent: Traffic) -> Axes:
+def bytes_of(trace: Trace, bytes: Bytes) -> Traffic | WireTraffic:
+    if bytes not in _BYTES:
+        raise DlearnError(f"there are no bytes {bytes!r} to draw; there are: {', '.join(_BYTES)}.")
+    return _BYTES[bytes](trace)
+
+
+def title(sent: Traffic | WireTraffic) -> str:
+    return wire_finding(sent) if isinstance(sent, WireTraffic) else traffic_finding(sent)
+
+
+def _new_axes(sent: Matrix) -> Axes:
     cells = len(sent.ranks) + _SUM
     left = canvas.left_margin_in([plain(label) for label in sent.labels.values()]) + 0.25
     width = min(cells * _COLUMN_IN, canvas.WIDTH_IN - left - 0.15)
@@ -51,7 +74,7 @@ def _new_axes(sent: Traffic) -> Axes:
     )
 
 
-def draw_cells(ax: Axes, sent: Traffic) -> None:
+def draw_cells(ax: Axes, sent: Matrix) -> None:
     """The darker the more bytes; grey on the diagonal, where nothing travels."""
     count = len(sent.ranks)
     corners, faces = [], []
@@ -64,20 +87,20 @@ def draw_cells(ax: Axes, sent: Traffic) -> None:
     ax.set_ylim(count + _SUM, 0)
 
 
-def _shade(sent: Traffic, src: int, dst: int) -> str | tuple[float, float, float]:
-    size = sent.payload_bytes.get((src, dst), 0)
+def _shade(sent: Matrix, src: int, dst: int) -> str | tuple[float, float, float]:
+    size = sent.sizes.get((src, dst), 0)
     if not size:
         return "#d9d9d9" if src == dst else LANE
-    red, green, blue, _ = _SHADES(size / max(sent.payload_bytes.values()))
+    red, green, blue, _ = _SHADES(size / max(sent.sizes.values()))
     return red, green, blue
 
 
-def write_numbers(ax: Axes, sent: Traffic) -> str:
+def write_numbers(ax: Axes, sent: Matrix) -> str:
     """Bytes in each cell, sums at the right and below; returns what to say of them.
 
     Where cells are narrow, all are in one unit: that of the largest cell, or of the sums, where these would not fit.
     """
-    most = max(sent.payload_bytes.values(), default=0)
+    most = max(sent.sizes.values(), default=0)
     units = dict.fromkeys(size_text(size).split()[-1] for size in (most, sent.total_bytes))
     for text, note in ((size_text, ""), *((_in_unit(unit), f"Numbers in {unit}.") for unit in units)):
         size = _size_that_fits(ax, sent, text)
@@ -100,22 +123,22 @@ def _in_unit(unit: str) -> Callable[[int], str]:
     return text
 
 
-def _size_that_fits(ax: Axes, sent: Traffic, text: Callable[[int], str]) -> float:
+def _size_that_fits(ax: Axes, sent: Matrix, text: Callable[[int], str]) -> float:
     """The largest font size up to the usual one at which each number fits its cell."""
     wide, high = (points(ax, 1.0, along=axis) / (len(sent.ranks) + _SUM) for axis in ("x", "y"))
     sums = [sent.total_bytes, *(sent.bytes_from(rank=rank) for rank in sent.ranks)]
     sums += [sent.bytes_to(rank=rank) for rank in sent.ranks]
-    cells = [text_width(text(size), size=TEXT_PT) / (wide - 4) for size in (0, *sent.payload_bytes.values())]
+    cells = [text_width(text(size), size=TEXT_PT) / (wide - 4) for size in (0, *sent.sizes.values())]
     beside = [text_width(text(size), size=TEXT_PT, bold=True) / (_SUM * wide - 4) for size in sums]
     return min(TEXT_PT, TEXT_PT / max(*cells, *beside), high / 1.3) if wide > 4 else 0.0
 
 
-def _write_all(ax: Axes, sent: Traffic, text: Callable[[int], str], size: float) -> None:
+def _write_all(ax: Axes, sent: Matrix, text: Callable[[int], str], size: float) -> None:
     count = len(sent.ranks)
     for row, src in enumerate(sent.ranks):
         for column, dst in enumerate(sent.ranks):
-            sent_bytes = sent.payload_bytes.get((src, dst), 0)
-            if src != dst or (src, dst) in sent.payload_bytes:
+            sent_bytes = sent.sizes.get((src, dst), 0)
+            if src != dst or (src, dst) in sent.sizes:
                 ink = ink_on(_shade(sent, src, dst)) if sent_bytes else FAINT
                 _write(ax, column + 0.5, row + 0.5, text(sent_bytes) if sent_bytes else "0", ink, size)
     for place, rank in enumerate(sent.ranks):
@@ -128,7 +151,7 @@ def _write(ax: Axes, x: float, y: float, text: str, ink: str, size: float, weigh
     ax.text(x, y, text, ha="center", va="center_baseline", fontsize=size, color=ink, fontweight=weight)
 
 
-def label_sides(ax: Axes, sent: Traffic) -> float:
+def label_sides(ax: Axes, sent: Matrix) -> float:
     """Senders at the left, receivers on top: upright where their names do not fit. Returns the inches on top."""
     names = [plain(sent.labels[rank]) for rank in sent.ranks]
     places = [place + 0.5 for place in range(len(names))] + [len(names) + _SUM / 2]
@@ -148,14 +171,16 @@ def label_sides(ax: Axes, sent: Traffic) -> float:
     return tallest / 72 + 0.3
 
 
-def notes(sent: Traffic) -> list[str]:
+def notes(sent: Matrix) -> list[str]:
     told = []
-    if sent.by_how:
+    if isinstance(sent, Traffic) and sent.by_how:
         parts = ", ".join(f"{size_text(size)} {_HOW[how]}" for how, size in sent.by_how.items())
         told.append(f"Payload bytes: {parts}.")
-    if sent.unexplained:
-        told.append(f"Not counted: {count_text(sent.unexplained, 'operation')} whose messages are not known.")
-    return told
+    if isinstance(sent, WireTraffic) and sent.counted == "predicted":
+        told.append("Predicted: payload, its framing, and what the receiver sends back. Not measured.")
+    if isinstance(sent, WireTraffic) and sent.observer_bytes:
+        told.append(f"{size_text(sent.observer_bytes)} of it are the recorder's own ids.")
+    return told + [f"{line[:1].upper()}{line[1:]}." for line in sent.not_known()]
 
 
 _HOW = {

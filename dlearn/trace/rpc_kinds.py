@@ -15,7 +15,7 @@ autograd (torch's notes "Remote Reference Protocol" and "Distributed Autograd De
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
@@ -99,6 +99,15 @@ class Rpc:
             or (each.context is not None and each.context in opened["context"])
             or (each.kind == BACKWARD and each.context is not None and each.context in opened["backward"])
         ]
+        return self._keep(found)
+
+    def sent_between(self, wanted: Callable[[int | None], bool]) -> Rpc:
+        """Those that were called, or sent by C++ itself, at a time that is wanted."""
+        return self._keep(
+            [each for each in self.exchanges if wanted(each.call.start_ns if each.call is not None else each.sent_ns)]
+        )
+
+    def _keep(self, found: Sequence[Exchange]) -> Rpc:
         return Rpc(tuple(found), sum(each.request is not None for each in found), self.problems)
 
 

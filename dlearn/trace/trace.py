@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
@@ -18,11 +18,22 @@ from dlearn.errors import TraceError
 from dlearn.trace.attempts import attempts, refuse_two_jobs, without_copies, without_replaced
 from dlearn.trace.clocks import SAME, Clock, align, clock_name, clock_problems
 from dlearn.trace.device_times import DeviceSpan, device_spans
-from dlearn.trace.event import Collective, Event, Footer, GroupFact, Header, PointToPoint, Socket, Span, Worker
+from dlearn.trace.event import (
+    Collective,
+    Counters,
+    Event,
+    Footer,
+    GroupFact,
+    Header,
+    PointToPoint,
+    Socket,
+    Span,
+    Worker,
+)
 from dlearn.trace.job_facts import Place
 from dlearn.trace.matching import Match, match
-from dlearn.trace.message import RpcEnd
 from dlearn.trace.rpc_kinds import Rpc, join_rpc
+from dlearn.trace.selecting import PHASES, Key, begins_of_operations, caused_within, check_kind, is_of, kind_of
 from dlearn.trace.store import ProcessFile, printable, read
 
 
@@ -67,6 +78,8 @@ class Trace:
     events: tuple[Event, ...]
     problems: tuple[str, ...] = ()
     selected_from: Trace | None = None
+    requests: Rpc | None = None
+    """Of a selection by time: what of RPC was sent in it, for C++ sends some that no event tells of."""
 
     @classmethod
     def load(cls, *folders: str | os.PathLike[str], attempt: int | None = None) -> Trace:
@@ -121,7 +134,7 @@ class Trace:
         """Every RPC request of this selection with its reply, and what keeps the record from being complete."""
         if self.selected_from is None:
             return join_rpc(self.processes, self.events)
-        return self.whole.rpc.of(self.events)
+        return self.requests if self.requests is not None else self.whole.rpc.of(self.events)
 
     @cached_property
     def answers(self) -> dict[str, Any]:
@@ -133,73 +146,87 @@ class Trace:
         """The names of all spans, in the order of first opening."""
         return tuple(dict.fromkeys(event.name for event in self.events if isinstance(event, Span)))
 
-    def where(self, *, kind: str | None = None, op: str | None = None, rank: int | str | None = None) -> Trace:
-        """The events of this kind ("collective", "p2p", "gradient", ...), op ("all_reduce") and rank (or its name)."""
-        if kind is not None and kind not in _KINDS:
-            raise TraceError(f"there is no kind {kind!r} of events; the kinds are: {', '.join(_KINDS)}")
+    @cached_property
+    def phases(self) -> tuple[str, ...]:
+        """The phases of its events, in the order of a training step: setup, forward, backward, optimizer, ..."""
+        seen = {event.phase for event in self.events}
+        return tuple(sorted(seen, key=lambda phase: (PHASES.index(phase) if phase in PHASES else len(PHASES), phase)))
 
-        if rank is not None and rank not in (*self.labels, *self.labels.values()):
-            raise TraceError(
-                f"there is no rank {rank!r} in this trace; its ranks are: {_some(tuple(self.labels.values()))}"
-            )
-        number = next((number for number, label in self.labels.items() if label == rank), rank)
-
-        def wanted(event: Event) -> bool:
-            return (
-                (kind is None or _kind(event) == kind)
-                and (op is None or getattr(event, "op", None) == op)
-                and (rank is None or event.rank == number)
-            )
-
-        return self._select(wanted)
+    def where(
+        self,
+        *,
+        kind: str | None = None,
+        op: str | None = None,
+        rank: int | str | Collection[int | str] | None = None,
+        phase: str | None = None,
+    ) -> Trace:
+        """The events of this kind ("collective", "p2p", "rpc", ...), op ("all_reduce"), phase ("backward"), and of this
+        rank or these (numbers or names). An operation that has one of them stays whole, with its ends on other ranks.
+        """
+        check_kind(kind)
+        if phase is not None and phase not in (*PHASES, *self.whole.phases):
+            raise TraceError(f"there is no phase {phase!r}; the phases are: {', '.join(PHASES)}")
+        ranks = None if rank is None else {self._number(each) for each in _several(rank)}
+        return self._keep(
+            event
+            for event in self.events
+            if (ranks is None or event.rank in ranks)
+            and (phase is None or event.phase == phase)
+            and (kind is None or is_of(event, kind))
+            and (op is None or getattr(event, "op", None) == op)
+        )
 
     def within(self, span: str) -> Trace:
         """The events inside spans of this name on any rank, and the ends on other ranks that they met."""
         if span not in self.whole.spans:
             known = _some(self.whole.spans) or "none"
             raise TraceError(f"there is no span {span!r} in this trace; its spans are: {known}")
-        inside = self._inside(span)
-        for each in self.whole.matches:
-            keys = {(end.rank, end.number) for end in each.ends}
-            if not keys.isdisjoint(inside):
-                inside |= keys
-        self._add_callees(inside)
-        return self._select(lambda event: (event.rank, event.number) in inside)
+        inside = caused_within(self.whole, span)
+        return self._keep(event for event in self.events if (event.rank, event.number) in inside)
 
-    def _add_callees(self, inside: set[tuple[int, int]]) -> None:
-        """What the calls of RPC that are inside have set going on other ranks, and what that called in turn."""
-        runs = {
-            (each.call.rank, each.call.number): (each.run.rank, each.run.number)
-            for each in self.whole.rpc.exchanges
-            if each.call is not None and each.run is not None
-        }
-        new = {runs[call] for call in inside if call in runs} - inside
-        while new:
-            inside |= new
-            for event in self.whole.events:
-                if event.parent is not None and (event.rank, event.parent) in inside:
-                    inside.add((event.rank, event.number))
-            new = {runs[call] for call in inside if call in runs} - inside
+    def between(self, start_ms: float = 0.0, end_ms: float | None = None) -> Trace:
+        """What began in this window: from `start_ms`, before `end_ms`, in ms from `first_ns`.
 
-    def _inside(self, span: str) -> set[tuple[int, int]]:
-        """(rank, number) of all descendants: a parent has a lower number than its children, so one pass finds them."""
-        enclosing: set[tuple[int, int]] = set()
-        inside: set[tuple[int, int]] = set()
-        for event in sorted(self.whole.events, key=lambda event: event.number):
-            key = (event.rank, event.number)
-            if event.parent is not None and (event.rank, event.parent) in enclosing:
-                inside.add(key)
-                enclosing.add(key)
-            if isinstance(event, Span) and event.name == span:
-                enclosing.add(key)
-        return inside
+        An operation stays whole, and begins when its first rank calls it: of windows side by side one has it. Of RPC a
+        request is where it was called, or sent. A span that began before the window is not in it.
+        """
+        if end_ms is not None and not start_ms <= end_ms:
+            raise TraceError(f"a window from {start_ms:g} ms to {end_ms:g} ms ends before it begins: swap the two.")
+        first_ns, begins = self.whole.first_ns, self.whole.begins_ns
 
-    def _select(self, wanted: Callable[[Event], bool]) -> Trace:
-        events = tuple(event for event in self.events if wanted(event))
-        return Trace(self.path, self.processes, events, self.problems, self.whole)
+        def is_in(at_ns: int | None) -> bool:
+            # What the agents of RPC logged before the first event belongs to the first window.
+            at_ms = 0.0 if at_ns is None else max(0, at_ns - first_ns) / 1e6
+            return start_ms <= at_ms and (end_ms is None or at_ms < end_ms)
+
+        events = [each for each in self.events if is_in(begins.get((each.rank, each.number), each.start_ns))]
+        return self._keep(events, self.rpc.sent_between(is_in))
+
+    @cached_property
+    def first_ns(self) -> int:
+        """When the first event of the whole trace began; samples of the counters are read before it, and are none."""
+        return next((event.start_ns for event in self.whole.events if not isinstance(event, Counters)), 0)
+
+    @cached_property
+    def begins_ns(self) -> dict[Key, int]:
+        """When the operation began that the event with this (rank, number) is an end of."""
+        return begins_of_operations(self)
+
+    def _number(self, rank: int | str) -> int:
+        """The rank of this number or name."""
+        for number, label in self.labels.items():
+            if rank in (number, label):
+                return number
+        raise TraceError(f"there is no rank {rank!r} in this trace; its ranks are: {_some([*self.labels.values()])}")
+
+    def _keep(self, events: Iterable[Event], requests: Rpc | None = None) -> Trace:
+        kept = tuple(events)
+        if requests is None and self.requests is not None:
+            requests = self.requests.of(kept)
+        return Trace(self.path, self.processes, kept, self.problems, self.whole, requests)
 
     def __str__(self) -> str:
-        kinds = Counter(_kind(event) for event in self.events)
+        kinds = Counter(kind_of(event) for event in self.events)
         events = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common()) or "no events"
         names = _some([process.label for process in self.processes])
         dead = [process.label for process in self.processes if not process.closed]
@@ -216,12 +243,11 @@ class Trace:
 
 _CALLS = (Collective, PointToPoint)
 _set = msgspec.structs.force_setattr
-_KINDS = tuple(str(kind.__struct_config__.tag) for kind in Event.__subclasses__() if kind is not RpcEnd)
 _NAMES_SHOWN = 8
 
 
-def _kind(event: Event) -> str:
-    return str(type(event).__struct_config__.tag)
+def _several(rank: int | str | Collection[int | str]) -> Collection[int | str]:
+    return (rank,) if isinstance(rank, int | str) else rank
 
 
 def _some(names: Sequence[str]) -> str:
