@@ -7,13 +7,15 @@ if, and only if, its clock is.
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
+
+import msgspec
 
 from dlearn.analysis.hang_words import missing_text
 from dlearn.analysis.joining import operations
@@ -27,8 +29,7 @@ _DERIVED = " (derived: in the order of the algorithm's steps)"
 _BEFORE = " (by the clocks it came before it was sent)"
 
 
-@dataclass(frozen=True)
-class LogEvent:
+class LogEvent(msgspec.Struct, frozen=True, gc=False):
     """`message` numbers the message that is sent or, `received`, comes in; None where nothing does."""
 
     rank: int
@@ -53,7 +54,7 @@ def shiviz(trace: Trace) -> str:
     hosts = host_names({rank: trace.label(rank) for rank in sorted({event.rank for event in events})})
     clocks: dict[int, dict[int, int]] = defaultdict(dict)
     under_way: dict[int, dict[int, int]] = {}
-    lines = []
+    log = io.StringIO()
     for event in events:
         clock = clocks[event.rank]
         if event.received and event.message is not None:
@@ -63,8 +64,8 @@ def shiviz(trace: Trace) -> str:
         if event.message is not None and not event.received:
             under_way[event.message] = dict(clock)
         shown = json.dumps({hosts[rank]: count for rank, count in sorted(clock.items())})
-        lines.append(f"{hosts[event.rank]} {shown}\n{printable(event.text)}\n")
-    return "".join(lines)
+        log.write(f"{hosts[event.rank]} {shown}\n{printable(event.text)}\n")
+    return log.getvalue()
 
 
 def host_names(labels: Mapping[int, str]) -> dict[int, str]:

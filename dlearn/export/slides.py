@@ -84,7 +84,7 @@ def _section(slide: Slide, number: int, count: int) -> str:
 
 
 def title(trace: Trace) -> Slide:
-    shown = f'<p>{text(overview(trace))}</p><p class="quiet">A recorded job: {text(trace.path.name)}</p>'
+    shown = f'<p>{text(overview(trace))}</p><p class="quiet">A recorded job: {text(trace.path.absolute().name)}</p>'
     return Slide(finding(trace), shown)
 
 
