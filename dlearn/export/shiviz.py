@@ -82,9 +82,11 @@ def host_names(labels: Mapping[int, str]) -> dict[int, str]:
 def _events(trace: Trace) -> Iterator[LogEvent]:
     number = 0
     for operation, answer in answers(operations(trace)):
-        if isinstance(answer, str) or not answer or answer[0].how == "missing":
+        if isinstance(answer, str) or all(message.how == "missing" for message in answer):
             yield from _calls(operation, answer, trace)
             continue
+        yield from (_never_came(message, trace) for message in answer if message.how == "missing")
+        answer = [message for message in answer if message.how != "missing"]
         reached: dict[int, int] = {}
         for _, step in groupby(sorted(answer, key=attrgetter("step")), key=attrgetter("step")):
             came: list[LogEvent] = []
@@ -108,6 +110,15 @@ def _calls(operation: Operation, answer: list[Message] | str, trace: Trace) -> I
         why += " (missing)"
     for end in operation.ends:
         yield LogEvent(end.rank, end.start_ns, 0, f"{end.op} #{operation.seq}{why}")
+
+
+def _never_came(message: Message, trace: Trace) -> LogEvent:
+    """Of a step that one rank began alone."""
+    what = f"{message.payload_bytes:,} B for {message.op}; it never came (missing)"
+    if message.sent_ns is not None:
+        return LogEvent(message.src, message.sent_ns, message.step, f"sends {trace.label(message.dst)} {what}")
+    waits = f"waits for {trace.label(message.src)}'s {what}"
+    return LogEvent(message.dst, message.operation.start_ns, message.step, waits)
 
 
 def _pair(message: Message, number: int, reached: Mapping[int, int], trace: Trace) -> tuple[LogEvent, LogEvent]:
