@@ -21,6 +21,7 @@ __all__ = [
     "collectives",
     "draw",
     "explain",
+    "export",
     "messages",
     "operations",
     "play",
@@ -41,7 +42,7 @@ _HOMES = {
     "record": "dlearn.recorder",
     "span": "dlearn.recorder",
 }
-_MODULES = {"analysis", "collectives", "draw", "play"}
+_MODULES = {"analysis", "collectives", "draw", "export", "play"}
 
 
 def __getattr__(name: str) -> Any:
@@ -63,7 +64,7 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from dlearn import analysis, collectives, draw, play
+    from dlearn import analysis, collectives, draw, export, play
     from dlearn.analysis import explain, messages, operations
     from dlearn.cluster import Cluster
     from dlearn.errors import DlearnError

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dlearn import __version__
-from dlearn.commands import doctor, draw, explain, messages
+from dlearn.commands import doctor, draw, explain, export, messages
 from dlearn.errors import DlearnError, SetupError, WrongArguments
 from dlearn.scripts.command import run
 
@@ -73,6 +73,7 @@ def parser() -> argparse.ArgumentParser:
         ),
         ("messages", messages, "print every message of a trace: from, to, bytes, when, what"),
         ("draw", draw, "draw a trace and save the picture"),
+        ("export", export, "write a trace for Perfetto, Mermaid or ShiViz; as a page to step through, or as slides"),
     ):
         made = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         module.arguments(made)

@@ -84,7 +84,7 @@ def test_help_names_the_commands(capsys):
         main(["--help"])
     assert end.value.code == 0
     told = capsys.readouterr().out
-    assert all(f"  {name} " in told for name in ("demo", "run", "doctor", "explain", "messages", "draw"))
+    assert all(f"  {name} " in told for name in ("demo", "run", "doctor", "explain", "messages", "draw", "export"))
 
 
 @pytest.mark.parametrize("arguments", [[], ["dance"], ["demo", "--size", "3"], ["draw", "dance", "t", "-o", "x.svg"]])

@@ -25,9 +25,10 @@ MAY_IMPORT = {
     "scripts": {"trace", "hooks", "analysis", "recorder"},
     "draw": {"trace", "analysis"},
     "play": {"trace", "analysis", "draw"},
+    "export": {"trace", "analysis", "draw", "play"},
     "lessons": {"trace", "analysis", "draw", "play", "cluster", "recorder", "collectives"},
     "doctor": {"hooks", "cluster"},
-    "commands": {"trace", "analysis", "draw", "doctor"},
+    "commands": {"trace", "analysis", "draw", "export", "doctor"},
     "cli": {"commands", "trace", "analysis", "draw", "cluster", "recorder", "scripts", "lessons"},
 }
 MAY_IMPORT_HEAVY = {

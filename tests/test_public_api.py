@@ -22,6 +22,7 @@ PROMISED = {
     "collectives",
     "draw",
     "explain",
+    "export",
     "messages",
     "operations",
     "play",
@@ -42,7 +43,7 @@ def test_every_name_says_what_it_is(name):
     assert inspect.getdoc(getattr(dlearn, name))
 
 
-@pytest.mark.parametrize("namespace", ["analysis", "collectives", "draw", "play"])
+@pytest.mark.parametrize("namespace", ["analysis", "collectives", "draw", "export", "play"])
 def test_every_function_of_a_namespace_says_what_it_is(namespace):
     module = getattr(dlearn, namespace)
     assert sorted(module.__all__) == list(module.__all__)

@@ -1,0 +1,89 @@
+"""`dlearn export`: a trace in another tool's format, in a file."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from dlearn.commands.asked import add_trace, load
+from dlearn.errors import SetupError, TraceError, WrongArguments
+from dlearn.trace.trace import Trace
+
+FORMATS = ("html", "mermaid", "perfetto", "shiviz", "slides")
+"""The functions of `dlearn.export` that need a trace and nothing else."""
+
+MARKDOWN = (".md", ".markdown")
+
+File = tuple[Path, Iterable[str]]
+"""Its place, and its text in pieces."""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("format", metavar="FORMAT", choices=FORMATS, help=", ".join(FORMATS))
+    add_trace(parser)
+    parser.add_argument(
+        "-o",
+        "--out",
+        metavar="FILE",
+        type=Path,
+        required=True,
+        help="a file of that name is replaced; of mermaid a .md holds all diagrams, else each has a file of its own",
+    )
+
+
+def run(options: argparse.Namespace) -> None:
+    """Raises WrongArguments or SetupError where the file has no place, TraceError where there is nothing to export."""
+    os.environ.setdefault("MPLBACKEND", "agg")  # no window
+    check_place(options.out)
+    trace = load(options)
+    if not trace.events:
+        raise TraceError(f"nothing was recorded in {trace.path}: there is nothing to export.")
+    wanted = files_of(options.format, trace, options.out)
+    try:
+        write(wanted)
+    except OSError as error:
+        raise SetupError(f"cannot write {options.out}: {error.strerror}. Give another -o.") from None
+    if [path for path, _ in wanted] != [options.out]:
+        print(f"{len(wanted):,} diagrams: {wanted[0][0]} to {wanted[-1][0]}")
+
+
+def check_place(path: Path) -> None:
+    """Before any work is done."""
+    if path.exists() and not path.is_file():
+        raise WrongArguments(f"{path} is no file that could be replaced. Give another -o.")
+    if not path.parent.is_dir():
+        raise WrongArguments(f"{path}: there is no folder {path.parent}. Make it, or give another -o.")
+
+
+def files_of(form: str, trace: Trace, path: Path) -> Sequence[File]:
+    from dlearn import export  # matplotlib takes a moment
+
+    made = getattr(export, form)(trace)
+    if form == "mermaid":
+        return mermaid_files(made, path)
+    return [(path, [made] if isinstance(made, str) else made)]
+
+
+def mermaid_files(diagrams: Sequence[str], path: Path) -> Sequence[File]:
+    """One file where it can be one: Markdown may hold several diagrams, a file of Mermaid's own only one."""
+    if path.suffix.lower() in MARKDOWN:
+        return [(path, [f"```mermaid\n{diagram}```\n\n" for diagram in diagrams])]
+    if len(diagrams) == 1:
+        return [(path, diagrams)]
+    return [(path.with_stem(f"{path.stem}-{number}"), [text]) for number, text in enumerate(diagrams, 1)]
+
+
+def write(wanted: Sequence[File]) -> None:
+    """All of them or none: each is written beside its place, and put there when all are done."""
+    unfinished = {path: path.with_name(f".{path.name[:100]}.{os.getpid()}.part") for path, _ in wanted}
+    try:
+        for path, pieces in wanted:
+            with unfinished[path].open("w", encoding="utf-8", newline="\n") as file:
+                file.writelines(pieces)
+        for path, part in unfinished.items():
+            part.replace(path)
+    finally:
+        for part in unfinished.values():
+            part.unlink(missing_ok=True)

@@ -1,0 +1,197 @@
+"""Chrome's trace format, as https://ui.perfetto.dev and chrome://tracing read it: slices, and arrows between ranks.
+
+The format: "Trace Event Format" (Google, 2016). Times are us. Perfetto lets an arrow begin and end at the slice that
+covers the moment on its track; that is why each call has a track for itself (tracks.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from dlearn.analysis.hang_words import missing_text
+from dlearn.analysis.joining import payload_bytes
+from dlearn.analysis.unrolling import messages_of
+from dlearn.export.tracks import CALLS, GRADIENTS, PROGRAM, Tracks, parts_of, program_of
+from dlearn.trace.event import Bucket, Event, Gradient, Span
+from dlearn.trace.message import End, Message, Operation
+from dlearn.trace.store import printable
+from dlearn.trace.trace import Trace
+
+Record = dict[str, Any]
+_KNOWN = {
+    "observed": "observed: hooks saw it at both ends",
+    "derived": "derived from the backend's algorithm; when the arrow begins and ends is no measurement",
+    "inferred": "inferred from the protocol's rules",
+}
+_PIECE = 512
+
+
+def perfetto(trace: Trace) -> Iterator[str]:
+    """Pieces of a JSON text, made one after the other: a process per rank, a slice per call, an arrow per message.
+
+    Times are us since the first event. An arrow's category says how its message is known; a message that never came
+    has none, but stands in the `args` of the calls that expected it.
+    """
+    yield '{"displayTimeUnit":"ns","traceEvents":[\n'
+    tracks = Tracks(trace)
+    between = ""
+    piece: list[str] = []
+    for record in _records(trace, tracks):
+        piece.append(msgspec.json.encode(record).decode())
+        if len(piece) >= _PIECE:
+            yield between + ",\n".join(piece)
+            between, piece = ",\n", []
+    yield (between if piece else "") + ",\n".join(piece) + "\n]}\n"
+
+
+def _records(trace: Trace, tracks: Tracks) -> Iterator[Record]:
+    yield from _names(trace, tracks)
+    for stretch in sorted(program_of(trace), key=tracks.outer_first):
+        name, category = (stretch.name, "span") if isinstance(stretch, Span) else (stretch.phase, "phase")
+        yield _slice(stretch, name, category, PROGRAM, tracks, {})
+    for event in trace.events:
+        if isinstance(event, Gradient | Bucket):
+            yield _instant(event, tracks)
+    arrow = 0
+    for part in parts_of(trace):
+        answer = "its messages are those of its steps" if part.steps else messages_of(part)
+        found = [] if isinstance(answer, str) else [_arrow(message, part, tracks) for message in answer]
+        arrows = [each for each in found if each is not None]
+        yield from _calls(part, _told(part, answer, len(arrows), trace), tracks)
+        for begin, end in arrows:
+            arrow += 1
+            yield {"ph": "s", "id": arrow, **begin}
+            yield {"ph": "f", "bp": "e", "id": arrow, **end}
+
+
+def _names(trace: Trace, tracks: Tracks) -> Iterator[Record]:
+    """Processes and tracks, in the order of ranks. (Perfetto takes process 0 for the idle one of a kernel.)"""
+    for rank in dict.fromkeys(place.rank for place in tracks.ids):
+        name = {"name": printable(trace.label(rank))}
+        yield {"ph": "M", "name": "process_name", "pid": rank + 1, "args": name}
+        yield {"ph": "M", "name": "process_sort_index", "pid": rank + 1, "args": {"sort_index": rank}}
+    for (rank, kind, lane), tid in tracks.ids.items():
+        name = {"name": f"{kind}, {lane + 1}" if lane else kind}
+        yield {"ph": "M", "name": "thread_name", "pid": rank + 1, "tid": tid, "args": name}
+        yield {"ph": "M", "name": "thread_sort_index", "pid": rank + 1, "tid": tid, "args": {"sort_index": tid}}
+
+
+# Slices ---------------------------------------------------------------------------------------------------------------
+
+
+def _slice(event: Event, name: str, category: str, kind: str, tracks: Tracks, args: Record) -> Record:
+    start_ns, end_ns = tracks.interval(event)
+    if event.pending:
+        args = {**args, "end": "nobody came out of it"}
+    elif event.end_ns is None:
+        args = {**args, "end": "not observed"}
+    if event.error:
+        args = {**args, "error": printable(event.error)}
+    return {
+        "ph": "X",
+        "name": printable(name),
+        "cat": category,
+        "pid": event.rank + 1,
+        "tid": tracks.of(event, kind),
+        "ts": _us(start_ns - tracks.start_ns),
+        "dur": _us(end_ns - start_ns),
+        "args": args,
+    }
+
+
+def _calls(part: Operation, told: Record, tracks: Tracks) -> Iterator[Record]:
+    for end in part.ends:
+        args: Record = {"what": printable(part.what), "payload_bytes": payload_bytes(end), "phase": end.phase}
+        if end.site:
+            args["site"] = printable(end.site)
+        args |= {"group": printable(part.group.name), "number": part.seq, **told}
+        yield _slice(end, end.op, part.group.backend or "unknown", CALLS, tracks, args)
+
+
+def _told(part: Operation, answer: list[Message] | str, arrows: int, trace: Trace) -> Record:
+    """Of the messages of an operation, what its arrows do not say: how they are known, and which have none."""
+    told: Record = {"problem": printable(part.problem)} if part.problem else {}
+    if isinstance(answer, str):
+        return told | {"messages": printable(answer)}
+    known = Counter(message.how for message in answer)
+    never = known.pop("missing", 0)
+    if never:
+        why = missing_text(part, trace) if part.missing else "the call failed"
+        told["missing"] = printable(f"{never:,} expected and never came, so there is no arrow: {why}")
+    if known.total() > arrows:
+        why = "an end is not in the trace, or by the clocks it came before it was sent"
+        told["no arrow"] = f"{known.total() - arrows:,}: {why}"
+    if known:
+        told["messages"] = "; ".join(f"{count:,} {_KNOWN[how]}" for how, count in known.items())
+    return told
+
+
+def _instant(event: Gradient | Bucket, tracks: Tracks) -> Record:
+    args: Record = {"bytes": event.bytes}
+    if isinstance(event, Gradient):
+        name, args["backward"] = f"gradient of {event.parameter}", event.backward
+    else:
+        name, args["parameters"] = f"bucket {event.index} of {event.count}", printable(", ".join(event.parameters))
+    return {
+        "ph": "i",
+        "s": "t",
+        "name": printable(name),
+        "cat": "gradient" if isinstance(event, Gradient) else "bucket",
+        "pid": event.rank + 1,
+        "tid": tracks.of(event, GRADIENTS),
+        "ts": _us(event.start_ns - tracks.start_ns),
+        "args": args,
+    }
+
+
+# Arrows ---------------------------------------------------------------------------------------------------------------
+
+
+def _arrow(message: Message, part: Operation, tracks: Tracks) -> tuple[Record, Record] | None:
+    """Its begin inside the sender's slice and its end inside the receiver's; None where there is none to draw.
+
+    That is: it never came, or an end is not in the trace, or by the clocks it would have arrived before it was sent.
+    """
+    ends = _ends(message, part.ends)
+    if message.how == "missing" or ends is None:
+        return None
+    (first, sent_until), (begin, until) = map(tracks.interval, ends)
+    received_ns = _inside(message.received_ns, begin, until)
+    sent_ns = min(_inside(message.sent_ns, first, sent_until), received_ns)
+    if sent_ns < first:
+        return None
+    args: Record = {"payload_bytes": message.payload_bytes, "known": _KNOWN[message.how], "phase": ends[0].phase}
+    if message.sent_ns is None or message.received_ns is None:
+        args["times"] = "not observed: the arrow begins or ends somewhere in its call"
+    what = {"name": f"{message.payload_bytes:,} B, {message.how}", "cat": message.how}
+    return (
+        {**what, **_at(ends[0], sent_ns, tracks), "args": args},
+        {**what, **_at(ends[1], received_ns, tracks)},
+    )
+
+
+def _ends(message: Message, ends: Sequence[End]) -> tuple[End, End] | None:
+    """The sender's and the receiver's call. A message to itself (of MPI, of RPC) has two calls of one rank."""
+    if message.src == message.dst:
+        pair = (ends[0], ends[-1]) if message.operation.exchange is None or not message.step else (ends[-1], ends[0])
+        return pair if len(ends) > 1 else None
+    src = next((end for end in ends if end.rank == message.src), None)
+    dst = next((end for end in ends if end.rank == message.dst), None)
+    return (src, dst) if src is not None and dst is not None else None
+
+
+def _inside(at_ns: int | None, start_ns: int, end_ns: int) -> int:
+    """The end of a slice is no longer in it."""
+    return min(max(start_ns if at_ns is None else at_ns, start_ns), end_ns - 1)
+
+
+def _at(end: End, at_ns: int, tracks: Tracks) -> Record:
+    return {"pid": end.rank + 1, "tid": tracks.of(end, CALLS), "ts": _us(at_ns - tracks.start_ns)}
+
+
+def _us(duration_ns: int) -> float:
+    return duration_ns / 1000

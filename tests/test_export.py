@@ -1,0 +1,421 @@
+"""What other tools are given: each format is read back by its own rules, for traces by hand and for random ones."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import tempfile
+from collections import Counter, defaultdict
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from traces import Job, header
+
+from dlearn import Trace, export, messages
+from dlearn.trace.event import NOT_OBSERVED
+
+HOSTILE = [
+    "</script><b>\u2028&amp; %%{init: {}}%%",
+    "end",
+    '😀 "é"; #35; -x\n->> y',
+    "z" * 200,
+    "a b",
+    "a b",
+    "wrap:<br/>`|",
+]
+
+
+def two_ranks(folder: Path) -> Trace:
+    """A send seen at both ends, one that never came, and an all-reduce of 8 B, whose messages are derived."""
+    job = Job(folder, ranks=2)
+    step = job.span(0, "step 0", start_ns=1000, end_ns=90_000)
+    job.send(0, 1, size=1000, start_ns=2000, end_ns=3000, parent=step, site="a.py:1")
+    job.recv(1, 0, size=1000, start_ns=1000, end_ns=4000)
+    job.collective("all_reduce", size=8, start_ns={0: 5000, 1: 6000}, end_ns={0: 8000, 1: 9000})
+    job.send(1, 0, size=4, start_ns=10_000, end_ns=None)
+    return job.load()
+
+
+def hostile(folder: Path) -> Trace:
+    """Each rank sends to the next; every name and text is as bad as it can be."""
+    job = Job(folder, ranks=len(HOSTILE))
+    job.headers = [header(rank, world_size=len(HOSTILE), name=name) for rank, name in enumerate(HOSTILE)]
+    for rank in range(len(HOSTILE)):
+        other = (rank + 1) % len(HOSTILE)
+        job.span(rank, HOSTILE[rank])
+        job.send(rank, other, size=10, site=HOSTILE[0])
+        job.recv(other, rank, size=10)
+    job.collective("all_reduce", size=1000, start_ns=30, end_ns=50, role="</script>;#end\n<img src=x>")
+    job.collective(HOSTILE[2], size=8, start_ns=60, end_ns=70)
+    return job.load()
+
+
+Call = tuple[str, int, int, int, int]
+calls = st.lists(
+    st.tuples(
+        st.sampled_from(["pair", "send", "recv", "all_reduce", "late", "span"]),
+        st.integers(0, 2),
+        st.integers(1, 2),
+        st.integers(0, 40),
+        st.integers(0, 30),
+    ),
+    max_size=12,
+)
+
+
+def random_job(folder: Path, made: list[Call]) -> Trace:
+    """A send or recv alone never meets another: each call has a tag and a size of its own."""
+    job = Job(folder, ranks=3)
+    for number, (kind, rank, away, start, length) in enumerate(made):
+        other, own = (rank + away) % 3, {"tag": number, "size": 100 + number}
+        if kind in ("pair", "send"):
+            end = {"end_ns": start + length} if length % 3 else {"by": NOT_OBSERVED, "end_ns": None}
+            job.send(rank, other, start_ns=start, **own, **end)
+        if kind in ("pair", "recv"):
+            job.recv(other, rank, start_ns=max(0, start - length), end_ns=start + length if length % 4 else None, **own)
+        if kind == "all_reduce":
+            ends = {each: start + length + (each + rank) % 3 for each in range(3)}
+            job.collective("all_reduce", size=64, start_ns={0: start, 1: max(0, start - 3), 2: start}, end_ns=ends)
+        if kind == "late":
+            job.collective("all_reduce", ranks=[rank], size=4, start_ns=start, end_ns=None)
+        if kind == "span":
+            job.span(rank, f"part {number}", start_ns=start, end_ns=start + length)
+    return job.load()
+
+
+# Perfetto -------------------------------------------------------------------------------------------------------------
+
+
+def read_as_perfetto_does(text: str) -> list[dict[str, object]]:
+    """By time, what stands first in the file first. An arrow holds on to the slice that covers it on its track."""
+    events = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))["traceEvents"]
+    named = {(event["name"], event["pid"], event.get("tid")) for event in events if event["ph"] == "M"}
+    tracks: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    arrows: dict[int, list[str]] = defaultdict(list)
+    timed = sorted((event for event in events if event["ph"] != "M"), key=lambda event: event["ts"])
+    for event in timed:
+        assert math.isfinite(event["ts"])
+        assert event["ts"] >= 0
+        assert ("process_name", event["pid"], None) in named
+        assert ("thread_name", event["pid"], event["tid"]) in named
+        open_slices = tracks[event["tid"]]
+        while open_slices and open_slices[-1][1] <= ns(event["ts"]):
+            open_slices.pop()
+        if event["ph"] == "X":
+            begin, end = ns(event["ts"]), ns(event["ts"]) + ns(event["dur"])
+            assert begin < end
+            assert not open_slices or end <= open_slices[-1][1], "a slice sticks out of the one around it"
+            open_slices.append((begin, end))
+        elif event["ph"] in "sf":
+            assert open_slices, "an arrow from or to nowhere"
+            arrows[event["id"]].append(event["ph"])
+    assert all(ends == ["s", "f"] for ends in arrows.values())
+    return events
+
+
+def ns(microseconds: float) -> int:
+    return round(microseconds * 1000)
+
+
+def test_perfetto_a_process_per_rank_a_slice_per_call_an_arrow_per_message(tmp_path):
+    events = read_as_perfetto_does("".join(export.perfetto(two_ranks(tmp_path))))
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert names == {1: "rank 0", 2: "rank 1"}
+    slices = [(event["name"], event["pid"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"]
+    assert slices == [
+        ("step 0", 1, 0, 89),
+        ("send", 1, 1, 1),  # 2000 ns is 1 us after the first event
+        ("recv", 2, 0, 3),
+        ("all_reduce", 1, 4, 3),
+        ("all_reduce", 2, 5, 3),
+        ("send", 2, 9, 80),  # nobody received it: until the end of the trace
+    ]
+    first, *others = [event for event in events if event["ph"] == "s"]
+    assert (first["cat"], first["ts"], first["args"]["payload_bytes"]) == ("observed", 1, 1000)
+    assert {each["cat"] for each in others} == {"derived"}
+    assert all("no measurement" in each["args"]["known"] for each in others)
+    assert len(others) == sum(message.how == "derived" for message in messages(two_ranks(tmp_path / "again")))
+
+
+def test_perfetto_what_never_came_has_no_arrow_and_says_so(tmp_path):
+    events = read_as_perfetto_does("".join(export.perfetto(two_ranks(tmp_path))))
+    lost = events[-1]
+    assert lost["name"] == "send"
+    assert lost["args"]["missing"] == "1 expected and never came, so there is no arrow: rank 0 never received it"
+    assert lost["args"]["end"] == "nobody came out of it"
+    assert events[4]["ph"] == "M"
+    sent = next(event for event in events if event.get("args", {}).get("site") == "a.py:1")
+    assert sent["args"] == {
+        "what": "uint8[1000]",
+        "payload_bytes": 1000,
+        "phase": "none",
+        "site": "a.py:1",
+        "group": "world",
+        "number": 1,
+        "messages": "1 observed: hooks saw it at both ends",
+    }
+
+
+def test_perfetto_calls_at_the_same_time_have_tracks_of_their_own(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    for tag in range(3):
+        job.send(0, 1, tag=tag, start_ns=10 + tag, end_ns=20 + tag)
+        job.recv(1, 0, tag=tag, start_ns=10 + tag, end_ns=30 + tag)
+    events = read_as_perfetto_does("".join(export.perfetto(job.load())))
+    assert len({event["tid"] for event in events if event["ph"] == "X"}) == 6
+    assert [event["args"]["name"] for event in events if event["name"] == "thread_name"][1:4] == [
+        "calls",
+        "calls, 2",
+        "calls, 3",
+    ]
+
+
+def test_perfetto_by_clocks_that_are_wrong_nothing_flows_back_in_time(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.send(0, 1, start_ns=500, end_ns=600)
+    job.recv(1, 0, start_ns=10, end_ns=20)
+    events = read_as_perfetto_does("".join(export.perfetto(job.load())))
+    assert [event["args"]["no arrow"] for event in events if event["ph"] == "X"] == [
+        "1: an end is not in the trace, or by the clocks it came before it was sent"
+    ] * 2
+
+
+def test_perfetto_gradients_and_buckets_are_moments(tmp_path):
+    job = Job(tmp_path, ranks=1)
+    job.bucket(0, 0, {"w": 4, "b": 2})
+    job.gradient(0, "w", at_ns=2000)
+    events = read_as_perfetto_does("".join(export.perfetto(job.load())))
+    moments = [(event["name"], event["ts"]) for event in events if event["ph"] == "i"]
+    assert moments == [("bucket 0 of 1", 0), ("gradient of w", 2)]
+
+
+@given(calls)
+@settings(max_examples=40, deadline=None)
+def test_perfetto_of_any_job_slices_nest_and_arrows_hold(made):
+    with tempfile.TemporaryDirectory() as folder:
+        trace = random_job(Path(folder), made)
+        events = read_as_perfetto_does("".join(export.perfetto(trace)))
+    known = [message for message in messages(trace) if message.how != "missing"]
+    assert sum(event["ph"] == "s" for event in events) <= len(known)
+
+
+# Mermaid --------------------------------------------------------------------------------------------------------------
+
+
+def test_mermaid_solid_dashed_and_crossed(tmp_path):
+    [diagram] = export.mermaid(two_ranks(tmp_path))
+    assert diagram == (
+        "sequenceDiagram\n"
+        "    title Rank 1 waits for rank 0 in send #35;2#59; rank 0 never received it\n"
+        "    participant r0 as rank 0\n"
+        "    participant r1 as rank 1\n"
+        "    r0->>r1: 1,000 B, send: uint8[1000]\n"
+        "    loop 2 times\n"
+        "        r1-->>r0: 2 B, all_reduce: uint8[8] (derived)\n"
+        "        r0-->>r1: 2 B, all_reduce: uint8[8] (derived)\n"
+        "    end\n"
+        "    loop 2 times\n"
+        "        r0-->>r1: 2 B, all_reduce: uint8[8] (derived)\n"
+        "        r1-->>r0: 2 B, all_reduce: uint8[8] (derived)\n"
+        "    end\n"
+        "    r1-xr0: 4 B, send: uint8[4] (never came)\n"
+    )
+
+
+def test_mermaid_the_same_again_is_a_loop(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    for i in range(10):
+        for src, dst in ((0, 1), (1, 0)):
+            job.send(src, dst, start_ns=100 * i + 10 * src, end_ns=100 * i + 10 * src + 5)
+            job.recv(dst, src, start_ns=100 * i + 10 * src, end_ns=100 * i + 10 * src + 5)
+    [diagram] = export.mermaid(job.load())
+    assert diagram.splitlines()[4:] == [
+        "    loop 10 times",
+        "        r0->>r1: 4 B, send: uint8[4]",
+        "        r1->>r0: 4 B, send: uint8[4]",
+        "    end",
+    ]
+
+
+def test_mermaid_each_part_is_within_the_limits_and_nothing_is_lost(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    for i in range(1200):
+        job.send(0, 1, size=i + 1, start_ns=10 * i, end_ns=10 * i + 5)
+        job.recv(1, 0, size=i + 1, start_ns=10 * i, end_ns=10 * i + 5)
+    parts = export.mermaid(job.load())
+    assert len(parts) == 3
+    assert all(part.count("->>") <= 500 and len(part) <= 50_000 for part in parts)
+    assert all(
+        f"(part {number} of 3)" in part and part.count("participant") == 2 for number, part in enumerate(parts, 1)
+    )
+    sizes = [int(size.replace(",", "")) for part in parts for size in re.findall(r"->>r1: ([\d,]+) B", part)]
+    assert sizes == list(range(1, 1201))
+
+
+def test_mermaid_names_are_text(tmp_path):
+    [diagram] = export.mermaid(hostile(tmp_path))
+    cast = [line for line in diagram.splitlines() if "participant" in line]
+    assert len(cast) == len(HOSTILE)
+    assert cast[2] == "    participant r2 as #128512; #34;é#34;#59; #35;35#59; -x#92;n-#62;#62; y"
+    assert cast[6] == "    participant r6 as wrap#58;#60;br/#62;#96;#124;"
+    text = re.sub(r"#\d+;|->>|-->>|-x", "", diagram)
+    assert re.findall(r"[;#<>{}%&\"`|]", text) == []
+    assert "Note over r0,r6: #128512;" in diagram  # the call whose messages nobody knows
+
+
+# ShiViz ---------------------------------------------------------------------------------------------------------------
+
+SHIVIZ = re.compile(r"(?P<host>\S*) (?P<clock>{.*})\n(?P<event>.*)")
+"""ShiViz's own expression."""
+
+
+def read_as_shiviz_does(log: str) -> list[tuple[str, dict[str, int], str]]:
+    """(host, clock, event), with every clock counted on by one."""
+    events = [(found["host"], json.loads(found["clock"]), found["event"]) for found in SHIVIZ.finditer(log)]
+    assert len(events) * 2 == len(log.splitlines())
+    own: Counter[str] = Counter()
+    for host, clock, _ in events:
+        own[host] += 1
+        assert clock[host] == own[host]
+    return events
+
+
+def before(first: dict[str, int], second: dict[str, int]) -> bool:
+    return first != second and all(count <= second.get(host, 0) for host, count in first.items())
+
+
+def test_shiviz_golden(tmp_path):
+    job = Job(tmp_path, ranks=2, backend="nccl")
+    job.send(0, 1, size=1000, start_ns=10, end_ns=20)
+    job.recv(1, 0, size=1000, start_ns=10, end_ns=30)
+    job.collective("barrier", start_ns={0: 50, 1: 40}, end_ns=60)
+    job.send(1, 0, size=4, start_ns=70, end_ns=None)
+    assert export.shiviz(job.load()) == (
+        'rank_0 {"rank_0": 1}\n'
+        "sends rank 1 1,000 B for send: uint8[1000]\n"
+        'rank_1 {"rank_0": 1, "rank_1": 1}\n'
+        "gets from rank 0 1,000 B for send: uint8[1000]\n"
+        'rank_1 {"rank_0": 1, "rank_1": 2}\n'
+        "barrier #1: its messages are not known: no schedule of nccl's barrier is known here yet\n"
+        'rank_0 {"rank_0": 2}\n'
+        "barrier #1: its messages are not known: no schedule of nccl's barrier is known here yet\n"
+        'rank_1 {"rank_0": 1, "rank_1": 3}\n'
+        "send #2: rank 0 never received it (missing)\n"
+    )
+
+
+def test_shiviz_derived_messages_follow_the_steps_of_the_algorithm(tmp_path):
+    job = Job(tmp_path, ranks=3)
+    # By its shared-out times rank 0, which is done first, would send on what it has not got yet.
+    job.collective("all_reduce", size=300, start_ns=10, end_ns={0: 11, 1: 90, 2: 90})
+    trace = job.load()
+    events = read_as_shiviz_does(export.shiviz(trace))
+    assert len(events) == 2 * len(messages(trace))
+    assert all("derived: in the order of the algorithm's steps" in event for *_, event in events)
+    # The ring has 2 (n-1) = 4 steps in 2 segments: each rank sends twice, gets twice, and so on.
+    for host in ("rank_0", "rank_1", "rank_2"):
+        told = "".join(event[0] for name, _, event in events if name == host)
+        assert told == told[: len(told) // 4] * 4
+
+
+@given(calls)
+@settings(max_examples=40, deadline=None)
+def test_shiviz_of_any_job_clocks_say_what_happened_before_what(made):
+    with tempfile.TemporaryDirectory() as folder:
+        events = read_as_shiviz_does(export.shiviz(random_job(Path(folder), made)))
+    sent = {size(event): (host, clock) for host, clock, event in events if event.startswith("sends") and size(event)}
+    known: dict[str, set[int]] = defaultdict(set)  # Per host, the events that it can know of.
+    pasts: list[set[int]] = []
+    at_sending: dict[int, int] = {}
+    for place, (host, clock, event) in enumerate(events):
+        past = {*known[host], place}
+        number = size(event)
+        if event.startswith("sends") and number:
+            at_sending[number] = place
+        elif event.startswith("gets") and number:
+            assert before(sent[number][1], clock)
+            past |= pasts[at_sending[number]]
+        known[host] = past
+        pasts.append(past)
+    if not any("all_reduce" in event for *_, event in events):  # whose messages have no size of their own
+        for i, (_, first, _) in enumerate(events):
+            for j, (_, second, _) in enumerate(events):
+                assert before(first, second) == (i != j and i in pasts[j])
+
+
+def size(event: str) -> int:
+    """Of a message between two ranks alone: it has a size of its own."""
+    found = re.search(r"(\d+) B for send", event)
+    return int(found[1]) if found else 0
+
+
+def test_shiviz_a_step_that_never_came_is_an_event_of_who_began_it_alone(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    both = job.collective("all_reduce", size=8, start_ns=5, end_ns=None)
+    job.send(0, 1, size=10, step=1, start_ns=10, parent=both[0])
+    job.recv(1, 0, size=10, start_ns=10, parent=both[1])
+    job.send(1, 0, size=11, step=2, start_ns=30, end_ns=None, parent=both[1])
+    events = read_as_shiviz_does(export.shiviz(job.load()))
+    assert [(host, event) for host, _, event in events] == [
+        ("rank_0", "sends rank 1 10 B for all_reduce: uint8[8]"),
+        ("rank_1", "gets from rank 0 10 B for all_reduce: uint8[8]"),
+        ("rank_1", "sends rank 0 11 B for all_reduce; it never came (missing)"),
+    ]
+    assert dict(events[-1][1]) == {"rank_0": 1, "rank_1": 2}
+
+
+def test_shiviz_hosts_have_no_blanks_and_are_not_confused(tmp_path):
+    events = read_as_shiviz_does(export.shiviz(hostile(tmp_path)))
+    hosts = {host for host, *_ in events}
+    assert len(hosts) == len(HOSTILE)
+    assert all(re.fullmatch(r"[\w.-]+", host, re.ASCII) for host in hosts)
+    assert {"a_b", "a_b_5"} < hosts
+
+
+def test_shiviz_events_of_a_host_are_in_the_order_of_time(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    for tag, at in enumerate((50, 10, 30)):
+        job.send(0, 1, size=100 + at, tag=tag, start_ns=at, end_ns=at + 5)
+        job.recv(1, 0, size=100 + at, tag=tag, start_ns=5, end_ns=at + 20 - 2 * tag)
+    events = read_as_shiviz_does(export.shiviz(job.load()))
+    assert [size(event) for host, _, event in events if host == "rank_0"] == [110, 130, 150]
+    assert [size(event) for host, _, event in events if host == "rank_1"] == [110, 130, 150]
+
+
+# What is empty, and the page ------------------------------------------------------------------------------------------
+
+
+def test_a_trace_without_calls_is_well_formed_in_every_format(tmp_path):
+    trace = Job(tmp_path, ranks=2).load()
+    assert all(event["ph"] == "M" for event in read_as_perfetto_does("".join(export.perfetto(trace))))
+    assert export.mermaid(trace)[0].endswith("Note over r0: no message\n")
+    assert export.shiviz(trace) == ""
+
+
+def test_the_page_is_the_player(tmp_path):
+    page = export.html(hostile(tmp_path))
+    assert "dlearn-player" in page
+    assert "<img" not in page
+
+
+def test_perfetto_names_are_text(tmp_path):
+    events = read_as_perfetto_does("".join(export.perfetto(hostile(tmp_path))))
+    names = [event["args"]["name"] for event in events if event["name"] == "process_name"]
+    assert names[3] == "z" * 200
+    assert names[2] == '😀 "é"; #35; -x\\n->> y'
+
+
+def test_pieces_are_pieces(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    for i in range(1000):
+        job.send(0, 1, start_ns=10 * i, end_ns=10 * i + 5)
+        job.recv(1, 0, start_ns=10 * i, end_ns=10 * i + 5)
+    sizes = [len(piece) for piece in export.perfetto(job.load())]
+    # 4 records a message, 512 in a piece of less than 300 B each.
+    assert len(sizes) >= 7
+    assert max(sizes) < 512 * 400
+    assert all(earlier for earlier, _ in pairwise(sizes))
