@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -11,13 +12,13 @@ from dlearn.commands.asked import add_trace, load
 from dlearn.errors import SetupError, TraceError, WrongArguments
 from dlearn.trace.trace import Trace
 
-FORMATS = ("html", "mermaid", "perfetto", "shiviz", "slides")
+FORMATS = ("gif", "html", "mermaid", "perfetto", "shiviz", "slides")
 """The functions of `dlearn.export` that need a trace and nothing else."""
 
 MARKDOWN = (".md", ".markdown")
 
-File = tuple[Path, Iterable[str]]
-"""Its place, and its text in pieces."""
+File = tuple[Path, Iterable[str] | Iterable[bytes]]
+"""Its place, and what stands in it, in pieces."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,10 +61,16 @@ def check_place(path: Path) -> None:
 def files_of(form: str, trace: Trace, path: Path) -> Sequence[File]:
     from dlearn import export  # matplotlib takes a moment
 
+    if form == "gif":
+        return [(path, [export.gif(trace, tell=_progress if sys.stderr.isatty() else None)])]
     made = getattr(export, form)(trace)
     if form == "mermaid":
         return mermaid_files(made, path)
     return [(path, [made] if isinstance(made, str) else made)]
+
+
+def _progress(done: int, count: int) -> None:
+    print(f"\r\033[Kframe {done} of {count}", end="\n" if done == count else "", file=sys.stderr, flush=True)
 
 
 def mermaid_files(diagrams: Sequence[str], path: Path) -> Sequence[File]:
@@ -80,8 +87,8 @@ def write(wanted: Sequence[File]) -> None:
     unfinished = {path: path.with_name(f".{path.name[:100]}.{os.getpid()}.part") for path, _ in wanted}
     try:
         for path, pieces in wanted:
-            with unfinished[path].open("w", encoding="utf-8", newline="\n") as file:
-                file.writelines(pieces)
+            with unfinished[path].open("wb") as file:
+                file.writelines(piece if isinstance(piece, bytes) else piece.encode() for piece in pieces)
         for path, part in unfinished.items():
             part.replace(path)
     finally:

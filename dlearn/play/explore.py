@@ -44,6 +44,8 @@ DRAWINGS = {
     "timeline": Drawing(draw.timeline),
     "sequence": Drawing(draw.sequence),
     "traffic": Drawing(draw.traffic),
+    "traffic_graph": Drawing(draw.traffic_graph),
+    "reconcile": Drawing(draw.reconcile),
     "buckets": Drawing(draw.buckets, Bucket),
     "breakdown": Drawing(draw.breakdown, Stretch),
     "autograd": Drawing(draw.autograd, AutogradNode),

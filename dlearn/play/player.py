@@ -14,6 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from dlearn.analysis.walking import Walkthrough, walkthrough
+from dlearn.analysis.words import count_text
 from dlearn.draw.animation import animate
 from dlearn.draw.palette import FAINT, INK, LINES, MISSING
 from dlearn.play.packing import packed
@@ -58,7 +59,8 @@ class Player:
         told = [f"{number:>4}. {sentence}" for number, sentence in enumerate(self.sentences, 1)]
         return "\n".join([self.title, *told, *self.notes])
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return f"{self.title}: {count_text(len(self.sentences), 'step')}"
 
 
 def player(
@@ -108,7 +110,7 @@ def _read(name: str) -> str:
 def _style() -> str:
     """The colours and dashes of the other pictures. JupyterLab says whether it is dark; elsewhere the browser does."""
     light = f"--ink:{INK};--paper:#fff;--faint:{FAINT};--missing:{MISSING};--mark:#dbe9ff;--fill:#b7d3f5"
-    dark = "--ink:#e6e6e6;--paper:#161616;--faint:#a0a0a0;--missing:#ff7b7b;--mark:#27406b;--fill:#2f5487"
+    dark = "--ink:#e6e6e6;--paper:#161616;--faint:#a0a0a0;--missing:#ffa0a0;--mark:#27406b;--fill:#2f5487"
     dashes = [
         f".dlearn-player .{how}{{stroke-dasharray:{' '.join(str(1.5 * length) for length in line[1])}}}"
         for how, line in LINES.items()

@@ -1,0 +1,109 @@
+"""The README's gallery: every picture of it is made here, from jobs that really run. `make notebooks` runs it.
+
+python -m dlearn.lessons.gallery --out docs/pictures
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+from dlearn import draw, play
+from dlearn.analysis import explain, iteration, scaling
+from dlearn.cluster import Cluster
+from dlearn.cluster.run import Run
+from dlearn.lessons.split import Size
+
+DRAWINGS = ("timeline", "buckets", "sequence", "autograd", "traffic", "traffic_graph", "scaling", "reconcile")
+ANIMATION = "ring.gif"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Run the gallery's jobs, and draw them.")
+    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="files of the same name are replaced")
+    folder = parser.parse_args().out
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in make(folder):
+        print(f"{folder / name}", flush=True)
+
+
+def make(folder: Path) -> Iterator[str]:
+    """Each file's name when it is there."""
+    for pictures in (of_ddp, of_a_server, of_the_batch, of_a_ring):
+        for name, picture in pictures():
+            picture(folder / name)
+            yield name
+
+
+Pictures = Iterator[tuple[str, Callable[[Path], None]]]
+
+
+def of_ddp() -> Pictures:
+    """A few steps of a small ConvNet on three ranks."""
+    trace = Cluster(3).run(_train).trace
+    step = trace.within(explain(trace).part)
+    yield "timeline.svg", partial(draw.save, draw.timeline(step))
+    yield "traffic_graph.svg", partial(draw.save, draw.traffic_graph(step))
+    yield "buckets.svg", partial(draw.save, draw.buckets(trace))
+    yield "reconcile.svg", partial(draw.save, draw.reconcile(trace))
+
+
+def of_a_server() -> Pictures:
+    """The same net on a parameter server, with two trainers."""
+    trace = _serve().trace
+    last = trace.within(trace.spans[-1]) if trace.spans else trace
+    yield "sequence.svg", partial(draw.save, draw.sequence(last))
+    yield "autograd.svg", partial(draw.save, draw.autograd(trace))
+    yield "traffic.svg", partial(draw.save, draw.traffic(last))
+    assert iteration(trace).steps, "an iteration was recorded"
+
+
+def of_the_batch() -> Pictures:
+    """A model cut in two over RPC, with three sizes of the batch."""
+    with Cluster(["stage0", "stage1"], rpc=True) as cluster:
+        found = {B: cluster.run({"stage0": _cut_in_two}, Size(B=B)).trace for B in (1, 8, 32)}
+    yield "scaling.svg", partial(draw.save, draw.scaling(scaling(found)))
+
+
+def of_a_ring() -> Pictures:
+    """An all-reduce of four ranks, every step of which is a message."""
+    yield ANIMATION, play.player(Cluster(4).run(_reduce).trace).to_gif
+
+
+# What the ranks do; torch is loaded there only. -----------------------------------------------------------------------
+
+
+def _train() -> None:
+    from dlearn.lessons import training
+
+    training.train()
+
+
+def _serve() -> Run:
+    def trainer(number: int) -> float:
+        from dlearn.lessons import serving
+
+        return serving.train(number)
+
+    cluster = Cluster(["ps", "trainer1", "trainer2"], rpc=True, graph=True)
+    return cluster.run({"trainer1": partial(trainer, 0), "trainer2": partial(trainer, 1)})
+
+
+def _cut_in_two(size: Size) -> None:
+    from dlearn.lessons import split
+
+    split.model_parallel(size)
+
+
+def _reduce() -> None:
+    import torch
+
+    from dlearn.collectives import ring
+
+    ring.all_reduce(torch.ones(1000))
+
+
+if __name__ == "__main__":
+    main()
