@@ -87,8 +87,10 @@
     }
 
     function go(to) {
+      const before = step;
       step = Math.max(0, Math.min(played.length, to));
       show();
+      if (step !== before) root.dispatchEvent(new CustomEvent("dlearn-step", { bubbles: true, detail: { step } }));
       if (step === played.length) pause();
     }
 
@@ -149,6 +151,15 @@
     picture.setAttribute("aria-label", "Sequence diagram. The arrow keys step through its messages.");
     find(".totals").tabIndex = 0;
     show();
+    return {
+      get step() {
+        return step;
+      },
+      go(to) {
+        pause();
+        go(to);
+      },
+    };
   }
 
   function addTotal(body, pair) {
@@ -169,9 +180,12 @@
   const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
 
   // A page may hold several players, each with a script of its own: whichever runs takes all that no other has taken.
+  // Each is listed by its name, so that Python can find it (bridge.js).
+  const mounted = (globalThis.dlearnPlayers ??= new Map());
   for (const root of document.querySelectorAll(".dlearn-player")) {
     if (root.dlearnPlayer) continue;
-    root.dlearnPlayer = true;
-    mount(root);
+    root.dlearnPlayer = mount(root);
+    const name = root.dataset.player;
+    mounted.set(name, (mounted.get(name) ?? new Set()).add(root));
   }
 })();

@@ -10,7 +10,7 @@ import hashlib
 import html
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -20,6 +20,7 @@ from dlearn.analysis import messages as all_messages
 from dlearn.analysis.findings import sequence_finding, size_text
 from dlearn.analysis.words import count_text, message_sentence
 from dlearn.draw.palette import FAINT, INK, LINES, MISSING, look
+from dlearn.play.bridge import Bridge
 from dlearn.trace.message import Message, Messages
 from dlearn.trace.store import printable
 from dlearn.trace.trace import Trace
@@ -31,7 +32,7 @@ _ROW_PX = 24
 _LANE_PX = 46
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(repr=False, eq=False)
 class Player:
     """Messages to step through. A notebook shows it, also without a kernel; `to_html` gives a page of its own."""
 
@@ -40,6 +41,23 @@ class Player:
     notes: tuple[str, ...]
     snippet: str
     """Self-contained HTML, to be put into a page."""
+    bridge: Bridge
+
+    @property
+    def step(self) -> int:
+        """How many messages have been sent where the player stands, 0 at first. Set it: the shown player goes there.
+
+        In JupyterLab with anywidget both follow each other. Elsewhere it is what was last set here.
+        """
+        return self.bridge.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.bridge.step = step
+
+    def on_step(self, callback: Callable[[int], object]) -> None:
+        """Call `callback(step)` after each change of `step`, made here or on the page."""
+        self.bridge.on_step(callback)
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """The player as a page that needs nothing else; written to `path` too, if there is one."""
@@ -54,6 +72,11 @@ class Player:
 
     def _repr_html_(self) -> str:
         return self.snippet
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        """What a notebook asks for when it is about to show this."""
+        self.bridge.open()
+        return {"text/html": self._repr_html_(), "text/plain": str(self)}
 
     def __str__(self) -> str:
         told = [f"{number:>4}. {sentence}" for number, sentence in enumerate(self.sentences, 1)]
@@ -74,7 +97,8 @@ def player(trace: Trace, *, messages: Sequence[Message] | None = None, title: st
     notes = tuple(_notes(chosen, shown, found if messages is None else None))
     lanes = _lanes(trace, shown)
     names = {rank: printable(trace.label(rank)) for rank in lanes}
-    return Player(title, sentences, notes, _snippet(title, sentences, notes, shown, names))
+    name, snippet = _snippet(title, sentences, notes, shown, names)
+    return Player(title, sentences, notes, snippet, Bridge(name, last=len(sentences)))
 
 
 def is_control(message: Message) -> bool:
@@ -110,7 +134,8 @@ def _lanes(trace: Trace, shown: Sequence[Message]) -> dict[int, int]:
 
 def _snippet(
     title: str, sentences: Sequence[str], notes: Sequence[str], shown: Sequence[Message], names: dict[int, str]
-) -> str:
+) -> tuple[str, str]:
+    """The name by which the page and Python know this player, and its HTML."""
     data = _data(shown, names)
     unique = hashlib.sha256("".join([title, data, *sentences]).encode()).hexdigest()[:8]
     heads = "".join(f'<span title="{html.escape(name)}">{html.escape(name)}</span>' for name in names.values())
@@ -118,8 +143,9 @@ def _snippet(
     noted = "".join(f'<p class="note">{html.escape(note)}</p>' for note in notes)
     script = _read("player.js")
     # No shortcut of JupyterLab may take the arrow keys away, and no "$" in a name is the start of a formula.
-    return (
-        '<div class="dlearn-player mathjax_ignore tex2jax_ignore" data-lm-suppress-shortcuts="true">'
+    return unique, (
+        f'<div class="dlearn-player mathjax_ignore tex2jax_ignore" data-player="{unique}"'
+        ' data-lm-suppress-shortcuts="true">'
         f"<style>{_style()}</style>"
         f'<p class="title">{html.escape(title)}</p><div class="bar"></div>'
         f'<div class="picture" style="min-width:{_LANE_PX * len(names)}px"><div class="names">{heads}</div>'
