@@ -61,10 +61,11 @@ class Player:
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """The player as a page that needs nothing else; written to `path` too, if there is one."""
+        snippet = self.snippet.replace('<p class="title">', '<p class="title" role="heading" aria-level="1">', 1)
         page = (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">'
-            f"<title>{html.escape(self.title)}</title></head>\n<body>{self.snippet}</body></html>\n"
+            f"<title>{html.escape(self.title)}</title></head>\n<body><main>{snippet}</main></body></html>\n"
         )
         if path is not None:
             Path(path).write_text(page, encoding="utf-8")
