@@ -56,6 +56,6 @@ $(READY): pyproject.toml constraints.txt tools/install_torch.py
 	@touch .venv/.unfinished
 	@[ -x .venv/bin/python ] || $(PYTHON) -m venv .venv
 	.venv/bin/python tools/install_torch.py
-	.venv/bin/python -m pip install -c constraints.txt -e ".[lab,mpi,dev,programs]"
+	.venv/bin/python -m pip install -c constraints.txt -e ".[lab,mpi,dev,browser,programs]"
 	@touch $@
 	@rm .venv/.unfinished

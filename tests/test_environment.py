@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-CONDA_NAMES = {"torch": "pytorch-cpu", "matplotlib": "matplotlib-base"}
+CONDA_NAMES = {"torch": "pytorch-cpu", "matplotlib": "matplotlib-base", "nbconvert": "nbconvert-core"}
 
 
 def ranges(lines: list[str]) -> dict[str, SpecifierSet]:

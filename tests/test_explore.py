@@ -90,7 +90,7 @@ def test_each_control_changes_picture_and_sentence(explorer):
 
 def test_controls_offer_what_the_trace_holds(explorer):
     offered = {name: control.options for name, control in explorer.controls.items() if name != "window_ms"}
-    assert offered["drawing"] == ("timeline", "sequence", "traffic")
+    assert offered["drawing"] == ("timeline", "sequence", "traffic", "traffic_graph", "reconcile")
     assert [name for name, _ in offered["kind"]] == ["all", "collective", "p2p"]
     assert [name for name, _ in offered["op"]] == ["all", "all_reduce", "broadcast", "recv", "send"]
     assert [name for name, _ in offered["phase"]] == ["all", "forward", "backward", "none"]
@@ -159,7 +159,7 @@ def test_python_moves_the_controls_and_takes_what_is_selected(explorer, tmp_path
 @pytest.mark.parametrize(
     ("choice", "sentence"),
     [
-        (Choice("autograd"), "drawing is one of timeline, sequence, traffic in this trace, not 'autograd'"),
+        (Choice("autograd"), "traffic, traffic_graph, reconcile in this trace, not 'autograd'"),
         (Choice(op="gather"), "op is one of all_reduce, broadcast, recv, send in this trace, not 'gather'"),
         (Choice(ranks=(0, 9)), "ranks is one of 0, 1, 2 in this trace, not 9"),
         (Choice(window_ms=(5, 99)), "a window lies between 0 ms and 20 ms here, not"),
@@ -320,7 +320,8 @@ def test_a_real_training_job():
     trace = Cluster(3).run(train_ddp, 5).trace
     explorer = play.explore(trace)
     drawings = explorer.controls["drawing"].options
-    assert drawings == ("timeline", "sequence", "traffic", "buckets", "breakdown")
+    of_all = ("timeline", "sequence", "traffic", "traffic_graph", "reconcile")
+    assert drawings == (*of_all, "buckets", "breakdown")
     whole = len(operations(trace))
     explorer.choice = Choice(span="step 3")
     # Two buckets, two all_reduces.

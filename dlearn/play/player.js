@@ -275,10 +275,11 @@
     }
 
     function go(to) {
+      const before = step;
       step = Math.max(0, Math.min(played.length, to));
       show();
       if (step === played.length) pause();
-      root.dispatchEvent(new CustomEvent("dlearn-step", { bubbles: true, detail: { step } }));
+      if (step !== before) root.dispatchEvent(new CustomEvent("dlearn-step", { bubbles: true, detail: { step } }));
     }
 
     function play() {
@@ -372,10 +373,10 @@
     picture.setAttribute("aria-label", "The arrow keys step through this picture.");
     find(".totals").tabIndex = 0;
     show();
-    root.dlearnPlayer = { go, get step() { return step; } };
+    // Whoever else moves it, as Python does, ends the playing.
+    root.dlearnPlayer = { go: (to) => (pause(), go(to)), get step() { return step; } };
     const shown = (globalThis.dlearnPlayers ??= new Map());
     shown.set(id, (shown.get(id) ?? new Set()).add(root));
-    root.dispatchEvent(new CustomEvent("dlearn-ready", { bubbles: true }));
   }
 
   function addTotal(body, pair) {

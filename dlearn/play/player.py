@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import html
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from dlearn.analysis.walking import Walkthrough, walkthrough
 from dlearn.analysis.words import count_text
 from dlearn.draw.animation import animate
 from dlearn.draw.palette import FAINT, INK, LINES, MISSING
+from dlearn.play.bridge import Bridge
 from dlearn.play.packing import packed
 from dlearn.play.still import MOST_ROWS, still
 from dlearn.trace.message import Message
@@ -34,15 +35,33 @@ class Player:
         self.title = printable(walk.title)
         self.sentences = tuple(printable(step.sentence) for step in walk.steps)
         self.notes = tuple(printable(note) for note in walk.notes)
-        self.snippet = _snippet(walk, self.title, self.sentences, self.notes)
+        name, self.snippet = _snippet(walk, self.title, self.sentences, self.notes)
         """Self-contained HTML, to be put into a page."""
+        self.bridge = Bridge(name, last=len(self.sentences))
+
+    @property
+    def step(self) -> int:
+        """How many steps have been shown where the player stands, 0 at first. Set it: the shown player goes there.
+
+        In JupyterLab with anywidget both follow each other. Elsewhere it is what was last set here.
+        """
+        return self.bridge.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.bridge.step = step
+
+    def on_step(self, callback: Callable[[int], object]) -> None:
+        """Call `callback(step)` after each change of `step`, made here or on the page."""
+        self.bridge.on_step(callback)
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
         """The player as a page that needs nothing else; written to `path` too, if there is one."""
+        snippet = self.snippet.replace('<p class="title">', '<p class="title" role="heading" aria-level="1">', 1)
         page = (
             '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
             '<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">'
-            f"<title>{html.escape(self.title)}</title></head>\n<body>{self.snippet}</body></html>\n"
+            f"<title>{html.escape(self.title)}</title></head>\n<body><main>{snippet}</main></body></html>\n"
         )
         if path is not None:
             Path(path).write_text(page, encoding="utf-8")
@@ -54,6 +73,11 @@ class Player:
 
     def _repr_html_(self) -> str:
         return self.snippet
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, str]:
+        """What a notebook asks for when it is about to show this."""
+        self.bridge.open()
+        return {"text/html": self._repr_html_(), "text/plain": repr(self)}
 
     def __str__(self) -> str:
         told = [f"{number:>4}. {sentence}" for number, sentence in enumerate(self.sentences, 1)]
@@ -82,7 +106,8 @@ def player(
 # HTML -----------------------------------------------------------------------------------------------------------------
 
 
-def _snippet(walk: Walkthrough, title: str, sentences: Sequence[str], notes: Sequence[str]) -> str:
+def _snippet(walk: Walkthrough, title: str, sentences: Sequence[str], notes: Sequence[str]) -> tuple[str, str]:
+    """Its name, which two players share that are the same to the letter, and the HTML."""
     data = packed(walk)
     unique = hashlib.sha256(f"{title}{data}".encode()).hexdigest()[:8]
     listed = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences[:MOST_ROWS])
@@ -90,7 +115,8 @@ def _snippet(walk: Walkthrough, title: str, sentences: Sequence[str], notes: Seq
     listed += f"<li>... and {more:,} more, for which this page must be allowed to run scripts</li>" if more > 0 else ""
     noted = "".join(f'<p class="note">{html.escape(note)}</p>' for note in notes)
     # No shortcut of JupyterLab may take the arrow keys away, and no "$" in a name is the start of a formula.
-    return (
+    # No shortcut of JupyterLab may take the arrow keys away, and no "$" in a name is the start of a formula.
+    snippet = (
         f'<div class="dlearn-player mathjax_ignore tex2jax_ignore" data-player="{unique}"'
         f' data-lm-suppress-shortcuts="true"><style>{_style()}</style>'
         f'<p class="title">{html.escape(title)}</p><div class="bar"></div>'
@@ -99,6 +125,7 @@ def _snippet(walk: Walkthrough, title: str, sentences: Sequence[str], notes: Seq
         f"<details open><summary>All steps in words</summary><ol>{listed}</ol></details>"
         f'{noted}<script type="application/dlearn">{data}</script><script>{_read("player.js")}</script></div>'
     )
+    return unique, snippet
 
 
 def _read(name: str) -> str:

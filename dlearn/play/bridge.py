@@ -1,0 +1,97 @@
+"""Between a player in Python and the same player on the page: each step of one is a step of the other.
+
+The page's half is `bridge.js`, an anywidget. It lives as long as the kernel does and has no place in the notebook: what
+is shown, saved and exported is the player's own HTML, which needs neither.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from dlearn.errors import DlearnError
+
+
+class Bridge:
+    """The step at which a player stands. Without a kernel and anywidget it is only remembered."""
+
+    def __init__(self, name: str, last: int) -> None:
+        self._name, self._last = name, last
+        self._step = 0
+        self._callbacks: list[Callable[[int], object]] = []
+        self._widget: Any = None
+
+    @property
+    def step(self) -> int:
+        """0: nothing is sent yet."""
+        return self._step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        step = operator.index(step)
+        if not 0 <= step <= self._last:
+            raise DlearnError(
+                f"this player has no step {step}: choose one from 0 (before the first message) to {self._last}"
+            )
+        self._moved(step)
+        if self._widget is not None:
+            self._widget.step = self._step
+
+    def on_step(self, callback: Callable[[int], object]) -> None:
+        """Call `callback(step)` whenever the step has changed."""
+        self._callbacks.append(callback)
+
+    def open(self) -> None:
+        """Let the players of this name on the page follow, those that come later, too.
+
+        If two Pythons' players are the same to the letter (a cell was run again), the one shown last has the page.
+        """
+        if _has_the_page.get(self._name) is self or not _in_a_notebook():
+            return
+        try:
+            widget = _widget_class()(player=self._name, step=self._step)
+        except ImportError:  # no anywidget: the page plays all the same
+            return
+        if self._name in _has_the_page:
+            _has_the_page[self._name]._close()
+        _has_the_page[self._name] = self
+        self._widget = widget
+        widget.observe(lambda change: self._moved(change.new), "step")
+
+    def _moved(self, step: int) -> None:
+        if step == self._step:
+            return
+        self._step = step
+        for callback in self._callbacks:
+            callback(step)
+
+    def _close(self) -> None:
+        self._widget.close()
+        self._widget = None
+
+
+_has_the_page: dict[str, Bridge] = {}
+
+
+def _in_a_notebook() -> bool:
+    """Whether a kernel runs us, so that somebody may show a page. A terminal's IPython has none."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
+
+
+@cache
+def _widget_class() -> type:
+    """Made when first needed: without a notebook nobody imports anywidget."""
+    import anywidget
+    import traitlets
+
+    class BridgeWidget(anywidget.AnyWidget):
+        _esm = (files("dlearn.play") / "bridge.js").read_text(encoding="utf-8")
+        player = traitlets.Unicode().tag(sync=True)
+        step = traitlets.Int().tag(sync=True)
+
+    return BridgeWidget

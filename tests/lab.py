@@ -1,0 +1,117 @@
+"""A real JupyterLab for tests: on the loopback interface, with a token, and with settings and files of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+QUIET = {
+    "apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+    "apputils-extension/themes": {"adaptive-theme": True},  # dark where the browser asks for dark
+    "docmanager-extension/plugin": {"autosave": False},
+}
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A server that runs; `folder` holds its notebooks."""
+
+    folder: Path
+    home: Path
+    address: str
+    token: str
+
+    def url(self, notebook: str) -> str:
+        """Opens this notebook in an empty workspace."""
+        return f"{self.address}lab/tree/{notebook}?token={self.token}&reset"
+
+    def run(self, module: str, *arguments: str) -> None:
+        """A command of Jupyter's beside this server; fails with what it said."""
+        done = subprocess.run(
+            [sys.executable, "-m", module, *arguments],
+            cwd=self.folder,
+            env=_environment(self.home),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert done.returncode == 0, done.stderr
+
+
+@contextmanager
+def running_lab(home: Path) -> Iterator[Lab]:
+    """JupyterLab, until the block ends; then it and every kernel of it are gone."""
+    folder = home / "notebooks"
+    folder.mkdir()
+    for name, settings in QUIET.items():
+        file = home / "settings" / "@jupyterlab" / f"{name}.jupyterlab-settings"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(settings))
+    token = secrets.token_hex(16)
+    options = {
+        "ServerApp.ip": "127.0.0.1",
+        "ServerApp.port": "0",
+        "ServerApp.root_dir": str(folder),
+        "IdentityProvider.token": token,
+        "ServerApp.open_browser": "False",
+        "ServerApp.allow_root": "True",
+        "LabApp.extension_manager": "readonly",
+    }
+    log = home / "lab.log"
+    with log.open("w") as output:
+        server = psutil.Popen(
+            [sys.executable, "-m", "jupyterlab", *(f"--{name}={value}" for name, value in options.items())],
+            env=_environment(home),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
+    try:
+        yield Lab(folder, home, _address(server, home, log), token)
+    finally:
+        _end(server)
+
+
+def _environment(home: Path) -> dict[str, str]:
+    """What this test was started with, but all of Jupyter's files in `home`."""
+    own = {
+        "JUPYTER_CONFIG_DIR": "config",
+        "JUPYTER_DATA_DIR": "data",
+        "JUPYTER_RUNTIME_DIR": "runtime",
+        "JUPYTERLAB_SETTINGS_DIR": "settings",
+        "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
+        "IPYTHONDIR": "ipython",
+    }
+    return {**os.environ, **{name: str(home / folder) for name, folder in own.items()}}
+
+
+def _address(server: psutil.Popen, home: Path, log: Path) -> str:
+    """Where it listens: the server writes that into a file when it does."""
+    file = home / "runtime" / f"jpserver-{server.pid}.json"
+    until = time.monotonic() + 60
+    while server.poll() is None and time.monotonic() < until:
+        with suppress(FileNotFoundError, json.JSONDecodeError):
+            return str(json.loads(file.read_text())["url"])
+        time.sleep(0.05)
+    raise AssertionError(f"JupyterLab has not started:\n{log.read_text()}")
+
+
+def _end(server: psutil.Popen) -> None:
+    """It ends its kernels, and they their ranks. What is left after ten seconds is killed, and fails the test."""
+    own = [server, *server.children(recursive=True)]
+    server.terminate()
+    _, left = psutil.wait_procs(own, timeout=10)
+    for process in left:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    assert left == [], "JupyterLab left processes behind"

@@ -1,0 +1,333 @@
+"""The player as a person meets it: in a page of its own, in a real JupyterLab, in an exported notebook.
+
+Screenshots are left in the folder that DLEARN_ARTIFACTS names, else among pytest's own temporary files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html import unescape
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from lab import Lab, running_lab
+from traces import Job, header
+
+from dlearn.play import player
+
+pytest.importorskip("playwright", reason="nobody can click without playwright: pip install -e '.[browser]'")
+pytest.importorskip("axe_playwright_python", reason="accessibility needs axe: pip install -e '.[browser]'")
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: nobody can click"),
+    pytest.mark.timeout(300),
+]
+
+FLAGS = "no-sandbox disable-gpu disable-quic no-first-run disable-background-networking disable-component-update"
+WIDTHS = {"light": 1300, "dark": 650}  # CSS pixels: a laptop's window, and half of it
+PATIENCE_MS = 60_000  # a machine may be busy
+NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
+EVIL = """<img src=x onerror="window.ran=1"><script>window.ran=1</script>'"&amp;$x$ 🐍 """
+LONG = (EVIL + "x" * 200)[:200]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    expect.set_options(timeout=PATIENCE_MS)
+    with sync_playwright() as playwright:
+        launched = playwright.chromium.launch(executable_path=CHROMIUM, args=[f"--{flag}" for flag in FLAGS.split()])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory) -> Path:
+    folder = Path(os.environ.get("DLEARN_ARTIFACTS") or tmp_path_factory.mktemp("artifacts"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+@contextmanager
+def opened(browser: Browser, url: str) -> Iterator[Page]:
+    """The page. From a file it has no network. An error in its console fails the test."""
+    context = browser.new_context(viewport={"width": WIDTHS["light"], "height": 1000})
+    context.set_default_timeout(PATIENCE_MS)
+    page = context.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(error.stack or str(error)))
+    page.on("console", lambda said: errors.append(f"{said.text} {said.location}") if said.type == "error" else None)
+    if url.startswith("file:"):
+        context.set_offline(True)
+        context.route("**", lambda route, ask: route.continue_() if ask.url.startswith("file:") else route.abort())
+    page.goto(url)
+    yield page
+    context.close()
+    # An exported notebook asks for require.js and MathJax, and does without.
+    assert [error for error in errors if "net::ERR_FAILED https://" not in error and "cdnjs" not in error] == []
+
+
+def stands(root: Locator, step: int) -> None:
+    expect(root.locator(".position")).to_have_text(re.compile(rf"\b{step} of \d+$"))
+
+
+def last(root: Locator) -> int:
+    """How many steps the player has."""
+    return int(re.search(r"of (\d+)$", root.locator(".position").inner_text())[1])
+
+
+def walk(root: Locator) -> None:
+    """Through the whole player with the mouse, then with the keyboard; it ends at step 2."""
+    root.evaluate("root => root.scrollIntoView()")  # JupyterLab shows nothing of what is far away
+    page, end = root.page, last(root)
+    sentences = root.locator("li").all_text_contents()
+    if root.locator("[data-go=start]").is_enabled():
+        root.locator("[data-go=start]").click()
+    for step in range(1, 4):
+        root.locator("[data-go=forward]").click()
+        stands(root, step)
+        expect(root.locator(".sentence")).to_have_text(sentences[step - 1])
+    root.locator("[data-go=end]").click()
+    stands(root, end)
+    expect(root.locator("[data-go=forward]")).to_be_disabled()
+    root.locator(".picture").focus()
+    keys = {"ArrowUp": end - 1, "Home": 0, "ArrowRight": 1, "ArrowDown": 2, "ArrowLeft": 1, "End": end}
+    for key, step in keys.items():
+        page.keyboard.press(key)
+        stands(root, step)
+    root.locator("input[type=range]").fill("2")
+    stands(root, 2)
+    expect(root.locator(".sentence")).to_have_text(sentences[1])
+
+
+def violations(page: Page, scope: str | None = None) -> list[tuple[str, str, str]]:
+    """What axe-core finds, light and dark, with all sentences open: rule, where, what it says."""
+    found = []
+    page.locator(".dlearn-player summary").first.click()
+    for scheme in ("light", "dark"):
+        light_up(page, scheme)
+        for rule in Axe().run(page, context=scope).response["violations"]:
+            found += [(rule["id"], f"{scheme} {node['target']}", node["failureSummary"]) for node in rule["nodes"]]
+    return found
+
+
+def light_up(page: Page, scheme: str) -> None:
+    """Light or dark, as the reader's system asks for. JupyterLab follows a little later."""
+    page.emulate_media(color_scheme=scheme)
+    if page.url.startswith("http"):
+        expect(page.locator("body")).to_have_attribute("data-jp-theme-light", str(scheme == "light").lower())
+
+
+def photograph(shown: Locator, folder: Path, name: str) -> None:
+    """The page where this is: at half width and dark, at full width and light."""
+    page = shown.page
+    for scheme in ("dark", "light"):
+        page.set_viewport_size({"width": WIDTHS[scheme], "height": 1000})
+        light_up(page, scheme)
+        shown.evaluate("shown => shown.scrollIntoView()")
+        page.screenshot(path=folder / f"{name}-{scheme}.png")
+
+
+def ring(folder: Path, *, names: tuple[str, ...] = (), count: int = 9) -> Job:
+    """Message i goes from rank i to the next of three."""
+    job = Job(folder, ranks=3)
+    job.headers = [header(rank, world_size=3, name=name) for rank, name in enumerate(names)] or job.headers
+    for i in range(count):
+        job.send(i % 3, (i + 1) % 3, size=100 * (i + 1), start_ns=10 * i, end_ns=10 * i + 5)
+        job.recv((i + 1) % 3, i % 3, size=100 * (i + 1), start_ns=10 * i, end_ns=10 * i + 5)
+    return job
+
+
+def test_a_page_of_its_own_plays_without_a_network(browser, tmp_path, artifacts):
+    player(ring(tmp_path).load()).to_html(tmp_path / "ring.html")
+    with opened(browser, (tmp_path / "ring.html").as_uri()) as page:
+        root = page.locator(".dlearn-player")
+        walk(root)
+        root.locator("[data-go=play]").click()
+        stands(root, 3)
+        root.locator("[data-go=play]").click()
+        assert violations(page) == []
+        photograph(root, artifacts, "page")
+
+
+def test_names_are_text_and_never_run(browser, tmp_path):
+    """Of ranks, of an operation and in the title: whoever wrote the trace."""
+    job = ring(tmp_path, names=(EVIL, LONG, "b" * 200), count=3)
+    job.collective(EVIL, size=8, start_ns=100, end_ns=200)
+    shown = player(job.load(), title=LONG)
+    shown.to_html(tmp_path / "evil.html")
+    with opened(browser, (tmp_path / "evil.html").as_uri()) as page:
+        root = page.locator(".dlearn-player")
+        root.locator("[data-go=end]").click()
+        stands(root, len(shown.sentences))
+        assert root.locator("img[src=x]").count() == 0
+        assert page.evaluate("window.ran") is None
+        assert page.title() == " ".join(shown.title.split())
+        assert root.locator(".title").text_content() == shown.title
+        assert root.locator("li").all_text_contents() == list(shown.sentences)
+        heard = root.locator(".sentence").text_content()
+        assert heard == shown.sentences[-1]
+        assert EVIL.strip() in root.text_content()
+        assert root.evaluate("root => root.scrollWidth <= root.clientWidth")
+
+
+# In JupyterLab --------------------------------------------------------------------------------------------------------
+
+CELLS = [
+    f"""
+import torch
+import torch.distributed as dist
+from dlearn import Cluster, play
+
+
+def ring():
+    mine, other = torch.ones(6), torch.zeros(6)
+    for _ in range(3):
+        sending = dist.isend(mine, (dist.get_rank() + 1) % 3)
+        dist.recv(other, (dist.get_rank() - 1) % 3)
+        sending.wait()
+
+
+run = Cluster(3).run(ring)
+player = play.player(run.trace, title={LONG!r})
+heard = []
+player.on_step(heard.append)
+player.step = 4
+player""",
+    "display(player, 'and once more')",
+    "print(player.step, heard[-1])",
+    "player.step = 5",
+]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory) -> Iterator[Lab]:
+    if find_spec("jupyterlab") is None:
+        pytest.skip("this needs JupyterLab: pip install -e '.[lab]'")
+    with running_lab(tmp_path_factory.mktemp("lab")) as running:
+        yield running
+
+
+def ready(page: Page) -> None:
+    expect(page.get_by_text("Python 3 (ipykernel) | Idle")).to_be_visible()
+
+
+def run_all(page: Page) -> None:
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+
+
+def run_cell(page: Page, number: int) -> Locator:
+    """Run it once more; its output."""
+    cell = page.locator(".jp-CodeCell").nth(number)
+    cell.locator(".cm-content").click()
+    before = cell.locator(".jp-InputPrompt").inner_text()
+    page.keyboard.press("Shift+Enter")
+    expect(cell.locator(".jp-InputPrompt")).not_to_have_text(before)
+    expect(cell.locator(".jp-InputPrompt")).to_have_text(re.compile(r"\[\d+\]"))
+    return cell.locator(".jp-OutputArea-output")
+
+
+def shown_html(notebook: Path) -> list[str]:
+    """All HTML among its saved outputs."""
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    data = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
+    return ["".join(shown["text/html"]) for shown in data if "text/html" in shown]
+
+
+def save(page: Page) -> None:
+    with page.expect_response(lambda response: response.request.method == "PUT"):
+        page.keyboard.press("Control+s")
+
+
+@pytest.fixture(scope="module")
+def lesson(browser, lab) -> Iterator[Page]:
+    """A notebook with a real run, executed and saved."""
+    empty = {"cell_type": "code", "metadata": {}, "execution_count": None, "outputs": []}
+    cells = [{**empty, "id": f"cell-{number}", "source": cell.strip()} for number, cell in enumerate(CELLS)]
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    notebook = {"nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": kernel}, "cells": cells}
+    (lab.folder / "lesson.ipynb").write_text(json.dumps(notebook))
+    with opened(browser, lab.url("lesson.ipynb")) as page:
+        ready(page)
+        run_all(page)
+        expect(page.locator(".dlearn-player .position")).to_have_count(2)
+        stands(page.locator(".dlearn-player").last, 5)
+        save(page)
+        yield page
+
+
+@pytest.mark.slow
+def test_in_jupyterlab_mouse_and_keys_step_through_a_real_run(lesson, artifacts):
+    root = lesson.locator(".dlearn-player").first
+    cell = lesson.locator(".jp-Cell.jp-mod-active")
+    root.locator(".title").click()
+    active = cell.get_attribute("data-windowed-list-index")
+    walk(root)
+    assert cell.get_attribute("data-windowed-list-index") == active, "JupyterLab took an arrow key"
+    assert lesson.evaluate("window.ran") is None
+    assert root.locator(".title").text_content().startswith("<img src=x")
+    assert violations(lesson, ".dlearn-player") == []
+    photograph(root, artifacts, "jupyterlab")
+
+
+@pytest.mark.slow
+def test_in_jupyterlab_page_and_python_follow_each_other(lesson):
+    first, second = lesson.locator(".dlearn-player").all()
+    run_cell(lesson, 3)
+    for root in (first, second):
+        stands(root, 5)
+    second.locator("[data-go=back]").click()
+    stands(first, 4)
+    first.locator("[data-go=end]").click()
+    stands(second, 9)
+    expect(run_cell(lesson, 2)).to_have_text("9 9\n")
+    lesson.reload()
+    for root in (first, second):
+        stands(root, 9)
+    first.locator("[data-go=start]").click()
+    stands(second, 0)
+    expect(run_cell(lesson, 2)).to_have_text("0 0\n")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("lesson")
+def test_an_exported_notebook_plays_without_network_and_kernel(browser, lab, artifacts):
+    lab.run("nbconvert", "--to", "html", "lesson.ipynb")
+    with opened(browser, (lab.folder / "lesson.html").as_uri()) as page:
+        first, second = page.locator(".dlearn-player").all()
+        walk(first)
+        stands(second, 0)
+        assert violations(page, ".dlearn-player") == []
+        photograph(first, artifacts, "exported")
+
+
+@pytest.mark.slow
+def test_a_committed_lesson_tells_before_it_is_trusted_and_plays_after(browser, lab, artifacts):
+    committed = Path(shutil.copy(NOTEBOOKS / "parameter_server.ipynb", lab.folder))
+    snippet = next(html for html in shown_html(committed) if "dlearn-player" in html)
+    sentence = unescape(re.search("<li>(.*?)</li>", snippet)[1])
+    with opened(browser, lab.url("parameter_server.ipynb")) as page:
+        told = page.locator("li").get_by_text(sentence, exact=True)
+        expect(told).to_be_attached()
+        photograph(told, artifacts, "untrusted")
+        assert page.locator("[data-go]").count() == 0, "a button that does nothing"
+        page.keyboard.press("Control+Shift+C")
+        page.keyboard.type("Trust Notebook")
+        page.keyboard.press("Enter")
+        page.locator(".jp-Dialog").get_by_role("button", name="Trust").click()
+        ready(page)
+        walk(page.locator(".dlearn-player").first)
+        run_all(page)
+        expect(page.locator(".dlearn-player")).to_have_count(0)
+        expect(page.locator(".dlearn-player .position")).to_have_count(1)
+        walk(page.locator(".dlearn-player"))
+        assert page.locator(".jp-RenderedText[data-mime-type$=error]").count() == 0
