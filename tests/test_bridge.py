@@ -31,7 +31,7 @@ def test_without_a_kernel_the_step_is_remembered(tmp_path):
         shown.step = step
     assert shown.step == 0
     assert heard == [3, 4, 0]
-    assert shown._repr_mimebundle_() == {"text/html": shown._repr_html_(), "text/plain": str(shown)}
+    assert shown._repr_mimebundle_() == {"text/html": shown._repr_html_(), "text/plain": repr(shown)}
     assert shown.bridge._widget is None
 
 

@@ -124,6 +124,7 @@ def light_up(page: Page, scheme: str) -> None:
     page.emulate_media(color_scheme=scheme)
     if page.url.startswith("http"):
         expect(page.locator("body")).to_have_attribute("data-jp-theme-light", str(scheme == "light").lower())
+        expect(page.locator("#jupyterlab-splash")).to_have_count(0)  # it stands over the page while a theme loads
 
 
 def photograph(shown: Locator, folder: Path, name: str) -> None:

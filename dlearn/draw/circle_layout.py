@@ -79,9 +79,11 @@ def place_ranks(names: Mapping[int, str], pairs: Sequence[Pair], size: Point) ->
         }
     high = size[1] / 2 - NODE_PT / 2 - _OUTSIDE_PT
     wide = min(wide - 2 * _OUTSIDE_PT, _FLATTEST * high)
-    for i, rank in enumerate(around):
-        angle = math.pi / 2 - 2 * math.pi * i / len(around)
-        places[rank] = Place((center[0] + wide * math.cos(angle), center[1] + high * math.sin(angle)), halves[rank])
+    angles = [math.pi / 2 - 2 * math.pi * i / len(around) for i in range(len(around))]
+    lowest = min(map(math.sin, angles))  # three ranks would leave the lowest quarter of their circle empty
+    for rank, angle in zip(around, angles, strict=True):
+        up = (2 * math.sin(angle) - 1 - lowest) / (1 - lowest)
+        places[rank] = Place((center[0] + wide * math.cos(angle), center[1] + high * up), halves[rank])
     return places
 
 

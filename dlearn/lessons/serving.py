@@ -11,6 +11,7 @@ from torch.distributed.optim import DistributedOptimizer
 from torch.nn.functional import cross_entropy
 
 from dlearn.lessons import digits, models
+from dlearn.recorder import span
 
 STEPS = 5
 BATCH_SIZE = 25
@@ -30,8 +31,8 @@ def train(trainer: int) -> float:
     server = rpc.remote("ps", Server)
     optimizer = DistributedOptimizer(torch.optim.SGD, server.rpc_sync().references(), lr=0.1)  # type: ignore[no-untyped-call]
     batches = zip(torch.split(images, BATCH_SIZE), torch.split(labels, BATCH_SIZE), strict=True)
-    for _, (batch, answers) in zip(range(STEPS), batches, strict=False):
-        with dist_autograd.context() as context:
+    for step, (batch, answers) in zip(range(STEPS), batches, strict=False):
+        with span(f"step {step}"), dist_autograd.context() as context:
             loss = cross_entropy(server.rpc_sync().forward(batch), answers)
             dist_autograd.backward(context, [loss])  # type: ignore[attr-defined]
             optimizer.step(context)  # type: ignore[no-untyped-call]
