@@ -4,7 +4,7 @@
 #     ids: [Q14]
 #     minutes: 0.3
 #     needs: []
-#     peak_mb: 700
+#     peak_mb: 800
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
