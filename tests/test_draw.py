@@ -178,8 +178,9 @@ def test_a_hang_of_a_bucket_says_in_the_picture_what_the_sentence_says(tmp_path)
 
 def test_gradients_are_ticks_and_spans_brackets_with_their_name(tmp_path):
     job = Job(tmp_path, ranks=1)
-    job.span(0, "step 7", start_ns=0, end_ns=100 * MS)
-    job.span(0, "brief", start_ns=50 * MS, end_ns=50 * MS + 1000)
+    outer = job.span(0, "step 7", start_ns=0, end_ns=100 * MS)
+    inner = job.span(0, "brief", start_ns=50 * MS, end_ns=50 * MS + 1000, parent=outer)
+    job.collective("barrier", start_ns=50 * MS, end_ns=50 * MS + 1000, parent=inner)
     for name in ("w", "b"):
         job.gradient(0, name)
     ax = draw.timeline(job.load())
@@ -187,6 +188,21 @@ def test_gradients_are_ticks_and_spans_brackets_with_their_name(tmp_path):
     assert len(picture_parts(ax, "spans")[0].get_segments()) == 2
     assert "step 7" in texts(ax)
     assert "brief" not in texts(ax), "no room for its name"
+    assert picture_parts(ax, "works")[0].get_paths() == []
+
+
+def test_a_span_without_calls_is_a_box_with_one_shade_for_each_kind(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    outer = job.span(0, "step 7", start_ns=0, end_ns=100 * MS)
+    for place, name in enumerate(("F0", "F1", "B0", "B1")):
+        job.span(0, name, start_ns=20 * place * MS, end_ns=20 * (place + 1) * MS, parent=outer)
+    ax = draw.timeline(job.load())
+    (works,) = picture_parts(ax, "works")
+    assert [box.get_extents().width for box in works.get_paths()] == pytest.approx([20] * 4)
+    first, second, third, fourth = (tuple(color) for color in works.get_facecolor())
+    assert first == second != third == fourth
+    assert len(picture_parts(ax, "spans")[0].get_segments()) == 1  # the step around them
+    assert {"F0", "F1", "B0", "B1", "step 7"} <= set(texts(ax))
 
 
 def test_too_many_messages_become_a_strip_and_a_sentence(tmp_path):

@@ -119,6 +119,27 @@ def test_spans_without_messages_are_work_and_the_others_are_parts(tmp_path):
     assert walk.steps[0].sentence == "rank 0 begins forward of micro-batch 1 (observed)."
 
 
+def test_a_pipelines_works_and_messages_in_order_and_what_is_kept(tmp_path):
+    """1F1B of two stages and two micro-batches: rank 0 does F0 F1 B0 B1, and rank 1 F0 B0 F1 B1."""
+    job = Job(tmp_path, ranks=2)
+    begins = {0: {"F0": 0, "F1": 10, "B0": 32, "B1": 54}, 1: {"F0": 11, "B0": 21, "F1": 33, "B1": 43}}
+    for rank, works in begins.items():
+        outer = job.span(rank, "step 0", start_ns=0, end_ns=90)
+        for name, at_ns in works.items():
+            job.span(rank, name, start_ns=at_ns, end_ns=at_ns + 8, parent=outer)
+            if name[0] == "FB"[rank]:
+                job.send(rank, 1 - rank, start_ns=at_ns + 9, end_ns=at_ns + 10, parent=outer)
+                job.recv(1 - rank, rank, start_ns=at_ns + 9, end_ns=at_ns + 10)
+    walk = walkthrough(job.load())
+    told = " ".join(f"{step.mark or 'sends'}({step.rank})" for step in walk.steps)
+    assert told == ("F0(0) sends(0) F1(0) F0(1) sends(0) B0(1) sends(1) B0(0) F1(1) B1(1) sends(1) B1(0)")
+    assert {step.part for step in walk.steps} == {"step 0"}
+    (board,) = walk.boards
+    kept = [[change.text for key, change in walk.held(board, step).items() if key[0] == 0] for step in (3, 8, 12)]
+    assert kept == [["micro-batch 0", "micro-batch 1"], ["", "micro-batch 1"], ["", ""]]
+    assert walk.steps[2].sentence == "rank 0 begins F1 (observed). Kept for backward passes to come: 2 (inferred)."
+
+
 def test_beside_some_messages_only_what_lies_between_them(tmp_path):
     job = Job(tmp_path, ranks=2)
     for i in range(3):

@@ -34,7 +34,7 @@ class Lane:
 
     @property
     def middle(self) -> float:
-        return (self.bars_top + self.density_top) / 2
+        return (self.bars_top + self.density_top) / 2 if self.rows else (self.top + self.bottom) / 2
 
 
 def stack(
@@ -50,8 +50,8 @@ def stack(
     gap = _GAP_IN if len(ranks) <= 8 else _NARROW_GAP_IN
     y = gap / 2
     for rank in ranks:
-        count = max(1, rows.get(rank, 1))
-        row = min(ROW_IN, _MOST_BAR_ROWS_IN / count)
+        count = rows.get(rank, 1)
+        row = min(ROW_IN, _MOST_BAR_ROWS_IN / max(1, count))
         strip = y + spans.get(rank, 0) * SPAN_IN
         bars = strip + (STRIP_IN if rank in strips else 0)
         below = bars + count * row

@@ -17,6 +17,10 @@ INK = "#222222"
 FAINT = "#707070"
 LANE = "#f4f4f4"
 STRIP = "#d9d2e9"
+WORK = "#7a9a3a"
+"""What a rank does by itself: no operation."""
+WORKS = ("#cfdcb4", "#a3bd70")
+"""Of one kind and the next, pale enough for their names."""
 MISSING = "#d00000"
 WAITING_HATCH = "/////"
 SERIES = ("#0072B2", "#C07000", "#009E73", "#CC79A7", "#004D40", "#332288")

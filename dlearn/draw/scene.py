@@ -13,6 +13,7 @@ from dlearn.analysis.columns import Calls, calls_of
 from dlearn.analysis.flows import Sums, over_time, timed_sums
 from dlearn.analysis.hangs import ended_well
 from dlearn.analysis.unrolling import answers
+from dlearn.analysis.walking.works import works_alone
 from dlearn.draw.arrows import MOST_ARROWS, Arrows, readable
 from dlearn.draw.bars import Bar, bars_of
 from dlearn.draw.busy import Busy, busy_of
@@ -42,6 +43,8 @@ class Scene:
     rows: list[int]
     spans: list[Span]
     span_rows: list[int]
+    works: dict[tuple[int, int], int]
+    """Rank and number of each innermost span without a call -> a shade, shared by "F1" and "F2"."""
     gradients: list[Gradient]
     left_out: dict[str, int]
     """How many spans and gradients are too many to be told apart."""
@@ -87,11 +90,13 @@ def set_scene(trace: Trace) -> Scene:
         rows=rows,
         spans=spans,
         span_rows=span_rows,
+        works=_shades(works_alone(trace)),
         gradients=gradients,
         left_out={"span": all_spans - len(spans), "gradient": all_gradients - len(gradients)},
         lanes=stack(
             ranks,
-            rows=_depth([bar.rank for bar in bars], rows),
+            # Where nothing is called at all, the spans need no room for bars beside them.
+            rows=_depth([bar.rank for bar in bars], rows) if calls.ends else {span.rank: 0 for span in spans},
             spans={
                 rank: min(depth, MOST_SPAN_ROWS) for rank, depth in _depth([s.rank for s in spans], span_rows).items()
             },
@@ -164,6 +169,13 @@ def _span_rows(spans: Sequence[Span], end_ns: int) -> list[int]:
         for i, row in zip(places, rows_for(stretches), strict=True):
             rows[i] = row
     return rows
+
+
+def _shades(works: dict[tuple[int, int], Span]) -> dict[tuple[int, int], int]:
+    """ "F0", "F1" and "F2" have one shade, "B0" and "B1" the next."""
+    stems = {key: span.name.strip("0123456789 ") for key, span in works.items()}
+    shades = {stem: shade for shade, stem in enumerate(dict.fromkeys(stems.values()))}
+    return {key: shades[stem] for key, stem in stems.items()}
 
 
 def _by_rank(ranks: Sequence[int]) -> dict[int, list[int]]:

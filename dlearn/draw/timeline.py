@@ -20,7 +20,7 @@ from dlearn.draw.bars import Bar, Box, draw_bars, label_bars
 from dlearn.draw.busy import draw_busy
 from dlearn.draw.canvas import TEXT_PT, plain, points_per_ms, text_width
 from dlearn.draw.lanes import SPAN_IN, STRIP_IN, height_in
-from dlearn.draw.palette import FAINT, INK, LANE, LINES, MISSING, STRIP, WAITING_HATCH, line_color, look
+from dlearn.draw.palette import FAINT, INK, LANE, LINES, MISSING, STRIP, WAITING_HATCH, WORKS, line_color, look
 from dlearn.draw.scene import BINS, MOST_SPAN_ROWS, Scene, set_scene
 from dlearn.trace.trace import Trace
 
@@ -74,8 +74,10 @@ def label_axes(ax: Axes, trace: Trace, scene: Scene) -> None:
 
 
 def draw_spans(ax: Axes, scene: Scene) -> None:
-    """A bracket above the bars of its rank, with the span's name where there is room."""
+    """A bracket above the bars of its rank, a box where nothing is called in it; with its name where there is room."""
     brackets: list[list[tuple[float, float]]] = []
+    boxes: list[list[tuple[float, float]]] = []
+    colors: list[str] = []
     scale = points_per_ms(ax)
     for span, row in zip(scene.spans, scene.span_rows, strict=True):
         lane = scene.lanes[span.rank]
@@ -84,14 +86,24 @@ def draw_spans(ax: Axes, scene: Scene) -> None:
         left, right = scene.ms(span.start_ns), scene.ms(span.end_ns or scene.end_ns)
         # Inner spans stand below outer ones.
         top = lane.top + row * SPAN_IN
-        line, foot = top + SPAN_IN * 0.5, top + SPAN_IN * 0.85
-        brackets.append([(left, foot), (left, line), (right, line), (right, foot)])
+        line, foot, bottom = top + SPAN_IN * 0.5, top + SPAN_IN * 0.85, top + SPAN_IN * 0.95
+        shade = scene.works.get((span.rank, span.number))
+        if shade is None:
+            behind, margin, pad = LANE, 8, 1.0
+            brackets.append([(left, foot), (left, line), (right, line), (right, foot)])
+        else:
+            behind, margin, pad = WORKS[shade % len(WORKS)], 2, 0.0
+            boxes.append([(left, top), (left, bottom), (right, bottom), (right, top)])
+            colors.append(behind)
         name = plain(span.name, most=30)
-        if text_width(name, size=TEXT_PT) + 8 < (right - left) * scale:
+        if text_width(name, size=TEXT_PT) + margin < (right - left) * scale:
             ax.text(
                 (left + right) / 2, line, name, ha="center", va="center_baseline", fontsize=TEXT_PT, color=INK,
-                bbox={"facecolor": LANE, "edgecolor": "none", "pad": 1.0}, zorder=6, parse_math=False, clip_on=True,
+                bbox={"facecolor": behind, "edgecolor": "none", "pad": pad}, zorder=6, parse_math=False, clip_on=True,
             )  # fmt: skip
+    ax.add_collection(
+        PolyCollection(boxes, facecolors=colors, edgecolor=FAINT, linewidth=0.4, zorder=1, gid="works"), autolim=False
+    )
     ax.add_collection(LineCollection(brackets, colors=FAINT, linewidths=0.8, zorder=1, gid="spans"), autolim=False)
 
 
@@ -175,6 +187,8 @@ def legend(scene: Scene) -> list[Artist]:
     if any(bar.transfer_ns > bar.start_ns for bar in scene.bars):
         label = "hatched: waits for the last rank"
         handles.append(Patch(facecolor="#e6e6e6", edgecolor=FAINT, hatch=WAITING_HATCH, linewidth=0.4, label=label))
+    if scene.works:
+        handles.append(Patch(facecolor=WORKS[0], edgecolor=FAINT, linewidth=0.4, label="a span without calls"))
     if scene.gradients:
         marker = Line2D([], [], color=INK, marker="|", linestyle="", markersize=7, label="a gradient is ready")
         handles.append(marker)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dlearn.analysis.walking.microbatches import BOARD, NOTE, kept
 from dlearn.analysis.walking.parts import Parts
-from dlearn.analysis.walking.steps import Source, Step
+from dlearn.analysis.walking.steps import Board, Change, Source, Step
 from dlearn.analysis.words import count_text
 from dlearn.trace.event import Collective, PointToPoint, RpcCall, RpcRun, Span, Stretch
 from dlearn.trace.message import Message
@@ -16,14 +17,20 @@ _STRETCHES = {"forward": "its forward pass", "backward": "its backward pass", "o
 
 def works(trace: Trace, messages: Sequence[Message]) -> Source:
     source = Source()
-    talking, parts = _talking(trace), Parts(trace)
+    alone, parts = works_alone(trace), Parts(trace)
+    pipeline = kept(alone.values())
     of_torch = 0
     for event in trace.events:
+        changes: tuple[Change, ...] = ()
+        more = ""
         match event:
             case Stretch():
                 told, mark = f"begins {_STRETCHES.get(event.phase, event.phase)}", event.phase
-            case Span() if (event.rank, event.number) not in talking:
+            case Span() if (event.rank, event.number) in alone:
                 told, mark = f"begins {event.name}", event.name
+                if (event.rank, event.number) in pipeline:
+                    change, more = pipeline[event.rank, event.number]
+                    changes = (change,)
             case RpcRun():
                 mark = event.function.rpartition(".")[2]
                 told = f"runs {mark}()"
@@ -35,10 +42,13 @@ def works(trace: Trace, messages: Sequence[Message]) -> Source:
         span, phase = parts.of_event(event)
         source.steps.append(
             Step(
-                rank=event.rank, at_ns=event.start_ns, until_ns=event.end_ns, mark=mark, op="work",
-                span=span, phase=phase, sentence=f"{trace.label(event.rank)} {told} (observed).",
+                rank=event.rank, at_ns=event.start_ns, until_ns=event.end_ns, mark=mark, op="work", changes=changes,
+                span=span, phase=phase, sentence=f"{trace.label(event.rank)} {told} (observed).{more}",
             )
         )  # fmt: skip
+    if pipeline:
+        source.boards.append(Board(BOARD, lasting=True))
+        source.notes.append(NOTE)
     if of_torch:
         source.notes.append(
             f"Not among the steps: {count_text(of_torch, 'run')} of functions that torch calls for itself."
@@ -46,8 +56,16 @@ def works(trace: Trace, messages: Sequence[Message]) -> Source:
     return source
 
 
+def works_alone(trace: Trace) -> dict[tuple[int, int], Span]:
+    """The innermost spans, if the rank calls nobody there, by rank and number; the others are parts of the program."""
+    spans = {(event.rank, event.number): event for event in trace.events if isinstance(event, Span)}
+    outer = {(span.rank, span.parent) for span in spans.values()}
+    talking = _talking(trace) if spans else set()
+    return {key: span for key, span in spans.items() if key not in outer and key not in talking}
+
+
 def _talking(trace: Trace) -> set[tuple[int, int]]:
-    """The spans in which something is sent or received: parts of the program, and no work of a rank alone."""
+    """The spans in which something is sent or received."""
     parents = {(event.rank, event.number): event.parent for event in trace.whole.events if isinstance(event, Span)}
     found: set[tuple[int, int]] = set()
     for event in trace.whole.events:
