@@ -28,8 +28,9 @@ lab: $(READY)  ## open the quickstart in JupyterLab, reachable from this machine
 	.venv/bin/jupyter trust notebooks/*.ipynb
 	.venv/bin/jupyter lab --ip=127.0.0.1 --ServerApp.root_dir=. $(allow_root) notebooks/quickstart.ipynb
 
-notebooks: $(READY)  ## execute all notebooks again and save them with their outputs
+notebooks: $(READY)  ## execute all notebooks again and save them with their outputs; draw the README's gallery
 	.venv/bin/python notebooks/build.py
+	.venv/bin/python -m dlearn.lessons.gallery --out docs/pictures
 
 paper: $(READY)  ## run the claims of the paper on DDP again; figures and verdicts go to docs/ddp_paper/
 	.venv/bin/python -m dlearn.lessons.ddp_paper --out docs/ddp_paper

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
+from itertools import product
+
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rpc_jobs import train
@@ -59,15 +61,45 @@ def test_what_would_be_counted_twice_is_not_told():
     assert merge(-1, 0b11) == -1
 
 
-@pytest.mark.parametrize("name", ["ring", "halving_doubling", "tree", "star"])
-def test_the_pieces_of_glass_box_algorithms_move_and_sum(name):
-    algorithm = getattr(collectives, name)
-    walk = walkthrough(Cluster(4).run(lambda: algorithm.all_reduce(torch.ones(100)), timeout=60).trace)
-    (board,) = walk.boards
-    assert at_the_end(walk, board) == {"sum"}
-    assert "?" not in ever(walk)
-    assert all(step.message.how == "observed" for step in walk.steps)
-    assert all(" Then rank " in step.sentence for step in walk.steps)
+def glass_box(name, what):
+    """One collective of an algorithm whose every step is a message."""
+    algorithm, n = getattr(collectives, name), dist.get_world_size()
+    match what:
+        case "all_reduce":
+            algorithm.all_reduce(torch.ones(100))
+        case "all_gather":
+            algorithm.all_gather(torch.empty(8 * n), torch.ones(8))
+        case "reduce_scatter":
+            algorithm.reduce_scatter(torch.empty(8), torch.ones(8 * n))
+        case _:
+            getattr(algorithm, what)(torch.ones(16), 1)
+
+
+def test_the_pieces_of_every_glass_box_collective_move_and_sum():
+    """Each rank ends with what the collective promises it; what it has of the rest is left over on the way."""
+    names = ("ring", "halving_doubling", "tree", "star")
+    kinds = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
+    played = 0
+    with Cluster(4) as cluster:
+        for name, what in product(names, kinds):
+            if not hasattr(getattr(collectives, name), what):
+                continue
+            walk = walkthrough(cluster.run(glass_box, name, what, timeout=60).trace)
+            (board,) = walk.boards
+            held = {key: change.text for key, change in walk.held(board, len(walk.steps)).items()}
+            promised = {
+                "all_reduce": dict.fromkeys(held, "sum"),
+                "all_gather": {(rank, piece): str(piece) for rank in range(4) for piece in range(4)},
+                "reduce_scatter": {(rank, rank): "sum" for rank in range(4)},
+                "broadcast": dict.fromkeys(held, "1"),
+                "reduce": {(1, piece): "sum" for rank, piece in held if rank == 1},
+            }[what]
+            assert promised.items() <= held.items(), (name, what)
+            assert "?" not in ever(walk)
+            assert all(step.message.how == "observed" for step in walk.steps)
+            assert all(" Then rank " in step.sentence for step in walk.steps)
+            played += 1
+    assert played == 13
 
 
 def test_gradients_fill_buckets_and_these_travel():
