@@ -19,9 +19,8 @@
 # their number m matter? And what does the schedule 1F1B do better than GPipe?**
 #
 # We use torch's own pipelining, with a span around each piece of work: `F2` is the forward pass of micro-batch 2 in one
-# stage, `B2` its backward pass. In the last two runs a piece also sleeps: three ranks on two cores cannot compute at
-# once, but they can sleep at once. So the *shape* of the pictures is that of a pipeline with equal stages; their
-# milliseconds mean nothing.
+# stage, `B2` its backward pass. For the pictures a piece also sleeps: three ranks on two cores cannot compute at once,
+# but they can sleep at once. So their *shape* is that of a pipeline with equal stages; their milliseconds mean nothing.
 
 # %%
 import time
@@ -199,7 +198,7 @@ assert [works.index("B0") for works in order_of(one_each[6])] == [3, 2, 1]
 # lower picture? And how many F of rank 0 stand before its first B?
 
 # %%
-napping = {name: cluster.run(train, kind, 6, 0.03) for name, kind in (("GPipe", ScheduleGPipe), ("1F1B", Schedule1F1B))}
+napping = {name: cluster.run(train, kind, 6, 0.05) for name, kind in (("GPipe", ScheduleGPipe), ("1F1B", Schedule1F1B))}
 for name, run in napping.items():
     axes = draw.timeline(run.trace.within("step 1").where(kind="span"))
     begun = order_of(run)[0].index("B0")
@@ -209,7 +208,7 @@ for name, run in napping.items():
 # ## What must be kept
 #
 # Between F2 and B2 a stage keeps the activations of micro-batch 2; autograd needs them. Step through 1F1B and look at
-# what each rank keeps (choose *timeline*, and the speed *2 times*). What is the most, for each of the ranks?
+# what each rank keeps. What is the most, for each of the ranks?
 
 # %%
 play.player(napping["1F1B"].trace.within("step 1"), title="One step of 1F1B: three stages, six micro-batches")
@@ -229,8 +228,8 @@ for m in (3, 6, 12):
     print(f"m = {m:2}: GPipe keeps {counts[0]}, 1F1B {counts[1]} on ranks 0, 1, 2")
 
 # %% [markdown]
-# That is the difference. GPipe keeps all **m** on every rank; 1F1B keeps at most **n - rank** of n stages, here 3, 2
-# and 1, however many there are. Torch's own list of what it keeps says the same.
+# That is the difference. GPipe keeps all **m** on every rank. With n stages 1F1B keeps at most **n - rank**, here 3, 2
+# and 1, however many micro-batches there are. Torch's own list of what it keeps says the same.
 
 # %%
 for m, run in gpipe.items():
@@ -279,6 +278,7 @@ for name, runs in (("GPipe", gpipe), ("1F1B", one_each)):
 
 # %%
 assert all(bubble == Fraction(STAGES - 1, m + STAGES - 1) for (_, m), bubble in bubbles.items())
+assert all(length(order_of(run)) == 3 * (m + STAGES - 1) for runs in (gpipe, one_each) for m, run in runs.items())
 assert (bubbles["GPipe", 1], bubbles["GPipe", 12]) == (Fraction(2, 3), Fraction(1, 7))
 
 # %% [markdown]
@@ -333,8 +333,8 @@ print(f"DDP {ddp:,} B in a step, the pipeline {sent[6][1]:,} B")
 
 # %% [markdown]
 # Over n ranks a ring sends 2 (n - 1) times the parameters, a pipeline 2 (n - 1) times the activations at a cut. So the
-# pipeline sends less exactly where **B · width is less than the number of parameters**, here 3,072 against 12,480. The
-# batch of DDP may grow for nothing; the pipeline's bytes grow with it.
+# pipeline sends less exactly where **B · width is less than the number of parameters**, here 3,072 against 12,480. A
+# larger batch costs DDP no byte more; the pipeline's bytes grow with it.
 
 # %%
 parameters = sum(parameter.numel() for parameter in whole.parameters())
