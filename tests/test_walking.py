@@ -16,6 +16,7 @@ from traces import Job
 from dlearn import Cluster, analysis, collectives, messages, span
 from dlearn.analysis.walking import walkthrough
 from dlearn.analysis.walking.pieces import merge
+from dlearn.trace.event import RpcCall, RpcReply, RpcRun, Worker
 
 
 def at_the_end(walk, board):
@@ -149,6 +150,28 @@ def test_spans_without_messages_are_work_and_the_others_are_parts(tmp_path):
     walk = walkthrough(job.load())
     assert [(step.op, step.part) for step in walk.steps] == [("work", "step 0"), ("send", "step 0")]
     assert walk.steps[0].sentence == "rank 0 begins forward of micro-batch 1 (observed)."
+
+
+def test_a_reply_and_what_a_call_sets_going_are_in_the_callers_span(tmp_path):
+    """Two trainers call a server at the same time, each in a step of its own; then one of them outside of any."""
+    job = Job(tmp_path, ranks=3)
+    for rank in range(3):
+        job.files[rank].append(Worker(name=f"worker{rank}", id=rank, wall_ns=0))
+    calls = [(1, 1, "step 7", 100), (2, 1, "step 3", 101), (1, 2, "", 900)]
+    for caller, call, name, at_ns in calls:
+        own = {"function": "f", "call": call}
+        step = job.span(caller, name, start_ns=at_ns - 50, end_ns=at_ns + 600) if name else None
+        facts = {"op": "rpc_sync", "flavour": "python", "to": 0, "handed_ns": at_ns + 1, "parent": step}
+        job.event(RpcCall, caller, start_ns=at_ns, end_ns=at_ns + 50, ended_by="reply", **own, **facts)
+        run = job.event(RpcRun, 0, caller=caller, arrived_ns=at_ns + 10, start_ns=at_ns + 20, end_ns=at_ns + 30, **own)
+        job.event(RpcReply, 0, caller=caller, call=call, run=run, start_ns=at_ns + 31, pickled_bytes=3)
+    walk = walkthrough(job.load())
+    seen = [("work" if step.message is None else "message", step.rank, step.span) for step in walk.steps]
+    assert sorted(seen[:6]) == [
+        ("message", 0, "step 3"), ("message", 0, "step 7"), ("message", 1, "step 7"), ("message", 2, "step 3"),
+        ("work", 0, "step 3"), ("work", 0, "step 7"),
+    ]  # fmt: skip
+    assert seen[6:] == [("message", 1, ""), ("work", 0, ""), ("message", 0, "")]
 
 
 def test_a_pipelines_works_and_messages_in_order_and_what_is_kept(tmp_path):
