@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
+import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given, settings
@@ -139,6 +140,7 @@ def test_a_context_opens_gets_gradients_and_ends():
     assert walk.steps[0].part == "step 2 · forward"
     assert {step.span for step in walk.steps} == {"step 2"}
     assert {step.phase for step in walk.steps} == {"forward", "backward", "optimizer", "cleanup"}
+    assert {step.phase for step in walk.steps if step.lit} == {"backward"}
 
 
 def test_spans_without_messages_are_work_and_the_others_are_parts(tmp_path):
@@ -214,3 +216,11 @@ def test_tags_tell_messages_apart(tmp_path):
     walk = walkthrough(job.load(), tags={1: "HELLO"})
     assert [step.mark for step in walk.steps] == ["tag 0", "HELLO", "tag 7"]
     assert walk.steps[1].sentence.startswith("HELLO: rank 0 sends rank 1 8 B")
+
+
+@pytest.mark.parametrize(("names", "mark"), [({}, ""), ({7: "HELLO"}, "HELLO")])
+def test_a_tag_that_all_have_is_no_mark_but_its_name_is(tmp_path, names, mark):
+    job = Job(tmp_path, ranks=2)
+    job.send(0, 1, tag=7)
+    job.recv(1, 0, tag=7)
+    assert [step.mark for step in walkthrough(job.load(), tags=names).steps] == [mark]

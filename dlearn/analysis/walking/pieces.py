@@ -15,7 +15,7 @@ from itertools import pairwise
 from dlearn.analysis.findings import size_text
 from dlearn.analysis.walking.steps import Board, Change, Source
 from dlearn.trace.event import Collective
-from dlearn.trace.message import Message, Operation
+from dlearn.trace.message import Message, Operation, family_of_op
 from dlearn.trace.trace import Trace
 
 _SUMS = ("all_reduce", "reduce", "reduce_scatter")
@@ -60,7 +60,7 @@ def _cuts(messages: Sequence[Message]) -> list[int]:
 
 def _begin(operation: Operation, messages: Sequence[Message], cuts: Sequence[int]) -> Holding | None:
     """What each rank has before anything is sent; None where this is not known for such an operation."""
-    members, op = operation.group.members, _plain(operation.op)
+    members, op = operation.group.members, family_of_op(operation.op)
     count = len(cuts) - 1
     if op in _SUMS:
         return {(rank, piece): 1 << place for place, rank in enumerate(members) for piece in range(count)}
@@ -77,11 +77,6 @@ def _begin(operation: Operation, messages: Sequence[Message], cuts: Sequence[int
     return begin
 
 
-def _plain(op: str) -> str:
-    """ "all_gather_single" is an all_gather here."""
-    return op.split("/")[0].replace("_single", "").replace("_coalesced", "").removeprefix("monitored_")
-
-
 def _play(
     source: Source,
     operation: Operation,
@@ -95,7 +90,7 @@ def _play(
     names = [trace.label(rank).removeprefix("rank ") for rank in members]
 
     def change(rank: int, piece: int, mask: int) -> Change:
-        text, share = _text(mask, names, summed=_plain(operation.op) in _SUMS)
+        text, share = _text(mask, names, summed=family_of_op(operation.op) in _SUMS)
         return Change(title, rank, piece, text, share)
 
     source.boards.append(Board(title, tuple(change(*key, mask) for key, mask in begin.items())))
@@ -107,7 +102,7 @@ def _play(
             holds[message.dst, piece] = merge(holds.get((message.dst, piece), 0), mask)
             changes.append(change(message.dst, piece, holds[message.dst, piece]))
         source.changes[place] = changes
-        source.words[place] = _words(changes, len(cuts) - 1, trace, summed=_plain(operation.op) in _SUMS)
+        source.words[place] = _words(changes, len(cuts) - 1, trace, summed=family_of_op(operation.op) in _SUMS)
 
 
 def _carried(messages: Sequence[Message], cuts: Sequence[int], begin: Holding) -> list[dict[int, int]]:

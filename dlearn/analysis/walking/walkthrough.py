@@ -133,7 +133,7 @@ def _tag_marks(shown: Sequence[Message], names: Mapping[int, str]) -> list[str]:
     """The tag of each send, where the program tells its messages apart by tags; its name, where it has one."""
     ends = [message.operation.ends[0] for message in shown]
     tags = [end.tag if isinstance(end, PointToPoint) else None for end in ends]
-    if not any(tags):
+    if len({*tags} - {None}) < 2 and not any(tag in names for tag in tags):
         return [""] * len(tags)
     return ["" if tag is None else names.get(tag, f"tag {tag}") for tag in tags]
 
