@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rpc_jobs import train
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from traces import Job
+from traces import Job, tensor
 
 from dlearn import Cluster, analysis, collectives, messages, span
 from dlearn.analysis.walking import walkthrough
@@ -122,6 +122,27 @@ def test_gradients_fill_buckets_and_these_travel():
     first_send = next(i for i, step in enumerate(order) if step.message and step.message.operation.bucket)
     assert order.index(ready[-1]) < first_send
     assert {step.mark for step in walk.steps if step.op == "work"} == {"forward", "backward"}
+
+
+@pytest.mark.parametrize(
+    ("called", "shown", "state"),
+    [([0, 1], 8, "averaged"), ([0, 1], 7, "travels"), ([0], 8, "1 of 1 ready")],
+    ids=["all came", "the last message is left out", "rank 1 never called it"],
+)
+def test_a_bucket_is_averaged_only_if_all_its_messages_came(tmp_path, called, shown, state):
+    job = Job(tmp_path, ranks=2)
+    for rank in called:
+        job.bucket(rank, 0, {"weight": 40})
+        job.stretch(rank, "forward", 0, 10)
+        job.gradient(rank, "weight", at_ns=20)
+        job.stretch(rank, "backward", 15, 90)
+    launched = {"launcher": "reducer", "backward": 0, "phase": "backward", "inputs": (tensor(40),)}
+    job.collective("all_reduce", ranks=called, start_ns=30, end_ns=60 if len(called) == 2 else None, **launched)
+    trace = job.load()
+    assert len(messages(trace)) == 8
+    walk = walkthrough(trace, messages=messages(trace).items[:shown])
+    board = next(each for each in walk.boards if each.lasting)
+    assert at_the_end(walk, board) == {f"bucket 0: {state}"}
 
 
 def test_a_context_opens_gets_gradients_and_ends():
