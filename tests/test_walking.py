@@ -56,6 +56,21 @@ def test_two_ranks_exchange_their_halves(tmp_path):
     assert walk.held(board, 1)[0, 0].text == "sum"
 
 
+def test_what_ranks_hold_is_not_shown_without_the_messages_before(tmp_path):
+    """Of 24 messages of a ring in 8 steps: from the first on, from the middle on, and those of one rank only."""
+    job = Job(tmp_path, ranks=3)
+    job.collective("all_reduce", size=1200)
+    trace = job.load()
+    every = messages(trace).items
+    walks = [
+        walkthrough(trace, messages=some)
+        for some in (every[:7], every[12:], [message for message in every if message.src == 0])
+    ]
+    assert [len(walk.boards) for walk in walks] == [1, 0, 0]
+    assert "not shown for 1 of the collectives: earlier messages of them are not here." in walks[1].notes[-1]
+    assert not any(" Then " in step.sentence for walk in walks[1:] for step in walk.steps)
+
+
 def test_what_would_be_counted_twice_is_not_told():
     assert merge(0b01, 0b10) == 0b11  # a sum
     assert merge(0b01, 0b11) == 0b11  # what comes has mine in it
