@@ -1,4 +1,4 @@
-"""The message player: what is in the page, and what a reader does with it in a real browser."""
+"""The player: what is in the page, and what a reader does with it in a real browser."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
+import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given, settings
@@ -11,11 +12,12 @@ from hypothesis import strategies as st
 from rpc_jobs import train
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from traces import Job
+from traces import Job, tensor
 
 from dlearn import Cluster, analysis, collectives, messages, span
 from dlearn.analysis.walking import walkthrough
 from dlearn.analysis.walking.pieces import merge
+from dlearn.trace.event import RpcCall, RpcReply, RpcRun, Worker
 
 
 def at_the_end(walk, board):
@@ -52,6 +54,21 @@ def test_two_ranks_exchange_their_halves(tmp_path):
     assert {key: each.text for key, each in begin.items() if key[1] == 0} == {(0, 0): "0", (1, 0): "1"}
     assert walk.steps[0].sentence.endswith("Then rank 0 has the whole sum in piece 1 of 4.")
     assert walk.held(board, 1)[0, 0].text == "sum"
+
+
+def test_what_ranks_hold_is_not_shown_without_the_messages_before(tmp_path):
+    """Of 24 messages of a ring in 8 steps: from the first on, from the middle on, and those of one rank only."""
+    job = Job(tmp_path, ranks=3)
+    job.collective("all_reduce", size=1200)
+    trace = job.load()
+    every = messages(trace).items
+    walks = [
+        walkthrough(trace, messages=some)
+        for some in (every[:7], every[12:], [message for message in every if message.src == 0])
+    ]
+    assert [len(walk.boards) for walk in walks] == [1, 0, 0]
+    assert "not shown for 1 of the collectives: earlier messages of them are not here." in walks[1].notes[-1]
+    assert not any(" Then " in step.sentence for walk in walks[1:] for step in walk.steps)
 
 
 def test_what_would_be_counted_twice_is_not_told():
@@ -122,6 +139,27 @@ def test_gradients_fill_buckets_and_these_travel():
     assert {step.mark for step in walk.steps if step.op == "work"} == {"forward", "backward"}
 
 
+@pytest.mark.parametrize(
+    ("called", "shown", "state"),
+    [([0, 1], 8, "averaged"), ([0, 1], 7, "travels"), ([0], 8, "1 of 1 ready")],
+    ids=["all came", "the last message is left out", "rank 1 never called it"],
+)
+def test_a_bucket_is_averaged_only_if_all_its_messages_came(tmp_path, called, shown, state):
+    job = Job(tmp_path, ranks=2)
+    for rank in called:
+        job.bucket(rank, 0, {"weight": 40})
+        job.stretch(rank, "forward", 0, 10)
+        job.gradient(rank, "weight", at_ns=20)
+        job.stretch(rank, "backward", 15, 90)
+    launched = {"launcher": "reducer", "backward": 0, "phase": "backward", "inputs": (tensor(40),)}
+    job.collective("all_reduce", ranks=called, start_ns=30, end_ns=60 if len(called) == 2 else None, **launched)
+    trace = job.load()
+    assert len(messages(trace)) == 8
+    walk = walkthrough(trace, messages=messages(trace).items[:shown])
+    board = next(each for each in walk.boards if each.lasting)
+    assert at_the_end(walk, board) == {f"bucket 0: {state}"}
+
+
 def test_a_context_opens_gets_gradients_and_ends():
     """One iteration with a parameter server: 14 messages, the graph's nodes between them, one context at both ends."""
     trace = Cluster(["ps", "trainer"], rpc=True, graph=True).run({"trainer": train}, timeout=60).trace
@@ -138,6 +176,7 @@ def test_a_context_opens_gets_gradients_and_ends():
     assert walk.steps[0].part == "step 2 · forward"
     assert {step.span for step in walk.steps} == {"step 2"}
     assert {step.phase for step in walk.steps} == {"forward", "backward", "optimizer", "cleanup"}
+    assert {step.phase for step in walk.steps if step.lit} == {"backward"}
 
 
 def test_spans_without_messages_are_work_and_the_others_are_parts(tmp_path):
@@ -149,6 +188,28 @@ def test_spans_without_messages_are_work_and_the_others_are_parts(tmp_path):
     walk = walkthrough(job.load())
     assert [(step.op, step.part) for step in walk.steps] == [("work", "step 0"), ("send", "step 0")]
     assert walk.steps[0].sentence == "rank 0 begins forward of micro-batch 1 (observed)."
+
+
+def test_a_reply_and_what_a_call_sets_going_are_in_the_callers_span(tmp_path):
+    """Two trainers call a server at the same time, each in a step of its own; then one of them outside of any."""
+    job = Job(tmp_path, ranks=3)
+    for rank in range(3):
+        job.files[rank].append(Worker(name=f"worker{rank}", id=rank, wall_ns=0))
+    calls = [(1, 1, "step 7", 100), (2, 1, "step 3", 101), (1, 2, "", 900)]
+    for caller, call, name, at_ns in calls:
+        own = {"function": "f", "call": call}
+        step = job.span(caller, name, start_ns=at_ns - 50, end_ns=at_ns + 600) if name else None
+        facts = {"op": "rpc_sync", "flavour": "python", "to": 0, "handed_ns": at_ns + 1, "parent": step}
+        job.event(RpcCall, caller, start_ns=at_ns, end_ns=at_ns + 50, ended_by="reply", **own, **facts)
+        run = job.event(RpcRun, 0, caller=caller, arrived_ns=at_ns + 10, start_ns=at_ns + 20, end_ns=at_ns + 30, **own)
+        job.event(RpcReply, 0, caller=caller, call=call, run=run, start_ns=at_ns + 31, pickled_bytes=3)
+    walk = walkthrough(job.load())
+    seen = [("work" if step.message is None else "message", step.rank, step.span) for step in walk.steps]
+    assert sorted(seen[:6]) == [
+        ("message", 0, "step 3"), ("message", 0, "step 7"), ("message", 1, "step 7"), ("message", 2, "step 3"),
+        ("work", 0, "step 3"), ("work", 0, "step 7"),
+    ]  # fmt: skip
+    assert seen[6:] == [("message", 1, ""), ("work", 0, ""), ("message", 0, "")]
 
 
 def test_a_pipelines_works_and_messages_in_order_and_what_is_kept(tmp_path):
@@ -191,3 +252,11 @@ def test_tags_tell_messages_apart(tmp_path):
     walk = walkthrough(job.load(), tags={1: "HELLO"})
     assert [step.mark for step in walk.steps] == ["tag 0", "HELLO", "tag 7"]
     assert walk.steps[1].sentence.startswith("HELLO: rank 0 sends rank 1 8 B")
+
+
+@pytest.mark.parametrize(("names", "mark"), [({}, ""), ({7: "HELLO"}, "HELLO")])
+def test_a_tag_that_all_have_is_no_mark_but_its_name_is(tmp_path, names, mark):
+    job = Job(tmp_path, ranks=2)
+    job.send(0, 1, tag=7)
+    job.recv(1, 0, tag=7)
+    assert [step.mark for step in walkthrough(job.load(), tags=names).steps] == [mark]

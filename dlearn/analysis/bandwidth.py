@@ -18,7 +18,7 @@ import msgspec
 from dlearn.analysis.findings import size_text, time_text
 from dlearn.analysis.joining import operations, payload_bytes
 from dlearn.trace.event import Collective
-from dlearn.trace.message import Operation
+from dlearn.trace.message import Operation, family_of_op
 from dlearn.trace.trace import Trace
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bus_bandwidth(self) -> float:
-        return self.algorithm_bandwidth * _FACTORS[_family(self.op)](self.ranks)
+        return self.algorithm_bandwidth * _FACTORS[family_of_op(self.op)](self.ranks)
 
     def __str__(self) -> str:
         return (
@@ -104,7 +104,7 @@ def bandwidth(operation: Operation) -> Bandwidth | str:
     The time runs from the last rank's call to the last rank's end; of a message, to the end of its recv. (nccl-tests
     call many in a row and divide by their number; here each is on its own.)
     """
-    if _family(operation.op) not in _FACTORS:
+    if family_of_op(operation.op) not in _FACTORS:
         return f"{operation.op}: nccl-tests define no bandwidth for it"
     ranks = 2 if operation.op == "send" else len(operation.group.members)
     if ranks < 2:
@@ -137,17 +137,12 @@ def bandwidths(trace: Trace) -> Bandwidths:
     return Bandwidths(tuple(items), dict(left_out))
 
 
-def _family(op: str) -> str:
-    """ "all_gather" of "all_gather_single_coalesced"."""
-    return op.removesuffix("_coalesced").removesuffix("_single")
-
-
 def _size_bytes(operation: Operation) -> int | None:
     """What nccl-tests call the size: of data that ranks hold in parts, the whole."""
     given = [payload_bytes(end) for end in operation.ends]
-    if _family(operation.op) in ("all_gather", "gather"):
+    if family_of_op(operation.op) in ("all_gather", "gather"):
         return sum(given)
-    if _family(operation.op) == "all_to_all":
+    if family_of_op(operation.op) == "all_to_all":
         parts = {size for end in operation.ends if isinstance(end, Collective) for size in _parts(end)}
         if len({*given}) > 1 or len(parts) > 1:
             return None

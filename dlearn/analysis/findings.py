@@ -142,20 +142,24 @@ def size_text(size: int) -> str:
     """ "144 B", "28.9 kB", "4.00 MB": three digits, decimal units."""
     if size < 1000:
         return f"{size} B"
-    return _three_digits(size, (("kB", 10**3), ("MB", 10**6), ("GB", 10**9), ("TB", 10**12)))
+    return _in_units(size, (("kB", 10**3), ("MB", 10**6), ("GB", 10**9), ("TB", 10**12)))
 
 
 def time_text(duration_ns: int) -> str:
     """ "310 µs", "3.10 ms", "1.50 s": three digits."""
-    return _three_digits(duration_ns, (("µs", 10**3), ("ms", 10**6), ("s", 10**9)))
+    return _in_units(duration_ns, (("µs", 10**3), ("ms", 10**6), ("s", 10**9)))
 
 
-def _three_digits(value: int, units: Sequence[tuple[str, int]]) -> str:
+def three_digits(number: float) -> str:
+    """ "1.50", "15.0", "150"."""
+    decimals = 2 if number < 9.995 else 1 if number < 99.95 else 0
+    return f"{number:,.{decimals}f}"
+
+
+def _in_units(value: int, units: Sequence[tuple[str, int]]) -> str:
     # 999.5 would be rounded to four digits, so it goes to the next unit.
     name, scale = next((unit for unit in units if value < 999.5 * unit[1]), units[-1])
-    number = value / scale
-    decimals = 2 if number < 9.995 else 1 if number < 99.95 else 0
-    return f"{number:,.{decimals}f} {name}"
+    return f"{three_digits(value / scale)} {name}"
 
 
 def wire_finding(sent: WireTraffic) -> str:

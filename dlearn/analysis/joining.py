@@ -67,6 +67,14 @@ def operations(trace: Trace) -> tuple[Operation, ...]:
     return tuple(sorted(found + calls, key=lambda each: each.start_ns) if calls else found)
 
 
+def everybody(trace: Trace) -> set[int]:
+    """The ranks that left a file, and those that others name."""
+    asked = operations(trace)
+    found = {*trace.ranks, *(end.rank for each in asked for end in each.ends)}
+    found |= {rank for each in asked for rank in (each.sender, each.receiver) if rank is not None}
+    return found | {rank for group in {id(each.group): each.group for each in asked}.values() for rank in group.members}
+
+
 @once
 def _steps(whole: Trace) -> dict[Key, list[Operation]]:
     """The sends that each collective consists of, by the end that began them: of a selection, too, it has them all."""

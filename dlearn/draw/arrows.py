@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
+from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch
 
 from dlearn.analysis.flows import Flow, by_pair, by_step
@@ -73,6 +74,6 @@ def draw_steps(
     ax.add_collection(PolyCollection([outline], facecolor=color, edgecolor="none", zorder=2, gid=gid), autolim=False)
 
 
-def arrow_text(how: str) -> str:
+def in_legend(how: str) -> Line2D:
     """What the legend says of an arrow."""
-    return f"message, {how}"
+    return Line2D([], [], color=line_color(how), linestyle=LINES[how], linewidth=1, label=f"message, {how}")

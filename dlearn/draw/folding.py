@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from dlearn.analysis.flows import Flow
-from dlearn.trace.event import Event, Span
 from dlearn.trace.message import Operation
-from dlearn.trace.trace import Trace
 
 _LONGEST_CYCLE = 24
 
@@ -53,23 +51,6 @@ class Cycle:
     @property
     def height(self) -> int:
         return sum(block.height for block in self.blocks)
-
-
-def steps_of(trace: Trace, found: Iterable[Operation]) -> list[str]:
-    """The name of the outermost span around each operation, on a rank that called or caused it; empty where none is."""
-    events = {(event.rank, event.number): event for event in trace.whole.events}
-    outermost: dict[tuple[int, int], str] = {}
-    for event in sorted(events.values(), key=lambda event: event.number):
-        above = outermost.get((event.rank, event.parent), "") if event.parent is not None else ""
-        outermost[event.rank, event.number] = above or (event.name if isinstance(event, Span) else "")
-    return [_step_of(operation, outermost) for operation in found]
-
-
-def _step_of(operation: Operation, outermost: Mapping[tuple[int, int], str]) -> str:
-    calls: list[Event] = list(operation.ends)
-    if operation.exchange is not None and operation.exchange.cause is not None:
-        calls.insert(0, operation.exchange.cause)
-    return next((name for call in calls if (name := outermost.get((call.rank, call.number), ""))), "")
 
 
 def fold(blocks: Sequence[Block], *, most_rows: int) -> list[Cycle]:

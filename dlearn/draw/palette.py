@@ -13,6 +13,8 @@ from typing import Literal
 
 from matplotlib.colors import to_rgb
 
+from dlearn.trace.message import family_of_op
+
 INK = "#222222"
 FAINT = "#707070"
 LANE = "#f4f4f4"
@@ -81,7 +83,7 @@ LINES: dict[str, Line] = {"observed": "solid", "derived": (0, (4, 2)), "inferred
 
 def look(op: str) -> Look:
     """How this op looks, in torch's own spelling: "all_gather_single_coalesced" looks like "all_gather"."""
-    name = op.split("/")[0].replace("_single", "").replace("_coalesced", "").removeprefix("monitored_")
+    name = family_of_op(op)
     if op in ("rpc_sync", "rpc_async", "remote"):
         return _LOOKS["call by RPC"]
     if op.isupper():  # As torch calls its message types.

@@ -12,6 +12,7 @@ import numpy as np
 from dlearn.analysis.columns import Calls, calls_of
 from dlearn.analysis.flows import Sums, over_time, timed_sums
 from dlearn.analysis.hangs import ended_well
+from dlearn.analysis.joining import everybody
 from dlearn.analysis.unrolling import answers
 from dlearn.analysis.walking.works import works_alone
 from dlearn.draw.arrows import MOST_ARROWS, Arrows, readable
@@ -68,7 +69,7 @@ def set_scene(trace: Trace) -> Scene:
     spans = [event for event in trace.events if isinstance(event, Span)]
     gradients = [event for event in trace.events if isinstance(event, Gradient)]
     start_ns, end_ns = _window(calls, spans, gradients)
-    ranks = ranks_shown(trace, shown)
+    ranks = ranks_shown(trace)
     many = len(calls.ends) > MOST_BARS
     bars = bars_of(_gone_wrong(shown) if many else shown, trace, until_ns=end_ns)
     rows = _bar_rows(bars, (end_ns - start_ns) // 250)
@@ -129,13 +130,10 @@ def _too_many(shown: Sequence[Operation], lanes: set[int]) -> bool:
     return False
 
 
-def ranks_shown(trace: Trace, shown: Sequence[Operation]) -> tuple[int, ...]:
+def ranks_shown(trace: Trace) -> tuple[int, ...]:
     """Every rank that left a file, and those that others name, unless they are too many for a picture."""
-    named = {end.rank for operation in shown for end in operation.ends}
-    named |= {rank for operation in shown for rank in (operation.sender, operation.receiver) if rank is not None}
-    named |= {rank for group in {id(o.group): o.group for o in shown}.values() for rank in group.members}
-    everybody = {*trace.ranks, *named}
-    return tuple(sorted(everybody if len(everybody) <= _MOST_RANKS else trace.ranks))
+    found = everybody(trace)
+    return tuple(sorted(found if len(found) <= _MOST_RANKS else trace.ranks))
 
 
 def _window(calls: Calls, spans: Sequence[Span], gradients: Sequence[Gradient]) -> tuple[int, int]:

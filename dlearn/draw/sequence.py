@@ -15,10 +15,10 @@ from dlearn.analysis.flows import Flow
 from dlearn.analysis.joining import operations, payload_bytes, tag_of
 from dlearn.analysis.words import shorten
 from dlearn.draw import canvas
-from dlearn.draw.arrows import arrow_text, draw_arrow
+from dlearn.draw.arrows import draw_arrow, in_legend
 from dlearn.draw.canvas import TEXT_PT, cut, fit_names, plain, points, text_width
 from dlearn.draw.folding import Block, Cycle
-from dlearn.draw.palette import FAINT, INK, LINES, MISSING, line_color, look
+from dlearn.draw.palette import FAINT, INK, MISSING, line_color, look
 from dlearn.draw.rows import Rows, rows_of
 from dlearn.draw.scene import ranks_shown
 from dlearn.trace.message import Operation
@@ -34,7 +34,7 @@ def sequence(trace: Trace, *, ax: Axes | None = None) -> Axes:
     """Draw a lifeline per rank and an arrow per message, downwards in the order of sending; distances mean nothing."""
     fit = ax is None
     shown = operations(trace)
-    columns = {rank: column for column, rank in enumerate(ranks_shown(trace, shown))}
+    columns = {rank: column for column, rank in enumerate(ranks_shown(trace))}
     tags = {tag_of(each) for each in shown if each.sender is not None}
     labels = Labels(columns, _width_pt(ax) / max(1, len(columns)), tagged=len(tags) > 1)
     rows = rows_of(trace, columns, labels.extent)
@@ -210,9 +210,7 @@ def legend(rows: Rows) -> list[Artist]:
     hows = dict.fromkeys(
         flow.how for cycle in rows.cycles for block in cycle.blocks for row in block.rows for flow in row
     )
-    return [
-        Line2D([], [], color=line_color(how), linestyle=LINES[how], linewidth=1, label=arrow_text(how)) for how in hows
-    ]
+    return [in_legend(how) for how in hows]
 
 
 def notes(rows: Rows) -> list[str]:

@@ -15,12 +15,12 @@ from dlearn.analysis.findings import finding, size_text, time_text
 from dlearn.analysis.flows import Flow
 from dlearn.analysis.words import count_text
 from dlearn.draw import canvas
-from dlearn.draw.arrows import arrow_text, draw_arrow, draw_steps
+from dlearn.draw.arrows import draw_arrow, draw_steps, in_legend
 from dlearn.draw.bars import Bar, Box, draw_bars, label_bars
 from dlearn.draw.busy import draw_busy
 from dlearn.draw.canvas import TEXT_PT, plain, points_per_ms, text_width
 from dlearn.draw.lanes import SPAN_IN, STRIP_IN, height_in
-from dlearn.draw.palette import FAINT, INK, LANE, LINES, MISSING, STRIP, WAITING_HATCH, WORKS, line_color, look
+from dlearn.draw.palette import FAINT, INK, LANE, MISSING, STRIP, WAITING_HATCH, WORKS, look
 from dlearn.draw.scene import BINS, MOST_SPAN_ROWS, Scene, set_scene
 from dlearn.trace.trace import Trace
 
@@ -193,7 +193,7 @@ def legend(scene: Scene) -> list[Artist]:
         marker = Line2D([], [], color=INK, marker="|", linestyle="", markersize=7, label="a gradient is ready")
         handles.append(marker)
     for how in dict.fromkeys(flow.how for flow in scene.arrows.flows):
-        handles.append(Line2D([], [], color=line_color(how), linestyle=LINES[how], linewidth=1, label=arrow_text(how)))
+        handles.append(in_legend(how))
     if any(bar.state == "stuck" for bar in scene.bars):
         handles.append(Line2D([], [], color=MISSING, linewidth=4, label="stuck: no end was seen"))
     return handles

@@ -10,7 +10,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import LinearSegmentedColormap
 
 from dlearn import analysis
-from dlearn.analysis.findings import pair_sentences, size_text, traffic_finding, wire_finding
+from dlearn.analysis.findings import pair_sentences, size_text, three_digits, traffic_finding, wire_finding
 from dlearn.analysis.traffic import Matrix, Traffic, WireTraffic
 from dlearn.draw import canvas
 from dlearn.draw.canvas import SMALLEST_PT, TEXT_PT, fit_names, plain, points, text_width
@@ -117,8 +117,7 @@ def _in_unit(unit: str) -> Callable[[int], str]:
         number = size / _UNITS[unit]
         if unit == "B" or not size:
             return f"{size:,}"
-        decimals = 2 if number < 9.995 else 1 if number < 99.95 else 0
-        return f"{number:,.{decimals}f}" if number >= 0.005 else "<0.01"
+        return three_digits(number) if number >= 0.005 else "<0.01"
 
     return text
 

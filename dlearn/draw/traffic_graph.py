@@ -8,7 +8,6 @@ from typing import Any
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
 
 from dlearn import analysis
@@ -16,7 +15,7 @@ from dlearn.analysis.findings import pair_sentences, size_text, traffic_finding
 from dlearn.analysis.traffic import Traffic
 from dlearn.analysis.words import count_text
 from dlearn.draw import canvas
-from dlearn.draw.arrows import arrow_text
+from dlearn.draw.arrows import in_legend
 from dlearn.draw.canvas import TEXT_PT, cut, plain, points
 from dlearn.draw.circle_layout import NODE_PT, Pair, Place, Point, bend_of, height_pt, place_labels, place_ranks
 from dlearn.draw.palette import INK, LANE, LINES, line_color
@@ -168,10 +167,7 @@ def _write(ax: Axes, at: Point, text: str, ink: str = INK, *, behind: str = "whi
 
 def legend(arrows: Sequence[Arrow]) -> list[Artist]:
     hows = dict.fromkeys(arrow.how for arrow in arrows) if few(arrows) else {}
-    return [
-        Line2D([], [], color=line_color(how), linestyle=LINES[how], linewidth=1.2, label=arrow_text(how))
-        for how in hows
-    ]
+    return [in_legend(how) for how in hows]
 
 
 def notes(sent: Traffic, arrows: Sequence[Arrow], ranks: Sequence[int], *, labelled: bool) -> list[str]:

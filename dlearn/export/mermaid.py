@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dlearn.analysis.findings import sequence_finding
-from dlearn.analysis.joining import operations
+from dlearn.analysis.joining import everybody, operations
 from dlearn.analysis.unrolling import answers
 from dlearn.analysis.words import shorten
 from dlearn.trace.message import Message
@@ -48,7 +48,7 @@ class Loop:
 def mermaid(trace: Trace) -> list[str]:
     """Diagrams, one or more: at Mermaid's limits begins a new part. Every message is in them, in the order of calls."""
     finding = escaped(sequence_finding(trace), most=200)
-    ranks = _ranks(trace)
+    ranks = sorted(everybody(trace))
     names = [f" as {escaped(trace.label(rank), most=40)}" if len(ranks) <= _MOST_NAMES else "" for rank in ranks]
     cast = "".join(f"    participant r{rank}{name}\n" for rank, name in zip(ranks, names, strict=True))
     room = MOST_CHARACTERS - len(finding) - len(cast) - 100
@@ -57,13 +57,6 @@ def mermaid(trace: Trace) -> list[str]:
     parts = [f" (part {number:,} of {len(bodies):,})" * (len(bodies) > 1) for number in range(1, len(bodies) + 1)]
     heads = [f"sequenceDiagram\n    title {finding}{part}\n{cast}" for part in parts]
     return [head + body for head, body in zip(heads, bodies, strict=True)]
-
-
-def _ranks(trace: Trace) -> list[int]:
-    """Those that left a file, and those that others name."""
-    named = {rank for each in operations(trace) for rank in (*each.ranks, *each.group.members)}
-    pairs = {rank for each in operations(trace) for rank in (each.sender, each.receiver) if rank is not None}
-    return sorted({*trace.ranks, *named, *pairs})
 
 
 # Lines ----------------------------------------------------------------------------------------------------------------

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeVar
 
 from dlearn.analysis.hangs import hangs
 from dlearn.analysis.iteration import iteration, iterations
 from dlearn.analysis.training_steps import training_steps
 from dlearn.trace.event import Event, RpcWindow, Span
 from dlearn.trace.trace import Trace
+
+Name = TypeVar("Name")
 
 
 class Part(NamedTuple):
@@ -29,17 +32,26 @@ def one_step(trace: Trace) -> Part:
     if iterations(trace):
         return _last_iteration(trace)
     names = [name for name in trace.spans if name.startswith("step")]
-    complete = names if hangs(trace) else [name for name in names if _complete(name, trace)]
+    ended = _complete(trace)
+    complete = names if hangs(trace) else [name for name in names if name in ended]
     if complete:
         return Part(trace.within(complete[-1]), f"{complete[-1]!r}, the last complete one of {len(names):,} steps")
     return _last_training_step(trace)
 
 
-def _complete(name: str, trace: Trace) -> bool:
-    """On every rank that has spans its end was seen."""
+def _complete(trace: Trace) -> set[str]:
+    """The spans whose end was seen on every rank that has spans."""
     spans = [event for event in trace.events if isinstance(event, Span)]
-    mine = [span for span in spans if span.name == name]
-    return {span.rank for span in mine} == {span.rank for span in spans} and not any(span.pending for span in mine)
+    everywhere = _everywhere(((span.name, span.rank) for span in spans), {span.rank for span in spans})
+    return {*everywhere} - {span.name for span in spans if span.pending}
+
+
+def _everywhere(seen: Iterable[tuple[Name, int]], ranks: set[int]) -> list[Name]:
+    """What was seen on each of these ranks."""
+    found: dict[Name, set[int]] = defaultdict(set)
+    for name, rank in seen:
+        found[name].add(rank)
+    return [name for name, where in found.items() if where == ranks]
 
 
 def _last_iteration(trace: Trace) -> Part:
@@ -54,14 +66,13 @@ def _last_iteration(trace: Trace) -> Part:
 
 def _last_training_step(trace: Trace) -> Part:
     steps = training_steps(trace)
-    everywhere = [
-        step.number for step in steps if {each.rank for each in steps if each.number == step.number} == set(trace.ranks)
-    ]
+    everywhere = _everywhere(((step.number, step.rank) for step in steps), set(trace.ranks))
     if not everywhere:
         return Part(trace, "the whole trace")
-    mine = {step.rank: (step.start_ns, step.end_ns) for step in steps if step.number == everywhere[-1]}
+    last = max(everywhere)
+    mine = {step.rank: (step.start_ns, step.end_ns) for step in steps if step.number == last}
     part = _select(trace, lambda event: mine[event.rank][0] <= event.start_ns <= mine[event.rank][1])
-    return Part(part, f"training step {everywhere[-1]}, the last complete one, counted from 0")
+    return Part(part, f"training step {last}, the last complete one, counted from 0")
 
 
 def _select(trace: Trace, wanted: Callable[[Event], bool]) -> Trace:

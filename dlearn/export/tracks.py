@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from operator import attrgetter
 from typing import NamedTuple
 
 from dlearn.analysis.joining import operations
@@ -103,9 +102,6 @@ def _by_rank(events: Iterable[Event]) -> dict[int, list[Event]]:
     for event in events:
         found[event.rank].append(event)
     return found
-
-
-_start = attrgetter("start_ns")
 
 
 def _window(trace: Trace) -> tuple[int, int]:

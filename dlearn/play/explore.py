@@ -76,9 +76,9 @@ class Choice:
     def part(self, trace: Trace) -> Trace:
         """What is selected of the trace."""
         part = trace if self.span is None else trace.within(self.span)
-        wanted = {"kind": self.kind, "op": self.op, "phase": self.phase, "rank": self.ranks}
+        wanted: dict[str, Any] = {"kind": self.kind, "op": self.op, "phase": self.phase, "rank": self.ranks}
         if any(each is not None for each in wanted.values()):
-            part = part.where(**wanted)  # type: ignore[arg-type]
+            part = part.where(**wanted)
         return part if self.window_ms is None else part.between(*self.window_ms)
 
     def draw(self, part: Trace) -> Axes:

@@ -64,7 +64,6 @@ def columns(walk: Walkthrough) -> dict[str, Any]:
 
     return {
         "lanes": names,
-        "begins": 0,
         "steps": steps,
         "sentences": [printable(step.sentence) for step in walk.steps],
         "changes": [[change(each) for each in step.changes if each.rank in lanes] for step in walk.steps],

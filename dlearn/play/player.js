@@ -67,9 +67,9 @@
   const headOf = (id, step) => `url(#${id}${step.how === "missing" ? "missing" : "came"})`;
 
   function sizeText(bytes) {
-    for (const [unit, scale] of [["B", 1], ["kB", 1e3], ["MB", 1e6], ["GB", 1e9]]) {
+    for (const [unit, scale] of [["B", 1], ["kB", 1e3], ["MB", 1e6], ["GB", 1e9], ["TB", 1e12]]) {
       const number = bytes / scale;
-      if (number < 999.5 || unit === "GB") return `${unit === "B" ? number : number.toPrecision(3)} ${unit}`;
+      if (number < 999.5 || unit === "TB") return `${unit === "B" ? number : number.toPrecision(3)} ${unit}`;
     }
   }
 
@@ -141,8 +141,8 @@
         if (state === "current") add(group, "text", { x: (x(now.at) + x(until)) / 2, y: (y(now.src) + y(now.dst)) / 2 }, labelOf(now));
       }
     });
-    add(svg, "text", { class: "axis", x: NAME_PX, y: height - 4 }, `${((begins - data.begins) / 1000).toFixed(2)} ms`);
-    add(svg, "text", { class: "axis end", x: width - 8, y: height - 4 }, `${((ends - data.begins) / 1000).toFixed(2)} ms`);
+    add(svg, "text", { class: "axis", x: NAME_PX, y: height - 4 }, `${(begins / 1000).toFixed(2)} ms`);
+    add(svg, "text", { class: "axis end", x: width - 8, y: height - 4 }, `${(ends / 1000).toFixed(2)} ms`);
   }
 
   function drawGraph(place, { data, played, step }) {

@@ -19,7 +19,7 @@ from dlearn.draw.animation import animate
 from dlearn.draw.palette import FAINT, INK, LINES, MISSING
 from dlearn.play.bridge import Bridge
 from dlearn.play.packing import packed
-from dlearn.play.still import MOST_ROWS, still
+from dlearn.play.still import MOST_ROWS, dashes, still
 from dlearn.trace.message import Message
 from dlearn.trace.store import printable
 from dlearn.trace.trace import Trace
@@ -115,7 +115,6 @@ def _snippet(walk: Walkthrough, title: str, sentences: Sequence[str], notes: Seq
     listed += f"<li>... and {more:,} more, for which this page must be allowed to run scripts</li>" if more > 0 else ""
     noted = "".join(f'<p class="note">{html.escape(note)}</p>' for note in notes)
     # No shortcut of JupyterLab may take the arrow keys away, and no "$" in a name is the start of a formula.
-    # No shortcut of JupyterLab may take the arrow keys away, and no "$" in a name is the start of a formula.
     snippet = (
         f'<div class="dlearn-player mathjax_ignore tex2jax_ignore" data-player="{unique}"'
         f' data-lm-suppress-shortcuts="true"><style>{_style()}</style>'
@@ -138,11 +137,7 @@ def _style() -> str:
     """The colours and dashes of the other pictures. JupyterLab says whether it is dark; elsewhere the browser does."""
     light = f"--ink:{INK};--paper:#fff;--faint:{FAINT};--missing:{MISSING};--mark:#dbe9ff;--fill:#b7d3f5"
     dark = "--ink:#e6e6e6;--paper:#161616;--faint:#a0a0a0;--missing:#ffa0a0;--mark:#27406b;--fill:#2f5487"
-    dashes = [
-        f".dlearn-player .{how}{{stroke-dasharray:{' '.join(str(1.5 * length) for length in line[1])}}}"
-        for how, line in LINES.items()
-        if not isinstance(line, str)
-    ]
+    dashed = [f".dlearn-player .{how}{{stroke-dasharray:{dashes(how)}}}" for how in LINES if dashes(how)]
     own = f".dlearn-player{{{light}}}\nbody[data-jp-theme-light=false] .dlearn-player{{{dark}}}"
     system = f"@media(prefers-color-scheme:dark){{body:not([data-jp-theme-light]) .dlearn-player{{{dark}}}}}"
-    return "\n".join([own, system, _read("player.css"), *dashes])
+    return "\n".join([own, system, _read("player.css"), *dashed])

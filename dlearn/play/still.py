@@ -46,8 +46,8 @@ def _svg(shown: Sequence[Message], labels: dict[int, str]) -> str:
 
 def _row(message: Message, x: dict[int, int], y: int) -> str:
     color = MISSING if message.how == "missing" else INK
-    line = LINES[message.how]
-    dashes = "" if isinstance(line, str) else f' stroke-dasharray="{" ".join(str(1.5 * length) for length in line[1])}"'
+    line = dashes(message.how)
+    dashed = f' stroke-dasharray="{line}"' if line else ""
     src, dst = x[message.src], x[message.dst]
     label = "never came: " * (message.how == "missing") + size_text(message.payload_bytes)
     if src == dst:
@@ -56,9 +56,15 @@ def _row(message: Message, x: dict[int, int], y: int) -> str:
         path, head, middle = f"M{src} {y}H{dst}", (dst, 1 if dst > src else -1), (src + dst) // 2
     tip, way = head
     return (
-        f'<g fill="{color}"><path d="{path}" fill="none" stroke="{color}"{dashes}/>'
+        f'<g fill="{color}"><path d="{path}" fill="none" stroke="{color}"{dashed}/>'
         f'<path d="M{tip} {y}l{-8 * way}-4v8z"/><text x="{middle}" y="{y - 4}">{label}</text></g>'
     )
+
+
+def dashes(how: str) -> str:
+    """ "6.0 3.0", as SVG wants it; empty where the line is solid."""
+    line = LINES[how]
+    return "" if isinstance(line, str) else " ".join(str(1.5 * length) for length in line[1])
 
 
 def _name(label: str) -> str:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 KnownBy = Literal["python", "window", "rule", "unknown"]
 
-_YEAR_SECONDS = 365 * 24 * 3600
-
 
 @dataclass(eq=False)
 class Request:

@@ -22,6 +22,11 @@ _error = attrgetter("error")
 How = Literal["observed", "derived", "inferred", "missing"]
 
 
+def family_of_op(op: str) -> str:
+    """ "all_gather" of "all_gather_single_coalesced"; of what ranks called differently, the first."""
+    return op.split("/")[0].removesuffix("_coalesced").removesuffix("_single").removeprefix("monitored_")
+
+
 class Group(msgspec.Struct, frozen=True):
     """A process group as the whole job sees it: `members[i]` is the rank (of the trace) of group rank `i`."""
 

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from dlearn.analysis.bucket_times import BucketTime, bucket_times
+from dlearn.analysis.unrolling import message_count
 from dlearn.analysis.walking.steps import Board, Change, Source, Step
 from dlearn.trace.event import Collective
 from dlearn.trace.message import Message
@@ -54,17 +55,20 @@ def _filling(bucket: BucketTime, trace: Trace, *, every: bool) -> list[Step]:
 
 
 def _travelling(messages: Sequence[Message]) -> dict[int, list[Change]]:
-    """With its first message a bucket travels; with its last one every member has the average."""
+    """With its first message a bucket travels; with its last one, if none is missing, every member has the average."""
     places: dict[int, list[int]] = defaultdict(list)
     for place, message in enumerate(messages):
-        if message.operation.bucket is not None and isinstance(message.operation.ends[0], Collective):
-            places[id(message.operation)].append(place)
+        operation = message.operation
+        if operation.bucket is not None and isinstance(operation.ends[0], Collective) and message.how != "missing":
+            places[id(operation)].append(place)
     changes: dict[int, list[Change]] = defaultdict(list)
     for of_one in places.values():
         operation = messages[of_one[0]].operation
         assert operation.bucket is not None
-        for place, text, share in ((of_one[0], "travels", 0.75), (of_one[-1], "averaged", 1.0)):
-            index = operation.bucket.index
+        index, states = operation.bucket.index, [(of_one[0], "travels", 0.75)]
+        if len(of_one) == message_count(operation):
+            states.append((of_one[-1], "averaged", 1.0))
+        for place, text, share in states:
             changes[place] += [
                 Change(BOARD, rank, index, f"bucket {index}: {text}", share) for rank in operation.group.members
             ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dlearn.analysis.walking.parts import Parts
 from dlearn.analysis.walking.steps import Source, Step
 from dlearn.trace.event import AutogradNode
 from dlearn.trace.graph import Node, join_graph
@@ -18,10 +19,12 @@ def nodes(trace: Trace, messages: Sequence[Message]) -> Source:
     """A step for each node of the contexts that these messages belong to."""
     source = Source()
     known = {event.context for event in trace.events if isinstance(event, AutogradNode)}
-    used = dict.fromkeys(each.operation.exchange.context for each in messages if each.operation.exchange is not None)
-    for context in used:
-        if context is None or context not in known:
-            continue
+    parts, spans = Parts(trace), dict[int, str]()
+    for each in messages:
+        exchange = each.operation.exchange
+        if exchange is not None and exchange.context in known and exchange.context not in spans:
+            spans[exchange.context] = parts.span_of(each.operation)
+    for context, span in spans.items():
         graph = join_graph(trace, context)
         if len(graph.nodes) > _MOST_NODES:
             source.notes.append(
@@ -34,7 +37,7 @@ def nodes(trace: Trace, messages: Sequence[Message]) -> Source:
             source.steps.append(
                 Step(
                     rank=node.key.rank, at_ns=node.start_ns, until_ns=node.end_ns, mark=node.short, op="node",
-                    sentence=_sentence(node, trace), lit=(len(source.graphs), place),
+                    sentence=_sentence(node, trace), lit=(len(source.graphs), place), span=span, phase="backward",
                 )
             )  # fmt: skip
         source.graphs.append(graph)

@@ -9,13 +9,14 @@ counted twice, nobody can say from outside what the rank made of them: "?".
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from dlearn.analysis.findings import size_text
+from dlearn.analysis.unrolling import messages_of
 from dlearn.analysis.walking.steps import Board, Change, Source
 from dlearn.trace.event import Collective
-from dlearn.trace.message import Message, Operation
+from dlearn.trace.message import Message, Operation, family_of_op
 from dlearn.trace.trace import Trace
 
 _SUMS = ("all_reduce", "reduce", "reduce_scatter")
@@ -33,23 +34,46 @@ def pieces(trace: Trace, messages: Sequence[Message]) -> Source:
     for place, message in enumerate(messages):
         if message.whole_bytes and message.how != "missing" and isinstance(message.operation.ends[0], Collective):
             of_operation[id(message.operation)].append(place)
-    crowded = 0
+    crowded = in_parts = 0
     for places in of_operation.values():
-        operation = messages[places[0]].operation
-        cuts = _cuts([messages[place] for place in places])
+        operation, shown = messages[places[0]].operation, [messages[place] for place in places]
+        cuts = _cuts(shown)
         if len(cuts) > _MOST_PIECES + 1:
             crowded += 1
             continue
-        begin = _begin(operation, [messages[place] for place in places], cuts)
-        if begin is not None:
-            _play(source, operation, {place: messages[place] for place in places}, cuts, begin, trace)
+        begin = _begin(operation, shown, cuts)
+        if begin is not None and not _from_the_first_on(operation, shown):
+            in_parts += 1
+        elif begin is not None:
+            _play(source, operation, dict(zip(places, shown, strict=True)), cuts, begin, trace)
     if source.boards:
         source.notes.append("What a rank holds is inferred from which parts were sent: values are never recorded.")
     if crowded:
         source.notes.append(
             f"What ranks hold is not shown for {crowded:,} of the collectives: more than {_MOST_PIECES} pieces."
         )
+    if in_parts:
+        source.notes.append(
+            f"What ranks hold is not shown for {in_parts:,} of the collectives: earlier messages of them are not here."
+        )
     return source
+
+
+def _from_the_first_on(operation: Operation, shown: Sequence[Message]) -> bool:
+    """Whether no message is left out before the last of these: what a rank holds follows from all of them."""
+    every = messages_of(operation)
+    assert not isinstance(every, str)
+
+    def earlier(found: Iterable[Message]) -> int:
+        return sum(message.how != "missing" and _moment(message) < until for message in found)
+
+    until = max(map(_moment, shown))
+    return earlier(every) == earlier(shown)
+
+
+def _moment(message: Message) -> int:
+    """A derived message has no time of its own: what has come in the steps before its own is there."""
+    return message.step if message.how == "derived" else message.sent_ns or 0
 
 
 def _cuts(messages: Sequence[Message]) -> list[int]:
@@ -60,7 +84,7 @@ def _cuts(messages: Sequence[Message]) -> list[int]:
 
 def _begin(operation: Operation, messages: Sequence[Message], cuts: Sequence[int]) -> Holding | None:
     """What each rank has before anything is sent; None where this is not known for such an operation."""
-    members, op = operation.group.members, _plain(operation.op)
+    members, op = operation.group.members, family_of_op(operation.op)
     count = len(cuts) - 1
     if op in _SUMS:
         return {(rank, piece): 1 << place for place, rank in enumerate(members) for piece in range(count)}
@@ -77,11 +101,6 @@ def _begin(operation: Operation, messages: Sequence[Message], cuts: Sequence[int
     return begin
 
 
-def _plain(op: str) -> str:
-    """ "all_gather_single" is an all_gather here."""
-    return op.split("/")[0].replace("_single", "").replace("_coalesced", "").removeprefix("monitored_")
-
-
 def _play(
     source: Source,
     operation: Operation,
@@ -95,7 +114,7 @@ def _play(
     names = [trace.label(rank).removeprefix("rank ") for rank in members]
 
     def change(rank: int, piece: int, mask: int) -> Change:
-        text, share = _text(mask, names, summed=_plain(operation.op) in _SUMS)
+        text, share = _text(mask, names, summed=family_of_op(operation.op) in _SUMS)
         return Change(title, rank, piece, text, share)
 
     source.boards.append(Board(title, tuple(change(*key, mask) for key, mask in begin.items())))
@@ -107,20 +126,17 @@ def _play(
             holds[message.dst, piece] = merge(holds.get((message.dst, piece), 0), mask)
             changes.append(change(message.dst, piece, holds[message.dst, piece]))
         source.changes[place] = changes
-        source.words[place] = _words(changes, len(cuts) - 1, trace, summed=_plain(operation.op) in _SUMS)
+        source.words[place] = _words(changes, len(cuts) - 1, trace, summed=family_of_op(operation.op) in _SUMS)
 
 
 def _carried(messages: Sequence[Message], cuts: Sequence[int], begin: Holding) -> list[dict[int, int]]:
-    """What each message can have in it: all that its sender had at that moment, of the pieces that it carries.
-
-    A derived message has no time of its own: what has come in the steps before its own is there.
-    """
+    """What each message can have in it: all that its sender had at that moment, of the pieces that it carries."""
     derived = messages[0].how == "derived"
     moments: list[tuple[int, int, int]] = []
     for place, message in enumerate(messages):
-        left = message.step if derived else message.sent_ns or 0
+        left = _moment(message)
         moments.append((left, 0, place))
-        arrived = message.step if derived else message.received_ns
+        arrived = left if derived else message.received_ns
         if arrived is not None:
             moments.append((max(left, arrived), 1, place))
     holds, carried = dict(begin), [dict[int, int]() for _ in messages]

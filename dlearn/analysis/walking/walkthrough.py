@@ -42,10 +42,10 @@ def walkthrough(
     `tags` are the program's own names of the tags of its sends.
     """
     found = all_messages(trace)
-    chosen = [message for _, message in _in_order(found if messages is None else messages)]
+    chosen = _in_order(found if messages is None else messages)
     if title is None:
         title = sequence_finding(trace) if messages is None else count_text(len(chosen), "message")
-    ordered = _in_order(chosen[:MOST_MESSAGES])
+    ordered = chosen[:MOST_MESSAGES]
     shown = [message for _, message in ordered]
     told = [source(trace, shown) for source in _SOURCES]
     own = _own_steps(trace, told, ordered, all_of_it=len(shown) == len(found))
@@ -133,30 +133,23 @@ def _tag_marks(shown: Sequence[Message], names: Mapping[int, str]) -> list[str]:
     """The tag of each send, where the program tells its messages apart by tags; its name, where it has one."""
     ends = [message.operation.ends[0] for message in shown]
     tags = [end.tag if isinstance(end, PointToPoint) else None for end in ends]
-    if not any(tags):
+    if len({*tags} - {None}) < 2 and not any(tag in names for tag in tags):
         return [""] * len(tags)
     return ["" if tag is None else names.get(tag, f"tag {tag}") for tag in tags]
 
 
 def _with_parts(steps: Sequence[Step]) -> list[Step]:
-    """A reply by RPC stands in no span of the user's, but in that of the request before. What a rank does by itself and
-    nobody has put into a phase leads to what it sends next."""
+    """What a rank does by itself, and nobody has put into a phase, leads to what it sends next."""
     told: list[Step] = []
-    span = ""
-    for step in steps:
-        if step.message is not None and step.message.operation.exchange is not None:
-            span = step.span or span
-            step = msgspec.structs.replace(step, span=span)
-        told.append(step)
     following: dict[int, Step] = {}
-    for place in range(len(told) - 1, -1, -1):
-        step = told[place]
+    for step in reversed(steps):
         if step.message is not None:
             following[step.rank] = step
         elif step.rank in following:
             sends = following[step.rank]
-            told[place] = msgspec.structs.replace(step, span=step.span or sends.span, phase=step.phase or sends.phase)
-    return told
+            step = msgspec.structs.replace(step, span=step.span or sends.span, phase=step.phase or sends.phase)
+        told.append(step)
+    return told[::-1]
 
 
 def _ranks(step: Step) -> tuple[int, ...]:
