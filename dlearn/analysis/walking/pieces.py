@@ -4,15 +4,18 @@ No value is recorded, so this is inferred: a message says which bytes of the who
 have had in them by then. In a sum (all_reduce, reduce, reduce_scatter) every rank begins with its own share of each
 piece; a receiver adds what comes from others, and takes over what already has its own share in it. Where parts would be
 counted twice, nobody can say from outside what the rank made of them: "?".
+
+It is told only of what is known in full from its beginning: one message that nobody saw may change what follows.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, count, pairwise
 
 from dlearn.analysis.findings import size_text
+from dlearn.analysis.unrolling import message_count, messages_of
 from dlearn.analysis.walking.steps import Board, Change, Source
 from dlearn.trace.event import Collective
 from dlearn.trace.message import Message, Operation
@@ -33,23 +36,46 @@ def pieces(trace: Trace, messages: Sequence[Message]) -> Source:
     for place, message in enumerate(messages):
         if message.whole_bytes and message.how != "missing" and isinstance(message.operation.ends[0], Collective):
             of_operation[id(message.operation)].append(place)
-    crowded = 0
+    crowded = partly = 0
     for places in of_operation.values():
-        operation = messages[places[0]].operation
-        cuts = _cuts([messages[place] for place in places])
+        operation, shown = messages[places[0]].operation, [messages[place] for place in places]
+        cuts = _cuts(shown)
+        begin = _begin(operation, shown, cuts)
+        if begin is None:
+            continue
         if len(cuts) > _MOST_PIECES + 1:
             crowded += 1
-            continue
-        begin = _begin(operation, [messages[place] for place in places], cuts)
-        if begin is not None:
-            _play(source, operation, {place: messages[place] for place in places}, cuts, begin, trace)
+        elif not _from_the_beginning(operation, shown):
+            partly += 1
+        else:
+            _play(source, operation, dict(zip(places, shown, strict=True)), cuts, begin, trace)
     if source.boards:
         source.notes.append("What a rank holds is inferred from which parts were sent: values are never recorded.")
     if crowded:
         source.notes.append(
             f"What ranks hold is not shown for {crowded:,} of the collectives: more than {_MOST_PIECES} pieces."
         )
+    if partly:
+        source.notes.append(
+            f"What ranks hold is not shown for {partly:,} of the collectives: not all that was sent is here."
+        )
     return source
+
+
+def _from_the_beginning(operation: Operation, shown: Sequence[Message]) -> bool:
+    """Whether these are all messages of the operation, or the first of them. Of a step of glass only its sender tells
+    which part it carries; what two ranks whose files are lost have sent each other is nowhere."""
+    if shown[0].how != "derived" and (operation.unseen or any(each.sent_ns is None for each in shown)):
+        return False
+    if len(shown) == message_count(operation):
+        return True
+    every = [each for each in messages_of(operation) if isinstance(each, Message) and each.how != "missing"]
+    return sorted(map(_moment, shown)) == sorted(map(_moment, every))[: len(shown)]
+
+
+def _moment(message: Message) -> int:
+    """A derived message has no time of its own: what has come in the steps before its own is there."""
+    return message.step if message.how == "derived" else message.sent_ns or 0
 
 
 def _cuts(messages: Sequence[Message]) -> list[int]:
@@ -61,15 +87,17 @@ def _cuts(messages: Sequence[Message]) -> list[int]:
 def _begin(operation: Operation, messages: Sequence[Message], cuts: Sequence[int]) -> Holding | None:
     """What each rank has before anything is sent; None where this is not known for such an operation."""
     members, op = operation.group.members, _plain(operation.op)
-    count = len(cuts) - 1
+    whole = range(len(cuts) - 1)
+    if any(each.sparse for end in operation.ends if isinstance(end, Collective) for each in end.inputs):
+        return None  # Ranks gather indices and values, and each adds up for itself.
     if op in _SUMS:
-        return {(rank, piece): 1 << place for place, rank in enumerate(members) for piece in range(count)}
-    begin = {(rank, piece): 0 for rank in members for piece in range(count)}
+        return {(rank, piece): 1 << place for place, rank in enumerate(members) for piece in whole}
+    begin = {(rank, piece): 0 for rank in members for piece in whole}
     if op == "broadcast":
         root = messages[0].src
-        begin.update({(root, piece): 1 << members.index(root) for piece in range(count)})
+        begin.update({(root, piece): 1 << members.index(root) for piece in whole})
     elif op == "all_gather":
-        for piece in range(count):
+        for piece in whole:
             owner = cuts[piece] * len(members) // cuts[-1]
             begin[members[owner], piece] = 1 << owner
     else:
@@ -91,7 +119,7 @@ def _play(
     trace: Trace,
 ) -> None:
     members = operation.group.members
-    title = f"{operation.op} #{operation.seq}, {size_text(cuts[-1])}: whose part is in which piece"
+    title = _title(operation, size_text(cuts[-1]), {board.title for board in source.boards})
     names = [trace.label(rank).removeprefix("rank ") for rank in members]
 
     def change(rank: int, piece: int, mask: int) -> Change:
@@ -110,17 +138,23 @@ def _play(
         source.words[place] = _words(changes, len(cuts) - 1, trace, summed=_plain(operation.op) in _SUMS)
 
 
-def _carried(messages: Sequence[Message], cuts: Sequence[int], begin: Holding) -> list[dict[int, int]]:
-    """What each message can have in it: all that its sender had at that moment, of the pieces that it carries.
+def _title(operation: Operation, size: str, taken: set[str]) -> str:
+    """Each has its own, by which a change finds its board: two groups may both have an all_reduce #1."""
+    group = "" if operation.group.default else f" of group {operation.group.name}"
+    titles = (
+        f"{operation.op} #{operation.seq}{group}{again}, {size}: whose part is in which piece"
+        for again in chain([""], (f" ({number})" for number in count(2)))
+    )
+    return next(title for title in titles if title not in taken)
 
-    A derived message has no time of its own: what has come in the steps before its own is there.
-    """
-    derived = messages[0].how == "derived"
+
+def _carried(messages: Sequence[Message], cuts: Sequence[int], begin: Holding) -> list[dict[int, int]]:
+    """What each message can have in it: all that its sender had at that moment, of the pieces that it carries."""
     moments: list[tuple[int, int, int]] = []
     for place, message in enumerate(messages):
-        left = message.step if derived else message.sent_ns or 0
+        left = _moment(message)
         moments.append((left, 0, place))
-        arrived = message.step if derived else message.received_ns
+        arrived = left if message.how == "derived" else message.received_ns
         if arrived is not None:
             moments.append((max(left, arrived), 1, place))
     holds, carried = dict(begin), [dict[int, int]() for _ in messages]
