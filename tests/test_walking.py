@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import product
 
+import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from rpc_jobs import train
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from traces import Job, tensor
+from traces import Job, header, tensor
 
 from dlearn import Cluster, Trace, analysis, collectives, messages, span
 from dlearn.analysis.walking import walkthrough
@@ -51,6 +53,7 @@ def test_two_ranks_exchange_their_halves(tmp_path):
     begin = walk.held(board, 0)
     assert {key: each.text for key, each in begin.items() if key[1] == 0} == {(0, 0): "0", (1, 0): "1"}
     assert walk.steps[0].sentence.endswith("Then rank 0 has the whole sum in piece 1 of 4.")
+    assert walk.notes[-1] == "The sum may be a maximum or another reduction: which one, the trace does not say."
     assert walk.held(board, 1)[0, 0].text == "sum"
 
 
@@ -221,6 +224,16 @@ def test_what_is_held_is_told_from_the_beginning_only(tmp_path):
     assert part.notes[-1] == "What ranks hold is not shown for 1 of the collectives: not all that was sent is here."
 
 
+def test_who_never_came_has_no_share_to_give(tmp_path):
+    job = Job(tmp_path, ranks=3)
+    outer = job.collective("all_reduce", size=8, ranks=[0, 1], end_ns=None)
+    job.send(0, 1, parent=outer[0], size=8, step=1)
+    job.recv(1, 0, parent=outer[1], size=8, step=1)
+    walk = walkthrough(job.load())
+    (board,) = walk.boards
+    assert {rank: each.text for (rank, _), each in walk.held(board, 1).items()} == {0: "0", 1: "0+1", 2: ""}
+
+
 def test_of_a_sparse_tensor_nothing_is_summed_on_the_way(tmp_path):
     job = Job(tmp_path, ranks=3)
     job.collective("all_reduce", inputs=(tensor(10, payload=60, indices=40),))
@@ -251,6 +264,26 @@ def test_the_steps_of_a_lost_file_say_not_which_piece_they_carried(tmp_path):
     assert len(rest.messages) == 2
     assert rest.boards == ()
     assert rest.notes[-1].startswith("Problem: 1 of 2 processes left a file")
+
+
+@pytest.mark.parametrize("ahead_ns", [0, 15, -15, 1000, -1000])
+def test_what_is_held_follows_from_each_ranks_own_clock(tmp_path, ahead_ns):
+    """Along a chain and back: rank 2's share to rank 1, both to rank 0, the sum back to 1 and to 2. What the steps show
+    in another order than they had may be "?", but nothing else."""
+    job = Job(tmp_path, ranks=3)
+    job.headers = [header(rank, world_size=3, host=f"host{rank}") for rank in range(3)]
+    ahead = {rank: rank * ahead_ns for rank in range(3)}
+    outer = job.collective("all_reduce", size=8, start_ns=ahead, end_ns={rank: at + 60 for rank, at in ahead.items()})
+    for step, (src, dst) in enumerate(((2, 1), (1, 0), (0, 1), (1, 2))):
+        for rank, call in ((src, partial(job.send, src, dst)), (dst, partial(job.recv, dst, src))):
+            start = 10 * step + 1 + ahead[rank]
+            call(parent=outer[rank], start_ns=start, end_ns=start + 8, size=8, step=step)
+    walk = walkthrough(job.load())
+    told = {step.message.step: step.changes[-1].text for step in walk.steps}
+    assert all(told[step] in (text, "?") for step, text in enumerate(("1+2", "sum", "sum", "sum")))
+    assert told[2] == told[3] == "sum"
+    if not ahead_ns:
+        assert told == {0: "1+2", 1: "sum", 2: "sum", 3: "sum"}
 
 
 def two_ranks_with_a_bucket(folder, *, models=1):

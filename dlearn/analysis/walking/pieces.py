@@ -10,8 +10,8 @@ It is told only of what is known in full from its beginning: one message that no
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
 from itertools import chain, count, pairwise
 
 from dlearn.analysis.findings import size_text
@@ -51,6 +51,8 @@ def pieces(trace: Trace, messages: Sequence[Message]) -> Source:
             _play(source, operation, dict(zip(places, shown, strict=True)), cuts, begin, trace)
     if source.boards:
         source.notes.append("What a rank holds is inferred from which parts were sent: values are never recorded.")
+    if any(" sum in " in words for words in source.words.values()):
+        source.notes.append("The sum may be a maximum or another reduction: which one, the trace does not say.")
     if crowded:
         source.notes.append(
             f"What ranks hold is not shown for {crowded:,} of the collectives: more than {_MOST_PIECES} pieces."
@@ -91,7 +93,8 @@ def _begin(operation: Operation, messages: Sequence[Message], cuts: Sequence[int
     if any(each.sparse for end in operation.ends if isinstance(end, Collective) for each in end.inputs):
         return None  # Ranks gather indices and values, and each adds up for itself.
     if op in _SUMS:
-        return {(rank, piece): 1 << place for place, rank in enumerate(members) for piece in whole}
+        shares = {rank: 1 << place for place, rank in enumerate(members) if rank not in operation.missing}
+        return {(rank, piece): shares.get(rank, 0) for rank in members for piece in whole}
     begin = {(rank, piece): 0 for rank in members for piece in whole}
     if op == "broadcast":
         root = messages[0].src
@@ -150,15 +153,8 @@ def _title(operation: Operation, size: str, taken: set[str]) -> str:
 
 def _carried(messages: Sequence[Message], cuts: Sequence[int], begin: Holding) -> list[dict[int, int]]:
     """What each message can have in it: all that its sender had at that moment, of the pieces that it carries."""
-    moments: list[tuple[int, int, int]] = []
-    for place, message in enumerate(messages):
-        left = _moment(message)
-        moments.append((left, 0, place))
-        arrived = left if message.how == "derived" else message.received_ns
-        if arrived is not None:
-            moments.append((max(left, arrived), 1, place))
     holds, carried = dict(begin), [dict[int, int]() for _ in messages]
-    for _, arrives, place in sorted(moments):
+    for place, arrives in _order(messages):
         message = messages[place]
         if arrives:
             for piece, mask in carried[place].items():
@@ -167,6 +163,25 @@ def _carried(messages: Sequence[Message], cuts: Sequence[int], begin: Holding) -
             for piece in _covered(message, cuts):
                 carried[place][piece] = holds.get((message.src, piece), 0)
     return carried
+
+
+def _order(messages: Sequence[Message]) -> Iterator[tuple[int, bool]]:
+    """The place of each message, when it leaves and when it arrives: for each rank in the order of its own clock, and
+    after it has left. The clocks of two hosts may differ."""
+    own: dict[int, list[tuple[int, bool, int]]] = defaultdict(list)
+    for place, message in enumerate(messages):
+        left = _moment(message)
+        arrived = left if message.how == "derived" else message.received_ns
+        own[message.src].append((left, False, place))
+        if arrived is not None:
+            own[message.dst].append((arrived, True, place))
+    waiting = [deque(sorted(events)) for events in own.values()]
+    sent: set[int] = set()
+    while heads := [events for events in waiting if events]:
+        ready = [events for events in heads if not events[0][1] or events[0][2] in sent]
+        _, arrives, place = min(ready or heads, key=lambda events: events[0]).popleft()
+        sent.add(place)
+        yield place, arrives
 
 
 def _covered(message: Message, cuts: Sequence[int]) -> list[int]:
