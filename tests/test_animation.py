@@ -84,3 +84,10 @@ def test_what_cannot_be_is_said(tmp_path, name, seconds, why):
 def test_nothing_to_animate(tmp_path):
     with pytest.raises(DlearnError, match="nothing to animate"):
         animate(walkthrough(Job(tmp_path, ranks=2).load()), tmp_path / "none.gif")
+
+
+def test_what_is_not_known_is_not_called_nothing(tmp_path):
+    job = Job(tmp_path, ranks=2, backend="nccl")
+    job.collective("all_reduce", size=1000)
+    with pytest.raises(DlearnError, match="no message is known here"):
+        animate(walkthrough(job.load()), tmp_path / "none.gif")

@@ -79,6 +79,10 @@ def test_what_cannot_be_done_is_one_sentence(tmp_path, capsys):
         2,
         f"dlearn: {tmp_path} is no file that could be replaced. Give another -o.",
     )
+    assert refused(["html", trace, "-o", "n" * 300], capsys) == (
+        2,
+        f"dlearn: {'n' * 60}...: File name too long. Give another -o.",
+    )
     assert refused(["html", f"{tmp_path}/nothing", "-o", f"{tmp_path}/x.html"], capsys)[0] == 1
     Job(tmp_path / "empty", ranks=2).write()
     assert refused(["shiviz", f"{tmp_path}/empty", "-o", f"{tmp_path}/x.log"], capsys) == (

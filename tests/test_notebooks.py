@@ -123,7 +123,8 @@ def test_the_notebook_runs_and_every_text_of_its_pictures_can_be_read(source, tm
     build.execute(notebook)  # raises with the cell and its error, if one fails
     pictures = [json.loads(line) for line in seen.read_text().splitlines()]
     assert [f"cell {each['cell']}: {fault}" for each in pictures for fault in each["faults"]] == []
-    assert sum(each["texts"] for each in pictures) > 10, "they were looked at"
+    assert pictures
+    assert min(each["texts"] for each in pictures) > 0, "each was looked at"
 
 
 WATCH = """

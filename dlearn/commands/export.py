@@ -52,7 +52,11 @@ def run(options: argparse.Namespace) -> None:
 
 def check_place(path: Path) -> None:
     """Before any work is done."""
-    if path.exists() and not path.is_file():
+    try:
+        taken = path.exists() and not path.is_file()
+    except OSError as error:
+        raise WrongArguments(f"{str(path)[:60]}...: {error.strerror}. Give another -o.") from None
+    if taken:
         raise WrongArguments(f"{path} is no file that could be replaced. Give another -o.")
     if not path.parent.is_dir():
         raise WrongArguments(f"{path}: there is no folder {path.parent}. Make it, or give another -o.")

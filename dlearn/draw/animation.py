@@ -47,7 +47,7 @@ def animate(
     if Path(path).suffix.lower() != ".gif":
         raise DlearnError(f"{Path(path).name!r}: an animation is saved as .gif.")
     if not walk.steps:
-        raise DlearnError("there is nothing to animate: this trace has no message, and nothing that a rank did.")
+        raise DlearnError("there is nothing to animate: no message is known here, and nothing that a rank did.")
     if not 0.02 <= seconds <= 60:
         raise DlearnError(f"{seconds} seconds for a step: a GIF can show one for 0.02 to 60.")
     count = min(len(walk.steps), MOST_FRAMES)

@@ -64,6 +64,11 @@
     add(svg, "defs").innerHTML = head("came") + head("missing");
   }
 
+  function addNames(place, data) {
+    const names = add(place, "div", { class: "names" });
+    for (const name of data.lanes) add(names, "span", { title: name }, name);
+  }
+
   const headOf = (id, step) => `url(#${id}${step.how === "missing" ? "missing" : "came"})`;
 
   function sizeText(bytes) {
@@ -81,8 +86,7 @@
   // Three pictures: each draws the steps up to the current one into `place`. -------------------------------------------
 
   function drawRows(place, { data, id, played, step, current }) {
-    const names = add(place, "div", { class: "names" });
-    for (const name of data.lanes) add(names, "span", { title: name }, name);
+    addNames(place, data);
     const first = Math.max(0, step - MOST_ROWS);
     const height = ROW_PX * Math.max(1, Math.min(MOST_ROWS, played.length)) + 8;
     const svg = addSvg(place, { class: "rows", width: "100%", height, "aria-label": "Sequence diagram; its steps are listed in words below" });
@@ -181,18 +185,14 @@
 
   // What each rank holds ------------------------------------------------------------------------------------------------
 
-  function drawHeld(place, data, current) {
+  function drawHeld(place, data, current, named) {
     place.replaceChildren();
     const until = current ?? -1;
-    const ahead = data.changes.findIndex((changes, number) => number > until && changes.some(([board]) => !data.boards[board].lasting));
-    let recent = ahead < 0 ? null : data.changes[ahead].find(([board]) => !data.boards[board].lasting)[0];
-    for (let number = until; number >= 0; number -= 1) {
-      const own = data.changes[number].find(([board]) => !data.boards[board].lasting);
-      if (own) {
-        recent = own[0];
-        break;
-      }
-    }
+    // Of the boards of single operations the one that changed last, or else will change first.
+    const ofOne = (changes) => changes.find(([board]) => !data.boards[board].lasting);
+    const last = data.changes.slice(0, until + 1).findLast(ofOne) ?? data.changes.slice(until + 1).find(ofOne);
+    const recent = last && ofOne(last)[0];
+    if (named && data.boards.length) addNames(place, data);
     data.boards.forEach((board, place_of) => {
       if (!board.lasting && place_of !== recent) return;
       const held = new Map();
@@ -242,7 +242,7 @@
       const current = played[step - 1];
       picture.replaceChildren();
       VIEWS[view](picture, { data, id, played, step, current });
-      drawHeld(find(".holds"), data, current);
+      drawHeld(find(".holds"), data, current, view !== "sequence");
       showWords(current);
       showTotals();
       for (const name of ["start", "back"]) button(name).disabled = step === 0;

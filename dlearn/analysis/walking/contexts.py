@@ -14,7 +14,7 @@ from dlearn.trace.message import Message
 from dlearn.trace.rpc_board import BACKWARD
 from dlearn.trace.trace import Trace
 
-BOARD = "Contexts of distributed autograd"
+BOARD = "Contexts of distributed autograd (what is in them is inferred)"
 
 
 def contexts(trace: Trace, messages: Sequence[Message]) -> Source:

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dlearn.analysis.walking.steps import Change
 from dlearn.trace.event import Span
 
-BOARD = "Micro-batches kept from their forward to their backward pass"
+BOARD = "Micro-batches kept from their forward to their backward pass (inferred)"
 NOTE = "Spans F0 and B0 are taken for the forward and the backward pass of micro-batch 0; what is kept is inferred."
 _NAME = re.compile(r"([FB])(\d{1,4})")
 

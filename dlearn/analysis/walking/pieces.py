@@ -4,16 +4,18 @@ No value is recorded, so this is inferred: a message says which bytes of the who
 have had in them by then. In a sum (all_reduce, reduce, reduce_scatter) every rank begins with its own share of each
 piece; a receiver adds what comes from others, and takes over what already has its own share in it. Where parts would be
 counted twice, nobody can say from outside what the rank made of them: "?".
+
+It is told only of what is known in full from its beginning: one message that nobody saw may change what follows.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from itertools import chain, count, pairwise
 
 from dlearn.analysis.findings import size_text
-from dlearn.analysis.unrolling import messages_of
+from dlearn.analysis.unrolling import message_count, messages_of
 from dlearn.analysis.walking.steps import Board, Change, Source
 from dlearn.trace.event import Collective
 from dlearn.trace.message import Message, Operation, family_of_op
@@ -34,41 +36,43 @@ def pieces(trace: Trace, messages: Sequence[Message]) -> Source:
     for place, message in enumerate(messages):
         if message.whole_bytes and message.how != "missing" and isinstance(message.operation.ends[0], Collective):
             of_operation[id(message.operation)].append(place)
-    crowded = in_parts = 0
+    crowded = partly = 0
     for places in of_operation.values():
         operation, shown = messages[places[0]].operation, [messages[place] for place in places]
         cuts = _cuts(shown)
+        begin = _begin(operation, shown, cuts)
+        if begin is None:
+            continue
         if len(cuts) > _MOST_PIECES + 1:
             crowded += 1
-            continue
-        begin = _begin(operation, shown, cuts)
-        if begin is not None and not _from_the_first_on(operation, shown):
-            in_parts += 1
-        elif begin is not None:
+        elif not _from_the_beginning(operation, shown):
+            partly += 1
+        else:
             _play(source, operation, dict(zip(places, shown, strict=True)), cuts, begin, trace)
     if source.boards:
         source.notes.append("What a rank holds is inferred from which parts were sent: values are never recorded.")
+    if any(" sum in " in words for words in source.words.values()):
+        source.notes.append("The sum may be a maximum or another reduction: which one, the trace does not say.")
     if crowded:
         source.notes.append(
             f"What ranks hold is not shown for {crowded:,} of the collectives: more than {_MOST_PIECES} pieces."
         )
-    if in_parts:
+    if partly:
         source.notes.append(
-            f"What ranks hold is not shown for {in_parts:,} of the collectives: earlier messages of them are not here."
+            f"What ranks hold is not shown for {partly:,} of the collectives: not all that was sent is here."
         )
     return source
 
 
-def _from_the_first_on(operation: Operation, shown: Sequence[Message]) -> bool:
-    """Whether no message is left out before the last of these: what a rank holds follows from all of them."""
-    every = messages_of(operation)
-    assert not isinstance(every, str)
-
-    def earlier(found: Iterable[Message]) -> int:
-        return sum(message.how != "missing" and _moment(message) < until for message in found)
-
-    until = max(map(_moment, shown))
-    return earlier(every) == earlier(shown)
+def _from_the_beginning(operation: Operation, shown: Sequence[Message]) -> bool:
+    """Whether these are all messages of the operation, or the first of them. Of a step of glass only its sender tells
+    which part it carries; what two ranks whose files are lost have sent each other is nowhere."""
+    if shown[0].how != "derived" and (operation.unseen or any(each.sent_ns is None for each in shown)):
+        return False
+    if len(shown) == message_count(operation):
+        return True
+    every = [each for each in messages_of(operation) if isinstance(each, Message) and each.how != "missing"]
+    return sorted(map(_moment, shown)) == sorted(map(_moment, every))[: len(shown)]
 
 
 def _moment(message: Message) -> int:
@@ -85,15 +89,18 @@ def _cuts(messages: Sequence[Message]) -> list[int]:
 def _begin(operation: Operation, messages: Sequence[Message], cuts: Sequence[int]) -> Holding | None:
     """What each rank has before anything is sent; None where this is not known for such an operation."""
     members, op = operation.group.members, family_of_op(operation.op)
-    count = len(cuts) - 1
+    whole = range(len(cuts) - 1)
+    if any(each.sparse for end in operation.ends if isinstance(end, Collective) for each in end.inputs):
+        return None  # Ranks gather indices and values, and each adds up for itself.
     if op in _SUMS:
-        return {(rank, piece): 1 << place for place, rank in enumerate(members) for piece in range(count)}
-    begin = {(rank, piece): 0 for rank in members for piece in range(count)}
+        shares = {rank: 1 << place for place, rank in enumerate(members) if rank not in operation.missing}
+        return {(rank, piece): shares.get(rank, 0) for rank in members for piece in whole}
+    begin = {(rank, piece): 0 for rank in members for piece in whole}
     if op == "broadcast":
         root = messages[0].src
-        begin.update({(root, piece): 1 << members.index(root) for piece in range(count)})
+        begin.update({(root, piece): 1 << members.index(root) for piece in whole})
     elif op == "all_gather":
-        for piece in range(count):
+        for piece in whole:
             owner = cuts[piece] * len(members) // cuts[-1]
             begin[members[owner], piece] = 1 << owner
     else:
@@ -110,7 +117,7 @@ def _play(
     trace: Trace,
 ) -> None:
     members = operation.group.members
-    title = f"{operation.op} #{operation.seq}, {size_text(cuts[-1])}: whose part is in which piece"
+    title = _title(operation, size_text(cuts[-1]), {board.title for board in source.boards})
     names = [trace.label(rank).removeprefix("rank ") for rank in members]
 
     def change(rank: int, piece: int, mask: int) -> Change:
@@ -129,18 +136,20 @@ def _play(
         source.words[place] = _words(changes, len(cuts) - 1, trace, summed=family_of_op(operation.op) in _SUMS)
 
 
+def _title(operation: Operation, size: str, taken: set[str]) -> str:
+    """Each has its own, by which a change finds its board: two groups may both have an all_reduce #1."""
+    group = "" if operation.group.default else f" of group {operation.group.name}"
+    titles = (
+        f"{operation.op} #{operation.seq}{group}{again}, {size}: whose part is in which piece (inferred)"
+        for again in chain([""], (f" ({number})" for number in count(2)))
+    )
+    return next(title for title in titles if title not in taken)
+
+
 def _carried(messages: Sequence[Message], cuts: Sequence[int], begin: Holding) -> list[dict[int, int]]:
     """What each message can have in it: all that its sender had at that moment, of the pieces that it carries."""
-    derived = messages[0].how == "derived"
-    moments: list[tuple[int, int, int]] = []
-    for place, message in enumerate(messages):
-        left = _moment(message)
-        moments.append((left, 0, place))
-        arrived = left if derived else message.received_ns
-        if arrived is not None:
-            moments.append((max(left, arrived), 1, place))
     holds, carried = dict(begin), [dict[int, int]() for _ in messages]
-    for _, arrives, place in sorted(moments):
+    for place, arrives in _order(messages):
         message = messages[place]
         if arrives:
             for piece, mask in carried[place].items():
@@ -149,6 +158,25 @@ def _carried(messages: Sequence[Message], cuts: Sequence[int], begin: Holding) -
             for piece in _covered(message, cuts):
                 carried[place][piece] = holds.get((message.src, piece), 0)
     return carried
+
+
+def _order(messages: Sequence[Message]) -> Iterator[tuple[int, bool]]:
+    """The place of each message, when it leaves and when it arrives: for each rank in the order of its own clock, and
+    after it has left. The clocks of two hosts may differ."""
+    own: dict[int, list[tuple[int, bool, int]]] = defaultdict(list)
+    for place, message in enumerate(messages):
+        left = _moment(message)
+        arrived = left if message.how == "derived" else message.received_ns
+        own[message.src].append((left, False, place))
+        if arrived is not None:
+            own[message.dst].append((arrived, True, place))
+    waiting = [deque(sorted(events)) for events in own.values()]
+    sent: set[int] = set()
+    while heads := [events for events in waiting if events]:
+        ready = [events for events in heads if not events[0][1] or events[0][2] in sent]
+        _, arrives, place = min(ready or heads, key=lambda events: events[0]).popleft()
+        sent.add(place)
+        yield place, arrives
 
 
 def _covered(message: Message, cuts: Sequence[int]) -> list[int]:

@@ -27,6 +27,7 @@ MOST_OWN_STEPS = 300
 """Of what ranks do by themselves."""
 _MOST_QUIET_RANKS = 64
 """Lanes of ranks that send and get nothing, unless they would be more."""
+_MOST_PROBLEMS = 8
 _SOURCES = (pieces, gradients, contexts, works, nodes)
 
 
@@ -67,6 +68,7 @@ def walkthrough(
             *_notes(len(chosen), shown, found if messages is None else None),
             *(note for each in told for note in each.notes),
             *_left_out(len(own)),
+            *_problems(trace),
         ),
         labels={rank: trace.label(rank) for rank in sorted({*ends, *quiet})},
     )
@@ -177,3 +179,10 @@ def _left_out(own: int) -> list[str]:
     if own <= MOST_OWN_STEPS:
         return []
     return [f"Of {own:,} steps inside of ranks the first {MOST_OWN_STEPS:,} are shown."]
+
+
+def _problems(trace: Trace) -> list[str]:
+    """What is damaged or missing in the files: then more may have happened than is shown."""
+    more = len(trace.problems) - _MOST_PROBLEMS
+    told = [f"Problem: {problem}." for problem in trace.problems[:_MOST_PROBLEMS]]
+    return [*told, f"{count_text(more, 'more problem')} of this trace: see trace.problems."] if more > 0 else told
