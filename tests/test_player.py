@@ -130,7 +130,7 @@ def test_three_all_reduces_of_eight_ranks_stay_small(tmp_path):
 def test_only_the_messages_that_were_asked_for(tmp_path):
     trace = ring(tmp_path).load()
     shown = player(trace, messages=[messages(trace)[2]])
-    assert shown.title == "1 message"
+    assert shown.title == "1 message with 300 B"
     assert shown.sentences == ("rank 2 sends rank 0 300 B: uint8[300] (observed).",)
 
 
@@ -166,6 +166,24 @@ def test_clicks_step_through_the_messages(tmp_path):
         ["step 2 of 4", "in all2300 B"],
         ["step 0 of 4", 0],
         ["step 2 of 4", "step 2 of 4"],
+    ]
+
+
+@in_browser
+def test_what_is_held_has_its_rank_s_name_above_it_in_every_view(tmp_path):
+    """In the sequence that is the name above the lifeline; a timeline has its names at the side."""
+    job = Job(tmp_path, ranks=2)
+    job.collective("all_reduce", size=80)
+    script = """
+        click("forward");
+        const names = () => all(".names span").map((each) => [each.textContent, each.closest(".holds") !== null]);
+        say(names());
+        find("[data-view=timeline]").click();
+        say(names());
+    """
+    assert after(player(job.load()).to_html(), tmp_path, script) == [
+        [[["rank 0", False], ["rank 1", False]]],
+        [[["rank 0", True], ["rank 1", True]]],
     ]
 
 

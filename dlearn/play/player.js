@@ -80,9 +80,13 @@
 
   // Three pictures: each draws the steps up to the current one into `place`. -------------------------------------------
 
-  function drawRows(place, { data, id, played, step, current }) {
+  function drawNames(place, data) {
     const names = add(place, "div", { class: "names" });
     for (const name of data.lanes) add(names, "span", { title: name }, name);
+  }
+
+  function drawRows(place, { data, id, played, step, current }) {
+    drawNames(place, data);
     const first = Math.max(0, step - MOST_ROWS);
     const height = ROW_PX * Math.max(1, Math.min(MOST_ROWS, played.length)) + 8;
     const svg = addSvg(place, { class: "rows", width: "100%", height, "aria-label": "Sequence diagram; its steps are listed in words below" });
@@ -152,7 +156,7 @@
     const [wide, high] = [96, 44];
     const box = add(place, "div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Graph, wider than the page" });
     const svg = addSvg(box, { class: "graph", width: wide * graph.columns + NAME_PX, height: high * graph.rows + 8, "aria-label": "Graph of the backward pass; nodes are filled as they run" });
-    const [x, y] = [(column) => NAME_PX + wide * (column + 0.5), (row) => high * (row + 0.5)];
+    const [x, y] = [(column) => NAME_PX + wide * (column + 0.5), (row) => high * (row + 0.5) + 4]; // below its worker's name
     for (const [name, top, rows] of graph.bands) {
       add(svg, "rect", { class: "band", width: "100%", y: high * top + 2, height: high * rows - 4 });
     }
@@ -170,7 +174,7 @@
       add(text, "title", {}, name);
       if (state === "current") last = x(column);
     });
-    const workers = graph.bands.map(([name, top]) => add(svg, "text", { y: high * top + 14, class: "worker" }, name));
+    const workers = graph.bands.map(([name, top]) => add(svg, "text", { y: high * top + 11, class: "worker" }, name));
     const stay = () => workers.forEach((each) => each.setAttribute("x", box.scrollLeft + 6));
     box.addEventListener("scroll", stay);
     if (last !== null) box.scrollLeft = last - box.clientWidth / 2;
@@ -181,7 +185,8 @@
 
   // What each rank holds ------------------------------------------------------------------------------------------------
 
-  function drawHeld(place, data, current) {
+  // `named`: the picture above has no column for each rank, so the columns say whose they are.
+  function drawHeld(place, data, current, named) {
     place.replaceChildren();
     const until = current ?? -1;
     const ahead = data.changes.findIndex((changes, number) => number > until && changes.some(([board]) => !data.boards[board].lasting));
@@ -200,6 +205,7 @@
       for (const change of board.start) put(change, false);
       for (let number = 0; number <= until; number += 1) for (const change of data.changes[number]) put(change, number === until);
       add(place, "p", { class: "note" }, board.title);
+      if (named && !place.querySelector(".names")) drawNames(place, data);
       const columns = add(place, "div", { class: "columns" });
       data.lanes.forEach((name, lane) => {
         const column = add(columns, "ul", { "aria-label": `${name} holds` });
@@ -242,7 +248,7 @@
       const current = played[step - 1];
       picture.replaceChildren();
       VIEWS[view](picture, { data, id, played, step, current });
-      drawHeld(find(".holds"), data, current);
+      drawHeld(find(".holds"), data, current, view !== "sequence");
       showWords(current);
       showTotals();
       for (const name of ["start", "back"]) button(name).disabled = step === 0;

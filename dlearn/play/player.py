@@ -115,7 +115,6 @@ def _snippet(walk: Walkthrough, title: str, sentences: Sequence[str], notes: Seq
     listed += f"<li>... and {more:,} more, for which this page must be allowed to run scripts</li>" if more > 0 else ""
     noted = "".join(f'<p class="note">{html.escape(note)}</p>' for note in notes)
     # No shortcut of JupyterLab may take the arrow keys away, and no "$" in a name is the start of a formula.
-    # No shortcut of JupyterLab may take the arrow keys away, and no "$" in a name is the start of a formula.
     snippet = (
         f'<div class="dlearn-player mathjax_ignore tex2jax_ignore" data-player="{unique}"'
         f' data-lm-suppress-shortcuts="true"><style>{_style()}</style>'
