@@ -188,6 +188,24 @@ def test_what_is_held_has_its_rank_s_name_above_it_in_every_view(tmp_path):
 
 
 @in_browser
+def test_on_the_time_axis_the_current_step_is_on_top_and_its_label_inside(tmp_path):
+    """The third of four messages, all but the first at the right edge. A tag is said once, in the sentence."""
+    job = Job(tmp_path, ranks=2)
+    for start_ns, end_ns in ((0, 10), (9900, 10_000), (9950, 10_000), (9960, 9990)):
+        job.send(0, 1, size=1_234_567, start_ns=start_ns, end_ns=end_ns, tag=start_ns)
+        job.recv(1, 0, size=1_234_567, start_ns=start_ns, end_ns=end_ns, tag=start_ns)
+    script = """
+        find("[data-view=timeline]").click();
+        for (let i = 0; i < 3; i++) click("forward");
+        const [whole, label] = [".times", ".current text"].map((each) => find(each).getBoundingClientRect());
+        say(label.right <= whole.right, all(".times .step").at(-1).classList.contains("current"));
+    """
+    shown = player(job.load())
+    assert shown.sentences[2] == "rank 0 sends rank 1 1,234,567 B: uint8[1234567], tag 9950 (observed)."
+    assert after(shown.to_html(), tmp_path, script) == [[True, True]]
+
+
+@in_browser
 def test_keys_step_through_the_messages(tmp_path):
     script = """
         const keys = ["ArrowRight", "ArrowDown", "ArrowLeft", "End", "ArrowUp", "Home", "ArrowLeft"];

@@ -142,9 +142,12 @@
       } else {
         const far = x(until) - x(now.at) < 2 && now.src === now.dst ? 12 : 0;
         add(group, "line", { x1: x(now.at), x2: x(until) + far, y1: y(now.src), y2: y(now.dst), "marker-end": headOf(id, now) });
-        if (state === "current") add(group, "text", { x: (x(now.at) + x(until)) / 2, y: (y(now.src) + y(now.dst)) / 2 }, labelOf(now));
+        const half = 3.5 * labelOf(now).length; // the label stays inside of the picture
+        const middle = Math.min(Math.max((x(now.at) + x(until)) / 2, NAME_PX + half), width - half);
+        if (state === "current") add(group, "text", { x: middle, y: (y(now.src) + y(now.dst)) / 2 }, labelOf(now));
       }
     });
+    svg.append(...svg.querySelectorAll(".current")); // above all others
     add(svg, "text", { class: "axis", x: NAME_PX, y: height - 4 }, `${((begins - data.begins) / 1000).toFixed(2)} ms`);
     add(svg, "text", { class: "axis end", x: width - 8, y: height - 4 }, `${((ends - data.begins) / 1000).toFixed(2)} ms`);
   }

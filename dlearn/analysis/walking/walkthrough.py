@@ -113,10 +113,12 @@ def _of_message(
 ) -> Step:
     words = [each.words[place] for each in told if each.words.get(place)]
     sentence = message_sentence(message, trace)
+    if mark and f", {mark} (" not in sentence:  # "tag 3" stands there already, and only its name is new
+        sentence = f"{mark}: {sentence}"
     span, phase = where.of_message(message)
     return Step(
         rank=message.src,
-        sentence=" ".join([f"{mark}: {sentence}" if mark else sentence, *words]),
+        sentence=" ".join([sentence, *words]),
         at_ns=at_ns,
         until_ns=message.received_ns,
         message=message,
