@@ -275,7 +275,7 @@ for share in shares:
 middle = [median(each) for each in zip(*shares, strict=True)]
 axes.plot(middle, counted, color="#222222", linewidth=2.2, drawstyle="steps-post")
 axes.set_title("Gradients become ready all along the backward pass", loc="left", fontsize=12, fontweight="bold")
-axes.set_xlabel("% of the time from the begin of the pass to its last gradient")
+axes.set_xlabel("% of the time from the start of the pass to its last gradient")
 axes.set_ylabel("thousand gradients ready")
 axes.set_xlim(0, 101)
 axes.set_ylim(0, None)

@@ -7,9 +7,12 @@ import matplotlib.pyplot as plt
 import networkx as nx
 import pytest
 import rpc_graph_jobs
+from matplotlib.text import Text
+from test_player import after, in_browser
 
 from dlearn import Cluster, Trace, analysis, draw, messages
 from dlearn.analysis.graph import condense
+from dlearn.play import player
 from dlearn.trace.event import AutogradNode
 from dlearn.trace.graph import join_graph
 
@@ -85,6 +88,27 @@ def test_parameters_have_their_names(run):
 def test_the_last_context_is_meant(run):
     assert join_graph(run.trace).context == 7
     assert join_graph(run.trace).nodes == join_graph(run.trace, 7).nodes
+
+
+def test_the_picture_says_that_there_are_more_contexts(run):
+    for context, told in ((None, True), (7, False)):
+        ax = draw.autograd(run.trace, context=context)
+        words = " ".join(text.get_text() for text in ax.figure.findobj(Text))
+        assert ("The last of 8 contexts that have a graph." in words) == told
+        plt.close(ax.figure)
+
+
+@in_browser
+def test_no_worker_s_name_is_hidden_behind_a_node_in_the_player(run, tmp_path):
+    script = """
+        find("[data-view=graph]").click();
+        click("end");
+        const places = (selector) => all(selector).map((each) => each.getBBox());
+        const [names, nodes] = [places("text.worker"), places(".node rect")];
+        const meet = (a, b) => a.y < b.y + b.height - 2 && b.y < a.y + a.height - 2;
+        say(names.length, nodes.length > 10, names.filter((name) => nodes.some((node) => meet(name, node))).length);
+    """
+    assert after(player(run.trace).to_html(), tmp_path, script) == [[3, True, 0]]
 
 
 def test_nothing_is_changed_and_no_message_added(run):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.patches import FancyArrowPatch
-from matplotlib.text import Annotation
+from matplotlib.text import Annotation, Text
 from traces import Job, tensor
 
 from dlearn import draw, operations
@@ -501,6 +501,7 @@ def test_sizes_and_times_have_three_digits():
         ([(1, 0), (2, 0)], "2 ranks send 100 B each to rank 0"),
         ([(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)], "Each rank sends 100 B to every other rank"),
         ([(0, 1), (0, 2), (1, 0)], "Rank 0 sends the most: 200 B of 300 B"),
+        ([(0, 1), (0, 1), (1, 2), (1, 0), (2, 0)], "2 of 3 ranks send 200 B each, of 500 B in all"),
     ],
 )
 def test_the_pattern_of_the_bytes_is_named(tmp_path, pairs, sentence):
@@ -509,6 +510,18 @@ def test_the_pattern_of_the_bytes_is_named(tmp_path, pairs, sentence):
         job.send(src, dst, size=100)
         job.recv(dst, src, size=100)
     assert traffic_finding(traffic(job.load())) == sentence
+
+
+def test_only_arrows_of_several_messages_are_explained(tmp_path):
+    """60 sends of different sizes do not fit: arrows may stand for several messages, but here none does."""
+    job = Job(tmp_path, ranks=2)
+    for i in range(60):
+        job.send(0, 1, size=100 + i, start_ns=10 * i, end_ns=10 * i + 5)
+        job.recv(1, 0, size=100 + i, start_ns=10 * i, end_ns=10 * i + 5)
+    ax = draw.sequence(job.load())
+    told = " ".join(text.get_text() for text in ax.figure.findobj(Text))
+    assert "20 later operations not drawn" in told
+    assert "An arrow stands for all messages" not in told
 
 
 def test_a_barrier_sends_messages_without_data(tmp_path):

@@ -130,7 +130,7 @@ def test_three_all_reduces_of_eight_ranks_stay_small(tmp_path):
 def test_only_the_messages_that_were_asked_for(tmp_path):
     trace = ring(tmp_path).load()
     shown = player(trace, messages=[messages(trace)[2]])
-    assert shown.title == "1 message"
+    assert shown.title == "1 message with 300 B"
     assert shown.sentences == ("rank 2 sends rank 0 300 B: uint8[300] (observed).",)
 
 
@@ -167,6 +167,42 @@ def test_clicks_step_through_the_messages(tmp_path):
         ["step 0 of 4", 0],
         ["step 2 of 4", "step 2 of 4"],
     ]
+
+
+@in_browser
+def test_what_is_held_has_its_rank_s_name_above_it_in_every_view(tmp_path):
+    """In the sequence that is the name above the lifeline; a timeline has its names at the side."""
+    job = Job(tmp_path, ranks=2)
+    job.collective("all_reduce", size=80)
+    script = """
+        click("forward");
+        const names = () => all(".names span").map((each) => [each.textContent, each.closest(".holds") !== null]);
+        say(names());
+        find("[data-view=timeline]").click();
+        say(names());
+    """
+    assert after(player(job.load()).to_html(), tmp_path, script) == [
+        [[["rank 0", False], ["rank 1", False]]],
+        [[["rank 0", True], ["rank 1", True]]],
+    ]
+
+
+@in_browser
+def test_on_the_time_axis_the_current_step_is_on_top_and_its_label_inside(tmp_path):
+    """The third of four messages, all but the first at the right edge. A tag is said once, in the sentence."""
+    job = Job(tmp_path, ranks=2)
+    for start_ns, end_ns in ((0, 10), (9900, 10_000), (9950, 10_000), (9960, 9990)):
+        job.send(0, 1, size=1_234_567, start_ns=start_ns, end_ns=end_ns, tag=start_ns)
+        job.recv(1, 0, size=1_234_567, start_ns=start_ns, end_ns=end_ns, tag=start_ns)
+    script = """
+        find("[data-view=timeline]").click();
+        for (let i = 0; i < 3; i++) click("forward");
+        const [whole, label] = [".times", ".current text"].map((each) => find(each).getBoundingClientRect());
+        say(label.right <= whole.right, all(".times .step").at(-1).classList.contains("current"));
+    """
+    shown = player(job.load())
+    assert shown.sentences[2] == "rank 0 sends rank 1 1,234,567 B: uint8[1234567], tag 9950 (observed)."
+    assert after(shown.to_html(), tmp_path, script) == [[True, True]]
 
 
 @in_browser

@@ -50,9 +50,10 @@ def test_seven_slides_tell_the_story(deck):
         "What to trust",
     ]
     assert deck.count("Shown: &#x27;step 2&#x27;, the last complete one of 3 steps.") == 3
+    assert deck.count("Shown: the whole trace.") == 1, "the traffic is that of all steps"
     assert "rank 0 sends rank 1 300 B (uint8[300], tag 4)." in deck
-    assert '<th scope="row">rank 0</th><td>host, process 1000</td><td>world (gloo, 2)</td><td>600</td>' in deck
-    assert '<tr><th scope="row">6</th><td>observed</td>' in deck
+    assert '<td>host, process 1000</td><td>world (gloo, 2 ranks)</td><td class="figure">600</td>' in deck
+    assert '<tr><th scope="row" class="figure">6</th><td>observed</td>' in deck
     assert plt.get_fignums() == []
 
 

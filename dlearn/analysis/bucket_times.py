@@ -143,7 +143,7 @@ class BucketTimes(msgspec.Struct, frozen=True):
         return self.labels.get(rank, f"rank {rank}")
 
     def rows(self) -> list[list[str]]:
-        """A head, and a row for each bucket on each rank in the examples; ms from the begin of the pass."""
+        """A head, and a row for each bucket on each rank in the examples; ms from the start of the pass."""
         table = [["pass", "rank", "bucket", "first ready", "launched", "waits for", "waiting", "transfer", "done"]]
         begins = begins_of(self.examples)
         for each in self.examples[:_ROWS_SHOWN]:
@@ -170,7 +170,7 @@ class BucketTimes(msgspec.Struct, frozen=True):
             size = sum(each.bytes for each in table)
             lines.append(f"{_BUILT.get(table[0].built, table[0].built)}: {len(table)}, {size:,} B")
             lines += [f"  bucket {each.index}: {each.bytes:,} B: {_names(each.parameters)}" for each in table]
-        lines += ["ms from the begin of the backward pass:", *lines_of(self.rows(), names=3)]
+        lines += ["ms from the start of the backward pass:", *lines_of(self.rows(), names=3)]
         if len(self.examples) > _ROWS_SHOWN:
             lines.append(f"({len(self.examples) - _ROWS_SHOWN:,} more rows)")
         lines += [self.note] if self.note else []
@@ -266,7 +266,7 @@ def _table_at(known: Sequence[Bucket], number: int) -> tuple[Bucket, ...]:
 
 
 def _begin(stretches: Sequence[Stretch], first: Event) -> int:
-    """The begin of the backward pass; where nobody noted that, its first gradient."""
+    """The start of the backward pass; where nobody noted that, its first gradient."""
     place = bisect_right(stretches, first.start_ns, key=lambda each: each.start_ns) - 1
     if place < 0:
         return first.start_ns

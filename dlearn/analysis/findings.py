@@ -97,7 +97,7 @@ def traffic_finding(sent: Traffic) -> str:
     most = max(from_each.values())
     who = [names[rank] for rank, size in from_each.items() if size == most]
     if len(who) > 1:
-        return f"{count_text(len(who), 'rank')} send {size_text(most)} each, {size_text(sent.total_bytes)} in all"
+        return f"{len(who)} of {len(ranks)} ranks send {size_text(most)} each, of {size_text(sent.total_bytes)} in all"
     return capital(f"{who[0]} sends the most: {size_text(most)} of {size_text(sent.total_bytes)}")
 
 

@@ -193,7 +193,7 @@ def _part(operation: Operation, end: End, stretch: Stretch) -> Part:
 
 
 def _computing(stretches: Sequence[Stretch], gradients: Sequence[int]) -> list[Interval]:
-    """From the begin of each backward pass to its last gradient."""
+    """From the start of each backward pass to its last gradient."""
     found: list[Interval] = []
     for each in stretches:
         if each.phase == "backward" and each.end_ns is not None:

@@ -39,7 +39,7 @@ def receive(control: Connection) -> None:
 
 
 def take(seat: Seat) -> None:
-    """Join the MPI job: from now on there is MPI.COMM_WORLD. All ranks do so at the begin of a call."""
+    """Join the MPI job: from now on there is MPI.COMM_WORLD. All ranks do so at the start of a call."""
     for name, value in SHARED_MEMORY.items():
         os.environ.setdefault(name, value)
     os.environ.update(seat.environment)

@@ -15,7 +15,7 @@ from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT, cut, plain, points, text_width
 from dlearn.draw.graph_layout import Layout, lay_out
 from dlearn.draw.palette import FAINT, INK, LANE, MISSING, STRIP, look
-from dlearn.trace.graph import AutogradGraph, Edge, Key, Node, join_graph
+from dlearn.trace.graph import AutogradGraph, Edge, Key, Node, contexts_with_graph, join_graph
 from dlearn.trace.trace import Trace
 
 _BOX_PT = 17.0
@@ -71,9 +71,10 @@ def autograd(trace: Trace, *, context: int | None = None, ax: Axes | None = None
         draw_edge(ax, edge, boxes)
     for node in graph.nodes:
         draw_node(ax, node, boxes[node.key], graph)
+    contexts = len(contexts_with_graph(trace)) if context is None else 1
     canvas.frame(
-        ax, title=graph_finding(whole), legend=legend(graph), notes=notes(whole, graph), above_in=0.05, below_in=0.1,
-        fit=fit,
+        ax, title=graph_finding(whole), legend=legend(graph), notes=notes(whole, graph, contexts), above_in=0.05,
+        below_in=0.1, fit=fit,
     )  # fmt: skip
     return ax
 
@@ -235,8 +236,10 @@ def legend(graph: AutogradGraph) -> list[Artist]:
     return found
 
 
-def notes(whole: AutogradGraph, shown: AutogradGraph) -> list[str]:
+def notes(whole: AutogradGraph, shown: AutogradGraph, contexts: int) -> list[str]:
     told = ["To the right is the direction of the backward pass; distances are no times."]
+    if contexts > 1:
+        told.append(f"The last of {contexts:,} contexts that have a graph.")
     repeated = next(
         (each for wire in whole.wires for each in wire.tensors if each.payload_bytes < each.logical_bytes), None
     )

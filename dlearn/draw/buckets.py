@@ -31,7 +31,7 @@ _STYLE = look("all_reduce")
 def buckets(trace: Trace, *, ax: Axes | None = None) -> Axes:
     """Draw the gradients and buckets of the first backward pass, and of the first with rebuilt buckets below it.
 
-    A row for each bucket on each rank; time in ms from the begin of the pass.
+    A row for each bucket on each rank; time in ms from the start of the pass.
     """
     found = bucket_times(trace)
     rows, left_out = _rows(found)
@@ -123,7 +123,7 @@ def label_axes(ax: Axes, rows: Sequence[Row], height: float) -> None:
     ax.set_yticks(
         [sum(row.bar) / 2 for row in rows], [row.label for row in rows], parse_math=False, fontsize=TEXT_PT, color=INK
     )
-    ax.set_xlabel("ms from the begin of the backward pass", fontsize=TEXT_PT, color=INK, labelpad=2)
+    ax.set_xlabel("ms from the start of the backward pass", fontsize=TEXT_PT, color=INK, labelpad=2)
     canvas.quiet(ax)
 
 

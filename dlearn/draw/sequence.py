@@ -215,7 +215,8 @@ def legend(rows: Rows) -> list[Artist]:
 
 def notes(rows: Rows) -> list[str]:
     told = ["Downwards is the order of sending, step by step; distances are no times."]
-    if rows.merged:
+    flows = [flow for cycle in rows.cycles for block in cycle.blocks for row in block.rows for flow in row]
+    if rows.merged and any(flow.count > 1 for flow in flows):
         told.append("An arrow stands for all messages of one operation between two ranks.")
     if not all(cycle.in_order for cycle in rows.cycles):
         told.append("What is repeated is drawn as it was the first time; who sends first may change.")

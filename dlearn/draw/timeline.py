@@ -210,7 +210,7 @@ def notes(ax: Axes, trace: Trace, scene: Scene) -> list[str]:
     for what, count in scene.left_out.items():
         if count:
             told.append(f"{count_text(count, what)} too many to be told apart: choose a shorter part.")
-    if scene.arrows.merged:
+    if scene.arrows.merged and any(flow.count > 1 for flow in scene.arrows.flows):
         told.append("An arrow stands for all messages of one operation between two ranks.")
     if scene.density:
         highest = max((max(heights) for heights in scene.density.values()), default=0.0)

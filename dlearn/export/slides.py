@@ -107,7 +107,7 @@ def cast(trace: Trace) -> Slide:
 
 
 def _groups(process: Process) -> str:
-    groups = [f"{group.name} ({group.backend}, {group.size})" for group in process.groups.values()]
+    groups = [f"{group.name} ({group.backend}, {count_text(group.size, 'rank')})" for group in process.groups.values()]
     groups += [f"RPC worker {process.worker.id}"] if process.worker is not None else []
     return ", ".join(groups[:3]) + (f" and {len(groups) - 3:,} more" if len(groups) > 3 else "") or "none"
 
@@ -130,7 +130,9 @@ def sequence(part: Part) -> Slide:
 def traffic_slide(trace: Trace) -> Slide:
     sent = traffic(trace)
     picture = inline_svg(draw.traffic(trace), prefix="traffic-")
-    return Slide("Who sends how much to whom", figure(picture, traffic_finding(sent), table(sent.rows(), "pairs")))
+    whole = Part(trace, "the whole trace" if trace.selected_from is None else "the part that was chosen")
+    shown = figure(picture, traffic_finding(sent), table(sent.rows(), "pairs"))
+    return Slide("Who sends how much to whom", _which(whole) + shown)
 
 
 def timeline(part: Part) -> Slide:
@@ -181,11 +183,17 @@ def text(words: str) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], what: str) -> str:
-    """The first row is the head; of too many the first ones, and how many more."""
+    """The first row is the head; of too many the first ones, and how many more. Columns of numbers end on the right."""
     head, *body = rows
-    cells = "".join(f'<th scope="col">{text(cell)}</th>' for cell in head)
+    sides = [
+        ' class="figure"' if body and all(row[place].replace(",", "").isdigit() for row in body) else ""
+        for place in range(len(head))
+    ]
+    cells = "".join(f'<th scope="col"{side}>{text(cell)}</th>' for cell, side in zip(head, sides, strict=True))
     shown = "".join(
-        f'<tr><th scope="row">{text(row[0])}</th>' + "".join(f"<td>{text(cell)}</td>" for cell in row[1:]) + "</tr>"
+        f'<tr><th scope="row"{sides[0]}>{text(row[0])}</th>'
+        + "".join(f"<td{side}>{text(cell)}</td>" for cell, side in zip(row[1:], sides[1:], strict=True))
+        + "</tr>"
         for row in body[:_MOST_ROWS]
     )
     more = f'<p class="quiet">{len(body) - _MOST_ROWS:,} more.</p>' if len(body) > _MOST_ROWS else ""

@@ -74,7 +74,7 @@ class _Watch:
             self._gpu = self._times.gpu(ddp.device)
             self._forward[ddp] = self._begins()
         except Exception as error:
-            self._emit.failed("the begin of a forward pass", error)
+            self._emit.failed("the start of a forward pass", error)
 
     def forward_ends(self, ddp: DistributedDataParallel) -> None:
         began = self._forward.pop(ddp, None)
@@ -123,7 +123,7 @@ class _Watch:
         try:
             on_gpu = self._times.mark(self._gpu)
         except Exception as failure:
-            self._emit.failed("the begin of a stretch on a GPU", failure)
+            self._emit.failed("the start of a stretch on a GPU", failure)
             on_gpu = None
         return _Begun(time.monotonic_ns(), on_gpu)
 

@@ -122,9 +122,14 @@ def _snippet(walk: Walkthrough, title: str, sentences: Sequence[str], notes: Seq
         f'<div class="picture" style="min-width:{_LANE_PX * len(walk.labels)}px">{still(walk)}</div>'
         '<div class="holds" role="group" aria-label="What each rank holds"></div><div class="totals"></div>'
         f"<details open><summary>All steps in words</summary><ol>{listed}</ol></details>"
-        f'{noted}<script type="application/dlearn">{data}</script><script>{_read("player.js")}</script></div>'
+        f'{noted}<script type="application/dlearn">{data}</script><script>{_script()}</script></div>'
     )
     return unique, snippet
+
+
+def _script() -> str:
+    """Two files as one function: nothing in it is seen by the page around it."""
+    return f"(() => {{\n{_read('pictures.js')}\n{_read('player.js')}\n}})();"
 
 
 def _read(name: str) -> str:

@@ -79,14 +79,19 @@ class AutogradGraph:
         return tuple(sorted(wires, key=lambda edge: (start[edge.src] is None, start[edge.src] or 0, edge.src)))
 
 
+def contexts_with_graph(trace: Trace) -> list[int | None]:
+    """The contexts of this selection of the trace that have a graph, in the order of their first node."""
+    chosen = {getattr(event, "context", None) for event in trace.events}
+    every = (event for event in trace.whole.events if isinstance(event, AutogradNode))
+    return list(dict.fromkeys(event.context for event in every if event.context in chosen))
+
+
 def join_graph(trace: Trace, context: int | None = None) -> AutogradGraph:
     """The graph of this context, by default the last one that this selection of the trace has one of."""
-    every = [event for event in trace.whole.events if isinstance(event, AutogradNode)]
-    chosen = {getattr(event, "context", None) for event in trace.events}
-    contexts = dict.fromkeys(event.context for event in every if event.context in chosen)
+    contexts = contexts_with_graph(trace)
     if context is None and contexts:
-        context = list(contexts)[-1]
-    found = [event for event in every if event.context == context]
+        context = contexts[-1]
+    found = [event for event in trace.whole.events if isinstance(event, AutogradNode) and event.context == context]
     runs = {
         Key(event.rank, event.node): event
         for event in trace.whole.events

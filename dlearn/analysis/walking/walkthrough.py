@@ -9,7 +9,7 @@ from itertools import chain
 import msgspec
 
 from dlearn.analysis.confirming import messages as all_messages
-from dlearn.analysis.findings import sequence_finding
+from dlearn.analysis.findings import sequence_finding, size_text
 from dlearn.analysis.walking.contexts import contexts
 from dlearn.analysis.walking.gradients import gradients
 from dlearn.analysis.walking.nodes import nodes
@@ -45,7 +45,7 @@ def walkthrough(
     found = all_messages(trace)
     chosen = _in_order(found if messages is None else messages)
     if title is None:
-        title = sequence_finding(trace) if messages is None else count_text(len(chosen), "message")
+        title = sequence_finding(trace) if messages is None else _chosen_title([message for _, message in chosen])
     ordered = chosen[:MOST_MESSAGES]
     shown = [message for _, message in ordered]
     told = [source(trace, shown) for source in _SOURCES]
@@ -115,10 +115,12 @@ def _of_message(
 ) -> Step:
     words = [each.words[place] for each in told if each.words.get(place)]
     sentence = message_sentence(message, trace)
+    if mark and f", {mark} (" not in sentence:  # "tag 3" stands there already, and only its name is new
+        sentence = f"{mark}: {sentence}"
     span, phase = where.of_message(message)
     return Step(
         rank=message.src,
-        sentence=" ".join([f"{mark}: {sentence}" if mark else sentence, *words]),
+        sentence=" ".join([sentence, *words]),
         at_ns=at_ns,
         until_ns=message.received_ns,
         message=message,
@@ -154,6 +156,11 @@ def _with_parts(steps: Sequence[Step]) -> list[Step]:
     return told[::-1]
 
 
+def _chosen_title(chosen: Sequence[Message]) -> str:
+    came = sum(message.payload_bytes for message in chosen if message.how != "missing")
+    return f"{count_text(len(chosen), 'message')} with {size_text(came)}"
+
+
 def _ranks(step: Step) -> tuple[int, ...]:
     return (step.rank,) if step.message is None else (step.message.src, step.message.dst)
 
@@ -162,7 +169,8 @@ def _notes(count: int, shown: Sequence[Message], found: Messages | None) -> list
     """What the lines mean, and what is not shown: nothing is dropped without a word."""
     meaning = {"observed": "solid", "derived": "dashed", "inferred": "dotted", "missing": "red"}
     used = {message.how for message in shown}
-    notes = ["Lines: " + ", ".join(f"{line} {how}" for how, line in meaning.items() if how in used) + "."] * bool(used)
+    lines = [f"{line} = {how}" for how, line in meaning.items() if how in used]
+    notes = [f"Lines: {', '.join(lines)}."] if lines else []
     if "derived" in used:
         notes.append("The times of derived messages share out the operation's, and are no measurement.")
     if len(shown) < count:
