@@ -74,7 +74,12 @@ def test_names_are_text(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "seconds", "why"), [("a.mp4", 1, "is saved as .gif"), ("a.gif", 0, "can show one for 0.02 to 60")]
+    ("name", "seconds", "why"),
+    [
+        ("a.mp4", 1, "is saved as .gif"),
+        ("a.gif", 0, "can show one for 0.02 to 60"),
+        ("nowhere/a.gif", 1, "there is no folder"),
+    ],
 )
 def test_what_cannot_be_is_said(tmp_path, name, seconds, why):
     with pytest.raises(DlearnError, match=why):

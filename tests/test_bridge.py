@@ -35,10 +35,10 @@ def test_without_a_kernel_the_step_is_remembered(tmp_path):
     assert shown.bridge._widget is None
 
 
-@pytest.mark.parametrize("step", [-1, 5])
+@pytest.mark.parametrize("step", [-1, 5, 1.5, "two", None])
 def test_a_step_that_is_not_there(tmp_path, step):
     shown = player(exchange(tmp_path))
-    with pytest.raises(DlearnError, match=rf"no step {step}: choose one from 0 \(before the first message\) to 4"):
+    with pytest.raises(DlearnError, match=rf"no step {step!r}: choose one from 0 \(before the first message\) to 4"):
         shown.step = step
     assert shown.step == 0
 

@@ -16,6 +16,7 @@ from traces import Job, header
 
 from dlearn import messages
 from dlearn.analysis.words import message_sentence
+from dlearn.errors import DlearnError
 from dlearn.play import player
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -96,6 +97,11 @@ def test_a_page_without_scripts_shows_the_first_messages_and_sentences(tmp_path)
     assert (tmp_path / "ring.html").read_text(encoding="utf-8") == shown.to_html()
     assert "http" not in still.replace("http://www.w3.org", "")
     assert str(shown).splitlines()[1] == f"   1. {shown.sentences[0]}"
+
+
+def test_a_page_without_a_place_is_said(tmp_path):
+    with pytest.raises(DlearnError, match=r"cannot write .*: No such file or directory. Choose another place"):
+        player(ring(tmp_path / "job").load()).to_html(tmp_path / "nowhere" / "page.html")
 
 
 def test_no_name_breaks_out(tmp_path):

@@ -166,6 +166,9 @@ def test_a_context_opens_gets_gradients_and_ends():
     """One iteration with a parameter server: 14 messages, the graph's nodes between them, one context at both ends."""
     trace = Cluster(["ps", "trainer"], rpc=True, graph=True).run({"trainer": train}, timeout=60).trace
     one = analysis.iteration(trace)
+    around = {(event.rank, event.number): event for event in trace.events}
+    ends = [end for operation in analysis.operations(trace) for end in operation.ends if end.parent is not None]
+    assert all(around[end.rank, end.parent].start_ns <= end.start_ns for end in ends)
     walk = walkthrough(trace, messages=one.messages)
     assert [step.message for step in walk.steps if step.message] == list(one.messages)
     (board,) = walk.boards

@@ -70,7 +70,8 @@ def _operation(exchange: Exchange, group: Group) -> Operation:
         end_ns=(call.end_ns if call is not None else None) or exchange.reply_received_ns,
         ended_by=call.ended_by if call is not None else "log",
         error=call.error if call is not None else "",
-        parent=exchange.cause.parent if exchange.cause is not None else None,
+        # What C++ sends for a cause on another rank has no span around it here.
+        parent=exchange.cause.parent if exchange.cause is not None and exchange.cause.rank == exchange.src else None,
         phase=phase_of(exchange),
         site=call.site if call is not None else "",
         tensors=tensors,

@@ -50,6 +50,8 @@ def animate(
         raise DlearnError("there is nothing to animate: no message is known here, and nothing that a rank did.")
     if not 0.02 <= seconds <= 60:
         raise DlearnError(f"{seconds} seconds for a step: a GIF can show one for 0.02 to 60.")
+    if not Path(path).parent.is_dir():
+        raise DlearnError(f"cannot write {path}: there is no folder {Path(path).parent}. Make it, or choose another.")
     count = min(len(walk.steps), MOST_FRAMES)
     height = _HEAD_IN + _ROWS * _ROW_IN + max(_boards_in(walk, place) for place in range(count + 1)) + 0.35
     with matplotlib.rc_context({"savefig.bbox": None}):

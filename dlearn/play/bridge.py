@@ -6,12 +6,11 @@ is shown, saved and exported is the player's own HTML, which needs neither.
 
 from __future__ import annotations
 
-import operator
 import sys
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, SupportsIndex
 
 from dlearn.errors import DlearnError
 
@@ -32,11 +31,11 @@ class Bridge:
 
     @step.setter
     def step(self, step: int) -> None:
-        step = operator.index(step)
-        if not 0 <= step <= self._last:
+        if not isinstance(step, SupportsIndex) or not 0 <= step.__index__() <= self._last:
             raise DlearnError(
-                f"this player has no step {step}: choose one from 0 (before the first message) to {self._last}"
+                f"this player has no step {step!r}: choose one from 0 (before the first message) to {self._last}"
             )
+        step = step.__index__()
         self._moved(step)
         if self._widget is not None:
             self._widget.step = self._step

@@ -17,6 +17,7 @@ from dlearn.analysis.walking import Walkthrough, walkthrough
 from dlearn.analysis.words import count_text
 from dlearn.draw.animation import animate
 from dlearn.draw.palette import FAINT, INK, LINES, MISSING
+from dlearn.errors import SetupError
 from dlearn.play.bridge import Bridge
 from dlearn.play.packing import packed
 from dlearn.play.still import MOST_ROWS, dashes, still
@@ -64,7 +65,10 @@ class Player:
             f"<title>{html.escape(self.title)}</title></head>\n<body><main>{snippet}</main></body></html>\n"
         )
         if path is not None:
-            Path(path).write_text(page, encoding="utf-8")
+            try:
+                Path(path).write_text(page, encoding="utf-8")
+            except OSError as error:
+                raise SetupError(f"cannot write {path}: {error.strerror}. Choose another place for it.") from None
         return page
 
     def to_gif(self, path: str | os.PathLike[str], *, seconds: float = 1.2) -> None:
