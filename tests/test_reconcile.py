@@ -324,3 +324,23 @@ def test_an_intrusive_sample_without_operations(tmp_path):
     found = reconcile(Trace.load(tmp_path))
     assert found.whole.pairs == ()
     assert not found.exact
+
+
+def test_a_part_is_not_given_what_was_counted_for_others(tmp_path):
+    """The counters were read before and after both collectives; for one of them alone nothing was measured."""
+    job = Job(tmp_path, ranks=2)
+    job.connect()
+    for rank in (0, 1):
+        job.counters(rank, 8, phase="backward")
+    job.collective("all_reduce", size=200, phase="backward")
+    job.collective("broadcast", size=100, root=0)
+    job.counters(0, 8 + 776 + 100 + 48, phase="backward")
+    job.counters(1, 8 + 776 + 48, phase="backward")
+    trace = job.load()
+    part = reconcile(trace.where(phase="backward"))
+    assert reconcile(trace).whole.measured_bytes is not None
+    assert part.whole.measured_bytes is None
+    assert not part.exact
+    assert part.finding == (
+        "1,552 B predicted on the wire, not measured: what rank 0 sent for other operations was counted with it"
+    )

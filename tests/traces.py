@@ -144,9 +144,12 @@ class Job:
     def _socket(self, rank: int) -> int:
         return sum(isinstance(line, Socket) for line in self.files[rank])
 
-    def counters(self, rank: int, *sent: int | None, still: bool | None = None, parent: int | None = None) -> None:
+    def counters(
+        self, rank: int, *sent: int | None, still: bool | None = None, parent: int | None = None, **facts: Any
+    ) -> None:
         """A sample: bytes written into each socket, in the order of `connect`."""
-        self.event(Counters, rank, sent_bytes=sent, still=still, **({} if parent is None else {"parent": parent}))
+        facts = facts | ({} if parent is None else {"parent": parent})
+        self.event(Counters, rank, sent_bytes=sent, still=still, **facts)
 
     def event(
         self,

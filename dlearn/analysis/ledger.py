@@ -301,3 +301,15 @@ def _exact_edges(ledger: Ledger, stretches: Iterable[Stretch]) -> set[tuple[int,
     for pair in pairs:
         by_edge[pair.src, pair.dst].append(pair.residue_bytes)
     return {edge for edge, residues in by_edge.items() if set(residues) == {0}}
+
+
+def counted_together(trace: Trace, ledger: Ledger) -> str:
+    """Who sent what for operations that are not in this part of a trace between its samples; empty where nobody did."""
+    if trace.selected_from is None:
+        return ""
+    everything = ledger_of(trace.whole)
+    for rank, meter in ledger.meters.items():
+        first, last = meter.numbers[0], meter.numbers[-1]
+        if everything.called(rank, first, last) - ledger.called(rank, first, last):
+            return f"what {trace.label(rank)} sent for other operations was counted with it"
+    return ""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlearn.analysis.ledger import Ledger, OperationKey, Pair, Stretch, ledger_of
+from dlearn.analysis.ledger import Ledger, OperationKey, Pair, Stretch, counted_together, ledger_of
 from dlearn.analysis.rpc import MESSAGE_BYTES
 from dlearn.analysis.wire import why_not_measured
 from dlearn.trace.event import Counters, Span
@@ -208,6 +208,10 @@ def _whole(trace: Trace, ledger: Ledger) -> Part:
         pairs = [msgspec.structs.replace(pair, measured_bytes=None) for pair in pairs]
         note = "only some steps were recorded: ask for one, as with trace.within"
         return Part(what=what, pairs=(*pairs, *ledger.unmeasured_pairs()), note="; ".join([note, *notes]))
+    others = counted_together(trace, ledger)
+    if others:
+        pairs = [msgspec.structs.replace(pair, measured_bytes=None) for pair in pairs]
+        return Part(what=what, pairs=(*pairs, *ledger.unmeasured_pairs()), note="; ".join([others, *notes]))
     blind = [trace.label(rank) for rank in trace.ranks if rank not in ledger.meters]
     if blind and ledger.meters:
         notes.append(f"no samples of {', '.join(blind[:8])}{', ...' if len(blind) > 8 else ''}")

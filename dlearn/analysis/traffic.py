@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from dlearn.analysis.joining import once, operations, payload_bytes
-from dlearn.analysis.ledger import ledger_of, predicted_on_the_wire
+from dlearn.analysis.ledger import counted_together, ledger_of, predicted_on_the_wire
 from dlearn.analysis.unrolling import how_sent, sums_of
 from dlearn.analysis.wire import why_not_measured
 from dlearn.trace.message import How, Operation
@@ -241,7 +241,7 @@ def measured_traffic(trace: Trace) -> WireTraffic:
 
 def why_not_exactly(trace: Trace) -> str:
     """Why the counters' samples do not bracket just this part of the trace; empty where they do."""
-    ledger, everything = ledger_of(trace), ledger_of(trace.whole)
+    ledger = ledger_of(trace)
     if not ledger.meters:
         return why_not_measured(trace)
     if any(each.footer and each.footer.left_out for each in trace.processes):
@@ -249,12 +249,7 @@ def why_not_exactly(trace: Trace) -> str:
     outside = [rank for rank, entries in ledger.outside.items() if any(each.predicted for each in entries)]
     if outside:
         return f"no two samples of {trace.label(outside[0])}'s counters in this part are around all that it sends"
-    for rank, meter in ledger.meters.items():
-        first, last = meter.numbers[0], meter.numbers[-1]
-        others = everything.called(rank, first, last) - ledger.called(rank, first, last)
-        if others:
-            return f"what {trace.label(rank)} sent for other operations was counted with it"
-    return ""
+    return counted_together(trace, ledger)
 
 
 def _sides(trace: Trace, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], dict[int, str]]:
