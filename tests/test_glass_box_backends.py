@@ -151,7 +151,9 @@ def test_work_and_future():
 # Faults ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "backend", [BACKENDS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in BACKENDS[1:])]
+)
 def test_different_sizes_hang_and_are_named(backend):
     """gloo would end the process: here such messages never meet."""
     with pytest.raises(RankError) as caught:
