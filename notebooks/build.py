@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import base64
 import io
+import os
 import sys
 import tempfile
 import threading
@@ -89,6 +90,7 @@ def read(source: Path) -> NotebookNode:
 
 def execute(notebook: NotebookNode) -> int:
     """Run all cells in a new kernel, in an empty folder; returns the peak memory of all its processes, in bytes."""
+    os.environ.pop("MPLBACKEND", None)  # a backend chosen out here would keep the figures out of the cells
     temporary = tempfile.TemporaryDirectory
     with temporary() as folder, temporary() as sockets, peak_memory() as peak:
         client = NotebookClient(
