@@ -262,7 +262,7 @@ def hear_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.mark.parametrize("line", ["Training", "epoch 1"])
+@pytest.mark.parametrize("line", ["Training", pytest.param("epoch 1", marks=pytest.mark.slow)])
 def test_interrupt_ends_quietly_with_130(line, tmp_path):
     command = [sys.executable, "-m", "dlearn.cli", "demo"]
     pipe = subprocess.PIPE

@@ -194,6 +194,7 @@ def test_random_numbers_differ_between_ranks_and_runs():
     assert len(set(drawn)) == 8
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_runs_once(tmp_path):
     script = tmp_path / "train.py"
     script.write_text(

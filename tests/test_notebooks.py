@@ -105,13 +105,8 @@ def png(save: Callable[..., object]) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        pytest.param(source, marks=() if source.stem == "quickstart" else pytest.mark.slow, id=source.stem)
-        for source in build.sources()
-    ],
-)
+@each_notebook
+@pytest.mark.slow
 @pytest.mark.timeout(900)  # The longest runs for three minutes, on a machine that does nothing else.
 def test_the_notebook_runs_and_every_text_of_its_pictures_can_be_read(source, tmp_path, monkeypatch):
     notebook = build.read(source)
