@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from dlearn.analysis.rpc import phase_of
 from dlearn.analysis.walking.steps import Board, Change, Source
+from dlearn.trace.exchange import Exchange
 from dlearn.trace.message import Message
 from dlearn.trace.rpc_board import BACKWARD
 from dlearn.trace.trace import Trace
@@ -19,6 +20,7 @@ BOARD = "Contexts of distributed autograd (what is in them is inferred)"
 
 def contexts(trace: Trace, messages: Sequence[Message]) -> Source:
     source = Source()
+    begun = _from_the_first_on(trace, messages)
     numbers = list(
         dict.fromkeys(
             message.operation.exchange.context
@@ -29,7 +31,7 @@ def contexts(trace: Trace, messages: Sequence[Message]) -> Source:
     held: dict[tuple[int, int], str] = {}
     for place, message in enumerate(messages):
         exchange = message.operation.exchange
-        if exchange is None or exchange.context is None or message.how == "missing":
+        if exchange is None or exchange.context not in begun or message.how == "missing":
             continue
         index = numbers.index(exchange.context)
         for rank, text in _after(message, held.get((message.dst, index), ""), held.get((message.src, index), "")):
@@ -45,6 +47,18 @@ def contexts(trace: Trace, messages: Sequence[Message]) -> Source:
             "Contexts are numbered in the order of their first message; what is in them is inferred from the messages."
         )
     return source
+
+
+def _from_the_first_on(trace: Trace, messages: Sequence[Message]) -> set[int]:
+    """The contexts whose first exchange is among these: from the middle on nobody can say what was there already."""
+    first: dict[int, Exchange] = {}
+    for exchange in trace.whole.rpc.exchanges:
+        if exchange.context is not None and exchange.sent_ns is not None:
+            known = first.setdefault(exchange.context, exchange)
+            if known.sent_ns is not None and exchange.sent_ns < known.sent_ns:
+                first[exchange.context] = exchange
+    here = {id(message.operation.exchange) for message in messages}
+    return {context for context, exchange in first.items() if id(exchange) in here}
 
 
 def _after(message: Message, at_receiver: str, at_sender: str) -> list[tuple[int, str]]:
