@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 from dlearn.errors import TraceError, WrongArguments
 from dlearn.trace.trace import Trace
@@ -17,6 +18,11 @@ def add_trace(parser: argparse.ArgumentParser) -> None:
         "--attempt", metavar="N", type=int, help="of a job that was restarted; from 0 (default: the last)"
     )
     parser.add_argument("--within", metavar="SPAN", help='only what belongs to this span, as "step 3"')
+
+
+def add_out(parser: argparse.ArgumentParser, text: str) -> None:
+    """The file that a command writes; `text` says what may stand there."""
+    parser.add_argument("-o", "--out", metavar="FILE", type=Path, required=True, help=text)
 
 
 def load(options: argparse.Namespace, *, tell_problems: bool = True) -> Trace:

@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from dlearn.commands.asked import add_trace, load
+from dlearn.commands.asked import add_out, add_trace, load
 from dlearn.errors import SetupError, WrongArguments
 from dlearn.trace.event import AutogradNode
 from dlearn.trace.trace import Trace
@@ -18,14 +18,7 @@ KINDS = ("autograd", "breakdown", "buckets", "reconcile", "sequence", "timeline"
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", metavar="KIND", choices=KINDS, help=", ".join(KINDS))
     add_trace(parser)
-    parser.add_argument(
-        "-o",
-        "--out",
-        metavar="FILE",
-        type=Path,
-        required=True,
-        help="a .svg, .pdf or .png; a file of that name is replaced",
-    )
+    add_out(parser, "a .svg, .pdf or .png; a file of that name is replaced")
     parser.add_argument("--context", metavar="ID", type=int, help="of distributed autograd (default: the last)")
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dlearn.commands.asked import add_trace, load
+from dlearn.commands.asked import add_out, add_trace, load
 from dlearn.errors import SetupError, TraceError, WrongArguments
 from dlearn.trace.trace import Trace
 
@@ -24,14 +24,7 @@ File = tuple[Path, Iterable[str] | Iterable[bytes]]
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("format", metavar="FORMAT", choices=FORMATS, help=", ".join(FORMATS))
     add_trace(parser)
-    parser.add_argument(
-        "-o",
-        "--out",
-        metavar="FILE",
-        type=Path,
-        required=True,
-        help="a file of that name is replaced; of mermaid a .md holds all diagrams, else each has a file of its own",
-    )
+    add_out(parser, "a file of that name is replaced; of mermaid a .md holds all diagrams, else each has a file")
 
 
 def run(options: argparse.Namespace) -> None:
