@@ -50,14 +50,16 @@ def contexts(trace: Trace, messages: Sequence[Message]) -> Source:
 
 
 def _from_the_first_on(trace: Trace, messages: Sequence[Message]) -> set[int]:
-    """The contexts whose first exchange is among these: from the middle on nobody can say what was there already."""
+    """The contexts whose first request is among these: from the middle on nobody can say what was there already."""
     first: dict[int, Exchange] = {}
     for exchange in trace.whole.rpc.exchanges:
         if exchange.context is not None and exchange.sent_ns is not None:
             known = first.setdefault(exchange.context, exchange)
             if known.sent_ns is not None and exchange.sent_ns < known.sent_ns:
                 first[exchange.context] = exchange
-    here = {id(message.operation.exchange) for message in messages}
+    here = {
+        id(message.operation.exchange) for message in messages if not message.step
+    }  # its request, not its reply alone
     return {context for context, exchange in first.items() if id(exchange) in here}
 
 
