@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import random
 import subprocess
 import sys
 import time
@@ -11,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlearn.trace import agent_log
-from dlearn.trace.agent_log import Filter, Moment, moments, monotonic_ns
+from dlearn.trace.agent_log import Filter, Moment, line_times, moments
+from dlearn.trace.exchange import CAUSAL_ORDER, Request, settle
 
 SENDING = b"[V1121 15:47:36.741144657 tensorpipe_agent.cpp:894] RPC agent for tr1 is sending request #0 to ps\n"
 RUNNING = (
@@ -25,11 +25,10 @@ WARNING = b"[W1121 15:47:36.741144657 tensorpipe_agent.cpp:723] encountered erro
 
 def sieve(data, cuts):
     """What passes when the data comes in pieces, and what is kept."""
-    kept = []
-    filtered = Filter(kept.append)
+    filtered = Filter()
     edges = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     passed = b"".join(filtered.feed(data[a:b]) for a, b in itertools.pairwise(edges))
-    return passed + filtered.rest(), kept
+    return passed + filtered.rest(), filtered.take_lines().splitlines(keepends=True)[1:]
 
 
 def test_the_agents_lines_are_kept_and_all_else_passes():
@@ -74,22 +73,101 @@ def test_damaged_lines_are_passed_over(noise):
     list(moments(iter([noise, SENDING[:60] + noise]), year=2026))
 
 
-def test_seconds_of_the_wall_clock_and_a_fraction_of_the_other_make_one_moment():
-    """Also where the printed second is late, as the kernel's coarse clock is: the neighbours decide."""
-    rng = random.Random(0)
-    wall_ns = 1_795_000_000 * 10**9 + 138_350_000
-    truth = [5 * 10**9 + 40_000_000 * i for i in range(200)]
-    lines = []
-    for at in truth:
-        late = rng.randrange(10_000_000)
-        lines.append(((at + wall_ns - late) // 10**9, at % 10**9))
-    assert monotonic_ns(lines, wall_ns) == truth
+MS, SECOND = 10**6, 10**9
+WALL_NS = 1_795_000_000 * SECOND
+"""A wall clock whose seconds begin with the monotonic clock's."""
+
+
+def printed(at_ns, *, wall_ns=WALL_NS, late_ns=0, written=None):
+    """A line as torch 2.13 prints it: the coarse wall clock's second, the monotonic clock's fraction."""
+    return Moment("is sending request", "a", 0, "b", ((at_ns + wall_ns - late_ns) // SECOND, at_ns % SECOND), written)
+
+
+@st.composite
+def logs(draw):
+    """True times with gaps of 0 to 3 s, each with a lag of 0 to 10 ms of the coarse clock, and when it was read.
+
+    The reader looks every 0.25 s into a silent pipe, 20 ms after what it has found, and up to 0.2 s later when busy.
+    """
+    gaps = draw(st.lists(st.integers(0, 3 * SECOND) | st.integers(0, 30 * MS), min_size=1, max_size=12))
+    truth = list(itertools.accumulate(gaps, initial=draw(st.integers(5 * SECOND, 6 * SECOND))))
+    lags = draw(st.lists(st.integers(0, 10 * MS), min_size=len(truth), max_size=len(truth)))
+    busy = draw(st.lists(st.integers(0, 200 * MS), min_size=8, max_size=8))
+    looks, at = [truth[0] - draw(st.integers(0, 200 * MS))], 0
+    while len(looks) == 1 or looks[-1] < truth[-1]:
+        ahead = next((each for each in truth if each > looks[-1]), truth[-1])
+        looks.append(min(max(looks[-1] + 20 * MS, ahead), looks[-1] + 250 * MS) + busy[at % len(busy)])
+        at += 1
+    windows = [next((a, b) for a, b in itertools.pairwise(looks) if at <= b) for at in truth]
+    return truth, lags, windows
+
+
+@given(logs(), st.integers(0, SECOND), st.integers(-5 * SECOND, 5 * SECOND))
+def test_each_stamped_line_has_one_moment_and_the_right_one(log, phase, stepped):
+    """Over gaps of seconds, with a late coarse clock, and a wall clock that somebody sets in the middle."""
+    truth, lags, windows = log
+    wall = WALL_NS + phase
+    lines = [
+        printed(at, wall_ns=wall + (stepped if place > len(truth) // 2 else 0), late_ns=late, written=written)
+        for place, (at, late, written) in enumerate(zip(truth, lags, windows, strict=True))
+    ]
+    assert line_times(lines, wall) == [(at,) for at in truth]
+
+
+@given(logs(), st.integers(0, SECOND))
+def test_without_stamps_the_true_moment_is_always_among_those_that_are_possible(log, phase):
+    truth, lags, _ = log
+    lines = [printed(at, wall_ns=WALL_NS + phase, late_ns=late) for at, late in zip(truth, lags, strict=True)]
+    found = line_times(lines, WALL_NS + phase)
+    assert all(at in times for at, times in zip(truth, found, strict=True))
+    assert all(len(times) <= 2 for times in found)
+
+
+def test_a_line_at_a_border_of_seconds_stands_between_its_neighbours():
+    """Once dated a second wrong: each was given to the nearest of its neighbours, and over a pause that is not sure."""
+    for truth, late in (((-400 * MS, 3 * MS, 703 * MS), 0), ((-600 * MS, 500_000, 700 * MS), 4 * MS)):
+        times = [7 * SECOND + at for at in truth]
+        lines = [printed(at, late_ns=late) for at in times]
+        assert line_times(lines, WALL_NS) == [(at,) for at in times]
+
+
+def test_a_reader_that_was_held_up_for_seconds_leaves_it_to_the_wall_clock():
+    truth = [7 * SECOND + 300 * MS, 8 * SECOND + 400 * MS, 10 * SECOND + 500 * MS]
+    written = (7 * SECOND, 11 * SECOND)
+    assert line_times([printed(at, written=written) for at in truth], WALL_NS) == [(at,) for at in truth]
+    # If somebody set that, too, it may be any second since the last look: the last one is named first.
+    set_back = line_times([printed(truth[1], wall_ns=WALL_NS + 3600 * SECOND, written=written)], WALL_NS)
+    assert set_back == [tuple(each * SECOND + 400 * MS for each in (10, 9, 8, 7))]
+
+
+def test_what_may_be_either_of_two_seconds_is_chosen_between_cause_and_effect():
+    for name, other in itertools.product(CAUSAL_ORDER[:-1], (-SECOND, SECOND)):
+        request = Request(0, 1, 0, **{each: 5 * SECOND + place * MS for place, each in enumerate(CAUSAL_ORDER)})
+        truth = getattr(request, name)
+        setattr(request, name, truth + other)
+        settle(request, {name: (truth + other, truth)})
+        assert getattr(request, name) == truth
+
+
+def test_stamps_stand_in_the_log_and_are_read_again(tmp_path):
+    reader, writer = os.pipe()
+    filtered = Filter()
+    filtered.found_empty(1000)
+    os.write(writer, b"mine\n" + SENDING)
+    assert filtered.feed(filtered.read(reader)) == b"mine\n"
+    stamp, line = filtered.take_lines().splitlines(keepends=True)
+    [moment] = moments(iter([stamp, line]), year=2026)
+    assert moment.written[0] == 1000
+    assert moment.written[1] <= time.monotonic_ns()
+    assert filtered.take_lines() == b""
+    for end in (reader, writer):
+        os.close(end)
 
 
 def test_the_filter_process_hands_everything_on_and_ends_with_its_last_writer(tmp_path):
     log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
     process = subprocess.run(
-        [sys.executable, "-I", "-S", agent_log.__file__, str(log), "1"],
+        [sys.executable, "-I", "-S", agent_log.__file__, str(log), "1", "0"],
         input=b"a\n" + SENDING + b"b, and no end",
         pass_fds=(log,),
         stderr=subprocess.PIPE,
@@ -98,4 +176,5 @@ def test_the_filter_process_hands_everything_on_and_ends_with_its_last_writer(tm
     )
     os.close(log)
     assert process.stderr == b"a\nb, and no end"
-    assert (tmp_path / "log").read_bytes() == SENDING
+    stamp, line = (tmp_path / "log").read_bytes().splitlines(keepends=True)
+    assert (stamp.startswith(b"written 0 to "), line) == (True, SENDING)

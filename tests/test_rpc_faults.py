@@ -11,8 +11,10 @@ import psutil
 import pytest
 import torch
 import torch.distributed.rpc as rpc
+from matplotlib import pyplot as plt
+from matplotlib.text import Text
 
-from dlearn import Cluster, Trace, explain, messages
+from dlearn import Cluster, Trace, draw, explain, messages
 from dlearn.errors import RankError
 from dlearn.trace.agent_log import log_path
 
@@ -137,7 +139,25 @@ def test_a_log_that_cannot_be_read_is_said_and_calls_are_kept():
     assert not trace.rpc.complete
     assert "RPC: " in str(explain(trace))
     assert "incomplete: " in str(explain(trace))
+    assert "do not stand in the agents' logs" in str(explain(trace))
     assert calls_of(trace) == calls_of(done.trace)
+
+
+def test_a_request_of_an_unknown_kind_is_counted_and_said():
+    """A call that Python's side never told of, as one in C++ may be."""
+    done = run(divide, 1)
+    (caller,) = [each.path for each in done.trace.processes if each.label == "trainer"]
+    lines = [line for line in caller.read_text().splitlines() if '"function":"divide"' not in line]
+    caller.write_text("\n".join(lines))
+    trace = Trace.load(done.folder / "trace")
+    assert trace.rpc.complete
+    assert trace.rpc.explained == trace.rpc.logged - 1
+    sentence = f"of 1 of {trace.rpc.logged} requests over RPC the kind is unknown"
+    assert trace.rpc.problems == (sentence,)
+    assert sentence in str(explain(trace))
+    for draw_it in (draw.timeline, draw.sequence):
+        assert any(sentence in text.get_text() for text in draw_it(trace).figure.findobj(Text))
+        plt.close("all")
 
 
 def test_rpc_listens_on_loopback_only():

@@ -83,7 +83,7 @@ def explain(trace: Trace) -> Explanation:
         sentences.append(on_the_wire.sentence)
     sentences += [sentence for sentence in (clock_sentence(trace), left_out_sentence(trace)) if sentence]
     sentences += story(trace)
-    sentences += [f"Problem: {problem}." for problem in trace.problems]
+    sentences += [f"Problem: {problem}." for problem in trace.all_problems]
     return Explanation(part, tuple(sentences), sent, told)
 
 
@@ -116,7 +116,7 @@ def rpc_overview(trace: Trace) -> str:
     """How much of what the agents sent is explained, and how it is known."""
     rpc = trace.rpc
     if not rpc.complete:
-        return f"RPC: {len(rpc.exchanges):,} calls seen by Python; incomplete: {'; '.join(rpc.problems)}."
+        return f"RPC: {len(rpc.exchanges):,} calls seen by Python; incomplete: not all that C++ sent is known."
     by: Counter[str] = Counter(each.known_by for each in rpc.exchanges if each.request is not None)
     how = {"python": "seen by Python", "window": "by Python's stretch of time", "rule": "by torch's protocol"}
     known = ", ".join(f"{by[key]:,} {text}" for key, text in how.items() if by[key])

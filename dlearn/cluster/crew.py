@@ -19,7 +19,7 @@ from dlearn.cluster.launch import RankProcess, StackLine, StartMethod, start_ran
 from dlearn.cluster.output import OutputStreams, ProgressLine
 from dlearn.cluster.rank import FINISH, Call, Raised, Returned
 from dlearn.errors import SetupError
-from dlearn.trace.agent_log import PAUSE_SECONDS, SUFFIX
+from dlearn.trace.agent_log import LOOK_SECONDS, PAUSE_SECONDS, SUFFIX
 
 GRACE_SECONDS = 0.5
 """After one rank has failed: how long the others may take to notice, before they are ended."""
@@ -76,6 +76,8 @@ class Rank(Protocol):
     output: Connection
     lost: str
     stack_seconds: float
+    on_this_clock: bool
+    """Whether its host's monotonic clock is this process's."""
 
     @property
     def host(self) -> str: ...
@@ -188,9 +190,13 @@ class Crew:
                 # A rank's own children may keep its connection open after it has died; this tells all the same.
                 selector.register(rank.sentinel, selectors.EVENT_READ, ("death", index))
             while any(outcome is None for outcome in outcomes):
-                wait = 0.5 if deadline is None else min(0.5, max(0.0, deadline - time.monotonic()))
-                for key, _ in selector.select(wait):
-                    what, index = key.data
+                asked_ns = time.monotonic_ns()
+                wait = LOOK_SECONDS if deadline is None else min(LOOK_SECONDS, max(0.0, deadline - time.monotonic()))
+                ready = [key.data for key, _ in selector.select(wait)]
+                for index in range(len(self.ranks)):
+                    if ("output", index) not in ready:
+                        streams.found_empty(index, asked_ns)
+                for what, index in ready:
                     rank = self.ranks[index]
                     if what == "output":
                         if not streams.read(index, rank.output):
@@ -296,8 +302,8 @@ def start_here(start: StartMethod) -> Callable[[], RankProcess]:
 
 
 def _agent_log(call: Call, rank: Rank) -> Path | None:
-    """Where the log of this rank's RPC agent goes, if it has one: that comes with what the rank prints."""
-    if call.record is None:
+    """Where the log of this rank's RPC agent goes, if it comes with what the rank prints; an engine's stays there."""
+    if call.record is None or not rank.on_this_clock:
         return None
     return Path(call.folder, "trace", f"{rank.host}-{rank.pid}{SUFFIX}")
 

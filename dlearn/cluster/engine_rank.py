@@ -40,6 +40,7 @@ class EngineRank:
     """A rank that its `engine` starts. It is not there yet when this returns: see `is_there`."""
 
     stack_seconds = STACK_SECONDS + 2 * LONGEST_SECONDS
+    on_this_clock = False
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

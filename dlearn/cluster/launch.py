@@ -77,6 +77,7 @@ class RankProcess:
     lost: str = ""  # A rank of this machine cannot get lost; one on an engine can.
     stack_seconds: float = 0.5
     """How long it may take to write where it is, before it is ended."""
+    on_this_clock: bool = True
     _listener: socket.socket | None = None
 
     @property

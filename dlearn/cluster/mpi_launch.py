@@ -263,6 +263,7 @@ class MpiRank:
     """A rank of this machine in the seat of a stub, for its crew the same as a `RankProcess`."""
 
     stack_seconds = RankProcess.stack_seconds
+    on_this_clock = True
 
     def __init__(self, process: RankProcess, stub: _Stub, job: _Job) -> None:
         self._rank, self._stub, self._job = process, stub, job

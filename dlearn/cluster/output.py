@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -28,27 +27,33 @@ class OutputStreams:
         self._to_show: list[str] = []
         self._paths = list(logs) or [None] * len(tags)
         self._logs: dict[int, BinaryIO] = {}
-        self._sieves = [
-            Filter(partial(self._keep, index)) if path is not None else None for index, path in enumerate(self._paths)
-        ]
+        self._sieves = [Filter() if path is not None else None for path in self._paths]
 
     def read(self, index: int, pipe: Connection) -> bool:
         """Take what is there now; False at the end of the stream."""
+        sieve = self._sieves[index]
         try:
-            data = os.read(pipe.fileno(), PIPE_BYTES)
+            data = sieve.read(pipe.fileno()) if sieve is not None else os.read(pipe.fileno(), PIPE_BYTES)
         except OSError:
             data = b""
         if not data:
             return False
-        sieve = self._sieves[index]
         self._take(index, sieve.feed(data) if sieve is not None else data)
+        if sieve is not None and (lines := sieve.take_lines()):
+            self._keep(index, lines)
         return True
 
-    def _keep(self, index: int, line: bytes) -> None:
+    def found_empty(self, index: int, at_ns: int) -> None:
+        """Note that nothing was in this pipe at this moment."""
+        sieve = self._sieves[index]
+        if sieve is not None:
+            sieve.found_empty(at_ns)
+
+    def _keep(self, index: int, lines: bytes) -> None:
         path = self._paths[index]
         if index not in self._logs and path is not None:
             self._logs[index] = path.open("ab", buffering=0)
-        self._logs[index].write(line)
+        self._logs[index].write(lines)
 
     def _take(self, index: int, data: bytes) -> None:
         self._kept[index].append(data)

@@ -289,7 +289,11 @@ def _start_recording(call: Call) -> Any:
     )
     one_host = _place(call).local_world_size == call.world_size
     return recorder.start(
-        Path(call.folder, "trace"), header=header, options=call.record, sorted_stderr=True, alone=one_host
+        Path(call.folder, "trace"),
+        header=header,
+        options=call.record,
+        sorted_stderr=call.place is None,  # An engine's rank has its log filtered there, by that host's clock.
+        alone=one_host,
     )
 
 

@@ -48,8 +48,8 @@ def sequence(trace: Trace, *, ax: Axes | None = None) -> Axes:
     above_in = draw_lifelines(ax, trace, columns, _height(rows))
     draw_rows(ax, trace, rows, labels)
     canvas.frame(
-        ax, title=sequence_finding(trace), legend=legend(rows), notes=notes(rows), above_in=above_in, below_in=0.08,
-        fit=fit,
+        ax, title=sequence_finding(trace), legend=legend(rows), notes=notes(trace, rows), above_in=above_in,
+        below_in=0.08, fit=fit,
     )  # fmt: skip
     return ax
 
@@ -213,8 +213,9 @@ def legend(rows: Rows) -> list[Artist]:
     return [in_legend(how) for how in hows]
 
 
-def notes(rows: Rows) -> list[str]:
-    told = ["Downwards is the order of sending, step by step; distances are no times."]
+def notes(trace: Trace, rows: Rows) -> list[str]:
+    told = [f"Problem: {problem}." for problem in trace.all_problems[:2]]
+    told += ["Downwards is the order of sending, step by step; distances are no times."]
     flows = [flow for cycle in rows.cycles for block in cycle.blocks for row in block.rows for flow in row]
     if rows.merged and any(flow.count > 1 for flow in flows):
         told.append("An arrow stands for all messages of one operation between two ranks.")

@@ -201,7 +201,7 @@ def legend(scene: Scene) -> list[Artist]:
 
 def notes(ax: Axes, trace: Trace, scene: Scene) -> list[str]:
     """What the picture does not show, or shows in another way than a reader would think."""
-    told: list[str] = [f"Problem: {problem}." for problem in trace.problems[:2]]
+    told: list[str] = [f"Problem: {problem}." for problem in trace.all_problems[:2]]
     if scene.busy:
         told.append(
             f"{scene.busy.calls:,} calls are too many for bars: the height of a strip is the share of the time that the"

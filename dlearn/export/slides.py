@@ -169,7 +169,8 @@ def trust(trace: Trace) -> Slide:
     told = [f"Not known, {count_text(count, op)}: {reason}." for (op, reason), count in unknown.most_common()]
     measured = reconcile(trace)
     told += [measured.sentence] if measured.whole.pairs else ["Bytes on the wire: not measured in this trace."]
-    told += [f"Problem: {problem}." for problem in trace.problems] or ["No file of the trace says that it is damaged."]
+    whole = ["No file of the trace says that it is damaged."]
+    told += [f"Problem: {problem}." for problem in trace.all_problems] or whole
     return Slide("What to trust", table([head, *rows], "how messages are known") + listed(told, "notes"))
 
 

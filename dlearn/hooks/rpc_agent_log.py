@@ -11,6 +11,7 @@ import ctypes
 import os
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -72,11 +73,12 @@ class AgentLog:
     def _redirect(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)  # An agent may start before anything was recorded.
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        empty_ns = time.monotonic_ns()
         reader, writer = os.pipe()
         agent_log.widen(writer)
         try:
             self._filter = subprocess.Popen(
-                [sys.executable, "-I", "-S", agent_log.__file__, str(log), str(self._before)],
+                [sys.executable, "-I", "-S", agent_log.__file__, str(log), str(self._before), str(empty_ns)],
                 stdin=reader,
                 pass_fds=(log,),
                 start_new_session=True,  # An interrupt is for the program; the filter ends when its last writer does.

@@ -32,7 +32,7 @@ def summary(folder: Path) -> str:
     lines = [f"the trace is in {shown}", overview(trace)]
     lines += [rpc_overview(trace)] if trace.rpc.exchanges else []
     lines += _look_at(trace, shown)
-    lines += [f"problem: {problem}" for problem in trace.problems[:SENTENCES]]
+    lines += [f"problem: {problem}" for problem in trace.all_problems[:SENTENCES]]
     return "\n".join(f"dlearn: {line}" for line in lines)
 
 

@@ -4,18 +4,21 @@ torch's C++ agent tells at log level -1 what it does, on stderr. A filter takes 
 beside the trace, and hands on everything else, byte for byte: in a cluster the notebook's process does that, for a
 script this very file runs as a small process (so it imports nothing but the standard library). No line is lost,
 whatever ends the job. The log names no kind of message; rpc_kinds.py infers it.
+
+torch 2.13 prints the wall clock's whole seconds and the *monotonic* clock's fraction. The fraction is exact and the
+second is not: it may be the one before, and somebody may set the clock. So the filter stamps what it reads with its
+own monotonic clock, and `line_times` finds the one moment of that fraction that lies between two stamps.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import select
 import sys
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +28,9 @@ SUFFIX = ".agent.log"
 PIPE_BYTES = 1 << 20
 PAUSE_SECONDS = 0.02
 """Between two looks into the pipe, which holds some thousand calls' lines: to wake up for each would slow the job."""
+
+LOOK_SECONDS = 0.25
+"""How often a silent pipe is looked into, so that the stamps of two reads stand close together."""
 
 LONGEST_LINE = 4096
 """A pipe keeps what is written in one go together up to this size; the agent's lines are about 130 bytes long."""
@@ -37,18 +43,20 @@ _BEGUN = re.compile(rb"\[(?:r[^\n]*|[VIWEF][^\n]*)?\Z")
 
 
 class Filter:
-    """Takes the agent's lines out of a stream of bytes and gives them to `keep`.
+    """Takes the agent's lines out of a stream of bytes and hands on the rest.
 
     Log lines that torch would not have written at its own level, `shown` (1: warnings), are taken out as well.
     """
 
-    def __init__(self, keep: Callable[[bytes], object], *, shown: int = 1) -> None:
-        self._keep = keep
+    def __init__(self, *, shown: int = 1, empty_ns: int = 0) -> None:
         self._shown = shown
         self._held = b""
+        self._lines: list[bytes] = []
+        self._empty_ns = empty_ns
+        self._written_ns = (0, 0)
 
     def feed(self, data: bytes) -> bytes:
-        """What of `data` is the program's own. The beginning of what may become a log line waits for its end."""
+        """Return what of `data` is the program's own. What may become a log line is held back until it ends."""
         data = self._held + data
         self._held = b""
         if b"[" not in data:
@@ -61,15 +69,36 @@ class Filter:
         return data
 
     def rest(self) -> bytes:
-        """What was held back, at the end of the stream."""
+        """Return what was held back, at the end of the stream."""
         held, self._held = self._held, b""
         return held
+
+    def read(self, pipe: int) -> bytes:
+        """Read what is in the pipe now; b"" is the end of the stream."""
+        asked_ns = time.monotonic_ns()
+        data = os.read(pipe, PIPE_BYTES)
+        self._written_ns = self._empty_ns, time.monotonic_ns()
+        if len(data) < PIPE_BYTES:
+            self.found_empty(asked_ns)
+        return data
+
+    def found_empty(self, at_ns: int) -> None:
+        """Note that nothing was in the pipe at this moment: what comes out of it next was written later."""
+        self._empty_ns = at_ns
+
+    def take_lines(self) -> bytes:
+        """Return the agent's lines of what was read last, below a stamp of when they were written."""
+        if not self._lines:
+            return b""
+        lines = b"".join((b"written %d to %d\n" % self._written_ns, *self._lines))
+        self._lines.clear()
+        return lines
 
     def _sort(self, line: re.Match[bytes]) -> bytes:
         if _SEVERITY[line[1]] >= self._shown:
             return line[0]
         if line[2] == b"tensorpipe_agent.cpp":
-            self._keep(line[0])
+            self._lines.append(line[0])
         return b""
 
 
@@ -82,6 +111,8 @@ class Moment(NamedTuple):
     dst: str
     clock: tuple[int, int]
     """Seconds since the epoch, and nanoseconds below the second."""
+    written: tuple[int, int] | None = None
+    """Between which moments of the monotonic clock, in ns; None where the log has no stamps."""
 
 
 _SENT, _CAME = ("is sending request", "sent request", "received response"), ("received request", "is running request")
@@ -90,11 +121,16 @@ _LINE = re.compile(
     rb"(?:\[rank\d+\]:)?\[V(\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{9}) tensorpipe_agent\.cpp:\d+\] RPC agent for (\S+) "
     rb"(" + "|".join((*_SENT, *_CAME, *_DONE)).encode() + rb") #(\d+) (?:to|from) (\S+)"
 )
+_STAMP = re.compile(rb"written (\d{1,19}) to (\d{1,19})\n")
 
 
 def moments(lines: Iterator[bytes], *, year: int) -> Iterator[Moment]:
     """What each line says; lines about other things (and damaged ones) are passed over."""
+    written: tuple[int, int] | None = None
     for line in lines:
+        stamp = _STAMP.fullmatch(line[:LONGEST_LINE])
+        if stamp is not None:
+            written = int(stamp[1]), int(stamp[2])
         found = _LINE.match(line[:LONGEST_LINE])
         if found is None:
             continue
@@ -105,44 +141,68 @@ def moments(lines: Iterator[bytes], *, year: int) -> Iterator[Moment]:
             continue
         me, what, number, peer = found[7].decode(), found[8].decode(), int(found[9]), found[10].decode(errors="replace")
         src, dst = (me, peer) if what in _SENT else (peer, me)
-        yield Moment(what, src, number, dst, (seconds, fraction))
+        yield Moment(what, src, number, dst, (seconds, fraction), written)
 
 
 _SECOND = 10**9
-_LAG_NS = 12 * 10**6
-"""By how much the printed second may be late: it is the kernel's coarse clock's, which ticks every 1 to 10 ms."""
-_READING_NS = 10**6
-"""By how much `wall_ns` may be wrong."""
+_DOUBT_NS = 10**8
+"""Nearer than this to a border between seconds a line may belong to either: the printed second is the kernel's coarse
+clock's, up to 10 ms late, and torch's thread may lose the processor between its two looks at the time."""
+_HELD_UP_NS = 250 * 10**6
+"""How long a line may be on its way from torch's look at the clock into the pipe."""
+_MOST_SECONDS = 4
+"""How far back a line's second is looked for, where the wall clock does not help."""
 
 
-def monotonic_ns(clocks: Sequence[tuple[int, int]], wall_ns: int) -> list[int]:
-    """When the lines of a log were written, on the process's monotonic clock; its wall clock is `wall_ns` ahead.
+def line_times(lines: Sequence[Moment], wall_ns: int) -> list[tuple[int, ...]]:
+    """When the lines of a log were written, in ns of the process's monotonic clock.
 
-    torch 2.13 prints the wall clock's whole seconds and the *monotonic* clock's fraction. There is one moment of that
-    fraction within the printed second; at its very beginning it may be the next second's, and at its end the last
-    one's. Then the neighbouring lines decide.
+    Mostly there is one answer. Where there are several, a second apart, neither stamp nor neighbour tells, and the
+    likeliest is first. `wall_ns` is how far the wall clock was ahead when the agent began.
     """
-    found: list[int] = []
-    doubtful: dict[int, int] = {}
-    for place, (seconds, fraction) in enumerate(clocks):
-        earliest = seconds * _SECOND - wall_ns
-        inside = (fraction - earliest) % _SECOND
-        found.append(earliest + inside)
-        if inside < _LAG_NS:
-            doubtful[place] = _SECOND
-        elif inside > _SECOND - _READING_NS:
-            doubtful[place] = -_SECOND
-    sure = [place for place in range(len(found)) if place not in doubtful]
-    for place, shift in doubtful.items():
-        after = bisect_left(sure, place)
-        near = [found[other] for other in sure[max(0, after - 1) : after + 1]]
-        found[place] = min((found[place], found[place] + shift), key=partial(_distance, near))
+    possible = [_possible(line, wall_ns) for line in lines]
+    # A log is written in order: a line stands between the nearest ones that are known, but for threads that raced.
+    latest = _running([each[0] if len(each) == 1 else None for each in possible])
+    earliest = _running([each[0] if len(each) == 1 else None for each in reversed(possible)])[::-1]
+    found = []
+    for times, after, before in zip(possible, latest, earliest, strict=True):
+        fitting = tuple(
+            at
+            for at in times
+            if (after is None or at > after - _HELD_UP_NS) and (before is None or at < before + _HELD_UP_NS)
+        )
+        found.append(fitting or times)
     return found
 
 
-def _distance(moments: Sequence[int], at_ns: int) -> int:
-    """To the nearest of them."""
-    return min((abs(at_ns - each) for each in moments), default=0)
+def _running(times: Sequence[int | None]) -> list[int | None]:
+    """The last known one, up to each place."""
+    found: list[int | None] = []
+    for at in times:
+        found.append(at if at is not None else found[-1] if found else None)
+    return found
+
+
+def _possible(line: Moment, wall_ns: int) -> tuple[int, ...]:
+    """The moments of the printed fraction that lie between the stamps; without stamps, in the printed second."""
+    seconds, fraction = line.clock
+    begins = seconds * _SECOND - wall_ns
+    inside = (fraction - begins) % _SECOND
+    by_wall = [begins + inside]
+    if inside < _DOUBT_NS:
+        by_wall.append(begins + inside + _SECOND)
+    elif inside > _SECOND - _DOUBT_NS:
+        by_wall.append(begins + inside - _SECOND)
+    if line.written is None:
+        return tuple(by_wall)
+    since, until = line.written
+    last = until - (until - fraction) % _SECOND
+    if until - since + _HELD_UP_NS < _SECOND:
+        return (last,)
+    # Who reads the pipe was held up for a second. The wall clock helps, unless it was set.
+    first = since - _HELD_UP_NS
+    between = tuple(at for at in by_wall if first <= at <= until)
+    return between or tuple(range(last, max(first, last - _MOST_SECONDS * _SECOND), -_SECOND)) or (last,)
 
 
 def widen(pipe: int) -> None:
@@ -158,14 +218,19 @@ def log_path(trace_file: Path) -> Path:
     return trace_file.with_name(trace_file.stem + SUFFIX)
 
 
-def copy(source: int, out: int, log: int, *, shown: int) -> None:
+def copy(source: int, out: int, log: int, *, shown: int, empty_ns: int) -> None:
     """Read `source` to its end; log lines into `log`, the rest into `out` (all are file descriptors)."""
-    kept: list[bytes] = []
-    sieve = Filter(kept.append, shown=shown)
-    while data := os.read(source, PIPE_BYTES):
+    sieve = Filter(shown=shown, empty_ns=empty_ns)
+    while True:
+        asked_ns = time.monotonic_ns()
+        if not select.select([source], [], [], LOOK_SECONDS)[0]:
+            sieve.found_empty(asked_ns)
+            continue
+        data = sieve.read(source)
+        if not data:
+            break
         _write(out, sieve.feed(data))
-        _write(log, b"".join(kept))
-        kept.clear()
+        _write(log, sieve.take_lines())
         time.sleep(PAUSE_SECONDS)
     _write(out, sieve.rest())
 
@@ -176,4 +241,4 @@ def _write(out: int, data: bytes) -> None:
 
 
 if __name__ == "__main__":
-    copy(0, 2, int(sys.argv[1]), shown=int(sys.argv[2]))
+    copy(0, 2, int(sys.argv[1]), shown=int(sys.argv[2]), empty_ns=int(sys.argv[3]))

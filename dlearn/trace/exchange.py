@@ -12,6 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
 
 from dlearn.errors import TraceError
@@ -22,6 +23,18 @@ if TYPE_CHECKING:
     from dlearn.trace.trace import Process
 
 KnownBy = Literal["python", "window", "rule", "unknown"]
+
+
+_FIELDS = {
+    "is sending request": "sending_ns",
+    "received request": "received_ns",
+    "is running request": "running_ns",
+    "done running request": "ran_ns",
+    "is sending response to request": "replying_ns",
+    "received response": "answered_ns",
+}
+CAUSAL_ORDER = tuple(_FIELDS.values())
+"""Of two that are both known the later one follows from the earlier one."""
 
 
 @dataclass(eq=False)
@@ -37,6 +50,11 @@ class Request:
     ran_ns: int | None = None
     replying_ns: int | None = None
     answered_ns: int | None = None
+
+    @property
+    def first_ns(self) -> int:
+        """When it was sent, else the first that the logs tell of it."""
+        return next((at for at in (getattr(self, name) for name in CAUSAL_ORDER) if at is not None), 0)
 
     @property
     def complete(self) -> bool:
@@ -118,6 +136,7 @@ def workers(processes: Sequence[Process]) -> Workers:
 def requests(processes: Sequence[Process], known: Workers) -> tuple[list[Request], list[str]]:
     """Every request of the agents' logs, in the order of sending, and what keeps the logs from being complete."""
     found: dict[tuple[int, int], Request] = {}
+    unsure: dict[Request, dict[str, tuple[int, ...]]] = defaultdict(dict)
     problems: list[str] = []
     for process in processes:
         if process.worker is None:
@@ -126,29 +145,44 @@ def requests(processes: Sequence[Process], known: Workers) -> tuple[list[Request
         if process.worker.log or not path.is_file():
             problems.append(f"{process.label}: no agent's log ({process.worker.log or f'{path.name} is not there'})")
             continue
-        for moment, at_ns in _read_log(process):
+        for moment, times in _read_log(process):
             src, dst = known.by_name.get(moment.src), known.by_name.get(moment.dst)
             if src is None or dst is None:
                 continue
             request = found.setdefault((src, moment.id), Request(src, dst, moment.id))
             name = _FIELDS.get(moment.what)
             if name is not None and getattr(request, name) is None:
-                setattr(request, name, at_ns)
-    ordered = sorted(found.values(), key=lambda request: request.sending_ns or request.received_ns or 0)
-    return ordered, problems
+                setattr(request, name, times[0])
+                if len(times) > 1:
+                    unsure[request][name] = times
+    for request, doubts in unsure.items():
+        settle(request, doubts)
+    return sorted(found.values(), key=attrgetter("first_ns")), problems
 
 
-_FIELDS = {
-    "is sending request": "sending_ns",
-    "received request": "received_ns",
-    "is running request": "running_ns",
-    "done running request": "ran_ns",
-    "is sending response to request": "replying_ns",
-    "received response": "answered_ns",
-}
+_CLOCKS_DIFFER_NS = 400 * 10**6
+"""By how much the clocks of two hosts may seem to turn cause and effect round."""
 
 
-def _read_log(process: Process) -> list[tuple[agent_log.Moment, int]]:
+def settle(request: Request, doubts: dict[str, tuple[int, ...]]) -> None:
+    """Choose, of the moments a second apart that a line may have, one between its causes and its effects.
+
+    Where several fit, the nearest to one of these.
+    """
+    for name in (each for each in CAUSAL_ORDER if each in doubts):
+        place = CAUSAL_ORDER.index(name)
+        earlier = (getattr(request, each) for each in CAUSAL_ORDER[:place])
+        later = (getattr(request, each) for each in CAUSAL_ORDER[place + 1 :] if each not in doubts)
+        causes = [at for at in earlier if at is not None]
+        effects = [at for at in later if at is not None]
+        after = max(causes, default=-(2**63)) - _CLOCKS_DIFFER_NS
+        before = min(effects, default=2**63) + _CLOCKS_DIFFER_NS
+        fitting = [at for at in doubts[name] if after <= at <= before] or doubts[name]
+        known = causes + effects
+        setattr(request, name, min(fitting, key=lambda at: min((abs(at - each) for each in known), default=0)))
+
+
+def _read_log(process: Process) -> list[tuple[agent_log.Moment, tuple[int, ...]]]:
     worker = process.worker
     assert worker is not None
     path = agent_log.log_path(process.path)
@@ -159,8 +193,9 @@ def _read_log(process: Process) -> list[tuple[agent_log.Moment, int]]:
             told = list(agent_log.moments(iter(stream), year=year))
     except OSError as error:
         raise TraceError(f"{os.fspath(path)}: cannot be read: {error.strerror}") from None
-    times = agent_log.monotonic_ns([moment.clock for moment in told], worker.wall_ns)
-    return [(moment, process.clock.to_reference(at_ns)) for moment, at_ns in zip(told, times, strict=True)]
+    times = agent_log.line_times(told, worker.wall_ns)
+    to_reference = process.clock.to_reference
+    return [(moment, tuple(map(to_reference, each))) for moment, each in zip(told, times, strict=True)]
 
 
 # The ends that Python saw ---------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable
+from operator import attrgetter
 
 from dlearn.trace.event import RpcWindow
 from dlearn.trace.exchange import Exchange, KnownBy, Request
@@ -21,7 +22,9 @@ class Board:
         self._by_src: dict[int, list[Request]] = defaultdict(list)
         for request in requests:
             self._by_src[request.src].append(request)
-        self._times = {src: [each.sending_ns or 0 for each in found] for src, found in self._by_src.items()}
+        for found in self._by_src.values():
+            found.sort(key=attrgetter("first_ns"))
+        self._times = {src: [each.first_ns for each in found] for src, found in self._by_src.items()}
         self._taken: set[Request] = set()
 
     def within(self, src: int, first_ns: int, last_ns: int | None, dst: int | None = None) -> list[Request]:
@@ -33,7 +36,7 @@ class Board:
         found: list[Request] = []
         place = bisect_left(self._times.get(src, []), first_ns)
         for request in self._by_src.get(src, [])[place:]:
-            if last_ns is not None and (request.sending_ns or 0) > last_ns:
+            if last_ns is not None and request.first_ns > last_ns:
                 break
             if dst is None or request.dst == dst:
                 found.append(request)

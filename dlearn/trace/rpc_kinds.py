@@ -68,11 +68,14 @@ REPLY_OF = {
 
 @dataclass(frozen=True)
 class Rpc:
-    """All exchanges, in the order of sending. `logged` counts the requests that the agents' logs tell of."""
+    """All exchanges, in the order of sending. `logged` counts the requests that the agents' logs tell of.
+
+    `gaps` says in words what is missing from the logs.
+    """
 
     exchanges: tuple[Exchange, ...] = ()
     logged: int = 0
-    problems: tuple[str, ...] = ()
+    gaps: tuple[str, ...] = ()
 
     @property
     def explained(self) -> int:
@@ -82,7 +85,15 @@ class Rpc:
     @property
     def complete(self) -> bool:
         """Whether the logs are here: then no request is missing."""
-        return not self.problems
+        return not self.gaps
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is missing, and how many requests are of an unknown kind."""
+        unknown = self.logged - self.explained
+        if not unknown:
+            return self.gaps
+        return (*self.gaps, f"of {unknown:,} of {self.logged:,} requests over RPC the kind is unknown")
 
     def of(self, events: Iterable[Event]) -> Rpc:
         """Those that these events caused: a call, a window, or all of a context or a backward pass that they began."""
@@ -108,7 +119,7 @@ class Rpc:
         )
 
     def _keep(self, found: Sequence[Exchange]) -> Rpc:
-        return Rpc(tuple(found), sum(each.request is not None for each in found), self.problems)
+        return Rpc(tuple(found), sum(each.request is not None for each in found), self.gaps)
 
 
 def join_rpc(processes: Sequence[Process], events: Sequence[Event]) -> Rpc:
@@ -116,16 +127,16 @@ def join_rpc(processes: Sequence[Process], events: Sequence[Event]) -> Rpc:
     known = workers(processes)
     if not known.by_id:
         return Rpc()
-    found, problems = requests(processes, known)
+    found, gaps = requests(processes, known)
     exchanges = join(seen(events, known), found, known)
     lost = sum(each.request is None for each in exchanges)
-    if lost and not problems:
+    if lost and not gaps:
         torch = sorted({process.header.torch for process in processes})
-        problems.append(
+        gaps.append(
             f"{lost:,} of {len(exchanges):,} calls do not stand in the agents' logs as torch {', '.join(torch)} writes"
             " them: what else was sent is not known"
         )
-    return Rpc(tuple(exchanges), len(found), tuple(problems))
+    return Rpc(tuple(exchanges), len(found), tuple(gaps))
 
 
 def kind_of_reply(exchange: Exchange) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
+from operator import attrgetter
 
 from dlearn.trace.event import RpcCall, RpcWindow
 from dlearn.trace.exchange import Exchange, Request, Seen, Workers
@@ -102,11 +103,8 @@ def deletions(board: Board, saw: Seen, known: Workers) -> list[Exchange]:
     for window in saw.windows["rref"]:
         copies[window.rank, known.by_id.get(window.to if window.to is not None else -1, -1)] += 1
     found = []
-    for request in sorted(board.left(), key=_sent):
+    for request in sorted(board.left(), key=attrgetter("first_ns")):
         if copies[request.src, request.dst] > 0 and request.src != request.dst:
             copies[request.src, request.dst] -= 1
             found.append(exchange_of(board.take(request), DELETE, "rule"))
     return found
-
-
-_sent: Callable[[Request], int] = lambda request: request.sending_ns or 0  # noqa: E731

@@ -137,6 +137,11 @@ class Trace:
         return self.requests if self.requests is not None else self.whole.rpc.of(self.events)
 
     @cached_property
+    def all_problems(self) -> tuple[str, ...]:
+        """`problems`, and what is missing or unknown of this selection's RPC."""
+        return (*self.problems, *self.rpc.problems)
+
+    @cached_property
     def answers(self) -> dict[str, Any]:
         """What was found out about this trace, so that it is worked out once: see `analysis.joining.once`."""
         return {}

@@ -191,6 +191,6 @@ def _left_out(own: int) -> list[str]:
 
 def _problems(trace: Trace) -> list[str]:
     """What is damaged or missing in the files: then more may have happened than is shown."""
-    more = len(trace.problems) - _MOST_PROBLEMS
-    told = [f"Problem: {problem}." for problem in trace.problems[:_MOST_PROBLEMS]]
-    return [*told, f"{count_text(more, 'more problem')} of this trace: see trace.problems."] if more > 0 else told
+    more = len(trace.all_problems) - _MOST_PROBLEMS
+    told = [f"Problem: {problem}." for problem in trace.all_problems[:_MOST_PROBLEMS]]
+    return [*told, f"{count_text(more, 'more problem')} of this trace: see trace.all_problems."] if more > 0 else told
