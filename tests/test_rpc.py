@@ -1,5 +1,6 @@
 """RPC on real workers: every message at both ends, and what torch's C++ sends by itself."""
 
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -11,7 +12,7 @@ import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 
-from dlearn import Cluster, explain, messages, span
+from dlearn import Cluster, Trace, explain, messages, span
 from dlearn.analysis import iteration, iterations, reconcile
 
 WORKERS = ["ps", "trainer1", "trainer2"]
@@ -34,6 +35,12 @@ ONE_ITERATION = Counter(
 """facts of one server and one trainer: who sends what, how often; 14 in all."""
 
 
+def by_sender(found, trainer):
+    """How many messages of each kind go between the server and this trainer, and from which of the two."""
+    mine = [each for each in found if trainer in (each.src, each.dst)]
+    return Counter(("ps" if each.src == 0 else "trainer", each.op) for each in mine)
+
+
 @pytest.fixture(scope="module")
 def run():
     return Cluster(WORKERS, rpc=True).run({"trainer1": rpc_jobs.train, "trainer2": rpc_jobs.train}, timeout=60)
@@ -43,8 +50,21 @@ def test_one_iteration_is_14_messages_for_each_trainer(run):
     found = messages(run.trace.within("step 2"))
     assert len(found) == 28
     for trainer in (1, 2):
-        mine = [each for each in found if trainer in (each.src, each.dst)]
-        assert Counter(("ps" if each.src == 0 else "trainer", each.op) for each in mine) == ONE_ITERATION
+        assert by_sender(found, trainer) == ONE_ITERATION
+
+
+def test_a_request_of_an_unknown_kind_stays_with_its_iteration(run, tmp_path):
+    """The server's file without what its Python told of remote references: 28 messages all the same."""
+    shutil.copytree(run.folder / "trace", tmp_path / "trace")
+    (server,) = [each.path.name for each in run.trace.processes if each.label == "ps"]
+    path = tmp_path / "trace" / server
+    path.write_text("".join(line for line in path.read_text().splitlines(True) if '"op":"rref"' not in line))
+    trace = Trace.load(tmp_path / "trace")
+    unknown = [each for each in trace.rpc.exchanges if each.kind == ""]
+    assert len(unknown) == trace.rpc.logged - trace.rpc.explained > 0
+    assert all(each.known_by == "unknown" for each in unknown)
+    assert [len(messages(trace.within(f"step {step}"))) for step in range(3)] == [28, 28, 28]
+    assert sum(each.op == "unknown" for each in iteration(trace, 1).messages) == 4  # A request and its reply each.
 
 
 def test_every_message_of_the_agents_is_explained(run):

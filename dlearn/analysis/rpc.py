@@ -164,7 +164,7 @@ def _reply(exchange: Exchange, operation: Operation) -> Message:
     return Message(
         src=exchange.dst,
         dst=exchange.src,
-        op=kind_of_reply(exchange),
+        op=kind_of_reply(exchange) or "unknown",
         what=what_comes_back(exchange),
         payload_bytes=(packed or 0) + _bytes(tensors),
         packed_bytes=packed,
