@@ -95,7 +95,7 @@ def test_payloads_are_known_to_the_byte(runs):
     assert len(off) <= 0.03 * known, off
 
 
-@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_99_percent_of_kinds_are_right():
     """Over seven programs, three runs each; and over the three that make it hard."""
     wrong, requests = Counter(), Counter()
