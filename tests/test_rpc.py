@@ -10,8 +10,9 @@ import rpc_jobs
 import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
+from torch.jit import _builtins
 
-from dlearn import Cluster, explain, messages, span
+from dlearn import Cluster, explain, messages, record, span
 from dlearn.analysis import iteration, iterations, reconcile
 
 WORKERS = ["ps", "trainer1", "trainer2"]
@@ -95,6 +96,26 @@ def test_training_is_not_changed(run):
     alone = Cluster(WORKERS, rpc=True).run({"trainer1": rpc_jobs.train}, timeout=60)
     assert alone.results["trainer1"] == bare.results["trainer1"]
     assert bare.output["ps"] == alone.output["ps"] == ""
+
+
+def backward_in_torchscript(context: int, loss: torch.Tensor) -> dict[torch.Tensor, torch.Tensor]:
+    dist_autograd.backward(context, [loss])
+    return dist_autograd.get_gradients(context)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is:DeprecationWarning")
+def test_torchscript_compiles_what_it_compiles_without_a_recording(tmp_path):
+    def operators():
+        functions = (*vars(dist_autograd).items(), *vars(rpc.api).items())
+        return {name: _builtins._find_builtin(value) for name, value in functions}
+
+    before = operators()
+    with record(tmp_path / "trace"):
+        during = operators()
+        compiled = torch.jit.script(backward_in_torchscript)
+    assert "aten::dist_backward" in str(compiled.graph)
+    assert before == during
+    assert list(_builtins._get_builtin_table().values()).count("aten::dist_backward") == 1
 
 
 # One iteration --------------------------------------------------------------------------------------------------------
