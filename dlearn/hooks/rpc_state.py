@@ -15,7 +15,9 @@ from torch.jit import _builtins
 
 from dlearn.hooks import Emit
 from dlearn.hooks.c10d_ops import describe_one
-from dlearn.trace.event import RRefFork, TensorInfo
+from dlearn.hooks.rpc_script_size import packed_value
+from dlearn.hooks.works import Callbacks
+from dlearn.trace.event import RpcResult, RRefFork, TensorInfo
 
 MAGIC = b"DLRN"
 TRAILER = struct.Struct("<cIQq4s")
@@ -59,6 +61,10 @@ class Calls:
         self.context: dict[int, int] = {}
         """The distributed autograd context of each thread."""
         self.contexts_open: dict[int, int] = {}
+        self.futures = Callbacks(emit)
+        """Calls whose reply never passes Python, or tells nothing there."""
+        self.fetched: set[int] = set()
+        """The threads to which the pickler has given a value that was fetched."""
         self.waiting: dict[CallId, tuple[int, Any, int]] = {}
         """Calls without a reply: the number of the event, the future, and who was called."""
         self.watch_tensors: Callable[[int, Sequence[torch.Tensor]], object] | None = None
@@ -149,6 +155,31 @@ def error_of(future: Any) -> str:
     except Exception as error:  # The call's own, of whatever class: the program sees it at `wait`.
         return type(error).__name__
     return ""
+
+
+def flatten(value: Any) -> Iterator[Any]:
+    """What is in lists, tuples and dicts, however deep."""
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from flatten(each)
+    elif isinstance(value, dict):
+        yield from flatten(list(value.values()))
+    else:
+        yield value
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Those that C++ sends of a value: each once. (Another view of the same storage is another tensor.)"""
+    return list({id(each): each for each in flatten(value) if isinstance(each, torch.Tensor)}.values())
+
+
+def result_of_cpp(value: Any) -> RpcResult:
+    """What C++ has packed to send this value, or this error, which travels as its text."""
+    if isinstance(value, Exception):
+        return RpcResult(pickled_bytes=len(str(value).encode()))
+    tensors = tensors_in(value)
+    needs_grad = any(each.requires_grad for each in tensors)
+    return RpcResult(describe_all(tensors), packed_value(value), needs_grad)
 
 
 def describe_all(tensors: Sequence[torch.Tensor]) -> tuple[TensorInfo, ...]:
