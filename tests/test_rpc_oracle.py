@@ -91,7 +91,8 @@ def test_payloads_are_known_to_the_byte(runs):
             same = theirs[message.src, message.operation.exchange.request.id, message.step == 0]
             if not any(fits(message, each) for each in same):
                 seen = [(each.payload_bytes, each.tensor_bytes) for each in same]
-                off.append(f"{message.op} {message.what}: {message.packed_bytes} + {message.observer_bytes}, not {seen}")
+                ours = message.packed_bytes + message.observer_bytes
+                off.append(f"{message.op} {message.what}: {ours}, not {seen}")
     assert known > 1900
     assert len(off) <= 0.03 * known, off
     assert len(unknown) <= 0.03 * known, unknown
