@@ -1,19 +1,27 @@
 """RPC on real workers: every message at both ends, and what torch's C++ sends by itself."""
 
+import dataclasses
 import shutil
 import subprocess
 import sys
 from collections import Counter
 from functools import partial
 
+import msgspec
 import pytest
 import rpc_jobs
 import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
+from torch.jit import _builtins
 
-from dlearn import Cluster, Trace, explain, messages, span
-from dlearn.analysis import iteration, iterations, reconcile
+from dlearn import Cluster, Trace, draw, explain, export, messages, record, span
+from dlearn.analysis import iteration, iterations, reconcile, traffic
+from dlearn.analysis.message_table import csv_lines
+from dlearn.analysis.walking import walkthrough
+from dlearn.analysis.words import message_sentence
+from dlearn.play.packing import columns
+from dlearn.trace.event import RpcCall, RpcWindow
 
 WORKERS = ["ps", "trainer1", "trainer2"]
 
@@ -115,6 +123,26 @@ def test_training_is_not_changed(run):
     alone = Cluster(WORKERS, rpc=True).run({"trainer1": rpc_jobs.train}, timeout=60)
     assert alone.results["trainer1"] == bare.results["trainer1"]
     assert bare.output["ps"] == alone.output["ps"] == ""
+
+
+def backward_in_torchscript(context: int, loss: torch.Tensor) -> dict[torch.Tensor, torch.Tensor]:
+    dist_autograd.backward(context, [loss])
+    return dist_autograd.get_gradients(context)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is:DeprecationWarning")
+def test_torchscript_compiles_what_it_compiles_without_a_recording(tmp_path):
+    def operators():
+        functions = (*vars(dist_autograd).items(), *vars(rpc.api).items())
+        return {name: _builtins._find_builtin(value) for name, value in functions}
+
+    before = operators()
+    with record(tmp_path / "trace"):
+        during = operators()
+        compiled = torch.jit.script(backward_in_torchscript)
+    assert "aten::dist_backward" in str(compiled.graph)
+    assert before == during
+    assert list(_builtins._get_builtin_table().values()).count("aten::dist_backward") == 1
 
 
 # One iteration --------------------------------------------------------------------------------------------------------
@@ -221,6 +249,81 @@ def test_the_gradient_of_an_argument_is_seen_on_its_way_back(needs_grad):
     assert [each.what for each in back] == (["gradient float32[8, 3, 16, 16]"] if needs_grad else [])
     (phase,) = [each for each in told.phases if each.phase == "backward" and each.src == 0]
     assert abs(phase.residue_bytes) <= 4 * phase.message_count
+
+
+def call_builtins():
+    """Results, fetched values, errors and gradients that no Python ever packs."""
+    x, y = torch.ones(100_000), torch.ones(10_000)
+    z = torch.ones(10_000, requires_grad=True)
+    with span("a large result"):
+        rpc.rpc_sync("b", torch.add, (x, 1))
+    with span("two tensors"):
+        rpc.rpc_sync("b", torch.dot, (y, y.clone()))
+    with span("one tensor twice"):
+        rpc.rpc_sync("b", torch.dot, (y, y))
+    with span("no tensor"):
+        rpc.rpc_sync("b", torch.equal, (y, y))
+    with span("a value fetched"):
+        rpc.remote("b", torch.ones, ([3_000],)).to_here()
+    with span("an error"), pytest.raises(RuntimeError):
+        rpc.rpc_sync("b", torch.mm, (y, y))
+    with dist_autograd.context() as context:
+        with span("in a context"):
+            loss = rpc.rpc_sync("b", torch.mul, (z, y)).sum()
+        with span("a gradient"):
+            dist_autograd.backward(context, [loss])
+
+
+BUILTINS = {
+    "a large result": (400_000, 400_000),
+    "two tensors": (80_000, 4),
+    "one tensor twice": (40_000, 4),
+    "no tensor": (40_000, 0),
+    "a value fetched": (0, 12_000),
+    "an error": (40_000, 0),
+    "in a context": (80_000, 40_000),
+    "a gradient": (4, 40_000),  # The way there: a sum's gradient is one number for all.
+}
+"""Bytes of tensors from the caller, and back to it."""
+
+
+@pytest.fixture(scope="module")
+def builtins():
+    return Cluster(["a", "b"], rpc=True, measure="phase").run({"a": call_builtins}, timeout=60)
+
+
+@pytest.mark.parametrize("part", BUILTINS)
+def test_what_cpp_packs_is_known_as_the_kernel_counts_it(builtins, part):
+    found = messages(builtins.trace.within(part))
+    tensors = [sum(info.payload_bytes for m in found if m.src == src for info in m.tensors) for src in (0, 1)]
+    assert tuple(tensors) == BUILTINS[part]
+    assert None not in [each.payload_bytes for each in found]
+    (measured,) = [each for each in reconcile(builtins.trace).parts if each.what == part]
+    assert (measured.note, measured.measured) == ("", True)
+    for pair in measured.pairs:
+        assert abs(pair.residue_bytes) <= 4 * sum(pair.src == each.src for each in found)
+
+
+def test_a_size_that_is_not_known_is_said_and_is_never_0(builtins):
+    def forget(event):
+        facts = {"result": None} if isinstance(event, RpcCall | RpcWindow) else {}
+        return msgspec.structs.replace(event, **facts)
+
+    whole = builtins.trace
+    trace = dataclasses.replace(whole, events=tuple(map(forget, whole.events)))
+    unknown = [each for each in messages(trace) if each.payload_bytes is None]
+    assert {each.op for each in unknown} == {"SCRIPT_RET", "RREF_FETCH_RET", "EXCEPTION", "FORWARD_AUTOGRAD_RESP"}
+    sent, before = traffic(trace), traffic(whole)
+    assert (before.unsized, sent.unsized) == (0, len(unknown))
+    assert sent.bytes_from(rank=1) < 50_000 < before.bytes_from(rank=1)
+    told = str(explain(trace))
+    assert f"{len(unknown)} messages of unknown size not counted" in told
+    assert f"not counted: {len(unknown)} messages whose size is not known" in told
+    assert sum(",," in line for line in csv_lines(messages(trace))) >= len(unknown)
+    assert message_sentence(unknown[0], trace).startswith("b sends a data of unknown size for SCRIPT_RET")
+    assert "data of unknown size" in "".join(export.mermaid(trace))
+    assert "? B" in [text.get_text() for text in draw.sequence(trace).texts]
+    assert None in columns(walkthrough(trace))["steps"]["bytes"]
 
 
 def relay(x):

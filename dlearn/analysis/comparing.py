@@ -141,7 +141,7 @@ def _by_kind(trace: Trace) -> tuple[Amounts, Amounts, int]:
                 keys = (_phase(operation), operation.op), (trace.label(each.src), trace.label(each.dst))
                 for place, key in enumerate(keys):
                     counts[place][key] += each.message_count
-                    sizes[place][key] += each.payload_bytes
+                    sizes[place][key] += each.payload_bytes or 0
     kinds, pairs = ({key: Amount(counts[i][key], sizes[i][key]) for key in counts[i]} for i in (0, 1))
     return kinds, pairs, unexplained
 

@@ -96,7 +96,7 @@ def cost_seen(operation: Operation) -> Cost | str:
     ports: defaultdict[int, defaultdict[tuple[str, int], list[int]]] = defaultdict(lambda: defaultdict(list))
     for message in found:
         for port in (("out", message.src), ("in", message.dst)):
-            ports[message.step][port].append(message.payload_bytes)
+            ports[message.step][port].append(message.payload_bytes or 0)
     return Cost(
         sum(max(len(sizes) for sizes in step.values()) for step in ports.values()),
         sum(max(sum(sizes) for sizes in step.values()) for step in ports.values()),

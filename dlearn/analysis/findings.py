@@ -138,8 +138,10 @@ def _times(sizes: set[int], whole: int) -> str:
     return f" = {exact} × {size_text(whole)}"
 
 
-def size_text(size: int) -> str:
-    """ "144 B", "28.9 kB", "4.00 MB": three digits, decimal units."""
+def size_text(size: int | None) -> str:
+    """ "144 B", "28.9 kB", "4.00 MB": three digits, decimal units; "? B" where it is not known."""
+    if size is None:
+        return "? B"
     if size < 1000:
         return f"{size} B"
     return _in_units(size, (("kB", 10**3), ("MB", 10**6), ("GB", 10**9), ("TB", 10**12)))

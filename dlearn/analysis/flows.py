@@ -23,7 +23,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     dst: int
     operation: Operation
     what: str
-    payload_bytes: int
+    payload_bytes: int | None
     count: int
     how: How
     step: int
@@ -80,7 +80,7 @@ def over_time(shown: Iterable[Operation], ranks: Container[int], *, start_ns: in
                 begins, ends, sizes = sent[src]
                 begins.append(first_ns if first_ns is not None else last_ns or 0)
                 ends.append(last_ns if last_ns is not None else first_ns or 0)
-                sizes.append(size)
+                sizes.append(size or 0)
     width_ns = (end_ns - start_ns) / bins
     sent_bytes: dict[int, list[float]] = {}
     for rank, (begins, ends, sizes) in sent.items():
@@ -120,12 +120,13 @@ def _flow(group: list[Message], *, step: int) -> Flow:
     first = group[0]
     sent = [message.sent_ns for message in group if message.sent_ns is not None]
     received = [message.received_ns for message in group if message.received_ns is not None]
+    sizes = [message.payload_bytes for message in group]
     return Flow(
         src=first.src,
         dst=first.dst,
         operation=first.operation,
         what=first.what,
-        payload_bytes=sum(message.payload_bytes for message in group),
+        payload_bytes=None if None in sizes else sum(size or 0 for size in sizes),
         count=len(group),
         how=first.how,
         step=step,

@@ -104,7 +104,8 @@ class Iteration(msgspec.Struct, frozen=True, kw_only=True):
         first = next(message for message in step.messages if message is not None)
         src, dst = (self._drivers, self._others) if step.from_driver else (self._others, self._drivers)
         tensors = sum(tensor.payload_bytes for tensor in first.tensors)
-        size = f"{tensors:,} B of tensors" if tensors else "no tensor"
+        none = "no tensor" if first.payload_bytes is not None else "data of unknown size"
+        size = f"{tensors:,} B of tensors" if tensors else none
         return f"{step.phase}: {src} sends {dst} {size}: {step.what}"
 
     def rows(self) -> list[list[str]]:

@@ -193,7 +193,7 @@ def _enter_rpc(ledger: Ledger, operation: Operation) -> None:
         entry = _Entry(
             _key(operation),
             f"{message.op} #{operation.seq}",
-            Counter({edge: message.payload_bytes}),
+            Counter({edge: message.payload_bytes or 0}),
             Counter({edge: size or 0}),
             "" if size is not None else _how_it_is_packed(message),
             Counter({edge: message.observer_bytes}),
@@ -241,8 +241,9 @@ def _prediction(operation: Operation) -> tuple[Counter[tuple[int, int]], Counter
     if any(pair.how == "missing" for pair in sums):
         return payload, predicted, "a rank never came, or failed: how much had travelled is not known"
     for pair in sums:
-        payload[pair.src, pair.dst] += pair.payload_bytes
-        predicted[pair.src, pair.dst] += pair.payload_bytes + 2 * FRAME_BYTES * pair.message_count
+        size = pair.payload_bytes or 0  # Of no message over gloo it is unknown.
+        payload[pair.src, pair.dst] += size
+        predicted[pair.src, pair.dst] += size + 2 * FRAME_BYTES * pair.message_count
         predicted[pair.dst, pair.src] += FRAME_BYTES * pair.message_count
     return payload, predicted, ""
 

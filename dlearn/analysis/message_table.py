@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dlearn.trace.message import Message, Messages
 
 FIELDS = ("from", "to", "payload_bytes", "op", "what", "how", "confirmed", "sent_ns", "received_ns")
-"""Of CSV and JSON. Times are on the trace's clock; empty, or null, where they were not observed."""
+"""Of CSV and JSON. Times are on the trace's clock; empty, or null, where they, or the size, are not known."""
 
 _HEAD = ("from", "to", "payload bytes", "sent, ms", "how", "op", "what")
 
@@ -59,7 +59,15 @@ def _rows(found: Messages, first_ns: int) -> Iterator[tuple[str, ...]]:
 def _cells(found: Messages, message: Message, first_ns: int) -> tuple[str, ...]:
     src, dst, size, op, what, how, confirmed, sent_ns, _ = _values(found, message)
     sent = f"{(sent_ns - first_ns) / 1e6:,.3f}" if isinstance(sent_ns, int) else "-"
-    return str(src), str(dst), f"{size:,}", sent, f"{how}, confirmed" if confirmed else str(how), str(op), str(what)
+    return (
+        str(src),
+        str(dst),
+        f"{size:,}" if size is not None else "?",
+        sent,
+        f"{how}, confirmed" if confirmed else str(how),
+        str(op),
+        str(what),
+    )
 
 
 def _values(found: Messages, message: Message) -> tuple[str | int | None, ...]:

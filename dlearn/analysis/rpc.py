@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dlearn.trace.event import RpcCall, RpcWindow, TensorInfo
+from dlearn.trace.event import RpcCall, RpcReply, RpcWindow, TensorInfo
 from dlearn.trace.exchange import Exchange
 from dlearn.trace.message import Group, How, Message, Operation, RpcEnd
 from dlearn.trace.rpc_board import ACCEPT, BACKWARD, CLEANUP, DELETE, FETCH, FORK, FORWARD, RREF_BACKWARD
-from dlearn.trace.rpc_kinds import REPLY_OF, kind_of_reply
+from dlearn.trace.rpc_kinds import REPLY_OF, answer_of, kind_of_reply
 from dlearn.trace.trace import Trace
 
 CALL, REMOTE_CALL = 1, 27
@@ -144,7 +144,7 @@ def _request(exchange: Exchange, operation: Operation) -> Message:
         dst=exchange.dst,
         op=exchange.kind or "unknown",
         what=what_is_sent(exchange),
-        payload_bytes=(packed or 0) + _bytes(tensors),
+        payload_bytes=_payload(packed, tensors),
         packed_bytes=packed,
         observer_bytes=call.observer_bytes if call is not None else 0,
         tensors=tensors,
@@ -158,15 +158,15 @@ def _request(exchange: Exchange, operation: Operation) -> Message:
 
 
 def _reply(exchange: Exchange, operation: Operation) -> Message:
-    reply = exchange.reply
+    reply, answer = exchange.reply, answer_of(exchange)
     packed = _packed_reply(exchange)
-    tensors = reply.tensors if reply is not None else ()
+    tensors = answer.tensors if answer is not None else ()
     return Message(
         src=exchange.dst,
         dst=exchange.src,
         op=kind_of_reply(exchange) or "unknown",
         what=what_comes_back(exchange),
-        payload_bytes=(packed or 0) + _bytes(tensors),
+        payload_bytes=_payload(packed, tensors),
         packed_bytes=packed,
         observer_bytes=reply.observer_bytes if reply is not None else 0,
         tensors=tensors,
@@ -178,6 +178,11 @@ def _reply(exchange: Exchange, operation: Operation) -> Message:
         received_ns=exchange.reply_received_ns,
         step=1,
     )
+
+
+def _payload(packed: int | None, tensors: tuple[TensorInfo, ...]) -> int | None:
+    """Where it is not known how much C++ packed, the tensors alone; without tensors that is not 0, but unknown."""
+    return None if packed is None and not tensors else (packed or 0) + _bytes(tensors)
 
 
 def how_known(exchange: Exchange) -> How:
@@ -199,13 +204,15 @@ def what_is_sent(exchange: Exchange) -> str:
 
 
 def what_comes_back(exchange: Exchange) -> str:
-    call, reply = exchange.call, exchange.reply
-    if reply is not None and reply.error:
-        return f"{reply.error}, raised by {call.function if call is not None else 'the function'}"
+    call, reply, answer, kind = exchange.call, exchange.reply, answer_of(exchange), kind_of_reply(exchange)
+    error = reply.error if reply is not None else call.error if call is not None and kind == "EXCEPTION" else ""
+    if error:
+        return f"{error}, raised by {call.function if call is not None else 'the function'}"
+    found = tensor_text(answer.tensors) if answer is not None else ""
     if reply is not None:
-        found = tensor_text(reply.tensors) or ("nothing" if reply.pickled_bytes <= NONE_PICKLED else "a value")
+        found = found or ("nothing" if reply.pickled_bytes <= NONE_PICKLED else "a value")
+    if found:
         return f"result of {call.function}: {found}" if call is not None else f"the value: {found}"
-    kind = kind_of_reply(exchange)
     if call is not None and kind not in _ROLES:
         return f"result of {call.function}"
     return _ROLES.get(kind, kind)
@@ -239,26 +246,22 @@ def _packed_request(exchange: Exchange) -> int | None:
         return FIXED[kind] + _number_bytes(exchange.context) if kind in (CLEANUP, RREF_BACKWARD) else FIXED.get(kind)
     if call.pickled_bytes is None:
         return None
-    more = CALL if call.flavour == "python" else 0
-    if call.op == "remote":
-        more = REMOTE_CALL + _tensors_again(len(call.tensors))
+    more = 0
+    if call.flavour == "python":
+        more = REMOTE_CALL + _tensors_again(len(call.tensors)) if call.op == "remote" else CALL
     return call.pickled_bytes + more + (_autograd(exchange, sender=0) if kind == FORWARD else 0)
 
 
 def _packed_reply(exchange: Exchange) -> int | None:
-    kind, call, reply = kind_of_reply(exchange), exchange.call, exchange.reply
+    kind, answer = kind_of_reply(exchange), answer_of(exchange)
+    if answer is None or answer.pickled_bytes is None:
+        return 0 if kind in _EMPTY else FIXED.get(kind)
     more = _autograd(exchange, sender=1) if kind == REPLY_OF[FORWARD] else 0
-    if reply is not None and reply.fetched:
-        return reply.pickled_bytes + FETCHED_VALUE + _tensors_again(len(reply.tensors)) + more
-    if reply is not None:
-        return reply.pickled_bytes + more
-    if kind in _EMPTY:
-        return 0
-    if kind == "REMOTE_RET":
-        return FIXED[kind]
-    if call is not None and call.function.endswith("local_optimizer_step"):
-        return NONE_PICKLED
-    return None
+    if isinstance(answer, RpcReply) and answer.fetched:
+        more += FETCHED_VALUE + _tensors_again(len(answer.tensors))
+    elif exchange.call is None:
+        more += 1  # C++ packs a fetched value as a tuple of one.
+    return answer.pickled_bytes + more
 
 
 def _tensors_again(count: int) -> int:
@@ -319,7 +322,7 @@ def wire_bytes(message: Message) -> int | None:
     framing += NEXT_DTYPE_BYTES * max(0, len({tensor.dtype for tensor in message.tensors}) - 1)
     framing -= EMPTY_TENSOR_BYTES * sum(tensor.payload_bytes == 0 for tensor in message.tensors)
     shapes = sum(_shape_bytes(tensor) for tensor in message.tensors)
-    return MESSAGE_BYTES + framing + shapes + message.payload_bytes
+    return MESSAGE_BYTES + framing + shapes + message.packed_bytes + _bytes(message.tensors)
 
 
 def _shape_bytes(tensor: TensorInfo) -> int:

@@ -255,7 +255,7 @@ def _refuse_strangers(found: Mapping[int, Mapping[Key, Message]], runs: Mapping[
 def _line(key: Key, same: Sequence[Message], sizes: tuple[int, ...], name: str) -> Line:
     src, dst, op, place = key
     tensors = [sum(tensor.payload_bytes for tensor in message.tensors) for message in same]
-    payloads = [message.payload_bytes for message in same]
+    payloads = [message.payload_bytes or 0 for message in same]
     # Of an RPC, what is packed around the tensors is told apart; a message of a collective is all data.
     data = tensors if any(message.operation.exchange is not None for message in same) else payloads
     exact_slope = _through_all(sizes, data)

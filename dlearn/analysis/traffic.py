@@ -107,8 +107,8 @@ class Traffic(Matrix, frozen=True):
 
     `missing` messages were expected and never came: they are counted in `by_how` and `never_came`, not in
     `payload_bytes`. `known` says how the bytes of a pair are known, most of them first. `unexplained` is the number of
-    operations whose messages are not known. `reduced_bytes` is what each rank hands to the all-reduces, where
-    nothing else was asked for; else 0.
+    operations whose messages are not known, `unsized` that of messages whose size is not. `reduced_bytes` is what each
+    rank hands to the all-reduces, where nothing else was asked for; else 0.
     """
 
     payload_bytes: dict[tuple[int, int], int]
@@ -117,19 +117,18 @@ class Traffic(Matrix, frozen=True):
     known: dict[tuple[int, int], tuple[How, ...]]
     never_came: dict[tuple[int, int], int]
     unexplained: int
+    unsized: int = 0
     reduced_bytes: int = 0
 
     @property
     def sizes(self) -> dict[tuple[int, int], int]:
         return self.payload_bytes
 
-    @property
-    def not_counted(self) -> str:
-        noun = "operation" if self.unexplained == 1 else "operations"
-        return f"not counted: {self.unexplained:,} {noun} whose messages are not known"
-
     def not_known(self) -> list[str]:
-        return [self.not_counted] if self.unexplained else []
+        noun, other = ("" if count == 1 else "s" for count in (self.unexplained, self.unsized))
+        told = [f"not counted: {self.unexplained:,} operation{noun} whose messages are not known"]
+        unsized = [f"not counted: {self.unsized:,} message{other} whose size is not known"]
+        return told * bool(self.unexplained) + unsized * bool(self.unsized)
 
 
 class WireTraffic(Matrix, frozen=True):
@@ -166,8 +165,9 @@ def traffic(trace: Trace) -> Traffic:
 
 def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
     """The traffic of these operations of `trace` alone."""
-    sums: Counter[tuple[int, int, How, int, int]] = Counter()  # Counted first: most of many operations are alike.
-    unexplained = reduced = 0
+    # Counted first: most of many operations are alike.
+    sums: Counter[tuple[int, int, How, int | None, int]] = Counter()
+    unexplained = unsized = reduced = 0
     only_all_reduces = True
     for operation in asked:
         if operation.op == "all_reduce" and not operation.problem:
@@ -187,7 +187,9 @@ def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
     by_how: Counter[str] = Counter()
     weights: defaultdict[tuple[int, int], Counter[How]] = defaultdict(Counter)
     never_came: Counter[tuple[int, int]] = Counter()
-    for (src, dst, how, size, count), times in sums.items():
+    for (src, dst, how, known_size, count), times in sums.items():
+        size = known_size or 0
+        unsized += count * times * (known_size is None)
         by_how[how] += size * times
         if how == "missing":
             never_came[src, dst] += size * times
@@ -201,7 +203,16 @@ def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
     labels |= {rank: trace.label(rank) for pair in never_came for rank in pair}
     reduced_bytes = reduced if only_all_reduces else 0
     return Traffic(
-        ranks, labels, dict(sizes), dict(counts), dict(by_how), known, dict(never_came), unexplained, reduced_bytes
+        ranks,
+        labels,
+        dict(sizes),
+        dict(counts),
+        dict(by_how),
+        known,
+        dict(never_came),
+        unexplained,
+        unsized,
+        reduced_bytes,
     )
 
 

@@ -19,12 +19,12 @@ from dlearn.trace.mpi import CANCELLED
 
 
 class PairSum(NamedTuple):
-    """What one rank sends another in one operation: payload in bytes, and in how many messages."""
+    """What one rank sends another in one operation: payload in bytes (None: not known), and in how many messages."""
 
     src: int
     dst: int
     how: How
-    payload_bytes: int
+    payload_bytes: int | None
     message_count: int
 
 

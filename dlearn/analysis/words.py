@@ -55,7 +55,7 @@ class Explanation(msgspec.Struct, frozen=True):
             + "</tr>"
             for row in rows
         )
-        note = f"<p>{html.escape(self.traffic.not_counted)}</p>" if self.traffic.unexplained else ""
+        note = "".join(f"<p>{html.escape(each)}</p>" for each in self.traffic.not_known())
         told = self.iteration._repr_html_() if self.iteration is not None else ""
         return f"<ul>{items}</ul>{told}<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>{note}"
 
@@ -140,6 +140,7 @@ def totals(part: str, sent: Traffic) -> str:
         told = listed([f"{sent.labels[rank]} sends {size:,} B" for rank, size in each.items()]) + " of payload"
     missing = f"; {sent.by_how['missing']:,} B were expected and never came" if "missing" in sent.by_how else ""
     without = f"; {count_text(sent.unexplained, 'operation')} not counted" if sent.unexplained else ""
+    without += f"; {count_text(sent.unsized, 'message')} of unknown size not counted" if sent.unsized else ""
     return f"In {part} {told}, {sent.total_bytes:,} B in all{missing}{without}."
 
 
@@ -205,30 +206,45 @@ def _routes(operation: Operation, trace: Trace) -> str:
 
 def routes(found: Iterable[Message], trace: Trace) -> str:
     """Who sends how much to whom, the equal ones together: "0→2, 1→0, 2→1: 6,880 B each"."""
-    sizes: Counter[tuple[int, int]] = Counter()
+    sizes: dict[tuple[int, int], list[int | None]] = defaultdict(list)
     hows: set[str] = set()
     for message in found:
-        sizes[message.src, message.dst] += message.payload_bytes
+        sizes[message.src, message.dst].append(message.payload_bytes)
         hows.add(message.how)
-    by_size: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for pair, size in sizes.items():
-        by_size[size].append(pair)
+    by_size: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for pair, parts_of_it in sizes.items():
+        by_size[_sum_text(parts_of_it)].append(pair)
     parts = []
     for size, pairs in by_size.items():
         arrows = ", ".join(f"{_short(src, trace)}→{_short(dst, trace)}" for src, dst in sorted(pairs)[:8])
         more = f" and {len(pairs) - 8} more" if len(pairs) > 8 else ""
-        parts.append(f"{arrows}{more}: {size:,} B{' each' if len(pairs) > 1 else ''}")
+        parts.append(f"{arrows}{more}: {size}{' each' if len(pairs) > 1 else ''}")
     if len(parts) > _SIZES_SHOWN:
         parts[_SIZES_SHOWN:] = [f"and {len(parts) - _SIZES_SHOWN:,} more sizes"]
     return "; ".join(parts) + f" ({', '.join(sorted(hows))})" if parts else "nothing travels"
+
+
+def _sum_text(sizes: Sequence[int | None]) -> str:
+    known = sum(size or 0 for size in sizes)
+    if None not in sizes:
+        return f"{known:,} B"
+    return f"{known:,} B and more" if known else "a size that is not known"
+
+
+def payload_text(message: Message) -> str:
+    """ "1,000 B", "no data", "data of unknown size"."""
+    if message.payload_bytes is None:
+        return "data of unknown size"
+    return f"{message.payload_bytes:,} B" if message.payload_bytes else "no data"
 
 
 def message_sentence(message: Message, trace: Trace) -> str:
     """ "ps sends trainer1 500 of 1,000 B for all_reduce: uint8[1000] (derived)"."""
     src = trace.label(message.src)
     dst = trace.label(message.dst) if message.dst != message.src else "itself"
-    part = f"{message.payload_bytes:,} of " if message.payload_bytes < message.whole_bytes else ""
-    size = f"{part}{max(message.whole_bytes, message.payload_bytes):,} B" if message.payload_bytes else "no data"
+    size = payload_text(message)
+    if message.payload_bytes and message.payload_bytes < message.whole_bytes:
+        size = f"{message.payload_bytes:,} of {message.whole_bytes:,} B"
     why = f" for {message.op}" if message.op != "send" else ""
     what = f": {shorten(message.what)}" if message.what else ""
     if message.how == "missing":

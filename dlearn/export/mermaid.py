@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dlearn.analysis.findings import sequence_finding
 from dlearn.analysis.joining import everybody, operations
 from dlearn.analysis.unrolling import answers
-from dlearn.analysis.words import shorten
+from dlearn.analysis.words import payload_text, shorten
 from dlearn.trace.message import Message
 from dlearn.trace.store import printable
 from dlearn.trace.trace import Trace
@@ -79,10 +79,9 @@ def _lines(trace: Trace) -> Iterator[str]:
 
 
 def _line(message: Message) -> str:
-    size = f"{message.payload_bytes:,} B" if message.payload_bytes else "no data"
     what = f": {shorten(message.what)}" if message.what else ""
     how = {"observed": "", "missing": " (never came)"}.get(message.how, f" ({message.how})")
-    text = escaped(f"{size}, {message.op}{what}", most=_LONGEST_TEXT) + how
+    text = escaped(f"{payload_text(message)}, {message.op}{what}", most=_LONGEST_TEXT) + how
     return f"r{message.src}{_ARROWS[message.how]}r{message.dst}: {text}"
 
 

@@ -15,6 +15,7 @@ import msgspec
 from dlearn.analysis.hang_words import missing_text
 from dlearn.analysis.joining import payload_bytes
 from dlearn.analysis.unrolling import messages_of
+from dlearn.analysis.words import payload_text
 from dlearn.export.tracks import CALLS, GRADIENTS, PROGRAM, Tracks, parts_of, program_of
 from dlearn.trace.event import Bucket, Event, Gradient, Span
 from dlearn.trace.message import End, Message, Operation
@@ -167,7 +168,7 @@ def _arrow(message: Message, part: Operation, tracks: Tracks) -> tuple[Record, R
     args: Record = {"payload_bytes": message.payload_bytes, "known": _KNOWN[message.how], "phase": ends[0].phase}
     if message.sent_ns is None or message.received_ns is None:
         args["times"] = "not observed: the arrow begins or ends somewhere in its call"
-    what = {"name": f"{message.payload_bytes:,} B, {message.how}", "cat": message.how}
+    what = {"name": f"{payload_text(message)}, {message.how}", "cat": message.how}
     return (
         {**what, **_at(ends[0], sent_ns, tracks), "args": args},
         {**what, **_at(ends[1], received_ns, tracks)},

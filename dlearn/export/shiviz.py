@@ -20,7 +20,7 @@ import msgspec
 from dlearn.analysis.hang_words import missing_text
 from dlearn.analysis.joining import operations
 from dlearn.analysis.unrolling import answers
-from dlearn.analysis.words import shorten
+from dlearn.analysis.words import payload_text, shorten
 from dlearn.trace.message import Message, Operation
 from dlearn.trace.store import printable
 from dlearn.trace.trace import Trace
@@ -114,7 +114,7 @@ def _calls(operation: Operation, answer: list[Message] | str, trace: Trace) -> I
 
 def _never_came(message: Message, trace: Trace) -> LogEvent:
     """Of a step that one rank began alone."""
-    what = f"{message.payload_bytes:,} B for {message.op}; it never came (missing)"
+    what = f"{payload_text(message)} for {message.op}; it never came (missing)"
     if message.sent_ns is not None:
         return LogEvent(message.src, message.sent_ns, message.step, f"sends {trace.label(message.dst)} {what}")
     waits = f"waits for {trace.label(message.src)}'s {what}"
@@ -134,8 +134,7 @@ def _pair(message: Message, number: int, reached: Mapping[int, int], trace: Trac
     elif received_ns < sent_ns:
         note += _BEFORE
     received_ns = max(received_ns, sent_ns)
-    size = f"{message.payload_bytes:,} B" if message.payload_bytes else "no data"
-    what = f"{size} for {message.op}{f': {shorten(message.what)}' if message.what else ''}{note}"
+    what = f"{payload_text(message)} for {message.op}{f': {shorten(message.what)}' if message.what else ''}{note}"
     src, dst = trace.label(message.src), trace.label(message.dst)
     return (
         LogEvent(message.src, sent_ns, message.step, f"sends {dst} {what}", number),

@@ -102,7 +102,7 @@ def cast(trace: Trace) -> Slide:
         for process in trace.processes
     ]
     head = ["rank", "where", "process groups", "payload sent, B", "received, B"]
-    note = f'<p class="quiet">{text(capital(sent.not_counted))}.</p>' if sent.unexplained else ""
+    note = "".join(f'<p class="quiet">{text(capital(each))}.</p>' for each in sent.not_known())
     return Slide(f"The cast: {count_text(len(trace.processes), 'rank')}", table([head, *rows], "ranks") + note)
 
 

@@ -38,7 +38,7 @@ from dlearn.hooks.callers import caller
 from dlearn.hooks.compiler import untraced
 from dlearn.hooks.cuda_times import CudaTimes
 from dlearn.hooks.groups import Group, Groups
-from dlearn.hooks.works import Callbacks, WaitingWorks
+from dlearn.hooks.works import Callbacks, WaitingWorks, future_of
 from dlearn.trace.event import NOT_OBSERVED, Collective, Event, Line, PointToPoint
 
 
@@ -118,7 +118,9 @@ def _collective_kernel(
                 elif signature.waits_at_once(args) and type(work) is Work:
                     # The caller holds its tensors. (A Work of another class has a `wait` of its own.)
                     waiting.hold(work, number)
-                elif not callbacks.watch(number, work):
+                elif (future := future_of(work)) is not None:
+                    callbacks.watch(number, future)
+                else:
                     waiting.hold(work, number, signature.size(args), output=signature.output(args))
                 if begun is not None:
                     times.collective(number, begun, work, group.name)

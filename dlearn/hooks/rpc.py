@@ -41,6 +41,7 @@ def install(emit: Emit, watchers: Watchers) -> Undo:
 
     def undo() -> None:
         patches.undo()
+        calls.futures.settle()
         for number, future, _ in list(calls.waiting.values()):
             end_unanswered(emit, number, future)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -12,9 +12,8 @@ import torch
 from torch._C._distributed_rpc import PyRRef
 from torch.distributed.rpc import api, rref_proxy
 
-from dlearn.hooks import Emit
 from dlearn.hooks.callers import caller
-from dlearn.hooks.rpc_script_size import packed_bytes as script_bytes
+from dlearn.hooks.rpc_script_size import packed_call
 from dlearn.hooks.rpc_state import (
     CALL,
     MAGIC,
@@ -23,10 +22,13 @@ from dlearn.hooks.rpc_state import (
     Calls,
     Patches,
     describe_all,
-    error_of,
+    flatten,
     observing_now,
+    result_of_cpp,
+    tensors_in,
     this_thread,
 )
+from dlearn.hooks.rpc_windows import watch_crossings, watch_return
 from dlearn.trace.event import RpcCall, RRefFork
 
 
@@ -74,7 +76,7 @@ def _python_caller(calls: Calls, name: str, original: Any) -> Any:
                 **facts,
             )
             if remote:
-                _tell_end(calls.emit, number, result._get_future())
+                calls.futures.watch(number, result._get_future())
             else:
                 calls.waiting[call] = number, result, to.id
         except Exception as error:
@@ -87,6 +89,8 @@ def _python_caller(calls: Calls, name: str, original: Any) -> Any:
 def _cpp_caller(calls: Calls, name: str, original: Any) -> Any:
     remote = name.startswith("_invoke_remote")
     flavour = "builtin" if name.endswith("builtin") else "script"
+    # The user's arguments come after the timeout and, for TorchScript, a flag; or they have a place of their own.
+    before, own_place = 1 if flavour == "builtin" else 2, name == "_invoke_rpc_torchscript"
 
     def invoke(to: Any, function: str, *args: Any, **kwargs: Any) -> Any:
         call = calls.next_id()
@@ -94,34 +98,48 @@ def _cpp_caller(calls: Calls, name: str, original: Any) -> Any:
         result = original(to, function, *args, **kwargs)
         try:
             handed_ns = time.monotonic_ns()
-            found = list(flatten((args, kwargs)))
-            tensors = [each for each in found if isinstance(each, torch.Tensor)]
-            rrefs = [each for each in found if isinstance(each, PyRRef)]
+            given, named = args[:2] if own_place else (args[before:], kwargs)
+            tensors = tensors_in((given, named))
+            rrefs = [each for each in flatten((given, named)) if isinstance(each, PyRRef)]
+            needs_grad = any(each.requires_grad for each in tensors)
+            worker, context = to.id if hasattr(to, "id") else api.get_worker_info(to).id, calls.known_context()
+            if needs_grad and context is not None:
+                watch_return(calls, context, worker)
             made_by = caller(sys._getframe())
             number = calls.emit.event(
                 RpcCall,
                 op="remote" if remote else _sync_or_async(),
                 function=function.removeprefix("aten::").rpartition(".")[2],
                 flavour=flavour,
-                to=to.id if hasattr(to, "id") else api.get_worker_info(to).id,
+                to=worker,
                 call=call.number,
                 start_ns=start_ns,
                 handed_ns=handed_ns,
                 tensors=describe_all(tensors),
-                pickled_bytes=script_bytes(function, args[0], args[1]) if flavour == "script" and not remote else None,
-                needs_grad=any(each.requires_grad for each in tensors),
-                context=calls.known_context(),
+                pickled_bytes=packed_call(function, given, named, remote=remote),
+                needs_grad=needs_grad,
+                context=context,
                 rrefs=tuple(RRefFork(each.owner().id, "") for each in rrefs),
                 observer=observing_now(),
                 site=made_by.site,
                 phase=made_by.phase,
             )
-            _tell_end(calls.emit, number, result._get_future() if remote else result)
+            if remote:
+                calls.futures.watch(number, result._get_future())
+            else:
+                calls.futures.watch(number, result, partial(_answer, calls, worker, context))
         except Exception as error:
             calls.emit.failed("an RPC", error)
         return result
 
     return invoke
+
+
+def _answer(calls: Calls, worker: int, context: int | None, value: Any) -> dict[str, Any]:
+    """A reply that has never passed Python is known by what the caller gets."""
+    if context is not None:
+        watch_crossings(calls, tensors_in(value), context, worker)
+    return {"result": result_of_cpp(value)}
 
 
 def _call_facts(function: Any, arguments: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
@@ -161,23 +179,3 @@ def function_name(function: Any, arguments: tuple[Any, ...]) -> str:
     if function in (rref_proxy._local_invoke, rref_proxy._local_invoke_async_execution) and len(arguments) > 1:
         return str(arguments[1])
     return str(getattr(function, "__qualname__", type(function).__name__))
-
-
-def _tell_end(emit: Emit, number: int, future: Any) -> None:
-    """Of calls whose reply never passes Python."""
-
-    def done(future: Any) -> None:
-        emit.end(number, by="callback", error=error_of(future))
-
-    future.add_done_callback(done)
-
-
-def flatten(value: Any) -> Iterator[Any]:
-    """What is in lists, tuples and dicts, however deep."""
-    if isinstance(value, list | tuple):
-        for each in value:
-            yield from flatten(each)
-    elif isinstance(value, dict):
-        yield from flatten(list(value.values()))
-    else:
-        yield value

@@ -10,7 +10,7 @@ import torch
 from torch._C._distributed_rpc import PyRRef
 from torch.distributed.rpc.internal import PythonUDF, RemoteException, _InternalRPCPickler
 
-from dlearn.hooks.rpc_callers import flatten, function_name
+from dlearn.hooks.rpc_callers import function_name
 from dlearn.hooks.rpc_state import (
     CALL,
     FETCHED,
@@ -25,6 +25,7 @@ from dlearn.hooks.rpc_state import (
     Watchers,
     describe_all,
     error_of,
+    tensors_in,
     this_thread,
 )
 from dlearn.hooks.rpc_windows import watch_crossings
@@ -160,6 +161,7 @@ def _note_reply(calls: Calls, thread: int, value: Any, data: bytes, tensors: Seq
 
 def _note_arrival(calls: Calls, call: CallId, arrived_ns: int, *, fetched: bool) -> None:
     if fetched:
+        calls.fetched.add(this_thread())
         calls.emit.event(RpcArrival, caller=call.caller, call=call.number, start_ns=arrived_ns)
     known = calls.waiting.pop(call, None)
     if known is not None:
@@ -214,8 +216,7 @@ class _Run:
         if self._context is None:
             return
         try:
-            tensors = [each for each in flatten((args, kwargs)) if isinstance(each, torch.Tensor)]
-            watch_crossings(self._calls, tensors, self._context, self._call.caller)
+            watch_crossings(self._calls, tensors_in((args, kwargs)), self._context, self._call.caller)
         except Exception as error:
             self._calls.emit.failed("the gradients of a call", error)
 
@@ -225,7 +226,7 @@ class _Run:
         if watch is None or self._context is None:
             return
         try:
-            watch(self._context, [each for each in flatten(result) if isinstance(each, torch.Tensor)])
+            watch(self._context, tensors_in(result))
         except Exception as error:
             self._calls.emit.failed("a remote value", error)
 

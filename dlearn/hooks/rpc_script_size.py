@@ -1,57 +1,157 @@
-"""How large TorchScript packs a call: nobody in Python sees the bytes, but what they are made of.
+"""How large TorchScript packs a call or a value: nobody in Python sees the bytes, but what they are made of.
 
-A call of a TorchScript function travels as a pickle (protocol 2) of its arguments, in the order of its schema, a flag
-and its name (torch/csrc/jit/serialization/pickler.cpp, torch/csrc/distributed/rpc/script_call.cpp).
+A call of an operator ("builtin") or of a TorchScript function travels as one pickle (protocol 2): its arguments in the
+order of its schema, and what is to be called (torch/csrc/jit/serialization/pickler.cpp, and script_call.cpp and
+script_resp.cpp in torch/csrc/distributed/rpc). What has stood in a pickle once is only referred to again, a tensor too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch._C._distributed_rpc import PyRRef
 
-_ENDS = 5
-"""Protocol, mark, tuple, stop."""
-_FLAG = 1
-_MEMO = 2
-_STRING = 5
-_FIRST_TENSOR, _NEXT_TENSOR = 49, 9
-_RREF = 28 + _MEMO + 1 + 6 * 2 + 2 + _MEMO
-"""Its class, six small numbers in a tuple, the call that makes it; without the name of its type."""
+_RREF_ID = 2 * 2 + 1
+"""Two small numbers in a tuple."""
+_OPERATORS = "torch.ops."
+_REQUIRED = object()
 
 
-def packed_bytes(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> int | None:
-    """Bytes of the payload without tensors; None for arguments of other kinds than those that are usual."""
-    function: Any = torch.jit._state._python_cu.find_function(name)
-    if function is None:
-        return None
-    size = _ENDS + _FLAG + _STRING + len(name.encode()) + _MEMO
-    tensors = 0
-    for place, argument in enumerate(function.schema.arguments):
-        value = args[place] if place < len(args) else kwargs.get(argument.name, argument.default_value)
-        if isinstance(value, torch.Tensor):
-            size += _NEXT_TENSOR if tensors else _FIRST_TENSOR
-            tensors += 1
-        elif isinstance(value, PyRRef):
-            size += _RREF + _STRING + len(str(argument.type).removeprefix("RRef[").removesuffix("]")) + _MEMO
-        else:
-            known = _plain(value)
-            if known is None:
-                return None
-            size += known
-    return size
-
-
-def _plain(value: object) -> int | None:
-    match value:
-        case bool() | None:
-            return 1
-        case int():
-            return 2 if 0 <= value < 2**8 else 3 if 0 <= value < 2**16 else 5 if -(2**31) <= value < 2**31 else 10
-        case float():
-            return 9
-        case str():
-            return _STRING + len(value.encode()) + _MEMO
+def packed_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, remote: bool) -> int | None:
+    """Bytes of a call without its tensors; None for arguments of other kinds than those that are usual."""
+    for arguments, what in _callables(name):
+        if len(args) > len(arguments) or not kwargs.keys() <= {argument for argument, _, _ in arguments}:
+            continue
+        pickle = _Pickle()
+        try:
+            for place, (argument, type_, default) in enumerate(arguments):
+                pickle.add(args[place] if place < len(args) else kwargs.get(argument, default), type_)
+        except _Unusual:
+            continue  # Another overload is meant, or a kind of value that is not known here.
+        for each in what:
+            pickle.add(each)
+        pickle.size += 2 * _RREF_ID * remote
+        pickle.tuple(len(arguments) + len(what) + 2 * remote)
+        return pickle.size
     return None
+
+
+def packed_value(value: Any) -> int | None:
+    """Bytes of a result without its tensors; None for values of other kinds than those that are usual."""
+    pickle = _Pickle()
+    try:
+        pickle.add(value)
+    except _Unusual:
+        return None
+    return pickle.size
+
+
+@lru_cache(1024)
+def _callables(name: str) -> list[tuple[list[tuple[str, str, Any]], tuple[Any, ...]]]:
+    """For each overload its arguments (name, type, default), and what tells the callee which it is."""
+    if name.startswith("aten::"):
+        schemas = torch._C._jit_get_schemas_for_operator(name)
+        told: list[tuple[Any, ...]] = [(str(schema), _OPERATORS + name.replace("::", ".")) for schema in schemas]
+    else:
+        function: Any = torch.jit._state._python_cu.find_function(name)
+        schemas = [function.schema] if function is not None else []
+        told = [(False, name) for _ in schemas]
+    return list(zip(map(_arguments, schemas), told, strict=True))
+
+
+def _arguments(schema: Any) -> list[tuple[str, str, Any]]:
+    defaults = [each.default_value if each.has_default_value() else _REQUIRED for each in schema.arguments]
+    return [(each.name, str(each.type), default) for each, default in zip(schema.arguments, defaults, strict=True)]
+
+
+class _Unusual(Exception):
+    """A value whose size is not known here, or that is not of the type that was asked for."""
+
+
+_LISTS = {torch.Tensor: ("build_tensorlist", "Tensor"), int: ("build_intlist", "int")}
+_LISTS |= {float: ("build_doublelist", "float"), bool: ("build_boollist", "bool")}
+
+
+class _Pickle:
+    """The size of one pickle in bytes, as it grows."""
+
+    def __init__(self) -> None:
+        self.size = 3  # The protocol, and the end.
+        self._seen: set[object] = set()
+
+    def add(self, value: Any, type_: str = "") -> None:
+        """A value, of the type as the schema writes it; "" is any."""
+        if type_.startswith("Optional[") and value is not None:
+            type_ = type_[len("Optional[") : -1]
+        match value:
+            case torch.Tensor() if type_ in ("", "Tensor"):
+                if not self._again(id(value)):
+                    self._global("torch.jit._pickle", "build_tensor_from_id")
+                    self.size += 5
+                    self._remember(id(value))
+            case None if type_ in ("", "NoneType") or type_.startswith("Optional["):
+                self.size += 1
+            case bool() if type_ in ("", "bool"):
+                self.size += 1
+            case int() | float() if type_ == "float" or (isinstance(value, float) and type_ in ("", "number")):
+                self.size += 9
+            case int() if type_ in ("", "int", "number") and not isinstance(value, bool):
+                self.size += _whole_number(value)
+            case torch.dtype() if type_ == "int":
+                self.size += 2
+            case str() if type_ in ("", "str"):
+                if not self._again(value):
+                    self.size += 5 + len(value.encode())
+                    self._remember(value)
+            case list() if not type_ or type_.startswith("List["):
+                self._list(value, type_[len("List[") : -1])
+            case tuple() if not type_:
+                for each in value:
+                    self.add(each)
+                self.tuple(len(value))
+            case PyRRef() if type_.startswith("RRef["):
+                self._rref(type_[len("RRef[") : -1])
+            case _:
+                raise _Unusual
+
+    def tuple(self, count: int) -> None:
+        """What makes a tuple of the last values."""
+        self.size += 1 if count <= 3 else 2
+
+    def _list(self, values: Sequence[Any], type_: str) -> None:
+        kinds = {each for each in _LISTS if type_ == _LISTS[each][1]} or {type(each) for each in values}
+        name, type_ = _LISTS.get(kinds.pop(), ("", "")) if len(kinds) == 1 else ("", "")
+        if not name:
+            raise _Unusual
+        self._global("torch.jit._pickle", name)
+        for each in values:
+            self.add(each, type_)
+        self.size += 6
+        self._remember(id(values))
+
+    def _rref(self, type_: str) -> None:
+        self._global("torch.distributed.rpc", "rref")
+        self.size += 6 * 2 + 2
+        self.add(type_, "str")
+        self._remember(object())
+
+    def _global(self, module: str, name: str) -> None:
+        if not self._again((module, name)):
+            self.size += 3 + len(module) + len(name)
+            self._remember((module, name))
+
+    def _again(self, key: object) -> bool:
+        if key in self._seen:
+            self.size += 2
+        return key in self._seen
+
+    def _remember(self, key: object) -> None:
+        self.size += 2
+        self._seen.add(key)
+
+
+def _whole_number(value: int) -> int:
+    return 2 if 0 <= value < 2**8 else 3 if 0 <= value < 2**16 else 5 if -(2**31) <= value < 2**31 else 10

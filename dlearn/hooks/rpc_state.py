@@ -11,10 +11,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
+from torch.jit import _builtins
 
 from dlearn.hooks import Emit
 from dlearn.hooks.c10d_ops import describe_one
-from dlearn.trace.event import RRefFork, TensorInfo
+from dlearn.hooks.rpc_script_size import packed_value
+from dlearn.hooks.works import Callbacks
+from dlearn.trace.event import RpcResult, RRefFork, TensorInfo
 
 MAGIC = b"DLRN"
 TRAILER = struct.Struct("<cIQq4s")
@@ -58,6 +61,10 @@ class Calls:
         self.context: dict[int, int] = {}
         """The distributed autograd context of each thread."""
         self.contexts_open: dict[int, int] = {}
+        self.futures = Callbacks(emit)
+        """Calls whose reply never passes Python, or tells nothing there."""
+        self.fetched: set[int] = set()
+        """The threads to which the pickler has given a value that was fetched."""
         self.waiting: dict[CallId, tuple[int, Any, int]] = {}
         """Calls without a reply: the number of the event, the future, and who was called."""
         self.watch_tensors: Callable[[int, Sequence[torch.Tensor]], object] | None = None
@@ -108,19 +115,31 @@ class Watchers(NamedTuple):
 
 
 class Patches:
-    """Names that were replaced, and what stood there."""
+    """Names that were replaced, and what stood there.
+
+    TorchScript compiles a call of `dist_autograd.backward` into an operator of its own, which it finds by the id of the
+    function. What stands there now has that operator, too: such code compiles and runs as it does without us. (What it
+    sends is in the agent's log; that it began, no Python sees.)
+    """
 
     def __init__(self) -> None:
-        self._before: list[tuple[Any, str, Any]] = []
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
         before = owner.__dict__[name]
-        self._before.append((owner, name, before))
-        setattr(owner, name, make(before))
+        after = make(before)
+        operator = _builtins._find_builtin(before)  # type: ignore[no-untyped-call]
+        if operator is not None:
+            _builtins._register_builtin(after, operator)
+        self._replaced.append((owner, name, before, after))
+        setattr(owner, name, after)
 
     def undo(self) -> None:
-        while self._before:
-            setattr(*self._before.pop())
+        while self._replaced:
+            owner, name, before, after = self._replaced.pop()
+            setattr(owner, name, before)
+            # Its id may be another function's later.
+            _builtins._get_builtin_table().pop(id(after), None)  # type: ignore[no-untyped-call]
 
 
 def guarded(emit: Emit, where: str, do: Callable[[], object]) -> None:
@@ -136,6 +155,31 @@ def error_of(future: Any) -> str:
     except Exception as error:  # The call's own, of whatever class: the program sees it at `wait`.
         return type(error).__name__
     return ""
+
+
+def flatten(value: Any) -> Iterator[Any]:
+    """What is in lists, tuples and dicts, however deep."""
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from flatten(each)
+    elif isinstance(value, dict):
+        yield from flatten(list(value.values()))
+    else:
+        yield value
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Those that C++ sends of a value: each once. (Another view of the same storage is another tensor.)"""
+    return list({id(each): each for each in flatten(value) if isinstance(each, torch.Tensor)}.values())
+
+
+def result_of_cpp(value: Any) -> RpcResult:
+    """What C++ has packed to send this value, or this error, which travels as its text."""
+    if isinstance(value, Exception):
+        return RpcResult(pickled_bytes=len(str(value).encode()))
+    tensors = tensors_in(value)
+    needs_grad = any(each.requires_grad for each in tensors)
+    return RpcResult(describe_all(tensors), packed_value(value), needs_grad)
 
 
 def describe_all(tensors: Sequence[torch.Tensor]) -> tuple[TensorInfo, ...]:

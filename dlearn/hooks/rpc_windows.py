@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,8 +13,17 @@ from torch._C._distributed_autograd import _retrieve_context
 from torch._C._distributed_rpc import PyRRef
 
 from dlearn.hooks.callers import caller
-from dlearn.hooks.rpc_state import Calls, Patches, Watchers, describe_all, guarded, this_thread
-from dlearn.trace.event import RpcWindow
+from dlearn.hooks.rpc_state import (
+    Calls,
+    Patches,
+    Watchers,
+    describe_all,
+    guarded,
+    result_of_cpp,
+    tensors_in,
+    this_thread,
+)
+from dlearn.trace.event import RpcResult, RpcWindow
 
 
 def watch_windows(calls: Calls, patches: Patches, watchers: Watchers) -> None:
@@ -33,12 +43,13 @@ def watch_windows(calls: Calls, patches: Patches, watchers: Watchers) -> None:
                     site=made_by.site,
                     phase=made_by.phase,
                 )
+                calls.fetched.discard(this_thread())
                 try:
                     value = original(self, *args, **kwargs)
                 except BaseException as error:
                     emit.end(number, by="return", error=type(error).__name__)
                     raise
-                emit.end(number, by="return")
+                emit.end(number, by="return", result=_fetched(calls, op, value, self.owner().id))
                 return value
 
             return wrapper
@@ -98,6 +109,49 @@ def watch_windows(calls: Calls, patches: Patches, watchers: Watchers) -> None:
     patches.replace(dist_autograd, "_new_context", new_context)
     patches.replace(dist_autograd, "_release_context", release_context)
     patches.replace(dist_autograd, "backward", backward)
+
+
+def _fetched(calls: Calls, op: str, value: Any, owner: int) -> RpcResult | None:
+    """The value of an RRef, where no pickler of Python's has seen it: C++ made it, as the result of a builtin."""
+    if op != "to_here" or this_thread() in calls.fetched:
+        return None
+    try:
+        context = calls.known_context()
+        if context is not None:
+            watch_crossings(calls, tensors_in(value), context, owner)
+        return result_of_cpp(value)
+    except Exception as error:
+        calls.emit.failed("a value that was fetched", error)
+        return None
+
+
+def watch_return(calls: Calls, context: int, to: int) -> None:
+    """The call that has just been made goes on in C++, and so do the gradients that `to` sends back for it.
+
+    They come to the node that C++ has made for the call: it gives them on as it got them, after its run.
+    """
+    sent = _retrieve_context(context)._send_functions()
+    message = max(sent)
+
+    def came(gradients: Sequence[torch.Tensor | None], _: object) -> None:
+        try:
+            now, tensors = time.monotonic_ns(), describe_all([each for each in gradients if each is not None])
+            calls.emit.event(
+                RpcWindow,
+                op="gradient",
+                start_ns=now,
+                end_ns=now,
+                ended_by="return",
+                to=to,
+                context=context,
+                message=message,
+                tensors=tensors,
+                phase="backward",
+            )
+        except Exception as error:
+            calls.emit.failed("a gradient that comes", error)
+
+    sent[message].register_hook(came)
 
 
 def watch_crossings(calls: Calls, tensors: Sequence[torch.Tensor], context: int, to: int | None) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,8 +28,16 @@ WORK_BYTES_HELD = 64 << 20
 """A Work keeps its tensors alive, so we hold few: beyond either limit the oldest is let go, and counted."""
 
 
+def future_of(work: Work) -> Any:
+    """The future of a Work; None of one that has none."""
+    try:
+        return work.get_future()
+    except RuntimeError:
+        return None
+
+
 class Callbacks:
-    """Ends told by the futures of collectives, on a thread of the backend's."""
+    """Ends told by the futures of collectives, or of calls by RPC, on a thread of the backend's or agent's."""
 
     CLOSE_SECONDS = 1.0
 
@@ -36,32 +45,36 @@ class Callbacks:
         self._emit = emit
         self._open: dict[int, Any] = {}
 
-    def watch(self, number: int, work: Work) -> bool:
-        """Report the end of event `number` when the Work's future completes. False if it has no future."""
-        try:
-            future = work.get_future()
-        except RuntimeError:
-            return False
+    def watch(self, number: int, future: Any, learn: Callable[[Any], dict[str, Any]] | None = None) -> None:
+        """Report the end of event `number` when the future completes, and what `learn` finds in its value or error."""
         self._open[number] = future
-        future.add_done_callback(partial(self._done, number))
-        return True
+        future.add_done_callback(partial(self._done, number, learn))
 
     @untraced
-    def _done(self, number: int, future: Any) -> None:
+    def _done(self, number: int, learn: Callable[[Any], dict[str, Any]] | None, future: Any) -> None:
         error = ""
         try:
-            future.value()
+            value = future.value()
         except Exception as failure:  # The operation's own error, of whatever class: the user sees it at `wait`.
-            error = type(failure).__name__
-        if self._open.pop(number, None) is not None:
-            self._emit.end(number, by="callback", error=error)
+            value, error = failure, type(failure).__name__
+        if number in self._open:
+            try:
+                facts = learn(value) if learn is not None else {}
+            except Exception as failure:
+                self._emit.failed("a result", failure)
+                facts = {}
+            if self._open.pop(number, None) is not None:
+                self._emit.end(number, by="callback", error=error, **facts)
 
-    def release(self) -> None:
-        """At the end of the recording: take the calls that are on their way; of the others nobody saw the end."""
-        # A future completes, wakes the training thread, and only then calls back: let it.
+    def settle(self) -> None:
+        """Take the calls that are on their way: a future completes, wakes the training thread, and then calls back."""
         deadline = time.monotonic() + self.CLOSE_SECONDS
         while any(future.done() for future in list(self._open.values())) and time.monotonic() < deadline:
             time.sleep(0.0005)
+
+    def release(self) -> None:
+        """At the end of the recording: of those that have not called back nobody saw the end."""
+        self.settle()
         for number in list(self._open):
             if self._open.pop(number, None) is not None:
                 self._emit.end(number, by=NOT_OBSERVED)

@@ -35,6 +35,7 @@ function addNames(place, data) {
 const headOf = (id, step) => `url(#${id}${step.how === "missing" ? "missing" : "came"})`;
 
 function sizeText(bytes) {
+  if (bytes === null) return "? B";
   for (const [unit, scale] of [["B", 1], ["kB", 1e3], ["MB", 1e6], ["GB", 1e9], ["TB", 1e12]]) {
     const number = bytes / scale;
     if (number < 999.5 || unit === "TB") return `${unit === "B" ? number : number.toPrecision(3)} ${unit}`;

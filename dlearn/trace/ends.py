@@ -1,10 +1,10 @@
-"""What an event's end tells that its start could not: who the message came from, its tag, its size."""
+"""What an event's end tells that its start could not: who the message came from, its tag, its size, its result."""
 
 from __future__ import annotations
 
 import msgspec
 
-from dlearn.trace.event import Collective, End, Event, PointToPoint
+from dlearn.trace.event import Collective, End, Event, PointToPoint, RpcCall, RpcWindow
 from dlearn.trace.mpi import ANY_TAG, Probe
 
 _set = msgspec.structs.force_setattr
@@ -17,6 +17,8 @@ def learn(event: Event, end: End) -> None:
             _set(event, "peer", end.peer)
         if end.tag is not None and event.tag == ANY_TAG:
             _set(event, "tag", end.tag)
+    if end.result is not None and isinstance(event, RpcCall | RpcWindow):
+        _set(event, "result", end.result)
     if end.inputs and isinstance(event, Collective):
         _set(event, "inputs", end.inputs)
     if end.outputs and isinstance(event, Collective | PointToPoint):

@@ -119,9 +119,17 @@ class NotMeasured(Line, tag="not measured", frozen=True, kw_only=True):
     reason: str
 
 
+class RpcResult(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
+    """What C++ sent back, as the caller got it. `pickled_bytes` are those without the tensors; None where not known."""
+
+    tensors: tuple[TensorInfo, ...] = ()
+    pickled_bytes: Count | None = None
+    needs_grad: bool = False
+
+
 class End(Line, tag="end", frozen=True, kw_only=True):
     """The end of an event, known later than its start. What is known only now: who the message came from (`peer`),
-    with which `tag`, and what was given and got, of pickled objects (`inputs`, `outputs`)."""
+    with which `tag`, what was given and got, of pickled objects (`inputs`, `outputs`), and an RPC's `result`."""
 
     event: Count
     by: str
@@ -131,6 +139,7 @@ class End(Line, tag="end", frozen=True, kw_only=True):
     tag: Tag | None = None
     inputs: tuple[TensorInfo, ...] = ()
     outputs: tuple[TensorInfo, ...] = ()
+    result: RpcResult | None = None
 
 
 class Event(Line, frozen=True, kw_only=True):
@@ -277,9 +286,10 @@ class RpcCall(Event, tag="rpc call", frozen=True, kw_only=True):
     """The caller's end of an RPC: it begins before the arguments are handed to the agent, at `handed_ns` that is done.
 
     `to` is a worker's id, `call` numbers the calls of this process. `pickled_bytes` are those of function and
-    arguments without the tensors; None where C++ writes them (flavour "builtin" and "script"). `observer_bytes` is what
-    the recorder adds: the id by which both ends are joined. `context` is the distributed autograd context. A function
-    that is defined inside another travels `by_value`. An `observer` call is the cluster's own, to open connections.
+    arguments without the tensors; where C++ writes them (flavour "builtin" and "script"), as its rules say, or None.
+    `observer_bytes` is what the recorder adds: the id by which both ends are joined. `context` is the distributed
+    autograd context. A function that is defined inside another travels `by_value`. An `observer` call is the cluster's
+    own, to open connections. `result` is there where C++ packed it; other results are in an `RpcReply`.
     """
 
     op: Literal["rpc_sync", "rpc_async", "remote"]
@@ -299,6 +309,7 @@ class RpcCall(Event, tag="rpc call", frozen=True, kw_only=True):
     detached: tuple[str, ...] = ()
     """Arguments that were an nn.Parameter: they arrive as plain tensors without a gradient."""
     observer: bool = False
+    result: RpcResult | None = None
 
 
 class RpcRun(Event, tag="rpc run", frozen=True, kw_only=True):
@@ -349,17 +360,19 @@ class RpcWindow(Event, tag="rpc window", frozen=True, kw_only=True):
 
     "to_here" fetches a value from `to`. "rref" takes in an RRef of `to`, sent by `parent`. "context" is a distributed
     autograd context, "backward" its backward pass, "release" its end. "rref backward" begins one at the owner `to`.
-    "crossing" hands the gradients `tensors` to the
-    node of number `message` on another worker.
+    "crossing" hands the gradients `tensors` to the node of number `message` on another worker. "gradient" is the moment
+    at which such gradients have come from `to`, where only C++ saw them go. `result` is the value that was fetched,
+    where C++ packed it.
     """
 
-    op: Literal["to_here", "rref", "context", "backward", "rref backward", "release", "crossing"]
+    op: Literal["to_here", "rref", "context", "backward", "rref backward", "release", "crossing", "gradient"]
     to: Count | None = None
     parent_worker: Count | None = None
     fork: str = ""
     context: Count | None = None
     message: Count | None = None
     tensors: tuple[TensorInfo, ...] = ()
+    result: RpcResult | None = None
 
 
 class AutogradNode(Event, tag="autograd node", frozen=True, kw_only=True):

@@ -124,9 +124,9 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Always exactly one sender and one receiver.
 
-    `payload_bytes` is the data without framing. `offset_bytes` and `whole_bytes` say which part of the operation's
-    data it is. `sent_ns` and `received_ns` bracket it: those of a derived message share the operation's
-    transfer among the steps of the algorithm, and are no measurement. `how` says how it is known:
+    `payload_bytes` is the data without framing; None where it is not known. `offset_bytes` and `whole_bytes` say which
+    part of the operation's data it is. `sent_ns` and `received_ns` bracket it: those of a derived message share the
+    operation's transfer among the steps of the algorithm, and are no measurement. `how` says how it is known:
     observed (hooks saw it) · derived (from the backend's algorithm) · inferred (a control message that follows from
     rules) · missing (expected, never came). `confirmed`: the kernel's socket counters agree, to the byte.
     """
@@ -135,7 +135,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     dst: int
     op: str
     what: str
-    payload_bytes: int
+    payload_bytes: int | None
     how: How
     operation: Operation
     sent_ns: int | None = None

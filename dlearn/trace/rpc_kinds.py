@@ -21,7 +21,7 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from dlearn.trace.event import Event, RpcCall, RpcReply, RpcRun, RpcWindow
+from dlearn.trace.event import Event, RpcCall, RpcReply, RpcResult, RpcRun, RpcWindow
 from dlearn.trace.exchange import Exchange, KnownBy, Request, Seen, Workers, requests, seen, workers
 from dlearn.trace.rpc_board import (
     ACCEPT,
@@ -142,19 +142,29 @@ def join_rpc(processes: Sequence[Process], events: Sequence[Event]) -> Rpc:
 
 def kind_of_reply(exchange: Exchange) -> str:
     """The message type of a reply. In a context it is wrapped where a tensor in it needs a gradient."""
-    call, reply = exchange.call, exchange.reply
-    if reply is None and exchange.cause is not None and exchange.cause.failed:
+    call, answer = exchange.call, answer_of(exchange)
+    if exchange.reply is None and exchange.cause is not None and exchange.cause.failed:
         return "EXCEPTION"
     if call is not None and call.op == "remote":
         return "REMOTE_RET"
-    if exchange.kind != FORWARD or (reply is not None and reply.needs_grad):
+    if exchange.kind != FORWARD or (answer is not None and answer.needs_grad):
         return REPLY_OF[exchange.kind]
     if call is None:
         return REPLY_OF[FETCH]
     if call.flavour == "python":
         return "PYTHON_RET"
-    # What C++ computes for C++ nobody sees: a builtin hands its need of a gradient on.
-    return REPLY_OF[FORWARD] if call.needs_grad else "SCRIPT_RET"
+    # Where nobody saw the result: a builtin hands its need of a gradient on.
+    return REPLY_OF[FORWARD] if call.needs_grad and answer is None else "SCRIPT_RET"
+
+
+def answer_of(exchange: Exchange) -> RpcReply | RpcResult | None:
+    """What was sent back: as Python packed it there, or, where C++ did, as the caller got it."""
+    if exchange.reply is not None:
+        return exchange.reply
+    if exchange.call is not None:
+        return exchange.call.result
+    cause = exchange.cause
+    return cause.result if isinstance(cause, RpcWindow) and exchange.kind in (FETCH, FORWARD) else None
 
 
 def kind_of_call(call: RpcCall) -> str:
@@ -264,6 +274,23 @@ def _backward(saw: Seen, board: Board, known: Workers) -> list[Exchange]:
         dst = known.by_id.get(window.to) if window.to is not None else None
         exchange = board.claim(BACKWARD, "window", stretch_of(window, dst))
         if exchange is not None:
+            exchange.cause, exchange.context = window, window.context
+            found.append(exchange)
+    return found + _gradients_from_cpp(saw, board, known)
+
+
+def _gradients_from_cpp(saw: Seen, board: Board, known: Workers) -> list[Exchange]:
+    """The last that came in this backward pass before the gradient was there; the last gradient chooses first."""
+    found = []
+    began = {window.context: window.start_ns for window in saw.windows["backward"]}
+    for window in sorted(saw.windows["gradient"], key=lambda window: -window.start_ns):
+        src = known.by_id.get(window.to if window.to is not None else -1, -1)
+        sent = board.within(Stretch(src, began.get(window.context, 0), window.start_ns, window.rank))
+        came = [(each.received_ns, each) for each in sent if each.received_ns is not None]
+        candidates = [each for each in came if each[0] <= window.start_ns]
+        if candidates:
+            request = max(candidates, key=lambda each: each[0])[1]
+            exchange = board.take(request, BACKWARD, "window")
             exchange.cause, exchange.context = window, window.context
             found.append(exchange)
     return found

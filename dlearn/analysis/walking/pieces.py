@@ -82,7 +82,7 @@ def _moment(message: Message) -> int:
 
 def _cuts(messages: Sequence[Message]) -> list[int]:
     """Where one piece ends and the next begins, in bytes."""
-    edges = {edge for each in messages for edge in (each.offset_bytes, each.offset_bytes + each.payload_bytes)}
+    edges = {edge for each in messages for edge in (each.offset_bytes, _end(each))}
     return sorted({*edges, 0, max(each.whole_bytes for each in messages)})
 
 
@@ -180,8 +180,13 @@ def _order(messages: Sequence[Message]) -> Iterator[tuple[int, bool]]:
 
 
 def _covered(message: Message, cuts: Sequence[int]) -> list[int]:
-    end = message.offset_bytes + message.payload_bytes
+    end = _end(message)
     return [i for i, (low, high) in enumerate(pairwise(cuts)) if message.offset_bytes <= low and high <= end]
+
+
+def _end(message: Message) -> int:
+    """Where it ends in the operation's data."""
+    return message.offset_bytes + (message.payload_bytes or 0)
 
 
 def merge(mine: int, theirs: int) -> int:

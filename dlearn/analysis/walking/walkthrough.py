@@ -76,7 +76,7 @@ def walkthrough(
 
 def is_control(message: Message) -> bool:
     """Whether it carries none of the program's data: what the system tells itself, or a mere "I am here"."""
-    return message.control or (message.how != "observed" and not message.payload_bytes)
+    return message.control or (message.how != "observed" and message.payload_bytes == 0)
 
 
 def _in_order(messages: Sequence[Message] | Messages) -> list[tuple[int, Message]]:
@@ -157,7 +157,7 @@ def _with_parts(steps: Sequence[Step]) -> list[Step]:
 
 
 def _chosen_title(chosen: Sequence[Message]) -> str:
-    came = sum(message.payload_bytes for message in chosen if message.how != "missing")
+    came = sum(message.payload_bytes or 0 for message in chosen if message.how != "missing")
     return f"{count_text(len(chosen), 'message')} with {size_text(came)}"
 
 
