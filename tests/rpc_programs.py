@@ -370,6 +370,9 @@ def differentiate_everything() -> None:
     with dist_autograd.context() as context:  # The loss lives elsewhere, and so begins the backward pass.
         x = torch.full((5, 8), 0.5, requires_grad=True)
         rpc.remote("c", sum_of, (rpc.remote("b", tanh, (x,)),)).backward(context)
+    with dist_autograd.context() as context:  # The loss is an RRef of one's own.
+        x = torch.full((5, 8), 0.5, requires_grad=True)
+        rpc.RRef(rpc.rpc_sync("b", tanh_along, (["c"], x)).sum()).backward(context)
     with dist_autograd.context():
         raises(ValueError, lambda: rpc.rpc_sync("b", fail, ("wrong",)))
 

@@ -75,6 +75,21 @@ def test_a_request_of_an_unknown_kind_stays_with_its_iteration(run, tmp_path):
     assert sum(each.op == "unknown" for each in iteration(trace, 1).messages) == 4  # A request and its reply each.
 
 
+def own_loss():
+    with dist_autograd.context() as context:
+        x = torch.ones(5, 8, requires_grad=True)
+        rpc.RRef(rpc.rpc_sync("ps", torch.mul, (x, 2)).sum()).backward(context)
+
+
+def test_the_backward_pass_of_an_rref_at_its_owner_is_a_backward_pass():
+    trace = Cluster(["ps", "trainer"], rpc=True).run({"trainer": own_loss}, timeout=60).trace
+    (window,) = [each for each in trace.events if isinstance(each, RpcWindow) and each.op == "backward"]
+    assert (window.site.split(":")[0], window.phase) == ("tests/test_rpc.py", "backward")
+    assert trace.rpc.explained == trace.rpc.logged
+    # The product and its result, the gradient of the result, and that of x on its way back.
+    assert [step.phase for step in iteration(trace).story] == ["forward", "forward", "backward", "backward"]
+
+
 def test_every_message_of_the_agents_is_explained(run):
     rpc = run.trace.rpc
     assert rpc.complete
