@@ -2,10 +2,10 @@
 
 from traces import Job
 
-from dlearn.analysis import hangs
+from dlearn.analysis import hangs, mismatches
 from dlearn.analysis.hang_words import hang_sentence, hang_sentences, whereabouts
 from dlearn.analysis.hangs import inside
-from dlearn.trace.event import NOT_OBSERVED, End
+from dlearn.trace.event import NOT_OBSERVED, REFUSED, End
 from dlearn.trace.job_facts import Exit, Place
 from dlearn.trace.trace import Trace
 
@@ -117,6 +117,27 @@ def test_a_broken_connection_is_no_hang(tmp_path):
     for file in job.files:
         file.append(End(event=0, at_ns=99, by="callback", error="RuntimeError"))
     assert hangs(job.load()) == ()
+
+
+def test_a_call_that_was_refused_is_no_wait(tmp_path):
+    """All ranks got an error at once, because their sizes do not fit: nobody waits, and the program goes on."""
+    job = Job(tmp_path, ranks=2)
+    for rank in (0, 1):
+        job.collective("all_gather", size=4 + rank, ranks=[rank], by=REFUSED, error="RuntimeError")
+    job.collective("all_reduce", size=4)
+    trace = job.load()
+    assert hangs(trace) == mismatches(trace) == ()
+    assert inside(trace, 0) is None
+
+
+def test_who_waits_for_a_rank_whose_call_was_refused(tmp_path):
+    job = Job(tmp_path, ranks=3)
+    job.collective("all_gather", ranks=[0], by=REFUSED, error="RuntimeError", site="a.py:5")
+    job.collective("all_gather", ranks=[1, 2], end_ns=None, site="a.py:7")
+    assert told(job.load()) == [
+        "rank 1 and rank 2 wait for rank 0 in all_gather #1 (a.py:7);"
+        " rank 0 never came to it, its all_gather #1 (a.py:5) was refused at once: RuntimeError"
+    ]
 
 
 def test_nothing_hangs_where_all_has_ended_or_nobody_watched(tmp_path):

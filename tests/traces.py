@@ -161,14 +161,14 @@ class Job:
         by: str = "return",
         **facts: Any,
     ) -> int:
-        """One line for its start, one for its end. `by=NOT_OBSERVED`: nobody saw the end."""
+        """One line for its start, one for its end (with its `error`). `by=NOT_OBSERVED`: nobody saw the end."""
         number = self._numbers[rank]
         self._numbers[rank] += 1
         start, end = _at(start_ns, rank), _at(end_ns, rank)
         assert start is not None
         self.files[rank].append(kind(number=number, start_ns=start, **facts))
         if end is not None or by == NOT_OBSERVED:
-            self.files[rank].append(End(event=number, at_ns=end, by=by))
+            self.files[rank].append(End(event=number, at_ns=end, by=by, error=facts.get("error", "")))
         return number
 
     def _next(self, rank: int, group: str, kind: type) -> int:

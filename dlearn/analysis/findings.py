@@ -55,6 +55,8 @@ def stuck_reasons(operation: Operation, end: End, trace: Trace) -> tuple[str, ..
             why_missing(operation, trace, brief=True),
             missing_text(operation, trace),
         )
+    if operation.refused:
+        return (f"refused at once: {end.error}", "refused")
     return (f"failed: {end.error}" if end.failed and not operation.problem else why_stuck(operation, trace),)
 
 

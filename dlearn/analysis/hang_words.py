@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from dlearn.analysis.gradients import unready
-from dlearn.analysis.hangs import Hang, group_of, inside, places
+from dlearn.analysis.hangs import Hang, group_of, inside, places, refusals
 from dlearn.trace.event import Bucket, Collective
 from dlearn.trace.message import End, Group, Operation, RpcEnd
 from dlearn.trace.trace import Trace
@@ -187,6 +187,9 @@ def never(operation: Operation, rank: int, trace: Trace, notes: Mapping[int, str
     if call is not None:
         note = f"is in {call_text(call, _group_text(group_of(trace, call), operation.group, trace))}"
     but = f"it {note}" if note else ""
+    refused = refusals(trace).get((rank, operation.group))
+    if call is None and refused is not None and refused.op == operation.op:
+        return Never("came to it", "came to it", f"its {call_text(refused)} was refused at once: {refused.error}")
     found = unready(operation, rank, trace)
     if found is None:
         return Never(verb(operation), verb(operation), but)

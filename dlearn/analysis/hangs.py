@@ -51,6 +51,13 @@ def group_of(trace: Trace, call: Event) -> Group | None:
 
 
 @once
+def refusals(trace: Trace) -> dict[tuple[int, Group], Collective | PointToPoint]:
+    """The last call of each rank in each group that was refused."""
+    ends = ((end, each.group) for each in trace.whole.matches if each.ends[0].refused for end in each.ends)
+    return {(end.rank, group): end for end, group in ends}
+
+
+@once
 def places(trace: Trace) -> dict[int, str]:
     """What is known of ranks outside any call: how they ended, or where they were when nothing came for a while."""
     last = {event.rank: event for event in trace.whole.events}
@@ -83,7 +90,7 @@ def exit_text(status: int) -> str:
 
 
 def _is_stuck(operation: Operation) -> bool:
-    if ended_well(operation):
+    if ended_well(operation) or operation.refused:
         return False
     # If all came and it failed all the same, a connection broke below it: a consequence, not a wait for a call.
     broken = operation.failed and not operation.missing and not operation.problem
@@ -108,4 +115,4 @@ def _open_calls(trace: Trace) -> dict[int, Collective | PointToPoint]:
 
 
 def _is_open(event: Event) -> bool:
-    return event.pending or event.failed
+    return event.pending or (event.failed and not event.refused)

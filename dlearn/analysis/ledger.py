@@ -295,9 +295,7 @@ def agreements(trace: Trace) -> Agreements:
 
 def _exact_edges(ledger: Ledger, stretches: Iterable[Stretch]) -> set[tuple[int, int]]:
     """The (src, dst) that are explained to the byte within these stretches of the ranks' samples."""
-    pairs, unexplained = ledger.pairs(stretches)
-    if unexplained:
-        return set()
+    pairs, _ = ledger.pairs(stretches)
     by_edge: dict[tuple[int, int], list[int | None]] = defaultdict(list)
     for pair in pairs:
         by_edge[pair.src, pair.dst].append(pair.residue_bytes)

@@ -174,6 +174,8 @@ def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
             reduced += payload_bytes(operation.ends[0])
         else:
             only_all_reduces = False
+        if operation.refused:
+            continue
         if operation.sender is not None and operation.receiver is not None and not operation.steps:
             sums[operation.sender, operation.receiver, how_sent(operation), operation.payload_bytes, 1] += 1
             continue

@@ -39,7 +39,7 @@ from dlearn.hooks.compiler import untraced
 from dlearn.hooks.cuda_times import CudaTimes
 from dlearn.hooks.groups import Group, Groups
 from dlearn.hooks.works import Callbacks, WaitingWorks, future_of
-from dlearn.trace.event import NOT_OBSERVED, Collective, Event, Line, PointToPoint
+from dlearn.trace.event import NOT_OBSERVED, REFUSED, Collective, Event, Line, PointToPoint
 
 
 def install(emit: Emit, groups: Groups, times: CudaTimes, *, checksums: bool = False) -> Undo:
@@ -105,7 +105,8 @@ def _collective_kernel(
             result = signature.redispatch(keyset & _AFTER, *args)
         except BaseException as error:
             if number is not None:
-                emit.end(number, by="return", error=type(error).__name__)
+                # A monitored barrier has no Work: it raises when it has waited in vain.
+                emit.end(number, by=REFUSED if signature.has_work else "return", error=type(error).__name__)
             raise
         if number is not None:
             try:
@@ -239,7 +240,7 @@ def _p2p_kernel(
             result = signature.redispatch(keyset & _AFTER, *args)
         except BaseException as error:
             if number is not None:
-                emit.end(number, by="return", error=type(error).__name__)
+                emit.end(number, by=REFUSED, error=type(error).__name__)
             raise
         if number is not None:
             try:

@@ -20,6 +20,8 @@ Tag = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 
 NOT_OBSERVED = "not observed"
 """`ended_by` of an event whose end nobody could see: it neither hangs nor has a duration."""
+REFUSED = "refused"
+"""`ended_by` of a call that raised before the backend took it: nothing was sent for it, and it met no other call."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", omit_defaults=True):
@@ -146,8 +148,8 @@ class Event(Line, frozen=True, kw_only=True):
     """One call that a hook saw in one process.
 
     `number` is unique in the process; `parent` is the number of the enclosing span. `ended_by` says who saw the end:
-    callback, wait or return. `error` is the class of the exception that ended it. `phase` is setup, forward,
-    backward, optimizer, cleanup or none. `site` is the line of user code, "file.py:14".
+    callback, wait or return, or that the call was refused. `error` is the class of the exception that ended it. `phase`
+    is setup, forward, backward, optimizer, cleanup or none. `site` is the line of user code, "file.py:14".
     """
 
     ends: ClassVar[bool] = True
@@ -173,6 +175,10 @@ class Event(Line, frozen=True, kw_only=True):
     @property
     def failed(self) -> bool:
         return bool(self.error)
+
+    @property
+    def refused(self) -> bool:
+        return self.ended_by == REFUSED
 
 
 class Collective(Event, tag="collective", frozen=True, kw_only=True):

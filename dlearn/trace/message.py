@@ -109,6 +109,11 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return any(map(_error, self.ends))
 
     @property
+    def refused(self) -> bool:
+        """Every call of it raised at once: nothing was sent."""
+        return self.ends[0].refused
+
+    @property
     def ranks(self) -> tuple[int, ...]:
         """Who called it."""
         return tuple(end.rank for end in self.ends)
