@@ -18,9 +18,9 @@ from dlearn.analysis.hang_words import call_text, hang_sentence, missing_text
 from dlearn.analysis.hangs import hangs
 from dlearn.analysis.joining import operations
 from dlearn.analysis.patterns import NAMES, Edge, Pattern, edges_of
+from dlearn.analysis.text_table import count_text
 from dlearn.analysis.traffic import Traffic, traffic_of
 from dlearn.analysis.unrolling import sums_of
-from dlearn.analysis.words import count_text
 from dlearn.errors import DlearnError, TrafficError
 from dlearn.trace.event import Collective, PointToPoint, TensorInfo
 from dlearn.trace.message import End, Operation

@@ -25,6 +25,8 @@ FIXED = {ACCEPT: 11, FORK: 18, DELETE: 18, FETCH: 11, CLEANUP: 3, BACKWARD: 55, 
 """Payload of the messages that C++ makes by itself, without those two numbers."""
 FETCHED_VALUE = 11
 """What C++ adds to a fetched value, beside its tensors."""
+FRAMING_ERROR = 4
+"""Bytes a message by which the prediction of RPC's framing may be wrong (measured on ten programs)."""
 _EMPTY = {"RREF_BACKWARD_RESP", "RREF_ACK", "CLEANUP_AUTOGRAD_CONTEXT_RESP", "BACKWARD_AUTOGRAD_RESP"}
 NONE_PICKLED = 4
 """`None`, pickled."""

@@ -18,7 +18,7 @@ import msgspec
 from dlearn.analysis.bandwidth import aligned
 from dlearn.analysis.confirming import messages
 from dlearn.analysis.iteration import iteration, iterations
-from dlearn.analysis.words import count_text
+from dlearn.analysis.text_table import count_text
 from dlearn.errors import DlearnError
 from dlearn.trace.event import TensorInfo
 from dlearn.trace.message import Message

@@ -14,6 +14,7 @@ from dlearn.analysis.joining import operations, payload_bytes
 from dlearn.analysis.ledger import agreements
 from dlearn.analysis.reconcile import reconcile
 from dlearn.analysis.story import clock_sentence, left_out_sentence, story
+from dlearn.analysis.text_table import count_text
 from dlearn.analysis.traffic import Traffic, traffic_of
 from dlearn.analysis.unrolling import sums_of
 from dlearn.trace.event import Collective
@@ -136,19 +137,18 @@ def totals(part: str, sent: Traffic) -> str:
         return (
             f"In {part} how much each rank sends is not known: {count_text(sent.unexplained, 'operation')} not counted."
         )
+    if not sent.by_how and not sent.unexplained:
+        return f"In {part} no rank was seen sending anything."
     if len(set(each.values())) == 1:
         told = f"every rank sends {next(iter(each.values())):,} B of payload"
     else:
         told = listed([f"{sent.labels[rank]} sends {size:,} B" for rank, size in each.items()]) + " of payload"
     missing = f"; {sent.by_how['missing']:,} B were expected and never came" if "missing" in sent.by_how else ""
+    own = sum(size for (src, dst), size in sent.payload_bytes.items() if src == dst)
+    itself = f", {own:,} B of it from a rank to itself, over no wire" if own else ""
     without = f"; {count_text(sent.unexplained, 'operation')} not counted" if sent.unexplained else ""
     without += f"; {count_text(sent.unsized, 'message')} of unknown size not counted" if sent.unsized else ""
-    return f"In {part} {told}, {sent.total_bytes:,} B in all{missing}{without}."
-
-
-def count_text(count: int, noun: str) -> str:
-    """ "1 rank", "2,000 messages"."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    return f"In {part} {told}, {sent.total_bytes:,} B in all{itself}{missing}{without}."
 
 
 def _is_setup(operation: Operation) -> bool:

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 
 from dlearn.analysis.findings import finding, size_text, time_text
 from dlearn.analysis.flows import Flow
-from dlearn.analysis.words import count_text
+from dlearn.analysis.text_table import count_text
 from dlearn.draw import canvas
 from dlearn.draw.arrows import draw_arrow, draw_steps, in_legend
 from dlearn.draw.bars import ENDS_RED, Bar, Box, draw_bars, label_bars

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
+from dlearn.analysis.text_table import count_text
 from dlearn.analysis.walking import Walkthrough, walkthrough
-from dlearn.analysis.words import count_text
 from dlearn.draw.animation import animate
 from dlearn.draw.palette import FAINT, INK, LINES, MISSING
 from dlearn.errors import SetupError

@@ -116,7 +116,7 @@ class Recording:
             self._log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
             self._undo.callback(self._log.close)
             watchers = Watchers(
-                self._log.open, self._sockets.note_strangers, self.watch_rpc_sockets, self._disconnecting, self._phase
+                self._log.open, self._sockets.pass_over, self.watch_rpc_sockets, self._disconnecting, self._phase
             )
             if options.graph:
                 watchers, undo = autograd.install(self, watchers)
@@ -319,6 +319,8 @@ class Recording:
         self._undo.close()
         while self.posted:
             self.end(self.posted.pop(), by=NOT_OBSERVED)
+        if self._measure is not None and self._writer.begun:
+            self._sockets.note_strangers()
         self.count()
         self._close_file()
         if self._gather and self._desk is not None:

@@ -6,8 +6,9 @@ import shlex
 from pathlib import Path
 
 from dlearn.analysis.story import story
+from dlearn.analysis.text_table import count_text
 from dlearn.analysis.waiting import waiting
-from dlearn.analysis.words import count_text, overview, rpc_overview
+from dlearn.analysis.words import overview, rpc_overview
 from dlearn.errors import TraceError
 from dlearn.trace.trace import Trace
 

@@ -94,7 +94,8 @@ class GroupFact(Line, tag="group", frozen=True, kw_only=True):
 class Socket(Line, tag="socket", frozen=True, kw_only=True):
     """A TCP connection of this process. Its other end, with the addresses swapped, tells which rank is the peer.
 
-    `group` is the process group that it was made for; "?" if it is older than the recording, and of several groups.
+    `group` is the process group that it was made for; "?" if it is older than the recording, and of several groups;
+    "" if no group is known that made it: then all that was written into it counts, from its beginning.
     """
 
     id: Count
