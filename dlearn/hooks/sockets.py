@@ -2,7 +2,7 @@
 
 Linux tells any process about its own sockets (`TCP_INFO`), without root. Only connections that a process group has
 made are looked at: those that are there after its creation and were not before. The store's are not among them. Those
-that come in between, to this machine or to one where a rank is, belong to no group that is known: someone may send past
+that come in between, to this machine or to one where a rank is, belong to no group that is known: messages may go past
 the recorder. Which rank a connection leads to is found out at reading: its other end stands, with the addresses
 swapped, in another process's file; so nothing is sent, and nobody waited for, to find out.
 
