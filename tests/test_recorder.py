@@ -337,6 +337,43 @@ def test_phases_and_roles_of_a_ddp_step():
     ]
 
 
+def test_what_join_adds_to_ddp():
+    def uneven() -> None:
+        from torch.distributed.algorithms.join import Join
+
+        model = DistributedDataParallel(torch.nn.Linear(8, 4))
+        with Join([model]):
+            for _ in range(1 + dist.get_rank()):
+                model(torch.ones(2, 8)).sum().backward()
+
+    calls = record(uneven).trace.where(rank=0, op="all_reduce").events
+    # Rank 0 has one input, then it shadows rank 1, and then all agree on whose model is the final one.
+    counts, asks = "Join counts the ranks that still have inputs", "DDP asks whether gradients are summed this time"
+    assert [(call.phase, call.role) for call in calls] == [
+        *[("forward", counts), ("forward", asks), ("backward", "")],
+        *[("none", counts), ("none", asks), ("none", "")],
+        *[("none", counts), ("none", "DDP finds a rank that has the final model")],
+    ]
+
+
+def test_power_sgd_says_the_bucket_of_each_of_its_steps():
+    """P is sent below the hook, Q by a callback on a thread of gloo's: with two buckets no elimination tells whose."""
+
+    def one_compressed_pass() -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+        model = DistributedDataParallel(torch.nn.Linear(64, 64))
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        for _ in range(3):
+            model(torch.ones(2, 64)).sum().backward()
+
+    trace = record(one_compressed_pass).trace
+    calls = [event for event in trace.where(rank=0, op="all_reduce").events if isinstance(event, Collective)]
+    assert [(call.launcher, call.bucket_index) for call in calls] == [("comm hook", 0)] * 5
+    assert {each.bucket.index for each in operations(trace) if each.op == "all_reduce" and each.bucket} == {0}
+
+
 def test_the_optimizers_own_messages_are_in_its_phase():
     trace = record(workloads.zero_redundancy_optimizer).trace.where(rank=0, op="broadcast")
     # Ten parameters in each of two steps; the other four broadcasts are DDP's.

@@ -146,7 +146,6 @@ def _note_collective(signature: Signature, args: tuple[Any, ...], group: Group, 
     outputs = describe(args, signature.gets)
     if signature.op.name == "broadcast" and group.rank != root:
         inputs, outputs = (), inputs
-    bucket = made_by.bucket
     return emit.event(
         Collective,
         op=signature.op.name,
@@ -158,7 +157,7 @@ def _note_collective(signature: Signature, args: tuple[Any, ...], group: Group, 
         role=made_by.role,
         launcher=made_by.launcher,
         backward=made_by.backward,
-        bucket_index=bucket.index() if bucket is not None else None,
+        bucket_index=made_by.bucket_index,
         splits=split_bytes(args, signature),
         checksum=checksum_given(args, signature.gives) if checksums and inputs else None,
         phase=made_by.phase,
@@ -179,7 +178,6 @@ def note_python_collective(
 ) -> int:
     """A collective of a Python process group, which the dispatcher does not see. To be called by `operation` alone."""
     made_by = caller(sys._getframe())
-    bucket = made_by.bucket
     return emit.event(
         Collective,
         op=op,
@@ -191,7 +189,7 @@ def note_python_collective(
         role=made_by.role,
         launcher=made_by.launcher,
         backward=made_by.backward,
-        bucket_index=bucket.index() if bucket is not None else None,
+        bucket_index=made_by.bucket_index,
         splits=tuple(splits),
         checksum=checksum_given((inputs,), 0) if checksums and inputs else None,
         phase=made_by.phase,
