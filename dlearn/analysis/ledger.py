@@ -17,7 +17,7 @@ import msgspec
 
 from dlearn.analysis.gloo import FRAME_BYTES
 from dlearn.analysis.joining import operations
-from dlearn.analysis.rpc import FRAMING_ERROR, wire_bytes
+from dlearn.analysis.rpc import FRAMING_ERROR, UNKNOWN, wire_bytes
 from dlearn.analysis.unrolling import messages_of, sums_of
 from dlearn.analysis.wire import RPC, Edge, Meter, home, meters
 from dlearn.trace.message import Message, Operation
@@ -260,7 +260,7 @@ def predicted_on_the_wire(operation: Operation) -> tuple[Counter[tuple[int, int]
 
 
 def _how_it_is_packed(message: Message) -> str:
-    if message.op == "unknown":
+    if message.op == UNKNOWN:
         return "of which kind it is, is not known"
     return f"{message.op}: how C++ packs such arguments or tensors is not known here"
 

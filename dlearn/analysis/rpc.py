@@ -15,6 +15,8 @@ from dlearn.trace.rpc_board import ACCEPT, BACKWARD, CLEANUP, DELETE, FETCH, FOR
 from dlearn.trace.rpc_kinds import REPLY_OF, answer_of, kind_of_reply
 from dlearn.trace.trace import Trace
 
+UNKNOWN = "unknown"
+"""The op of a message whose kind is not known."""
 CALL, REMOTE_CALL = 1, 27
 """Bytes that C++ adds to what Python packed of a call."""
 FIRST_TENSOR, NEXT_TENSOR = 49, 9
@@ -42,7 +44,7 @@ _ROLES = {
     "BACKWARD_AUTOGRAD_RESP": "the backward pass there is done",
     "CLEANUP_AUTOGRAD_CONTEXT_RESP": "understood",
     "REMOTE_RET": "the value is there",
-    "": "unknown",
+    "": UNKNOWN,
 }
 
 
@@ -66,7 +68,7 @@ def _operation(exchange: Exchange, group: Group) -> Operation:
     caller = RpcEnd(
         number=-1 - 2 * exchange.number,
         rank=exchange.src,
-        op=op or "unknown",
+        op=op or UNKNOWN,
         seq=seq,
         start_ns=call.start_ns if call is not None else exchange.sent_ns or 0,
         end_ns=(call.end_ns if call is not None else None) or exchange.reply_received_ns,
@@ -85,7 +87,7 @@ def _operation(exchange: Exchange, group: Group) -> Operation:
             RpcEnd(
                 number=-2 - 2 * exchange.number,
                 rank=exchange.dst,
-                op=op or "unknown",
+                op=op or UNKNOWN,
                 seq=seq,
                 start_ns=exchange.received_ns,
                 end_ns=exchange.reply_sent_ns or (exchange.run.end_ns if exchange.run is not None else None),
@@ -97,7 +99,7 @@ def _operation(exchange: Exchange, group: Group) -> Operation:
             )
         )
     return Operation(
-        op=op or "unknown", group=group, seq=seq, ends=tuple(ends), what=what_is_sent(exchange), exchange=exchange
+        op=op or UNKNOWN, group=group, seq=seq, ends=tuple(ends), what=what_is_sent(exchange), exchange=exchange
     )
 
 
@@ -144,7 +146,7 @@ def _request(exchange: Exchange, operation: Operation) -> Message:
     return Message(
         src=exchange.src,
         dst=exchange.dst,
-        op=exchange.kind or "unknown",
+        op=exchange.kind or UNKNOWN,
         what=what_is_sent(exchange),
         payload_bytes=_payload(packed, tensors),
         packed_bytes=packed,
@@ -166,7 +168,7 @@ def _reply(exchange: Exchange, operation: Operation) -> Message:
     return Message(
         src=exchange.dst,
         dst=exchange.src,
-        op=kind_of_reply(exchange) or "unknown",
+        op=kind_of_reply(exchange) or UNKNOWN,
         what=what_comes_back(exchange),
         payload_bytes=_payload(packed, tensors),
         packed_bytes=packed,
