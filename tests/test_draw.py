@@ -506,7 +506,7 @@ def test_sizes_and_times_have_three_digits():
 @pytest.mark.parametrize(
     ("pairs", "sentence"),
     [
-        ([], "No rank sends anything"),
+        ([], "No rank was seen sending anything"),
         ([(0, 1)], "Rank 0 sends 100 B to rank 1, nothing comes back"),
         ([(0, 2), (1, 0), (2, 1)], "Each rank sends 100 B to the rank before it"),
         ([(0, 1), (1, 2), (2, 0)], "Each rank sends 100 B to the rank after it"),

@@ -74,7 +74,7 @@ def traffic_finding(sent: Traffic) -> str:
     """The pattern of the bytes: "Each rank sends 28.9 kB to the rank before it"."""
     pairs = {pair: size for pair, size in sent.payload_bytes.items() if size}
     if not pairs:
-        nothing = "No rank sends data" if sent.message_count else "No rank sends anything"
+        nothing = "No rank sends data" if sent.message_count else "No rank was seen sending anything"
         return "No message is known" if sent.unexplained else nothing
     names, ranks = sent.labels, sent.ranks
     senders, receivers = sorted({src for src, _ in pairs}), sorted({dst for _, dst in pairs})
