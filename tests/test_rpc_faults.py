@@ -91,6 +91,9 @@ def test_an_exception_of_the_callee_is_told_without_its_walls():
     )
     trace = failed(divide, 0).run.trace
     assert any(each.what == "ZeroDivisionError, raised by divide" for each in messages(trace))
+    (told,) = [sentence for sentence in explain(trace).sentences if "divide()" in sentence]
+    assert "; it raised ZeroDivisionError; trainer→ps: " in told
+    assert told.endswith(" B (observed).")
 
 
 @pytest.mark.parametrize("function", [raise_unpicklable, return_unpicklable])

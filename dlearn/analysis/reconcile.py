@@ -93,7 +93,7 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
         """ "The kernel counted 12,345 B: predicted to the byte"."""
         whole, measured = self.whole, self.whole.measured_bytes
         if not whole.pairs:
-            return _NOTHING
+            return _NOTHING.capitalize()
         if self.not_measured or measured is None:
             why = self.not_measured or whole.note
             return f"{whole.predicted_bytes:,} B predicted on the wire, not measured" + (f": {why}" if why else "")
@@ -216,7 +216,7 @@ def _whole(trace: Trace, ledger: Ledger) -> Part:
     what = "The whole recording" if trace.selected_from is None else "This part of the trace"
     pairs, unexplained = ledger.pairs(ledger.whole)
     pairs += _strange_pairs(trace, ledger, pairs)
-    notes = _notes([], unexplained)
+    notes = _not_predicted(unexplained)
     if trace.selected_from is None and any(each.footer and each.footer.left_out for each in trace.processes):
         # What was counted between two steps that were asked for, or before them, is not theirs.
         pairs = [msgspec.structs.replace(pair, measured_bytes=None, why="") for pair in pairs]
@@ -239,7 +239,7 @@ def _whole(trace: Trace, ledger: Ledger) -> Part:
         lie, payload = "lies" if len(outside) == 1 else "lie", sum(entry.payload.total() for entry in outside)
         size = f", with {payload:,} B of payload," if payload else ""
         notes.append(f"{count_text(len(outside), 'call')}{size} {lie} outside of the samples")
-    notes += _notes(pairs)
+    notes += _residues(pairs)
     measured = bool(ledger.meters or pairs)
     return Part(what=what, pairs=(*pairs, *ledger.unmeasured_pairs()), note="; ".join(notes), measured=measured)
 
@@ -266,14 +266,16 @@ _RESIDUES: dict[Why, str] = {
 }
 
 
-def _notes(pairs: Iterable[Pair], unexplained: Counter[str] | None = None) -> list[str]:
-    """What stands between prediction and counters: calls without a prediction, and where each residue comes from."""
-    reasons = (unexplained or Counter()).most_common(3)
-    told = [f"{count_text(count, 'call')} not predicted: {reason}" for reason, count in reasons]
+def _not_predicted(unexplained: Counter[str]) -> list[str]:
+    return [f"{count_text(count, 'call')} not predicted: {reason}" for reason, count in unexplained.most_common(3)]
+
+
+def _residues(pairs: Iterable[Pair]) -> list[str]:
+    """Where each residue comes from, with the bytes of all pairs of ranks of which that is so."""
     sizes: Counter[tuple[Why, str]] = Counter()
     for pair in pairs:
         sizes[pair.why, pair.group] += abs(pair.residue_bytes or 0)
-    return told + [
+    return [
         _RESIDUES[why].format(size=f"{size:,} B", where=_connections(group))
         for (why, group), size in sizes.items()
         if why in _RESIDUES
@@ -309,7 +311,7 @@ def _spans(trace: Trace, ledger: Ledger) -> Iterator[Part]:
         times[event.rank, event.name] += 1
     for (name, _), stretches in together.items():
         pairs, unexplained = ledger.pairs(stretches)
-        yield Part(what=name, pairs=tuple(pairs), note="; ".join(_notes(pairs, unexplained)))
+        yield Part(what=name, pairs=tuple(pairs), note="; ".join([*_not_predicted(unexplained), *_residues(pairs)]))
 
 
 def _single_operations(ledger: Ledger) -> Iterator[Part]:
@@ -324,7 +326,7 @@ def _single_operations(ledger: Ledger) -> Iterator[Part]:
     for keys, stretches in together.items():
         pairs, unexplained = ledger.pairs(stretches)
         what = " and ".join(names[key] for key in keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
-        yield Part(what=what, pairs=tuple(pairs), note="; ".join(_notes(pairs, unexplained)))
+        yield Part(what=what, pairs=tuple(pairs), note="; ".join([*_not_predicted(unexplained), *_residues(pairs)]))
 
 
 def _framing(part: Part) -> str:

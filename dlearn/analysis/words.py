@@ -198,9 +198,7 @@ def _kind(operation: Operation) -> Hashable:
 
 def _phase(operation: Operation) -> str:
     """The sender's; of a collective, nothing where the ranks are in different ones."""
-    phases = {end.phase for end in operation.ends[:1] if operation.sender is not None} or {
-        end.phase for end in operation.ends
-    }
+    phases = {end.phase for end in (operation.ends[:1] if operation.sender is not None else operation.ends)}
     return phases.pop() if len(phases) == 1 else "none"
 
 
@@ -227,29 +225,32 @@ def _sentence(group: Sequence[Operation], trace: Trace) -> str:
     phase = _phase(first)
     then = f" in {_PHASES.get(phase, phase)}{times}" if phase != "none" else times
     size, what = _size_text(*_sizes(first)), shorten(first.what)
-    outcome = _outcome(first, trace)
     if first.sender is not None and first.receiver is not None:
         sends = "was to send" if first.refused else "sends"
         story = f"{trace.label(first.sender)} {sends} {trace.label(first.receiver)} {size} ({what}){then}"
+        told = [_outcome(first, trace)]
     else:
         story = f"{first.op} of {size} ({what}){then}" if what else f"{first.op}{then}"
-        outcome = outcome or _routes(group, trace)
-    return f"{story}; {outcome}." if outcome else f"{story}."
+        # The request and the reply of a call that fails are known.
+        raised = [f"it raised {error}" for _, error in _errors(first)[:1]] if first.exchange is not None else []
+        told = [*raised, _routes(group, trace)] if raised else [_outcome(first, trace) or _routes(group, trace)]
+    return "; ".join([story, *(each for each in told if each)]) + "."
 
 
 def _outcome(operation: Operation, trace: Trace) -> str:
     """What became of an operation that did not go through; nothing of any other."""
     if operation.missing:
         return missing_text(operation, trace)
-    errors = _errors(operation)
+    errors, alone = _errors(operation), operation.sender is not None
     if not errors:
-        return operation.problem if operation.sender is not None else ""
+        return operation.problem if alone else ""
     everywhere = len(errors) == len(operation.group.members) > 1
     where = "on every rank" if everywhere else f"on {listed([trace.label(rank) for rank, _ in errors])}"
     why = ", ".join(dict.fromkeys(error for _, error in errors))
     if operation.refused:
         return f"refused at once {where} ({why}): nothing was sent"
-    return f"it failed {where} ({why}): {operation.problem or 'which of its messages have travelled is not known'}"
+    what_is_known = operation.problem or ("" if alone else "which of its messages have travelled is not known")
+    return f"it failed {where} ({why})" + (f": {what_is_known}" if what_is_known else "")
 
 
 def _routes(group: Sequence[Operation], trace: Trace) -> str:
