@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import inspect
 import os
 import reprlib
@@ -291,9 +292,9 @@ def _new_folder() -> Path:
         (folder / "trace").mkdir(parents=True)
         (folder / _RUNNING).write_text(str(os.getpid()))
     except OSError as error:
-        raise SetupError(
-            f"runs cannot be kept in {home} here: {error.strerror}. Work in a folder that you may write to."
-        ) from None
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = "Make room on its disk" if full else "Work in a folder that you may write to"
+        raise SetupError(f"runs cannot be kept in {home} here: {error.strerror}. {hint}.") from None
     runs = sorted((path for path in home.iterdir() if path.is_dir()), key=_changed_ns)
     in_use = {run.folder for run in _runs}
     for old in runs[:-RUNS_KEPT]:
@@ -313,9 +314,12 @@ def _note_deaths(folder: Path, outcomes: Sequence[Outcome]) -> None:
     """Of a rank that died, its trace file says how."""
     for rank, outcome in enumerate(outcomes):
         if isinstance(outcome, Died) and outcome.exit_code is not None:
-            path = file_of_rank(folder, rank)
-            if path is not None:
-                note_exit(path, outcome.exit_code)
+            try:
+                path = file_of_rank(folder, rank)
+                if path is not None:
+                    note_exit(path, outcome.exit_code)
+            except OSError as error:  # A full disk costs this line, and not the results of the others.
+                print(f"dlearn: the trace does not say how rank {rank} ended: {error.strerror}", file=sys.stderr)
 
 
 def _is_running(folder: Path) -> bool:

@@ -114,16 +114,26 @@ class EngineRank:
         if self._folders is None:
             return
         (there, here), self._folders = self._folders, None
+        why = ""
+        try:
+            if self._bring(there, Path(here, "trace")):
+                return
+        except OSError as error:  # A full disk here is no reason to lose the results.
+            why = f" ({error.strerror or error})"
+        print(f"dlearn: what was recorded beside {self.engine} stayed there, in {there}/trace{why}", file=sys.stderr)
+
+    def _bring(self, there: str, here: Path) -> bool:
         if not self._engine_gone:
             try:
-                return self._fetch(there, Path(here, "trace"))
+                self._fetch(there, here)
+                return True
             except EngineGone as gone:
                 self._lose(gone)
-        if Path(there).is_dir():  # Its name is one of a kind.
-            shutil.copytree(Path(there, "trace"), Path(here, "trace"), dirs_exist_ok=True)
-            shutil.rmtree(there, ignore_errors=True)
-        else:
-            print(f"dlearn: what was recorded beside {self.engine} stayed there, in {there}/trace", file=sys.stderr)
+        if not Path(there).is_dir():  # Its name is one of a kind.
+            return False
+        shutil.copytree(Path(there, "trace"), here, dirs_exist_ok=True)
+        shutil.rmtree(there, ignore_errors=True)
+        return True
 
     def close(self) -> None:
         self.collect()
@@ -162,6 +172,8 @@ class EngineRank:
                 with (here / Path(name).name).open("ab") as file:
                     file.write(piece)
                 first += len(piece)
+        # Not before all of it is here.
+        self.engine.ask(shutil.rmtree, there, True)
 
     def _carry(self) -> None:
         """The carrier's life: start the rank, carry what there is, and tell our ends when nothing comes any more."""

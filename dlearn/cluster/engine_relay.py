@@ -169,7 +169,7 @@ def leave(key: str) -> None:
 def parcel(folder: str, first: int) -> tuple[list[tuple[str, bytes]], bool]:
     """Pieces (name, bytes) of what was recorded in `folder`, all files in a row, from byte `first` on.
 
-    True with the last ones; the folder is gone then.
+    True with the last ones.
     """
     pieces, room = [], PARCEL_BYTES
     for path in sorted(Path(folder, "trace").glob("*")):
@@ -180,8 +180,6 @@ def parcel(folder: str, first: int) -> tuple[list[tuple[str, bytes]], bool]:
                 pieces.append((path.name, file.read(room)))
             room -= len(pieces[-1][1])
         first = max(0, first - size)
-    if room:
-        shutil.rmtree(folder, ignore_errors=True)
     return pieces, bool(room)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from multiprocessing.connection import Connection
@@ -28,6 +29,8 @@ class OutputStreams:
         self._to_show: list[str] = []
         self._paths = list(logs) or [None] * len(tags)
         self._logs: dict[int, BinaryIO] = {}
+        self._lost: Counter[str] = Counter()
+        """Lines of the logs that could not be written, by the system's reason."""
         self._sieves = [
             Filter(partial(self._keep, index)) if path is not None else None for index, path in enumerate(self._paths)
         ]
@@ -46,9 +49,12 @@ class OutputStreams:
 
     def _keep(self, index: int, line: bytes) -> None:
         path = self._paths[index]
-        if index not in self._logs and path is not None:
-            self._logs[index] = path.open("ab", buffering=0)
-        self._logs[index].write(line)
+        try:
+            if index not in self._logs and path is not None:
+                self._logs[index] = path.open("ab", buffering=0)
+            self._logs[index].write(line)
+        except OSError as error:  # A full disk is no business of the ranks.
+            self._lost[error.strerror or str(error)] += 1
 
     def _take(self, index: int, data: bytes) -> None:
         self._kept[index].append(data)
@@ -84,6 +90,8 @@ class OutputStreams:
         for log in self._logs.values():
             log.close()
         self._logs.clear()
+        for reason, lines in self._lost.items():
+            print(f"dlearn: {lines:,} lines of the RPC agents' logs could not be written: {reason}", file=sys.stderr)
         for index, parts in enumerate(self._unfinished):
             if rest := b"".join(parts):
                 self._to_show.append(self._tags[index] + _text(rest))
