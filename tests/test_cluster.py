@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import stat
 import subprocess
 import sys
 import threading
@@ -453,6 +454,11 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path):
     (tmp_path / ".dlearn").write_text("a file, where the folder should be")
     with pytest.raises(SetupError, match="Work in a folder that you may write to"):
         Cluster(1).run(programs.count)
+
+
+def test_other_users_of_the_machine_cannot_look_into_the_runs(tmp_path):
+    Cluster(1).run(programs.count)
+    assert stat.S_IMODE((tmp_path / ".dlearn").stat().st_mode) == 0o700
 
 
 def test_without_check_the_error_stands_in_the_run():

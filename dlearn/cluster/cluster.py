@@ -289,6 +289,8 @@ def _new_folder() -> Path:
     home = Path(".dlearn", "runs").resolve()  # The notebook may change its directory later.
     folder = home / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     try:
+        # What ran here, and on which hosts, is the business of no other user of the machine.
+        home.parent.mkdir(mode=0o700, exist_ok=True)
         (folder / "trace").mkdir(parents=True)
         (folder / _RUNNING).write_text(str(os.getpid()))
     except OSError as error:
