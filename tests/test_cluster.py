@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -16,8 +17,10 @@ import programs
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 
 from dlearn import Cluster, DlearnError
+from dlearn.analysis.hangs import hangs
 from dlearn.cluster import cluster, crew, launch, spares
 from dlearn.errors import RankError, SetupError
 
@@ -359,6 +362,27 @@ def test_a_hang_is_told_in_one_sentence():
         f" it is at tests/programs.py:{asleep}" in error.what
     )
     assert time.monotonic() - start < 20  # 2 s, the grace, and the check run: only a guard against waiting for ever
+
+
+def test_a_run_that_is_only_slow_is_told_as_slow():
+    def reduce() -> None:
+        while True:
+            dist.all_reduce(torch.ones(1))
+
+    run = Cluster(2).run(reduce, timeout=3, check=False)
+    assert re.match(r"not done after 3 s: slow, not hung: [0-9,]+ operations in ", run.error.what)
+    assert "timeout=" in run.error.hint
+    assert hangs(run.trace) == ()
+
+
+def test_a_rank_that_is_stopped_is_told():
+    def stop() -> None:
+        if dist.get_rank():
+            os.kill(os.getpid(), signal.SIGSTOP)
+        dist.barrier()
+
+    run = Cluster(2).run(stop, timeout=1, check=False)
+    assert "rank 1 never called it, it is stopped (SIGSTOP or a debugger: state T)" in run.error.what
 
 
 def _line_of(text: str, *, after: str) -> int:

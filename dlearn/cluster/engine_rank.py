@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dlearn.cluster import engine_relay
 from dlearn.cluster.crew import Crew
@@ -35,11 +35,14 @@ IDLE_SECONDS = 2.0
 STACK_SECONDS = 0.5
 KILL_SECONDS = 10.0
 
+Answer = TypeVar("Answer")
+
 
 class EngineRank:
     """A rank that its `engine` starts. It is not there yet when this returns: see `is_there`."""
 
     stack_seconds = STACK_SECONDS + 2 * LONGEST_SECONDS
+    halted = False
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -103,8 +106,8 @@ class EngineRank:
     def read_stack(self, call: Call) -> tuple[StackLine, ...] | None:
         return self._stack[0] if self._stack else None
 
-    def pause(self) -> None:
-        self._tell(engine_relay.pause)
+    def pause(self) -> int | None:
+        return self._tell(engine_relay.pause)
 
     def kill(self) -> None:
         self._tell(engine_relay.end)
@@ -149,14 +152,15 @@ class EngineRank:
         for end in (self.control, self.output, self._death):
             end.close()
 
-    def _tell(self, function: Callable[[str], None]) -> None:
+    def _tell(self, function: Callable[[str], Answer]) -> Answer | None:
         if not self._there.is_set():
             self._farewell = engine_relay.end  # It is only being started: the carrier tells it then.
         elif not self._engine_gone:
             try:
-                self.engine.ask(function, self._key, seconds=KILL_SECONDS)
+                return self.engine.ask(function, self._key, seconds=KILL_SECONDS)
             except EngineGone as gone:
                 self._lose(gone)
+        return None
 
     def _lose(self, gone: EngineGone) -> None:
         self._engine_gone = True

@@ -142,10 +142,9 @@ def stack(key: str, seconds: float) -> tuple[StackLine, ...]:
     return tuple(line for line in found or () if line.file in cells or not is_installed(line.file))
 
 
-def pause(key: str) -> None:
-    """Stop the rank where it is."""
-    if key in _hosted:
-        _hosted[key].process.pause()
+def pause(key: str) -> int | None:
+    """Stop the rank where it is; when that was, on this host's clock."""
+    return _hosted[key].process.pause() if key in _hosted else None
 
 
 def end(key: str) -> None:

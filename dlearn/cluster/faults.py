@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dlearn.analysis.hang_words import hang_sentences, whereabouts
-from dlearn.analysis.hangs import hangs
+from dlearn.analysis.hang_words import hang_sentences, pace_text, whereabouts
+from dlearn.analysis.hangs import hangs, pace
 from dlearn.cluster.crew import Died, Ended, Outcome
 from dlearn.cluster.launch import StackLine
 from dlearn.cluster.payload import Surroundings, is_installed
@@ -166,10 +166,14 @@ def _hang(
         reason = ". ".join(hang_sentences(found, trace, notes))
         hint = "run(..., check=False) returns what was recorded; draw.timeline(its .trace) draws the hang."
     else:
-        # Without a trace nobody knows what they wait for.
-        idle = ", inside no recorded call" if trace is not None else ""
-        where = "; ".join(f"{_who(names[index])} {note}" for index, note in notes.items())
-        reason = f"{who} {'is' if len(late) == 1 else 'are'} still at work{idle}{f' ({where})' if where else ''}"
+        went = pace(trace) if trace is not None else None
+        if went is not None and went.slow:
+            reason = pace_text(went)
+        else:
+            # Without a trace nobody knows what they wait for.
+            idle = ", inside no recorded call" if trace is not None else ""
+            where = "; ".join(f"{_who(names[index])} {note}" for index, note in notes.items())
+            reason = f"{who} {'is' if len(late) == 1 else 'are'} still at work{idle}{f' ({where})' if where else ''}"
         hint = "a longer run(..., timeout=...), if the ranks were only slow."
     what = f"not done after {timeout:g} s: {reason}."
     return RankError(rank=None, what=what, hint=hint, run=run)
@@ -180,6 +184,8 @@ def _note(outcome: Outcome, around: Surroundings) -> str:
     match outcome:
         case Returned():
             return "has returned from its function"
+        case Ended(halted=True):
+            return "is stopped (SIGSTOP or a debugger: state T)"
         case Ended():
             return _place(outcome.stack, around)
     return ""

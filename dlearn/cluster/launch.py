@@ -18,6 +18,7 @@ import re
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing import forkserver, reduction, resource_tracker, spawn, util
@@ -25,6 +26,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, set_spawning_popen
 from multiprocessing.popen_forkserver import Popen
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from dlearn.cluster.rank import STACK_SIGNAL, Call, stack_file
@@ -96,6 +98,14 @@ class RankProcess:
     def lives(self) -> bool:
         return self.process.exitcode is None
 
+    @property
+    def halted(self) -> bool:
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:  # It has ended; or the system has no /proc.
+            return False
+        return state in ("T", "t")
+
     def wait(self, seconds: float) -> None:
         """Until the process has ended."""
         self.process.join(seconds)
@@ -129,9 +139,10 @@ class RankProcess:
     def collect(self) -> None:
         """What it recorded is where it belongs: it wrote it there."""
 
-    def pause(self) -> None:
+    def pause(self) -> int:
         """Stop the rank where it is: what happens to the others now is none of its events."""
         self._signal(signal.SIGSTOP)
+        return time.monotonic_ns()
 
     def kill(self) -> None:
         """End the rank and whatever it started. Only ever processes that we started, by the rank's pid."""

@@ -36,7 +36,7 @@ from dlearn.trace.event import (
     TensorInfo,
     Worker,
 )
-from dlearn.trace.job_facts import AnyLine, ClockReading, DeviceReading, DeviceTime, Exit, Joined, Peer, Place
+from dlearn.trace.job_facts import AnyLine, ClockReading, DeviceReading, DeviceTime, Exit, Joined, Peer, Place, Stopped
 
 MAX_LINE_BYTES = 1 << 20
 """A longer line is damage: the longest real one (a bucket of thousands of parameters) stays far below."""
@@ -196,6 +196,7 @@ class ProcessFile:
     device_times: list[DeviceTime] = field(default_factory=list)
     place: Place | None = None
     exit_status: int | None = None
+    stopped_ns: int | None = None
     footer: Footer | None = None
     problems: list[str] = field(default_factory=list)
     tensors: dict[Tensors, Tensors] = field(default_factory=dict)
@@ -404,6 +405,8 @@ def _take(file: ProcessFile, line: AnyLine | bytes) -> None:
                 file.place = line
         case Exit():
             file.exit_status = line.status
+        case Stopped():
+            file.stopped_ns = line.at_ns
 
 
 def _check_group(group: GroupFact) -> None:
