@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import programs
@@ -297,6 +298,29 @@ def test_loopback_under_a_hostname_that_resolves_elsewhere(tmp_path):
     assert set(listens) <= LOOPBACK
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux namespaces")
+def test_a_loopback_interface_that_is_down_is_told_before_the_start():
+    own_network = ["unshare", "--net"]
+    probe = subprocess.run([*own_network, "true"], capture_output=True, text=True)
+    if probe.returncode:
+        pytest.skip(f"namespaces are not permitted here: {probe.stderr.strip()[:80]}")
+    script = (
+        "import os\n"
+        "from dlearn import Cluster, DlearnError\n"
+        "try:\n"
+        "    Cluster(2).run(os.getpid)\n"
+        "except DlearnError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([*own_network, sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert (done.stdout, done.stderr) == (
+        "the ranks cannot reach each other at 127.0.0.1: Network is unreachable. Bring the loopback interface up"
+        " (ip link set lo up).\n",
+        "",
+    )
+
+
 # Faults ---------------------------------------------------------------------------------------------------------------
 
 
@@ -383,6 +407,41 @@ def test_a_rank_that_is_stopped_is_told():
 
     run = Cluster(2).run(stop, timeout=1, check=False)
     assert "rank 1 never called it, it is stopped (SIGSTOP or a debugger: state T)" in run.error.what
+
+
+def test_an_exception_without_a_text_ends_in_no_colon():
+    def run_out_of_memory() -> None:
+        if dist.get_rank():
+            raise MemoryError
+
+    error = Cluster(2).run(run_out_of_memory, check=False).error
+    assert error.what.splitlines()[0] == "rank 1 failed first: MemoryError"
+
+
+def test_an_abort_without_a_word_shows_no_last_line():
+    error = Cluster(1).run(os.abort, check=False).error
+    assert error.what == "rank 0 aborted in C++ (SIGABRT)"
+
+
+def test_a_rank_that_has_called_sys_exit_is_told_to_those_that_wait_for_it():
+    """By itself that is no fault: a script may end so on every rank."""
+
+    def leave() -> None:
+        if dist.get_rank():
+            sys.exit()
+        dist.barrier()
+
+    assert Cluster(1).run(sys.exit).error is None
+    run = Cluster(2).run(leave, timeout=1, check=False)
+    assert "rank 1 never called it, it has called sys.exit." in run.error.what
+
+
+def test_a_rank_shows_no_warning_of_ours():
+    def show_warnings() -> None:
+        warnings.simplefilter("always")
+
+    with Cluster(1) as kept:
+        assert [kept.run(show_warnings).output[0] for _ in range(3)] == ["", "", ""]
 
 
 def _line_of(text: str, *, after: str) -> int:

@@ -105,8 +105,7 @@ def places(trace: Trace) -> dict[int, str]:
         if process.exit_status is not None:
             found[process.rank] = exit_text(process.exit_status)
         elif place is not None and place.ended:
-            raised = place.ended != RETURNED
-            found[process.rank] = f"has raised {place.ended}" if raised else "has returned from its function"
+            found[process.rank] = _ended_text(place.ended)
         elif process.closed and some_go_on:
             found[process.rank] = "closed its recording, which a process that dies does not"
         elif place is not None:
@@ -114,6 +113,12 @@ def places(trace: Trace) -> dict[int, str]:
             if event is None or at_ns >= max(event.start_ns, event.end_ns or 0):
                 found[process.rank] = f"is at {place.site}"
     return found
+
+
+def _ended_text(how: str) -> str:
+    if how == RETURNED:
+        return "has returned from its function"
+    return "has called sys.exit" if how == SystemExit.__name__ else f"has raised {how}"
 
 
 def exit_text(status: int) -> str:

@@ -67,6 +67,21 @@ class StackLine(NamedTuple):
 _STACK_LINE = re.compile(r'File "(.+)", line (\d+) in ')
 
 
+LOOPBACK = "127.0.0.1"
+
+
+def _check_route(address: str) -> None:
+    """SetupError if nothing can be sent there: torch would try for minutes, and not say why it cannot."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))  # Sends nothing.
+        except OSError as error:
+            raise SetupError(
+                f"the ranks cannot reach each other at {address}: {error.strerror}. Bring the loopback interface up"
+                " (ip link set lo up)."
+            ) from None
+
+
 @dataclass
 class RankProcess:
     """One rank: its process, the connection to its main loop, and the pipe of what it prints."""
@@ -110,8 +125,9 @@ class RankProcess:
         """Until the process has ended."""
         self.process.join(seconds)
 
-    def listen(self, backlog: int, address: str = "127.0.0.1") -> tuple[str, int]:
+    def listen(self, backlog: int, address: str = LOOPBACK) -> tuple[str, int]:
         """Open the socket on which this rank, with its next call, will serve the store; its address and port."""
+        _check_route(address)
         self._listener = socket.create_server((address, 0), backlog=backlog)
         return address, self._listener.getsockname()[1]
 

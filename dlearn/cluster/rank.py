@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from dlearn.cluster import mpi_seat, rpc
 from dlearn.cluster.payload import Surroundings, Unpacker, is_installed
@@ -66,9 +66,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Returned:
-    """The function returned. `value` is pickled, and None for a rank that only served."""
+    """The function returned, or called `sys.exit()`. `value` is pickled, and None for a rank that only served."""
 
     value: bytes | None
+    exited: bool = False
 
 
 @dataclass(frozen=True)
@@ -150,6 +151,7 @@ class _Rank:
         self._stores: list[Any] = []
         self._unpacker = Unpacker()
         self._worker: AbstractContextManager[None] | None = None
+        self._stack: TextIO | None = None
 
     def serve(self, call: Call) -> bool:
         """Run one call; False when this process should end after it."""
@@ -159,6 +161,7 @@ class _Rank:
         recording = None
         try:
             _enter(call)
+            self._listen_for_stack_signal(call)
             recording = _start_recording(call)
             functions, args = self._set_up(call, listener)
             function = functions[call.rank]
@@ -175,7 +178,7 @@ class _Rank:
         _flush()
         if recording is not None:
             recording.count()  # While all are here: a connection to a rank that has ended cannot be read any more.
-            recording.function_ended(outcome.type if isinstance(outcome, Raised) else "")
+            recording.function_ended(_name_of_end(outcome))
         self._control.send(outcome)
         # The others may still need this rank's connections: leave only together.
         keep_on = self._wait_for_finish()
@@ -186,6 +189,13 @@ class _Rank:
         with contextlib.suppress(OSError):
             self._control.send(CLOSED)
         return keep_on and call.keep
+
+    def _listen_for_stack_signal(self, call: Call) -> None:
+        """On a signal, and whatever it is stuck in, the rank writes where it is."""
+        before, self._stack = self._stack, open(stack_file(call.folder, call.rank), "w")  # noqa: SIM115
+        faulthandler.register(STACK_SIGNAL, file=self._stack, all_threads=False)
+        if before is not None:
+            before.close()
 
     def _rpc_worker(self, call: Call, recording: Any) -> AbstractContextManager[None]:
         """torch can set RPC up once in a process: a rank that is kept stays a worker."""
@@ -259,8 +269,6 @@ def _enter(call: Call) -> None:
     if "numpy" in sys.modules:
         # Forked ranks would otherwise all draw the fork server's numbers, the same in every run.
         sys.modules["numpy"].random.seed()
-    # On a signal, and whatever it is stuck in, the rank writes where it is.
-    faulthandler.register(STACK_SIGNAL, file=open(stack_file(call.folder, call.rank), "w"), all_threads=False)  # noqa: SIM115
     callers.cell_names.update({file: name for file, (name, _) in call.surroundings.cells.items()})
 
 
@@ -366,7 +374,7 @@ def _returned(value: Any, call: Call) -> Returned | Raised:
 
 def _ended(error: BaseException, call: Call) -> Returned | Raised:
     if isinstance(error, SystemExit) and error.code in (None, 0):
-        return Returned(None)
+        return Returned(None, exited=True)
     story = traceback.TracebackException.from_exception(error)
     _shorten(story)
     text = _cut("".join(story.format()))
@@ -377,6 +385,13 @@ def _ended(error: BaseException, call: Call) -> Returned | Raised:
     except Exception as failure:  # Any exception's own __str__ may raise anything.
         message = f"(its text cannot be made: {type(failure).__name__})"
     return Raised(type(error).__name__, _cut(message), text, time.monotonic_ns())
+
+
+def _name_of_end(outcome: Returned | Raised) -> str:
+    """The class of the exception that ended the function; "" if it returned."""
+    if isinstance(outcome, Raised):
+        return outcome.type
+    return SystemExit.__name__ if outcome.exited else ""
 
 
 def _cut(text: str) -> str:
