@@ -23,6 +23,7 @@ import torch.distributed as dist
 from dlearn import Cluster, DlearnError
 from dlearn.analysis.hangs import hangs
 from dlearn.cluster import cluster, crew, launch, spares
+from dlearn.cluster.output import MOST_BYTES, Printed
 from dlearn.errors import RankError, SetupError
 
 
@@ -739,6 +740,16 @@ def test_a_flood_without_a_lines_end_is_kept():
         os.write(1, b"x" * 20_000_000)
 
     assert len(Cluster(1).run(flood).output[0]) == 20_000_000
+
+
+def test_of_what_is_printed_without_end_the_first_and_the_last_is_kept():
+    printed = Printed()
+    for number in range(100):
+        printed.add(f"{number:07}\n".encode() * 131_072)  # 1 MiB
+    first, told, last = printed.text.split("\n... ")[0], printed.text.split("...")[1], printed.text[-8:]
+    assert (first[:8], last) == ("0000000\n", "0000099\n")
+    assert told == f" {68 << 20:,} bytes of output left out "  # 100 MiB less 32
+    assert len(printed.text) < MOST_BYTES + 100
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------
