@@ -565,9 +565,22 @@ def _start_a_helper(pid_file: str, end: str) -> None:
 
     helper = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
     helper.start()
-    Path(pid_file).write_text(str(helper.pid))
+    Path(pid_file).write_text(f"{helper.pid} {_start_a_daemon()}")
     if end != "return":
         programs.meet(end)
+
+
+def _start_a_daemon() -> int:
+    """Its pid. It is in a session of its own, and its parent is gone."""
+    from_daemon, to_rank = os.pipe()
+    if (child := os.fork()) == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.write(to_rank, str(os.getpid()).encode())
+            time.sleep(600)
+        os._exit(0)
+    os.waitpid(child, 0)
+    return int(os.read(from_daemon, 20))
 
 
 @pytest.mark.parametrize("end", ["return", "exception", "exit", "sigkill"])
@@ -581,7 +594,72 @@ def test_a_ranks_helpers_end_however_it_ends(tmp_path, end, kept):
     else:
         run = pair.run(_start_a_helper, str(pid_file), end, check=False)
     assert (run.error is None) == (end == "return")
-    assert _wait_until_gone([int(pid_file.read_text())]) == []
+    assert _wait_until_gone([int(pid) for pid in pid_file.read_text().split()]) == []
+
+
+def test_what_the_notebook_and_other_ranks_have_started_is_left_alone():
+    """A process of the notebook's own fork server; and a daemon of a rank that is kept, which ends with that."""
+    import multiprocessing
+
+    own = multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(600,))
+    own.start()
+    try:
+        with Cluster(1) as kept:
+            daemon = kept.run(_start_a_daemon).results[0]
+            Cluster(1).run(os._exit, 3, check=False)
+            spares.close()
+            assert _lives(daemon)
+        assert _wait_until_gone([daemon]) == []
+        assert own.is_alive()
+    finally:
+        own.kill()
+        own.join()
+
+
+@pytest.mark.slow
+def test_a_spawned_ranks_daemon_ends_with_it():
+    run = Cluster(1, start="spawn").run(_start_a_daemon)
+    cluster._stop_spawned()
+    assert _wait_until_gone([run.results[0]]) == []
+
+
+def test_a_rank_that_lost_the_fork_server_is_not_blamed():
+    def end_the_fork_server() -> None:
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(600)
+
+    run = Cluster(1).run(end_the_fork_server, timeout=60, check=False)
+    assert run.error.what == (
+        "rank 0 lost the process that had started it, the fork server, which was killed by SIGKILL"
+    )
+    assert Cluster(1).run(programs.count).results == {0: 1}
+
+
+def test_where_no_more_files_can_be_opened_spares_are_done_without():
+    """The fork server stays, nothing is printed, and a rank that is needed is refused in a sentence."""
+    script = (
+        "import os, resource\n"
+        "from dlearn import Cluster, DlearnError\n"
+        "from dlearn.cluster import launch, spares\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+        "Cluster(8).run(os.getpid)\n"
+        "server = launch._server._forkserver_pid\n"
+        "try:\n"
+        "    Cluster(64).run(os.getpid)\n"
+        "except DlearnError as error:\n"
+        "    print(error)\n"
+        "print(len(Cluster(8).run(os.getpid).results), launch._server._forkserver_pid == server)\n"
+        "spares.close()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert (done.stdout.splitlines(), done.stderr) == (
+        [
+            "this process may open no more files, and each rank needs five of them: use fewer ranks,"
+            " or raise the limit (ulimit -n).",
+            "8 True",
+        ],
+        "",
+    )
 
 
 def test_ranks_start_processes_as_the_notebook_does():

@@ -79,7 +79,6 @@ class Rank(Protocol):
 
     control: Connection
     output: Connection
-    lost: str
     stack_seconds: float
 
     @property
@@ -92,6 +91,8 @@ class Rank(Protocol):
     def exit_code(self) -> int | None: ...
     @property
     def lives(self) -> bool: ...
+    @property
+    def lost(self) -> str: ...
     @property
     def halted(self) -> bool:
         """Whether the process is stopped, by SIGSTOP or a debugger; False where that is not known."""

@@ -20,12 +20,13 @@ import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from typing import Any, TextIO
 
-from dlearn.cluster import mpi_seat, rpc
+from dlearn.cluster import descendants, mpi_seat, rpc
 from dlearn.cluster.payload import Surroundings, Unpacker, is_installed
 from dlearn.trace.options import Options
 
@@ -94,8 +95,11 @@ def main(control: Connection, alive: Connection, output: Connection) -> None:
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # The fork server has it blocked.
-    # What the function starts is started as in the notebook, not by a fork server just because this rank was.
+    # What the function starts is started as in the notebook, not by a fork server just because this
+    # rank was; and if it wants one, by its own: below ours are ranks, and what they left behind.
     multiprocessing.set_start_method(None, force=True)
+    forkserver._forkserver.__init__()  # type: ignore[misc]
+    descendants.adopt()
     _redirect(output)
     threading.Thread(target=_end_with_parent, args=(alive,), daemon=True, name="dlearn-parent").start()
     rank = _Rank(control)
@@ -111,9 +115,8 @@ def main(control: Connection, alive: Connection, output: Connection) -> None:
     with contextlib.suppress(Exception):  # Nobody is left to tell.
         mpi_seat.leave(control)
     _flush()
-    # Threads of gloo and of the user may still run, and an orderly interpreter exit would trip over them. And helpers:
-    # what this rank has started (a DataLoader's workers) is in its process group, and ends with it.
-    os.killpg(0, signal.SIGKILL)
+    # Threads of gloo and of the user may still run, and an orderly interpreter exit would trip over them.
+    _end_with_all_it_started()
 
 
 def stack_file(folder: str | Path, rank: int) -> Path:
@@ -132,7 +135,13 @@ def _redirect(output: Connection) -> None:
 def _end_with_parent(alive: Connection) -> None:
     with contextlib.suppress(EOFError, OSError):
         alive.recv_bytes()
-    # The process that started us is gone: end this rank and what it started.
+    # The process that started us is gone.
+    _end_with_all_it_started()
+
+
+def _end_with_all_it_started() -> None:
+    """A DataLoader's workers are in the rank's process group; a daemon has left it."""
+    descendants.end_children(os.getpid())
     os.killpg(0, signal.SIGKILL)
 
 
