@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from dlearn.analysis.gradients import unready
-from dlearn.analysis.hangs import Hang, group_of, inside, places, refusals
+from dlearn.analysis.hangs import Hang, Pace, group_of, inside, places, refusals
 from dlearn.trace.event import Bucket, Collective
 from dlearn.trace.message import End, Group, Operation, RpcEnd
 from dlearn.trace.trace import Trace
@@ -139,6 +139,15 @@ def hang_sentence(hang: Hang, trace: Trace, notes: Mapping[int, str] | None = No
         missing = listed([trace.label(rank) for rank in operation.missing])
         return f"{who} {verb} for {missing} in {call}; {why_missing(operation, trace, notes)}"
     return f"{who} {verb} in {call}; {why_stuck(operation, trace)}"
+
+
+def pace_text(pace: Pace) -> str:
+    """ "slow, not hung: 36,224 operations in 60 s, 604 a second; the last ended 2 ms before the end"."""
+    seconds, silent_ms = pace.duration_ns / 1e9, pace.silence_ns / 1e6
+    rate = pace.ended / seconds
+    told = f"{pace.ended:,} operations in {seconds:.3g} s, {rate:,.{0 if rate >= 10 else 1}f} a second"
+    silent = f"{silent_ms:.0f} ms" if silent_ms < 1000 else f"{silent_ms / 1000:.3g} s"
+    return f"{'slow, not hung: ' if pace.slow else ''}{told}; the last ended {silent} before the end"
 
 
 def rpc_hang_sentence(operation: Operation, trace: Trace) -> str:

@@ -291,6 +291,10 @@ class MpiRank:
     def lives(self) -> bool:
         return self._rank.lives and not self._signs.select(0)
 
+    @property
+    def halted(self) -> bool:
+        return self._rank.halted
+
     def wait(self, seconds: float) -> None:
         """Until the rank has ended, or is lost."""
         if not self._signs.select(seconds) or not self._rank.lives:
@@ -318,8 +322,8 @@ class MpiRank:
     def collect(self) -> None:
         self._rank.collect()
 
-    def pause(self) -> None:
-        self._rank.pause()
+    def pause(self) -> int:
+        return self._rank.pause()
 
     def kill(self) -> None:
         self._rank.kill()

@@ -5,6 +5,7 @@
 
 import gc
 import os
+import warnings
 
 # More ranks than cores, each with a thread per core, is slow for everybody.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -18,10 +19,15 @@ import torch.optim  # noqa: F401
 
 import dlearn.cluster.rank
 import dlearn.recorder  # noqa: F401
+from dlearn.cluster import descendants
 from dlearn.hooks import collectives
 
 # Once here instead of once in every rank.
 collectives.self_test()
+
+# What ranks leave behind that are gone comes here; multiprocessing's server sees it off, and is surprised.
+descendants.adopt()
+warnings.filterwarnings("ignore", message="forkserver: waitpid returned unexpected pid")
 
 # What is loaded stays: without this, a rank's first garbage collection would copy all of it into its own memory.
 gc.freeze()

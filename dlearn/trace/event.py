@@ -70,7 +70,9 @@ class Footer(Line, tag="footer", frozen=True, kw_only=True):
     at_ns: Nanoseconds
     lines: Count
     not_written: Count = 0
-    """Lines that the size limit (`max_bytes`) or a full disk kept out."""
+    """Lines that the size limit (`max_bytes`) or the system kept out."""
+    refusal: str = ""
+    """Why the system took no more lines, by the name of its error: "ENOSPC" is a full disk."""
     hook_errors: Count = 0
     works_dropped: Count = 0
     """Point-to-point works let go unfinished, because too many were waiting for their `wait`."""
