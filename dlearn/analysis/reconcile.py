@@ -15,6 +15,7 @@ import msgspec
 from dlearn.analysis.ledger import Ledger, OperationKey, Pair, Stretch, counted_together, ledger_of
 from dlearn.analysis.rpc import MESSAGE_BYTES
 from dlearn.analysis.wire import why_not_measured
+from dlearn.errors import optional
 from dlearn.trace.event import Counters, Span
 from dlearn.trace.trace import Trace
 
@@ -113,8 +114,8 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
         return f"{whole.what}: {payload}, {predicted}, {told}."
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row for each part and pair of ranks (needs pandas: `pip install pandas`)."""
-        import pandas
+        """One row for each part and pair of ranks (needs pandas)."""
+        pandas = optional("pandas", needed_by="to_frame")
 
         columns = ["part", "from", "to", "group", "payload", "predicted", "measured", "residue"]
         rows = [
