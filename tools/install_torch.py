@@ -2,8 +2,8 @@
 
     .venv/bin/python tools/install_torch.py [options for pip install]
 
-Standard library only: it runs before anything is installed. Only torch itself is installed here; what torch
-depends on comes with the project, in the next step, under constraints.txt.
+Standard library only: it runs before anything is installed. First come the pinned pip and what builds dlearn, then
+torch alone; what torch depends on comes with the project, in the next step, under constraints.txt.
 """
 
 import importlib.metadata
@@ -21,12 +21,12 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 def main() -> None:
     constraints = CONSTRAINTS.read_text()
+    builders = [f"{name}=={pinned_version(name, constraints)}" for name in ("pip", "flit_core")]
+    pip_install("--quiet", "--upgrade", *builders)
     version = pinned_version("torch", constraints)
     if installed_version("torch") == version:
         print(f"torch {version} is already installed.")
         return
-    tools = [f"{name}=={pinned_version(name, constraints)}" for name in ("pip", "flit_core")]
-    pip_install("--quiet", "--upgrade", *tools)
     report = what_pip_would_install(f"torch=={version}")
     has_driver = has_nvidia_driver()
     print(f"torch {version}: {explain_choice(report, has_driver=has_driver)}", flush=True)
