@@ -75,17 +75,17 @@ end = echo "$$(($$(date +%s) - $$(cat .venv/.unfinished)))" > $@; rm .venv/.unfi
 	@.venv/bin/python -c "import dlearn.cluster.preload, dlearn.lessons.demo"
 	@$(end)
 
-.venv/.lab: what = JupyterLab, widgets, pandas, MPI (90 MB)
+.venv/.lab: what = JupyterLab, widgets, pandas, MPI (75 MB to fetch)
 .venv/.lab: packages = -e ".[lab,mpi]"
-.venv/.test: what = pytest and what the quick tests use
+.venv/.test: what = pytest and what the quick tests use (55 MB to fetch)
 .venv/.test: packages = -e ".[notebook,mpi]" --group test
-.venv/.test-all: what = other people's programs, JupyterLab and a browser's driver
+.venv/.test-all: what = JupyterLab, a browser's driver, other people's programs (140 MB to fetch)
 .venv/.test-all: packages = -e ".[lab,mpi]" --group test-all
-.venv/.check: what = ruff and mypy
+.venv/.check: what = ruff and mypy (27 MB to fetch)
 .venv/.check: packages = --group check
-.venv/.notebooks: what = what executes notebooks
+.venv/.notebooks: what = what executes notebooks (45 MB to fetch)
 .venv/.notebooks: packages = -e ".[notebook,mpi]" --group notebooks
-.venv/.bench: what = what the benchmarks compare with
+.venv/.bench: what = what the benchmarks compare with (21 MB to fetch)
 .venv/.bench: packages = --group bench
 
 .venv/.lab .venv/.test .venv/.test-all .venv/.check .venv/.notebooks .venv/.bench: .venv/.demo
