@@ -16,6 +16,7 @@ from dlearn.analysis.ledger import Ledger, OperationKey, Pair, Stretch, Why, cou
 from dlearn.analysis.rpc import FRAMING_ERROR, MESSAGE_BYTES
 from dlearn.analysis.text_table import count_text
 from dlearn.analysis.wire import NO_GROUP, RPC, strangers, why_not_measured
+from dlearn.errors import optional
 from dlearn.trace.event import Counters, Span
 from dlearn.trace.trace import Trace
 
@@ -123,8 +124,8 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
         return f"{whole.what}: {payload}, {predicted}, {told}{aside}."
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row for each part and pair of ranks (needs pandas: `pip install pandas`)."""
-        import pandas
+        """One row for each part and pair of ranks (needs pandas)."""
+        pandas = optional("pandas", needed_by="to_frame")
 
         columns = ["part", "from", "to", "group", "payload", "predicted", "measured", "residue"]
         rows = [

@@ -13,6 +13,7 @@ from dlearn.analysis.joining import once, operations, payload_bytes
 from dlearn.analysis.ledger import counted_together, ledger_of, predicted_on_the_wire
 from dlearn.analysis.unrolling import how_sent, sums_of
 from dlearn.analysis.wire import why_not_measured
+from dlearn.errors import optional
 from dlearn.trace.message import How, Operation
 from dlearn.trace.trace import Trace
 
@@ -51,8 +52,8 @@ class Matrix(msgspec.Struct, frozen=True):
         return sum(size for (_, dst), size in self.sizes.items() if dst == rank)
 
     def to_frame(self) -> pandas.DataFrame:
-        """Senders as rows, receivers as columns, bytes (needs pandas: `pip install pandas`)."""
-        import pandas
+        """Senders as rows, receivers as columns, bytes (needs pandas)."""
+        pandas = optional("pandas", needed_by="to_frame")
 
         names = [self.labels.get(rank, f"rank {rank}") for rank in self.ranks]
         rows = [[self.sizes.get((src, dst), 0) for dst in self.ranks] for src in self.ranks]

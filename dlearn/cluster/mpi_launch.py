@@ -36,9 +36,8 @@ from dlearn.cluster.crew import Crew, start_here
 from dlearn.cluster.launch import RankProcess, StackLine, StartMethod
 from dlearn.cluster.mpi_seat import LEFT, Seat
 from dlearn.cluster.rank import Call
-from dlearn.errors import SetupError
+from dlearn.errors import SetupError, not_installed
 
-INSTALL = 'pip install "dlearn[mpi]"'
 WITHOUT_PORT, WITH_PORT = "mpiexec.gforker", "mpiexec"
 OPTIONS: dict[str, tuple[str, ...]] = {
     WITHOUT_PORT: (),
@@ -62,12 +61,12 @@ _SHARED = Path("/dev/shm")
 def find_mpiexec(folder: str | None = None) -> Path:
     """The mpiexec that belongs to this Python's MPI, by its full path. SetupError if MPI is not installed."""
     if importlib.util.find_spec("mpi4py") is None:
-        raise SetupError(f"backend='mpi' needs mpi4py, which is not installed: {INSTALL}")
+        raise not_installed("mpi4py", needed_by="backend='mpi'")
     scripts = Path(folder or sysconfig.get_path("scripts"))
     for name in (WITHOUT_PORT, WITH_PORT):
         if os.access(scripts / name, os.X_OK):
             return scripts / name
-    raise SetupError(f"backend='mpi' needs MPICH, and there is no mpiexec in {scripts}: {INSTALL}")
+    raise SetupError(f"backend='mpi' needs MPICH, and there is no mpiexec in {scripts}: pip install mpich")
 
 
 def crew_under_mpiexec(tags: Sequence[str], start: StartMethod) -> Crew:
