@@ -5,6 +5,7 @@
 
 import gc
 import os
+from contextlib import suppress
 
 # More ranks than cores, each with a thread per core, is slow for everybody.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -17,11 +18,14 @@ import torch.nn.parallel
 import torch.optim  # noqa: F401
 
 import dlearn.cluster.rank
-import dlearn.recorder  # noqa: F401
-from dlearn.hooks import collectives
+from dlearn.errors import SetupError
 
-# Once here instead of once in every rank.
-collectives.self_test()
+with suppress(SetupError):  # A torch that does not fit: each rank says so, where it is told to the user.
+    import dlearn.recorder  # noqa: F401
+    from dlearn.hooks import collectives
+
+    # Once here instead of once in every rank.
+    collectives.self_test()
 
 # What is loaded stays: without this, a rank's first garbage collection would copy all of it into its own memory.
 gc.freeze()

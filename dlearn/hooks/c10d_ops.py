@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch._C._distributed_c10d import Work
 
-from dlearn.errors import SetupError
+from dlearn.hooks.private import unfit
 from dlearn.trace.event import TensorInfo
 
 
@@ -64,10 +64,7 @@ class Signature:
         returns = [str(each.type) for each in overload._schema.returns]
         missing = [name for name in (op.gives, op.gets, op.group) if name and name not in names]
         if missing:
-            raise SetupError(
-                f"torch {torch.__version__} has another c10d::{op.schema} than dlearn knows (no argument"
-                f" {missing[0]!r}). Install torch 2.13."
-            )
+            raise unfit(f"its c10d::{op.schema} has no argument {missing[0]!r}")
         self.op = op
         self.group = names.index(op.group)
         self.gives = names.index(op.gives) if op.gives else None
@@ -112,7 +109,7 @@ class Signature:
 def overload_of(schema: str) -> Any:
     packet = getattr(torch.ops.c10d, schema, None)
     if packet is None:
-        raise SetupError(f"torch {torch.__version__} has no op c10d::{schema}. Install torch 2.13.")
+        raise unfit(f"it has no op c10d::{schema}")
     return packet.default
 
 
