@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import workloads
+from installed_torch import on_gloo
 from torch.nn.parallel import DistributedDataParallel
 
 import dlearn
@@ -46,7 +47,7 @@ def record(workload, ranks: int = 2, **options: object) -> Run:
 # All ops, from any caller ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workload", workloads.truth, ids=lambda workload: workload.__name__)
+@pytest.mark.parametrize("workload", on_gloo(workloads.truth))
 def test_workload_is_seen_whole(workload):
     run = record(workload)
     calls = [event for event in run.trace.events if isinstance(event, Collective | PointToPoint)]
@@ -66,7 +67,7 @@ def test_the_workloads_and_this_make_all_twenty_calls():
 
     events = record(the_last_one).trace.where(op="all_gather_coalesced").events
     assert [[tensor.payload_bytes for tensor in event.inputs] for event in events] == [[8, 12], [8, 12]]
-    assert len(workloads.truth) == 14
+    assert len(workloads.truth) == 15
     # Of the 20 ops at the dispatcher, a recv from any source is called recv too.
     seen = {op for counts in workloads.truth.values() for op in counts}
     assert len(seen) + len({"all_gather_coalesced", "recv from any source"}) == 20

@@ -27,6 +27,8 @@ class Op:
     gives: str = ""
     gets: str = ""
     group: str = "process_group"
+    new: bool = False
+    """Whether only the newest versions of torch have it."""
 
 
 COLLECTIVES = (
@@ -42,6 +44,7 @@ COLLECTIVES = (
     Op("_reduce_scatter_base_", "reduce_scatter_single", gives="input_tensor", gets="output_tensor"),
     Op("reduce_scatter_tensor_coalesced_", "reduce_scatter_single_coalesced", gives="inputs", gets="outputs"),
     Op("gather_", "gather", gives="input_tensors", gets="output_tensors"),
+    Op("gather_into_tensor_", "gather_single", gives="input_tensor", gets="output_tensor", new=True),
     Op("scatter_", "scatter", gives="input_tensors", gets="output_tensors"),
     Op("alltoall_", "all_to_all", gives="input_tensors", gets="output_tensors"),
     Op("alltoall_base_", "all_to_all_single", gives="input", gets="output"),
@@ -111,6 +114,11 @@ def overload_of(schema: str) -> Any:
     if packet is None:
         raise unfit(f"it has no op c10d::{schema}")
     return packet.default
+
+
+def here(ops: Sequence[Op]) -> list[Op]:
+    """Those of the ops that the installed torch has; an old one that is missing is told by `overload_of`."""
+    return [op for op in ops if not op.new or hasattr(torch.ops.c10d, op.schema)]
 
 
 def describe(args: tuple[Any, ...], index: int | None) -> tuple[TensorInfo, ...]:

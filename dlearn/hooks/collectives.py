@@ -30,6 +30,7 @@ from dlearn.hooks.c10d_ops import (
     checksum_given,
     describe,
     describe_one,
+    here,
     overload_of,
     place_of,
     split_bytes,
@@ -53,7 +54,8 @@ def install(emit: Emit, groups: Groups, times: CudaTimes, *, checksums: bool = F
 
 
 def _install(emit: Emit, groups: Groups, times: CudaTimes, checksums: bool) -> Undo:
-    for op in (*COLLECTIVES, *POINT_TO_POINT):
+    collectives = here(COLLECTIVES)
+    for op in (*collectives, *POINT_TO_POINT):
         overload_of(op.schema)
         if torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{op.schema}", "BackendSelect"):
             raise SetupError(
@@ -62,7 +64,7 @@ def _install(emit: Emit, groups: Groups, times: CudaTimes, checksums: bool) -> U
     library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
     waiting = WaitingWorks(emit)
     callbacks = Callbacks(emit)
-    for op in COLLECTIVES:
+    for op in collectives:
         signature = Signature(op)
         kernel = _collective_kernel(signature, emit, groups, times, waiting, callbacks, checksums)
         library.impl(op.schema, kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
