@@ -4,7 +4,7 @@ PYTHON ?= python3
 READY := .venv/.ready
 export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test test-all check lab notebooks paper bench clean
+.PHONY: help demo test test-all test-torch check lab notebooks paper bench clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
@@ -18,6 +18,17 @@ test: $(READY)  ## run the quick tests
 
 test-all: $(READY)  ## run all tests, the slow ones too
 	.venv/bin/python -m pytest -m ""
+
+test-torch:  ## run the quick tests with another torch, in a .venv of its own: make test-torch VERSION=2.11.0
+	@[ -n "$(VERSION)" ] || { echo "Say which torch: make test-torch VERSION=2.11.0" >&2; exit 1; }
+	@echo "Python, torch $(VERSION) and the tests' packages go to $(OTHER). That needs 8 GB (CUDA comes with torch);" \
+		"remove the folder when you are done."
+	@[ -x $(OTHER)/bin/python ] || $(PYTHON) -m venv $(OTHER)
+	@grep -v -e '^torch==' -e '^setuptools==' constraints.txt > $(OTHER)/constraints.txt  # each torch asks for its own
+	$(OTHER)/bin/python -m pip install -c $(OTHER)/constraints.txt torch==$(VERSION) -e ".[lab,mpi,dev,browser,programs]"
+	$(OTHER)/bin/python -m pytest
+
+OTHER = .venv-torch-$(VERSION)-$(notdir $(PYTHON))
 
 check: $(READY)  ## ruff and mypy
 	.venv/bin/ruff check .
@@ -39,8 +50,8 @@ bench: $(READY)  ## run every benchmark, one after the other
 	.venv/bin/python -m pip install --quiet -c constraints.txt -e ".[bench]"
 	@set -e; for file in benchmarks/*.py; do echo "== $$file"; .venv/bin/python "$$file"; done
 
-clean:  ## remove .venv, demo-out and caches; recorded runs in .dlearn stay
-	rm -rf .venv demo-out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean:  ## remove .venv (test-torch's too), demo-out and caches; recorded runs in .dlearn stay
+	rm -rf .venv .venv-torch-* demo-out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Jupyter wants to be told that root is meant, as in a container.

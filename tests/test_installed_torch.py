@@ -16,7 +16,8 @@ from torch._C import _distributed_c10d
 
 from dlearn import Cluster
 from dlearn.errors import SetupError
-from dlearn.hooks import c10d_ops, private
+from dlearn.hooks import c10d_ops, collectives, private
+from dlearn.hooks.groups import Groups
 from dlearn.trace.event import Collective, PointToPoint
 
 
@@ -120,3 +121,20 @@ def test_a_gather_into_one_tensor_is_recorded(tmp_path, monkeypatch):
     (call,) = run.trace.where(rank=0, op="gather_single").events
     assert (call.root, call.error) == (0, "RuntimeError")
     assert [tensor.payload_bytes for tensor in (*call.inputs, *call.outputs)] == [16, 32]
+
+
+class NewNccl(dist.ProcessGroup):
+    """What "nccl" is in torch 2.15, as far as it can be had without a GPU: its name."""
+
+    backend_name = "nccl2"
+
+    def getGroupName(self) -> str:
+        return "gpus"
+
+    def getGroupDesc(self) -> str:
+        return ""
+
+
+def test_the_new_nccl_completes_its_futures_when_it_queues_a_kernel_too():
+    group = Groups(collectives._Probe()).of(NewNccl(0, 1))
+    assert (group.end_by_callback, group.on_gpu) == (False, True)
