@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import workloads
-from installed_torch import on_gloo
+from installed_torch import flight_recorder_knows_gloo, on_gloo, own_words
 from torch.nn.parallel import DistributedDataParallel
 
 import dlearn
@@ -511,7 +511,7 @@ def test_a_failing_hook_is_reported_once_and_training_goes_on():
     run = Cluster(2).run(with_broken_hook)
     assert run.results == {0: 8.0, 1: 8.0}  # 1 doubled three times
     assert run.output[0].count("dlearn: could not record all_reduce (RuntimeError: hook is broken)") == 1
-    assert run.output[0].count("\n") == 1
+    assert own_words(run.output[0]).count("\n") == 1
     assert "3 calls could not be recorded" in run.trace.problems[0]
 
 
@@ -575,6 +575,7 @@ def test_no_value_and_no_argument_reaches_the_files():
             msgspec.json.decode(line)
 
 
+@pytest.mark.skipif(not flight_recorder_knows_gloo(), reason="torch's flight recorder does not number gloo's calls yet")
 def test_recordings_that_begin_at_different_calls_still_meet():
     def late_on_rank_0() -> None:
         def three() -> None:
