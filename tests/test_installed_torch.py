@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -29,6 +31,21 @@ def test_a_torch_without_a_name_that_is_needed_is_told_in_one_sentence(monkeypat
         f"dlearn cannot record with torch {torch.__version__}: it has no torch._C._distributed_c10d._dump_fr_trace_json"
     )
     assert str(told.value).startswith(f"{lacks}. Install torch 2.8 to 2.15")
+
+
+def test_every_private_name_that_hooks_import_is_asked_for():
+    hooks = [ast.parse(file.read_text()) for file in Path(private.__file__).parent.glob("*.py")]
+    imports = [node for tree in hooks for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    found = {
+        (node.module, name.name)
+        for node in imports
+        for name in node.names
+        if node.module.split(".")[0] == "torch" and (name.name.startswith("_") or "._" in node.module)
+    }
+    asked = {(module, name.split(".")[0]) for module, names in private.NAMES.items() for name in names.split()}
+    modules = {tuple(module.rsplit(".", 1)) for module in private.NAMES}
+    assert len(found) > 15
+    assert found - asked - modules == set()
 
 
 @pytest.mark.slow

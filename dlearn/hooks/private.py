@@ -18,8 +18,9 @@ TRIED = "2.8 to 2.15"
 NAMES = {
     "torch._C": "_current_graph_task_id _dispatch_has_kernel_for_dispatch_key _dispatch_keyset_full_after",
     "torch._C._distributed_autograd": "_current_context _retrieve_context",
-    "torch._C._distributed_c10d": "FakeProcessGroup ProcessGroup.unbox ProcessGroup._get_sequence_number_for_group"
-    " Store.clone Store.queue_len Store.queue_pop Store.queue_push Work.unbox Work._source_rank _dump_fr_trace_json",
+    "torch._C._distributed_c10d": "FakeProcessGroup GradBucket HashStore PrefixStore TCPStore _dump_fr_trace_json"
+    " ProcessGroup.unbox ProcessGroup._get_sequence_number_for_group"
+    " Store.clone Store.queue_len Store.queue_pop Store.queue_push Work.unbox Work._source_rank",
     "torch._C._distributed_rpc": "PyRRef _get_current_rpc_agent _is_current_rpc_agent_set",
     "torch._C._dynamo.eval_frame": "_FrameAction.SKIP _FrameExecStrategy set_code_exec_strategy",
     "torch.autograd": "_engine_run_backward",
@@ -33,6 +34,7 @@ NAMES = {
     "torch.distributed.rpc.internal": "_InternalRPCPickler._py_rref_receiver _InternalRPCPickler._py_rref_reducer",
     "torch.distributed.rpc.rref_proxy": "_local_invoke _local_invoke_async_execution",
     "torch.distributed.utils": "_sync_module_states _verify_param_shape_across_processes",
+    "torch.jit._builtins": "_find_builtin _get_builtin_table _register_builtin",
     "torch.jit._state": "_python_cu.find_function",
     "torch.library": "Library._destroy",
     "torch.nn": "Module._call_impl",
