@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,12 @@ from torch._C._distributed_c10d import HashStore, ProcessGroupGloo, _dump_fr_tra
 
 all_gather_single = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+# Read and not imported: importing it compiles TorchScript, and warns of it.
+SCRIPTED_OPTIMIZERS = (
+    "_script_local_optimizer_step" in Path(dist.__file__).with_name("optim").joinpath("optimizer.py").read_text()
+)
+"""Whether RPC's optimizer makes its step by TorchScript, as it does up to torch 2.13, or else by Python."""
 
 
 def on_two_ranks(call: Callable[[ProcessGroupGloo], torch.Tensor]) -> torch.Tensor | None:

@@ -13,7 +13,7 @@ import rpc_jobs
 import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
-from installed_torch import own_words
+from installed_torch import SCRIPTED_OPTIMIZERS, own_words
 from torch.jit import _builtins
 
 from dlearn import Cluster, Trace, draw, explain, export, messages, record, span
@@ -32,7 +32,7 @@ ONE_ITERATION = Counter(
         ("ps", "RREF_CHILD_ACCEPT"): 2,
         ("trainer", "RREF_ACK"): 2,
         ("ps", "FORWARD_AUTOGRAD_RESP"): 1,
-        ("ps", "SCRIPT_RET"): 1,
+        ("ps", "SCRIPT_RET" if SCRIPTED_OPTIMIZERS else "PYTHON_RET"): 1,
         ("trainer", "BACKWARD_AUTOGRAD_REQ"): 1,
         ("ps", "BACKWARD_AUTOGRAD_RESP"): 1,
         ("trainer", "CLEANUP_AUTOGRAD_CONTEXT_REQ"): 1,
@@ -73,7 +73,9 @@ def test_a_request_of_an_unknown_kind_stays_with_its_iteration(run, tmp_path):
     assert len(unknown) == trace.rpc.logged - trace.rpc.explained > 0
     assert all(each.known_by == "unknown" for each in unknown)
     assert [len(messages(trace.within(f"step {step}"))) for step in range(3)] == [28, 28, 28]
-    assert sum(each.op == "unknown" for each in iteration(trace, 1).messages) == 4  # A request and its reply each.
+    # A request and its reply for each trainer; a step of the optimizer that Python makes has an RRef more to ask for.
+    unknown = 4 if SCRIPTED_OPTIMIZERS else 8
+    assert sum(each.op == "unknown" for each in iteration(trace, 1).messages) == unknown
 
 
 def own_loss():
@@ -104,7 +106,7 @@ def test_four_messages_carry_information(run):
         "forward(float32[8, 3, 16, 16])",
         "result of forward: float32[8, 4, 16, 16]",
         "gradient float32[8, 4, 16, 16]",
-        "_script_local_optimizer_step()",
+        "_script_local_optimizer_step()" if SCRIPTED_OPTIMIZERS else "_functional_local_optimizer_step()",
     ]
 
 
@@ -146,7 +148,7 @@ def backward_in_torchscript(context: int, loss: torch.Tensor) -> dict[torch.Tens
     return dist_autograd.get_gradients(context)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is")
 def test_torchscript_compiles_what_it_compiles_without_a_recording(tmp_path):
     def operators():
         functions = (*vars(dist_autograd).items(), *vars(rpc.api).items())
@@ -180,10 +182,11 @@ def test_explain_tells_the_four_messages_and_the_other_ten(run):
     assert "The other 10 are what the runtime adds:" in told
 
 
+STEP = (583 if SCRIPTED_OPTIMIZERS else 613, 269)
 MEASURED = {
-    1: {"forward": (3892, 4767), "backward": (4478, 127), "optimizer": (583, 269), "cleanup": (267, 267)},
-    8: {"forward": (25396, 33439), "backward": (33150, 127), "optimizer": (583, 269), "cleanup": (267, 267)},
-    32: {"forward": (99126, 131745), "backward": (131456, 127), "optimizer": (583, 269), "cleanup": (267, 267)},
+    1: {"forward": (3892, 4767), "backward": (4478, 127), "optimizer": STEP, "cleanup": (267, 267)},
+    8: {"forward": (25396, 33439), "backward": (33150, 127), "optimizer": STEP, "cleanup": (267, 267)},
+    32: {"forward": (99126, 131745), "backward": (131456, 127), "optimizer": STEP, "cleanup": (267, 267)},
 }
 """Batch -> phase -> bytes on the wire from the trainer, and to it: TCP_INFO, without our own ids."""
 
