@@ -73,7 +73,7 @@ def test_a_request_of_an_unknown_kind_stays_with_its_iteration(run, tmp_path):
     assert len(unknown) == trace.rpc.logged - trace.rpc.explained > 0
     assert all(each.known_by == "unknown" for each in unknown)
     assert [len(messages(trace.within(f"step {step}"))) for step in range(3)] == [28, 28, 28]
-    # A request and its reply for each trainer; a step of the optimizer that Python makes has an RRef more to ask for.
+    # A request and its reply for each trainer; and of the optimizer's RRef too, where Python packs its step.
     unknown = 4 if SCRIPTED_OPTIMIZERS else 8
     assert sum(each.op == "unknown" for each in iteration(trace, 1).messages) == unknown
 
