@@ -3,7 +3,7 @@
 PYTHON ?= python3
 export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test test-all check lab notebooks paper bench clean
+.PHONY: help demo test test-all test-torch check lab notebooks paper bench clean
 .NOTPARALLEL:  # two stages at once would write into the same .venv
 
 help:  ## show this list
@@ -23,6 +23,18 @@ test: .venv/.test  ## run the quick tests
 test-all: .venv/.test-all  ## run all tests, the slow ones too
 	$(call with_times,.venv/bin/python -m pytest -m "")
 
+test-torch:  ## run the quick tests with another torch, in a .venv of its own: make test-torch VERSION=2.11.0
+	@[ -n "$(VERSION)" ] || { echo "Say which torch: make test-torch VERSION=2.11.0" >&2; exit 1; }
+	@echo "Python, torch $(VERSION) and the tests' packages go to $(OTHER). That needs 8 GB (CUDA comes with torch);" \
+		"remove the folder when you are done."
+	@[ -x $(OTHER)/bin/python ] || $(PYTHON) -m venv $(OTHER)
+	@grep -v -e '^torch==' -e '^setuptools==' constraints.txt > $(OTHER)/constraints.txt  # each torch asks for its own
+	$(OTHER)/bin/python -m pip install --quiet --upgrade pip
+	$(OTHER)/bin/python -m pip install -c $(OTHER)/constraints.txt torch==$(VERSION) -e ".[notebook,mpi]" --group test
+	$(OTHER)/bin/python -m pytest
+
+OTHER = .venv-torch-$(VERSION)-$(notdir $(PYTHON))
+
 check: .venv/.check  ## ruff and mypy
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
@@ -38,8 +50,8 @@ paper: .venv/.demo  ## run the claims of the paper on DDP again; figures and ver
 bench: .venv/.bench  ## run every benchmark, one after the other
 	@set -e; for file in benchmarks/*.py; do echo "== $$file"; .venv/bin/python "$$file"; done
 
-clean:  ## remove .venv, demo-out and caches; recorded runs in .dlearn stay
-	rm -rf .venv demo-out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean:  ## remove .venv (test-torch's too), demo-out and caches; recorded runs in .dlearn stay
+	rm -rf .venv .venv-torch-* demo-out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Jupyter wants to be told that root is meant, as in a container.

@@ -42,7 +42,7 @@ def nothing() -> None:
 
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is; RPC still takes it
+    warnings.filterwarnings("ignore", "`torch.jit.script`")  # It is deprecated; RPC still takes it.
 
     @torch.jit.script
     def scale(x: torch.Tensor, by: int) -> torch.Tensor:

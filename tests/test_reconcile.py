@@ -306,8 +306,9 @@ def test_why_not_is_told_as_the_process_said_it(tmp_path):
     assert "not measured (darwin tells" in reconcile(job.load()).sentence
 
 
-def test_nccl_passes_the_sockets_by(tmp_path):
-    job = Job(tmp_path, ranks=2, backend="nccl")
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
+def test_nccl_passes_the_sockets_by(tmp_path, backend):
+    job = Job(tmp_path, ranks=2, backend=backend)
     job.collective("all_reduce", size=200)
     assert "nccl moves its bytes between GPUs" in reconcile(job.load()).sentence
 

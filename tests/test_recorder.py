@@ -15,6 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import workloads
+from installed_torch import flight_recorder_knows_gloo, on_gloo, own_words
 from torch.nn.parallel import DistributedDataParallel
 
 import dlearn
@@ -47,7 +48,7 @@ def record(workload, ranks: int = 2, **options: object) -> Run:
 # All ops, from any caller ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workload", workloads.truth, ids=lambda workload: workload.__name__)
+@pytest.mark.parametrize("workload", on_gloo(workloads.truth))
 def test_workload_is_seen_whole(workload):
     run = record(workload)
     calls = [event for event in run.trace.events if isinstance(event, Collective | PointToPoint)]
@@ -67,7 +68,7 @@ def test_the_workloads_and_this_make_all_twenty_calls():
 
     events = record(the_last_one).trace.where(op="all_gather_coalesced").events
     assert [[tensor.payload_bytes for tensor in event.inputs] for event in events] == [[8, 12], [8, 12]]
-    assert len(workloads.truth) == 14
+    assert len(workloads.truth) == 15
     # Of the 20 ops at the dispatcher, a recv from any source is called recv too.
     seen = {op for counts in workloads.truth.values() for op in counts}
     assert len(seen) + len({"all_gather_coalesced", "recv from any source"}) == 20
@@ -590,7 +591,7 @@ def test_a_failing_hook_is_reported_once_and_training_goes_on():
     run = Cluster(2).run(with_broken_hook)
     assert run.results == {0: 8.0, 1: 8.0}  # 1 doubled three times
     assert run.output[0].count("dlearn: could not record all_reduce (RuntimeError: hook is broken)") == 1
-    assert run.output[0].count("\n") == 1
+    assert own_words(run.output[0]).count("\n") == 1
     assert "3 calls could not be recorded" in run.trace.problems[0]
 
 
@@ -654,6 +655,7 @@ def test_no_value_and_no_argument_reaches_the_files():
             msgspec.json.decode(line)
 
 
+@pytest.mark.skipif(not flight_recorder_knows_gloo(), reason="torch's flight recorder does not number gloo's calls yet")
 def test_recordings_that_begin_at_different_calls_still_meet():
     def late_on_rank_0() -> None:
         def three() -> None:

@@ -13,6 +13,7 @@ import rpc_jobs
 import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
+from installed_torch import SCRIPTED_OPTIMIZERS, own_words
 from torch.jit import _builtins
 
 from dlearn import Cluster, Trace, draw, explain, export, messages, record, span
@@ -31,7 +32,7 @@ ONE_ITERATION = Counter(
         ("ps", "RREF_CHILD_ACCEPT"): 2,
         ("trainer", "RREF_ACK"): 2,
         ("ps", "FORWARD_AUTOGRAD_RESP"): 1,
-        ("ps", "SCRIPT_RET"): 1,
+        ("ps", "SCRIPT_RET" if SCRIPTED_OPTIMIZERS else "PYTHON_RET"): 1,
         ("trainer", "BACKWARD_AUTOGRAD_REQ"): 1,
         ("ps", "BACKWARD_AUTOGRAD_RESP"): 1,
         ("trainer", "CLEANUP_AUTOGRAD_CONTEXT_REQ"): 1,
@@ -72,7 +73,9 @@ def test_a_request_of_an_unknown_kind_stays_with_its_iteration(run, tmp_path):
     assert len(unknown) == trace.rpc.logged - trace.rpc.explained > 0
     assert all(each.known_by == "unknown" for each in unknown)
     assert [len(messages(trace.within(f"step {step}"))) for step in range(3)] == [28, 28, 28]
-    assert sum(each.op == "unknown" for each in iteration(trace, 1).messages) == 4  # A request and its reply each.
+    # A request and its reply for each trainer; and of the optimizer's RRef too, where Python packs its step.
+    unknown = 4 if SCRIPTED_OPTIMIZERS else 8
+    assert sum(each.op == "unknown" for each in iteration(trace, 1).messages) == unknown
 
 
 def own_loss():
@@ -103,7 +106,7 @@ def test_four_messages_carry_information(run):
         "forward(float32[8, 3, 16, 16])",
         "result of forward: float32[8, 4, 16, 16]",
         "gradient float32[8, 4, 16, 16]",
-        "_script_local_optimizer_step()",
+        "_script_local_optimizer_step()" if SCRIPTED_OPTIMIZERS else "_functional_local_optimizer_step()",
     ]
 
 
@@ -156,7 +159,7 @@ def test_training_is_not_changed(run):
     bare = Cluster(WORKERS, rpc=True, record=False).run({"trainer1": rpc_jobs.train}, timeout=60)
     alone = Cluster(WORKERS, rpc=True).run({"trainer1": rpc_jobs.train}, timeout=60)
     assert alone.results["trainer1"] == bare.results["trainer1"]
-    assert bare.output["ps"] == alone.output["ps"] == ""
+    assert own_words(bare.output["ps"]) == own_words(alone.output["ps"]) == ""
 
 
 def backward_in_torchscript(context: int, loss: torch.Tensor) -> dict[torch.Tensor, torch.Tensor]:
@@ -164,7 +167,7 @@ def backward_in_torchscript(context: int, loss: torch.Tensor) -> dict[torch.Tens
     return dist_autograd.get_gradients(context)
 
 
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is")
 def test_torchscript_compiles_what_it_compiles_without_a_recording(tmp_path):
     def operators():
         functions = (*vars(dist_autograd).items(), *vars(rpc.api).items())
@@ -198,10 +201,11 @@ def test_explain_tells_the_four_messages_and_the_other_ten(run):
     assert "The other 10 are what the runtime adds:" in told
 
 
+STEP = (583 if SCRIPTED_OPTIMIZERS else 613, 269)
 MEASURED = {
-    1: {"forward": (3892, 4767), "backward": (4478, 127), "optimizer": (583, 269), "cleanup": (267, 267)},
-    8: {"forward": (25396, 33439), "backward": (33150, 127), "optimizer": (583, 269), "cleanup": (267, 267)},
-    32: {"forward": (99126, 131745), "backward": (131456, 127), "optimizer": (583, 269), "cleanup": (267, 267)},
+    1: {"forward": (3892, 4767), "backward": (4478, 127), "optimizer": STEP, "cleanup": (267, 267)},
+    8: {"forward": (25396, 33439), "backward": (33150, 127), "optimizer": STEP, "cleanup": (267, 267)},
+    32: {"forward": (99126, 131745), "backward": (131456, 127), "optimizer": STEP, "cleanup": (267, 267)},
 }
 """Batch -> phase -> bytes on the wire from the trainer, and to it: TCP_INFO, without our own ids."""
 

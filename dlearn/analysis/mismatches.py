@@ -17,7 +17,7 @@ from dlearn.trace.event import Collective
 from dlearn.trace.message import Operation
 from dlearn.trace.trace import Trace
 
-_ROOTED = {"broadcast", "reduce", "gather", "scatter", "barrier", "monitored_barrier"}
+_ROOTED = {"broadcast", "reduce", "gather", "gather_single", "scatter", "barrier", "monitored_barrier"}
 """Here the root may well stand in a branch of its own, or nothing is computed."""
 
 

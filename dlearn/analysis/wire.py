@@ -100,7 +100,7 @@ def why_not_measured(trace: Trace) -> str:
         return "; ".join(reasons)
     if not any(isinstance(event, Counters) for event in trace.whole.events):
         backends = sorted({group.backend for process in trace.processes for group in process.groups.values()})
-        if "nccl" in backends:
+        if any(name.startswith("nccl") for name in backends):
             return "nccl moves its bytes between GPUs, past the sockets that the kernel counts"
         if "mpi4py" in backends:
             return "MPI moves its bytes by itself, on one host through shared memory, past the sockets that are counted"

@@ -34,6 +34,7 @@ from typing import Any, Literal, NamedTuple
 
 from dlearn.analysis.hangs import exit_text
 from dlearn.cluster import descendants
+from dlearn.cluster.descriptors import send_descriptor
 from dlearn.cluster.rank import STACK_SIGNAL, Call, stack_file
 from dlearn.cluster.rank import main as rank_main
 from dlearn.errors import SetupError
@@ -146,7 +147,7 @@ class RankProcess:
         """Blocks until the rank has taken it."""
         self.control.send(call)
         if self._listener is not None:
-            reduction.send_handle(self.control, self._listener.fileno(), self.process.pid)
+            send_descriptor(self.control, self._listener.fileno())
             self._close_listener()
 
     def ask_for_stack(self, call: Call) -> None:

@@ -27,12 +27,12 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from dlearn.cluster import spares
 from dlearn.cluster.crew import Crew, start_here
+from dlearn.cluster.descriptors import send_descriptor
 from dlearn.cluster.launch import RankProcess, StackLine, StartMethod
 from dlearn.cluster.mpi_seat import LEFT, Seat
 from dlearn.cluster.rank import Call
@@ -103,10 +103,10 @@ class _Stub:
     seat: Seat
     descriptor: int | None
 
-    def hand_over(self, control: Connection, pid: int | None) -> None:
+    def hand_over(self, control: Connection) -> None:
         """Give the rank its connection to mpiexec, if it has not got it yet."""
         if self.descriptor is not None:
-            reduction.send_handle(control, self.descriptor, pid)
+            send_descriptor(control, self.descriptor)
             self._let_go()
 
     def end(self, status: int | None = None) -> None:
@@ -310,7 +310,7 @@ class MpiRank:
     def send(self, call: Call) -> None:
         """With the first call the rank gets its seat."""
         self._rank.send(replace(call, seat=self._stub.seat))
-        self._stub.hand_over(self.control, self.pid)
+        self._stub.hand_over(self.control)
 
     def ask_for_stack(self, call: Call) -> None:
         self._rank.ask_for_stack(call)

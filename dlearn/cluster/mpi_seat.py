@@ -6,8 +6,8 @@ import os
 import sys
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle
 
+from dlearn.cluster.descriptors import receive_descriptor
 from dlearn.errors import SetupError
 
 LEFT = "left MPI"
@@ -34,7 +34,7 @@ def receive(control: Connection) -> None:
     """Take the rank's connection to mpiexec, which comes behind its first call."""
     global _descriptor
     if _descriptor is None:
-        _descriptor = recv_handle(control)
+        _descriptor = receive_descriptor(control)
         os.set_inheritable(_descriptor, False)
 
 

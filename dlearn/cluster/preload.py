@@ -6,6 +6,7 @@
 import gc
 import os
 import warnings
+from contextlib import suppress
 
 # More ranks than cores, each with a thread per core, is slow for everybody.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -18,12 +19,15 @@ import torch.nn.parallel
 import torch.optim  # noqa: F401
 
 import dlearn.cluster.rank
-import dlearn.recorder  # noqa: F401
 from dlearn.cluster import descendants
-from dlearn.hooks import collectives
+from dlearn.errors import SetupError
 
-# Once here instead of once in every rank.
-collectives.self_test()
+with suppress(SetupError):  # A torch that does not fit: each rank says so, where it is told to the user.
+    import dlearn.recorder  # noqa: F401
+    from dlearn.hooks import collectives
+
+    # Once here instead of once in every rank.
+    collectives.self_test()
 
 # What ranks leave behind that are gone comes here; multiprocessing's server sees it off, and is surprised.
 descendants.adopt()

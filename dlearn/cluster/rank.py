@@ -22,11 +22,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from typing import Any, TextIO
 
 from dlearn.cluster import descendants, mpi_seat, rpc
+from dlearn.cluster.descriptors import receive_descriptor
 from dlearn.cluster.payload import Surroundings, Unpacker, is_installed
 from dlearn.trace.options import Options
 
@@ -164,7 +164,7 @@ class _Rank:
 
     def serve(self, call: Call) -> bool:
         """Run one call; False when this process should end after it."""
-        listener = recv_handle(self._control) if call.rank == 0 else None
+        listener = receive_descriptor(self._control) if call.rank == 0 else None
         if call.seat is not None:
             mpi_seat.receive(self._control)
         recording = None

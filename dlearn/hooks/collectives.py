@@ -30,6 +30,7 @@ from dlearn.hooks.c10d_ops import (
     checksum_given,
     describe,
     describe_one,
+    here,
     overload_of,
     place_of,
     split_bytes,
@@ -38,6 +39,7 @@ from dlearn.hooks.callers import caller
 from dlearn.hooks.compiler import untraced
 from dlearn.hooks.cuda_times import CudaTimes
 from dlearn.hooks.groups import Group, Groups
+from dlearn.hooks.private import unfit
 from dlearn.hooks.works import Callbacks, WaitingWorks, future_of
 from dlearn.trace.event import NOT_OBSERVED, REFUSED, Collective, Event, Line, PointToPoint
 
@@ -52,7 +54,8 @@ def install(emit: Emit, groups: Groups, times: CudaTimes, *, checksums: bool = F
 
 
 def _install(emit: Emit, groups: Groups, times: CudaTimes, checksums: bool) -> Undo:
-    for op in (*COLLECTIVES, *POINT_TO_POINT):
+    collectives = here(COLLECTIVES)
+    for op in (*collectives, *POINT_TO_POINT):
         overload_of(op.schema)
         if torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{op.schema}", "BackendSelect"):
             raise SetupError(
@@ -61,7 +64,7 @@ def _install(emit: Emit, groups: Groups, times: CudaTimes, checksums: bool) -> U
     library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
     waiting = WaitingWorks(emit)
     callbacks = Callbacks(emit)
-    for op in COLLECTIVES:
+    for op in collectives:
         signature = Signature(op)
         kernel = _collective_kernel(signature, emit, groups, times, waiting, callbacks, checksums)
         library.impl(op.schema, kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
@@ -264,17 +267,13 @@ def self_test() -> None:
     undo = _install(probe, Groups(probe), CudaTimes(probe), checksums=False)
     try:
         pg = ProcessGroup(HashStore(), 0, 1)
-        pg._register_backend(
-            torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, FakeProcessGroup._create_internal(0, 1)
-        )
+        fake = getattr(FakeProcessGroup, "_create_internal", FakeProcessGroup)  # The class itself in torch 2.8.
+        pg._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, fake(0, 1))
         pg.allreduce([torch.zeros(1)]).wait()
     finally:
         undo()
     if probe.seen != ["Collective", "end"]:
-        raise SetupError(
-            f"dlearn cannot record with torch {torch.__version__}: its self-test saw {probe.seen or 'nothing'}"
-            " of one all_reduce. Install torch 2.13, or report this version to us."
-        )
+        raise unfit(f"the self-test saw {probe.seen or 'nothing'} of one all_reduce")
     _self_test_passed = True
 
 

@@ -72,7 +72,7 @@ class Groups:
         return Group(
             fact.name,
             fact.rank,
-            end_by_callback=fact.backend != "nccl",
+            end_by_callback=not fact.backend.startswith("nccl"),  # In torch 2.15 "nccl" is one that is named nccl2.
             on_gpu=fact.backend != "gloo",
             collectives=itertools.count(done + 1),
             p2ps=itertools.count(1),
