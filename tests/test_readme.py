@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
 from nbclient import NotebookClient
 from readme import README, Block, blocks
@@ -31,6 +32,8 @@ NOT_RUN = {  # the first line of a block: who runs it instead, or why nobody can
 SCRIPT = "In your own script"
 READERS_OWN = {"Any script, as it is": [*(Path(__file__).parent / "scripts" / "reader").glob("*.py")]}
 """Scripts that the text says the reader has: train.py, whose rank 1 is killed, and parameter_server.py."""
+
+FAILED = "the reader sees it fail"
 
 RUN = [block for block in BLOCKS if block.language and not block.text.startswith(tuple(NOT_RUN))]
 
@@ -58,8 +61,7 @@ class Walk:
     def command(self, line: str) -> str:
         both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
         done = subprocess.run(["bash", "-c", line], cwd=self.folder, timeout=300, **both)
-        failed = f"Error: exit status {done.returncode}\n" if done.returncode else ""
-        return done.stdout + failed
+        return done.stdout + (f"{FAILED} with status {done.returncode}\n" if done.returncode else "")
 
     def cell(self, text: str) -> str:
         cell = nbformat.v4.new_code_cell(text)
@@ -72,7 +74,7 @@ def text_of(output: nbformat.NotebookNode) -> str:
     if output.output_type == "stream":
         return output.text
     if output.output_type == "error":
-        return f"{output.ename}: {output.evalue}"
+        return f"{FAILED} with {output.ename}: {output.evalue}"
     return output.data.get("text/plain", "")
 
 
@@ -136,13 +138,28 @@ def test_the_block_runs_and_prints_what_the_page_shows(block, walk):
     for part in map(plain, re.split(r"\.\.\.(?:\n|$)", shows(block))):
         assert part in printed, walk.printed[block]
         printed = printed[printed.index(part) + len(part) :]
-    assert shows(block) or "Error" not in printed, walk.printed[block]
+    assert shows(block) or FAILED not in printed, walk.printed[block]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_what_the_text_says_of_a_selection_is_what_stands_below_its_picture(walk):
     assert f'"{walk.selected}"' in plain(README)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_nothing_that_was_started_is_left(walk):
+    of_the_walk = [process for process in psutil.process_iter() if folder_of(process) == walk.folder]
+    _, left = psutil.wait_procs(of_the_walk, timeout=60)
+    assert [process.cmdline() for process in left] == []
+
+
+def folder_of(process: psutil.Process) -> Path | None:
+    try:
+        return Path(process.cwd())
+    except psutil.Error:  # It has ended, or is another user's.
+        return None
 
 
 @pytest.mark.parametrize("start", NOT_RUN)
