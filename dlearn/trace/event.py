@@ -94,10 +94,8 @@ class GroupFact(Line, tag="group", frozen=True, kw_only=True):
 
 class Socket(Line, tag="socket", frozen=True, kw_only=True):
     """A TCP connection of this process. Its other end, with the addresses swapped, tells which rank is the peer.
-
     `group` is the process group that it was made for; "?" if it is older than the recording, and of several groups;
-    "" if no group is known that made it: then all that was written into it counts, from its beginning.
-    """
+    "" if no group is known that made it: then all that was written into it counts, from its beginning."""
 
     id: Count
     group: str
@@ -255,8 +253,7 @@ class Gradient(Event, tag="gradient", frozen=True, kw_only=True):
 
 class Stretch(Event, tag="stretch", frozen=True, kw_only=True):
     """A part of a training step, seen from begin to end: the forward pass of a DDP model, a backward pass, or the
-    step of an optimizer, as `phase` says. On a GPU the part that the CPU takes; the GPU's stands in a `DeviceTime`.
-    """
+    step of an optimizer, as `phase` says. On a GPU the part that the CPU takes; the GPU's stands in a `DeviceTime`."""
 
 
 class Span(Event, tag="span", frozen=True, kw_only=True):
