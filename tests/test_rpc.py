@@ -110,6 +110,25 @@ def test_four_messages_carry_information(run):
     ]
 
 
+def test_an_iteration_is_told_where_messages_are_missing_or_of_an_unknown_kind(run):
+    """Trainer 2's end of the context is not there, and of two of ps's messages to both trainers the kind is unknown."""
+    whole = iteration(run.trace, 1)
+    steps = []
+    for step in whole.steps:
+        if step.op == "CLEANUP_AUTOGRAD_CONTEXT_REQ" and step.from_driver:
+            step = msgspec.structs.replace(step, messages=(step.messages[0], None))
+        if step.op == "RREF_CHILD_ACCEPT":
+            step = msgspec.structs.replace(step, op="unknown", what="unknown")
+        steps.append(step)
+    told = msgspec.structs.replace(whole, steps=tuple(steps)).sentences()
+    assert told[0] == (
+        "Iteration 1: 27 messages, 14 for trainer1 and 13 for trainer2. At least 4 of 14 carry what was asked for:"
+    )
+    assert "The other 8 are what the runtime adds:" in told
+    assert "1 x CLEANUP_AUTOGRAD_CONTEXT_REQ (trainer1 -> ps): the autograd context ends" in told
+    assert told[-1] == "Of 2 the kind is not known: 2 x ps -> each trainer"
+
+
 def test_payloads_are_those_that_the_agent_sends(run):
     """The C++ agent's own: 376, 217 and 67 bytes with tensors of 24,576, 32,768 and 32,768."""
     data = [each for each in messages(run.trace.within("step 1")) if not each.control and 1 in (each.src, each.dst)]
@@ -318,7 +337,8 @@ def test_what_cpp_packs_is_known_as_the_kernel_counts_it(builtins, part):
     assert tuple(tensors) == BUILTINS[part]
     assert None not in [each.payload_bytes for each in found]
     (measured,) = [each for each in reconcile(builtins.trace).parts if each.what == part]
-    assert (measured.note, measured.measured) == ("", True)
+    assert measured.measured
+    assert {pair.why for pair in measured.pairs} <= {"", "framing"}
     for pair in measured.pairs:
         assert abs(pair.residue_bytes) <= 4 * sum(pair.src == each.src for each in found)
 

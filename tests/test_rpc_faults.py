@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from matplotlib import pyplot as plt
 from matplotlib.text import Text
@@ -18,6 +19,7 @@ from matplotlib.text import Text
 from dlearn import Cluster, Trace, draw, explain, messages
 from dlearn.errors import RankError
 from dlearn.trace.agent_log import log_path
+from dlearn.trace.event import RpcWindow
 
 
 class Unpicklable(Exception):
@@ -90,6 +92,9 @@ def test_an_exception_of_the_callee_is_told_without_its_walls():
     )
     trace = failed(divide, 0).run.trace
     assert any(each.what == "ZeroDivisionError, raised by divide" for each in messages(trace))
+    (told,) = [sentence for sentence in explain(trace).sentences if "divide()" in sentence]
+    assert "; it raised ZeroDivisionError; trainer→ps: " in told
+    assert told.endswith(" B (observed).")
 
 
 @pytest.mark.parametrize("function", [raise_unpicklable, return_unpicklable])
@@ -221,3 +226,25 @@ def test_a_script_of_the_users_own_is_recorded_and_keeps_its_stderr(tmp_path):
     assert trace.rpc.explained == trace.rpc.logged == 5
     assert "RPC's own transports on one host go past the sockets" in str(explain(trace))
     assert [trace.label(rank) for rank in trace.ranks] == ["worker0", "worker1"]
+
+
+def wrong_arguments() -> list[str]:
+    told = []
+    with dist_autograd.context() as context:
+        for arguments in (("no number", []), (context, torch.ones(2).sum()), (context, [1]), (context,)):
+            try:
+                dist_autograd.backward(*arguments)
+            except TypeError as error:
+                told.append(str(error))
+        dist_autograd.backward(contextId=context, roots=[torch.ones(2, requires_grad=True).sum()])
+    return told
+
+
+def test_arguments_that_torch_refuses_are_torchs_to_tell():
+    job = Cluster(["ps", "trainer"], rpc=True).run({"trainer": wrong_arguments}, timeout=60)
+    assert len(job.results["trainer"]) == 4
+    assert all(told.startswith("backward(): incompatible function arguments") for told in job.results["trainer"])
+    assert job.output["trainer"] == ""
+    assert job.trace.problems == ()
+    windows = [event for event in job.trace.events if isinstance(event, RpcWindow) and event.op == "backward"]
+    assert [window.error for window in windows] == [""]

@@ -16,10 +16,12 @@ from pathlib import Path
 import psutil
 import pytest
 from installed_torch import own_words
+from traces import Job
 
 from dlearn import explain
 from dlearn.analysis import reconcile
 from dlearn.scripts import command
+from dlearn.scripts.summary import summary
 from dlearn.trace.trace import Trace
 
 slow = pytest.mark.slow
@@ -73,6 +75,16 @@ def test_torchrun_records_every_rank_and_changes_no_output(tmp_path):
     assert [len(match.ends) for match in trace.matches] == [2] * 6
     assert "dlearn: the trace is in t\n" in done.stderr
     assert "6 of 6 operations explained by" in done.stderr
+
+
+def test_bytes_that_were_not_seen_are_said_at_the_end(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.connect()
+    for sent in (8, 784):
+        job.counters(0, sent)
+        job.counters(1, sent)
+    job.write()
+    assert "\ndlearn: not seen: 1,552 B were written that no recorded call accounts for\n" in summary(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def mismatches(trace: Trace) -> tuple[Mismatch, ...]:
     found = []
     for operation in operations(trace):
         calls = [end for end in operation.ends if isinstance(end, Collective)]
-        if len(calls) < 2 or operation.missing or id(operation) in stuck:
+        if len(calls) < 2 or operation.missing or operation.refused or id(operation) in stuck:
             continue
         why = _why(operation, calls, summed)
         if why is not None:

@@ -36,9 +36,8 @@ from dlearn.cluster.descriptors import send_descriptor
 from dlearn.cluster.launch import RankProcess, StackLine, StartMethod
 from dlearn.cluster.mpi_seat import LEFT, Seat
 from dlearn.cluster.rank import Call
-from dlearn.errors import SetupError
+from dlearn.errors import SetupError, not_installed
 
-INSTALL = 'pip install "dlearn[mpi]"'
 WITHOUT_PORT, WITH_PORT = "mpiexec.gforker", "mpiexec"
 OPTIONS: dict[str, tuple[str, ...]] = {
     WITHOUT_PORT: (),
@@ -62,12 +61,12 @@ _SHARED = Path("/dev/shm")
 def find_mpiexec(folder: str | None = None) -> Path:
     """The mpiexec that belongs to this Python's MPI, by its full path. SetupError if MPI is not installed."""
     if importlib.util.find_spec("mpi4py") is None:
-        raise SetupError(f"backend='mpi' needs mpi4py, which is not installed: {INSTALL}")
+        raise not_installed("mpi4py", needed_by="backend='mpi'")
     scripts = Path(folder or sysconfig.get_path("scripts"))
     for name in (WITHOUT_PORT, WITH_PORT):
         if os.access(scripts / name, os.X_OK):
             return scripts / name
-    raise SetupError(f"backend='mpi' needs MPICH, and there is no mpiexec in {scripts}: {INSTALL}")
+    raise SetupError(f"backend='mpi' needs MPICH, and there is no mpiexec in {scripts}: pip install mpich")
 
 
 def crew_under_mpiexec(tags: Sequence[str], start: StartMethod) -> Crew:
@@ -291,6 +290,10 @@ class MpiRank:
     def lives(self) -> bool:
         return self._rank.lives and not self._signs.select(0)
 
+    @property
+    def halted(self) -> bool:
+        return self._rank.halted
+
     def wait(self, seconds: float) -> None:
         """Until the rank has ended, or is lost."""
         if not self._signs.select(seconds) or not self._rank.lives:
@@ -318,8 +321,8 @@ class MpiRank:
     def collect(self) -> None:
         self._rank.collect()
 
-    def pause(self) -> None:
-        self._rank.pause()
+    def pause(self) -> int:
+        return self._rank.pause()
 
     def kill(self) -> None:
         self._rank.kill()

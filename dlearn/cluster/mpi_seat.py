@@ -49,7 +49,7 @@ def take(seat: Seat) -> None:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         why = " ".join(str(error).split())
-        raise SetupError(f'mpi4py cannot load MPI here ({why}): pip install "dlearn[mpi]"') from None
+        raise SetupError(f"mpi4py cannot load MPI here ({why}): pip install mpich") from None
     # What this rank starts is no member of the job, and must not speak for it.
     os.environ.pop("PMI_FD", None)
     if MPI.Is_finalized():

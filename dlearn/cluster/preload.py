@@ -6,6 +6,7 @@
 import atexit
 import gc
 import os
+import warnings
 from contextlib import suppress
 
 # More ranks than cores, each with a thread per core, is slow for everybody.
@@ -19,6 +20,7 @@ import torch.nn.parallel
 import torch.optim  # noqa: F401
 
 import dlearn.cluster.rank
+from dlearn.cluster import descendants
 from dlearn.errors import SetupError
 
 with suppress(SetupError):  # A torch that does not fit: each rank says so, where it is told to the user.
@@ -27,6 +29,10 @@ with suppress(SetupError):  # A torch that does not fit: each rank says so, wher
 
     # Once here instead of once in every rank.
     collectives.self_test()
+
+# What ranks leave behind that are gone comes here; multiprocessing's server sees it off, and is surprised.
+descendants.adopt()
+warnings.filterwarnings("ignore", message="forkserver: waitpid returned unexpected pid")
 
 # The server has nothing to tidy up when it ends. (triton, which torch 2.15 brings, would list there what it leaks.)
 atexit.register(os._exit, 0)

@@ -103,6 +103,10 @@ class Signature:
         # An argument that equals its default is not passed on, and this one's is True.
         return self._async_op is not None and self._async_op < len(args) and args[self._async_op] is False
 
+    @property
+    def has_work(self) -> bool:
+        return self._work is not None
+
     def work_of(self, result: Any) -> Work | None:
         if self._work is None:
             return None

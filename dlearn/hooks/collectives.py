@@ -41,7 +41,7 @@ from dlearn.hooks.cuda_times import CudaTimes
 from dlearn.hooks.groups import Group, Groups
 from dlearn.hooks.private import unfit
 from dlearn.hooks.works import Callbacks, WaitingWorks, future_of
-from dlearn.trace.event import NOT_OBSERVED, Collective, Event, Line, PointToPoint
+from dlearn.trace.event import NOT_OBSERVED, REFUSED, Collective, Event, Line, PointToPoint
 
 
 def install(emit: Emit, groups: Groups, times: CudaTimes, *, checksums: bool = False) -> Undo:
@@ -108,7 +108,8 @@ def _collective_kernel(
             result = signature.redispatch(keyset & _AFTER, *args)
         except BaseException as error:
             if number is not None:
-                emit.end(number, by="return", error=type(error).__name__)
+                # A monitored barrier has no Work: it raises when it has waited in vain.
+                emit.end(number, by=REFUSED if signature.has_work else "return", error=type(error).__name__)
             raise
         if number is not None:
             try:
@@ -148,7 +149,6 @@ def _note_collective(signature: Signature, args: tuple[Any, ...], group: Group, 
     outputs = describe(args, signature.gets)
     if signature.op.name == "broadcast" and group.rank != root:
         inputs, outputs = (), inputs
-    bucket = made_by.bucket
     return emit.event(
         Collective,
         op=signature.op.name,
@@ -160,7 +160,7 @@ def _note_collective(signature: Signature, args: tuple[Any, ...], group: Group, 
         role=made_by.role,
         launcher=made_by.launcher,
         backward=made_by.backward,
-        bucket_index=bucket.index() if bucket is not None else None,
+        bucket_index=made_by.bucket_index,
         splits=split_bytes(args, signature),
         checksum=checksum_given(args, signature.gives) if checksums and inputs else None,
         phase=made_by.phase,
@@ -181,7 +181,6 @@ def note_python_collective(
 ) -> int:
     """A collective of a Python process group, which the dispatcher does not see. To be called by `operation` alone."""
     made_by = caller(sys._getframe())
-    bucket = made_by.bucket
     return emit.event(
         Collective,
         op=op,
@@ -193,7 +192,7 @@ def note_python_collective(
         role=made_by.role,
         launcher=made_by.launcher,
         backward=made_by.backward,
-        bucket_index=bucket.index() if bucket is not None else None,
+        bucket_index=made_by.bucket_index,
         splits=tuple(splits),
         checksum=checksum_given((inputs,), 0) if checksums and inputs else None,
         phase=made_by.phase,
@@ -242,7 +241,7 @@ def _p2p_kernel(
             result = signature.redispatch(keyset & _AFTER, *args)
         except BaseException as error:
             if number is not None:
-                emit.end(number, by="return", error=type(error).__name__)
+                emit.end(number, by=REFUSED, error=type(error).__name__)
             raise
         if number is not None:
             try:

@@ -102,9 +102,12 @@ def watch_windows(calls: Calls, patches: Patches, watchers: Watchers) -> None:
         guarded(emit, "backward", watchers.phase)
 
     def backward(original: Any) -> Any:
-        def wrapper(context: int, roots: Any, *args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            context, roots = (args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(_ROOTS_OF))
+            if type(context) is not int or not _are_tensors(roots):
+                return original(*args, **kwargs)  # Torch says what is wrong with them.
             with backward_pass(context, roots, caller(sys._getframe()).site):
-                return original(context, roots, *args, **kwargs)
+                return original(*args, **kwargs)
 
         return wrapper
 
@@ -126,6 +129,14 @@ def watch_windows(calls: Calls, patches: Patches, watchers: Watchers) -> None:
     patches.replace(dist_autograd, "_new_context", new_context)
     patches.replace(dist_autograd, "_release_context", release_context)
     patches.replace(dist_autograd, "backward", backward)
+
+
+_ROOTS_OF = ("contextId", "roots")
+"""The first arguments of a backward pass, as C++ names them."""
+
+
+def _are_tensors(roots: Any) -> bool:
+    return isinstance(roots, list | tuple) and all(isinstance(each, torch.Tensor) for each in roots)
 
 
 def _fetched(calls: Calls, op: str, value: Any, owner: int) -> RpcResult | None:

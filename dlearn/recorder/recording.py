@@ -34,7 +34,6 @@ from dlearn.trace.event import (
     Counters,
     End,
     Event,
-    Footer,
     Header,
     Line,
     PointToPoint,
@@ -116,7 +115,7 @@ class Recording:
             self._log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
             self._undo.callback(self._log.close)
             watchers = Watchers(
-                self._log.open, self._sockets.note_strangers, self.watch_rpc_sockets, self._disconnecting, self._phase
+                self._log.open, self._sockets.pass_over, self.watch_rpc_sockets, self._disconnecting, self._phase
             )
             if options.graph:
                 watchers, undo = autograd.install(self, watchers)
@@ -156,7 +155,7 @@ class Recording:
             facts.setdefault("parent", spans[-1])
         if thread != self._owner:
             facts.setdefault("thread", threading.current_thread().name)
-        self._writer.write(kind(**facts))
+        self._write(kind(**facts))
         self.last_ns = now
         if self._watch is not None and kind in (Collective, PointToPoint, RpcCall):
             self.waiting[number] = now
@@ -169,12 +168,27 @@ class Recording:
         self.waiting.pop(number, None)
         self._under_way.discard(number)
         try:
-            self._writer.write(End(event=number, at_ns=now, by=by, error=error, **facts))
+            self._write(End(event=number, at_ns=now, by=by, error=error, **facts))
         except Exception as failure:
             self.failed("the end of an operation", failure)
 
     def fact(self, line: Line) -> None:
-        self._writer.write(line)
+        self._write(line)
+
+    def _write(self, line: Line) -> None:
+        """Write a line, or have it counted: a full disk is no business of the program's."""
+        refused_before = self._writer.refusal
+        try:
+            self._writer.write(line)
+        except OSError as error:
+            if not self._writer.begun:
+                raise  # There is no file that could say so.
+            if not refused_before:
+                print(
+                    f"dlearn: a line of the trace could not be written ({error.strerror}). The program goes on;"
+                    " such lines are counted, and the trace says how many they are.",
+                    file=sys.stderr,
+                )
 
     def function_ended(self, error: str) -> None:
         """The function that a cluster called has returned, or raised `error`: whoever waits for it waits in vain."""
@@ -319,6 +333,8 @@ class Recording:
         self._undo.close()
         while self.posted:
             self.end(self.posted.pop(), by=NOT_OBSERVED)
+        if self._measure is not None and self._writer.begun:
+            self._sockets.note_strangers()
         self.count()
         self._close_file()
         if self._gather and self._desk is not None:
@@ -328,19 +344,15 @@ class Recording:
                 self.failed("the files of the other hosts", error)
 
     def _close_file(self) -> None:
-        footer = Footer(
-            at_ns=self._clock(),
-            lines=self._writer.lines,
-            not_written=self._writer.not_written,
-            hook_errors=self._hook_errors,
-            works_dropped=self._works_dropped,
-            left_out=self._left_out,
-        )
         try:
-            self._writer.write(footer)
+            self._writer.finish(
+                at_ns=self._clock(),
+                hook_errors=self._hook_errors,
+                works_dropped=self._works_dropped,
+                left_out=self._left_out,
+            )
         except OSError as error:
             self.failed("the end of the file", error)
-        self._writer.close()
 
     def let_go(self) -> None:
         """In a forked child (a DataLoader's worker): the parent records, the child does not."""

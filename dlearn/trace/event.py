@@ -20,6 +20,8 @@ Tag = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 
 NOT_OBSERVED = "not observed"
 """`ended_by` of an event whose end nobody could see: it neither hangs nor has a duration."""
+REFUSED = "refused"
+"""`ended_by` of a call that raised before the backend took it: nothing was sent for it, and it met no other call."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", omit_defaults=True):
@@ -68,7 +70,9 @@ class Footer(Line, tag="footer", frozen=True, kw_only=True):
     at_ns: Nanoseconds
     lines: Count
     not_written: Count = 0
-    """Lines that the size limit (`max_bytes`) or a full disk kept out."""
+    """Lines that the size limit (`max_bytes`) or the system kept out."""
+    refusal: str = ""
+    """Why the system took no more lines, by the name of its error: "ENOSPC" is a full disk."""
     hook_errors: Count = 0
     works_dropped: Count = 0
     """Point-to-point works let go unfinished, because too many were waiting for their `wait`."""
@@ -92,7 +96,8 @@ class GroupFact(Line, tag="group", frozen=True, kw_only=True):
 class Socket(Line, tag="socket", frozen=True, kw_only=True):
     """A TCP connection of this process. Its other end, with the addresses swapped, tells which rank is the peer.
 
-    `group` is the process group that it was made for; "?" if it is older than the recording, and of several groups.
+    `group` is the process group that it was made for; "?" if it is older than the recording, and of several groups;
+    "" if no group is known that made it: then all that was written into it counts, from its beginning.
     """
 
     id: Count
@@ -146,8 +151,8 @@ class Event(Line, frozen=True, kw_only=True):
     """One call that a hook saw in one process.
 
     `number` is unique in the process; `parent` is the number of the enclosing span. `ended_by` says who saw the end:
-    callback, wait or return. `error` is the class of the exception that ended it. `phase` is setup, forward,
-    backward, optimizer, cleanup or none. `site` is the line of user code, "file.py:14".
+    callback, wait or return, or that the call was refused. `error` is the class of the exception that ended it. `phase`
+    is setup, forward, backward, optimizer, cleanup or none. `site` is the line of user code, "file.py:14".
     """
 
     ends: ClassVar[bool] = True
@@ -173,6 +178,10 @@ class Event(Line, frozen=True, kw_only=True):
     @property
     def failed(self) -> bool:
         return bool(self.error)
+
+    @property
+    def refused(self) -> bool:
+        return self.ended_by == REFUSED
 
 
 class Collective(Event, tag="collective", frozen=True, kw_only=True):
