@@ -13,10 +13,8 @@ import pytest
 import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
-from matplotlib import pyplot as plt
-from matplotlib.text import Text
 
-from dlearn import Cluster, Trace, draw, explain, messages
+from dlearn import Cluster, Trace, explain, messages
 from dlearn.errors import RankError
 from dlearn.trace.agent_log import log_path
 from dlearn.trace.event import RpcWindow
@@ -163,6 +161,12 @@ def test_a_request_of_an_unknown_kind_is_counted_and_said():
     sentence = f"of 1 of {trace.rpc.logged} requests over RPC the kind is unknown"
     assert trace.rpc.problems == (sentence,)
     assert sentence in str(explain(trace))
+    # Not above: the ranks load this file, and some have few seconds for all they do.
+    from matplotlib import pyplot as plt
+    from matplotlib.text import Text
+
+    from dlearn import draw
+
     for draw_it in (draw.timeline, draw.sequence):
         assert any(sentence in text.get_text() for text in draw_it(trace).figure.findobj(Text))
         plt.close("all")

@@ -3,6 +3,7 @@
 `torch._dynamo` is the surprise: constructing a DDP model imports it, 4 s in every fresh process.
 """
 
+import atexit
 import gc
 import os
 import warnings
@@ -32,6 +33,9 @@ with suppress(SetupError):  # A torch that does not fit: each rank says so, wher
 # What ranks leave behind that are gone comes here; multiprocessing's server sees it off, and is surprised.
 descendants.adopt()
 warnings.filterwarnings("ignore", message="forkserver: waitpid returned unexpected pid")
+
+# The server has nothing to tidy up when it ends. (triton, which torch 2.15 brings, would list there what it leaks.)
+atexit.register(os._exit, 0)
 
 # What is loaded stays: without this, a rank's first garbage collection would copy all of it into its own memory.
 gc.freeze()

@@ -157,9 +157,9 @@ def _make_note(code: CodeType) -> _Note:
 def _known() -> dict[int, _Note]:
     """The functions of torch whose presence on the stack means something."""
     ddp = DistributedDataParallel
-    step_wrapper = next(
-        const for const in Optimizer.profile_hook_step.__code__.co_consts if isinstance(const, CodeType)
-    )
+    # From Python 3.14 on the code of its annotations stands there, too.
+    codes = [const for const in Optimizer.profile_hook_step.__code__.co_consts if isinstance(const, CodeType)]
+    step_wrapper = next(code for code in codes if code.co_name == "wrapper")
 
     def note(function: Any, phase: str, role: str = "") -> _Note:
         # Torch wraps some of these for logging and deprecation; what runs below is the innermost.

@@ -41,8 +41,7 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     logical_bytes: Count
     payload_bytes: Count
     indices_bytes: Count | None = None
-    """Of a sparse tensor: how much of its payload are indices. Of one that is not coalesced, None: torch adds up its
-    duplicates first, and nobody knows how many are left."""
+    """Of a sparse tensor: how much of its payload are indices; None where duplicates are still to be added up."""
     sparse: bool = False
 
 
@@ -95,10 +94,8 @@ class GroupFact(Line, tag="group", frozen=True, kw_only=True):
 
 class Socket(Line, tag="socket", frozen=True, kw_only=True):
     """A TCP connection of this process. Its other end, with the addresses swapped, tells which rank is the peer.
-
     `group` is the process group that it was made for; "?" if it is older than the recording, and of several groups;
-    "" if no group is known that made it: then all that was written into it counts, from its beginning.
-    """
+    "" if no group is known that made it: then all that was written into it counts, from its beginning."""
 
     id: Count
     group: str
@@ -107,10 +104,8 @@ class Socket(Line, tag="socket", frozen=True, kw_only=True):
 
 
 class Worker(Line, tag="worker", frozen=True, kw_only=True):
-    """This process as RPC knows it. `wall_ns` is its wall clock less its monotonic one, for the agent's log.
-
-    `log` tells whether the agent's own log is kept beside the trace, and if not, why.
-    """
+    """This process as RPC knows it. `wall_ns` is its wall clock less its monotonic one, for the agent's log; `log` says
+    why that log is not kept beside the trace, if it is not."""
 
     name: str
     id: Count
@@ -231,10 +226,8 @@ class PointToPoint(Event, tag="p2p", frozen=True, kw_only=True):
 
 
 class Bucket(Event, tag="bucket", frozen=True, kw_only=True):
-    """One bucket of a DDP model: the gradients that travel together. `built` is "first" or "rebuilt".
-
-    `may_be_skipped`: DDP leaves it out of a backward pass in which no rank has used its parameters.
-    """
+    """One bucket of a DDP model: the gradients that travel together. `built` is "first" or "rebuilt". If it
+    `may_be_skipped`, DDP leaves it out of a backward pass in which no rank has used its parameters."""
 
     ends: ClassVar[bool] = False
 
@@ -260,8 +253,7 @@ class Gradient(Event, tag="gradient", frozen=True, kw_only=True):
 
 class Stretch(Event, tag="stretch", frozen=True, kw_only=True):
     """A part of a training step, seen from begin to end: the forward pass of a DDP model, a backward pass, or the
-    step of an optimizer, as `phase` says. On a GPU the part that the CPU takes; the GPU's stands in a `DeviceTime`.
-    """
+    step of an optimizer, as `phase` says. On a GPU the part that the CPU takes; the GPU's stands in a `DeviceTime`."""
 
 
 class Span(Event, tag="span", frozen=True, kw_only=True):
@@ -271,10 +263,8 @@ class Span(Event, tag="span", frozen=True, kw_only=True):
 
 
 class Counters(Event, tag="counters", frozen=True, kw_only=True):
-    """The kernel's counters at this moment: bytes that this process has written into each of its sockets, by `id`.
-
-    None is a socket that is closed. `still`: whether they had stopped moving; None if nobody waited for that.
-    """
+    """The kernel's counters at this moment: bytes that this process has written into each of its sockets, by `id`; None
+    is one that is closed. `still`: whether they had stopped moving; None if the recorder did not wait for that."""
 
     ends: ClassVar[bool] = False
 
@@ -332,10 +322,8 @@ class RpcRun(Event, tag="rpc run", frozen=True, kw_only=True):
 
 
 class RpcReply(Event, tag="rpc reply", frozen=True, kw_only=True):
-    """A value is packed to be sent back: the result of a call, or, `fetched`, what an RRef holds.
-
-    `caller` and `call` name the call; those of a fetched value are its own, given by this process.
-    """
+    """A value is packed to be sent back: the result of a call, or, `fetched`, what an RRef holds. `caller` and `call`
+    name the call; those of a fetched value are its own, given by this process."""
 
     ends: ClassVar[bool] = False
 
