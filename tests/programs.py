@@ -66,6 +66,7 @@ def meet(fault: str) -> None:
         case "sigkill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "sleep":
+            print("asleep")
             time.sleep(600)
         case "skip":
             return time.sleep(600)
@@ -96,7 +97,14 @@ def with_helper_then_hang(pid_file: str) -> None:
     time.sleep(600)
 
 
+def wait_for(file: str) -> None:
+    """Until this file is there."""
+    while not os.path.exists(file):
+        time.sleep(0.01)
+
+
 def spin() -> None:
+    print("spinning")
     while True:
         pass
 

@@ -19,6 +19,7 @@ import psutil
 import pytest
 import torch
 from disks import full_disk
+from hanging import all_of, end_when, in_calls, said
 
 from dlearn import Cluster, messages
 from dlearn.cluster import engine_relay, engines, spares
@@ -164,7 +165,11 @@ def nothing_from_disk(monkeypatch):
 def test_faults_are_told_in_the_words_of_a_local_cluster(client, fault):
     told = []
     for options in ({"engine": client}, {}):
-        run = Cluster(2, **options).run(programs.all_reduce_then, fault, timeout=3, check=False)
+        if fault == "sleep":
+            stuck = all_of(said("asleep", 1), in_calls(2))
+            run = end_when(stuck, Cluster(2, **options), programs.all_reduce_then, fault)
+        else:
+            run = Cluster(2, **options).run(programs.all_reduce_then, fault, check=False)
         told.append((run.error.rank, run.error.what.partition("\nthen")[0], run.error.details))
         assert len(run.trace.processes) == 2
     assert told[0] == told[1]
@@ -325,6 +330,7 @@ exec $python job.py $files/ipcontroller-client.json
 _JOB = """
 import os, sys, threading
 import ipyparallel, programs
+from hanging import all_of, end_when, in_calls, said
 from dlearn import Cluster, analysis
 
 client = ipyparallel.Client(sys.argv[1])
@@ -334,7 +340,8 @@ run = cluster.run(programs.train_ddp, 2)
 print(sorted(path.name.split("-")[0] for path in (run.folder / "trace").iterdir()))
 print(str(analysis.reconcile(run.trace)).splitlines()[-1])
 print(cluster.run(programs.listening_addresses).results)
-print(cluster.run(programs.all_reduce_then, "sleep", timeout=3, check=False).error.what)
+stuck = all_of(said("asleep", 1), in_calls(2))
+print(end_when(stuck, cluster, programs.all_reduce_then, "sleep").error.what)
 (engine,) = [id for id in client.ids if client[id].apply_sync(os.uname).nodename == "nodeB"]
 pid = client[engine].apply_sync(os.getpid)
 threading.Timer(1, lambda: os.kill(pid, 9)).start()

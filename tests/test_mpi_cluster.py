@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from hanging import all_of, end_when, in_calls, said
 
 from dlearn import Cluster, explain
 from dlearn.analysis import reconcile
@@ -280,6 +284,7 @@ def test_a_fault_is_named_and_the_trace_so_far_is_kept(fault, said):
 def send_what_nobody_takes(large: int) -> None:
     if dist.get_rank() == 0:
         dist.send(torch.zeros(large), 1)
+    print("has called")
 
 
 def send_by_mpi4py() -> None:
@@ -287,22 +292,51 @@ def send_by_mpi4py() -> None:
 
     if MPI.COMM_WORLD.rank == 0:
         MPI.COMM_WORLD.Send(torch.zeros(1_000_000).numpy(), dest=1)
+    print("has called")
 
 
 def test_a_send_that_nobody_receives():
     """Through torch or by mpi4py itself."""
     told = r"rank 0 waits for rank 1 in send #1 \(.*test_mpi_cluster.py:\d+\); rank 1 never received it, it (is|has)"
-    with pytest.raises(RankError, match=told):
-        Cluster(2, backend="mpi").run(send_what_nobody_takes, 1_000_000, timeout=2)
-    with pytest.raises(RankError, match=told):
-        Cluster(2, backend="mpi", init=False).run(send_by_mpi4py, timeout=2)
+    stuck = all_of(said("has called", 1), in_calls(1))
+    run = end_when(stuck, Cluster(2, backend="mpi"), send_what_nobody_takes, 1_000_000)
+    assert re.search(told, run.error.what)
+    run = end_when(stuck, Cluster(2, backend="mpi", init=False), send_by_mpi4py)
+    assert re.search(told, run.error.what)
 
 
-def test_an_interrupt_ends_the_job():
-    timer = threading.Timer(0.7, signal.raise_signal, [signal.SIGINT])
-    timer.start()
-    with pytest.raises(Interrupted, match="the ranks were ended"):
-        Cluster(2, backend="mpi").run(time.sleep, 60)
+def at_work(folder: Path) -> None:
+    (folder / f"{os.getpid()}").touch()
+    time.sleep(60)
+
+
+@contextmanager
+def once_at_work(folder: Path, act: Callable[[], object]) -> Iterator[None]:
+    """Do something in another thread when two ranks are `at_work`."""
+
+    def wait_and_act() -> None:
+        while not over.wait(0.01):
+            if len(list(folder.iterdir())) == 2:
+                return act()
+
+    over = threading.Event()
+    thread = threading.Thread(target=wait_and_act)
+    folder.mkdir()
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_an_interrupt_ends_the_job(tmp_path):
+    folder = tmp_path / "at work"
+    with (
+        once_at_work(folder, lambda: os.kill(os.getpid(), signal.SIGINT)),
+        pytest.raises(Interrupted, match="the ranks were ended"),
+    ):
+        Cluster(2, backend="mpi").run(at_work, folder)
     assert Cluster(2, backend="mpi", init=False).run(count, timeout=60).results == {0: 1, 1: 1}
 
 
@@ -311,17 +345,19 @@ def test_an_interrupt_ends_the_job():
     ("victim", "why"),
     [("mpiexec", r"mpiexec\S* was killed by SIGKILL"), slow("stub", r"(what )?mpiexec\S* (had|ended)")],
 )
-def test_without_mpiexec_or_a_stub_the_ranks_are_ended(victim, why):
+def test_without_mpiexec_or_a_stub_the_ranks_are_ended(victim, why, tmp_path):
     def shoot() -> None:
         wanted = [
             each for each in below(os.getpid()) if is_part(each) and ("mpiexec" in each.name()) == (victim == "mpiexec")
         ]
         wanted[0].kill()
 
-    timer = threading.Timer(0.7, shoot)
-    timer.start()
-    with pytest.raises(RankError, match=rf"rank \d lost its place in the MPI job: {why}"):
-        Cluster(2, backend="mpi", init=False).run(time.sleep, 30, timeout=60)
+    folder = tmp_path / "at work"
+    with (
+        once_at_work(folder, shoot),
+        pytest.raises(RankError, match=rf"rank \d lost its place in the MPI job: {why}"),
+    ):
+        Cluster(2, backend="mpi", init=False).run(at_work, folder, timeout=60)
 
 
 @pytest.mark.slow

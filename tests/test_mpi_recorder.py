@@ -14,6 +14,7 @@ import mpi_programs
 import pytest
 import torch
 import torch.distributed as dist
+from hanging import end_when, in_calls
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import Job
@@ -273,7 +274,7 @@ def send_first(count: int) -> None:
 def test_both_send_first_and_it_is_said_who_waits_for_whom(tmp_path, monkeypatch):
     pytest.importorskip("mpi4py")
     monkeypatch.chdir(tmp_path)
-    run = Cluster(2, backend="mpi", init=False).run(send_first, 1 << 20, timeout=3, check=False)
+    run = end_when(in_calls(1, 1), Cluster(2, backend="mpi", init=False), send_first, 1 << 20)
     assert "rank 0 and rank 1 wait for each other: rank 0 in send" in run.error.what
     spares.close()
 

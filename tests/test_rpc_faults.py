@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
+from hanging import end_when, said
 
 from dlearn import Cluster, Trace, explain, messages
 from dlearn.errors import RankError
@@ -33,6 +34,7 @@ def die():
 
 
 def sleep_long():
+    print("asleep", flush=True)
     time.sleep(1000)
 
 
@@ -60,9 +62,9 @@ def run(*args, timeout=60, **options):
     return Cluster(["ps", "trainer"], rpc=True).run({"trainer": call}, *args, timeout=timeout, **options)
 
 
-def failed(*args, timeout=60):
+def failed(*args):
     with pytest.raises(RankError) as caught:
-        run(*args, timeout=timeout)
+        run(*args)
     return caught.value
 
 
@@ -79,7 +81,8 @@ def test_a_worker_that_dies_in_a_call_is_named_and_the_call_is_kept():
 
 
 def test_a_call_that_never_returns_tells_who_waits_for_whom_in_what():
-    error = failed(sleep_long, timeout=4)
+    cluster = Cluster(["ps", "trainer"], rpc=True)
+    error = end_when(said("asleep", "ps"), cluster, {"trainer": call}, sleep_long).error
     assert "trainer waits for ps in rpc_sync sleep_long() (tests/test_rpc_faults.py:" in error.what
     assert "ps is inside sleep_long" in error.what
 

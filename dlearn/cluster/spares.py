@@ -30,6 +30,16 @@ _turning = threading.Lock()
 
 def take() -> RankProcess:
     """A fresh rank: a spare one, or one that is started now."""
+    try:
+        return _take()
+    except SetupError:
+        if _worker is None:
+            raise
+        _worker.join()  # It may hold the files that we lack: when it is done, they are free, or spares are there.
+        return _take()
+
+
+def _take() -> RankProcess:
     while True:
         try:
             rank = _spares.pop()

@@ -1,0 +1,47 @@
+"""Runs that hang. The clock ends them; on a busy machine that may be before the ranks are stuck."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dlearn import Cluster
+from dlearn.analysis.hangs import inside
+from dlearn.cluster.run import Run
+from dlearn.errors import TraceError
+
+FIRST_SECONDS, MOST_SECONDS = 1.0, 32.0
+
+Stuck = Callable[[Run], bool]
+
+
+def end_when(stuck: Stuck, cluster: Cluster, function: Any, *args: Any) -> Run:
+    """A run that was ended when it was `stuck`: if it was not yet, it is run again, for twice as long."""
+    seconds = FIRST_SECONDS
+    while True:
+        run = cluster.run(function, *args, timeout=seconds, check=False)
+        if seconds >= MOST_SECONDS or stuck(run):
+            return run
+        seconds *= 2
+
+
+def in_calls(*numbers: int) -> Stuck:
+    """So many ranks are inside a call, each in its group's call of this number."""
+
+    def stuck(run: Run) -> bool:
+        try:
+            calls = [inside(run.trace, rank) for rank in run.trace.ranks]
+        except TraceError:
+            return False  # No rank has come so far as to write its first line.
+        return sorted(call.seq for call in calls if call is not None) == list(numbers)
+
+    return stuck
+
+
+def said(text: str, *names: int | str) -> Stuck:
+    """These ranks have printed this, as the last thing that they did."""
+    return lambda run: all(text in run.output[name] for name in names)
+
+
+def all_of(*conditions: Stuck) -> Stuck:
+    return lambda run: all(condition(run) for condition in conditions)
