@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
+import time
 import warnings
 from collections import Counter
 from datetime import timedelta
@@ -489,9 +492,39 @@ def test_a_folder_with_another_jobs_trace_is_refused(tmp_path):
     with pytest.raises(TraceError, match="exists already"), dlearn.record(tmp_path / "a"):
         pass
     (file,) = (tmp_path / "a").iterdir()
-    file.write_bytes(file.read_bytes().replace(b'"job":"pid ', b'"job":"another '))
+    earlier = file.rename(file.with_name("earlier.jsonl"))
+    earlier.write_bytes(earlier.read_bytes().replace(b'"pid":%d' % os.getpid(), b'"pid":%d' % os.getppid()))
     with pytest.raises(TraceError, match="another job"), dlearn.record(tmp_path / "a"):
         pass
+
+
+ONE_BY_ONE = """
+import sys, torch, torch.distributed as dist, dlearn
+folder, store, rank = sys.argv[1:]
+with dlearn.record(folder):
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=2)
+    dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
+"""
+
+
+def test_ranks_that_are_started_one_by_one_are_one_job(tmp_path):
+    """In two terminals, without a launcher that tells them of each other; the second finds the first one's file."""
+    told = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+
+    def start(rank: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", ONE_BY_ONE, str(tmp_path / "trace"), str(tmp_path / "store"), str(rank)]
+        return subprocess.Popen(command, env=told, stderr=subprocess.PIPE)
+
+    with start(0) as first:
+        while not list(tmp_path.glob("trace/*.jsonl")) and first.poll() is None:
+            time.sleep(0.05)
+        with start(1) as second:
+            assert (second.wait(60), second.stderr.read()) == (0, b"")
+        assert (first.wait(60), first.stderr.read()) == (0, b"")
+    trace = Trace.load(tmp_path / "trace")
+    assert (trace.ranks, trace.problems) == ((0, 1), ())
+    assert [match.missing for match in trace.matches] == [()]
 
 
 def test_a_failing_hook_is_reported_once_and_training_goes_on():

@@ -45,7 +45,10 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Header(Line, tag="header", frozen=True, kw_only=True):
-    """The first line: whose record this is. `rank` and `name` are the cluster's, where a cluster started it."""
+    """The first line: whose record this is. `rank` and `name` are the cluster's, where a cluster started it.
+
+    `job` is "" of a process that nobody had told: it finds the job's name when it meets others (`Joined`).
+    """
 
     format: Count
     job: str

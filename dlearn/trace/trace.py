@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from dlearn.errors import TraceError
-from dlearn.trace.attempts import attempts, refuse_two_jobs, without_copies, without_replaced
+from dlearn.trace.attempts import attempts, refuse_two_jobs, strangers, without_copies, without_replaced
 from dlearn.trace.clocks import SAME, Clock, align, clock_name, clock_problems
 from dlearn.trace.device_times import DeviceSpan, device_spans
 from dlearn.trace.event import (
@@ -93,6 +93,10 @@ class Trace:
         path = Path(folders[0])
         files, problems = _read_all(folders)
         refuse_two_jobs(path, files)
+        problems += [
+            printable(f"{file.path.name}: whether this process is of the job is not known: it met no other")
+            for file in strangers(files)
+        ]
         files = _choose(attempts(files), attempt, problems)
         problems += [problem for file in files for problem in file.problems]
         world = _world_size(files)
