@@ -24,7 +24,7 @@ import dlearn
 from dlearn import Cluster, Trace, messages, operations
 from dlearn.cluster.run import Run
 from dlearn.errors import TraceError
-from dlearn.trace.event import NOT_OBSERVED, Bucket, Collective, Gradient, PointToPoint
+from dlearn.trace.event import NOT_OBSERVED, Bucket, Collective, Gradient, PointToPoint, Stretch
 
 
 @pytest.fixture(autouse=True)
@@ -364,7 +364,7 @@ def test_undo_leaves_torch_as_it_was():
             ops = ["allreduce_", "send", "barrier", "monitored_barrier_", "recv_any_source_"]
             kernels = [torch._C._dispatch_dump(f"c10d::{op}") for op in ops]
             wait = torch._C._dispatch_dump("_c10d_functional::wait_tensor")
-            return (*kernels, wait, Work.wait, DistributedDataParallel._pre_forward)
+            return (*kernels, wait, Work.wait, DistributedDataParallel._inside_ddp_forward)
 
         before = state()
         with dlearn.record("inner"):
@@ -719,13 +719,45 @@ def test_a_recording_left_open_is_closed_at_exit(tmp_path):
 
 
 @pytest.mark.slow
-def test_under_torch_compile_the_same_messages_are_seen():
-    def compiled() -> None:
+def test_under_torch_compile_the_same_is_seen_and_the_same_compiled():
+    def compiled() -> dict[str, int]:
+        from torch._dynamo.utils import counters
+
         model = torch.compile(DistributedDataParallel(programs.mlp()), backend="aot_eager")
         for _ in range(2):
             model(torch.randn(8, 64)).sum().backward()
+        return {"graphs": counters["frames"]["ok"], "breaks": sum(counters["graph_break"].values())}
 
-    run = record(compiled)
-    assert [each.what for each in operations(run.trace) if each.op == "all_reduce"] == ["bucket unknown"] * 2
+    def eager() -> None:
+        model = DistributedDataParallel(programs.mlp())
+        for _ in range(2):
+            model(torch.randn(8, 64)).sum().backward()
+
+    run, bare, plain = record(compiled), Cluster(2, record=False).run(quiet(compiled), timeout=100), record(eager)
+    assert run.results == bare.results
     assert run.trace.problems == ()
     assert "dlearn" not in run.output[0], "the compiler says nothing of our hooks"
+    kinds = [Counter(type(event) for event in each.trace.events) for each in (run, plain)]
+    assert kinds[0] == kinds[1]
+    assert kinds[0][Stretch] == 2 * 2 * 2
+    told = [[each.what for each in operations(trace) if each.op == "all_reduce"] for trace in (run.trace, plain.trace)]
+    assert told[0] == told[1]
+
+
+def test_what_is_only_traced_on_fake_tensors_is_no_message(tmp_path):
+    from torch._subclasses import FakeTensorMode
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with dlearn.record(tmp_path / "trace"):
+            with FakeTensorMode():
+                dist.all_reduce(torch.ones(3))
+                dist.all_gather([torch.ones(3)], torch.ones(3))
+                dist.barrier()
+                dist.isend(torch.ones(3), 0)
+            dist.all_reduce(torch.ones(3, device="meta"))
+            dist.broadcast(torch.ones(3), 0)
+    finally:
+        dist.destroy_process_group()
+    trace = Trace.load(tmp_path / "trace")
+    assert [each.op for each in operations(trace)] == ["broadcast"]

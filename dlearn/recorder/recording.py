@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from dlearn.hooks import autograd, collectives, ddp, mpi, rpc, steps, stretches
+from dlearn.hooks import autograd, collectives, ddp, mpi, rpc, steps
 from dlearn.hooks.clock import Desk
 from dlearn.hooks.cuda_times import CudaTimes
 from dlearn.hooks.groups import Groups
@@ -111,7 +111,6 @@ class Recording:
             self._undo.callback(times.close)
             self._undo.callback(collectives.install(self, self.groups, times, checksums=options.checksums))
             self._undo.callback(ddp.install(self, times))
-            self._undo.callback(stretches.install(self, times))
             self._undo.callback(mpi.install(self))
             self._log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
             self._undo.callback(self._log.close)
