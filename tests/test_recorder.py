@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import warnings
+import weakref
 from collections import Counter
 from datetime import timedelta
 from pathlib import Path
@@ -109,6 +110,81 @@ def test_a_second_group_of_the_same_name_counts_anew():
     trace = Cluster(2, init=False).run(twice).trace
     assert [(each.seq, len(each.ends), each.missing) for each in trace.matches] == [(1, 2, ()), (1, 2, ())]
     assert len({each.group.name for each in trace.matches}) == 2
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_group_that_is_made_again_of_other_ranks_is_one_group(turned):
+    """Its second making is the first that rank 2 sees, with torch's ranks as before or the other way round."""
+
+    def again() -> None:
+        rank = dist.get_rank()
+        dist.destroy_process_group()
+        for members, own in [((0, 1), rank), ((0, 2), 2 - rank if turned else rank)]:
+            store = f"file://{os.getcwd()}/store {members}"
+            dist.init_process_group("gloo", init_method=store, rank=own, world_size=3)
+            group = dist.new_group(members)
+            if own in members:
+                dist.broadcast(torch.ones(3), 0, group=group)
+            dist.barrier()
+            dist.destroy_process_group()
+
+    trace = record(again, ranks=3).trace
+    assert [each.missing for each in trace.matches] == [()] * 4
+    assert len({each.group.name for each in trace.matches}) == 4
+    last = [each.group.members for each in trace.matches if len(each.ends) == 2][-1]
+    assert last == ((2, 0) if turned else (0, 2))
+
+
+def test_a_group_lives_a_little_longer_than_the_program_holds_it(tmp_path):
+    """Else a DDP model that goes after it takes gloo's threads along, with Python's lock in its hand."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with dlearn.record(tmp_path / "trace"):
+            first = dist.new_group()
+            held = weakref.ref(first)
+            dist.destroy_process_group(first)
+            del first
+            assert held() is not None
+            second = dist.new_group()
+            assert held() is None
+            held = weakref.ref(second)
+            dist.destroy_process_group(second)
+            del second
+        assert held() is None
+    finally:
+        dist.destroy_process_group()
+
+
+GOES_OUT_OF_SCOPE = """
+import sys, torch, torch.distributed as dist, dlearn
+from torch.nn.parallel import DistributedDataParallel
+folder, store, rank = sys.argv[1:]
+
+def train():
+    group = dist.new_group([0, 1])
+    layers = [torch.nn.Linear(64, 64) for _ in range(6)]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers), process_group=group, bucket_cap_mb=0.02)
+    model(torch.randn(8, 64)).sum().backward()
+    dist.destroy_process_group(group)
+
+with dlearn.record(folder):
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=2)
+    for _ in range(10):
+        train()
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_a_ddp_model_may_go_right_after_its_group(tmp_path):
+    """Without a recording torch hangs here after a few rounds; a recording keeps it from that."""
+    command = [sys.executable, "-c", GOES_OUT_OF_SCOPE, str(tmp_path / "trace"), str(tmp_path / "store")]
+    ranks = [subprocess.Popen([*command, str(rank)]) for rank in range(2)]
+    try:
+        assert [rank.wait(90) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
 
 
 def test_group_ranks_are_resolved_to_ranks():

@@ -17,13 +17,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from dlearn.hooks import autograd, collectives, ddp, mpi, rpc, steps
 from dlearn.hooks.clock import Desk
 from dlearn.hooks.cuda_times import CudaTimes
-from dlearn.hooks.groups import Groups
+from dlearn.hooks.groups import Groups, Made, watch_groups
 from dlearn.hooks.rpc_agent_log import AgentLog
 from dlearn.hooks.rpc_state import Watchers
-from dlearn.hooks.sockets import Sockets
+from dlearn.hooks.sockets import RPC, Sockets
 from dlearn.recorder.gathering import gather
 from dlearn.recorder.hang_watch import HangWatch
 from dlearn.trace.agent_log import log_path
@@ -121,10 +123,7 @@ class Recording:
                 watchers, undo = autograd.install(self, watchers)
                 self._undo.callback(undo)
             self._undo.callback(rpc.install(self, watchers))
-            if self._measure is not None:
-                self._undo.callback(self._sockets.install(self.groups.name, self.count))
-            if self._desk is not None:
-                self._undo.callback(self._desk.install())
+            self._watch_groups()
             if options.steps is not None:
                 self._undo.callback(steps.install(self._begin_step))
                 self._begin_step(0)
@@ -134,6 +133,32 @@ class Recording:
             self._undo.close()
             self._writer.close()
             raise
+
+    def _watch_groups(self) -> None:
+        """Process groups, and what comes and goes with them: connections, the job's name, the clocks' desk."""
+        present: list[str] = []
+        for group in list(dist.distributed_c10d._world.pg_map):
+            try:
+                present.append(self.groups.of(group).name)
+            except Exception as error:
+                self.failed("a process group", error)
+        making, made, destroying = [], [self.groups.made], [self.groups.destroying]
+        if self._measure is not None:
+            self._sockets.begin(present)
+            self.count()
+            making.append(self._sockets.note_strangers)
+            made.append(self._watch_group_sockets)
+            destroying.insert(0, lambda group: self.count())
+        if self._desk is not None:
+            made.append(self._desk.made)
+            destroying.insert(0, self._desk.destroying)
+            self._undo.callback(self._desk.install())
+        self._undo.callback(self.groups.release)
+        self._undo.callback(watch_groups(self, making=making, made=made, destroying=destroying))
+
+    def _watch_group_sockets(self, made: Made) -> None:
+        if made.group is not None and self._sockets.watch(self.groups.of(made.group).name):
+            self.count()
 
     def event(self, kind: type[Event], /, **facts: Any) -> int:
         if self._wanted_steps is not None and self._is_outside(kind, facts):
@@ -283,7 +308,7 @@ class Recording:
 
     def watch_rpc_sockets(self, *, opened: bool = False) -> None:
         """An agent stands: its connections are there, if they are TCP. A cluster has to open them first."""
-        if self._measure is not None and (opened or self.meet is None) and self._sockets.watch_rpc():
+        if self._measure is not None and (opened or self.meet is None) and self._sockets.watch(RPC):
             self.count()
 
     def _disconnecting(self) -> None:

@@ -90,6 +90,8 @@ class GroupFact(Line, tag="group", frozen=True, kw_only=True):
     default: bool = False
     within: str = ""
     """Of the inner group through which a glass-box backend sends its steps: the name of the outer group."""
+    made: str = ""
+    """The same in all members' files, and in no other group's: `name` counts what this process has seen."""
 
 
 class Socket(Line, tag="socket", frozen=True, kw_only=True):

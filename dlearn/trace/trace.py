@@ -31,7 +31,7 @@ from dlearn.trace.event import (
     Worker,
 )
 from dlearn.trace.job_facts import Place
-from dlearn.trace.matching import Match, match
+from dlearn.trace.matching import Match, agree_on_names, match
 from dlearn.trace.rpc_kinds import Rpc, join_rpc
 from dlearn.trace.selecting import PHASES, Key, begins_of_operations, caused_within, check_kind, is_of, kind_of
 from dlearn.trace.store import ProcessFile, printable, read
@@ -352,7 +352,7 @@ def _assign_ranks(
         )
         for rank, file in sorted(taken.items())
     )
-    return processes, tuple(events)
+    return agree_on_names(processes, events), tuple(events)
 
 
 def _worker_name(file: ProcessFile) -> str:
