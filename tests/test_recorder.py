@@ -25,6 +25,7 @@ import dlearn
 from dlearn import Cluster, Trace, messages, operations
 from dlearn.cluster.run import Run
 from dlearn.errors import TraceError
+from dlearn.hooks.callers import caller
 from dlearn.trace.event import NOT_OBSERVED, Bucket, Collective, Gradient, PointToPoint, Stretch
 
 
@@ -818,6 +819,38 @@ def test_under_torch_compile_the_same_is_seen_and_the_same_compiled():
     assert kinds[0][Stretch] == 2 * 2 * 2
     told = [[each.what for each in operations(trace) if each.op == "all_reduce"] for trace in (run.trace, plain.trace)]
     assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("file", ["<eval_with_key>.1 from /opt/torch/proxy_tensor.py:1738 in wrapped", "cache/rd/c.py"])
+def test_code_that_the_compiler_made_is_neither_a_place_nor_a_module(file, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    name = file if file.startswith("<") else str(tmp_path / file)
+    made: dict[str, object] = {}
+    exec(compile("def forward(self, look): return look()", name, "exec"), made)
+    graph = type("GraphModule", (torch.nn.Module,), {"forward": made["forward"]})()
+    found, line = graph(lambda: caller(sys._getframe(1))), sys._getframe().f_lineno
+    assert Path(found.site).name == f"test_recorder.py:{line}"
+    assert found.phase == ("none" if file.startswith("<") else "forward")
+
+
+@pytest.mark.slow
+def test_a_compiled_functions_messages_are_the_users_own():
+    """In the line of the function that was compiled, in no module's forward pass, and without a path of the machine."""
+
+    def compiled() -> int:
+        @torch.compile(backend="aot_eager")
+        def step(x: torch.Tensor) -> torch.Tensor:
+            dist.all_reduce(x)
+            return x + 1
+
+        step(torch.ones(4))
+        return step.__wrapped__.__code__.co_firstlineno
+
+    run = record(compiled)
+    (call, _) = (event for event in run.trace.events if isinstance(event, Collective))
+    assert (Path(call.site).name, call.phase) == (f"test_recorder.py:{run.results[0]}", "none")
+    texts = [path.read_text() for path in run.trace.path.glob("*.jsonl")]
+    assert not any(os.sep + os.path.join("site-packages", "torch") in text for text in texts)
 
 
 def test_what_is_only_traced_on_fake_tensors_is_no_message(tmp_path):

@@ -12,6 +12,7 @@ import inspect
 import os
 import sys
 import sysconfig
+import tempfile
 import threading
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -60,6 +61,8 @@ _LESSONS_DIR = os.path.join(_DLEARN_DIR, "lessons") + os.sep
 _PATHS = sysconfig.get_paths()
 _INSTALLED = tuple(_PATHS[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 _MACHINERY = (_TORCH_DIR, _PATHS["stdlib"] + os.sep + "threading.py", typing_extensions.__file__, "<frozen")
+_FX_CODE = "<eval_with_key>"
+"""So begins the file name of code that torch.fx makes while it compiles; its path on this machine may follow."""
 
 cell_names: dict[str, str] = {}
 """File name of a notebook cell's code -> what people call the cell, "In[3]". Filled by the cluster."""
@@ -103,7 +106,8 @@ def _walk(
         code = frame.f_code
         if id(code) not in _silent:
             _, its_phase, its_role, site, own, _ = _notes.get(id(code)) or _make_note(code)
-            phase = phase or its_phase
+            if its_phase and not (below is not None and below.f_code.co_filename.startswith(_FX_CODE)):
+                phase = phase or its_phase  # A graph that was compiled is called as a module, and is none.
             role = role or its_role
             if site is not None and not own_site:
                 if own:
@@ -128,7 +132,8 @@ def _bucket_of(called_by_cpp: FrameType | None) -> GradBucket | None:
 
 def _make_note(code: CodeType) -> _Note:
     name = code.co_filename
-    if name.startswith(_MACHINERY) or (name.startswith(_DLEARN_DIR) and not name.startswith(_LESSONS_DIR)):
+    machinery = (*_MACHINERY, *_compiled())
+    if name.startswith(machinery) or (name.startswith(_DLEARN_DIR) and not name.startswith(_LESSONS_DIR)):
         note = _Note(code, recorder=name.startswith(_DLEARN_DIR))
     else:
         note = _Note(code, site=file_label(name, cell_names, os.getcwd()), own=not name.startswith(_INSTALLED))
@@ -141,6 +146,12 @@ def _make_note(code: CodeType) -> _Note:
     if note.site is None:
         _silent.add(id(code))
     return note
+
+
+def _compiled() -> tuple[str, str]:
+    """Where code comes from that torch.compile has made: the user's function that it made it of calls it."""
+    cache = os.path.join(tempfile.gettempdir(), "torchinductor_")
+    return _FX_CODE, os.environ.get("TORCHINDUCTOR_CACHE_DIR", cache)
 
 
 def _known() -> dict[int, _Note]:
