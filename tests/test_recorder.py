@@ -10,6 +10,7 @@ import time
 import warnings
 import weakref
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -90,6 +91,21 @@ def test_calls_from_a_thread_are_recorded_with_its_name():
     assert {event.thread for event in trace.where(op="all_reduce").events} == {"helper"}
     # It inherits the open span of the recording thread.
     assert len(trace.within("outer").where(op="all_reduce").events) == 2
+
+
+def test_what_torch_sends_from_a_pool_of_threads_stands_where_it_was_handed_over(tmp_path):
+    """As DCP's async_save does: no code of the user's is on that thread, and the main one may be anywhere."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with dlearn.record(tmp_path / "trace"), ThreadPoolExecutor(1) as pool:
+            called = pool.submit(dist.all_reduce, torch.ones(2))
+            line = sys._getframe().f_lineno - 1
+            called.result()
+    finally:
+        dist.destroy_process_group()
+    (call,) = (event for event in Trace.load(tmp_path / "trace").events if isinstance(event, Collective))
+    assert (Path(call.site).name, call.phase) == (f"test_recorder.py:{line}", "none")
+    assert call.thread.startswith("ThreadPoolExecutor")
 
 
 def test_a_failed_call_ends_with_its_error():

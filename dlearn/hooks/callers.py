@@ -14,6 +14,8 @@ import sys
 import sysconfig
 import tempfile
 import threading
+from concurrent import futures
+from concurrent.futures.thread import _WorkItem
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -26,6 +28,8 @@ from torch.distributed import utils as distributed_utils
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from dlearn.hooks import Undo
+from dlearn.hooks.compiler import untraced
 from dlearn.trace.site import file_label
 
 
@@ -55,12 +59,14 @@ class _Note(NamedTuple):
 
 
 _ENGINE = autograd_graph._engine_run_backward.__code__
+_RUN_TASK = _WorkItem.run.__code__
 _TORCH_DIR = os.path.dirname(torch.__file__) + os.sep
 _DLEARN_DIR = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _LESSONS_DIR = os.path.join(_DLEARN_DIR, "lessons") + os.sep
 _PATHS = sysconfig.get_paths()
 _INSTALLED = tuple(_PATHS[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_MACHINERY = (_TORCH_DIR, _PATHS["stdlib"] + os.sep + "threading.py", typing_extensions.__file__, "<frozen")
+_THREADS = (threading.__file__, os.path.dirname(futures.__file__) + os.sep)
+_MACHINERY = (_TORCH_DIR, *_THREADS, typing_extensions.__file__, "<frozen")
 _FX_CODE = "<eval_with_key>"
 """So begins the file name of code that torch.fx makes while it compiles; its path on this machine may follow."""
 
@@ -91,6 +97,24 @@ def caller(frame: FrameType | None) -> Caller:
     return Caller(site, phase or "none", role, launcher, backward, bucket)
 
 
+def install() -> Undo:
+    """Remember who hands work to a pool of threads, until undone: what torch sends there has no user code around it."""
+    original = _WorkItem.__init__
+
+    @untraced
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        phase, _, site, _ = _walk(sys._getframe(1), look_for_bucket=False)
+        self._dlearn_submitter = phase or "none", site
+
+    _WorkItem.__init__ = __init__  # type: ignore[method-assign]
+
+    def undo() -> None:
+        _WorkItem.__init__ = original  # type: ignore[method-assign]
+
+    return undo
+
+
 def place_of_thread(thread: int) -> str:
     """The line of user code that this thread is at, "train.py:31"; empty if there is none."""
     return _walk(sys._current_frames().get(thread), look_for_bucket=False)[2]
@@ -116,6 +140,9 @@ def _walk(
                     any_site = f"{site}:{frame.f_lineno}"
             if code is _ENGINE and look_for_bucket:
                 bucket = bucket or _bucket_of(below)
+            if code is _RUN_TASK:
+                its_phase, site = getattr(frame.f_locals["self"], "_dlearn_submitter", ("", ""))
+                return phase or its_phase, role, own_site or site, bucket
             if own_site and phase:
                 return phase, role, own_site, bucket  # A role is played further in, between user and c10d.
         below, frame = frame, frame.f_back
@@ -167,6 +194,7 @@ def _known() -> dict[int, _Note]:
 
     notes = [
         _Note(_ENGINE, "backward"),
+        _Note(_RUN_TASK),
         _Note(step_wrapper, "optimizer"),
         note(torch.nn.Module._call_impl, "forward"),
         note(ddp.__init__, "setup"),

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dlearn.hooks import autograd, collectives, ddp, mpi, rpc, steps
+from dlearn.hooks import autograd, callers, collectives, ddp, mpi, rpc, steps
 from dlearn.hooks.clock import Desk
 from dlearn.hooks.cuda_times import CudaTimes
 from dlearn.hooks.groups import Groups, Made, watch_groups
@@ -112,6 +112,7 @@ class Recording:
             times = self._cuda_times = CudaTimes(self)
             self._undo.callback(times.close)
             self._undo.callback(collectives.install(self, self.groups, times, checksums=options.checksums))
+            self._undo.callback(callers.install())
             self._undo.callback(ddp.install(self, times))
             self._undo.callback(mpi.install(self))
             self._log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
