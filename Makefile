@@ -1,62 +1,107 @@
-# Each target sets up .venv by itself the first time; nothing needs to be activated.
+# Each target sets up what it needs in .venv the first time, stage by stage; nothing needs to be activated.
 
 PYTHON ?= python3
-READY := .venv/.ready
 export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test test-all check lab notebooks paper bench clean
+.PHONY: help demo test test-all test-torch check lab notebooks paper bench clean
+.NOTPARALLEL:  # two stages at once would write into the same .venv
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 
-demo: $(READY)  ## train on three ranks, tell and draw who sent what to whom; files go to demo-out/
+demo: .venv/.demo  ## train on three ranks, tell and draw who sent what to whom; files go to demo-out/
 	.venv/bin/dlearn demo --out demo-out
 	@echo "The demo's files are in $(CURDIR)/demo-out"
 
-test: $(READY)  ## run the quick tests
-	.venv/bin/python -m pytest
+lab: .venv/.lab  ## open the quickstart in JupyterLab, reachable from this machine only
+	.venv/bin/jupyter trust notebooks/*.ipynb
+	.venv/bin/jupyter lab --ip=127.0.0.1 --ServerApp.root_dir=. $(allow_root) notebooks/quickstart.ipynb
 
-test-all: $(READY)  ## run all tests, the slow ones too
-	.venv/bin/python -m pytest -m ""
+test: .venv/.test  ## run the quick tests
+	$(call with_times,.venv/bin/python -m pytest)
 
-check: $(READY)  ## ruff and mypy
+test-all: .venv/.test-all  ## run all tests, the slow ones too
+	$(call with_times,.venv/bin/python -m pytest -m "")
+
+test-torch:  ## run the quick tests with another torch, in a .venv of its own: make test-torch VERSION=2.11.0
+	@[ -n "$(VERSION)" ] || { echo "Say which torch: make test-torch VERSION=2.11.0" >&2; exit 1; }
+	@echo "Python, torch $(VERSION) and the tests' packages go to $(OTHER). That needs 8 GB (CUDA comes with torch);" \
+		"remove the folder when you are done."
+	@[ -x $(OTHER)/bin/python ] || $(PYTHON) -m venv $(OTHER)
+	@grep -v -e '^torch==' -e '^setuptools==' constraints.txt > $(OTHER)/constraints.txt  # each torch asks for its own
+	$(OTHER)/bin/python -m pip install --quiet --upgrade pip
+	$(OTHER)/bin/python -m pip install -c $(OTHER)/constraints.txt torch==$(VERSION) -e ".[notebook,mpi]" --group test
+	$(OTHER)/bin/python -m pytest
+
+OTHER = .venv-torch-$(VERSION)-$(notdir $(PYTHON))
+
+check: .venv/.check  ## ruff and mypy
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy --strict dlearn
 
-lab: $(READY)  ## open the quickstart in JupyterLab, reachable from this machine only
-	.venv/bin/jupyter trust notebooks/*.ipynb
-	.venv/bin/jupyter lab --ip=127.0.0.1 --ServerApp.root_dir=. $(allow_root) notebooks/quickstart.ipynb
-
-notebooks: $(READY)  ## execute all notebooks again and save them with their outputs; draw the README's gallery
+notebooks: .venv/.notebooks  ## execute all notebooks again and save them with their outputs; draw the README's gallery
 	.venv/bin/python notebooks/build.py
 	.venv/bin/python -m dlearn.lessons.gallery --out docs/pictures
 
-paper: $(READY)  ## run the claims of the paper on DDP again; figures and verdicts go to docs/ddp_paper/
+paper: .venv/.demo  ## run the claims of the paper on DDP again; figures and verdicts go to docs/ddp_paper/
 	.venv/bin/python -m dlearn.lessons.ddp_paper --out docs/ddp_paper
 
-bench: $(READY)  ## run every benchmark, one after the other
-	.venv/bin/python -m pip install --quiet -c constraints.txt -e ".[bench]"
+bench: .venv/.bench  ## run every benchmark, one after the other
 	@set -e; for file in benchmarks/*.py; do echo "== $$file"; .venv/bin/python "$$file"; done
 
-clean:  ## remove .venv, demo-out and caches; recorded runs in .dlearn stay
-	rm -rf .venv demo-out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean:  ## remove .venv (test-torch's too), demo-out and caches; recorded runs in .dlearn stay
+	rm -rf .venv .venv-torch-* demo-out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Jupyter wants to be told that root is meant, as in a container.
 allow_root = $(if $(filter 0,$(shell id -u)),--allow-root)
 
-# `.unfinished` stands while a set-up runs. Found by the next one, it means that the last was cut off: start afresh.
-$(READY): pyproject.toml constraints.txt tools/install_torch.py
+# Run it, then say how long the set-up before it took, once; its exit status is make's.
+with_times = @$(1); status=$$?; \
+	echo "Set-up, done once: $$(cat .venv/.demo) s for the demo, $$(cat .venv/.$@) s more for $@."; exit $$status
+
+# pip would compile all of torch, file after file, for half a minute. What is imported is a quarter of it: Python
+# compiles that when it is first used, where the environment does not forbid it.
+export PYTHONDONTWRITEBYTECODE :=
+pip_install := .venv/bin/python -m pip install --quiet -c constraints.txt --no-build-isolation
+
+# `.unfinished` holds the second at which a stage began, and stands until its end. Found by the next `make`, it means
+# that a set-up was cut off: as a new prerequisite it makes the first stage old, which starts afresh.
+begin = date +%s > .venv/.unfinished
+end = echo "$$(($$(date +%s) - $$(cat .venv/.unfinished)))" > $@; rm .venv/.unfinished; echo "Done in $$(cat $@) s."
+
+.venv/.demo: pyproject.toml constraints.txt tools/install_torch.py $(wildcard .venv/.unfinished)
 	@$(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 		echo "dlearn needs Python 3.11 or newer with its venv module, and $(PYTHON) is not that:" \
 			"install one (Debian, Ubuntu: python3-venv too) or name it, as in PYTHON=python3.12 make demo." >&2; \
 		exit 1; }
 	@if [ -e .venv/.unfinished ]; then echo "The last set-up was cut off, starting afresh."; rm -rf .venv; fi
-	@mkdir -p .venv
-	@touch .venv/.unfinished
+	@echo "Setting up .venv (1.1 GB), in three steps. 1: torch"
+	@mkdir -p .venv; $(begin)
 	@[ -x .venv/bin/python ] || $(PYTHON) -m venv .venv
-	.venv/bin/python tools/install_torch.py
-	.venv/bin/python -m pip install -c constraints.txt -e ".[lab,mpi,dev,browser,programs]"
-	@touch $@
-	@rm .venv/.unfinished
+	@.venv/bin/python tools/install_torch.py --no-compile
+	@echo "2: dlearn, numpy, matplotlib and what they need (50 MB to fetch)"
+	@$(pip_install) --no-compile -e .
+	@echo "3: import and compile them"
+	@.venv/bin/python -c "import dlearn.cluster.preload, dlearn.lessons.demo"
+	@$(end)
+
+.venv/.lab: what = JupyterLab, widgets, pandas, MPI (75 MB to fetch)
+.venv/.lab: packages = -e ".[lab,mpi]"
+.venv/.test: what = pytest and what the quick tests use (55 MB to fetch)
+.venv/.test: packages = -e ".[notebook,mpi]" --group test
+.venv/.test-all: what = JupyterLab, a browser's driver, other people's programs (140 MB to fetch)
+.venv/.test-all: packages = -e ".[lab,mpi]" --group test-all
+.venv/.check: what = ruff and mypy (27 MB to fetch)
+.venv/.check: packages = --group check
+.venv/.notebooks: what = what executes notebooks (45 MB to fetch)
+.venv/.notebooks: packages = -e ".[notebook,mpi]" --group notebooks
+.venv/.bench: what = what the benchmarks compare with (21 MB to fetch)
+.venv/.bench: packages = --group bench
+
+.venv/.lab .venv/.test .venv/.test-all .venv/.check .venv/.notebooks .venv/.bench: .venv/.demo
+	@echo "Adding to .venv: $(what)"
+	@$(begin)
+	@$(pip_install) $(packages)
+	@$(end)

@@ -11,6 +11,8 @@ DlearnError
 
 from __future__ import annotations
 
+from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,6 +25,28 @@ class DlearnError(Exception):
 
 class SetupError(DlearnError):
     """Something is missing on this machine: the text says what, and how to get it."""
+
+
+_INSTALL = {
+    "ipywidgets": "pip install ipywidgets, and load the page again",
+    "mpi4py": "pip install mpi4py mpich",
+}
+
+
+def not_installed(package: str, *, needed_by: str) -> SetupError:
+    """What to raise where something needs a package that dlearn does not bring along, and it is not installed."""
+    how = _INSTALL.get(package, f"pip install {package}")
+    return SetupError(f"{needed_by} needs {package}, which is not installed: {how}")
+
+
+def optional(package: str, *, needed_by: str) -> ModuleType:
+    """Import a package that dlearn does not bring along."""
+    try:
+        return import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+    raise not_installed(package, needed_by=needed_by)
 
 
 class WrongArguments(SetupError):

@@ -16,7 +16,7 @@
 #
 # MPI programs send from rank to rank, as torch does: but how do I *see* what they send? And is a `Send` of MPI
 # done when a `send` of torch is? Here are real ranks of a real MPI job, started from a cell by
-# `backend="mpi"` (`pip install "dlearn[mpi]"`; nothing is compiled). The programs are mpi4py's, as they are.
+# `backend="mpi"` (`pip install mpi4py mpich`; nothing is compiled). The programs are mpi4py's, as they are.
 #
 # ## Whom does a wildcard take?
 #

@@ -19,7 +19,7 @@
 # handshake cost, and what happens without it?** You run it on real MPI ranks, started from this notebook.
 #
 # It is written in PyTorch: the same functions run on gloo and on MPI. (You need the extra `mpi`: `pip install
-# "dlearn[mpi]"`; there is nothing to compile.)
+# mpi4py mpich`; there is nothing to compile.)
 
 # %%
 import inspect

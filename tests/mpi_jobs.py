@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from datetime import timedelta
 
+import installed_torch
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -96,7 +97,7 @@ def all_gather() -> object:
 
 @job
 def all_gather_single() -> object:
-    dist.all_gather_single(into := torch.zeros(dist.get_world_size() * 4), data(4))
+    installed_torch.all_gather_single(into := torch.zeros(dist.get_world_size() * 4), data(4))
     return into
 
 
@@ -112,7 +113,7 @@ def reduce_scatter() -> object:
 
 @job
 def reduce_scatter_single() -> object:
-    dist.reduce_scatter_single(mine := torch.zeros(4), data(dist.get_world_size() * 4))
+    installed_torch.reduce_scatter_single(mine := torch.zeros(4), data(dist.get_world_size() * 4))
     return mine
 
 

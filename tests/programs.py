@@ -89,8 +89,8 @@ def sum_of_different_sizes() -> None:
 
 
 def with_helper_then_hang(pid_file: str) -> None:
-    """A rank with a child process of its own, as a DataLoader's worker is."""
-    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    """A rank with a child process of its own, in a session of its own."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     with open(pid_file + str(dist.get_rank()), "w") as file:
         file.write(f"{os.getpid()} {child.pid}")
     time.sleep(600)

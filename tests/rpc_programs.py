@@ -42,7 +42,7 @@ def nothing() -> None:
 
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is; RPC still takes it
+    warnings.filterwarnings("ignore", "`torch.jit.script`")  # It is deprecated; RPC still takes it.
 
     @torch.jit.script
     def scale(x: torch.Tensor, by: int) -> torch.Tensor:
@@ -370,6 +370,9 @@ def differentiate_everything() -> None:
     with dist_autograd.context() as context:  # The loss lives elsewhere, and so begins the backward pass.
         x = torch.full((5, 8), 0.5, requires_grad=True)
         rpc.remote("c", sum_of, (rpc.remote("b", tanh, (x,)),)).backward(context)
+    with dist_autograd.context() as context:  # The loss is an RRef of one's own.
+        x = torch.full((5, 8), 0.5, requires_grad=True)
+        rpc.RRef(rpc.rpc_sync("b", tanh_along, (["c"], x)).sum()).backward(context)
     with dist_autograd.context():
         raises(ValueError, lambda: rpc.rpc_sync("b", fail, ("wrong",)))
 
@@ -404,6 +407,96 @@ def use_remote_modules() -> list[float]:
             optimizer.step(context)
             losses.append(loss.item())
     return losses
+
+
+# A module handed on, micro-batches, two servers' worth of calls ------------------------------------------------------
+
+
+def train_on(module: Any) -> list[float]:
+    """Train a RemoteModule that another worker has made and handed on, with a head of one's own."""
+    from torch.distributed.optim import DistributedOptimizer
+
+    torch.manual_seed(1)
+    head = nn.Linear(4, 3)
+    parameters = [*module.remote_parameters(), *(rpc.RRef(each) for each in head.parameters())]
+    optimizer = DistributedOptimizer(torch.optim.SGD, parameters, lr=0.1)
+    losses = []
+    for _ in range(4):
+        with dist_autograd.context() as context:
+            loss = head(module.forward(torch.randn(5, 6))).square().mean()
+            dist_autograd.backward(context, [loss])
+            optimizer.step(context)
+            losses.append(loss.item())
+    return losses
+
+
+def hand_a_module_on() -> None:
+    """The master makes the module on the server, the trainers train it."""
+    from torch.distributed.nn import RemoteModule
+
+    for to in ("ps", "trainer1", "trainer2"):
+        rpc.rpc_sync(to, import_remote_modules)
+    module = RemoteModule("ps/cpu", nn.Linear, (6, 4))
+    torch.futures.wait_all([rpc.rpc_async(to, train_on, (module,)) for to in ("trainer1", "trainer2")])
+
+
+class Stage(nn.Module):
+    """Fetches its input from wherever that is; B x 6 in, B x 6 out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self._lock = nn.Linear(6, 6), threading.Lock()
+
+    def forward(self, x: RRef) -> torch.Tensor:
+        value = x.to_here()
+        with self._lock:
+            return torch.tanh(self.linear(value))
+
+
+def call_stage(stage: RRef, x: RRef) -> torch.Tensor:
+    return stage.local_value()(x)
+
+
+def parameters_of(stage: RRef) -> list[RRef]:
+    return [rpc.RRef(each) for each in stage.local_value().parameters()]
+
+
+def pipe_micro_batches() -> None:
+    """Two stages; each micro-batch is fetched from the stage before it, while others are on their way."""
+    from torch.distributed.optim import DistributedOptimizer
+
+    first, second = rpc.remote("stage1", Stage), rpc.remote("stage2", Stage)
+    rrefs = [each for stage in (first, second) for each in rpc.remote(stage.owner(), parameters_of, (stage,)).to_here()]
+    optimizer = DistributedOptimizer(torch.optim.SGD, rrefs, lr=0.1)
+    for _ in range(3):
+        with dist_autograd.context() as context:
+            waiting = []
+            for x in torch.randn(8, 6).split(2):
+                y = rpc.remote(first.owner(), call_stage, (first, rpc.RRef(x)))
+                waiting.append(rpc.rpc_async(second.owner(), call_stage, (second, y)))
+            out = torch.cat(torch.futures.wait_all(waiting))
+            dist_autograd.backward(context, [out.square().mean()])
+            optimizer.step(context)
+
+
+def net_at(server: RRef, x: torch.Tensor) -> torch.Tensor:
+    return server.local_value()(x)
+
+
+def train_between_calls() -> None:
+    """A layer of the trainer's own between two calls to the server in each iteration."""
+    from torch.distributed.optim import DistributedOptimizer
+
+    below, above = rpc.remote("ps", nn.Linear, (6, 4)), rpc.remote("ps", nn.Linear, (4, 3))
+    middle = nn.Linear(4, 4)
+    remote = [each for net in (below, above) for each in rpc.rpc_sync("ps", parameters_of, (net,))]
+    optimizer = DistributedOptimizer(torch.optim.SGD, remote + [rpc.RRef(each) for each in middle.parameters()], lr=0.1)
+    for _ in range(10):
+        with dist_autograd.context() as context:
+            hidden = middle(rpc.rpc_sync("ps", net_at, (below, torch.randn(5, 6))))
+            out = rpc.rpc_sync("ps", net_at, (above, hidden))
+            dist_autograd.backward(context, [out.square().mean()])
+            optimizer.step(context)
 
 
 # Many at the same time ------------------------------------------------------------------------------------------------
@@ -549,6 +642,9 @@ PROGRAMS = {
     ),
     "autograd": Program(("a", "b", "c"), {"a": differentiate_everything}),
     "remote modules": Program(("a", "b", "c"), {"a": use_remote_modules}),
+    "module handed on": Program(("master", "trainer1", "trainer2", "ps"), {"master": hand_a_module_on}),
+    "micro-batches": Program(("master", "stage1", "stage2"), {"master": pipe_micro_batches}),
+    "between calls": Program(("ps", "trainer"), {"trainer": train_between_calls}),
     "threads": Program(("a", "b", "c"), {"a": call_from_threads_of_a, "b": call_from_threads_of_b}),
     "learner": Program(("learner", "observer1", "observer2"), {"learner": learn}),
     "embeddings": Program(

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -178,3 +179,19 @@ def test_the_filter_process_hands_everything_on_and_ends_with_its_last_writer(tm
     assert process.stderr == b"a\nb, and no end"
     stamp, line = (tmp_path / "log").read_bytes().splitlines(keepends=True)
     assert (stamp.startswith(b"written 0 to "), line) == (True, SENDING)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a device that is always full")
+def test_a_full_disk_costs_the_program_none_of_its_stderr():
+    log = os.open("/dev/full", os.O_WRONLY)
+    process = subprocess.run(
+        [sys.executable, "-I", "-S", agent_log.__file__, str(log), "1", "0"],
+        input=b"a\n" + SENDING + RUNNING + b"b\n",
+        pass_fds=(log,),
+        stderr=subprocess.PIPE,
+        timeout=20,
+        check=True,
+    )
+    os.close(log)
+    told = b"dlearn: 2 lines of the RPC agent's log were not written: No space left on device.\n"
+    assert process.stderr == b"a\nb\n" + told

@@ -21,8 +21,8 @@ from traces import Job, header
 
 from dlearn.play import player
 
-pytest.importorskip("playwright", reason="nobody can click without playwright: pip install -e '.[browser]'")
-pytest.importorskip("axe_playwright_python", reason="accessibility needs axe: pip install -e '.[browser]'")
+pytest.importorskip("playwright", reason="nobody can click without playwright: `make test-all` installs it")
+pytest.importorskip("axe_playwright_python", reason="accessibility needs axe: `make test-all` installs it")
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
@@ -212,7 +212,7 @@ player""",
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory) -> Iterator[Lab]:
     if find_spec("jupyterlab") is None:
-        pytest.skip("this needs JupyterLab: pip install -e '.[lab]'")
+        pytest.skip("this needs JupyterLab: `make test-all` installs it")
     with running_lab(tmp_path_factory.mktemp("lab")) as running:
         yield running
 

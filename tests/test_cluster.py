@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
+import stat
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from pathlib import Path
 
 import programs
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
+from installed_torch import own_words
 
 from dlearn import Cluster, DlearnError
+from dlearn.analysis.hangs import hangs
 from dlearn.cluster import cluster, crew, launch, spares
+from dlearn.cluster.output import MOST_BYTES, Printed
 from dlearn.errors import RankError, SetupError
 
 
@@ -64,8 +71,8 @@ def _wait_until_gone(pids: list[int], seconds: float = 10) -> list[int]:
 def test_results_and_output_by_rank(capsys):
     run = Cluster(3).run(programs.say, "hello")
     assert run.results == {0: 0, 1: 1, 2: 2}
-    assert run.output == {0: "hello 0\n", 1: "hello 1\n", 2: "hello 2\n"}
-    assert sorted(capsys.readouterr().out.splitlines()) == [f"[rank {r}] hello {r}" for r in range(3)]
+    assert [own_words(run.output[rank]) for rank in range(3)] == ["hello 0\n", "hello 1\n", "hello 2\n"]
+    assert sorted(own_words(capsys.readouterr().out).splitlines()) == [f"[rank {r}] hello {r}" for r in range(3)]
 
 
 def test_names_and_a_function_each():
@@ -84,7 +91,7 @@ def test_a_name_without_a_function_serves():
 
 def test_output_from_everywhere_is_kept():
     run = Cluster(1).run(programs.talk_everywhere)
-    assert sorted(run.output[0].splitlines()) == ["child", "descriptor", "no end", "python"]
+    assert sorted(own_words(run.output[0]).splitlines()) == ["child", "descriptor", "no end", "python"]
 
 
 def test_what_a_cell_defines_travels_by_value():
@@ -135,7 +142,7 @@ def test_globals_stay_inside_with_unless_the_notebook_changes_them(tmp_path):
     done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
     # 0 + 1, + 1, + 10: the counter is the rank's, the changed rate the notebook's.
-    assert done.stdout == "{0: ('kept', 1)} {0: ('kept', 2)}\n{0: ('kept', 12)}\n"
+    assert own_words(done.stdout) == "{0: ('kept', 1)} {0: ('kept', 2)}\n{0: ('kept', 12)}\n"
 
 
 def test_ranks_that_had_to_start_afresh_inside_with_are_told(capsys):
@@ -293,6 +300,29 @@ def test_loopback_under_a_hostname_that_resolves_elsewhere(tmp_path):
     assert set(listens) <= LOOPBACK
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs Linux namespaces")
+def test_a_loopback_interface_that_is_down_is_told_before_the_start():
+    own_network = ["unshare", "--net"]
+    probe = subprocess.run([*own_network, "true"], capture_output=True, text=True)
+    if probe.returncode:
+        pytest.skip(f"namespaces are not permitted here: {probe.stderr.strip()[:80]}")
+    script = (
+        "import os\n"
+        "from dlearn import Cluster, DlearnError\n"
+        "try:\n"
+        "    Cluster(2).run(os.getpid)\n"
+        "except DlearnError as error:\n"
+        "    print(error)\n"
+    )
+    done = subprocess.run([*own_network, sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert (done.stdout, done.stderr) == (
+        "the ranks cannot reach each other at 127.0.0.1: Network is unreachable. Bring the loopback interface up"
+        " (ip link set lo up).\n",
+        "",
+    )
+
+
 # Faults ---------------------------------------------------------------------------------------------------------------
 
 
@@ -358,6 +388,62 @@ def test_a_hang_is_told_in_one_sentence():
         f" it is at tests/programs.py:{asleep}" in error.what
     )
     assert time.monotonic() - start < 20  # 2 s, the grace, and the check run: only a guard against waiting for ever
+
+
+def test_a_run_that_is_only_slow_is_told_as_slow():
+    def reduce() -> None:
+        while True:
+            dist.all_reduce(torch.ones(1))
+
+    run = Cluster(2).run(reduce, timeout=3, check=False)
+    assert re.match(r"not done after 3 s: slow, not hung: [0-9,]+ operations in ", run.error.what)
+    assert "timeout=" in run.error.hint
+    assert hangs(run.trace) == ()
+
+
+def test_a_rank_that_is_stopped_is_told():
+    def stop() -> None:
+        if dist.get_rank():
+            os.kill(os.getpid(), signal.SIGSTOP)
+        dist.barrier()
+
+    run = Cluster(2).run(stop, timeout=1, check=False)
+    assert "rank 1 never called it, it is stopped (SIGSTOP or a debugger: state T)" in run.error.what
+
+
+def test_an_exception_without_a_text_ends_in_no_colon():
+    def run_out_of_memory() -> None:
+        if dist.get_rank():
+            raise MemoryError
+
+    error = Cluster(2).run(run_out_of_memory, check=False).error
+    assert error.what.splitlines()[0] == "rank 1 failed first: MemoryError"
+
+
+def test_an_abort_without_a_word_shows_no_last_line():
+    error = Cluster(1).run(os.abort, check=False).error
+    assert error.what == "rank 0 aborted in C++ (SIGABRT)"
+
+
+def test_a_rank_that_has_called_sys_exit_is_told_to_those_that_wait_for_it():
+    """By itself that is no fault: a script may end so on every rank."""
+
+    def leave() -> None:
+        if dist.get_rank():
+            sys.exit()
+        dist.barrier()
+
+    assert Cluster(1).run(sys.exit).error is None
+    run = Cluster(2).run(leave, timeout=1, check=False)
+    assert "rank 1 never called it, it has called sys.exit." in run.error.what
+
+
+def test_a_rank_shows_no_warning_of_ours():
+    def show_warnings() -> None:
+        warnings.simplefilter("always")
+
+    with Cluster(1) as kept:
+        assert [kept.run(show_warnings).output[0] for _ in range(3)] == ["", "", ""]
 
 
 def _line_of(text: str, *, after: str) -> int:
@@ -455,6 +541,11 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path):
         Cluster(1).run(programs.count)
 
 
+def test_other_users_of_the_machine_cannot_look_into_the_runs(tmp_path):
+    Cluster(1).run(programs.count)
+    assert stat.S_IMODE((tmp_path / ".dlearn").stat().st_mode) == 0o700
+
+
 def test_without_check_the_error_stands_in_the_run():
     run = Cluster(3).run(programs.all_reduce_then, "exception", check=False)
     assert isinstance(run.error, RankError)
@@ -475,9 +566,22 @@ def _start_a_helper(pid_file: str, end: str) -> None:
 
     helper = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
     helper.start()
-    Path(pid_file).write_text(str(helper.pid))
+    Path(pid_file).write_text(f"{helper.pid} {_start_a_daemon()}")
     if end != "return":
         programs.meet(end)
+
+
+def _start_a_daemon() -> int:
+    """Its pid. It is in a session of its own, and its parent is gone."""
+    from_daemon, to_rank = os.pipe()
+    if (child := os.fork()) == 0:
+        os.setsid()
+        if os.fork() == 0:
+            os.write(to_rank, str(os.getpid()).encode())
+            time.sleep(600)
+        os._exit(0)
+    os.waitpid(child, 0)
+    return int(os.read(from_daemon, 20))
 
 
 @pytest.mark.parametrize("end", ["return", "exception", "exit", "sigkill"])
@@ -491,7 +595,72 @@ def test_a_ranks_helpers_end_however_it_ends(tmp_path, end, kept):
     else:
         run = pair.run(_start_a_helper, str(pid_file), end, check=False)
     assert (run.error is None) == (end == "return")
-    assert _wait_until_gone([int(pid_file.read_text())]) == []
+    assert _wait_until_gone([int(pid) for pid in pid_file.read_text().split()]) == []
+
+
+def test_what_the_notebook_and_other_ranks_have_started_is_left_alone():
+    """A process of the notebook's own fork server; and a daemon of a rank that is kept, which ends with that."""
+    import multiprocessing
+
+    own = multiprocessing.get_context("forkserver").Process(target=time.sleep, args=(600,))
+    own.start()
+    try:
+        with Cluster(1) as kept:
+            daemon = kept.run(_start_a_daemon).results[0]
+            Cluster(1).run(os._exit, 3, check=False)
+            spares.close()
+            assert _lives(daemon)
+        assert _wait_until_gone([daemon]) == []
+        assert own.is_alive()
+    finally:
+        own.kill()
+        own.join()
+
+
+@pytest.mark.slow
+def test_a_spawned_ranks_daemon_ends_with_it():
+    run = Cluster(1, start="spawn").run(_start_a_daemon)
+    cluster._stop_spawned()
+    assert _wait_until_gone([run.results[0]]) == []
+
+
+def test_a_rank_that_lost_the_fork_server_is_not_blamed():
+    def end_the_fork_server() -> None:
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(600)
+
+    run = Cluster(1).run(end_the_fork_server, timeout=60, check=False)
+    assert run.error.what == (
+        "rank 0 lost the process that had started it, the fork server, which was killed by SIGKILL"
+    )
+    assert Cluster(1).run(programs.count).results == {0: 1}
+
+
+def test_where_no_more_files_can_be_opened_spares_are_done_without():
+    """The fork server stays, nothing is printed, and a rank that is needed is refused in a sentence."""
+    script = (
+        "import os, resource\n"
+        "from dlearn import Cluster, DlearnError\n"
+        "from dlearn.cluster import launch, spares\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+        "Cluster(8).run(os.getpid)\n"
+        "server = launch._server._forkserver_pid\n"
+        "try:\n"
+        "    Cluster(64).run(os.getpid)\n"
+        "except DlearnError as error:\n"
+        "    print(error)\n"
+        "print(len(Cluster(8).run(os.getpid).results), launch._server._forkserver_pid == server)\n"
+        "spares.close()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert (done.stdout.splitlines(), done.stderr) == (
+        [
+            "this process may open no more files, and each rank needs five of them: use fewer ranks,"
+            " or raise the limit (ulimit -n).",
+            "8 True",
+        ],
+        "",
+    )
 
 
 def test_ranks_start_processes_as_the_notebook_does():
@@ -649,7 +818,17 @@ def test_a_flood_without_a_lines_end_is_kept():
     def flood() -> None:
         os.write(1, b"x" * 20_000_000)
 
-    assert len(Cluster(1).run(flood).output[0]) == 20_000_000
+    assert len(own_words(Cluster(1).run(flood).output[0])) == 20_000_000
+
+
+def test_of_what_is_printed_without_end_the_first_and_the_last_is_kept():
+    printed = Printed()
+    for number in range(100):
+        printed.add(f"{number:07}\n".encode() * 131_072)  # 1 MiB
+    first, told, last = printed.text.split("\n... ")[0], printed.text.split("...")[1], printed.text[-8:]
+    assert (first[:8], last) == ("0000000\n", "0000099\n")
+    assert told == f" {68 << 20:,} bytes of output left out "  # 100 MiB less 32
+    assert len(printed.text) < MOST_BYTES + 100
 
 
 # Bad input ------------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from dlearn.draw.canvas import plain, wrap
 from dlearn.draw.lanes import ROW_IN
 from dlearn.errors import DlearnError
 from dlearn.hooks.c10d_ops import COLLECTIVES
-from dlearn.trace.event import NOT_OBSERVED
+from dlearn.trace.event import NOT_OBSERVED, REFUSED
 from dlearn.trace.job_facts import Exit
 from dlearn.trace.trace import Trace
 
@@ -134,6 +134,19 @@ def test_overlapping_operations_of_a_rank_stand_below_each_other(tmp_path):
     (bars,) = picture_parts(ax, "transfer all_reduce")
     tops = [round(path.get_extents().y0, 3) for path in bars.get_paths()]
     assert len(set(tops)) == 6, "three rows in each of two lanes; the fourth call finds the first row free"
+
+
+def test_what_was_refused_has_a_red_end_and_is_not_called_stuck(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.collective("all_gather", size=1000, start_ns=0, end_ns=5 * MS, by=REFUSED, error="RuntimeError")
+    job.collective("all_reduce", size=1000, start_ns=10 * MS, end_ns=20 * MS)
+    ax = draw.timeline(job.load())
+    assert len(picture_parts(ax, "stuck")) == 1
+    told = [*texts(ax), *(text.get_text() for text in ax.get_legend().get_texts())]
+    assert "failed: an error ended it" in told
+    assert "refused at once: RuntimeError" in told
+    assert not any("tuck" in text for text in told)
+    assert title(ax).startswith("Each rank sends 1.00 kB")
 
 
 def test_a_hang_is_red_and_says_who_never_came(tmp_path):
@@ -493,7 +506,7 @@ def test_sizes_and_times_have_three_digits():
 @pytest.mark.parametrize(
     ("pairs", "sentence"),
     [
-        ([], "No rank sends anything"),
+        ([], "No rank was seen sending anything"),
         ([(0, 1)], "Rank 0 sends 100 B to rank 1, nothing comes back"),
         ([(0, 2), (1, 0), (2, 1)], "Each rank sends 100 B to the rank before it"),
         ([(0, 1), (1, 2), (2, 0)], "Each rank sends 100 B to the rank after it"),

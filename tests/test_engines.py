@@ -18,6 +18,7 @@ import programs
 import psutil
 import pytest
 import torch
+from disks import full_disk
 
 from dlearn import Cluster, messages
 from dlearn.cluster import engine_relay, engines, spares
@@ -106,6 +107,20 @@ def test_names_rpc_and_a_tutorials_own_init(client):
     assert {path.suffixes[-1] for path in (run.folder / "trace").iterdir()} == {".jsonl", ".log"}
     addresses = Cluster(2, engine=client, init=False).run(_own_init_then_listen).results
     assert {address for found in addresses.values() for address in found} == {"0100007F"}  # 127.0.0.1
+
+
+@pytest.mark.slow
+def test_on_a_full_disk_here_what_was_recorded_stays_beside_the_engines(client, capsys):
+    cluster = Cluster(2, engine=client)
+    with full_disk(100):
+        run = cluster.run(programs.say, "hello")
+    assert run.results == {0: 0, 1: 1}
+    told = [line for line in capsys.readouterr().err.splitlines() if "stayed there" in line]
+    assert len(told) == 2
+    for line in told:
+        folder = Path(line.split(", in ")[1].removesuffix("/trace (File too large)"))
+        assert (folder / "trace").is_dir()
+        shutil.rmtree(folder)
 
 
 def _ask_ps() -> float:
@@ -271,14 +286,13 @@ def test_on_one_host_everything_stays_on_loopback_and_between_hosts_each_has_its
     ]
 
 
-def test_what_was_recorded_comes_in_pieces_and_leaves_nothing_there(tmp_path, monkeypatch):
+def test_what_was_recorded_comes_in_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr(engine_relay, "PARCEL_BYTES", 4)
     (tmp_path / "run" / "trace").mkdir(parents=True)
     (tmp_path / "run" / "trace" / "a").write_bytes(b"aaaaaa")
     (tmp_path / "run" / "trace" / "b").write_bytes(b"bb")
     parcels = [engine_relay.parcel(str(tmp_path / "run"), first) for first in (0, 4, 8)]
     assert parcels == [([("a", b"aaaa")], False), ([("a", b"aa"), ("b", b"bb")], False), ([], True)]
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_rank_whose_notebook_does_not_ask_any_more_is_ended(monkeypatch):

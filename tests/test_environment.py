@@ -1,6 +1,10 @@
-"""pyproject.toml, environment.yml and constraints.txt ask for the same things."""
+"""pyproject.toml, environment.yml and constraints.txt agree; `make` installs what its target needs."""
 
 import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -11,18 +15,21 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-CONDA_NAMES = {"torch": "pytorch-cpu", "matplotlib": "matplotlib-base", "nbconvert": "nbconvert-core"}
+CONDA_NAMES = {"torch": "pytorch-cpu", "matplotlib": "matplotlib-base"}
 
 
 def ranges(lines: list[str]) -> dict[str, SpecifierSet]:
-    requirements = [Requirement(line) for line in lines]
-    return {canonicalize_name(r.name): r.specifier for r in requirements}
+    """What is asked for by name; what an extra or a group takes over from another one stands there."""
+    requirements = [Requirement(line) for line in lines if isinstance(line, str)]
+    return {canonicalize_name(r.name): r.specifier for r in requirements if r.name != "dlearn"}
 
 
 CORE = ranges(PROJECT["dependencies"])
-DIRECT = CORE | ranges([line for lines in EXTRAS.values() for line in lines])
+LISTS = [PYPROJECT["build-system"]["requires"], *EXTRAS.values(), *PYPROJECT["dependency-groups"].values()]
+DIRECT = CORE | ranges([line for lines in LISTS for line in lines])
 
 
 def pins() -> dict[str, str]:
@@ -41,7 +48,7 @@ def conda() -> tuple[dict[str, SpecifierSet], list[str]]:
 
 
 def test_environment_yml_asks_for_what_pyproject_asks_for():
-    wanted = CORE | ranges([line for extra in ("lab", "mpi", "dev") for line in EXTRAS[extra]])
+    wanted = CORE | ranges([line for extra in ("notebook", "lab", "mpi") for line in EXTRAS[extra]])
     wanted = {CONDA_NAMES.get(name, name): specifier for name, specifier in wanted.items()}
     offered, _ = conda()
     assert offered.keys() - {"python", "pip"} == wanted.keys()
@@ -70,3 +77,64 @@ def test_every_direct_dependency_is_pinned_within_its_range(name):
 @pytest.mark.parametrize("name", CORE)
 def test_what_is_installed_satisfies_pyproject(name):
     assert importlib.metadata.version(name) in CORE[name]
+
+
+# `make`, which says what it would run (-n) in a folder where nothing is installed -------------------------------------
+
+
+@pytest.fixture
+def clone(tmp_path) -> Path:
+    if shutil.which("make") is None:
+        pytest.skip("there is no make here")
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "tools/install_torch.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def would_run(target: str, folder: Path) -> str:
+    # The `make` that runs these tests leaves its own flags in the environment.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    return subprocess.check_output(["make", "-n", target], cwd=folder, env=environment, text=True)
+
+
+def asked_of_pip(commands: str) -> list[str]:
+    """All that comes behind the options that every call of pip has."""
+    return [" ".join(found.split()) for found in re.findall("-m pip install .*--no-build-isolation (.*)", commands)]
+
+
+DEMO = "--no-compile -e ."
+
+
+@pytest.mark.parametrize(
+    ("target", "asked"),
+    [
+        ("demo", [DEMO]),
+        ("paper", [DEMO]),
+        ("lab", [DEMO, '-e ".[lab,mpi]"']),
+        ("test", [DEMO, '-e ".[notebook,mpi]" --group test']),
+        ("test-all", [DEMO, '-e ".[lab,mpi]" --group test-all']),
+        ("check", [DEMO, "--group check"]),
+        ("notebooks", [DEMO, '-e ".[notebook,mpi]" --group notebooks']),
+        ("bench", [DEMO, "--group bench"]),
+    ],
+)
+def test_each_target_installs_what_it_needs_and_no_more(target, asked, clone):
+    assert asked_of_pip(would_run(target, clone)) == asked
+
+
+def test_what_is_set_up_is_not_set_up_again(clone):
+    (clone / ".venv").mkdir()
+    (clone / ".venv/.demo").write_text("43")
+    assert asked_of_pip(would_run("demo", clone)) == []
+    assert asked_of_pip(would_run("check", clone)) == ["--group check"]
+
+
+def test_a_set_up_that_was_cut_off_starts_afresh(clone):
+    (clone / ".venv").mkdir()
+    for name in (".demo", ".check"):
+        (clone / ".venv" / name).write_text("43")
+    (clone / ".venv/.unfinished").write_text("1795345200")
+    commands = would_run("check", clone)
+    assert "starting afresh" in commands
+    assert asked_of_pip(commands) == [DEMO, "--group check"]

@@ -1,6 +1,5 @@
 """The explorer, without a browser: a control is turned, and picture and sentence answer."""
 
-import builtins
 import gc
 import html
 import re
@@ -19,7 +18,7 @@ pytest.importorskip("ipywidgets")
 
 from dlearn import Cluster, operations, play
 from dlearn.analysis import traffic
-from dlearn.errors import DlearnError, SetupError
+from dlearn.errors import DlearnError
 from dlearn.play import Choice
 from dlearn.play.explore import DRAWINGS, said_of
 
@@ -225,19 +224,6 @@ def test_nothing_stays_open(small):
     del made
     gc.collect()
     assert gone() is None
-
-
-def test_without_ipywidgets_one_sentence_says_what_to_do(small, monkeypatch):
-    real = builtins.__import__
-
-    def missing(name, *args, **kwargs):
-        if name == "ipywidgets":
-            raise ImportError(name)
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(SetupError, match="explore needs ipywidgets: pip install ipywidgets"):
-        play.explore(small)
 
 
 # Everything with everything -------------------------------------------------------------------------------------------

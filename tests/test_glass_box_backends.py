@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import workloads
+from installed_torch import on_gloo
 
 import dlearn
 from dlearn import Cluster, Trace, messages, operations
@@ -47,8 +48,7 @@ def test_ddp_on_the_ring_is_ddp_on_gloo_to_the_bit(ranks):
 @pytest.mark.parametrize(
     "workload",
     # torch itself refuses a monitored barrier on any backend but gloo.
-    [each for each in workloads.truth if each.__name__ != "monitored_barrier"],
-    ids=lambda workload: workload.__name__,
+    on_gloo(each for each in workloads.truth if each.__name__ != "monitored_barrier"),
 )
 def test_every_workload_runs_and_is_counted_to_the_byte(workload, backend):
     """PowerSGD calls collectives from the callbacks of others; FSDP2, DTensor and ZeRO use most of torch."""

@@ -52,6 +52,7 @@ def rings(request, tmp_path_factory) -> tuple[int, Trace]:
         assert [ring.__name__ for ring in wrong_rings.RIGHT if not right[ring.__name__]] == []
         # Wrong bytes give no wrong sum, as long as the gather is there: the sum is not what is tested here.
         assert right["whole_tensors"]
+        assert right["passed_around"]
         assert right["through_rank_0"]
     return request.param, run.trace
 
@@ -78,9 +79,15 @@ def test_wrong_bytes_are_caught(rings):
     assert ": 1 message of " in of(wrong_rings.one_step_short)
     assert of(wrong_rings.one_step_short).endswith(" B too few")
     assert f": {n - 1} message" in of(wrong_rings.without_the_gather)
-    if n == 2:  # A star of two is a ring, and so are two chunks of any lengths.
+    if n == 2:  # A star of two is a ring, and so are two chunks of any lengths, or two tensors that are exchanged.
         assert of(wrong_rings.through_rank_0) == of(wrong_rings.all_in_one_chunk) == ""
+        assert of(wrong_rings.passed_around) == ""
     else:
+        told = of(wrong_rings.passed_around)
+        assert told.startswith(f"each rank sends {(n - 1) * SIZE:,} B instead of ")
+        assert told.endswith(
+            f": as if whole tensors travel, {n - 1} times, instead of one of {n} chunks, {2 * (n - 1)} times"
+        )
         assert of(wrong_rings.through_rank_0) == "everything goes through rank 0: that is a star, and not a ring"
         assert " B instead of " in of(wrong_rings.all_in_one_chunk)
 

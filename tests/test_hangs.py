@@ -2,11 +2,12 @@
 
 from traces import Job
 
-from dlearn.analysis import hangs
+from dlearn.analysis import hangs, mismatches
 from dlearn.analysis.hang_words import hang_sentence, hang_sentences, whereabouts
-from dlearn.analysis.hangs import inside
-from dlearn.trace.event import NOT_OBSERVED, End
-from dlearn.trace.job_facts import Exit, Place
+from dlearn.analysis.hangs import Pace, inside, pace
+from dlearn.analysis.story import story
+from dlearn.trace.event import NOT_OBSERVED, REFUSED, End
+from dlearn.trace.job_facts import Exit, Place, Stopped
 from dlearn.trace.trace import Trace
 
 
@@ -119,6 +120,27 @@ def test_a_broken_connection_is_no_hang(tmp_path):
     assert hangs(job.load()) == ()
 
 
+def test_a_call_that_was_refused_is_no_wait(tmp_path):
+    """All ranks got an error at once, because their sizes do not fit: nobody waits, and the program goes on."""
+    job = Job(tmp_path, ranks=2)
+    for rank in (0, 1):
+        job.collective("all_gather", size=4 + rank, ranks=[rank], by=REFUSED, error="RuntimeError")
+    job.collective("all_reduce", size=4)
+    trace = job.load()
+    assert hangs(trace) == mismatches(trace) == ()
+    assert inside(trace, 0) is None
+
+
+def test_who_waits_for_a_rank_whose_call_was_refused(tmp_path):
+    job = Job(tmp_path, ranks=3)
+    job.collective("all_gather", ranks=[0], by=REFUSED, error="RuntimeError", site="a.py:5")
+    job.collective("all_gather", ranks=[1, 2], end_ns=None, site="a.py:7")
+    assert told(job.load()) == [
+        "rank 1 and rank 2 wait for rank 0 in all_gather #1 (a.py:7);"
+        " rank 0 never came to it, its all_gather #1 (a.py:5) was refused at once: RuntimeError"
+    ]
+
+
 def test_nothing_hangs_where_all_has_ended_or_nobody_watched(tmp_path):
     job = Job(tmp_path, ranks=2)
     job.collective("all_reduce")
@@ -201,6 +223,61 @@ def test_a_rank_that_never_began_the_backward_pass(tmp_path):
         "rank 0 waits for rank 1 in all_reduce #1 (bucket 0: w); rank 1 never began backward pass 1,"
         " it has raised ValueError"
     ]
+
+
+MS = 1_000_000
+
+
+def stopped_after(tmp_path, calls, *, ms, last_ms=1):
+    """Two ranks whose calls took 1 ms each, one after the other; then one that began `last_ms` before they stopped."""
+    job = Job(tmp_path, ranks=2)
+    for number in range(calls):
+        job.collective("all_reduce", size=4, start_ns=number * MS, end_ns=(number + 1) * MS)
+    job.collective("all_reduce", size=4, ranks=[0], start_ns=(ms - last_ms) * MS, end_ns=None)
+    for file in job.files:
+        file.append(Stopped(at_ns=ms * MS))
+    return job.load(died=[0, 1])
+
+
+def test_a_job_that_went_on_until_it_was_stopped_is_slow_and_does_not_hang(tmp_path):
+    trace = stopped_after(tmp_path, 1000, ms=1002)
+    assert told(trace) == []
+    assert pace(trace) == Pace(ended=1000, duration_ns=1002 * MS, silence_ns=2 * MS, slow=True)
+    assert story(trace) == [
+        "rank 0 was still at work when its cluster stopped it; it was in all_reduce #1001.",
+        "rank 1 was still at work when its cluster stopped it.",
+        "It was slow, not hung: 1,000 operations in 1 s, 998 a second; the last ended 2 ms before the end.",
+    ]
+
+
+def test_a_call_that_takes_longer_than_the_others_hangs(tmp_path):
+    trace = stopped_after(tmp_path, 1000, ms=3000, last_ms=2000)
+    assert told(trace) == ["rank 0 waits for rank 1 in all_reduce #1001; rank 1 never called it"]
+    went = pace(trace)
+    assert went is not None
+    assert not went.slow
+
+
+def test_which_wait_is_usual_is_not_known_of_a_few_calls(tmp_path):
+    assert len(told(stopped_after(tmp_path, 9, ms=20))) == 1
+
+
+def test_a_wait_as_long_as_others_before_it_is_no_hang(tmp_path):
+    """Rank 1 computes for 2 s before each of its calls."""
+    job = Job(tmp_path, ranks=2)
+    for step in range(10):
+        times = {"start_ns": {0: step * 2000 * MS, 1: (step + 1) * 2000 * MS}, "end_ns": (step + 1) * 2000 * MS}
+        job.collective("all_reduce", size=4, **times)
+    job.collective("all_reduce", size=4, ranks=[0], start_ns=20_000 * MS, end_ns=None)
+    for file in job.files:
+        file.append(Stopped(at_ns=21_900 * MS))
+    assert told(job.load(died=[0, 1])) == []
+
+
+def test_a_job_that_nobody_stopped_claims_no_pace(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.collective("all_reduce", size=4)
+    assert pace(job.load()) is None
 
 
 def test_how_a_rank_died_is_the_last_word_about_it(tmp_path):

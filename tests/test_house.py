@@ -45,19 +45,21 @@ def modules() -> list[tuple[str, Path]]:
     return [(path.relative_to(HOUSE).parts[0].removesuffix(".py"), path) for path in files]
 
 
-def imports(path: Path) -> list[tuple[str, ast.stmt]]:
+def imports(path: Path) -> list[tuple[str, ast.AST]]:
     """Every module that the file imports at run time, with the statement."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             node.body = []
-    found: list[tuple[str, ast.stmt]] = []
+    found: list[tuple[str, ast.AST]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             found += [(alias.name, node) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
             found += [(node.module, node)]
             found += [(f"{node.module}.{alias.name}", node) for alias in node.names if node.module == "dlearn"]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "optional":
+            found += [(ast.literal_eval(node.args[0]), node)]
     return found
 
 

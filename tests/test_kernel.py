@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from installed_torch import own_words
 from jupyter_client.manager import KernelManager
 
 CELL_SECONDS = 60
@@ -67,7 +68,7 @@ def kernel(tmp_path):
 
 
 def text_of(outputs: list[dict]) -> str:
-    return "".join(output["text"] for output in outputs if output["kind"] == "stream")
+    return own_words("".join(output["text"] for output in outputs if output["kind"] == "stream"))
 
 
 def error_of(outputs: list[dict]) -> dict | None:

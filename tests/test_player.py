@@ -140,6 +140,13 @@ def test_only_the_messages_that_were_asked_for(tmp_path):
     assert shown.sentences == ("rank 2 sends rank 0 300 B: uint8[300] (observed).",)
 
 
+def test_what_is_no_message_is_refused_in_one_sentence(tmp_path):
+    trace = Job(tmp_path, ranks=1).load()
+    for wrong in (300, [1, 2], "all"):
+        with pytest.raises(DlearnError, match=r"messages= takes the messages to play, and not .*: such as dlearn"):
+            player(trace, messages=wrong)
+
+
 def test_what_has_no_messages_is_told(tmp_path):
     job = Job(tmp_path, ranks=2, backend="unheard_of")
     job.collective("all_reduce", size=8)

@@ -50,6 +50,88 @@ def test_what_the_counters_confirm(tmp_path):
     ]
 
 
+def test_bytes_that_no_recorded_call_accounts_for_are_said(tmp_path):
+    """Calls on the backend object itself do not pass the recorder; their bytes pass the group's connections."""
+    job = Job(tmp_path, ranks=2)
+    job.connect()
+    for sent in (8, 8 + 776):
+        for rank in (0, 1):
+            job.counters(rank, sent)
+    found = reconcile(job.load())
+    assert [(pair.residue_bytes, pair.why) for pair in found.whole.pairs] == [(776, "not seen")] * 2
+    assert found.whole.not_seen_bytes == 1552
+    assert not found.exact
+    assert found.sentence.endswith(
+        "residue 1,552 B (not seen: 1,552 B were written on the connections of group world that no recorded call"
+        " accounts for)."
+    )
+
+
+def test_connections_beside_the_known_groups_count_from_their_beginning(tmp_path):
+    """A process group made by hand: seen at the end only. What the known group sent is confirmed all the same."""
+    job = ring_of_two(tmp_path, measured=())
+    job.connect(known=False)
+    job.counters(0, 8 + 776, 500)
+    job.counters(1, 8 + 776, 20)
+    trace = job.load()
+    found = reconcile(trace)
+    assert [(pair.whose, pair.src, pair.dst, pair.residue_bytes, pair.why) for pair in found.whole.pairs] == [
+        ("world", 0, 1, 0, ""),
+        ("world", 1, 0, 0, ""),
+        ("none known", 0, 1, 500, "not seen"),
+        ("none known", 1, 0, 20, "not seen"),
+    ]
+    assert found.whole.note == (
+        "not seen: 520 B were written on connections of no known group that no recorded call accounts for"
+    )
+    assert all(message.confirmed for message in messages(trace))
+    assert reconcile(trace.where(op="all_reduce")).whole.not_seen_bytes == 0, "not counted for a part of the trace"
+
+
+def test_connections_beside_the_known_groups_are_seen_without_any_other_sample(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.connect(known=False)
+    job.counters(0, 500)
+    job.counters(1, 0)
+    found = reconcile(job.load())
+    assert (found.whole.measured_bytes, found.whole.not_seen_bytes) == (500, 500)
+
+
+def test_connections_that_come_late_are_those_that_were_sought(tmp_path):
+    """Gloo may connect only when two ranks first talk: the group's own connections are not known, and so not seen."""
+    job = Job(tmp_path, ranks=2)
+    job.counters(0)
+    job.counters(1)
+    job.collective("all_reduce", size=200)
+    job.connect(known=False)
+    job.counters(0, 784)
+    job.counters(1, 784)
+    found = reconcile(job.load())
+    assert found.whole.not_seen_bytes == 0
+    assert found.whole.measured_bytes is None
+
+
+def test_a_trace_in_which_nothing_was_seen_has_no_residue_of_0(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.connect()
+    for _ in range(2):
+        job.counters(0, 8)
+        job.counters(1, 8)
+    found = reconcile(job.load())
+    assert "residue" not in str(found)
+    assert str(found) == (
+        "The whole recording: no call was recorded whose bytes could be compared, and nothing was counted."
+    )
+
+
+def test_what_was_predicted_and_not_yet_written(tmp_path):
+    found = reconcile(ring_of_two(tmp_path, measured=(776, 700)).load())
+    assert [pair.why for pair in found.whole.pairs] == ["", "not written yet"]
+    assert found.whole.note == (
+        "predicted, and not written on the connections of group world when the counters were read: 76 B"
+    )
+
+
 def test_a_wrong_model_is_caught_and_said(tmp_path):
     """Rank 1 sends twice what the algorithm says: nothing of it is confirmed, rank 0's messages are."""
     trace = ring_of_two(tmp_path, measured=(776, 976)).load()
@@ -112,9 +194,11 @@ def test_each_span_for_itself(tmp_path):
     trace = job.load()
     found = reconcile(trace)
     assert [(part.what, part.residue_bytes) for part in found.parts] == [("step 0", 0), ("step 1", 20)]
+    not_seen = "not seen: 20 B were written on the connections of group world that no recorded call accounts for"
     assert found.sentences() == [
+        f"The whole recording: {not_seen}.",
         "1 of 2 parts with residue 0.",
-        "step 1: predicted 1,552 B, measured 1,572 B, residue 20 B.",
+        f"step 1: predicted 1,552 B, measured 1,572 B, residue 20 B ({not_seen}).",
     ]
     assert reconcile(trace.within("step 0")).exact
     assert not reconcile(trace.within("step 1")).exact
@@ -222,8 +306,9 @@ def test_why_not_is_told_as_the_process_said_it(tmp_path):
     assert "not measured (darwin tells" in reconcile(job.load()).sentence
 
 
-def test_nccl_passes_the_sockets_by(tmp_path):
-    job = Job(tmp_path, ranks=2, backend="nccl")
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
+def test_nccl_passes_the_sockets_by(tmp_path, backend):
+    job = Job(tmp_path, ranks=2, backend=backend)
     job.collective("all_reduce", size=200)
     assert "nccl moves its bytes between GPUs" in reconcile(job.load()).sentence
 
@@ -266,7 +351,7 @@ def test_a_call_after_the_last_sample_is_counted(tmp_path):
     job.collective("all_reduce", size=200)
     found = reconcile(job.load())
     assert found.whole.residue_bytes == 0
-    assert found.whole.note == "2 calls lie outside of the samples"
+    assert found.whole.note == "2 calls, with 400 B of payload, lie outside of the samples"
 
 
 def test_an_operation_that_nobody_can_predict_is_said_and_confirms_nothing(tmp_path):

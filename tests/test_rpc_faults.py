@@ -5,18 +5,19 @@ import socket
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
-from matplotlib import pyplot as plt
-from matplotlib.text import Text
 
-from dlearn import Cluster, Trace, draw, explain, messages
+from dlearn import Cluster, Trace, explain, messages
 from dlearn.errors import RankError
 from dlearn.trace.agent_log import log_path
+from dlearn.trace.event import RpcWindow
 
 
 class Unpicklable(Exception):
@@ -89,6 +90,9 @@ def test_an_exception_of_the_callee_is_told_without_its_walls():
     )
     trace = failed(divide, 0).run.trace
     assert any(each.what == "ZeroDivisionError, raised by divide" for each in messages(trace))
+    (told,) = [sentence for sentence in explain(trace).sentences if "divide()" in sentence]
+    assert "; it raised ZeroDivisionError; trainer→ps: " in told
+    assert told.endswith(" B (observed).")
 
 
 @pytest.mark.parametrize("function", [raise_unpicklable, return_unpicklable])
@@ -110,7 +114,9 @@ def test_a_parameter_loses_its_gradient_and_the_record_says_so():
 
 
 def test_sparse_and_empty_tensors_are_counted():
-    sparse = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (10,), check_invariants=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse invariant checks")  # torch 2.11 warns those who ask for them, too.
+        sparse = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (10,), check_invariants=True)
     for tensor, size in ((sparse, 2 * 8 + 2 * 4), (torch.empty(0, 4), 0)):
         done = run(shape_of, tensor)
         assert done.results["trainer"] == tuple(tensor.shape)
@@ -155,6 +161,12 @@ def test_a_request_of_an_unknown_kind_is_counted_and_said():
     sentence = f"of 1 of {trace.rpc.logged} requests over RPC the kind is unknown"
     assert trace.rpc.problems == (sentence,)
     assert sentence in str(explain(trace))
+    # Not above: the ranks load this file, and some have few seconds for all they do.
+    from matplotlib import pyplot as plt
+    from matplotlib.text import Text
+
+    from dlearn import draw
+
     for draw_it in (draw.timeline, draw.sequence):
         assert any(sentence in text.get_text() for text in draw_it(trace).figure.findobj(Text))
         plt.close("all")
@@ -218,3 +230,25 @@ def test_a_script_of_the_users_own_is_recorded_and_keeps_its_stderr(tmp_path):
     assert trace.rpc.explained == trace.rpc.logged == 5
     assert "RPC's own transports on one host go past the sockets" in str(explain(trace))
     assert [trace.label(rank) for rank in trace.ranks] == ["worker0", "worker1"]
+
+
+def wrong_arguments() -> list[str]:
+    told = []
+    with dist_autograd.context() as context:
+        for arguments in (("no number", []), (context, torch.ones(2).sum()), (context, [1]), (context,)):
+            try:
+                dist_autograd.backward(*arguments)
+            except TypeError as error:
+                told.append(str(error))
+        dist_autograd.backward(contextId=context, roots=[torch.ones(2, requires_grad=True).sum()])
+    return told
+
+
+def test_arguments_that_torch_refuses_are_torchs_to_tell():
+    job = Cluster(["ps", "trainer"], rpc=True).run({"trainer": wrong_arguments}, timeout=60)
+    assert len(job.results["trainer"]) == 4
+    assert all(told.startswith("backward(): incompatible function arguments") for told in job.results["trainer"])
+    assert job.output["trainer"] == ""
+    assert job.trace.problems == ()
+    windows = [event for event in job.trace.events if isinstance(event, RpcWindow) and event.op == "backward"]
+    assert [window.error for window in windows] == [""]

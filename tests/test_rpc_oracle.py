@@ -105,7 +105,7 @@ def fits(message, noted):
     return 0 <= difference <= 4 and (noted.tensor_bytes == tensors or sparse)
 
 
-@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_99_percent_of_kinds_are_right():
     """Over seven programs, three runs each; and over the three that make it hard."""
     wrong, requests = Counter(), Counter()

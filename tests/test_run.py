@@ -15,10 +15,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from installed_torch import own_words
+from traces import Job
 
 from dlearn import explain
 from dlearn.analysis import reconcile
 from dlearn.scripts import command
+from dlearn.scripts.summary import summary
 from dlearn.trace.trace import Trace
 
 slow = pytest.mark.slow
@@ -65,12 +68,23 @@ def free_port() -> str:
 def test_torchrun_records_every_rank_and_changes_no_output(tmp_path):
     done = dlearn_run(tmp_path, "--nproc-per-node=2", "--trace", "t", script(tmp_path, DDP), "well", "--trace", "mine")
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"rank {rank} is done: ['well', '--trace', 'mine']" for rank in (0, 1)]
+    said = [f"rank {rank} is done: ['well', '--trace', 'mine']" for rank in (0, 1)]
+    assert sorted(own_words(done.stdout).splitlines()) == said
     trace = Trace.load(tmp_path / "t")
     assert (trace.ranks, trace.problems) == ((0, 1), ())
     assert [len(match.ends) for match in trace.matches] == [2] * 6
     assert "dlearn: the trace is in t\n" in done.stderr
     assert "6 of 6 operations explained by" in done.stderr
+
+
+def test_bytes_that_were_not_seen_are_said_at_the_end(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.connect()
+    for sent in (8, 784):
+        job.counters(0, sent)
+        job.counters(1, sent)
+    job.write()
+    assert "\ndlearn: not seen: 1,552 B were written that no recorded call accounts for\n" in summary(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -379,7 +393,7 @@ if "now" in sys.argv: os._exit(0)
 def test_who_first_asks_whether_there_is_a_torch_is_recorded_too(tmp_path):
     text = f"import importlib.util\nassert importlib.util.find_spec('torch') is not None\n{ONE}"
     done = dlearn_run(tmp_path, "--trace", "a b", "--", script(tmp_path, text), "--", "c d", RANK="0")
-    assert (done.returncode, done.stdout) == (0, "['--', 'c d']\n")
+    assert (done.returncode, own_words(done.stdout)) == (0, "['--', 'c d']\n")
     assert len(Trace.load(tmp_path / "a b").matches) == 1
     assert "dlearn draw timeline 'a b' -o timeline.svg" in done.stderr, "to be pasted into a shell"
 

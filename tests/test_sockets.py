@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from datetime import timedelta
 
 import programs
 import pytest
@@ -92,6 +93,41 @@ def test_connections_older_than_the_recording(tmp_path, groups, names):
     assert {pair.group for pair in found.whole.pairs} == names
     assert len(found.whole.pairs) == 2
     assert found.exact
+
+
+def past_the_recorder(beside: bool) -> None:
+    """A recorded all-reduce, and the same on a backend object: the default group's own, or one made by hand."""
+    dist.all_reduce(torch.ones(1000))
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    if beside:
+        store = dist.PrefixStore("by hand", dist.distributed_c10d._get_default_store())
+        backend = dist.ProcessGroupGloo(store, dist.get_rank(), 2, timedelta(seconds=30))
+        kept.append(backend)
+    backend.allreduce([torch.ones(1000)]).wait()
+
+
+kept: list[object] = []
+
+
+@pytest.mark.parametrize(("beside", "handshake"), [(False, 0), (True, 8)])
+def test_what_goes_past_the_recorder_is_counted_and_said(beside, handshake):
+    """As many bytes as the recorded call has; and 8 B that gloo writes when it connects."""
+    whole = reconcile(Cluster(2).run(past_the_recorder, beside).trace).whole
+    assert whole.not_seen_bytes == whole.predicted_bytes + handshake
+    where = "connections of no known group" if beside else "the connections of group 0"
+    assert whole.note == (
+        f"not seen: {whole.not_seen_bytes:,} B were written on {where} that no recorded call accounts for"
+    )
+
+
+def strangers() -> None:
+    """A store of the program's own, and a connection to this machine that is none between ranks."""
+    kept.append(dist.TCPStore("127.0.0.1", 0, 1, is_master=True))
+    dist.all_reduce(torch.ones(10))
+
+
+def test_what_a_rank_has_with_itself_is_no_message():
+    assert reconcile(Cluster(2).run(strangers).trace).exact
 
 
 def test_connections_made_later_are_not_measured_and_not_guessed(monkeypatch):

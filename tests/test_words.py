@@ -3,7 +3,9 @@
 from traces import Job, header, tensor
 
 from dlearn.analysis import explain
-from dlearn.analysis.words import count_text, shorten
+from dlearn.analysis.text_table import count_text
+from dlearn.analysis.words import shorten
+from dlearn.trace.event import REFUSED
 
 
 def sentences(trace):
@@ -64,6 +66,72 @@ def test_equal_sends_are_counted_and_the_missing_one_is_told(tmp_path):
     ]
 
 
+def test_only_what_is_told_by_the_same_words_is_counted_together(tmp_path):
+    """Roots, splits and phases: who sends what to whom differs, or when."""
+    job = Job(tmp_path, ranks=3)
+    for root in (0, 2, 2):
+        job.collective("broadcast", size=4, root=root)
+    for splits in ((1, 2, 3), (3, 2, 1)):
+        job.collective("all_to_all_single", size=6, splits=splits)
+    for phase in ("forward", "backward", "backward"):
+        job.collective("all_gather_single", size=4, phase=phase)
+    assert sentences(job.load())[1:-2] == [
+        "In all: broadcast of 4 B (uint8[4]); 0→1, 0→2: 4 B each (derived).",
+        "In all: broadcast of 4 B (uint8[4]), 2 times; 2→0, 2→1: 4 B each (derived).",
+        "In all: all_to_all_single of 6 B (uint8[6]);"
+        " 0→1, 2→1: 2 B each; 0→2, 1→2: 3 B each; 1→0, 2→0: 1 B each (derived).",
+        "In all: all_to_all_single of 6 B (uint8[6]);"
+        " 0→1, 2→1: 2 B each; 0→2, 1→2: 1 B each; 1→0, 2→0: 3 B each (derived).",
+        "In all: all_gather_single of 4 B (uint8[4]) in the forward pass; 0→1, 1→2, 2→0: 8 B each (derived).",
+        "In all: all_gather_single of 4 B (uint8[4]) in the backward pass, 2 times; 0→1, 1→2, 2→0: 8 B each (derived).",
+    ]
+
+
+def test_a_backend_without_a_schedule_is_told_by_its_roots(tmp_path):
+    job = Job(tmp_path, ranks=2, backend="nccl")
+    for root in (0, 1, 1):
+        job.collective("broadcast", size=4, root=root)
+    unknown = "who sends to whom inside it is not known (its root is rank {}): no schedule of nccl's broadcast"
+    first, second = sentences(job.load())[1:3]
+    assert first.startswith(f"In all: broadcast of 4 B (uint8[4]); {unknown.format(0)}")
+    assert second.startswith(f"In all: broadcast of 4 B (uint8[4]), 2 times; {unknown.format(1)}")
+
+
+def test_what_a_collective_is_given_may_differ_from_rank_to_rank(tmp_path):
+    """The objects of an all_gather_object; and the root of a scatter has what all get."""
+    job = Job(tmp_path, ranks=2)
+    for rank in (0, 1):
+        job.collective("gather", size=4 + rank, root=0, ranks=[rank])
+        own = {"inputs": (tensor(3), tensor(3))} if rank == 1 else {}
+        job.collective("scatter", root=1, ranks=[rank], **own, outputs=(tensor(3),))
+    told = sentences(job.load())
+    assert told[1].startswith("In all: gather of 4 to 5 B (uint8[4]); ")
+    assert told[2].startswith("In all: scatter of 6 B (uint8[3], uint8[3]); ")
+
+
+def test_refused_and_failed_calls_stand_beside_those_that_went_through(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.collective("all_reduce", size=4, by=REFUSED, error="RuntimeError")
+    job.collective("all_reduce", size=4)
+    job.collective("all_reduce", size=4, by="wait", error="RuntimeError")
+    job.collective("all_reduce", size=4)
+    job.send(0, 1, size=8, by=REFUSED, error="ValueError", start_ns=15)
+    job.send(0, 1, size=8, start_ns=15)
+    job.recv(1, 0, size=8, start_ns=15)
+    told = sentences(job.load())
+    assert told[:7] == [
+        "2 ranks (gloo): 5 of 6 operations explained by 17 messages"
+        " (16 derived from the backend's algorithm, 1 observed).",
+        "In all: all_reduce of 4 B (uint8[4]); refused at once on every rank (RuntimeError): nothing was sent.",
+        "In all: all_reduce of 4 B (uint8[4]), 2 times; 0→1, 1→0: 4 B each (derived).",
+        "In all: all_reduce of 4 B (uint8[4]); it failed on every rank (RuntimeError):"
+        " which of its messages have travelled is not known.",
+        "In all: rank 0 was to send rank 1 8 B (uint8[8]); refused at once on rank 0 (ValueError): nothing was sent.",
+        "In all: rank 0 sends rank 1 8 B (uint8[8]).",
+        "In the whole trace rank 0 sends 16 B and rank 1 sends 8 B of payload, 24 B in all; 1 operation not counted.",
+    ]
+
+
 def test_a_collective_that_a_rank_never_called(tmp_path):
     job = Job(tmp_path, ranks=3)
     job.collective("broadcast", size=4, root=0, ranks=[0], end_ns=None)
@@ -88,7 +156,7 @@ def test_problems_are_part_of_the_answer(tmp_path):
 def test_a_trace_without_any_operation(tmp_path):
     assert sentences(Job(tmp_path, ranks=1).load()) == [
         "1 rank (no process group used): 0 of 0 operations explained by 0 messages (none).",
-        "In the whole trace every rank sends 0 B of payload, 0 B in all.",
+        "In the whole trace no rank was seen sending anything.",
     ]
 
 

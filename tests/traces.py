@@ -129,14 +129,17 @@ class Job:
     def stretch(self, rank: int, phase: str, start_ns: int, end_ns: int, **facts: Any) -> None:
         self.event(Stretch, rank, phase=phase, start_ns=start_ns, end_ns=end_ns, **facts)
 
-    def connect(self, group: str = "world") -> None:
-        """A connection between every two members, as gloo makes them; the socket's id is the peer's index."""
+    def connect(self, group: str = "world", *, known: bool = True) -> None:
+        """A connection between every two members, as gloo makes them; the socket's id is the peer's index. If the
+        group is not `known`, they are made beside it."""
         members = self._members[group]
         for rank in members:
             for peer in members:
-                here, there = (f"127.0.0.1 {self._port(group, *ends)}" for ends in ((rank, peer), (peer, rank)))
+                ports = [self._port(group, *ends) + (0 if known else 500) for ends in ((rank, peer), (peer, rank))]
+                here, there = (f"127.0.0.1 {port}" for port in ports)
                 if peer != rank:
-                    self.files[rank].append(Socket(id=self._socket(rank), group=group, local=here, remote=there))
+                    name = group if known else ""
+                    self.files[rank].append(Socket(id=self._socket(rank), group=name, local=here, remote=there))
 
     def _port(self, group: str, rank: int, peer: int) -> int:
         return 10_000 + 1000 * list(self._members).index(group) + 10 * rank + peer
@@ -161,14 +164,14 @@ class Job:
         by: str = "return",
         **facts: Any,
     ) -> int:
-        """One line for its start, one for its end. `by=NOT_OBSERVED`: nobody saw the end."""
+        """One line for its start, one for its end (with its `error`). `by=NOT_OBSERVED`: nobody saw the end."""
         number = self._numbers[rank]
         self._numbers[rank] += 1
         start, end = _at(start_ns, rank), _at(end_ns, rank)
         assert start is not None
         self.files[rank].append(kind(number=number, start_ns=start, **facts))
         if end is not None or by == NOT_OBSERVED:
-            self.files[rank].append(End(event=number, at_ns=end, by=by))
+            self.files[rank].append(End(event=number, at_ns=end, by=by, error=facts.get("error", "")))
         return number
 
     def _next(self, rank: int, group: str, kind: type) -> int:

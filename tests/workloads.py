@@ -1,4 +1,4 @@
-"""Fourteen ways to communicate with torch, each with what it truly sends. `truth` is rank 0's count of 2 ranks."""
+"""Fifteen ways to communicate with torch, each with what it truly sends. `truth` is rank 0's count of 2 ranks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from installed_torch import all_gather_single, gathers_objects_in_one_tensor, reduce_scatter_single
 from programs import mlp, train_ddp
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -40,7 +41,6 @@ def sends(**counts: int) -> Callable[[Callable[[], object]], Callable[[], object
     all_gather_single=1,
     reduce_scatter=1,
     reduce_scatter_single=1,
-    all_to_all=1,
     all_to_all_single=1,
     gather=1,
     scatter=1,
@@ -56,15 +56,20 @@ def collectives() -> None:
     dist.reduce(tensor, 0)
     parts = [torch.zeros(8) for _ in range(n)]
     dist.all_gather(parts, tensor)
-    dist.all_gather_single(torch.zeros(8 * n), tensor)
-    dist.reduce_scatter_single(torch.zeros(8), torch.ones(8 * n))
+    all_gather_single(torch.zeros(8 * n), tensor)
+    reduce_scatter_single(torch.zeros(8), torch.ones(8 * n))
     dist.reduce_scatter(torch.zeros(8), [torch.ones(8) for _ in range(n)])
     dist.all_to_all_single(torch.zeros(4 * n), torch.ones(4 * n))
-    dist.all_to_all([torch.zeros(4) for _ in range(n)], [torch.ones(4) for _ in range(n)])
     dist.gather(tensor, parts if rank == 0 else None, 0)
     dist.scatter(torch.zeros(8), [torch.ones(8)] * n if rank == 0 else None, 0)
     dist.all_reduce_coalesced([torch.ones(3), torch.ones(5)])
     dist.barrier()
+
+
+@sends(all_to_all=1)
+def lists_to_all() -> None:
+    n = dist.get_world_size()
+    dist.all_to_all([torch.zeros(4) for _ in range(n)], [torch.ones(4) for _ in range(n)])
 
 
 @sends(send=4, recv=1)
@@ -173,8 +178,11 @@ def zero_redundancy_optimizer() -> None:
         optimizer.step()
 
 
-# Each object travels as its size, then its bytes.
-@sends(all_gather=3, broadcast=3, gather=1, scatter=2, send=2)
+# Each object travels as its size, then its bytes; gather_object gathers sizes, too.
+ALL_GATHERS = {"all_gather": 1, "all_gather_single": 2} if gathers_objects_in_one_tensor() else {"all_gather": 3}
+
+
+@sends(**ALL_GATHERS, broadcast=3, gather=1, scatter=2, send=2)
 def objects() -> None:
     rank, n = dist.get_rank(), dist.get_world_size()
     dist.all_gather_object([None] * n, {"rank": rank})

@@ -87,6 +87,14 @@ def in_segments(tensor: torch.Tensor) -> None:
             into.copy_(into + came if adds else came)
 
 
+def filled_up(tensor: torch.Tensor) -> None:
+    """Equal chunks: zeros make the tensor long enough."""
+    n = dist.get_world_size()
+    longer = torch.cat([tensor, tensor.new_zeros(-len(tensor) % n)])
+    views(longer)
+    tensor.copy_(longer[: len(tensor)])
+
+
 # Wrong bytes ----------------------------------------------------------------------------------------------------------
 
 
@@ -97,6 +105,14 @@ def whole_tensors(tensor: torch.Tensor) -> None:
         del give
         came = exchange(tensor, tensor).chunk(dist.get_world_size())[get]
         chunks[get].copy_(chunks[get] + came if adds else came)
+
+
+def passed_around(tensor: torch.Tensor) -> None:
+    """As in a tutorial of torch's: each tensor goes once around, whole. The price is (n-1) S."""
+    passing = tensor.clone()
+    for _ in range(dist.get_world_size() - 1):
+        passing = exchange(passing, tensor)
+        tensor += passing
 
 
 def one_step_short(tensor: torch.Tensor) -> None:
@@ -192,8 +208,8 @@ def last_one_is_not_added(tensor: torch.Tensor) -> None:
         chunks[get].copy_(chunks[get] + came if number < n - 1 else came)
 
 
-RIGHT = (views, copies, batched, to_the_left, in_segments)
-WRONG_BYTES = (whole_tensors, one_step_short, without_the_gather, through_rank_0, all_in_one_chunk)
+RIGHT = (views, copies, batched, to_the_left, in_segments, filled_up)
+WRONG_BYTES = (whole_tensors, passed_around, one_step_short, without_the_gather, through_rank_0, all_in_one_chunk)
 WRONG_DATA = (
     zeros,
     same_chunk_again,

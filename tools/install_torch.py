@@ -1,9 +1,9 @@
 """Install the torch that constraints.txt pins, without gigabytes of CUDA where no NVIDIA driver could use it.
 
-    .venv/bin/python tools/install_torch.py
+    .venv/bin/python tools/install_torch.py [options for pip install]
 
-Standard library only: it runs before anything is installed. Only torch itself is installed here; what torch
-depends on comes with the project, in the next step, under constraints.txt.
+Standard library only: it runs before anything is installed. First come the pinned pip and what builds dlearn, then
+torch alone; what torch depends on comes with the project, in the next step, under constraints.txt.
 """
 
 import importlib.metadata
@@ -21,11 +21,12 @@ CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 def main() -> None:
     constraints = CONSTRAINTS.read_text()
+    builders = [f"{name}=={pinned_version(name, constraints)}" for name in ("pip", "flit_core")]
+    pip_install("--quiet", "--upgrade", *builders)
     version = pinned_version("torch", constraints)
     if installed_version("torch") == version:
         print(f"torch {version} is already installed.")
         return
-    pip_install("--quiet", "--upgrade", f"pip=={pinned_version('pip', constraints)}")
     report = what_pip_would_install(f"torch=={version}")
     has_driver = has_nvidia_driver()
     print(f"torch {version}: {explain_choice(report, has_driver=has_driver)}", flush=True)
@@ -84,7 +85,7 @@ def explain_choice(report: dict[str, Any], *, has_driver: bool) -> str:
 
 def pip_install(*arguments: str) -> None:
     """Run pip in this Python; where it fails, it has said why, and we end with its exit status."""
-    status = subprocess.run([sys.executable, "-m", "pip", "install", *arguments]).returncode
+    status = subprocess.run([sys.executable, "-m", "pip", "install", *sys.argv[1:], *arguments]).returncode
     if status != 0:
         sys.exit(status)
 

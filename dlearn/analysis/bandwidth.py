@@ -17,6 +17,7 @@ import msgspec
 
 from dlearn.analysis.findings import size_text, time_text
 from dlearn.analysis.joining import operations, payload_bytes
+from dlearn.errors import optional
 from dlearn.trace.event import Collective
 from dlearn.trace.message import Operation, family_of_op
 from dlearn.trace.trace import Trace
@@ -74,8 +75,8 @@ class Bandwidths(msgspec.Struct, frozen=True):
     left_out: dict[str, int]
 
     def to_frame(self) -> pandas.DataFrame:
-        """Sizes in bytes, times in ns, bandwidths in bytes per second (needs pandas: `pip install pandas`)."""
-        import pandas
+        """Sizes in bytes, times in ns, bandwidths in bytes per second (needs pandas)."""
+        pandas = optional("pandas", needed_by="to_frame")
 
         columns = ["op", "ranks", "size_bytes", "count", "duration_ns", "algorithm_bandwidth", "bus_bandwidth"]
         return pandas.DataFrame([[getattr(each, name) for name in columns] for each in self.items], columns=columns)

@@ -19,10 +19,9 @@ from dlearn.analysis.device_view import device_note, on_device
 from dlearn.analysis.findings import capital, time_text
 from dlearn.analysis.gradients import Pass, passes
 from dlearn.analysis.joining import operations
-from dlearn.analysis.text_table import lines_of, ms
+from dlearn.analysis.text_table import count_text, lines_of, ms
 from dlearn.analysis.training_steps import unseen_note
 from dlearn.analysis.waiting import waited_until_ns
-from dlearn.analysis.words import count_text
 from dlearn.trace.event import Bucket, Collective, Event, Gradient, Span, Stretch
 from dlearn.trace.message import End, Operation
 from dlearn.trace.trace import Trace

@@ -60,7 +60,7 @@ class _Process:
             named = [
                 table[call.bucket_index]
                 for model, table in self.tables.items()
-                if call.bucket_index in table and self._is_ready(table[call.bucket_index], call.backward, model)
+                if call.bucket_index in table and self._may_travel(table[call.bucket_index], call.backward, model)
             ]
             return named[0] if len(named) == 1 else UNKNOWN
         if call.launcher == "reducer":
@@ -95,6 +95,10 @@ class _Process:
         """The next bucket of a model; where DDP may skip it, those after it, too."""
         coming = [bucket for index, bucket in sorted(table.items()) if index >= launched]
         return coming if coming and coming[0].may_be_skipped else coming[:1]
+
+    def _may_travel(self, bucket: Bucket, backward: int | None, model: int) -> bool:
+        """A callback on a thread of gloo's does not know its pass."""
+        return backward is None or self._is_ready(bucket, backward, model)
 
     def _is_ready(self, bucket: Bucket, backward: int | None, model: int) -> bool:
         return set(bucket.parameters) <= self.ready[backward, model]

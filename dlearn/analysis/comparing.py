@@ -10,9 +10,8 @@ import msgspec
 
 from dlearn.analysis.joining import operations
 from dlearn.analysis.rpc import phase_of
-from dlearn.analysis.text_table import lines_of
+from dlearn.analysis.text_table import count_text, lines_of
 from dlearn.analysis.unrolling import sums_of
-from dlearn.analysis.words import count_text
 from dlearn.trace.message import Operation
 from dlearn.trace.trace import Trace
 

@@ -20,7 +20,7 @@ from dlearn.analysis.bandwidth import aligned, bandwidth, speed_text
 from dlearn.analysis.findings import size_text, time_text
 from dlearn.analysis.joining import operations
 from dlearn.analysis.unrolling import messages_of
-from dlearn.errors import DlearnError
+from dlearn.errors import DlearnError, optional
 from dlearn.trace.message import Operation
 from dlearn.trace.trace import Trace
 
@@ -218,8 +218,8 @@ class Predictions(msgspec.Struct, frozen=True):
         return tuple(name for name, times in self.times.items() if times[index] <= least * (1 + 1e-9))
 
     def to_frame(self) -> pandas.DataFrame:
-        """Sizes in bytes as rows, algorithms as columns, seconds (needs pandas: `pip install pandas`)."""
-        import pandas
+        """Sizes in bytes as rows, algorithms as columns, seconds (needs pandas)."""
+        pandas = optional("pandas", needed_by="to_frame")
 
         return pandas.DataFrame(self.times, index=pandas.Index(self.sizes, name="bytes"))
 

@@ -7,9 +7,9 @@ from fractions import Fraction
 
 from dlearn.analysis.hang_words import hang_sentences, missing_text, never, verb, why_missing, why_stuck
 from dlearn.analysis.hangs import hangs
+from dlearn.analysis.text_table import count_text
 from dlearn.analysis.traffic import Traffic, WireTraffic, traffic
 from dlearn.analysis.waiting import waiting
-from dlearn.analysis.words import count_text
 from dlearn.trace.message import End, Operation
 from dlearn.trace.trace import Trace
 
@@ -55,6 +55,8 @@ def stuck_reasons(operation: Operation, end: End, trace: Trace) -> tuple[str, ..
             why_missing(operation, trace, brief=True),
             missing_text(operation, trace),
         )
+    if operation.refused:
+        return (f"refused at once: {end.error}", "refused")
     return (f"failed: {end.error}" if end.failed and not operation.problem else why_stuck(operation, trace),)
 
 
@@ -72,7 +74,7 @@ def traffic_finding(sent: Traffic) -> str:
     """The pattern of the bytes: "Each rank sends 28.9 kB to the rank before it"."""
     pairs = {pair: size for pair, size in sent.payload_bytes.items() if size}
     if not pairs:
-        nothing = "No rank sends data" if sent.message_count else "No rank sends anything"
+        nothing = "No rank sends data" if sent.message_count else "No rank was seen sending anything"
         return "No message is known" if sent.unexplained else nothing
     names, ranks = sent.labels, sent.ranks
     senders, receivers = sorted({src for src, _ in pairs}), sorted({dst for _, dst in pairs})

@@ -18,9 +18,9 @@ from dlearn.analysis.hang_words import call_text, hang_sentence, missing_text
 from dlearn.analysis.hangs import hangs
 from dlearn.analysis.joining import operations
 from dlearn.analysis.patterns import NAMES, Edge, Pattern, edges_of
+from dlearn.analysis.text_table import count_text
 from dlearn.analysis.traffic import Traffic, traffic_of
 from dlearn.analysis.unrolling import sums_of
-from dlearn.analysis.words import count_text
 from dlearn.errors import DlearnError, TrafficError
 from dlearn.trace.event import Collective, PointToPoint, TensorInfo
 from dlearn.trace.message import End, Operation
@@ -49,7 +49,8 @@ def assert_traffic(
     `bytes_per_rank` is the payload that each rank sends, `2 * (n - 1) / n * S` in a ring all-reduce of S bytes; where
     the ranks differ, a dict (who is not in it sends nothing). All ranks together must send as much to the byte. A
     single one may be off by 4 n items, and one more for each MiB, because chunks need not come out even: give tensors
-    of at least 100 n items.
+    of at least 100 n items. Nor is it wrong to fill up the tensor until it has equal chunks: then all ranks send the
+    same, and in each message less than an item more.
 
     `pattern` says who sends to whom: "ring" (each to one neighbour, all the same way), "star" (all from or to one
     rank), "tree" (binomial), "doubling" (to the ranks 1, 2, 4, ... away) or "all". Not one pair more or less. With two
@@ -173,10 +174,25 @@ class _Plan:
         that 4 n items are enough for 64 ranks. With gloo m is 2 or, of chunks beyond 2 MiB, one for each begun MiB: n m
         is at most 2 n, and one for each MiB of the tensor, which is no more than each rank sends.
         """
-        tensors = [tensor for each in self.unit.operations for end in each.ends for tensor in _tensors(end)]
-        itemsize = max((each.logical_bytes // prod(each.shape) for each in tensors if prod(each.shape)), default=1)
         most = max((self.wanted or {}).values(), default=0)
-        return itemsize * (4 * len(self.ranks) + int(most) // SEGMENT_BYTES)
+        return self.item_bytes * (4 * len(self.ranks) + int(most) // SEGMENT_BYTES)
+
+    @property
+    def item_bytes(self) -> int:
+        tensors = [tensor for each in self.unit.operations for end in each.ends for tensor in _tensors(end)]
+        return max((each.logical_bytes // prod(each.shape) for each in tensors if prod(each.shape)), default=1)
+
+    @property
+    def is_filled_up(self) -> bool:
+        """Whether the tensor was made longer, to have equal chunks: by less than an item in each message."""
+        sent = {rank: self.seen.bytes_from(rank=rank) for rank in self.ranks}
+        return len({*sent.values()}) == 1 and all(
+            0 <= sent[rank] - wanted < self.item_bytes * self.messages_from(rank)
+            for rank, wanted in (self.wanted or {}).items()
+        )
+
+    def messages_from(self, rank: int) -> int:
+        return sum(count for (src, _), count in self.seen.message_count.items() if src == rank)
 
 
 def _plan(unit: Unit, bytes_per_rank: Bytes | Mapping[int, Bytes] | None, pattern: Pattern | None) -> _Plan:
@@ -238,6 +254,8 @@ def _wrong_sizes(plan: _Plan) -> str:
     rank = max(short, key=lambda rank: abs(short[rank]))
     if plan.seen.total_bytes == round(sum(plan.wanted.values())) and abs(short[rank]) <= plan.slack_bytes:
         return ""
+    if plan.is_filled_up:
+        return ""
     spread = max(short.values()) - min(short.values())
     alike = len(short) > 1 and spread <= plan.slack_bytes and 2 * spread <= abs(short[rank])
     who = "each rank" if alike else plan.seen.labels[rank]
@@ -255,8 +273,10 @@ def _looks_like(plan: _Plan, rank: int) -> str:
         return f": everything goes through {hub}"
     if n > 1 and total and plan.seen.total_bytes == round(n * total):
         return f": {n} times as much, as if whole tensors travel instead of one of {n} chunks"
+    if n > 2 and total and 2 * plan.seen.total_bytes == round(n * total):
+        return f": as if whole tensors travel, {n - 1} times, instead of one of {n} chunks, {2 * (n - 1)} times"
     sent = plan.seen.bytes_from(rank=rank)
-    count = sum(count for (src, _), count in plan.seen.message_count.items() if src == rank)
+    count = plan.messages_from(rank)
     if not sent:
         return ""
     short = plan.wanted[rank] - sent

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dlearn.analysis.findings import size_text
-from dlearn.errors import DlearnError
+from dlearn.errors import optional
 from dlearn.trace.graph import AutogradGraph, Edge, Key, Node, join_graph
 from dlearn.trace.trace import Trace
 
@@ -23,10 +23,7 @@ def autograd_graph(trace: Trace, context: int | None = None) -> networkx.DiGraph
     "local", or "wire" with `bytes` and `shape` of what was sent. `graph.graph["problems"]` says what is missing.
     Recorded with `graph=True` only; needs networkx.
     """
-    try:
-        import networkx
-    except ImportError:
-        raise DlearnError("autograd_graph makes a networkx graph: pip install networkx") from None
+    networkx = optional("networkx", needed_by="autograd_graph")
     joined = join_graph(trace, context)
     graph = networkx.DiGraph(context=joined.context, problems=joined.problems)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from dlearn.analysis.gradients import unready
-from dlearn.analysis.hangs import Hang, group_of, inside, places
+from dlearn.analysis.hangs import Hang, Pace, group_of, inside, places, refusals
 from dlearn.trace.event import Bucket, Collective
 from dlearn.trace.message import End, Group, Operation, RpcEnd
 from dlearn.trace.trace import Trace
@@ -141,6 +141,15 @@ def hang_sentence(hang: Hang, trace: Trace, notes: Mapping[int, str] | None = No
     return f"{who} {verb} in {call}; {why_stuck(operation, trace)}"
 
 
+def pace_text(pace: Pace) -> str:
+    """ "slow, not hung: 36,224 operations in 60 s, 604 a second; the last ended 2 ms before the end"."""
+    seconds, silent_ms = pace.duration_ns / 1e9, pace.silence_ns / 1e6
+    rate = pace.ended / seconds
+    told = f"{pace.ended:,} operations in {seconds:.3g} s, {rate:,.{0 if rate >= 10 else 1}f} a second"
+    silent = f"{silent_ms:.0f} ms" if silent_ms < 1000 else f"{silent_ms / 1000:.3g} s"
+    return f"{'slow, not hung: ' if pace.slow else ''}{told}; the last ended {silent} before the end"
+
+
 def rpc_hang_sentence(operation: Operation, trace: Trace) -> str:
     """ "trainer waits for ps in rpc_sync train_step() (train.py:14); ps is inside train_step since 7.9 s"."""
     exchange = operation.exchange
@@ -187,6 +196,9 @@ def never(operation: Operation, rank: int, trace: Trace, notes: Mapping[int, str
     if call is not None:
         note = f"is in {call_text(call, _group_text(group_of(trace, call), operation.group, trace))}"
     but = f"it {note}" if note else ""
+    refused = refusals(trace).get((rank, operation.group))
+    if call is None and refused is not None and refused.op == operation.op:
+        return Never("came to it", "came to it", f"its {call_text(refused)} was refused at once: {refused.error}")
     found = unready(operation, rank, trace)
     if found is None:
         return Never(verb(operation), verb(operation), but)

@@ -11,7 +11,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from dlearn.analysis.rpc import phase_of, rpc_operations, wire_bytes
+from dlearn.analysis.hang_words import listed
+from dlearn.analysis.rpc import UNKNOWN, phase_of, rpc_operations, wire_bytes
+from dlearn.analysis.text_table import count_text
 from dlearn.analysis.unrolling import messages_of
 from dlearn.analysis.wire import RPC, Meter, meters
 from dlearn.errors import TraceError
@@ -76,24 +78,38 @@ class Iteration(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(step for step in self.steps if not step.control)
 
     def sentences(self) -> list[str]:
-        """The story, and then what the runtime adds."""
-        count, each = len(self.messages), len(self.steps)
-        pairs = f", {each} for each of {len(self.drivers)}" if len(self.drivers) > 1 else ""
+        """The story, and then what the runtime adds; then those of which nothing but the way is known."""
+        unknown = [step for step in self.steps if step.op == UNKNOWN]
         told = [
-            f"Iteration {self.number}: {count} messages{pairs}. {len(self.story)} of {each} carry what was asked for:"
+            f"Iteration {self.number}: {self._count()}. {'At least ' if unknown else ''}{len(self.story)} of"
+            f" {len(self.steps)} carry what was asked for:"
         ]
         told += [f"{place}. {self._sentence(step)}" for place, step in enumerate(self.story, 1)]
-        rest = Counter((step.from_driver, step.op, step.what) for step in self.steps if step.control)
-        told.append(f"The other {rest.total()} are what the runtime adds:")
-        for (from_driver, op, what), times in rest.items():
-            who = f"{self._drivers} -> {self._others}" if from_driver else f"{self._others} -> {self._drivers}"
-            told.append(f"{times} x {op} ({who}): {what}")
-        return told
+        rest = Counter((*self._ends(step), step.op, step.what) for step in self.steps if step.control)
+        added = sum(times for (_, _, op, _), times in rest.items() if op != UNKNOWN)
+        told.append(f"The other {added} are what the runtime adds:")
+        for (src, dst, op, what), times in rest.items():
+            if op != UNKNOWN:
+                told.append(f"{times} x {op} ({src} -> {dst}): {what}")
+        ways = [f"{times} x {src} -> {dst}" for (src, dst, op, _), times in rest.items() if op == UNKNOWN]
+        return [*told, *([f"Of {len(unknown)} the kind is not known: {', '.join(ways)}"] if unknown else [])]
 
-    @property
-    def _drivers(self) -> str:
-        names = [self.labels[rank] for rank in self.drivers]
-        return names[0] if len(names) == 1 else "each trainer"
+    def _count(self) -> str:
+        """ "28 messages, 14 for each of 2"."""
+        mine = [sum(step.messages[place] is not None for step in self.steps) for place in range(len(self.drivers))]
+        told = count_text(sum(mine), "message")
+        if len(mine) == 1:
+            return told
+        if len({*mine}) == 1:
+            return f"{told}, {mine[0]} for each of {len(mine)}"
+        by_name = [f"{count} for {self.labels[rank]}" for count, rank in zip(mine, self.drivers, strict=True)]
+        return f"{told}, {listed(by_name)}"
+
+    def _ends(self, step: Step) -> tuple[str, str]:
+        """Who sends it to whom: "each trainer", or the names of those that do."""
+        names = [self.labels[rank] for rank, m in zip(self.drivers, step.messages, strict=True) if m is not None]
+        drivers = "each trainer" if len(names) == len(self.drivers) > 1 else listed(names)
+        return (drivers, self._others) if step.from_driver else (self._others, drivers)
 
     @property
     def _others(self) -> str:
@@ -102,7 +118,7 @@ class Iteration(msgspec.Struct, frozen=True, kw_only=True):
 
     def _sentence(self, step: Step) -> str:
         first = next(message for message in step.messages if message is not None)
-        src, dst = (self._drivers, self._others) if step.from_driver else (self._others, self._drivers)
+        src, dst = self._ends(step)
         tensors = sum(tensor.payload_bytes for tensor in first.tensors)
         none = "no tensor" if first.payload_bytes is not None else "data of unknown size"
         size = f"{tensors:,} B of tensors" if tensors else none

@@ -148,7 +148,10 @@ def _collective(match: Match, carried: dict[Key, Bucket | str], steps: Sequence[
         missing=match.missing,
         problem=_problem(match.ends, ops),
         bucket=bucket,
-        what=_what(match.ends[0], bucket, note),
+        # Of a scatter the root alone has what travels.
+        what=_what(
+            next((end for end in match.ends if isinstance(end, Collective) and end.inputs), match.ends[0]), bucket, note
+        ),
         steps=tuple(sorted(steps, key=_in_order)),
     )
 

@@ -11,14 +11,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Literal
 
 import msgspec
 
 from dlearn.analysis.gloo import FRAME_BYTES
 from dlearn.analysis.joining import operations
-from dlearn.analysis.rpc import wire_bytes
+from dlearn.analysis.rpc import FRAMING_ERROR, UNKNOWN, wire_bytes
 from dlearn.analysis.unrolling import messages_of, sums_of
-from dlearn.analysis.wire import Edge, Meter, home, meters
+from dlearn.analysis.wire import RPC, Edge, Meter, home, meters
 from dlearn.trace.message import Message, Operation
 from dlearn.trace.trace import Trace
 
@@ -26,6 +27,10 @@ OperationKey = tuple[int, int]
 """Rank and number of an operation's first end."""
 Stretch = tuple[int, int, int]
 """A rank, and its samples from which to which."""
+Why = Literal["", "not predicted", "framing", "read early", "not written yet", "not seen"]
+"""Where a residue comes from, if there is one: calls whose bytes are not predicted · the prediction of RPC's framing,
+within its error · counters that were read while RPC's threads were writing · bytes that were written only after that,
+or never · bytes that no recorded call accounts for."""
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,6 +45,12 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     measured_bytes: int | None
     observer_bytes: int = 0
     """What the recorder itself adds: the ids behind the messages of RPC."""
+    why: Why = ""
+
+    @property
+    def whose(self) -> str:
+        """The name of its group, in a table."""
+        return self.group or "none known"
 
     @property
     def residue_bytes(self) -> int | None:
@@ -55,6 +66,7 @@ class _Entry:
 
     key: OperationKey
     name: str
+    group: str
     payload: Counter[Edge]
     predicted: Counter[Edge]
     unexplained: str
@@ -92,8 +104,10 @@ class Ledger:
         sums = _Sums()
         measured: Counter[tuple[int, Edge]] = Counter()
         not_measured: set[tuple[int, Edge]] = set()
+        settled = True
         for rank, first, last in stretches:
             meter = self.meters[rank]
+            settled &= bool(meter.still[first]) and bool(meter.still[last])
             for edge, grown in meter.between(first, last).items():
                 measured[rank, edge] += grown
             for section in range(first, last):
@@ -104,7 +118,7 @@ class Ledger:
                         (rank, edge) for edge in entry.predicted if meter.known_until.get(edge, 0) <= section
                     }
         seen = sorted({key for key in (*sums.predicted, *measured) if sums.predicted[key] or measured[key]}, key=_order)
-        pairs = [sums.pair(key, None if key in not_measured else measured[key]) for key in seen]
+        pairs = [sums.pair(key, None if key in not_measured else measured[key], settled=settled) for key in seen]
         return pairs, sums.unexplained
 
     def unmeasured_pairs(self) -> list[Pair]:
@@ -124,18 +138,24 @@ class _Sums:
     predicted: Counter[tuple[int, Edge]] = field(default_factory=Counter)
     observer: Counter[tuple[int, Edge]] = field(default_factory=Counter)
     unexplained: Counter[str] = field(default_factory=Counter)
+    not_predicted: set[tuple[int, str]] = field(default_factory=set)
+    """Ranks and groups with calls of which that is so."""
+    message_count: Counter[tuple[int, Edge]] = field(default_factory=Counter)
+    """Of RPC."""
 
     def add(self, entry: _Entry, rank: int) -> None:
         for edge, size in entry.predicted.items():
             self.predicted[rank, edge] += size
             self.payload[rank, edge] += entry.payload[edge]
             self.observer[rank, edge] += entry.observer[edge]
+            self.message_count[rank, edge] += 1
         if entry.unexplained:
             self.unexplained[entry.unexplained] += 1
+            self.not_predicted.add((rank, entry.group))
 
-    def pair(self, key: tuple[int, Edge], measured: int | None) -> Pair:
+    def pair(self, key: tuple[int, Edge], measured: int | None, *, settled: bool = True) -> Pair:
         rank, (group, dst) = key
-        return Pair(
+        pair = Pair(
             src=rank,
             dst=dst,
             group=group,
@@ -144,6 +164,19 @@ class _Sums:
             observer_bytes=self.observer[key],
             measured_bytes=measured,
         )
+        return msgspec.structs.replace(pair, why=self._why(key, pair.residue_bytes, settled))
+
+    def _why(self, key: tuple[int, Edge], residue: int | None, settled: bool) -> Why:
+        rank, (group, _) = key
+        if not residue:
+            return ""
+        if (rank, group) in self.not_predicted:
+            return "not predicted"
+        if group == RPC and abs(residue) <= FRAMING_ERROR * self.message_count[key]:
+            return "framing"
+        if group == RPC and not settled:
+            return "read early"
+        return "not seen" if residue > 0 else "not written yet"
 
 
 def _order(key: tuple[int, Edge]) -> tuple[str, int, int]:
@@ -170,6 +203,7 @@ def ledger_of(trace: Trace) -> Ledger:
             entry = _Entry(
                 _key(operation),
                 _name(operation),
+                group,
                 Counter({(group, dst): payload[rank, dst] for dst in mine}),
                 Counter({(group, dst): size for dst, size in mine.items()}),
                 reason,
@@ -189,10 +223,11 @@ def _enter_rpc(ledger: Ledger, operation: Operation) -> None:
         ledger.ranks |= {message.src, message.dst}
         if message.src == message.dst:
             continue  # It never leaves the process.
-        size, edge = wire_bytes(message), ("rpc", message.dst)
+        size, edge = wire_bytes(message), (RPC, message.dst)
         entry = _Entry(
             _key(operation),
             f"{message.op} #{operation.seq}",
+            RPC,
             Counter({edge: message.payload_bytes or 0}),
             Counter({edge: size or 0}),
             "" if size is not None else _how_it_is_packed(message),
@@ -225,7 +260,9 @@ def predicted_on_the_wire(operation: Operation) -> tuple[Counter[tuple[int, int]
 
 
 def _how_it_is_packed(message: Message) -> str:
-    return f"how C++ packs a {message.op} with such arguments or tensors is not known here"
+    if message.op == UNKNOWN:
+        return "of which kind it is, is not known"
+    return f"{message.op}: how C++ packs such arguments or tensors is not known here"
 
 
 def _prediction(operation: Operation) -> tuple[Counter[tuple[int, int]], Counter[tuple[int, int]], str]:
@@ -295,9 +332,7 @@ def agreements(trace: Trace) -> Agreements:
 
 def _exact_edges(ledger: Ledger, stretches: Iterable[Stretch]) -> set[tuple[int, int]]:
     """The (src, dst) that are explained to the byte within these stretches of the ranks' samples."""
-    pairs, unexplained = ledger.pairs(stretches)
-    if unexplained:
-        return set()
+    pairs, _ = ledger.pairs(stretches)
     by_edge: dict[tuple[int, int], list[int | None]] = defaultdict(list)
     for pair in pairs:
         by_edge[pair.src, pair.dst].append(pair.residue_bytes)

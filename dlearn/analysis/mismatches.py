@@ -17,7 +17,7 @@ from dlearn.trace.event import Collective
 from dlearn.trace.message import Operation
 from dlearn.trace.trace import Trace
 
-_ROOTED = {"broadcast", "reduce", "gather", "scatter", "barrier", "monitored_barrier"}
+_ROOTED = {"broadcast", "reduce", "gather", "gather_single", "scatter", "barrier", "monitored_barrier"}
 """Here the root may well stand in a branch of its own, or nothing is computed."""
 
 
@@ -39,7 +39,7 @@ def mismatches(trace: Trace) -> tuple[Mismatch, ...]:
     found = []
     for operation in operations(trace):
         calls = [end for end in operation.ends if isinstance(end, Collective)]
-        if len(calls) < 2 or operation.missing or id(operation) in stuck:
+        if len(calls) < 2 or operation.missing or operation.refused or id(operation) in stuck:
             continue
         why = _why(operation, calls, summed)
         if why is not None:

@@ -18,9 +18,8 @@ import msgspec
 from dlearn.analysis.device_view import device_note, on_device
 from dlearn.analysis.findings import capital, time_text
 from dlearn.analysis.intervals import Interval, common, length_ns, union, without
-from dlearn.analysis.text_table import lines_of, ms
+from dlearn.analysis.text_table import count_text, lines_of, ms
 from dlearn.analysis.training_steps import TrainingStep, training_steps, unseen_note
-from dlearn.analysis.words import count_text
 from dlearn.trace.trace import Trace
 
 _ROWS_SHOWN = 24

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import html
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlearn.analysis.ledger import Ledger, OperationKey, Pair, Stretch, counted_together, ledger_of
-from dlearn.analysis.rpc import MESSAGE_BYTES
-from dlearn.analysis.wire import why_not_measured
+from dlearn.analysis.ledger import Ledger, OperationKey, Pair, Stretch, Why, counted_together, ledger_of
+from dlearn.analysis.rpc import FRAMING_ERROR, MESSAGE_BYTES
+from dlearn.analysis.text_table import count_text
+from dlearn.analysis.wire import NO_GROUP, RPC, strangers, why_not_measured
+from dlearn.errors import optional
 from dlearn.trace.event import Counters, Span
 from dlearn.trace.trace import Trace
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     import pandas
 
 _PARTS_SHOWN = 12
+_NOTHING = "no call was recorded whose bytes could be compared, and nothing was counted"
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +67,11 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
             else sum(abs(residue) for residue in found if residue is not None)
         )
 
+    @property
+    def not_seen_bytes(self) -> int:
+        """Bytes that were written and that no recorded call accounts for."""
+        return sum(pair.residue_bytes or 0 for pair in self.pairs if pair.why == "not seen")
+
 
 class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
     """Predicted and measured bytes, for the `whole` and for its `parts`.
@@ -85,6 +93,8 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
     def finding(self) -> str:
         """ "The kernel counted 12,345 B: predicted to the byte"."""
         whole, measured = self.whole, self.whole.measured_bytes
+        if not whole.pairs:
+            return _NOTHING.capitalize()
         if self.not_measured or measured is None:
             why = self.not_measured or whole.note
             return f"{whole.predicted_bytes:,} B predicted on the wire, not measured" + (f": {why}" if why else "")
@@ -101,24 +111,25 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
     def sentence(self) -> str:
         """ "The whole recording: payload 96 B, predicted on the wire 192 B, measured 192 B, residue 0 B." """
         whole = self.whole
-        if whole.measured_bytes is None or self.not_measured:
-            why = self.not_measured or whole.note
-            told = f"not measured ({why})" if why else "not measured"
-        else:
+        notes = [note for note in (self.not_measured, whole.note) if note]
+        aside = f" ({'; '.join(notes)})" if notes else ""
+        if not whole.pairs:
+            return f"{whole.what}: {_NOTHING}{aside}."
+        told = "not measured"
+        if whole.measured_bytes is not None and not self.not_measured:
             told = f"measured by the kernel {whole.measured_bytes:,} B, residue {whole.residue_bytes:,} B"
-            told += f" ({whole.note})" if whole.note else ""
         payload, predicted = f"payload {whole.payload_bytes:,} B", f"predicted on the wire {whole.predicted_bytes:,} B"
         if whole.observer_bytes:
             predicted += f", the recorder's own ids {whole.observer_bytes:,} B"
-        return f"{whole.what}: {payload}, {predicted}, {told}."
+        return f"{whole.what}: {payload}, {predicted}, {told}{aside}."
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row for each part and pair of ranks (needs pandas: `pip install pandas`)."""
-        import pandas
+        """One row for each part and pair of ranks (needs pandas)."""
+        pandas = optional("pandas", needed_by="to_frame")
 
         columns = ["part", "from", "to", "group", "payload", "predicted", "measured", "residue"]
         rows = [
-            [part.what, self._name(pair.src), self._name(pair.dst), pair.group, pair.payload_bytes,
+            [part.what, self._name(pair.src), self._name(pair.dst), pair.whose, pair.payload_bytes,
              pair.predicted_bytes, pair.measured_bytes, pair.residue_bytes]
             for part in (self.whole, *self.parts)
             for pair in part.pairs
@@ -131,7 +142,7 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
         head = ["payload", "predicted", *(["observer"] if self.whole.observer_bytes else []), "measured", "residue"]
         table = [["from", "to", *(["group"] if several else []), *head]]
         for pair in self.whole.pairs:
-            names = [self._name(pair.src), self._name(pair.dst), *([pair.group] if several else [])]
+            names = [self._name(pair.src), self._name(pair.dst), *([pair.whose] if several else [])]
             table.append([*names, *self._cells(pair)])
         table.append(["in all", "", *([""] if several else []), *self._cells(self.whole)])
         return table
@@ -139,7 +150,7 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
     def sentences(self) -> list[str]:
         """What the table does not say: the parts, and what stands against an exact answer."""
         if self.not_measured:
-            return [f"Not measured: {self.not_measured}."]
+            return [f"Not measured: {self.not_measured}.", *([f"And {self.whole.note}."] if self.whole.note else [])]
         said = [f"{self.whole.what}: {self.whole.note}."] if self.whole.note else []
         off = [part for part in self.parts if part.residue_bytes != 0]
         if self.parts:
@@ -164,6 +175,8 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
         return self.labels.get(rank, f"rank {rank}")
 
     def __str__(self) -> str:
+        if not self.whole.pairs:
+            return self.sentence
         table = self.rows()
         widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
         names = table[0].index("payload")
@@ -187,12 +200,13 @@ def reconcile(trace: Trace) -> Reconciliation:
     """For each pair of ranks: payload, predicted bytes on the wire, measured bytes, and what is left between them."""
     ledger = ledger_of(trace)
     known = ledger.meters
+    whole = _whole(trace, ledger)
     return Reconciliation(
-        whole=_whole(trace, ledger),
+        whole=whole,
         parts=(*_spans(trace, ledger), *_single_operations(ledger)),
         labels={rank: trace.label(rank) for rank in ledger.ranks},
         intrusive=any(still is not None for meter in known.values() for still in meter.still),
-        not_measured="" if known else why_not_measured(trace),
+        not_measured="" if whole.measured else why_not_measured(trace),
     )
 
 
@@ -202,15 +216,16 @@ def reconcile(trace: Trace) -> Reconciliation:
 def _whole(trace: Trace, ledger: Ledger) -> Part:
     what = "The whole recording" if trace.selected_from is None else "This part of the trace"
     pairs, unexplained = ledger.pairs(ledger.whole)
-    notes = _notes(unexplained)
+    pairs += _strange_pairs(trace, ledger, pairs)
+    notes = _not_predicted(unexplained)
     if trace.selected_from is None and any(each.footer and each.footer.left_out for each in trace.processes):
         # What was counted between two steps that were asked for, or before them, is not theirs.
-        pairs = [msgspec.structs.replace(pair, measured_bytes=None) for pair in pairs]
+        pairs = [msgspec.structs.replace(pair, measured_bytes=None, why="") for pair in pairs]
         note = "only some steps were recorded: ask for one, as with trace.within"
         return Part(what=what, pairs=(*pairs, *ledger.unmeasured_pairs()), note="; ".join([note, *notes]))
     others = counted_together(trace, ledger)
     if others:
-        pairs = [msgspec.structs.replace(pair, measured_bytes=None) for pair in pairs]
+        pairs = [msgspec.structs.replace(pair, measured_bytes=None, why="") for pair in pairs]
         return Part(what=what, pairs=(*pairs, *ledger.unmeasured_pairs()), note="; ".join([others, *notes]))
     blind = [trace.label(rank) for rank in trace.ranks if rank not in ledger.meters]
     if blind and ledger.meters:
@@ -220,15 +235,61 @@ def _whole(trace: Trace, ledger: Ledger) -> Part:
     if unseen:
         were = "connection was" if unseen == 1 else "connections were"
         notes.append(f"{unseen:,} {were} not seen when their group was made, or closed before the last sample")
-    outside = sum(len(entries) for rank, entries in ledger.outside.items() if rank in ledger.meters)
+    outside = [entry for rank, entries in ledger.outside.items() if rank in ledger.meters for entry in entries]
     if outside:
-        notes.append(f"{outside:,} calls lie outside of the samples")
-    pairs = [*pairs, *ledger.unmeasured_pairs()]
-    return Part(what=what, pairs=tuple(pairs), note="; ".join(notes), measured=bool(ledger.meters))
+        lie, payload = "lies" if len(outside) == 1 else "lie", sum(entry.payload.total() for entry in outside)
+        size = f", with {payload:,} B of payload," if payload else ""
+        notes.append(f"{count_text(len(outside), 'call')}{size} {lie} outside of the samples")
+    notes += _residues(pairs)
+    measured = bool(ledger.meters or pairs)
+    return Part(what=what, pairs=(*pairs, *ledger.unmeasured_pairs()), note="; ".join(notes), measured=measured)
 
 
-def _notes(unexplained: Counter[str]) -> list[str]:
-    return [f"{count:,} calls not predicted: {reason}" for reason, count in unexplained.most_common(3)]
+def _strange_pairs(trace: Trace, ledger: Ledger, pairs: Sequence[Pair]) -> list[Pair]:
+    """What was written beside the known groups; but not between ranks of which a group's connection was not found."""
+    if trace.selected_from is not None:
+        return []
+    sought = {(pair.src, pair.dst) for pair in pairs if pair.measured_bytes is None}
+    for rank, entries in ledger.outside.items():
+        sought |= {(rank, dst) for entry in entries for _, dst in entry.predicted}
+    return [
+        Pair(src=src, dst=dst, group=NO_GROUP, payload_bytes=0, predicted_bytes=0, measured_bytes=size, why="not seen")
+        for (src, dst), size in sorted(strangers(trace).items())
+        if (src, dst) not in sought
+    ]
+
+
+_RESIDUES: dict[Why, str] = {
+    "framing": f"RPC's framing is predicted within {FRAMING_ERROR} B a message: {{size}}",
+    "read early": 'counters that do not wait for the threads of RPC, as those of measure="phase" do: {size}',
+    "not written yet": "predicted, and not written on {where} when the counters were read: {size}",
+    "not seen": "not seen: {size} were written on {where} that no recorded call accounts for",
+}
+
+
+def _not_predicted(unexplained: Counter[str]) -> list[str]:
+    return [f"{count_text(count, 'call')} not predicted: {reason}" for reason, count in unexplained.most_common(3)]
+
+
+def _residues(pairs: Iterable[Pair]) -> list[str]:
+    """Where each residue comes from, with the bytes of all pairs of ranks of which that is so."""
+    sizes: Counter[tuple[Why, str]] = Counter()
+    for pair in pairs:
+        sizes[pair.why, pair.group] += abs(pair.residue_bytes or 0)
+    return [
+        _RESIDUES[why].format(size=f"{size:,} B", where=_connections(group))
+        for (why, group), size in sizes.items()
+        if why in _RESIDUES
+    ]
+
+
+def _connections(group: str) -> str:
+    match group:
+        case "":
+            return "connections of no known group"
+        case "?":
+            return "connections older than the recording"
+    return f"the connections of {'RPC' if group == RPC else f'group {group}'}"
 
 
 def _spans(trace: Trace, ledger: Ledger) -> Iterator[Part]:
@@ -251,7 +312,7 @@ def _spans(trace: Trace, ledger: Ledger) -> Iterator[Part]:
         times[event.rank, event.name] += 1
     for (name, _), stretches in together.items():
         pairs, unexplained = ledger.pairs(stretches)
-        yield Part(what=name, pairs=tuple(pairs), note="; ".join(_notes(unexplained)))
+        yield Part(what=name, pairs=tuple(pairs), note="; ".join([*_not_predicted(unexplained), *_residues(pairs)]))
 
 
 def _single_operations(ledger: Ledger) -> Iterator[Part]:
@@ -266,11 +327,11 @@ def _single_operations(ledger: Ledger) -> Iterator[Part]:
     for keys, stretches in together.items():
         pairs, unexplained = ledger.pairs(stretches)
         what = " and ".join(names[key] for key in keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
-        yield Part(what=what, pairs=tuple(pairs), note="; ".join(_notes(unexplained)))
+        yield Part(what=what, pairs=tuple(pairs), note="; ".join([*_not_predicted(unexplained), *_residues(pairs)]))
 
 
 def _framing(part: Part) -> str:
-    groups = {pair.group == "rpc" for pair in part.pairs}
+    groups = {pair.group == RPC for pair in part.pairs}
     gloo, rpc = (
         "framing of 96 B a message and 48 B back",
         f"framing of {MESSAGE_BYTES} B a message and more for tensors",

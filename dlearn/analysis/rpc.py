@@ -15,6 +15,8 @@ from dlearn.trace.rpc_board import ACCEPT, BACKWARD, CLEANUP, DELETE, FETCH, FOR
 from dlearn.trace.rpc_kinds import REPLY_OF, answer_of, kind_of_reply
 from dlearn.trace.trace import Trace
 
+UNKNOWN = "unknown"
+"""The op of a message whose kind is not known."""
 CALL, REMOTE_CALL = 1, 27
 """Bytes that C++ adds to what Python packed of a call."""
 FIRST_TENSOR, NEXT_TENSOR = 49, 9
@@ -25,6 +27,8 @@ FIXED = {ACCEPT: 11, FORK: 18, DELETE: 18, FETCH: 11, CLEANUP: 3, BACKWARD: 55, 
 """Payload of the messages that C++ makes by itself, without those two numbers."""
 FETCHED_VALUE = 11
 """What C++ adds to a fetched value, beside its tensors."""
+FRAMING_ERROR = 4
+"""Bytes a message by which the prediction of RPC's framing may be wrong (measured on ten programs)."""
 _EMPTY = {"RREF_BACKWARD_RESP", "RREF_ACK", "CLEANUP_AUTOGRAD_CONTEXT_RESP", "BACKWARD_AUTOGRAD_RESP"}
 NONE_PICKLED = 4
 """`None`, pickled."""
@@ -40,7 +44,7 @@ _ROLES = {
     "BACKWARD_AUTOGRAD_RESP": "the backward pass there is done",
     "CLEANUP_AUTOGRAD_CONTEXT_RESP": "understood",
     "REMOTE_RET": "the value is there",
-    "": "unknown",
+    "": UNKNOWN,
 }
 
 
@@ -64,7 +68,7 @@ def _operation(exchange: Exchange, group: Group) -> Operation:
     caller = RpcEnd(
         number=-1 - 2 * exchange.number,
         rank=exchange.src,
-        op=op or "unknown",
+        op=op or UNKNOWN,
         seq=seq,
         start_ns=call.start_ns if call is not None else exchange.sent_ns or 0,
         end_ns=(call.end_ns if call is not None else None) or exchange.reply_received_ns,
@@ -83,7 +87,7 @@ def _operation(exchange: Exchange, group: Group) -> Operation:
             RpcEnd(
                 number=-2 - 2 * exchange.number,
                 rank=exchange.dst,
-                op=op or "unknown",
+                op=op or UNKNOWN,
                 seq=seq,
                 start_ns=exchange.received_ns,
                 end_ns=exchange.reply_sent_ns or (exchange.run.end_ns if exchange.run is not None else None),
@@ -95,7 +99,7 @@ def _operation(exchange: Exchange, group: Group) -> Operation:
             )
         )
     return Operation(
-        op=op or "unknown", group=group, seq=seq, ends=tuple(ends), what=what_is_sent(exchange), exchange=exchange
+        op=op or UNKNOWN, group=group, seq=seq, ends=tuple(ends), what=what_is_sent(exchange), exchange=exchange
     )
 
 
@@ -142,7 +146,7 @@ def _request(exchange: Exchange, operation: Operation) -> Message:
     return Message(
         src=exchange.src,
         dst=exchange.dst,
-        op=exchange.kind or "unknown",
+        op=exchange.kind or UNKNOWN,
         what=what_is_sent(exchange),
         payload_bytes=_payload(packed, tensors),
         packed_bytes=packed,
@@ -164,7 +168,7 @@ def _reply(exchange: Exchange, operation: Operation) -> Message:
     return Message(
         src=exchange.dst,
         dst=exchange.src,
-        op=kind_of_reply(exchange),
+        op=kind_of_reply(exchange) or UNKNOWN,
         what=what_comes_back(exchange),
         payload_bytes=_payload(packed, tensors),
         packed_bytes=packed,

@@ -18,8 +18,8 @@ import msgspec
 from dlearn.analysis.bandwidth import aligned
 from dlearn.analysis.confirming import messages
 from dlearn.analysis.iteration import iteration, iterations
-from dlearn.analysis.words import count_text
-from dlearn.errors import DlearnError
+from dlearn.analysis.text_table import count_text
+from dlearn.errors import DlearnError, optional
 from dlearn.trace.event import TensorInfo
 from dlearn.trace.message import Message
 from dlearn.trace.trace import Trace
@@ -169,8 +169,8 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
         return table
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row a message, payload bytes in a column for each size (needs pandas: `pip install pandas`)."""
-        import pandas
+        """One row a message, payload bytes in a column for each size (needs pandas)."""
+        pandas = optional("pandas", needed_by="to_frame")
 
         rows = [
             [self.between(line), line.op, line.what, *line.payload_bytes, line.slope, line.constant, line.exact]

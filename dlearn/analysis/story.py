@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 
-from dlearn.analysis.hang_words import hang_sentences, whereabouts
-from dlearn.analysis.hangs import exit_text, hangs
+from dlearn.analysis.hang_words import hang_sentences, pace_text, whereabouts
+from dlearn.analysis.hangs import exit_text, hangs, pace
 from dlearn.analysis.mismatches import mismatch_sentences, mismatches
 from dlearn.trace.trace import Process, Trace
 
@@ -20,6 +20,9 @@ def story(trace: Trace) -> list[str]:
     # Those first that nobody told to end, as torchrun tells the others of a rank that has failed.
     fates = [fate(process, trace) for process in sorted(ended, key=lambda each: each.exit_status == -signal.SIGTERM)]
     stuck = hang_sentences(hangs(trace), trace)
+    went = pace(trace)
+    if went is not None and went.slow:
+        stuck.append(f"It was {pace_text(went)}")
     odd = mismatch_sentences(mismatches(trace), trace)
     more = [f"Observed: {len(odd) - _MISMATCHES_TOLD:,} more of this kind"] if len(odd) > _MISMATCHES_TOLD else []
     return [
@@ -32,6 +35,8 @@ def fate(process: Process, trace: Trace) -> str:
     """ "rank 1 was killed by SIGKILL; it was in all_reduce #3 (train.py:14)"."""
     if process.exit_status is not None:
         told = exit_text(process.exit_status)
+    elif process.stopped_ns is not None:
+        told = "was still at work when its cluster stopped it"
     else:
         told = "left a file without an end: it was killed, or still runs"
     where = whereabouts(trace, process.rank)

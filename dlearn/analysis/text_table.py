@@ -1,4 +1,4 @@
-"""Rows of cells as lines of text: names to the left, numbers to the right."""
+"""Rows of cells as lines of text: names to the left, numbers to the right; counts with their nouns."""
 
 from __future__ import annotations
 
@@ -20,3 +20,8 @@ def lines_of(table: Sequence[Sequence[str]], *, names: int) -> list[str]:
 def ms(duration_ns: int) -> str:
     """ "18.14": with two decimals, for columns in ms."""
     return f"{duration_ns / 1e6:.2f}"
+
+
+def count_text(count: int, noun: str) -> str:
+    """ "1 rank", "2,000 messages"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -13,6 +13,7 @@ from dlearn.analysis.joining import once, operations, payload_bytes
 from dlearn.analysis.ledger import counted_together, ledger_of, predicted_on_the_wire
 from dlearn.analysis.unrolling import how_sent, sums_of
 from dlearn.analysis.wire import why_not_measured
+from dlearn.errors import optional
 from dlearn.trace.message import How, Operation
 from dlearn.trace.trace import Trace
 
@@ -51,8 +52,8 @@ class Matrix(msgspec.Struct, frozen=True):
         return sum(size for (_, dst), size in self.sizes.items() if dst == rank)
 
     def to_frame(self) -> pandas.DataFrame:
-        """Senders as rows, receivers as columns, bytes (needs pandas: `pip install pandas`)."""
-        import pandas
+        """Senders as rows, receivers as columns, bytes (needs pandas)."""
+        pandas = optional("pandas", needed_by="to_frame")
 
         names = [self.labels.get(rank, f"rank {rank}") for rank in self.ranks]
         rows = [[self.sizes.get((src, dst), 0) for dst in self.ranks] for src in self.ranks]
@@ -174,6 +175,8 @@ def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
             reduced += payload_bytes(operation.ends[0])
         else:
             only_all_reduces = False
+        if operation.refused:
+            continue
         if operation.sender is not None and operation.receiver is not None and not operation.steps:
             sums[operation.sender, operation.receiver, how_sent(operation), operation.payload_bytes, 1] += 1
             continue

@@ -32,6 +32,8 @@ def messages_of(operation: Operation) -> list[Message] | str:
     """The messages of one operation, or why they are not known: its steps', else those of the backend's algorithm."""
     if operation.exchange is not None:
         return messages_of_exchange(operation)
+    if operation.refused:
+        return []
     if operation.steps:
         return _of_steps(operation)
     if operation.sender is not None or operation.receiver is not None:
@@ -45,6 +47,8 @@ def message_count(operation: Operation) -> int:
     """How many messages `messages_of` would make, if none of them is unknown."""
     if operation.exchange is not None:
         return 2
+    if operation.refused:
+        return 0
     if operation.steps or operation.sender is not None or operation.receiver is not None:
         return len(operation.steps) or 1
     schedule = _schedule(operation)
@@ -56,6 +60,8 @@ def sums_of(operation: Operation) -> list[PairSum] | str:
     if operation.steps or operation.exchange is not None:
         found = messages_of(operation)
         return found if isinstance(found, str) else [PairSum(m.src, m.dst, m.how, m.payload_bytes, 1) for m in found]
+    if operation.refused:
+        return []
     if operation.sender is not None and operation.receiver is not None:
         return [PairSum(operation.sender, operation.receiver, how_sent(operation), operation.payload_bytes, 1)]
     if operation.sender is not None or operation.receiver is not None:
@@ -76,7 +82,7 @@ def how_sent(operation: Operation) -> How:
 
 
 def _how(operation: Operation) -> How:
-    return "missing" if operation.missing or operation.failed else "derived"
+    return "missing" if operation.missing else "derived"
 
 
 def _of_steps(operation: Operation) -> list[Message] | str:
@@ -136,6 +142,8 @@ def _schedule(operation: Operation) -> gloo.Schedule | str:
         return f"no schedule of {operation.group.backend}'s {operation.op} is known here yet"
     if operation.pending and not operation.missing:
         return "not every rank has come out of it: which of its messages have travelled is not known"
+    if operation.failed and not operation.missing:
+        return "it failed: which of its messages have travelled is not known"
     members = operation.group.members
     calls = [end for end in operation.ends if isinstance(end, Collective)]
     return gloo.schedule_of(sorted(calls, key=lambda call: members.index(call.rank)), len(members))

@@ -16,8 +16,8 @@ def waited_until_ns(operation: Operation, end: End) -> int | None:
 
     A rank that was done before the last one called has waited for nobody: its data went ahead into a buffer.
     """
-    if operation.exchange is not None:
-        return end.start_ns  # Nobody is late: a callee begins when it is asked.
+    if operation.exchange is not None or operation.refused:
+        return end.start_ns  # Nobody is late: a callee begins when it is asked, and what is refused waits for nobody.
     nobody_knows = operation.unseen or (isinstance(end, PointToPoint) and len(operation.ends) == 1)
     if operation.missing or (nobody_knows and end.end_ns is None):
         return None
@@ -34,9 +34,8 @@ def waiting(trace: Trace) -> dict[int, int]:
     for place in np.flatnonzero(came_later & ~calls.ended):
         operation = calls.operations[calls.operation[place]]
         waited[place] = waited_until_ns(operation, calls.ends[place]) is not None
-    waited &= ~np.array([bool(operation.missing or operation.exchange) for operation in calls.operations], dtype=bool)[
-        calls.operation
-    ]
+    waits_for_none = [bool(each.missing or each.exchange or each.refused) for each in calls.operations]
+    waited &= ~np.array(waits_for_none, dtype=bool)[calls.operation]
     last_rank = _last_ranks(calls)[calls.operation[waited]]
     start_ns, until_ns = calls.start_ns[waited], calls.transfer_ns[waited]
     ranks, seen_first = np.unique(last_rank, return_index=True)

@@ -67,6 +67,22 @@ def meters(trace: Trace) -> dict[int, Meter]:
     return found
 
 
+def strangers(trace: Trace) -> Counter[tuple[int, int]]:
+    """(src, dst) -> bytes that were written, by the last sample, on connections that no known group has made."""
+    far, sockets = _far_ends(trace.processes), {process.rank: process.sockets for process in trace.processes}
+    written: dict[tuple[int, int], int] = {}
+    for event in trace.events:
+        if isinstance(event, Counters):
+            for number, sent in enumerate(event.sent_bytes):
+                if sent is not None and number in sockets[event.rank]:
+                    written[event.rank, number] = sent
+    found: Counter[tuple[int, int]] = Counter()
+    for (rank, number), dst in far.items():
+        if sockets[rank][number].group == NO_GROUP:
+            found[rank, dst] += written.get((rank, number), 0)
+    return +found
+
+
 def home(process: Process, group: str) -> str:
     """The group whose connections carry this one's messages: of an inner group, the outer."""
     if group == RPC:
@@ -84,7 +100,7 @@ def why_not_measured(trace: Trace) -> str:
         return "; ".join(reasons)
     if not any(isinstance(event, Counters) for event in trace.whole.events):
         backends = sorted({group.backend for process in trace.processes for group in process.groups.values()})
-        if "nccl" in backends:
+        if any(name.startswith("nccl") for name in backends):
             return "nccl moves its bytes between GPUs, past the sockets that the kernel counts"
         if "mpi4py" in backends:
             return "MPI moves its bytes by itself, on one host through shared memory, past the sockets that are counted"
@@ -95,6 +111,9 @@ def why_not_measured(trace: Trace) -> str:
 
 
 UNKNOWN_GROUP = "?"
+"""Of connections that are older than the recording, where the process has several groups."""
+NO_GROUP = ""
+"""Of connections that were made beside the groups that are known."""
 RPC = "rpc"
 """The group of the connections of RPC's agent."""
 
@@ -103,7 +122,7 @@ def _meter(process: Process, samples: Sequence[Counters], far: dict[tuple[int, i
     edges = {
         number: (home(process, socket.group), far[process.rank, number])
         for number, socket in process.sockets.items()
-        if (process.rank, number) in far
+        if (process.rank, number) in far and socket.group != NO_GROUP
     }
     base: dict[int, int] = {}
     last: dict[int, int] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 
 import msgspec
 
@@ -14,8 +14,10 @@ from dlearn.analysis.joining import operations, payload_bytes
 from dlearn.analysis.ledger import agreements
 from dlearn.analysis.reconcile import reconcile
 from dlearn.analysis.story import clock_sentence, left_out_sentence, story
+from dlearn.analysis.text_table import count_text
 from dlearn.analysis.traffic import Traffic, traffic_of
-from dlearn.analysis.unrolling import messages_of, sums_of
+from dlearn.analysis.unrolling import sums_of
+from dlearn.trace.event import Collective
 from dlearn.trace.message import Message, Operation
 from dlearn.trace.trace import Trace
 
@@ -27,6 +29,7 @@ _KINDS_SHOWN = 40
 """Sentences about kinds of operations, for one part of a trace."""
 
 
+_PHASES = {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimizer's step"}
 _HOW = {"derived": "derived from the backend's algorithm", "missing": "missing: expected, never came"}
 
 
@@ -134,19 +137,18 @@ def totals(part: str, sent: Traffic) -> str:
         return (
             f"In {part} how much each rank sends is not known: {count_text(sent.unexplained, 'operation')} not counted."
         )
+    if not sent.by_how and not sent.unexplained:
+        return f"In {part} no rank was seen sending anything."
     if len(set(each.values())) == 1:
         told = f"every rank sends {next(iter(each.values())):,} B of payload"
     else:
         told = listed([f"{sent.labels[rank]} sends {size:,} B" for rank, size in each.items()]) + " of payload"
     missing = f"; {sent.by_how['missing']:,} B were expected and never came" if "missing" in sent.by_how else ""
+    own = sum(size for (src, dst), size in sent.payload_bytes.items() if src == dst)
+    itself = f", {own:,} B of it from a rank to itself, over no wire" if own else ""
     without = f"; {count_text(sent.unexplained, 'operation')} not counted" if sent.unexplained else ""
     without += f"; {count_text(sent.unsized, 'message')} of unknown size not counted" if sent.unsized else ""
-    return f"In {part} {told}, {sent.total_bytes:,} B in all{missing}{without}."
-
-
-def count_text(count: int, noun: str) -> str:
-    """ "1 rank", "2,000 messages"."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    return f"In {part} {told}, {sent.total_bytes:,} B in all{itself}{missing}{without}."
 
 
 def _is_setup(operation: Operation) -> bool:
@@ -170,65 +172,123 @@ def _told(when: str, told: Sequence[Operation], trace: Trace) -> list[str]:
 
 
 def _kind(operation: Operation) -> Hashable:
+    """All that a sentence tells of an operation: two of one kind are told by the same words.
+
+    Who sends how much to whom has root, splits and algorithm in it. The sizes of an RPC are told from least to most.
+    """
+    sums = sums_of(operation)
+    if operation.exchange is not None and not isinstance(sums, str):
+        sums = [pair if pair.payload_bytes is None else pair._replace(payload_bytes=0) for pair in sums]
     return (
         operation.op,
         operation.what,
         operation.group.name,
-        operation.problem,
-        operation.missing,
-        frozenset(payload_bytes(end) for end in operation.ends),
         operation.sender,
         operation.receiver,
+        _phase(operation),
+        _root(operation),
+        _sizes(operation),
+        operation.missing,
+        operation.refused,
+        _errors(operation),
+        operation.problem,
+        sums if isinstance(sums, str) else frozenset(sums),
     )
+
+
+def _phase(operation: Operation) -> str:
+    """The sender's; of a collective, nothing where the ranks are in different ones."""
+    phases = {end.phase for end in (operation.ends[:1] if operation.sender is not None else operation.ends)}
+    return phases.pop() if len(phases) == 1 else "none"
+
+
+def _root(operation: Operation) -> int | None:
+    first, members = operation.ends[0], operation.group.members
+    root = first.root if isinstance(first, Collective) else None
+    return members[root] if root is not None and root < len(members) else None
+
+
+def _sizes(operation: Operation) -> tuple[int, int]:
+    """The least and the most that a rank hands to it."""
+    calls = [end for end in operation.ends if not isinstance(end, Collective) or end.inputs]
+    sizes = [payload_bytes(end) for end in (calls[:1] if operation.sender is not None else calls) or operation.ends]
+    return min(sizes), max(sizes)
+
+
+def _errors(operation: Operation) -> tuple[tuple[int, str], ...]:
+    return tuple((end.rank, end.error) for end in operation.ends if end.failed)
 
 
 def _sentence(group: Sequence[Operation], trace: Trace) -> str:
     first = group[0]
     times = f", {len(group):,} times" if len(group) > 1 else ""
-    phase = f" in {_phase(first)}" if first.ends[0].phase != "none" else ""
-    size = payload_bytes(first.ends[0])
-    what = shorten(first.what)
+    phase = _phase(first)
+    then = f" in {_PHASES.get(phase, phase)}{times}" if phase != "none" else times
+    size, what = _size_text(*_sizes(first)), shorten(first.what)
     if first.sender is not None and first.receiver is not None:
-        pair = f"{trace.label(first.sender)} sends {trace.label(first.receiver)} {size:,} B ({what}){phase}{times}"
-        return pair + (f"; {missing_text(first, trace)}." if first.missing else ".")
-    story = f"{first.op} of {size:,} B ({what}){phase}{times}" if what else f"{first.op}{phase}{times}"
-    return f"{story}; {_routes(first, trace)}."
+        sends = "was to send" if first.refused else "sends"
+        story = f"{trace.label(first.sender)} {sends} {trace.label(first.receiver)} {size} ({what}){then}"
+        told = [_outcome(first, trace)]
+    else:
+        story = f"{first.op} of {size} ({what}){then}" if what else f"{first.op}{then}"
+        # The request and the reply of a call that fails are known.
+        raised = [f"it raised {error}" for _, error in _errors(first)[:1]] if first.exchange is not None else []
+        told = [*raised, _routes(group, trace)] if raised else [_outcome(first, trace) or _routes(group, trace)]
+    return "; ".join([story, *(each for each in told if each)]) + "."
 
 
-def _routes(operation: Operation, trace: Trace) -> str:
-    answer = messages_of(operation)
+def _outcome(operation: Operation, trace: Trace) -> str:
+    """What became of an operation that did not go through; nothing of any other."""
     if operation.missing:
         return missing_text(operation, trace)
-    if isinstance(answer, str):
-        return f"who sends to whom inside it is not known: {answer}"
-    return routes(answer, trace)
+    errors, alone = _errors(operation), operation.sender is not None
+    if not errors:
+        return operation.problem if alone else ""
+    everywhere = len(errors) == len(operation.group.members) > 1
+    where = "on every rank" if everywhere else f"on {listed([trace.label(rank) for rank, _ in errors])}"
+    why = ", ".join(dict.fromkeys(error for _, error in errors))
+    if operation.refused:
+        return f"refused at once {where} ({why}): nothing was sent"
+    what_is_known = operation.problem or ("" if alone else "which of its messages have travelled is not known")
+    return f"it failed {where} ({why})" + (f": {what_is_known}" if what_is_known else "")
 
 
-def routes(found: Iterable[Message], trace: Trace) -> str:
+def _routes(group: Sequence[Operation], trace: Trace) -> str:
     """Who sends how much to whom, the equal ones together: "0→2, 1→0, 2→1: 6,880 B each"."""
-    sizes: dict[tuple[int, int], list[int | None]] = defaultdict(list)
+    sizes: dict[tuple[int, int], list[int]] = defaultdict(list)
+    unsized: set[tuple[int, int]] = set()
     hows: set[str] = set()
-    for message in found:
-        sizes[message.src, message.dst].append(message.payload_bytes)
-        hows.add(message.how)
+    for operation in group if group[0].exchange is not None else group[:1]:
+        answer = sums_of(operation)
+        if isinstance(answer, str):
+            root = _root(operation)
+            its_root = f" (its root is {trace.label(root)})" if root is not None else ""
+            return f"who sends to whom inside it is not known{its_root}: {answer}"
+        sent: Counter[tuple[int, int]] = Counter()
+        for pair in answer:
+            sent[pair.src, pair.dst] += pair.payload_bytes or 0
+            unsized |= {(pair.src, pair.dst)} if pair.payload_bytes is None else set()
+            hows.add(pair.how)
+        for ends, size in sent.items():
+            sizes[ends].append(size)
     by_size: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for pair, parts_of_it in sizes.items():
-        by_size[_sum_text(parts_of_it)].append(pair)
+    for ends, found in sizes.items():
+        by_size[_size_text(min(found), max(found), more=ends in unsized)].append(ends)
     parts = []
-    for size, pairs in by_size.items():
+    for size_text, pairs in by_size.items():
         arrows = ", ".join(f"{_short(src, trace)}→{_short(dst, trace)}" for src, dst in sorted(pairs)[:8])
         more = f" and {len(pairs) - 8} more" if len(pairs) > 8 else ""
-        parts.append(f"{arrows}{more}: {size}{' each' if len(pairs) > 1 else ''}")
+        parts.append(f"{arrows}{more}: {size_text}{' each' if len(pairs) > 1 else ''}")
     if len(parts) > _SIZES_SHOWN:
         parts[_SIZES_SHOWN:] = [f"and {len(parts) - _SIZES_SHOWN:,} more sizes"]
     return "; ".join(parts) + f" ({', '.join(sorted(hows))})" if parts else "nothing travels"
 
 
-def _sum_text(sizes: Sequence[int | None]) -> str:
-    known = sum(size or 0 for size in sizes)
-    if None not in sizes:
-        return f"{known:,} B"
-    return f"{known:,} B and more" if known else "a size that is not known"
+def _size_text(least: int, most: int, *, more: bool = False) -> str:
+    """ "8 B"; of several sizes "8 to 1,000 B". `more`: and what is not known."""
+    if more and not most:
+        return "a size that is not known"
+    return (f"{most:,} B" if least == most else f"{least:,} to {most:,} B") + (" and more" if more else "")
 
 
 def payload_text(message: Message) -> str:
@@ -264,12 +324,3 @@ def shorten(what: str) -> str:
 
 def _short(rank: int, trace: Trace) -> str:
     return trace.label(rank).removeprefix("rank ")
-
-
-def _phase(operation: Operation) -> str:
-    phase = operation.ends[0].phase
-    return {
-        "forward": "the forward pass",
-        "backward": "the backward pass",
-        "optimizer": "the optimizer's step",
-    }.get(phase, phase)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import inspect
 import os
 import reprlib
@@ -20,7 +21,7 @@ from weakref import WeakSet
 import cloudpickle
 
 from dlearn.cluster import engine_rank, engines, mpi_launch, spares
-from dlearn.cluster.crew import Crew, Died, Outcome, start_here
+from dlearn.cluster.crew import Crew, Died, Ended, Outcome, start_here
 from dlearn.cluster.faults import rank_error
 from dlearn.cluster.launch import DEFAULT_START, StartMethod
 from dlearn.cluster.output import OutputStreams
@@ -28,7 +29,8 @@ from dlearn.cluster.payload import Surroundings, pack, surroundings
 from dlearn.cluster.rank import Call, Raised, Returned
 from dlearn.cluster.run import Run
 from dlearn.errors import Interrupted, SetupError
-from dlearn.trace.exits import file_of_rank, note_exit
+from dlearn.trace.exits import file_of_rank, note_end
+from dlearn.trace.job_facts import Exit, Stopped
 from dlearn.trace.options import Measure, Options
 
 Function = Callable[..., Any]
@@ -134,7 +136,7 @@ class Cluster:
                 self._forget(crew)
         self._fill(run, outcomes, streams)
         if run.recorded:
-            _note_deaths(run.folder / "trace", outcomes)
+            _note_ends(run.folder / "trace", outcomes)
         run.error = rank_error(self.names, outcomes, run, timeout, around)
         if run.error is not None and check:
             raise run.error
@@ -288,12 +290,14 @@ def _new_folder() -> Path:
     home = Path(".dlearn", "runs").resolve()  # The notebook may change its directory later.
     folder = home / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     try:
+        # What ran here, and on which hosts, is the business of no other user of the machine.
+        home.parent.mkdir(mode=0o700, exist_ok=True)
         (folder / "trace").mkdir(parents=True)
         (folder / _RUNNING).write_text(str(os.getpid()))
     except OSError as error:
-        raise SetupError(
-            f"runs cannot be kept in {home} here: {error.strerror}. Work in a folder that you may write to."
-        ) from None
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = "Make room on its disk" if full else "Work in a folder that you may write to"
+        raise SetupError(f"runs cannot be kept in {home} here: {error.strerror}. {hint}.") from None
     runs = sorted((path for path in home.iterdir() if path.is_dir()), key=_changed_ns)
     in_use = {run.folder for run in _runs}
     for old in runs[:-RUNS_KEPT]:
@@ -309,13 +313,26 @@ def _changed_ns(folder: Path) -> int:
         return 0  # Another notebook of this folder has just tidied it away.
 
 
-def _note_deaths(folder: Path, outcomes: Sequence[Outcome]) -> None:
-    """Of a rank that died, its trace file says how."""
+def _note_ends(folder: Path, outcomes: Sequence[Outcome]) -> None:
+    """Of a rank that died, or was ended here, its trace file says how."""
     for rank, outcome in enumerate(outcomes):
-        if isinstance(outcome, Died) and outcome.exit_code is not None:
-            path = file_of_rank(folder, rank)
-            if path is not None:
-                note_exit(path, outcome.exit_code)
+        end = _end(outcome)
+        if end is not None:
+            try:
+                path = file_of_rank(folder, rank)
+                if path is not None:
+                    note_end(path, end)
+            except OSError as error:  # A full disk costs this line, and not the results of the others.
+                print(f"dlearn: the trace does not say how rank {rank} ended: {error.strerror}", file=sys.stderr)
+
+
+def _end(outcome: Outcome) -> Exit | Stopped | None:
+    match outcome:
+        case Died(exit_code=int(status)):
+            return Exit(status=status)
+        case Ended(at_ns=int(at_ns)):
+            return Stopped(at_ns=at_ns)
+    return None
 
 
 def _is_running(folder: Path) -> bool:

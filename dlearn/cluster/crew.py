@@ -57,9 +57,14 @@ class Died:
 
 @dataclass(frozen=True)
 class Ended:
-    """We ended it: another rank had failed, or the time was over. `stack` is where it was, innermost call first."""
+    """We ended it: another rank had failed, or the time was over. `stack` is where it was, innermost call first.
+
+    It was stopped at `at_ns` of its host's clock, if that is known. `halted`: something else had stopped it before.
+    """
 
     stack: tuple[StackLine, ...] = ()
+    at_ns: int | None = None
+    halted: bool = False
     begun: bool = True
 
 
@@ -74,7 +79,6 @@ class Rank(Protocol):
 
     control: Connection
     output: Connection
-    lost: str
     stack_seconds: float
     on_this_clock: bool
     """Whether its host's monotonic clock is this process's."""
@@ -89,12 +93,20 @@ class Rank(Protocol):
     def exit_code(self) -> int | None: ...
     @property
     def lives(self) -> bool: ...
+    @property
+    def lost(self) -> str: ...
+    @property
+    def halted(self) -> bool:
+        """Whether the process is stopped, by SIGSTOP or a debugger; False where that is not known."""
+
     def wait(self, seconds: float) -> None: ...
     def listen(self, backlog: int) -> tuple[str, int]: ...
     def send(self, call: Call) -> None: ...
     def ask_for_stack(self, call: Call) -> None: ...
     def read_stack(self, call: Call) -> tuple[StackLine, ...] | None: ...
-    def pause(self) -> None: ...
+    def pause(self) -> int | None:
+        """Stop the rank where it is; when that was, on the clock of its host."""
+
     def kill(self) -> None: ...
     def collect(self) -> None:
         """Bring what the last call recorded into its folder on this machine."""
@@ -222,8 +234,13 @@ class Crew:
                 if streams.logging and running:
                     # Each of its lines would wake this process up, and take the ranks' time.
                     time.sleep(PAUSE_SECONDS)
-        stacks = self._ask_for_stacks(calls, [rank for rank, outcome in enumerate(outcomes) if outcome is None])
-        return [outcome or Ended(stacks.get(rank, ())) for rank, outcome in enumerate(outcomes)]
+        late = [rank for rank, outcome in enumerate(outcomes) if outcome is None]
+        stacks = self._ask_for_stacks(calls, late)
+        for index in late:
+            rank = self.ranks[index]
+            halted = rank.halted
+            outcomes[index] = Ended(stacks.get(index, ()), rank.pause(), halted)
+        return [outcome or Ended() for outcome in outcomes]
 
     def _ask_for_stacks(self, calls: Sequence[Call], ranks: Sequence[int]) -> dict[int, tuple[StackLine, ...]]:
         """Where the ranks that are still at work are, as far as they answer in time."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dlearn.cluster import engine_relay
 from dlearn.cluster.crew import Crew
@@ -35,12 +35,15 @@ IDLE_SECONDS = 2.0
 STACK_SECONDS = 0.5
 KILL_SECONDS = 10.0
 
+Answer = TypeVar("Answer")
+
 
 class EngineRank:
     """A rank that its `engine` starts. It is not there yet when this returns: see `is_there`."""
 
     stack_seconds = STACK_SECONDS + 2 * LONGEST_SECONDS
     on_this_clock = False
+    halted = False
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -104,8 +107,8 @@ class EngineRank:
     def read_stack(self, call: Call) -> tuple[StackLine, ...] | None:
         return self._stack[0] if self._stack else None
 
-    def pause(self) -> None:
-        self._tell(engine_relay.pause)
+    def pause(self) -> int | None:
+        return self._tell(engine_relay.pause)
 
     def kill(self) -> None:
         self._tell(engine_relay.end)
@@ -115,16 +118,26 @@ class EngineRank:
         if self._folders is None:
             return
         (there, here), self._folders = self._folders, None
+        why = ""
+        try:
+            if self._bring(there, Path(here, "trace")):
+                return
+        except OSError as error:  # A full disk here is no reason to lose the results.
+            why = f" ({error.strerror or error})"
+        print(f"dlearn: what was recorded beside {self.engine} stayed there, in {there}/trace{why}", file=sys.stderr)
+
+    def _bring(self, there: str, here: Path) -> bool:
         if not self._engine_gone:
             try:
-                return self._fetch(there, Path(here, "trace"))
+                self._fetch(there, here)
+                return True
             except EngineGone as gone:
                 self._lose(gone)
-        if Path(there).is_dir():  # Its name is one of a kind.
-            shutil.copytree(Path(there, "trace"), Path(here, "trace"), dirs_exist_ok=True)
-            shutil.rmtree(there, ignore_errors=True)
-        else:
-            print(f"dlearn: what was recorded beside {self.engine} stayed there, in {there}/trace", file=sys.stderr)
+        if not Path(there).is_dir():  # Its name is one of a kind.
+            return False
+        shutil.copytree(Path(there, "trace"), here, dirs_exist_ok=True)
+        shutil.rmtree(there, ignore_errors=True)
+        return True
 
     def close(self) -> None:
         self.collect()
@@ -140,14 +153,15 @@ class EngineRank:
         for end in (self.control, self.output, self._death):
             end.close()
 
-    def _tell(self, function: Callable[[str], None]) -> None:
+    def _tell(self, function: Callable[[str], Answer]) -> Answer | None:
         if not self._there.is_set():
             self._farewell = engine_relay.end  # It is only being started: the carrier tells it then.
         elif not self._engine_gone:
             try:
-                self.engine.ask(function, self._key, seconds=KILL_SECONDS)
+                return self.engine.ask(function, self._key, seconds=KILL_SECONDS)
             except EngineGone as gone:
                 self._lose(gone)
+        return None
 
     def _lose(self, gone: EngineGone) -> None:
         self._engine_gone = True
@@ -163,6 +177,8 @@ class EngineRank:
                 with (here / Path(name).name).open("ab") as file:
                     file.write(piece)
                 first += len(piece)
+        # Not before all of it is here.
+        self.engine.ask(shutil.rmtree, there, True)
 
     def _carry(self) -> None:
         """The carrier's life: start the rank, carry what there is, and tell our ends when nothing comes any more."""

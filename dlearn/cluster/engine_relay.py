@@ -142,10 +142,9 @@ def stack(key: str, seconds: float) -> tuple[StackLine, ...]:
     return tuple(line for line in found or () if line.file in cells or not is_installed(line.file))
 
 
-def pause(key: str) -> None:
-    """Stop the rank where it is."""
-    if key in _hosted:
-        _hosted[key].process.pause()
+def pause(key: str) -> int | None:
+    """Stop the rank where it is; when that was, on this host's clock."""
+    return _hosted[key].process.pause() if key in _hosted else None
 
 
 def end(key: str) -> None:
@@ -169,7 +168,7 @@ def leave(key: str) -> None:
 def parcel(folder: str, first: int) -> tuple[list[tuple[str, bytes]], bool]:
     """Pieces (name, bytes) of what was recorded in `folder`, all files in a row, from byte `first` on.
 
-    True with the last ones; the folder is gone then.
+    True with the last ones.
     """
     pieces, room = [], PARCEL_BYTES
     for path in sorted(Path(folder, "trace").glob("*")):
@@ -180,8 +179,6 @@ def parcel(folder: str, first: int) -> tuple[list[tuple[str, bytes]], bool]:
                 pieces.append((path.name, file.read(room)))
             room -= len(pieces[-1][1])
         first = max(0, first - size)
-    if room:
-        shutil.rmtree(folder, ignore_errors=True)
     return pieces, bool(room)
 
 

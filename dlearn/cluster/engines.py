@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import dlearn
 from dlearn.cluster import engine_relay
 from dlearn.cluster.rank import Place
-from dlearn.errors import SetupError
+from dlearn.errors import SetupError, optional
 
 T = TypeVar("T")
 
@@ -115,10 +115,7 @@ def choose(client: Any, ranks: int | None) -> tuple[Engine, ...]:
 
     SetupError if there are too few of them, or they do not fit each other and this process.
     """
-    try:
-        import ipyparallel
-    except ImportError:
-        raise SetupError("engine= needs ipyparallel, which is not installed: pip install ipyparallel") from None
+    ipyparallel = optional("ipyparallel", needed_by="engine=")
     if not isinstance(client, ipyparallel.Client):
         raise SetupError(
             "engine= takes an ipyparallel Client, as ipyparallel.Cluster(n=3).start_and_connect_sync() returns, not"

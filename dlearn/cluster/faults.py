@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dlearn.analysis.hang_words import hang_sentences, whereabouts
-from dlearn.analysis.hangs import hangs
+from dlearn.analysis.hang_words import hang_sentences, pace_text, whereabouts
+from dlearn.analysis.hangs import hangs, pace
 from dlearn.cluster.crew import Died, Ended, Outcome
 from dlearn.cluster.launch import StackLine
 from dlearn.cluster.payload import Surroundings, is_installed
@@ -104,11 +104,11 @@ def _what(outcome: Outcome) -> str:
         case Raised():
             return f"failed first: {_told(outcome)}"
         case Died() if outcome.signal_name == "SIGABRT":
-            return f"aborted in C++ (SIGABRT). Its last line: {outcome.last_line}"
+            return "aborted in C++ (SIGABRT)" + _last_line(outcome)
         case Died() if outcome.signal_name:
             return f"was killed by {outcome.signal_name}"
         case Died() if _has_aborted_mpi(outcome):
-            return f"ended the MPI job. Its last line: {outcome.last_line}"
+            return "ended the MPI job" + _last_line(outcome)
         case Died() if outcome.lost:
             return outcome.lost
         case Died(exit_code=None):
@@ -116,6 +116,10 @@ def _what(outcome: Outcome) -> str:
         case Died():
             return f"died: it exited with code {outcome.exit_code} inside its function"
     return ""
+
+
+def _last_line(outcome: Died) -> str:
+    return f". Its last line: {outcome.last_line}" if outcome.last_line else ""
 
 
 _REMOTE = re.compile(r"On WorkerInfo\(id=\d+, name=(\S+)\):\n(.*?)\nTraceback", re.DOTALL)
@@ -131,7 +135,8 @@ def _told(outcome: Raised) -> str:
     if remote:
         last = remote[-1]
         return f"{last[2]}, raised on {last[1]} in a call by RPC"
-    return f"{outcome.type}: {_without_wall(outcome.message)}"
+    message = _without_wall(outcome.message)
+    return f"{outcome.type}: {message}" if message else outcome.type
 
 
 def _without_wall(text: str) -> str:
@@ -166,10 +171,14 @@ def _hang(
         reason = ". ".join(hang_sentences(found, trace, notes))
         hint = "run(..., check=False) returns what was recorded; draw.timeline(its .trace) draws the hang."
     else:
-        # Without a trace nobody knows what they wait for.
-        idle = ", inside no recorded call" if trace is not None else ""
-        where = "; ".join(f"{_who(names[index])} {note}" for index, note in notes.items())
-        reason = f"{who} {'is' if len(late) == 1 else 'are'} still at work{idle}{f' ({where})' if where else ''}"
+        went = pace(trace) if trace is not None else None
+        if went is not None and went.slow:
+            reason = pace_text(went)
+        else:
+            # Without a trace nobody knows what they wait for.
+            idle = ", inside no recorded call" if trace is not None else ""
+            where = "; ".join(f"{_who(names[index])} {note}" for index, note in notes.items())
+            reason = f"{who} {'is' if len(late) == 1 else 'are'} still at work{idle}{f' ({where})' if where else ''}"
         hint = "a longer run(..., timeout=...), if the ranks were only slow."
     what = f"not done after {timeout:g} s: {reason}."
     return RankError(rank=None, what=what, hint=hint, run=run)
@@ -179,7 +188,9 @@ def _note(outcome: Outcome, around: Surroundings) -> str:
     """What is known of a rank that is in no recorded call."""
     match outcome:
         case Returned():
-            return "has returned from its function"
+            return "has called sys.exit" if outcome.exited else "has returned from its function"
+        case Ended(halted=True):
+            return "is stopped (SIGSTOP or a debugger: state T)"
         case Ended():
             return _place(outcome.stack, around)
     return ""

@@ -4,13 +4,15 @@ A rank is forked from a server process that has loaded torch and done nothing el
 for a fresh interpreter. (Forking the notebook's kernel itself is not safe: its OpenMP threads do not survive.) Where
 the platform has no safe fork server (macOS, Windows), ranks are spawned, and kept for the next run.
 
-Each rank leads a process group of its own, so its helpers (a DataLoader's workers) end with it, and it watches a pipe
-whose other end this process holds: if this process dies, however it dies, the pipe closes and the rank ends itself.
+Each rank leads a process group of its own, so its helpers (a DataLoader's workers) end with it; descendants.py finds
+those that have left the group. And it watches a pipe whose other end this process holds: if this process dies, however
+it dies, the pipe closes and the rank ends itself.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import multiprocessing as mp
 import os
@@ -18,15 +20,21 @@ import re
 import signal
 import socket
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing import forkserver, reduction, resource_tracker, spawn, util
-from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, set_spawning_popen
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess, set_spawning_popen
 from multiprocessing.popen_forkserver import Popen
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from dlearn.analysis.hangs import exit_text
+from dlearn.cluster import descendants
+from dlearn.cluster.descriptors import send_descriptor
 from dlearn.cluster.rank import STACK_SIGNAL, Call, stack_file
 from dlearn.cluster.rank import main as rank_main
 from dlearn.errors import SetupError
@@ -36,22 +44,20 @@ StartMethod = Literal["forkserver", "spawn"]
 
 DEFAULT_START: StartMethod = "forkserver" if sys.platform == "linux" else "spawn"
 
-_PRELOAD = ["dlearn.cluster.preload"]
-
-
-def _context(start: StartMethod) -> ForkServerContext | SpawnContext:
-    if start == "spawn":
-        return mp.get_context("spawn")
-    context = mp.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOAD)
-    return context
+_server = forkserver.ForkServer()
+"""Not the one of multiprocessing: what that has forked are the notebook's own processes."""
+_server.set_forkserver_preload(["dlearn.cluster.preload"])
+_forked: set[int] = set()
+"""The ranks below it that have not been seen off. What else is there was left by ranks that are gone."""
+_forking = threading.Lock()
+FILES_TO_CONNECT = 8
+"""More than are opened to have a rank forked."""
 
 
 def warm_up() -> None:
     """Start the fork server now, in the background (a few milliseconds here, seconds there)."""
     # A rank of somebody else's job has no use for it: four ranks would start four servers.
     if DEFAULT_START == "forkserver" and "RANK" not in os.environ:
-        _context("forkserver")
         _ensure_running()
 
 
@@ -65,6 +71,21 @@ class StackLine(NamedTuple):
 _STACK_LINE = re.compile(r'File "(.+)", line (\d+) in ')
 
 
+LOOPBACK = "127.0.0.1"
+
+
+def _check_route(address: str) -> None:
+    """SetupError if nothing can be sent there: torch would try for minutes, and not say why it cannot."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, 9))  # Sends nothing.
+        except OSError as error:
+            raise SetupError(
+                f"the ranks cannot reach each other at {address}: {error.strerror}. Bring the loopback interface up"
+                " (ip link set lo up)."
+            ) from None
+
+
 @dataclass
 class RankProcess:
     """One rank: its process, the connection to its main loop, and the pipe of what it prints."""
@@ -74,11 +95,18 @@ class RankProcess:
     output: Connection
     alive: Connection
     host: str = field(default_factory=socket.gethostname)
-    lost: str = ""  # A rank of this machine cannot get lost; one on an engine can.
     stack_seconds: float = 0.5
     """How long it may take to write where it is, before it is ended."""
     on_this_clock: bool = True
     _listener: socket.socket | None = None
+    _server_pid: int | None = field(default_factory=lambda: _server._forkserver_pid)  # type: ignore[attr-defined]
+
+    @property
+    def lost(self) -> str:
+        """The fork server's end, in words: without it nobody knows how the rank ended, or whether it has."""
+        if self.process.exitcode is None or not getattr(self.process._popen, "untold", False):  # type: ignore[attr-defined]
+            return ""
+        return f"lost the process that had started it, the fork server, which {_end_of(self._server_pid)}"
 
     @property
     def pid(self) -> int | None:
@@ -91,18 +119,27 @@ class RankProcess:
 
     @property
     def exit_code(self) -> int | None:
-        return self.process.exitcode
+        return None if self.lost else self.process.exitcode
 
     @property
     def lives(self) -> bool:
         return self.process.exitcode is None
 
+    @property
+    def halted(self) -> bool:
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:  # It has ended; or the system has no /proc.
+            return False
+        return state in ("T", "t")
+
     def wait(self, seconds: float) -> None:
         """Until the process has ended."""
         self.process.join(seconds)
 
-    def listen(self, backlog: int, address: str = "127.0.0.1") -> tuple[str, int]:
+    def listen(self, backlog: int, address: str = LOOPBACK) -> tuple[str, int]:
         """Open the socket on which this rank, with its next call, will serve the store; its address and port."""
+        _check_route(address)
         self._listener = socket.create_server((address, 0), backlog=backlog)
         return address, self._listener.getsockname()[1]
 
@@ -110,7 +147,7 @@ class RankProcess:
         """Blocks until the rank has taken it."""
         self.control.send(call)
         if self._listener is not None:
-            reduction.send_handle(self.control, self._listener.fileno(), self.process.pid)
+            send_descriptor(self.control, self._listener.fileno())
             self._close_listener()
 
     def ask_for_stack(self, call: Call) -> None:
@@ -130,12 +167,15 @@ class RankProcess:
     def collect(self) -> None:
         """What it recorded is where it belongs: it wrote it there."""
 
-    def pause(self) -> None:
+    def pause(self) -> int:
         """Stop the rank where it is: what happens to the others now is none of its events."""
         self._signal(signal.SIGSTOP)
+        return time.monotonic_ns()
 
     def kill(self) -> None:
         """End the rank and whatever it started. Only ever processes that we started, by the rank's pid."""
+        if self.process.pid is not None and self.process.exitcode is None:
+            descendants.end_children(self.process.pid)
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -152,8 +192,11 @@ class RankProcess:
                 os.kill(pid, number)
 
     def close(self) -> None:
-        """After the process has ended: wait for it and let go of the pipes."""
+        """After the process has ended: wait for it, end what it left behind, and let go of the pipes."""
         self.process.join()
+        if self.process.pid in _forked:
+            _forked.remove(self.process.pid)
+            _end_strays()
         for connection in (self.control, self.output, self.alive):
             connection.close()
         self._close_listener()
@@ -162,6 +205,16 @@ class RankProcess:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
+
+
+def _end_of(server: int | None) -> str:
+    """How a fork server ended that has closed its files."""
+    if sys.platform == "linux" and server is not None and server == _server._forkserver_pid:  # type: ignore[attr-defined]
+        with contextlib.suppress(ChildProcessError):  # Another thread has just seen it off.
+            found = os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
+            if found is not None:
+                return exit_text(found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
+    return "has ended"
 
 
 _owner = os.getpid()
@@ -178,14 +231,26 @@ def _ensure_running() -> None:
     # It inherits the mask; by itself it ignores interrupts only once it has loaded everything.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        forkserver.ensure_running()
+        _server.ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def start_rank(start: StartMethod) -> RankProcess:
-    """Start one rank process; it waits for its first call."""
-    context = _context(start)
+    """Start one rank process; it waits for its first call. SetupError if no more files can be opened."""
+    try:
+        return _start_rank(start)
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+        raise SetupError(
+            "this process may open no more files, and each rank needs five of them: use fewer ranks,"
+            " or raise the limit (ulimit -n)."
+        ) from None
+
+
+def _start_rank(start: StartMethod) -> RankProcess:
+    context = mp.get_context()
     control, their_control = context.Pipe()
     their_alive, alive = context.Pipe(duplex=False)
     output, their_output = context.Pipe(duplex=False)
@@ -196,7 +261,7 @@ def start_rank(start: StartMethod) -> RankProcess:
         process: BaseProcess = _ForkedRank(target=rank_main, args=arguments)
         process.start()
     else:
-        process = context.Process(target=rank_main, args=arguments)
+        process = mp.get_context("spawn").Process(target=rank_main, args=arguments)
         with _unmarked_main():
             process.start()
     for theirs in arguments:
@@ -213,7 +278,12 @@ class _ForkedRank(ForkServerProcess):
 
 
 class _PopenWithoutMain(Popen):
-    """multiprocessing's own, less what it tells the child of `__main__`; may run while the user's next cell does."""
+    """multiprocessing's own, less what it tells the child of `__main__`; may run while the user's next cell does.
+
+    `untold`: the fork server has ended, and so has not told the exit code. Then multiprocessing says 255.
+    """
+
+    untold = False
 
     def _launch(self, process: BaseProcess) -> None:
         told = spawn.get_preparation_data(process.name)
@@ -225,13 +295,42 @@ class _PopenWithoutMain(Popen):
             reduction.dump(process, data)
         finally:
             set_spawning_popen(None)
-        self.sentinel, writer = forkserver.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
+        _see_that_files_can_be_opened()
+        with _forking:
+            self._connect(data.getvalue())
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        if self.returncode is None and wait([self.sentinel], 0 if flag == os.WNOHANG else None):
+            try:
+                self.returncode = forkserver.read_signed(self.sentinel)
+            except (OSError, EOFError):
+                self.returncode, self.untold = 255, True
+        return self.returncode
+
+    def _connect(self, data: bytes) -> None:
+        self.sentinel, writer = _server.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
         # The child takes the end of this pipe for our death.
         kept = os.dup(writer)
         self.finalizer = util.Finalize(self, util.close_fds, (kept, self.sentinel))  # type: ignore[attr-defined]
         with open(writer, "wb", closefd=True) as stream:
-            stream.write(data.getbuffer())
+            stream.write(data)
         self.pid = forkserver.read_signed(self.sentinel)
+        _forked.add(self.pid)
+
+
+def _see_that_files_can_be_opened() -> None:
+    """OSError if not. Found out later, while the fork server listens to us, that would be the end of it."""
+    with contextlib.ExitStack() as opened:
+        for _ in range(FILES_TO_CONNECT):
+            opened.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+
+
+def _end_strays() -> None:
+    """End what ranks have left behind that are gone."""
+    with _forking:  # Else a rank that is only being forked would look like that.
+        server = _server._forkserver_pid  # type: ignore[attr-defined]
+        if server is not None and os.getpid() == _owner:
+            descendants.end_children(server, but=_forked)
 
 
 @contextlib.contextmanager

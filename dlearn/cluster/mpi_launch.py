@@ -27,18 +27,17 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from multiprocessing import reduction
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from dlearn.cluster import spares
 from dlearn.cluster.crew import Crew, start_here
+from dlearn.cluster.descriptors import send_descriptor
 from dlearn.cluster.launch import RankProcess, StackLine, StartMethod
 from dlearn.cluster.mpi_seat import LEFT, Seat
 from dlearn.cluster.rank import Call
-from dlearn.errors import SetupError
+from dlearn.errors import SetupError, not_installed
 
-INSTALL = 'pip install "dlearn[mpi]"'
 WITHOUT_PORT, WITH_PORT = "mpiexec.gforker", "mpiexec"
 OPTIONS: dict[str, tuple[str, ...]] = {
     WITHOUT_PORT: (),
@@ -62,12 +61,12 @@ _SHARED = Path("/dev/shm")
 def find_mpiexec(folder: str | None = None) -> Path:
     """The mpiexec that belongs to this Python's MPI, by its full path. SetupError if MPI is not installed."""
     if importlib.util.find_spec("mpi4py") is None:
-        raise SetupError(f"backend='mpi' needs mpi4py, which is not installed: {INSTALL}")
+        raise not_installed("mpi4py", needed_by="backend='mpi'")
     scripts = Path(folder or sysconfig.get_path("scripts"))
     for name in (WITHOUT_PORT, WITH_PORT):
         if os.access(scripts / name, os.X_OK):
             return scripts / name
-    raise SetupError(f"backend='mpi' needs MPICH, and there is no mpiexec in {scripts}: {INSTALL}")
+    raise SetupError(f"backend='mpi' needs MPICH, and there is no mpiexec in {scripts}: pip install mpich")
 
 
 def crew_under_mpiexec(tags: Sequence[str], start: StartMethod) -> Crew:
@@ -104,10 +103,10 @@ class _Stub:
     seat: Seat
     descriptor: int | None
 
-    def hand_over(self, control: Connection, pid: int | None) -> None:
+    def hand_over(self, control: Connection) -> None:
         """Give the rank its connection to mpiexec, if it has not got it yet."""
         if self.descriptor is not None:
-            reduction.send_handle(control, self.descriptor, pid)
+            send_descriptor(control, self.descriptor)
             self._let_go()
 
     def end(self, status: int | None = None) -> None:
@@ -291,6 +290,10 @@ class MpiRank:
     def lives(self) -> bool:
         return self._rank.lives and not self._signs.select(0)
 
+    @property
+    def halted(self) -> bool:
+        return self._rank.halted
+
     def wait(self, seconds: float) -> None:
         """Until the rank has ended, or is lost."""
         if not self._signs.select(seconds) or not self._rank.lives:
@@ -307,7 +310,7 @@ class MpiRank:
     def send(self, call: Call) -> None:
         """With the first call the rank gets its seat."""
         self._rank.send(replace(call, seat=self._stub.seat))
-        self._stub.hand_over(self.control, self.pid)
+        self._stub.hand_over(self.control)
 
     def ask_for_stack(self, call: Call) -> None:
         self._rank.ask_for_stack(call)
@@ -318,8 +321,8 @@ class MpiRank:
     def collect(self) -> None:
         self._rank.collect()
 
-    def pause(self) -> None:
-        self._rank.pause()
+    def pause(self) -> int:
+        return self._rank.pause()
 
     def kill(self) -> None:
         self._rank.kill()

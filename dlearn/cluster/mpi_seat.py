@@ -6,8 +6,8 @@ import os
 import sys
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle
 
+from dlearn.cluster.descriptors import receive_descriptor
 from dlearn.errors import SetupError
 
 LEFT = "left MPI"
@@ -34,7 +34,7 @@ def receive(control: Connection) -> None:
     """Take the rank's connection to mpiexec, which comes behind its first call."""
     global _descriptor
     if _descriptor is None:
-        _descriptor = recv_handle(control)
+        _descriptor = receive_descriptor(control)
         os.set_inheritable(_descriptor, False)
 
 
@@ -49,7 +49,7 @@ def take(seat: Seat) -> None:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:
         why = " ".join(str(error).split())
-        raise SetupError(f'mpi4py cannot load MPI here ({why}): pip install "dlearn[mpi]"') from None
+        raise SetupError(f"mpi4py cannot load MPI here ({why}): pip install mpich") from None
     # What this rank starts is no member of the job, and must not speak for it.
     os.environ.pop("PMI_FD", None)
     if MPI.Is_finalized():

@@ -18,7 +18,7 @@ GONE = b"1"
 def main(path: str) -> None:
     seat = {name: value for name, value in os.environ.items() if name.startswith(("PMI", "MPI_"))}
     if "PMI_FD" not in seat:
-        sys.exit('this mpiexec is not MPICH\'s (it gives no PMI_FD): pip install "dlearn[mpi]"')
+        sys.exit("this mpiexec is not MPICH's (it gives no PMI_FD): pip install mpich")
     descriptor = int(seat.pop("PMI_FD"))
     holder = socket.socket(socket.AF_UNIX)
     holder.connect(path)

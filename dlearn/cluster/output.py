@@ -5,12 +5,46 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections import Counter, deque
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from dlearn.trace.agent_log import PIPE_BYTES, Filter
+
+MOST_BYTES = 32 << 20
+"""As much of what a rank prints is kept: a print in an endless loop must not take the notebook's memory."""
+LONGEST_LINE = 1 << 20
+"""A longer line is shown in parts."""
+
+
+class Printed:
+    """What one rank has printed: beyond `MOST_BYTES` its first half and its last."""
+
+    def __init__(self) -> None:
+        self._first = bytearray()
+        self._last: deque[bytes] = deque()
+        self._last_bytes = 0
+        self._left_out = 0
+
+    def add(self, data: bytes) -> None:
+        room = MOST_BYTES // 2 - len(self._first)
+        self._first += data[:room]
+        if data[room:]:
+            self._last.append(data[room:])
+            self._last_bytes += len(data[room:])
+        while self._last and self._last_bytes - len(self._last[0]) >= MOST_BYTES // 2:
+            dropped = len(self._last.popleft())
+            self._last_bytes -= dropped
+            self._left_out += dropped
+
+    @property
+    def text(self) -> str:
+        last = b"".join(self._last)
+        if not self._left_out:
+            return _text(bytes(self._first) + last)
+        return f"{_text(self._first)}\n... {self._left_out:,} bytes of output left out ...\n{_text(last)}"
 
 
 class OutputStreams:
@@ -22,11 +56,13 @@ class OutputStreams:
     def __init__(self, tags: Sequence[str], logs: Sequence[Path | None] = ()) -> None:
         width = max(map(len, tags), default=0)
         self._tags = [f"[{tag}]".ljust(width + 3) for tag in tags]
-        self._kept: list[list[bytes]] = [[] for _ in tags]
-        self._unfinished: list[list[bytes]] = [[] for _ in tags]
+        self._kept = [Printed() for _ in tags]
+        self._unfinished = [bytearray() for _ in tags]
         self._to_show: list[str] = []
         self._paths = list(logs) or [None] * len(tags)
         self._logs: dict[int, BinaryIO] = {}
+        self._lost: Counter[str] = Counter()
+        """Lines of the logs that could not be written, by the system's reason."""
         self._sieves = [Filter() if path is not None else None for path in self._paths]
 
     def read(self, index: int, pipe: Connection) -> bool:
@@ -51,18 +87,27 @@ class OutputStreams:
 
     def _keep(self, index: int, lines: bytes) -> None:
         path = self._paths[index]
-        if index not in self._logs and path is not None:
-            self._logs[index] = path.open("ab", buffering=0)
-        self._logs[index].write(lines)
+        try:
+            if index not in self._logs and path is not None:
+                self._logs[index] = path.open("ab", buffering=0)
+            self._logs[index].write(lines)
+        except OSError as error:  # A full disk is no business of the ranks.
+            self._lost[error.strerror or str(error)] += lines.count(b"\n") - 1  # The first is the stamp.
 
     def _take(self, index: int, data: bytes) -> None:
-        self._kept[index].append(data)
+        self._kept[index].add(data)
         first, *others = data.split(b"\n")
         unfinished = self._unfinished[index]
-        unfinished.append(first)
+        unfinished += first
         for other in others:
-            self._to_show.append(self._tags[index] + _text(b"".join(unfinished)))
-            unfinished[:] = [other]
+            self._finish_line(index)
+            unfinished += other
+        if len(unfinished) > LONGEST_LINE:
+            self._finish_line(index)
+
+    def _finish_line(self, index: int) -> None:
+        self._to_show.append(self._tags[index] + _text(self._unfinished[index]))
+        self._unfinished[index].clear()
 
     def show(self) -> None:
         """Print the whole lines that came since the last time, in one go."""
@@ -89,22 +134,23 @@ class OutputStreams:
         for log in self._logs.values():
             log.close()
         self._logs.clear()
-        for index, parts in enumerate(self._unfinished):
-            if rest := b"".join(parts):
-                self._to_show.append(self._tags[index] + _text(rest))
-                parts.clear()
+        for reason, lines in self._lost.items():
+            print(f"dlearn: {lines:,} lines of the RPC agents' logs could not be written: {reason}", file=sys.stderr)
+        for index, rest in enumerate(self._unfinished):
+            if rest:
+                self._finish_line(index)
         self.show()
 
     def text(self, index: int) -> str:
-        """All that this rank has printed."""
-        return _text(b"".join(self._kept[index]))
+        """What this rank has printed."""
+        return self._kept[index].text
 
     def last_line(self, index: int) -> str:
         lines = [line.strip() for line in self.text(index).splitlines()]
         return next((line for line in reversed(lines) if line), "")
 
 
-def _text(data: bytes) -> str:
+def _text(data: bytes | bytearray) -> str:
     return data.decode(errors="replace")
 
 

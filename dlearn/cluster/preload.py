@@ -3,8 +3,11 @@
 `torch._dynamo` is the surprise: constructing a DDP model imports it, 4 s in every fresh process.
 """
 
+import atexit
 import gc
 import os
+import warnings
+from contextlib import suppress
 
 # More ranks than cores, each with a thread per core, is slow for everybody.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -17,11 +20,22 @@ import torch.nn.parallel
 import torch.optim  # noqa: F401
 
 import dlearn.cluster.rank
-import dlearn.recorder  # noqa: F401
-from dlearn.hooks import collectives
+from dlearn.cluster import descendants
+from dlearn.errors import SetupError
 
-# Once here instead of once in every rank.
-collectives.self_test()
+with suppress(SetupError):  # A torch that does not fit: each rank says so, where it is told to the user.
+    import dlearn.recorder  # noqa: F401
+    from dlearn.hooks import collectives
+
+    # Once here instead of once in every rank.
+    collectives.self_test()
+
+# What ranks leave behind that are gone comes here; multiprocessing's server sees it off, and is surprised.
+descendants.adopt()
+warnings.filterwarnings("ignore", message="forkserver: waitpid returned unexpected pid")
+
+# The server has nothing to tidy up when it ends. (triton, which torch 2.15 brings, would list there what it leaks.)
+atexit.register(os._exit, 0)
 
 # What is loaded stays: without this, a rank's first garbage collection would copy all of it into its own memory.
 gc.freeze()

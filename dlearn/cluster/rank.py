@@ -20,12 +20,13 @@ import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import recv_handle
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from dlearn.cluster import mpi_seat, rpc
+from dlearn.cluster import descendants, mpi_seat, rpc
+from dlearn.cluster.descriptors import receive_descriptor
 from dlearn.cluster.payload import Surroundings, Unpacker, is_installed
 from dlearn.trace.options import Options
 
@@ -66,9 +67,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Returned:
-    """The function returned. `value` is pickled, and None for a rank that only served."""
+    """The function returned, or called `sys.exit()`. `value` is pickled, and None for a rank that only served."""
 
     value: bytes | None
+    exited: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,11 @@ def main(control: Connection, alive: Connection, output: Connection) -> None:
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # The fork server has it blocked.
-    # What the function starts is started as in the notebook, not by a fork server just because this rank was.
+    # What the function starts is started as in the notebook, not by a fork server just because this
+    # rank was; and if it wants one, by its own: below ours are ranks, and what they left behind.
     multiprocessing.set_start_method(None, force=True)
+    forkserver._forkserver.__init__()  # type: ignore[misc]
+    descendants.adopt()
     _redirect(output)
     threading.Thread(target=_end_with_parent, args=(alive,), daemon=True, name="dlearn-parent").start()
     rank = _Rank(control)
@@ -110,9 +115,8 @@ def main(control: Connection, alive: Connection, output: Connection) -> None:
     with contextlib.suppress(Exception):  # Nobody is left to tell.
         mpi_seat.leave(control)
     _flush()
-    # Threads of gloo and of the user may still run, and an orderly interpreter exit would trip over them. And helpers:
-    # what this rank has started (a DataLoader's workers) is in its process group, and ends with it.
-    os.killpg(0, signal.SIGKILL)
+    # Threads of gloo and of the user may still run, and an orderly interpreter exit would trip over them.
+    _end_with_all_it_started()
 
 
 def stack_file(folder: str | Path, rank: int) -> Path:
@@ -131,7 +135,13 @@ def _redirect(output: Connection) -> None:
 def _end_with_parent(alive: Connection) -> None:
     with contextlib.suppress(EOFError, OSError):
         alive.recv_bytes()
-    # The process that started us is gone: end this rank and what it started.
+    # The process that started us is gone.
+    _end_with_all_it_started()
+
+
+def _end_with_all_it_started() -> None:
+    """A DataLoader's workers are in the rank's process group; a daemon has left it."""
+    descendants.end_children(os.getpid())
     os.killpg(0, signal.SIGKILL)
 
 
@@ -150,15 +160,17 @@ class _Rank:
         self._stores: list[Any] = []
         self._unpacker = Unpacker()
         self._worker: AbstractContextManager[None] | None = None
+        self._stack: TextIO | None = None
 
     def serve(self, call: Call) -> bool:
         """Run one call; False when this process should end after it."""
-        listener = recv_handle(self._control) if call.rank == 0 else None
+        listener = receive_descriptor(self._control) if call.rank == 0 else None
         if call.seat is not None:
             mpi_seat.receive(self._control)
         recording = None
         try:
             _enter(call)
+            self._listen_for_stack_signal(call)
             recording = _start_recording(call)
             functions, args = self._set_up(call, listener)
             function = functions[call.rank]
@@ -175,7 +187,7 @@ class _Rank:
         _flush()
         if recording is not None:
             recording.count()  # While all are here: a connection to a rank that has ended cannot be read any more.
-            recording.function_ended(outcome.type if isinstance(outcome, Raised) else "")
+            recording.function_ended(_name_of_end(outcome))
         self._control.send(outcome)
         # The others may still need this rank's connections: leave only together.
         keep_on = self._wait_for_finish()
@@ -186,6 +198,13 @@ class _Rank:
         with contextlib.suppress(OSError):
             self._control.send(CLOSED)
         return keep_on and call.keep
+
+    def _listen_for_stack_signal(self, call: Call) -> None:
+        """On a signal, and whatever it is stuck in, the rank writes where it is."""
+        before, self._stack = self._stack, open(stack_file(call.folder, call.rank), "w")  # noqa: SIM115
+        faulthandler.register(STACK_SIGNAL, file=self._stack, all_threads=False)
+        if before is not None:
+            before.close()
 
     def _rpc_worker(self, call: Call, recording: Any) -> AbstractContextManager[None]:
         """torch can set RPC up once in a process: a rank that is kept stays a worker."""
@@ -259,8 +278,6 @@ def _enter(call: Call) -> None:
     if "numpy" in sys.modules:
         # Forked ranks would otherwise all draw the fork server's numbers, the same in every run.
         sys.modules["numpy"].random.seed()
-    # On a signal, and whatever it is stuck in, the rank writes where it is.
-    faulthandler.register(STACK_SIGNAL, file=open(stack_file(call.folder, call.rank), "w"), all_threads=False)  # noqa: SIM115
     callers.cell_names.update({file: name for file, (name, _) in call.surroundings.cells.items()})
 
 
@@ -370,7 +387,7 @@ def _returned(value: Any, call: Call) -> Returned | Raised:
 
 def _ended(error: BaseException, call: Call) -> Returned | Raised:
     if isinstance(error, SystemExit) and error.code in (None, 0):
-        return Returned(None)
+        return Returned(None, exited=True)
     story = traceback.TracebackException.from_exception(error)
     _shorten(story)
     text = _cut("".join(story.format()))
@@ -381,6 +398,13 @@ def _ended(error: BaseException, call: Call) -> Returned | Raised:
     except Exception as failure:  # Any exception's own __str__ may raise anything.
         message = f"(its text cannot be made: {type(failure).__name__})"
     return Raised(type(error).__name__, _cut(message), text, time.monotonic_ns())
+
+
+def _name_of_end(outcome: Returned | Raised) -> str:
+    """The class of the exception that ended the function; "" if it returned."""
+    if isinstance(outcome, Raised):
+        return outcome.type
+    return SystemExit.__name__ if outcome.exited else ""
 
 
 def _cut(text: str) -> str:

@@ -15,7 +15,7 @@ from dlearn.trace.trace import Trace
 class Run:
     """`results` and `output` by the cluster's names (ints for `Cluster(4)`), the `trace`, the `error` if one failed.
 
-    A rank that did not return has no entry in `results`.
+    A rank that did not return has no entry in `results`. Of what a rank prints, the first and the last 16 MiB are kept.
     """
 
     folder: Path

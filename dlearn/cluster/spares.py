@@ -10,9 +10,11 @@ import atexit
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from dlearn.cluster.launch import RankProcess, start_rank
+from dlearn.errors import SetupError
 
 if TYPE_CHECKING:
     from dlearn.cluster.crew import Rank
@@ -53,8 +55,9 @@ def _turn_over(used: list[Rank]) -> None:
         rank.wait(1.0)
         rank.kill()
         rank.close()
-    while len(_spares) < min(len(used), MOST_SPARES) and not _closing.is_set():
-        _spares.append(start_rank("forkserver"))
+    with suppress(OSError, SetupError):  # Nobody has asked for them: whoever needs a rank is told.
+        while len(_spares) < min(len(used), MOST_SPARES) and not _closing.is_set():
+            _spares.append(start_rank("forkserver"))
 
 
 def _leave_to_parent() -> None:

@@ -50,7 +50,6 @@ class Steps(ProcessGroup):
     def __init__(self, outer: GlassBox, options: Any) -> None:
         super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
         gloo = ProcessGroupGloo(options.store, options.group_rank, options.group_size, timeout=options.timeout)
-        gloo._set_sequence_number_for_group()
         self._set_default_backend(ProcessGroup.BackendType.GLOO)
         self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)
         self.steps_of = outer

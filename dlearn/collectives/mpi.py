@@ -59,6 +59,10 @@ class MpiGroup(ProcessGroup):
     def getBackendName(self) -> str:
         return self.backend_name
 
+    def _get_backend(self, device: torch.device) -> MpiGroup:  # type: ignore[override]
+        """From torch 2.14 on: who is asked whether sends can be joined into one call."""
+        return self
+
     def setGroupName(self, name: str) -> None:
         self._name = name
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 from torch.distributed.rendezvous import register_rendezvous_handler
 
-from dlearn.errors import SetupError
+from dlearn.errors import not_installed
 
 NAME = "mpi4py"
 
@@ -39,4 +39,4 @@ def _meet(url: str, *_: Any, **__: Any) -> Iterator[tuple[Any, int, int]]:
 
 def _need_mpi4py() -> None:
     if importlib.util.find_spec("mpi4py") is None:
-        raise SetupError('the backend mpi4py needs mpi4py, which is not installed: pip install "dlearn[mpi]"')
+        raise not_installed("mpi4py", needed_by="the backend mpi4py")

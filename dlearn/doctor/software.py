@@ -30,7 +30,7 @@ def start_method(platform: str = sys.platform) -> Finding:
 
 def jupyter(python: str = sys.executable) -> Finding:
     """JupyterLab, and whether its Python 3 kernel is this Python."""
-    remedy = 'pip install -e ".[lab]" in dlearn\'s folder'
+    remedy = "pip install jupyterlab ipywidgets anywidget"
     try:
         version = importlib.metadata.version("jupyterlab")
         from jupyter_client.kernelspec import KernelSpecManager, NoSuchKernel
@@ -57,7 +57,7 @@ _MPI = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; pri
 
 def mpi(tell: Callable[[str], None], python: str = sys.executable, *, seconds: float = MPI_SECONDS) -> Finding:
     """mpi4py with its library, asked in a process of its own: a library that does not fit ends the process."""
-    remedy = 'for lessons with MPI: pip install -e ".[mpi]" in dlearn\'s folder'
+    remedy = "for lessons with MPI: pip install mpi4py mpich"
     pipe = subprocess.PIPE
     with subprocess.Popen([python, "-P", "-c", _MPI], stdout=pipe, stderr=pipe, text=True, errors="replace") as process:
         try:

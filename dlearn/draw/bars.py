@@ -19,7 +19,9 @@ from dlearn.trace.event import NOT_OBSERVED
 from dlearn.trace.message import End, Operation
 from dlearn.trace.trace import Trace
 
-State = Literal["ended", "stuck", "not observed", "absent"]
+State = Literal["ended", "failed", "stuck", "not observed", "absent"]
+ENDS_RED = {"stuck": "stuck: no end was seen", "failed": "failed: an error ended it"}
+"""The red end of a bar, as the legend tells it."""
 Color = str | tuple[float, ...]
 Box = tuple[float, float, float, float]
 """Left and right in ms, top and bottom in inches."""
@@ -60,7 +62,7 @@ def _bar(operation: Operation, end: End, trace: Trace, until_ns: int) -> Bar:
     state: State = "ended"
     until = end.end_ns if end.end_ns is not None else until_ns
     if end.pending or end.failed:
-        state = "stuck"
+        state = "stuck" if end.pending else "failed"
     elif end.ended_by == NOT_OBSERVED or end.end_ns is None:
         state, until = "not observed", end.start_ns
     waited = waited_until_ns(operation, end)
@@ -136,8 +138,8 @@ def _draw_boxes(
 
 
 def _draw_faults(ax: Axes, placed: Sequence[tuple[Bar, Box]]) -> None:
-    """A thick red end where a rank is stuck, a dashed red box where a call was expected and never came."""
-    stuck = [[(right, top), (right, bottom)] for bar, (_, right, top, bottom) in placed if bar.state == "stuck"]
+    """A thick red end where a rank is stuck or got an error, a dashed red box for a call that never came."""
+    stuck = [[(right, top), (right, bottom)] for bar, (_, right, top, bottom) in placed if bar.state in ENDS_RED]
     if stuck:
         ax.add_collection(LineCollection(stuck, colors=MISSING, linewidths=4, zorder=5, gid="stuck", clip_on=False))
     absent = [box for bar, box in placed if bar.state == "absent"]

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from dlearn import analysis
 from dlearn.analysis.ledger import Pair
 from dlearn.analysis.reconcile import Reconciliation
-from dlearn.analysis.words import count_text
+from dlearn.analysis.text_table import count_text
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT, cut, plain, points, text_width
 from dlearn.draw.palette import INK, LINES, MISSING, SERIES, STRIP
@@ -71,7 +71,7 @@ def rows_of(found: Reconciliation, pairs: Sequence[Pair], *, brief: int = 0) -> 
 
 def _name(found: Reconciliation, pair: Pair, several: bool) -> str:
     src, dst = (plain(found.labels.get(rank, f"rank {rank}")) for rank in (pair.src, pair.dst))
-    return f"{src} to {dst}" + (f", group {plain(pair.group)}" if several else "")
+    return f"{src} to {dst}" + (f", group {plain(pair.whose)}" if several else "")
 
 
 def predicted_text(pair: Pair, brief: int = 0) -> str:

@@ -13,10 +13,10 @@ from matplotlib.patches import Patch
 
 from dlearn.analysis.findings import finding, size_text, time_text
 from dlearn.analysis.flows import Flow
-from dlearn.analysis.words import count_text
+from dlearn.analysis.text_table import count_text
 from dlearn.draw import canvas
 from dlearn.draw.arrows import draw_arrow, draw_steps, in_legend
-from dlearn.draw.bars import Bar, Box, draw_bars, label_bars
+from dlearn.draw.bars import ENDS_RED, Bar, Box, draw_bars, label_bars
 from dlearn.draw.busy import draw_busy
 from dlearn.draw.canvas import TEXT_PT, plain, points_per_ms, text_width
 from dlearn.draw.lanes import SPAN_IN, STRIP_IN, height_in
@@ -194,8 +194,9 @@ def legend(scene: Scene) -> list[Artist]:
         handles.append(marker)
     for how in dict.fromkeys(flow.how for flow in scene.arrows.flows):
         handles.append(in_legend(how))
-    if any(bar.state == "stuck" for bar in scene.bars):
-        handles.append(Line2D([], [], color=MISSING, linewidth=4, label="stuck: no end was seen"))
+    red = [told for state, told in ENDS_RED.items() if any(bar.state == state for bar in scene.bars)]
+    if red:
+        handles.append(Line2D([], [], color=MISSING, linewidth=4, label="; ".join(red)))
     return handles
 
 

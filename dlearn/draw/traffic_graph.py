@@ -12,8 +12,8 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
 
 from dlearn import analysis
 from dlearn.analysis.findings import pair_sentences, size_text, traffic_finding
+from dlearn.analysis.text_table import count_text
 from dlearn.analysis.traffic import Traffic
-from dlearn.analysis.words import count_text
 from dlearn.draw import canvas
 from dlearn.draw.arrows import in_legend
 from dlearn.draw.canvas import TEXT_PT, cut, plain, points

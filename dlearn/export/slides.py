@@ -17,9 +17,10 @@ from dlearn.analysis.findings import capital, finding, sequence_finding, time_te
 from dlearn.analysis.iteration import iteration, iterations
 from dlearn.analysis.joining import operations, payload_bytes
 from dlearn.analysis.reconcile import reconcile
+from dlearn.analysis.text_table import count_text
 from dlearn.analysis.traffic import traffic
 from dlearn.analysis.unrolling import sums_of
-from dlearn.analysis.words import count_text, explain, message_sentence, overview
+from dlearn.analysis.words import explain, message_sentence, overview
 from dlearn.draw.embed import inline_svg
 from dlearn.export.steps import Part, one_step
 from dlearn.trace.message import Operation

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from dlearn.hooks.private import ask_for_names
 from dlearn.trace.event import Event, Line
+
+ask_for_names()
 
 Undo = Callable[[], None]
 

@@ -14,7 +14,7 @@ import msgspec
 import torch
 from torch._C._distributed_c10d import Work
 
-from dlearn.errors import SetupError
+from dlearn.hooks.private import unfit
 from dlearn.trace.event import TensorInfo
 
 
@@ -27,6 +27,8 @@ class Op:
     gives: str = ""
     gets: str = ""
     group: str = "process_group"
+    new: bool = False
+    """Whether only the newest versions of torch have it."""
 
 
 COLLECTIVES = (
@@ -42,6 +44,7 @@ COLLECTIVES = (
     Op("_reduce_scatter_base_", "reduce_scatter_single", gives="input_tensor", gets="output_tensor"),
     Op("reduce_scatter_tensor_coalesced_", "reduce_scatter_single_coalesced", gives="inputs", gets="outputs"),
     Op("gather_", "gather", gives="input_tensors", gets="output_tensors"),
+    Op("gather_into_tensor_", "gather_single", gives="input_tensor", gets="output_tensor", new=True),
     Op("scatter_", "scatter", gives="input_tensors", gets="output_tensors"),
     Op("alltoall_", "all_to_all", gives="input_tensors", gets="output_tensors"),
     Op("alltoall_base_", "all_to_all_single", gives="input", gets="output"),
@@ -64,10 +67,7 @@ class Signature:
         returns = [str(each.type) for each in overload._schema.returns]
         missing = [name for name in (op.gives, op.gets, op.group) if name and name not in names]
         if missing:
-            raise SetupError(
-                f"torch {torch.__version__} has another c10d::{op.schema} than dlearn knows (no argument"
-                f" {missing[0]!r}). Install torch 2.13."
-            )
+            raise unfit(f"its c10d::{op.schema} has no argument {missing[0]!r}")
         self.op = op
         self.group = names.index(op.group)
         self.gives = names.index(op.gives) if op.gives else None
@@ -113,6 +113,10 @@ class Signature:
         # An argument that equals its default is not passed on, and this one's is True.
         return self._async_op is not None and self._async_op < len(args) and args[self._async_op] is False
 
+    @property
+    def has_work(self) -> bool:
+        return self._work is not None
+
     def work_of(self, result: Any) -> Work | None:
         if self._work is None:
             return None
@@ -122,8 +126,13 @@ class Signature:
 def overload_of(schema: str) -> Any:
     packet = getattr(torch.ops.c10d, schema, None)
     if packet is None:
-        raise SetupError(f"torch {torch.__version__} has no op c10d::{schema}. Install torch 2.13.")
+        raise unfit(f"it has no op c10d::{schema}")
     return packet.default
+
+
+def here(ops: Sequence[Op]) -> list[Op]:
+    """Those of the ops that the installed torch has; an old one that is missing is told by `overload_of`."""
+    return [op for op in ops if not op.new or hasattr(torch.ops.c10d, op.schema)]
 
 
 def describe(args: tuple[Any, ...], index: int | None) -> tuple[TensorInfo, ...]:

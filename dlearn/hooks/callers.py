@@ -25,6 +25,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.autograd import graph as autograd_graph
 from torch.distributed import device_mesh, distributed_c10d
 from torch.distributed import utils as distributed_utils
+from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -34,14 +35,15 @@ from dlearn.trace.site import file_label
 
 
 class Caller(NamedTuple):
-    """What the stack says of a call. `bucket` is the argument of DDP's communication hook, below which it was made."""
+    """What the stack says of a call. `bucket_index` is that of the bucket which DDP's communication hook was called
+    for, below which it was made."""
 
     site: str
     phase: str
     role: str
     launcher: str
     backward: int | None
-    bucket: GradBucket | None
+    bucket_index: int | None
 
 
 class _Note(NamedTuple):
@@ -61,6 +63,7 @@ class _Note(NamedTuple):
 _ENGINE = autograd_graph._engine_run_backward.__code__
 _RUN_TASK = _WorkItem.run.__code__
 _TORCH_DIR = os.path.dirname(torch.__file__) + os.sep
+_POWER_SGD = os.path.join(_TORCH_DIR, "distributed", "algorithms", "ddp_comm_hooks", "powerSGD_hook.py")
 _DLEARN_DIR = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _LESSONS_DIR = os.path.join(_DLEARN_DIR, "lessons") + os.sep
 _PATHS = sysconfig.get_paths()
@@ -122,9 +125,9 @@ def place_of_thread(thread: int) -> str:
 
 def _walk(
     frame: FrameType | None, *, look_for_bucket: bool, look_at_bottom: bool = False
-) -> tuple[str, str, str, GradBucket | None]:
+) -> tuple[str, str, str, int | None]:
     phase = role = own_site = any_site = ""
-    bucket: GradBucket | None = None
+    bucket: int | None = None
     below: FrameType | None = None
     while frame is not None:
         code = frame.f_code
@@ -139,22 +142,30 @@ def _walk(
                 elif not any_site:
                     any_site = f"{site}:{frame.f_lineno}"
             if code is _ENGINE and look_for_bucket:
-                bucket = bucket or _bucket_of(below)
+                bucket = bucket if bucket is not None else _bucket_of(below)
             if code is _RUN_TASK:
                 its_phase, site = getattr(frame.f_locals["self"], "_dlearn_submitter", ("", ""))
                 return phase or its_phase, role, own_site or site, bucket
             if own_site and phase:
                 return phase, role, own_site, bucket  # A role is played further in, between user and c10d.
         below, frame = frame, frame.f_back
-    if look_for_bucket and look_at_bottom:
-        bucket = bucket or _bucket_of(below)
+    if look_for_bucket and look_at_bottom and bucket is None:
+        bucket = _bucket_of(below)
     return phase, role, own_site or any_site, bucket
 
 
-def _bucket_of(called_by_cpp: FrameType | None) -> GradBucket | None:
-    """The bucket that a communication hook was called for: by the engine, or at the bottom of a thread of torch's."""
-    values = called_by_cpp.f_locals.values() if called_by_cpp is not None else ()
-    return next((each for each in values if isinstance(each, GradBucket)), None)
+def _bucket_of(called_by_cpp: FrameType | None) -> int | None:
+    """The bucket that a communication hook was called for: by the engine, or at the bottom of a thread of torch's.
+
+    Torch's PowerSGD keeps no more than its index for the callbacks that go on when the first all-reduce is done.
+    """
+    if called_by_cpp is None:
+        return None
+    values = called_by_cpp.f_locals
+    bucket = next((each.index() for each in values.values() if isinstance(each, GradBucket)), None)
+    if bucket is None and called_by_cpp.f_code.co_filename == _POWER_SGD:
+        bucket = values.get("bucket_index")
+    return bucket
 
 
 def _make_note(code: CodeType) -> _Note:
@@ -184,9 +195,9 @@ def _compiled() -> tuple[str, str]:
 def _known() -> dict[int, _Note]:
     """The functions of torch whose presence on the stack means something."""
     ddp = DistributedDataParallel
-    step_wrapper = next(
-        const for const in Optimizer.profile_hook_step.__code__.co_consts if isinstance(const, CodeType)
-    )
+    # From Python 3.14 on the code of its annotations stands there, too.
+    codes = [const for const in Optimizer.profile_hook_step.__code__.co_consts if isinstance(const, CodeType)]
+    step_wrapper = next(code for code in codes if code.co_name == "wrapper")
 
     def note(function: Any, phase: str, role: str = "") -> _Note:
         # Torch wraps some of these for logging and deprecation; what runs below is the innermost.
@@ -199,6 +210,10 @@ def _known() -> dict[int, _Note]:
         note(torch.nn.Module._call_impl, "forward"),
         note(ddp.__init__, "setup"),
         note(ddp._pre_forward, "forward", "DDP agrees on the rebuilt buckets"),
+        note(Join.notify_join_context, "", "Join counts the ranks that still have inputs"),
+        note(Join._get_num_nonjoined_procs, "", "Join counts the ranks that still have inputs"),
+        note(ddp._check_global_requires_backward_grad_sync, "", "DDP asks whether gradients are summed this time"),
+        note(ddp._find_common_rank, "", "DDP finds a rank that has the final model"),
         note(ddp._sync_buffers, "", "DDP sends rank 0's buffers"),
         note(distributed_utils._verify_param_shape_across_processes, "", "DDP compares the parameters' shapes"),
         note(distributed_utils._sync_module_states, "", "DDP sends rank 0's model"),

@@ -30,6 +30,7 @@ from dlearn.hooks.c10d_ops import (
     checksum_given,
     describe,
     describe_one,
+    here,
     overload_of,
     place_of,
     split_bytes,
@@ -38,8 +39,9 @@ from dlearn.hooks.callers import caller
 from dlearn.hooks.compiler import untraced
 from dlearn.hooks.cuda_times import CudaTimes
 from dlearn.hooks.groups import Group, Groups
+from dlearn.hooks.private import unfit
 from dlearn.hooks.works import Callbacks, WaitingWorks, future_of
-from dlearn.trace.event import NOT_OBSERVED, Collective, Event, Line, PointToPoint
+from dlearn.trace.event import NOT_OBSERVED, REFUSED, Collective, Event, Line, PointToPoint
 
 
 def install(emit: Emit, groups: Groups, times: CudaTimes, *, checksums: bool = False) -> Undo:
@@ -52,7 +54,8 @@ def install(emit: Emit, groups: Groups, times: CudaTimes, *, checksums: bool = F
 
 
 def _install(emit: Emit, groups: Groups, times: CudaTimes, checksums: bool) -> Undo:
-    for op in (*COLLECTIVES, *POINT_TO_POINT):
+    collectives = here(COLLECTIVES)
+    for op in (*collectives, *POINT_TO_POINT):
         overload_of(op.schema)
         if torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{op.schema}", "BackendSelect"):
             raise SetupError(
@@ -61,7 +64,7 @@ def _install(emit: Emit, groups: Groups, times: CudaTimes, checksums: bool) -> U
     library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
     waiting = WaitingWorks(emit)
     callbacks = Callbacks(emit)
-    for op in COLLECTIVES:
+    for op in collectives:
         signature = Signature(op)
         kernel = _collective_kernel(signature, emit, groups, times, waiting, callbacks, checksums)
         library.impl(op.schema, kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
@@ -107,7 +110,8 @@ def _collective_kernel(
             result = signature.redispatch(keyset & _AFTER, *args)
         except BaseException as error:
             if number is not None:
-                emit.end(number, by="return", error=type(error).__name__)
+                # A monitored barrier has no Work: it raises when it has waited in vain.
+                emit.end(number, by=REFUSED if signature.has_work else "return", error=type(error).__name__)
             raise
         if number is not None:
             try:
@@ -147,7 +151,6 @@ def _note_collective(signature: Signature, args: tuple[Any, ...], group: Group, 
     outputs = describe(args, signature.gets)
     if signature.op.name == "broadcast" and group.rank != root:
         inputs, outputs = (), inputs
-    bucket = made_by.bucket
     return emit.event(
         Collective,
         op=signature.op.name,
@@ -159,7 +162,7 @@ def _note_collective(signature: Signature, args: tuple[Any, ...], group: Group, 
         role=made_by.role,
         launcher=made_by.launcher,
         backward=made_by.backward,
-        bucket_index=bucket.index() if bucket is not None else None,
+        bucket_index=made_by.bucket_index,
         splits=split_bytes(args, signature),
         checksum=checksum_given(args, signature.gives) if checksums and inputs else None,
         phase=made_by.phase,
@@ -180,7 +183,6 @@ def note_python_collective(
 ) -> int:
     """A collective of a Python process group, which the dispatcher does not see. To be called by `operation` alone."""
     made_by = caller(sys._getframe())
-    bucket = made_by.bucket
     return emit.event(
         Collective,
         op=op,
@@ -192,7 +194,7 @@ def note_python_collective(
         role=made_by.role,
         launcher=made_by.launcher,
         backward=made_by.backward,
-        bucket_index=bucket.index() if bucket is not None else None,
+        bucket_index=made_by.bucket_index,
         splits=tuple(splits),
         checksum=checksum_given((inputs,), 0) if checksums and inputs else None,
         phase=made_by.phase,
@@ -243,7 +245,7 @@ def _p2p_kernel(
             result = signature.redispatch(keyset & _AFTER, *args)
         except BaseException as error:
             if number is not None:
-                emit.end(number, by="return", error=type(error).__name__)
+                emit.end(number, by=REFUSED, error=type(error).__name__)
             raise
         if number is not None:
             try:
@@ -269,17 +271,13 @@ def self_test() -> None:
     undo = _install(probe, Groups(probe), CudaTimes(probe), checksums=False)
     try:
         pg = ProcessGroup(HashStore(), 0, 1)
-        pg._register_backend(
-            torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, FakeProcessGroup._create_internal(0, 1)
-        )
+        fake = getattr(FakeProcessGroup, "_create_internal", FakeProcessGroup)  # The class itself in torch 2.8.
+        pg._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, fake(0, 1))
         pg.allreduce([torch.zeros(1)]).wait()
     finally:
         undo()
     if probe.seen != ["Collective", "end"]:
-        raise SetupError(
-            f"dlearn cannot record with torch {torch.__version__}: its self-test saw {probe.seen or 'nothing'}"
-            " of one all_reduce. Install torch 2.13, or report this version to us."
-        )
+        raise unfit(f"the self-test saw {probe.seen or 'nothing'} of one all_reduce")
     _self_test_passed = True
 
 

@@ -59,11 +59,11 @@ class Made(NamedTuple):
 def watch_groups(
     emit: Emit,
     *,
-    making: Sequence[Callable[[], object]],
+    making: Sequence[Callable[[Store | None], object]],
     made: Sequence[Callable[[Made], object]],
     destroying: Sequence[Callable[[ProcessGroup | None], object]],
 ) -> Undo:
-    """Call these whenever a process group is made, and before one is destroyed; None is all groups at once."""
+    """Call these before a process group is made in a store, after it, and before one is destroyed (None: all)."""
     c10d = dist.distributed_c10d
     make, destroy = c10d._new_process_group_helper, c10d.destroy_process_group
 
@@ -75,9 +75,9 @@ def watch_groups(
                 emit.failed("a process group", error)
 
     def _new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
-        tell(making)
-        result = make(*args, **kwargs)
         size, rank, ranks, _, store = args[:5]
+        tell(making, store)
+        result = make(*args, **kwargs)
         group = result[0] if isinstance(result[0], ProcessGroup) else None
         tell(made, Made(group, kwargs.get("group_desc") == "default_pg", store, rank, size, ranks or range(size)))
         return result
@@ -172,7 +172,7 @@ class Groups:
         return Group(
             fact.name,
             fact.rank,
-            end_by_callback=fact.backend != "nccl",
+            end_by_callback=not fact.backend.startswith("nccl"),  # In torch 2.15 "nccl" is one that is named nccl2.
             on_gpu=fact.backend != "gloo",
             collectives=itertools.count(done + 1),
             p2ps=itertools.count(1),

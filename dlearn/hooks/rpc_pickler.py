@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._C._distributed_rpc import PyRRef
 from torch.distributed.rpc.internal import PythonUDF, RemoteException, _InternalRPCPickler
 
 from dlearn.hooks.rpc_callers import function_name
@@ -86,23 +87,22 @@ def watch_pickler(calls: Calls, patches: Patches, watchers: Watchers) -> None:
 
         return wrapper
 
-    def reducer(original: Any) -> Any:
-        def wrapper(self: Any, rref: Any) -> Any:
-            packed = original(self, rref)
-            owner, _, _, creator, local = packed[1][0][:5]
+    # RemoteModule packs its RRef by these two as well, and not by the pickler's own methods.
+    def pack_rref(original: Any) -> Any:
+        def wrapper(self: Any) -> Any:
+            packed = original(self)
+            owner, _, _, creator, local = packed[:5]
             calls.forks.setdefault(this_thread(), []).append(RRefFork(owner, f"{creator}:{local}"))
-            return packed[0], packed[1]
+            return packed
 
         return wrapper
 
-    def receiver(original: Any) -> Any:
-        function = original.__func__
-
-        def wrapper(cls: Any, data: Any) -> Any:
+    def unpack_rref(original: Any) -> Any:
+        def wrapper(packed: Any) -> Any:
             start_ns = time.monotonic_ns()
-            rref = function(cls, data)
+            rref = original.__func__(packed)
             try:
-                owner, _, _, creator, local, parent = data[:6]
+                owner, _, _, creator, local, parent = packed[:6]
                 emit.event(
                     RpcWindow,
                     op="rref",
@@ -117,14 +117,12 @@ def watch_pickler(calls: Calls, patches: Patches, watchers: Watchers) -> None:
                 emit.failed("an RRef", error)
             return rref
 
-        # It is pickled by its name.
-        wrapper.__name__, wrapper.__qualname__ = function.__name__, function.__qualname__
-        return classmethod(wrapper)
+        return staticmethod(wrapper)
 
     patches.replace(_InternalRPCPickler, "serialize", serialize)
     patches.replace(_InternalRPCPickler, "deserialize", deserialize)
-    patches.replace(_InternalRPCPickler, "_py_rref_reducer", reducer)
-    patches.replace(_InternalRPCPickler, "_py_rref_receiver", receiver)
+    patches.replace(PyRRef, "_serialize", pack_rref)
+    patches.replace(PyRRef, "_deserialize", unpack_rref)
 
 
 def _came_from(calls: Calls, call: CallId, kind: bytes) -> int | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -81,34 +82,61 @@ def watch_windows(calls: Calls, patches: Patches, watchers: Watchers) -> None:
 
         return wrapper
 
+    @contextmanager
+    def backward_pass(context: int, roots: Any, site: str) -> Iterator[None]:
+        guarded(emit, "backward", watchers.phase)
+        window = emit.event(RpcWindow, op="backward", context=context, phase="backward", site=site)
+        try:
+            for message, node in _retrieve_context(context)._recv_functions().items():
+                _watch_crossing(calls, node, message, context, None)
+            if watchers.backward is not None:
+                watchers.backward(context, roots)
+        except Exception as error:
+            emit.failed("backward", error)
+        try:
+            yield
+        except BaseException as error:
+            emit.end(window, by="return", error=type(error).__name__)
+            raise
+        emit.end(window, by="return")
+        guarded(emit, "backward", watchers.phase)
+
     def backward(original: Any) -> Any:
-        def wrapper(context: int, roots: Any, *args: Any, **kwargs: Any) -> Any:
-            guarded(emit, "backward", watchers.phase)
-            made_by = caller(sys._getframe())
-            window = emit.event(RpcWindow, op="backward", context=context, phase="backward", site=made_by.site)
-            try:
-                for message, node in _retrieve_context(context)._recv_functions().items():
-                    _watch_crossing(calls, node, message, context, None)
-                if watchers.backward is not None:
-                    watchers.backward(context, roots)
-            except Exception as error:
-                emit.failed("backward", error)
-            try:
-                result = original(context, roots, *args, **kwargs)
-            except BaseException as error:
-                emit.end(window, by="return", error=type(error).__name__)
-                raise
-            emit.end(window, by="return")
-            guarded(emit, "backward", watchers.phase)
-            return result
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            context, roots = (args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(_ROOTS_OF))
+            if type(context) is not int or not _are_tensors(roots):
+                return original(*args, **kwargs)  # Torch says what is wrong with them.
+            with backward_pass(context, roots, caller(sys._getframe()).site):
+                return original(*args, **kwargs)
+
+        return wrapper
+
+    def backward_of_rref(original: Any) -> Any:
+        begin_at_owner = at_owner("rref backward")(original)
+
+        def wrapper(self: Any, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> Any:
+            if not self.is_owner():
+                return begin_at_owner(self, dist_autograd_ctx_id, retain_graph)
+            if dist_autograd_ctx_id < 0:
+                return original(self, dist_autograd_ctx_id, retain_graph)
+            with backward_pass(dist_autograd_ctx_id, [self.local_value()], caller(sys._getframe()).site):
+                return original(self, dist_autograd_ctx_id, retain_graph)
 
         return wrapper
 
     patches.replace(PyRRef, "to_here", at_owner("to_here"))
-    patches.replace(PyRRef, "backward", at_owner("rref backward"))
+    patches.replace(PyRRef, "backward", backward_of_rref)
     patches.replace(dist_autograd, "_new_context", new_context)
     patches.replace(dist_autograd, "_release_context", release_context)
     patches.replace(dist_autograd, "backward", backward)
+
+
+_ROOTS_OF = ("contextId", "roots")
+"""The first arguments of a backward pass, as C++ names them."""
+
+
+def _are_tensors(roots: Any) -> bool:
+    return isinstance(roots, list | tuple) and all(isinstance(each, torch.Tensor) for each in roots)
 
 
 def _fetched(calls: Calls, op: str, value: Any, owner: int) -> RpcResult | None:

@@ -1,9 +1,10 @@
 """Bytes on the wire: what this process has written into each of its TCP connections, as the kernel counts them.
 
 Linux tells any process about its own sockets (`TCP_INFO`), without root. Only connections that a process group has
-made are looked at: those that are there after its creation and were not before. The store's are not among them. Which
-rank a connection leads to is found out at reading: its other end stands, with the addresses swapped, in another
-process's file; so nothing is sent, and nobody waited for, to find out.
+made are looked at: those that are there after its creation and were not before. The store's are not among them. Those
+that come in between, to this machine or to one where a rank is, belong to no group that is known: messages may go past
+the recorder. Which rank a connection leads to is found out at reading: its other end stands, with the addresses
+swapped, in another process's file; so nothing is sent, and nobody waited for, to find out.
 
 A guest: sockets are only read, by their number; no copy of one is kept, because gloo's peers learn from a closing
 socket that a rank has gone.
@@ -18,18 +19,20 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from dlearn.hooks import Emit
 from dlearn.trace.event import NotMeasured, Socket
 
 RPC = "rpc"
 """The group of the connections of RPC's agent."""
+NO_GROUP = ""
+"""The group of a connection that was made beside the groups that are known."""
 UNKNOWN_GROUP = "?"
 """The group of a connection that is older than the recording, where the process has several groups."""
 
@@ -74,8 +77,10 @@ class Sockets:
         self._connections: list[_Connection] = []
         self._known: set[int] = set()
         self._rpc = False
+        self._hosts: set[str] = set()
+        """Where other ranks are."""
         self.ignored_ports: set[int] = set()
-        """Of the store through which the recorder itself talks."""
+        """Of the stores: the program's, and the one through which the recorder itself talks."""
         # A handle that keeps Python's lock: the call takes a microsecond.
         self._getsockopt = ctypes.PyDLL(None).getsockopt if sys.platform == "linux" else None
 
@@ -95,6 +100,11 @@ class Sockets:
         owner = UNKNOWN_GROUP if len(groups) > 1 else next(iter(groups), None)
         self._guarded(lambda: self._look(owner))
 
+    def making(self, store: Store | None) -> None:
+        """A group is about to be made that meets in this store: what has come so far is none of its connections."""
+        self.ignored_ports |= _ports_of([store])
+        self.note_strangers()
+
     def sent_bytes(self) -> tuple[int | None, ...]:
         """Bytes that this process has written into each connection so far; None for one that is closed."""
         return tuple(self._counted(each, _written) for each in self._connections)
@@ -108,7 +118,12 @@ class Sockets:
         self._connections.clear()
 
     def note_strangers(self) -> None:
-        """The connections that are there now are none of ours."""
+        """The connections that have come are of no group that is known."""
+        if self._getsockopt is not None:
+            self._look(NO_GROUP)
+
+    def pass_over(self) -> None:
+        """The connections that have come are not counted: by these RPC's workers agree before they have an agent."""
         if self._getsockopt is not None:
             self._look(None)
 
@@ -146,7 +161,7 @@ class Sockets:
     def _look(self, group: str | None) -> bool:
         """Take note of all connections that are new; those of `group` are watched from now on. True if there are."""
         found = False
-        store_ports = _store_ports() | self.ignored_ports
+        self.ignored_ports |= _ports_of(store for _, store in list(dist.distributed_c10d._world.pg_map.values()))
         for fd, inode in _own_sockets():
             if inode in self._known:
                 continue
@@ -158,8 +173,11 @@ class Sockets:
             if group == RPC:
                 _rpc_inodes.add(inode)
             owner = RPC if inode in _rpc_inodes else group
-            if owner is None or local[1] in store_ports or remote[1] in store_ports:
+            if owner is None or self.ignored_ports & {local[1], remote[1]}:
                 continue
+            if owner == NO_GROUP and remote[0] not in (local[0], *self._hosts):
+                continue  # The program's own business, as is with whom it has it.
+            self._hosts.add(remote[0])
             connection = _Connection(fd, inode, ctypes.create_string_buffer(_COUNTS.size))
             if self._counted(connection, _written) is None:
                 self._emit.fact(
@@ -208,9 +226,10 @@ def _text(address: tuple[str, int]) -> str:
     return f"{getattr(host, 'ipv4_mapped', None) or host} {address[1]}"
 
 
-def _store_ports() -> set[int]:
+def _ports_of(stores: Iterable[object]) -> set[int]:
+    """The ports of the TCP stores among these."""
     ports: set[int] = set()
-    for _, (_, store) in list(dist.distributed_c10d._world.pg_map.items()):
+    for store in stores:
         while isinstance(store, PrefixStore):
             store = store.underlying_store
         if isinstance(store, TCPStore):

@@ -14,6 +14,7 @@ from dlearn.analysis import Explanation, Iteration, explain, iteration, messages
 from dlearn.analysis.message_table import csv_lines
 from dlearn.analysis.words import rpc_overview
 from dlearn.cluster import Cluster
+from dlearn.cluster.cluster import RUNS_KEPT
 from dlearn.errors import SetupError
 from dlearn.trace.trace import Trace
 
@@ -45,7 +46,7 @@ def run(folder: Path, *, tell: Tell) -> None:
             tell(f"  {name:<19} {meaning}")
     except OSError as error:
         raise SetupError(f"cannot write {error.filename}: {error.strerror}. Give another --out.") from error
-    tell(f"The trace itself: dlearn.Trace.load({str(job.folder / 'trace')!r})\n")
+    tell(f"The trace itself (the newest {RUNS_KEPT} runs are kept): dlearn.Trace.load({str(job.folder / 'trace')!r})\n")
     tell(reconcile(job.trace).sentence)
 
 
@@ -94,7 +95,8 @@ def write_served(folder: Path, trace: Trace, told: Iteration) -> Iterator[tuple[
     yield "server.txt", "the parameter server's iteration, as above"
     from dlearn import play
 
-    title = f"You were told {len(told.story)} messages; it is {len(told.steps)}"
     mine = [message for message in told.messages if told.drivers[0] in (message.src, message.dst)]
+    story = [step for step in told.story if step.messages[0] is not None]
+    title = f"You were told {len(story)} messages; it is {len(mine)}"
     play.player(trace, messages=mine, title=title).to_html(folder / "server-player.html")
     yield "server-player.html", "step through it, message by message, in a browser"

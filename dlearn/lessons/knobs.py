@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dlearn.analysis import iteration, reconcile
 from dlearn.cluster import Cluster
 from dlearn.draw.byte_bars import Bars, png
-from dlearn.errors import DlearnError, SetupError
+from dlearn.errors import DlearnError, SetupError, optional
 from dlearn.lessons import split
 from dlearn.lessons.split import Size
 from dlearn.trace.trace import Trace
@@ -144,16 +144,13 @@ def _turn(mine: Knobs | None) -> None:
 def knobs(*, B: int = 8, C: int = 8, H: int = 16, W: int = 16) -> Knobs:
     """Sliders for the batch, the channels and the image; at each turn two real ranks train with DDP, and over RPC.
 
-    The picture shows the bytes of a step: predicted, and as the kernel counted them. It needs ipywidgets
-    (`pip install ipywidgets`). Arrow keys turn a slider that has the focus.
+    The picture shows the bytes of a step: predicted, and as the kernel counted them. It needs ipywidgets.
+    Arrow keys turn a slider that has the focus.
     """
     for name, value in (("B", B), ("C", C), ("H", H), ("W", W)):
         if value not in CHOICES[name]:
             raise DlearnError(f"{name} is one of {', '.join(map(str, CHOICES[name]))} on this slider, not {value!r}.")
-    try:
-        import ipywidgets  # noqa: F401
-    except ImportError:
-        raise SetupError("knobs need ipywidgets: pip install ipywidgets, and load the page again.") from None
+    optional("ipywidgets", needed_by="knobs")
     return Knobs(Size(B, C, H, W))
 
 

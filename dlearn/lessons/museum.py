@@ -71,11 +71,16 @@ class Exhibit:
         return f"{file_label(inspect.getfile(self.job), {}, os.getcwd())}:{first + index}"
 
 
-_HOOKS = tuple(f"in a communication hook for bucket {bucket}" for bucket in (0, 1))
-_MAKERS = (*_HOOKS, "on thread Dummy-*")
+_MAKERS = tuple(
+    f"in a communication hook for bucket {bucket}{thread}"
+    for bucket in (0, 1)
+    for thread in ("", ", on thread Dummy-*")
+)
+_CALLS = ("all_reduce #* (<.backward()>)", "all_reduce #* (bucket *: *; <.backward()>)")
+"""Of two buckets, and of one."""
 _OUT_OF_ORDER = tuple(
-    f"{who} in all_reduce #* (<.backward()>); the ranks called it with different sizes: *, * B;"
-    f" rank 0 called it {first}, rank 1 {second}**"
+    f"{who} in {call}; the ranks called it with different sizes: *, * B; rank 0 called it {first}, rank 1 {second}**"
+    for call in _CALLS
     for who in ("rank 0 waits", "rank 1 waits", "rank 0 and rank 1 wait")
     for first in _MAKERS
     for second in _MAKERS
@@ -83,8 +88,9 @@ _OUT_OF_ORDER = tuple(
 )
 """PowerSGD: what one rank sends for one bucket meets what the other rank sends for the other."""
 _NO_THREAD_LEFT = tuple(
-    "rank 0 and rank 1 wait in all_reduce #* (<.backward()>); all ranks called it, and it does not end;"
+    f"rank 0 and rank 1 wait in {call}; all ranks called it, and it does not end;"
     f" rank 0 called it {first}, rank 1 {second}"
+    for call in _CALLS
     for first in _MAKERS
     for second in _MAKERS
     if "thread" in first + second

@@ -7,12 +7,13 @@ is shown, saved and exported is the player's own HTML, which needs neither.
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable
 from functools import cache
 from importlib.resources import files
 from typing import Any, SupportsIndex
 
-from dlearn.errors import DlearnError
+from dlearn.errors import DlearnError, SetupError, optional
 
 
 class Bridge:
@@ -23,6 +24,7 @@ class Bridge:
         self._step = 0
         self._callbacks: list[Callable[[int], object]] = []
         self._widget: Any = None
+        self._alone = ""  # why the page that was shown does not follow
 
     @property
     def step(self) -> int:
@@ -36,12 +38,14 @@ class Bridge:
                 f"this player has no step {step!r}: choose one from 0 (before the first message) to {self._last}"
             )
         step = step.__index__()
+        self._tell_if_alone()
         self._moved(step)
         if self._widget is not None:
             self._widget.step = self._step
 
     def on_step(self, callback: Callable[[int], object]) -> None:
         """Call `callback(step)` whenever the step has changed."""
+        self._tell_if_alone()
         self._callbacks.append(callback)
 
     def open(self) -> None:
@@ -53,13 +57,19 @@ class Bridge:
             return
         try:
             widget = _widget_class()(player=self._name, step=self._step)
-        except ImportError:  # no anywidget: the page plays all the same
+        except SetupError as error:  # no anywidget: the page plays all the same
+            self._alone = str(error)
             return
         if self._name in _has_the_page:
             _has_the_page[self._name]._close()
         _has_the_page[self._name] = self
         self._widget = widget
         widget.observe(lambda change: self._moved(change.new), "step")
+
+    def _tell_if_alone(self) -> None:
+        if self._alone:
+            warnings.warn(self._alone, stacklevel=4)
+            self._alone = ""
 
     def _moved(self, step: int) -> None:
         if step == self._step:
@@ -85,10 +95,10 @@ def _in_a_notebook() -> bool:
 @cache
 def _widget_class() -> type:
     """Made when first needed: without a notebook nobody imports anywidget."""
-    import anywidget
+    anywidget = optional("anywidget", needed_by="a page that follows Python, and is followed,")
     import traitlets
 
-    class BridgeWidget(anywidget.AnyWidget):
+    class BridgeWidget(anywidget.AnyWidget):  # type: ignore[misc, name-defined]
         _esm = (files("dlearn.play") / "bridge.js").read_text(encoding="utf-8")
         player = traitlets.Unicode().tag(sync=True)
         step = traitlets.Int().tag(sync=True)

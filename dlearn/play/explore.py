@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dlearn import draw
 from dlearn.analysis import measured_traffic, operations, predicted_traffic, traffic
 from dlearn.analysis.findings import size_text
-from dlearn.analysis.words import count_text
+from dlearn.analysis.text_table import count_text
 from dlearn.draw.still import Still, still
 from dlearn.draw.traffic import Bytes
-from dlearn.errors import DlearnError, SetupError
+from dlearn.errors import DlearnError, optional
 from dlearn.trace.event import AutogradNode, Bucket, Counters, Event, Stretch
 from dlearn.trace.selecting import FAMILIES, family_of
 from dlearn.trace.store import printable
@@ -185,13 +185,10 @@ class Explorer:
 def explore(trace: Trace) -> Explorer:
     """Controls for a trace: which drawing; of which kind, op, phase, span, ranks, window of time; which bytes.
 
-    Each turn draws anew, and says how much is selected. It needs ipywidgets (`pip install ipywidgets`); all controls
-    can be reached and turned by keyboard.
+    Each turn draws anew, and says how much is selected. It needs ipywidgets; all controls can be reached and
+    turned by keyboard.
     """
-    try:
-        import ipywidgets  # noqa: F401
-    except ImportError:
-        raise SetupError("explore needs ipywidgets: pip install ipywidgets, and load the page again.") from None
+    optional("ipywidgets", needed_by="explore")
     return Explorer(trace)
 
 

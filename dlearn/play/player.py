@@ -13,15 +13,15 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
+from dlearn.analysis.text_table import count_text
 from dlearn.analysis.walking import Walkthrough, walkthrough
-from dlearn.analysis.words import count_text
 from dlearn.draw.animation import animate
 from dlearn.draw.palette import FAINT, INK, LINES, MISSING
-from dlearn.errors import SetupError
+from dlearn.errors import DlearnError, SetupError
 from dlearn.play.bridge import Bridge
 from dlearn.play.packing import packed
 from dlearn.play.still import MOST_ROWS, dashes, still
-from dlearn.trace.message import Message
+from dlearn.trace.message import Message, Messages
 from dlearn.trace.store import printable
 from dlearn.trace.trace import Trace
 
@@ -102,9 +102,17 @@ def player(
 
     It plays whatever the trace has: sends, collectives with the pieces of their data, the buckets of DDP, calls by RPC
     with the contexts of distributed autograd, its graph, and the user's spans. At most 300 messages: it says so.
-    `tags` are the program's own names of the tags of its sends: {1: "HELLO"}.
+    `tags` are the program's own names of the tags of its sends: {1: "HELLO"}. DlearnError for messages that are none.
     """
+    if messages is not None and not (isinstance(messages, Sequence | Messages) and all(map(_is_message, messages))):
+        raise DlearnError(
+            f"messages= takes the messages to play, and not {messages!r:.60}: such as dlearn.messages(trace)[:300]."
+        )
     return Player(walkthrough(trace, messages=messages, title=title, tags=tags))
+
+
+def _is_message(each: object) -> bool:
+    return isinstance(each, Message)
 
 
 # HTML -----------------------------------------------------------------------------------------------------------------

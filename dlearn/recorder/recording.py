@@ -17,15 +17,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
-
 from dlearn.hooks import autograd, callers, collectives, ddp, mpi, rpc, steps
 from dlearn.hooks.clock import Desk
 from dlearn.hooks.cuda_times import CudaTimes
-from dlearn.hooks.groups import Groups, Made, watch_groups
+from dlearn.hooks.groups import Groups
 from dlearn.hooks.rpc_agent_log import AgentLog
 from dlearn.hooks.rpc_state import Watchers
 from dlearn.hooks.sockets import RPC, Sockets
+from dlearn.recorder import group_watch
 from dlearn.recorder.gathering import gather
 from dlearn.recorder.hang_watch import HangWatch
 from dlearn.trace.agent_log import log_path
@@ -36,7 +35,6 @@ from dlearn.trace.event import (
     Counters,
     End,
     Event,
-    Footer,
     Header,
     Line,
     PointToPoint,
@@ -118,13 +116,16 @@ class Recording:
             self._log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
             self._undo.callback(self._log.close)
             watchers = Watchers(
-                self._log.open, self._sockets.note_strangers, self.watch_rpc_sockets, self._disconnecting, self._phase
+                self._log.open, self._sockets.pass_over, self.watch_rpc_sockets, self._disconnecting, self._phase
             )
             if options.graph:
                 watchers, undo = autograd.install(self, watchers)
                 self._undo.callback(undo)
             self._undo.callback(rpc.install(self, watchers))
-            self._watch_groups()
+            sockets = self._sockets if self._measure is not None else None
+            self._undo.callback(
+                group_watch.install(self, self.groups, sockets=sockets, count=self.count, desk=self._desk)
+            )
             if options.steps is not None:
                 self._undo.callback(steps.install(self._begin_step))
                 self._begin_step(0)
@@ -134,32 +135,6 @@ class Recording:
             self._undo.close()
             self._writer.close()
             raise
-
-    def _watch_groups(self) -> None:
-        """Process groups, and what comes and goes with them: connections, the job's name, the clocks' desk."""
-        present: list[str] = []
-        for group in list(dist.distributed_c10d._world.pg_map):
-            try:
-                present.append(self.groups.of(group).name)
-            except Exception as error:
-                self.failed("a process group", error)
-        making, made, destroying = [], [self.groups.made], [self.groups.destroying]
-        if self._measure is not None:
-            self._sockets.begin(present)
-            self.count()
-            making.append(self._sockets.note_strangers)
-            made.append(self._watch_group_sockets)
-            destroying.insert(0, lambda group: self.count())
-        if self._desk is not None:
-            made.append(self._desk.made)
-            destroying.insert(0, self._desk.destroying)
-            self._undo.callback(self._desk.install())
-        self._undo.callback(self.groups.release)
-        self._undo.callback(watch_groups(self, making=making, made=made, destroying=destroying))
-
-    def _watch_group_sockets(self, made: Made) -> None:
-        if made.group is not None and self._sockets.watch(self.groups.of(made.group).name):
-            self.count()
 
     def event(self, kind: type[Event], /, **facts: Any) -> int:
         if self._wanted_steps is not None and self._is_outside(kind, facts):
@@ -181,7 +156,7 @@ class Recording:
             facts.setdefault("parent", spans[-1])
         if thread != self._owner:
             facts.setdefault("thread", threading.current_thread().name)
-        self._writer.write(kind(**facts))
+        self._write(kind(**facts))
         self.last_ns = now
         if self._watch is not None and kind in (Collective, PointToPoint, RpcCall):
             self.waiting[number] = now
@@ -194,12 +169,27 @@ class Recording:
         self.waiting.pop(number, None)
         self._under_way.discard(number)
         try:
-            self._writer.write(End(event=number, at_ns=now, by=by, error=error, **facts))
+            self._write(End(event=number, at_ns=now, by=by, error=error, **facts))
         except Exception as failure:
             self.failed("the end of an operation", failure)
 
     def fact(self, line: Line) -> None:
-        self._writer.write(line)
+        self._write(line)
+
+    def _write(self, line: Line) -> None:
+        """Write a line, or have it counted: a full disk is no business of the program's."""
+        refused_before = self._writer.refusal
+        try:
+            self._writer.write(line)
+        except OSError as error:
+            if not self._writer.begun:
+                raise  # There is no file that could say so.
+            if not refused_before:
+                print(
+                    f"dlearn: a line of the trace could not be written ({error.strerror}). The program goes on;"
+                    " such lines are counted, and the trace says how many they are.",
+                    file=sys.stderr,
+                )
 
     def function_ended(self, error: str) -> None:
         """The function that a cluster called has returned, or raised `error`: whoever waits for it waits in vain."""
@@ -344,6 +334,8 @@ class Recording:
         self._undo.close()
         while self.posted:
             self.end(self.posted.pop(), by=NOT_OBSERVED)
+        if self._measure is not None and self._writer.begun:
+            self._sockets.note_strangers()
         self.count()
         self._close_file()
         if self._gather and self._desk is not None:
@@ -353,19 +345,15 @@ class Recording:
                 self.failed("the files of the other hosts", error)
 
     def _close_file(self) -> None:
-        footer = Footer(
-            at_ns=self._clock(),
-            lines=self._writer.lines,
-            not_written=self._writer.not_written,
-            hook_errors=self._hook_errors,
-            works_dropped=self._works_dropped,
-            left_out=self._left_out,
-        )
         try:
-            self._writer.write(footer)
+            self._writer.finish(
+                at_ns=self._clock(),
+                hook_errors=self._hook_errors,
+                works_dropped=self._works_dropped,
+                left_out=self._left_out,
+            )
         except OSError as error:
             self.failed("the end of the file", error)
-        self._writer.close()
 
     def let_go(self) -> None:
         """In a forked child (a DataLoader's worker): the parent records, the child does not."""

@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 
 from dlearn.errors import WrongArguments
 from dlearn.scripts.order import Order
-from dlearn.trace.exits import note_exit
+from dlearn.trace.exits import note_end
+from dlearn.trace.job_facts import Exit
 
 USAGE = """\
 usage: dlearn run [--trace DIR] [--steps A:B] [--hang-after SECONDS] [--graph] [--gather]
@@ -233,7 +234,7 @@ def _note_exit(folder: Path, pid: int, status: int) -> None:
     name = f"{socket.gethostname()}-{pid}"
     for path in folder.glob(f"{name}*.jsonl"):
         if path.stem.removeprefix(name)[:1] in ("", "-"):
-            note_exit(path, status)
+            note_end(path, Exit(status=status))
 
 
 def _die_by(number: int) -> NoReturn:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from dlearn.analysis.reconcile import reconcile
 from dlearn.analysis.story import story
+from dlearn.analysis.text_table import count_text
 from dlearn.analysis.waiting import waiting
-from dlearn.analysis.words import count_text, overview, rpc_overview
+from dlearn.analysis.words import overview, rpc_overview
 from dlearn.errors import TraceError
 from dlearn.trace.trace import Trace
 
@@ -31,6 +33,8 @@ def summary(folder: Path) -> str:
     shown = _from_here(folder)
     lines = [f"the trace is in {shown}", overview(trace)]
     lines += [rpc_overview(trace)] if trace.rpc.exchanges else []
+    not_seen = reconcile(trace).whole.not_seen_bytes
+    lines += [f"not seen: {not_seen:,} B were written that no recorded call accounts for"] if not_seen else []
     lines += _look_at(trace, shown)
     lines += [f"problem: {problem}" for problem in trace.all_problems[:SENTENCES]]
     return "\n".join(f"dlearn: {line}" for line in lines)

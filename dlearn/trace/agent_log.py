@@ -219,8 +219,12 @@ def log_path(trace_file: Path) -> Path:
 
 
 def copy(source: int, out: int, log: int, *, shown: int, empty_ns: int) -> None:
-    """Read `source` to its end; log lines into `log`, the rest into `out` (all are file descriptors)."""
+    """Read `source` to its end; log lines into `log`, the rest into `out` (all are file descriptors).
+
+    Log lines that cannot be written are counted, and `out` is told at the end.
+    """
     sieve = Filter(shown=shown, empty_ns=empty_ns)
+    lost, reason = 0, ""
     while True:
         asked_ns = time.monotonic_ns()
         if not select.select([source], [], [], LOOK_SECONDS)[0]:
@@ -230,9 +234,15 @@ def copy(source: int, out: int, log: int, *, shown: int, empty_ns: int) -> None:
         if not data:
             break
         _write(out, sieve.feed(data))
-        _write(log, sieve.take_lines())
+        lines = sieve.take_lines()
+        try:
+            _write(log, lines)
+        except OSError as error:  # A full disk must not cost the program its stderr.
+            lost, reason = lost + lines.count(b"\n") - 1, error.strerror or ""
         time.sleep(PAUSE_SECONDS)
     _write(out, sieve.rest())
+    if lost:
+        _write(out, f"dlearn: {lost:,} lines of the RPC agent's log were not written: {reason}.\n".encode())
 
 
 def _write(out: int, data: bytes) -> None:

@@ -20,6 +20,8 @@ Tag = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
 
 NOT_OBSERVED = "not observed"
 """`ended_by` of an event whose end nobody could see: it neither hangs nor has a duration."""
+REFUSED = "refused"
+"""`ended_by` of a call that raised before the backend took it: nothing was sent for it, and it met no other call."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True, gc=False, tag_field="kind", omit_defaults=True):
@@ -39,16 +41,13 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     logical_bytes: Count
     payload_bytes: Count
     indices_bytes: Count | None = None
-    """Of a sparse tensor: how much of its payload are indices. Of one that is not coalesced, None: torch adds up its
-    duplicates first, and nobody knows how many are left."""
+    """Of a sparse tensor: how much of its payload are indices; None where duplicates are still to be added up."""
     sparse: bool = False
 
 
 class Header(Line, tag="header", frozen=True, kw_only=True):
-    """The first line: whose record this is. `rank` and `name` are the cluster's, where a cluster started it.
-
-    `job` is "" of a process that nobody had told: it finds the job's name when it meets others (`Joined`).
-    """
+    """The first line: whose record this is. `rank` and `name` are the cluster's, where a cluster started it. `job` is
+    "" where the process knew of none: it finds the name when it meets others (`Joined`)."""
 
     format: Count
     job: str
@@ -71,7 +70,9 @@ class Footer(Line, tag="footer", frozen=True, kw_only=True):
     at_ns: Nanoseconds
     lines: Count
     not_written: Count = 0
-    """Lines that the size limit (`max_bytes`) or a full disk kept out."""
+    """Lines that the size limit (`max_bytes`) or the system kept out."""
+    refusal: str = ""
+    """Why the system took no more lines, by the name of its error: "ENOSPC" is a full disk."""
     hook_errors: Count = 0
     works_dropped: Count = 0
     """Point-to-point works let go unfinished, because too many were waiting for their `wait`."""
@@ -80,7 +81,8 @@ class Footer(Line, tag="footer", frozen=True, kw_only=True):
 
 
 class GroupFact(Line, tag="group", frozen=True, kw_only=True):
-    """A process group that this process belongs to. `ranks[i]` is the global rank of group rank `i`."""
+    """A process group that this process belongs to. `ranks[i]` is the global rank of group rank `i`. The inner group of
+    a glass-box backend is `within` another. `made` is one word in all members' files, and in no other group's."""
 
     name: str
     backend: str
@@ -89,16 +91,13 @@ class GroupFact(Line, tag="group", frozen=True, kw_only=True):
     ranks: tuple[Count, ...] = ()
     default: bool = False
     within: str = ""
-    """Of the inner group through which a glass-box backend sends its steps: the name of the outer group."""
     made: str = ""
-    """The same in all members' files, and in no other group's: `name` counts what this process has seen."""
 
 
 class Socket(Line, tag="socket", frozen=True, kw_only=True):
     """A TCP connection of this process. Its other end, with the addresses swapped, tells which rank is the peer.
-
-    `group` is the process group that it was made for; "?" if it is older than the recording, and of several groups.
-    """
+    `group` is the process group that it was made for; "?" if it is older than the recording, and of several groups;
+    "" if no group is known that made it: then all that was written into it counts, from its beginning."""
 
     id: Count
     group: str
@@ -107,10 +106,8 @@ class Socket(Line, tag="socket", frozen=True, kw_only=True):
 
 
 class Worker(Line, tag="worker", frozen=True, kw_only=True):
-    """This process as RPC knows it. `wall_ns` is its wall clock less its monotonic one, for the agent's log.
-
-    `log` tells whether the agent's own log is kept beside the trace, and if not, why.
-    """
+    """This process as RPC knows it. `wall_ns` is its wall clock less its monotonic one, for the agent's log; `log` says
+    why that log is not kept beside the trace, if it is not."""
 
     name: str
     id: Count
@@ -151,8 +148,8 @@ class Event(Line, frozen=True, kw_only=True):
     """One call that a hook saw in one process.
 
     `number` is unique in the process; `parent` is the number of the enclosing span. `ended_by` says who saw the end:
-    callback, wait or return. `error` is the class of the exception that ended it. `phase` is setup, forward,
-    backward, optimizer, cleanup or none. `site` is the line of user code, "file.py:14".
+    callback, wait or return, or that the call was refused. `error` is the class of the exception that ended it. `phase`
+    is setup, forward, backward, optimizer, cleanup or none. `site` is the line of user code, "file.py:14".
     """
 
     ends: ClassVar[bool] = True
@@ -178,6 +175,10 @@ class Event(Line, frozen=True, kw_only=True):
     @property
     def failed(self) -> bool:
         return bool(self.error)
+
+    @property
+    def refused(self) -> bool:
+        return self.ended_by == REFUSED
 
 
 class Collective(Event, tag="collective", frozen=True, kw_only=True):
@@ -227,10 +228,8 @@ class PointToPoint(Event, tag="p2p", frozen=True, kw_only=True):
 
 
 class Bucket(Event, tag="bucket", frozen=True, kw_only=True):
-    """One bucket of a DDP model: the gradients that travel together. `built` is "first" or "rebuilt".
-
-    `may_be_skipped`: DDP leaves it out of a backward pass in which no rank has used its parameters.
-    """
+    """One bucket of a DDP model: the gradients that travel together. `built` is "first" or "rebuilt". If it
+    `may_be_skipped`, DDP leaves it out of a backward pass in which no rank has used its parameters."""
 
     ends: ClassVar[bool] = False
 
@@ -256,8 +255,7 @@ class Gradient(Event, tag="gradient", frozen=True, kw_only=True):
 
 class Stretch(Event, tag="stretch", frozen=True, kw_only=True):
     """A part of a training step, seen from begin to end: the forward pass of a DDP model, a backward pass, or the
-    step of an optimizer, as `phase` says. On a GPU the part that the CPU takes; the GPU's stands in a `DeviceTime`.
-    """
+    step of an optimizer, as `phase` says. On a GPU the part that the CPU takes; the GPU's stands in a `DeviceTime`."""
 
 
 class Span(Event, tag="span", frozen=True, kw_only=True):
@@ -267,10 +265,8 @@ class Span(Event, tag="span", frozen=True, kw_only=True):
 
 
 class Counters(Event, tag="counters", frozen=True, kw_only=True):
-    """The kernel's counters at this moment: bytes that this process has written into each of its sockets, by `id`.
-
-    None is a socket that is closed. `still`: whether they had stopped moving; None if nobody waited for that.
-    """
+    """The kernel's counters at this moment: bytes that this process has written into each of its sockets, by `id`; None
+    is one that is closed. `still`: whether they had stopped moving; None if the recorder did not wait for that."""
 
     ends: ClassVar[bool] = False
 
@@ -328,10 +324,8 @@ class RpcRun(Event, tag="rpc run", frozen=True, kw_only=True):
 
 
 class RpcReply(Event, tag="rpc reply", frozen=True, kw_only=True):
-    """A value is packed to be sent back: the result of a call, or, `fetched`, what an RRef holds.
-
-    `caller` and `call` name the call; those of a fetched value are its own, given by this process.
-    """
+    """A value is packed to be sent back: the result of a call, or, `fetched`, what an RRef holds. `caller` and `call`
+    name the call; those of a fetched value are its own, given by this process."""
 
     ends: ClassVar[bool] = False
 

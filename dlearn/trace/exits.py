@@ -8,16 +8,16 @@ from pathlib import Path
 import msgspec
 
 from dlearn.trace.event import Header
-from dlearn.trace.job_facts import Exit
+from dlearn.trace.job_facts import Exit, Stopped
 
 
-def note_exit(path: Path, status: int) -> None:
-    """Add the exit status (below 0 the signal that killed it), on a line of its own even if the last was cut off."""
+def note_end(path: Path, end: Exit | Stopped) -> None:
+    """Add how it ended, on a line of its own even if the last was cut off."""
     with path.open("a+b") as stream:
         if stream.seek(0, os.SEEK_END):
             stream.seek(-1, os.SEEK_END)
         cut_off = stream.read(1) not in (b"", b"\n")
-        stream.write((b"\n" if cut_off else b"") + msgspec.json.encode(Exit(status=status)) + b"\n")
+        stream.write((b"\n" if cut_off else b"") + msgspec.json.encode(end) + b"\n")
 
 
 def file_of_rank(folder: Path, rank: int) -> Path | None:

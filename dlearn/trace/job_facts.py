@@ -81,6 +81,12 @@ class Exit(Line, tag="exit", frozen=True, kw_only=True):
     status: int
 
 
+class Stopped(Line, tag="stopped", frozen=True, kw_only=True):
+    """At `at_ns` its cluster stopped the process, which was still at work."""
+
+    at_ns: Nanoseconds
+
+
 class DeviceReading(Line, tag="device clock", frozen=True, kw_only=True):
     """At `at_ns` of this process's clock, give or take `error_ns`, `device_ns` had passed on a GPU since its first."""
 
@@ -117,6 +123,7 @@ AnyLine = (
     | Peer
     | Place
     | Exit
+    | Stopped
     | DeviceReading
     | DeviceTime
     | End

@@ -3,12 +3,13 @@
 Collectives meet by their number in the process group, as gloo itself matches them (its tag is a counter). Sends and
 receives meet first-in first-out between the same two ranks with the same tag, as MPI and gloo promise: a receive from
 anyone, or with any tag, stands in the line of what it got, by its own place among the receives. A pair that does not
-fit (another op, another size) is still one exchange: that is what went wrong in it.
+fit (another op, another size) is still one exchange: that is what went wrong in it. A call that was refused meets none:
+it takes no number, and beside it stand only calls of the same op that other ranks were refused in the same place.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
@@ -45,17 +46,22 @@ def match(processes: Sequence[Process], events: Iterable[Collective | PointToPoi
     """Every event belongs to exactly one match; nothing is dropped. Ordered by first start."""
     groups = join_groups(processes)
     complete = {process.rank for process in processes if process.complete}
-    exchanges: dict[tuple[int, int], list[Collective]] = defaultdict(list)
+    exchanges: dict[tuple[object, ...], list[Collective]] = defaultdict(list)
+    refusals: Counter[tuple[object, ...]] = Counter()
     posted: dict[tuple[int, str, str, int | None, int, bool], list[PointToPoint]] = defaultdict(list)
     for event in events:
         if isinstance(event, Collective):
             key = (event.rank, event.group)
             group = groups[key] if key in groups else groups.setdefault(key, _unknown_group(event))
             # The keys hold a group's identity, not its value: to hash a large one takes long.
-            exchanges[id(group), event.seq].append(event)
+            place: tuple[object, ...] = (id(group), event.seq - refusals[key])
+            if event.refused:
+                place = (*place, event.op, refusals[event.rank, *place, event.op])
+                refusals.update([key, (event.rank, *place[:-1])])
+            exchanges[place].append(event)
         else:
-            taken_back = event.error == CANCELLED
-            posted[event.rank, event.group, event.op, event.peer, event.tag, taken_back].append(event)
+            meets_none = event.refused or event.error == CANCELLED
+            posted[event.rank, event.group, event.op, event.peer, event.tag, meets_none].append(event)
     matches, channels = _open_channels(posted.values(), groups)
     matches += _join_collectives(exchanges.values(), groups, complete)
     for channel in channels:
@@ -160,7 +166,7 @@ def _join_collectives(
     for ends in exchanges:
         group = groups[ends[0].rank, ends[0].group]
         came = {end.rank for end in ends}
-        missing = tuple(rank for rank in witnesses[id(group)] if rank not in came)
+        missing = () if ends[0].refused else tuple(rank for rank in witnesses[id(group)] if rank not in came)
         ends.sort(key=lambda end: (end.rank, end.number))
         yield Match(group, ends[0].seq, tuple(ends), missing)
 
@@ -180,7 +186,7 @@ def _open_channels(
     posted: Iterable[list[PointToPoint]], groups: dict[tuple[int, str], Group]
 ) -> tuple[list[Match], list[_Channel]]:
     """Each list holds what one rank posted alike: the same op, group, peer and tag. Where no rank is the peer, the
-    calls stay alone."""
+    calls stay alone, and so do those that were refused."""
     alone: list[Match] = []
     channels: dict[tuple[int, int, int, int], _Channel] = {}
     for calls in posted:
@@ -189,7 +195,7 @@ def _open_channels(
         group = groups[key] if key in groups else groups.setdefault(key, _unknown_group(first))
         peer = _member(group, first.peer) if first.error != CANCELLED else None
         sender, receiver = (first.rank, peer) if first.op == "send" else (peer, first.rank)
-        if sender is None or receiver is None:
+        if sender is None or receiver is None or first.refused:
             alone += [Match(group, call.seq, (call,), (), sender, receiver) for call in calls]
             continue
         channel = channels.setdefault((id(group), sender, receiver, first.tag), _Channel(group, sender, receiver))

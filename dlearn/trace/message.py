@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from dlearn.errors import optional
 from dlearn.trace.event import Bucket, Collective, Event, PointToPoint, TensorInfo
 from dlearn.trace.exchange import Exchange
 
@@ -109,6 +110,11 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return any(map(_error, self.ends))
 
     @property
+    def refused(self) -> bool:
+        """Every call of it raised at once: nothing was sent."""
+        return self.ends[0].refused
+
+    @property
     def ranks(self) -> tuple[int, ...]:
         """Who called it."""
         return tuple(end.rank for end in self.ends)
@@ -172,8 +178,8 @@ class Messages(msgspec.Struct, frozen=True):
         return self.items[index]
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row a message (needs pandas: `pip install pandas`)."""
-        import pandas
+        """One row a message (needs pandas)."""
+        pandas = optional("pandas", needed_by="to_frame")
 
         columns = ["src", "dst", "op", "what", "payload_bytes", "how", "confirmed", "sent_ns", "received_ns", "step"]
         rows = [[getattr(message, column) for column in columns] for message in self.items]

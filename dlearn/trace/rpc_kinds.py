@@ -21,8 +21,8 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
-from dlearn.trace.event import Event, RpcCall, RpcReply, RpcResult, RpcWindow
-from dlearn.trace.exchange import Exchange, Request, Seen, Workers, requests, seen, workers
+from dlearn.trace.event import Event, RpcCall, RpcReply, RpcResult, RpcRun, RpcWindow
+from dlearn.trace.exchange import Exchange, KnownBy, Request, Seen, Workers, requests, seen, workers
 from dlearn.trace.rpc_board import (
     ACCEPT,
     BACKWARD,
@@ -33,8 +33,9 @@ from dlearn.trace.rpc_board import (
     FORWARD,
     RREF_BACKWARD,
     Board,
-    exchange_of,
+    Stretch,
     shortest_first,
+    stretch_of,
 )
 from dlearn.trace.rpc_references import deletions, references
 
@@ -184,7 +185,7 @@ def join(saw: Seen, logged: Sequence[Request], known: Workers) -> list[Exchange]
     exchanges += _cleanups(saw, board, exchanges)
     exchanges += _backward_in_cpp(saw, board, exchanges)
     exchanges += deletions(board, saw, known)
-    exchanges += [exchange_of(request, "", "unknown") for request in board.left()]
+    exchanges += _unknown(saw, board, exchanges)
     exchanges.sort(key=lambda exchange: exchange.sent_ns or exchange.received_ns or 0)
     over = {window.context: window.end_ns for window in saw.windows["backward"] if window.end_ns is not None}
     ids = {rank: worker for worker, rank in known.by_id.items()}
@@ -202,61 +203,29 @@ def _python_calls(saw: Seen, board: Board, known: Workers) -> list[Exchange]:
     """The narrowest stretches first; of several requests in one, that whose times at both ends are nearest."""
     found = []
     for call in sorted(saw.calls, key=lambda call: call.handed_ns - call.start_ns):
-        exchange = Exchange(
-            src=call.rank,
-            dst=known.by_id.get(call.to, -1),
-            kind=kind_of_call(call),
-            known_by="python",
-            call=call,
-            run=saw.runs.get((call.rank, call.call)),
-            reply=saw.replies.get((call.rank, call.call)),
-            cause=call,
-            context=call.context,
-        )
-        exchange.request = _choose(exchange, board)
+        kind, dst = kind_of_call(call), known.by_id.get(call.to, -1)
+        run, reply = saw.runs.get((call.rank, call.call)), saw.replies.get((call.rank, call.call))
+        stretch = Stretch(call.rank, call.start_ns, call.handed_ns, dst)
+        exchange = board.claim(kind, "python", stretch, partial(_misfit, call, run, reply))
+        if exchange is None:
+            exchange = Exchange(src=call.rank, dst=dst, kind=kind, known_by="python")
+        exchange.call, exchange.run, exchange.reply = call, run, reply
+        exchange.cause, exchange.context = call, call.context
         found.append(exchange)
-    holders = {exchange.request: exchange for exchange in found if exchange.request is not None}
-    for exchange in found:
-        if exchange.request is None:
-            _make_room(exchange, holders, board, set())
     return found
-
-
-def _choose(exchange: Exchange, board: Board) -> Request | None:
-    call = exchange.call
-    assert call is not None
-    candidates = board.within(call.rank, call.start_ns, call.handed_ns, exchange.dst)
-    return board.take(min(candidates, key=partial(_misfit, exchange))) if candidates else None
-
-
-def _make_room(exchange: Exchange, holders: dict[Request, Exchange], board: Board, asked: set[Request]) -> bool:
-    """Calls of the same moment may hold each other's requests: they move on, one by one, until all have one."""
-    call = exchange.call
-    assert call is not None
-    for request in board.all_within(call.rank, call.start_ns, call.handed_ns, exchange.dst):
-        if request in asked:
-            continue
-        asked.add(request)
-        holder = holders.get(request)
-        if holder is None or _make_room(holder, holders, board, asked):
-            exchange.request = board.take(request)
-            holders[request] = exchange
-            return True
-    return False
 
 
 _IMPOSSIBLE_NS = 10**12
 
 
-def _misfit(exchange: Exchange, request: Request) -> int:
+def _misfit(call: RpcCall, run: RpcRun | None, reply: RpcReply | None, request: Request) -> int:
     """How far what Python saw at both ends is from what the log says of this request; a wrong order counts most."""
-    run, reply, call = exchange.run, exchange.reply, exchange.call
     steps = (
-        (call.start_ns if call is not None else None, request.sending_ns),
+        (call.start_ns, request.sending_ns),
         (request.running_ns or request.received_ns, run.arrived_ns if run is not None else None),
         (run.end_ns if run is not None else None, request.ran_ns),
         (reply.start_ns if reply is not None else None, request.replying_ns),
-        (request.answered_ns, call.end_ns if call is not None else None),
+        (request.answered_ns, call.end_ns),
     )
     gaps = [later - earlier for earlier, later in steps if earlier is not None and later is not None]
     return sum(gap if gap >= 0 else _IMPOSSIBLE_NS for gap in gaps)
@@ -266,9 +235,8 @@ def _fetches(saw: Seen, board: Board, known: Workers) -> list[Exchange]:
     found = []
     for window in shortest_first([*saw.windows["to_here"], *saw.windows["rref backward"]]):
         dst = known.by_id.get(window.to if window.to is not None else -1, -1)
-        candidates = board.within(window.rank, window.start_ns, window.end_ns, dst)
-        if candidates:
-            exchange = exchange_of(board.take(candidates[0]), _fetch_kind(window), "window")
+        exchange = board.claim(_fetch_kind(window), "window", stretch_of(window, dst))
+        if exchange is not None:
             exchange.cause, exchange.context = window, window.context
             _add_fetched_value(exchange, saw, known)
             found.append(exchange)
@@ -304,9 +272,8 @@ def _backward(saw: Seen, board: Board, known: Workers) -> list[Exchange]:
     found = []
     for window in shortest_first(saw.windows["crossing"]):
         dst = known.by_id.get(window.to) if window.to is not None else None
-        candidates = board.within(window.rank, window.start_ns, window.end_ns, dst)
-        if candidates:
-            exchange = exchange_of(board.take(candidates[0]), BACKWARD, "window")
+        exchange = board.claim(BACKWARD, "window", stretch_of(window, dst))
+        if exchange is not None:
             exchange.cause, exchange.context = window, window.context
             found.append(exchange)
     return found + _gradients_from_cpp(saw, board, known)
@@ -318,12 +285,12 @@ def _gradients_from_cpp(saw: Seen, board: Board, known: Workers) -> list[Exchang
     began = {window.context: window.start_ns for window in saw.windows["backward"]}
     for window in sorted(saw.windows["gradient"], key=lambda window: -window.start_ns):
         src = known.by_id.get(window.to if window.to is not None else -1, -1)
-        sent = board.within(src, began.get(window.context, 0), window.start_ns, window.rank)
+        sent = board.within(Stretch(src, began.get(window.context, 0), window.start_ns, window.rank))
         came = [(each.received_ns, each) for each in sent if each.received_ns is not None]
         candidates = [each for each in came if each[0] <= window.start_ns]
         if candidates:
             request = max(candidates, key=lambda each: each[0])[1]
-            exchange = exchange_of(board.take(request), BACKWARD, "window")
+            exchange = board.take(request, BACKWARD, "window")
             exchange.cause, exchange.context = window, window.context
             found.append(exchange)
     return found
@@ -346,8 +313,8 @@ def _backward_in_cpp(saw: Seen, board: Board, exchanges: Sequence[Exchange]) -> 
     found = []
     for window in [*saw.windows["backward"], *saw.windows["rref backward"]]:
         for (here, there), count in ways[window.context].items():
-            for request in board.within(here, window.start_ns, window.end_ns, there)[: max(0, count)]:
-                exchange = exchange_of(board.take(request), BACKWARD, "rule")
+            for request in board.within(Stretch(here, window.start_ns, window.end_ns, there))[: max(0, count)]:
+                exchange = board.take(request, BACKWARD, "rule")
                 exchange.cause, exchange.context = window, window.context
                 found.append(exchange)
     return found
@@ -374,21 +341,47 @@ def _cleanups(saw: Seen, board: Board, exchanges: Sequence[Exchange]) -> list[Ex
                 continue
             told.add(rank)
             for dst in sorted(met[rank, window.context]):
-                candidates = board.within(rank, first_ns, last_ns, dst)
-                if not candidates:
+                known_by: KnownBy = "window" if rank == window.rank else "rule"
+                misfit = partial(_not_passed_on, board, met[dst, window.context])
+                told_it = board.claim(CLEANUP, known_by, Stretch(rank, first_ns, last_ns, dst), misfit)
+                if told_it is None:
                     continue
-                request = max(candidates, key=partial(_passed_on, board, met[dst, window.context]))
-                exchange = exchange_of(board.take(request), CLEANUP, "window" if rank == window.rank else "rule")
-                exchange.cause, exchange.context = window, window.context
-                found.append(exchange)
-                came = exchange.request.received_ns if exchange.request is not None else None
+                told_it.cause, told_it.context = window, window.context
+                found.append(told_it)
+                came = told_it.request.received_ns if told_it.request is not None else None
                 if came is not None:
-                    heappush(waves, (came, exchange.reply_sent_ns or 2**62, dst))
+                    heappush(waves, (came, told_it.reply_sent_ns or 2**62, dst))
     return found
 
 
-def _passed_on(board: Board, peers: set[int], request: Request) -> int:
-    """To how many of the receiver's peers it sends something while it works on this request."""
+def _unknown(saw: Seen, board: Board, exchanges: Sequence[Exchange]) -> list[Exchange]:
+    """The requests whose kind nothing tells; each belongs to the one context that was open at both its ends."""
+    windows = {window.context: window for window in saw.windows["context"]}
+    met: dict[int, set[int | None]] = defaultdict(set)
+    for window in windows.values():
+        met[window.rank].add(window.context)
+    for exchange in exchanges:
+        met[exchange.src].add(exchange.context)
+        met[exchange.dst].add(exchange.context)
+
+    def is_open(context: int | None, at_ns: int) -> bool:
+        window = windows.get(context)
+        return window is not None and window.start_ns <= at_ns <= (window.end_ns or at_ns)
+
+    found = []
+    for request in board.left():
+        exchange = board.take(request, "", "unknown")
+        common = met[request.src] & met[request.dst]
+        contexts = [context for context in common if is_open(context, request.first_ns)]
+        if len(contexts) == 1:
+            exchange.context = contexts[0]
+        found.append(exchange)
+    return found
+
+
+def _not_passed_on(board: Board, peers: set[int], request: Request) -> int:
+    """To how many of the receiver's peers it sends nothing while it works on this request."""
     if request.received_ns is None:
-        return 0
-    return sum(bool(board.within(request.dst, request.received_ns, request.replying_ns, peer)) for peer in peers)
+        return len(peers)
+    meanwhile = [Stretch(request.dst, request.received_ns, request.replying_ns, peer) for peer in peers]
+    return sum(not board.within(each) for each in meanwhile)

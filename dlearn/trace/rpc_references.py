@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from dlearn.trace.event import RpcCall, RpcWindow
 from dlearn.trace.exchange import Exchange, Request, Seen, Workers
-from dlearn.trace.rpc_board import ACCEPT, DELETE, FORK, Board, exchange_of, shortest_first
+from dlearn.trace.rpc_board import ACCEPT, DELETE, FORK, Board, Stretch, shortest_first, stretch_of
 
 
 def references(saw: Seen, board: Board, known: Workers, exchanges: Sequence[Exchange]) -> list[Exchange]:
@@ -22,11 +22,10 @@ def references(saw: Seen, board: Board, known: Workers, exchanges: Sequence[Exch
         if parent == owner:
             continue  # The owner took note of the copy when it sent it.
         kind, dst = (ACCEPT, parent) if owner == window.rank else (FORK, owner)
-        candidates = board.within(window.rank, window.start_ns, window.end_ns, dst)
-        if not candidates:
+        misfit = partial(_delay, parent, board) if kind == FORK else attrgetter("first_ns")
+        exchange = board.claim(kind, "window", stretch_of(window, dst), misfit)
+        if exchange is None:
             continue
-        request = candidates[0] if kind == ACCEPT else min(candidates, key=partial(_delay, parent, board))
-        exchange = exchange_of(board.take(request), kind, "window")
         exchange.cause, exchange.context = causes.of(window, parent)
         found.append(exchange)
         if kind == FORK:
@@ -35,7 +34,7 @@ def references(saw: Seen, board: Board, known: Workers, exchanges: Sequence[Exch
     for exchange, parent in sorted(asked, key=lambda each: each[0].reply_received_ns or 0):
         granted = _granted(exchange.request, parent, board)
         if granted is not None:
-            accepted = exchange_of(board.take(granted), ACCEPT, "rule")
+            accepted = board.take(granted, ACCEPT, "rule")
             accepted.cause, accepted.context = exchange.cause, exchange.context
             found.append(accepted)
     for call in exchanges:
@@ -47,7 +46,7 @@ def _granted(asked: Request | None, parent: int, board: Board) -> Request | None
     """The acceptance that follows when the owner has answered a request for a copy."""
     if asked is None or asked.answered_ns is None:
         return None
-    return next(iter(board.within(asked.src, asked.answered_ns, None, parent)), None)
+    return next(iter(board.within(Stretch(asked.src, asked.answered_ns, None, parent))), None)
 
 
 def _delay(parent: int, board: Board, asked: Request) -> int:
@@ -63,10 +62,10 @@ def _unpacked_in_cpp(asked: Exchange, board: Board) -> list[Exchange]:
     if call is None or request is None or call.flavour == "python" or request.received_ns is None:
         return []
     mine = [rref for rref in call.rrefs if rref.owner == call.to]
-    candidates = board.within(asked.dst, request.received_ns, request.replying_ns, asked.src)
+    candidates = board.within(Stretch(asked.dst, request.received_ns, request.replying_ns, asked.src))
     found = []
     for candidate in candidates[: len(mine)]:
-        exchange = exchange_of(board.take(candidate), ACCEPT, "rule")
+        exchange = board.take(candidate, ACCEPT, "rule")
         exchange.cause, exchange.context = call, asked.context
         found.append(exchange)
     return found
@@ -103,8 +102,8 @@ def deletions(board: Board, saw: Seen, known: Workers) -> list[Exchange]:
     for window in saw.windows["rref"]:
         copies[window.rank, known.by_id.get(window.to if window.to is not None else -1, -1)] += 1
     found = []
-    for request in sorted(board.left(), key=attrgetter("first_ns")):
+    for request in board.left():
         if copies[request.src, request.dst] > 0 and request.src != request.dst:
             copies[request.src, request.dst] -= 1
-            found.append(exchange_of(board.take(request), DELETE, "rule"))
+            found.append(board.take(request, DELETE, "rule"))
     return found

@@ -6,6 +6,7 @@ call returns, whatever kills the process next. Nothing is buffered, nothing lock
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -35,13 +36,16 @@ from dlearn.trace.event import (
     TensorInfo,
     Worker,
 )
-from dlearn.trace.job_facts import AnyLine, ClockReading, DeviceReading, DeviceTime, Exit, Joined, Peer, Place
+from dlearn.trace.job_facts import AnyLine, ClockReading, DeviceReading, DeviceTime, Exit, Joined, Peer, Place, Stopped
 
 MAX_LINE_BYTES = 1 << 20
 """A longer line is damage: the longest real one (a bucket of thousands of parameters) stays far below."""
 
 UNLISTED_MEMBERS = 256
 """Only a process group made by hand, outside `init_process_group`, is written without `ranks`: it is small."""
+
+_FOOTER_BYTES = 512
+"""More than a footer takes."""
 
 _BLOCK_BYTES = 1 << 18
 """Lines are read about this much at a time."""
@@ -64,6 +68,8 @@ class Writer:
         self.path = path
         self.lines = 0
         self.not_written = 0
+        self.refusal = ""
+        """The name of the error with which the system refused a line, if it did."""
         self.max_bytes = self._room = max_bytes
         self._mend = b""
         self._waiting = header
@@ -99,8 +105,7 @@ class Writer:
         """Append one line. Raises OSError where the disk is full; the line counts as not written."""
         if self._fd is None and not self._begin(line):
             return
-        assert self._fd is not None
-        data = self._mend + _encode(line) + b"\n"
+        data = _encode(line) + b"\n"
         # Without the header the file is no trace, and the footer says how much is not in it: these two always fit.
         if len(data) > self._room and not isinstance(line, Header | Footer):
             self._room = 0  # Nothing after it either: a short end of a long event that was left out is of no use.
@@ -108,16 +113,58 @@ class Writer:
             return
         self._room -= len(data)
         try:
-            written = os.write(self._fd, data)
+            self._append(data)
         except OSError:
             self.not_written += 1
             raise
-        if written < len(data):
-            self._mend = b"\n"  # A full disk took a part of it; the next line, if any fits, begins on its own.
-            self.not_written += 1
-            return
-        self._mend = b""
         self.lines += 1
+
+    def _append(self, data: bytes) -> None:
+        assert self._fd is not None
+        try:
+            if os.write(self._fd, self._mend + data) < len(self._mend + data):
+                # There was room for a part of it; the next line, if any fits, begins on its own.
+                self._mend = b"\n"
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self.refusal = errno.errorcode.get(error.errno or 0, "")
+            raise
+        self._mend = b""
+
+    def finish(self, **facts: Any) -> None:
+        """Write the footer, with these facts and the counts of lines, and let the file go.
+
+        On a full disk it takes the place of the last lines: else nothing would say that some are lost. Raises OSError
+        where that cannot be either.
+        """
+        tries = 3  # Others, too, take the place that is given up: so often, and no more of the file.
+        try:
+            while self._fd is not None:
+                tries -= 1
+                footer = Footer(lines=self.lines, not_written=self.not_written, refusal=self.refusal, **facts)
+                try:
+                    return self._append(_encode(footer) + b"\n")
+                except OSError:
+                    if not tries or not self._give_up_last_lines():
+                        raise
+        finally:
+            self.close()
+
+    def _give_up_last_lines(self) -> bool:
+        """Make room for a footer at the end of the file; False if there is only the header."""
+        with self.path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - MAX_LINE_BYTES - _FOOTER_BYTES))
+            tail = file.read()
+        cut = tail.rfind(b"\n", 0, max(0, len(tail) - _FOOTER_BYTES)) + 1
+        if not cut:
+            return False
+        os.truncate(self.path, size - len(tail) + cut)
+        given_up = tail.count(b"\n", cut)
+        self.lines -= given_up
+        self.not_written += given_up
+        self._mend = b""
+        return True
 
     def close(self) -> None:
         """Let the file go, in this process only (a forked child closes its copy, the parent goes on)."""
@@ -149,6 +196,7 @@ class ProcessFile:
     device_times: list[DeviceTime] = field(default_factory=list)
     place: Place | None = None
     exit_status: int | None = None
+    stopped_ns: int | None = None
     footer: Footer | None = None
     problems: list[str] = field(default_factory=list)
     tensors: dict[Tensors, Tensors] = field(default_factory=dict)
@@ -203,10 +251,15 @@ def _lost(file: ProcessFile, damaged: list[str], lines: int) -> list[str]:
     if footer and footer.lines >= lines:
         problems.append(f"{name}: {footer.lines + 1 - lines:,} of {footer.lines + 1:,} lines are lost")
     if footer and footer.not_written:
-        problems.append(f"{name}: {footer.not_written:,} lines were not written (size limit or full disk)")
+        problems.append(f"{name}: {footer.not_written:,} lines were not written ({_why_not(footer.refusal)})")
     if footer and footer.hook_errors:
         problems.append(f"{name}: {footer.hook_errors:,} calls could not be recorded (see stderr of the run)")
     return [printable(problem) for problem in problems]
+
+
+def _why_not(refusal: str) -> str:
+    reasons = {"": "size limit", "ENOSPC": "the disk was full", "EDQUOT": "the disk quota was used up"}
+    return reasons.get(refusal) or f"the system refused them: {refusal}"
 
 
 def _excuse_ends(file: ProcessFile) -> None:
@@ -352,6 +405,8 @@ def _take(file: ProcessFile, line: AnyLine | bytes) -> None:
                 file.place = line
         case Exit():
             file.exit_status = line.status
+        case Stopped():
+            file.stopped_ns = line.at_ns
 
 
 def _check_group(group: GroupFact) -> None:

@@ -60,6 +60,8 @@ class Process:
     """Where the program was when it had done nothing for a while."""
     exit_status: int | None = None
     """As the command that started it saw it; below 0 the signal that killed it. None where nobody knows."""
+    stopped_ns: int | None = None
+    """When its cluster stopped it, still at work, on its own clock: at the timeout, or after another rank's fault."""
     device_spans: dict[int, DeviceSpan] = field(default_factory=dict)
     """When a GPU did what was launched, by the event's number."""
 
@@ -348,6 +350,7 @@ def _assign_ranks(
             clock=clocks[clock_name(file)],
             place=file.place,
             exit_status=file.exit_status,
+            stopped_ns=file.stopped_ns,
             device_spans=device_spans(file.device_times, file.device_clocks, clocks[clock_name(file)].to_reference),
         )
         for rank, file in sorted(taken.items())

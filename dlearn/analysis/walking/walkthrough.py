@@ -10,6 +10,7 @@ import msgspec
 
 from dlearn.analysis.confirming import messages as all_messages
 from dlearn.analysis.findings import sequence_finding, size_text
+from dlearn.analysis.text_table import count_text
 from dlearn.analysis.walking.contexts import contexts
 from dlearn.analysis.walking.gradients import gradients
 from dlearn.analysis.walking.nodes import nodes
@@ -17,7 +18,7 @@ from dlearn.analysis.walking.parts import Parts
 from dlearn.analysis.walking.pieces import pieces
 from dlearn.analysis.walking.steps import Source, Step, Walkthrough
 from dlearn.analysis.walking.works import works
-from dlearn.analysis.words import count_text, message_sentence
+from dlearn.analysis.words import message_sentence
 from dlearn.trace.event import PointToPoint
 from dlearn.trace.message import Message, Messages
 from dlearn.trace.trace import Trace

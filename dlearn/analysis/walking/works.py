@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dlearn.analysis.text_table import count_text
 from dlearn.analysis.walking.microbatches import BOARD, NOTE, kept
 from dlearn.analysis.walking.parts import Parts
 from dlearn.analysis.walking.steps import Board, Change, Source, Step
-from dlearn.analysis.words import count_text
 from dlearn.trace.event import Collective, PointToPoint, RpcCall, RpcRun, Span, Stretch
 from dlearn.trace.message import Message
 from dlearn.trace.trace import Trace

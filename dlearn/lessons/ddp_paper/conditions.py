@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from dlearn.analysis.words import count_text
+from dlearn.analysis.text_table import count_text
 
 
 def cores() -> int:

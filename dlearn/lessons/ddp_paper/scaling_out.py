@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from dlearn.analysis import reconcile, traffic
-from dlearn.analysis.words import count_text
+from dlearn.analysis.text_table import count_text
 from dlearn.cluster import Cluster
 from dlearn.cluster.run import Run
 from dlearn.draw import charts

@@ -52,7 +52,7 @@ class AfterTorch(MetaPathFinder):
 def attach() -> None:
     try:
         from dlearn.scripts.attach import attach
-    except ImportError as error:
+    except Exception as error:  # torch does not fit, for one. The program goes on.
         print(
             f"dlearn: this process is not recorded: {sys.executable} cannot import dlearn ({error}).", file=sys.stderr
         )

@@ -1,0 +1,167 @@
+"""A newcomer walks through README.md: every example is run as it stands there, and prints what it says there.
+
+The Python of the page is one notebook, cell after cell; `In your own script` is made of files, and comes first, since
+`Explore` reads its trace. Compared is what a block shows, up to where lines break, figures of time, and what `...`
+leaves out; byte figures are equal.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import nbformat
+import psutil
+import pytest
+from nbclient import NotebookClient
+from readme import README, Block, blocks
+from traitlets.config import Config
+
+BLOCKS = blocks(README)
+NOT_RUN = {  # the first line of a block: who runs it instead, or why nobody can
+    "make demo": "opens a browser; .ci/run does `make demo`, and tests/test_browser.py works in JupyterLab",
+    "python3 -m venv .venv": "takes minutes; it is what `make demo` runs",
+    "make paper": "takes minutes; tests/test_ddp_paper.py runs the claims",
+}
+SCRIPT = "In your own script"
+READERS_OWN = {"Any script, as it is": [*(Path(__file__).parent / "scripts" / "reader").glob("*.py")]}
+"""Scripts that the text says the reader has: train.py, whose rank 1 is killed, and parameter_server.py."""
+
+FAILED = "the reader sees it fail"
+
+RUN = [block for block in BLOCKS if block.language and not block.text.startswith(tuple(NOT_RUN))]
+
+
+class Walk:
+    """The reader's folder, terminal and notebook; `printed[block]` holds all that a block showed, errors too."""
+
+    def __init__(self, folder: Path, sockets: Path) -> None:
+        self.folder = folder
+        self.printed: dict[Block, str] = {}
+        self.selected = ""
+        self.notebook = nbformat.v4.new_notebook()
+        self.client = NotebookClient(
+            self.notebook,
+            timeout=300,
+            kernel_name="python3",
+            allow_errors=True,
+            resources={"metadata": {"path": str(folder)}},
+            config=Config({"KernelManager": {"transport": "ipc", "ip": str(sockets / "kernel")}}),
+        )
+
+    def shell(self, lines: str) -> str:
+        return "".join(self.command(line) for line in lines.splitlines())
+
+    def command(self, line: str) -> str:
+        both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        done = subprocess.run(["bash", "-c", line], cwd=self.folder, timeout=300, **both)
+        return done.stdout + (f"{FAILED} with status {done.returncode}\n" if done.returncode else "")
+
+    def cell(self, text: str) -> str:
+        cell = nbformat.v4.new_code_cell(text)
+        self.notebook.cells.append(cell)
+        self.client.execute_cell(cell, len(self.notebook.cells) - 1)
+        return "\n".join(text_of(output) for output in cell.outputs)
+
+
+def text_of(output: nbformat.NotebookNode) -> str:
+    if output.output_type == "stream":
+        return output.text
+    if output.output_type == "error":
+        return f"{FAILED} with {output.ename}: {output.evalue}"
+    return output.data.get("text/plain", "")
+
+
+@pytest.fixture(scope="module")
+def walk(tmp_path_factory) -> Iterator[Walk]:
+    folder = tmp_path_factory.mktemp("empty")
+    walk = Walk(folder, tmp_path_factory.mktemp("s"))
+    with environment(
+        PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        IPYTHONDIR=str(folder / "ipython"),
+        PET_MASTER_PORT=str(free_port()),  # torchrun's: beside other work its usual port may be taken
+    ):
+        script, command, later = [block for block in BLOCKS if block.section == SCRIPT]
+        (folder / "train.py").write_text(script.text)
+        walk.printed[script] = walk.printed[command] = walk.shell(command.text)
+        (folder / "later.py").write_text(later.text)
+        walk.printed[later] = walk.shell("python later.py")
+        with walk.client.setup_kernel():
+            for block in RUN:
+                for file in READERS_OWN.get(block.section, ()):
+                    (folder / file.name).write_text(file.read_text())
+                if block.section != SCRIPT:
+                    walk.printed[block] = (walk.cell if block.language == "python" else walk.shell)(block.text)
+                if block.section == "Explore":
+                    walk.selected = walk.cell("print(explorer.sentence)").strip(" .\n")
+        yield walk
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@contextmanager
+def environment(**variables: str) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MPLBACKEND", raising=False)
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        yield
+
+
+def shows(block: Block) -> str:
+    """What the page says that this block prints."""
+    after = BLOCKS[BLOCKS.index(block) + 1 :][:1]
+    return after[0].text if after and not after[0].language else ""
+
+
+def plain(text: str) -> str:
+    """Without what differs from run to run: times and shares of time, dates; and on one line."""
+    text = re.sub(r"\d+(\.\d+)?(?= ?(%|s|ms|µs)\b|%)", "#", text)
+    return " ".join(re.sub(r"\d{8}-\d{6}", "DATE", text).split())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("block", RUN, ids=lambda block: f"{block.section}: {block.text.splitlines()[0]:.40}")
+def test_the_block_runs_and_prints_what_the_page_shows(block, walk):
+    printed = plain(walk.printed[block])
+    for part in map(plain, re.split(r"\.\.\.(?:\n|$)", shows(block))):
+        assert part in printed, walk.printed[block]
+        printed = printed[printed.index(part) + len(part) :]
+    assert shows(block) or FAILED not in printed, walk.printed[block]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_what_the_text_says_of_a_selection_is_what_stands_below_its_picture(walk):
+    assert f'"{walk.selected}"' in plain(README)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_nothing_that_was_started_is_left(walk):
+    of_the_walk = [process for process in psutil.process_iter() if folder_of(process) == walk.folder]
+    _, left = psutil.wait_procs(of_the_walk, timeout=60)
+    assert [process.cmdline() for process in left] == []
+
+
+def folder_of(process: psutil.Process) -> Path | None:
+    try:
+        return Path(process.cwd())
+    except psutil.Error:  # It has ended, or is another user's.
+        return None
+
+
+@pytest.mark.parametrize("start", NOT_RUN)
+def test_what_is_not_run_stands_there(start):
+    assert sum(block.text.startswith(start) for block in BLOCKS) == 1
