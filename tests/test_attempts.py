@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from dlearn.errors import TraceError
 from dlearn.recorder.headers import refuse_other_traces
 from dlearn.trace.attempts import attempts, refuse_two_jobs
 from dlearn.trace.job_facts import Exit, Joined, Peer
-from dlearn.trace.store import ProcessFile
+from dlearn.trace.store import ProcessFile, read
 from dlearn.trace.trace import Trace
 
 
@@ -71,6 +72,53 @@ def test_processes_that_met_are_of_one_job_whatever_they_began_as(tmp_path):
     other.write()
     with pytest.raises(TraceError, match="holds the files of 2 jobs"):
         Trace.load(tmp_path / "a", tmp_path / "b", tmp_path / "c")
+
+
+def unknown(folder, pid, *, start_ns=0, met="", died=False):
+    """The file of a process that nobody had told of its job; it ends at 1000 ns."""
+    job = Job(folder, ranks=1)
+    job.headers = [header(None, pid=pid, job="", start_ns=start_ns)]
+    job.files = [[Joined(job=met)] if met else []]
+    job.write(died=[0] if died else [])
+    return folder
+
+
+def test_processes_that_nobody_told_of_their_job_find_it_when_they_meet(tmp_path):
+    for pid in (1, 2):
+        unknown(tmp_path, pid, met="store 1")
+    trace = Trace.load(tmp_path)
+    assert (len(trace.processes), trace.problems) == (2, ())
+    unknown(tmp_path, 3, met="store 2")
+    with pytest.raises(TraceError, match="holds the files of 2 jobs"):
+        refuse_two_jobs(tmp_path, [read(path) for path in tmp_path.iterdir()])
+
+
+def test_one_that_met_nobody_may_be_of_the_job_of_its_time_only(tmp_path):
+    for pid in (1, 2):
+        unknown(tmp_path, pid, met="store 1")
+    unknown(tmp_path, 3, start_ns=500)
+    trace = Trace.load(tmp_path)
+    assert len(trace.processes) == 3
+    assert trace.problems == ("host-3.jsonl: whether this process is of the job is not known: it met no other",)
+    unknown(tmp_path, 4, start_ns=1001)
+    with pytest.raises(TraceError, match="holds the files of 2 jobs"):
+        Trace.load(tmp_path)
+
+
+def test_a_process_that_knows_no_job_may_join_those_that_still_wait_for_others(tmp_path):
+    """Ranks started one by one: of the first the second finds a file, which is not of another job."""
+    waits = unknown(tmp_path / "waits", os.getppid(), died=True)
+    refuse_other_traces(waits, header(None, pid=7, job=""))
+    refuse_other_traces(waits, header(1, pid=7, job="store 1"))
+    met = unknown(tmp_path / "met", os.getppid(), died=True, met="store 1")
+    refuse_other_traces(met, header(1, pid=7, job="store 1"))
+    gone = unknown(tmp_path / "gone", 2**22 + 1, died=True)  # More than Linux numbers.
+    ended = unknown(tmp_path / "ended", os.getppid())
+    for folder in (met, gone, ended):
+        with pytest.raises(TraceError, match="holds a trace of another job already"):
+            refuse_other_traces(folder, header(None, pid=7, job=""))
+    with pytest.raises(TraceError, match="holds a trace of another job already"):
+        refuse_other_traces(met, header(1, pid=7, job="store 2"))
 
 
 def test_a_missing_rank_is_named_with_the_place_of_its_file(tmp_path):

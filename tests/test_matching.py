@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import Job, header
 
-from dlearn.trace.event import NOT_OBSERVED, Collective, End, Footer, GroupFact, PointToPoint
+from dlearn.trace.event import NOT_OBSERVED, Collective, End, Footer, GroupFact, PointToPoint, Socket
 from dlearn.trace.matching import match
 from dlearn.trace.trace import Process, Trace
 
@@ -52,6 +52,34 @@ def test_a_group_has_members_of_its_own_numbering(tmp_path):
     collective, p2p = job.load().matches
     assert (collective.group.members, ends(collective)) == ((3, 1), [(1, 0), (3, 0)])
     assert (p2p.sender, p2p.receiver, ends(p2p)) == (3, 1, [(3, 1), (1, 1)])
+
+
+def test_a_group_has_one_name_however_often_each_member_has_seen_that_name(tmp_path):
+    """ "half" was made of ranks 0 and 1, then of 0 and 2, and all have counted for themselves."""
+    job = Job(tmp_path, ranks=3)
+    described = {"name": "half", "backend": "gloo", "size": 2}
+    for rank, index, name, ranks, made in [
+        (0, 0, "half", (0, 1), "first"),
+        (1, 1, "half", (0, 1), "first"),
+        (0, 0, "half~2", (0, 2), "second"),
+        (2, 1, "half", (0, 2), "second"),
+    ]:
+        job.files[rank].append(GroupFact(**{**described, "name": name}, rank=index, ranks=ranks, made=made))
+        job.files[rank].append(Socket(id=len(job.files[rank]), group=name, local="a 1", remote="b 2"))
+    calls = [(0, 0, "half"), (1, 0, "half"), (0, 1, "half~2"), (2, 0, "half")]
+    for rank, number, group in calls:
+        own = {"number": number, "start_ns": 10 * number, "end_ns": 10 * number + 5, "ended_by": "return"}
+        job.files[rank].append(Collective(op="barrier", group=group, seq=1, **own))
+    trace = job.load()
+    assert [(each.group.name, ends(each), each.missing) for each in trace.matches] == [
+        ("half", [(0, 0), (1, 0)], ()),
+        ("half~2", [(0, 1), (2, 0)], ()),
+    ]
+    assert [[each.group for each in process.sockets.values()] for process in trace.processes] == [
+        ["half", "half~2"],
+        ["half"],
+        ["half~2"],
+    ]
 
 
 def test_groups_of_one_name_with_other_members_are_two_groups(tmp_path):

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
+import time
 import warnings
+import weakref
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 
@@ -23,7 +28,8 @@ from dlearn import Cluster, Trace, explain, messages, operations
 from dlearn.analysis import assert_traffic, hangs
 from dlearn.cluster.run import Run
 from dlearn.errors import TraceError
-from dlearn.trace.event import NOT_OBSERVED, REFUSED, Bucket, Collective, Gradient, PointToPoint
+from dlearn.hooks.callers import caller
+from dlearn.trace.event import NOT_OBSERVED, REFUSED, Bucket, Collective, Gradient, PointToPoint, Stretch
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +95,21 @@ def test_calls_from_a_thread_are_recorded_with_its_name():
     assert len(trace.within("outer").where(op="all_reduce").events) == 2
 
 
+def test_what_torch_sends_from_a_pool_of_threads_stands_where_it_was_handed_over(tmp_path):
+    """As DCP's async_save does: no code of the user's is on that thread, and the main one may be anywhere."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with dlearn.record(tmp_path / "trace"), ThreadPoolExecutor(1) as pool:
+            called = pool.submit(dist.all_reduce, torch.ones(2))
+            line = sys._getframe().f_lineno - 1
+            called.result()
+    finally:
+        dist.destroy_process_group()
+    (call,) = (event for event in Trace.load(tmp_path / "trace").events if isinstance(event, Collective))
+    assert (Path(call.site).name, call.phase) == (f"test_recorder.py:{line}", "none")
+    assert call.thread.startswith("ThreadPoolExecutor")
+
+
 def test_a_failed_call_ends_with_its_error():
     def wrong_root() -> None:
         with pytest.raises(RuntimeError, match="invalid root rank"):
@@ -150,6 +171,81 @@ def test_a_second_group_of_the_same_name_counts_anew():
     trace = Cluster(2, init=False).run(twice).trace
     assert [(each.seq, len(each.ends), each.missing) for each in trace.matches] == [(1, 2, ()), (1, 2, ())]
     assert len({each.group.name for each in trace.matches}) == 2
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_group_that_is_made_again_of_other_ranks_is_one_group(turned):
+    """Its second making is the first that rank 2 sees, with torch's ranks as before or the other way round."""
+
+    def again() -> None:
+        rank = dist.get_rank()
+        dist.destroy_process_group()
+        for members, own in [((0, 1), rank), ((0, 2), 2 - rank if turned else rank)]:
+            store = f"file://{os.getcwd()}/store {members}"
+            dist.init_process_group("gloo", init_method=store, rank=own, world_size=3)
+            group = dist.new_group(members)
+            if own in members:
+                dist.broadcast(torch.ones(3), 0, group=group)
+            dist.barrier()
+            dist.destroy_process_group()
+
+    trace = record(again, ranks=3).trace
+    assert [each.missing for each in trace.matches] == [()] * 4
+    assert len({each.group.name for each in trace.matches}) == 4
+    last = [each.group.members for each in trace.matches if len(each.ends) == 2][-1]
+    assert last == ((2, 0) if turned else (0, 2))
+
+
+def test_a_group_lives_a_little_longer_than_the_program_holds_it(tmp_path):
+    """Else a DDP model that goes after it takes gloo's threads along, with Python's lock in its hand."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with dlearn.record(tmp_path / "trace"):
+            first = dist.new_group()
+            held = weakref.ref(first)
+            dist.destroy_process_group(first)
+            del first
+            assert held() is not None
+            second = dist.new_group()
+            assert held() is None
+            held = weakref.ref(second)
+            dist.destroy_process_group(second)
+            del second
+        assert held() is None
+    finally:
+        dist.destroy_process_group()
+
+
+GOES_OUT_OF_SCOPE = """
+import sys, torch, torch.distributed as dist, dlearn
+from torch.nn.parallel import DistributedDataParallel
+folder, store, rank = sys.argv[1:]
+
+def train():
+    group = dist.new_group([0, 1])
+    layers = [torch.nn.Linear(64, 64) for _ in range(6)]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers), process_group=group, bucket_cap_mb=0.02)
+    model(torch.randn(8, 64)).sum().backward()
+    dist.destroy_process_group(group)
+
+with dlearn.record(folder):
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=2)
+    for _ in range(10):
+        train()
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_a_ddp_model_may_go_right_after_its_group(tmp_path):
+    """Without a recording torch hangs here after a few rounds; a recording keeps it from that."""
+    command = [sys.executable, "-c", GOES_OUT_OF_SCOPE, str(tmp_path / "trace"), str(tmp_path / "store")]
+    ranks = [subprocess.Popen([*command, str(rank)]) for rank in range(2)]
+    try:
+        assert [rank.wait(90) for rank in ranks] == [0, 0]
+    finally:
+        for rank in ranks:
+            rank.kill()
 
 
 def test_group_ranks_are_resolved_to_ranks():
@@ -442,7 +538,7 @@ def test_undo_leaves_torch_as_it_was():
             ops = ["allreduce_", "send", "barrier", "monitored_barrier_", "recv_any_source_"]
             kernels = [torch._C._dispatch_dump(f"c10d::{op}") for op in ops]
             wait = torch._C._dispatch_dump("_c10d_functional::wait_tensor")
-            return (*kernels, wait, Work.wait, DistributedDataParallel._pre_forward)
+            return (*kernels, wait, Work.wait, DistributedDataParallel._inside_ddp_forward)
 
         before = state()
         with dlearn.record("inner"):
@@ -570,9 +666,39 @@ def test_a_folder_with_another_jobs_trace_is_refused(tmp_path):
     with pytest.raises(TraceError, match="exists already"), dlearn.record(tmp_path / "a"):
         pass
     (file,) = (tmp_path / "a").iterdir()
-    file.write_bytes(file.read_bytes().replace(b'"job":"pid ', b'"job":"another '))
+    earlier = file.rename(file.with_name("earlier.jsonl"))
+    earlier.write_bytes(earlier.read_bytes().replace(b'"pid":%d' % os.getpid(), b'"pid":%d' % os.getppid()))
     with pytest.raises(TraceError, match="another job"), dlearn.record(tmp_path / "a"):
         pass
+
+
+ONE_BY_ONE = """
+import sys, torch, torch.distributed as dist, dlearn
+folder, store, rank = sys.argv[1:]
+with dlearn.record(folder):
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=2)
+    dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
+"""
+
+
+def test_ranks_that_are_started_one_by_one_are_one_job(tmp_path):
+    """In two terminals, without a launcher that tells them of each other; the second finds the first one's file."""
+    told = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+
+    def start(rank: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", ONE_BY_ONE, str(tmp_path / "trace"), str(tmp_path / "store"), str(rank)]
+        return subprocess.Popen(command, env=told, stderr=subprocess.PIPE)
+
+    with start(0) as first:
+        while not list(tmp_path.glob("trace/*.jsonl")) and first.poll() is None:
+            time.sleep(0.05)
+        with start(1) as second:
+            assert (second.wait(60), second.stderr.read()) == (0, b"")
+        assert (first.wait(60), first.stderr.read()) == (0, b"")
+    trace = Trace.load(tmp_path / "trace")
+    assert (trace.ranks, trace.problems) == ((0, 1), ())
+    assert [match.missing for match in trace.matches] == [()]
 
 
 def test_a_failing_hook_is_reported_once_and_training_goes_on():
@@ -768,13 +894,77 @@ def test_a_recording_left_open_is_closed_at_exit(tmp_path):
 
 
 @pytest.mark.slow
-def test_under_torch_compile_the_same_messages_are_seen():
-    def compiled() -> None:
+def test_under_torch_compile_the_same_is_seen_and_the_same_compiled():
+    def compiled() -> dict[str, int]:
+        from torch._dynamo.utils import counters
+
         model = torch.compile(DistributedDataParallel(programs.mlp()), backend="aot_eager")
         for _ in range(2):
             model(torch.randn(8, 64)).sum().backward()
+        return {"graphs": counters["frames"]["ok"], "breaks": sum(counters["graph_break"].values())}
 
-    run = record(compiled)
-    assert [each.what for each in operations(run.trace) if each.op == "all_reduce"] == ["bucket unknown"] * 2
+    def eager() -> None:
+        model = DistributedDataParallel(programs.mlp())
+        for _ in range(2):
+            model(torch.randn(8, 64)).sum().backward()
+
+    run, bare, plain = record(compiled), Cluster(2, record=False).run(quiet(compiled), timeout=100), record(eager)
+    assert run.results == bare.results
     assert run.trace.problems == ()
     assert "dlearn" not in run.output[0], "the compiler says nothing of our hooks"
+    kinds = [Counter(type(event) for event in each.trace.events) for each in (run, plain)]
+    assert kinds[0] == kinds[1]
+    assert kinds[0][Stretch] == 2 * 2 * 2
+    told = [[each.what for each in operations(trace) if each.op == "all_reduce"] for trace in (run.trace, plain.trace)]
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("file", ["<eval_with_key>.1 from /opt/torch/proxy_tensor.py:1738 in wrapped", "cache/rd/c.py"])
+def test_code_that_the_compiler_made_is_neither_a_place_nor_a_module(file, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    name = file if file.startswith("<") else str(tmp_path / file)
+    made: dict[str, object] = {}
+    exec(compile("def forward(self, look): return look()", name, "exec"), made)
+    graph = type("GraphModule", (torch.nn.Module,), {"forward": made["forward"]})()
+    found, line = graph(lambda: caller(sys._getframe(1))), sys._getframe().f_lineno
+    assert Path(found.site).name == f"test_recorder.py:{line}"
+    assert found.phase == ("none" if file.startswith("<") else "forward")
+
+
+@pytest.mark.slow
+def test_a_compiled_functions_messages_are_the_users_own():
+    """In the line of the function that was compiled, in no module's forward pass, and without a path of the machine."""
+
+    def compiled() -> int:
+        @torch.compile(backend="aot_eager")
+        def step(x: torch.Tensor) -> torch.Tensor:
+            dist.all_reduce(x)
+            return x + 1
+
+        step(torch.ones(4))
+        return step.__wrapped__.__code__.co_firstlineno
+
+    run = record(compiled)
+    (call, _) = (event for event in run.trace.events if isinstance(event, Collective))
+    assert (Path(call.site).name, call.phase) == (f"test_recorder.py:{run.results[0]}", "none")
+    texts = [path.read_text() for path in run.trace.path.glob("*.jsonl")]
+    assert not any(os.sep + os.path.join("site-packages", "torch") in text for text in texts)
+
+
+def test_what_is_only_traced_on_fake_tensors_is_no_message(tmp_path):
+    from torch._subclasses import FakeTensorMode
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with dlearn.record(tmp_path / "trace"):
+            with FakeTensorMode():
+                dist.all_reduce(torch.ones(3))
+                dist.all_gather([torch.ones(3)], torch.ones(3))
+                dist.barrier()
+                dist.isend(torch.ones(3), 0)
+            dist.all_reduce(torch.ones(3, device="meta"))
+            dist.broadcast(torch.ones(3), 0)
+    finally:
+        dist.destroy_process_group()
+    trace = Trace.load(tmp_path / "trace")
+    assert [each.op for each in operations(trace)] == ["broadcast"]

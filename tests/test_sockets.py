@@ -258,15 +258,5 @@ def test_looking_keeps_no_socket_open(connection):
 def test_where_the_system_does_not_count_it_is_said(monkeypatch):
     monkeypatch.setattr(sockets.sys, "platform", "darwin")
     facts = Facts()
-    undo = Sockets(facts).install(lambda group: group.group_name, lambda: None)
+    Sockets(facts).begin([])
     assert [line.reason for line in facts.lines] == ["darwin tells no process about the bytes in its sockets"]
-    undo()
-
-
-def test_undo_gives_torch_its_functions_back():
-    c10d = dist.distributed_c10d
-    before = (c10d._new_process_group_helper, c10d.destroy_process_group, dist.destroy_process_group)
-    undo = Sockets(Facts()).install(lambda group: group.group_name, lambda: None)
-    assert c10d._new_process_group_helper is not before[0]
-    undo()
-    assert (c10d._new_process_group_helper, c10d.destroy_process_group, dist.destroy_process_group) == before

@@ -12,6 +12,7 @@ from torch.optim import optimizer as optimizers
 
 import dlearn
 from dlearn import Cluster, Trace
+from dlearn.analysis.training_steps import training_steps
 from dlearn.trace.event import Collective, Gradient, Stretch
 
 
@@ -42,10 +43,15 @@ def test_every_stretch_of_a_step_is_seen_and_holds_what_happens_in_it():
         stretches = [event for event in mine if isinstance(event, Stretch)]
         assert all(a.end_ns <= b.start_ns for a, b in pairwise(stretches))
         inside = [event for event in mine if isinstance(event, Gradient)]
-        inside += [event for event in mine if isinstance(event, Collective) and event.phase in ("forward", "backward")]
+        calls = [event for event in mine if isinstance(event, Collective)]
+        inside += [event for event in calls if event.phase == "backward"]
         for event in inside:
             around = [each for each in stretches if each.start_ns <= event.start_ns <= each.end_ns]
             assert [each.phase for each in around] == [event.phase]
+        # What DDP sends before the module's own forward pass belongs to the step, and lies before the stretch.
+        first = [min(e.start_ns for e in calls if e.phase == "forward" and e.start_ns > stretches[2].end_ns)]
+        assert first[0] < stretches[3].start_ns
+        assert [step.start_ns for step in training_steps(trace) if step.rank == rank][1:] == first
 
 
 def test_accumulation_checkpointing_errors_and_two_optimizers():
@@ -87,7 +93,7 @@ def test_a_program_without_ddp_is_left_alone_and_one_with_it_gets_everything_bac
             hooks = optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks
             return torch.autograd._engine_run_backward, *(tuple(each.values()) for each in hooks)
 
-        ddp = DistributedDataParallel._pre_forward, DistributedDataParallel._post_forward
+        ddp = DistributedDataParallel._inside_ddp_forward
         before = state()
         with dlearn.record("inner"):
             layer = torch.nn.Linear(4, 4)
@@ -96,7 +102,7 @@ def test_a_program_without_ddp_is_left_alone_and_one_with_it_gets_everything_bac
             alone = state()
             DistributedDataParallel(layer)(torch.ones(1, 4)).sum().backward()
             followed = state()
-        restored = ddp == (DistributedDataParallel._pre_forward, DistributedDataParallel._post_forward)
+        restored = ddp is DistributedDataParallel._inside_ddp_forward
         return [alone == before, followed != before, state() == before, restored]
 
     assert Cluster(2, record=False).run(look, timeout=60).results[0] == [True] * 4

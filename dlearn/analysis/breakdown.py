@@ -17,7 +17,7 @@ from dlearn.analysis.findings import time_text
 from dlearn.analysis.intervals import length_ns, union, without
 from dlearn.analysis.overlap import Times, moments, share_of
 from dlearn.analysis.text_table import lines_of, ms
-from dlearn.analysis.training_steps import TrainingStep, training_steps
+from dlearn.analysis.training_steps import TrainingStep, training_steps, unseen_note
 from dlearn.trace.event import Collective
 from dlearn.trace.trace import Trace
 
@@ -107,9 +107,8 @@ class Breakdown(msgspec.Struct, frozen=True):
         return table
 
     def __str__(self) -> str:
-        if not self.items:
-            return self.finding
-        return "\n".join([self.finding, "ms:", *lines_of(self.rows(), names=2), *([self.note] if self.note else [])])
+        rows = ["ms:", *lines_of(self.rows(), names=2)] if self.items else []
+        return "\n".join([self.finding, *rows, *([self.note] if self.note else [])])
 
     __repr__ = __str__
 
@@ -122,7 +121,7 @@ def breakdown(trace: Trace) -> Breakdown:
     steps = training_steps(on_device(trace))
     calls = [end for step in steps for part in step.parts for end in part.operation.ends if isinstance(end, Collective)]
     on_gpu = any(tensor.device != "cpu" for call in calls for tensor in call.inputs)
-    note = device_note(trace) or (_LAUNCHED if on_gpu else "")
+    note = device_note(trace) or (_LAUNCHED if on_gpu else "") or unseen_note(trace)
     return Breakdown(tuple(_parts(step) for step in steps), dict(trace.labels), note)
 
 

@@ -20,6 +20,7 @@ from dlearn.analysis.findings import capital, time_text
 from dlearn.analysis.gradients import Pass, passes
 from dlearn.analysis.joining import operations
 from dlearn.analysis.text_table import count_text, lines_of, ms
+from dlearn.analysis.training_steps import unseen_note
 from dlearn.analysis.waiting import waited_until_ns
 from dlearn.trace.event import Bucket, Collective, Event, Gradient, Span, Stretch
 from dlearn.trace.message import End, Operation
@@ -163,7 +164,7 @@ class BucketTimes(msgspec.Struct, frozen=True):
 
     def __str__(self) -> str:
         if not self.items:
-            return "no backward pass through a DDP model"
+            return "\n".join(["no backward pass through a DDP model", *([self.note] if self.note else [])])
         lines: list[str] = []
         for table in self.tables:
             size = sum(each.bytes for each in table)
@@ -207,7 +208,7 @@ def begins_of(items: Iterable[BucketTime]) -> dict[int, int]:
 
 def bucket_times(trace: Trace) -> BucketTimes:
     """When each gradient was ready and what became of its bucket, in each backward pass on each rank."""
-    note = device_note(trace)
+    note = device_note(trace) or unseen_note(trace)
     trace = on_device(trace)
     asked = operations(trace)
     carriers: dict[_Key, list[tuple[Operation, End]]] = defaultdict(list)

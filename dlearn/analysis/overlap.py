@@ -19,7 +19,7 @@ from dlearn.analysis.device_view import device_note, on_device
 from dlearn.analysis.findings import capital, time_text
 from dlearn.analysis.intervals import Interval, common, length_ns, union, without
 from dlearn.analysis.text_table import count_text, lines_of, ms
-from dlearn.analysis.training_steps import TrainingStep, training_steps
+from dlearn.analysis.training_steps import TrainingStep, training_steps, unseen_note
 from dlearn.trace.trace import Trace
 
 _ROWS_SHOWN = 24
@@ -203,7 +203,7 @@ def overlap(trace: Trace) -> Overlap:
         )
         for number, of_ranks in sorted(steps.items())
     ]
-    return Overlap(tuple(found), dict(trace.labels), device_note(trace))
+    return Overlap(tuple(found), dict(trace.labels), device_note(trace) or unseen_note(trace))
 
 
 def share_of(step: TrainingStep) -> Share:

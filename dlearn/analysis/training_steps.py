@@ -86,6 +86,15 @@ def training_steps(trace: Trace) -> tuple[TrainingStep, ...]:
     return tuple(sorted(steps, key=lambda step: (step.number, step.rank)))
 
 
+def unseen_note(trace: Trace) -> str:
+    """Why a program that makes a DDP model shows no step of it; nothing where it does, or makes none."""
+    seen = any(isinstance(event, Gradient | Stretch) for event in trace.whole.events)
+    made = any(isinstance(event, Collective) and event.role.startswith("DDP") for event in trace.whole.events)
+    if seen or not made:
+        return ""
+    return "A DDP model was made, and no forward pass of it was seen: torch.compile's Python reducer leaves none."
+
+
 def of_ddp(end: End) -> bool:
     """Whether DDP launched it: its reducer, a communication hook or a callback of one, or the module before forward."""
     if not isinstance(end, Collective):
@@ -131,7 +140,24 @@ def _by_rank(trace: Trace) -> _Ranks:
             found.calls[end.rank].append((operation, end))
     for calls in found.calls.values():
         calls.sort(key=lambda call: call[1].start_ns)
+    for rank, stretches in found.stretches.items():
+        found.stretches[rank] = _from_ddps_first_call(stretches, found.calls[rank])
     return found
+
+
+def _from_ddps_first_call(stretches: Sequence[Stretch], calls: Sequence[tuple[Operation, End]]) -> list[Stretch]:
+    """Forward passes with what DDP sends before its module's: to agree on the buckets, and the buffers."""
+    over_ns = 0
+    widened = []
+    for each in stretches:
+        if each.phase == "forward":
+            first = bisect_right(calls, over_ns, key=lambda call: call[1].start_ns)
+            last = bisect_right(calls, each.start_ns, key=lambda call: call[1].start_ns)
+            before = [end.start_ns for _, end in calls[first:last] if of_ddp(end) and end.phase == "forward"]
+            each = msgspec.structs.replace(each, start_ns=min([*before, each.start_ns]))
+        widened.append(each)
+        over_ns = each.end_ns or each.start_ns
+    return widened
 
 
 def _steps(rank: int, stretches: Sequence[Stretch], found: _Ranks) -> list[TrainingStep]:

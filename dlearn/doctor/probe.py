@@ -76,7 +76,7 @@ def ask_gloo() -> Answer:
 
 def ask_counters() -> Answer:
     """Write 1,000 bytes into a connection, and read what the kernel counted."""
-    from dlearn.hooks.sockets import Sockets
+    from dlearn.hooks.sockets import RPC, Sockets
 
     facts: Any = _Facts()
     watched = Sockets(facts)
@@ -84,7 +84,7 @@ def ask_counters() -> Answer:
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as here:
         there, _ = server.accept()
         with there:
-            if not watched.watch_rpc():
+            if not watched.watch(RPC):
                 reason = facts.reason or f"{sys.platform} tells no process about the bytes in its sockets"
                 return {"counted": None, "reason": reason}
             here.sendall(bytes(1000))

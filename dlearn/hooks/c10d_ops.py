@@ -98,6 +98,16 @@ class Signature:
                 return tensor.device
         return None
 
+    def is_traced(self, args: tuple[Any, ...]) -> bool:
+        """Whether it is only planned, on tensors without data (fake, or on "meta"): nothing will be sent.
+
+        (The first argument is a tensor also where none is sent, as of a barrier.)
+        """
+        for where in (self.gives, self.gets, 0):
+            for tensor in _tensors(args, where):
+                return tensor.is_meta
+        return False
+
     def waits_at_once(self, args: tuple[Any, ...]) -> bool:
         """Whether whoever calls will wait for the Work before doing anything else: `async_op=False`."""
         # An argument that equals its default is not passed on, and this one's is True.

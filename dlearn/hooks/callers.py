@@ -12,7 +12,10 @@ import inspect
 import os
 import sys
 import sysconfig
+import tempfile
 import threading
+from concurrent import futures
+from concurrent.futures.thread import _WorkItem
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -26,6 +29,8 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from dlearn.hooks import Undo
+from dlearn.hooks.compiler import untraced
 from dlearn.trace.site import file_label
 
 
@@ -56,13 +61,17 @@ class _Note(NamedTuple):
 
 
 _ENGINE = autograd_graph._engine_run_backward.__code__
+_RUN_TASK = _WorkItem.run.__code__
 _TORCH_DIR = os.path.dirname(torch.__file__) + os.sep
 _POWER_SGD = os.path.join(_TORCH_DIR, "distributed", "algorithms", "ddp_comm_hooks", "powerSGD_hook.py")
 _DLEARN_DIR = os.path.dirname(os.path.dirname(__file__)) + os.sep
 _LESSONS_DIR = os.path.join(_DLEARN_DIR, "lessons") + os.sep
 _PATHS = sysconfig.get_paths()
 _INSTALLED = tuple(_PATHS[name] + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-_MACHINERY = (_TORCH_DIR, _PATHS["stdlib"] + os.sep + "threading.py", typing_extensions.__file__, "<frozen")
+_THREADS = (threading.__file__, os.path.dirname(futures.__file__) + os.sep)
+_MACHINERY = (_TORCH_DIR, *_THREADS, typing_extensions.__file__, "<frozen")
+_FX_CODE = "<eval_with_key>"
+"""So begins the file name of code that torch.fx makes while it compiles; its path on this machine may follow."""
 
 cell_names: dict[str, str] = {}
 """File name of a notebook cell's code -> what people call the cell, "In[3]". Filled by the cluster."""
@@ -91,6 +100,24 @@ def caller(frame: FrameType | None) -> Caller:
     return Caller(site, phase or "none", role, launcher, backward, bucket)
 
 
+def install() -> Undo:
+    """Remember who hands work to a pool of threads, until undone: what torch sends there has no user code around it."""
+    original = _WorkItem.__init__
+
+    @untraced
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        phase, _, site, _ = _walk(sys._getframe(1), look_for_bucket=False)
+        self._dlearn_submitter = phase or "none", site
+
+    _WorkItem.__init__ = __init__  # type: ignore[method-assign]
+
+    def undo() -> None:
+        _WorkItem.__init__ = original  # type: ignore[method-assign]
+
+    return undo
+
+
 def place_of_thread(thread: int) -> str:
     """The line of user code that this thread is at, "train.py:31"; empty if there is none."""
     return _walk(sys._current_frames().get(thread), look_for_bucket=False)[2]
@@ -106,7 +133,8 @@ def _walk(
         code = frame.f_code
         if id(code) not in _silent:
             _, its_phase, its_role, site, own, _ = _notes.get(id(code)) or _make_note(code)
-            phase = phase or its_phase
+            if its_phase and not (below is not None and below.f_code.co_filename.startswith(_FX_CODE)):
+                phase = phase or its_phase  # A graph that was compiled is called as a module, and is none.
             role = role or its_role
             if site is not None and not own_site:
                 if own:
@@ -115,6 +143,9 @@ def _walk(
                     any_site = f"{site}:{frame.f_lineno}"
             if code is _ENGINE and look_for_bucket:
                 bucket = bucket if bucket is not None else _bucket_of(below)
+            if code is _RUN_TASK:
+                its_phase, site = getattr(frame.f_locals["self"], "_dlearn_submitter", ("", ""))
+                return phase or its_phase, role, own_site or site, bucket
             if own_site and phase:
                 return phase, role, own_site, bucket  # A role is played further in, between user and c10d.
         below, frame = frame, frame.f_back
@@ -139,7 +170,8 @@ def _bucket_of(called_by_cpp: FrameType | None) -> int | None:
 
 def _make_note(code: CodeType) -> _Note:
     name = code.co_filename
-    if name.startswith(_MACHINERY) or (name.startswith(_DLEARN_DIR) and not name.startswith(_LESSONS_DIR)):
+    machinery = (*_MACHINERY, *_compiled())
+    if name.startswith(machinery) or (name.startswith(_DLEARN_DIR) and not name.startswith(_LESSONS_DIR)):
         note = _Note(code, recorder=name.startswith(_DLEARN_DIR))
     else:
         note = _Note(code, site=file_label(name, cell_names, os.getcwd()), own=not name.startswith(_INSTALLED))
@@ -152,6 +184,12 @@ def _make_note(code: CodeType) -> _Note:
     if note.site is None:
         _silent.add(id(code))
     return note
+
+
+def _compiled() -> tuple[str, str]:
+    """Where code comes from that torch.compile has made: the user's function that it made it of calls it."""
+    cache = os.path.join(tempfile.gettempdir(), "torchinductor_")
+    return _FX_CODE, os.environ.get("TORCHINDUCTOR_CACHE_DIR", cache)
 
 
 def _known() -> dict[int, _Note]:
@@ -167,6 +205,7 @@ def _known() -> dict[int, _Note]:
 
     notes = [
         _Note(_ENGINE, "backward"),
+        _Note(_RUN_TASK),
         _Note(step_wrapper, "optimizer"),
         note(torch.nn.Module._call_impl, "forward"),
         note(ddp.__init__, "setup"),

@@ -31,6 +31,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from torch.distributed.rpc import backend_registry
 
 from dlearn.hooks import Emit, Undo
+from dlearn.hooks.groups import Made
 from dlearn.trace.job_facts import ClockReading, Joined, Peer
 
 ROUNDS = 200
@@ -82,44 +83,33 @@ class Desk:
         self.out_of_reach = False
         """Whether ranks met in a store through which nobody can be asked, while some may be on other hosts."""
 
-    def install(self) -> Undo:
-        """Open whenever a default group is made, or at once if there is one; close before it is destroyed.
+    def made(self, made: Made) -> None:
+        """Open when a default group is made."""
+        if made.default:
+            self._join("group", made.store, made.rank, made.size)
 
-        And when RPC is set up: its workers meet in a store, too.
-        """
-        c10d = dist.distributed_c10d
-        make, destroy = c10d._new_process_group_helper, c10d.destroy_process_group
+    def destroying(self, group: object) -> None:
+        """Close before it is destroyed."""
+        if group is None:
+            self.close()
+
+    def install(self) -> Undo:
+        """Open at once if there is a default group, and when RPC is set up: its workers meet in a store, too."""
         make_agent = backend_registry.init_backend
         if dist.is_initialized():
-            self._guarded(self._join, "group", c10d._get_default_store(), dist.get_rank(), dist.get_world_size())
-
-        def _new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
-            result = make(*args, **kwargs)
-            if kwargs.get("group_desc") == "default_pg":
-                size, rank, _, _, store = args[:5]
-                self._guarded(self._join, "group", store, rank, size)
-            return result
+            store = dist.distributed_c10d._get_default_store()
+            self._guarded(self._join, "group", store, dist.get_rank(), dist.get_world_size())
 
         def init_backend(*args: Any, **kwargs: Any) -> Any:
             agent = make_agent(*args, **kwargs)  # type: ignore[no-untyped-call]
             self._guarded(self._join, "rpc", kwargs["store"], kwargs["rank"], kwargs["world_size"])
             return agent
 
-        def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
-            group = args[0] if args else kwargs.get("group")
-            if group is None or group is dist.GroupMember.WORLD:
-                self._guarded(self.close)
-            return destroy(*args, **kwargs)
-
-        c10d._new_process_group_helper = _new_process_group_helper
-        c10d.destroy_process_group = dist.destroy_process_group = destroy_process_group
         backend_registry.init_backend = init_backend
 
         def undo() -> None:
             self._guarded(self.close)
             backend_registry.init_backend = make_agent
-            c10d._new_process_group_helper = make
-            c10d.destroy_process_group = dist.destroy_process_group = destroy
 
         return undo
 

@@ -96,6 +96,8 @@ def _collective_kernel(
 ) -> Callable[..., Any]:
     @untraced
     def kernel(keyset: Any, *args: Any) -> Any:
+        if signature.is_traced(args):
+            return signature.redispatch(keyset & _AFTER, *args)
         number = begun = None
         try:
             group = groups.of_boxed(args[signature.group])
@@ -229,6 +231,8 @@ def _p2p_kernel(
 
     @untraced
     def kernel(keyset: Any, *args: Any) -> Any:
+        if signature.is_traced(args):
+            return signature.redispatch(keyset & _AFTER, *args)
         number = None
         try:
             group = groups.of_boxed(args[signature.group])

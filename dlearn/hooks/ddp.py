@@ -1,4 +1,4 @@
-"""What DistributedDataParallel does before it sends: its buckets, and when each gradient is ready.
+"""What DistributedDataParallel does before it sends: its buckets, when each gradient is ready, and its forward pass.
 
 DDP's reducer is C++. Its buckets can be read (`_get_zeros_like_grad_buckets`, on the training thread only: it takes the
 reducer's mutex) and change at most once, when DDP rebuilds them in the order in which gradients came. The
@@ -9,6 +9,8 @@ that is an inference, and lives in analysis/buckets.py.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,27 +20,39 @@ from torch.nn.parallel import DistributedDataParallel
 from dlearn.hooks import Emit, Undo
 from dlearn.hooks.compiler import untraced
 from dlearn.hooks.cuda_times import CudaTimes
+from dlearn.hooks.stretches import Stretches
 from dlearn.trace.event import Bucket, Gradient
 
 
 def install(emit: Emit, times: CudaTimes) -> Undo:
-    """Report the buckets and ready gradients of every DDP model that runs from now on."""
-    watch = _Watch(emit, times)
-    original = DistributedDataParallel._pre_forward
+    """Report buckets, ready gradients and stretches of every DDP model that runs from now on."""
+    watch, stretches = _Watch(emit, times), Stretches(emit, times)
 
-    def _pre_forward(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
-        result = original(self, *inputs, **kwargs)  # type: ignore[no-untyped-call]
-        if not torch.compiler.is_compiling():
-            try:
-                watch.before_forward(self)
-            except Exception as error:
-                emit.failed("DistributedDataParallel.forward", error)
-        return result
+    @untraced
+    def begins(ddp: DistributedDataParallel) -> None:
+        try:
+            watch.before_forward(ddp)
+            stretches.forward_begins(ddp)
+        except Exception as error:
+            emit.failed("DistributedDataParallel.forward", error)
 
-    DistributedDataParallel._pre_forward = _pre_forward  # type: ignore[method-assign]
+    # What torch.compile never traces, so that it compiles the same as without us.
+    original = DistributedDataParallel._inside_ddp_forward
+
+    @contextmanager
+    @torch._disable_dynamo(recursive=False)  # type: ignore[attr-defined]
+    @untraced
+    def _inside_ddp_forward(self: DistributedDataParallel) -> Iterator[None]:
+        begins(self)
+        with original(self):
+            yield
+        stretches.forward_ends(self)
+
+    DistributedDataParallel._inside_ddp_forward = _inside_ddp_forward  # type: ignore[method-assign]
 
     def undo() -> None:
-        DistributedDataParallel._pre_forward = original  # type: ignore[method-assign]
+        DistributedDataParallel._inside_ddp_forward = original  # type: ignore[method-assign]
+        stretches.undo.close()
         watch.remove()
 
     return undo
@@ -54,7 +68,7 @@ class _Watch:
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
     def before_forward(self, ddp: DistributedDataParallel) -> None:
-        """Read the buckets when they are new; `_pre_forward` has just rebuilt them where it will."""
+        """Read the buckets when they are new; DDP has just rebuilt them where it will."""
         rebuilt = bool(getattr(ddp, "_has_rebuilt_buckets", False))
         model, known_as = self._models.get(ddp, (None, None))
         if known_as == rebuilt:

@@ -1,25 +1,37 @@
-"""Process groups as this process meets them: their names, members, and the numbers of their operations."""
+"""Process groups as this process meets them: their names, members, and the numbers of their operations.
+
+torch gives a name again when a group was destroyed, and its numbers start anew. Each process counts the groups of a
+name that it has seen; as that may be one of two for one member and the first for another, all members find one word in
+the group's own store, which the first of them has written there.
+"""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import ProcessGroup, _dump_fr_trace_json  # type: ignore[attr-defined]
+from torch._C._distributed_c10d import ProcessGroup, Store, _dump_fr_trace_json  # type: ignore[attr-defined]
 
-from dlearn.hooks import Emit
+from dlearn.hooks import Emit, Undo
 from dlearn.trace.event import GroupFact
 
 
 @dataclass
 class Group:
-    """A process group as this process sees it, with its counters."""
+    """A process group as this process sees it, with its counters.
+
+    `name` is torch's own, and for a second group of that name a number with it.
+    """
 
     name: str
     rank: int
@@ -30,15 +42,98 @@ class Group:
     p2ps: Iterator[int]
 
 
+class Made(NamedTuple):
+    """A process group that torch has just made; `group` is None in a process that is no member.
+
+    `rank` is this process's in it, `ranks` are its members', in the default group.
+    """
+
+    group: ProcessGroup | None
+    default: bool
+    store: Store | None
+    rank: int
+    size: int
+    ranks: Sequence[int]
+
+
+def watch_groups(
+    emit: Emit,
+    *,
+    making: Sequence[Callable[[Store | None], object]],
+    made: Sequence[Callable[[Made], object]],
+    destroying: Sequence[Callable[[ProcessGroup | None], object]],
+) -> Undo:
+    """Call these before a process group is made in a store, after it, and before one is destroyed (None: all)."""
+    c10d = dist.distributed_c10d
+    make, destroy = c10d._new_process_group_helper, c10d.destroy_process_group
+
+    def tell(listeners: Sequence[Callable[..., object]], *what: object) -> None:
+        for listener in listeners:
+            try:
+                listener(*what)
+            except Exception as error:
+                emit.failed("a process group", error)
+
+    def _new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
+        size, rank, ranks, _, store = args[:5]
+        tell(making, store)
+        result = make(*args, **kwargs)
+        group = result[0] if isinstance(result[0], ProcessGroup) else None
+        tell(made, Made(group, kwargs.get("group_desc") == "default_pg", store, rank, size, ranks or range(size)))
+        return result
+
+    def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
+        group = args[0] if args else kwargs.get("group")
+        tell(destroying, None if group is dist.GroupMember.WORLD else group)
+        return destroy(*args, **kwargs)
+
+    c10d._new_process_group_helper = _new_process_group_helper
+    c10d.destroy_process_group = dist.destroy_process_group = destroy_process_group
+
+    def undo() -> None:
+        c10d._new_process_group_helper = make
+        c10d.destroy_process_group = dist.destroy_process_group = destroy
+
+    return undo
+
+
 class Groups:
-    """Process groups by identity: after destroy and init a new group has the old name, and its numbers start anew."""
+    """The process groups of this process, by identity."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._known: WeakKeyDictionary[ProcessGroup, Group] = WeakKeyDictionary()
         self._last: tuple[ref[ProcessGroup], Group] | None = None
-        self._names: WeakKeyDictionary[ProcessGroup, str] = WeakKeyDictionary()
-        self._uses: dict[str, int] = {}
+        self._uses: Counter[str] = Counter()
+        self._kept: list[ProcessGroup] = []
+
+    def made(self, made: Made) -> None:
+        """Describe it at once: who never calls anything on it is its member, too."""
+        self._kept.clear()
+        if made.group is not None and made.group not in self._known:
+            self._known[made.group] = self._meet(made.group, made.ranks)
+
+    def destroying(self, group: ProcessGroup | None) -> None:
+        """Keep it a little longer than the program does, until the next is made.
+
+        Where a DDP model holds the last reference and is deleted, torch waits for gloo's threads and keeps Python's
+        lock: it hangs if one of them needs that, to let go of a tensor, or for our own callback. Where the last one is
+        Python's, as this is, torch gives the lock back first. (With the default group go the store and its port, so
+        that is not kept.)
+        """
+        if group is None:
+            self._kept.clear()
+        else:
+            self._kept.append(group)
+
+    def release(self) -> None:
+        """At the end of the recording."""
+        self._kept.clear()
+
+    def _numbered(self, name: str, between: str) -> str:
+        """ "1", and the second time "1~2"."""
+        self._uses[name] += 1
+        return name if self._uses[name] == 1 else f"{name}{between}{self._uses[name]}"
 
     def of_boxed(self, boxed: Any) -> Group:
         return self.of(ProcessGroup.unbox(boxed))
@@ -49,23 +144,28 @@ class Groups:
             return last[1]
         known = self._known.get(pg)
         if known is None:
-            known = self._known[pg] = self._meet(pg)
+            outer = getattr(pg, "steps_of", None)
+            registered = dist.distributed_c10d._world.pg_group_ranks.get(outer or pg)
+            known = self._known[pg] = self._meet(pg, registered or ())
         self._last = ref(pg), known
         return known
 
-    def name(self, pg: ProcessGroup) -> str:
-        """The group's name in the trace: its own, and for a second group of that name a number with it."""
+    def _meet(self, pg: ProcessGroup, ranks: Iterable[int]) -> Group:
         outer = getattr(pg, "steps_of", None)
-        if outer is not None:
-            return f"{self.name(outer)} steps"
-        known = self._names.get(pg)
-        if known is None:
-            times = self._uses[pg.group_name] = self._uses.get(pg.group_name, 0) + 1
-            known = self._names[pg] = pg.group_name if times == 1 else f"{pg.group_name}~{times}"
-        return known
-
-    def _meet(self, pg: ProcessGroup) -> Group:
-        fact = group_fact(pg, self.name)
+        within = self.of(outer).name if outer is not None else ""
+        name = f"{within} steps" if outer is not None else self._numbered(pg.group_name, "~")
+        word = _word_of(outer or pg)
+        fact = GroupFact(
+            name=name,
+            backend=_backend_name(pg),
+            rank=pg.rank(),
+            size=pg.size(),
+            ranks=tuple(ranks),
+            default=pg.group_desc == "default_pg",
+            within=within,
+            # A store that outlives a group tells the same word again.
+            made=self._numbered(f"{word} steps" if outer is not None else word, " ") if word else "",
+        )
         self._emit.fact(fact)
         # A recording that begins late, or on one rank earlier than on the others, numbers as the group itself does.
         done = _calls_made(pg)
@@ -79,19 +179,16 @@ class Groups:
         )
 
 
-def group_fact(pg: ProcessGroup, name: Callable[[ProcessGroup], str]) -> GroupFact:
-    """Name, backend and members of a process group, as far as torch knows them."""
-    outer = getattr(pg, "steps_of", None)
-    registered = dist.distributed_c10d._world.pg_group_ranks.get(outer or pg)
-    return GroupFact(
-        name=name(pg),
-        backend=_backend_name(pg),
-        rank=pg.rank(),
-        size=pg.size(),
-        ranks=tuple(registered) if registered else (),
-        default=pg.group_desc == "default_pg",
-        within=name(outer) if outer is not None else "",
-    )
+def _word_of(pg: ProcessGroup) -> str:
+    """What its members find in its own store; "" where that can hold nothing, or is gone. Waits for nobody."""
+    _, store = dist.distributed_c10d._world.pg_map.get(pg, (None, None))
+    if store is None:
+        return ""
+    word = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns():x}"
+    try:
+        return str(store.compare_set("dlearn/group", "", word).decode())
+    except RuntimeError:
+        return ""
 
 
 def _backend_name(pg: ProcessGroup) -> str:

@@ -1,4 +1,7 @@
-"""Which job does this process belong to? All of its processes must find the same name, and wait for nobody to do so."""
+"""Which job does this process belong to? All of its processes must find the same name, and wait for nobody to do so.
+
+Where no launcher has told them, they find it when they meet: a `Joined` in each one's file (hooks/clock.py).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ _MPI_VARIABLES = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_
 
 
 def job_of_process() -> tuple[str, int | None, int | None]:
-    """Job, rank and size of a process that the user started: from the default group, or by its launcher's variables."""
+    """Job, rank and size of a process that the user started: from the default group, or by its launcher's variables.
+
+    The job is "" where nothing is known of it yet, as of ranks that were started one by one.
+    """
     environment = os.environ
     if dist.is_initialized():
         return _job_of_store(), dist.get_rank(), dist.get_world_size()
@@ -29,7 +35,7 @@ def job_of_process() -> tuple[str, int | None, int | None]:
     if multiprocessing.parent_process() is not None:
         # Ranks that a script spawns have nothing else in common yet.
         return f"children of {socket.gethostname()}-{os.getppid()}", None, None
-    return f"pid {os.getpid()}", None, None
+    return "", None, None
 
 
 def _job_of_store() -> str:

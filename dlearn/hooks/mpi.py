@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from dlearn.hooks import Emit, Undo
+from dlearn.hooks.compiler import untraced
 
 _MPI = "mpi4py.MPI"
 
@@ -55,6 +56,7 @@ class _AfterMpi(MetaPathFinder):
         self._then, self._emit = then, emit
         self._asking = False
 
+    @untraced
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != _MPI or self._asking:
             return None

@@ -16,7 +16,9 @@ TRIED = "2.8 to 2.15"
 """The versions of torch with which the tests were run."""
 
 NAMES = {
-    "torch._C": "_current_graph_task_id _dispatch_has_kernel_for_dispatch_key _dispatch_keyset_full_after",
+    "torch": "_disable_dynamo",
+    "torch._C": "_current_graph_task_id _dispatch_has_kernel_for_dispatch_key _dispatch_keyset_full_after"
+    " _get_dispatch_mode _jit_get_schemas_for_operator _TorchDispatchModeKey.FAKE",
     "torch._C._distributed_autograd": "_current_context _retrieve_context",
     "torch._C._distributed_c10d": "FakeProcessGroup GradBucket HashStore PrefixStore TCPStore _dump_fr_trace_json"
     " ProcessGroup.unbox ProcessGroup._get_sequence_number_for_group"
@@ -38,7 +40,7 @@ NAMES = {
     "torch.jit._state": "_python_cu.find_function",
     "torch.library": "Library._destroy",
     "torch.nn": "Module._call_impl",
-    "torch.nn.parallel": "DistributedDataParallel._post_forward DistributedDataParallel._pre_forward"
+    "torch.nn.parallel": "DistributedDataParallel._inside_ddp_forward DistributedDataParallel._pre_forward"
     " DistributedDataParallel._sync_buffers",
     "torch.optim": "Optimizer.profile_hook_step",
 }

@@ -19,14 +19,14 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, ProcessGroup, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from dlearn.hooks import Emit, Undo
+from dlearn.hooks import Emit
 from dlearn.trace.event import NotMeasured, Socket
 
 RPC = "rpc"
@@ -89,45 +89,21 @@ class Sockets:
         """Whether any connection is watched."""
         return bool(self._connections)
 
-    def install(self, name: Callable[[ProcessGroup], str], changed: Callable[[], None]) -> Undo:
-        """Look for new connections whenever a group is made; call `changed` then, and before groups are destroyed.
+    def begin(self, groups: Sequence[str]) -> None:
+        """Take note of the connections that are there already; `groups` names the process groups that are.
 
-        `name` gives a group's name in the trace.
+        They are those of the only group, or of one of several.
         """
         if self._getsockopt is None:
             self._emit.fact(NotMeasured(reason=f"{sys.platform} tells no process about the bytes in its sockets"))
-            return lambda: None
-        c10d = dist.distributed_c10d
-        make, destroy = c10d._new_process_group_helper, c10d.destroy_process_group
-        self._guarded(lambda: self._look(_group_of_old_connections(name)))
-        changed()
+            return
+        owner = UNKNOWN_GROUP if len(groups) > 1 else next(iter(groups), None)
+        self._guarded(lambda: self._look(owner))
 
-        def _new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
-            self.ignored_ports |= _ports_of((*args, *kwargs.values()))
-            self._guarded(self.note_strangers)
-            result = make(*args, **kwargs)
-
-            def look() -> None:
-                made = result[0] if isinstance(result, tuple) else None
-                if isinstance(made, ProcessGroup) and self._look(name(made)):
-                    changed()
-
-            self._guarded(look)
-            return result
-
-        def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
-            self._guarded(self.note_strangers)
-            self._guarded(changed)
-            return destroy(*args, **kwargs)
-
-        c10d._new_process_group_helper = _new_process_group_helper
-        c10d.destroy_process_group = dist.destroy_process_group = destroy_process_group
-
-        def undo() -> None:
-            c10d._new_process_group_helper = make
-            c10d.destroy_process_group = dist.destroy_process_group = destroy
-
-        return undo
+    def making(self, store: Store | None) -> None:
+        """A group is about to be made that meets in this store: what has come so far is none of its connections."""
+        self.ignored_ports |= _ports_of([store])
+        self.note_strangers()
 
     def sent_bytes(self) -> tuple[int | None, ...]:
         """Bytes that this process has written into each connection so far; None for one that is closed."""
@@ -151,9 +127,9 @@ class Sockets:
         if self._getsockopt is not None:
             self._look(None)
 
-    def watch_rpc(self) -> bool:
-        """Watch the connections that have come since then, as RPC's. True if there are any."""
-        return self._getsockopt is not None and self._look(RPC)
+    def watch(self, group: str) -> bool:
+        """Watch the connections that have come since then, as this group's, or RPC's. True if there are any."""
+        return self._getsockopt is not None and self._look(group)
 
     def settle(self) -> bool:
         """Wait until the counters stand still; False if they did not in a quarter of a second."""
@@ -259,11 +235,3 @@ def _ports_of(stores: Iterable[object]) -> set[int]:
         if isinstance(store, TCPStore):
             ports.add(store.port)
     return ports
-
-
-def _group_of_old_connections(name: Callable[[ProcessGroup], str]) -> str | None:
-    """Connections that were there before the recording: of the only group, of one of several, or of none."""
-    names = [name(group) for group in dist.distributed_c10d._world.pg_map]
-    if not names:
-        return None
-    return names[0] if len(names) == 1 else UNKNOWN_GROUP

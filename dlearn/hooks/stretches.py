@@ -2,6 +2,7 @@
 
 Of these torch's communication says nothing, and without them nobody knows what an all-reduce was hidden behind. They
 are noted in programs with a DDP model only: from its first forward pass on. Each is one line, written when it is over.
+The forward pass is the module's: what DDP itself sends before it (buckets to agree on, buffers) is not in it.
 Of a model on a GPU they are launched only: when the GPU did it, `cuda_times.py` finds out.
 """
 
@@ -16,37 +17,12 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from dlearn.hooks import Emit, Undo
+from dlearn.hooks import Emit
 from dlearn.hooks.compiler import untraced
 from dlearn.hooks.cuda_times import CudaTimes, Mark
 from dlearn.trace.event import Stretch
 
-
-def install(emit: Emit, times: CudaTimes) -> Undo:
-    """Report how long each forward, backward and optimizer's step of a DDP program takes."""
-    watch = _Watch(emit, times)
-    pre_forward, post_forward = DistributedDataParallel._pre_forward, DistributedDataParallel._post_forward
-
-    def _pre_forward(self: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
-        if not torch.compiler.is_compiling():
-            watch.forward_begins(self)
-        return pre_forward(self, *inputs, **kwargs)  # type: ignore[no-untyped-call]
-
-    def _post_forward(self: DistributedDataParallel, output: Any) -> Any:
-        result = post_forward(self, output)  # type: ignore[no-untyped-call]
-        if not torch.compiler.is_compiling():
-            watch.forward_ends(self)
-        return result
-
-    DistributedDataParallel._pre_forward = _pre_forward  # type: ignore[method-assign]
-    DistributedDataParallel._post_forward = _post_forward  # type: ignore[method-assign]
-
-    def undo() -> None:
-        DistributedDataParallel._pre_forward = pre_forward  # type: ignore[method-assign]
-        DistributedDataParallel._post_forward = post_forward  # type: ignore[method-assign]
-        watch.undo.close()
-
-    return undo
+_FAKES = torch._C._TorchDispatchModeKey.FAKE
 
 
 class _Begun(NamedTuple):
@@ -54,7 +30,7 @@ class _Begun(NamedTuple):
     on_gpu: Mark | None
 
 
-class _Watch:
+class Stretches:
     """When each stretch that has not ended began."""
 
     def __init__(self, emit: Emit, times: CudaTimes) -> None:
@@ -66,16 +42,14 @@ class _Watch:
         self._optimizer: dict[int, _Begun] = {}
 
     def forward_begins(self, ddp: DistributedDataParallel) -> None:
-        try:
-            if not self._follows:
-                self._follows = True
-                self._follow_backward()
-                self._follow_optimizers()
-            self._gpu = self._times.gpu(ddp.device)
-            self._forward[ddp] = self._begins()
-        except Exception as error:
-            self._emit.failed("the start of a forward pass", error)
+        if not self._follows:
+            self._follows = True
+            self._follow_backward()
+            self._follow_optimizers()
+        self._gpu = self._times.gpu(ddp.device)
+        self._forward[ddp] = self._begins()
 
+    @untraced
     def forward_ends(self, ddp: DistributedDataParallel) -> None:
         began = self._forward.pop(ddp, None)
         if torch.is_grad_enabled():  # Else it is an evaluation, and no part of a training step.
@@ -88,7 +62,8 @@ class _Watch:
 
         @untraced
         def run_backward(*args: Any, **kwargs: Any) -> Any:
-            if torch._C._current_graph_task_id() >= 0:  # Inside another: checkpointing runs parts again.
+            # Inside another, as checkpointing runs parts again; or traced only, on fakes, by a compiler.
+            if torch._C._current_graph_task_id() >= 0 or torch._C._get_dispatch_mode(_FAKES) is not None:
                 return original(*args, **kwargs)
             began = self._begins()
             try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from dlearn.errors import TraceError
 from dlearn.hooks.clock import clock_name
 from dlearn.hooks.job import job_of_process
 from dlearn.trace.event import FORMAT, Header
+from dlearn.trace.store import read
 
 
 def make_header(*, job: str, rank: int | None = None, name: str = "", world_size: int | None = None) -> Header:
@@ -59,9 +61,35 @@ def refuse_other_traces(folder: Path, header: Header) -> None:
             other = msgspec.json.decode(first, type=Header)
         except msgspec.MsgspecError:
             continue  # No trace file; `Trace.load` will say so.
+        if (other.host, other.pid) == (header.host, header.pid):
+            continue  # This process's own, which is not written anew either.
         again = other.rank is not None and (other.rank, other.restart) == (header.rank, header.restart)
-        if other.job != header.job or (again and (other.host, other.pid) != (header.host, header.pid)):
+        same = header.job != "" and other.job == header.job
+        if again or not (same or _may_be_one_job(path, other, header)):
             raise TraceError(
                 f"{folder} holds a trace of another job already ({path.name}); nothing is overwritten."
                 " Give another folder."
             )
+
+
+def _may_be_one_job(path: Path, other: Header, header: Header) -> bool:
+    """Whether the two have met already; or one does not know its job yet, and the other still runs and met nobody."""
+    file = read(path)
+    if header.job and header.job in file.joined:
+        return True
+    if (header.job and other.job) or file.joined or file.footer is not None:
+        return False
+    return other.clock != header.clock or _runs(other.pid)
+
+
+def _runs(pid: int) -> bool:
+    """Whether there is such a process on this host, as far as can be asked."""
+    if sys.platform == "win32":  # There a signal, even 0, is no question.
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

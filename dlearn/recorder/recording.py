@@ -17,13 +17,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from dlearn.hooks import autograd, collectives, ddp, mpi, rpc, steps, stretches
+from dlearn.hooks import autograd, callers, collectives, ddp, mpi, rpc, steps
 from dlearn.hooks.clock import Desk
 from dlearn.hooks.cuda_times import CudaTimes
 from dlearn.hooks.groups import Groups
 from dlearn.hooks.rpc_agent_log import AgentLog
 from dlearn.hooks.rpc_state import Watchers
-from dlearn.hooks.sockets import Sockets
+from dlearn.hooks.sockets import RPC, Sockets
+from dlearn.recorder import group_watch
 from dlearn.recorder.gathering import gather
 from dlearn.recorder.hang_watch import HangWatch
 from dlearn.trace.agent_log import log_path
@@ -109,8 +110,8 @@ class Recording:
             times = self._cuda_times = CudaTimes(self)
             self._undo.callback(times.close)
             self._undo.callback(collectives.install(self, self.groups, times, checksums=options.checksums))
+            self._undo.callback(callers.install())
             self._undo.callback(ddp.install(self, times))
-            self._undo.callback(stretches.install(self, times))
             self._undo.callback(mpi.install(self))
             self._log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
             self._undo.callback(self._log.close)
@@ -121,10 +122,10 @@ class Recording:
                 watchers, undo = autograd.install(self, watchers)
                 self._undo.callback(undo)
             self._undo.callback(rpc.install(self, watchers))
-            if self._measure is not None:
-                self._undo.callback(self._sockets.install(self.groups.name, self.count))
-            if self._desk is not None:
-                self._undo.callback(self._desk.install())
+            sockets = self._sockets if self._measure is not None else None
+            self._undo.callback(
+                group_watch.install(self, self.groups, sockets=sockets, count=self.count, desk=self._desk)
+            )
             if options.steps is not None:
                 self._undo.callback(steps.install(self._begin_step))
                 self._begin_step(0)
@@ -298,7 +299,7 @@ class Recording:
 
     def watch_rpc_sockets(self, *, opened: bool = False) -> None:
         """An agent stands: its connections are there, if they are TCP. A cluster has to open them first."""
-        if self._measure is not None and (opened or self.meet is None) and self._sockets.watch_rpc():
+        if self._measure is not None and (opened or self.meet is None) and self._sockets.watch(RPC):
             self.count()
 
     def _disconnecting(self) -> None:

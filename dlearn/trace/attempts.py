@@ -11,8 +11,11 @@ from dlearn.trace.store import ProcessFile, printable
 
 
 def refuse_two_jobs(path: Path, files: Sequence[ProcessFile]) -> None:
-    """TraceError if these are not all of one job. Processes that have met are of one job, whatever they began as."""
-    jobs = _connected(files, lambda file: {("name", file.header.job), *(("met", name) for name in file.joined)})
+    """TraceError if these are not all of one job. Processes that have met are of one job, whatever they began as.
+
+    One that knew of no job and met no other may be of the job of any that ran at the same time.
+    """
+    jobs = _connected(files, lambda file: _jobs(file) or {_beside(file, files)})
     if len(jobs) > 1:
         a, b = jobs[0][0], jobs[1][0]
         raise TraceError(
@@ -22,6 +25,26 @@ def refuse_two_jobs(path: Path, files: Sequence[ProcessFile]) -> None:
             )
             + " Move each job's files into a folder of its own."
         )
+
+
+def strangers(files: Sequence[ProcessFile]) -> list[ProcessFile]:
+    """Those of which nobody knows whether they are of the job of the others."""
+    return [file for file in files if not _jobs(file)] if len(files) > 1 else []
+
+
+def _jobs(file: ProcessFile) -> set[Any]:
+    """All names that the process knows of its job."""
+    named = {("name", file.header.job)} if file.header.job else set()
+    return named | {("met", name) for name in file.joined}
+
+
+def _beside(file: ProcessFile, files: Sequence[ProcessFile]) -> Any:
+    """The job of one that ran at the same time, or by a clock that cannot be compared; else one of its own."""
+    for other in sorted(files, key=lambda other: not _jobs(other)):
+        begins, ends = max(_start(file), _start(other)), min(_end(file), _end(other))
+        if file.header.clock != other.header.clock or begins <= ends:
+            return next(iter(_jobs(other)), other.path)
+    return file.path
 
 
 def attempts(files: Sequence[ProcessFile]) -> list[list[ProcessFile]]:
@@ -73,6 +96,11 @@ def _same_restart(one: ProcessFile, other: ProcessFile) -> bool:
 
 def _start(file: ProcessFile) -> int:
     return file.header.start_ns
+
+
+def _end(file: ProcessFile) -> int:
+    """When its recording ended; of one that was not closed that is not known, and it may go on."""
+    return file.footer.at_ns if file.footer is not None else 2**62
 
 
 def without_replaced(files: Sequence[ProcessFile]) -> list[ProcessFile]:

@@ -46,7 +46,8 @@ class TensorInfo(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Header(Line, tag="header", frozen=True, kw_only=True):
-    """The first line: whose record this is. `rank` and `name` are the cluster's, where a cluster started it."""
+    """The first line: whose record this is. `rank` and `name` are the cluster's, where a cluster started it. `job` is
+    "" where the process knew of none: it finds the name when it meets others (`Joined`)."""
 
     format: Count
     job: str
@@ -80,7 +81,8 @@ class Footer(Line, tag="footer", frozen=True, kw_only=True):
 
 
 class GroupFact(Line, tag="group", frozen=True, kw_only=True):
-    """A process group that this process belongs to. `ranks[i]` is the global rank of group rank `i`."""
+    """A process group that this process belongs to. `ranks[i]` is the global rank of group rank `i`. The inner group of
+    a glass-box backend is `within` another. `made` is one word in all members' files, and in no other group's."""
 
     name: str
     backend: str
@@ -89,7 +91,7 @@ class GroupFact(Line, tag="group", frozen=True, kw_only=True):
     ranks: tuple[Count, ...] = ()
     default: bool = False
     within: str = ""
-    """Of the inner group through which a glass-box backend sends its steps: the name of the outer group."""
+    made: str = ""
 
 
 class Socket(Line, tag="socket", frozen=True, kw_only=True):

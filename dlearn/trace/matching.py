@@ -11,19 +11,21 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlearn.trace.event import Collective, GroupFact, PointToPoint
+from dlearn.trace.event import Collective, Event, GroupFact, PointToPoint
 from dlearn.trace.message import Group
 from dlearn.trace.mpi import CANCELLED
 
 if TYPE_CHECKING:
     from dlearn.trace.trace import Process
+
+_set = msgspec.structs.force_setattr
 
 
 class Match(msgspec.Struct, frozen=True, gc=False):
@@ -65,6 +67,47 @@ def match(processes: Sequence[Process], events: Iterable[Collective | PointToPoi
     for channel in channels:
         matches += _join_channel(channel, complete)
     return tuple(sorted(matches, key=lambda each: min([end.start_ns for end in each.ends])))
+
+
+def agree_on_names(processes: Sequence[Process], events: Iterable[Event]) -> tuple[Process, ...]:
+    """The processes, and in place the events, with one name for each group: a process counts those of one name that it
+    has seen itself, so that one that was made again may be "1~2" for one member and "1" for another."""
+    members: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    taken: set[str] = set()
+    for process in processes:
+        for fact in process.groups.values():
+            if fact.made:
+                members[fact.made].append((process.rank, fact.name))
+            else:
+                taken.add(fact.name)
+    names: dict[tuple[int, str], str] = {}
+    for ends in members.values():
+        name = max((name for _, name in ends), key=lambda name: (len(name), name))
+        while name in taken:
+            name += "~2"
+        taken.add(name)
+        names |= {end: name for end in ends if end[1] != name}
+    if not names:
+        return tuple(processes)
+    for event in events:
+        if isinstance(event, Collective | PointToPoint) and (event.rank, event.group) in names:
+            _set(event, "group", names[event.rank, event.group])
+    return tuple(
+        _renamed(process, {old: new for (rank, old), new in names.items() if rank == process.rank})
+        for process in processes
+    )
+
+
+def _renamed(process: Process, names: dict[str, str]) -> Process:
+    facts = (
+        msgspec.structs.replace(fact, name=names.get(fact.name, fact.name), within=names.get(fact.within, fact.within))
+        for fact in process.groups.values()
+    )
+    sockets = {
+        number: msgspec.structs.replace(each, group=names.get(each.group, each.group))
+        for number, each in process.sockets.items()
+    }
+    return replace(process, groups={fact.name: fact for fact in facts}, sockets=sockets)
 
 
 def join_groups(processes: Sequence[Process]) -> dict[tuple[int, str], Group]:

@@ -13,5 +13,7 @@ def file_label(file: str, cells: Mapping[str, str], directory: str) -> str:
     """
     if file in cells:
         return cells[file]
+    if file.startswith("<"):  # Made by a program, which may tell of files of its own.
+        return file.partition(">")[0] + ">"
     below = os.path.relpath(file, directory) if os.path.isabs(file) else file
     return below if not below.startswith(os.pardir) else os.path.join(*file.split(os.sep)[-2:])

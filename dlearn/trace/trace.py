@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from dlearn.errors import TraceError
-from dlearn.trace.attempts import attempts, refuse_two_jobs, without_copies, without_replaced
+from dlearn.trace.attempts import attempts, refuse_two_jobs, strangers, without_copies, without_replaced
 from dlearn.trace.clocks import SAME, Clock, align, clock_name, clock_problems
 from dlearn.trace.device_times import DeviceSpan, device_spans
 from dlearn.trace.event import (
@@ -31,7 +31,7 @@ from dlearn.trace.event import (
     Worker,
 )
 from dlearn.trace.job_facts import Place
-from dlearn.trace.matching import Match, match
+from dlearn.trace.matching import Match, agree_on_names, match
 from dlearn.trace.rpc_kinds import Rpc, join_rpc
 from dlearn.trace.selecting import PHASES, Key, begins_of_operations, caused_within, check_kind, is_of, kind_of
 from dlearn.trace.store import ProcessFile, printable, read
@@ -95,6 +95,10 @@ class Trace:
         path = Path(folders[0])
         files, problems = _read_all(folders)
         refuse_two_jobs(path, files)
+        problems += [
+            printable(f"{file.path.name}: whether this process is of the job is not known: it met no other")
+            for file in strangers(files)
+        ]
         files = _choose(attempts(files), attempt, problems)
         problems += [problem for file in files for problem in file.problems]
         world = _world_size(files)
@@ -351,7 +355,7 @@ def _assign_ranks(
         )
         for rank, file in sorted(taken.items())
     )
-    return processes, tuple(events)
+    return agree_on_names(processes, events), tuple(events)
 
 
 def _worker_name(file: ProcessFile) -> str:

@@ -1,0 +1,52 @@
+"""Process groups, and what comes and goes with them: the connections that are counted, and the desk of the clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroup, Store
+
+from dlearn.hooks import Emit, Undo
+from dlearn.hooks.clock import Desk
+from dlearn.hooks.groups import Groups, Made, watch_groups
+from dlearn.hooks.sockets import Sockets
+
+
+def install(
+    emit: Emit, groups: Groups, *, sockets: Sockets | None, count: Callable[[], None], desk: Desk | None
+) -> Undo:
+    """Describe each group when it is made, or now; watch its `sockets`, which `count` reads, and open the `desk`."""
+    undo = ExitStack()
+    present: list[str] = []
+    for group in list(dist.distributed_c10d._world.pg_map):
+        try:
+            present.append(groups.of(group).name)
+        except Exception as error:
+            emit.failed("a process group", error)
+    making: list[Callable[[Store | None], object]] = []
+    made: list[Callable[[Made], object]] = [groups.made]
+    destroying: list[Callable[[ProcessGroup | None], object]] = [groups.destroying]
+    if sockets is not None:
+        sockets.begin(present)
+        count()
+
+        def watch_its_own(new: Made) -> None:
+            if new.group is not None and sockets.watch(groups.of(new.group).name):
+                count()
+
+        def read_for_the_last_time(group: object) -> None:
+            sockets.note_strangers()
+            count()
+
+        making.append(sockets.making)
+        made.append(watch_its_own)
+        destroying.insert(0, read_for_the_last_time)
+    if desk is not None:
+        made.append(desk.made)
+        destroying.insert(0, desk.destroying)
+        undo.callback(desk.install())
+    undo.callback(groups.release)
+    undo.callback(watch_groups(emit, making=making, made=made, destroying=destroying))
+    return undo.close
