@@ -44,7 +44,7 @@ from dlearn.trace.event import (
     Span,
     TensorInfo,
 )
-from dlearn.trace.store import Writer
+from dlearn.trace.writer import Writer
 
 BUCKETS = (262_144, 1_048_576, 524_288)
 """Bytes of the three buckets of the job's model; small enough that each of 4 ranks' chunks is two segments."""

@@ -16,7 +16,8 @@ from traces import header
 from dlearn import Cluster, Trace
 from dlearn.errors import RankError
 from dlearn.trace.event import Span
-from dlearn.trace.store import Writer, read
+from dlearn.trace.store import read
+from dlearn.trace.writer import Writer
 
 
 def reduce_on_a_full_disk(times: int) -> str:

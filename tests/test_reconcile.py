@@ -7,7 +7,7 @@ from traces import Job, tensor
 from dlearn import Trace, messages
 from dlearn.analysis import explain, reconcile
 from dlearn.trace.event import Footer, NotMeasured
-from dlearn.trace.store import Writer
+from dlearn.trace.writer import Writer
 
 
 def ring_of_two(folder, *, measured=(392, 392), **facts) -> Job:

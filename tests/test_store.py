@@ -11,8 +11,9 @@ from traces import Job, header
 
 from dlearn.errors import TraceError
 from dlearn.trace.event import NOT_OBSERVED, Collective, End, Footer, GroupFact, Header, PointToPoint, Span
-from dlearn.trace.store import MAX_LINE_BYTES, Writer, printable, read
+from dlearn.trace.store import printable, read
 from dlearn.trace.trace import Trace
+from dlearn.trace.writer import MAX_LINE_BYTES, Writer
 
 
 def good_file(folder: Path) -> Path:
@@ -50,7 +51,7 @@ import os, signal
 from pathlib import Path
 from traces import header
 from dlearn.trace.event import Span
-from dlearn.trace.store import Writer
+from dlearn.trace.writer import Writer
 writer = Writer(Path({str(path)!r}), max_bytes=1 << 20)
 writer.write(header())
 for number in range(100):
@@ -105,7 +106,7 @@ import resource, signal
 from pathlib import Path
 from traces import header
 from dlearn.trace.event import Footer, Span
-from dlearn.trace.store import Writer
+from dlearn.trace.writer import Writer
 path = Path({str(path)!r})
 writer = Writer(path, max_bytes=1 << 20)
 writer.write(header())

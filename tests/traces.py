@@ -30,8 +30,8 @@ from dlearn.trace.event import (
     Stretch,
     TensorInfo,
 )
-from dlearn.trace.store import Writer
 from dlearn.trace.trace import Trace
+from dlearn.trace.writer import Writer
 
 Time = int | None | Mapping[int, int | None]
 """Of all ranks, or by rank. None: never, it hangs."""

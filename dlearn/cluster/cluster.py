@@ -21,12 +21,13 @@ from weakref import WeakSet
 import cloudpickle
 
 from dlearn.cluster import engine_rank, engines, mpi_launch, spares
+from dlearn.cluster.answers import Raised, Returned
 from dlearn.cluster.crew import Crew, Died, Ended, Outcome, start_here
 from dlearn.cluster.faults import rank_error
 from dlearn.cluster.launch import DEFAULT_START, StartMethod
 from dlearn.cluster.output import OutputStreams
 from dlearn.cluster.payload import Surroundings, pack, surroundings
-from dlearn.cluster.rank import Call, Raised, Returned
+from dlearn.cluster.rank import Call
 from dlearn.cluster.run import Run
 from dlearn.errors import Interrupted, SetupError
 from dlearn.trace.exits import file_of_rank, note_end

@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dlearn.cluster import spares
+from dlearn.cluster.answers import Raised, Returned
 from dlearn.cluster.launch import RankProcess, StackLine, StartMethod, start_rank
 from dlearn.cluster.output import OutputStreams, ProgressLine
-from dlearn.cluster.rank import FINISH, Call, Raised, Returned
+from dlearn.cluster.rank import FINISH, Call
 from dlearn.errors import SetupError
 from dlearn.trace.agent_log import LOOK_SECONDS, PAUSE_SECONDS, SUFFIX
 

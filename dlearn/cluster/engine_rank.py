@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dlearn.cluster import engine_relay
+from dlearn.cluster.answers import Raised
 from dlearn.cluster.crew import Crew
 from dlearn.cluster.engine_relay import Report
 from dlearn.cluster.engines import Engine, EngineGone
 from dlearn.cluster.launch import StackLine
 from dlearn.cluster.output import ProgressLine
-from dlearn.cluster.rank import Call, Raised
+from dlearn.cluster.rank import Call
 from dlearn.trace.agent_log import widen
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.05, 0.5

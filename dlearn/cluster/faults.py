@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from dlearn.analysis.hang_words import hang_sentences, pace_text, whereabouts
 from dlearn.analysis.hangs import hangs, pace
+from dlearn.cluster.answers import Raised, Returned
 from dlearn.cluster.crew import Died, Ended, Outcome
 from dlearn.cluster.launch import StackLine
 from dlearn.cluster.payload import Surroundings, is_installed
-from dlearn.cluster.rank import Raised, Returned
 from dlearn.errors import RankError, TraceError
 from dlearn.trace.site import file_label
 

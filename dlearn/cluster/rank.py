@@ -15,8 +15,6 @@ import os
 import signal
 import sys
 import threading
-import time
-import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -26,8 +24,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from dlearn.cluster import descendants, mpi_seat, rpc
+from dlearn.cluster.answers import Returned, answer_of_exception, answer_of_value, name_of_end
 from dlearn.cluster.descriptors import receive_descriptor
-from dlearn.cluster.payload import Surroundings, Unpacker, is_installed
+from dlearn.cluster.payload import Surroundings, Unpacker
 from dlearn.trace.options import Options
 
 
@@ -65,28 +64,8 @@ class Call:
     seat: mpi_seat.Seat | None = None
 
 
-@dataclass(frozen=True)
-class Returned:
-    """The function returned, or called `sys.exit()`. `value` is pickled, and None for a rank that only served."""
-
-    value: bytes | None
-    exited: bool = False
-
-
-@dataclass(frozen=True)
-class Raised:
-    """The function raised: class, message and traceback as text."""
-
-    type: str
-    message: str
-    traceback: str
-    at_ns: int
-
-
 FINISH, CLOSED = "finish", "closed"
 STACK_SIGNAL = signal.SIGUSR1
-MOST_TEXT = 8000
-"""Characters of an exception's message or traceback."""
 
 
 def main(control: Connection, alive: Connection, output: Connection) -> None:
@@ -181,13 +160,13 @@ class _Rank:
                 # The function forked, and this is the copy. Only the rank itself answers.
                 _flush()
                 os._exit(0)
-            outcome = _returned(value, call) if function is not None else Returned(None)
+            outcome = answer_of_value(value) if function is not None else Returned(None)
         except BaseException as error:
-            outcome = _ended(error, call)
+            outcome = answer_of_exception(error, call.surroundings)
         _flush()
         if recording is not None:
             recording.count()  # While all are here: a connection to a rank that has ended cannot be read any more.
-            recording.function_ended(_name_of_end(outcome))
+            recording.function_ended(name_of_end(outcome))
         self._control.send(outcome)
         # The others may still need this rank's connections: leave only together.
         keep_on = self._wait_for_finish()
@@ -373,54 +352,3 @@ def _init_process_group(call: Call, store: Any) -> None:
         torch.cuda.set_device(place.local_rank)
     backend = "mpi4py" if call.backend == "mpi" else call.backend
     dist.init_process_group(backend, store=store, rank=call.rank, world_size=call.world_size)
-
-
-def _returned(value: Any, call: Call) -> Returned | Raised:
-    import cloudpickle
-
-    try:
-        return Returned(cloudpickle.dumps(value))
-    except Exception as error:  # Any object's own __reduce__ may raise anything.
-        message = f"the result, a {type(value).__name__}, cannot be sent back: {error}"
-        return Raised(type(error).__name__, message, "", time.monotonic_ns())
-
-
-def _ended(error: BaseException, call: Call) -> Returned | Raised:
-    if isinstance(error, SystemExit) and error.code in (None, 0):
-        return Returned(None, exited=True)
-    story = traceback.TracebackException.from_exception(error)
-    _shorten(story)
-    text = _cut("".join(story.format()))
-    for file, (name, _) in call.surroundings.cells.items():
-        text = text.replace(f'File "{file}"', f"Cell {name}")
-    try:
-        message = str(error)
-    except Exception as failure:  # Any exception's own __str__ may raise anything.
-        message = f"(its text cannot be made: {type(failure).__name__})"
-    return Raised(type(error).__name__, _cut(message), text, time.monotonic_ns())
-
-
-def _name_of_end(outcome: Returned | Raised) -> str:
-    """The class of the exception that ended the function; "" if it returned."""
-    if isinstance(outcome, Raised):
-        return outcome.type
-    return SystemExit.__name__ if outcome.exited else ""
-
-
-def _cut(text: str) -> str:
-    """The beginning and the end of what is too long to be read, or to be sent about."""
-    if len(text) <= MOST_TEXT:
-        return text
-    half = MOST_TEXT // 2
-    return f"{text[:half]}\n... {len(text) - MOST_TEXT:,} characters left out ...\n{text[-half:]}"
-
-
-def _shorten(story: traceback.TracebackException | None) -> None:
-    """Keep the user's own lines and the last one: what lies between, torch's and ours, is a wall, not a story."""
-    while story is not None:
-        last = story.stack[-1:]
-        told = [frame for frame in story.stack[:-1] if not is_installed(frame.filename)]
-        story.stack = traceback.StackSummary.from_list(told + last)
-        for member in story.exceptions or ():  # Of an ExceptionGroup.
-            _shorten(member)
-        story = story.__cause__ or story.__context__

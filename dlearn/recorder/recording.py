@@ -44,7 +44,7 @@ from dlearn.trace.event import (
 from dlearn.trace.job_facts import RETURNED, Place
 from dlearn.trace.mpi import ANY_TAG
 from dlearn.trace.options import Options
-from dlearn.trace.store import Writer
+from dlearn.trace.writer import Writer
 
 Clock = Callable[[], int]
 LONGEST_SPAN = 200
