@@ -18,10 +18,10 @@ lab: .venv/.lab  ## open the quickstart in JupyterLab, reachable from this machi
 	.venv/bin/jupyter lab --ip=127.0.0.1 --ServerApp.root_dir=. $(allow_root) notebooks/quickstart.ipynb
 
 test: .venv/.test  ## run the quick tests
-	$(call with_times,.venv/bin/python -m pytest)
+	$(call with_times,.venv/bin/python -m pytest $(two_at_once))
 
 test-all: .venv/.test-all  ## run all tests, the slow ones too
-	$(call with_times,.venv/bin/python -m pytest -m "")
+	$(call with_times,.venv/bin/python -m pytest $(two_at_once) && .venv/bin/python -m pytest -m slow)
 
 test-torch:  ## run the quick tests with another torch, in a .venv of its own: make test-torch VERSION=2.11.0
 	@[ -n "$(VERSION)" ] || { echo "Say which torch: make test-torch VERSION=2.11.0" >&2; exit 1; }
@@ -31,7 +31,7 @@ test-torch:  ## run the quick tests with another torch, in a .venv of its own: m
 	@grep -v -e '^torch==' -e '^setuptools==' constraints.txt > $(OTHER)/constraints.txt  # each torch asks for its own
 	$(OTHER)/bin/python -m pip install --quiet --upgrade pip
 	$(OTHER)/bin/python -m pip install -c $(OTHER)/constraints.txt torch==$(VERSION) -e ".[notebook,mpi]" --group test
-	$(OTHER)/bin/python -m pytest
+	$(OTHER)/bin/python -m pytest $(two_at_once)
 
 OTHER = .venv-torch-$(VERSION)-$(notdir $(PYTHON))
 
@@ -56,6 +56,9 @@ clean:  ## remove .venv (test-torch's too), demo-out and caches; recorded runs i
 
 # Jupyter wants to be told that root is meant, as in a container.
 allow_root = $(if $(filter 0,$(shell id -u)),--allow-root)
+
+# Quick tests wait for their ranks half of the time. Slow ones load the machine, or measure, and run alone.
+two_at_once = -n 2 --dist loadfile
 
 # Run it, then say how long the set-up before it took, once; its exit status is make's.
 with_times = @$(1); status=$$?; \

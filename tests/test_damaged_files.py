@@ -21,6 +21,7 @@ from dlearn.trace.job_facts import ClockReading, Joined, Peer, Place
 from dlearn.trace.trace import Trace
 
 SECONDS = 5.0
+"""Of the processor: a value that makes work without end is found, and a busy machine makes none."""
 
 Files = list[list[bytes]]
 
@@ -238,14 +239,14 @@ def survives(edits: list[Edit]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for number, lines in enumerate(files):
             (Path(folder) / f"host-{number}.jsonl").write_bytes(b"".join(lines))
-        start = time.perf_counter()
+        start = time.process_time()
         with suppress(TraceError):
             look_at_everything(Path(folder))
-        assert time.perf_counter() - start < SECONDS
+        assert time.process_time() - start < SECONDS
 
 
 @given(EDITS)
-@settings(derandomize=True, max_examples=800, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(derandomize=True, max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_damaged_files_are_read_in_part_or_refused(edits):
     survives(edits)
 
@@ -275,15 +276,15 @@ def test_many_giant_operations_are_summed_and_not_unrolled(tmp_path):
     for _ in range(400):
         job.collective("all_reduce", inputs=(tensor(9600 << 20),))
     trace = job.load()
-    start = time.perf_counter()
+    start = time.process_time()
     assert traffic(trace).message_count == {(0, 1): 400 * 9600, (1, 0): 400 * 9600}
     assert "7,680,000 messages" in explain(trace).sentences[0]
-    assert time.perf_counter() - start < SECONDS
+    assert time.process_time() - start < SECONDS
 
 
-@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [8, pytest.param(1, marks=pytest.mark.slow)])
 def test_each_absurd_value_in_each_field(every):
-    """Every field of every kind of line, one at a time; the quick test takes a fourth of the values in turn."""
+    """Every field of every kind of line, one at a time; the quick test takes an eighth of the values in turn."""
     kinds = {json.loads(line)["kind"]: (file, i) for file, lines in enumerate(GOOD) for i, line in enumerate(lines)}
     for file, line in kinds.values():
         for field in range(1, len(json.loads(GOOD[file][line]))):

@@ -431,3 +431,20 @@ def test_connections_of_rpc_keep_their_name_when_groups_were_made_before():
         cluster.run(jobs, timeout=60)
         run = cluster.run({"trainer1": rpc_jobs.send_shapes}, timeout=60)
     assert {pair.group for pair in reconcile(run.trace).whole.pairs if pair.src == 1} == {"rpc"}
+
+
+def two_sessions(folder, rank):
+    for name in "first", "second":
+        options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{folder}/{name}")
+        rpc.init_rpc(f"w{rank}", rank=rank, world_size=2, rpc_backend_options=options)
+        if rank == 0:
+            rpc.rpc_sync("w1", torch.add, args=(torch.ones(2), 1))
+        rpc.shutdown()
+
+
+def test_an_agent_that_is_made_again_counts_its_requests_from_0_again(tmp_path):
+    """Request 0 of the second session is not request 0 of the first one."""
+    run = Cluster(2, init=False).run({rank: partial(two_sessions, tmp_path, rank) for rank in (0, 1)}, timeout=60)
+    assert run.trace.all_problems == ()
+    assert [each.op for each in messages(run.trace)].count("SCRIPT_CALL") == 2
+    assert "Problem" not in str(explain(run.trace))

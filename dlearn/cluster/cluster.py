@@ -11,12 +11,12 @@ import secrets
 import shutil
 import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
-from weakref import WeakSet
 
 import cloudpickle
 
@@ -125,14 +125,13 @@ class Cluster:
         functions = self._functions(function)
         payload = pack(functions, args)
         run = Run(_new_folder(), self.record is not None)
-        _runs.add(run)
+        _hold(run)
         crew, around = self._crew_for_call(), surroundings()
         try:
             outcomes, streams = self._call(crew, payload, around, run, timeout)
         except KeyboardInterrupt:
             raise Interrupted(f"the ranks were ended; what they had recorded is in {run.folder}/trace") from None
         finally:
-            (run.folder / _RUNNING).unlink(missing_ok=True)
             if not crew.alive:
                 self._forget(crew)
         self._fill(run, outcomes, streams)
@@ -278,33 +277,34 @@ def _tag(name: Name) -> str:
     return f"rank {name}" if isinstance(name, int) else name
 
 
-_runs: WeakSet[Run] = WeakSet()
-
 # Runs -----------------------------------------------------------------------------------------------------------------
 
-_RUNNING = "running"
-"""A file in a run's folder that holds the pid of its notebook while it runs, so that nobody tidies it away."""
+_HELD = "held"
+"""A file in a run's folder with the pid of the process that has its `Run` in hand, so that nobody tidies it away."""
 
 
 def _new_folder() -> Path:
-    """A new folder in `.dlearn/runs`, where the newest 20 runs are kept, and those that this process still holds."""
+    """A new folder in `.dlearn/runs`, where the newest 20 runs are kept, and those that a notebook still holds."""
     home = Path(".dlearn", "runs").resolve()  # The notebook may change its directory later.
     folder = home / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     try:
         # What ran here, and on which hosts, is the business of no other user of the machine.
         home.parent.mkdir(mode=0o700, exist_ok=True)
         (folder / "trace").mkdir(parents=True)
-        (folder / _RUNNING).write_text(str(os.getpid()))
+        (folder / _HELD).write_text(str(os.getpid()))
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         hint = "Make room on its disk" if full else "Work in a folder that you may write to"
         raise SetupError(f"runs cannot be kept in {home} here: {error.strerror}. {hint}.") from None
     runs = sorted((path for path in home.iterdir() if path.is_dir()), key=_changed_ns)
-    in_use = {run.folder for run in _runs}
     for old in runs[:-RUNS_KEPT]:
-        if old not in in_use and not _is_running(old):
+        if not _is_held(old):
             shutil.rmtree(old, ignore_errors=True)
     return folder
+
+
+def _hold(run: Run) -> None:
+    weakref.finalize(run, (run.folder / _HELD).unlink, missing_ok=True).atexit = False  # Then the pid is nobody's.
 
 
 def _changed_ns(folder: Path) -> int:
@@ -336,9 +336,9 @@ def _end(outcome: Outcome) -> Exit | Stopped | None:
     return None
 
 
-def _is_running(folder: Path) -> bool:
+def _is_held(folder: Path) -> bool:
     try:
-        os.kill(int((folder / _RUNNING).read_text()), 0)
+        os.kill(int((folder / _HELD).read_text()), 0)
     except (OSError, ValueError):
         return False
     return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -135,7 +135,7 @@ def workers(processes: Sequence[Process]) -> Workers:
 
 def requests(processes: Sequence[Process], known: Workers) -> tuple[list[Request], list[str]]:
     """Every request of the agents' logs, in the order of sending, and what keeps the logs from being complete."""
-    found: dict[tuple[int, int], Request] = {}
+    found: dict[tuple[int, int, int, int], Request] = {}
     unsure: dict[Request, dict[str, tuple[int, ...]]] = defaultdict(dict)
     problems: list[str] = []
     for process in processes:
@@ -145,16 +145,20 @@ def requests(processes: Sequence[Process], known: Workers) -> tuple[list[Request
         if process.worker.log or not path.is_file():
             problems.append(f"{process.label}: no agent's log ({process.worker.log or f'{path.name} is not there'})")
             continue
+        # An agent that is made again, by another init_rpc, counts its requests from 0 again: the nth line of a kind
+        # about request 7 to a worker is about that worker's nth request 7.
+        told: Counter[tuple[str, int, int, int]] = Counter()
         for moment, times in _read_log(process):
             src, dst = known.by_name.get(moment.src), known.by_name.get(moment.dst)
-            if src is None or dst is None:
-                continue
-            request = found.setdefault((src, moment.id), Request(src, dst, moment.id))
             name = _FIELDS.get(moment.what)
-            if name is not None and getattr(request, name) is None:
-                setattr(request, name, times[0])
-                if len(times) > 1:
-                    unsure[request][name] = times
+            if src is None or dst is None or name is None:
+                continue
+            line = (name, src, dst, moment.id)
+            request = found.setdefault((src, dst, moment.id, told[line]), Request(src, dst, moment.id))
+            told[line] += 1
+            setattr(request, name, times[0])
+            if len(times) > 1:
+                unsure[request][name] = times
     for request, doubts in unsure.items():
         settle(request, doubts)
     return sorted(found.values(), key=attrgetter("first_ns")), problems
