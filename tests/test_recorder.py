@@ -110,6 +110,25 @@ def test_what_torch_sends_from_a_pool_of_threads_stands_where_it_was_handed_over
     assert call.thread.startswith("ThreadPoolExecutor")
 
 
+def test_a_program_whose_working_directory_is_deleted_is_recorded(tmp_path):
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import os, dlearn, torch, torch.distributed as dist\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "with dlearn.record('../trace'), ThreadPoolExecutor(1) as pool:\n"
+        "    os.rmdir(os.getcwd())\n"
+        "    dist.all_reduce(torch.ones(2))\n"
+        "    pool.submit(dist.all_reduce, torch.ones(2)).result()\n"
+        "dist.destroy_process_group()\n"
+    )
+    (tmp_path / "gone").mkdir()
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, cwd=tmp_path / "gone")
+    assert (run.returncode, run.stderr) == (0, "")
+    calls = Trace.load(tmp_path / "trace").where(op="all_reduce").events
+    assert [call.site for call in calls] == [f"{tmp_path.name}/job.py:{line}" for line in (6, 7)]
+
+
 def test_a_failed_call_ends_with_its_error():
     def wrong_root() -> None:
         with pytest.raises(RuntimeError, match="invalid root rank"):

@@ -29,7 +29,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from dlearn.hooks import Undo
+from dlearn.hooks import Emit, Undo
 from dlearn.hooks.compiler import untraced
 from dlearn.trace.site import file_label
 
@@ -100,15 +100,18 @@ def caller(frame: FrameType | None) -> Caller:
     return Caller(site, phase or "none", role, launcher, backward, bucket)
 
 
-def install() -> Undo:
+def install(emit: Emit) -> Undo:
     """Remember who hands work to a pool of threads, until undone: what torch sends there has no user code around it."""
     original = _WorkItem.__init__
 
     @untraced
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        phase, _, site, _ = _walk(sys._getframe(1), look_for_bucket=False)
-        self._dlearn_submitter = phase or "none", site
+        try:
+            phase, _, site, _ = _walk(sys._getframe(1), look_for_bucket=False)
+            self._dlearn_submitter = phase or "none", site
+        except Exception as error:
+            emit.failed("who hands work to a pool of threads", error)
 
     _WorkItem.__init__ = __init__  # type: ignore[method-assign]
 
@@ -174,7 +177,7 @@ def _make_note(code: CodeType) -> _Note:
     if name.startswith(machinery) or (name.startswith(_DLEARN_DIR) and not name.startswith(_LESSONS_DIR)):
         note = _Note(code, recorder=name.startswith(_DLEARN_DIR))
     else:
-        note = _Note(code, site=file_label(name, cell_names, os.getcwd()), own=not name.startswith(_INSTALLED))
+        note = _Note(code, site=file_label(name, cell_names, _working_directory()), own=not name.startswith(_INSTALLED))
     if len(_notes) > 20_000:
         _silent.clear()
         _notes.clear()
@@ -184,6 +187,13 @@ def _make_note(code: CodeType) -> _Note:
     if note.site is None:
         _silent.add(id(code))
     return note
+
+
+def _working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # Somebody has deleted it, and the program goes on.
+        return os.devnull  # No file is below that.
 
 
 def _compiled() -> tuple[str, str]:

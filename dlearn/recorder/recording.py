@@ -110,7 +110,7 @@ class Recording:
             times = self._cuda_times = CudaTimes(self)
             self._undo.callback(times.close)
             self._undo.callback(collectives.install(self, self.groups, times, checksums=options.checksums))
-            self._undo.callback(callers.install())
+            self._undo.callback(callers.install(self))
             self._undo.callback(ddp.install(self, times))
             self._undo.callback(mpi.install(self))
             self._log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
