@@ -193,14 +193,13 @@ def test_a_second_group_of_the_same_name_counts_anew():
 
 
 @pytest.mark.parametrize("turned", [False, True])
-def test_a_group_that_is_made_again_of_other_ranks_is_one_group(turned):
+def test_a_group_that_is_made_again_of_other_ranks_is_one_group(turned, tmp_path):
     """Its second making is the first that rank 2 sees, with torch's ranks as before or the other way round."""
 
     def again() -> None:
-        rank = dist.get_rank()
-        dist.destroy_process_group()
+        rank = int(os.environ["RANK"])
         for members, own in [((0, 1), rank), ((0, 2), 2 - rank if turned else rank)]:
-            store = f"file://{os.getcwd()}/store {members}"
+            store = f"file://{tmp_path}/store {members}"
             dist.init_process_group("gloo", init_method=store, rank=own, world_size=3)
             group = dist.new_group(members)
             if own in members:
@@ -208,7 +207,7 @@ def test_a_group_that_is_made_again_of_other_ranks_is_one_group(turned):
             dist.barrier()
             dist.destroy_process_group()
 
-    trace = record(again, ranks=3).trace
+    trace = Cluster(3, init=False).run(quiet(again)).trace
     assert [each.missing for each in trace.matches] == [()] * 4
     assert len({each.group.name for each in trace.matches}) == 4
     last = [each.group.members for each in trace.matches if len(each.ends) == 2][-1]

@@ -4,6 +4,7 @@ import dataclasses
 import shutil
 import subprocess
 import sys
+import time
 from collections import Counter
 from functools import partial
 
@@ -22,7 +23,7 @@ from dlearn.analysis.message_table import csv_lines
 from dlearn.analysis.walking import walkthrough
 from dlearn.analysis.words import message_sentence
 from dlearn.play.packing import columns
-from dlearn.trace.event import RpcCall, RpcWindow
+from dlearn.trace.event import Counters, RpcCall, RpcWindow
 
 WORKERS = ["ps", "trainer1", "trainer2"]
 
@@ -341,6 +342,42 @@ def test_what_cpp_packs_is_known_as_the_kernel_counts_it(builtins, part):
     assert {pair.why for pair in measured.pairs} <= {"", "framing"}
     for pair in measured.pairs:
         assert abs(pair.residue_bytes) <= 4 * sum(pair.src == each.src for each in found)
+
+
+def late(seconds):
+    time.sleep(seconds)
+    return 1
+
+
+def wait_for_late_replies():
+    with span("late"):
+        reply = rpc.rpc_async("b", late, (0.1,))
+    with span("later"):
+        assert reply.wait() == 1
+
+
+def test_a_sample_of_the_counters_waits_for_the_replies_of_calls():
+    """Else what is on its way, on a busy machine at least, is counted in what comes next."""
+    run = Cluster(["a", "b"], rpc=True, measure="phase").run({"a": wait_for_late_replies}, timeout=60)
+    for part, replies in (("late", 1), ("later", 0)):
+        samples = [each for each in run.trace.within(part).events if isinstance(each, Counters) and each.rank == 0]
+        before, after = (sum(each.received_bytes) for each in samples)
+        assert (after > before) == replies
+
+
+def sample_in_a_call():
+    for _ in range(5):
+        with span("inside"):
+            pass
+
+
+def test_a_call_that_samples_inside_itself_is_waited_for_once():
+    run = Cluster(["a", "b"], rpc=True, measure="phase").run(
+        {"a": lambda: rpc.rpc_sync("b", sample_in_a_call)}, timeout=60
+    )
+    samples = [event.still for event in run.trace.events if isinstance(event, Counters) and event.rank == 1]
+    assert samples.count(False) == 1
+    assert len(samples) > 10
 
 
 def test_a_size_that_is_not_known_is_said_and_is_never_0(builtins):

@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_rpc import _get_current_rpc_agent, _is_current_rpc_agent_set
 
 from dlearn.hooks import Emit
 from dlearn.trace.event import NotMeasured, Socket
@@ -42,6 +43,10 @@ RPC_STILL_SECONDS = 0.005
 """The threads of RPC answer one after the other, each when it gets Python's lock."""
 PATIENCE_SECONDS = 0.25
 """How long `settle` waits for that."""
+RPC_PATIENCE_SECONDS = 1.0
+"""The same, until every call has its reply: on a busy machine the other worker has to wait for a core."""
+_OPEN_CALLS = "agent.client_active_calls", "agent.server_active_calls"
+"""How torch's agent calls its calls without a reply: to others, and of others."""
 
 # struct tcp_info in <linux/tcp.h>: bytes received, not yet sent, sent, and those sent again after a loss.
 # A single read of the buffer, so that no other thread's sample comes between its parts.
@@ -77,6 +82,8 @@ class Sockets:
         self._connections: list[_Connection] = []
         self._known: set[int] = set()
         self._rpc = False
+        self._open_for_long = 0
+        """Calls of RPC that were waited for in vain: such as the one that the program itself runs in."""
         self._hosts: set[str] = set()
         """Where other ranks are."""
         self.ignored_ports: set[int] = set()
@@ -132,16 +139,21 @@ class Sockets:
         return self._getsockopt is not None and self._look(group)
 
     def settle(self) -> bool:
-        """Wait until the counters stand still; False if they did not in a quarter of a second."""
+        """Wait until nothing is on its way: the counters stand still, and no call of RPC waits for its reply.
+
+        False where that did not come soon. A call that takes long is waited for once.
+        """
         quiet_seconds = RPC_STILL_SECONDS if self._rpc else STILL_SECONDS
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        deadline = time.monotonic() + (RPC_PATIENCE_SECONDS if self._rpc else PATIENCE_SECONDS)
         before = self.sent_bytes()
         while time.monotonic() < deadline:
             time.sleep(quiet_seconds)
-            now = self.sent_bytes()
-            if now == before:
+            now, calls = self.sent_bytes(), _open_calls() if self._rpc else 0
+            if now == before and calls <= self._open_for_long:
+                self._open_for_long = calls
                 return True
             before = now
+        self._open_for_long = _open_calls() if self._rpc else 0
         return False
 
     def _counted(self, connection: _Connection, what: Callable[..., int]) -> int | None:
@@ -196,6 +208,13 @@ class Sockets:
             do()
         except Exception as error:
             self._emit.failed("the counters of sockets", error)
+
+
+def _open_calls() -> int:
+    if not _is_current_rpc_agent_set():
+        return 0
+    metrics = _get_current_rpc_agent().get_metrics()
+    return sum(int(metrics[name]) for name in _OPEN_CALLS)
 
 
 def _own_sockets() -> list[tuple[int, int]]:
