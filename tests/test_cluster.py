@@ -21,7 +21,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from hanging import all_of, end_when, in_calls, said
-from installed_torch import own_words
+from installed_torch import gloo_gives_up_when_a_call_says, own_words
 
 from dlearn import Cluster, DlearnError
 from dlearn.analysis.hangs import CALLS_SEEN, hangs
@@ -439,7 +439,7 @@ def test_an_exception_without_a_text_ends_in_no_colon():
 
 
 def test_an_abort_without_a_word_shows_no_last_line():
-    error = Cluster(1).run(os.abort, check=False).error
+    error = Cluster(1, init=False).run(os.abort, check=False).error
     assert error.what == "rank 0 aborted in C++ (SIGABRT)"
 
 
@@ -462,7 +462,7 @@ def test_a_rank_shows_no_warning_of_ours():
         warnings.simplefilter("always")
 
     with Cluster(1) as kept:
-        assert [kept.run(show_warnings).output[0] for _ in range(3)] == ["", "", ""]
+        assert [own_words(kept.run(show_warnings).output[0]) for _ in range(3)] == ["", "", ""]
 
 
 def _line_of(text: str, *, after: str) -> int:
@@ -509,6 +509,7 @@ def test_the_same_exception_everywhere_is_told_once():
     assert caught.value.what == "all 3 ranks failed: KeyError: 'x'"
 
 
+@pytest.mark.skipif(not gloo_gives_up_when_a_call_says(), reason="gloo of this torch heeds no timeout but its group's")
 def test_a_hang_that_torch_itself_ends_names_who_was_waited_for():
     def short_timeout() -> None:
         dist.init_process_group("gloo")
@@ -668,7 +669,7 @@ def test_where_no_more_files_can_be_opened_spares_are_done_without():
         "spares.close()\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
-    assert (done.stdout.splitlines(), done.stderr) == (
+    assert (own_words(done.stdout).splitlines(), done.stderr) == (
         [
             "this process may open no more files, and each rank needs five of them: use fewer ranks,"
             " or raise the limit (ulimit -n).",
