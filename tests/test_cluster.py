@@ -679,6 +679,23 @@ def test_where_no_more_files_can_be_opened_spares_are_done_without():
     )
 
 
+def test_a_rank_whose_notebook_goes_while_it_is_forked_goes_quietly():
+    script = (
+        "import os\n"
+        "from multiprocessing.forkserver import read_signed\n"
+        "from dlearn.cluster import launch\n"
+        "launch.warm_up()\n"
+        "for half_of_what_it_is in (b'', b'\\x80\\x05X'):\n"
+        "    status, told = launch._server.connect_to_new_process([])\n"
+        "    os.write(told, half_of_what_it_is)\n"
+        "    os.close(told)\n"
+        "    pid, exit_code = read_signed(status), read_signed(status)\n"
+        "    print(exit_code)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
+    assert (done.stdout, done.stderr) == ("1\n1\n", "")
+
+
 def test_ranks_start_processes_as_the_notebook_does():
     def method() -> str:
         import multiprocessing
