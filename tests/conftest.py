@@ -1,8 +1,12 @@
 """What holds for every test."""
 
+import signal
 import sys
 
 import pytest
+
+# A shell that puts these tests in the background has interrupts ignored, and whoever it starts inherits that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import dlearn
-from dlearn import Cluster, Trace
+from dlearn import Cluster, Trace, span
 from dlearn.analysis import reconcile
 from dlearn.errors import SetupError
 from dlearn.hooks import sockets
@@ -59,10 +59,19 @@ def test_groups_have_their_own_connections_and_the_store_is_not_counted():
     assert found.exact
 
 
+def meet() -> None:
+    """By the store, and so by none of gloo's connections."""
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"here {dist.get_rank()}", "")
+    store.wait(["here 0", "here 1"])
+
+
 def init_destroy_init() -> None:
     for size in (10, 1000):
         dist.init_process_group("gloo")
-        dist.all_reduce(torch.ones(size))
+        with span("sum"):
+            dist.all_reduce(torch.ones(size))
+        meet()  # Else one may close the other's connections before they are read.
         dist.destroy_process_group()
 
 
@@ -131,10 +140,7 @@ def test_what_a_rank_has_with_itself_is_no_message():
 
 
 def train_when_all_are_there() -> None:
-    """By the store: else a rank may talk to one that has not yet looked at its group, which then has a connection."""
-    store = dist.distributed_c10d._get_default_store()
-    store.set(f"here {dist.get_rank()}", "")
-    store.wait(["here 0", "here 1"])
+    meet()  # Else a rank may talk to one that has not yet looked at its group, which then has a connection.
     programs.train_ddp(1)
 
 

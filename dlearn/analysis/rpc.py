@@ -44,7 +44,7 @@ _ROLES = {
     "BACKWARD_AUTOGRAD_RESP": "the backward pass there is done",
     "CLEANUP_AUTOGRAD_CONTEXT_RESP": "understood",
     "REMOTE_RET": "the value is there",
-    "": UNKNOWN,
+    "": "its kind is not known",
 }
 
 

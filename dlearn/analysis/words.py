@@ -86,7 +86,7 @@ def explain(trace: Trace) -> Explanation:
         sentences.append(on_the_wire.sentence)
     sentences += [sentence for sentence in (clock_sentence(trace), left_out_sentence(trace)) if sentence]
     sentences += story(trace)
-    sentences += [f"Problem: {problem}." for problem in trace.all_problems]
+    sentences += problem_sentences(trace)
     return Explanation(part, tuple(sentences), sent, told)
 
 
@@ -113,6 +113,13 @@ def overview(trace: Trace) -> str:
         f"{count_text(len(trace.processes), 'rank')} ({backends}): {explained:,} of"
         f" {count_text(len(everything), 'operation')} explained by {count_text(known.total(), 'message')} ({kinds})."
     )
+
+
+def problem_sentences(trace: Trace, most: int | None = None) -> list[str]:
+    """What is damaged, missing or unknown: then more may have happened than is told. Beyond `most` they are counted."""
+    told = [f"Problem: {problem}." for problem in trace.all_problems]
+    more = 0 if most is None else len(told) - most
+    return told if more <= 0 else [*told[:most], f"{count_text(more, 'more problem')}: see explain."]
 
 
 def rpc_overview(trace: Trace) -> str:

@@ -21,6 +21,8 @@ TEXT_PT = 9.0
 TITLE_PT = 11.5
 SMALLEST_PT = 8.0
 """Smaller text cannot be read from a projector, nor at half width."""
+MOST_PROBLEMS = 2
+"""Told below a picture; of the rest how many there are."""
 MOST_CHARACTERS = 40
 _POINTS = 72
 _NUMBER_AND_UNIT = re.compile(r"(\d) (?=(?:[kMGT]?B|[mµ]?s)\b)")

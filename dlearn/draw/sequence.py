@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 from dlearn.analysis.findings import sequence_finding, size_text, stuck_reasons
 from dlearn.analysis.flows import Flow
 from dlearn.analysis.joining import operations, payload_bytes, tag_of
-from dlearn.analysis.words import shorten
+from dlearn.analysis.words import problem_sentences, shorten
 from dlearn.draw import canvas
 from dlearn.draw.arrows import draw_arrow, in_legend
 from dlearn.draw.canvas import TEXT_PT, cut, fit_names, plain, points, text_width
@@ -214,7 +214,7 @@ def legend(rows: Rows) -> list[Artist]:
 
 
 def notes(trace: Trace, rows: Rows) -> list[str]:
-    told = [f"Problem: {problem}." for problem in trace.all_problems[:2]]
+    told = problem_sentences(trace, canvas.MOST_PROBLEMS)
     told += ["Downwards is the order of sending, step by step; distances are no times."]
     flows = [flow for cycle in rows.cycles for block in cycle.blocks for row in block.rows for flow in row]
     if rows.merged and any(flow.count > 1 for flow in flows):

@@ -14,6 +14,7 @@ from matplotlib.patches import Patch
 from dlearn.analysis.findings import finding, size_text, time_text
 from dlearn.analysis.flows import Flow
 from dlearn.analysis.text_table import count_text
+from dlearn.analysis.words import problem_sentences
 from dlearn.draw import canvas
 from dlearn.draw.arrows import draw_arrow, draw_steps, in_legend
 from dlearn.draw.bars import ENDS_RED, Bar, Box, draw_bars, label_bars
@@ -202,7 +203,7 @@ def legend(scene: Scene) -> list[Artist]:
 
 def notes(ax: Axes, trace: Trace, scene: Scene) -> list[str]:
     """What the picture does not show, or shows in another way than a reader would think."""
-    told: list[str] = [f"Problem: {problem}." for problem in trace.all_problems[:2]]
+    told = problem_sentences(trace, canvas.MOST_PROBLEMS)
     if scene.busy:
         told.append(
             f"{scene.busy.calls:,} calls are too many for bars: the height of a strip is the share of the time that the"

@@ -20,7 +20,7 @@ from dlearn.analysis.reconcile import reconcile
 from dlearn.analysis.text_table import count_text
 from dlearn.analysis.traffic import traffic
 from dlearn.analysis.unrolling import sums_of
-from dlearn.analysis.words import explain, message_sentence, overview
+from dlearn.analysis.words import explain, message_sentence, overview, problem_sentences
 from dlearn.draw.embed import inline_svg
 from dlearn.export.steps import Part, one_step
 from dlearn.trace.message import Operation
@@ -171,7 +171,7 @@ def trust(trace: Trace) -> Slide:
     measured = reconcile(trace)
     told += [measured.sentence] if measured.whole.pairs else ["Bytes on the wire: not measured in this trace."]
     whole = ["No file of the trace says that it is damaged."]
-    told += [f"Problem: {problem}." for problem in trace.all_problems] or whole
+    told += problem_sentences(trace) or whole
     return Slide("What to trust", table([head, *rows], "how messages are known") + listed(told, "notes"))
 
 

@@ -18,9 +18,11 @@ import os
 import socket
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import NamedTuple
 
 import torch.distributed as dist
@@ -82,8 +84,8 @@ class Sockets:
         self._connections: list[_Connection] = []
         self._known: set[int] = set()
         self._rpc = False
-        self._open_for_long = 0
-        """Calls of RPC that were waited for in vain: such as the one that the program itself runs in."""
+        self._busy_for_long = 0
+        """What was waited for in vain: such as the call that the program itself runs in."""
         self._hosts: set[str] = set()
         """Where other ranks are."""
         self.ignored_ports: set[int] = set()
@@ -139,22 +141,26 @@ class Sockets:
         return self._getsockopt is not None and self._look(group)
 
     def settle(self) -> bool:
-        """Wait until nothing is on its way: the counters stand still, and no call of RPC waits for its reply.
+        """Wait until nothing is on its way: the counters stand still, no call of RPC waits for its reply, and no
+        thread of torch's for a core.
 
-        False where that did not come soon. A call that takes long is waited for once.
+        False where that did not come soon. What takes long is waited for once.
         """
         quiet_seconds = RPC_STILL_SECONDS if self._rpc else STILL_SECONDS
         deadline = time.monotonic() + (RPC_PATIENCE_SECONDS if self._rpc else PATIENCE_SECONDS)
         before = self.sent_bytes()
         while time.monotonic() < deadline:
             time.sleep(quiet_seconds)
-            now, calls = self.sent_bytes(), _open_calls() if self._rpc else 0
-            if now == before and calls <= self._open_for_long:
-                self._open_for_long = calls
+            now, busy = self.sent_bytes(), self._busy()
+            if now == before and busy <= self._busy_for_long:
+                self._busy_for_long = busy
                 return True
             before = now
-        self._open_for_long = _open_calls() if self._rpc else 0
+        self._busy_for_long = self._busy()
         return False
+
+    def _busy(self) -> int:
+        return _open_calls() + _threads_at_work() if self._rpc else 0
 
     def _counted(self, connection: _Connection, what: Callable[..., int]) -> int | None:
         assert self._getsockopt is not None
@@ -215,6 +221,16 @@ def _open_calls() -> int:
         return 0
     metrics = _get_current_rpc_agent().get_metrics()
     return sum(int(metrics[name]) for name in _OPEN_CALLS)
+
+
+def _threads_at_work() -> int:
+    """Threads that have a core, or wait for one; Python's own are the program's, and not counted."""
+    found = 0
+    for thread in set(os.listdir("/proc/self/task")) - {str(each.native_id) for each in threading.enumerate()}:
+        with suppress(OSError):  # It has ended meanwhile.
+            state = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()[0]
+            found += state == "R" and int(thread) != threading.get_native_id()
+    return found
 
 
 def _own_sockets() -> list[tuple[int, int]]:

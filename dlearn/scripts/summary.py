@@ -9,7 +9,7 @@ from dlearn.analysis.reconcile import reconcile
 from dlearn.analysis.story import story
 from dlearn.analysis.text_table import count_text
 from dlearn.analysis.waiting import waiting
-from dlearn.analysis.words import overview, rpc_overview
+from dlearn.analysis.words import overview, problem_sentences, rpc_overview
 from dlearn.errors import TraceError
 from dlearn.trace.trace import Trace
 
@@ -36,7 +36,7 @@ def summary(folder: Path) -> str:
     not_seen = reconcile(trace).whole.not_seen_bytes
     lines += [f"not seen: {not_seen:,} B were written that no recorded call accounts for"] if not_seen else []
     lines += _look_at(trace, shown)
-    lines += [f"problem: {problem}" for problem in trace.all_problems[:SENTENCES]]
+    lines += problem_sentences(trace, SENTENCES)
     return "\n".join(f"dlearn: {line}" for line in lines)
 
 

@@ -18,7 +18,7 @@ from dlearn.analysis.walking.parts import Parts
 from dlearn.analysis.walking.pieces import pieces
 from dlearn.analysis.walking.steps import Source, Step, Walkthrough
 from dlearn.analysis.walking.works import works
-from dlearn.analysis.words import message_sentence
+from dlearn.analysis.words import message_sentence, problem_sentences
 from dlearn.trace.event import PointToPoint
 from dlearn.trace.message import Message, Messages
 from dlearn.trace.trace import Trace
@@ -69,7 +69,7 @@ def walkthrough(
             *_notes(len(chosen), shown, found if messages is None else None),
             *(note for each in told for note in each.notes),
             *_left_out(len(own)),
-            *_problems(trace),
+            *problem_sentences(trace, _MOST_PROBLEMS),
         ),
         labels={rank: trace.label(rank) for rank in sorted({*ends, *quiet})},
     )
@@ -188,10 +188,3 @@ def _left_out(own: int) -> list[str]:
     if own <= MOST_OWN_STEPS:
         return []
     return [f"Of {own:,} steps inside of ranks the first {MOST_OWN_STEPS:,} are shown."]
-
-
-def _problems(trace: Trace) -> list[str]:
-    """What is damaged or missing in the files: then more may have happened than is shown."""
-    more = len(trace.all_problems) - _MOST_PROBLEMS
-    told = [f"Problem: {problem}." for problem in trace.all_problems[:_MOST_PROBLEMS]]
-    return [*told, f"{count_text(more, 'more problem')} of this trace: see trace.all_problems."] if more > 0 else told
