@@ -290,7 +290,7 @@ def test_no_orphans_when_the_command_is_killed(tmp_path, options):
 def test_the_users_own_sitecustomize_still_runs(tmp_path):
     (tmp_path / "own").mkdir()
     script(tmp_path / "own", "import builtins; builtins.hello = 'from the user'", "sitecustomize.py")
-    text = "import sys, torch; print(hello, sum('dlearn' in path and 'site' in path for path in sys.path))"
+    text = "import sys, torch; print(hello, sum(path.endswith('dlearn/scripts/site') for path in sys.path))"
     done = dlearn_run(tmp_path, "--trace", "t", script(tmp_path, text), PYTHONPATH=str(tmp_path / "own"))
     assert done.stdout == "from the user 0\n", done.stderr
 
