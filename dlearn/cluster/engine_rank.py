@@ -95,7 +95,7 @@ class EngineRank:
         folder = f"{self.engine.told['scratch']}/dlearn-{call.job}-rank{call.rank}"
         self._folders = (folder, call.folder)
         around = replace(call.surroundings, environment={})
-        self.control.send(replace(call, folder=folder, surroundings=around, place=self.engine.place))
+        self.control.send(replace(call, folder=folder, surroundings=around, place=self.engine.place, own_log=True))
 
     def ask_for_stack(self, call: Call) -> None:
         def ask() -> None:

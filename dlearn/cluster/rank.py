@@ -61,6 +61,8 @@ class Call:
     rpc: bool = False
     store: tuple[str, int] = ("127.0.0.1", 0)
     place: Place | None = None
+    own_log: bool = False
+    """Beside an engine: the rank takes the agent's log out of its stderr itself, by its own host's clock."""
     seat: mpi_seat.Seat | None = None
 
 
@@ -288,7 +290,7 @@ def _start_recording(call: Call) -> Any:
         Path(call.folder, "trace"),
         header=header,
         options=call.record,
-        sorted_stderr=call.place is None,  # An engine's rank has its log filtered there, by that host's clock.
+        sorted_stderr=not call.own_log,
         alone=one_host,
     )
 
