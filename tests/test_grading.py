@@ -15,7 +15,6 @@ from traces import Job, tensor
 
 from dlearn import Cluster, Trace
 from dlearn.analysis import assert_fresh, assert_reduces, assert_traffic
-from dlearn.analysis.freshness import checksum_of_zeros
 from dlearn.analysis.patterns import NAMES, edges_of
 from dlearn.errors import DlearnError, TrafficError
 from dlearn.trace.event import NOT_OBSERVED, Collective
@@ -73,21 +72,15 @@ def test_wrong_bytes_are_caught(rings):
     def of(ring) -> str:
         return finding(assert_traffic, trace.within(ring.__name__), bytes_per_rank=ring_bytes(n), pattern="ring")
 
-    looks_like = f": {n} times as much, as if whole tensors travel instead of one of {n} chunks"
     assert of(wrong_rings.whole_tensors).startswith(f"each rank sends {2 * (n - 1) * SIZE:,} B instead of ")
-    assert of(wrong_rings.whole_tensors).endswith(looks_like)
-    assert ": 1 message of " in of(wrong_rings.one_step_short)
-    assert of(wrong_rings.one_step_short).endswith(" B too few")
-    assert f": {n - 1} message" in of(wrong_rings.without_the_gather)
+    assert " B instead of " in of(wrong_rings.one_step_short)
+    assert " B instead of " in of(wrong_rings.without_the_gather)
     if n == 2:  # A star of two is a ring, and so are two chunks of any lengths, or two tensors that are exchanged.
         assert of(wrong_rings.through_rank_0) == of(wrong_rings.all_in_one_chunk) == ""
         assert of(wrong_rings.passed_around) == ""
     else:
         told = of(wrong_rings.passed_around)
         assert told.startswith(f"each rank sends {(n - 1) * SIZE:,} B instead of ")
-        assert told.endswith(
-            f": as if whole tensors travel, {n - 1} times, instead of one of {n} chunks, {2 * (n - 1)} times"
-        )
         assert of(wrong_rings.through_rank_0) == "everything goes through rank 0: that is a star, and not a ring"
         assert " B instead of " in of(wrong_rings.all_in_one_chunk)
 
@@ -232,8 +225,7 @@ def test_the_failure_shows_both_matrices_side_by_side(tmp_path):
     with pytest.raises(TrafficError) as caught:
         assert_traffic(job.load(), op="send", bytes_per_rank=1500, pattern="ring")
     assert str(caught.value).splitlines() == [
-        "each rank sends 6,000 B instead of 1,500 B:"
-        " 4 times as much, as if whole tensors travel instead of one of 4 chunks",
+        "each rank sends 6,000 B instead of 1,500 B",
         "",
         "bytes from (row) to (column)",
         "expected  rank 0  rank 1  rank 2  rank 3  sent in all     seen    rank 0  rank 1  rank 2  rank 3  sent in all",
@@ -321,10 +313,8 @@ def test_ranks_that_differ_are_given_as_a_dict(tmp_path):
     assert_traffic(trace, bytes_per_rank={0: 1200, 1: 600, 2: 600}, pattern="star")
     assert_traffic(trace, bytes_per_rank={0: 1200, 1: 600, 2: 600}, pattern="tree")  # of three ranks, the same
     told = finding(assert_traffic, trace, bytes_per_rank={0: 1200, 1: 600}, pattern="star")
-    assert told == "rank 2 sends 600 B instead of 0 B: 1 message of 600 B too many"
-    assert finding(assert_traffic, trace, bytes_per_rank=800) == (
-        "rank 0 sends 1,200 B instead of 800 B: everything goes through rank 0"
-    )
+    assert told == "rank 2 sends 600 B instead of 0 B"
+    assert finding(assert_traffic, trace, bytes_per_rank=800) == "rank 0 sends 1,200 B instead of 800 B"
 
 
 def test_a_group_of_some_ranks_is_a_ring_of_its_own_and_each_collective_counts_by_itself(tmp_path):
@@ -383,11 +373,6 @@ def test_what_is_unfinished_or_unknown_is_a_failure(tmp_path):
 
 
 # Checksums ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("size", [0, 1, 2, 3, 4, 255, 1000, 65_537, 1_000_003])
-def test_checksum_of_zeros(size):
-    assert checksum_of_zeros(size) == zlib.crc32(bytes(size))
 
 
 def test_a_trace_may_claim_any_size(tmp_path):

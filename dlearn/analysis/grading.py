@@ -18,7 +18,7 @@ from dlearn.analysis.hang_words import call_text, hang_sentence, missing_text
 from dlearn.analysis.hangs import hangs
 from dlearn.analysis.joining import operations
 from dlearn.analysis.patterns import NAMES, Edge, Pattern, edges_of
-from dlearn.analysis.text_table import count_text
+from dlearn.analysis.text_table import count_text, lines_of
 from dlearn.analysis.traffic import Traffic, traffic_of
 from dlearn.analysis.unrolling import sums_of
 from dlearn.errors import DlearnError, TrafficError
@@ -166,14 +166,7 @@ class _Plan:
 
     @property
     def slack_bytes(self) -> int:
-        """How far one rank may be off, because chunks do not come out even.
-
-        n chunks of m segments, each rounded up to whole items, would hold d < n m items more than there are. In a ring
-        a rank sends every chunk twice, less two different ones: it is off by at most d. In recursive doubling it sends
-        its own chunk log2(n) times in the second half: it is off by less than d log2(n). With torch.chunk m is 1, so
-        that 4 n items are enough for 64 ranks. With gloo m is 2 or, of chunks beyond 2 MiB, one for each begun MiB: n m
-        is at most 2 n, and one for each MiB of the tensor, which is no more than each rank sends.
-        """
+        """How far one rank may be off, because chunks do not come out even: 4 items a rank, and one for each MiB."""
         most = max((self.wanted or {}).values(), default=0)
         return self.item_bytes * (4 * len(self.ranks) + int(most) // SEGMENT_BYTES)
 
@@ -247,7 +240,7 @@ def _hub(plan: _Plan) -> str:
 
 
 def _wrong_sizes(plan: _Plan) -> str:
-    """Which rank sends too much or too little, and what that looks like; nothing where the bytes are right."""
+    """Which rank sends too much or too little; nothing where the bytes are right."""
     if plan.wanted is None:
         return ""
     short = {rank: wanted - plan.seen.bytes_from(rank=rank) for rank, wanted in plan.wanted.items()}
@@ -261,31 +254,7 @@ def _wrong_sizes(plan: _Plan) -> str:
     who = "each rank" if alike else plan.seen.labels[rank]
     about = "about " if alike and spread else ""
     sent, wanted = plan.seen.bytes_from(rank=rank), plan.wanted[rank]
-    return f"{who} sends {about}{_number(sent)} B instead of {_number(wanted)} B{_looks_like(plan, rank)}"
-
-
-def _looks_like(plan: _Plan, rank: int) -> str:
-    """The usual mistake that gives such a number of bytes, if it is one."""
-    assert plan.wanted is not None
-    n, total = len(plan.ranks), sum(plan.wanted.values())
-    hub = _hub(plan)
-    if hub and plan.pattern != "tree":
-        return f": everything goes through {hub}"
-    if n > 1 and total and plan.seen.total_bytes == round(n * total):
-        return f": {n} times as much, as if whole tensors travel instead of one of {n} chunks"
-    if n > 2 and total and 2 * plan.seen.total_bytes == round(n * total):
-        return f": as if whole tensors travel, {n - 1} times, instead of one of {n} chunks, {2 * (n - 1)} times"
-    sent = plan.seen.bytes_from(rank=rank)
-    count = plan.messages_from(rank)
-    if not sent:
-        return ""
-    short = plan.wanted[rank] - sent
-    steps = round(short * count / sent)
-    # A tensor of a few items allows no conclusion: there the slack is a whole message.
-    if steps and abs(short - steps * sent / count) <= min(plan.slack_bytes, sent / count / 4):
-        what = count_text(abs(steps), "message") + f" of {_number(Fraction(sent, count))} B"
-        return f": {what} too {'few' if steps > 0 else 'many'}"
-    return ""
+    return f"{who} sends {about}{_number(sent)} B instead of {_number(wanted)} B"
 
 
 def _number(value: Fraction | int) -> str:
@@ -306,7 +275,8 @@ def _side_by_side(plan: _Plan) -> str:
         expected.append([name, *(_expected(plan, src, dst) for dst in ranks), in_all])
         sizes = [plan.seen.payload_bytes.get((src, dst), 0) for dst in ranks]
         seen.append([name, *(f"{size:,}" if size else "." for size in sizes), f"{plan.seen.bytes_from(rank=src):,}"])
-    lines = [f"{left}     {right}" for left, right in zip(_aligned(expected), _aligned(seen), strict=True)]
+    tables = lines_of(expected, names=1), lines_of(seen, names=1)
+    lines = [f"{left}     {right}" for left, right in zip(*tables, strict=True)]
     if len(plan.ranks) > len(ranks):
         lines.append(f"and {count_text(len(plan.ranks) - len(ranks), 'more rank')}")
     return "\n".join(["bytes from (row) to (column)", *lines])
@@ -320,9 +290,3 @@ def _expected(plan: _Plan, src: int, dst: int) -> str:
     if plan.wanted is None or plan.pattern == "doubling":
         return "some"
     return _number(plan.wanted[src] / sum(src == each for each, _ in plan.pairs))
-
-
-def _aligned(rows: list[list[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    padded = [[cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)] for row in rows]
-    return ["  ".join([row[0].ljust(widths[0]), *cells]) for row, cells in zip(rows, padded, strict=True)]
