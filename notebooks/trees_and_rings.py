@@ -30,10 +30,11 @@ import torch
 import torch.distributed as dist
 
 from dlearn import Cluster, draw, messages, operations, play, span
-from dlearn.analysis import (
-    Bandwidth,
+from dlearn.analysis import Bandwidth, bandwidths, reconcile
+from dlearn.collectives import halving_doubling, ring, star, tree
+from dlearn.lessons.cost_chart import costs
+from dlearn.lessons.trees_and_rings import (
     Model,
-    bandwidths,
     cost,
     cost_seen,
     crossover,
@@ -41,9 +42,7 @@ from dlearn.analysis import (
     fit_all_reduce,
     measurements,
     predictions,
-    reconcile,
 )
-from dlearn.collectives import halving_doubling, ring, star, tree
 
 # %% [markdown]
 # ## What does one message cost?
@@ -289,7 +288,7 @@ assert all(len(found) == 7 * len(SIZES) for found in measured.values())
 # lines?
 
 # %%
-axes = draw.costs(model, 4, measured=measured)
+axes = costs(model, 4, measured=measured)
 
 # %% [markdown]
 # Do not be surprised if they are far off. The theory makes two promises that this machine may not keep:

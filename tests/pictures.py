@@ -14,7 +14,6 @@ from matplotlib.axes import Axes
 from traces import Job, tensor
 
 from dlearn import draw
-from dlearn.analysis.costs import Model
 from dlearn.trace.event import AutogradNode, AutogradRun
 from dlearn.trace.trace import Trace
 
@@ -29,7 +28,6 @@ def drawings(folder: Path, *, name: str = "") -> dict[str, Axes]:
         "autograd": draw.autograd(graph(folder / "graph", name)),
         "breakdown": draw.breakdown(trace),
         "buckets": draw.buckets(trace),
-        "costs": draw.costs(Model(latency_s=50e-6, bandwidth=2e9)),
         "reconcile": draw.reconcile(trace),
         "scaling": draw.scaling({size: sends(folder / str(size), 12 * size, name) for size in (1, 8, 32)}),
         "sequence": draw.sequence(trace),

@@ -100,8 +100,6 @@ def test_the_table_counts_equal_operations_and_shows_the_median(tmp_path):
         "not here: 1 × barrier: nccl-tests define no bandwidth for it",
     ]
     assert "1.50 GB/s" in table._repr_html_()
-    frame = table.to_frame()
-    assert frame.loc[0, ["count", "duration_ns", "bus_bandwidth"]].tolist() == [3, 4 * MS, 1.5e9]
 
 
 def test_one_shows_itself(tmp_path):

@@ -7,7 +7,7 @@ import matplotlib.pyplot as plt
 import pytest
 import torch
 import torch.distributed as dist
-from test_draw_costs import check_texts
+from test_cost_chart import check_texts
 from torch import nn
 
 from dlearn.analysis import operations, traffic

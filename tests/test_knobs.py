@@ -124,7 +124,7 @@ def test_each_name_has_two_bars_with_their_bytes():
 
 
 def test_no_text_is_clipped_or_overlaps():
-    from test_draw_costs import check_texts
+    from test_cost_chart import check_texts
 
     check_texts(byte_bars(BARS))
 

@@ -10,9 +10,10 @@ from text_boxes import drawn_lines, faults, watch
 from traces import Job, header, tensor
 
 from dlearn import draw
-from dlearn.analysis.costs import Model
 from dlearn.draw import charts
 from dlearn.draw.byte_bars import Bars, byte_bars
+from dlearn.lessons.cost_chart import costs
+from dlearn.lessons.trees_and_rings import Model
 from dlearn.trace.event import NOT_OBSERVED
 
 US, MS = 1000, 1_000_000
@@ -245,7 +246,7 @@ def test_scaling_with_lines_close_to_each_other(slope, tmp_path):
 @pytest.mark.parametrize("latency_s", [0.0, 1e-6, 2e-3])
 @pytest.mark.parametrize("ranks", [2, 5, 1024])
 def test_costs_of_any_machine(latency_s, ranks):
-    assert faults(draw.costs(Model(latency_s=latency_s, bandwidth=1e9), ranks).figure) == []
+    assert faults(costs(Model(latency_s=latency_s, bandwidth=1e9), ranks).figure) == []
 
 
 # Charts ---------------------------------------------------------------------------------------------------------------

@@ -8,18 +8,6 @@ from dlearn.analysis.breakdown import Breakdown, breakdown
 from dlearn.analysis.bucket_times import BucketTimes, bucket_times
 from dlearn.analysis.comparing import Comparison, compare
 from dlearn.analysis.confirming import messages
-from dlearn.analysis.costs import (
-    Cost,
-    Model,
-    Predictions,
-    cost,
-    cost_seen,
-    crossover,
-    fit,
-    fit_all_reduce,
-    measurements,
-    predictions,
-)
 from dlearn.analysis.freshness import assert_fresh, assert_reduces
 from dlearn.analysis.grading import assert_traffic
 from dlearn.analysis.graph import autograd_graph
@@ -39,14 +27,11 @@ __all__ = [
     "Breakdown",
     "BucketTimes",
     "Comparison",
-    "Cost",
     "Explanation",
     "Hang",
     "Iteration",
     "Mismatch",
-    "Model",
     "Overlap",
-    "Predictions",
     "Reconciliation",
     "Scaling",
     "Traffic",
@@ -60,23 +45,16 @@ __all__ = [
     "breakdown",
     "bucket_times",
     "compare",
-    "cost",
-    "cost_seen",
-    "crossover",
     "explain",
-    "fit",
-    "fit_all_reduce",
     "hangs",
     "iteration",
     "iterations",
     "measured_traffic",
-    "measurements",
     "messages",
     "mismatches",
     "operations",
     "overlap",
     "predicted_traffic",
-    "predictions",
     "reconcile",
     "scaling",
     "traffic",

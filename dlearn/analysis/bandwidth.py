@@ -7,23 +7,18 @@ Units are decimal: 1 GB/s is 10^9 bytes in a second.
 
 from __future__ import annotations
 
-import html
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from dlearn.analysis.findings import size_text, time_text
 from dlearn.analysis.joining import operations, payload_bytes
-from dlearn.errors import optional
+from dlearn.analysis.text_table import Shown, lines_of
 from dlearn.trace.event import Collective
 from dlearn.trace.message import Operation, family_of_op
 from dlearn.trace.trace import Trace
-
-if TYPE_CHECKING:
-    import pandas
 
 # Bus bandwidth over algorithm bandwidth: the bytes that pass through the busiest link for each byte of the operation.
 _FACTORS: dict[str, Callable[[int], float]] = {
@@ -68,18 +63,11 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Bandwidths(msgspec.Struct, frozen=True):
+class Bandwidths(Shown, frozen=True):
     """One row for each op, number of ranks and size, in this order. `left_out` counts the others by their reason."""
 
     items: tuple[Bandwidth, ...]
     left_out: dict[str, int]
-
-    def to_frame(self) -> pandas.DataFrame:
-        """Sizes in bytes, times in ns, bandwidths in bytes per second (needs pandas)."""
-        pandas = optional("pandas", needed_by="to_frame")
-
-        columns = ["op", "ranks", "size_bytes", "count", "duration_ns", "algorithm_bandwidth", "bus_bandwidth"]
-        return pandas.DataFrame([[getattr(each, name) for name in columns] for each in self.items], columns=columns)
 
     def rows(self) -> list[list[str]]:
         """The table as text, under a head."""
@@ -91,12 +79,8 @@ class Bandwidths(msgspec.Struct, frozen=True):
         ]  # fmt: skip
 
     def __str__(self) -> str:
-        return "\n".join([aligned(self.rows()), *(f"not here: {n:,} × {why}" for why, n in self.left_out.items())])
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        left_out = [f"not here: {count:,} × {why}" for why, count in self.left_out.items()]
+        return "\n".join([*lines_of(self.rows(), names=1), *left_out])
 
 
 def bandwidth(operation: Operation) -> Bandwidth | str:
@@ -162,12 +146,3 @@ def _parts(call: Collective) -> Sequence[int]:
 def speed_text(bytes_per_second: float) -> str:
     """ "450 MB/s", "1.90 GB/s": three digits, decimal units."""
     return f"{size_text(round(bytes_per_second))}/s"
-
-
-def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """A table as lines of text: names to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
-        for row in rows
-    )

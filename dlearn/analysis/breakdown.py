@@ -6,7 +6,6 @@ launch its kernels, which run on by themselves.)
 
 from __future__ import annotations
 
-import html
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -16,7 +15,7 @@ from dlearn.analysis.device_view import device_note, on_device
 from dlearn.analysis.findings import time_text
 from dlearn.analysis.intervals import length_ns, union, without
 from dlearn.analysis.overlap import Times, moments, share_of
-from dlearn.analysis.text_table import lines_of, ms
+from dlearn.analysis.text_table import Shown, lines_of, ms
 from dlearn.analysis.training_steps import TrainingStep, training_steps, unseen_note
 from dlearn.trace.event import Collective
 from dlearn.trace.trace import Trace
@@ -40,7 +39,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     times: Times | None
 
 
-class Breakdown(msgspec.Struct, frozen=True):
+class Breakdown(Shown, frozen=True):
     """The parts of each training step on each rank. `note` is what a reader must know of a GPU's times; else empty."""
 
     items: tuple[Parts, ...]
@@ -109,11 +108,6 @@ class Breakdown(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         rows = ["ms:", *lines_of(self.rows(), names=2)] if self.items else []
         return "\n".join([self.finding, *rows, *([self.note] if self.note else [])])
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def breakdown(trace: Trace) -> Breakdown:

@@ -6,7 +6,6 @@ be told, the bucket has no times, and `not_told` counts the calls.
 
 from __future__ import annotations
 
-import html
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -19,7 +18,7 @@ from dlearn.analysis.device_view import device_note, on_device
 from dlearn.analysis.findings import capital, time_text
 from dlearn.analysis.gradients import Pass, passes
 from dlearn.analysis.joining import operations
-from dlearn.analysis.text_table import count_text, lines_of, ms
+from dlearn.analysis.text_table import Shown, count_text, lines_of, ms
 from dlearn.analysis.training_steps import unseen_note
 from dlearn.analysis.waiting import waited_until_ns
 from dlearn.trace.event import Bucket, Collective, Event, Gradient, Span, Stretch
@@ -67,7 +66,7 @@ class BucketTime(msgspec.Struct, frozen=True, kw_only=True):
         return self.step or f"backward pass {self.backward}"
 
 
-class BucketTimes(msgspec.Struct, frozen=True):
+class BucketTimes(Shown, frozen=True):
     """Every bucket of every backward pass, by pass, rank and bucket. `not_told`: calls of unknown bucket.
 
     `note`: whose times they are, where they are a GPU's.
@@ -177,11 +176,6 @@ class BucketTimes(msgspec.Struct, frozen=True):
         if self.not_told:
             lines.append(f"not told: {self.not_told:,} all-reduces, of which nobody knows what bucket they carry")
         return "\n".join(lines)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 _ROWS_SHOWN = 48

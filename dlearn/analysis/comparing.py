@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections import Counter
 from typing import NamedTuple
 
@@ -10,7 +9,7 @@ import msgspec
 
 from dlearn.analysis.joining import operations
 from dlearn.analysis.rpc import phase_of
-from dlearn.analysis.text_table import count_text, lines_of
+from dlearn.analysis.text_table import Shown, count_text, lines_of
 from dlearn.analysis.unrolling import sums_of
 from dlearn.trace.message import Operation
 from dlearn.trace.trace import Trace
@@ -41,7 +40,7 @@ class Difference(msgspec.Struct, frozen=True):
         return self.b.message_count - self.a.message_count
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class Comparison(Shown, frozen=True, kw_only=True):
     """The traffic of the runs `a` and `b`: in all, by (phase, operation), and by (sender, receiver).
 
     Ranks go by their labels: two runs need not have the same ones. `unexplained` operations, whose messages are not
@@ -102,11 +101,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return "\n".join([self.sentence, *lines_of(self.rows(), names=2)])
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def compare(a: Trace, b: Trace, *, names: tuple[str, str] = ("a", "b")) -> Comparison:

@@ -5,7 +5,6 @@ An iteration is a distributed autograd context; the n-th contexts of all workers
 
 from __future__ import annotations
 
-import html
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
@@ -13,7 +12,7 @@ import msgspec
 
 from dlearn.analysis.hang_words import listed
 from dlearn.analysis.rpc import UNKNOWN, phase_of, rpc_operations, wire_bytes
-from dlearn.analysis.text_table import count_text
+from dlearn.analysis.text_table import Shown, count_text, html_list, html_table, lines_of
 from dlearn.analysis.unrolling import messages_of
 from dlearn.analysis.wire import RPC, Meter, meters
 from dlearn.errors import TraceError
@@ -57,7 +56,7 @@ class PhaseBytes(msgspec.Struct, frozen=True, kw_only=True):
         return self.measured_bytes - self.predicted_bytes - self.observer_bytes
 
 
-class Iteration(msgspec.Struct, frozen=True, kw_only=True):
+class Iteration(Shown, frozen=True, kw_only=True):
     """Every message of one iteration, by phase. `drivers` are the ranks whose contexts it consists of."""
 
     number: int
@@ -128,12 +127,13 @@ class Iteration(msgspec.Struct, frozen=True, kw_only=True):
         """The table as text: a message a row; bytes on the wire, a column for each trainer."""
         names = [self.labels[rank] for rank in self.drivers]
         table = [["#", "phase", "message", "from", "payload", "tensors", *(f"wire, {name}" for name in names)]]
+        digits = len(str(len(self.steps)))
         for place, step in enumerate(self.steps, 1):
             first = next(message for message in step.messages if message is not None)
             tensors = sum(tensor.payload_bytes for tensor in first.tensors)
             packed = "?" if first.packed_bytes is None else f"{first.packed_bytes:,}"
             src = "trainer" if step.from_driver else self._others
-            row = [str(place), step.phase, step.op, src, packed, f"{tensors:,}" if tensors else ""]
+            row = [f"{place:>{digits}}", step.phase, step.op, src, packed, f"{tensors:,}" if tensors else ""]
             table.append([*row, *(_wire(message) for message in step.messages)])
         return table
 
@@ -148,13 +148,11 @@ class Iteration(msgspec.Struct, frozen=True, kw_only=True):
         return table
 
     def __str__(self) -> str:
-        return "\n".join([*self.sentences(), "", *_text(self.rows()), "", *_text(self.phase_rows())])
-
-    __repr__ = __str__
+        tables = [*lines_of(self.rows(), names=4), "", *lines_of(self.phase_rows(), names=3)]
+        return "\n".join([*self.sentences(), "", *tables])
 
     def _repr_html_(self) -> str:
-        items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in self.sentences())
-        return f"<ul>{items}</ul>{_html(self.rows())}{_html(self.phase_rows())}"
+        return html_list(self.sentences()) + html_table(self.rows()) + html_table(self.phase_rows())
 
 
 def iterations(trace: Trace) -> int:
@@ -306,26 +304,3 @@ def _first_after(times: Sequence[int], at_ns: int) -> int | None:
 def _wire(message: Message | None) -> str:
     size = wire_bytes(message) if message is not None else None
     return "" if message is None else "?" if size is None else f"{size:,}"
-
-
-def _text(table: list[list[str]]) -> list[str]:
-    columns = list(zip(*table, strict=True))
-    widths = [max(map(len, column)) for column in columns]
-    numbers = [all(_is_number(cell) for cell in column[1:]) for column in columns]
-    return [
-        "  ".join(
-            cell.rjust(width) if number else cell.ljust(width)
-            for cell, width, number in zip(row, widths, numbers, strict=True)
-        ).rstrip()
-        for row in table
-    ]
-
-
-def _is_number(cell: str) -> bool:
-    return cell in ("", "?", "not measured") or cell.replace(",", "").lstrip("-").isdigit()
-
-
-def _html(table: list[list[str]]) -> str:
-    head = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in table[0])
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table[1:])
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -7,7 +7,6 @@ from transfer; at a moment at which one bucket travels and another one waits, so
 
 from __future__ import annotations
 
-import html
 from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
@@ -18,7 +17,7 @@ import msgspec
 from dlearn.analysis.device_view import device_note, on_device
 from dlearn.analysis.findings import capital, time_text
 from dlearn.analysis.intervals import Interval, common, length_ns, union, without
-from dlearn.analysis.text_table import count_text, lines_of, ms
+from dlearn.analysis.text_table import Shown, count_text, lines_of, ms
 from dlearn.analysis.training_steps import TrainingStep, training_steps, unseen_note
 from dlearn.trace.trace import Trace
 
@@ -91,7 +90,7 @@ class StepOverlap(msgspec.Struct, frozen=True, kw_only=True):
         return max(waited, key=lambda rank: waited[rank]) if waited else None
 
 
-class Overlap(msgspec.Struct, frozen=True):
+class Overlap(Shown, frozen=True):
     """The communication of each training step: hidden and exposed, waiting and transfer, and the critical path.
 
     `note`: whose times they are, where they are a GPU's.
@@ -178,11 +177,6 @@ class Overlap(msgspec.Struct, frozen=True):
     @property
     def longest(self) -> StepOverlap:
         return max(self.steps, key=lambda step: step.path[-1].end_ns - step.path[0].start_ns if step.path else -1)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 _COMPUTED = ("forward", "backward", "optimizer", "between")

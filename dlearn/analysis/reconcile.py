@@ -5,23 +5,17 @@ Compared for the whole recording, for each span, and with `measure="phase"` for 
 
 from __future__ import annotations
 
-import html
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from dlearn.analysis.ledger import Ledger, OperationKey, Pair, Stretch, Why, counted_together, ledger_of
 from dlearn.analysis.rpc import FRAMING_ERROR, MESSAGE_BYTES
-from dlearn.analysis.text_table import count_text
+from dlearn.analysis.text_table import Shown, count_text, lines_of
 from dlearn.analysis.wire import NO_GROUP, RPC, strangers, why_not_measured
-from dlearn.errors import optional
 from dlearn.trace.event import Counters, Span
 from dlearn.trace.trace import Trace
-
-if TYPE_CHECKING:
-    import pandas
 
 _PARTS_SHOWN = 12
 _NOTHING = "no call was recorded whose bytes could be compared, and nothing was counted"
@@ -73,7 +67,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         return sum(pair.residue_bytes or 0 for pair in self.pairs if pair.why == "not seen")
 
 
-class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
+class Reconciliation(Shown, frozen=True, kw_only=True):
     """Predicted and measured bytes, for the `whole` and for its `parts`.
 
     `not_measured` says why nothing was measured, or is empty. `exact`: measured, and every residue of the whole is 0.
@@ -123,19 +117,6 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
             predicted += f", the recorder's own ids {whole.observer_bytes:,} B"
         return f"{whole.what}: {payload}, {predicted}, {told}{aside}."
 
-    def to_frame(self) -> pandas.DataFrame:
-        """One row for each part and pair of ranks (needs pandas)."""
-        pandas = optional("pandas", needed_by="to_frame")
-
-        columns = ["part", "from", "to", "group", "payload", "predicted", "measured", "residue"]
-        rows = [
-            [part.what, self._name(pair.src), self._name(pair.dst), pair.whose, pair.payload_bytes,
-             pair.predicted_bytes, pair.measured_bytes, pair.residue_bytes]
-            for part in (self.whole, *self.parts)
-            for pair in part.pairs
-        ]  # fmt: skip
-        return pandas.DataFrame(rows, columns=columns)
-
     def rows(self) -> list[list[str]]:
         """The table as text: a head, a row for each pair of ranks, the sum."""
         several = len({pair.group for pair in self.whole.pairs}) > 1
@@ -178,22 +159,9 @@ class Reconciliation(msgspec.Struct, frozen=True, kw_only=True):
         if not self.whole.pairs:
             return self.sentence
         table = self.rows()
-        widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-        names = table[0].index("payload")
         lines = [f"Bytes on the wire ({_framing(self.whole)} included):"]
-        lines += [
-            "  ".join(
-                cell.ljust(width) if column < names else cell.rjust(width)
-                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in table
-        ]
+        lines += lines_of(table, names=table[0].index("payload"))
         return "\n".join(lines + self.sentences())
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def reconcile(trace: Trace) -> Reconciliation:

@@ -6,26 +6,20 @@ constant + slope * B. In whole numbers, so that a line is exact or it is none.
 
 from __future__ import annotations
 
-import html
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlearn.analysis.bandwidth import aligned
 from dlearn.analysis.confirming import messages
 from dlearn.analysis.iteration import iteration, iterations
-from dlearn.analysis.text_table import count_text
-from dlearn.errors import DlearnError, optional
+from dlearn.analysis.text_table import Shown, count_text, html_list, html_table, lines_of
+from dlearn.errors import DlearnError
 from dlearn.trace.event import TensorInfo
 from dlearn.trace.message import Message
 from dlearn.trace.trace import Trace
-
-if TYPE_CHECKING:
-    import pandas
 
 Key = tuple[int, int, str, int]
 """Who sends it to whom, its op, and the how many-th of that kind it is."""
@@ -106,7 +100,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
         return "each example" if self.name == "B" else f"each of {self.name}"
 
 
-class Scaling(msgspec.Struct, frozen=True, kw_only=True):
+class Scaling(Shown, frozen=True, kw_only=True):
     """Every message of one iteration with its line, in the order of sending."""
 
     name: str
@@ -168,25 +162,11 @@ class Scaling(msgspec.Struct, frozen=True, kw_only=True):
             table.append([f"{self.between(line)}: {line.what}", *sizes, slope if line.known else "?"])
         return table
 
-    def to_frame(self) -> pandas.DataFrame:
-        """One row a message, payload bytes in a column for each size (needs pandas)."""
-        pandas = optional("pandas", needed_by="to_frame")
-
-        rows = [
-            [self.between(line), line.op, line.what, *line.payload_bytes, line.slope, line.constant, line.exact]
-            for line in self.lines
-        ]
-        columns = ["between", "op", "what", *(f"{self.name}={size}" for size in self.sizes)]
-        return pandas.DataFrame(rows, columns=[*columns, "slope", "constant", "exact"])
-
     def __str__(self) -> str:
-        return "\n".join([*self.sentences(), "", aligned(self.rows())])
-
-    __repr__ = __str__
+        return "\n".join([*self.sentences(), "", *lines_of(self.rows(), names=1)])
 
     def _repr_html_(self) -> str:
-        items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in self.sentences())
-        return f"<ul>{items}</ul><pre>{html.escape(aligned(self.rows()))}</pre>"
+        return html_list(self.sentences()) + html_table(self.rows())
 
 
 def scaling(runs: Mapping[int, Trace], *, name: str = "B") -> Scaling:

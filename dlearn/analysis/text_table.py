@@ -1,8 +1,21 @@
-"""Rows of cells as lines of text: names to the left, numbers to the right; counts with their nouns."""
+"""How answers show themselves: rows of cells as lines of text or as HTML, lists, counts with their nouns."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import html
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """Show an answer as its text, in a terminal and in a notebook."""
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def lines_of(table: Sequence[Sequence[str]], *, names: int) -> list[str]:
@@ -15,6 +28,20 @@ def lines_of(table: Sequence[Sequence[str]], *, names: int) -> list[str]:
         ).rstrip()
         for row in table
     ]
+
+
+def html_list(sentences: Iterable[str]) -> str:
+    return f"<ul>{''.join(f'<li>{html.escape(sentence)}</li>' for sentence in sentences)}</ul>"
+
+
+def html_table(table: Sequence[Sequence[str]]) -> str:
+    """The first row is the head; the first cell of each other row is its name."""
+    head = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in table[0])
+    body = ""
+    for name, *row in table[1:]:
+        cells = "".join(f"<td>{html.escape(cell)}</td>" for cell in row)
+        body += f'<tr><th scope="row">{html.escape(name)}</th>{cells}</tr>'
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def ms(duration_ns: int) -> str:

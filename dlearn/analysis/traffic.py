@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import html
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
-import msgspec
-
 from dlearn.analysis.joining import once, operations, payload_bytes
 from dlearn.analysis.ledger import counted_together, ledger_of, predicted_on_the_wire
+from dlearn.analysis.text_table import Shown, lines_of
 from dlearn.analysis.unrolling import how_sent, sums_of
 from dlearn.analysis.wire import why_not_measured
 from dlearn.errors import optional
@@ -24,7 +22,7 @@ _COLUMNS = 16
 _PAIRS_SHOWN = 40
 
 
-class Matrix(msgspec.Struct, frozen=True):
+class Matrix(Shown, frozen=True):
     """Bytes by (sender, receiver): what the tables and pictures of all kinds of bytes share."""
 
     ranks: tuple[int, ...]
@@ -84,23 +82,7 @@ class Matrix(msgspec.Struct, frozen=True):
         return table
 
     def __str__(self) -> str:
-        table = self.rows()
-        widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
-        lines = [
-            "  ".join(
-                [
-                    row[0].ljust(widths[0]),
-                    *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)),
-                ]
-            )
-            for row in table
-        ]
-        return "\n".join([*lines, *self.not_known()])
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        return "\n".join([*lines_of(self.rows(), names=1), *self.not_known()])
 
 
 class Traffic(Matrix, frozen=True):

@@ -6,15 +6,13 @@ import html
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 
-import msgspec
-
 from dlearn.analysis.hang_words import listed, missing_text
 from dlearn.analysis.iteration import Iteration, iteration, iterations
 from dlearn.analysis.joining import operations, payload_bytes
 from dlearn.analysis.ledger import agreements
 from dlearn.analysis.reconcile import reconcile
 from dlearn.analysis.story import clock_sentence, left_out_sentence, story
-from dlearn.analysis.text_table import count_text
+from dlearn.analysis.text_table import Shown, count_text, html_list, html_table
 from dlearn.analysis.traffic import Traffic, traffic_of
 from dlearn.analysis.unrolling import sums_of
 from dlearn.trace.event import Collective
@@ -33,7 +31,7 @@ _PHASES = {"forward": "the forward pass", "backward": "the backward pass", "opti
 _HOW = {"derived": "derived from the backend's algorithm", "missing": "missing: expected, never came"}
 
 
-class Explanation(msgspec.Struct, frozen=True):
+class Explanation(Shown, frozen=True):
     """Who sent what to whom, in words and as a table. `part` is what was explained: a step, or the whole trace."""
 
     part: str
@@ -46,21 +44,10 @@ class Explanation(msgspec.Struct, frozen=True):
         told = [str(self.iteration), ""] if self.iteration is not None else []
         return "\n".join([*self.sentences, "", *told, str(self.traffic)])
 
-    __repr__ = __str__
-
     def _repr_html_(self) -> str:
-        items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in self.sentences)
-        head, *rows = self.traffic.rows()
-        cells = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in head)
-        body = "".join(
-            f'<tr><th scope="row">{html.escape(row[0])}</th>'
-            + "".join(f"<td>{html.escape(cell)}</td>" for cell in row[1:])
-            + "</tr>"
-            for row in rows
-        )
-        note = "".join(f"<p>{html.escape(each)}</p>" for each in self.traffic.not_known())
+        notes = "".join(f"<p>{html.escape(each)}</p>" for each in self.traffic.not_known())
         told = self.iteration._repr_html_() if self.iteration is not None else ""
-        return f"<ul>{items}</ul>{told}<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>{note}"
+        return html_list(self.sentences) + told + html_table(self.traffic.rows()) + notes
 
 
 def explain(trace: Trace) -> Explanation:

@@ -3,7 +3,6 @@
 from dlearn.draw.autograd import autograd
 from dlearn.draw.breakdown import breakdown
 from dlearn.draw.buckets import buckets
-from dlearn.draw.costs import costs
 from dlearn.draw.reconcile import reconcile
 from dlearn.draw.save import save
 from dlearn.draw.scaling import scaling
@@ -16,7 +15,6 @@ __all__ = [
     "autograd",
     "breakdown",
     "buckets",
-    "costs",
     "reconcile",
     "save",
     "scaling",

@@ -4,9 +4,9 @@ import matplotlib
 import pytest
 
 from dlearn import draw
-from dlearn.analysis.costs import ALGORITHMS, Model, cost
-from dlearn.draw.costs import costs
 from dlearn.errors import DlearnError
+from dlearn.lessons.cost_chart import costs
+from dlearn.lessons.trees_and_rings import ALGORITHMS, Model, cost
 
 MODEL = Model(latency_s=50e-6, bandwidth=2e9, error=0.12, medians=9)
 SLOW = Model(latency_s=2e-3, bandwidth=1e7)

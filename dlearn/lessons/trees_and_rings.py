@@ -8,24 +8,22 @@ Int. J. of High Performance Computing Applications 19(1), 2005; the time of addi
 
 from __future__ import annotations
 
-import html
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
-from dlearn.analysis.bandwidth import aligned, bandwidth, speed_text
+from dlearn.analysis.bandwidth import bandwidth, speed_text
 from dlearn.analysis.findings import size_text, time_text
 from dlearn.analysis.joining import operations
+from dlearn.analysis.text_table import Shown, lines_of
 from dlearn.analysis.unrolling import messages_of
-from dlearn.errors import DlearnError, optional
+from dlearn.errors import DlearnError
 from dlearn.trace.message import Operation
 from dlearn.trace.trace import Trace
-
-if TYPE_CHECKING:
-    import pandas
 
 Measurement = tuple[float, float]
 """(bytes, seconds) of one message, or of one collective."""
@@ -161,16 +159,14 @@ def _least_squares(medians: Sequence[tuple[Cost, float]]) -> Model:
     """
     if len({spent.bytes / spent.steps for spent, _ in medians}) < 2:
         raise DlearnError("a fit needs messages of at least two sizes, one small and one large.")
-    # Minimize the sum of (latency * x + y / bandwidth - 1)^2, x = steps / time, y = bytes / time: normal equations.
-    xs, ys = [spent.steps / time for spent, time in medians], [spent.bytes / time for spent, time in medians]
-    xx, yy, xy = _dot(xs, xs), _dot(ys, ys), _dot(xs, ys)
-    determinant = xx * yy - xy * xy
-    latency = (sum(xs) * yy - sum(ys) * xy) / determinant
-    per_byte = (sum(ys) * xx - sum(xs) * xy) / determinant
+    # Minimize the sum of (steps / time * latency + bytes / time / bandwidth - 1)^2, both columns of one length.
+    rows = np.array([(spent.steps / time, spent.bytes / time) for spent, time in medians])
+    length = np.linalg.norm(rows, axis=0)
+    latency, per_byte = (np.linalg.lstsq(rows / length, np.ones(len(rows)), rcond=None)[0] / length).tolist()
     if per_byte <= 0:
         raise DlearnError("the larger messages took no longer than the small ones: measure larger ones, more often.")
     if latency < 0:
-        latency, per_byte = 0.0, sum(ys) / yy
+        latency, per_byte = 0.0, float(rows[:, 1].sum() / length[1] ** 2)
     error = max(abs(time / (latency * spent.steps + spent.bytes * per_byte) - 1) for spent, time in medians)
     return Model(latency_s=latency, bandwidth=1 / per_byte, error=error, medians=len(medians))
 
@@ -183,10 +179,6 @@ def medians_of(measured: Iterable[Measurement]) -> dict[float, float]:
             raise DlearnError(f"a measurement is (bytes, seconds), and takes some time; not ({size}, {time}).")
         times[size].append(time)
     return {size: median(times[size]) for size in sorted(times)}
-
-
-def _dot(one: Sequence[float], other: Sequence[float]) -> float:
-    return sum(a * b for a, b in zip(one, other, strict=True))
 
 
 # Who is faster --------------------------------------------------------------------------------------------------------
@@ -204,7 +196,7 @@ def crossover(model: Model, ranks: int, one: str = "ring", other: str = "tree") 
     return size if size > 0 else None
 
 
-class Predictions(msgspec.Struct, frozen=True):
+class Predictions(Shown, frozen=True):
     """The predicted times in seconds: `times[algorithm][i]` is that for `sizes[i]` bytes."""
 
     model: Model
@@ -217,12 +209,6 @@ class Predictions(msgspec.Struct, frozen=True):
         least = min(times[index] for times in self.times.values())
         return tuple(name for name, times in self.times.items() if times[index] <= least * (1 + 1e-9))
 
-    def to_frame(self) -> pandas.DataFrame:
-        """Sizes in bytes as rows, algorithms as columns, seconds (needs pandas)."""
-        pandas = optional("pandas", needed_by="to_frame")
-
-        return pandas.DataFrame(self.times, index=pandas.Index(self.sizes, name="bytes"))
-
     def rows(self) -> list[list[str]]:
         """The table as text: a row for each algorithm with its steps and bytes (S: the size), the fastest with a *."""
         table = [["all-reduce", "steps", "bytes", *(size_text(size) for size in self.sizes)]]
@@ -234,12 +220,7 @@ class Predictions(msgspec.Struct, frozen=True):
         return table
 
     def __str__(self) -> str:
-        return f"{finding(self.model, self.ranks)}. {self.model}.\n{aligned(self.rows())}"
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+        return "\n".join([f"{finding(self.model, self.ranks)}. {self.model}.", *lines_of(self.rows(), names=1)])
 
 
 def predictions(model: Model, ranks: int, sizes: Iterable[int]) -> Predictions:

@@ -7,16 +7,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import quantiles
-
-from matplotlib.axes import Axes
+from typing import TYPE_CHECKING
 
 from dlearn.analysis.bandwidth import speed_text
-from dlearn.analysis.costs import ALGORITHMS, Measurement, Model, cost, crossover, finding, medians_of
 from dlearn.analysis.findings import size_text, time_text
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT, points, text_width
 from dlearn.draw.palette import FAINT, INK, SERIES
 from dlearn.errors import DlearnError
+from dlearn.lessons.trees_and_rings import ALGORITHMS, Measurement, Model, cost, crossover, finding, medians_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _HEIGHT_IN = 4.4
 _AROUND = 300.0
@@ -55,7 +57,7 @@ def costs(
 ) -> Axes:
     """Draw how long an all-reduce takes over its size, a line for each algorithm; both axes are logarithmic.
 
-    `measured` gives (bytes, seconds) by the algorithm's name, as `analysis.measurements(trace, op="all_reduce")` does.
+    `measured` gives (bytes, seconds) by the algorithm's name, as `measurements(trace, op="all_reduce")` does.
     """
     seen = {name: list(found) for name, found in (measured or {}).items()}
     unknown = [name for name in seen if name not in ALGORITHMS]
