@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from dlearn.analysis.joining import operations
-from dlearn.analysis.ledger import agreements
+from dlearn.analysis.joining import once, operations
+from dlearn.analysis.ledger import confirmed
 from dlearn.analysis.unrolling import message_count, messages_of
 from dlearn.trace.message import Message, Messages, Operation
 from dlearn.trace.trace import Trace
@@ -14,13 +14,13 @@ MOST_MESSAGES = 1_000_000
 """That `messages` holds at once: about 300 MB. `traffic` sums without making them, and has no limit."""
 
 
+@once
 def messages(trace: Trace) -> Messages:
     """Every message, in the order of sending, each with one sender and one receiver.
 
     Those of a collective are derived from the backend's algorithm, those of a glass-box collective observed. An
     operation that gives none is listed, with the reason.
     """
-    agreed = agreements(trace)
     found: list[Message] = []
     unexplained: list[tuple[Operation, str]] = []
     for operation in operations(trace):
@@ -30,10 +30,10 @@ def messages(trace: Trace) -> Messages:
         if isinstance(answer, str):
             unexplained.append((operation, answer))
             continue
-        confirmed = agreed.of(operation)
-        if confirmed:
+        agreed = confirmed(operation, trace)
+        if agreed:
             answer = [
-                msgspec.structs.replace(each, confirmed=True) if (each.src, each.dst) in confirmed else each
+                msgspec.structs.replace(each, confirmed=True) if (each.src, each.dst) in agreed else each
                 for each in answer
             ]
         found += answer

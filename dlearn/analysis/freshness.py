@@ -7,7 +7,7 @@ had sent or received, and which ranks it had heard of.
 from __future__ import annotations
 
 import zlib
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from dlearn.analysis.grading import Unit, units
 from dlearn.analysis.hang_words import call_text
+from dlearn.analysis.walking.pieces import replay
 from dlearn.errors import TrafficError
 from dlearn.trace.event import PointToPoint
 from dlearn.trace.message import Operation
@@ -40,7 +41,7 @@ def assert_fresh(trace: Trace, *, op: str | None = None) -> None:
     """
     for unit, messages in _sent(trace, op):
         had: dict[int, dict[_Data, str]] = defaultdict(dict)
-        for sent, arrives in replay(messages):
+        for sent, arrives in _replayed(messages):
             src, dst, call = unit.label(sent.src), unit.label(sent.dst), call_text(sent.send)
             if not arrives:
                 if _is_zeros(sent.data):
@@ -67,7 +68,7 @@ def assert_reduces(trace: Trace, *, op: str | None = None) -> None:
         told: dict[Sent, frozenset[int]] = {}
         received: dict[int, dict[_Data, Sent]] = defaultdict(dict)
         parts: dict[_Data, frozenset[int]] = {}
-        for sent, arrives in replay(messages):
+        for sent, arrives in _replayed(messages):
             if arrives:
                 heard[sent.dst] |= told[sent]
                 received[sent.dst].setdefault(sent.data, sent)
@@ -138,32 +139,18 @@ def _message(operation: Operation, trace: Trace) -> Sent:
     return Sent(send.rank, recv.rank, send, recv, _Data(_size(operation), send.checksum))
 
 
-def replay(messages: Sequence[Sent]) -> Iterator[tuple[Sent, bool]]:
-    """Each message twice: when it leaves (False), and when it has arrived (True).
-
-    Each rank's own order is kept, by its own clock, and nothing arrives before it leaves. Clocks are not compared.
-    """
-    steps: dict[int, list[tuple[int, int, Sent, bool]]] = defaultdict(list)
-    for sent in messages:
-        steps[sent.src].append((sent.send.start_ns, sent.send.number, sent, False))
-        steps[sent.dst].append((sent.recv.end_ns or 0, sent.recv.number, sent, True))
-    rest = {rank: deque(sorted(own, key=lambda step: step[:2])) for rank, own in steps.items()}
-    left: set[Sent] = set()
-    awake = sorted(rest)
-    while awake:
-        own = rest[awake.pop()]
-        while own:
-            *_, sent, arrives = own[0]
-            if arrives and sent not in left:
-                break  # Its sender wakes us.
-            own.popleft()
-            if not arrives:
-                left.add(sent)
-                awake.append(sent.dst)
-            yield sent, arrives
-    stuck = next((own[0][2] for own in rest.values() if own), None)
-    if stuck is not None:
-        raise TrafficError(f"{call_text(stuck.recv)} ended before its data were sent: a damaged trace")
+def _replayed(messages: Sequence[Sent]) -> Iterator[tuple[Sent, bool]]:
+    """Yield each message twice: when it leaves (False), and when it has arrived (True). Clocks are not compared."""
+    own: dict[int, list[tuple[tuple[int, ...], int, bool]]] = defaultdict(list)
+    for place, sent in enumerate(messages):
+        own[sent.src].append(((sent.send.start_ns, sent.send.number), place, False))
+        own[sent.dst].append(((sent.recv.end_ns or 0, sent.recv.number), place, True))
+    left: set[int] = set()
+    for place, arrives in replay(own):
+        if arrives and place not in left:
+            raise TrafficError(f"{call_text(messages[place].recv)} ended before its data were sent: a damaged trace")
+        left.add(place)
+        yield messages[place], arrives
 
 
 def _is_zeros(data: _Data) -> bool:

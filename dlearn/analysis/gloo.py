@@ -7,7 +7,7 @@ algorithms themselves are in gloo_schedules.py.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from dlearn.analysis.gloo_schedules import (
@@ -37,6 +37,8 @@ back from its receiver, "I am ready for it"; a message of no bytes costs them to
 MOST_MESSAGES = 20_000
 """Of one operation. A longer schedule is not unrolled; `messages` says so. (8 ranks reach it with 1.4 GB.)"""
 
+Pair = tuple[int, int]
+"""Sender and receiver."""
 Rows = tuple[tuple[int, ...], ...]
 """Bytes of each tensor that a rank hands over: one row where that is the same on every rank, else a row for each."""
 
@@ -170,10 +172,13 @@ def plan(op: str, ranks: int, sizes: Rows, itemsizes: tuple[int, ...], root: int
     return None
 
 
-def wire_bytes(schedule: Schedule) -> Counter[tuple[int, int]]:
-    """What each rank writes into its connection to each other: payload, and gloo's frames in both directions."""
-    sizes = Counter(schedule.bytes_by_pair)
-    for (src, dst), count in schedule.count_by_pair.items():
-        sizes[src, dst] += 2 * FRAME_BYTES * count
-        sizes[dst, src] += FRAME_BYTES * count
+def wire_bytes(payload: Mapping[Pair, int], count: Mapping[Pair, int]) -> Counter[Pair]:
+    """What each rank writes into its connection to each other: payload, and gloo's frames in both directions.
+
+    `payload` in bytes and `count` of messages are by (src, dst).
+    """
+    sizes = Counter(payload)
+    for (src, dst), messages in count.items():
+        sizes[src, dst] += 2 * FRAME_BYTES * messages
+        sizes[dst, src] += FRAME_BYTES * messages
     return sizes

@@ -235,17 +235,23 @@ def why_stuck(operation: Operation, trace: Trace) -> str:
 
 
 def sites_text(operation: Operation, trace: Trace) -> str:
-    """ "; rank 0 called broadcast at a.py:5, rank 1 all_reduce at a.py:7", if they called it from different lines."""
+    """ "; rank 0 called broadcast at a.py:5, rank 1 all_reduce at a.py:7", or nothing."""
+    told = called_at(operation, trace)
+    return f"; {told}" if told else ""
+
+
+def called_at(operation: Operation, trace: Trace, call: str = "") -> str:
+    """Say which rank called it at which line, if at different ones. `call` names the call; else its op does."""
     ends = [end for end in operation.ends if end.site]
     if len({end.site for end in ends}) < 2:
         return ""
     one_op = len({end.op for end in ends}) == 1
-    calls = [
-        f"{trace.label(end.rank)} {f'called {end.op} ' if i == 0 else '' if one_op else f'{end.op} '}at {end.site}"
-        for i, end in enumerate(ends[:_NAMES_LISTED])
-    ]
+    calls = []
+    for i, end in enumerate(ends[:_NAMES_LISTED]):
+        called = f"called {call or end.op} " if i == 0 else "" if one_op else f"{end.op} "
+        calls.append(f"{trace.label(end.rank)} {called}at {end.site}")
     more = f" and {len(ends) - _NAMES_LISTED:,} more" if len(ends) > _NAMES_LISTED else ""
-    return f"; {', '.join(calls)}{more}"
+    return f"{', '.join(calls)}{more}"
 
 
 def _makers_text(operation: Operation, trace: Trace) -> str:

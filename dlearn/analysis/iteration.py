@@ -5,6 +5,7 @@ An iteration is a distributed autograd context; the n-th contexts of all workers
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
@@ -18,9 +19,11 @@ from dlearn.analysis.wire import RPC, Meter, meters
 from dlearn.errors import TraceError
 from dlearn.trace.event import RpcWindow
 from dlearn.trace.message import Message
+from dlearn.trace.selecting import PHASES
 from dlearn.trace.trace import Trace
 
-PHASES = ("forward", "backward", "optimizer", "cleanup")
+_PHASES = PHASES[1:5]
+"""From forward to cleanup."""
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,7 +208,7 @@ def _messages(trace: Trace, context: RpcWindow) -> list[tuple[str, Message]]:
         phase = phase_of(exchange)
         answer = messages_of(operation)
         for place, message in enumerate([] if isinstance(answer, str) else answer):
-            order = PHASES.index(phase) if phase in PHASES else len(PHASES)
+            order = _PHASES.index(phase) if phase in _PHASES else len(_PHASES)
             found.append((order, exchange.sent_ns or 0, place, phase, message))
     found.sort(key=lambda each: each[:3])
     return [(phase, message) for *_, phase, message in found]
@@ -273,14 +276,13 @@ def _measured(trace: Trace, rank: int, context: RpcWindow, meter: Meter | None) 
     if not meter.received or all(still is None for still in meter.still):
         return {}
     times = meter.times_ns
-    before = [place for place, at in enumerate(times) if at <= context.start_ns]
-    start = before[-1] if before else None
+    start = _last_before(times, context.start_ns)
     turn = _last_before(times, backward.start_ns)
     back = _first_after(times, backward.end_ns or 0)
     end = _last_before(times, release.start_ns)
     over = _first_after(times, release.end_ns or 0)
     found: dict[tuple[str, int, int], int] = {}
-    for phase, first, last in zip(PHASES, (start, turn, back, end), (turn, back, end, over), strict=True):
+    for phase, first, last in zip(_PHASES, (start, turn, back, end), (turn, back, end, over), strict=True):
         if first is None or last is None or first < meter.known_from:
             continue
         for edge, size in meter.between(first, last).items():
@@ -293,12 +295,13 @@ def _measured(trace: Trace, rank: int, context: RpcWindow, meter: Meter | None) 
 
 
 def _last_before(times: Sequence[int], at_ns: int) -> int | None:
-    found = [place for place, time in enumerate(times) if time <= at_ns]
-    return found[-1] if found else None
+    place = bisect_right(times, at_ns) - 1
+    return place if place >= 0 else None
 
 
 def _first_after(times: Sequence[int], at_ns: int) -> int | None:
-    return next((place for place, time in enumerate(times) if time >= at_ns), None)
+    place = bisect_left(times, at_ns)
+    return place if place < len(times) else None
 
 
 def _wire(message: Message | None) -> str:

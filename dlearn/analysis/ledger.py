@@ -11,12 +11,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from dlearn.analysis.gloo import FRAME_BYTES
-from dlearn.analysis.joining import operations
+from dlearn.analysis import gloo
+from dlearn.analysis.joining import once, operations
 from dlearn.analysis.rpc import FRAMING_ERROR, UNKNOWN, wire_bytes
 from dlearn.analysis.unrolling import messages_of, sums_of
 from dlearn.analysis.wire import RPC, Edge, Meter, home, meters
@@ -60,17 +60,23 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
         return self.measured_bytes - self.predicted_bytes - self.observer_bytes
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """What one rank writes for one operation: payload and bytes on the wire, for each connection."""
+class Row(NamedTuple):
+    """Bytes that one rank writes to one connection: `predicted` on the wire, `observer` for the recorder itself."""
+
+    edge: Edge
+    payload: int
+    predicted: int
+    observer: int = 0
+
+
+class _Entry(NamedTuple):
+    """What one rank writes for one operation."""
 
     key: OperationKey
     name: str
     group: str
-    payload: Counter[Edge]
-    predicted: Counter[Edge]
+    rows: tuple[Row, ...]
     unexplained: str
-    observer: Counter[Edge] = field(default_factory=Counter)
 
 
 @dataclass
@@ -115,7 +121,7 @@ class Ledger:
                     sums.add(entry, rank)
                     # Closed before the section's end: how much was written after the last sample nobody knows.
                     not_measured |= {
-                        (rank, edge) for edge in entry.predicted if meter.known_until.get(edge, 0) <= section
+                        (rank, row.edge) for row in entry.rows if meter.known_until.get(row.edge, 0) <= section
                     }
         seen = sorted({key for key in (*sums.predicted, *measured) if sums.predicted[key] or measured[key]}, key=_order)
         pairs = [sums.pair(key, None if key in not_measured else measured[key], settled=settled) for key in seen]
@@ -144,10 +150,10 @@ class _Sums:
     """Of RPC."""
 
     def add(self, entry: _Entry, rank: int) -> None:
-        for edge, size in entry.predicted.items():
-            self.predicted[rank, edge] += size
-            self.payload[rank, edge] += entry.payload[edge]
-            self.observer[rank, edge] += entry.observer[edge]
+        for edge, payload, predicted, observer in entry.rows:
+            self.predicted[rank, edge] += predicted
+            self.payload[rank, edge] += payload
+            self.observer[rank, edge] += observer
             self.message_count[rank, edge] += 1
         if entry.unexplained:
             self.unexplained[entry.unexplained] += 1
@@ -184,6 +190,7 @@ def _order(key: tuple[int, Edge]) -> tuple[str, int, int]:
     return group, rank, dst
 
 
+@once
 def ledger_of(trace: Trace) -> Ledger:
     """What every operation of this trace should have written, by rank and section."""
     known = meters(trace)
@@ -199,15 +206,10 @@ def ledger_of(trace: Trace) -> Ledger:
             meter = known.get(rank)
             # The connections are those of the group as this rank's file calls it.
             group = home(processes[rank], (operation.steps or (operation,))[0].group.name)
-            mine = {dst: size for (src, dst), size in predicted.items() if src == rank}
-            entry = _Entry(
-                _key(operation),
-                _name(operation),
-                group,
-                Counter({(group, dst): payload[rank, dst] for dst in mine}),
-                Counter({(group, dst): size for dst, size in mine.items()}),
-                reason,
+            rows = tuple(
+                Row((group, dst), payload[src, dst], size) for (src, dst), size in predicted.items() if src == rank
             )
+            entry = _Entry(_key(operation), _name(operation), group, rows, reason)
             section = meter.section_of(numbers) if meter is not None else None
             if section is None:
                 ledger.outside[rank].append(entry)
@@ -223,16 +225,10 @@ def _enter_rpc(ledger: Ledger, operation: Operation) -> None:
         ledger.ranks |= {message.src, message.dst}
         if message.src == message.dst:
             continue  # It never leaves the process.
-        size, edge = wire_bytes(message), (RPC, message.dst)
-        entry = _Entry(
-            _key(operation),
-            f"{message.op} #{operation.seq}",
-            RPC,
-            Counter({edge: message.payload_bytes or 0}),
-            Counter({edge: size or 0}),
-            "" if size is not None else _how_it_is_packed(message),
-            Counter({edge: message.observer_bytes}),
-        )
+        size = wire_bytes(message)
+        row = Row((RPC, message.dst), message.payload_bytes or 0, size or 0, message.observer_bytes)
+        reason = "" if size is not None else _how_it_is_packed(message)
+        entry = _Entry(_key(operation), f"{message.op} #{operation.seq}", RPC, (row,), reason)
         meter = ledger.meters.get(message.src)
         section = meter.section_at(message.sent_ns) if meter is not None and message.sent_ns is not None else None
         if section is None or (meter is not None and section < meter.known_from):
@@ -268,21 +264,19 @@ def _how_it_is_packed(message: Message) -> str:
 def _prediction(operation: Operation) -> tuple[Counter[tuple[int, int]], Counter[tuple[int, int]], str]:
     """Payload and bytes on the wire for each (src, dst), or why they are not known."""
     payload: Counter[tuple[int, int]] = Counter()
-    predicted: Counter[tuple[int, int]] = Counter()
+    counts: Counter[tuple[int, int]] = Counter()
     sums = sums_of(operation)
     backend = (operation.steps or (operation,))[0].group.backend
     if isinstance(sums, str):
-        return payload, predicted, sums
+        return payload, counts, sums
     if backend != "gloo":
-        return payload, predicted, f"how {backend} frames its messages is not known here"
+        return payload, counts, f"how {backend} frames its messages is not known here"
     if any(pair.how == "missing" for pair in sums):
-        return payload, predicted, "a rank never came, or failed: how much had travelled is not known"
+        return payload, counts, "a rank never came, or failed: how much had travelled is not known"
     for pair in sums:
-        size = pair.payload_bytes or 0  # Of no message over gloo it is unknown.
-        payload[pair.src, pair.dst] += size
-        predicted[pair.src, pair.dst] += size + 2 * FRAME_BYTES * pair.message_count
-        predicted[pair.dst, pair.src] += FRAME_BYTES * pair.message_count
-    return payload, predicted, ""
+        payload[pair.src, pair.dst] += pair.payload_bytes or 0  # Of no message over gloo it is unknown.
+        counts[pair.src, pair.dst] += pair.message_count
+    return payload, gloo.wire_bytes(payload, counts), ""
 
 
 def _calls(operation: Operation) -> dict[int, int]:
@@ -305,29 +299,27 @@ def _name(operation: Operation) -> str:
 # Agreement ------------------------------------------------------------------------------------------------------------
 
 
-class Agreements:
-    """Where counters and predictions agree: in the shortest stretch around an operation, else in the whole."""
-
-    def __init__(self, by_operation: dict[OperationKey, frozenset[tuple[int, int]]]) -> None:
-        self._by_operation = by_operation
-
-    def of(self, operation: Operation) -> frozenset[tuple[int, int]]:
-        """The (src, dst) whose bytes of this operation the sender's counters confirm."""
-        return self._by_operation.get(_key(operation), frozenset())
+def confirmed(operation: Operation, trace: Trace) -> frozenset[tuple[int, int]]:
+    """The (src, dst) whose bytes of this operation the sender's counters confirm."""
+    return _agreements(trace.whole).get(_key(operation), frozenset())
 
 
-def agreements(trace: Trace) -> Agreements:
-    """Which bytes of which operation the counters confirm. Asked of the whole trace: a selection has fewer samples."""
-    if not meters(trace.whole):
-        return Agreements({})
-    ledger = ledger_of(trace.whole)
+@once
+def _agreements(whole: Trace) -> dict[OperationKey, frozenset[tuple[int, int]]]:
+    """Where counters and predictions agree: in the shortest stretch around an operation, else in the whole.
+
+    Asked of the whole trace: a selection has fewer samples.
+    """
+    if not meters(whole):
+        return {}
+    ledger = ledger_of(whole)
     overall = _exact_edges(ledger, ledger.whole)
     found: dict[OperationKey, set[tuple[int, int]]] = defaultdict(set)
     for (rank, section), entries in ledger.entries.items():
-        exact = _exact_edges(ledger, [(rank, section, section + 1)])
+        exact = _exact_edges(ledger, [(rank, section, section + 1)]) | overall
         for entry in entries:
-            found[entry.key] |= {(rank, dst) for _, dst in entry.predicted if (rank, dst) in (exact | overall)}
-    return Agreements({key: frozenset(edges) for key, edges in found.items()})
+            found[entry.key] |= {(rank, dst) for (_, dst), *_ in entry.rows if (rank, dst) in exact}
+    return {key: frozenset(edges) for key, edges in found.items()}
 
 
 def _exact_edges(ledger: Ledger, stretches: Iterable[Stretch]) -> set[tuple[int, int]]:

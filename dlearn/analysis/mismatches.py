@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from dlearn.analysis.hang_words import call_text, listed, sites_text
+from dlearn.analysis.hang_words import call_text, called_at, listed, sites_text
 from dlearn.analysis.hangs import hangs
 from dlearn.analysis.joining import operations
 from dlearn.trace.event import Collective
@@ -91,8 +91,7 @@ def mismatch_sentence(mismatch: Mismatch, trace: Trace, times: int = 1) -> str:
     if mismatch.why == "calls":
         return f"{call} went through, and {operation.problem}: its results mean nothing{sites_text(operation, trace)}"
     if mismatch.why == "sites":
-        each = sites_text(operation, trace).removeprefix("; ").replace(f"called {operation.op} ", f"called {call} ", 1)
-        return f"{each}; if these were not to meet, its result is wrong"
+        return f"{called_at(operation, trace, call)}; if these were not to meet, its result is wrong"
     who = listed([trace.label(end.rank) for end in operation.ends])
     return (
         f"{call_text(operation.ends[0])}{again}: {who} gave the same data, as if these had been summed before;"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import groupby
 from statistics import median
 from typing import NamedTuple
 
@@ -80,15 +81,6 @@ class StepOverlap(msgspec.Struct, frozen=True, kw_only=True):
     path: tuple[Leg, ...]
     others: int
 
-    @property
-    def straggler(self) -> int | None:
-        """The rank for which the others waited longest, with nothing else to do; None if nobody waited."""
-        waited: dict[int, int] = defaultdict(int)
-        for share in self.shares:
-            for rank, duration in share.waits.items():
-                waited[rank] += duration
-        return max(waited, key=lambda rank: waited[rank]) if waited else None
-
 
 class Overlap(Shown, frozen=True):
     """The communication of each training step: hidden and exposed, waiting and transfer, and the critical path.
@@ -144,17 +136,11 @@ class Overlap(Shown, frozen=True):
         """ "step 1, 83.0 ms: rank 2 forward 5.10 ms, backward 45.0 ms; bucket 2 travels 32.4 ms; rank 2 ..."."""
         if not step.path:
             return f"{step.title}: what it waited for was not observed"
-        told, before = "", -1
-        for leg in step.path:
-            if leg.what in _COMPUTED:
-                name = "" if leg.rank == before else f"{self._label(leg.rank)} "
-                told += f"{'; ' if name and told else ', ' if told else ''}{name}{leg.what}"
-                before = leg.rank
-            else:
-                told += f"{'; ' if told else ''}{leg.what}"
-                before = -1
-            told += f" {time_text(leg.end_ns - leg.start_ns)}"
-        return f"{step.title}, {time_text(step.path[-1].end_ns - step.path[0].start_ns)}: {told}"
+        told = []
+        for rank, legs in groupby(step.path, key=lambda leg: leg.rank if leg.what in _COMPUTED else None):
+            name = "" if rank is None else f"{self._label(rank)} "
+            told.append(name + ", ".join(f"{leg.what} {time_text(leg.end_ns - leg.start_ns)}" for leg in legs))
+        return f"{step.title}, {time_text(step.path[-1].end_ns - step.path[0].start_ns)}: {'; '.join(told)}"
 
     def _label(self, rank: int) -> str:
         return self.labels.get(rank, f"rank {rank}")

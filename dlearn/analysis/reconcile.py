@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
+from dlearn.analysis.joining import once
 from dlearn.analysis.ledger import Ledger, OperationKey, Pair, Stretch, Why, counted_together, ledger_of
 from dlearn.analysis.rpc import FRAMING_ERROR, MESSAGE_BYTES
 from dlearn.analysis.text_table import Shown, count_text, lines_of
@@ -164,6 +165,7 @@ class Reconciliation(Shown, frozen=True, kw_only=True):
         return "\n".join(lines + self.sentences())
 
 
+@once
 def reconcile(trace: Trace) -> Reconciliation:
     """For each pair of ranks: payload, predicted bytes on the wire, measured bytes, and what is left between them."""
     ledger = ledger_of(trace)
@@ -205,7 +207,8 @@ def _whole(trace: Trace, ledger: Ledger) -> Part:
         notes.append(f"{unseen:,} {were} not seen when their group was made, or closed before the last sample")
     outside = [entry for rank, entries in ledger.outside.items() if rank in ledger.meters for entry in entries]
     if outside:
-        lie, payload = "lies" if len(outside) == 1 else "lie", sum(entry.payload.total() for entry in outside)
+        lie = "lies" if len(outside) == 1 else "lie"
+        payload = sum(row.payload for entry in outside for row in entry.rows)
         size = f", with {payload:,} B of payload," if payload else ""
         notes.append(f"{count_text(len(outside), 'call')}{size} {lie} outside of the samples")
     notes += _residues(pairs)
@@ -219,7 +222,7 @@ def _strange_pairs(trace: Trace, ledger: Ledger, pairs: Sequence[Pair]) -> list[
         return []
     sought = {(pair.src, pair.dst) for pair in pairs if pair.measured_bytes is None}
     for rank, entries in ledger.outside.items():
-        sought |= {(rank, dst) for entry in entries for _, dst in entry.predicted}
+        sought |= {(rank, row.edge[1]) for entry in entries for row in entry.rows}
     return [
         Pair(src=src, dst=dst, group=NO_GROUP, payload_bytes=0, predicted_bytes=0, measured_bytes=size, why="not seen")
         for (src, dst), size in sorted(strangers(trace).items())

@@ -86,6 +86,11 @@ def training_steps(trace: Trace) -> tuple[TrainingStep, ...]:
     return tuple(sorted(steps, key=lambda step: (step.number, step.rank)))
 
 
+def step_spans(trace: Trace) -> list[str]:
+    """The user's spans whose name begins with "step", in their order."""
+    return [name for name in trace.spans if name.startswith("step")]
+
+
 def unseen_note(trace: Trace) -> str:
     """Why a program that makes a DDP model shows no step of it; nothing where it does, or makes none."""
     seen = any(isinstance(event, Gradient | Stretch) for event in trace.whole.events)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dlearn.analysis.joining import once
 from dlearn.trace.event import Counters
 from dlearn.trace.trace import Process, Trace
 
@@ -52,6 +53,7 @@ class Meter:
         return growth
 
 
+@once
 def meters(trace: Trace) -> dict[int, Meter]:
     """The meter of each rank that has at least two samples in this trace."""
     far = _far_ends(trace.processes)

@@ -9,11 +9,12 @@ from collections.abc import Hashable, Sequence
 from dlearn.analysis.hang_words import listed, missing_text
 from dlearn.analysis.iteration import Iteration, iteration, iterations
 from dlearn.analysis.joining import operations, payload_bytes
-from dlearn.analysis.ledger import agreements
+from dlearn.analysis.ledger import confirmed
 from dlearn.analysis.reconcile import reconcile
 from dlearn.analysis.story import clock_sentence, left_out_sentence, story
 from dlearn.analysis.text_table import Shown, count_text, html_list, html_table
 from dlearn.analysis.traffic import Traffic, traffic_of
+from dlearn.analysis.training_steps import step_spans
 from dlearn.analysis.unrolling import sums_of
 from dlearn.trace.event import Collective
 from dlearn.trace.message import Message, Operation
@@ -52,7 +53,7 @@ class Explanation(Shown, frozen=True):
 
 def explain(trace: Trace) -> Explanation:
     """What was sent to whom, in words: in the last step (the last span whose name begins with "step"), or in all."""
-    steps = [name for name in trace.spans if name.startswith("step")]
+    steps = step_spans(trace)
     everything = operations(trace)
     asked = operations(trace.within(steps[-1])) if steps else everything
     part = steps[-1] if steps else "the whole trace" if trace.selected_from is None else "this part of the trace"
@@ -82,20 +83,19 @@ def overview(trace: Trace) -> str:
     everything = operations(trace)
     names = sorted({operation.group.backend for operation in everything})
     backends = ", ".join(names) or "no process group used"
-    explained, confirmed = 0, 0
+    explained, counted = 0, 0
     known: Counter[str] = Counter()
-    agreed = agreements(trace)
     for operation in everything:
         answer = sums_of(operation)
         if not isinstance(answer, str):
             explained += 1
-            agree = agreed.of(operation)
+            agreed = confirmed(operation, trace)
             for pair in answer:
                 known[pair.how] += pair.message_count
-                confirmed += pair.message_count if (pair.src, pair.dst) in agree else 0
+                counted += pair.message_count if (pair.src, pair.dst) in agreed else 0
     kinds = ", ".join(f"{count:,} {_HOW.get(how, how)}" for how, count in known.most_common()) or "none"
-    if confirmed:
-        kinds += f"; {'all' if confirmed == known.total() else f'{confirmed:,}'} confirmed by the kernel's counters"
+    if counted:
+        kinds += f"; {'all' if counted == known.total() else f'{counted:,}'} confirmed by the kernel's counters"
     return (
         f"{count_text(len(trace.processes), 'rank')} ({backends}): {explained:,} of"
         f" {count_text(len(everything), 'operation')} explained by {count_text(known.total(), 'message')} ({kinds})."

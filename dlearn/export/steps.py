@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from dlearn.analysis.hangs import hangs
 from dlearn.analysis.iteration import iteration, iterations
-from dlearn.analysis.training_steps import training_steps
+from dlearn.analysis.training_steps import step_spans, training_steps
 from dlearn.trace.event import Event, RpcWindow, Span
 from dlearn.trace.trace import Trace
 
@@ -31,7 +31,7 @@ def one_step(trace: Trace) -> Part:
         return Part(trace, "the part that was chosen")
     if iterations(trace):
         return _last_iteration(trace)
-    names = [name for name in trace.spans if name.startswith("step")]
+    names = step_spans(trace)
     ended = _complete(trace)
     complete = names if hangs(trace) else [name for name in names if name in ended]
     if complete:

@@ -11,7 +11,7 @@ It is told only of what is known in full from its beginning: one message that no
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, count, pairwise
 
 from dlearn.analysis.findings import size_text
@@ -25,6 +25,7 @@ _SUMS = ("all_reduce", "reduce", "reduce_scatter")
 _MOST_PIECES = 64
 _MOST_NAMES = 4
 _UNKNOWN = -1
+_SUM = "sum"
 
 Holding = dict[tuple[int, int], int]
 """(rank, piece) -> a bit for each member whose part is in it; `_UNKNOWN` where nobody can say."""
@@ -51,7 +52,7 @@ def pieces(trace: Trace, messages: Sequence[Message]) -> Source:
             _play(source, operation, dict(zip(places, shown, strict=True)), cuts, begin, trace)
     if source.boards:
         source.notes.append("What a rank holds is inferred from which parts were sent: values are never recorded.")
-    if any(" sum in " in words for words in source.words.values()):
+    if any(change.text == _SUM for change in chain.from_iterable(source.changes.values())):
         source.notes.append("The sum may be a maximum or another reduction: which one, the trace does not say.")
     if crowded:
         source.notes.append(
@@ -170,11 +171,20 @@ def _order(messages: Sequence[Message]) -> Iterator[tuple[int, bool]]:
         own[message.src].append((left, False, place))
         if arrived is not None:
             own[message.dst].append((arrived, True, place))
+    yield from replay({rank: [(event, event[2], event[1]) for event in events] for rank, events in own.items()})
+
+
+def replay(own: Mapping[int, Iterable[tuple[tuple[int, ...], int, bool]]]) -> Iterator[tuple[int, bool]]:
+    """Yield (message, whether it arrives): each rank's in its own order, and no arrival before its departure.
+
+    `own` has a moment by the rank's clock, a message and whether it arrives there. Where no order fits, the earliest
+    comes next.
+    """
     waiting = [deque(sorted(events)) for events in own.values()]
     sent: set[int] = set()
     while heads := [events for events in waiting if events]:
-        ready = [events for events in heads if not events[0][1] or events[0][2] in sent]
-        _, arrives, place = min(ready or heads, key=lambda events: events[0]).popleft()
+        ready = [events for events in heads if not events[0][2] or events[0][1] in sent]
+        _, place, arrives = min(ready or heads, key=lambda events: events[0]).popleft()
         sent.add(place)
         yield place, arrives
 
@@ -206,7 +216,7 @@ def _text(mask: int, names: Sequence[str], *, summed: bool) -> tuple[str, float]
     if not summed:
         return "+".join(inside), float(bool(inside))
     if len(inside) == len(names):
-        return "sum", 1.0
+        return _SUM, 1.0
     text = "+".join(inside) if len(inside) <= _MOST_NAMES else f"{len(inside)} of {len(names)}"
     return text, len(inside) / len(names)
 
@@ -221,5 +231,5 @@ def _words(changes: Sequence[Change], count: int, trace: Trace, *, summed: bool)
         where = f"pieces {first} to {last} of {count}"
     texts = list(dict.fromkeys(change.text for change in changes))
     plain = texts[0] if summed else f"the data of {texts[0]}"
-    has = {"sum": "the whole sum", "?": "parts that nobody can tell"}.get(texts[0], plain)
+    has = {_SUM: "the whole sum", "?": "parts that nobody can tell"}.get(texts[0], plain)
     return f"Then {trace.label(changes[0].rank)} has {has if len(texts) == 1 else 'different parts'} in {where}."

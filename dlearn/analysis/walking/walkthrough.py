@@ -10,6 +10,7 @@ import msgspec
 
 from dlearn.analysis.confirming import messages as all_messages
 from dlearn.analysis.findings import sequence_finding, size_text
+from dlearn.analysis.joining import tag_of
 from dlearn.analysis.text_table import count_text
 from dlearn.analysis.walking.contexts import contexts
 from dlearn.analysis.walking.gradients import gradients
@@ -116,7 +117,7 @@ def _of_message(
 ) -> Step:
     words = [each.words[place] for each in told if each.words.get(place)]
     sentence = message_sentence(message, trace)
-    if mark and f", {mark} (" not in sentence:  # "tag 3" stands there already, and only its name is new
+    if mark and mark != f"tag {tag_of(message.operation)}":  # The number stands there already, and only a name is new.
         sentence = f"{mark}: {sentence}"
     span, phase = where.of_message(message)
     return Step(
