@@ -30,9 +30,11 @@ import torch.distributed.rpc as rpc
 from torch import nn
 
 from dlearn import Cluster, draw, play, span
-from dlearn.analysis import autograd_graph, iteration, scaling
+from dlearn.analysis import autograd_graph, iteration
 from dlearn.lessons import split
 from dlearn.lessons.knobs import Bytes, knobs
+from dlearn.lessons.scaling import scaling
+from dlearn.lessons.scaling_chart import scaling_chart
 
 
 class Conv(nn.Module):
@@ -132,7 +134,7 @@ told
 # lie: the output and its gradient are one line.
 
 # %%
-axes = draw.scaling(told)
+axes = scaling_chart(told)
 
 # %%
 assert [line.slope for line in told.growing] == [4 * 3 * 16 * 16, 4 * 8 * 16 * 16, 4 * 8 * 16 * 16]

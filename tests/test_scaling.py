@@ -7,9 +7,10 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from traces import Job
 
-from dlearn import Cluster, draw, span
-from dlearn.analysis import scaling
+from dlearn import Cluster, span
 from dlearn.errors import DlearnError
+from dlearn.lessons.scaling import scaling
+from dlearn.lessons.scaling_chart import scaling_chart
 
 
 @pytest.fixture(autouse=True)
@@ -152,7 +153,7 @@ def parts(ax, kind):
 
 def test_lines_go_through_the_points_that_were_measured(real):
     told, _ = real
-    ax = draw.scaling(told)
+    ax = scaling_chart(told)
     assert " ".join(ax.get_title(loc="left").split()) == "3 of 14 messages grow with B: 11,264 B for each example"
     lines, points = parts(ax, "line"), parts(ax, "measured")
     assert [list(each.get_xdata()) for each in points] == [[1, 8, 32]] * 3
@@ -164,10 +165,10 @@ def test_lines_go_through_the_points_that_were_measured(real):
     assert {each.get_linestyle() for each in lines} == {"--"}
 
 
-def test_it_takes_runs_too_and_says_when_nothing_grows(tmp_path, real):
-    ax = draw.scaling(runs(tmp_path, lambda b: [12 * b]))
+def test_it_says_when_nothing_grows(tmp_path, real):
+    ax = scaling_chart(scaling(runs(tmp_path, lambda b: [12 * b])))
     assert len(parts(ax, "line")) == 1
-    empty = draw.scaling(real[1])
+    empty = scaling_chart(real[1])
     assert any("No message depends on B" in text.get_text() for text in empty.texts)
 
 
@@ -175,5 +176,5 @@ def test_it_can_be_drawn_beside_another(real):
     import matplotlib.pyplot as plt
 
     figure, (left, _) = plt.subplots(1, 2, figsize=(9, 3.4))
-    assert draw.scaling(real[0], ax=left) is left
+    assert scaling_chart(real[0], ax=left) is left
     assert tuple(figure.get_size_inches()) == (9, 3.4)
