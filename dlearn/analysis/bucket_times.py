@@ -18,7 +18,7 @@ from dlearn.analysis.device_view import device_note, on_device
 from dlearn.analysis.findings import capital, time_text
 from dlearn.analysis.gradients import Pass, passes
 from dlearn.analysis.joining import operations
-from dlearn.analysis.text_table import Shown, count_text, lines_of, ms
+from dlearn.analysis.text_table import Shown, count_text, first_few, lines_of, ms
 from dlearn.analysis.training_steps import unseen_note
 from dlearn.analysis.waiting import waited_until_ns
 from dlearn.trace.event import Bucket, Collective, Event, Gradient, Span, Stretch
@@ -135,7 +135,7 @@ class BucketTimes(Shown, frozen=True):
         there = next((each for each in self.items if (each.backward, each.rank, each.model, each.index) == own), None)
         if there is not None and there.never_ready:
             names = there.never_ready
-            said += f": there {_names(names)} {'is' if len(names) == 1 else 'are'} never ready"
+            said += f": there {first_few(names, _NAMES_SHOWN)} {'is' if len(names) == 1 else 'are'} never ready"
         return capital(said)
 
     def _label(self, rank: int) -> str:
@@ -168,7 +168,9 @@ class BucketTimes(Shown, frozen=True):
         for table in self.tables:
             size = sum(each.bytes for each in table)
             lines.append(f"{_BUILT.get(table[0].built, table[0].built)}: {len(table)}, {size:,} B")
-            lines += [f"  bucket {each.index}: {each.bytes:,} B: {_names(each.parameters)}" for each in table]
+            lines += [
+                f"  bucket {each.index}: {each.bytes:,} B: {first_few(each.parameters, _NAMES_SHOWN)}" for each in table
+            ]
         lines += ["ms from the start of the backward pass:", *lines_of(self.rows(), names=3)]
         if len(self.examples) > _ROWS_SHOWN:
             lines.append(f"({len(self.examples) - _ROWS_SHOWN:,} more rows)")
@@ -184,12 +186,6 @@ _BUILT = {
     "first": "the first buckets",
     "rebuilt": "buckets rebuilt in the order in which the gradients came",
 }
-
-
-def _names(parameters: Sequence[str]) -> str:
-    """As in a sentence: the first ones, and how many more."""
-    more = len(parameters) - _NAMES_SHOWN
-    return ", ".join(parameters[:_NAMES_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def begins_of(items: Iterable[BucketTime]) -> dict[int, int]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from dlearn.analysis.gradients import unready
 from dlearn.analysis.hangs import Hang, Pace, group_of, inside, places, refusals
+from dlearn.analysis.text_table import first_few
 from dlearn.trace.event import Bucket, Collective
 from dlearn.trace.message import End, Group, Operation, RpcEnd
 from dlearn.trace.trace import Trace
@@ -205,7 +206,7 @@ def never(operation: Operation, rank: int, trace: Trace, notes: Mapping[int, str
     if not found.begun:
         began = f"began backward pass {found.backward_pass}"
         return Never(began, began, but)
-    names = _parameters(found.parameters)
+    names = first_few(found.parameters, _PARAMETERS_LISTED)
     return Never(f"produced the gradients of {names} in backward pass {found.backward_pass}", f"produced {names}", but)
 
 
@@ -247,11 +248,10 @@ def called_at(operation: Operation, trace: Trace, call: str = "") -> str:
         return ""
     one_op = len({end.op for end in ends}) == 1
     calls = []
-    for i, end in enumerate(ends[:_NAMES_LISTED]):
+    for i, end in enumerate(ends):
         called = f"called {call or end.op} " if i == 0 else "" if one_op else f"{end.op} "
         calls.append(f"{trace.label(end.rank)} {called}at {end.site}")
-    more = f" and {len(ends) - _NAMES_LISTED:,} more" if len(ends) > _NAMES_LISTED else ""
-    return f"{', '.join(calls)}{more}"
+    return first_few(calls, _NAMES_LISTED)
 
 
 def _makers_text(operation: Operation, trace: Trace) -> str:
@@ -260,12 +260,8 @@ def _makers_text(operation: Operation, trace: Trace) -> str:
     ends = [end for end in operation.ends if isinstance(end, Collective)]
     if not any(end.thread or end.launcher == "comm hook" for end in ends):
         return ""
-    told = [
-        f"{trace.label(end.rank)} {'' if i else 'called it '}{_maker(end)}"
-        for i, end in enumerate(ends[:_NAMES_LISTED])
-    ]
-    more = f" and {len(ends) - _NAMES_LISTED:,} more" if len(ends) > _NAMES_LISTED else ""
-    return f"; {', '.join(told)}{more}"
+    told = [f"{trace.label(end.rank)} {'' if i else 'called it '}{_maker(end)}" for i, end in enumerate(ends)]
+    return f"; {first_few(told, _NAMES_LISTED)}"
 
 
 def _maker(end: Collective) -> str:
@@ -311,12 +307,7 @@ def _group_text(group: Group | None, other: Group | None, trace: Trace) -> str:
 
 
 def _bucket_text(bucket: Bucket | None) -> str:
-    return f"bucket {bucket.index}: {_parameters(bucket.parameters)}" if bucket is not None else ""
-
-
-def _parameters(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _PARAMETERS_LISTED:,} more" if len(names) > _PARAMETERS_LISTED else ""
-    return ", ".join(names[:_PARAMETERS_LISTED]) + more
+    return f"bucket {bucket.index}: {first_few(bucket.parameters, _PARAMETERS_LISTED)}" if bucket is not None else ""
 
 
 def missing_text(operation: Operation, trace: Trace) -> str:
@@ -331,5 +322,5 @@ def verb(operation: Operation) -> str:
 
 def listed(names: Sequence[str]) -> str:
     if len(names) > _NAMES_LISTED:
-        return f"{', '.join(names[:_NAMES_LISTED])} and {len(names) - _NAMES_LISTED:,} more"
+        return first_few(names, _NAMES_LISTED)
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else "nobody"

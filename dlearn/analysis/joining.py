@@ -10,6 +10,7 @@ from typing import TypeVar
 from dlearn.analysis import buckets
 from dlearn.analysis.buckets import Key
 from dlearn.analysis.rpc import rpc_operations
+from dlearn.analysis.text_table import first_few
 from dlearn.trace.event import Bucket, Collective, PointToPoint, TensorInfo
 from dlearn.trace.matching import Match
 from dlearn.trace.message import End, Operation
@@ -240,7 +241,5 @@ def _bucket_text(bucket: Bucket) -> str:
 
 @lru_cache
 def _tensors_text(tensors: tuple[TensorInfo, ...]) -> str:
-    shown = [
-        "Python object" if tensor.dtype == PICKLED else f"{tensor.dtype}{list(tensor.shape)}" for tensor in tensors[:3]
-    ]
-    return ", ".join(shown) + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")
+    told = ["Python object" if each.dtype == PICKLED else f"{each.dtype}{list(each.shape)}" for each in tensors]
+    return first_few(told, 3)

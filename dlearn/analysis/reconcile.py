@@ -13,7 +13,7 @@ import msgspec
 from dlearn.analysis.joining import once
 from dlearn.analysis.ledger import Ledger, OperationKey, Pair, Stretch, Why, counted_together, ledger_of
 from dlearn.analysis.rpc import FRAMING_ERROR, MESSAGE_BYTES
-from dlearn.analysis.text_table import Shown, count_text, lines_of
+from dlearn.analysis.text_table import Shown, count_text, first_few, lines_of
 from dlearn.analysis.wire import NO_GROUP, RPC, strangers, why_not_measured
 from dlearn.trace.event import Counters, Span
 from dlearn.trace.trace import Trace
@@ -297,7 +297,7 @@ def _single_operations(ledger: Ledger) -> Iterator[Part]:
         together[tuple(sorted(entry.key for entry in entries))].append((rank, section, section + 1))
     for keys, stretches in together.items():
         pairs, unexplained = ledger.pairs(stretches)
-        what = " and ".join(names[key] for key in keys[:3]) + (f" and {len(keys) - 3} more" if len(keys) > 3 else "")
+        what = first_few([names[key] for key in keys], 3, between=" and ")
         yield Part(what=what, pairs=tuple(pairs), note="; ".join([*_not_predicted(unexplained), *_residues(pairs)]))
 
 

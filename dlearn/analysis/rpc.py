@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dlearn.analysis.text_table import first_few
 from dlearn.trace.event import RpcCall, RpcReply, RpcWindow, TensorInfo
 from dlearn.trace.exchange import Exchange
 from dlearn.trace.message import Group, How, Message, Operation, RpcEnd
@@ -224,8 +225,8 @@ def what_comes_back(exchange: Exchange) -> str:
 
 def tensor_text(tensors: tuple[TensorInfo, ...]) -> str:
     """ "float32[8, 3, 16, 16]"."""
-    shown = [f"{'sparse ' if tensor.sparse else ''}{tensor.dtype}{list(tensor.shape)}" for tensor in tensors[:3]]
-    return ", ".join(shown) + (f" and {len(tensors) - 3} more" if len(tensors) > 3 else "")
+    shown = [f"{'sparse ' if tensor.sparse else ''}{tensor.dtype}{list(tensor.shape)}" for tensor in tensors]
+    return first_few(shown, 3)
 
 
 def _request_tensors(exchange: Exchange) -> tuple[TensorInfo, ...]:

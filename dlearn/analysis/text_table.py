@@ -30,6 +30,12 @@ def lines_of(table: Sequence[Sequence[str]], *, names: int) -> list[str]:
     ]
 
 
+def first_few(names: Sequence[str], most: int, between: str = ", ") -> str:
+    """ "a, b and 3 more"."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return between.join(names[:most]) + more
+
+
 def html_list(sentences: Iterable[str]) -> str:
     return f"<ul>{''.join(f'<li>{html.escape(sentence)}</li>' for sentence in sentences)}</ul>"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from dlearn.analysis.joining import once, operations, payload_bytes
 from dlearn.analysis.ledger import counted_together, ledger_of, predicted_on_the_wire
-from dlearn.analysis.text_table import Shown, lines_of
+from dlearn.analysis.text_table import Shown, count_text, lines_of
 from dlearn.analysis.unrolling import how_sent, sums_of
 from dlearn.analysis.wire import why_not_measured
 from dlearn.errors import optional
@@ -108,9 +108,8 @@ class Traffic(Matrix, frozen=True):
         return self.payload_bytes
 
     def not_known(self) -> list[str]:
-        noun, other = ("" if count == 1 else "s" for count in (self.unexplained, self.unsized))
-        told = [f"not counted: {self.unexplained:,} operation{noun} whose messages are not known"]
-        unsized = [f"not counted: {self.unsized:,} message{other} whose size is not known"]
+        told = [f"not counted: {count_text(self.unexplained, 'operation')} whose messages are not known"]
+        unsized = [f"not counted: {count_text(self.unsized, 'message')} whose size is not known"]
         return told * bool(self.unexplained) + unsized * bool(self.unsized)
 
 
@@ -134,8 +133,7 @@ class WireTraffic(Matrix, frozen=True):
 
     def not_known(self) -> list[str]:
         left_out = [
-            f"not counted: {count:,} {'operation' if count == 1 else 'operations'}: {reason}"
-            for reason, count in self.not_predicted.items()
+            f"not counted: {count_text(count, 'operation')}: {reason}" for reason, count in self.not_predicted.items()
         ]
         return left_out + ([f"not measured: {self.not_measured}"] if self.not_measured else [])
 

@@ -12,7 +12,7 @@ from dlearn.analysis.joining import operations, payload_bytes
 from dlearn.analysis.ledger import confirmed
 from dlearn.analysis.reconcile import reconcile
 from dlearn.analysis.story import clock_sentence, left_out_sentence, story
-from dlearn.analysis.text_table import Shown, count_text, html_list, html_table
+from dlearn.analysis.text_table import Shown, count_text, first_few, html_list, html_table
 from dlearn.analysis.traffic import Traffic, traffic_of
 from dlearn.analysis.training_steps import step_spans
 from dlearn.analysis.unrolling import sums_of
@@ -270,9 +270,8 @@ def _routes(group: Sequence[Operation], trace: Trace) -> str:
         by_size[_size_text(min(found), max(found), more=ends in unsized)].append(ends)
     parts = []
     for size_text, pairs in by_size.items():
-        arrows = ", ".join(f"{_short(src, trace)}→{_short(dst, trace)}" for src, dst in sorted(pairs)[:8])
-        more = f" and {len(pairs) - 8} more" if len(pairs) > 8 else ""
-        parts.append(f"{arrows}{more}: {size_text}{' each' if len(pairs) > 1 else ''}")
+        arrows = first_few([f"{_short(src, trace)}→{_short(dst, trace)}" for src, dst in sorted(pairs)], 8)
+        parts.append(f"{arrows}: {size_text}{' each' if len(pairs) > 1 else ''}")
     if len(parts) > _SIZES_SHOWN:
         parts[_SIZES_SHOWN:] = [f"and {len(parts) - _SIZES_SHOWN:,} more sizes"]
     return "; ".join(parts) + f" ({', '.join(sorted(hows))})" if parts else "nothing travels"
@@ -313,7 +312,7 @@ def shorten(what: str) -> str:
     listed = names.split(", ")
     if not colon or len(listed) <= _NAMES_SHOWN:
         return what
-    return f"{head}: {', '.join(listed[:_NAMES_SHOWN])} and {len(listed) - _NAMES_SHOWN} more"
+    return f"{head}: {first_few(listed, _NAMES_SHOWN)}"
 
 
 def _short(rank: int, trace: Trace) -> str:

@@ -1,17 +1,26 @@
-"""What ranks do by themselves between messages: parts of a training step, the user's spans, functions called by RPC."""
+"""What ranks do by themselves between messages: parts of a training step, the user's spans, functions called by RPC.
+
+Of a pipeline the names tell of which micro-batches a stage keeps what the backward pass needs: a rank's spans F0, F1,
+... and B0, B1, ... are the forward and the backward passes of micro-batch 0, 1, ... What lies between the two is kept.
+Nobody sees it, so it is inferred.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 from dlearn.analysis.text_table import count_text
-from dlearn.analysis.walking.microbatches import BOARD, NOTE, kept
 from dlearn.analysis.walking.parts import Parts
 from dlearn.analysis.walking.steps import Board, Change, Source, Step
 from dlearn.trace.event import Collective, PointToPoint, RpcCall, RpcRun, Span, Stretch
 from dlearn.trace.message import Message
 from dlearn.trace.trace import Trace
 
+BOARD = "Micro-batches kept from their forward to their backward pass (inferred)"
+NOTE = "Spans F0 and B0 are taken for the forward and the backward pass of micro-batch 0; what is kept is inferred."
+_NAME = re.compile(r"([FB])(\d{1,4})")
 _STRETCHES = {"forward": "its forward pass", "backward": "its backward pass", "optimizer": "the optimizer's step"}
 
 
@@ -75,4 +84,25 @@ def _talking(trace: Trace) -> set[tuple[int, int]]:
         while around is not None and (event.rank, around) in parents and (event.rank, around) not in found:
             found.add((event.rank, around))
             around = parents[event.rank, around]
+    return found
+
+
+def kept(works: Iterable[Span]) -> dict[tuple[int, int], tuple[Change, str]]:
+    """Rank and number of a span of a pipeline -> what its rank keeps from then on, and that in words."""
+    passes = sorted((each for each in works if _NAME.fullmatch(each.name)), key=lambda each: each.start_ns)
+    names = {(each.rank, each.name) for each in passes}
+    held: dict[int, set[int]] = defaultdict(set)
+    found: dict[tuple[int, int], tuple[Change, str]] = {}
+    for each in passes:
+        way, number = each.name[0], int(each.name[1:])
+        if not {(each.rank, f"F{number}"), (each.rank, f"B{number}")} <= names:
+            continue
+        now = held[each.rank]
+        if way == "F":
+            now.add(number)
+        else:
+            now.discard(number)
+        text, share = (f"micro-batch {number}", 1.0) if way == "F" else ("", 0.0)
+        change = Change(BOARD, each.rank, number, text, share)
+        found[each.rank, each.number] = change, f" Kept for backward passes to come: {len(now)} (inferred)."
     return found
