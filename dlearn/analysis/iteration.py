@@ -129,15 +129,16 @@ class Iteration(Shown, frozen=True, kw_only=True):
     def rows(self) -> list[list[str]]:
         """The table as text: a message a row; bytes on the wire, a column for each trainer."""
         names = [self.labels[rank] for rank in self.drivers]
-        table = [["#", "phase", "message", "from", "payload", "tensors", *(f"wire, {name}" for name in names)]]
         digits = len(str(len(self.steps)))
+        head = [f"{'#':>{digits}}", "phase", "message", "from", "payload", "tensors"]
+        table = [[*head, *(f"wire, {name}" for name in names)]]
         for place, step in enumerate(self.steps, 1):
             first = next(message for message in step.messages if message is not None)
             tensors = sum(tensor.payload_bytes for tensor in first.tensors)
             packed = "?" if first.packed_bytes is None else f"{first.packed_bytes:,}"
             src = "trainer" if step.from_driver else self._others
-            row = [f"{place:>{digits}}", step.phase, step.op, src, packed, f"{tensors:,}" if tensors else ""]
-            table.append([*row, *(_wire(message) for message in step.messages)])
+            row = [f"{place:>{digits}}", step.phase, step.op, src, packed]
+            table.append([*row, f"{tensors:,}" if tensors else "", *(_wire(message) for message in step.messages)])
         return table
 
     def phase_rows(self) -> list[list[str]]:
