@@ -5,7 +5,7 @@ from traces import Job, header, tensor
 from dlearn.analysis import explain
 from dlearn.analysis.text_table import count_text
 from dlearn.analysis.words import shorten
-from dlearn.trace.event import REFUSED
+from dlearn.trace.event import REFUSED, Bucket
 
 
 def sentences(trace):
@@ -191,11 +191,14 @@ def test_any_number_of_ranks_is_a_readable_answer(tmp_path):
 
 
 def test_long_lists_of_parameters_are_shortened():
-    assert shorten("gradient of bucket 0: a, b, c, d, e, f") == "gradient of bucket 0: a, b, c, d and 2 more"
-    assert shorten("gradient of bucket 0: a, b") == "gradient of bucket 0: a, b"
-    assert shorten("float32[10, 10], float32[3], float32[4], float32[5]") == (
-        "float32[10, 10], float32[3], float32[4], float32[5]"
-    )
+    def told(*names):
+        bucket = Bucket(number=1, start_ns=0, model=0, index=0, count=1, bytes=4, built="first", parameters=names)
+        return shorten("gradient of bucket 0: " + ", ".join(names), bucket)
+
+    assert told(*"abcdef") == "gradient of bucket 0: a, b, c, d and 2 more"
+    assert told(*"ab") == "gradient of bucket 0: a, b"
+    result = "result of f: float32[8, 3, 16, 16], float32[3]"
+    assert shorten(result, None) == result, "its commas separate no names"
 
 
 def test_counts_agree_with_their_nouns():

@@ -223,7 +223,7 @@ def _dtypes(call: End) -> str:
 
 def _what(first: End, bucket: Bucket | None, note: str) -> str:
     if bucket is not None:
-        return _bucket_text(bucket)
+        return bucket_text(bucket)
     if note:
         return note
     if isinstance(first, Collective) and first.role:
@@ -235,8 +235,9 @@ def _what(first: End, bucket: Bucket | None, note: str) -> str:
 
 
 @lru_cache
-def _bucket_text(bucket: Bucket) -> str:
-    return f"gradient of bucket {bucket.index}: {', '.join(bucket.parameters)}"
+def bucket_text(bucket: Bucket, most: int = 1_000_000) -> str:
+    """Name what travels, with the first `most` of its parameters."""
+    return f"gradient of bucket {bucket.index}: {first_few(bucket.parameters, most)}"
 
 
 @lru_cache

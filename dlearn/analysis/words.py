@@ -8,7 +8,7 @@ from collections.abc import Hashable, Sequence
 
 from dlearn.analysis.hang_words import listed, missing_text
 from dlearn.analysis.iteration import Iteration, iteration, iterations
-from dlearn.analysis.joining import operations, payload_bytes
+from dlearn.analysis.joining import bucket_text, operations, payload_bytes
 from dlearn.analysis.ledger import confirmed
 from dlearn.analysis.reconcile import reconcile
 from dlearn.analysis.story import clock_sentence, left_out_sentence, story
@@ -16,7 +16,7 @@ from dlearn.analysis.text_table import Shown, count_text, first_few, html_list, 
 from dlearn.analysis.traffic import Traffic, traffic_of
 from dlearn.analysis.training_steps import step_spans
 from dlearn.analysis.unrolling import sums_of
-from dlearn.trace.event import Collective
+from dlearn.trace.event import Bucket, Collective
 from dlearn.trace.message import Message, Operation
 from dlearn.trace.trace import Trace
 
@@ -218,7 +218,7 @@ def _sentence(group: Sequence[Operation], trace: Trace) -> str:
     times = f", {len(group):,} times" if len(group) > 1 else ""
     phase = _phase(first)
     then = f" in {_PHASES.get(phase, phase)}{times}" if phase != "none" else times
-    size, what = _size_text(*_sizes(first)), shorten(first.what)
+    size, what = _size_text(*_sizes(first)), shorten(first.what, first.bucket)
     if first.sender is not None and first.receiver is not None:
         sends = "was to send" if first.refused else "sends"
         story = f"{trace.label(first.sender)} {sends} {trace.label(first.receiver)} {size} ({what}){then}"
@@ -299,20 +299,16 @@ def message_sentence(message: Message, trace: Trace) -> str:
     if message.payload_bytes and message.payload_bytes < message.whole_bytes:
         size = f"{message.payload_bytes:,} of {message.whole_bytes:,} B"
     why = f" for {message.op}" if message.op != "send" else ""
-    what = f": {shorten(message.what)}" if message.what else ""
+    what = f": {shorten(message.what, message.operation.bucket)}" if message.what else ""
     if message.how == "missing":
         return f"{src} was to send {dst} {size}{why}{what}; it never came (missing)."
     how = message.how + (", confirmed by the kernel's counters" if message.confirmed else "")
     return f"{src} sends {dst} {size}{why}{what} ({how})."
 
 
-def shorten(what: str) -> str:
-    """A list of many parameters with its first few names."""
-    head, colon, names = what.partition(": ")
-    listed = names.split(", ")
-    if not colon or len(listed) <= _NAMES_SHOWN:
-        return what
-    return f"{head}: {first_few(listed, _NAMES_SHOWN)}"
+def shorten(what: str, bucket: Bucket | None) -> str:
+    """Name only the first parameters of a bucket; all else stays as it is."""
+    return what if bucket is None else bucket_text(bucket, _NAMES_SHOWN)
 
 
 def _short(rank: int, trace: Trace) -> str:

@@ -136,7 +136,7 @@ def _name_block(ax: Axes, block: Block, trace: Trace, y: float, labels: Labels) 
     head = plain(f"{operation.op} {size_text(size)}" if size else operation.op)
     reason = _stuck(operation, trace)
     tag = f", tag {tag_of(operation)}" if labels.tagged else ""  # It stands at the arrow.
-    what = plain(reason or shorten(operation.what.removesuffix(tag)), most=200)
+    what = plain(reason or shorten(operation.what.removesuffix(tag), operation.bucket), most=200)
     inch = 1 / points(ax, 1.0, along="x") * 72
     left = -(_LEFT_IN - 0.42) * inch
     ax.add_patch(

@@ -79,7 +79,7 @@ def _lines(trace: Trace) -> Iterator[str]:
 
 
 def _line(message: Message) -> str:
-    what = f": {shorten(message.what)}" if message.what else ""
+    what = f": {shorten(message.what, message.operation.bucket)}" if message.what else ""
     how = {"observed": "", "missing": " (never came)"}.get(message.how, f" ({message.how})")
     text = escaped(f"{payload_text(message)}, {message.op}{what}", most=_LONGEST_TEXT) + how
     return f"r{message.src}{_ARROWS[message.how]}r{message.dst}: {text}"

@@ -134,7 +134,8 @@ def _pair(message: Message, number: int, reached: Mapping[int, int], trace: Trac
     elif received_ns < sent_ns:
         note += _BEFORE
     received_ns = max(received_ns, sent_ns)
-    what = f"{payload_text(message)} for {message.op}{f': {shorten(message.what)}' if message.what else ''}{note}"
+    about = f": {shorten(message.what, message.operation.bucket)}" if message.what else ""
+    what = f"{payload_text(message)} for {message.op}{about}{note}"
     src, dst = trace.label(message.src), trace.label(message.dst)
     return (
         LogEvent(message.src, sent_ns, message.step, f"sends {dst} {what}", number),
