@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import tensor
 
-from dlearn.analysis.gloo import MOST_MESSAGES, Send, chunk_bounds, plan, schedule, schedule_of, wire_bytes
+from dlearn.analysis.gloo import MOST_MESSAGES, Send, chunk_bounds, schedule, schedule_of, wire_bytes
 from dlearn.trace.event import Collective
 
 MiB = 1 << 20
@@ -228,14 +228,6 @@ def test_a_monitored_barrier_lets_nobody_go_before_rank_0_has_heard_of_everybody
     assert go == [Send(1, 0, rank, 4 * rank, 4) for rank in (1, 2, 3)]
 
 
-@given(st.sampled_from(OPS), st.integers(2, 8), PAYLOAD, ITEMSIZE, st.integers(0, 7))
-@settings(EXAMPLES, max_examples=200)
-def test_messages_are_counted_right_before_they_are_made(op, ranks, payload, itemsize, root):
-    sizes = (payload - payload % itemsize,) * ranks
-    count, sends = plan(op, ranks, (sizes,), (itemsize,) * ranks, root % ranks)
-    assert count == len(list(sends))
-
-
 @pytest.mark.parametrize("op", OPS)
 def test_a_group_of_one_sends_nothing(op):
     assert sends_of(op, 1, 1000) == ()
@@ -371,8 +363,8 @@ def test_calls_tell_the_schedule(calls, same):
         ([call("all_to_all_single", tensors(6), splits=(6,))] * 3, "a rank has data for 1 ranks in a group of 3"),
         ([call("all_to_all", tensors(6, 6))] * 3, "a rank has data for 2 ranks in a group of 3"),
         ([call("all_to_none", tensors(8))] * 3, "no schedule of gloo's all_to_none is known here yet"),
-        ([call("all_reduce", tensors(2**53))], "its schedule has 34,359,738,368 messages, more than 20,000"),
-        ([call("reduce", tensors(2**53), root=0)], "messages, more than 20,000"),
+        ([call("all_reduce", tensors(2**53))], "its schedule has more than 20,000 messages"),
+        ([call("reduce", tensors(2**53), root=0)], "more than 20,000 messages"),
     ],
 )
 def test_what_is_not_unrolled_says_why(calls, why):

@@ -184,7 +184,7 @@ def any_source_let_go(job):
         (roots, "the ranks called it with different roots"),
         (twice, "a rank appears twice: two groups of the same name, or a damaged trace"),
         (sparse, "gloo first adds up what a sparse tensor has twice; how much is left is not recorded"),
-        (giant, "its schedule has 209,715,200 messages, more than 20,000"),
+        (giant, "its schedule has more than 20,000 messages"),
         (unknown_op, "no schedule of gloo's all_to_none is known here yet"),
         (unknown_backend, "no schedule of nccl's all_reduce is known here yet"),
         (no_such_root, "its root is no member of the process group"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import islice
 
 from dlearn.analysis.gloo_schedules import (
     Schedule,
@@ -17,10 +18,8 @@ from dlearn.analysis.gloo_schedules import (
     direct,
     dissemination,
     one_after_another,
-    reduce_length,
     ring_all_gather,
     ring_all_reduce,
-    ring_length,
     ring_reduce,
     star,
     tree_broadcast,
@@ -36,6 +35,8 @@ back from its receiver, "I am ready for it"; a message of no bytes costs them to
 
 MOST_MESSAGES = 20_000
 """Of one operation. A longer schedule is not unrolled; `messages` says so. (8 ranks reach it with 1.4 GB.)"""
+
+_TOO_LONG = f"its schedule has more than {MOST_MESSAGES:,} messages"
 
 Pair = tuple[int, int]
 """Sender and receiver."""
@@ -81,7 +82,7 @@ def _sparse(calls: Sequence[Collective], ranks: int) -> Schedule | str:
 def _rows(calls: Sequence[Collective], ranks: int) -> Rows | str:
     """For each rank, the bytes that it has for each rank; a single row where everybody has the same for everybody."""
     if ranks * (ranks - 1) > MOST_MESSAGES:
-        return _too_long(ranks * (ranks - 1))
+        return _TOO_LONG
     rows = []
     for call in calls:
         row = call.splits or tuple(tensor.payload_bytes for tensor in call.inputs)
@@ -126,49 +127,43 @@ def schedule(
         return Schedule(())
     if op in _ROOTED and (root is None or root >= ranks):
         return "its root is no member of the process group"
-    found = plan(op, ranks, sizes, itemsizes, root or 0)
+    found = _plan(op, ranks, sizes, itemsizes, root or 0)
     if found is None:
         return f"no schedule of gloo's {op} is known here yet"
-    count, sends = found
-    return _too_long(count) if count > MOST_MESSAGES else Schedule(tuple(sends))
+    # A trace may come from anyone: of a longer schedule no more is made.
+    sends = tuple(islice(found, MOST_MESSAGES + 1))
+    return _TOO_LONG if len(sends) > MOST_MESSAGES else Schedule(sends)
 
 
-def _too_long(count: int) -> str:
-    return f"its schedule has {count:,} messages, more than {MOST_MESSAGES:,}"
-
-
-def plan(op: str, ranks: int, sizes: Rows, itemsizes: tuple[int, ...], root: int) -> tuple[int, Iterator[Send]] | None:
-    """How many messages, and the messages. They are counted before any is made: a trace may come from anyone."""
+def _plan(op: str, ranks: int, sizes: Rows, itemsizes: tuple[int, ...], root: int) -> Iterator[Send] | None:
     payload, itemsize = sum(sizes[0]), max(itemsizes, default=1)
     match op:
         case "all_reduce" | "all_reduce_coalesced":
-            return ring_length(ranks, payload, itemsize), ring_all_reduce(ranks, payload, itemsize)
+            return ring_all_reduce(ranks, payload, itemsize)
         case "sparse all_reduce":
             indices, values = zip(*sizes, strict=True)
             runs = (ring_all_gather(ranks, 72), uneven_ring_all_gather(indices), uneven_ring_all_gather(values))
-            count = (ranks - 1) * ranks * (2 + any(indices) + any(values))
-            return count, one_after_another((72 * ranks, sum(indices), sum(values)), runs)
+            return one_after_another((72 * ranks, sum(indices), sum(values)), runs)
         case "reduce_scatter" | "reduce_scatter_single" | "reduce_scatter_single_coalesced":
             # Torch reduces ALL of each tensor to every rank, which then keeps its share: twice what is needed.
-            tensors = tuple(zip(sizes[0], itemsizes, strict=True))
-            rings = (ring_all_reduce(ranks, *tensor) for tensor in tensors)
-            return sum(ring_length(ranks, *tensor) for tensor in tensors), one_after_another(sizes[0], rings)
+            tensors = zip(sizes[0], itemsizes, strict=True)
+            return one_after_another(sizes[0], (ring_all_reduce(ranks, *tensor) for tensor in tensors))
         case "reduce":
-            return reduce_length(ranks, payload, itemsize, root), ring_reduce(ranks, payload, itemsize, root)
+            return ring_reduce(ranks, payload, itemsize, root)
         case "broadcast":
-            return ranks - 1, tree_broadcast(ranks, payload, root)
+            return tree_broadcast(ranks, payload, root)
         case "all_gather" | "all_gather_single" | "all_gather_coalesced" | "all_gather_single_coalesced":
-            return 2 * (ranks - 1) * ranks * (payload > 0), ring_all_gather(ranks, payload)
+            return ring_all_gather(ranks, payload)
         case "gather" | "scatter":
-            return ranks - 1, star(ranks, payload, root, inward=op == "gather")
+            return star(ranks, payload, root, inward=op == "gather")
         case "all_to_all" | "all_to_all_single":
-            return ranks * (ranks - 1), direct(ranks, sizes)
+            return direct(ranks, sizes)
         case "barrier":
-            return ranks * (ranks - 1).bit_length(), dissemination(ranks)
+            return dissemination(ranks)
         case "monitored_barrier":
             # Everybody tells rank 0 its rank, an int32, and rank 0 lets everybody go when the last has come.
             there_and_back = (star(ranks, 4, 0, inward=inward) for inward in (True, False))
-            return 2 * (ranks - 1), one_after_another((0, 0), there_and_back)
+            return one_after_another((0, 0), there_and_back)
     return None
 
 

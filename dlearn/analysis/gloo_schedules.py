@@ -64,11 +64,6 @@ def ring_all_reduce(ranks: int, payload: int, itemsize: int) -> Iterator[Send]:
     yield from _ring(ranks, payload, cut, first_chunk=0, first_step=steps, steps=steps)
 
 
-def ring_length(ranks: int, payload: int, itemsize: int) -> int:
-    """Messages of `ring_all_reduce`: each segment goes nearly round, twice."""
-    return 2 * (ranks - 1) * _segments(ranks, payload, itemsize).filled
-
-
 class Segments(NamedTuple):
     """How a ring cuts its data: `filled` segments of `size` bytes (the last may be shorter), `per_chunk` to a chunk.
 
@@ -118,13 +113,6 @@ def ring_reduce(ranks: int, payload: int, itemsize: int, root: int) -> Iterator[
     for rank, (offset, length) in enumerate(_chunks(ranks, payload, cut)):
         if rank != root and length > 0:
             yield Send(steps, rank, root, offset, length)
-
-
-def reduce_length(ranks: int, payload: int, itemsize: int, root: int) -> int:
-    """Messages of `ring_reduce`: each segment goes round, but for the last two of a chunk; then the chunks."""
-    _, per_chunk, filled = _reduce_segments(ranks, payload, itemsize)
-    stopped = sum(len(range(per_chunk - last, filled, per_chunk)) for last in (1, 2))
-    return filled * ranks - stopped + _ceil(filled, per_chunk) - (root * per_chunk < filled)
 
 
 def _reduce_segments(ranks: int, payload: int, itemsize: int) -> Segments:
