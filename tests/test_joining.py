@@ -251,4 +251,4 @@ def test_messages_as_a_table(tmp_path):
 def test_a_tensor_of_many_dimensions_and_many_tensors_are_told_in_short(tmp_path):
     job = Job(tmp_path, ranks=1)
     job.collective("all_reduce", inputs=tuple(TensorInfo((2, 3), "float32", "cpu", 24, 24) for _ in range(20_000 // 8)))
-    assert one_operation(job).what == "float32[2, 3], float32[2, 3], float32[2, 3] and 2497 more"
+    assert one_operation(job).what == "float32[2, 3], float32[2, 3], float32[2, 3] and 2,497 more"
