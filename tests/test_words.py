@@ -3,8 +3,8 @@
 from traces import Job, header, tensor
 
 from dlearn.analysis import explain
-from dlearn.analysis.text_table import count_text
 from dlearn.analysis.words import shorten
+from dlearn.shown import count_text
 from dlearn.trace.event import REFUSED, Bucket
 
 

@@ -7,7 +7,7 @@ launch its kernels, which run on by themselves.)
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -15,8 +15,8 @@ from dlearn.analysis.device_view import device_note, on_device
 from dlearn.analysis.findings import time_text
 from dlearn.analysis.intervals import length_ns, union, without
 from dlearn.analysis.overlap import Times, moments, share_of
-from dlearn.analysis.text_table import Shown, lines_of, ms
 from dlearn.analysis.training_steps import TrainingStep, training_steps, unseen_note
+from dlearn.shown import Answer, Paragraph, Table, ms
 from dlearn.trace.event import Collective
 from dlearn.trace.trace import Trace
 
@@ -39,7 +39,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     times: Times | None
 
 
-class Breakdown(Shown, frozen=True):
+class Breakdown(Answer, frozen=True):
     """The parts of each training step on each rank. `note` is what a reader must know of a GPU's times; else empty."""
 
     items: tuple[Parts, ...]
@@ -105,9 +105,12 @@ class Breakdown(Shown, frozen=True):
             table.append([each.title, label, *own, ms(each.total_ns), hidden])
         return table
 
-    def __str__(self) -> str:
-        rows = ["ms:", *lines_of(self.rows(), names=2)] if self.items else []
-        return "\n".join([self.finding, *rows, *([self.note] if self.note else [])])
+    def paragraphs(self) -> Iterator[Paragraph]:
+        yield self.finding
+        if self.items:
+            yield Table(self.rows(), names=2, title="ms:")
+        if self.note:
+            yield self.note
 
 
 def breakdown(trace: Trace) -> Breakdown:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -18,9 +18,9 @@ from dlearn.analysis.device_view import device_note, on_device
 from dlearn.analysis.findings import capital, time_text
 from dlearn.analysis.gradients import Pass, passes
 from dlearn.analysis.joining import operations
-from dlearn.analysis.text_table import Shown, count_text, first_few, lines_of, ms
 from dlearn.analysis.training_steps import unseen_note
 from dlearn.analysis.waiting import waited_until_ns
+from dlearn.shown import Answer, Paragraph, Table, count_text, first_few, ms
 from dlearn.trace.event import Bucket, Collective, Event, Gradient, Span, Stretch
 from dlearn.trace.message import End, Operation
 from dlearn.trace.trace import Trace
@@ -66,7 +66,7 @@ class BucketTime(msgspec.Struct, frozen=True, kw_only=True):
         return self.step or f"backward pass {self.backward}"
 
 
-class BucketTimes(Shown, frozen=True):
+class BucketTimes(Answer, frozen=True):
     """Every bucket of every backward pass, by pass, rank and bucket. `not_told`: calls of unknown bucket.
 
     `note`: whose times they are, where they are a GPU's.
@@ -161,23 +161,22 @@ class BucketTimes(Shown, frozen=True):
             table.append([*row, ms(each.launched_ns - at), who, waited, transfer, done])
         return table
 
-    def __str__(self) -> str:
+    def paragraphs(self) -> Iterator[Paragraph]:
         if not self.items:
-            return "\n".join(["no backward pass through a DDP model", *([self.note] if self.note else [])])
-        lines: list[str] = []
-        for table in self.tables:
+            yield "no backward pass through a DDP model"
+        for table in self.tables if self.items else ():
             size = sum(each.bytes for each in table)
-            lines.append(f"{_BUILT.get(table[0].built, table[0].built)}: {len(table)}, {size:,} B")
-            lines += [
-                f"  bucket {each.index}: {each.bytes:,} B: {first_few(each.parameters, _NAMES_SHOWN)}" for each in table
-            ]
-        lines += ["ms from the start of the backward pass:", *lines_of(self.rows(), names=3)]
+            yield f"{_BUILT.get(table[0].built, table[0].built)}: {len(table)}, {size:,} B"
+            for each in table:
+                yield f"  bucket {each.index}: {each.bytes:,} B: {first_few(each.parameters, _NAMES_SHOWN)}"
+        if self.items:
+            yield Table(self.rows(), names=3, title="ms from the start of the backward pass:")
         if len(self.examples) > _ROWS_SHOWN:
-            lines.append(f"({len(self.examples) - _ROWS_SHOWN:,} more rows)")
-        lines += [self.note] if self.note else []
-        if self.not_told:
-            lines.append(f"not told: {self.not_told:,} all-reduces, of which nobody knows what bucket they carry")
-        return "\n".join(lines)
+            yield f"({len(self.examples) - _ROWS_SHOWN:,} more rows)"
+        if self.note:
+            yield self.note
+        if self.items and self.not_told:
+            yield f"not told: {self.not_told:,} all-reduces, of which nobody knows what bucket they carry"
 
 
 _ROWS_SHOWN = 48

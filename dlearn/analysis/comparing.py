@@ -9,8 +9,8 @@ import msgspec
 
 from dlearn.analysis.joining import operations
 from dlearn.analysis.rpc import phase_of
-from dlearn.analysis.text_table import Shown, count_text, lines_of
 from dlearn.analysis.unrolling import sums_of
+from dlearn.shown import Answer, Paragraph, Table, count_text
 from dlearn.trace.message import Operation
 from dlearn.trace.trace import Trace
 
@@ -40,7 +40,7 @@ class Difference(msgspec.Struct, frozen=True):
         return self.b.message_count - self.a.message_count
 
 
-class Comparison(Shown, frozen=True, kw_only=True):
+class Comparison(Answer, frozen=True, kw_only=True):
     """The traffic of the runs `a` and `b`: in all, by (phase, operation), and by (sender, receiver).
 
     Ranks go by their labels: two runs need not have the same ones. `unexplained` operations, whose messages are not
@@ -99,8 +99,8 @@ class Comparison(Shown, frozen=True, kw_only=True):
             table.append([f"{len(self.by_pair) - _ROWS_SHOWN:,} more pairs", *[""] * 7])
         return table
 
-    def __str__(self) -> str:
-        return "\n".join([self.sentence, *lines_of(self.rows(), names=2)])
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        return self.sentence, Table(self.rows(), names=2)
 
 
 def compare(a: Trace, b: Trace, *, names: tuple[str, str] = ("a", "b")) -> Comparison:

@@ -7,9 +7,9 @@ from fractions import Fraction
 
 from dlearn.analysis.hang_words import hang_sentences, missing_text, never, verb, why_missing, why_stuck
 from dlearn.analysis.hangs import hangs
-from dlearn.analysis.text_table import count_text
 from dlearn.analysis.traffic import Traffic, WireTraffic, traffic
 from dlearn.analysis.waiting import waiting
+from dlearn.shown import count_text
 from dlearn.trace.message import End, Operation
 from dlearn.trace.trace import Trace
 

@@ -18,10 +18,10 @@ from dlearn.analysis.hang_words import call_text, hang_sentence, missing_text
 from dlearn.analysis.hangs import hangs
 from dlearn.analysis.joining import operations
 from dlearn.analysis.patterns import NAMES, Edge, Pattern, edges_of
-from dlearn.analysis.text_table import count_text, lines_of
 from dlearn.analysis.traffic import Traffic, traffic_of
 from dlearn.analysis.unrolling import sums_of
 from dlearn.errors import DlearnError, TrafficError
+from dlearn.shown import Table, count_text
 from dlearn.trace.event import Collective, PointToPoint, TensorInfo
 from dlearn.trace.message import End, Operation
 from dlearn.trace.trace import Trace
@@ -275,7 +275,7 @@ def _side_by_side(plan: _Plan) -> str:
         expected.append([name, *(_expected(plan, src, dst) for dst in ranks), in_all])
         sizes = [plan.seen.payload_bytes.get((src, dst), 0) for dst in ranks]
         seen.append([name, *(f"{size:,}" if size else "." for size in sizes), f"{plan.seen.bytes_from(rank=src):,}"])
-    tables = lines_of(expected, names=1), lines_of(seen, names=1)
+    tables = Table(expected).lines(), Table(seen).lines()
     lines = [f"{left}     {right}" for left, right in zip(*tables, strict=True)]
     if len(plan.ranks) > len(ranks):
         lines.append(f"and {count_text(len(plan.ranks) - len(ranks), 'more rank')}")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from dlearn.analysis.gradients import unready
 from dlearn.analysis.hangs import Hang, Pace, group_of, inside, places, refusals
-from dlearn.analysis.text_table import first_few
+from dlearn.shown import first_few
 from dlearn.trace.event import Bucket, Collective
 from dlearn.trace.message import End, Group, Operation, RpcEnd
 from dlearn.trace.trace import Trace

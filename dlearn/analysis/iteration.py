@@ -13,10 +13,10 @@ import msgspec
 
 from dlearn.analysis.hang_words import listed
 from dlearn.analysis.rpc import UNKNOWN, phase_of, rpc_operations, wire_bytes
-from dlearn.analysis.text_table import Shown, count_text, html_list, html_table, lines_of
 from dlearn.analysis.unrolling import messages_of
 from dlearn.analysis.wire import RPC, Meter, meters
 from dlearn.errors import TraceError
+from dlearn.shown import Answer, Paragraph, Table, count_text
 from dlearn.trace.event import RpcWindow
 from dlearn.trace.message import Message
 from dlearn.trace.selecting import PHASES
@@ -59,7 +59,7 @@ class PhaseBytes(msgspec.Struct, frozen=True, kw_only=True):
         return self.measured_bytes - self.predicted_bytes - self.observer_bytes
 
 
-class Iteration(Shown, frozen=True, kw_only=True):
+class Iteration(Answer, frozen=True, kw_only=True):
     """Every message of one iteration, by phase. `drivers` are the ranks whose contexts it consists of."""
 
     number: int
@@ -151,12 +151,8 @@ class Iteration(Shown, frozen=True, kw_only=True):
             table.append([each.phase, self.labels[each.src], self.labels[each.dst], *known, measured, residue])
         return table
 
-    def __str__(self) -> str:
-        tables = [*lines_of(self.rows(), names=4), "", *lines_of(self.phase_rows(), names=3)]
-        return "\n".join([*self.sentences(), "", *tables])
-
-    def _repr_html_(self) -> str:
-        return html_list(self.sentences()) + html_table(self.rows()) + html_table(self.phase_rows())
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        return *self.sentences(), "", Table(self.rows(), names=4), "", Table(self.phase_rows(), names=3)
 
 
 def iterations(trace: Trace) -> int:

@@ -10,10 +10,10 @@ from typing import TypeVar
 from dlearn.analysis import buckets
 from dlearn.analysis.buckets import Key
 from dlearn.analysis.rpc import rpc_operations
-from dlearn.analysis.text_table import first_few
+from dlearn.shown import first_few
 from dlearn.trace.event import Bucket, Collective, PointToPoint, TensorInfo
 from dlearn.trace.matching import Match
-from dlearn.trace.message import End, Operation
+from dlearn.trace.message import End, Operation, Operations
 from dlearn.trace.mpi import PICKLED
 from dlearn.trace.trace import Trace
 
@@ -46,7 +46,7 @@ def once(question: Callable[[Trace], Answer]) -> Callable[[Trace], Answer]:
 
 
 @once
-def operations(trace: Trace) -> tuple[Operation, ...]:
+def operations(trace: Trace) -> Operations:
     """What the program asked for, joined over ranks, in the order of first call. Nothing is left out.
 
     The sends that a glass-box collective consists of stand in its `steps`.
@@ -65,7 +65,8 @@ def operations(trace: Trace) -> tuple[Operation, ...]:
         for each in top
     ]
     calls = list(rpc_operations(trace))
-    return tuple(sorted(found + calls, key=lambda each: each.start_ns) if calls else found)
+    ordered = sorted(found + calls, key=lambda each: each.start_ns) if calls else found
+    return Operations.of(ordered, dict(trace.labels))
 
 
 def everybody(trace: Trace) -> set[int]:

@@ -12,21 +12,18 @@ from dlearn.trace.message import Message, Messages
 FIELDS = ("from", "to", "payload_bytes", "op", "what", "how", "confirmed", "sent_ns", "received_ns")
 """Of CSV and JSON. Times are on the trace's clock; empty, or null, where they, or the size, are not known."""
 
-_HEAD = ("from", "to", "payload bytes", "sent, ms", "how", "op", "what")
-
 
 def text_lines(found: Messages) -> Iterator[str]:
     """A line a message, in the order of sending, every one of them; then what the messages say of themselves."""
-    first_ns = min((message.sent_ns for message in found if message.sent_ns is not None), default=0)
-    widths = [len(cell) for cell in _HEAD]
-    for row in _rows(found, first_ns):
+    widths = [0] * len(found.head)
+    for row in _rows(found):
         widths = [max(width, len(cell)) for width, cell in zip(widths, row, strict=True)]
-    for src, dst, size, sent, *texts, what in _rows(found, first_ns):
+    for src, dst, size, sent, *texts, what in _rows(found):
         cells = [src.ljust(widths[0]), dst.ljust(widths[1]), size.rjust(widths[2]), sent.rjust(widths[3])]
         cells += [text.ljust(width) for text, width in zip(texts, widths[4:-1], strict=True)]
         yield "  ".join([*cells, what]).rstrip()
     yield ""
-    yield str(found)
+    yield from found.sentences()
     yield "sent: from the first of these messages on; -: not observed"
     if any(message.how == "derived" for message in found):
         yield "derived: times share out the operation's transfer and are no measurement"
@@ -49,30 +46,15 @@ def json_lines(found: Messages) -> Iterator[str]:
     yield "]"
 
 
-def _rows(found: Messages, first_ns: int) -> Iterator[tuple[str, ...]]:
+def _rows(found: Messages) -> Iterator[tuple[str, ...]]:
     """Made twice and never all held: there may be a million."""
-    yield _HEAD
-    for message in found:
-        yield _cells(found, message, first_ns)
-
-
-def _cells(found: Messages, message: Message, first_ns: int) -> tuple[str, ...]:
-    src, dst, size, op, what, how, confirmed, sent_ns, _ = _values(found, message)
-    sent = f"{(sent_ns - first_ns) / 1e6:,.3f}" if isinstance(sent_ns, int) else "-"
-    return (
-        str(src),
-        str(dst),
-        f"{size:,}" if size is not None else "?",
-        sent,
-        f"{how}, confirmed" if confirmed else str(how),
-        str(op),
-        str(what),
-    )
+    yield found.head
+    yield from found.rows(found)
 
 
 def _values(found: Messages, message: Message) -> tuple[str | int | None, ...]:
     """In the order of FIELDS."""
-    src, dst = (found.labels.get(rank, f"rank {rank}") for rank in (message.src, message.dst))
+    src, dst = found.label(message.src), found.label(message.dst)
     size, times = message.payload_bytes, (message.sent_ns, message.received_ns)
     return src, dst, size, message.op, message.what, message.how, message.confirmed, *times
 

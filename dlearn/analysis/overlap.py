@@ -8,7 +8,7 @@ from transfer; at a moment at which one bucket travels and another one waits, so
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from statistics import median
 from typing import NamedTuple
@@ -18,8 +18,8 @@ import msgspec
 from dlearn.analysis.device_view import device_note, on_device
 from dlearn.analysis.findings import capital, time_text
 from dlearn.analysis.intervals import Interval, common, length_ns, union, without
-from dlearn.analysis.text_table import Shown, count_text, lines_of, ms
 from dlearn.analysis.training_steps import TrainingStep, training_steps, unseen_note
+from dlearn.shown import Answer, Paragraph, Table, count_text, ms
 from dlearn.trace.trace import Trace
 
 _ROWS_SHOWN = 24
@@ -82,7 +82,7 @@ class StepOverlap(msgspec.Struct, frozen=True, kw_only=True):
     others: int
 
 
-class Overlap(Shown, frozen=True):
+class Overlap(Answer, frozen=True):
     """The communication of each training step: hidden and exposed, waiting and transfer, and the critical path.
 
     `note`: whose times they are, where they are a GPU's.
@@ -145,20 +145,20 @@ class Overlap(Shown, frozen=True):
     def _label(self, rank: int) -> str:
         return self.labels.get(rank, f"rank {rank}")
 
-    def __str__(self) -> str:
-        lines = [capital(self.finding)]
+    def paragraphs(self) -> Iterator[Paragraph]:
+        yield capital(self.finding)
         if self.steps:
-            lines += lines_of(self.rows(), names=2)
+            yield Table(self.rows(), names=2)
             left = sum(len(step.shares) for step in self.steps) - _ROWS_SHOWN
-            lines += [f"({left:,} earlier rows)"] if left > 0 else []
-            lines += ["The critical path of the longest step:", f"  {self.path_sentence(self.longest)}"]
-        lines += [self.note] if self.note else []
+            if left > 0:
+                yield f"({left:,} earlier rows)"
+            yield "The critical path of the longest step:"
+            yield f"  {self.path_sentence(self.longest)}"
+        if self.note:
+            yield self.note
         others = sum(step.others for step in self.steps)
         if others:
-            lines.append(
-                f"not counted: {count_text(others, 'call')} for which the program waits elsewhere, or not at all"
-            )
-        return "\n".join(lines)
+            yield f"not counted: {count_text(others, 'call')} for which the program waits elsewhere, or not at all"
 
     @property
     def longest(self) -> StepOverlap:

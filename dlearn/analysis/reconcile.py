@@ -13,8 +13,8 @@ import msgspec
 from dlearn.analysis.joining import once
 from dlearn.analysis.ledger import Ledger, OperationKey, Pair, Stretch, Why, counted_together, ledger_of
 from dlearn.analysis.rpc import FRAMING_ERROR, MESSAGE_BYTES
-from dlearn.analysis.text_table import Shown, count_text, first_few, lines_of
 from dlearn.analysis.wire import NO_GROUP, RPC, strangers, why_not_measured
+from dlearn.shown import Answer, Paragraph, Table, count_text, first_few
 from dlearn.trace.event import Counters, Span
 from dlearn.trace.trace import Trace
 
@@ -68,7 +68,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         return sum(pair.residue_bytes or 0 for pair in self.pairs if pair.why == "not seen")
 
 
-class Reconciliation(Shown, frozen=True, kw_only=True):
+class Reconciliation(Answer, frozen=True, kw_only=True):
     """Predicted and measured bytes, for the `whole` and for its `parts`.
 
     `not_measured` says why nothing was measured, or is empty. `exact`: measured, and every residue of the whole is 0.
@@ -156,13 +156,14 @@ class Reconciliation(Shown, frozen=True, kw_only=True):
     def _name(self, rank: int) -> str:
         return self.labels.get(rank, f"rank {rank}")
 
-    def __str__(self) -> str:
+    def paragraphs(self) -> Iterator[Paragraph]:
         if not self.whole.pairs:
-            return self.sentence
+            yield self.sentence
+            return
         table = self.rows()
-        lines = [f"Bytes on the wire ({_framing(self.whole)} included):"]
-        lines += lines_of(table, names=table[0].index("payload"))
-        return "\n".join(lines + self.sentences())
+        title = f"Bytes on the wire ({_framing(self.whole)} included):"
+        yield Table(table, names=table[0].index("payload"), title=title)
+        yield from self.sentences()
 
 
 @once

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dlearn.analysis.text_table import first_few
+from dlearn.shown import first_few
 from dlearn.trace.event import RpcCall, RpcReply, RpcWindow, TensorInfo
 from dlearn.trace.exchange import Exchange
 from dlearn.trace.message import Group, How, Message, Operation, RpcEnd

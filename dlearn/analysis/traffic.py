@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Literal
 
 from dlearn.analysis.joining import once, operations, payload_bytes
 from dlearn.analysis.ledger import counted_together, ledger_of, predicted_on_the_wire
-from dlearn.analysis.text_table import Shown, count_text, lines_of
 from dlearn.analysis.unrolling import how_sent, sums_of
 from dlearn.analysis.wire import why_not_measured
 from dlearn.errors import optional
+from dlearn.shown import Answer, Paragraph, Table, count_text
 from dlearn.trace.message import How, Operation
 from dlearn.trace.trace import Trace
 
@@ -22,7 +22,7 @@ _COLUMNS = 16
 _PAIRS_SHOWN = 40
 
 
-class Matrix(Shown, frozen=True):
+class Matrix(Answer, frozen=True):
     """Bytes by (sender, receiver): what the tables and pictures of all kinds of bytes share."""
 
     ranks: tuple[int, ...]
@@ -81,8 +81,8 @@ class Matrix(Shown, frozen=True):
             table.append([f"{len(pairs) - _PAIRS_SHOWN:,} more pairs", "", f"{rest:,}"])
         return table
 
-    def __str__(self) -> str:
-        return "\n".join([*lines_of(self.rows(), names=1), *self.not_known()])
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        return Table(self.rows()), *self.not_known()
 
 
 class Traffic(Matrix, frozen=True):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import html
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 from dlearn.analysis.hang_words import listed, missing_text
 from dlearn.analysis.iteration import Iteration, iteration, iterations
@@ -12,10 +11,10 @@ from dlearn.analysis.joining import bucket_text, operations, payload_bytes
 from dlearn.analysis.ledger import confirmed
 from dlearn.analysis.reconcile import reconcile
 from dlearn.analysis.story import clock_sentence, left_out_sentence, story
-from dlearn.analysis.text_table import Shown, count_text, first_few, html_list, html_table
 from dlearn.analysis.traffic import Traffic, traffic_of
 from dlearn.analysis.training_steps import step_spans
 from dlearn.analysis.unrolling import sums_of
+from dlearn.shown import Answer, Paragraph, count_text, first_few
 from dlearn.trace.event import Bucket, Collective
 from dlearn.trace.message import Message, Operation
 from dlearn.trace.trace import Trace
@@ -32,7 +31,7 @@ _PHASES = {"forward": "the forward pass", "backward": "the backward pass", "opti
 _HOW = {"derived": "derived from the backend's algorithm", "missing": "missing: expected, never came"}
 
 
-class Explanation(Shown, frozen=True):
+class Explanation(Answer, frozen=True):
     """Who sent what to whom, in words and as a table. `part` is what was explained: a step, or the whole trace."""
 
     part: str
@@ -41,28 +40,25 @@ class Explanation(Shown, frozen=True):
     iteration: Iteration | None = None
     """Of a job with distributed autograd: its last iteration, message by message."""
 
-    def __str__(self) -> str:
-        told = [str(self.iteration), ""] if self.iteration is not None else []
-        return "\n".join([*self.sentences, "", *told, str(self.traffic)])
-
-    def _repr_html_(self) -> str:
-        notes = "".join(f"<p>{html.escape(each)}</p>" for each in self.traffic.not_known())
-        told = self.iteration._repr_html_() if self.iteration is not None else ""
-        return html_list(self.sentences) + told + html_table(self.traffic.rows()) + notes
+    def paragraphs(self) -> Iterator[Paragraph]:
+        yield from (*self.sentences, "")
+        if self.iteration is not None:
+            yield from (*self.iteration.paragraphs(), "")
+        yield from self.traffic.paragraphs()
 
 
 def explain(trace: Trace) -> Explanation:
     """What was sent to whom, in words: in the last step (the last span whose name begins with "step"), or in all."""
     steps = step_spans(trace)
     everything = operations(trace)
-    asked = operations(trace.within(steps[-1])) if steps else everything
+    asked: Sequence[Operation] = operations(trace.within(steps[-1])) if steps else everything
     part = steps[-1] if steps else "the whole trace" if trace.selected_from is None else "this part of the trace"
     sentences = [overview(trace)]
     if trace.rpc.exchanges:
         sentences.append(rpc_overview(trace))
     told = iteration(trace) if iterations(trace) else None
     if told is not None:
-        asked = tuple(operation for operation in asked if operation.exchange is None)
+        asked = [operation for operation in asked if operation.exchange is None]
     if steps:
         before = [operation for operation in everything if _is_setup(operation)]
         sentences += _told("Before training", before, trace)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dlearn.errors import DlearnError, RankError
+from dlearn.errors import DlearnError, RankError, TraceError
+from dlearn.shown import Shown, count_text
 from dlearn.trace.trace import Trace
 
+_AT_ONCE_BYTES = 10_000_000
+"""A trace of this size is read in less than half a second: then a run shows what its messages are."""
 
-@dataclass(eq=False)
-class Run:
+
+@dataclass(eq=False, repr=False)
+class Run(Shown):
     """`results` and `output` by the cluster's names (ints for `Cluster(4)`), the `trace`, the `error` if one failed.
 
     A rank that did not return has no entry in `results`. Of what a rank prints, the first and the last 16 MiB are kept.
@@ -31,8 +36,20 @@ class Run:
             raise DlearnError("this run was not recorded (record=False)")
         return Trace.load(self.folder / "trace")
 
-    def __str__(self) -> str:
-        state = f"failed: {self.error.what}" if self.error else f"{len(self.results)} ranks returned"
-        return f"Run in {self.folder}: {state}"
+    def paragraphs(self) -> Iterator[str]:
+        yield f"failed: {self.error.what}" if self.error else f"{count_text(len(self.results), 'rank')} returned"
+        if self.recorded:
+            if self._is_small():
+                # Only where somebody looks at a run: whoever starts one need not wait for this.
+                from dlearn.analysis.words import overview
 
-    __repr__ = __str__
+                try:
+                    yield overview(self.trace)
+                except TraceError as error:  # Who looks at a run wants to see the rest of it, too.
+                    yield str(error)
+            yield "look at it: explain(run.trace), draw.timeline(run.trace), play.player(run.trace)"
+        yield f"kept in {self.folder}"
+
+    def _is_small(self) -> bool:
+        files = (self.folder / "trace").glob("*")
+        return "trace" in self.__dict__ or sum(path.stat().st_size for path in files) < _AT_ONCE_BYTES

@@ -14,12 +14,12 @@ from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 
 from dlearn.analysis.findings import size_text
-from dlearn.analysis.text_table import count_text
 from dlearn.analysis.walking import Board, Step, Walkthrough
 from dlearn.draw.arrows import draw_arrow
 from dlearn.draw.canvas import TEXT_PT, TITLE_PT, WIDTH_IN, cut, plain, wrap
 from dlearn.draw.palette import FAINT, INK
 from dlearn.errors import DlearnError
+from dlearn.shown import count_text
 
 MOST_FRAMES = 120
 _ROWS = 10

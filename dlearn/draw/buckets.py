@@ -13,10 +13,10 @@ from matplotlib.patches import Patch
 
 from dlearn.analysis.bucket_times import BucketTime, BucketTimes, begins_of, bucket_times
 from dlearn.analysis.findings import size_text
-from dlearn.analysis.text_table import count_text
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT, cut, plain, points, points_per_ms, text_width
 from dlearn.draw.palette import FAINT, INK, LANE, MISSING, WAITING_HATCH, look
+from dlearn.shown import count_text
 from dlearn.trace.trace import Trace
 
 _NAMES_IN, _BAR_IN, _GAP_IN, _HEAD_IN = 0.19, 0.21, 0.1, 0.3

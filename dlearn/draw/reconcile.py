@@ -12,10 +12,10 @@ from matplotlib.patches import Patch
 from dlearn import analysis
 from dlearn.analysis.ledger import Pair
 from dlearn.analysis.reconcile import Reconciliation
-from dlearn.analysis.text_table import count_text
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT, cut, plain, points, text_width
 from dlearn.draw.palette import INK, LINES, MISSING, SERIES, STRIP
+from dlearn.shown import count_text
 from dlearn.trace.trace import Trace
 
 _HEAD_IN, _BAR_IN, _GAP_IN = 0.24, 0.25, 0.16

@@ -13,7 +13,6 @@ from matplotlib.patches import Patch
 
 from dlearn.analysis.findings import finding, size_text, time_text
 from dlearn.analysis.flows import Flow
-from dlearn.analysis.text_table import count_text
 from dlearn.analysis.words import problem_sentences
 from dlearn.draw import canvas
 from dlearn.draw.arrows import draw_arrow, draw_steps, in_legend
@@ -23,6 +22,7 @@ from dlearn.draw.canvas import TEXT_PT, plain, points_per_ms, text_width
 from dlearn.draw.lanes import SPAN_IN, STRIP_IN, height_in
 from dlearn.draw.palette import FAINT, INK, LANE, MISSING, STRIP, WAITING_HATCH, WORKS, look
 from dlearn.draw.scene import BINS, MOST_SPAN_ROWS, Scene, set_scene
+from dlearn.shown import count_text
 from dlearn.trace.trace import Trace
 
 _TALLEST_IN = 14.0

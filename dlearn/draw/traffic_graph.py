@@ -12,7 +12,6 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
 
 from dlearn import analysis
 from dlearn.analysis.findings import pair_sentences, size_text, traffic_finding
-from dlearn.analysis.text_table import count_text
 from dlearn.analysis.traffic import Traffic
 from dlearn.draw import canvas
 from dlearn.draw.arrows import in_legend
@@ -20,6 +19,7 @@ from dlearn.draw.canvas import TEXT_PT, cut, plain, points
 from dlearn.draw.circle_layout import NODE_PT, Pair, Place, Point, bend_of, height_pt, place_labels, place_ranks
 from dlearn.draw.palette import INK, LANE, LINES, line_color
 from dlearn.draw.traffic import notes as traffic_notes
+from dlearn.shown import count_text
 from dlearn.trace.trace import Trace
 
 MOST_RANKS = 24

@@ -17,12 +17,12 @@ from dlearn.analysis.findings import capital, finding, sequence_finding, time_te
 from dlearn.analysis.iteration import iteration, iterations
 from dlearn.analysis.joining import operations, payload_bytes
 from dlearn.analysis.reconcile import reconcile
-from dlearn.analysis.text_table import count_text
 from dlearn.analysis.traffic import traffic
 from dlearn.analysis.unrolling import sums_of
 from dlearn.analysis.words import explain, message_sentence, overview, problem_sentences
 from dlearn.draw.embed import inline_svg
 from dlearn.export.steps import Part, one_step
+from dlearn.shown import count_text
 from dlearn.trace.message import Operation
 from dlearn.trace.store import printable
 from dlearn.trace.trace import Process, Trace

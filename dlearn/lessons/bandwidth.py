@@ -8,14 +8,14 @@ Units are decimal: 1 GB/s is 10^9 bytes in a second.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from statistics import median
 
 import msgspec
 
 from dlearn.analysis.findings import size_text, time_text
 from dlearn.analysis.joining import operations, payload_bytes
-from dlearn.analysis.text_table import Shown, lines_of
+from dlearn.shown import Answer, Paragraph, Table
 from dlearn.trace.event import Collective
 from dlearn.trace.message import Operation, family_of_op
 from dlearn.trace.trace import Trace
@@ -63,7 +63,7 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Bandwidths(Shown, frozen=True):
+class Bandwidths(Answer, frozen=True):
     """One row for each op, number of ranks and size, in this order. `left_out` counts the others by their reason."""
 
     items: tuple[Bandwidth, ...]
@@ -78,9 +78,10 @@ class Bandwidths(Shown, frozen=True):
             for each in self.items
         ]  # fmt: skip
 
-    def __str__(self) -> str:
-        left_out = [f"not here: {count:,} × {why}" for why, count in self.left_out.items()]
-        return "\n".join([*lines_of(self.rows(), names=1), *left_out])
+    def paragraphs(self) -> Iterator[Paragraph]:
+        yield Table(self.rows())
+        for why, count in self.left_out.items():
+            yield f"not here: {count:,} × {why}"
 
 
 def bandwidth(operation: Operation) -> Bandwidth | str:

@@ -16,9 +16,9 @@ import numpy as np
 
 from dlearn.analysis.confirming import messages
 from dlearn.analysis.iteration import iteration, iterations
-from dlearn.analysis.text_table import Shown, count_text, html_list, html_table, lines_of
 from dlearn.analysis.training_steps import step_spans
 from dlearn.errors import DlearnError
+from dlearn.shown import Answer, Paragraph, Table, count_text
 from dlearn.trace.message import Message
 from dlearn.trace.trace import Trace
 
@@ -95,7 +95,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
         return "each example" if self.name == "B" else f"each of {self.name}"
 
 
-class Scaling(Shown, frozen=True, kw_only=True):
+class Scaling(Answer, frozen=True, kw_only=True):
     """Every message of one iteration with its line, in the order of sending."""
 
     name: str
@@ -157,11 +157,8 @@ class Scaling(Shown, frozen=True, kw_only=True):
             table.append([f"{self.between(line)}: {line.what}", *sizes, slope if line.known else "?"])
         return table
 
-    def __str__(self) -> str:
-        return "\n".join([*self.sentences(), "", *lines_of(self.rows(), names=1)])
-
-    def _repr_html_(self) -> str:
-        return html_list(self.sentences()) + html_table(self.rows())
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        return *self.sentences(), "", Table(self.rows())
 
 
 def scaling(runs: Mapping[int, Trace], *, name: str = "B") -> Scaling:

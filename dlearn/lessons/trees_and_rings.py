@@ -18,10 +18,10 @@ import numpy as np
 
 from dlearn.analysis.findings import size_text, time_text
 from dlearn.analysis.joining import operations
-from dlearn.analysis.text_table import Shown, lines_of
 from dlearn.analysis.unrolling import messages_of
 from dlearn.errors import DlearnError
 from dlearn.lessons.bandwidth import bandwidth, speed_text
+from dlearn.shown import Answer, Paragraph, Table
 from dlearn.trace.message import Operation
 from dlearn.trace.trace import Trace
 
@@ -196,7 +196,7 @@ def crossover(model: Model, ranks: int, one: str = "ring", other: str = "tree") 
     return size if size > 0 else None
 
 
-class Predictions(Shown, frozen=True):
+class Predictions(Answer, frozen=True):
     """The predicted times in seconds: `times[algorithm][i]` is that for `sizes[i]` bytes."""
 
     model: Model
@@ -219,8 +219,8 @@ class Predictions(Shown, frozen=True):
             table.append([name, str(steps), f"{k:.3g} S", *cells])
         return table
 
-    def __str__(self) -> str:
-        return "\n".join([f"{finding(self.model, self.ranks)}. {self.model}.", *lines_of(self.rows(), names=1)])
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        return f"{finding(self.model, self.ranks)}. {self.model}.", Table(self.rows())
 
 
 def predictions(model: Model, ranks: int, sizes: Iterable[int]) -> Predictions:

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dlearn import draw
 from dlearn.analysis import measured_traffic, operations, predicted_traffic, traffic
 from dlearn.analysis.findings import size_text
-from dlearn.analysis.text_table import count_text
 from dlearn.draw.still import Still, still
 from dlearn.draw.traffic import Bytes
 from dlearn.errors import DlearnError, optional
+from dlearn.shown import count_text
 from dlearn.trace.event import AutogradNode, Bucket, Counters, Event, Stretch
 from dlearn.trace.selecting import FAMILIES, family_of
 from dlearn.trace.store import printable

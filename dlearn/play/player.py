@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from dlearn.analysis.text_table import count_text
 from dlearn.analysis.walking import Walkthrough, walkthrough
 from dlearn.draw.animation import animate
 from dlearn.draw.palette import FAINT, INK, LINES, MISSING
@@ -21,6 +20,7 @@ from dlearn.errors import DlearnError, SetupError
 from dlearn.play.bridge import Bridge
 from dlearn.play.packing import packed
 from dlearn.play.still import MOST_ROWS, dashes, still
+from dlearn.shown import count_text
 from dlearn.trace.message import Message, Messages
 from dlearn.trace.store import printable
 from dlearn.trace.trace import Trace

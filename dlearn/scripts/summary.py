@@ -7,10 +7,10 @@ from pathlib import Path
 
 from dlearn.analysis.reconcile import reconcile
 from dlearn.analysis.story import story
-from dlearn.analysis.text_table import count_text
 from dlearn.analysis.waiting import waiting
 from dlearn.analysis.words import overview, problem_sentences, rpc_overview
 from dlearn.errors import TraceError
+from dlearn.shown import count_text
 from dlearn.trace.trace import Trace
 
 SENTENCES = 4

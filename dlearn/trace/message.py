@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import html
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
 from dlearn.errors import optional
+from dlearn.shown import Answer, Paragraph, Shown, Table, count_text, first_few
 from dlearn.trace.event import Bucket, Collective, Event, PointToPoint, TensorInfo
 from dlearn.trace.exchange import Exchange
 
@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     import pandas
 
 _REASONS_SHOWN = 8
+_ROWS_SHOWN = 10
+_OPS_SHOWN = 6
+_RANKS_SHOWN = 4
+_LONGEST_WHAT = 80
+"""Characters of what travels, in a table of operations."""
 _error = attrgetter("error")
 
 How = Literal["observed", "derived", "inferred", "missing"]
@@ -120,11 +125,60 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return tuple(end.rank for end in self.ends)
 
     @property
+    def given_bytes(self) -> int:
+        """What a rank hands to it: of a send or an RPC its payload, of a collective the most that any rank gives."""
+        if self.sender is not None or self.receiver is not None:
+            return self.payload_bytes
+        calls = [end for end in self.ends if isinstance(end, Collective)]
+        return max((sum(tensor.payload_bytes for tensor in call.inputs) for call in calls), default=0)
+
+    @property
     def unseen(self) -> tuple[int, ...]:
         """Who may have called it: their file, or lines of it, are not in this trace."""
         members = self.group.members if self.sender is None and self.receiver is None else (self.sender, self.receiver)
         seen = {*self.ranks, *self.missing}
         return tuple(rank for rank in members if rank is not None and rank not in seen)
+
+
+class Operations(tuple[Operation, ...], Shown):
+    """The operations of a trace, in the order of first call. Shows their number by kind and the first ten."""
+
+    __repr__ = Shown.__repr__
+    labels: dict[int, str]
+
+    @classmethod
+    def of(cls, found: Iterable[Operation], labels: dict[int, str]) -> Operations:
+        """These, with the labels of their ranks."""
+        operations = cls(found)
+        operations.labels = labels
+        return operations
+
+    def paragraphs(self) -> Iterator[Paragraph]:
+        kinds = Counter(each.op for each in self)
+        named = first_few([f"{count:,} {op}" for op, count in kinds.most_common()], _OPS_SHOWN)
+        yield f"{count_text(len(self), 'operation')}{': ' if self else ''}{named}"
+        if self:
+            begin = self[0].start_ns
+            head = ("operation", "ranks", "at, ms", "took, ms", "gives, B", "what")
+            rows = [self._row(each, begin) for each in self[:_ROWS_SHOWN]]
+            yield Table([head, *rows], names=2, numbers=3)
+        if len(self) > _ROWS_SHOWN:
+            yield f"and {len(self) - _ROWS_SHOWN:,} more"
+
+    def _row(self, each: Operation, begin: int) -> tuple[str, ...]:
+        took = "-" if each.end_ns is None else f"{(each.end_ns - each.start_ns) / 1e6:,.2f}"
+        what = each.what or each.problem
+        short = what if len(what) <= _LONGEST_WHAT else f"{what[: _LONGEST_WHAT - 3]}..."
+        at = f"{(each.start_ns - begin) / 1e6:,.2f}"
+        return each.op, self._ranks(each), at, took, f"{each.given_bytes:,}", short
+
+    def _ranks(self, each: Operation) -> str:
+        if each.sender is not None and each.receiver is not None:
+            return f"{self._label(each.sender)} -> {self._label(each.receiver)}"
+        return first_few([self._label(rank) for rank in each.ranks], _RANKS_SHOWN)
+
+    def _label(self, rank: int) -> str:
+        return self.labels.get(rank, f"rank {rank}")
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -161,8 +215,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What the recorder adds to it on the wire; in no other count."""
 
 
-class Messages(msgspec.Struct, frozen=True):
-    """All messages of a trace, in the order of sending, and each operation that gave none, with the reason."""
+class Messages(Answer, frozen=True):
+    """All messages of a trace, in the order of sending, and each operation that gave none, with the reason.
+
+    Shows their number and the first ten.
+    """
 
     items: tuple[Message, ...]
     unexplained: tuple[tuple[Operation, str], ...]
@@ -185,10 +242,20 @@ class Messages(msgspec.Struct, frozen=True):
         rows = [[getattr(message, column) for column in columns] for message in self.items]
         frame = pandas.DataFrame(rows, columns=columns)
         for column in ("src", "dst"):
-            frame[column] = [self.labels.get(rank, f"rank {rank}") for rank in frame[column]]
+            frame[column] = [self.label(rank) for rank in frame[column]]
         return frame
 
-    def __str__(self) -> str:
+    def paragraphs(self) -> Iterator[Paragraph]:
+        finding, *reasons = self.sentences()
+        yield finding
+        if self.items:
+            yield Table([self.head, *self.rows(self.items[:_ROWS_SHOWN])], names=2, numbers=2)
+        if len(self) > _ROWS_SHOWN:
+            yield f"and {len(self) - _ROWS_SHOWN:,} more"
+        yield from reasons
+
+    def sentences(self) -> list[str]:
+        """How many they are, and why some operations gave none."""
         total = len({id(message.operation) for message in self.items})
         left = len(self.unexplained)
         lines = [f"{len(self.items):,} messages of {total:,} operations; {left:,} operations not explained"]
@@ -197,9 +264,23 @@ class Messages(msgspec.Struct, frozen=True):
             lines.append(f"  not explained: {op}{f', {count:,} times' if count > 1 else ''}: {reason}")
         if len(reasons) > _REASONS_SHOWN:
             lines.append(f"  and {len(reasons) - _REASONS_SHOWN:,} more: see .unexplained")
-        return "\n".join(lines)
+        return lines
 
-    __repr__ = __str__
+    head = ("from", "to", "payload bytes", "sent, ms", "how", "op", "what")
 
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+    def rows(self, some: Iterable[Message]) -> Iterator[tuple[str, ...]]:
+        """Some of these messages as rows of a table; times from the first that was sent."""
+        # They stand in the order of sending; one without a time stands where its operation was called.
+        first_ns = next((message.sent_ns for message in self.items if message.sent_ns is not None), 0)
+        for message in some:
+            yield self._row(message, first_ns)
+
+    def _row(self, message: Message, first_ns: int) -> tuple[str, ...]:
+        size = "?" if message.payload_bytes is None else f"{message.payload_bytes:,}"
+        sent = "-" if message.sent_ns is None else f"{(message.sent_ns - first_ns) / 1e6:,.3f}"
+        how = f"{message.how}, confirmed" if message.confirmed else message.how
+        return self.label(message.src), self.label(message.dst), size, sent, how, message.op, message.what
+
+    def label(self, rank: int) -> str:
+        """What pictures and words call this rank."""
+        return self.labels.get(rank, f"rank {rank}")

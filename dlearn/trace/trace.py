@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import html
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import attrgetter
@@ -15,6 +14,7 @@ from typing import Any
 import msgspec
 
 from dlearn.errors import TraceError
+from dlearn.shown import Shown
 from dlearn.trace.attempts import attempts, refuse_two_jobs, strangers, without_copies, without_replaced
 from dlearn.trace.clocks import SAME, Clock, align, clock_name, clock_problems
 from dlearn.trace.device_times import DeviceSpan, device_spans
@@ -72,7 +72,7 @@ class Process:
 
 
 @dataclass(frozen=True, repr=False)
-class Trace:
+class Trace(Shown):
     """The events of a job, ordered by start. `problems` says in words what is damaged or missing."""
 
     path: Path
@@ -236,20 +236,16 @@ class Trace:
             requests = self.requests.of(kept)
         return Trace(self.path, self.processes, kept, self.problems, self.whole, requests)
 
-    def __str__(self) -> str:
+    def paragraphs(self) -> Iterator[str]:
         kinds = Counter(kind_of(event) for event in self.events)
         events = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common()) or "no events"
         names = _some([process.label for process in self.processes])
         dead = [process.label for process in self.processes if not process.closed]
-        lines = [f"Trace of {len(self.processes)} processes ({names}): {events}"]
+        yield f"Trace of {len(self.processes)} processes ({names}): {events}"
         if dead:
-            lines.append(f"  died, or still runs: {_some(dead)}")
-        return "\n".join(lines + [f"  problem: {problem}" for problem in self.problems])
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return f"<pre>{html.escape(str(self))}</pre>"
+            yield f"  died, or still runs: {_some(dead)}"
+        for problem in self.problems:
+            yield f"  problem: {problem}"
 
 
 _CALLS = (Collective, PointToPoint)

@@ -11,7 +11,6 @@ import msgspec
 from dlearn.analysis.confirming import messages as all_messages
 from dlearn.analysis.findings import sequence_finding, size_text
 from dlearn.analysis.joining import tag_of
-from dlearn.analysis.text_table import count_text
 from dlearn.analysis.walking.contexts import contexts
 from dlearn.analysis.walking.gradients import gradients
 from dlearn.analysis.walking.nodes import nodes
@@ -20,6 +19,7 @@ from dlearn.analysis.walking.pieces import pieces
 from dlearn.analysis.walking.steps import Source, Step, Walkthrough
 from dlearn.analysis.walking.works import works
 from dlearn.analysis.words import message_sentence, problem_sentences
+from dlearn.shown import count_text
 from dlearn.trace.event import PointToPoint
 from dlearn.trace.message import Message, Messages
 from dlearn.trace.trace import Trace

@@ -11,9 +11,9 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from dlearn.analysis.text_table import count_text
 from dlearn.analysis.walking.parts import Parts
 from dlearn.analysis.walking.steps import Board, Change, Source, Step
+from dlearn.shown import count_text
 from dlearn.trace.event import Collective, PointToPoint, RpcCall, RpcRun, Span, Stretch
 from dlearn.trace.message import Message
 from dlearn.trace.trace import Trace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from dlearn.analysis.text_table import count_text
+from dlearn.shown import count_text
 
 
 def cores() -> int:

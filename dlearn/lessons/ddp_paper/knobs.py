@@ -11,13 +11,13 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from dlearn.analysis import operations
-from dlearn.analysis.text_table import count_text
 from dlearn.cluster import Cluster
 from dlearn.draw import charts
 from dlearn.lessons import digits
 from dlearn.lessons.ddp_paper import seen
 from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
 from dlearn.recorder import span
+from dlearn.shown import count_text
 from dlearn.trace.trace import Trace
 
 RANKS = 2

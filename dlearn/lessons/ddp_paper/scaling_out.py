@@ -14,7 +14,6 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from dlearn.analysis import reconcile, traffic
-from dlearn.analysis.text_table import count_text
 from dlearn.cluster import Cluster
 from dlearn.cluster.run import Run
 from dlearn.draw import charts
@@ -24,6 +23,7 @@ from dlearn.lessons.ddp_paper.conditions import ranks_on_cores
 from dlearn.lessons.ddp_paper.samples import Samples
 from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
 from dlearn.recorder import span
+from dlearn.shown import count_text
 from dlearn.trace.trace import Trace
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from dlearn.analysis.text_table import count_text
+from dlearn.shown import count_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
