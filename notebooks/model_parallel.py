@@ -30,11 +30,9 @@ import torch.distributed.rpc as rpc
 from torch import nn
 
 from dlearn import Cluster, draw, play, span
-from dlearn.analysis import autograd_graph, iteration
+from dlearn.analysis import autograd_graph, iteration, scaling
 from dlearn.lessons import split
 from dlearn.lessons.knobs import Bytes, knobs
-from dlearn.lessons.scaling import scaling
-from dlearn.lessons.scaling_chart import scaling_chart
 
 
 class Conv(nn.Module):
@@ -134,7 +132,7 @@ told
 # lie: the output and its gradient are one line.
 
 # %%
-axes = scaling_chart(told)
+axes = draw.scaling(told)
 
 # %%
 assert [line.slope for line in told.growing] == [4 * 3 * 16 * 16, 4 * 8 * 16 * 16, 4 * 8 * 16 * 16]

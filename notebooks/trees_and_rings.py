@@ -30,9 +30,8 @@ import torch
 import torch.distributed as dist
 
 from dlearn import Cluster, draw, messages, operations, play, span
-from dlearn.analysis import reconcile
+from dlearn.analysis import Bandwidth, bandwidths, reconcile
 from dlearn.collectives import halving_doubling, ring, star, tree
-from dlearn.lessons.bandwidth import Bandwidth, bandwidths
 from dlearn.lessons.cost_chart import costs
 from dlearn.lessons.trees_and_rings import (
     Model,

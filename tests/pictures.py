@@ -29,6 +29,7 @@ def drawings(folder: Path, *, name: str = "") -> dict[str, Axes]:
         "breakdown": draw.breakdown(trace),
         "buckets": draw.buckets(trace),
         "reconcile": draw.reconcile(trace),
+        "scaling": draw.scaling({size: sends(folder / str(size), 12 * size, name) for size in (1, 8, 32)}),
         "sequence": draw.sequence(trace),
         "timeline": draw.timeline(trace),
         "traffic": draw.traffic(trace),
@@ -55,6 +56,13 @@ def training(folder: Path, name: str = "") -> Trace:
         job.stretch(rank, "backward", 110 * US, 350 * US)
         job.stretch(rank, "optimizer", 360 * US, 380 * US)
         job.counters(rank, 1252 + 200 * rank)
+    return job.load()
+
+
+def sends(folder: Path, size: int, name: str = "") -> Trace:
+    job = ranks(folder, name)
+    job.send(0, 1, size=size)
+    job.recv(1, 0, size=size)
     return job.load()
 
 

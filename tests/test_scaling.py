@@ -7,10 +7,11 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from traces import Job
 
-from dlearn import Cluster, span
+from dlearn import Cluster, draw, span
+from dlearn.analysis import scaling
+from dlearn.analysis.scaling import _factors
 from dlearn.errors import DlearnError
-from dlearn.lessons.scaling import scaling
-from dlearn.lessons.scaling_chart import scaling_chart
+from dlearn.trace.event import TensorInfo
 
 
 @pytest.fixture(autouse=True)
@@ -109,6 +110,26 @@ def test_the_message_that_one_run_lacks_is_named(tmp_path):
         scaling({2: Job(tmp_path / "2", ranks=2).load(), 8: found[8]})
 
 
+def tensor(*shape, item=4):
+    size = item * torch.Size(shape).numel()
+    return TensorInfo(shape, "float32", "cpu", size, size)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "factors"),
+    [
+        ([(1, 3, 16, 8), (8, 3, 16, 8), (32, 3, 16, 8)], "4 B × C 3 × H 16 × W 8"),
+        ([(1, 10), (8, 10), (32, 10)], "4 B × 10"),
+        ([(5, 1), (5, 8), (5, 32)], "4 B × 5"),
+        ([(2, 10), (16, 10), (64, 10)], "4 B × 2 × 10"),  # two for each example
+        ([(1, 3, 1), (8, 3, 8), (32, 3, 32)], ""),  # two dimensions vary: no line
+        ([(2, 7), (9, 7), (33, 7)], ""),  # one more than B
+    ],
+)
+def test_factors_come_from_the_shapes(shapes, factors):
+    assert _factors([[tensor(*shape)] for shape in shapes], (1, 8, 32), "B") == factors
+
+
 # On real workers ------------------------------------------------------------------------------------------------------
 
 
@@ -132,6 +153,7 @@ def test_a_remote_convolution_grows_with_the_batch_to_the_byte(real):
     # 4 B × C × 16 × 16 with C = 3 in, 4 out, and 4 in the gradient.
     assert [line.slope for line in told.growing] == [3072, 4096, 4096]
     assert all(line.exact and line.deviation_bytes <= 4 for line in told.lines)
+    assert told.growing[0].factors == "4 B × C 3 × H 16 × W 16"
     assert "forward(float32[B, 3, 16, 16])" in told.growing[0].what
     assert told.slope == 11_264
     assert len(told.lines) == 14
@@ -153,7 +175,7 @@ def parts(ax, kind):
 
 def test_lines_go_through_the_points_that_were_measured(real):
     told, _ = real
-    ax = scaling_chart(told)
+    ax = draw.scaling(told)
     assert " ".join(ax.get_title(loc="left").split()) == "3 of 14 messages grow with B: 11,264 B for each example"
     lines, points = parts(ax, "line"), parts(ax, "measured")
     assert [list(each.get_xdata()) for each in points] == [[1, 8, 32]] * 3
@@ -165,10 +187,10 @@ def test_lines_go_through_the_points_that_were_measured(real):
     assert {each.get_linestyle() for each in lines} == {"--"}
 
 
-def test_it_says_when_nothing_grows(tmp_path, real):
-    ax = scaling_chart(scaling(runs(tmp_path, lambda b: [12 * b])))
+def test_it_takes_runs_too_and_says_when_nothing_grows(tmp_path, real):
+    ax = draw.scaling(runs(tmp_path, lambda b: [12 * b]))
     assert len(parts(ax, "line")) == 1
-    empty = scaling_chart(real[1])
+    empty = draw.scaling(real[1])
     assert any("No message depends on B" in text.get_text() for text in empty.texts)
 
 
@@ -176,5 +198,5 @@ def test_it_can_be_drawn_beside_another(real):
     import matplotlib.pyplot as plt
 
     figure, (left, _) = plt.subplots(1, 2, figsize=(9, 3.4))
-    assert scaling_chart(real[0], ax=left) is left
+    assert draw.scaling(real[0], ax=left) is left
     assert tuple(figure.get_size_inches()) == (9, 3.4)

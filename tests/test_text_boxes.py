@@ -13,8 +13,6 @@ from dlearn import draw
 from dlearn.draw import charts
 from dlearn.draw.byte_bars import Bars, byte_bars
 from dlearn.lessons.cost_chart import costs
-from dlearn.lessons.scaling import scaling
-from dlearn.lessons.scaling_chart import scaling_chart
 from dlearn.lessons.trees_and_rings import Model
 from dlearn.trace.event import NOT_OBSERVED
 
@@ -242,7 +240,7 @@ def test_scaling_with_lines_close_to_each_other(slope, tmp_path):
             job.send(0, 1, size=slope * (more + 1) * size)
             job.recv(1, 0, size=slope * (more + 1) * size)
         runs[size] = job.load()
-    assert faults(scaling_chart(scaling(runs)).figure) == []
+    assert faults(draw.scaling(runs).figure) == []
 
 
 @pytest.mark.parametrize("latency_s", [0.0, 1e-6, 2e-3])

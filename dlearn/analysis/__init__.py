@@ -3,6 +3,7 @@
 `assert_...` returns nothing, or raises a TrafficError that shows what is wrong: for exercises and for tests.
 """
 
+from dlearn.analysis.bandwidth import Bandwidth, Bandwidths, bandwidth, bandwidths
 from dlearn.analysis.breakdown import Breakdown, breakdown
 from dlearn.analysis.bucket_times import BucketTimes, bucket_times
 from dlearn.analysis.comparing import Comparison, compare
@@ -16,10 +17,13 @@ from dlearn.analysis.joining import operations
 from dlearn.analysis.mismatches import Mismatch, mismatches
 from dlearn.analysis.overlap import Overlap, overlap
 from dlearn.analysis.reconcile import Reconciliation, reconcile
+from dlearn.analysis.scaling import Scaling, scaling
 from dlearn.analysis.traffic import Traffic, WireTraffic, measured_traffic, predicted_traffic, traffic
 from dlearn.analysis.words import Explanation, explain
 
 __all__ = [
+    "Bandwidth",
+    "Bandwidths",
     "Breakdown",
     "BucketTimes",
     "Comparison",
@@ -29,12 +33,15 @@ __all__ = [
     "Mismatch",
     "Overlap",
     "Reconciliation",
+    "Scaling",
     "Traffic",
     "WireTraffic",
     "assert_fresh",
     "assert_reduces",
     "assert_traffic",
     "autograd_graph",
+    "bandwidth",
+    "bandwidths",
     "breakdown",
     "bucket_times",
     "compare",
@@ -49,5 +56,6 @@ __all__ = [
     "overlap",
     "predicted_traffic",
     "reconcile",
+    "scaling",
     "traffic",
 ]

@@ -5,6 +5,7 @@ from dlearn.draw.breakdown import breakdown
 from dlearn.draw.buckets import buckets
 from dlearn.draw.reconcile import reconcile
 from dlearn.draw.save import save
+from dlearn.draw.scaling import scaling
 from dlearn.draw.sequence import sequence
 from dlearn.draw.timeline import timeline
 from dlearn.draw.traffic import traffic
@@ -16,6 +17,7 @@ __all__ = [
     "buckets",
     "reconcile",
     "save",
+    "scaling",
     "sequence",
     "timeline",
     "traffic",

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from statistics import quantiles
 from typing import TYPE_CHECKING
 
+from dlearn.analysis.bandwidth import speed_text
 from dlearn.analysis.findings import size_text, time_text
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT, points, text_width
 from dlearn.draw.palette import FAINT, INK, SERIES
 from dlearn.errors import DlearnError
-from dlearn.lessons.bandwidth import speed_text
 from dlearn.lessons.trees_and_rings import ALGORITHMS, Measurement, Model, cost, crossover, finding, medians_of
 
 if TYPE_CHECKING:

@@ -11,11 +11,9 @@ from functools import partial
 from pathlib import Path
 
 from dlearn import draw, play
-from dlearn.analysis import explain, iteration
+from dlearn.analysis import explain, iteration, scaling
 from dlearn.cluster import Cluster
 from dlearn.cluster.run import Run
-from dlearn.lessons.scaling import scaling
-from dlearn.lessons.scaling_chart import scaling_chart
 from dlearn.lessons.split import Size
 
 DRAWINGS = ("timeline", "buckets", "sequence", "autograd", "traffic", "traffic_graph", "scaling", "reconcile")
@@ -66,7 +64,7 @@ def of_the_batch() -> Pictures:
     """A model cut in two over RPC, with three sizes of the batch."""
     with Cluster(["stage0", "stage1"], rpc=True) as cluster:
         found = {B: cluster.run({"stage0": _cut_in_two}, Size(B=B)).trace for B in (1, 8, 32)}
-    yield "scaling.svg", partial(draw.save, scaling_chart(scaling(found)))
+    yield "scaling.svg", partial(draw.save, draw.scaling(scaling(found)))
 
 
 def of_a_ring() -> Pictures:

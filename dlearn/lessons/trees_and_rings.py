@@ -16,11 +16,11 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from dlearn.analysis.bandwidth import bandwidth, speed_text
 from dlearn.analysis.findings import size_text, time_text
 from dlearn.analysis.joining import operations
 from dlearn.analysis.unrolling import messages_of
 from dlearn.errors import DlearnError
-from dlearn.lessons.bandwidth import bandwidth, speed_text
 from dlearn.shown import Answer, Paragraph, Table
 from dlearn.trace.message import Operation
 from dlearn.trace.trace import Trace

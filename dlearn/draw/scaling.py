@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from dlearn.analysis.findings import size_text
+from dlearn.analysis.scaling import Line, Scaling
+from dlearn.analysis.scaling import scaling as scaling_of
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT, cut, plain, points, text_width
 from dlearn.draw.palette import INK, LINES, SERIES
-from dlearn.lessons.scaling import Line, Scaling
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.lines import Line2D
+from dlearn.trace.trace import Trace
 
 _HEIGHT_IN = 3.2
 _LINE_PT = 1.35 * TEXT_PT
@@ -34,8 +34,9 @@ class Family:
     width: float
 
 
-def scaling_chart(told: Scaling, *, ax: Axes | None = None) -> Axes:
+def scaling(runs: Mapping[int, Trace] | Scaling, *, ax: Axes | None = None) -> Axes:
     """Draw payload bytes over the size, for each message that depends on it: the line, and what was measured."""
+    told = runs if isinstance(runs, Scaling) else scaling_of(runs)
     fit = ax is None
     # The last size stands below the edge.
     beyond = text_width(f"{max(told.sizes, default=0):,}", size=TEXT_PT) / 2 / 72
@@ -109,13 +110,20 @@ def label_families(ax: Axes, told: Scaling, families: Sequence[Family], right: f
     """What each line is, in the legend."""
     width = points(ax, 1.0, along="x") - 40
     return [
-        ax.plot(
-            [], [], color=family.color, linewidth=family.width, linestyle=LINES["derived"], marker=family.marker,
-            markeredgecolor=INK, markeredgewidth=0.7, markersize=_MARKER_PT,
+        Line2D(
+            [],
+            [],
+            color=family.color,
+            linewidth=family.width,
+            linestyle=LINES["derived"],
+            marker=family.marker,
+            markeredgecolor=INK,
+            markeredgewidth=0.7,
+            markersize=_MARKER_PT,
             label=cut(plain(_label(told, family), most=200), width, size=TEXT_PT),
-        )[0]
+        )
         for family in families
-    ]  # fmt: skip
+    ]
 
 
 def _label(told: Scaling, family: Family) -> str:

@@ -19,11 +19,15 @@ from dlearn.analysis.iteration import iteration, iterations
 from dlearn.analysis.training_steps import step_spans
 from dlearn.errors import DlearnError
 from dlearn.shown import Answer, Paragraph, Table, count_text
+from dlearn.trace.event import TensorInfo
 from dlearn.trace.message import Message
 from dlearn.trace.trace import Trace
 
 Key = tuple[int, int, str, int]
 """Who sends it to whom, its op, and the how many-th of that kind it is."""
+
+_DIMENSIONS = {3: "BTD", 4: "BCHW", 5: "BCDHW"}
+"""What the dimensions of a batch are called, by their number."""
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +52,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     exact: bool
     known: bool = True
     """Whether all of its payload is known: not where C++ packed it."""
+    factors: str = ""
+    """Where the slope comes from: "4 B × C 3 × H 16 × W 16"; nothing where the shapes do not tell."""
 
     @property
     def constants(self) -> tuple[int | float, ...]:
@@ -77,7 +83,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def formula(self) -> str:
-        """ "376 B + 3,072 B × B, exactly"."""
+        """ "376 B + 3,072 B × B, exactly: 4 B × C 3 × H 16 × W 16 = 3,072 B for each example"."""
         if not self.known:
             return "not known: C++ packed it"
         if not self.varies:
@@ -86,9 +92,10 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
             line = f"about {self.constant:,.0f} B + {self.slope:,.1f} B × {self.name}"
             return f"not linear in {self.name}: {line}, and up to {self.deviation_bytes:,.0f} B off"
         line = f"{_range_text(self.constants)} + {_number(self.slope)} B × {self.name}"
-        if len(self.sizes) > 2:
-            return f"{line}, exactly"
-        return f"{line} (two sizes always lie on a line: add a third {self.name})"
+        sure = ", exactly" if len(self.sizes) > 2 else f" (two sizes always lie on a line: add a third {self.name})"
+        return (
+            f"{line}{sure}: {self.factors} = {_number(self.slope)} B for {self._each}" if self.factors else line + sure
+        )
 
     @property
     def _each(self) -> str:
@@ -232,6 +239,8 @@ def _line(key: Key, same: Sequence[Message], sizes: tuple[int, ...], name: str) 
     data = tensors if any(message.operation.exchange is not None for message in same) else payloads
     exact_slope = _through_all(sizes, data)
     slope = exact_slope if exact_slope is not None else float(np.polyfit(sizes, payloads, 1)[0])
+    shapes = [[tensor for tensor in message.tensors if tensor.payload_bytes] for message in same]
+    factors = _factors(shapes, sizes, name)
     return Line(
         src=src,
         dst=dst,
@@ -246,6 +255,7 @@ def _line(key: Key, same: Sequence[Message], sizes: tuple[int, ...], name: str) 
         slope=slope,
         exact=exact_slope is not None,
         known=all(message.packed_bytes is not None or message.operation.exchange is None for message in same),
+        factors=factors if exact_slope is not None else "",
     )
 
 
@@ -260,6 +270,49 @@ def _through_all(xs: Sequence[int], ys: Sequence[int]) -> int | float | None:
         return None
     slope = Fraction(rise, run)
     return slope.numerator if slope.denominator == 1 else float(slope)
+
+
+def _factors(tensors: Sequence[Sequence[TensorInfo]], sizes: Sequence[int], name: str) -> str:
+    """Of each tensor the size of an element and the dimensions that stay: where the slope comes from."""
+    if len({len(each) for each in tensors}) != 1:
+        return ""
+    products = []
+    for same in zip(*tensors, strict=True):
+        product = _product(same, sizes, name)
+        if product is None:
+            return ""
+        products += [product] if product else []
+    return " + ".join(products)
+
+
+def _product(same: Sequence[TensorInfo], sizes: Sequence[int], name: str) -> str | None:
+    """Of one tensor; nothing if it stays the same, None if its shape does not tell."""
+    if len({each.shape for each in same}) == 1:
+        return ""
+    if len({(len(each.shape), each.dtype) for each in same}) != 1 or any(
+        each.sparse or each.payload_bytes != each.logical_bytes or not all(each.shape) for each in same
+    ):
+        return None
+    columns = list(zip(*(each.shape for each in same), strict=True))
+    varying = [place for place, column in enumerate(columns) if len(set(column)) > 1]
+    if len(varying) != 1:
+        return None
+    place = varying[0]
+    times = columns[place][0] // sizes[0] if sizes[0] else 0
+    if any(dimension != times * size for dimension, size in zip(columns[place], sizes, strict=True)):
+        return None
+    names = _DIMENSIONS.get(len(columns), "")
+    if place or not names:
+        names = "?" * len(columns) if not names or names.find(name) != place else names
+    stay = [
+        f"{names[i]} {column[0]:,}" if names[i] != "?" else f"{column[0]:,}"
+        for i, column in enumerate(columns)
+        if i != place
+    ]
+    item = same[0].logical_bytes
+    for dimension in same[0].shape:
+        item //= dimension
+    return " × ".join([f"{item} B", *([f"{times:,}"] if times != 1 else []), *stay])
 
 
 # Words ----------------------------------------------------------------------------------------------------------------
