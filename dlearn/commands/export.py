@@ -12,7 +12,7 @@ from dlearn.commands.asked import add_out, add_trace, load
 from dlearn.errors import SetupError, TraceError, WrongArguments
 from dlearn.trace.trace import Trace
 
-FORMATS = ("gif", "html", "mermaid", "perfetto", "shiviz", "slides")
+FORMATS = ("gif", "html", "mermaid", "perfetto")
 """The functions of `dlearn.export` that need a trace and nothing else."""
 
 MARKDOWN = (".md", ".markdown")

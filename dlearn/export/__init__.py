@@ -5,7 +5,5 @@ from dlearn.export.gif import gif
 from dlearn.export.html import html
 from dlearn.export.mermaid import mermaid
 from dlearn.export.perfetto import perfetto
-from dlearn.export.shiviz import shiviz
-from dlearn.export.slides import slides
 
-__all__ = ["gif", "html", "mermaid", "perfetto", "shiviz", "slides"]
+__all__ = ["gif", "html", "mermaid", "perfetto"]
