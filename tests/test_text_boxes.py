@@ -11,8 +11,8 @@ from traces import Job, header, tensor
 
 from dlearn import draw
 from dlearn.analysis.costs import Model
-from dlearn.draw import charts
-from dlearn.draw.byte_bars import Bars, byte_bars
+from dlearn.lessons import charts
+from dlearn.lessons.byte_bars import Bars, byte_bars
 from dlearn.trace.event import NOT_OBSERVED
 
 US, MS = 1000, 1_000_000

@@ -10,7 +10,7 @@ from matplotlib.patches import Patch
 from dlearn.analysis.findings import size_text
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT, plain, points, text_width
-from dlearn.draw.palette import INK, LINES, look
+from dlearn.draw.palette import COUNTED, INK, LINES, look
 from dlearn.draw.still import still
 
 _ROW_IN = 0.3
@@ -53,7 +53,7 @@ def byte_bars(bars: Bars, *, ax: Axes | None = None) -> Axes:
     ax.set_axis_off()
     handles = [
         Patch(facecolor="white", edgecolor=INK, linestyle=LINES["derived"], label="predicted"),
-        Patch(facecolor="#9a9a9a", edgecolor=INK, label="counted by the kernel, framing too"),
+        Patch(facecolor=COUNTED, edgecolor=INK, label="counted by the kernel, framing too"),
     ]
     notes = [bars.note] if bars.note else []
     canvas.frame(ax, title=bars.title, legend=handles, notes=notes, below_in=0.08, fit=fit)
