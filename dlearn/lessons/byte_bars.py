@@ -11,7 +11,7 @@ from dlearn.analysis.findings import size_text
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT, plain, points, text_width
 from dlearn.draw.palette import COUNTED, INK, LINES, look
-from dlearn.draw.still import still
+from dlearn.draw.save import png_of
 
 _ROW_IN = 0.3
 _LOOKS = (look("all_reduce"), look("send"), look("reduce_scatter"), look("broadcast"))
@@ -62,7 +62,7 @@ def byte_bars(bars: Bars, *, ax: Axes | None = None) -> Axes:
 
 def png(bars: Bars) -> bytes:
     """The same picture as a file's bytes: for a widget, which shows it itself."""
-    return still(lambda: byte_bars(bars)).png
+    return png_of(lambda: byte_bars(bars))[1]
 
 
 def _bar(ax: Axes, place: int, top: float, size: int, gid: str, *, derived: bool) -> None:
