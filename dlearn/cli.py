@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
         ),
         ("messages", messages, "print every message of a trace: from, to, bytes, when, what"),
         ("draw", draw, "draw a trace and save the picture"),
-        ("export", export, "write a trace for Perfetto, Mermaid or ShiViz; as a page to step through, or as slides"),
+        ("export", export, "write a trace for Perfetto or Mermaid, as a page to step through, or as a GIF"),
     ):
         made = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         module.arguments(made)

@@ -35,8 +35,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from dlearn import Cluster, analysis, operations, span
-from dlearn.draw import charts
-from dlearn.lessons import digits, models
+from dlearn.lessons import charts, digits, models
 
 START = 2  # PowerSGD leaves the first two steps alone, while DDP still makes its buckets
 

@@ -37,8 +37,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dlearn import Cluster, analysis, draw, messages, operations, play, span
 from dlearn.analysis import reconcile, traffic
-from dlearn.draw import charts
-from dlearn.lessons import digits, models
+from dlearn.lessons import charts, digits, models
 
 
 def sharded(model, how):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from types import SimpleNamespace
 
 import IPython
@@ -11,6 +12,8 @@ from traces import Job
 
 from dlearn.errors import DlearnError
 from dlearn.play import bridge, player
+
+widget = bridge._widget.__wrapped__
 
 
 def exchange(folder, count=4):
@@ -48,10 +51,11 @@ def kernel(monkeypatch):
     """IPython says that it runs in one. Its messages go nowhere."""
     pytest.importorskip("anywidget")
     monkeypatch.setattr(IPython, "get_ipython", lambda: SimpleNamespace(kernel=object()))
+    made = []
+    monkeypatch.setattr(bridge, "_widget", cache(lambda name: made.append(widget(name)) or made[-1]))
     yield
-    for shown in [*bridge._has_the_page.values()]:
-        shown._close()
-    bridge._has_the_page.clear()
+    for each in made:
+        each.close()
 
 
 @pytest.mark.usefixtures("kernel")
@@ -71,15 +75,16 @@ def test_what_the_page_says_is_heard_and_what_python_says_is_sent(tmp_path):
 
 
 @pytest.mark.usefixtures("kernel")
-def test_of_two_that_are_the_same_the_one_shown_last_has_the_page(tmp_path):
+def test_two_that_are_the_same_move_together_from_where_the_last_one_shown_stands(tmp_path):
     trace = exchange(tmp_path)
     first, second = player(trace), player(trace)
     first._repr_mimebundle_()
     first.step = 2
     second._repr_mimebundle_()
-    assert first.bridge._widget is None
+    assert first.bridge._widget is second.bridge._widget
+    assert (first.step, second.step) == (0, 0)
     second.bridge._widget.step = 1
-    assert (first.step, second.step) == (2, 1)
+    assert (first.step, second.step) == (1, 1)
 
 
 NOTEBOOK = """\

@@ -12,8 +12,7 @@ from torch import nn
 
 from dlearn.analysis import operations, traffic
 from dlearn.cluster import Cluster
-from dlearn.draw import charts
-from dlearn.lessons import models
+from dlearn.lessons import charts, models
 from dlearn.lessons.ddp_paper import (
     CLAIMS,
     Check,

@@ -14,8 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dlearn import Cluster
-from dlearn.draw import charts
 from dlearn.errors import DlearnError
+from dlearn.lessons import charts
 from dlearn.lessons.ddp_paper import CLAIMS, claim, link, rules
 from dlearn.lessons.ddp_paper.__main__ import main
 from dlearn.lessons.ddp_paper.comm_hooks import RoundRobin

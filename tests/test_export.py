@@ -6,7 +6,7 @@ import json
 import math
 import re
 import tempfile
-from collections import Counter, defaultdict
+from collections import defaultdict
 from itertools import pairwise
 from pathlib import Path
 
@@ -267,125 +267,6 @@ def test_mermaid_names_are_text(tmp_path):
     assert "Note over r0,r6: #128512;" in diagram  # the call whose messages nobody knows
 
 
-# ShiViz ---------------------------------------------------------------------------------------------------------------
-
-SHIVIZ = re.compile(r"(?P<host>\S*) (?P<clock>{.*})\n(?P<event>.*)")
-"""ShiViz's own expression."""
-
-
-def read_as_shiviz_does(log: str) -> list[tuple[str, dict[str, int], str]]:
-    """(host, clock, event), with every clock counted on by one."""
-    events = [(found["host"], json.loads(found["clock"]), found["event"]) for found in SHIVIZ.finditer(log)]
-    assert len(events) * 2 == len(log.splitlines())
-    own: Counter[str] = Counter()
-    for host, clock, _ in events:
-        own[host] += 1
-        assert clock[host] == own[host]
-    return events
-
-
-def before(first: dict[str, int], second: dict[str, int]) -> bool:
-    return first != second and all(count <= second.get(host, 0) for host, count in first.items())
-
-
-def test_shiviz_golden(tmp_path):
-    job = Job(tmp_path, ranks=2, backend="nccl")
-    job.send(0, 1, size=1000, start_ns=10, end_ns=20)
-    job.recv(1, 0, size=1000, start_ns=10, end_ns=30)
-    job.collective("barrier", start_ns={0: 50, 1: 40}, end_ns=60)
-    job.send(1, 0, size=4, start_ns=70, end_ns=None)
-    assert export.shiviz(job.load()) == (
-        'rank_0 {"rank_0": 1}\n'
-        "sends rank 1 1,000 B for send: uint8[1000]\n"
-        'rank_1 {"rank_0": 1, "rank_1": 1}\n'
-        "gets from rank 0 1,000 B for send: uint8[1000]\n"
-        'rank_1 {"rank_0": 1, "rank_1": 2}\n'
-        "barrier #1: its messages are not known: no schedule of nccl's barrier is known here yet\n"
-        'rank_0 {"rank_0": 2}\n'
-        "barrier #1: its messages are not known: no schedule of nccl's barrier is known here yet\n"
-        'rank_1 {"rank_0": 1, "rank_1": 3}\n'
-        "send #2: rank 0 never received it (missing)\n"
-    )
-
-
-def test_shiviz_derived_messages_follow_the_steps_of_the_algorithm(tmp_path):
-    job = Job(tmp_path, ranks=3)
-    # By its shared-out times rank 0, which is done first, would send on what it has not got yet.
-    job.collective("all_reduce", size=300, start_ns=10, end_ns={0: 11, 1: 90, 2: 90})
-    trace = job.load()
-    events = read_as_shiviz_does(export.shiviz(trace))
-    assert len(events) == 2 * len(messages(trace))
-    assert all("derived: in the order of the algorithm's steps" in event for *_, event in events)
-    # The ring has 2 (n-1) = 4 steps in 2 segments: each rank sends twice, gets twice, and so on.
-    for host in ("rank_0", "rank_1", "rank_2"):
-        told = "".join(event[0] for name, _, event in events if name == host)
-        assert told == told[: len(told) // 4] * 4
-
-
-@given(calls)
-@settings(max_examples=40, deadline=None)
-def test_shiviz_of_any_job_clocks_say_what_happened_before_what(made):
-    with tempfile.TemporaryDirectory() as folder:
-        events = read_as_shiviz_does(export.shiviz(random_job(Path(folder), made)))
-    sent = {size(event): (host, clock) for host, clock, event in events if event.startswith("sends") and size(event)}
-    known: dict[str, set[int]] = defaultdict(set)  # Per host, the events that it can know of.
-    pasts: list[set[int]] = []
-    at_sending: dict[int, int] = {}
-    for place, (host, clock, event) in enumerate(events):
-        past = {*known[host], place}
-        number = size(event)
-        if event.startswith("sends") and number:
-            at_sending[number] = place
-        elif event.startswith("gets") and number:
-            assert before(sent[number][1], clock)
-            past |= pasts[at_sending[number]]
-        known[host] = past
-        pasts.append(past)
-    if not any("all_reduce" in event for *_, event in events):  # whose messages have no size of their own
-        for i, (_, first, _) in enumerate(events):
-            for j, (_, second, _) in enumerate(events):
-                assert before(first, second) == (i != j and i in pasts[j])
-
-
-def size(event: str) -> int:
-    """Of a message between two ranks alone: it has a size of its own."""
-    found = re.search(r"(\d+) B for send", event)
-    return int(found[1]) if found else 0
-
-
-def test_shiviz_a_step_that_never_came_is_an_event_of_who_began_it_alone(tmp_path):
-    job = Job(tmp_path, ranks=2)
-    both = job.collective("all_reduce", size=8, start_ns=5, end_ns=None)
-    job.send(0, 1, size=10, step=1, start_ns=10, parent=both[0])
-    job.recv(1, 0, size=10, start_ns=10, parent=both[1])
-    job.send(1, 0, size=11, step=2, start_ns=30, end_ns=None, parent=both[1])
-    events = read_as_shiviz_does(export.shiviz(job.load()))
-    assert [(host, event) for host, _, event in events] == [
-        ("rank_0", "sends rank 1 10 B for all_reduce: uint8[8]"),
-        ("rank_1", "gets from rank 0 10 B for all_reduce: uint8[8]"),
-        ("rank_1", "sends rank 0 11 B for all_reduce; it never came (missing)"),
-    ]
-    assert dict(events[-1][1]) == {"rank_0": 1, "rank_1": 2}
-
-
-def test_shiviz_hosts_have_no_blanks_and_are_not_confused(tmp_path):
-    events = read_as_shiviz_does(export.shiviz(hostile(tmp_path)))
-    hosts = {host for host, *_ in events}
-    assert len(hosts) == len(HOSTILE)
-    assert all(re.fullmatch(r"[\w.-]+", host, re.ASCII) for host in hosts)
-    assert {"a_b", "a_b_5"} < hosts
-
-
-def test_shiviz_events_of_a_host_are_in_the_order_of_time(tmp_path):
-    job = Job(tmp_path, ranks=2)
-    for tag, at in enumerate((50, 10, 30)):
-        job.send(0, 1, size=100 + at, tag=tag, start_ns=at, end_ns=at + 5)
-        job.recv(1, 0, size=100 + at, tag=tag, start_ns=5, end_ns=at + 20 - 2 * tag)
-    events = read_as_shiviz_does(export.shiviz(job.load()))
-    assert [size(event) for host, _, event in events if host == "rank_0"] == [110, 130, 150]
-    assert [size(event) for host, _, event in events if host == "rank_1"] == [110, 130, 150]
-
-
 # What is empty, and the page ------------------------------------------------------------------------------------------
 
 
@@ -393,7 +274,6 @@ def test_a_trace_without_calls_is_well_formed_in_every_format(tmp_path):
     trace = Job(tmp_path, ranks=2).load()
     assert all(event["ph"] == "M" for event in read_as_perfetto_does("".join(export.perfetto(trace))))
     assert export.mermaid(trace)[0].endswith("Note over r0: no message\n")
-    assert export.shiviz(trace) == ""
 
 
 def test_the_page_is_the_player(tmp_path):

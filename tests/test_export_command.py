@@ -70,12 +70,12 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[i
 
 def test_what_cannot_be_done_is_one_sentence(tmp_path, capsys):
     trace = traced(tmp_path)
-    there = f"{tmp_path}/no/deck.html"
-    assert refused(["slides", trace, "-o", there], capsys) == (
+    there = f"{tmp_path}/no/page.html"
+    assert refused(["html", trace, "-o", there], capsys) == (
         2,
         f"dlearn: {there}: there is no folder {tmp_path}/no. Make it, or give another -o.",
     )
-    assert refused(["slides", trace, "-o", str(tmp_path)], capsys) == (
+    assert refused(["html", trace, "-o", str(tmp_path)], capsys) == (
         2,
         f"dlearn: {tmp_path} is no file that could be replaced. Give another -o.",
     )
@@ -85,11 +85,11 @@ def test_what_cannot_be_done_is_one_sentence(tmp_path, capsys):
     )
     assert refused(["html", f"{tmp_path}/nothing", "-o", f"{tmp_path}/x.html"], capsys)[0] == 1
     Job(tmp_path / "empty", ranks=2).write()
-    assert refused(["shiviz", f"{tmp_path}/empty", "-o", f"{tmp_path}/x.log"], capsys) == (
+    assert refused(["mermaid", f"{tmp_path}/empty", "-o", f"{tmp_path}/x.md"], capsys) == (
         1,
         f"dlearn: nothing was recorded in {tmp_path}/empty: there is nothing to export.",
     )
-    assert not (tmp_path / "x.log").exists()
+    assert not (tmp_path / "x.md").exists()
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may write anywhere")

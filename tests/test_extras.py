@@ -42,7 +42,7 @@ def test_one_sentence_says_what_to_install(package, needed_by, install, ask, tmp
 
 def test_a_page_that_cannot_follow_python_says_so_once(tmp_path, monkeypatch):
     monkeypatch.setattr(IPython, "get_ipython", lambda: SimpleNamespace(kernel=object()))
-    monkeypatch.setattr(bridge, "_widget_class", bridge._widget_class.__wrapped__)
+    monkeypatch.setattr(bridge, "_widget", bridge._widget.__wrapped__)
     monkeypatch.setitem(sys.modules, "anywidget", None)
     job = Job(tmp_path, ranks=2)
     job.collective("all_reduce", size=1000, start_ns=10, end_ns=50)

@@ -35,7 +35,7 @@ MAY_IMPORT = {
 }
 MAY_IMPORT_HEAVY = {
     "torch": {"hooks", "recorder", "collectives", "cluster", "scripts", "lessons", "doctor"},
-    "matplotlib": {"draw"},
+    "matplotlib": {"draw", "lessons"},
     "pandas": {"trace", "analysis"},
     "mpi4py": {"hooks", "collectives", "cluster"},
 }

@@ -9,9 +9,9 @@ import pytest
 pytest.importorskip("ipywidgets")
 
 from dlearn.analysis import iteration
-from dlearn.draw.byte_bars import Bars, byte_bars, png
 from dlearn.errors import DlearnError
 from dlearn.lessons import split
+from dlearn.lessons.byte_bars import Bars, byte_bars, png
 from dlearn.lessons.knobs import CHOICES, knobs
 from dlearn.lessons.split import Size
 

@@ -9,8 +9,8 @@ from matplotlib.colors import to_rgb
 
 from dlearn.draw import palette
 from dlearn.draw.breakdown import _STYLES
-from dlearn.draw.byte_bars import _LOOKS as BYTE_BARS
 from dlearn.draw.palette import FAINT, INK, LANE, MISSING, SERIES, STRIP, contrast, ink_on
+from dlearn.lessons.byte_bars import _LOOKS as BYTE_BARS
 from dlearn.lessons.cost_chart import _LOOKS as COSTS
 
 LOOKS = [*palette._LOOKS.values(), palette._OTHER]

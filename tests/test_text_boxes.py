@@ -10,8 +10,8 @@ from text_boxes import drawn_lines, faults, watch
 from traces import Job, header, tensor
 
 from dlearn import draw
-from dlearn.draw import charts
-from dlearn.draw.byte_bars import Bars, byte_bars
+from dlearn.lessons import charts
+from dlearn.lessons.byte_bars import Bars, byte_bars
 from dlearn.lessons.cost_chart import costs
 from dlearn.lessons.trees_and_rings import Model
 from dlearn.trace.event import NOT_OBSERVED

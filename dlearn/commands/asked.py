@@ -39,3 +39,15 @@ def load(options: argparse.Namespace, *, tell_problems: bool = True) -> Trace:
         return trace.within(options.within)
     except TraceError as error:
         raise WrongArguments(str(error)) from None
+
+
+def check_place(path: Path) -> None:
+    """Before any work is done."""
+    try:
+        taken = path.exists() and not path.is_file()
+    except OSError as error:
+        raise WrongArguments(f"{str(path)[:60]}...: {error.strerror}. Give another -o.") from None
+    if taken:
+        raise WrongArguments(f"{path} is no file that could be replaced. Give another -o.")
+    if not path.parent.is_dir():
+        raise WrongArguments(f"{path}: there is no folder {path.parent}. Make it, or give another -o.")

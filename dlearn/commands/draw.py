@@ -6,7 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
-from dlearn.commands.asked import add_out, add_trace, load
+from dlearn.commands.asked import add_out, add_trace, check_place, load
 from dlearn.errors import SetupError, WrongArguments
 from dlearn.trace.event import AutogradNode
 from dlearn.trace.trace import Trace
@@ -26,7 +26,8 @@ def run(options: argparse.Namespace) -> None:
     os.environ.setdefault("MPLBACKEND", "agg")  # pictures go to files, no window
     from dlearn import draw  # matplotlib takes a moment
 
-    check_file(options.out)
+    check_ending(options.out)
+    check_place(options.out)
     if options.context is not None and options.kind != "autograd":
         raise WrongArguments("--context chooses one of distributed autograd's: it goes with `draw autograd` only.")
     trace = load(options)
@@ -40,14 +41,12 @@ def run(options: argparse.Namespace) -> None:
         raise SetupError(f"cannot write {options.out}: {error.strerror}. Give another -o.") from None
 
 
-def check_file(path: Path) -> None:
+def check_ending(path: Path) -> None:
     """Before any work is done."""
     from dlearn.draw.save import ENDINGS
 
     if path.suffix.lower() not in ENDINGS:
         raise WrongArguments(f"{path}: a picture is saved as {', '.join(ENDINGS)}. Give the file such an ending.")
-    if not path.parent.is_dir():
-        raise WrongArguments(f"{path}: there is no folder {path.parent}. Make it, or give another -o.")
 
 
 def context_of(trace: Trace, context: int | None) -> int | None:

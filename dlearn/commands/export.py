@@ -8,11 +8,11 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dlearn.commands.asked import add_out, add_trace, load
-from dlearn.errors import SetupError, TraceError, WrongArguments
+from dlearn.commands.asked import add_out, add_trace, check_place, load
+from dlearn.errors import SetupError, TraceError
 from dlearn.trace.trace import Trace
 
-FORMATS = ("gif", "html", "mermaid", "perfetto", "shiviz", "slides")
+FORMATS = ("gif", "html", "mermaid", "perfetto")
 """The functions of `dlearn.export` that need a trace and nothing else."""
 
 MARKDOWN = (".md", ".markdown")
@@ -41,18 +41,6 @@ def run(options: argparse.Namespace) -> None:
         raise SetupError(f"cannot write {options.out}: {error.strerror}. Give another -o.") from None
     if [path for path, _ in wanted] != [options.out]:
         print(f"{len(wanted):,} diagrams: {wanted[0][0]} to {wanted[-1][0]}")
-
-
-def check_place(path: Path) -> None:
-    """Before any work is done."""
-    try:
-        taken = path.exists() and not path.is_file()
-    except OSError as error:
-        raise WrongArguments(f"{str(path)[:60]}...: {error.strerror}. Give another -o.") from None
-    if taken:
-        raise WrongArguments(f"{path} is no file that could be replaced. Give another -o.")
-    if not path.parent.is_dir():
-        raise WrongArguments(f"{path}: there is no folder {path.parent}. Make it, or give another -o.")
 
 
 def files_of(form: str, trace: Trace, path: Path) -> Sequence[File]:

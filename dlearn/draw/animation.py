@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib.animation import PillowWriter
@@ -16,8 +17,8 @@ from matplotlib.patheffects import withStroke
 from dlearn.analysis.findings import size_text
 from dlearn.analysis.walking import Board, Step, Walkthrough
 from dlearn.draw.arrows import draw_arrow
-from dlearn.draw.canvas import TEXT_PT, TITLE_PT, WIDTH_IN, cut, plain, wrap
-from dlearn.draw.palette import FAINT, INK
+from dlearn.draw.canvas import TEXT_PT, TITLE_PT, WIDTH_IN, cut, plain, wrap, write
+from dlearn.draw.palette import CHOSEN, FAINT, HELD, INK
 from dlearn.errors import DlearnError
 from dlearn.shown import count_text
 
@@ -28,7 +29,6 @@ _ROW_IN = 0.3
 _PIECE_IN = 0.22
 _HEAD_IN = 1.05
 _DPI = 80
-_CHOSEN, _HELD = "#dbe9ff", "#b7d3f5"
 _LAST_FRAMES = 3
 """The last frame stays that much longer."""
 
@@ -74,7 +74,7 @@ def draw_frame(figure: Figure, walk: Walkthrough, place: int, *, left_out: int =
     ax.set_xlim(-0.5, len(walk.labels) - 0.5)
     ax.set_ylim(height, 0)  # in inches from the top
     left, across = -0.5, (width * 0.98 - 0.1) * 72
-    _write(ax, left, 0.2, cut(plain(walk.title, most=300), across, size=TITLE_PT), size=TITLE_PT, weight="bold")
+    _write(ax, left, 0.2, cut(plain(walk.title, most=300), across, size=TITLE_PT), fontsize=TITLE_PT, fontweight="bold")
     said = walk.steps[place - 1].sentence if place else "Nothing has happened yet."
     for line, text in enumerate(_sentence(said, across)):
         _write(ax, left, 0.47 + 0.2 * line, text)
@@ -83,13 +83,13 @@ def draw_frame(figure: Figure, walk: Walkthrough, place: int, *, left_out: int =
     for rank, column in columns.items():
         ax.plot([column, column], [top, top + _ROWS * _ROW_IN], color=FAINT, linewidth=1, zorder=1)
         name = cut(plain(walk.labels[rank]), across / len(columns) - 4, size=TEXT_PT)
-        _write(ax, column, top - 0.12, name, ha="center", weight="bold")
+        _write(ax, column, top - 0.12, name, ha="center", fontweight="bold")
     for row, step in enumerate(walk.steps[max(0, place - _ROWS) : place]):
         y = top + _ROW_IN * (row + 0.7)
         if row == min(place, _ROWS) - 1:
             ax.add_patch(
                 Rectangle(
-                    (-0.5, y - 0.7 * _ROW_IN), len(columns), _ROW_IN, facecolor=_CHOSEN, edgecolor="none", zorder=0
+                    (-0.5, y - 0.7 * _ROW_IN), len(columns), _ROW_IN, facecolor=CHOSEN, edgecolor="none", zorder=0
                 )
             )
         _draw_step(ax, step, columns, y)
@@ -97,7 +97,7 @@ def draw_frame(figure: Figure, walk: Walkthrough, place: int, *, left_out: int =
     for board in walk.board_of(place):
         y = _draw_board(ax, walk, board, place, columns, y, across / len(columns))
     rest = f"; {count_text(left_out, 'later step')} left out" if left_out else ""
-    _write(ax, left, height - 0.12, f"step {place} of {len(walk.steps)}{rest}", ink=FAINT)
+    _write(ax, left, height - 0.12, f"step {place} of {len(walk.steps)}{rest}", color=FAINT)
 
 
 def _sentence(text: str, width: float) -> Iterator[str]:
@@ -130,7 +130,7 @@ def _draw_board(
     ax: Axes, walk: Walkthrough, board: Board, place: int, columns: dict[int, float], y: float, column_pt: float
 ) -> float:
     """Returns where the next one begins."""
-    _write(ax, -0.5, y, plain(board.title, most=120), ink=FAINT)
+    _write(ax, -0.5, y, plain(board.title, most=120), color=FAINT)
     held = {key: each for key, each in walk.held(board, place).items() if each.text and key[0] in columns}
     fresh = {(change.rank, change.place) for change in (walk.steps[place - 1].changes if place else ())}
     rows: dict[int, int] = {}
@@ -139,7 +139,7 @@ def _draw_board(
         rows[rank] = rows.get(rank, 0) + 1
         left, top = columns[rank] - 0.46, y + 0.12 + _PIECE_IN * row
         edge = INK if (rank, piece) in fresh else FAINT
-        for wide, face, line in ((0.92 * change.share, _HELD, 0.0), (0.92, "none", 1.5 if edge == INK else 0.5)):
+        for wide, face, line in ((0.92 * change.share, HELD, 0.0), (0.92, "none", 1.5 if edge == INK else 0.5)):
             ax.add_patch(
                 Rectangle((left, top), wide, _PIECE_IN - 0.04, facecolor=face, edgecolor=edge, linewidth=line, zorder=2)
             )
@@ -162,11 +162,6 @@ def _boards_in(walk: Walkthrough, place: int) -> float:
     return sum(0.28 + _PIECE_IN * _height(walk, board, place) for board in walk.board_of(place))
 
 
-def _write(
-    ax: Axes, x: float, y: float, text: str, *, size: float = TEXT_PT, ink: str = INK, ha: str = "left",
-    weight: str = "normal", zorder: float = 5, halo: bool = False,
-) -> None:  # fmt: skip
-    ax.text(
-        x, y, text, fontsize=size, color=ink, ha=ha, va="center", fontweight=weight, zorder=zorder,
-        parse_math=False, path_effects=[withStroke(linewidth=2.5, foreground="white")] if halo else None,
-    )  # fmt: skip
+def _write(ax: Axes, x: float, y: float, text: str, *, halo: bool = False, **more: Any) -> None:
+    effects = [withStroke(linewidth=2.5, foreground="white")] if halo else None
+    write(ax, x, y, text, **{"va": "center", "zorder": 5, "path_effects": effects, **more})

@@ -154,9 +154,7 @@ def draw_bands(ax: Axes, trace: Trace, layout: Layout, tops: Sequence[float], wi
     middles = [top + height / 2 for top, height in zip(tops, heights, strict=True)]
     ax.set_yticks(middles, names, parse_math=False)
     ax.set_xticks([])
-    ax.tick_params(length=0, labelsize=TEXT_PT, labelcolor=INK)
-    for spine in ax.spines.values():
-        spine.set_visible(False)
+    canvas.names_only(ax)
 
 
 def draw_edge(ax: Axes, edge: Edge, boxes: dict[Key, Box]) -> None:
@@ -200,10 +198,8 @@ def _draw_wire(ax: Axes, wire: Edge, src: Box, dst: Box) -> None:
             linestyle="solid" if wire.tensors else "dotted", gid=f"wire {wire.src.rank} to {wire.dst.rank}",
         )
     )  # fmt: skip
-    ax.text(
-        dst.x + 5, max(src.y, dst.y) - _ROW_PT / 2 - 4 - _BETWEEN_PT / 2, "\n".join(wire_label(wire)), va="center",
-        fontsize=TEXT_PT, color=INK, linespacing=1.1, zorder=5, parse_math=False, gid="wire label",
-    )  # fmt: skip
+    y, label = max(src.y, dst.y) - _ROW_PT / 2 - 4 - _BETWEEN_PT / 2, "\n".join(wire_label(wire))
+    canvas.write(ax, dst.x + 5, y, label, va="center", linespacing=1.1, zorder=5, gid="wire label")
 
 
 def draw_node(ax: Axes, node: Node, box: Box, graph: AutogradGraph) -> None:
@@ -218,10 +214,7 @@ def draw_node(ax: Axes, node: Node, box: Box, graph: AutogradGraph) -> None:
             linestyle="solid" if node.timed_by or alone else "dotted",
         )
     )  # fmt: skip
-    ax.text(
-        box.x, box.y, node_label(node), ha="center", va="center_baseline", fontsize=TEXT_PT, color=INK, zorder=5,
-        parse_math=False,
-    )  # fmt: skip
+    canvas.write(ax, box.x, box.y, node_label(node), ha="center", zorder=5)
 
 
 def legend(graph: AutogradGraph) -> list[Artist]:

@@ -13,7 +13,7 @@ from matplotlib.collections import LineCollection, PolyCollection
 from dlearn.analysis.findings import absent_texts, size_text, stuck_reasons
 from dlearn.analysis.joining import payload_bytes
 from dlearn.analysis.waiting import waited_until_ns
-from dlearn.draw.canvas import TEXT_PT, plain, points, points_per_ms, text_width
+from dlearn.draw.canvas import TEXT_PT, corners, plain, points, points_per_ms, text_width, write
 from dlearn.draw.palette import INK, LANE, MISSING, WAITING_HATCH, Look, look
 from dlearn.trace.event import NOT_OBSERVED
 from dlearn.trace.message import End, Operation
@@ -126,13 +126,13 @@ def _draw_boxes(
     if wide:
         ax.add_collection(
             PolyCollection(
-                _corners(wide), facecolor=face, edgecolor=edge, hatch=hatch, linewidth=0.4, zorder=zorder, gid=gid
+                _outlines(wide), facecolor=face, edgecolor=edge, hatch=hatch, linewidth=0.4, zorder=zorder, gid=gid
             ),
             autolim=False,
         )
     if others:
         ax.add_collection(
-            PolyCollection(_corners(others), facecolor=face, edgecolor="none", zorder=zorder, gid=f"{gid}, narrow"),
+            PolyCollection(_outlines(others), facecolor=face, edgecolor="none", zorder=zorder, gid=f"{gid}, narrow"),
             autolim=False,
         )
 
@@ -146,14 +146,14 @@ def _draw_faults(ax: Axes, placed: Sequence[tuple[Bar, Box]]) -> None:
     if absent:
         ax.add_collection(
             PolyCollection(
-                _corners(absent), facecolor="white", edgecolor=MISSING, linestyle=(0, (3, 2)), linewidth=1.2, zorder=2,
+                _outlines(absent), facecolor="white", edgecolor=MISSING, linestyle=(0, (3, 2)), linewidth=1.2, zorder=2,
                 gid="absent",
             )
         )  # fmt: skip
 
 
-def _corners(boxes: Iterable[Box]) -> list[list[tuple[float, float]]]:
-    return [[(left, top), (right, top), (right, bottom), (left, bottom)] for left, right, top, bottom in boxes]
+def _outlines(boxes: Iterable[Box]) -> list[list[tuple[float, float]]]:
+    return [corners(*box) for box in boxes]
 
 
 # Labels ---------------------------------------------------------------------------------------------------------------
@@ -204,7 +204,4 @@ def _next_in_row(boxes: Sequence[Box], edge: float) -> list[float]:
 
 def _write(ax: Axes, x: float, y: float, text: str, ink: str, behind: Color, align: Literal["left", "center"]) -> None:
     box = {"facecolor": behind, "edgecolor": "none", "pad": 1.0}
-    ax.text(
-        x, y, text, ha=align, va="center_baseline", fontsize=TEXT_PT, color=ink, bbox=box, zorder=6,
-        parse_math=False, clip_on=True,
-    )  # fmt: skip
+    write(ax, x, y, text, ha=align, color=ink, bbox=box, zorder=6, clip_on=True)

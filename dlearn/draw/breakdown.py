@@ -14,7 +14,7 @@ from dlearn.analysis.breakdown import breakdown as parts_of
 from dlearn.analysis.findings import time_text
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT, plain, points_per_ms, text_width
-from dlearn.draw.palette import FAINT, INK, WAITING_HATCH, ink_on, look
+from dlearn.draw.palette import BACKWARD, FAINT, FORWARD, INK, OPTIMIZER, WAITING_HATCH, ink_on, look
 from dlearn.trace.trace import Trace
 
 _BAR_IN, _HIDDEN_IN, _GAP_IN = 0.3, 0.22, 0.14
@@ -33,11 +33,11 @@ class Style(NamedTuple):
 _MOST_BARS = 16
 
 _STYLES = {
-    "forward": Style("forward", "#e3e3e3", FAINT),
-    "backward": Style("backward", "#b5b5b5", FAINT),
+    "forward": Style("forward", FORWARD, FAINT),
+    "backward": Style("backward", BACKWARD, FAINT),
     "waiting": Style("waits for the last rank, not hidden", _SENT.pale, _SENT.color, WAITING_HATCH),
     "transfer": Style("transfer, not hidden", _SENT.color, _SENT.color),
-    "optimizer": Style("optimizer", "#d6d6d6", FAINT, "..."),
+    "optimizer": Style("optimizer", OPTIMIZER, FAINT, "..."),
     "between": Style("between these", "white", FAINT),
     "hidden": Style("communication hidden behind the backward", _SENT.pale, _SENT.color),
 }
@@ -123,10 +123,8 @@ def _box(ax: Axes, name: str, left: float, width: float, top: float, height: flo
     text = next((text for text in (f"{name} {length}", length) if text_width(text, size=TEXT_PT) <= room), "")
     if text:
         box = {"facecolor": style.color, "edgecolor": "none", "pad": 1.0} if style.hatch else None
-        ax.text(
-            left + width / 2, top + height / 2, text, ha="center", va="center_baseline", fontsize=TEXT_PT,
-            color=ink_on(style.color), bbox=box, parse_math=False, clip_on=True,
-        )  # fmt: skip
+        middle = left + width / 2, top + height / 2
+        canvas.write(ax, *middle, text, ha="center", color=ink_on(style.color), bbox=box, clip_on=True)
 
 
 def legend(shown: Sequence[Parts]) -> list[Artist]:

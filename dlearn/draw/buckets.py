@@ -14,8 +14,8 @@ from matplotlib.patches import Patch
 from dlearn.analysis.bucket_times import BucketTime, BucketTimes, begins_of, bucket_times
 from dlearn.analysis.findings import size_text
 from dlearn.draw import canvas
-from dlearn.draw.canvas import TEXT_PT, cut, plain, points, points_per_ms, text_width
-from dlearn.draw.palette import FAINT, INK, LANE, MISSING, WAITING_HATCH, look
+from dlearn.draw.canvas import TEXT_PT, corners, cut, plain, points, points_per_ms, text_width, write
+from dlearn.draw.palette import FAINT, INK, MISSING, WAITING_HATCH, look
 from dlearn.shown import count_text
 from dlearn.trace.trace import Trace
 
@@ -115,11 +115,7 @@ def label_axes(ax: Axes, rows: Sequence[Row], height: float) -> None:
     # What is stuck lasts longer than anything that was seen.
     ax.set_xlim(-0.005 * last, (1.2 if any(row.of.missing for row in rows) else 1.02) * last)
     ax.set_ylim(height, 0)
-    corners = [[(0.0, row.top), (1.0, row.top), (1.0, row.bottom), (0.0, row.bottom)] for row in rows]
-    ax.add_collection(
-        PolyCollection(corners, facecolor=LANE, zorder=0, transform=ax.get_yaxis_transform(), gid="lanes"),
-        autolim=False,
-    )
+    canvas.draw_lanes(ax, [(row.top, row.bottom) for row in rows])
     ax.set_yticks(
         [sum(row.bar) / 2 for row in rows], [row.label for row in rows], parse_math=False, fontsize=TEXT_PT, color=INK
     )
@@ -156,14 +152,14 @@ def draw_transfers(ax: Axes, rows: Sequence[Row]) -> None:
         transfer = row.ms(of.transfer_ns) if of.transfer_ns is not None else launched
         if of.missing:
             edge = ax.get_xlim()[1]
-            waiting.append(_box(launched, edge, top, bottom))
+            waiting.append(corners(launched, edge, top, bottom))
             stuck.append([(edge, top), (edge, bottom)])
             continue
         if transfer > launched:
-            waiting.append(_box(launched, transfer, top, bottom))
+            waiting.append(corners(launched, transfer, top, bottom))
         done = row.ms(of.done_ns) if of.done_ns is not None else transfer
         # What lasts less than a point would not be seen; where the end was not observed, the launch is all there is.
-        moving.append(_box(transfer, max(done, transfer + least), top, bottom))
+        moving.append(corners(transfer, max(done, transfer + least), top, bottom))
     ax.add_collection(
         PolyCollection(
             waiting, facecolor=_STYLE.pale, edgecolor=_STYLE.color, hatch=WAITING_HATCH, linewidth=0.4, zorder=2,
@@ -179,10 +175,6 @@ def draw_transfers(ax: Axes, rows: Sequence[Row]) -> None:
     )
 
 
-def _box(left: float, right: float, top: float, bottom: float) -> list[tuple[float, float]]:
-    return [(left, top), (right, top), (right, bottom), (left, bottom)]
-
-
 def name_gradients(ax: Axes, rows: Sequence[Row]) -> None:
     """Each name begins at its tick; those that would stand on each other follow one another, from the first tick on."""
     scale, left = points_per_ms(ax), ax.get_xlim()[0]
@@ -193,7 +185,7 @@ def name_gradients(ax: Axes, rows: Sequence[Row]) -> None:
         if missing:
             # Where a gradient is missing, that is what there is to say.
             told = plain(f"never ready: {', '.join(missing)}", most=200)
-            _write(ax, left + 4 / scale, y, cut(told, width - _EDGE_PT, size=TEXT_PT))
+            write(ax, left + 4 / scale, y, cut(told, width - _EDGE_PT, size=TEXT_PT), zorder=6, clip_on=True)
             continue
         groups: list[tuple[float, str]] = []
         for name, at in row.of.ready:
@@ -209,15 +201,8 @@ def name_gradients(ax: Axes, rows: Sequence[Row]) -> None:
             # At the right edge there is room to the left of the tick only.
             x = max(free, min(x, room - text_width(text, size=TEXT_PT))) if last else x
             shown = cut(text, room - x, size=TEXT_PT)
-            _write(ax, left + x / scale, y, shown)
+            write(ax, left + x / scale, y, shown, zorder=6, clip_on=True)
             free = x + text_width(shown, size=TEXT_PT) + 8
-
-
-def _write(ax: Axes, x: float, y: float, text: str) -> None:
-    ax.text(
-        x, y, text, ha="left", va="center_baseline", fontsize=TEXT_PT, color=INK, zorder=6, parse_math=False,
-        clip_on=True,
-    )  # fmt: skip
 
 
 def title_passes(ax: Axes, rows: Sequence[Row]) -> None:
@@ -225,10 +210,8 @@ def title_passes(ax: Axes, rows: Sequence[Row]) -> None:
     for row in rows:
         if row.heading:
             shown = cut(plain(row.heading, most=200), width / _BOLDER, size=TEXT_PT)
-            ax.text(
-                0, row.top - 0.05, shown, transform=ax.get_yaxis_transform(), ha="left", va="bottom", fontsize=TEXT_PT,
-                fontweight="bold", color=INK, parse_math=False,
-            )  # fmt: skip
+            across = ax.get_yaxis_transform()
+            write(ax, 0, row.top - 0.05, shown, transform=across, va="bottom", fontweight="bold")
 
 
 def legend(rows: Sequence[Row]) -> list[Artist]:

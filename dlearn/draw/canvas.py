@@ -6,15 +6,17 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.textpath import TextToPath
 from matplotlib.transforms import ScaledTranslation
 
-from dlearn.draw.palette import FAINT, INK
+from dlearn.draw.palette import FAINT, INK, LANE
 
 WIDTH_IN = 9.0
 TEXT_PT = 9.0
@@ -149,6 +151,12 @@ def text_width(text: str, *, size: float, bold: bool = False) -> float:
     return width
 
 
+def write(ax: Axes, x: float, y: float, text: str, **more: Any) -> None:
+    """Text of the usual size and colour on one line, in which no "$" begins a formula; `more` as `ax.text` takes it."""
+    usual: dict[str, Any] = {"va": "center_baseline", "fontsize": TEXT_PT, "color": INK, "parse_math": False}
+    ax.text(x, y, text, **usual | more)
+
+
 def wrap(text: str, width: float, *, size: float, bold: bool = False) -> list[str]:
     """Lines of at most `width` points; a number stays with its unit."""
     lines = [""]
@@ -194,6 +202,27 @@ def points_per_ms(ax: Axes) -> float:
 def left_margin_in(labels: Iterable[str]) -> float:
     """Inches that the longest of these labels needs at the left of the axes."""
     return max((text_width(label, size=TEXT_PT) for label in labels), default=0.0) / _POINTS + 0.25
+
+
+def corners(left: float, right: float, top: float, bottom: float) -> list[tuple[float, float]]:
+    """Those of a box, as a PolyCollection takes them."""
+    return [(left, top), (right, top), (right, bottom), (left, bottom)]
+
+
+def draw_lanes(ax: Axes, bands: Iterable[tuple[float, float]]) -> None:
+    """A pale band over the whole width from each top to each bottom."""
+    boxes = [corners(0.0, 1.0, top, bottom) for top, bottom in bands]
+    ax.add_collection(
+        PolyCollection(boxes, facecolor=LANE, zorder=0, transform=ax.get_yaxis_transform(), gid="lanes"),
+        autolim=False,
+    )
+
+
+def names_only(ax: Axes) -> None:
+    """Leave the names at the axes, without lines or ticks: there is no scale."""
+    ax.tick_params(length=0, labelsize=TEXT_PT, labelcolor=INK)
+    for spine in ax.spines.values():
+        spine.set_visible(False)
 
 
 def quiet(ax: Axes) -> None:

@@ -24,6 +24,20 @@ WORK = "#7a9a3a"
 WORKS = ("#cfdcb4", "#a3bd70")
 """Of one kind and the next, pale enough for their names."""
 MISSING = "#d00000"
+GRID = "#e6e6e6"
+CHOSEN, HELD = "#dbe9ff", "#b7d3f5"
+"""The current step of a walk, and what ranks hold in it."""
+DENSITY, TO_ITSELF = "#777777", "#d9d9d9"
+FORWARD, BACKWARD, OPTIMIZER = "#e3e3e3", "#b5b5b5", "#d6d6d6"
+"""Parts of a training step that compute, in greys."""
+FRAMING, COUNTED = "#cfe3ef", "#9a9a9a"
+BYTE_SHADES = ("#eaf3fa", "#56B4E9", "#0072B2", "#003a5c")
+GRADIENT, NODE = "#8250c4", "#c2543a"
+LIGHT = {"ink": INK, "paper": "#fff", "faint": FAINT, "missing": MISSING, "mark": CHOSEN, "fill": HELD}
+DARK = {
+    "ink": GRID, "paper": "#161616", "faint": "#a0a0a0", "missing": "#ffa0a0", "mark": "#27406b", "fill": "#2f5487",
+}  # fmt: skip
+"""The player's colours on light and dark pages."""
 WAITING_HATCH = "/////"
 SERIES = ("#0072B2", "#C07000", "#009E73", "#CC79A7", "#004D40", "#332288")
 """Lines and bars that are no ops, in this order: each can be seen as a thin line on white, and told from the others."""

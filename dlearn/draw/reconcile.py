@@ -14,7 +14,7 @@ from dlearn.analysis.ledger import Pair
 from dlearn.analysis.reconcile import Reconciliation
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT, cut, plain, points, text_width
-from dlearn.draw.palette import INK, LINES, MISSING, SERIES, STRIP
+from dlearn.draw.palette import COUNTED, FRAMING, INK, LINES, MISSING, SERIES, STRIP
 from dlearn.shown import count_text
 from dlearn.trace.trace import Trace
 
@@ -23,7 +23,7 @@ _ROW_IN = _HEAD_IN + 2 * _BAR_IN + _GAP_IN
 _MOST_PAIRS = 8
 _LEAST_BARS = 0.3
 """Share of the width that the bars need beside their numbers."""
-_PAYLOAD, _FRAMING, _MEASURED = SERIES[0], "#cfe3ef", "#9a9a9a"
+_PAYLOAD, _FRAMING, _MEASURED = SERIES[0], FRAMING, COUNTED
 _RESIDUE_HATCH = "xxxx"
 
 

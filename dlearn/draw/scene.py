@@ -72,7 +72,10 @@ def set_scene(trace: Trace) -> Scene:
     ranks = ranks_shown(trace)
     many = len(calls.ends) > MOST_BARS
     bars = bars_of(_gone_wrong(shown) if many else shown, trace, until_ns=end_ns)
-    rows = _bar_rows(bars, (end_ns - start_ns) // 250)
+    # A bar whose end nobody saw takes some room, so that such bars do not hide each other.
+    least_ns = (end_ns - start_ns) // 250
+    until = [bar.start_ns + least_ns if bar.state == "not observed" else bar.end_ns for bar in bars]
+    rows = _rows(bars, until)
     if many:
         rows = [row + 1 for row in rows]  # Below the strip that says how busy the rank is.
     all_spans, all_gradients = len(spans), len(gradients)
@@ -80,7 +83,7 @@ def set_scene(trace: Trace) -> Scene:
         spans = [span for span in spans if (span.end_ns or end_ns) - span.start_ns > (end_ns - start_ns) // BINS]
     if all_gradients > MOST_BARS:
         gradients = []
-    span_rows = _span_rows(spans, end_ns)
+    span_rows = _rows(spans, [span.end_ns or end_ns for span in spans])
     arrows = None if _too_many(shown, set(ranks)) else _arrows(shown, ranks, start_ns, end_ns)
     sums = over_time(shown, set(ranks), start_ns=start_ns, end_ns=end_ns, bins=BINS)
     return Scene(
@@ -146,26 +149,16 @@ def _window(calls: Calls, spans: Sequence[Span], gradients: Sequence[Gradient]) 
     return start, start + int(length * (1 + _ROOM_FOR_STUCK if stuck else 1))
 
 
-def _bar_rows(bars: Sequence[Bar], narrowest_ns: int) -> list[int]:
-    """`narrowest_ns` is what a bar takes whose end nobody saw, so that such bars do not hide each other."""
-    rows = [0] * len(bars)
-    for places in _by_rank([bar.rank for bar in bars]).values():
-        stretches = [(bars[i].start_ns, _shown_until(bars[i], narrowest_ns)) for i in places]
-        for i, row in zip(places, rows_for(stretches), strict=True):
-            rows[i] = row
-    return rows
-
-
-def _shown_until(bar: Bar, narrowest_ns: int) -> int:
-    return bar.start_ns + narrowest_ns if bar.state == "not observed" else bar.end_ns
-
-
-def _span_rows(spans: Sequence[Span], end_ns: int) -> list[int]:
-    rows = [0] * len(spans)
-    for places in _by_rank([span.rank for span in spans]).values():
-        stretches = [(spans[i].start_ns, spans[i].end_ns or end_ns) for i in places]
-        for i, row in zip(places, rows_for(stretches), strict=True):
-            rows[i] = row
+def _rows(shown: Sequence[Bar | Span], until_ns: Sequence[int]) -> list[int]:
+    """The row of each in its rank's lane, from its start until then."""
+    places: dict[int, list[int]] = defaultdict(list)
+    for place, each in enumerate(shown):
+        places[each.rank].append(place)
+    rows = [0] * len(shown)
+    for mine in places.values():
+        stretches = [(shown[place].start_ns, until_ns[place]) for place in mine]
+        for place, row in zip(mine, rows_for(stretches), strict=True):
+            rows[place] = row
     return rows
 
 
@@ -174,14 +167,6 @@ def _shades(works: dict[tuple[int, int], Span]) -> dict[tuple[int, int], int]:
     stems = {key: span.name.strip("0123456789 ") for key, span in works.items()}
     shades = {stem: shade for shade, stem in enumerate(dict.fromkeys(stems.values()))}
     return {key: shades[stem] for key, stem in stems.items()}
-
-
-def _by_rank(ranks: Sequence[int]) -> dict[int, list[int]]:
-    """Rank -> the places at which it stands."""
-    places: dict[int, list[int]] = defaultdict(list)
-    for i, rank in enumerate(ranks):
-        places[rank].append(i)
-    return places
 
 
 def _depth(ranks: Sequence[int], rows: Sequence[int]) -> dict[int, int]:

@@ -16,7 +16,7 @@ from dlearn.analysis.joining import operations, payload_bytes, tag_of
 from dlearn.analysis.words import problem_sentences, shorten
 from dlearn.draw import canvas
 from dlearn.draw.arrows import draw_arrow, in_legend
-from dlearn.draw.canvas import TEXT_PT, cut, fit_names, plain, points, text_width
+from dlearn.draw.canvas import TEXT_PT, cut, fit_names, plain, points, text_width, write
 from dlearn.draw.folding import Block, Cycle
 from dlearn.draw.palette import FAINT, INK, MISSING, line_color, look
 from dlearn.draw.rows import Rows, rows_of
@@ -103,9 +103,7 @@ def draw_lifelines(ax: Axes, trace: Trace, columns: dict[int, int], height: floa
     ax.xaxis.tick_top()
     ax.set_xticks(list(columns.values()), short, parse_math=False, rotation=90 if upright else 0)
     ax.set_yticks([])
-    ax.tick_params(length=0, labelsize=TEXT_PT, labelcolor=INK)
-    for spine in ax.spines.values():
-        spine.set_visible(False)
+    canvas.names_only(ax)
     return (max(text_width(name, size=TEXT_PT) for name in short) if upright else TEXT_PT * 1.4) / 72 + 0.08
 
 
@@ -147,10 +145,7 @@ def _name_block(ax: Axes, block: Block, trace: Trace, y: float, labels: Labels) 
         )
     )  # fmt: skip
     for text, down, ink in ((head, 0.28, INK), (what, 0.72, MISSING if reason else INK)):
-        ax.text(
-            left, y + down, cut(text, width, size=TEXT_PT), transform=ax.get_yaxis_transform(), va="center_baseline",
-            fontsize=TEXT_PT, color=ink, parse_math=False,
-        )  # fmt: skip
+        write(ax, left, y + down, cut(text, width, size=TEXT_PT), transform=ax.get_yaxis_transform(), color=ink)
 
 
 def _stuck(operation: Operation, trace: Trace) -> str:
@@ -160,10 +155,9 @@ def _stuck(operation: Operation, trace: Trace) -> str:
 def _draw_flow(ax: Axes, flow: Flow, labels: Labels, y: float) -> None:
     src, dst = labels.columns[flow.src], labels.columns[flow.dst]
     draw_arrow(ax, (src, y), (dst, y), how=flow.how, gid=f"message {flow.src} to {flow.dst}")
-    ax.text(
-        labels.middle(flow), y - 0.1, labels.text(flow), ha="center", va="bottom", fontsize=TEXT_PT,
-        color=line_color(flow.how), zorder=5, parse_math=False,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.3},
+    write(
+        ax, labels.middle(flow), y - 0.1, labels.text(flow), ha="center", va="bottom", color=line_color(flow.how),
+        zorder=5, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.3},
     )  # fmt: skip
 
 
@@ -181,10 +175,8 @@ def _draw_bar(ax: Axes, block: Block, trace: Trace, columns: dict[int, int], y: 
         )
     )  # fmt: skip
     width = points(ax, 1.0, along="x") * (right - left) / len(columns) - 8
-    ax.text(
-        (left + right) / 2, y, cut(plain(block.reason, most=120), width, size=TEXT_PT), ha="center",
-        va="center_baseline", fontsize=TEXT_PT, color=INK, zorder=5, parse_math=False,
-    )  # fmt: skip
+    reason = cut(plain(block.reason, most=120), width, size=TEXT_PT)
+    write(ax, (left + right) / 2, y, reason, ha="center", zorder=5)
 
 
 def _draw_times(ax: Axes, cycle: Cycle, top: float, bottom: float) -> None:
@@ -200,9 +192,9 @@ def _draw_times(ax: Axes, cycle: Cycle, top: float, bottom: float) -> None:
     room = (bottom - top) * _ROW_IN * 72
     texts = [f"× {cycle.times:,} steps"] if cycle.steps else []
     shown = next((text for text in texts if text_width(text, size=TEXT_PT) <= room), f"× {cycle.times:,}")
-    ax.text(
-        x - 0.04 * inch, (top + bottom) / 2, shown, transform=ax.get_yaxis_transform(), rotation=90,
-        ha="right", va="center", fontsize=TEXT_PT, color=INK,
+    write(
+        ax, x - 0.04 * inch, (top + bottom) / 2, shown, transform=ax.get_yaxis_transform(), rotation=90,
+        ha="right", va="center",
     )  # fmt: skip
 
 

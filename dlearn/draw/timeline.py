@@ -20,7 +20,7 @@ from dlearn.draw.bars import ENDS_RED, Bar, Box, draw_bars, label_bars
 from dlearn.draw.busy import draw_busy
 from dlearn.draw.canvas import TEXT_PT, plain, points_per_ms, text_width
 from dlearn.draw.lanes import SPAN_IN, STRIP_IN, height_in
-from dlearn.draw.palette import FAINT, INK, LANE, MISSING, STRIP, WAITING_HATCH, WORKS, look
+from dlearn.draw.palette import DENSITY, FAINT, GRID, INK, LANE, MISSING, STRIP, WAITING_HATCH, WORKS, look
 from dlearn.draw.scene import BINS, MOST_SPAN_ROWS, Scene, set_scene
 from dlearn.shown import count_text
 from dlearn.trace.trace import Trace
@@ -60,12 +60,7 @@ def label_axes(ax: Axes, trace: Trace, scene: Scene) -> None:
     lanes = scene.lanes.values()
     ax.set_xlim(-0.005 * width, 1.01 * width)
     ax.set_ylim(height_in(scene.lanes), 0)
-    bands = [(0.0, 1.0, lane.top, lane.bottom) for lane in lanes]
-    corners = [[(left, top), (right, top), (right, bottom), (left, bottom)] for left, right, top, bottom in bands]
-    ax.add_collection(
-        PolyCollection(corners, facecolor=LANE, zorder=0, transform=ax.get_yaxis_transform(), gid="lanes"),
-        autolim=False,
-    )
+    canvas.draw_lanes(ax, [(lane.top, lane.bottom) for lane in lanes])
     ax.set_yticks(
         [lane.middle for lane in lanes], [plain(trace.label(lane.rank)) for lane in lanes],
         parse_math=False, fontsize=TEXT_PT, color=INK,
@@ -98,10 +93,8 @@ def draw_spans(ax: Axes, scene: Scene) -> None:
             colors.append(behind)
         name = plain(span.name, most=30)
         if text_width(name, size=TEXT_PT) + margin < (right - left) * scale:
-            ax.text(
-                (left + right) / 2, line, name, ha="center", va="center_baseline", fontsize=TEXT_PT, color=INK,
-                bbox={"facecolor": behind, "edgecolor": "none", "pad": pad}, zorder=6, parse_math=False, clip_on=True,
-            )  # fmt: skip
+            box = {"facecolor": behind, "edgecolor": "none", "pad": pad}
+            canvas.write(ax, (left + right) / 2, line, name, ha="center", bbox=box, zorder=6, clip_on=True)
     ax.add_collection(
         PolyCollection(boxes, facecolors=colors, edgecolor=FAINT, linewidth=0.4, zorder=1, gid="works"), autolim=False
     )
@@ -119,7 +112,7 @@ def draw_gradients(ax: Axes, scene: Scene) -> None:
         top = scene.lanes[rank].strip_top + 0.02
         bottom = top + STRIP_IN - 0.03
         left, right = min(times), max(times)
-        strips.append([(left, top), (right, top), (right, bottom), (left, bottom)])
+        strips.append(canvas.corners(left, right, top, bottom))
         ticks += [[(time, top), (time, bottom)] for time in times]
     ax.add_collection(PolyCollection(strips, facecolor=STRIP, zorder=1, gid="backward"), autolim=False)
     ax.add_collection(LineCollection(ticks, colors=INK, linewidths=0.8, zorder=1.5, gid="gradients"), autolim=False)
@@ -155,7 +148,7 @@ def draw_messages(ax: Axes, scene: Scene) -> None:
         lane, upper = scene.lanes[rank], np.array(heights) / highest
         draw_steps(
             ax, np.zeros(len(heights)), upper, right=scene.ms(scene.end_ns), box=(lane.density_top + 0.04, lane.bottom),
-            color="#777777", gid="density",
+            color=DENSITY, gid="density",
         )  # fmt: skip
 
 
@@ -187,7 +180,7 @@ def legend(scene: Scene) -> list[Artist]:
     ]
     if any(bar.transfer_ns > bar.start_ns for bar in scene.bars):
         label = "hatched: waits for the last rank"
-        handles.append(Patch(facecolor="#e6e6e6", edgecolor=FAINT, hatch=WAITING_HATCH, linewidth=0.4, label=label))
+        handles.append(Patch(facecolor=GRID, edgecolor=FAINT, hatch=WAITING_HATCH, linewidth=0.4, label=label))
     if scene.works:
         handles.append(Patch(facecolor=WORKS[0], edgecolor=FAINT, linewidth=0.4, label="a span without calls"))
     if scene.gradients:

@@ -14,7 +14,7 @@ from dlearn.analysis.findings import pair_sentences, size_text, three_digits, tr
 from dlearn.analysis.traffic import Matrix, Traffic, WireTraffic
 from dlearn.draw import canvas
 from dlearn.draw.canvas import SMALLEST_PT, TEXT_PT, fit_names, plain, points, text_width
-from dlearn.draw.palette import FAINT, INK, LANE, ink_on
+from dlearn.draw.palette import BYTE_SHADES, FAINT, INK, LANE, TO_ITSELF, ink_on
 from dlearn.errors import DlearnError
 from dlearn.trace.trace import Trace
 
@@ -23,7 +23,7 @@ _COLUMN_IN = 1.3
 _TALLEST_IN = 9.0
 _SUM = 1.15
 """Width of the column of sums and height of the row of sums, in cells."""
-_SHADES = LinearSegmentedColormap.from_list("bytes", ["#eaf3fa", "#56B4E9", "#0072B2", "#003a5c"])
+_SHADES = LinearSegmentedColormap.from_list("bytes", BYTE_SHADES)
 _UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 Bytes = Literal["payload", "predicted", "measured"]
@@ -77,12 +77,12 @@ def _new_axes(sent: Matrix) -> Axes:
 def draw_cells(ax: Axes, sent: Matrix) -> None:
     """The darker the more bytes; grey on the diagonal, where nothing travels."""
     count = len(sent.ranks)
-    corners, faces = [], []
+    boxes, faces = [], []
     for row, src in enumerate(sent.ranks):
         for column, dst in enumerate(sent.ranks):
-            corners.append([(column, row), (column + 1, row), (column + 1, row + 1), (column, row + 1)])
+            boxes.append(canvas.corners(column, column + 1, row, row + 1))
             faces.append(_shade(sent, src, dst))
-    ax.add_collection(PolyCollection(corners, facecolors=faces, edgecolors="white", linewidths=1, gid="cells"))
+    ax.add_collection(PolyCollection(boxes, facecolors=faces, edgecolors="white", linewidths=1, gid="cells"))
     ax.set_xlim(0, count + _SUM)
     ax.set_ylim(count + _SUM, 0)
 
@@ -90,7 +90,7 @@ def draw_cells(ax: Axes, sent: Matrix) -> None:
 def _shade(sent: Matrix, src: int, dst: int) -> str | tuple[float, float, float]:
     size = sent.sizes.get((src, dst), 0)
     if not size:
-        return "#d9d9d9" if src == dst else LANE
+        return TO_ITSELF if src == dst else LANE
     red, green, blue, _ = _SHADES(size / max(sent.sizes.values()))
     return red, green, blue
 
@@ -163,9 +163,7 @@ def label_sides(ax: Axes, sent: Matrix) -> float:
     ax.set_xlabel("to", x=middle, fontsize=TEXT_PT, color=INK)
     ax.set_ylabel("from", y=1 - middle, fontsize=TEXT_PT, color=INK)
     ax.xaxis.set_label_position("top")
-    ax.tick_params(length=0, labelsize=TEXT_PT, labelcolor=INK)
-    for spine in ax.spines.values():
-        spine.set_visible(False)
+    canvas.names_only(ax)
     tallest = max(text_width(name, size=TEXT_PT) for name in columns) if upright else TEXT_PT * 1.4
     return tallest / 72 + 0.3
 

@@ -159,10 +159,8 @@ def write_sums(ax: Axes, sent: Traffic, places: Mapping[int, Place]) -> None:
 
 
 def _write(ax: Axes, at: Point, text: str, ink: str = INK, *, behind: str = "white") -> None:
-    ax.text(
-        *at, text, ha="center", va="center_baseline", fontsize=TEXT_PT, color=ink, zorder=4, parse_math=False,
-        bbox={"facecolor": behind, "edgecolor": "none", "pad": 0.5},
-    )  # fmt: skip
+    box = {"facecolor": behind, "edgecolor": "none", "pad": 0.5}
+    canvas.write(ax, *at, text, ha="center", color=ink, zorder=4, bbox=box)
 
 
 def legend(arrows: Sequence[Arrow]) -> list[Artist]:

@@ -1,11 +1,8 @@
 """A trace in other tools' formats: every function takes a Trace and returns what stands in the file, as text but for a
 GIF. The caller chooses the file."""
 
-from dlearn.export.gif import gif
-from dlearn.export.html import html
 from dlearn.export.mermaid import mermaid
+from dlearn.export.pages import gif, html
 from dlearn.export.perfetto import perfetto
-from dlearn.export.shiviz import shiviz
-from dlearn.export.slides import slides
 
-__all__ = ["gif", "html", "mermaid", "perfetto", "shiviz", "slides"]
+__all__ = ["gif", "html", "mermaid", "perfetto"]

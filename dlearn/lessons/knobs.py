@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlearn.analysis import iteration, reconcile
 from dlearn.cluster import Cluster
-from dlearn.draw.byte_bars import Bars, png
 from dlearn.errors import DlearnError, SetupError, optional
 from dlearn.lessons import split
+from dlearn.lessons.byte_bars import Bars, png
 from dlearn.lessons.split import Size
 from dlearn.trace.trace import Trace
 

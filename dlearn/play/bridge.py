@@ -1,7 +1,7 @@
-"""Between a player in Python and the same player on the page: each step of one is a step of the other.
+"""A player in Python leads and follows the same player on the page, through an anywidget (`bridge.js`).
 
-The page's half is `bridge.js`, an anywidget. It lives as long as the kernel does and has no place in the notebook: what
-is shown, saved and exported is the player's own HTML, which needs neither.
+The widget lives as long as the kernel does and has no place in the notebook: what is shown, saved and exported is the
+player's own HTML, which needs neither.
 """
 
 from __future__ import annotations
@@ -37,64 +37,50 @@ class Bridge:
             raise DlearnError(
                 f"this player has no step {step!r}: choose one from 0 (before the first message) to {self._last}"
             )
-        step = step.__index__()
-        self._tell_if_alone()
-        self._moved(step)
+        self._warn_if_alone()
+        self._move(step.__index__())
         if self._widget is not None:
             self._widget.step = self._step
 
     def on_step(self, callback: Callable[[int], object]) -> None:
         """Call `callback(step)` whenever the step has changed."""
-        self._tell_if_alone()
+        self._warn_if_alone()
         self._callbacks.append(callback)
 
     def open(self) -> None:
-        """Let the players of this name on the page follow, those that come later, too.
-
-        If two Pythons' players are the same to the letter (a cell was run again), the one shown last has the page.
-        """
-        if _has_the_page.get(self._name) is self or not _in_a_notebook():
+        """Join the players of this name on the page, those that come later, too."""
+        if self._widget is not None or not _in_a_notebook():
             return
         try:
-            widget = _widget_class()(player=self._name, step=self._step)
+            self._widget = _widget(self._name)
         except SetupError as error:  # no anywidget: the page plays all the same
             self._alone = str(error)
             return
-        if self._name in _has_the_page:
-            _has_the_page[self._name]._close()
-        _has_the_page[self._name] = self
-        self._widget = widget
-        widget.observe(lambda change: self._moved(change.new), "step")
+        self._widget.step = self._step
+        self._widget.observe(lambda change: self._move(change.new), "step")
 
-    def _tell_if_alone(self) -> None:
+    def _warn_if_alone(self) -> None:
         if self._alone:
             warnings.warn(self._alone, stacklevel=4)
             self._alone = ""
 
-    def _moved(self, step: int) -> None:
+    def _move(self, step: int) -> None:
         if step == self._step:
             return
         self._step = step
         for callback in self._callbacks:
             callback(step)
 
-    def _close(self) -> None:
-        self._widget.close()
-        self._widget = None
-
-
-_has_the_page: dict[str, Bridge] = {}
-
 
 def _in_a_notebook() -> bool:
-    """Whether a kernel runs us, so that somebody may show a page. A terminal's IPython has none."""
+    """Whether a kernel runs us, so that a page may be shown. A terminal's IPython has none."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and getattr(ipython.get_ipython(), "kernel", None) is not None
 
 
 @cache
-def _widget_class() -> type:
-    """Made when first needed: without a notebook nobody imports anywidget."""
+def _widget(name: str) -> Any:
+    """The widget of all players of this name: those of a cell that was run again move together."""
     anywidget = optional("anywidget", needed_by="a page that follows Python, and is followed,")
     import traitlets
 
@@ -103,4 +89,4 @@ def _widget_class() -> type:
         player = traitlets.Unicode().tag(sync=True)
         step = traitlets.Int().tag(sync=True)
 
-    return BridgeWidget
+    return BridgeWidget(player=name)

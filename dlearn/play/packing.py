@@ -13,12 +13,12 @@ from typing import Any
 
 from dlearn.analysis.walking import Board, Change, Step, Walkthrough
 from dlearn.draw.graph_layout import lay_out
-from dlearn.draw.palette import WORK, look
+from dlearn.draw.palette import GRADIENT, NODE, WORK, look
 from dlearn.trace.graph import AutogradGraph
 from dlearn.trace.store import printable
 
 _HOW = ("observed", "derived", "inferred", "missing")
-_OWN_COLORS = {"gradient": "#8250c4", "work": WORK, "node": "#c2543a"}
+_OWN_COLORS = {"gradient": GRADIENT, "work": WORK, "node": NODE}
 """Of what is no message: a gradient that is ready, work of a rank, a node that runs."""
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dlearn.analysis.walking import Walkthrough, walkthrough
 from dlearn.draw.animation import animate
-from dlearn.draw.palette import FAINT, INK, LINES, MISSING
+from dlearn.draw.palette import DARK, LIGHT, LINES
 from dlearn.errors import DlearnError, SetupError
 from dlearn.play.bridge import Bridge
 from dlearn.play.packing import packed
@@ -152,8 +152,7 @@ def _read(name: str) -> str:
 
 def _style() -> str:
     """The colours and dashes of the other pictures. JupyterLab says whether it is dark; elsewhere the browser does."""
-    light = f"--ink:{INK};--paper:#fff;--faint:{FAINT};--missing:{MISSING};--mark:#dbe9ff;--fill:#b7d3f5"
-    dark = "--ink:#e6e6e6;--paper:#161616;--faint:#a0a0a0;--missing:#ffa0a0;--mark:#27406b;--fill:#2f5487"
+    light, dark = (";".join(f"--{name}:{color}" for name, color in each.items()) for each in (LIGHT, DARK))
     dashed = [f".dlearn-player .{how}{{stroke-dasharray:{dashes(how)}}}" for how in LINES if dashes(how)]
     own = f".dlearn-player{{{light}}}\nbody[data-jp-theme-light=false] .dlearn-player{{{dark}}}"
     system = f"@media(prefers-color-scheme:dark){{body:not([data-jp-theme-light]) .dlearn-player{{{dark}}}}}"

@@ -11,8 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dlearn.analysis import traffic
 from dlearn.cluster import Cluster
-from dlearn.draw import charts
-from dlearn.lessons import digits, models
+from dlearn.lessons import charts, digits, models
 from dlearn.lessons.ddp_paper import seen
 from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
 from dlearn.recorder import span

@@ -22,8 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dlearn.analysis.joining import operations
 from dlearn.cluster import Cluster
-from dlearn.draw import charts
-from dlearn.lessons import digits, models
+from dlearn.lessons import charts, digits, models
 from dlearn.lessons.ddp_paper.comm_hooks import bf16
 from dlearn.lessons.ddp_paper.convergence import SEEDS, differences, keeps, seeds_text, spread, training_loss
 from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result

@@ -11,8 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dlearn.analysis import operations, traffic
 from dlearn.cluster import Cluster
-from dlearn.draw import charts
-from dlearn.lessons import models
+from dlearn.lessons import charts, models
 from dlearn.lessons.ddp_paper import seen
 from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
 from dlearn.recorder import span

@@ -15,8 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dlearn import draw
 from dlearn.analysis import operations
 from dlearn.cluster import Cluster
-from dlearn.draw import charts
-from dlearn.lessons import digits, models
+from dlearn.lessons import charts, digits, models
 from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
 from dlearn.trace.event import Collective, Gradient
 from dlearn.trace.message import End

@@ -12,8 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dlearn.analysis import operations
 from dlearn.cluster import Cluster
-from dlearn.draw import charts
-from dlearn.lessons import digits
+from dlearn.lessons import charts, digits
 from dlearn.lessons.ddp_paper import seen
 from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
 from dlearn.recorder import span

@@ -13,8 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dlearn import draw
 from dlearn.analysis.breakdown import Breakdown, breakdown
 from dlearn.cluster import Cluster
-from dlearn.draw import charts
-from dlearn.lessons import digits, models
+from dlearn.lessons import charts, digits, models
 from dlearn.lessons.ddp_paper.conditions import ranks_on_cores
 from dlearn.lessons.ddp_paper.samples import Samples
 from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from dlearn.analysis.findings import size_text
 from dlearn.cluster import Cluster
-from dlearn.draw import charts
+from dlearn.lessons import charts
 from dlearn.lessons.ddp_paper.conditions import ranks_on_cores
 from dlearn.lessons.ddp_paper.samples import Samples, ratios
 from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result

@@ -17,8 +17,7 @@ from dlearn import draw
 from dlearn.analysis.overlap import Overlap, overlap
 from dlearn.analysis.traffic import traffic
 from dlearn.cluster import Cluster
-from dlearn.draw import charts
-from dlearn.lessons import digits, models
+from dlearn.lessons import charts, digits, models
 from dlearn.lessons.ddp_paper import link
 from dlearn.lessons.ddp_paper.comm_hooks import wait_for_each
 from dlearn.lessons.ddp_paper.conditions import ranks_on_cores

@@ -12,8 +12,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from dlearn.cluster import Cluster
-from dlearn.draw import charts
-from dlearn.lessons import digits, models
+from dlearn.lessons import charts, digits, models
 from dlearn.lessons.ddp_paper.conditions import cores
 from dlearn.lessons.ddp_paper.samples import Samples
 from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result

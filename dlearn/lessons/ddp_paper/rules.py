@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dlearn.analysis.findings import size_text
 from dlearn.cluster import Cluster
-from dlearn.draw import charts
+from dlearn.lessons import charts
 from dlearn.lessons.ddp_paper import link
 from dlearn.lessons.ddp_paper.conditions import ranks_on_cores
 from dlearn.lessons.ddp_paper.samples import CONFIDENCE, Samples

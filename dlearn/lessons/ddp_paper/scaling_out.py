@@ -16,8 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dlearn.analysis import reconcile, traffic
 from dlearn.cluster import Cluster
 from dlearn.cluster.run import Run
-from dlearn.draw import charts
-from dlearn.lessons import digits, models
+from dlearn.lessons import charts, digits, models
 from dlearn.lessons.ddp_paper import seen
 from dlearn.lessons.ddp_paper.conditions import ranks_on_cores
 from dlearn.lessons.ddp_paper.samples import Samples

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT, points, text_width
-from dlearn.draw.palette import INK, LINES, SERIES
+from dlearn.draw.palette import GRID, INK, LINES, SERIES
 
 HEIGHT_IN = 2.9
 _MARKERS = "os^DvP"
@@ -168,7 +168,7 @@ def _label(ax: Axes, x: str, y: str) -> None:
     ax.set_ylabel(y, fontsize=TEXT_PT, color=INK)
     if ax.get_yscale() == "linear":
         ax.ticklabel_format(axis="y", style="plain", useOffset=False)  # "1e7" would stand where the title is.
-    ax.grid(axis="y", color="#e6e6e6", linewidth=0.6)
+    ax.grid(axis="y", color=GRID, linewidth=0.6)
     ax.set_axisbelow(True)
     canvas.quiet(ax)
 

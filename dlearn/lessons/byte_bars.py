@@ -10,8 +10,8 @@ from matplotlib.patches import Patch
 from dlearn.analysis.findings import size_text
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT, plain, points, text_width
-from dlearn.draw.palette import INK, LINES, look
-from dlearn.draw.still import still
+from dlearn.draw.palette import COUNTED, INK, LINES, look
+from dlearn.draw.save import png_of
 
 _ROW_IN = 0.3
 _LOOKS = (look("all_reduce"), look("send"), look("reduce_scatter"), look("broadcast"))
@@ -53,7 +53,7 @@ def byte_bars(bars: Bars, *, ax: Axes | None = None) -> Axes:
     ax.set_axis_off()
     handles = [
         Patch(facecolor="white", edgecolor=INK, linestyle=LINES["derived"], label="predicted"),
-        Patch(facecolor="#9a9a9a", edgecolor=INK, label="counted by the kernel, framing too"),
+        Patch(facecolor=COUNTED, edgecolor=INK, label="counted by the kernel, framing too"),
     ]
     notes = [bars.note] if bars.note else []
     canvas.frame(ax, title=bars.title, legend=handles, notes=notes, below_in=0.08, fit=fit)
@@ -62,7 +62,7 @@ def byte_bars(bars: Bars, *, ax: Axes | None = None) -> Axes:
 
 def png(bars: Bars) -> bytes:
     """The same picture as a file's bytes: for a widget, which shows it itself."""
-    return still(lambda: byte_bars(bars)).png
+    return png_of(lambda: byte_bars(bars))[1]
 
 
 def _bar(ax: Axes, place: int, top: float, size: int, gid: str, *, derived: bool) -> None:
