@@ -28,15 +28,14 @@ CALLS = {"4 KB": 20, "1 MB": 5, "25 MB": 1}
 
 def measure(rounds: int) -> dict[str, dict[str, list[float]]]:
     """Milliseconds of each all-reduce on this rank, by size and way."""
-    groups = {name: dist.new_group(backend=name) for name in ("dlearn_ring", "dlearn_star")}
+    ring_group = dist.new_group(backend="dlearn_ring")
     ways: dict[str, Callable[[torch.Tensor], object]] = {
         "gloo": dist.all_reduce,
         "ring": ring.all_reduce,
         "halving_doubling": halving_doubling.all_reduce,
         "tree": tree.all_reduce,
         "star": star.all_reduce,
-        "dlearn_ring": lambda tensor: dist.all_reduce(tensor, group=groups["dlearn_ring"]),
-        "dlearn_star": lambda tensor: dist.all_reduce(tensor, group=groups["dlearn_star"]),
+        "dlearn_ring": lambda tensor: dist.all_reduce(tensor, group=ring_group),
     }
     took: dict[str, dict[str, list[float]]] = {size: {way: [] for way in ways} for size in SIZES}
     for size, size_bytes in SIZES.items():

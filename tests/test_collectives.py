@@ -66,7 +66,6 @@ def test_what_cannot_be_carried_is_refused_before_anything_is_sent():
         "input": "with 3 ranks the large tensor has 3 times the items of the small one, not 11 and 4.",
         "types": "all tensors of a collective have one type, not ['torch.float64', 'torch.float32'].",
         "root": "the root is a rank of the group, 0 to 2, not 3.",
-        "power of two": "halving and doubling need 2, 4, 8, ... ranks, not 3; ring works with any number.",
     }
 
 

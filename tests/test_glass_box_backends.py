@@ -1,4 +1,4 @@
-"""The ring and the star as torch's own backends: programs run on them unchanged, and every step is seen."""
+"""The ring as a backend of torch: programs run on it unchanged, and every step is seen."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dlearn.analysis import reconcile
 from dlearn.errors import RankError, SetupError
 from dlearn.trace.event import Collective
 
-BACKENDS = ["dlearn_ring", "dlearn_star"]
+BACKEND = "dlearn_ring"
 
 
 @pytest.fixture(autouse=True)
@@ -38,34 +38,31 @@ def trained(steps: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_ddp_on_the_ring_is_ddp_on_gloo_to_the_bit(ranks):
     gloos = Cluster(ranks).run(trained, 3).results
-    ring = Cluster(ranks, backend="dlearn_ring").run(trained, 3).results
-    star = Cluster(ranks, backend="dlearn_star").run(trained, 3).results
+    ring = Cluster(ranks, backend=BACKEND).run(trained, 3).results
     for rank in range(ranks):
         assert all(torch.equal(*pair) for pair in zip(gloos[rank], ring[rank], strict=True))
-        assert all(torch.allclose(*pair, atol=1e-5) for pair in zip(gloos[rank], star[rank], strict=True))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "workload",
     # torch itself refuses a monitored barrier on any backend but gloo.
     on_gloo(each for each in workloads.truth if each.__name__ != "monitored_barrier"),
 )
-def test_every_workload_runs_and_is_counted_to_the_byte(workload, backend):
+def test_every_workload_runs_and_is_counted_to_the_byte(workload):
     """PowerSGD calls collectives from the callbacks of others; FSDP2, DTensor and ZeRO use most of torch."""
 
     def quiet() -> object:
         warnings.simplefilter("ignore")
         return workload()
 
-    run = Cluster(2, backend=backend).run(quiet, timeout=60)
+    run = Cluster(2, backend=BACKEND).run(quiet, timeout=60)
     assert reconcile(run.trace).exact
     assert messages(run.trace).unexplained == ()
     assert run.trace.problems == ()
 
 
 def test_steps_stand_inside_their_operation():
-    run = Cluster(3, backend="dlearn_ring").run(trained, 1)
+    run = Cluster(3, backend=BACKEND).run(trained, 1)
     first = next(each for each in operations(run.trace) if each.op == "all_reduce")
     assert first.group.backend == "dlearn_ring"
     assert first.what.startswith("gradient of bucket 0: ")
@@ -90,9 +87,8 @@ def use_part_of_the_ranks() -> list[float]:
     return tensor.tolist()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_group_that_leaves_a_rank_out(backend):
-    run = Cluster(3, backend=backend).run(use_part_of_the_ranks)
+def test_a_group_that_leaves_a_rank_out():
+    run = Cluster(3, backend=BACKEND).run(use_part_of_the_ranks)
     assert run.results == {0: [4.0] * 5, 1: [2.0] * 5, 2: [4.0] * 5}
     assert reconcile(run.trace).exact
 
@@ -114,7 +110,7 @@ def test_destroy_leaves_no_thread_and_init_works_again():
 
 
 def test_kept_ranks_run_twice():
-    with Cluster(2, backend="dlearn_ring") as cluster:
+    with Cluster(2, backend=BACKEND) as cluster:
         for _ in range(2):
             assert reconcile(cluster.run(trained, 1).trace).exact
 
@@ -126,7 +122,7 @@ def record_late(folder: str) -> None:
 
 
 def test_a_recording_that_begins_late_nests_as_well(tmp_path):
-    Cluster(2, backend="dlearn_ring", record=False).run(record_late, str(tmp_path / "late"))
+    Cluster(2, backend=BACKEND, record=False).run(record_late, str(tmp_path / "late"))
     trace = Trace.load(tmp_path / "late")
     [operation] = operations(trace)
     assert len(operation.steps) == 4
@@ -145,26 +141,22 @@ def futures_and_errors() -> list[object]:
 
 
 def test_work_and_future():
-    found = Cluster(2, backend="dlearn_ring").run(futures_and_errors).results[0]
+    found = Cluster(2, backend=BACKEND).run(futures_and_errors).results[0]
     assert found == [True, [2.0] * 3, True, "glass-box collectives know no AVG of torch.int32."]
 
 
 # Faults ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "backend", [BACKENDS[0], *(pytest.param(each, marks=pytest.mark.slow) for each in BACKENDS[1:])]
-)
-def test_different_sizes_hang_and_are_named(backend):
+def test_different_sizes_hang_and_are_named():
     """gloo would end the process: here such messages never meet."""
-    run = end_when(in_calls(1, 1), Cluster(2, backend=backend), programs.sum_of_different_sizes)
+    run = end_when(in_calls(1, 1), Cluster(2, backend=BACKEND), programs.sum_of_different_sizes)
     assert "the ranks called it with different sizes: 200, 400 B" in run.error.what
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_rank_that_dies_is_named(backend):
+def test_a_rank_that_dies_is_named():
     with pytest.raises(RankError) as caught:
-        Cluster(3, backend=backend).run(programs.all_reduce_then, "exit", timeout=60)
+        Cluster(3, backend=BACKEND).run(programs.all_reduce_then, "exit", timeout=60)
     assert caught.value.rank == 1
     assert "rank 1 died: it exited with code 3" in caught.value.what
     assert "PeerError: " in caught.value.what
@@ -187,10 +179,9 @@ def launch(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("leave", ["destroy", "just go"])
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_script_ends_without_an_abort(backend, leave):
+def test_a_script_ends_without_an_abort(leave):
     for _ in range(3):
-        job = launch(backend, leave)
+        job = launch(BACKEND, leave)
         assert job.returncode == 0, job.stderr
         assert job.stdout.count("[2.0, 2.0, 2.0, 2.0]") == 2
         assert "terminate called" not in job.stderr

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from hanging import all_of, end_when, in_calls, said
 
-from dlearn import Cluster, explain
+from dlearn import Cluster
 from dlearn.analysis import reconcile
 from dlearn.cluster import mpi_launch, spares
 from dlearn.errors import Interrupted, RankError
@@ -208,8 +208,7 @@ def test_nothing_listens_off_loopback():
         for addresses in kept.run(listening, timeout=60).results.values():
             assert set(addresses) <= {"127.0.0.1"}
         [job] = [each for each in below(os.getpid()) if "mpiexec" in each.name()]
-        if job.name() == mpi_launch.WITHOUT_PORT:
-            assert [each for each in job.net_connections("inet") if each.status == psutil.CONN_LISTEN] == []
+        assert [each for each in job.net_connections("inet") if each.status == psutil.CONN_LISTEN] == []
 
 
 @pytest.mark.slow
@@ -372,13 +371,12 @@ def test_kept_ranks_start_afresh_when_their_mpiexec_is_gone(capsys):
     assert "the ranks had ended, and start afresh" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("which", [slow(mpi_launch.WITHOUT_PORT), mpi_launch.WITH_PORT])
-def test_mpiexec_ends_with_the_ranks_own_status(which, monkeypatch):
-    """3, and 128 + 9 for SIGKILL, and 0 for ranks that nothing happened to, by either mpiexec."""
-    monkeypatch.setitem(mpi_launch.END_SECONDS, which, 10.0)
-    mpiexec = mpi_launch.find_mpiexec().with_name(which)
+@pytest.mark.slow
+def test_mpiexec_ends_with_the_ranks_own_status(monkeypatch):
+    """3, and 128 + 9 for SIGKILL, and 0 for ranks that nothing happened to."""
+    monkeypatch.setattr(mpi_launch, "END_SECONDS", 10.0)
     for codes, status in (((0, 3), 3), ((0, 137), 137), ((0, 0), 0)):
-        job = mpi_launch._Job(mpiexec, 2)
+        job = mpi_launch._Job(mpi_launch.find_mpiexec(), 2)
         assert [stub.seat.rank for stub in job.stubs] == [0, 1]
         for stub, code in zip(job.stubs, codes, strict=True):
             stub.end(code)
@@ -420,12 +418,3 @@ def test_ranks_that_are_spawned():
     for _ in range(2):
         run = Cluster(2, backend="mpi", start="spawn").run(both_of_torch_and_mpi, timeout=100)
         assert run.results == dict.fromkeys(range(2), (2.0, 4.0, "mpi4py"))
-
-
-@pytest.mark.slow
-def test_the_other_mpiexec_does_as_well(monkeypatch):
-    other = mpi_launch.find_mpiexec().with_name(mpi_launch.WITH_PORT)
-    monkeypatch.setattr(mpi_launch, "find_mpiexec", lambda: other)
-    run = Cluster(2, backend="mpi").run(both_of_torch_and_mpi, timeout=60)
-    assert run.results == dict.fromkeys(range(2), (2.0, 4.0, "mpi4py"))
-    assert "MPI's library chooses how, and does not say" in str(explain(run.trace))

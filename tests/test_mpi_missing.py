@@ -36,16 +36,8 @@ def test_an_mpi_that_cannot_be_loaded_is_told(monkeypatch):
 
 
 def test_without_mpiexec_it_is_said_what_to_install(tmp_path):
-    with pytest.raises(SetupError, match=rf"there is no mpiexec in {tmp_path}: pip install mpich$"):
+    with pytest.raises(SetupError, match=rf"there is no mpiexec.gforker in {tmp_path}: pip install mpich$"):
         mpi_launch.find_mpiexec(str(tmp_path))
-
-
-def test_a_long_name_of_the_temporary_folder_is_told(tmp_path, monkeypatch):
-    deep = tmp_path / ("x" * 100)
-    deep.mkdir()
-    monkeypatch.setattr(mpi_launch.tempfile, "tempdir", str(deep))
-    with pytest.raises(SetupError, match="too long a name for a socket: set TMPDIR to a folder with a shorter one"):
-        Cluster(2, backend="mpi").run(nothing)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +45,7 @@ def test_a_long_name_of_the_temporary_folder_is_told(tmp_path, monkeypatch):
     [
         ("echo 'no slots left' >&2; exit 1", "no slots left"),
         ("exit 0", "it ended without a word"),
-        ('shift 6; exec "$@"', "this mpiexec is not MPICH's (it gives no PMI_FD): pip install"),
+        ('shift 2; exec "$@"', "this mpiexec is not MPICH's (it gives no PMI_FD): pip install"),
     ],
 )
 def test_an_mpiexec_that_does_not_start_ranks(script, said, tmp_path, monkeypatch):

@@ -143,13 +143,15 @@ def test_every_form_of_send_and_receive(pair):
     trace = pair.run(mpi_programs.points, timeout=60).trace
     both_ways = {0: 24, 1: 24, 2: 24, 10: 16, 11: 16, 12: 16, 30: 19, 31: 16, 32: 16}
     expected = Counter((src, 1 - src, tag, size) for tag, size in both_ways.items() for src in (0, 1))
-    expected += Counter({(0, 1, 33, 16): 2, (1, 0, 33, 16): 2})  # A persistent request, started twice.
     expected += Counter((0, 1, tag, size) for tag in (20, 21, 22) for size in (21, 24))
     expected += Counter([(0, 1, 23, 16), (1, 0, 0, 5)])
     assert sent(trace) == expected
     assert {m.how for m in messages(trace)} == {"observed"}
     assert {call.ended_by for call in trace.events} == {"return", "wait"}
     assert all(call.site.startswith("mpi_programs.py:") or "/mpi_programs.py:" in call.site for call in trace.events)
+    # Persistent requests are not in the trace, and it says so.
+    assert [each for each in trace.problems if "2 calls could not be recorded" in each] == list(trace.problems)
+    assert len(trace.problems) == 2
 
 
 def total_bytes(tensors: tuple[TensorInfo, ...]) -> int:
@@ -179,11 +181,8 @@ def test_every_collective_with_what_each_rank_gives_and_gets(pair):
         ("barrier", (0, 0), (0, 0)),
     ]
     objects = {each.op: each.ends for each in found[:6]}
-    size = 22  # len(pickle.dumps([1, 2, 3]))
-    assert [t.payload_bytes for t in objects["broadcast"][0].inputs] == [size]
-    assert [t.payload_bytes for t in objects["broadcast"][1].outputs] == [size]
     assert objects["gather"][0].root == 1
-    assert not objects["gather"][0].outputs
+    assert not any(end.inputs or end.outputs for ends in objects.values() for end in ends)  # Their size is not known.
     assert all("does not say" in reason for _, reason in messages(trace).unexplained)
     assert len(messages(trace)) == 0  # Nothing is made up.
 
@@ -298,10 +297,9 @@ def test_names_are_given_back_and_what_is_held_goes_on(tmp_path):
     said = run_script(
         tmp_path,
         """
-        import gc, pickle, sys
+        import pickle, sys
         from mpi4py import MPI
         names = {name: getattr(MPI, name) for name in dir(MPI)}
-        functions = gc.get_referents(MPI.pickle)
         import dlearn
         with dlearn.record(sys.argv[1]):
             from mpi4py.MPI import COMM_WORLD as comm
@@ -313,7 +311,6 @@ def test_names_are_given_back_and_what_is_held_goes_on(tmp_path):
             request = comm.isend("x", 1 - comm.rank)
             assert comm.recv() == "x"
         assert {name: getattr(MPI, name) for name in dir(MPI)} == names
-        assert gc.get_referents(MPI.pickle) == functions
         request.wait()
         assert comm.allreduce(1) == comm.Dup().allreduce(1) == 2
         """,
@@ -386,7 +383,6 @@ def test_as_many_messages_and_bytes_as_mpi_was_asked_to_send(tmp_path):
         lines = [line for file in (tmp_path / how).iterdir() for line in file.read_text().splitlines()]
         asked[how] = Counter(tuple(map(int, line.split())) for line in lines)
     assert asked["plain"] == asked["recorded"]
-    # Persistent requests (tag 33) are set up once and started twice: the library counts calls of send only.
-    seen = Counter({key: count for key, count in sent(Trace.load(tmp_path / "trace")).items() if key[2] != 33})
+    seen = sent(Trace.load(tmp_path / "trace"))  # Persistent requests are in neither.
     assert seen == asked["plain"]
     assert seen.total() > 30

@@ -263,7 +263,7 @@ def test_bytes_on_the_wrong_group_are_a_residue(tmp_path):
 
 def test_a_steps_bytes_are_those_of_the_outer_groups_connections(tmp_path):
     """A glass-box all_reduce: its sends belong to an inner group, its connections were made for the outer one."""
-    job = Job(tmp_path, ranks=2, backend="dlearn_star")
+    job = Job(tmp_path, ranks=2, backend="dlearn_ring")
     job.group("steps", [0, 1], within="world")
     job.connect()
     for rank in (0, 1):

@@ -92,7 +92,7 @@ def test_a_glass_box_collective_keeps_the_steps_of_the_other_ranks(tmp_path):
 
 
 def star(folder) -> Trace:
-    job = Job(folder, ranks=3, backend="dlearn_star")
+    job = Job(folder, ranks=3, backend="dlearn_ring")
     outer = job.collective("all_reduce", size=8, start_ns=0, end_ns=90 * MS)
     for src in (1, 2):
         job.send(src, 0, size=8, parent=outer[src], start_ns=src * 10 * MS, end_ns=80 * MS)

@@ -47,7 +47,7 @@ class Cluster:
 
     `ranks` is how many, or their names; the order of names is the order of ranks. Each `run` has fresh processes;
     inside `with Cluster(4) as c:` they stay, with their state and process group. Inside the function the process group
-    is ready (`backend` "gloo", or "nccl" with a GPU for each rank, or "dlearn_ring" and "dlearn_star", whose every step
+    is ready (`backend` "gloo", or "nccl" with a GPU for each rank, or "dlearn_ring", whose every step
     is a message that you can see); with `init=False` that is left to your code, whose own `init_process_group("gloo")`
     works unchanged. With `backend="mpi"` the ranks are those of a real MPI job, started by MPICH's mpiexec on this
     machine: mpi4py's `MPI.COMM_WORLD` is ready, and, unless `init=False`, a process group over it. With `rpc=True`
@@ -74,7 +74,7 @@ class Cluster:
         ranks: int | Sequence[str] | None = None,
         *,
         engine: Any = None,
-        backend: Literal["gloo", "nccl", "mpi", "dlearn_ring", "dlearn_star"] = "gloo",
+        backend: Literal["gloo", "nccl", "mpi", "dlearn_ring"] = "gloo",
         init: bool = True,
         rpc: bool = False,
         record: bool = True,
@@ -91,10 +91,10 @@ class Cluster:
         names = None if ranks is None and engine is not None else _names(ranks)
         self._engines = engines.choose(engine, len(names) if names else None) if engine is not None else ()
         self.names: tuple[Name, ...] = names or _names(len(self._engines))
-        if backend not in ("gloo", "nccl", "mpi", "dlearn_ring", "dlearn_star"):
+        if backend not in ("gloo", "nccl", "mpi", "dlearn_ring"):
             raise SetupError(
-                f"there is no backend {backend!r} here; use 'gloo', 'nccl' with a GPU for each rank, 'mpi',"
-                " 'dlearn_ring' or 'dlearn_star'."
+                f"there is no backend {backend!r} here; use 'gloo', 'nccl' with a GPU for each rank, 'mpi'"
+                " or 'dlearn_ring'."
             )
         if backend == "mpi":
             mpi_launch.find_mpiexec()  # Better said now than at the first run.

@@ -6,8 +6,8 @@ mpiexec with its first call, and joins MPI's job with them (mpi_seat.py). The st
 mpiexec sees what we see. Whoever is gone first, nobody is left: a stub ends when our connection to it closes, mpiexec
 ends with its stubs, and a rank whose stub or mpiexec is gone is ended by its crew.
 
-MPICH brings two mpiexec. `mpiexec.gforker` starts processes on this machine only, and opens no port; the usual one
-(hydra) listens on every interface while a job runs. The first is used where it is there.
+MPICH brings two mpiexec. Used is `mpiexec.gforker`, which starts processes on this machine only, and opens no port; the
+usual one (hydra) listens on every interface while a job runs.
 """
 
 from __future__ import annotations
@@ -38,21 +38,13 @@ from dlearn.cluster.mpi_seat import LEFT, Seat
 from dlearn.cluster.rank import Call
 from dlearn.errors import SetupError, not_installed
 
-WITHOUT_PORT, WITH_PORT = "mpiexec.gforker", "mpiexec"
-OPTIONS: dict[str, tuple[str, ...]] = {
-    WITHOUT_PORT: (),
-    WITH_PORT: ("-launcher", "fork", "-rmk", "user"),  # On this machine, also inside a Slurm job.
-}
-
+MPIEXEC = "mpiexec.gforker"
 START_SECONDS = 30.0
 """How long mpiexec may take to start the stubs; it takes a tenth of a second."""
 OWN_END_SECONDS = 0.2
 """Once a stub is gone: how long mpiexec may take to end, and say why, and a rank to end by itself."""
-END_SECONDS = {WITHOUT_PORT: 0.1, WITH_PORT: 2.0}
-"""How long mpiexec may take to end after its last stub. gforker sometimes spins for two seconds there: it is ended."""
-
-LONGEST_SOCKET_PATH = 103
-"""Bytes: what macOS allows; Linux has four more."""
+END_SECONDS, STUB_END_SECONDS = 0.1, 2.0
+"""How long mpiexec may take to end after its last stub (it sometimes spins for two seconds there: it is ended)."""
 
 _STUB = Path(__file__).with_name("mpi_stub.py")
 _SHARED = Path("/dev/shm")
@@ -63,10 +55,9 @@ def find_mpiexec(folder: str | None = None) -> Path:
     if importlib.util.find_spec("mpi4py") is None:
         raise not_installed("mpi4py", needed_by="backend='mpi'")
     scripts = Path(folder or sysconfig.get_path("scripts"))
-    for name in (WITHOUT_PORT, WITH_PORT):
-        if os.access(scripts / name, os.X_OK):
-            return scripts / name
-    raise SetupError(f"backend='mpi' needs MPICH, and there is no mpiexec in {scripts}: pip install mpich")
+    if os.access(scripts / MPIEXEC, os.X_OK):
+        return scripts / MPIEXEC
+    raise SetupError(f"backend='mpi' needs MPICH, and there is no {MPIEXEC} in {scripts}: pip install mpich")
 
 
 def crew_under_mpiexec(tags: Sequence[str], start: StartMethod) -> Crew:
@@ -115,7 +106,7 @@ class _Stub:
         with suppress(OSError):
             if status is not None:
                 self.connection.send(str(status).encode())
-                self.connection.settimeout(END_SECONDS[WITH_PORT])
+                self.connection.settimeout(STUB_END_SECONDS)
                 self.connection.recv(1)  # Nothing: it has ended. One after the other, so that mpiexec notes each.
         self.connection.close()
 
@@ -134,52 +125,35 @@ class _Job:
         self.stubs: list[_Stub] = []
         self._seated = size
         self._over = False
-        # Only its owner can enter such a folder.
-        with (
-            tempfile.TemporaryDirectory(prefix=f"dlearn-mpi-{os.getpid()}-") as folder,
-            tempfile.TemporaryFile() as said,
-        ):
-            path = str(Path(folder, "seats"))
-            if len(os.fsencode(path)) > LONGEST_SOCKET_PATH:
-                raise SetupError(f"{path} is too long a name for a socket: set TMPDIR to a folder with a shorter one.")
-            with socket.socket(socket.AF_UNIX) as door:
-                door.bind(path)
-                door.listen(size)
-                # A session of its own: the interrupt of a notebook is for the notebook.
-                self._process = subprocess.Popen(
-                    [
-                        str(mpiexec),
-                        *OPTIONS[mpiexec.name],
-                        "-n",
-                        str(size),
-                        sys.executable,
-                        "-I",
-                        "-S",
-                        str(_STUB),
-                        path,
-                    ],
-                    stdin=subprocess.DEVNULL,
-                    stdout=said,
-                    stderr=said,
-                    start_new_session=True,
-                )
-                self._forget_memory()  # No rank has begun: what is there was left by a job of the same number.
-                self.ended, self._alive = os.pipe()
-                threading.Thread(target=self._watch, name="dlearn-mpiexec", daemon=True).start()
-                try:
-                    while len(self.stubs) < size:
-                        self._admit(door)
-                except BaseException as error:
-                    self.end()
-                    if isinstance(error, _NotStarted):
-                        said.seek(0)
-                        lines = said.read().decode(errors="replace").split("\n")
-                        last = next((line.strip() for line in reversed(lines) if line.strip()), str(error))
-                        raise SetupError(f"{mpiexec} did not start {size} MPI ranks: {last[:300]}") from None
-                    raise
+        here, theirs = socket.socketpair(type=socket.SOCK_DGRAM)
+        with here, theirs, tempfile.TemporaryFile() as said:
+            stub = [sys.executable, "-I", "-S", str(_STUB), str(theirs.fileno()), f"dlearn-mpi-{os.getpid()}-"]
+            # A session of its own: the interrupt of a notebook is for the notebook.
+            self._process = subprocess.Popen(
+                [str(mpiexec), "-n", str(size), *stub],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+                start_new_session=True,
+                pass_fds=(theirs.fileno(),),
+            )
+            self._forget_memory()  # No rank has begun: what is there was left by a job of the same number.
+            self.ended, self._alive = os.pipe()
+            threading.Thread(target=self._watch, name="dlearn-mpiexec", daemon=True).start()
+            try:
+                while len(self.stubs) < size:
+                    self.stubs.append(self._admit(here))
+            except BaseException as error:
+                self.end()
+                if isinstance(error, _NotStarted):
+                    said.seek(0)
+                    lines = said.read().decode(errors="replace").split("\n")
+                    last = next((line.strip() for line in reversed(lines) if line.strip()), str(error))
+                    raise SetupError(f"{mpiexec} did not start {size} MPI ranks: {last[:300]}") from None
+                raise
         self.stubs.sort(key=lambda stub: stub.seat.rank)
 
-    def _admit(self, door: socket.socket) -> None:
+    def _admit(self, door: socket.socket) -> _Stub:
         with selectors.DefaultSelector() as waiting:
             waiting.register(door, selectors.EVENT_READ)
             waiting.register(self.ended, selectors.EVENT_READ)
@@ -187,15 +161,12 @@ class _Job:
         if door not in ready:
             how = "it ended without a word" if ready else f"it took longer than {START_SECONDS:g} s"
             raise _NotStarted(how)
-        connection, _ = door.accept()
-        connection.settimeout(START_SECONDS)
-        data, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 1)
-        if not descriptors:
-            connection.close()
-            raise _NotStarted("a process that it started ended at once")
-        # It is the rank's, and no business of what this process starts meanwhile.
-        os.set_inheritable(descriptors[0], False)
-        self.stubs.append(_Stub(connection, Seat(json.loads(data)), descriptors[0]))
+        data, descriptors, _, _ = socket.recv_fds(door, 1 << 16, 2)
+        for each in descriptors:
+            os.set_inheritable(each, False)  # No business of what this process starts meanwhile.
+        if len(descriptors) < 2:
+            raise _NotStarted("this process can open no more files")
+        return _Stub(socket.socket(fileno=descriptors[1]), Seat(json.loads(data)), descriptors[0])
 
     def _watch(self) -> None:
         self._process.wait()
@@ -229,9 +200,9 @@ class _Job:
             stub.end()
         with selectors.DefaultSelector() as waiting:
             waiting.register(self.ended, selectors.EVENT_READ)
-            if self._seated or not waiting.select(END_SECONDS[self.mpiexec.name]):
+            if self._seated or not waiting.select(END_SECONDS):
                 self._process.kill()
-                waiting.select(END_SECONDS[WITH_PORT])
+                waiting.select(STUB_END_SECONDS)
         self._forget_memory()
         os.close(self.ended)
 
@@ -239,11 +210,10 @@ class _Job:
         """Take away the memory that the ranks share: a rank that is killed while MPI begins leaves it there.
 
         gforker's jobs have nothing but its pid for a name. When that comes again, MPI takes what it finds for the new
-        job's, and fails or hangs. (hydra's names are random.)
+        job's, and fails or hangs.
         """
-        if self.mpiexec.name == WITHOUT_PORT:
-            for path in _SHARED.glob(f"mpich_shm_{memory_name(self._process.pid)}_*"):
-                path.unlink(missing_ok=True)
+        for path in _SHARED.glob(f"mpich_shm_{memory_name(self._process.pid)}_*"):
+            path.unlink(missing_ok=True)
 
 
 def memory_name(pid: int) -> str:

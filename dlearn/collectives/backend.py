@@ -1,4 +1,4 @@
-"""The ring and the star as backends of torch: DDP and every other program runs on them, unchanged.
+"""The ring as a backend of torch: DDP and every other program runs on it, unchanged.
 
     import dlearn.collectives
     torch.distributed.init_process_group("dlearn_ring")
@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -24,24 +23,23 @@ from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, Work
 from torch.futures import Future
 
 from dlearn import recorder
-from dlearn.collectives import ring, star
+from dlearn.collectives import ring
 from dlearn.collectives.exchange import check, check_sizes, in_place
-from dlearn.collectives.reduction import combiner
+from dlearn.collectives.reduction import GLASS_BOX, combiner
 
 Tensors = list[torch.Tensor]
 
-ALGORITHMS: dict[str, ModuleType] = {"dlearn_ring": ring, "dlearn_star": star}
+NAME = "dlearn_ring"
 
 
 def register() -> None:
-    """Make the backends known to torch; once is enough."""
-    for name in ALGORITHMS:
-        if name not in dist.Backend.backend_list:
-            dist.Backend.register_backend(name, partial(_make, name), extended_api=True, devices=["cpu"])
+    """Make the backend known to torch; once is enough."""
+    if NAME not in dist.Backend.backend_list:
+        dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu"])
 
 
-def _make(name: str, options: Any, _: object) -> GlassBox:
-    return GlassBox(name, options)
+def _make(options: Any, _: object) -> GlassBox:
+    return GlassBox(options)
 
 
 class Steps(ProcessGroup):
@@ -56,23 +54,72 @@ class Steps(ProcessGroup):
         self.gloo = gloo
 
 
-class GlassBox(ProcessGroup):
-    """A process group whose collectives can be watched step by step."""
+class Queued(ProcessGroup):
+    """A process group in Python: one thread carries out its collectives, in the order of their calls."""
 
-    def __init__(self, name: str, options: Any) -> None:
+    backend_name: str
+    who = GLASS_BOX
+    """What refuses a tensor."""
+
+    def __init__(self, options: Any) -> None:
         super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
-        self.backend_name = name
-        self._algorithm = ALGORITHMS[name]
-        self._title = name.removeprefix("dlearn_")
-        self._steps = Steps(self, options)
-        self._set_default_backend(ProcessGroup.BackendType.GLOO)
-        self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, self._steps.gloo)
         # Python itself ends and joins such a thread at exit; a daemon thread would abort the process there.
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name, initializer=self._remember_thread)
+        self._thread = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix=self.backend_name, initializer=self._remember_thread
+        )
         self._thread_id = 0
 
     def _remember_thread(self) -> None:
         self._thread_id = threading.get_ident()
+
+    def getBackendName(self) -> str:
+        return self.backend_name
+
+    def _queue(
+        self,
+        name: str,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        work: Callable[[], None],
+        result: Any = None,
+        *,
+        root: int | None = None,
+        splits: Sequence[int] = (),
+    ) -> Work:
+        check([*inputs, *outputs], self, self.who)
+        given = () if outputs is inputs else outputs
+        outer = recorder.operation(name, self, inputs, outputs=given, root=root, splits=splits)
+        done: Future[Any] = Future()
+        inference = any(tensor.is_inference() for tensor in (*inputs, *outputs))
+
+        def carry_out() -> None:
+            try:
+                with torch.inference_mode(inference), outer:
+                    work()
+            except Exception as error:  # Whatever it is, it belongs to the one who waits.
+                done.set_exception(error)
+            else:
+                done.set_result(outputs if result is None else result)
+
+        if threading.get_ident() == self._thread_id:
+            # Called by the callback of a collective that has just ended (PowerSGD does): in the queue it would wait
+            # for itself. It is its turn on every rank, so ranks still agree on the order.
+            carry_out()
+        else:
+            self._thread.submit(carry_out)
+        return Done(done)
+
+
+class GlassBox(Queued):
+    """A process group whose collectives can be watched step by step."""
+
+    backend_name = NAME
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self._steps = Steps(self, options)
+        self._set_default_backend(ProcessGroup.BackendType.GLOO)
+        self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, self._steps.gloo)
 
     def shutdown(self) -> None:
         """Called by destroy_process_group."""
@@ -98,7 +145,7 @@ class GlassBox(ProcessGroup):
 
         def steps() -> None:
             for tensor in tensors:
-                in_place(f"{self._title} {name}", self._algorithm.all_reduce_steps, tensor, self._steps, op)
+                in_place(f"ring {name}", ring.all_reduce_steps, tensor, self._steps, op)
 
         return self._queue(name, tensors, tensors, steps)
 
@@ -106,12 +153,12 @@ class GlassBox(ProcessGroup):
         op = options.reduceOp if options is not None else dist.ReduceOp.SUM
         combiner(op, input.dtype)
         check_sizes(input, output, self.size())
-        steps = partial(self._algorithm.reduce_scatter_on, output, input, self._steps, op)
+        steps = partial(ring.reduce_scatter_on, output, input, self._steps, op)
         return self._queue("reduce_scatter_single", [input], [output], steps)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, options: Any = None) -> Work:
         check_sizes(output, input, self.size())
-        steps = partial(self._algorithm.all_gather_on, output, input, self._steps)
+        steps = partial(ring.all_gather_on, output, input, self._steps)
         return self._queue("all_gather_single", [input], [output], steps)
 
     def allgather(self, outputs: Any, inputs: Any, options: Any = None) -> Work:
@@ -121,7 +168,7 @@ class GlassBox(ProcessGroup):
 
         def steps() -> None:
             flat = mine.new_empty(mine.numel() * self.size())
-            self._algorithm.all_gather_on(flat, mine, self._steps)
+            ring.all_gather_on(flat, mine, self._steps)
             for tensor, block in zip(into, flat.split(max(1, mine.numel())), strict=False):
                 tensor.detach().copy_(block.view(tensor.shape))
 
@@ -136,47 +183,12 @@ class GlassBox(ProcessGroup):
         def steps() -> None:
             flat = torch.cat([part.detach().reshape(-1) for part in parts])
             check_sizes(flat, output, self.size())
-            self._algorithm.reduce_scatter_on(output, flat, self._steps, op)
+            ring.reduce_scatter_on(output, flat, self._steps, op)
 
         return self._queue("reduce_scatter", parts, [output], steps)
 
     _allgather_base = all_gather_single  # type: ignore[assignment]
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
-
-    def _queue(
-        self,
-        name: str,
-        inputs: Sequence[torch.Tensor],
-        outputs: Tensors,
-        steps: Callable[[], None],
-        result: Any = None,
-    ) -> Work:
-        check([*inputs, *outputs], self)
-        outer = recorder.operation(name, self, inputs, outputs=() if outputs is inputs else outputs)
-        done: Future[Any] = Future()
-        inference = any(tensor.is_inference() for tensor in (*inputs, *outputs))
-
-        def work() -> None:
-            try:
-                with torch.inference_mode(inference), outer:
-                    steps()
-            except Exception as error:  # Whatever it is, it belongs to the one who waits.
-                done.set_exception(error)
-            else:
-                done.set_result(outputs if result is None else result)
-
-        if threading.get_ident() == self._thread_id:
-            # Called by the callback of a collective that has just ended (PowerSGD does): in the queue it would wait
-            # for itself. It is its turn on every rank, so ranks still agree on the order.
-            work()
-        else:
-            self._thread.submit(work)
-        return Done(done)
-
-    # Left to gloo -----------------------------------------------------------------------------------------------------
-
-    def getBackendName(self) -> str:
-        return self.backend_name
 
 
 def listed(tensors: Any) -> Tensors:
@@ -203,6 +215,8 @@ class Done(Work):
     def result(self) -> Any:
         return self._future.value()
 
+
+# Left to gloo ---------------------------------------------------------------------------------------------------------
 
 _LEFT_TO_GLOO = (
     "all_gather_single_coalesced",

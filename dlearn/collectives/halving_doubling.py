@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 
-from dlearn.collectives.exchange import Exchange, Part, check_sizes, in_place, reported
-from dlearn.errors import SetupError
+from dlearn.collectives.exchange import Exchange, Part, in_place, reported
 
 
 def all_reduce(tensor: torch.Tensor, group: ProcessGroup | None = None, op: object = dist.ReduceOp.SUM) -> None:
@@ -24,38 +23,6 @@ def all_reduce(tensor: torch.Tensor, group: ProcessGroup | None = None, op: obje
     group, outer = reported("all_reduce", group, [tensor])
     with outer:
         in_place("halving-doubling all_reduce", all_reduce_steps, tensor, group, op)
-
-
-def reduce_scatter(
-    output: torch.Tensor, input: torch.Tensor, group: ProcessGroup | None = None, op: object = dist.ReduceOp.SUM
-) -> None:
-    """Rank r gets the sum of all ranks' block r; `input` has n blocks of `output`'s size, n is a power of two."""
-    group, outer = reported("reduce_scatter_single", group, [input, output])
-    check_sizes(input, output, group.size())
-    check_power_of_two(group.size())
-    with outer:
-        flat = input.detach().reshape(-1).clone()  # The input is the caller's: sums are made in a copy.
-        x = Exchange("halving reduce_scatter", flat, group, op)
-        blocks = x.blocks(x.size)
-        halving_steps(x, blocks, me=x.rank)
-        mine = blocks[x.rank]
-        output.detach().copy_(flat[mine.start : mine.stop].view(output.shape))
-
-
-def all_gather(output: torch.Tensor, input: torch.Tensor, group: ProcessGroup | None = None) -> None:
-    """Every rank gets all ranks' `input`, one behind the other; n is a power of two."""
-    group, outer = reported("all_gather_single", group, [input, output])
-    check_sizes(output, input, group.size())
-    check_power_of_two(group.size())
-
-    def steps(x: Exchange) -> None:
-        blocks = x.blocks(x.size)
-        mine = blocks[x.rank]
-        x.flat[mine.start : mine.stop].copy_(input.detach().reshape(-1))
-        doubling_steps(x, blocks, me=x.rank)
-
-    with outer:
-        in_place("doubling all_gather", steps, output, group, None)
 
 
 # The steps ------------------------------------------------------------------------------------------------------------
@@ -86,12 +53,8 @@ def all_reduce_steps(x: Exchange) -> None:
         x.trade(2 * halvings + 1, give=x.whole, to=x.rank - 1)
 
 
-def itself(number: int) -> int:
-    return number
-
-
 def halving_steps(
-    x: Exchange, blocks: tuple[Part, ...], *, me: int, rank_of: Callable[[int], int] = itself, first_step: int = 0
+    x: Exchange, blocks: tuple[Part, ...], *, me: int, rank_of: Callable[[int], int], first_step: int
 ) -> None:
     """After the last step, number `me` has block `me` complete."""
     distance, step = len(blocks) // 2, first_step
@@ -110,7 +73,7 @@ def halving_steps(
 
 
 def doubling_steps(
-    x: Exchange, blocks: tuple[Part, ...], *, me: int, rank_of: Callable[[int], int] = itself, first_step: int = 0
+    x: Exchange, blocks: tuple[Part, ...], *, me: int, rank_of: Callable[[int], int], first_step: int
 ) -> None:
     """Before the first step, number `me` has block `me` complete."""
     distance, step = 1, first_step
@@ -130,8 +93,3 @@ def span_of(blocks: tuple[Part, ...], number: int, distance: int) -> Part:
     """The `distance` blocks, side by side, that `number` shares with those closer to it than that."""
     first = number // distance * distance
     return Part(blocks[first].start, blocks[first + distance - 1].stop)
-
-
-def check_power_of_two(ranks: int) -> None:
-    if ranks & (ranks - 1):
-        raise SetupError(f"halving and doubling need 2, 4, 8, ... ranks, not {ranks}; ring works with any number.")

@@ -13,18 +13,16 @@ are summed in float32 (complex64) and rounded once, at the end. A mean is MPI's 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from mpi4py import MPI
-from torch._C._distributed_c10d import ProcessGroup, ReduceOp, Work
-from torch.futures import Future
+from torch._C._distributed_c10d import ReduceOp, Work
 
 from dlearn import recorder
-from dlearn.collectives.backend import Done, listed
+from dlearn.collectives.backend import Queued, listed
 from dlearn.collectives.exchange import check, check_root, check_sizes, in_one_row
 from dlearn.collectives.mpi_rows import Several, bytes_of, for_mpi, row_bytes
 from dlearn.collectives.mpi_wait import Message, wait_for
@@ -36,28 +34,20 @@ Tensors = list[torch.Tensor]
 WHO = "collectives over mpi4py"
 
 
-class MpiGroup(ProcessGroup):
+class MpiGroup(Queued):
     """A process group whose collectives are MPI's. Raises SetupError where torch's ranks are not MPI's."""
 
     backend_name = "mpi4py"
+    who = WHO
 
     def __init__(self, options: Any) -> None:
-        super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
+        super().__init__(options)
         self._comm = _communicator(options)
         self._timeout_seconds = options.timeout.total_seconds()
         self._closing = threading.Event()
         self._under_way: list[tuple[MPI.Request, torch.Tensor]] = []
-        # Python itself ends and joins such a thread at exit; a daemon thread would abort the process there.
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mpi4py", initializer=self._remember_thread)
-        self._thread_id = 0
-
-    def _remember_thread(self) -> None:
-        self._thread_id = threading.get_ident()
 
     # torch asks for these by their names in C++. It would keep the others in a backend of its own, and there is none.
-
-    def getBackendName(self) -> str:
-        return self.backend_name
 
     def _get_backend(self, device: torch.device) -> MpiGroup:  # type: ignore[override]
         """From torch 2.14 on: who is asked whether sends can be joined into one call."""
@@ -290,7 +280,7 @@ class MpiGroup(ProcessGroup):
         self._under_way.append((request, row))
         return Message(request, held, row, seen, name, self._patience)
 
-    # The queue -------------------------------------------------------------------------------------------------------
+    # Waiting ---------------------------------------------------------------------------------------------------------
 
     def _patience(self) -> float:
         """How many seconds a call may wait; none once the group is aborted."""
@@ -298,39 +288,6 @@ class MpiGroup(ProcessGroup):
 
     def _wait(self, name: str, request: MPI.Request) -> None:
         wait_for(request, name, self._patience)
-
-    def _queue(
-        self,
-        name: str,
-        inputs: Sequence[torch.Tensor],
-        outputs: Sequence[torch.Tensor],
-        work: Callable[[], None],
-        result: Any = None,
-        *,
-        root: int | None = None,
-        splits: Sequence[int] = (),
-    ) -> Work:
-        check([*inputs, *outputs], self, WHO)
-        given = () if outputs is inputs else outputs
-        outer = recorder.operation(name, self, inputs, outputs=given, root=root, splits=splits)
-        done: Future[Any] = Future()
-        inference = any(tensor.is_inference() for tensor in (*inputs, *outputs))
-
-        def carry_out() -> None:
-            try:
-                with torch.inference_mode(inference), outer:
-                    work()
-            except Exception as error:  # Whatever it is, it belongs to the one who waits.
-                done.set_exception(error)
-            else:
-                done.set_result(outputs if result is None else result)
-
-        if threading.get_ident() == self._thread_id:
-            # Called by the callback of a collective that has just ended: see backend.py.
-            carry_out()
-        else:
-            self._thread.submit(carry_out)
-        return Done(done)
 
 
 def _communicator(options: Any) -> MPI.Intracomm:

@@ -74,10 +74,7 @@ def mpi(tell: Callable[[str], None], python: str = sys.executable, *, seconds: f
         return Finding("MPI", "missing", f"mpi4py cannot be imported: {said}", remedy)
     library = " ".join(text.strip("\x00\n").partition("\n")[0].split())
     # The one that belongs to this library stands beside the interpreter.
-    mpiexec = shutil.which("mpiexec", path=str(Path(python).parent))
+    mpiexec = shutil.which("mpiexec.gforker", path=str(Path(python).parent))
     if mpiexec is None:
-        return Finding("MPI", "missing", f"{library}, but no mpiexec beside {python}", remedy)
-    # Cluster(backend="mpi") takes the one that opens no port, where MPICH brings it.
-    quiet = shutil.which("mpiexec.gforker", path=str(Path(python).parent))
-    port = "" if quiet else ", which listens on every interface while a job runs"
-    return Finding("MPI", "ok", f"{library}, {quiet or mpiexec}{port}")
+        return Finding("MPI", "missing", f"{library}, but no mpiexec.gforker beside {python}", remedy)
+    return Finding("MPI", "ok", f"{library}, {mpiexec}")

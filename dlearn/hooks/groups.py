@@ -192,7 +192,7 @@ def _word_of(pg: ProcessGroup) -> str:
 
 
 def _backend_name(pg: ProcessGroup) -> str:
-    own = getattr(pg, "backend_name", None)  # Of a Python process group: ring, star, MPI.
+    own = getattr(pg, "backend_name", None)  # Of a Python process group: ring, MPI.
     if own is not None:
         return str(own)
     for device in ("cuda", "cpu"):

@@ -10,43 +10,11 @@ from mpi4py import MPI
 
 from dlearn.errors import SetupError
 from dlearn.hooks import Emit, Undo, mpi_watch
-from dlearn.hooks.mpi_collectives import collective_methods
-from dlearn.hooks.mpi_comms import CommCalls, comm_methods
-from dlearn.hooks.mpi_messages import MessageCalls
-from dlearn.hooks.mpi_requests import PrequestCalls, RequestCalls
+from dlearn.hooks.mpi_comms import COMMS
+from dlearn.hooks.mpi_requests import Request
 from dlearn.hooks.mpi_watch import Watch
 
-_PLAIN = {
-    "Intracomm": CommCalls,
-    "Cartcomm": CommCalls,
-    "Graphcomm": CommCalls,
-    "Distgraphcomm": CommCalls,
-    "Request": RequestCalls,
-    "Prequest": PrequestCalls,
-    "Message": MessageCalls,
-}
-
-
-class _Standing(type):
-    """Of a class that stands in the place of mpi4py's: what is an instance of that one passes for one of this."""
-
-    def __instancecheck__(cls, instance: Any) -> bool:
-        own = cls.__dict__.get("mpi4py_class")
-        return isinstance(instance, own) if own is not None else super().__instancecheck__(instance)
-
-    def __subclasscheck__(cls, other: type) -> bool:
-        own = cls.__dict__.get("mpi4py_class")
-        return issubclass(other, own) if own is not None else super().__subclasscheck__(other)
-
-
-def _standing_class(name: str, calls: type) -> type:
-    original = getattr(MPI, name)
-    methods = comm_methods(original) | collective_methods(original) if calls is CommCalls else {}
-    # By its module pickle finds COMM_WORLD, which travels as a name.
-    return _Standing(name, (calls, original), {"mpi4py_class": original, "__module__": "mpi4py.MPI", **methods})
-
-
-STANDING = {name: _standing_class(name, calls) for name, calls in _PLAIN.items()}
+STANDING = {**COMMS, "Request": Request}
 COMM_WORLD, COMM_SELF = MPI.COMM_WORLD, MPI.COMM_SELF
 """mpi4py's own. (Whoever holds them can pickle them while ours stand in their place: pickle looks for them by name.)"""
 
@@ -65,11 +33,9 @@ def replace(emit: Emit) -> Undo:
     else:
         # With mpi4py.rc.initialize = False the program begins MPI itself; before that there are no communicators.
         names.put({name: partial(_begin, getattr(MPI, name), names) for name in ("Init", "Init_thread")})
-    forget = watch.pickles.install()
 
     def undo() -> None:
         names.give_back()
-        forget()
         mpi_watch.active = None
         watch.close()
 

@@ -1,4 +1,4 @@
-"""Requests of mpi4py whose wait and test tell when a non-blocking call is over."""
+"""Requests of mpi4py whose wait and test tell when a call that does not block is over."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Any
 
 from mpi4py import MPI
 
-from dlearn.hooks.mpi_watch import Post, error_name
+from dlearn.hooks.mpi_watch import Post, error_name, standing_class
+
+_NAMES = ("Wait", "Test", "Waitall", "Testall", "Waitany", "Testany", "Waitsome", "Testsome")
+"""Each also over objects, in small letters."""
 
 
 class RequestCalls:
-    """What the recording classes of `Request` and `Prequest` have in common. `posts` are the calls that it stands for:
-    one, or of Isendrecv two."""
+    """Add to `Request` the calls that it stands for: one, or of Isendrecv two."""
 
-    mpi4py_class: type[Any]
     posts: Sequence[Post | None] = ()
 
     def __new__(cls, request: Any = None) -> Any:
@@ -22,141 +23,50 @@ class RequestCalls:
         made.posts = getattr(request, "posts", ())
         return made
 
-    def Wait(self, status: Any = None) -> Any:
-        return self._one("Wait", status, lambda answer: True)
 
-    def wait(self, status: Any = None) -> Any:
-        return self._one("wait", status, lambda answer: True)
+def _waiting(name: str) -> Any:
+    """Return mpi4py's method of this name, or its class method for several requests; it tells which are over."""
+    call, kind = getattr(MPI.Request, name), name.lower()
+    many = kind.endswith(("all", "some"))
+    places = "requests", "statuses" if many else "status"
 
-    def Test(self, status: Any = None) -> Any:
-        return self._one("Test", status, bool)
-
-    def test(self, status: Any = None) -> Any:
-        return self._one("test", status, lambda answer: bool(answer[0]))
-
-    def _one(self, name: str, status: Any, is_over: Callable[[Any], bool]) -> Any:
-        own = status if status is not None else MPI.Status()
-        with _Failing([self]):
-            answer = getattr(self.mpi4py_class, name)(self, own)
-        if is_over(answer):
-            _ended(self, own)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(places, args, strict=False)) | kwargs
+        asked, status = given["requests"], given.get(places[1])
+        if status is None:
+            status = [] if many else MPI.Status()
+        statuses: Any = status if many else [status]
+        requests = [asked] if kind in ("wait", "test") else asked
+        try:
+            answer = call(asked, status)
+        except BaseException as error:
+            for request in requests:
+                _ended(request, error=error_name(error))
+            raise
+        for place, each in zip(_over(kind, answer, len(requests)), statuses, strict=False):
+            _ended(requests[place], status=each)
         return answer
 
-    @classmethod
-    def Waitall(cls, requests: Any, statuses: Any = None) -> Any:
-        return cls._all("Waitall", requests, statuses, lambda answer: True)
-
-    @classmethod
-    def waitall(cls, requests: Any, statuses: Any = None) -> Any:
-        return cls._all("waitall", requests, statuses, lambda answer: True)
-
-    @classmethod
-    def Testall(cls, requests: Any, statuses: Any = None) -> Any:
-        return cls._all("Testall", requests, statuses, bool)
-
-    @classmethod
-    def testall(cls, requests: Any, statuses: Any = None) -> Any:
-        return cls._all("testall", requests, statuses, lambda answer: bool(answer[0]))
-
-    @classmethod
-    def _all(cls, name: str, requests: Any, statuses: Any, is_over: Callable[[Any], bool]) -> Any:
-        own = statuses if statuses is not None else []
-        with _Failing(requests):
-            answer = getattr(cls.mpi4py_class, name)(requests, own)
-        if is_over(answer):
-            for request, status in zip(requests, own, strict=False):
-                _ended(request, status)
-        return answer
-
-    @classmethod
-    def Waitany(cls, requests: Any, status: Any = None) -> Any:
-        return cls._any("Waitany", requests, status, lambda answer: answer)
-
-    @classmethod
-    def waitany(cls, requests: Any, status: Any = None) -> Any:
-        return cls._any("waitany", requests, status, lambda answer: answer[0])
-
-    @classmethod
-    def Testany(cls, requests: Any, status: Any = None) -> Any:
-        return cls._any("Testany", requests, status, lambda answer: answer[0] if answer[1] else MPI.UNDEFINED)
-
-    @classmethod
-    def testany(cls, requests: Any, status: Any = None) -> Any:
-        return cls._any("testany", requests, status, lambda answer: answer[0] if answer[1] else MPI.UNDEFINED)
-
-    @classmethod
-    def _any(cls, name: str, requests: Any, status: Any, which: Callable[[Any], int]) -> Any:
-        own = status if status is not None else MPI.Status()
-        with _Failing(requests):
-            answer = getattr(cls.mpi4py_class, name)(requests, own)
-        if which(answer) != MPI.UNDEFINED:
-            _ended(requests[which(answer)], own)
-        return answer
-
-    @classmethod
-    def Waitsome(cls, requests: Any, statuses: Any = None) -> Any:
-        return cls._some("Waitsome", requests, statuses, lambda answer: answer)
-
-    @classmethod
-    def waitsome(cls, requests: Any, statuses: Any = None) -> Any:
-        return cls._some("waitsome", requests, statuses, lambda answer: answer[0])
-
-    @classmethod
-    def Testsome(cls, requests: Any, statuses: Any = None) -> Any:
-        return cls._some("Testsome", requests, statuses, lambda answer: answer)
-
-    @classmethod
-    def testsome(cls, requests: Any, statuses: Any = None) -> Any:
-        return cls._some("testsome", requests, statuses, lambda answer: answer[0])
-
-    @classmethod
-    def _some(cls, name: str, requests: Any, statuses: Any, which: Callable[[Any], Any]) -> Any:
-        own = statuses if statuses is not None else []
-        with _Failing(requests):
-            answer = getattr(cls.mpi4py_class, name)(requests, own)
-        for index, status in zip(which(answer) or (), own, strict=False):
-            _ended(requests[index], status)
-        return answer
+    return method if kind in ("wait", "test") else staticmethod(method)
 
 
-class PrequestCalls(RequestCalls):
-    """A persistent request: each start is a call of its own."""
-
-    post: Callable[[], Sequence[Post | None]] | None = None
-
-    def Start(self) -> None:
-        self.posts = self.post() if self.post is not None else ()
-        with _Failing([self]):
-            self.mpi4py_class.Start(self)
-
-    @classmethod
-    def Startall(cls, requests: Any) -> None:
-        for request in requests:
-            if isinstance(request, PrequestCalls) and request.post is not None:
-                request.posts = request.post()
-        with _Failing(requests):
-            cls.mpi4py_class.Startall(requests)
+def _over(kind: str, answer: Any, count: int) -> Iterable[int]:
+    """The places of the requests that are over, as mpi4py answers; over objects these come behind."""
+    if kind in ("wait", "waitall"):
+        return range(count)
+    told = answer[0] if isinstance(answer, tuple) else answer
+    if kind in ("test", "testall"):
+        return range(count if told else 0)
+    if kind in ("waitany", "testany"):
+        return () if told == MPI.UNDEFINED else (told,)
+    return told or ()
 
 
-def _ended(request: Any, status: Any) -> None:
+def _ended(request: Any, **how: Any) -> None:
     for post in getattr(request, "posts", ()):
         if post is not None:
-            post.ended(by="wait", status=status)
+            post.ended(by="wait", **how)
 
 
-class _Failing:
-    """If the call raises, so have the requests ended."""
-
-    def __init__(self, requests: Iterable[Any]) -> None:
-        self._requests = requests
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            return
-        for request in self._requests:
-            for post in getattr(request, "posts", ()):
-                if post is not None:
-                    post.ended(by="wait", error=error_name(error))
+_METHODS: dict[str, Callable[..., Any]] = {each: _waiting(each) for name in _NAMES for each in (name, name.lower())}
+Request = standing_class("Request", RequestCalls, _METHODS)

@@ -6,7 +6,7 @@ import itertools
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -15,7 +15,6 @@ from mpi4py import MPI
 from dlearn.hooks import Emit
 from dlearn.hooks.callers import caller
 from dlearn.hooks.mpi_payload import Infos, received
-from dlearn.hooks.mpi_pickles import Pickles
 from dlearn.trace.event import NOT_OBSERVED, Collective, Event, GroupFact, PointToPoint
 from dlearn.trace.mpi import CANCELLED, Probe
 
@@ -42,22 +41,21 @@ class Post:
     def __init__(self, watch: Watch, number: int, *, room: Infos = (), receives: bool = False) -> None:
         self._watch, self.number = watch, number
         self._room, self._receives = room, receives
-        self.pickles = watch.pickles
         watch.open[number] = self
 
-    def ended(self, *, by: str, status: Any = None, error: str = "", inputs: Infos = (), outputs: Infos = ()) -> None:
+    def ended(self, *, by: str, status: Any = None, error: str = "") -> None:
         """`status` is MPI's, which says who sent what was received, and how much it is."""
         watch = self._watch
         if watch.open.pop(self.number, None) is None:
             return
-        facts: dict[str, Any] = {"inputs": inputs, "outputs": outputs}
+        facts: dict[str, Any] = {}
         try:
             if self._receives and status is not None and not error:
                 if status.Is_cancelled():
                     error = CANCELLED
                 else:
-                    facts = {"peer": status.Get_source(), "tag": status.Get_tag()}
-                    facts["outputs"] = received(self._room, status.Get_count(MPI.BYTE))
+                    came = received(self._room, status.Get_count(MPI.BYTE))
+                    facts = {"peer": status.Get_source(), "tag": status.Get_tag(), "outputs": came}
         except Exception as failure:
             watch.emit.failed("the end of a receive", failure)
         watch.emit.end(self.number, by=by, error=error, **facts)
@@ -68,7 +66,6 @@ class Watch:
 
     def __init__(self, emit: Emit) -> None:
         self.emit = emit
-        self.pickles = Pickles()
         self.open: dict[int, Post] = {}
         self._groups: dict[str, Group] = {}
 
@@ -198,3 +195,25 @@ def _root_name(comm: Any) -> str:
             # Without mpiexec each process is a world of its own, and all have the same rank in it.
             return name if MPI.COMM_WORLD.Get_size() > 1 else f"{name} of process {os.getpid()}"
     return ""
+
+
+# Recording classes ----------------------------------------------------------------------------------------------------
+
+
+class _Standing(type):
+    """Of a class that stands in the place of mpi4py's: what is an instance of that one passes for one of this."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        own = cls.__dict__.get("mpi4py_class")
+        return isinstance(instance, own) if own is not None else super().__instancecheck__(instance)
+
+    def __subclasscheck__(cls, other: type) -> bool:
+        own = cls.__dict__.get("mpi4py_class")
+        return issubclass(other, own) if own is not None else super().__subclasscheck__(other)
+
+
+def standing_class(name: str, calls: type, methods: Mapping[str, Any]) -> Any:
+    """Make the class that stands in the place of mpi4py's while a recording is on."""
+    original = getattr(MPI, name)
+    # By its module pickle finds COMM_WORLD, which travels as a name.
+    return _Standing(name, (calls, original), {"mpi4py_class": original, "__module__": "mpi4py.MPI", **methods})
