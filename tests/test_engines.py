@@ -302,9 +302,8 @@ def test_what_was_recorded_comes_in_pieces(tmp_path, monkeypatch):
 
 def test_a_rank_whose_notebook_does_not_ask_any_more_is_ended(monkeypatch):
     monkeypatch.setattr(engine_relay, "LEASE_SECONDS", 0.2)
-    engine_relay.start("forgotten")
     try:
-        assert _gone([engine_relay.started("forgotten", 60)])
+        assert _gone([engine_relay.start("forgotten")])
         assert "had not heard from the notebook" in engine_relay.exchange("forgotten", [], 0).note
     finally:
         spares.close()

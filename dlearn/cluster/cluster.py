@@ -227,6 +227,7 @@ class Cluster:
                 keep=self._kept,
                 keep_group=self._inside_with,
                 rpc=self.rpc,
+                own_log=bool(self._engines),
             )
             for rank, name in enumerate(self.names)
         ]

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -80,9 +81,6 @@ class Rank(Protocol):
 
     control: Connection
     output: Connection
-    stack_seconds: float
-    on_this_clock: bool
-    """Whether its host's monotonic clock is this process's."""
 
     @property
     def host(self) -> str: ...
@@ -103,8 +101,9 @@ class Rank(Protocol):
     def wait(self, seconds: float) -> None: ...
     def listen(self, backlog: int) -> tuple[str, int]: ...
     def send(self, call: Call) -> None: ...
-    def ask_for_stack(self, call: Call) -> None: ...
-    def read_stack(self, call: Call) -> tuple[StackLine, ...] | None: ...
+    def stack(self, call: Call) -> tuple[StackLine, ...]:
+        """Where the rank is, innermost call first; () if it does not tell in time."""
+
     def pause(self) -> int | None:
         """Stop the rank where it is; when that was, on the clock of its host."""
 
@@ -236,26 +235,18 @@ class Crew:
                     # Each of its lines would wake this process up, and take the ranks' time.
                     time.sleep(PAUSE_SECONDS)
         late = [rank for rank, outcome in enumerate(outcomes) if outcome is None]
-        stacks = self._ask_for_stacks(calls, late)
-        for index in late:
+        for index, stack in zip(late, self._stacks(calls, late), strict=True):
             rank = self.ranks[index]
             halted = rank.halted
-            outcomes[index] = Ended(stacks.get(index, ()), rank.pause(), halted)
+            outcomes[index] = Ended(stack, rank.pause(), halted)
         return [outcome or Ended() for outcome in outcomes]
 
-    def _ask_for_stacks(self, calls: Sequence[Call], ranks: Sequence[int]) -> dict[int, tuple[StackLine, ...]]:
-        """Where the ranks that are still at work are, as far as they answer in time."""
-        for rank in ranks:
-            self.ranks[rank].ask_for_stack(calls[rank])
-        deadline = time.monotonic() + max((self.ranks[rank].stack_seconds for rank in ranks), default=0.0)
-        found: dict[int, tuple[StackLine, ...]] = {}
-        while len(found) < len(ranks) and time.monotonic() < deadline:
-            for rank in ranks:
-                stack = self.ranks[rank].read_stack(calls[rank])
-                if stack is not None:
-                    found[rank] = stack
-            time.sleep(0.01)
-        return found
+    def _stacks(self, calls: Sequence[Call], ranks: Sequence[int]) -> list[tuple[StackLine, ...]]:
+        """Where the ranks that are still at work are: all are asked at the same time."""
+        if not ranks:
+            return []
+        with ThreadPoolExecutor(len(ranks)) as asking:
+            return list(asking.map(lambda rank: self.ranks[rank].stack(calls[rank]), ranks))
 
     def _receive(self, index: int, streams: OutputStreams) -> Outcome:
         rank = self.ranks[index]
@@ -321,7 +312,7 @@ def start_here(start: StartMethod) -> Callable[[], RankProcess]:
 
 def _agent_log(call: Call, rank: Rank) -> Path | None:
     """Where the log of this rank's RPC agent goes, if it comes with what the rank prints; an engine's stays there."""
-    if call.record is None or not rank.on_this_clock:
+    if call.record is None or call.own_log:
         return None
     return Path(call.folder, "trace", f"{rank.host}-{rank.pid}{SUFFIX}")
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dlearn.cluster import engine_relay
+from dlearn.cluster import engine_relay, launch
 from dlearn.cluster.answers import Raised
 from dlearn.cluster.crew import Crew
 from dlearn.cluster.engine_relay import Report
@@ -33,8 +33,10 @@ SHORTEST_SECONDS, LONGEST_SECONDS = 0.05, 0.5
 """How long the engine waits for something from the rank before it answers: a tenth of the run so far, within these."""
 IDLE_SECONDS = 2.0
 """How often the engine hears from us while its rank has nothing to do."""
-STACK_SECONDS = 0.5
+STACK_SECONDS = launch.STACK_SECONDS + 2 * LONGEST_SECONDS
 KILL_SECONDS = 10.0
+START_SECONDS = 300.0
+"""The first rank waits until its engine's host has loaded torch."""
 
 Answer = TypeVar("Answer")
 
@@ -42,8 +44,6 @@ Answer = TypeVar("Answer")
 class EngineRank:
     """A rank that its `engine` starts. It is not there yet when this returns: see `is_there`."""
 
-    stack_seconds = STACK_SECONDS + 2 * LONGEST_SECONDS
-    on_this_clock = False
     halted = False
 
     def __init__(self, engine: Engine) -> None:
@@ -59,7 +59,6 @@ class EngineRank:
         self._engine_gone = False
         self._folders: tuple[str, str] | None = None
         self._farewell: Callable[[str], None] | None = None
-        self._stack: list[tuple[StackLine, ...]] = []
         self._there, self._over = threading.Event(), threading.Event()
         self._carrier = threading.Thread(target=self._carry, name=f"dlearn-engine-{engine.id}", daemon=True)
         self._carrier.start()
@@ -95,18 +94,12 @@ class EngineRank:
         folder = f"{self.engine.told['scratch']}/dlearn-{call.job}-rank{call.rank}"
         self._folders = (folder, call.folder)
         around = replace(call.surroundings, environment={})
-        self.control.send(replace(call, folder=folder, surroundings=around, place=self.engine.place, own_log=True))
+        self.control.send(replace(call, folder=folder, surroundings=around, place=self.engine.place))
 
-    def ask_for_stack(self, call: Call) -> None:
-        def ask() -> None:
-            with suppress(EngineGone):
-                self._stack.append(self.engine.ask(engine_relay.stack, self._key, STACK_SECONDS))
-
-        self._stack.clear()
-        threading.Thread(target=ask, daemon=True).start()
-
-    def read_stack(self, call: Call) -> tuple[StackLine, ...] | None:
-        return self._stack[0] if self._stack else None
+    def stack(self, call: Call) -> tuple[StackLine, ...]:
+        with suppress(EngineGone):
+            return self.engine.ask(engine_relay.stack, self._key, seconds=STACK_SECONDS)
+        return ()
 
     def pause(self) -> int | None:
         return self._tell(engine_relay.pause)
@@ -184,9 +177,7 @@ class EngineRank:
     def _carry(self) -> None:
         """The carrier's life: start the rank, carry what there is, and tell our ends when nothing comes any more."""
         try:
-            self.engine.ask(engine_relay.start, self._key)
-            while self.pid is None and self._farewell is None:
-                self.pid = self.engine.ask(engine_relay.started, self._key, LONGEST_SECONDS)
+            self.pid = self.engine.ask(engine_relay.start, self._key, seconds=START_SECONDS)
             self._there.set()
             if self._farewell is None:
                 self._carry_on()

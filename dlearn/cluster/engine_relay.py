@@ -12,7 +12,6 @@ import shutil
 import sys
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import connection
@@ -57,8 +56,6 @@ class Report:
 
 
 _hosted: dict[str, _Hosted] = {}
-_starting: dict[str, Future[int | None]] = {}
-_starters = ThreadPoolExecutor(thread_name_prefix="dlearn-start")
 _forgotten: set[str] = set()
 _watch: threading.Thread | None = None
 
@@ -68,26 +65,12 @@ def prepare() -> None:
     warm_up()
 
 
-def start(key: str) -> None:
-    """Start a rank that is called `key` from now on. On a thread: while torch is loading, that takes a while."""
+def start(key: str) -> int | None:
+    """Start a rank that is called `key` from now on; its pid. While torch is loading, that takes a while."""
     global _watch
     if _watch is None:
         _watch = threading.Thread(target=_end_the_forgotten, name="dlearn-lease", daemon=True)
         _watch.start()
-    _starting[key] = _starters.submit(_start, key)
-
-
-def started(key: str, seconds: float) -> int | None:
-    """The pid of the rank, if it is there within `seconds`."""
-    try:
-        pid = _starting[key].result(seconds)
-    except TimeoutError:
-        return None
-    del _starting[key]
-    return pid
-
-
-def _start(key: str) -> int | None:
     process = spares.take() if DEFAULT_START == "forkserver" else start_rank(DEFAULT_START)
     _hosted[key] = _Hosted(process, time.monotonic())
     return process.pid
@@ -128,18 +111,14 @@ def exchange(key: str, messages: list[Any], seconds: float) -> Report:
     return Report(_read(hosted), tuple(told), over, exit_code, time.monotonic_ns())
 
 
-def stack(key: str, seconds: float) -> tuple[StackLine, ...]:
+def stack(key: str) -> tuple[StackLine, ...]:
     """Where the rank is, innermost call first, less the lines of installed libraries; () if it does not tell."""
     hosted = _hosted.get(key)
     if hosted is None or hosted.call is None:
         return ()
-    rank, call = hosted.process, hosted.call
-    rank.ask_for_stack(call)
-    deadline = time.monotonic() + seconds
-    while (found := rank.read_stack(call)) is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    cells = call.surroundings.cells
-    return tuple(line for line in found or () if line.file in cells or not is_installed(line.file))
+    cells = hosted.call.surroundings.cells
+    found = hosted.process.stack(hosted.call)
+    return tuple(line for line in found if line.file in cells or not is_installed(line.file))
 
 
 def pause(key: str) -> int | None:
@@ -148,10 +127,7 @@ def pause(key: str) -> int | None:
 
 
 def end(key: str) -> None:
-    """End the rank now, or as soon as it has been started; with all it started."""
-    if key in _starting:
-        _starting.pop(key).add_done_callback(lambda _: end(key))
-        return
+    """End the rank now, with all it started."""
     hosted = _hosted.pop(key, None)
     if hosted is not None:
         hosted.process.kill()

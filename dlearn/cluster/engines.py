@@ -24,7 +24,7 @@ ANSWER_SECONDS = 60.0
 LOOPBACK = "127.0.0.1"
 
 _INTRODUCTION = """
-import importlib.metadata, importlib.util, os, platform, socket, tempfile, time
+import importlib.metadata, importlib.util, os, platform, socket, tempfile
 def version(package):
     try:
         return importlib.metadata.version(package)
@@ -51,7 +51,7 @@ def interfaces():
     return {each.address: name for name, all in psutil.net_if_addrs().items() for each in all if each.family == 2}
 told = {
     "host": socket.gethostname(), "boot": boot(), "python": platform.python_version(), "dlearn": version("dlearn"),
-    "torch": version("torch"), "scratch": tempfile.gettempdir(), "clock_ns": time.monotonic_ns(),
+    "torch": version("torch"), "scratch": tempfile.gettempdir(),
     "wanted": os.environ.get("GLOO_SOCKET_IFNAME", ""), "controller": controller(), "interfaces": interfaces(),
     "routes": {towards: route(towards) for towards in [controller(), *towards]},
 }

@@ -71,6 +71,8 @@ class StackLine(NamedTuple):
 _STACK_LINE = re.compile(r'File "(.+)", line (\d+) in ')
 
 
+STACK_SECONDS = 0.5
+"""How long a rank may take to write where it is."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -95,9 +97,6 @@ class RankProcess:
     output: Connection
     alive: Connection
     host: str = field(default_factory=socket.gethostname)
-    stack_seconds: float = 0.5
-    """How long it may take to write where it is, before it is ended."""
-    on_this_clock: bool = True
     _listener: socket.socket | None = None
     _server_pid: int | None = field(default_factory=lambda: _server._forkserver_pid)  # type: ignore[attr-defined]
 
@@ -150,18 +149,19 @@ class RankProcess:
             send_descriptor(self.control, self._listener.fileno())
             self._close_listener()
 
-    def ask_for_stack(self, call: Call) -> None:
-        # Without its file it has not got as far as listening to the signal, which would end it.
-        if self.process.pid is not None and stack_file(call.folder, call.rank).exists():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.process.pid, STACK_SIGNAL)
-
-    def read_stack(self, call: Call) -> tuple[StackLine, ...] | None:
-        """What it wrote when it was asked, if it has."""
+    def stack(self, call: Call) -> tuple[StackLine, ...]:
+        """Have the rank write where it is, innermost call first; () if it does not in time."""
         file = stack_file(call.folder, call.rank)
-        text = file.read_text() if file.exists() else ""
-        if not text.endswith("\n"):
-            return None
+        # Without its file it has not got as far as listening to the signal, which would end it.
+        if self.process.pid is None or not file.exists():
+            return ()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, STACK_SIGNAL)
+        deadline = time.monotonic() + STACK_SECONDS
+        while not (text := file.read_text()).endswith("\n"):
+            if time.monotonic() > deadline:
+                return ()
+            time.sleep(0.01)
         return tuple(StackLine(name, int(line)) for name, line in _STACK_LINE.findall(text))
 
     def collect(self) -> None:

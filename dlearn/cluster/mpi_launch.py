@@ -231,9 +231,6 @@ class _NotStarted(Exception):
 class MpiRank:
     """A rank of this machine in the seat of a stub, for its crew the same as a `RankProcess`."""
 
-    stack_seconds = RankProcess.stack_seconds
-    on_this_clock = True
-
     def __init__(self, process: RankProcess, stub: _Stub, job: _Job) -> None:
         self._rank, self._stub, self._job = process, stub, job
         self.control, self.output, self.host = process.control, process.output, process.host
@@ -282,11 +279,8 @@ class MpiRank:
         self._rank.send(replace(call, seat=self._stub.seat))
         self._stub.hand_over(self.control)
 
-    def ask_for_stack(self, call: Call) -> None:
-        self._rank.ask_for_stack(call)
-
-    def read_stack(self, call: Call) -> tuple[StackLine, ...] | None:
-        return self._rank.read_stack(call)
+    def stack(self, call: Call) -> tuple[StackLine, ...]:
+        return self._rank.stack(call)
 
     def collect(self) -> None:
         self._rank.collect()

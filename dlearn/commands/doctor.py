@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict
 
 from dlearn.doctor.examination import examine, lacking
-from dlearn.doctor.finding import Finding
+from dlearn.doctor.machine import Finding
 from dlearn.errors import SetupError
 
 NAME_WIDTH, VERDICT_WIDTH = len("socket counters"), len("not known")
@@ -21,7 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Raises SetupError where no job can be recorded here."""
     findings = []
-    for finding in examine(tell=lambda line: print(f"dlearn: {line}", file=sys.stderr)):
+    for finding in examine():
         findings.append(finding)
         if not options.json:
             print(line_of(finding), flush=True)

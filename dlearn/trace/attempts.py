@@ -13,9 +13,9 @@ from dlearn.trace.store import ProcessFile, printable
 def refuse_two_jobs(path: Path, files: Sequence[ProcessFile]) -> None:
     """TraceError if these are not all of one job. Processes that have met are of one job, whatever they began as.
 
-    One that knew of no job and met no other may be of the job of any that ran at the same time.
+    Those of which that is not known (`strangers`) are let pass.
     """
-    jobs = _connected(files, lambda file: _jobs(file) or {_beside(file, files)})
+    jobs = _connected([file for file in files if _jobs(file)], _jobs)
     if len(jobs) > 1:
         a, b = jobs[0][0], jobs[1][0]
         raise TraceError(
@@ -36,15 +36,6 @@ def _jobs(file: ProcessFile) -> set[Any]:
     """All names that the process knows of its job."""
     named = {("name", file.header.job)} if file.header.job else set()
     return named | {("met", name) for name in file.joined}
-
-
-def _beside(file: ProcessFile, files: Sequence[ProcessFile]) -> Any:
-    """The job of one that ran at the same time, or by a clock that cannot be compared; else one of its own."""
-    for other in sorted(files, key=lambda other: not _jobs(other)):
-        begins, ends = max(_start(file), _start(other)), min(_end(file), _end(other))
-        if file.header.clock != other.header.clock or begins <= ends:
-            return next(iter(_jobs(other)), other.path)
-    return file.path
 
 
 def attempts(files: Sequence[ProcessFile]) -> list[list[ProcessFile]]:
@@ -96,11 +87,6 @@ def _same_restart(one: ProcessFile, other: ProcessFile) -> bool:
 
 def _start(file: ProcessFile) -> int:
     return file.header.start_ns
-
-
-def _end(file: ProcessFile) -> int:
-    """When its recording ended; of one that was not closed that is not known, and it may go on."""
-    return file.footer.at_ns if file.footer is not None else 2**62
 
 
 def without_replaced(files: Sequence[ProcessFile]) -> list[ProcessFile]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlearn.trace.event import Collective, Event, PointToPoint, RpcCall, RpcReply, RpcRun
+from dlearn.trace.event import Collective, Event, PointToPoint
 from dlearn.trace.job_facts import ClockReading
 from dlearn.trace.store import ProcessFile, printable
 
@@ -124,23 +124,17 @@ def _line(name: str, readings: Sequence[ClockReading]) -> Clock:
     return replace(line, error_ns=max([line.error_ns, *beside]))
 
 
+_MOMENTS = ("start_ns", "end_ns", "handed_ns", "arrived_ns", "returned_ns")
+"""Of an event; the last three are an RPC's."""
+
+
 def _move(events: Iterable[Event], clock: Clock) -> None:
     """Events are frozen for everybody else; while they are being loaded, they are still being made."""
     if not clock.offset_ns and not clock.drift:
         return
     for event in events:
-        names = ["start_ns", "end_ns"]
-        match event:
-            case RpcCall():
-                names.append("handed_ns")
-            case RpcRun():
-                names.append("arrived_ns")
-            case RpcReply():
-                names.append("returned_ns")
-            case _:
-                pass
-        for name in names:
-            at_ns = getattr(event, name)
+        for name in _MOMENTS:
+            at_ns = getattr(event, name, None)
             if at_ns is not None:
                 msgspec.structs.force_setattr(event, name, clock.to_reference(at_ns))
 
@@ -182,17 +176,12 @@ def _backwards_by(match: Match, clocks: dict[int, Clock]) -> int | None:
     ends = match.ends
     if match.missing or any(end.failed for end in ends):
         return None
-    if match.sender is not None:
-        starts = [end for end in ends if end.op == "send"]
-        stops = [end for end in ends if end.op == "recv"]
-    elif ends[0].op in _ALL_WAIT:
-        starts, stops = list(ends), list(ends)
-    else:
+    if match.sender is None and ends[0].op not in _ALL_WAIT:
         return None
+    pairs = [(begun, done) for begun in ends for done in ends if begun.op != "recv" and done.op != "send"]
     found = [
         begun.start_ns - done.end_ns - _bound(begun, clocks) - _bound(done, clocks)
-        for begun in starts
-        for done in stops
+        for begun, done in pairs
         if done.end_ns is not None and clocks[begun.rank] is not clocks[done.rank]
     ]
     worst = max(found, default=0)
