@@ -39,15 +39,16 @@ def future_of(work: Work) -> Any:
 class Callbacks:
     """Ends told by the futures of collectives, or of calls by RPC, on a thread of the backend's or agent's."""
 
-    CLOSE_SECONDS = 1.0
+    CLOSE_SECONDS = 5.0
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
-        self._open: dict[int, Any] = {}
+        self._open: dict[int, list[Any]] = {}
+        """The future of each event that has no end yet; an empty list while its end is being told."""
 
     def watch(self, number: int, future: Any, learn: Callable[[Any], dict[str, Any]] | None = None) -> None:
         """Report the end of event `number` when the future completes, and what `learn` finds in its value or error."""
-        self._open[number] = future
+        self._open[number] = [future]
         future.add_done_callback(partial(self._done, number, learn))
 
     @untraced
@@ -63,21 +64,33 @@ class Callbacks:
             except Exception as failure:
                 self._emit.failed("a result", failure)
                 facts = {}
-            if self._open.pop(number, None) is not None:
-                self._emit.end(number, by="callback", error=error, **facts)
+            self._tell(number, by="callback", error=error, **facts)
 
     def settle(self) -> None:
         """Take the calls that are on their way: a future completes, wakes the training thread, and then calls back."""
         deadline = time.monotonic() + self.CLOSE_SECONDS
-        while any(future.done() for future in list(self._open.values())) and time.monotonic() < deadline:
+        while any(map(_is_on_its_way, list(self._open.values()))) and time.monotonic() < deadline:
             time.sleep(0.0005)
 
     def release(self) -> None:
         """At the end of the recording: of those that have not called back nobody saw the end."""
         self.settle()
         for number in list(self._open):
-            if self._open.pop(number, None) is not None:
-                self._emit.end(number, by=NOT_OBSERVED)
+            self._tell(number, by=NOT_OBSERVED)
+
+    def _tell(self, number: int, **facts: Any) -> None:
+        """Report the end of an event, once: a callback may come while the recording ends."""
+        try:
+            self._open[number].pop()
+        except (KeyError, IndexError):
+            return  # Another thread tells it.
+        # It is open until its line is written: else the file might be closed before.
+        self._emit.end(number, **facts)
+        del self._open[number]
+
+
+def _is_on_its_way(future: list[Any]) -> bool:
+    return not future or any(each.done() for each in future)
 
 
 class _Held(NamedTuple):
