@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 LOOKS = 20
 """How often it looks before it speaks."""
+STOP_SECONDS = 5.0
+"""How long the end of a recording waits for the thread: it may be reading a large trace."""
 
 
 class HangWatch:
@@ -35,13 +37,16 @@ class HangWatch:
         self._recording, self._path, self.after = recording, path, after
         self._program = threading.get_ident()
         self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True, name="dlearn-hang-watch")
         self._noted_ns = self._told_ns = -1
 
     def start(self) -> None:
-        threading.Thread(target=self._look, daemon=True, name="dlearn-hang-watch").start()
+        self._thread.start()
 
     def stop(self) -> None:
         self._over.set()
+        if self._thread.is_alive():
+            self._thread.join(STOP_SECONDS)
 
     def _look(self) -> None:
         while not self._over.wait(self.after / LOOKS):
