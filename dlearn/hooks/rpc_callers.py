@@ -60,10 +60,11 @@ def _python_caller(calls: Calls, name: str, original: Any) -> Any:
         try:
             handed_ns = time.monotonic_ns()
             op = "remote" if remote else _sync_or_async()
-            facts = _call_facts(function, arguments, tensors)
+            parameters = [each for each in flatten(arguments) if isinstance(each, torch.nn.Parameter)]
             number = calls.emit.event(
                 RpcCall,
                 op=op,
+                function=function_name(function, arguments),
                 flavour="python",
                 to=to.id,
                 call=call.number,
@@ -73,7 +74,9 @@ def _python_caller(calls: Calls, name: str, original: Any) -> Any:
                 observer_bytes=len(trailer),
                 context=context,
                 rrefs=tuple(rrefs),
-                **facts,
+                by_value="<locals>" in getattr(function, "__qualname__", ""),
+                detached=tuple(f"Parameter{list(each.shape)}" for each in parameters),
+                **_facts(tensors),
             )
             if remote:
                 calls.futures.watch(number, result._get_future())
@@ -101,11 +104,10 @@ def _cpp_caller(calls: Calls, name: str, original: Any) -> Any:
             given, named = args[:2] if own_place else (args[before:], kwargs)
             tensors = tensors_in((given, named))
             rrefs = [each for each in flatten((given, named)) if isinstance(each, PyRRef)]
-            needs_grad = any(each.requires_grad for each in tensors)
-            worker, context = to.id if hasattr(to, "id") else api.get_worker_info(to).id, calls.known_context()
-            if needs_grad and context is not None:
+            facts, context = _facts(tensors), calls.known_context()
+            worker = to.id if hasattr(to, "id") else api.get_worker_info(to).id
+            if facts["needs_grad"] and context is not None:
                 watch_return(calls, context, worker)
-            made_by = caller(sys._getframe())
             number = calls.emit.event(
                 RpcCall,
                 op="remote" if remote else _sync_or_async(),
@@ -115,14 +117,10 @@ def _cpp_caller(calls: Calls, name: str, original: Any) -> Any:
                 call=call.number,
                 start_ns=start_ns,
                 handed_ns=handed_ns,
-                tensors=describe_all(tensors),
                 pickled_bytes=packed_call(function, given, named, remote=remote),
-                needs_grad=needs_grad,
                 context=context,
                 rrefs=tuple(RRefFork(each.owner().id, "") for each in rrefs),
-                observer=observing_now(),
-                site=made_by.site,
-                phase=made_by.phase,
+                **facts,
             )
             if remote:
                 calls.futures.watch(number, result._get_future())
@@ -142,16 +140,12 @@ def _answer(calls: Calls, worker: int, context: int | None, value: Any) -> dict[
     return {"result": result_of_cpp(value)}
 
 
-def _call_facts(function: Any, arguments: tuple[Any, ...], tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+def _facts(tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+    """Of any call, whoever packs it."""
     made_by = caller(sys._getframe())
     return {
-        "function": function_name(function, arguments),
         "tensors": describe_all(tensors),
         "needs_grad": any(each.requires_grad for each in tensors),
-        "by_value": "<locals>" in getattr(function, "__qualname__", ""),
-        "detached": tuple(
-            f"Parameter{list(each.shape)}" for each in flatten(arguments) if isinstance(each, torch.nn.Parameter)
-        ),
         "observer": observing_now(),
         "site": made_by.site,
         "phase": made_by.phase,

@@ -3,6 +3,7 @@
 A call of an operator ("builtin") or of a TorchScript function travels as one pickle (protocol 2): its arguments in the
 order of its schema, and what is to be called (torch/csrc/jit/serialization/pickler.cpp, and script_call.cpp and
 script_resp.cpp in torch/csrc/distributed/rpc). What has stood in a pickle once is only referred to again, a tensor too.
+Counted are tensors, numbers, strings, None and remote references; of lists, tuples and dtypes the size is not known.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _REQUIRED = object()
 
 
 def packed_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, remote: bool) -> int | None:
-    """Bytes of a call without its tensors; None for arguments of other kinds than those that are usual."""
+    """Bytes of a call without its tensors; None for arguments that are not counted."""
     for arguments, what in _callables(name):
         if len(args) > len(arguments) or not kwargs.keys() <= {argument for argument, _, _ in arguments}:
             continue
@@ -33,14 +34,14 @@ def packed_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, re
             continue  # Another overload is meant, or a kind of value that is not known here.
         for each in what:
             pickle.add(each)
-        pickle.size += 2 * _RREF_ID * remote
-        pickle.tuple(len(arguments) + len(what) + 2 * remote)
-        return pickle.size
+        count = len(arguments) + len(what) + 2 * remote
+        size = pickle.size + 2 * _RREF_ID * remote + (1 if count <= 3 else 2)  # A tuple of them.
+        return size if pickle.counted else None
     return None
 
 
 def packed_value(value: Any) -> int | None:
-    """Bytes of a result without its tensors; None for values of other kinds than those that are usual."""
+    """Bytes of a result without its tensors; None for values that are not counted."""
     pickle = _Pickle()
     try:
         pickle.add(value)
@@ -71,15 +72,11 @@ class _Unusual(Exception):
     """A value whose size is not known here, or that is not of the type that was asked for."""
 
 
-_LISTS = {torch.Tensor: ("build_tensorlist", "Tensor"), int: ("build_intlist", "int")}
-_LISTS |= {float: ("build_doublelist", "float"), bool: ("build_boollist", "bool")}
-
-
 class _Pickle:
     """The size of one pickle in bytes, as it grows."""
 
     def __init__(self) -> None:
-        self.size = 3  # The protocol, and the end.
+        self.size, self.counted = 3, True  # The protocol, and the end.
         self._seen: set[object] = set()
 
     def add(self, value: Any, type_: str = "") -> None:
@@ -100,43 +97,19 @@ class _Pickle:
                 self.size += 9
             case int() if type_ in ("", "int", "number") and not isinstance(value, bool):
                 self.size += _whole_number(value)
-            case torch.dtype() if type_ == "int":
-                self.size += 2
             case str() if type_ in ("", "str"):
                 if not self._again(value):
                     self.size += 5 + len(value.encode())
                     self._remember(value)
-            case list() if not type_ or type_.startswith("List["):
-                self._list(value, type_[len("List[") : -1])
-            case tuple() if not type_:
-                for each in value:
-                    self.add(each)
-                self.tuple(len(value))
             case PyRRef() if type_.startswith("RRef["):
-                self._rref(type_[len("RRef[") : -1])
+                self._global("torch.distributed.rpc", "rref")
+                self.size += 6 * 2 + 2
+                self.add(type_[len("RRef[") : -1], "str")
+                self._remember(object())
+            case list() if type_.startswith("List["):
+                self.counted = False
             case _:
                 raise _Unusual
-
-    def tuple(self, count: int) -> None:
-        """What makes a tuple of the last values."""
-        self.size += 1 if count <= 3 else 2
-
-    def _list(self, values: Sequence[Any], type_: str) -> None:
-        kinds = {each for each in _LISTS if type_ == _LISTS[each][1]} or {type(each) for each in values}
-        name, type_ = _LISTS.get(kinds.pop(), ("", "")) if len(kinds) == 1 else ("", "")
-        if not name:
-            raise _Unusual
-        self._global("torch.jit._pickle", name)
-        for each in values:
-            self.add(each, type_)
-        self.size += 6
-        self._remember(id(values))
-
-    def _rref(self, type_: str) -> None:
-        self._global("torch.distributed.rpc", "rref")
-        self.size += 6 * 2 + 2
-        self.add(type_, "str")
-        self._remember(object())
 
     def _global(self, module: str, name: str) -> None:
         if not self._again((module, name)):

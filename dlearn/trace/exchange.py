@@ -123,6 +123,10 @@ class Workers:
     by_id: dict[int, int] = field(default_factory=dict)
     by_name: dict[str, int] = field(default_factory=dict)
 
+    def rank(self, worker: int | None) -> int:
+        """Return the rank of this worker, -1 where none is known."""
+        return -1 if worker is None else self.by_id.get(worker, -1)
+
 
 def workers(processes: Sequence[Process]) -> Workers:
     found = Workers()
@@ -226,11 +230,10 @@ def seen(events: Iterable[Event], known: Workers) -> Seen:
             case RpcWindow():
                 found.windows[event.op].append(event)
             case RpcRun():
-                found.runs[known.by_id.get(event.caller, -1), event.call] = event
+                found.runs[known.rank(event.caller), event.call] = event
             case RpcReply():
-                (found.fetched if event.fetched else found.replies)[known.by_id.get(event.caller, -1), event.call] = (
-                    event
-                )
+                replies = found.fetched if event.fetched else found.replies
+                replies[known.rank(event.caller), event.call] = event
             case RpcArrival():
-                found.arrivals[known.by_id.get(event.caller, -1), event.call] = event
+                found.arrivals[known.rank(event.caller), event.call] = event
     return found

@@ -13,12 +13,16 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import attrgetter
 
-from dlearn.trace.event import RpcWindow
+from dlearn.trace.event import Event, RpcWindow
 from dlearn.trace.exchange import Exchange, KnownBy, Request
 
 FORWARD, BACKWARD = "FORWARD_AUTOGRAD_REQ", "BACKWARD_AUTOGRAD_REQ"
 FETCH, CLEANUP, RREF_BACKWARD = "RREF_FETCH_CALL", "CLEANUP_AUTOGRAD_CONTEXT_REQ", "RREF_BACKWARD_REQ"
 ACCEPT, FORK, DELETE = "RREF_CHILD_ACCEPT", "RREF_FORK_REQUEST", "RREF_USER_DELETE"
+
+Cause = tuple[Event | None, int | None]
+"""The call or window that a request belongs to, and its autograd context."""
+NO_CAUSE: Cause = None, None
 
 _sent = attrgetter("first_ns")
 
@@ -49,10 +53,10 @@ class Board:
         return [each for each in self._all_within(stretch) if each not in self._holder]
 
     def claim(
-        self, kind: str, known_by: KnownBy, stretch: Stretch, misfit: Callable[[Request], int] = _sent
+        self, kind: str, known_by: KnownBy, cause: Cause, stretch: Stretch, misfit: Callable[[Request], int] = _sent
     ) -> Exchange | None:
         """Make an exchange of the free request that fits best, or else of one that its holder can do without."""
-        exchange = Exchange(src=stretch.src, dst=-1, kind=kind, known_by=known_by)
+        exchange = Exchange(stretch.src, -1, kind, known_by, cause=cause[0], context=cause[1])
         self._claims[exchange] = stretch, misfit
         free = self.within(stretch)
         if free:
@@ -61,9 +65,9 @@ class Board:
             return None
         return exchange
 
-    def take(self, request: Request, kind: str, known_by: KnownBy) -> Exchange:
+    def take(self, request: Request, kind: str, known_by: KnownBy, cause: Cause = NO_CAUSE) -> Exchange:
         """Make an exchange of this request."""
-        exchange = Exchange(src=request.src, dst=request.dst, kind=kind, known_by=known_by)
+        exchange = Exchange(request.src, request.dst, kind, known_by, cause=cause[0], context=cause[1])
         self._give(request, exchange)
         return exchange
 

@@ -42,14 +42,6 @@ from dlearn.trace.rpc_references import deletions, references
 if TYPE_CHECKING:
     from dlearn.trace.trace import Process
 
-_CALLS = {
-    ("python", False): "PYTHON_CALL",
-    ("python", True): "PYTHON_REMOTE_CALL",
-    ("builtin", False): "SCRIPT_CALL",
-    ("builtin", True): "SCRIPT_REMOTE_CALL",
-    ("script", False): "SCRIPT_CALL",
-    ("script", True): "SCRIPT_REMOTE_CALL",
-}
 REPLY_OF = {
     "PYTHON_CALL": "PYTHON_RET",
     "SCRIPT_CALL": "SCRIPT_RET",
@@ -171,7 +163,8 @@ def kind_of_call(call: RpcCall) -> str:
     """The message type of a call. In a context it is wrapped, to carry autograd's ids; a builtin only if need be."""
     if call.context is not None and (call.flavour != "builtin" or call.needs_grad):
         return FORWARD
-    return _CALLS[call.flavour, call.op == "remote"]
+    packed_by = "PYTHON" if call.flavour == "python" else "SCRIPT"
+    return f"{packed_by}_REMOTE_CALL" if call.op == "remote" else f"{packed_by}_CALL"
 
 
 def join(saw: Seen, logged: Sequence[Request], known: Workers) -> list[Exchange]:
@@ -203,14 +196,13 @@ def _python_calls(saw: Seen, board: Board, known: Workers) -> list[Exchange]:
     """The narrowest stretches first; of several requests in one, that whose times at both ends are nearest."""
     found = []
     for call in sorted(saw.calls, key=lambda call: call.handed_ns - call.start_ns):
-        kind, dst = kind_of_call(call), known.by_id.get(call.to, -1)
+        kind, dst, cause = kind_of_call(call), known.rank(call.to), (call, call.context)
         run, reply = saw.runs.get((call.rank, call.call)), saw.replies.get((call.rank, call.call))
         stretch = Stretch(call.rank, call.start_ns, call.handed_ns, dst)
-        exchange = board.claim(kind, "python", stretch, partial(_misfit, call, run, reply))
+        exchange = board.claim(kind, "python", cause, stretch, partial(_misfit, call, run, reply))
         if exchange is None:
-            exchange = Exchange(src=call.rank, dst=dst, kind=kind, known_by="python")
+            exchange = Exchange(call.rank, dst, kind, "python", cause=call, context=call.context)
         exchange.call, exchange.run, exchange.reply = call, run, reply
-        exchange.cause, exchange.context = call, call.context
         found.append(exchange)
     return found
 
@@ -234,10 +226,9 @@ def _misfit(call: RpcCall, run: RpcRun | None, reply: RpcReply | None, request: 
 def _fetches(saw: Seen, board: Board, known: Workers) -> list[Exchange]:
     found = []
     for window in shortest_first([*saw.windows["to_here"], *saw.windows["rref backward"]]):
-        dst = known.by_id.get(window.to if window.to is not None else -1, -1)
-        exchange = board.claim(_fetch_kind(window), "window", stretch_of(window, dst))
+        cause, stretch = (window, window.context), stretch_of(window, known.rank(window.to))
+        exchange = board.claim(_fetch_kind(window), "window", cause, stretch)
         if exchange is not None:
-            exchange.cause, exchange.context = window, window.context
             _add_fetched_value(exchange, saw, known)
             found.append(exchange)
     return found
@@ -272,9 +263,8 @@ def _backward(saw: Seen, board: Board, known: Workers) -> list[Exchange]:
     found = []
     for window in shortest_first(saw.windows["crossing"]):
         dst = known.by_id.get(window.to) if window.to is not None else None
-        exchange = board.claim(BACKWARD, "window", stretch_of(window, dst))
+        exchange = board.claim(BACKWARD, "window", (window, window.context), stretch_of(window, dst))
         if exchange is not None:
-            exchange.cause, exchange.context = window, window.context
             found.append(exchange)
     return found + _gradients_from_cpp(saw, board, known)
 
@@ -284,15 +274,13 @@ def _gradients_from_cpp(saw: Seen, board: Board, known: Workers) -> list[Exchang
     found = []
     began = {window.context: window.start_ns for window in saw.windows["backward"]}
     for window in sorted(saw.windows["gradient"], key=lambda window: -window.start_ns):
-        src = known.by_id.get(window.to if window.to is not None else -1, -1)
+        src = known.rank(window.to)
         sent = board.within(Stretch(src, began.get(window.context, 0), window.start_ns, window.rank))
         came = [(each.received_ns, each) for each in sent if each.received_ns is not None]
         candidates = [each for each in came if each[0] <= window.start_ns]
         if candidates:
             request = max(candidates, key=lambda each: each[0])[1]
-            exchange = board.take(request, BACKWARD, "window")
-            exchange.cause, exchange.context = window, window.context
-            found.append(exchange)
+            found.append(board.take(request, BACKWARD, "window", (window, window.context)))
     return found
 
 
@@ -314,9 +302,7 @@ def _backward_in_cpp(saw: Seen, board: Board, exchanges: Sequence[Exchange]) -> 
     for window in [*saw.windows["backward"], *saw.windows["rref backward"]]:
         for (here, there), count in ways[window.context].items():
             for request in board.within(Stretch(here, window.start_ns, window.end_ns, there))[: max(0, count)]:
-                exchange = board.take(request, BACKWARD, "rule")
-                exchange.cause, exchange.context = window, window.context
-                found.append(exchange)
+                found.append(board.take(request, BACKWARD, "rule", (window, window.context)))
     return found
 
 
@@ -343,10 +329,10 @@ def _cleanups(saw: Seen, board: Board, exchanges: Sequence[Exchange]) -> list[Ex
             for dst in sorted(met[rank, window.context]):
                 known_by: KnownBy = "window" if rank == window.rank else "rule"
                 misfit = partial(_not_passed_on, board, met[dst, window.context])
-                told_it = board.claim(CLEANUP, known_by, Stretch(rank, first_ns, last_ns, dst), misfit)
+                cause, stretch = (window, window.context), Stretch(rank, first_ns, last_ns, dst)
+                told_it = board.claim(CLEANUP, known_by, cause, stretch, misfit)
                 if told_it is None:
                     continue
-                told_it.cause, told_it.context = window, window.context
                 found.append(told_it)
                 came = told_it.request.received_ns if told_it.request is not None else None
                 if came is not None:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from functools import partial
 from operator import attrgetter
 
-from dlearn.trace.event import RpcCall, RpcWindow
+from dlearn.trace.event import RpcWindow
 from dlearn.trace.exchange import Exchange, Request, Seen, Workers
-from dlearn.trace.rpc_board import ACCEPT, DELETE, FORK, Board, Stretch, shortest_first, stretch_of
+from dlearn.trace.rpc_board import ACCEPT, DELETE, FORK, Board, Cause, Stretch, shortest_first, stretch_of
 
 
 def references(saw: Seen, board: Board, known: Workers, exchanges: Sequence[Exchange]) -> list[Exchange]:
@@ -17,16 +17,15 @@ def references(saw: Seen, board: Board, known: Workers, exchanges: Sequence[Exch
     asked: list[tuple[Exchange, int]] = []
     causes = _Causes(exchanges)
     for window in shortest_first(saw.windows["rref"]):
-        owner = known.by_id.get(window.to if window.to is not None else -1, -1)
-        parent = known.by_id.get(window.parent_worker if window.parent_worker is not None else -1, -1)
+        owner = known.rank(window.to)
+        parent = known.rank(window.parent_worker)
         if parent == owner:
             continue  # The owner took note of the copy when it sent it.
         kind, dst = (ACCEPT, parent) if owner == window.rank else (FORK, owner)
         misfit = partial(_delay, parent, board) if kind == FORK else attrgetter("first_ns")
-        exchange = board.claim(kind, "window", stretch_of(window, dst), misfit)
+        exchange = board.claim(kind, "window", causes.of(window, parent), stretch_of(window, dst), misfit)
         if exchange is None:
             continue
-        exchange.cause, exchange.context = causes.of(window, parent)
         found.append(exchange)
         if kind == FORK:
             asked.append((exchange, parent))
@@ -34,9 +33,7 @@ def references(saw: Seen, board: Board, known: Workers, exchanges: Sequence[Exch
     for exchange, parent in sorted(asked, key=lambda each: each[0].reply_received_ns or 0):
         granted = _granted(exchange.request, parent, board)
         if granted is not None:
-            accepted = board.take(granted, ACCEPT, "rule")
-            accepted.cause, accepted.context = exchange.cause, exchange.context
-            found.append(accepted)
+            found.append(board.take(granted, ACCEPT, "rule", (exchange.cause, exchange.context)))
     for call in exchanges:
         found += _unpacked_in_cpp(call, board)
     return found
@@ -63,12 +60,7 @@ def _unpacked_in_cpp(asked: Exchange, board: Board) -> list[Exchange]:
         return []
     mine = [rref for rref in call.rrefs if rref.owner == call.to]
     candidates = board.within(Stretch(asked.dst, request.received_ns, request.replying_ns, asked.src))
-    found = []
-    for candidate in candidates[: len(mine)]:
-        exchange = board.take(candidate, ACCEPT, "rule")
-        exchange.cause, exchange.context = call, asked.context
-        found.append(exchange)
-    return found
+    return [board.take(each, ACCEPT, "rule", (call, asked.context)) for each in candidates[: len(mine)]]
 
 
 class _Causes:
@@ -84,7 +76,7 @@ class _Causes:
                 first = request.answered_ns if request is not None and request.answered_ns else call.handed_ns
                 self._spans[call.rank, exchange.dst].append((first, call.end_ns, exchange))
 
-    def of(self, window: RpcWindow, sender: int) -> tuple[RpcWindow | RpcCall, int | None]:
+    def of(self, window: RpcWindow, sender: int) -> Cause:
         """Of a message from `sender`: a server takes in the messages of several workers at the same time."""
         around = [each for each in self._spans[window.rank, sender] if each[0] <= window.start_ns <= each[1]]
         if not around:
@@ -98,9 +90,9 @@ def deletions(board: Board, saw: Seen, known: Workers) -> list[Exchange]:
     copies: Counter[tuple[int, int]] = Counter()
     for call in saw.calls:
         if call.op == "remote":
-            copies[call.rank, known.by_id.get(call.to, -1)] += 1
+            copies[call.rank, known.rank(call.to)] += 1
     for window in saw.windows["rref"]:
-        copies[window.rank, known.by_id.get(window.to if window.to is not None else -1, -1)] += 1
+        copies[window.rank, known.rank(window.to)] += 1
     found = []
     for request in board.left():
         if copies[request.src, request.dst] > 0 and request.src != request.dst:
