@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,15 @@ def test_imports_stay_in_order(room, path):
 
 def test_every_room_is_known():
     assert {room for room, _ in modules()} == set(MAY_IMPORT)
+
+
+def test_no_class_name_means_two_things():
+    homes: dict[str, list[str]] = defaultdict(list)
+    for room, path in modules():
+        names = [node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+        for name in names if room != "lessons" else ():
+            homes[name].append(str(path.relative_to(HOUSE)))
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}
 
 
 def test_files_are_read_in_one_sitting():

@@ -21,7 +21,7 @@ from dlearn.trace.event import Collective
 from dlearn.trace.trace import Trace
 
 
-class Parts(msgspec.Struct, frozen=True, kw_only=True):
+class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     """One step on one rank, in ns: forward, backward, optimizer, between and what `times` has as exposed add up to all.
 
     `times` is None where the end of an operation was not observed: then forward and backward hold the communication,
@@ -42,14 +42,14 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
 class Breakdown(Answer, frozen=True):
     """The parts of each training step on each rank. `note` is what a reader must know of a GPU's times; else empty."""
 
-    items: tuple[Parts, ...]
+    items: tuple[StepTimes, ...]
     labels: dict[int, str]
     note: str = ""
 
     @property
-    def middle(self) -> tuple[Parts, ...]:
+    def middle(self) -> tuple[StepTimes, ...]:
         """All ranks of the step of median length: by its longest rank, of two the shorter, among complete ones."""
-        steps: dict[int, list[Parts]] = defaultdict(list)
+        steps: dict[int, list[StepTimes]] = defaultdict(list)
         for each in self.items:
             steps[each.number].append(each)
         most = max((len(step) for step in steps.values()), default=0)
@@ -125,7 +125,7 @@ def breakdown(trace: Trace) -> Breakdown:
 _LAUNCHED = "On a GPU: the times of the CPU that launches the kernels, which run on by themselves."
 
 
-def _parts(step: TrainingStep) -> Parts:
+def _parts(step: TrainingStep) -> StepTimes:
     travels, waits = moments(step)
     busy = union([*travels, *(each for found in waits.values() for each in found)])
     exposed = without(busy, union(step.computing))
@@ -136,7 +136,7 @@ def _parts(step: TrainingStep) -> Parts:
         exposed = []
     total = step.end_ns - step.start_ns
     inside = union([*forward, *backward, *optimizer])
-    return Parts(
+    return StepTimes(
         number=step.number,
         title=step.title,
         rank=step.rank,
@@ -149,5 +149,5 @@ def _parts(step: TrainingStep) -> Parts:
     )
 
 
-def _longest(step: Sequence[Parts]) -> int:
+def _longest(step: Sequence[StepTimes]) -> int:
     return max(each.total_ns for each in step)

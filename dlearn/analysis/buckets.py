@@ -18,13 +18,13 @@ UNKNOWN = "bucket unknown"
 _TELLING = (Bucket, Gradient, Collective)
 USED_MAP = "DDP's map of used parameters"
 
-Key = tuple[int, int]
+EventKey = tuple[int, int]
 
 
-def assign(events: Iterable[Event]) -> dict[Key, Bucket | str]:
+def assign(events: Iterable[Event]) -> dict[EventKey, Bucket | str]:
     """(rank, number) of each all-reduce that DDP makes -> its bucket, or why it has none. `events` of a whole trace."""
     processes: dict[int, _Process] = defaultdict(_Process)
-    found: dict[Key, Bucket | str] = {}
+    found: dict[EventKey, Bucket | str] = {}
     telling = [event for event in events if isinstance(event, _TELLING)]
     for event in sorted(telling, key=attrgetter("rank", "number")):
         process = processes[event.rank]

@@ -13,7 +13,7 @@ from dlearn.trace.trace import Trace
 
 
 @dataclass(frozen=True, eq=False)
-class Calls:
+class CallColumns:
     """Place i of each column is of `ends[i]`; the ends of one operation stand together. Times in ns."""
 
     operations: tuple[Operation, ...]
@@ -31,7 +31,7 @@ class Calls:
 
 
 @once
-def calls_of(trace: Trace) -> Calls:
+def calls_of(trace: Trace) -> CallColumns:
     """Every call that is an end of an operation of this trace."""
     asked = operations(trace)
     ends = [end for operation in asked for end in operation.ends]
@@ -43,7 +43,7 @@ def calls_of(trace: Trace) -> Calls:
         seen = [end.start_ns if end.end_ns is None else end.end_ns for end in ends]
     first = np.cumsum(counts) - counts
     latest = np.maximum.reduceat(start_ns, first) if ends else start_ns
-    return Calls(
+    return CallColumns(
         operations=asked,
         ends=ends,
         operation=np.repeat(np.arange(len(asked)), counts),

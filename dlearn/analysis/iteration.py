@@ -26,7 +26,7 @@ _PHASES = PHASES[1:5]
 """From forward to cleanup."""
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class IterationStep(msgspec.Struct, frozen=True, kw_only=True):
     """One message of an iteration, in words, and that of each trainer: the same one for all, if `messages` has all.
 
     `from_driver`: the worker that drives the iteration sends it; else it is sent to it, or between others.
@@ -64,7 +64,7 @@ class Iteration(Answer, frozen=True, kw_only=True):
 
     number: int
     drivers: tuple[int, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[IterationStep, ...]
     phases: tuple[PhaseBytes, ...]
     labels: dict[int, str]
 
@@ -75,7 +75,7 @@ class Iteration(Answer, frozen=True, kw_only=True):
         return tuple(sorted(found, key=lambda message: message.sent_ns or 0))
 
     @property
-    def story(self) -> tuple[Step, ...]:
+    def story(self) -> tuple[IterationStep, ...]:
         """Those that carry what the program asked for."""
         return tuple(step for step in self.steps if not step.control)
 
@@ -107,7 +107,7 @@ class Iteration(Answer, frozen=True, kw_only=True):
         by_name = [f"{count} for {self.labels[rank]}" for count, rank in zip(mine, self.drivers, strict=True)]
         return f"{told}, {listed(by_name)}"
 
-    def _ends(self, step: Step) -> tuple[str, str]:
+    def _ends(self, step: IterationStep) -> tuple[str, str]:
         """Who sends it to whom: "each trainer", or the names of those that do."""
         names = [self.labels[rank] for rank, m in zip(self.drivers, step.messages, strict=True) if m is not None]
         drivers = "each trainer" if len(names) == len(self.drivers) > 1 else listed(names)
@@ -118,7 +118,7 @@ class Iteration(Answer, frozen=True, kw_only=True):
         others = sorted({rank for m in self.messages for rank in (m.src, m.dst)} - set(self.drivers))
         return ", ".join(self.labels[rank] for rank in others) or "another worker"
 
-    def _sentence(self, step: Step) -> str:
+    def _sentence(self, step: IterationStep) -> str:
         first = next(message for message in step.messages if message is not None)
         src, dst = self._ends(step)
         tensors = sum(tensor.payload_bytes for tensor in first.tensors)
@@ -211,7 +211,7 @@ def _messages(trace: Trace, context: RpcWindow) -> list[tuple[str, Message]]:
     return [(phase, message) for *_, phase, message in found]
 
 
-def _steps(drivers: Sequence[int], told: dict[int, list[tuple[str, Message]]]) -> tuple[Step, ...]:
+def _steps(drivers: Sequence[int], told: dict[int, list[tuple[str, Message]]]) -> tuple[IterationStep, ...]:
     """Side by side what is the same for all: the n-th message of a kind, in a phase, in one direction."""
     columns: dict[tuple[str, bool, str, str, int], dict[int, Message]] = defaultdict(dict)
     for rank in drivers:
@@ -221,7 +221,7 @@ def _steps(drivers: Sequence[int], told: dict[int, list[tuple[str, Message]]]) -
             columns[*kind, seen[kind]][rank] = message
             seen[kind] += 1
     return tuple(
-        Step(
+        IterationStep(
             phase=phase,
             op=op,
             what=what,

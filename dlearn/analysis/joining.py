@@ -8,7 +8,7 @@ from functools import lru_cache, wraps
 from typing import TypeVar
 
 from dlearn.analysis import buckets
-from dlearn.analysis.buckets import Key
+from dlearn.analysis.buckets import EventKey
 from dlearn.analysis.rpc import rpc_operations
 from dlearn.shown import first_few
 from dlearn.trace.event import Bucket, Collective, PointToPoint, TensorInfo
@@ -78,10 +78,10 @@ def everybody(trace: Trace) -> set[int]:
 
 
 @once
-def _steps(whole: Trace) -> dict[Key, list[Operation]]:
+def _steps(whole: Trace) -> dict[EventKey, list[Operation]]:
     """The sends that each collective consists of, by the end that began them: of a selection, too, it has them all."""
     collectives = {(end.rank, end.number) for each in whole.matches if _is_collective(each) for end in each.ends}
-    steps: dict[Key, list[Operation]] = defaultdict(list)
+    steps: dict[EventKey, list[Operation]] = defaultdict(list)
     for each in whole.matches:
         outer = None if _is_collective(each) else _parent(each, collectives)
         if outer is not None:
@@ -90,11 +90,11 @@ def _steps(whole: Trace) -> dict[Key, list[Operation]]:
 
 
 @once
-def _carried(trace: Trace) -> dict[Key, Bucket | str]:
+def _carried(trace: Trace) -> dict[EventKey, Bucket | str]:
     return buckets.assign(trace.events)
 
 
-def _parent(match: Match, collectives: set[Key]) -> Key | None:
+def _parent(match: Match, collectives: set[EventKey]) -> EventKey | None:
     """The collective that a send or recv is a step of."""
     for end in match.ends:
         if end.parent is not None and (end.rank, end.parent) in collectives:
@@ -137,7 +137,7 @@ def _point_to_point(match: Match) -> Operation:
     )
 
 
-def _collective(match: Match, carried: dict[Key, Bucket | str], steps: Sequence[Operation]) -> Operation:
+def _collective(match: Match, carried: dict[EventKey, Bucket | str], steps: Sequence[Operation]) -> Operation:
     found = [carried.get((end.rank, end.number)) for end in match.ends]
     bucket = next((each for each in found if isinstance(each, Bucket)), None)
     note = next((each for each in found if isinstance(each, str)), "")

@@ -60,7 +60,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
         return self.measured_bytes - self.predicted_bytes - self.observer_bytes
 
 
-class Row(NamedTuple):
+class Written(NamedTuple):
     """Bytes that one rank writes to one connection: `predicted` on the wire, `observer` for the recorder itself."""
 
     edge: Edge
@@ -75,7 +75,7 @@ class _Entry(NamedTuple):
     key: OperationKey
     name: str
     group: str
-    rows: tuple[Row, ...]
+    rows: tuple[Written, ...]
     unexplained: str
 
 
@@ -207,7 +207,7 @@ def ledger_of(trace: Trace) -> Ledger:
             # The connections are those of the group as this rank's file calls it.
             group = home(processes[rank], (operation.steps or (operation,))[0].group.name)
             rows = tuple(
-                Row((group, dst), payload[src, dst], size) for (src, dst), size in predicted.items() if src == rank
+                Written((group, dst), payload[src, dst], size) for (src, dst), size in predicted.items() if src == rank
             )
             entry = _Entry(_key(operation), _name(operation), group, rows, reason)
             section = meter.section_of(numbers) if meter is not None else None
@@ -226,7 +226,7 @@ def _enter_rpc(ledger: Ledger, operation: Operation) -> None:
         if message.src == message.dst:
             continue  # It never leaves the process.
         size = wire_bytes(message)
-        row = Row((RPC, message.dst), message.payload_bytes or 0, size or 0, message.observer_bytes)
+        row = Written((RPC, message.dst), message.payload_bytes or 0, size or 0, message.observer_bytes)
         reason = "" if size is not None else _how_it_is_packed(message)
         entry = _Entry(_key(operation), f"{message.op} #{operation.seq}", RPC, (row,), reason)
         meter = ledger.meters.get(message.src)

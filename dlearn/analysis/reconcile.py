@@ -22,7 +22,7 @@ _PARTS_SHOWN = 12
 _NOTHING = "no call was recorded whose bytes could be compared, and nothing was counted"
 
 
-class Part(msgspec.Struct, frozen=True, kw_only=True):
+class WirePart(msgspec.Struct, frozen=True, kw_only=True):
     """One stretch of the recording: all of it, a span, or an operation. `note` says what keeps it from being exact.
 
     `measured`: whether anything was. Without it, that nothing is predicted does not mean that nothing was sent.
@@ -74,8 +74,8 @@ class Reconciliation(Answer, frozen=True, kw_only=True):
     `not_measured` says why nothing was measured, or is empty. `exact`: measured, and every residue of the whole is 0.
     """
 
-    whole: Part
-    parts: tuple[Part, ...]
+    whole: WirePart
+    parts: tuple[WirePart, ...]
     labels: dict[int, str]
     intrusive: bool
     not_measured: str = ""
@@ -148,7 +148,7 @@ class Reconciliation(Answer, frozen=True, kw_only=True):
             said.append('Measured with measure="phase", which changes the times.')
         return said
 
-    def _cells(self, part: Pair | Part) -> list[str]:
+    def _cells(self, part: Pair | WirePart) -> list[str]:
         observer = [f"{part.observer_bytes:,}"] if self.whole.observer_bytes else []
         known = [f"{part.payload_bytes:,}", f"{part.predicted_bytes:,}", *observer]
         return [*known, _size(part.measured_bytes, ""), _size(part.residue_bytes, "")]
@@ -184,7 +184,7 @@ def reconcile(trace: Trace) -> Reconciliation:
 # The parts ------------------------------------------------------------------------------------------------------------
 
 
-def _whole(trace: Trace, ledger: Ledger) -> Part:
+def _whole(trace: Trace, ledger: Ledger) -> WirePart:
     what = "The whole recording" if trace.selected_from is None else "This part of the trace"
     pairs, unexplained = ledger.pairs(ledger.whole)
     pairs += _strange_pairs(trace, ledger, pairs)
@@ -193,11 +193,11 @@ def _whole(trace: Trace, ledger: Ledger) -> Part:
         # What was counted between two steps that were asked for, or before them, is not theirs.
         pairs = [msgspec.structs.replace(pair, measured_bytes=None, why="") for pair in pairs]
         note = "only some steps were recorded: ask for one, as with trace.within"
-        return Part(what=what, pairs=(*pairs, *ledger.unmeasured_pairs()), note="; ".join([note, *notes]))
+        return WirePart(what=what, pairs=(*pairs, *ledger.unmeasured_pairs()), note="; ".join([note, *notes]))
     others = counted_together(trace, ledger)
     if others:
         pairs = [msgspec.structs.replace(pair, measured_bytes=None, why="") for pair in pairs]
-        return Part(what=what, pairs=(*pairs, *ledger.unmeasured_pairs()), note="; ".join([others, *notes]))
+        return WirePart(what=what, pairs=(*pairs, *ledger.unmeasured_pairs()), note="; ".join([others, *notes]))
     blind = [trace.label(rank) for rank in trace.ranks if rank not in ledger.meters]
     if blind and ledger.meters:
         notes.append(f"no samples of {', '.join(blind[:8])}{', ...' if len(blind) > 8 else ''}")
@@ -214,7 +214,7 @@ def _whole(trace: Trace, ledger: Ledger) -> Part:
         notes.append(f"{count_text(len(outside), 'call')}{size} {lie} outside of the samples")
     notes += _residues(pairs)
     measured = bool(ledger.meters or pairs)
-    return Part(what=what, pairs=(*pairs, *ledger.unmeasured_pairs()), note="; ".join(notes), measured=measured)
+    return WirePart(what=what, pairs=(*pairs, *ledger.unmeasured_pairs()), note="; ".join(notes), measured=measured)
 
 
 def _strange_pairs(trace: Trace, ledger: Ledger, pairs: Sequence[Pair]) -> list[Pair]:
@@ -264,7 +264,7 @@ def _connections(group: str) -> str:
     return f"the connections of {'RPC' if group == RPC else f'group {group}'}"
 
 
-def _spans(trace: Trace, ledger: Ledger) -> Iterator[Part]:
+def _spans(trace: Trace, ledger: Ledger) -> Iterator[WirePart]:
     """Each span that has a sample at both ends, with the same span on the other ranks."""
     together: dict[tuple[str, int], list[Stretch]] = defaultdict(list)
     samples: dict[tuple[int, int], list[int]] = defaultdict(list)
@@ -284,10 +284,10 @@ def _spans(trace: Trace, ledger: Ledger) -> Iterator[Part]:
         times[event.rank, event.name] += 1
     for (name, _), stretches in together.items():
         pairs, unexplained = ledger.pairs(stretches)
-        yield Part(what=name, pairs=tuple(pairs), note="; ".join([*_not_predicted(unexplained), *_residues(pairs)]))
+        yield WirePart(what=name, pairs=tuple(pairs), note="; ".join([*_not_predicted(unexplained), *_residues(pairs)]))
 
 
-def _single_operations(ledger: Ledger) -> Iterator[Part]:
+def _single_operations(ledger: Ledger) -> Iterator[WirePart]:
     """With `measure="phase"`: the sections between two samples, those of the same operations on all ranks together."""
     together: dict[Sequence[OperationKey], list[Stretch]] = defaultdict(list)
     names: dict[OperationKey, str] = {}
@@ -299,10 +299,10 @@ def _single_operations(ledger: Ledger) -> Iterator[Part]:
     for keys, stretches in together.items():
         pairs, unexplained = ledger.pairs(stretches)
         what = first_few([names[key] for key in keys], 3, between=" and ")
-        yield Part(what=what, pairs=tuple(pairs), note="; ".join([*_not_predicted(unexplained), *_residues(pairs)]))
+        yield WirePart(what=what, pairs=tuple(pairs), note="; ".join([*_not_predicted(unexplained), *_residues(pairs)]))
 
 
-def _framing(part: Part) -> str:
+def _framing(part: WirePart) -> str:
     groups = {pair.group == RPC for pair in part.pairs}
     gloo, rpc = (
         "framing of 96 B a message and 48 B back",

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from dlearn.shown import first_few
 from dlearn.trace.event import RpcCall, RpcReply, RpcWindow, TensorInfo
-from dlearn.trace.exchange import Exchange
+from dlearn.trace.exchange import RpcExchange
 from dlearn.trace.message import Group, How, Message, Operation, RpcEnd
 from dlearn.trace.rpc_board import ACCEPT, BACKWARD, CLEANUP, DELETE, FETCH, FORK, FORWARD, RREF_BACKWARD
 from dlearn.trace.rpc_kinds import REPLY_OF, answer_of, kind_of_reply
@@ -60,7 +60,7 @@ def rpc_operations(trace: Trace) -> Iterator[Operation]:
         yield _operation(exchange, group)
 
 
-def _operation(exchange: Exchange, group: Group) -> Operation:
+def _operation(exchange: RpcExchange, group: Group) -> Operation:
     op, call = exchange.kind, exchange.call
     if call is not None:
         op = call.op
@@ -104,7 +104,7 @@ def _operation(exchange: Exchange, group: Group) -> Operation:
     )
 
 
-def phase_of(exchange: Exchange) -> str:
+def phase_of(exchange: RpcExchange) -> str:
     """What of a training iteration it belongs to: forward, backward, optimizer, cleanup; or the job's setup.
 
     In a context, all after its backward pass is the optimizer's phase.
@@ -140,7 +140,7 @@ def messages_of_exchange(operation: Operation) -> list[Message] | str:
     return found
 
 
-def _request(exchange: Exchange, operation: Operation) -> Message:
+def _request(exchange: RpcExchange, operation: Operation) -> Message:
     call = exchange.call
     packed = _packed_request(exchange)
     tensors = _request_tensors(exchange)
@@ -162,7 +162,7 @@ def _request(exchange: Exchange, operation: Operation) -> Message:
     )
 
 
-def _reply(exchange: Exchange, operation: Operation) -> Message:
+def _reply(exchange: RpcExchange, operation: Operation) -> Message:
     reply, answer = exchange.reply, answer_of(exchange)
     packed = _packed_reply(exchange)
     tensors = answer.tensors if answer is not None else ()
@@ -190,11 +190,11 @@ def _payload(packed: int | None, tensors: tuple[TensorInfo, ...]) -> int | None:
     return None if packed is None and not tensors else (packed or 0) + _bytes(tensors)
 
 
-def how_known(exchange: Exchange) -> How:
+def how_known(exchange: RpcExchange) -> How:
     return "observed" if exchange.known_by == "python" else "inferred"
 
 
-def what_is_sent(exchange: Exchange) -> str:
+def what_is_sent(exchange: RpcExchange) -> str:
     """In words: "forward(float32[8, 3, 16, 16])", "gradient float32[8, 4, 16, 16]", "the autograd context ends"."""
     call = exchange.call
     if call is not None:
@@ -208,7 +208,7 @@ def what_is_sent(exchange: Exchange) -> str:
     return _ROLES.get(exchange.kind, exchange.kind)
 
 
-def what_comes_back(exchange: Exchange) -> str:
+def what_comes_back(exchange: RpcExchange) -> str:
     call, reply, answer, kind = exchange.call, exchange.reply, answer_of(exchange), kind_of_reply(exchange)
     error = reply.error if reply is not None else call.error if call is not None and kind == "EXCEPTION" else ""
     if error:
@@ -229,7 +229,7 @@ def tensor_text(tensors: tuple[TensorInfo, ...]) -> str:
     return first_few(shown, 3)
 
 
-def _request_tensors(exchange: Exchange) -> tuple[TensorInfo, ...]:
+def _request_tensors(exchange: RpcExchange) -> tuple[TensorInfo, ...]:
     if exchange.call is not None:
         return exchange.call.tensors
     if exchange.kind == BACKWARD and isinstance(exchange.cause, RpcWindow):
@@ -237,7 +237,7 @@ def _request_tensors(exchange: Exchange) -> tuple[TensorInfo, ...]:
     return ()
 
 
-def _packed_request(exchange: Exchange) -> int | None:
+def _packed_request(exchange: RpcExchange) -> int | None:
     """Payload without tensors and trailer, in bytes; None where C++ packed it."""
     call, kind = exchange.call, exchange.kind
     if call is None:
@@ -257,7 +257,7 @@ def _packed_request(exchange: Exchange) -> int | None:
     return call.pickled_bytes + more + (_autograd(exchange, sender=0) if kind == FORWARD else 0)
 
 
-def _packed_reply(exchange: Exchange) -> int | None:
+def _packed_reply(exchange: RpcExchange) -> int | None:
     kind, answer = kind_of_reply(exchange), answer_of(exchange)
     if answer is None or answer.pickled_bytes is None:
         return 0 if kind in _EMPTY else FIXED.get(kind)
@@ -274,12 +274,12 @@ def _tensors_again(count: int) -> int:
     return FIRST_TENSOR + NEXT_TENSOR * (count - 1) if count else 0
 
 
-def _autograd(exchange: Exchange, *, sender: int) -> int:
+def _autograd(exchange: RpcExchange, *, sender: int) -> int:
     """What autograd adds to a message: the numbers of its context and of the message, and the rest."""
     return AUTOGRAD + _number_bytes(exchange.context) + _message_bytes(exchange, sender=sender)
 
 
-def _message_bytes(exchange: Exchange, *, sender: int) -> int:
+def _message_bytes(exchange: RpcExchange, *, sender: int) -> int:
     """A message's number has its sender's id in the upper 16 bits; that below counts its messages."""
     return _number_bytes(exchange.worker_ids[sender] << 48)
 
@@ -290,7 +290,7 @@ def _number_bytes(number: int | None) -> int:
     return 2 if number < 2**8 else 3 if number < 2**16 else 5 if number < 2**31 else 10
 
 
-def _result_unseen(exchange: Exchange) -> bool:
+def _result_unseen(exchange: RpcExchange) -> bool:
     """A C++ call's result never passes Python."""
     call = exchange.call
     return (

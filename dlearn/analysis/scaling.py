@@ -30,7 +30,7 @@ _DIMENSIONS = {3: "BTD", 4: "BCHW", 5: "BCDHW"}
 """What the dimensions of a batch are called, by their number."""
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class ScalingLine(msgspec.Struct, frozen=True, kw_only=True):
     """One message in all sizes: `payload_bytes[i]` at `sizes[i]`, of which `tensor_bytes[i]` are tensors.
 
     `slope` is in bytes for each one more. It is exact if the tensors' bytes lie on a line; else it is that of least
@@ -107,11 +107,11 @@ class Scaling(Answer, frozen=True, kw_only=True):
 
     name: str
     sizes: tuple[int, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[ScalingLine, ...]
     labels: dict[int, str]
 
     @property
-    def growing(self) -> tuple[Line, ...]:
+    def growing(self) -> tuple[ScalingLine, ...]:
         """Those that depend on the size."""
         return tuple(line for line in self.lines if line.known and line.varies)
 
@@ -137,7 +137,7 @@ class Scaling(Answer, frozen=True, kw_only=True):
             return f"{told}, and not all of them linearly"
         return f"{told}: {_number(self.slope)} B for {self.growing[0]._each}"
 
-    def between(self, line: Line) -> str:
+    def between(self, line: ScalingLine) -> str:
         """ "stage0 -> stage1"."""
         return f"{self.labels.get(line.src, f'rank {line.src}')} -> {self.labels.get(line.dst, f'rank {line.dst}')}"
 
@@ -231,7 +231,7 @@ def _refuse_strangers(found: Mapping[int, Mapping[Key, Message]], runs: Mapping[
                 )
 
 
-def _line(key: Key, same: Sequence[Message], sizes: tuple[int, ...], name: str) -> Line:
+def _line(key: Key, same: Sequence[Message], sizes: tuple[int, ...], name: str) -> ScalingLine:
     src, dst, op, place = key
     tensors = [sum(tensor.payload_bytes for tensor in message.tensors) for message in same]
     payloads = [message.payload_bytes or 0 for message in same]
@@ -241,7 +241,7 @@ def _line(key: Key, same: Sequence[Message], sizes: tuple[int, ...], name: str) 
     slope = exact_slope if exact_slope is not None else float(np.polyfit(sizes, payloads, 1)[0])
     shapes = [[tensor for tensor in message.tensors if tensor.payload_bytes] for message in same]
     factors = _factors(shapes, sizes, name)
-    return Line(
+    return ScalingLine(
         src=src,
         dst=dst,
         op=op,

@@ -24,7 +24,7 @@ from dlearn.trace.message import End, Operation
 from dlearn.trace.trace import Trace
 
 
-class Part(NamedTuple):
+class BucketShare(NamedTuple):
     """One rank's part in one operation: it waits for `operation.last_rank`, from `transfer_ns` on it sends.
 
     `transfer_ns` and `end_ns` are None where the end was not observed.
@@ -48,7 +48,7 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     stretches: tuple[Stretch, ...]
     computing: tuple[Interval, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[BucketShare, ...]
     others: int
 
     @property
@@ -190,7 +190,7 @@ def _within(calls: Sequence[tuple[Operation, End]], stretch: Event) -> Sequence[
 
 
 def _step(number: int, rank: int, stretches: Sequence[Stretch], found: _Ranks) -> TrainingStep:
-    parts: list[Part] = []
+    parts: list[BucketShare] = []
     waited: list[Interval] = []
     others = 0
     for stretch in stretches:
@@ -215,12 +215,12 @@ def _step(number: int, rank: int, stretches: Sequence[Stretch], found: _Ranks) -
     )
 
 
-def _part(operation: Operation, end: End, stretch: Stretch) -> Part:
+def _part(operation: Operation, end: End, stretch: Stretch) -> BucketShare:
     transfer = waited_until_ns(operation, end)
     if end.end_ns is None or stretch.end_ns is None or end.failed or transfer is None:
-        return Part(operation, end.start_ns, None, None)
+        return BucketShare(operation, end.start_ns, None, None)
     over = min(end.end_ns, stretch.end_ns)
-    return Part(operation, end.start_ns, min(max(transfer, end.start_ns), over), over)
+    return BucketShare(operation, end.start_ns, min(max(transfer, end.start_ns), over), over)
 
 
 def _computing(stretches: Sequence[Stretch], gradients: Sequence[int]) -> list[Interval]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dlearn.analysis.columns import Calls, calls_of, disjoint
+from dlearn.analysis.columns import CallColumns, calls_of, disjoint
 from dlearn.analysis.joining import once
 from dlearn.trace.event import PointToPoint
 from dlearn.trace.message import End, Operation
@@ -46,7 +46,7 @@ def waiting(trace: Trace) -> dict[int, int]:
     return covered
 
 
-def _last_ranks(calls: Calls) -> np.ndarray:
+def _last_ranks(calls: CallColumns) -> np.ndarray:
     """Of each operation, the first of the ranks that called it last."""
     last = np.flatnonzero(calls.start_ns == calls.transfer_ns)
     _, first = np.unique(calls.operation[last], return_index=True)

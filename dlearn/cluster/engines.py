@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import dlearn
 from dlearn.cluster import engine_relay
-from dlearn.cluster.rank import Place
+from dlearn.cluster.rank import HostPlace
 from dlearn.errors import SetupError, optional
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class Engine:
     client: Any
     told: dict[str, Any] = field(default_factory=dict)
     address: str = LOOPBACK
-    place: Place | None = None
+    place: HostPlace | None = None
 
     def __str__(self) -> str:
         return f"engine {self.id} on {self.told['host']}" if self.told else f"engine {self.id}"
@@ -182,7 +182,7 @@ def _placed(engines: Sequence[Engine]) -> list[Engine]:
     addresses = _addresses(engines)
     placed = []
     for number, (engine, address) in enumerate(zip(engines, addresses, strict=True)):
-        place = Place(
+        place = HostPlace(
             interface=engine.told["interfaces"][address],
             local_rank=hosts[:number].count(engine.host),
             local_world_size=hosts.count(engine.host),

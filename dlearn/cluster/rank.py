@@ -31,7 +31,7 @@ from dlearn.trace.options import Options
 
 
 @dataclass(frozen=True)
-class Place:
+class HostPlace:
     """Where a rank runs when it is not the notebook's machine: the interface to the others, its number on this host."""
 
     interface: str
@@ -60,7 +60,7 @@ class Call:
     keep_group: bool
     rpc: bool = False
     store: tuple[str, int] = ("127.0.0.1", 0)
-    place: Place | None = None
+    place: HostPlace | None = None
     own_log: bool = False
     """Beside an engine: the rank takes the agent's log out of its stderr itself, by its own host's clock."""
     seat: mpi_seat.Seat | None = None
@@ -262,8 +262,8 @@ def _enter(call: Call) -> None:
     callers.cell_names.update({file: name for file, (name, _) in call.surroundings.cells.items()})
 
 
-def _place(call: Call) -> Place:
-    return call.place or Place(_loopback_interface(), call.rank, call.world_size)
+def _place(call: Call) -> HostPlace:
+    return call.place or HostPlace(_loopback_interface(), call.rank, call.world_size)
 
 
 def _loopback_interface() -> str:

@@ -21,7 +21,7 @@ from dlearn.collectives.reduction import GLASS_BOX, combiner, kind_of
 from dlearn.errors import PeerError, SetupError
 
 
-class Part(NamedTuple):
+class Chunk(NamedTuple):
     """Items `start` to `stop` of the flat tensor."""
 
     start: int
@@ -46,21 +46,21 @@ class Exchange:
         self._tag = zlib.crc32(f"{name} {flat.dtype} {flat.numel()} {about}".encode()) >> 2
 
     @property
-    def whole(self) -> Part:
-        return Part(0, self.flat.numel())
+    def whole(self) -> Chunk:
+        return Chunk(0, self.flat.numel())
 
-    def blocks(self, count: int) -> tuple[Part, ...]:
+    def blocks(self, count: int) -> tuple[Chunk, ...]:
         """The whole in `count` parts, as even as they can be."""
         edges = [self.flat.numel() * i // count for i in range(count + 1)]
-        return tuple(Part(*edge) for edge in pairwise(edges))
+        return tuple(Chunk(*edge) for edge in pairwise(edges))
 
     def trade(
         self,
         step: int,
         *,
-        give: Part | None = None,
+        give: Chunk | None = None,
         to: int | None = None,
-        take: Part | None = None,
+        take: Chunk | None = None,
         by: int | None = None,
         combine: bool = False,
     ) -> None:
@@ -85,7 +85,7 @@ class Exchange:
             if combine and take is not None and self._combine is not None:
                 self._combine(self.flat[take.start : take.stop], arriving)
 
-    def finish(self, part: Part | None = None) -> None:
+    def finish(self, part: Chunk | None = None) -> None:
         """Once all shares are combined in `part` (else in the whole): a mean is a sum divided by the ranks."""
         if self._average:
             start, stop = part or self.whole

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 
-from dlearn.collectives.exchange import Exchange, Part, in_place, reported
+from dlearn.collectives.exchange import Chunk, Exchange, in_place, reported
 
 
 def all_reduce(tensor: torch.Tensor, group: ProcessGroup | None = None, op: object = dist.ReduceOp.SUM) -> None:
@@ -54,7 +54,7 @@ def all_reduce_steps(x: Exchange) -> None:
 
 
 def halving_steps(
-    x: Exchange, blocks: tuple[Part, ...], *, me: int, rank_of: Callable[[int], int], first_step: int
+    x: Exchange, blocks: tuple[Chunk, ...], *, me: int, rank_of: Callable[[int], int], first_step: int
 ) -> None:
     """After the last step, number `me` has block `me` complete."""
     distance, step = len(blocks) // 2, first_step
@@ -73,7 +73,7 @@ def halving_steps(
 
 
 def doubling_steps(
-    x: Exchange, blocks: tuple[Part, ...], *, me: int, rank_of: Callable[[int], int], first_step: int
+    x: Exchange, blocks: tuple[Chunk, ...], *, me: int, rank_of: Callable[[int], int], first_step: int
 ) -> None:
     """Before the first step, number `me` has block `me` complete."""
     distance, step = 1, first_step
@@ -89,7 +89,7 @@ def doubling_steps(
         distance, step = distance * 2, step + 1
 
 
-def span_of(blocks: tuple[Part, ...], number: int, distance: int) -> Part:
+def span_of(blocks: tuple[Chunk, ...], number: int, distance: int) -> Chunk:
     """The `distance` blocks, side by side, that `number` shares with those closer to it than that."""
     first = number // distance * distance
-    return Part(blocks[first].start, blocks[first + distance - 1].stop)
+    return Chunk(blocks[first].start, blocks[first + distance - 1].stop)

@@ -25,7 +25,7 @@ from dlearn import recorder
 from dlearn.collectives.backend import Queued, listed
 from dlearn.collectives.exchange import check, check_root, check_sizes, in_one_row
 from dlearn.collectives.mpi_rows import Several, bytes_of, for_mpi, row_bytes
-from dlearn.collectives.mpi_wait import Message, wait_for
+from dlearn.collectives.mpi_wait import MpiWork, wait_for
 from dlearn.collectives.reduction import combiner, kind_of
 from dlearn.errors import SetupError
 
@@ -278,7 +278,7 @@ class MpiGroup(Queued):
         # Nobody need keep the Work of a send, and MPI may read the row until somebody has seen the end.
         self._under_way = [each for each in self._under_way if each[0]]
         self._under_way.append((request, row))
-        return Message(request, held, row, seen, name, self._patience)
+        return MpiWork(request, held, row, seen, name, self._patience)
 
     # Waiting ---------------------------------------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ def wait_for(
         pause = min(pause * 1.5, LONGEST_SLEEP_SECONDS)
 
 
-class Message(Work):
+class MpiWork(Work):
     """A send or a receive under way; it is there when somebody waits for it, or asks."""
 
     def __init__(

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 
 from dlearn.analysis.gloo import chunk_bounds
-from dlearn.collectives.exchange import Exchange, Part, check_sizes, in_place, reported
+from dlearn.collectives.exchange import Chunk, Exchange, check_sizes, in_place, reported
 
 
 def all_reduce(tensor: torch.Tensor, group: ProcessGroup | None = None, op: object = dist.ReduceOp.SUM) -> None:
@@ -53,7 +53,7 @@ def all_reduce_steps(x: Exchange) -> None:
     all_gather_steps(x, chunks, first_step=x.size - 1)
 
 
-def reduce_scatter_steps(x: Exchange, chunks: tuple[Part, ...]) -> None:
+def reduce_scatter_steps(x: Exchange, chunks: tuple[Chunk, ...]) -> None:
     """In step s, pass on the chunk that has come in step s-1, with the own share added; begin with the next rank's."""
     n, left, right = x.size, (x.rank - 1) % x.size, (x.rank + 1) % x.size
     for step in range(n - 1):
@@ -62,7 +62,7 @@ def reduce_scatter_steps(x: Exchange, chunks: tuple[Part, ...]) -> None:
     x.finish(chunks[x.rank])
 
 
-def all_gather_steps(x: Exchange, chunks: tuple[Part, ...], first_step: int = 0) -> None:
+def all_gather_steps(x: Exchange, chunks: tuple[Chunk, ...], first_step: int = 0) -> None:
     """In step s, pass on the chunk that has come in step s-1; begin with the own one, which is complete."""
     n, left, right = x.size, (x.rank - 1) % x.size, (x.rank + 1) % x.size
     for step in range(n - 1):
@@ -70,11 +70,11 @@ def all_gather_steps(x: Exchange, chunks: tuple[Part, ...], first_step: int = 0)
         x.trade(first_step + step, give=passed_on, to=left, take=coming, by=right)
 
 
-def gloos_chunks(x: Exchange) -> tuple[Part, ...]:
+def gloos_chunks(x: Exchange) -> tuple[Chunk, ...]:
     """One chunk for each rank, cut where gloo cuts: which rank adds what last decides the last bits of a sum."""
     itemsize = x.flat.element_size()
     bounds = chunk_bounds(x.size, x.flat.numel() * itemsize, itemsize)
-    return tuple(Part(offset // itemsize, (offset + length) // itemsize) for offset, length in bounds)
+    return tuple(Chunk(offset // itemsize, (offset + length) // itemsize) for offset, length in bounds)
 
 
 def reduce_scatter_on(output: torch.Tensor, input: torch.Tensor, group: ProcessGroup, op: object) -> None:

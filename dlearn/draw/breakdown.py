@@ -9,7 +9,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from dlearn.analysis.breakdown import Breakdown, Parts
+from dlearn.analysis.breakdown import Breakdown, StepTimes
 from dlearn.analysis.breakdown import breakdown as parts_of
 from dlearn.analysis.findings import time_text
 from dlearn.draw import canvas
@@ -76,7 +76,7 @@ def breakdown(traces: Trace | Mapping[str, Trace], *, ax: Axes | None = None) ->
     return ax
 
 
-def label_of(each: Parts, name: str, run: Breakdown) -> str:
+def label_of(each: StepTimes, name: str, run: Breakdown) -> str:
     """ "rank 0", or "ConvNet: rank 0"."""
     label = run.labels.get(each.rank, f"rank {each.rank}")
     return plain(f"{name}: {label}" if name else label)
@@ -91,7 +91,7 @@ def title_of(found: Mapping[str, Breakdown]) -> str:
     )
 
 
-def lengths_of(each: Parts) -> list[tuple[str, int]]:
+def lengths_of(each: StepTimes) -> list[tuple[str, int]]:
     """The parts from left to right, in ns; together the whole step."""
     waiting = each.times.exposed_waiting_ns if each.times is not None else 0
     transfer = each.times.exposed_transfer_ns if each.times is not None else 0
@@ -99,7 +99,7 @@ def lengths_of(each: Parts) -> list[tuple[str, int]]:
     return [*names, ("optimizer", each.optimizer_ns), ("between", each.between_ns)]
 
 
-def draw_parts(ax: Axes, each: Parts, top: float) -> None:
+def draw_parts(ax: Axes, each: StepTimes, top: float) -> None:
     left = 0.0
     for name, length_ns in lengths_of(each):
         width = length_ns / 1e6
@@ -127,7 +127,7 @@ def _box(ax: Axes, name: str, left: float, width: float, top: float, height: flo
         canvas.write(ax, *middle, text, ha="center", color=ink_on(style.color), bbox=box, clip_on=True)
 
 
-def legend(shown: Sequence[Parts]) -> list[Artist]:
+def legend(shown: Sequence[StepTimes]) -> list[Artist]:
     there = {name for each in shown for name, length_ns in lengths_of(each) if length_ns}
     there |= {"hidden" for each in shown if each.times is not None and each.times.hidden_ns}
     return [
@@ -137,7 +137,7 @@ def legend(shown: Sequence[Parts]) -> list[Artist]:
     ]
 
 
-def notes(found: Mapping[str, Breakdown], shown: Sequence[Parts], left_out: int) -> list[str]:
+def notes(found: Mapping[str, Breakdown], shown: Sequence[StepTimes], left_out: int) -> list[str]:
     told = ["Lengths, not moments: what is sent in parts is drawn in one."]
     if len(found) > 1:
         told.append("Of each run its step of median length.")

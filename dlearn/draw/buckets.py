@@ -55,7 +55,7 @@ def buckets(trace: Trace, *, ax: Axes | None = None) -> Axes:
 
 
 @dataclass(frozen=True)
-class Row:
+class BucketRow:
     """One bucket on one rank, from `top` to `bottom` in inches: names, then ticks and bar. Times in ms."""
 
     of: BucketTime
@@ -82,9 +82,9 @@ class Row:
         return max((self.ms(at) for at in times if at is not None), default=0.0)
 
 
-def _rows(found: BucketTimes) -> tuple[list[Row], int]:
+def _rows(found: BucketTimes) -> tuple[list[BucketRow], int]:
     """From the top, and how many are left out."""
-    rows: list[Row] = []
+    rows: list[BucketRow] = []
     begins = begins_of(found.examples)
     top, left_out = 0.0, 0
     for number in sorted(begins):
@@ -97,7 +97,7 @@ def _rows(found: BucketTimes) -> tuple[list[Row], int]:
             before = each.rank
             model = f"model {each.model}, " if any(other.model for other in shown) else ""
             label = plain(f"{found.labels.get(each.rank, f'rank {each.rank}')}: {model}bucket {each.index}")
-            rows.append(Row(each, label, _heading(shown) if not place else "", top, begins[number]))
+            rows.append(BucketRow(each, label, _heading(shown) if not place else "", top, begins[number]))
             top = rows[-1].bottom
     return rows, left_out
 
@@ -110,7 +110,7 @@ def _heading(shown: Sequence[BucketTime]) -> str:
     return f"{mine[0].title}: {count_text(len(mine), 'bucket')}, {built}: {sizes}"
 
 
-def label_axes(ax: Axes, rows: Sequence[Row], height: float) -> None:
+def label_axes(ax: Axes, rows: Sequence[BucketRow], height: float) -> None:
     last = max(row.last_ms for row in rows) or 1.0
     # What is stuck lasts longer than anything that was seen.
     ax.set_xlim(-0.005 * last, (1.2 if any(row.of.missing for row in rows) else 1.02) * last)
@@ -123,7 +123,7 @@ def label_axes(ax: Axes, rows: Sequence[Row], height: float) -> None:
     canvas.quiet(ax)
 
 
-def draw_gradients(ax: Axes, rows: Sequence[Row]) -> None:
+def draw_gradients(ax: Axes, rows: Sequence[BucketRow]) -> None:
     """A tick when a gradient is ready; a line from the first one to the launch, for which they wait."""
     ticks: list[list[tuple[float, float]]] = []
     lines: list[list[tuple[float, float]]] = []
@@ -138,7 +138,7 @@ def draw_gradients(ax: Axes, rows: Sequence[Row]) -> None:
     ax.add_collection(LineCollection(ticks, colors=INK, linewidths=1.1, zorder=3, gid="gradients"), autolim=False)
 
 
-def draw_transfers(ax: Axes, rows: Sequence[Row]) -> None:
+def draw_transfers(ax: Axes, rows: Sequence[BucketRow]) -> None:
     """From its launch a bucket waits (hatched) for the last rank's, then it travels, or is stuck (red) for ever."""
     waiting: list[list[tuple[float, float]]] = []
     moving: list[list[tuple[float, float]]] = []
@@ -175,7 +175,7 @@ def draw_transfers(ax: Axes, rows: Sequence[Row]) -> None:
     )
 
 
-def name_gradients(ax: Axes, rows: Sequence[Row]) -> None:
+def name_gradients(ax: Axes, rows: Sequence[BucketRow]) -> None:
     """Each name begins at its tick; those that would stand on each other follow one another, from the first tick on."""
     scale, left = points_per_ms(ax), ax.get_xlim()[0]
     width = points(ax, 1.0, along="x")
@@ -205,7 +205,7 @@ def name_gradients(ax: Axes, rows: Sequence[Row]) -> None:
             free = x + text_width(shown, size=TEXT_PT) + 8
 
 
-def title_passes(ax: Axes, rows: Sequence[Row]) -> None:
+def title_passes(ax: Axes, rows: Sequence[BucketRow]) -> None:
     width = points(ax, 1.0, along="x")
     for row in rows:
         if row.heading:
@@ -214,7 +214,7 @@ def title_passes(ax: Axes, rows: Sequence[Row]) -> None:
             write(ax, 0, row.top - 0.05, shown, transform=across, va="bottom", fontweight="bold")
 
 
-def legend(rows: Sequence[Row]) -> list[Artist]:
+def legend(rows: Sequence[BucketRow]) -> list[Artist]:
     handles: list[Artist] = [
         Line2D([], [], color=INK, marker="|", linestyle="", markersize=7, label="a gradient is ready"),
     ]
@@ -230,7 +230,7 @@ def legend(rows: Sequence[Row]) -> list[Artist]:
     return handles
 
 
-def notes(found: BucketTimes, rows: Sequence[Row], left_out: int) -> list[str]:
+def notes(found: BucketTimes, rows: Sequence[BucketRow], left_out: int) -> list[str]:
     told = [found.note] if found.note else []
     if any(row.of.launched_ns is not None for row in rows):
         told.append("Which all-reduce carries which bucket is inferred from order, size and readiness.")

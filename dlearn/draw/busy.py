@@ -8,7 +8,7 @@ from operator import attrgetter
 import numpy as np
 from matplotlib.axes import Axes
 
-from dlearn.analysis.columns import Calls, disjoint, spread
+from dlearn.analysis.columns import CallColumns, disjoint, spread
 from dlearn.draw.arrows import Color, draw_steps
 from dlearn.draw.palette import Look, look
 
@@ -25,7 +25,7 @@ class Busy:
     waiting: dict[tuple[int, Look], np.ndarray]
 
 
-def busy_of(calls: Calls, *, start_ns: int, end_ns: int, bins: int) -> Busy:
+def busy_of(calls: CallColumns, *, start_ns: int, end_ns: int, bins: int) -> Busy:
     """Of the calls whose end was seen; all of the time from `start_ns` to `end_ns`, in `bins`."""
     width_ns = (end_ns - start_ns) / bins
     start, end = (calls.start_ns - start_ns) / width_ns, (calls.end_ns - start_ns) / width_ns

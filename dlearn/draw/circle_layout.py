@@ -37,7 +37,7 @@ _CROSSED_AT_MOST = 0.2
 """Share of the labels that may touch another arrow: where more do, nobody can say which number is whose."""
 
 
-class Place(NamedTuple):
+class Spot(NamedTuple):
     """Of a rank: the middle of its box, and half of the box's width."""
 
     middle: Point
@@ -61,20 +61,20 @@ def hub_of(ranks: Sequence[int], pairs: Sequence[Pair]) -> int | None:
     return found[0] if len(ranks) > 2 and len({*pairs}) > 1 and len(found) == 1 else None
 
 
-def place_ranks(names: Mapping[int, str], pairs: Sequence[Pair], size: Point) -> dict[int, Place]:
+def place_ranks(names: Mapping[int, str], pairs: Sequence[Pair], size: Point) -> dict[int, Spot]:
     """The place of each rank in axes of this width and height."""
     halves = {rank: text_width(name, size=TEXT_PT) / 2 + _PAD_PT for rank, name in names.items()}
     hub = hub_of(list(names), pairs)
     around = [rank for rank in names if rank != hub]
     center = size[0] / 2, size[1] / 2
-    places = {} if hub is None else {hub: Place(center, halves[hub])}
+    places = {} if hub is None else {hub: Spot(center, halves[hub])}
     if len(around) == 1:
-        return {around[0]: Place(center, halves[around[0]])}
+        return {around[0]: Spot(center, halves[around[0]])}
     wide = size[0] / 2 - max(halves.values()) - _PAD_PT
     if len(around) == 2:
         wide = min(wide, _LONGEST_PT if hub is not None else _LONGEST_PT / 2)
         return places | {
-            rank: Place((center[0] + side * wide, center[1]), halves[rank])
+            rank: Spot((center[0] + side * wide, center[1]), halves[rank])
             for rank, side in zip(around, (-1, 1), strict=True)
         }
     high = size[1] / 2 - NODE_PT / 2 - _OUTSIDE_PT
@@ -83,7 +83,7 @@ def place_ranks(names: Mapping[int, str], pairs: Sequence[Pair], size: Point) ->
     lowest = min(map(math.sin, angles))  # three ranks would leave the lowest quarter of their circle empty
     for rank, angle in zip(around, angles, strict=True):
         up = (2 * math.sin(angle) - 1 - lowest) / (1 - lowest)
-        places[rank] = Place((center[0] + wide * math.cos(angle), center[1] + high * up), halves[rank])
+        places[rank] = Spot((center[0] + wide * math.cos(angle), center[1] + high * up), halves[rank])
     return places
 
 
@@ -92,7 +92,7 @@ def bend_of(pair: Pair, pairs: Sequence[Pair]) -> float:
     return _BEND if pair[::-1] in pairs else 0.0
 
 
-def place_labels(labels: Mapping[Pair, str], places: Mapping[int, Place], size: Point) -> dict[Pair, Point] | None:
+def place_labels(labels: Mapping[Pair, str], places: Mapping[int, Spot], size: Point) -> dict[Pair, Point] | None:
     """The middle of each arrow's label, beside it and clear of the others; None if they have no room."""
     pairs = list(labels)
     curves = {(a, b): _curve(places[a].middle, places[b].middle, bend_of((a, b), pairs)) for a, b in pairs}

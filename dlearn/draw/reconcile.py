@@ -27,7 +27,7 @@ _PAYLOAD, _FRAMING, _MEASURED = SERIES[0], FRAMING, COUNTED
 _RESIDUE_HATCH = "xxxx"
 
 
-class Row(NamedTuple):
+class PairRow(NamedTuple):
     """Two bars of one pair of ranks: what was predicted, and below it what was measured, with their texts."""
 
     name: str
@@ -60,11 +60,11 @@ def pairs_shown(found: Reconciliation, most: int) -> list[Pair]:
     return sorted(pairs, key=lambda pair: (-abs(pair.residue_bytes or 0), -pair.predicted_bytes))[:most]
 
 
-def rows_of(found: Reconciliation, pairs: Sequence[Pair], *, brief: int = 0) -> list[Row]:
+def rows_of(found: Reconciliation, pairs: Sequence[Pair], *, brief: int = 0) -> list[PairRow]:
     """With their texts in full; `brief`: 1 without the parts of what was predicted, 2 numbers only."""
     several = len({pair.group for pair in found.whole.pairs}) > 1
     return [
-        Row(_name(found, pair, several), pair, predicted_text(pair, brief), measured_text(pair, brief))
+        PairRow(_name(found, pair, several), pair, predicted_text(pair, brief), measured_text(pair, brief))
         for pair in pairs
     ]
 
@@ -95,7 +95,7 @@ def _predicted(pair: Pair) -> int:
     return pair.predicted_bytes + pair.observer_bytes
 
 
-def set_scale(ax: Axes, found: Reconciliation, pairs: Sequence[Pair]) -> list[Row]:
+def set_scale(ax: Axes, found: Reconciliation, pairs: Sequence[Pair]) -> list[PairRow]:
     """Bytes to the right; the bars leave room for the numbers behind them, which are as long as there is room."""
     width = points(ax, 1.0, along="x")
     for brief in (0, 1, 2):
@@ -110,7 +110,7 @@ def set_scale(ax: Axes, found: Reconciliation, pairs: Sequence[Pair]) -> list[Ro
     return rows
 
 
-def draw_row(ax: Axes, row: Row, *, top: float) -> None:
+def draw_row(ax: Axes, row: PairRow, *, top: float) -> None:
     """The name, and below it what was predicted in its parts, and what was measured; red is what lies between."""
     pair, predicted = row.pair, _predicted(row.pair)
     first, second = top + _HEAD_IN, top + _HEAD_IN + _BAR_IN

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dlearn.analysis.flows import Flow, by_pair, by_step
 from dlearn.analysis.joining import operations
 from dlearn.analysis.unrolling import answers
-from dlearn.analysis.walking.parts import Parts
+from dlearn.analysis.walking.parts import WalkParts
 from dlearn.draw.folding import Block, Cycle, fold
 from dlearn.trace.message import Message, Operation
 from dlearn.trace.trace import Trace
@@ -40,7 +40,7 @@ def rows_of(trace: Trace, columns: Collection[int], extent: Extent) -> Rows:
     """Every message in a row; of many, what is repeated once; of too many, the steps of a ring together, then a cut."""
     in_order = sorted(answers(operations(trace)), key=lambda each: _sent_ns(each[0]))
     found = [(operation, _between(columns, answer)) for operation, answer in in_order]
-    parts = Parts(trace)
+    parts = WalkParts(trace)
     steps = [parts.span_of(operation) for operation, _ in found]
 
     def blocks(together: Together) -> list[Block]:

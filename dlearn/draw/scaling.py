@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from dlearn.analysis.findings import size_text
-from dlearn.analysis.scaling import Line, Scaling
+from dlearn.analysis.scaling import Scaling, ScalingLine
 from dlearn.analysis.scaling import scaling as scaling_of
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT, cut, plain, points, text_width
@@ -27,8 +27,8 @@ _LOOKS = tuple(zip(SERIES, "os^DvP", strict=True))
 class Family:
     """Messages that grow alike lie on one line; `more` says how many there are besides the first."""
 
-    line: Line
-    members: tuple[Line, ...]
+    line: ScalingLine
+    members: tuple[ScalingLine, ...]
     color: str
     marker: str
     width: float
@@ -56,7 +56,7 @@ def scaling(runs: Mapping[int, Trace] | Scaling, *, ax: Axes | None = None) -> A
 
 def families_of(told: Scaling) -> list[Family]:
     """The steepest first: it is drawn below the others, and wider."""
-    alike: dict[tuple[int, ...], list[Line]] = {}
+    alike: dict[tuple[int, ...], list[ScalingLine]] = {}
     for line in told.growing:
         # Apart by less than a dot is one line: the constants are a few hundred bytes.
         alike.setdefault(line.tensor_bytes, []).append(line)

@@ -9,7 +9,7 @@ from itertools import islice
 
 import numpy as np
 
-from dlearn.analysis.columns import Calls, calls_of
+from dlearn.analysis.columns import CallColumns, calls_of
 from dlearn.analysis.flows import Sums, over_time, timed_sums
 from dlearn.analysis.hangs import ended_well
 from dlearn.analysis.joining import everybody
@@ -139,7 +139,7 @@ def ranks_shown(trace: Trace) -> tuple[int, ...]:
     return tuple(sorted(found if len(found) <= _MOST_RANKS else trace.ranks))
 
 
-def _window(calls: Calls, spans: Sequence[Span], gradients: Sequence[Gradient]) -> tuple[int, int]:
+def _window(calls: CallColumns, spans: Sequence[Span], gradients: Sequence[Gradient]) -> tuple[int, int]:
     """From the first moment seen to the last one; longer where something never ended."""
     events = [*spans, *gradients]
     start = min([*(event.start_ns for event in events), *calls.start_ns.tolist()], default=0)

@@ -16,7 +16,7 @@ from dlearn.analysis.traffic import Traffic
 from dlearn.draw import canvas
 from dlearn.draw.arrows import in_legend
 from dlearn.draw.canvas import TEXT_PT, cut, plain, points
-from dlearn.draw.circle_layout import NODE_PT, Pair, Place, Point, bend_of, height_pt, place_labels, place_ranks
+from dlearn.draw.circle_layout import NODE_PT, Pair, Point, Spot, bend_of, height_pt, place_labels, place_ranks
 from dlearn.draw.palette import INK, LANE, LINES, line_color
 from dlearn.draw.traffic import notes as traffic_notes
 from dlearn.shown import count_text
@@ -112,7 +112,7 @@ def set_scale(ax: Axes, size: tuple[float, float]) -> None:
     ax.set_axis_off()
 
 
-def draw_ranks(ax: Axes, places: Mapping[int, Place], names: Mapping[int, str]) -> dict[int, FancyBboxPatch]:
+def draw_ranks(ax: Axes, places: Mapping[int, Spot], names: Mapping[int, str]) -> dict[int, FancyBboxPatch]:
     """Returns their boxes, where the arrows begin and end."""
     boxes = {}
     for rank, ((x, y), half) in places.items():
@@ -125,7 +125,7 @@ def draw_ranks(ax: Axes, places: Mapping[int, Place], names: Mapping[int, str]) 
     return boxes
 
 
-def draw_arrow(ax: Axes, arrow: Arrow, places: Mapping[int, Place], boxes: Mapping[int, Patch], bend: float) -> None:
+def draw_arrow(ax: Axes, arrow: Arrow, places: Mapping[int, Spot], boxes: Mapping[int, Patch], bend: float) -> None:
     """From the edge of one box to that of the other. The head is drawn alone: it is never dashed."""
     src, dst = arrow.pair
     head_pt = 6.0 + 3.5 * arrow.width_pt
@@ -148,7 +148,7 @@ def write_labels(ax: Axes, arrows: Sequence[Arrow], labels: Mapping[Pair, Point]
         _write(ax, labels[arrow.pair], arrow.label, line_color(arrow.how))
 
 
-def write_sums(ax: Axes, sent: Traffic, places: Mapping[int, Place]) -> None:
+def write_sums(ax: Axes, sent: Traffic, places: Mapping[int, Spot]) -> None:
     """Where the arrows are too many for their numbers: outside of each rank what it sends in all."""
     for rank, place in places.items():
         x, y = place.middle

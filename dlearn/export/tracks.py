@@ -19,7 +19,7 @@ PROGRAM, CALLS, GRADIENTS = "spans and phases", "calls", "gradients"
 _ORDER = (PROGRAM, CALLS, GRADIENTS)
 
 
-class Place(NamedTuple):
+class OnTrack(NamedTuple):
     """Where something of a rank stands: the `lane`-th track of this kind."""
 
     rank: int
@@ -33,18 +33,18 @@ class Tracks:
     def __init__(self, trace: Trace) -> None:
         self.start_ns, self.end_ns = _window(trace)
         self._lanes: dict[tuple[int, int], int] = {}  # Of the calls and spans that are on no first track.
-        found = {Place(rank, kind, 0) for rank in trace.ranks for kind in (PROGRAM, CALLS)}
+        found = {OnTrack(rank, kind, 0) for rank in trace.ranks for kind in (PROGRAM, CALLS)}
         for rank, calls in _by_rank(calls_of(trace)).items():
-            found |= {Place(rank, CALLS, lane) for lane in self._place(calls, nested=False)}
+            found |= {OnTrack(rank, CALLS, lane) for lane in self._place(calls, nested=False)}
         for rank, spans in _by_rank(program_of(trace)).items():
-            found |= {Place(rank, PROGRAM, lane) for lane in self._place(spans, nested=True)}
-        found |= {Place(event.rank, GRADIENTS, 0) for event in trace.events if isinstance(event, Gradient | Bucket)}
+            found |= {OnTrack(rank, PROGRAM, lane) for lane in self._place(spans, nested=True)}
+        found |= {OnTrack(event.rank, GRADIENTS, 0) for event in trace.events if isinstance(event, Gradient | Bucket)}
         ordered = sorted(found, key=lambda place: (place.rank, _ORDER.index(place.kind), place.lane))
         self.ids = {place: number for number, place in enumerate(ordered, 1)}
 
     def of(self, event: Event, kind: str) -> int:
         """The number of its track."""
-        return self.ids[Place(event.rank, kind, self._lanes.get((event.rank, event.number), 0))]
+        return self.ids[OnTrack(event.rank, kind, self._lanes.get((event.rank, event.number), 0))]
 
     def interval(self, event: Event) -> tuple[int, int]:
         """From when to when its slice goes, in ns of the trace's clock.

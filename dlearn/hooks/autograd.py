@@ -33,7 +33,7 @@ MOST_CONTEXTS = 16
 
 def install(emit: Emit, watchers: Watchers) -> tuple[Watchers, Undo]:
     """Report the nodes of each context, and their runs, to `emit`: by these watchers, until undone."""
-    names = _Names(emit)
+    names = _ParameterNames(emit)
     graph = _Graph(emit, names)
 
     def undo() -> None:
@@ -46,7 +46,7 @@ def install(emit: Emit, watchers: Watchers) -> tuple[Watchers, Undo]:
 class _Graph:
     """This worker's pieces of the graphs of all contexts."""
 
-    def __init__(self, emit: Emit, names: _Names) -> None:
+    def __init__(self, emit: Emit, names: _ParameterNames) -> None:
         self.on = True
         self._emit, self._names = emit, names
         self._key = object()
@@ -172,7 +172,7 @@ def _is_there(context: int) -> bool:
     return True
 
 
-class _Names:
+class _ParameterNames:
     """What parameters are called in the outermost module that they belong to, as far as it was made before our eyes."""
 
     def __init__(self, emit: Emit) -> None:

@@ -38,7 +38,7 @@ from dlearn.hooks.c10d_ops import (
 from dlearn.hooks.callers import caller
 from dlearn.hooks.compiler import untraced
 from dlearn.hooks.cuda_times import CudaTimes
-from dlearn.hooks.groups import Group, Groups
+from dlearn.hooks.groups import Groups, OwnGroup
 from dlearn.hooks.private import unfit
 from dlearn.hooks.works import Callbacks, WaitingWorks, future_of
 from dlearn.trace.event import NOT_OBSERVED, REFUSED, Collective, Event, Line, PointToPoint
@@ -144,7 +144,7 @@ def _is_coalesced(signature: Signature, args: tuple[Any, ...]) -> bool:
     return ProcessGroup.unbox(args[signature.group]) in distributed_c10d._world.pg_coalesce_state
 
 
-def _note_collective(signature: Signature, args: tuple[Any, ...], group: Group, emit: Emit, checksums: bool) -> int:
+def _note_collective(signature: Signature, args: tuple[Any, ...], group: OwnGroup, emit: Emit, checksums: bool) -> int:
     made_by = caller(sys._getframe())
     root = args[signature.root] if signature.root is not None else None
     inputs = describe(args, signature.gives)
@@ -172,7 +172,7 @@ def _note_collective(signature: Signature, args: tuple[Any, ...], group: Group, 
 
 def note_python_collective(
     op: str,
-    group: Group,
+    group: OwnGroup,
     inputs: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor],
     emit: Emit,
@@ -203,7 +203,7 @@ def note_python_collective(
 
 
 def note_p2p(
-    op: str, group: Group, tensor: torch.Tensor, peer: int | None, tag: int, emit: Emit, *, checksums: bool
+    op: str, group: OwnGroup, tensor: torch.Tensor, peer: int | None, tag: int, emit: Emit, *, checksums: bool
 ) -> int:
     """A send or a receive."""
     made_by = caller(sys._getframe())

@@ -27,7 +27,7 @@ from dlearn.trace.event import GroupFact
 
 
 @dataclass
-class Group:
+class OwnGroup:
     """A process group as this process sees it, with its counters.
 
     `name` is torch's own, and for a second group of that name a number with it.
@@ -102,8 +102,8 @@ class Groups:
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
-        self._known: WeakKeyDictionary[ProcessGroup, Group] = WeakKeyDictionary()
-        self._last: tuple[ref[ProcessGroup], Group] | None = None
+        self._known: WeakKeyDictionary[ProcessGroup, OwnGroup] = WeakKeyDictionary()
+        self._last: tuple[ref[ProcessGroup], OwnGroup] | None = None
         self._uses: Counter[str] = Counter()
         self._kept: list[ProcessGroup] = []
 
@@ -135,10 +135,10 @@ class Groups:
         self._uses[name] += 1
         return name if self._uses[name] == 1 else f"{name}{between}{self._uses[name]}"
 
-    def of_boxed(self, boxed: Any) -> Group:
+    def of_boxed(self, boxed: Any) -> OwnGroup:
         return self.of(ProcessGroup.unbox(boxed))
 
-    def of(self, pg: ProcessGroup) -> Group:
+    def of(self, pg: ProcessGroup) -> OwnGroup:
         last = self._last
         if last is not None and last[0]() is pg:  # Most calls are made on the group of the call before.
             return last[1]
@@ -150,7 +150,7 @@ class Groups:
         self._last = ref(pg), known
         return known
 
-    def _meet(self, pg: ProcessGroup, ranks: Iterable[int]) -> Group:
+    def _meet(self, pg: ProcessGroup, ranks: Iterable[int]) -> OwnGroup:
         outer = getattr(pg, "steps_of", None)
         within = self.of(outer).name if outer is not None else ""
         name = f"{within} steps" if outer is not None else self._numbered(pg.group_name, "~")
@@ -169,7 +169,7 @@ class Groups:
         self._emit.fact(fact)
         # A recording that begins late, or on one rank earlier than on the others, numbers as the group itself does.
         done = _calls_made(pg)
-        return Group(
+        return OwnGroup(
             fact.name,
             fact.rank,
             end_by_callback=not fact.backend.startswith("nccl"),  # In torch 2.15 "nccl" is one that is named nccl2.

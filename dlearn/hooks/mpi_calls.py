@@ -47,7 +47,7 @@ MESSAGES: dict[str, tuple[str, ...]] = {
 _PROBES, _LOOKS = ("probe", "iprobe"), ("iprobe", "improbe")
 
 
-class Collective(NamedTuple):
+class CollectiveCall(NamedTuple):
     """Torch's name of a collective, MPI's parameters, and which side names one block for each rank."""
 
     op: str
@@ -60,28 +60,28 @@ _BUFFERS, _TO_ROOT = ("sendbuf", "recvbuf"), ("sendbuf", "recvbuf", "root")
 _SUMMED, _SUMMED_TO_ROOT = ("sendbuf", "recvbuf", "op"), ("sendbuf", "recvbuf", "op", "root")
 
 COLLECTIVES = {
-    "Barrier": Collective("barrier", ()),
-    "Bcast": Collective("broadcast", ("buf", "root")),
-    "Gather": Collective("gather", _TO_ROOT, "recv"),
-    "Gatherv": Collective("gather", _TO_ROOT),
-    "Scatter": Collective("scatter", _TO_ROOT, "send"),
-    "Scatterv": Collective("scatter", _TO_ROOT),
-    "Allgather": Collective("all_gather", _BUFFERS, "recv"),
-    "Allgatherv": Collective("all_gather_v", _BUFFERS),
-    "Alltoall": Collective("all_to_all", _BUFFERS, "send recv"),
-    "Alltoallv": Collective("all_to_all", _BUFFERS),
-    "Alltoallw": Collective("all_to_all", ()),  # A type for each rank: how many bytes is not known.
-    "Reduce": Collective("reduce", _SUMMED_TO_ROOT),
-    "Allreduce": Collective("all_reduce", _SUMMED),
-    "Reduce_scatter_block": Collective("reduce_scatter", _SUMMED, "send"),
-    "Reduce_scatter": Collective("reduce_scatter", ("sendbuf", "recvbuf", "recvcounts", "op")),
-    "Scan": Collective("scan", _SUMMED),
-    "Exscan": Collective("exscan", _SUMMED),
-    "Neighbor_allgather": Collective("neighbor_all_gather", _BUFFERS),
-    "Neighbor_allgatherv": Collective("neighbor_all_gather_v", _BUFFERS),
-    "Neighbor_alltoall": Collective("neighbor_all_to_all", _BUFFERS),
-    "Neighbor_alltoallv": Collective("neighbor_all_to_all", _BUFFERS),
-    "Neighbor_alltoallw": Collective("neighbor_all_to_all", ()),
+    "Barrier": CollectiveCall("barrier", ()),
+    "Bcast": CollectiveCall("broadcast", ("buf", "root")),
+    "Gather": CollectiveCall("gather", _TO_ROOT, "recv"),
+    "Gatherv": CollectiveCall("gather", _TO_ROOT),
+    "Scatter": CollectiveCall("scatter", _TO_ROOT, "send"),
+    "Scatterv": CollectiveCall("scatter", _TO_ROOT),
+    "Allgather": CollectiveCall("all_gather", _BUFFERS, "recv"),
+    "Allgatherv": CollectiveCall("all_gather_v", _BUFFERS),
+    "Alltoall": CollectiveCall("all_to_all", _BUFFERS, "send recv"),
+    "Alltoallv": CollectiveCall("all_to_all", _BUFFERS),
+    "Alltoallw": CollectiveCall("all_to_all", ()),  # A type for each rank: how many bytes is not known.
+    "Reduce": CollectiveCall("reduce", _SUMMED_TO_ROOT),
+    "Allreduce": CollectiveCall("all_reduce", _SUMMED),
+    "Reduce_scatter_block": CollectiveCall("reduce_scatter", _SUMMED, "send"),
+    "Reduce_scatter": CollectiveCall("reduce_scatter", ("sendbuf", "recvbuf", "recvcounts", "op")),
+    "Scan": CollectiveCall("scan", _SUMMED),
+    "Exscan": CollectiveCall("exscan", _SUMMED),
+    "Neighbor_allgather": CollectiveCall("neighbor_all_gather", _BUFFERS),
+    "Neighbor_allgatherv": CollectiveCall("neighbor_all_gather_v", _BUFFERS),
+    "Neighbor_alltoall": CollectiveCall("neighbor_all_to_all", _BUFFERS),
+    "Neighbor_alltoallv": CollectiveCall("neighbor_all_to_all", _BUFFERS),
+    "Neighbor_alltoallw": CollectiveCall("neighbor_all_to_all", ()),
 }
 """Over buffers. Each may have a form that does not block (Ibcast), and one over objects (bcast, without `recvbuf`)."""
 
@@ -225,7 +225,7 @@ def _reaches(dest: Any) -> bool:
 # Collectives ----------------------------------------------------------------------------------------------------------
 
 
-def _collective(form: Collective, buffers: bool, comm: Any, given: Given, _: bytes | None) -> list[Post | None]:
+def _collective(form: CollectiveCall, buffers: bool, comm: Any, given: Given, _: bytes | None) -> list[Post | None]:
     def post(watch: Watch) -> Post:
         known = buffers and form.parameters
         inputs, outputs = _gives_and_gets(comm, form, given) if known else ((), ())
@@ -234,11 +234,11 @@ def _collective(form: Collective, buffers: bool, comm: Any, given: Given, _: byt
     return [watching(post)]
 
 
-def _root(form: Collective, given: Given) -> int | None:
+def _root(form: CollectiveCall, given: Given) -> int | None:
     return int(given.get("root", 0)) if "root" in form.parameters else None
 
 
-def _gives_and_gets(comm: Any, form: Collective, given: Given) -> tuple[Infos, Infos]:
+def _gives_and_gets(comm: Any, form: CollectiveCall, given: Given) -> tuple[Infos, Infos]:
     """What this rank gives, and what it gets; an operation in place has the first only."""
     is_root = _root(form, given) in (None, comm.Get_rank())
     if form.op == "broadcast":

@@ -26,7 +26,7 @@ def replace(emit: Emit) -> Undo:
     if MPI.Is_finalized():
         return lambda: None
     watch = mpi_watch.active = Watch(emit)
-    names = _Names()
+    names = _MpiNames()
     names.put(STANDING)
     if MPI.Is_initialized():
         _put_comms(names)
@@ -42,7 +42,7 @@ def replace(emit: Emit) -> Undo:
     return undo
 
 
-class _Names:
+class _MpiNames:
     """Names of mpi4py's module that hold something of ours."""
 
     def __init__(self) -> None:
@@ -60,12 +60,12 @@ class _Names:
                 setattr(MPI, name, self._before[name])
 
 
-def _put_comms(names: _Names) -> None:
+def _put_comms(names: _MpiNames) -> None:
     ours = STANDING["Intracomm"]
     names.put({"COMM_WORLD": ours(COMM_WORLD), "COMM_SELF": ours(COMM_SELF)})
 
 
-def _begin(init: Callable[..., Any], names: _Names, *args: Any, **kwargs: Any) -> Any:
+def _begin(init: Callable[..., Any], names: _MpiNames, *args: Any, **kwargs: Any) -> Any:
     answer = init(*args, **kwargs)
     if mpi_watch.active is not None:
         _put_comms(names)

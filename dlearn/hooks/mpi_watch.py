@@ -26,7 +26,7 @@ NAMES_KEPT = 40
 
 
 @dataclass
-class Group:
+class Communicator:
     """A communicator as this recording knows it, with its counters."""
 
     name: str
@@ -67,7 +67,7 @@ class Watch:
     def __init__(self, emit: Emit) -> None:
         self.emit = emit
         self.open: dict[int, Post] = {}
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, Communicator] = {}
 
     def close(self) -> None:
         """Nobody has waited for these."""
@@ -104,11 +104,11 @@ class Watch:
         made_by = caller(sys._getframe())
         return self.emit.event(kind, phase=made_by.phase, site=made_by.site, **facts)
 
-    def _group(self, comm: Any) -> Group:
+    def _group(self, comm: Any) -> Communicator:
         name = name_of(comm)
         known = self._groups.get(name)
         if known is None:
-            known = self._groups[name] = Group(name, comm.Get_rank())
+            known = self._groups[name] = Communicator(name, comm.Get_rank())
             self.emit.fact(
                 GroupFact(
                     name=name,

@@ -21,7 +21,7 @@ from torch.distributed.rpc import api, backend_registry
 from dlearn.hooks import Emit, Undo
 from dlearn.hooks.rpc_callers import watch_callers
 from dlearn.hooks.rpc_pickler import watch_pickler
-from dlearn.hooks.rpc_state import Calls, Patches, Watchers, error_of, guarded
+from dlearn.hooks.rpc_state import Patches, RpcCalls, Watchers, error_of, guarded
 from dlearn.hooks.rpc_windows import watch_windows
 from dlearn.trace.event import Worker
 
@@ -30,7 +30,7 @@ def install(emit: Emit, watchers: Watchers) -> Undo:
     """Report all RPC to `emit` until the returned function is called."""
     if not rpc.is_available():
         return lambda: None
-    calls = Calls(emit)
+    calls = RpcCalls(emit)
     patches = Patches()
     watch_agents(calls, patches, watchers)
     watch_callers(calls, patches)
@@ -51,7 +51,7 @@ def install(emit: Emit, watchers: Watchers) -> Undo:
 # Agents ---------------------------------------------------------------------------------------------------------------
 
 
-def watch_agents(calls: Calls, patches: Patches, watchers: Watchers) -> None:
+def watch_agents(calls: RpcCalls, patches: Patches, watchers: Watchers) -> None:
     state = {"log": ""}
 
     def init_backend(original: Any) -> Any:
@@ -97,7 +97,7 @@ def watch_agents(calls: Calls, patches: Patches, watchers: Watchers) -> None:
     patches.replace(api, "_init_rpc_states", init_states)
 
 
-def _meet(calls: Calls, agent: Any, log: str) -> None:
+def _meet(calls: RpcCalls, agent: Any, log: str) -> None:
     """This process has become a worker. torch says so twice."""
     if agent is calls.agent:
         return

@@ -19,8 +19,8 @@ from dlearn.hooks.rpc_state import (
     MAGIC,
     REMOTE,
     TRAILER,
-    Calls,
     Patches,
+    RpcCalls,
     describe_all,
     flatten,
     observing_now,
@@ -32,7 +32,7 @@ from dlearn.hooks.rpc_windows import watch_crossings, watch_return
 from dlearn.trace.event import RpcCall, RRefFork
 
 
-def watch_callers(calls: Calls, patches: Patches) -> None:
+def watch_callers(calls: RpcCalls, patches: Patches) -> None:
     for name in ("_invoke_rpc_python_udf", "_invoke_remote_python_udf"):
         patches.replace(api, name, partial(_python_caller, calls, name))
     for name in (
@@ -44,7 +44,7 @@ def watch_callers(calls: Calls, patches: Patches) -> None:
         patches.replace(api, name, partial(_cpp_caller, calls, name))
 
 
-def _python_caller(calls: Calls, name: str, original: Any) -> Any:
+def _python_caller(calls: RpcCalls, name: str, original: Any) -> Any:
     remote = name.startswith("_invoke_remote")
     kind = REMOTE if remote else CALL
 
@@ -89,7 +89,7 @@ def _python_caller(calls: Calls, name: str, original: Any) -> Any:
     return invoke
 
 
-def _cpp_caller(calls: Calls, name: str, original: Any) -> Any:
+def _cpp_caller(calls: RpcCalls, name: str, original: Any) -> Any:
     remote = name.startswith("_invoke_remote")
     flavour = "builtin" if name.endswith("builtin") else "script"
     # The user's arguments come after the timeout and, for TorchScript, a flag; or they have a place of their own.
@@ -133,7 +133,7 @@ def _cpp_caller(calls: Calls, name: str, original: Any) -> Any:
     return invoke
 
 
-def _answer(calls: Calls, worker: int, context: int | None, value: Any) -> dict[str, Any]:
+def _answer(calls: RpcCalls, worker: int, context: int | None, value: Any) -> dict[str, Any]:
     """A reply that has never passed Python is known by what the caller gets."""
     if context is not None:
         watch_crossings(calls, tensors_in(value), context, worker)

@@ -18,10 +18,10 @@ from dlearn.hooks.rpc_state import (
     REMOTE,
     REPLY,
     TRAILER,
-    Answer,
+    AnsweredCall,
     CallId,
-    Calls,
     Patches,
+    RpcCalls,
     Watchers,
     describe_all,
     error_of,
@@ -32,7 +32,7 @@ from dlearn.hooks.rpc_windows import watch_crossings
 from dlearn.trace.event import RpcArrival, RpcReply, RpcRun, RpcWindow, RRefFork
 
 
-def watch_pickler(calls: Calls, patches: Patches, watchers: Watchers) -> None:
+def watch_pickler(calls: RpcCalls, patches: Patches, watchers: Watchers) -> None:
     emit = calls.emit
     calls.watch_tensors = watchers.tensors
 
@@ -125,7 +125,7 @@ def watch_pickler(calls: Calls, patches: Patches, watchers: Watchers) -> None:
     patches.replace(PyRRef, "_deserialize", unpack_rref)
 
 
-def _came_from(calls: Calls, call: CallId, kind: bytes) -> int | None:
+def _came_from(calls: RpcCalls, call: CallId, kind: bytes) -> int | None:
     """The worker that sent this: a call's caller, a fetched value's owner; a reply's is who was called."""
     if kind != REPLY:
         return call.caller
@@ -133,12 +133,12 @@ def _came_from(calls: Calls, call: CallId, kind: bytes) -> int | None:
     return known[2] if known is not None else None
 
 
-def _note_reply(calls: Calls, thread: int, value: Any, data: bytes, tensors: Sequence[torch.Tensor]) -> bytes:
+def _note_reply(calls: RpcCalls, thread: int, value: Any, data: bytes, tensors: Sequence[torch.Tensor]) -> bytes:
     """The result of the call that this thread has just run, or else a value that somebody fetches."""
     answer = calls.answering.pop(thread, None)
     fetched = answer is None
     if answer is None:
-        answer = Answer(calls.next_id(), calls.context.get(thread, -1))
+        answer = AnsweredCall(calls.next_id(), calls.context.get(thread, -1))
     call, context = answer.call, answer.context
     trailer = TRAILER.pack(FETCHED if fetched else REPLY, call.caller, call.number, context, MAGIC)
     calls.emit.event(
@@ -159,7 +159,7 @@ def _note_reply(calls: Calls, thread: int, value: Any, data: bytes, tensors: Seq
     return trailer
 
 
-def _note_arrival(calls: Calls, call: CallId, arrived_ns: int, *, fetched: bool) -> None:
+def _note_arrival(calls: RpcCalls, call: CallId, arrived_ns: int, *, fetched: bool) -> None:
     if fetched:
         calls.fetched.add(this_thread())
         calls.emit.event(RpcArrival, caller=call.caller, call=call.number, start_ns=arrived_ns)
@@ -168,9 +168,9 @@ def _note_arrival(calls: Calls, call: CallId, arrived_ns: int, *, fetched: bool)
         calls.emit.end(known[0], by="reply")
 
 
-def _note_request(calls: Calls, call: CallId, value: Any, arrived_ns: int, context: int, *, remote: bool) -> Any:
+def _note_request(calls: RpcCalls, call: CallId, value: Any, arrived_ns: int, context: int, *, remote: bool) -> Any:
     if not isinstance(value, PythonUDF):  # The function is not known here: torch answers with the error.
-        calls.answering[this_thread()] = Answer(call, context)
+        calls.answering[this_thread()] = AnsweredCall(call, context)
         return value
     run = _Run(calls, call, value, arrived_ns, context if context >= 0 else None, remote)
     return PythonUDF(run, value.args, value.kwargs)
@@ -180,7 +180,7 @@ class _Run:
     """The user's function on the callee."""
 
     def __init__(
-        self, calls: Calls, call: CallId, request: PythonUDF, arrived_ns: int, context: int | None, remote: bool
+        self, calls: RpcCalls, call: CallId, request: PythonUDF, arrived_ns: int, context: int | None, remote: bool
     ) -> None:
         self._calls, self._call, self._remote = calls, call, remote
         self._arrived_ns, self._context = arrived_ns, context
@@ -260,4 +260,4 @@ class _Run:
         if not self._remote:
             context = -1 if self._context is None else self._context
             run = number if number >= 0 and not error else None
-            calls.answering[thread] = Answer(self._call, context, run, time.monotonic_ns())
+            calls.answering[thread] = AnsweredCall(self._call, context, run, time.monotonic_ns())

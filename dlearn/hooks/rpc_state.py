@@ -35,7 +35,7 @@ class CallId(NamedTuple):
     number: int
 
 
-class Answer(NamedTuple):
+class AnsweredCall(NamedTuple):
     """A call that has been run: its context (-1: none), and the event of the run with its end, if there is one."""
 
     call: CallId
@@ -44,7 +44,7 @@ class Answer(NamedTuple):
     returned_ns: int | None = None
 
 
-class Calls:
+class RpcCalls:
     """What has to be remembered between two moments of a call. Keyed by thread where a thread carries it over."""
 
     def __init__(self, emit: Emit) -> None:
@@ -56,7 +56,7 @@ class Calls:
         """The function and arguments that this thread has just packed."""
         self.forks: dict[int, list[RRefFork]] = {}
         """The RRefs that this thread is packing."""
-        self.answering: dict[int, Answer] = {}
+        self.answering: dict[int, AnsweredCall] = {}
         """The call whose result this thread will pack next."""
         self.context: dict[int, int] = {}
         """The distributed autograd context of each thread."""

@@ -15,8 +15,8 @@ from torch._C._distributed_rpc import PyRRef
 
 from dlearn.hooks.callers import caller
 from dlearn.hooks.rpc_state import (
-    Calls,
     Patches,
+    RpcCalls,
     Watchers,
     describe_all,
     guarded,
@@ -27,7 +27,7 @@ from dlearn.hooks.rpc_state import (
 from dlearn.trace.event import RpcResult, RpcWindow
 
 
-def watch_windows(calls: Calls, patches: Patches, watchers: Watchers) -> None:
+def watch_windows(calls: RpcCalls, patches: Patches, watchers: Watchers) -> None:
     emit = calls.emit
 
     def at_owner(op: str) -> Callable[[Any], Any]:
@@ -139,7 +139,7 @@ def _are_tensors(roots: Any) -> bool:
     return isinstance(roots, list | tuple) and all(isinstance(each, torch.Tensor) for each in roots)
 
 
-def _fetched(calls: Calls, op: str, value: Any, owner: int) -> RpcResult | None:
+def _fetched(calls: RpcCalls, op: str, value: Any, owner: int) -> RpcResult | None:
     """The value of an RRef, where no pickler of Python's has seen it: C++ made it, as the result of a builtin."""
     if op != "to_here" or this_thread() in calls.fetched:
         return None
@@ -153,7 +153,7 @@ def _fetched(calls: Calls, op: str, value: Any, owner: int) -> RpcResult | None:
         return None
 
 
-def watch_return(calls: Calls, context: int, to: int) -> None:
+def watch_return(calls: RpcCalls, context: int, to: int) -> None:
     """The call that has just been made goes on in C++, and so do the gradients that `to` sends back for it.
 
     They come to the node that C++ has made for the call: it gives them on as it got them, after its run.
@@ -182,7 +182,7 @@ def watch_return(calls: Calls, context: int, to: int) -> None:
     sent[message].register_hook(came)
 
 
-def watch_crossings(calls: Calls, tensors: Sequence[torch.Tensor], context: int, to: int | None) -> None:
+def watch_crossings(calls: RpcCalls, tensors: Sequence[torch.Tensor], context: int, to: int | None) -> None:
     """Tensors that came through autograd: their gradients will go back the same way."""
     for each in tensors:
         node = each.grad_fn
@@ -193,7 +193,7 @@ def watch_crossings(calls: Calls, tensors: Sequence[torch.Tensor], context: int,
 _WATCHED = "dlearn"
 
 
-def _watch_crossing(calls: Calls, node: Any, message: int | None, context: int, to: int | None) -> None:
+def _watch_crossing(calls: RpcCalls, node: Any, message: int | None, context: int, to: int | None) -> None:
     if _WATCHED in node.metadata:
         return
     node.metadata[_WATCHED] = True

@@ -63,7 +63,7 @@ class Request:
 
 
 @dataclass(eq=False)
-class Exchange:
+class RpcExchange:
     """A request and its reply. `src` and `dst` are ranks of the trace.
 
     `kind` is torch's own name of the request's message type; `known_by` tells how it is known: "python" saw the call,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from dlearn.trace.event import AutogradNode, AutogradRun, TensorInfo
-from dlearn.trace.exchange import Exchange, workers
+from dlearn.trace.exchange import RpcExchange, workers
 from dlearn.trace.rpc_board import BACKWARD
 from dlearn.trace.trace import Trace
 
@@ -142,7 +142,7 @@ def _join(trace: Trace, nodes: Iterable[Node], runs: dict[Key, AutogradRun]) -> 
     return wires, problems
 
 
-def _arrived(send: Node, recv: Node, exchanges: Iterable[Exchange], following: Iterable[Node]) -> Node:
+def _arrived(send: Node, recv: Node, exchanges: Iterable[RpcExchange], following: Iterable[Node]) -> Node:
     """With the times of the agents' log, if no hook saw it: its gradient was sent while the recv ran."""
     if send.timed_by or recv.start_ns is None or recv.end_ns is None:
         return send

@@ -12,7 +12,7 @@ import msgspec
 from dlearn.errors import optional
 from dlearn.shown import Answer, Paragraph, Shown, Table, count_text, first_few
 from dlearn.trace.event import Bucket, Collective, Event, PointToPoint, TensorInfo
-from dlearn.trace.exchange import Exchange
+from dlearn.trace.exchange import RpcExchange
 
 if TYPE_CHECKING:
     import pandas
@@ -80,7 +80,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Of a point-to-point operation: from whom, to whom, how much."""
     steps: tuple[Operation, ...] = ()
     """Of a glass-box collective: the sends that it consists of."""
-    exchange: Exchange | None = None
+    exchange: RpcExchange | None = None
 
     @property
     def start_ns(self) -> int:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 
 from dlearn.trace.event import Event, RpcWindow
-from dlearn.trace.exchange import Exchange, KnownBy, Request
+from dlearn.trace.exchange import KnownBy, Request, RpcExchange
 
 FORWARD, BACKWARD = "FORWARD_AUTOGRAD_REQ", "BACKWARD_AUTOGRAD_REQ"
 FETCH, CLEANUP, RREF_BACKWARD = "RREF_FETCH_CALL", "CLEANUP_AUTOGRAD_CONTEXT_REQ", "RREF_BACKWARD_REQ"
@@ -28,7 +28,7 @@ _sent = attrgetter("first_ns")
 
 
 @dataclass(frozen=True)
-class Stretch:
+class SentBetween:
     """The requests that `src` sent (to `dst`) between two moments in ns; `last_ns` None: from the first one on."""
 
     src: int
@@ -37,7 +37,7 @@ class Stretch:
     dst: int | None = None
 
 
-class Board:
+class RequestBoard:
     """The requests of the logs, by sender, in the order of sending, and who has claimed them."""
 
     def __init__(self, requests: Iterable[Request]) -> None:
@@ -45,18 +45,18 @@ class Board:
         for request in sorted(requests, key=_sent):
             self._by_src[request.src].append(request)
         self._times = {src: [each.first_ns for each in found] for src, found in self._by_src.items()}
-        self._holder: dict[Request, Exchange] = {}
-        self._claims: dict[Exchange, tuple[Stretch, Callable[[Request], int]]] = {}
+        self._holder: dict[Request, RpcExchange] = {}
+        self._claims: dict[RpcExchange, tuple[SentBetween, Callable[[Request], int]]] = {}
 
-    def within(self, stretch: Stretch) -> list[Request]:
+    def within(self, stretch: SentBetween) -> list[Request]:
         """Return the requests of this stretch that nothing has claimed yet."""
         return [each for each in self._all_within(stretch) if each not in self._holder]
 
     def claim(
-        self, kind: str, known_by: KnownBy, cause: Cause, stretch: Stretch, misfit: Callable[[Request], int] = _sent
-    ) -> Exchange | None:
+        self, kind: str, known_by: KnownBy, cause: Cause, stretch: SentBetween, misfit: Callable[[Request], int] = _sent
+    ) -> RpcExchange | None:
         """Make an exchange of the free request that fits best, or else of one that its holder can do without."""
-        exchange = Exchange(stretch.src, -1, kind, known_by, cause=cause[0], context=cause[1])
+        exchange = RpcExchange(stretch.src, -1, kind, known_by, cause=cause[0], context=cause[1])
         self._claims[exchange] = stretch, misfit
         free = self.within(stretch)
         if free:
@@ -65,9 +65,9 @@ class Board:
             return None
         return exchange
 
-    def take(self, request: Request, kind: str, known_by: KnownBy, cause: Cause = NO_CAUSE) -> Exchange:
+    def take(self, request: Request, kind: str, known_by: KnownBy, cause: Cause = NO_CAUSE) -> RpcExchange:
         """Make an exchange of this request."""
-        exchange = Exchange(request.src, request.dst, kind, known_by, cause=cause[0], context=cause[1])
+        exchange = RpcExchange(request.src, request.dst, kind, known_by, cause=cause[0], context=cause[1])
         self._give(request, exchange)
         return exchange
 
@@ -76,7 +76,7 @@ class Board:
         unclaimed = [each for found in self._by_src.values() for each in found if each not in self._holder]
         return sorted(unclaimed, key=_sent)
 
-    def _all_within(self, stretch: Stretch) -> list[Request]:
+    def _all_within(self, stretch: SentBetween) -> list[Request]:
         found: list[Request] = []
         place = bisect_left(self._times.get(stretch.src, []), stretch.first_ns)
         for request in self._by_src.get(stretch.src, [])[place:]:
@@ -86,9 +86,9 @@ class Board:
                 found.append(request)
         return found
 
-    def _augment(self, exchange: Exchange) -> bool:
+    def _augment(self, exchange: RpcExchange) -> bool:
         """Find the shortest chain of holders that move on, the last one to a free request; whether there is one."""
-        wanted_by: dict[Request, Exchange] = {}
+        wanted_by: dict[Request, RpcExchange] = {}
         without = deque([exchange])
         while without:
             asker = without.popleft()
@@ -105,7 +105,7 @@ class Board:
                     without.append(holder)
         return False
 
-    def _hand_on(self, free: Request, wanted_by: dict[Request, Exchange]) -> None:
+    def _hand_on(self, free: Request, wanted_by: dict[Request, RpcExchange]) -> None:
         request: Request | None = free
         while request is not None:
             exchange = wanted_by[request]
@@ -113,14 +113,14 @@ class Board:
             self._give(request, exchange)
             request = before
 
-    def _give(self, request: Request, exchange: Exchange) -> None:
+    def _give(self, request: Request, exchange: RpcExchange) -> None:
         self._holder[request] = exchange
         exchange.request, exchange.dst = request, request.dst
 
 
-def stretch_of(window: RpcWindow, dst: int | None) -> Stretch:
+def stretch_of(window: RpcWindow, dst: int | None) -> SentBetween:
     """Return the stretch of a window of Python's, for requests to `dst`."""
-    return Stretch(window.rank, window.start_ns, window.end_ns, dst)
+    return SentBetween(window.rank, window.start_ns, window.end_ns, dst)
 
 
 def shortest_first(windows: Iterable[RpcWindow]) -> list[RpcWindow]:

@@ -22,7 +22,7 @@ from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 from dlearn.trace.event import Event, RpcCall, RpcReply, RpcResult, RpcRun, RpcWindow
-from dlearn.trace.exchange import Exchange, KnownBy, Request, Seen, Workers, requests, seen, workers
+from dlearn.trace.exchange import KnownBy, Request, RpcExchange, Seen, Workers, requests, seen, workers
 from dlearn.trace.rpc_board import (
     ACCEPT,
     BACKWARD,
@@ -32,8 +32,8 @@ from dlearn.trace.rpc_board import (
     FORK,
     FORWARD,
     RREF_BACKWARD,
-    Board,
-    Stretch,
+    RequestBoard,
+    SentBetween,
     shortest_first,
     stretch_of,
 )
@@ -66,7 +66,7 @@ class Rpc:
     `gaps` says in words what is missing from the logs.
     """
 
-    exchanges: tuple[Exchange, ...] = ()
+    exchanges: tuple[RpcExchange, ...] = ()
     logged: int = 0
     gaps: tuple[str, ...] = ()
 
@@ -111,7 +111,7 @@ class Rpc:
             [each for each in self.exchanges if wanted(each.call.start_ns if each.call is not None else each.sent_ns)]
         )
 
-    def _keep(self, found: Sequence[Exchange]) -> Rpc:
+    def _keep(self, found: Sequence[RpcExchange]) -> Rpc:
         return Rpc(tuple(found), sum(each.request is not None for each in found), self.gaps)
 
 
@@ -132,7 +132,7 @@ def join_rpc(processes: Sequence[Process], events: Sequence[Event]) -> Rpc:
     return Rpc(tuple(exchanges), len(found), tuple(gaps))
 
 
-def kind_of_reply(exchange: Exchange) -> str:
+def kind_of_reply(exchange: RpcExchange) -> str:
     """The message type of a reply. In a context it is wrapped where a tensor in it needs a gradient."""
     call, answer = exchange.call, answer_of(exchange)
     if exchange.reply is None and exchange.cause is not None and exchange.cause.failed:
@@ -149,7 +149,7 @@ def kind_of_reply(exchange: Exchange) -> str:
     return REPLY_OF[FORWARD] if call.needs_grad and answer is None else "SCRIPT_RET"
 
 
-def answer_of(exchange: Exchange) -> RpcReply | RpcResult | None:
+def answer_of(exchange: RpcExchange) -> RpcReply | RpcResult | None:
     """What was sent back: as Python packed it there, or, where C++ did, as the caller got it."""
     if exchange.reply is not None:
         return exchange.reply
@@ -167,9 +167,9 @@ def kind_of_call(call: RpcCall) -> str:
     return f"{packed_by}_REMOTE_CALL" if call.op == "remote" else f"{packed_by}_CALL"
 
 
-def join(saw: Seen, logged: Sequence[Request], known: Workers) -> list[Exchange]:
+def join(saw: Seen, logged: Sequence[Request], known: Workers) -> list[RpcExchange]:
     """Every request as an exchange, with all that is known of it; and the calls that the log does not have."""
-    board = Board(logged)
+    board = RequestBoard(logged)
     exchanges = _python_calls(saw, board, known)
     exchanges += _fetches(saw, board, known)
     exchanges += _backward(saw, board, known)
@@ -192,16 +192,16 @@ def join(saw: Seen, logged: Sequence[Request], known: Workers) -> list[Exchange]
 # Calls ----------------------------------------------------------------------------------------------------------------
 
 
-def _python_calls(saw: Seen, board: Board, known: Workers) -> list[Exchange]:
+def _python_calls(saw: Seen, board: RequestBoard, known: Workers) -> list[RpcExchange]:
     """The narrowest stretches first; of several requests in one, that whose times at both ends are nearest."""
     found = []
     for call in sorted(saw.calls, key=lambda call: call.handed_ns - call.start_ns):
         kind, dst, cause = kind_of_call(call), known.rank(call.to), (call, call.context)
         run, reply = saw.runs.get((call.rank, call.call)), saw.replies.get((call.rank, call.call))
-        stretch = Stretch(call.rank, call.start_ns, call.handed_ns, dst)
+        stretch = SentBetween(call.rank, call.start_ns, call.handed_ns, dst)
         exchange = board.claim(kind, "python", cause, stretch, partial(_misfit, call, run, reply))
         if exchange is None:
-            exchange = Exchange(call.rank, dst, kind, "python", cause=call, context=call.context)
+            exchange = RpcExchange(call.rank, dst, kind, "python", cause=call, context=call.context)
         exchange.call, exchange.run, exchange.reply = call, run, reply
         found.append(exchange)
     return found
@@ -223,7 +223,7 @@ def _misfit(call: RpcCall, run: RpcRun | None, reply: RpcReply | None, request: 
     return sum(gap if gap >= 0 else _IMPOSSIBLE_NS for gap in gaps)
 
 
-def _fetches(saw: Seen, board: Board, known: Workers) -> list[Exchange]:
+def _fetches(saw: Seen, board: RequestBoard, known: Workers) -> list[RpcExchange]:
     found = []
     for window in shortest_first([*saw.windows["to_here"], *saw.windows["rref backward"]]):
         cause, stretch = (window, window.context), stretch_of(window, known.rank(window.to))
@@ -240,7 +240,7 @@ def _fetch_kind(window: RpcWindow) -> str:
     return FETCH if window.context is None else FORWARD
 
 
-def _add_fetched_value(exchange: Exchange, saw: Seen, known: Workers) -> None:
+def _add_fetched_value(exchange: RpcExchange, saw: Seen, known: Workers) -> None:
     """The value was packed at the owner before the reply went, and has arrived inside the window."""
     request, window = exchange.request, exchange.cause
     if request is None or window is None:
@@ -258,7 +258,7 @@ def _add_fetched_value(exchange: Exchange, saw: Seen, known: Workers) -> None:
 # Distributed autograd -------------------------------------------------------------------------------------------------
 
 
-def _backward(saw: Seen, board: Board, known: Workers) -> list[Exchange]:
+def _backward(saw: Seen, board: RequestBoard, known: Workers) -> list[RpcExchange]:
     """Inside the execution of a recv node; else while a gradient from elsewhere is being worked on."""
     found = []
     for window in shortest_first(saw.windows["crossing"]):
@@ -269,13 +269,13 @@ def _backward(saw: Seen, board: Board, known: Workers) -> list[Exchange]:
     return found + _gradients_from_cpp(saw, board, known)
 
 
-def _gradients_from_cpp(saw: Seen, board: Board, known: Workers) -> list[Exchange]:
+def _gradients_from_cpp(saw: Seen, board: RequestBoard, known: Workers) -> list[RpcExchange]:
     """The last that came in this backward pass before the gradient was there; the last gradient chooses first."""
     found = []
     began = {window.context: window.start_ns for window in saw.windows["backward"]}
     for window in sorted(saw.windows["gradient"], key=lambda window: -window.start_ns):
         src = known.rank(window.to)
-        sent = board.within(Stretch(src, began.get(window.context, 0), window.start_ns, window.rank))
+        sent = board.within(SentBetween(src, began.get(window.context, 0), window.start_ns, window.rank))
         came = [(each.received_ns, each) for each in sent if each.received_ns is not None]
         candidates = [each for each in came if each[0] <= window.start_ns]
         if candidates:
@@ -284,7 +284,7 @@ def _gradients_from_cpp(saw: Seen, board: Board, known: Workers) -> list[Exchang
     return found
 
 
-def _backward_in_cpp(saw: Seen, board: Board, exchanges: Sequence[Exchange]) -> list[Exchange]:
+def _backward_in_cpp(saw: Seen, board: RequestBoard, exchanges: Sequence[RpcExchange]) -> list[RpcExchange]:
     """Where no Python saw the tensors come in: back along each way that they took forward, during the backward pass."""
     ways: dict[int | None, Counter[tuple[int, int]]] = defaultdict(Counter)
     for exchange in exchanges:
@@ -301,12 +301,12 @@ def _backward_in_cpp(saw: Seen, board: Board, exchanges: Sequence[Exchange]) -> 
     found = []
     for window in [*saw.windows["backward"], *saw.windows["rref backward"]]:
         for (here, there), count in ways[window.context].items():
-            for request in board.within(Stretch(here, window.start_ns, window.end_ns, there))[: max(0, count)]:
+            for request in board.within(SentBetween(here, window.start_ns, window.end_ns, there))[: max(0, count)]:
                 found.append(board.take(request, BACKWARD, "rule", (window, window.context)))
     return found
 
 
-def _cleanups(saw: Seen, board: Board, exchanges: Sequence[Exchange]) -> list[Exchange]:
+def _cleanups(saw: Seen, board: RequestBoard, exchanges: Sequence[RpcExchange]) -> list[RpcExchange]:
     """From the driver inside its release; from there on, by each worker to all that it has met in this context.
 
     A worker does so when the first such request comes to it.
@@ -316,7 +316,7 @@ def _cleanups(saw: Seen, board: Board, exchanges: Sequence[Exchange]) -> list[Ex
         if exchange.context is not None and exchange.kind in (FORWARD, BACKWARD):
             met[exchange.src, exchange.context].add(exchange.dst)
             met[exchange.dst, exchange.context].add(exchange.src)
-    found: list[Exchange] = []
+    found: list[RpcExchange] = []
     for window in saw.windows["release"]:
         # When it begins there, until when, and where.
         waves: list[tuple[int, int, int]] = [(window.start_ns, window.end_ns or 2**62, window.rank)]
@@ -329,7 +329,7 @@ def _cleanups(saw: Seen, board: Board, exchanges: Sequence[Exchange]) -> list[Ex
             for dst in sorted(met[rank, window.context]):
                 known_by: KnownBy = "window" if rank == window.rank else "rule"
                 misfit = partial(_not_passed_on, board, met[dst, window.context])
-                cause, stretch = (window, window.context), Stretch(rank, first_ns, last_ns, dst)
+                cause, stretch = (window, window.context), SentBetween(rank, first_ns, last_ns, dst)
                 told_it = board.claim(CLEANUP, known_by, cause, stretch, misfit)
                 if told_it is None:
                     continue
@@ -340,7 +340,7 @@ def _cleanups(saw: Seen, board: Board, exchanges: Sequence[Exchange]) -> list[Ex
     return found
 
 
-def _unknown(saw: Seen, board: Board, exchanges: Sequence[Exchange]) -> list[Exchange]:
+def _unknown(saw: Seen, board: RequestBoard, exchanges: Sequence[RpcExchange]) -> list[RpcExchange]:
     """The requests whose kind nothing tells; each belongs to the one context that was open at both its ends."""
     windows = {window.context: window for window in saw.windows["context"]}
     met: dict[int, set[int | None]] = defaultdict(set)
@@ -365,9 +365,9 @@ def _unknown(saw: Seen, board: Board, exchanges: Sequence[Exchange]) -> list[Exc
     return found
 
 
-def _not_passed_on(board: Board, peers: set[int], request: Request) -> int:
+def _not_passed_on(board: RequestBoard, peers: set[int], request: Request) -> int:
     """To how many of the receiver's peers it sends nothing while it works on this request."""
     if request.received_ns is None:
         return len(peers)
-    meanwhile = [Stretch(request.dst, request.received_ns, request.replying_ns, peer) for peer in peers]
+    meanwhile = [SentBetween(request.dst, request.received_ns, request.replying_ns, peer) for peer in peers]
     return sum(not board.within(each) for each in meanwhile)

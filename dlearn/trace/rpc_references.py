@@ -8,13 +8,13 @@ from functools import partial
 from operator import attrgetter
 
 from dlearn.trace.event import RpcWindow
-from dlearn.trace.exchange import Exchange, Request, Seen, Workers
-from dlearn.trace.rpc_board import ACCEPT, DELETE, FORK, Board, Cause, Stretch, shortest_first, stretch_of
+from dlearn.trace.exchange import Request, RpcExchange, Seen, Workers
+from dlearn.trace.rpc_board import ACCEPT, DELETE, FORK, Cause, RequestBoard, SentBetween, shortest_first, stretch_of
 
 
-def references(saw: Seen, board: Board, known: Workers, exchanges: Sequence[Exchange]) -> list[Exchange]:
-    found: list[Exchange] = []
-    asked: list[tuple[Exchange, int]] = []
+def references(saw: Seen, board: RequestBoard, known: Workers, exchanges: Sequence[RpcExchange]) -> list[RpcExchange]:
+    found: list[RpcExchange] = []
+    asked: list[tuple[RpcExchange, int]] = []
     causes = _Causes(exchanges)
     for window in shortest_first(saw.windows["rref"]):
         owner = known.rank(window.to)
@@ -39,35 +39,35 @@ def references(saw: Seen, board: Board, known: Workers, exchanges: Sequence[Exch
     return found
 
 
-def _granted(asked: Request | None, parent: int, board: Board) -> Request | None:
+def _granted(asked: Request | None, parent: int, board: RequestBoard) -> Request | None:
     """The acceptance that follows when the owner has answered a request for a copy."""
     if asked is None or asked.answered_ns is None:
         return None
-    return next(iter(board.within(Stretch(asked.src, asked.answered_ns, None, parent))), None)
+    return next(iter(board.within(SentBetween(asked.src, asked.answered_ns, None, parent))), None)
 
 
-def _delay(parent: int, board: Board, asked: Request) -> int:
+def _delay(parent: int, board: RequestBoard, asked: Request) -> int:
     granted = _granted(asked, parent, board)
     if granted is None or granted.sending_ns is None or asked.answered_ns is None:
         return 2**62
     return granted.sending_ns - asked.answered_ns
 
 
-def _unpacked_in_cpp(asked: Exchange, board: Board) -> list[Exchange]:
+def _unpacked_in_cpp(asked: RpcExchange, board: RequestBoard) -> list[RpcExchange]:
     """A TorchScript call unpacks its RRefs in C++: their owner accepts them while it works on the call."""
     call, request = asked.call, asked.request
     if call is None or request is None or call.flavour == "python" or request.received_ns is None:
         return []
     mine = [rref for rref in call.rrefs if rref.owner == call.to]
-    candidates = board.within(Stretch(asked.dst, request.received_ns, request.replying_ns, asked.src))
+    candidates = board.within(SentBetween(asked.dst, request.received_ns, request.replying_ns, asked.src))
     return [board.take(each, ACCEPT, "rule", (call, asked.context)) for each in candidates[: len(mine)]]
 
 
 class _Causes:
     """The message whose unpacking a window belongs to: the call that is being taken in, or the reply."""
 
-    def __init__(self, exchanges: Sequence[Exchange]) -> None:
-        self._spans: dict[tuple[int, int], list[tuple[int, int, Exchange]]] = defaultdict(list)
+    def __init__(self, exchanges: Sequence[RpcExchange]) -> None:
+        self._spans: dict[tuple[int, int], list[tuple[int, int, RpcExchange]]] = defaultdict(list)
         for exchange in exchanges:
             run, call, request = exchange.run, exchange.call, exchange.request
             if run is not None:
@@ -85,7 +85,7 @@ class _Causes:
         return exchange.call or window, exchange.context
 
 
-def deletions(board: Board, saw: Seen, known: Workers) -> list[Exchange]:
+def deletions(board: RequestBoard, saw: Seen, known: Workers) -> list[RpcExchange]:
     """What is left can only be the end of a copy, if the sender has copies of the receiver's values."""
     copies: Counter[tuple[int, int]] = Counter()
     for call in saw.calls:

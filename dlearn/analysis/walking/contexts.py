@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from dlearn.analysis.rpc import phase_of
 from dlearn.analysis.walking.steps import Board, Change, Source
-from dlearn.trace.exchange import Exchange
+from dlearn.trace.exchange import RpcExchange
 from dlearn.trace.message import Message
 from dlearn.trace.rpc_board import BACKWARD
 from dlearn.trace.trace import Trace
@@ -51,7 +51,7 @@ def contexts(trace: Trace, messages: Sequence[Message]) -> Source:
 
 def _from_the_first_on(trace: Trace, messages: Sequence[Message]) -> set[int]:
     """The contexts whose first request is among these: from the middle on nobody can say what was there already."""
-    first: dict[int, Exchange] = {}
+    first: dict[int, RpcExchange] = {}
     for exchange in trace.whole.rpc.exchanges:
         if exchange.context is not None and exchange.sent_ns is not None:
             known = first.setdefault(exchange.context, exchange)

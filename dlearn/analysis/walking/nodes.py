@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dlearn.analysis.walking.parts import Parts
+from dlearn.analysis.walking.parts import WalkParts
 from dlearn.analysis.walking.steps import Source, Step
 from dlearn.trace.event import AutogradNode
 from dlearn.trace.graph import Node, join_graph
@@ -19,7 +19,7 @@ def nodes(trace: Trace, messages: Sequence[Message]) -> Source:
     """A step for each node of the contexts that these messages belong to."""
     source = Source()
     known = {event.context for event in trace.events if isinstance(event, AutogradNode)}
-    parts, spans = Parts(trace), dict[int, str]()
+    parts, spans = WalkParts(trace), dict[int, str]()
     for each in messages:
         exchange = each.operation.exchange
         if exchange is not None and exchange.context in known and exchange.context not in spans:

@@ -10,7 +10,7 @@ from dlearn.trace.message import Message, Operation
 from dlearn.trace.trace import Trace
 
 
-class Parts:
+class WalkParts:
     """The outermost span around it, and its phase; both are empty where there is none."""
 
     def __init__(self, trace: Trace) -> None:

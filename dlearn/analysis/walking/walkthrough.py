@@ -14,7 +14,7 @@ from dlearn.analysis.joining import tag_of
 from dlearn.analysis.walking.contexts import contexts
 from dlearn.analysis.walking.gradients import gradients
 from dlearn.analysis.walking.nodes import nodes
-from dlearn.analysis.walking.parts import Parts
+from dlearn.analysis.walking.parts import WalkParts
 from dlearn.analysis.walking.pieces import pieces
 from dlearn.analysis.walking.steps import Source, Step, Walkthrough
 from dlearn.analysis.walking.works import works
@@ -52,7 +52,7 @@ def walkthrough(
     shown = [message for _, message in ordered]
     told = [source(trace, shown) for source in _SOURCES]
     own = _own_steps(trace, told, ordered, all_of_it=len(shown) == len(found))
-    where = Parts(trace)
+    where = WalkParts(trace)
     marks = _tag_marks(shown, tags or {})
     steps = [
         _of_message(place, at_ns, message, marks[place], told, where, trace)
@@ -113,7 +113,7 @@ def _own_steps(
 
 
 def _of_message(
-    place: int, at_ns: int, message: Message, mark: str, told: Sequence[Source], where: Parts, trace: Trace
+    place: int, at_ns: int, message: Message, mark: str, told: Sequence[Source], where: WalkParts, trace: Trace
 ) -> Step:
     words = [each.words[place] for each in told if each.words.get(place)]
     sentence = message_sentence(message, trace)

@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from dlearn.analysis.walking.parts import Parts
+from dlearn.analysis.walking.parts import WalkParts
 from dlearn.analysis.walking.steps import Board, Change, Source, Step
 from dlearn.shown import count_text
 from dlearn.trace.event import Collective, PointToPoint, RpcCall, RpcRun, Span, Stretch
@@ -26,7 +26,7 @@ _STRETCHES = {"forward": "its forward pass", "backward": "its backward pass", "o
 
 def works(trace: Trace, messages: Sequence[Message]) -> Source:
     source = Source()
-    alone, parts = works_alone(trace), Parts(trace)
+    alone, parts = works_alone(trace), WalkParts(trace)
     pipeline = kept(alone.values())
     of_torch = 0
     for event in trace.events:
