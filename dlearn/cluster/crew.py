@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import selectors
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 
 from dlearn.cluster import spares
 from dlearn.cluster.answers import Raised, Returned
+from dlearn.cluster.grace import Grace
 from dlearn.cluster.launch import RankProcess, StackLine, StartMethod, start_rank
 from dlearn.cluster.output import OutputStreams, ProgressLine
 from dlearn.cluster.rank import FINISH, Call
@@ -24,7 +26,7 @@ from dlearn.errors import SetupError
 from dlearn.trace.agent_log import LOOK_SECONDS, PAUSE_SECONDS, SUFFIX
 
 GRACE_SECONDS = 0.5
-"""After one rank has failed: how long the others may take to notice, before they are ended."""
+"""After one rank has failed: how long the others may take to notice, before they are ended; longer if they starve."""
 CLOSE_SECONDS = 5.0
 """How long ranks may take to close their trace files after the end."""
 
@@ -195,6 +197,7 @@ class Crew:
     ) -> list[Outcome]:
         outcomes: list[Outcome | None] = [None] * len(self.ranks)
         deadline = time.monotonic() + timeout if timeout is not None else None
+        grace: Grace | None = None
         with selectors.DefaultSelector() as selector:
             for index, rank in enumerate(self.ranks):
                 selector.register(rank.control, selectors.EVENT_READ, ("control", index))
@@ -203,7 +206,8 @@ class Crew:
                 selector.register(rank.sentinel, selectors.EVENT_READ, ("death", index))
             while any(outcome is None for outcome in outcomes):
                 asked_ns = time.monotonic_ns()
-                wait = LOOK_SECONDS if deadline is None else min(LOOK_SECONDS, max(0.0, deadline - time.monotonic()))
+                look = LOOK_SECONDS if grace is None else LOOK_SECONDS / 5
+                wait = look if deadline is None else min(look, max(0.0, deadline - time.monotonic()))
                 ready = [key.data for key, _ in selector.select(wait)]
                 for index in range(len(self.ranks)):
                     if ("output", index) not in ready:
@@ -220,16 +224,17 @@ class Crew:
                     outcomes[index] = outcome
                     selector.unregister(rank.control)
                     selector.unregister(rank.sentinel)
-                    if not isinstance(outcome, Returned):
+                    if not isinstance(outcome, Returned) and grace is None:
                         # The first fault. The others get a moment to fail by themselves, and to say why.
-                        soon = time.monotonic() + GRACE_SECONDS
-                        deadline = soon if deadline is None else min(deadline, soon)
+                        grace = Grace(GRACE_SECONDS, self._pids_here(outcomes))
                 if streams.waiting:
                     progress.clear()
                     streams.show()
                 running = sum(outcome is None for outcome in outcomes)
                 progress.update(f"dlearn: {running} of {len(outcomes)} ranks at work")
                 if deadline is not None and time.monotonic() >= deadline:
+                    break
+                if grace is not None and grace.is_over(self._pids_here(outcomes)):
                     break
                 if streams.logging and running:
                     # Each of its lines would wake this process up, and take the ranks' time.
@@ -240,6 +245,11 @@ class Crew:
             halted = rank.halted
             outcomes[index] = Ended(stack, rank.pause(), halted)
         return [outcome or Ended() for outcome in outcomes]
+
+    def _pids_here(self, outcomes: Sequence[Outcome | None]) -> list[int]:
+        """Of the ranks on this machine that are still at work."""
+        ranks = [rank for rank, outcome in zip(self.ranks, outcomes, strict=True) if outcome is None]
+        return [rank.pid for rank in ranks if rank.pid is not None and rank.host == socket.gethostname()]
 
     def _stacks(self, calls: Sequence[Call], ranks: Sequence[int]) -> list[tuple[StackLine, ...]]:
         """Where the ranks that are still at work are: all are asked at the same time."""
