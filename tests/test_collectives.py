@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from dlearn import Cluster, messages, operations
-from dlearn.analysis import cost, cost_seen, reconcile
+from dlearn.analysis import reconcile
 from dlearn.errors import RankError
+from dlearn.lessons.trees_and_rings import cost, cost_seen
 
 RANKS = [1, 2, 3, 4, 5, 6]
 
