@@ -52,8 +52,8 @@ def answers_of(trace: Trace) -> Answers:
         "operations": _table(_operation(each, begin) for each in asked),
         "messages": _table(_message(each, begin, number) for each in sent),
         "unexplained": [[number.get(id(operation)), reason] for operation, reason in sent.unexplained],
-        "hangs": [str(each) for each in analysis.hangs(trace)],
-        "mismatches": [str(each) for each in analysis.mismatches(trace)],
+        "hangs": [[number[id(each.operation)], *each.waiting] for each in analysis.hangs(trace)],
+        "mismatches": [[number[id(each.operation)], each.why] for each in analysis.mismatches(trace)],
         **{name: _told(answer, trace) for name, answer in WORDS.items()},
     }
 
