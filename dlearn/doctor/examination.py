@@ -12,6 +12,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -48,11 +49,26 @@ def lacking(findings: Sequence[Finding]) -> list[str]:
 def _tried(name: str) -> Finding:
     check, remedy = CHECKS[name]
     try:
-        return check()
+        with _without_lines_of_cpp():
+            return check()
     except Exception as error:
         text = (str(error).strip().splitlines() or [""])[0]
         found = "".join(c if c.isprintable() else " " for c in f"{type(error).__name__}: {text}")
         return Finding(name, "missing", found, remedy)
+
+
+@contextmanager
+def _without_lines_of_cpp() -> Iterator[None]:
+    """Gloo of torch 2.9 and older prints who is connected, from C++: what it prints is no finding."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 def torch_build() -> Finding:
