@@ -30,11 +30,14 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dlearn.trace.event import (
     FORMAT,
     Bucket,
     Collective,
     End,
+    Event,
     Footer,
     Gradient,
     GroupFact,
@@ -74,10 +77,21 @@ def write(kind: str, ranks: int, count: int, folder: Path) -> None:
         )  # fmt: skip
         writer.write(GroupFact(name="0", backend="gloo", rank=rank, size=ranks, ranks=members, default=True))
         for line in script(rank, ranks, count):
-            writer.write(line)
+            append(writer, line)
         writer.write(Footer(at_ns=10**15, lines=writer.lines))
         writer.close()
     write_chrome(folder / "chrome.json", ranks, expected(kind, ranks, count))
+
+
+def append(writer: Writer, line: Line) -> None:
+    """As a recording does it."""
+    if isinstance(line, End):
+        assert line.at_ns is not None
+        writer.end(line.event, at_ns=line.at_ns, by=line.by, error=line.error)
+    elif isinstance(line, Event):
+        writer.event(type(line), msgspec.structs.asdict(line))
+    else:
+        writer.write(line)
 
 
 def expected(kind: str, ranks: int, count: int) -> int:

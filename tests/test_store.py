@@ -201,8 +201,14 @@ def test_a_header_is_needed(tmp_path):
         (b'{"kind":"header","format":4}\n', "no trace header"),
         (b"[" * 100_000, "no trace header"),
         (b'{"kind":"header","format":' + b"9" * 5000 + b"}\n", "no trace header"),
-        (b'{"kind":"header","format":1,"dlearn":"0.0","old":1}\n', "trace format 1; this dlearn reads format 4."),
-        (b'{"kind":"header","format":5,"dlearn":"9.9","news":1}\n', "trace format 5; this dlearn reads format 4."),
+        (
+            b'{"kind":"header","format":1,"dlearn":"0.0","old":1}\n',
+            "trace format 1; this dlearn reads formats 4 and 5.",
+        ),
+        (
+            b'{"kind":"header","format":6,"dlearn":"9.9","news":1}\n',
+            "trace format 6; this dlearn reads formats 4 and 5.",
+        ),
     ]:
         path.write_bytes(content)
         with pytest.raises(TraceError, match=r"x\.jsonl, line 1: ") as error:

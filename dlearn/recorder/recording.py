@@ -33,7 +33,6 @@ from dlearn.trace.event import (
     Bucket,
     Collective,
     Counters,
-    End,
     Event,
     Header,
     Line,
@@ -77,6 +76,7 @@ class Recording:
         self._open_spans: dict[int, list[int]] = {self._owner: []}
         self._hook_errors = 0
         self._works_dropped = 0
+        self._said_refused = False
         self._undo = ExitStack()
         self._measure = options.measure
         self._sockets = Sockets(self)
@@ -156,7 +156,10 @@ class Recording:
             facts.setdefault("parent", spans[-1])
         if thread != self._owner:
             facts.setdefault("thread", threading.current_thread().name)
-        self._write(kind(**facts))
+        try:
+            self._writer.event(kind, facts)
+        except OSError as error:
+            self._refused(error)
         self.last_ns = now
         if self._watch is not None and kind in (Collective, PointToPoint, RpcCall):
             self.waiting[number] = now
@@ -169,27 +172,29 @@ class Recording:
         self.waiting.pop(number, None)
         self._under_way.discard(number)
         try:
-            self._write(End(event=number, at_ns=now, by=by, error=error, **facts))
+            self._writer.end(number, at_ns=now, by=by, error=error, **facts)
+        except OSError as refusal:
+            self._refused(refusal)
         except Exception as failure:
             self.failed("the end of an operation", failure)
 
     def fact(self, line: Line) -> None:
-        self._write(line)
-
-    def _write(self, line: Line) -> None:
-        """Write a line, or have it counted: a full disk is no business of the program's."""
-        refused_before = self._writer.refusal
         try:
             self._writer.write(line)
         except OSError as error:
-            if not self._writer.begun:
-                raise  # There is no file that could say so.
-            if not refused_before:
-                print(
-                    f"dlearn: a line of the trace could not be written ({error.strerror}). The program goes on;"
-                    " such lines are counted, and the trace says how many they are.",
-                    file=sys.stderr,
-                )
+            self._refused(error)
+
+    def _refused(self, error: OSError) -> None:
+        """The system took no line, which is counted: a full disk is no business of the program's."""
+        if not self._writer.begun:
+            raise error  # There is no file that could say so.
+        if not self._said_refused:
+            self._said_refused = True
+            print(
+                f"dlearn: a line of the trace could not be written ({error.strerror}). The program goes on;"
+                " such lines are counted, and the trace says how many they are.",
+                file=sys.stderr,
+            )
 
     def function_ended(self, error: str) -> None:
         """The function that a cluster called has returned, or raised `error`: whoever waits for it waits in vain."""

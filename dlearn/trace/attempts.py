@@ -92,7 +92,9 @@ def _start(file: ProcessFile) -> int:
 def without_replaced(files: Sequence[ProcessFile]) -> list[ProcessFile]:
     """Less those of programs that recorded nothing and then put another in their own place (`exec`)."""
     later = {(file.header.host, file.header.pid): file for file in sorted(files, key=_start)}
-    return [file for file in files if file.events or file.footer or later[file.header.host, file.header.pid] is file]
+    return [
+        file for file in files if file.event_count or file.footer or later[file.header.host, file.header.pid] is file
+    ]
 
 
 def without_copies(files: Sequence[ProcessFile]) -> list[ProcessFile]:
@@ -100,6 +102,6 @@ def without_copies(files: Sequence[ProcessFile]) -> list[ProcessFile]:
     found: dict[tuple[str, str], ProcessFile] = {}
     for file in files:
         key = (file.header.job, file.path.name)
-        if key not in found or len(file.events) > len(found[key].events):
+        if key not in found or file.event_count > found[key].event_count:
             found[key] = file
     return list(found.values())

@@ -8,13 +8,13 @@ line, so that nothing is reordered within a host.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlearn.trace.event import Collective, Event, PointToPoint
+from dlearn.trace.event import Collective, PointToPoint
 from dlearn.trace.job_facts import ClockReading
 from dlearn.trace.store import ProcessFile, printable
 
@@ -84,7 +84,7 @@ def align(files: Sequence[ProcessFile]) -> dict[str, Clock]:
         if name not in clocks:
             usable = [reading for reading in readings[name] if reading.reference == reference]
             clocks[name] = SAME if name == reference else _line(name, usable)
-        _move(file.events.values(), clocks[name])
+        _move(file, clocks[name])
     return clocks
 
 
@@ -128,11 +128,12 @@ _MOMENTS = ("start_ns", "end_ns", "handed_ns", "arrived_ns", "returned_ns")
 """Of an event; the last three are an RPC's."""
 
 
-def _move(events: Iterable[Event], clock: Clock) -> None:
+def _move(file: ProcessFile, clock: Clock) -> None:
     """Events are frozen for everybody else; while they are being loaded, they are still being made."""
     if not clock.offset_ns and not clock.drift:
         return
-    for event in events:
+    file.short.move(clock.to_reference)
+    for event in file.events.values():
         for name in _MOMENTS:
             at_ns = getattr(event, name, None)
             if at_ns is not None:

@@ -1,20 +1,22 @@
-"""One file per process, one JSON line per event (writer.py appends them): read back, and checked."""
+"""One file per process, a line of JSON per event and per end (writer.py appends them): read back, and checked."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field
-from io import BytesIO
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from dlearn.errors import TraceError
 from dlearn.trace.ends import learn
 from dlearn.trace.event import (
-    FORMAT,
+    FORMATS,
     NOT_OBSERVED,
     Collective,
     End,
@@ -30,12 +32,14 @@ from dlearn.trace.event import (
     Worker,
 )
 from dlearn.trace.job_facts import AnyLine, ClockReading, DeviceReading, DeviceTime, Exit, Joined, Peer, Place, Stopped
+from dlearn.trace.short_events import Damage, ShortEvents, split
+from dlearn.trace.short_lines import ENDED_BY
 from dlearn.trace.writer import MAX_LINE_BYTES
 
 UNLISTED_MEMBERS = 256
 """Only a process group made by hand, outside `init_process_group`, is written without `ranks`: it is small."""
 
-_BLOCK_BYTES = 1 << 18
+_BLOCK_BYTES = 1 << 20
 """Lines are read about this much at a time."""
 
 _decoder = msgspec.json.Decoder(AnyLine)
@@ -55,6 +59,9 @@ class ProcessFile:
     path: Path
     header: Header
     events: dict[int, Event] = field(default_factory=dict)
+    firsts: dict[int, Event] = field(default_factory=dict)
+    """Those that short lines may be like, as they began."""
+    short: ShortEvents = field(init=False)
     groups: dict[str, GroupFact] = field(default_factory=dict)
     sockets: dict[int, Socket] = field(default_factory=dict)
     worker: Worker | None = None
@@ -75,6 +82,17 @@ class ProcessFile:
     complete: bool = True
     """Whether every line that the process wrote is here. If not, a call that is not here may still have been made."""
 
+    def __post_init__(self) -> None:
+        self.short = ShortEvents(self.firsts)
+
+    @property
+    def event_count(self) -> int:
+        return len(self.events) + len(self.short)
+
+    def all_events(self) -> list[Event]:
+        """Every event of the file, in the order of their numbers."""
+        return sorted([*self.events.values(), *self.short.made()], key=attrgetter("number"))
+
 
 def read(path: Path) -> ProcessFile:
     """Read one process's file. A damaged line is left out and named; an unreadable header is a TraceError.
@@ -83,17 +101,9 @@ def read(path: Path) -> ProcessFile:
     """
     blocks = _blocks(path)
     file = ProcessFile(path, _read_header(path, next(blocks, b"")))
-    damaged: list[str] = []
-    read_so_far = 1
-    for block in blocks:
-        lines = _decode(block)
-        for number, line in enumerate(lines, start=read_so_far + 1):
-            try:
-                _take(file, line)
-            except _DAMAGE as error:
-                damaged.append(f"line {number}{_why_damaged(line, error)}")
-        read_so_far += len(lines)
-    file.problems += _lost(file, damaged, read_so_far - (file.exit_status is not None))
+    damage, lines = _read_lines(file, blocks)
+    damaged = [f"line {number}{why}" for number, why in sorted(damage.items())]
+    file.problems += _lost(file, damaged, lines - (file.exit_status is not None))
     if file.problems:
         file.complete = False
         _excuse_ends(file)
@@ -102,6 +112,42 @@ def read(path: Path) -> ProcessFile:
             printable(f"{path.name}: sends and receives whose end was not observed: {file.footer.works_dropped:,}")
         )
     return file
+
+
+def _read_lines(file: ProcessFile, blocks: Iterable[bytes]) -> tuple[Damage, int]:
+    """Take in all lines after the first; which of them are damaged, and the number of the last."""
+    begins, ends = [np.empty((0, 7), np.int64)], [np.empty((0, 4), np.int64)]
+    later: list[tuple[int, End | DeviceTime]] = []
+    damage: Damage = {}
+    read = 1
+    for data in blocks:
+        block = split(data, first_line=read + 1)
+        begins.append(block.begins)
+        ends.append(block.ends)
+        for number, line in zip(block.others, _decode([*block.others.values()]), strict=True):
+            try:
+                decoded = _decode_line(line) if isinstance(line, bytes) else line
+                if isinstance(decoded, End | DeviceTime):
+                    later.append((number, decoded))
+                else:
+                    _take(file, decoded)
+            except _DAMAGE as error:
+                damage[number] = _why_damaged(line, error)
+        read += block.lines
+    damage |= file.short.add(np.concatenate(begins), file.events)
+    # Now all events are here: their ends follow.
+    others, damage_of_ends = file.short.end(np.concatenate(ends))
+    damage |= damage_of_ends
+    later += [(line, End(event=event, at_ns=at_ns, by=ENDED_BY[by])) for line, event, at_ns, by in others.tolist()]
+    # What is told at length of one of them is more than a row of numbers holds.
+    told = {line.event for _, line in later if isinstance(line, End)}
+    file.events |= {event.number: event for event in file.short.take_out(told)}
+    for number, line in later:
+        try:
+            _take_later(file, line)
+        except _DAMAGE as error:
+            damage[number] = _why_damaged(line, error)
+    return damage, read
 
 
 def printable(text: str) -> str:
@@ -138,6 +184,7 @@ def _excuse_ends(file: ProcessFile) -> None:
     for event in file.events.values():
         if event.pending:
             _set(event, "ended_by", NOT_OBSERVED)
+    file.short.excuse_ends()
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
@@ -158,10 +205,10 @@ def _blocks(path: Path) -> Iterator[bytes]:
         raise TraceError(printable(f"{path}: cannot be read: {error.strerror}")) from None
 
 
-def _decode(block: bytes) -> Sequence[AnyLine | bytes]:
-    """All lines of a block at once, which is fast; if any needs a closer look, each as it stands in the file."""
-    lines = BytesIO(block).readlines()
-    if block.endswith(b"\n") and len(block) <= MAX_LINE_BYTES and _is_plain(block):
+def _decode(lines: list[bytes]) -> Sequence[AnyLine | bytes]:
+    """All these lines at once, which is fast; if any needs a closer look, each as it stands in the file."""
+    together = b"".join(lines)
+    if together.endswith(b"\n") and len(together) <= MAX_LINE_BYTES and _is_plain(together):
         with suppress(*_DAMAGE):
             return list(map(_decoder.decode, lines))
     return lines
@@ -182,6 +229,8 @@ def _is_plain(data: bytes) -> bool:
 def _decode_line(line: bytes) -> AnyLine:
     if len(line) > MAX_LINE_BYTES or not line.endswith(b"\n"):
         raise ValueError
+    if line.startswith(b"["):
+        raise ValueError("a line of numbers has six of them, or three")
     decoded: AnyLine
     if _is_plain(line):
         decoded = _decoder.decode(line)
@@ -223,25 +272,22 @@ def _read_header(path: Path, line: bytes | None) -> Header:
     try:
         fields = _printable_all(msgspec.json.decode(line))
         version = msgspec.convert(fields, _Version)
-        if version.format == FORMAT:
+        if version.format in FORMATS:
             return msgspec.convert(fields, Header)
     except _DAMAGE as error:
         raise TraceError(printable(f"{path}, line 1: no trace header: {str(error)[:120]}")) from None
     raise TraceError(
-        f"{printable(str(path))}, line 1: trace format {version.format}; this dlearn reads format {FORMAT}."
+        f"{printable(str(path))}, line 1: trace format {version.format};"
+        f" this dlearn reads formats {FORMATS[0]} and {FORMATS[1]}."
         f" The file was written by dlearn {version.dlearn[:20] or 'unknown'}: use that version."
     )
 
 
-def _take(file: ProcessFile, line: AnyLine | bytes) -> None:
-    """Put one line where it belongs. Raises ValueError if it is damaged or contradicts the lines before it."""
+def _take(file: ProcessFile, line: AnyLine) -> None:
+    """Put one line where it belongs. Raises ValueError if it contradicts the lines before it."""
     match line:  # The most frequent first: there may be millions.
-        case End():
-            _end(file, line)
         case Event():
             _begin(file, line)
-        case bytes():
-            _take(file, _decode_line(line))
         case Header():
             raise ValueError("a second header")
         case Footer():
@@ -265,10 +311,6 @@ def _take(file: ProcessFile, line: AnyLine | bytes) -> None:
             file.clocks.append(line)
         case DeviceReading():
             file.device_clocks.append(line)
-        case DeviceTime():
-            if line.event not in file.events or line.end_ns < line.start_ns:
-                raise ValueError(f"the time of event {line.event} on a GPU, which cannot be")
-            file.device_times.append(line)
         case Peer():
             file.peers[line.rank] = line
         case Place():
@@ -278,6 +320,16 @@ def _take(file: ProcessFile, line: AnyLine | bytes) -> None:
             file.exit_status = line.status
         case Stopped():
             file.stopped_ns = line.at_ns
+
+
+def _take_later(file: ProcessFile, line: End | DeviceTime) -> None:
+    """What is told of an event once all events are here. Raises ValueError if it contradicts them."""
+    if isinstance(line, End):
+        _end(file, line)
+    elif (line.event in file.events or line.event in file.short) and line.start_ns <= line.end_ns:
+        file.device_times.append(line)
+    else:
+        raise ValueError(f"the time of event {line.event} on a GPU, which cannot be")
 
 
 def _check_group(group: GroupFact) -> None:
@@ -299,7 +351,9 @@ def _begin(file: ProcessFile, event: Event) -> None:
     elif isinstance(event, Collective):
         _set(event, "inputs", file.tensors.setdefault(event.inputs, event.inputs))
         _set(event, "outputs", file.tensors.setdefault(event.outputs, event.outputs))
-    elif isinstance(event, RpcReply) and event.run is not None and event.returned_ns is not None:
+    if event.repeats and file.header.format > 4:
+        file.firsts[event.number] = copy(event)
+    if isinstance(event, RpcReply) and event.run is not None and event.returned_ns is not None:
         _end(file, End(event=event.run, by="return", at_ns=event.returned_ns))
 
 

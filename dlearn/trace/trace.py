@@ -326,9 +326,10 @@ def _assign_ranks(
         labels[rank] = f"{file.header.host}-{file.header.pid}"
     events: list[Event] = []
     for rank, file in sorted(taken.items()):
-        for event in file.events.values():
+        found = file.all_events()
+        for event in found:
             _set(event, "rank", rank)
-        events += sorted(file.events.values(), key=attrgetter("number"))
+        events += found
     # Sorting is stable: of events that start at the same moment, the lower rank's and number's stay first.
     events.sort(key=attrgetter("start_ns"))
     processes = tuple(

@@ -1,4 +1,4 @@
-"""Append to a process's file, one JSON line per event.
+"""Append to a process's file: a line of JSON for each event, and one for its end.
 
 A line is written with a single `os.write` on a file opened for appending, so it is whole in the file the moment the
 call returns, whatever kills the process next. Nothing is buffered, nothing locked.
@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from dlearn.errors import TraceError
-from dlearn.trace.event import Footer, Header, Line
+from dlearn.trace.event import End, Event, Footer, Header, Line
+from dlearn.trace.short_lines import Remembered, end_line
 
 MAX_LINE_BYTES = 1 << 20
 """A longer line is damage: the longest real one (a bucket of thousands of parameters) stays far below."""
@@ -41,6 +42,7 @@ class Writer:
         self._mend = b""
         self._waiting = header
         self._fd: int | None = None
+        self._remembered = Remembered()
         if header is None:
             self._open()
 
@@ -59,7 +61,7 @@ class Writer:
                 f"{self.path} exists already: this process is being recorded there, or was. Give another folder."
             ) from None
 
-    def _begin(self, line: Line) -> bool:
+    def _begin(self, line: Line | bytes) -> bool:
         """Make the file that has waited for this line. A footer alone is no reason."""
         header, self._waiting = self._waiting, None
         if header is None or isinstance(line, Footer):
@@ -68,16 +70,32 @@ class Writer:
         self.write(header)
         return True
 
+    def event(self, kind: type[Event], facts: dict[str, Any]) -> None:
+        """Append an event; one that is like another before it as a short line. Raises OSError as `write` does."""
+        short, alike = self._remembered.begin(kind, facts)
+        if self._write(short or kind(**facts)) and alike is not None:
+            self._remembered.remember(alike, facts["number"])
+
+    def end(self, number: int, *, at_ns: int, by: str, error: str, **facts: Any) -> None:
+        """Append the end of an event; in a short line if there is no more to it. Raises OSError as `write` does."""
+        more = error or any(each is not None and each != () for each in facts.values())
+        short = None if more else end_line(number, at_ns, by)
+        self._write(short or End(event=number, at_ns=at_ns, by=by, error=error, **facts))
+
     def write(self, line: Line) -> None:
         """Append one line. Raises OSError where the disk is full; the line counts as not written."""
+        self._write(line)
+
+    def _write(self, line: Line | bytes) -> bool:
+        """Whether it stands in the file."""
         if self._fd is None and not self._begin(line):
-            return
-        data = _encode(line) + b"\n"
+            return False
+        data = line if isinstance(line, bytes) else _encode(line) + b"\n"
         # Without the header the file is no trace, and the footer says how much is not in it: these two always fit.
         if len(data) > self._room and not isinstance(line, Header | Footer):
             self._room = 0  # Nothing after it either: a short end of a long event that was left out is of no use.
             self.not_written += 1
-            return
+            return False
         self._room -= len(data)
         try:
             self._append(data)
@@ -85,6 +103,7 @@ class Writer:
             self.not_written += 1
             raise
         self.lines += 1
+        return True
 
     def _append(self, data: bytes) -> None:
         assert self._fd is not None
