@@ -63,6 +63,10 @@ class Remembered:
 
 def end_line(number: int, at_ns: int, by: str) -> bytes | None:
     """The short line of an end; None if it is none of the usual ones."""
-    if by not in ENDED_BY or abs(at_ns) >= _TOO_LONG:
+    place = _PLACE.get(by)
+    if place is None or abs(at_ns) >= _TOO_LONG:
         return None
-    return b"[%d,%d,%d]\n" % (number, at_ns, ENDED_BY.index(by))
+    return f"[{number},{at_ns},{place}]\n".encode()
+
+
+_PLACE = {by: place for place, by in enumerate(ENDED_BY)}

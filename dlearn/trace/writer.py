@@ -78,7 +78,7 @@ class Writer:
 
     def end(self, number: int, *, at_ns: int, by: str, error: str, **facts: Any) -> None:
         """Append the end of an event; in a short line if there is no more to it. Raises OSError as `write` does."""
-        more = error or any(each is not None and each != () for each in facts.values())
+        more = error or (facts and any(each is not None and each != () for each in facts.values()))
         short = None if more else end_line(number, at_ns, by)
         self._write(short or End(event=number, at_ns=at_ns, by=by, error=error, **facts))
 
