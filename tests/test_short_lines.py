@@ -13,9 +13,7 @@ from dlearn.trace.event import (
     REFUSED,
     Collective,
     End,
-    Event,
     Gradient,
-    Line,
     PointToPoint,
     Span,
     Stretch,
@@ -201,8 +199,3 @@ def test_events_of_a_file_without_its_end_do_not_hang_where_lines_are_lost(tmp_p
     path.write_bytes(path.read_bytes().replace(b"[0,1,1,-1,1,-1]\n", b""))
     lost = read(path).all_events()
     assert [(each.number, each.ended_by) for each in lost] == [(0, NOT_OBSERVED), (2, NOT_OBSERVED)]
-
-
-def test_an_event_kind_says_whether_it_repeats():
-    assert {kind for kind in Event.__subclasses__() if kind.repeats} == {Collective, PointToPoint, Gradient, Stretch}
-    assert issubclass(Event, Line)

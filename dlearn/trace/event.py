@@ -10,10 +10,8 @@ from typing import Annotated, ClassVar, Literal
 
 import msgspec
 
-FORMAT = 5
-"""Version of the trace file; docs/trace-file.md describes it."""
-FORMATS = (4, FORMAT)
-"""Those that are read. In 4 each event stood in a line of its own, as the first of its like does now."""
+FORMATS = (4, FORMAT := 5)
+"""Versions of the trace file (docs/trace-file.md) that are read, and the one that is written."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=-(2**62), le=2**62)]
@@ -156,8 +154,6 @@ class Event(Line, frozen=True, kw_only=True):
 
     ends: ClassVar[bool] = True
     """Whether an event of this kind lasts: one without an end hangs, or its process died."""
-    repeats: ClassVar[bool] = False
-    """Whether a program says the same in each step: then a later one is a short line (trace/short_lines.py)."""
 
     number: Count
     start_ns: Nanoseconds
@@ -195,8 +191,6 @@ class Collective(Event, tag="collective", frozen=True, kw_only=True):
     inputs, on request.
     """
 
-    repeats: ClassVar[bool] = True
-
     op: str
     group: str
     seq: Count
@@ -218,8 +212,6 @@ class PointToPoint(Event, tag="p2p", frozen=True, kw_only=True):
     A glass-box collective says of each of its sends which `step` it is. `checksum` is the CRC-32 of the data that is
     sent, on request; of the data itself a trace holds nothing.
     """
-
-    repeats: ClassVar[bool] = True
 
     op: Literal["send", "recv"]
     group: str
@@ -254,7 +246,6 @@ class Gradient(Event, tag="gradient", frozen=True, kw_only=True):
     """The moment at which the gradient of one parameter of a DDP model is ready."""
 
     ends: ClassVar[bool] = False
-    repeats: ClassVar[bool] = True
 
     model: Count
     parameter: str
@@ -265,8 +256,6 @@ class Gradient(Event, tag="gradient", frozen=True, kw_only=True):
 class Stretch(Event, tag="stretch", frozen=True, kw_only=True):
     """A part of a training step, seen from begin to end: the forward pass of a DDP model, a backward pass, or the
     step of an optimizer, as `phase` says. On a GPU the part that the CPU takes; the GPU's stands in a `DeviceTime`."""
-
-    repeats: ClassVar[bool] = True
 
 
 class Span(Event, tag="span", frozen=True, kw_only=True):

@@ -25,7 +25,7 @@ Damage = dict[int, str]
 """Of a line, by its number, why it cannot be used."""
 
 
-class Block(NamedTuple):
+class Lines(NamedTuple):
     """Some lines of a file."""
 
     begins: Rows
@@ -37,7 +37,7 @@ class Block(NamedTuple):
     lines: int
 
 
-def split(data: bytes, first_line: int) -> Block:
+def split(data: bytes, first_line: int) -> Lines:
     """Sort the lines of `data`: its short ones as numbers, the others as they stand in the file.
 
     The first of them is line `first_line` of the file.
@@ -63,7 +63,7 @@ def split(data: bytes, first_line: int) -> Block:
         good[lines[valid]] = True
         rows.append(np.column_stack([lines[valid] + first_line, found[valid]]))
     others = {line + first_line: data[starts[line] : stops[line] + 1] for line in np.flatnonzero(~good).tolist()}
-    return Block(rows[0], rows[1], others, len(starts))
+    return Lines(rows[0], rows[1], others, len(starts))
 
 
 def _numbers(text: Bytes, edges: NDArray[np.intp]) -> tuple[Rows, Mask]:
@@ -106,7 +106,7 @@ class ShortEvents:
         return len(self.number)
 
     def add(self, begins: Rows, others: Collection[int]) -> Damage:
-        """Take in `Block.begins` of the whole file, in which `others` are the numbers of all other events."""
+        """Take in `Lines.begins` of the whole file, in which `others` are the numbers of all other events."""
         damage: Damage = {}
         known = _find(begins[:, 1], _sorted(self.firsts))[1]
         for line, like in begins[~known, :2].tolist():
@@ -127,7 +127,7 @@ class ShortEvents:
         return damage
 
     def end(self, ends: Rows) -> tuple[Rows, Damage]:
-        """Take in `Block.ends`; gives back those of other events."""
+        """Take in `Lines.ends`; gives back those of other events."""
         damage: Damage = {}
         row, mine = _find(ends[:, 1], self.number)
         others, ends, row = ends[~mine], ends[mine], row[mine]

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dlearn.trace.event import NOT_OBSERVED, REFUSED, Event
+from dlearn.trace.event import NOT_OBSERVED, REFUSED, Collective, Event, Gradient, PointToPoint, Stretch
 
+REPEATED = (Collective, PointToPoint, Gradient, Stretch)
+"""The kinds of events that are written so."""
 VARYING = ("number", "start_ns", "parent", "seq", "backward")
 """The fields of an event that a short line has, after the number of the event that it is like."""
 ENDED_BY = ("callback", "wait", "return", NOT_OBSERVED, REFUSED)
@@ -39,7 +41,7 @@ class Remembered:
 
         Beside it what `remember` wants, once the event's own line is in the file; None if none will be like it.
         """
-        if not kind.repeats:
+        if kind not in REPEATED:
             return None, None
         # This runs for every call: what differs is taken out of the hook's own dict, the rest is looked up as it is.
         take = facts.pop

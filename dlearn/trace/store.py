@@ -33,7 +33,7 @@ from dlearn.trace.event import (
 )
 from dlearn.trace.job_facts import AnyLine, ClockReading, DeviceReading, DeviceTime, Exit, Joined, Peer, Place, Stopped
 from dlearn.trace.short_events import Damage, ShortEvents, split
-from dlearn.trace.short_lines import ENDED_BY
+from dlearn.trace.short_lines import ENDED_BY, REPEATED
 from dlearn.trace.writer import MAX_LINE_BYTES
 
 UNLISTED_MEMBERS = 256
@@ -351,7 +351,7 @@ def _begin(file: ProcessFile, event: Event) -> None:
     elif isinstance(event, Collective):
         _set(event, "inputs", file.tensors.setdefault(event.inputs, event.inputs))
         _set(event, "outputs", file.tensors.setdefault(event.outputs, event.outputs))
-    if event.repeats and file.header.format > 4:
+    if type(event) in REPEATED and file.header.format > 4:
         file.firsts[event.number] = copy(event)
     if isinstance(event, RpcReply) and event.run is not None and event.returned_ns is not None:
         _end(file, End(event=event.run, by="return", at_ns=event.returned_ns))
