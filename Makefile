@@ -38,14 +38,14 @@ OTHER = .venv-torch-$(VERSION)-$(notdir $(PYTHON))
 check: .venv/.check  ## ruff and mypy
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/mypy --strict dlearn
+	.venv/bin/mypy --strict dlearn ddp_claims
 
 notebooks: .venv/.notebooks  ## execute all notebooks again and save them with their outputs; draw the README's gallery
 	.venv/bin/python notebooks/build.py
 	.venv/bin/python -m dlearn.lessons.gallery --out docs/pictures
 
 paper: .venv/.demo  ## run the claims of the paper on DDP again; figures and verdicts go to docs/ddp_paper/
-	.venv/bin/python -m dlearn.lessons.ddp_paper --out docs/ddp_paper
+	.venv/bin/python -m ddp_claims --out docs/ddp_paper
 
 bench: .venv/.bench  ## run every benchmark, one after the other
 	@set -e; for file in benchmarks/*.py; do echo "== $$file"; .venv/bin/python "$$file"; done

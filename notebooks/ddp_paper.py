@@ -28,12 +28,14 @@
 # whole 95 % interval of the median lies on the claim's side (the sign test). There are two cores here: with more ranks
 # than that, ranks take turns, and latency is about whose turn it is.
 #
-# Outside a notebook, all of it, with figures: `python -m dlearn.lessons.ddp_paper --out DIR`.
+# Outside a notebook, all of it, with figures: `python -m ddp_claims --out DIR`. The claims stand in the folder
+# `ddp_claims` of the repository, beside the library: they are found where dlearn is installed from a checkout (as
+# `make` does it), and not with the wheel alone.
 #
 # **Predict first**, for each claim, before you run its cell: confirmed, or not?
 
 # %%
-from dlearn.lessons.ddp_paper import CLAIMS, claim
+from ddp_claims import CLAIMS, claim
 
 findings = []
 
@@ -204,7 +206,7 @@ found
 # ## All of it
 
 # %%
-from dlearn.lessons.ddp_paper import Report
+from ddp_claims import Report
 
 assert [each.claim.id for each in findings] == [each.id for each in CLAIMS]
 assert all(each.verdict in ("confirmed", "not confirmed here", "cannot be tested here") for each in findings)
@@ -213,7 +215,7 @@ Report(tuple(findings))
 # %% [markdown]
 # ## Exercises
 #
-# 1. DD1's knee depends on the machine. Make the message of `dlearn/lessons/ddp_paper/message_size.py` larger: does an
+# 1. DD1's knee depends on the machine. Make the message of `ddp_claims/message_size.py` larger: does an
 #    element become cheaper still?
 # 2. DD4 at a cable of `10mbit`: how much can be hidden at most, if the transfer takes ten times as long as the backward
 #    pass? Change `RATE` in `overlapping.py` and try.

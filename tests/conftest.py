@@ -3,7 +3,10 @@
 import signal
 import sys
 
+import matplotlib
 import pytest
+
+matplotlib.use("agg")  # Pictures are drawn into memory: no window opens.
 
 # A shell that puts these tests in the background has interrupts ignored, and whoever it starts inherits that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import matplotlib.pyplot as plt
-import pytest
 from programs import mlp
 from traces import Job, tensor
 
 from dlearn import Cluster, analysis, draw
 from dlearn.trace.event import Gradient
-
-
-@pytest.fixture(autouse=True)
-def _close_figures():
-    yield
-    plt.close("all")
 
 
 def two_steps(tmp_path, *, unused=False):

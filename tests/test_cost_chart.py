@@ -1,6 +1,5 @@
 """The picture of the costs, by its artists."""
 
-import matplotlib
 import pytest
 
 from dlearn import draw
@@ -16,17 +15,6 @@ MEASURED = {
     name: [(size, MODEL.time_s(cost(name, 4, size)) * late) for size in (64, 4096, 10**6) for late in (1, 2, 3, 4, 50)]
     for name in ALGORITHMS
 }
-
-
-@pytest.fixture(autouse=True)
-def no_window():
-    import matplotlib.pyplot as plt
-
-    before = matplotlib.get_backend()
-    plt.switch_backend("agg")
-    yield
-    plt.close("all")
-    plt.switch_backend(before)
 
 
 def parts(ax, gid):

@@ -3,17 +3,13 @@
 from dataclasses import replace
 from math import comb
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 import torch.distributed as dist
 from test_cost_chart import check_texts
 from torch import nn
 
-from dlearn.analysis import operations, traffic
-from dlearn.cluster import Cluster
-from dlearn.lessons import charts, models
-from dlearn.lessons.ddp_paper import (
+from ddp_claims import (
     CLAIMS,
     Check,
     Claim,
@@ -32,16 +28,13 @@ from dlearn.lessons.ddp_paper import (
     seen,
     unused,
 )
-from dlearn.lessons.ddp_paper.samples import Samples, depth
+from ddp_claims.samples import Samples, depth
+from dlearn.analysis import operations, traffic
+from dlearn.cluster import Cluster
+from dlearn.lessons import charts, models
 from dlearn.recorder import span
 
 YES, NO, UNKNOWN = (Check("it is so", "seen", holds) for holds in (True, False, None))
-
-
-@pytest.fixture(autouse=True)
-def close_figures():
-    yield
-    plt.close("all")
 
 
 def finding(*checks):

@@ -1,22 +1,14 @@
 """DD12 and DD13: bytes of compressed gradients to the byte, and losses judged by a criterion that can fail."""
 
-import matplotlib.pyplot as plt
 import pytest
 from torch import nn
 
+from ddp_claims import compression, skipping
+from ddp_claims.compression import METHODS, powersgd_sizes, sent
+from ddp_claims.convergence import hurts, keeps
+from ddp_claims.skipping import LARGE, SMALL
 from dlearn import Cluster
 from dlearn.lessons import models
-from dlearn.lessons.ddp_paper import compression, skipping
-from dlearn.lessons.ddp_paper.compression import METHODS, powersgd_sizes, sent
-from dlearn.lessons.ddp_paper.convergence import hurts, keeps
-from dlearn.lessons.ddp_paper.skipping import LARGE, SMALL
-
-
-@pytest.fixture(autouse=True)
-def pictures_closed():
-    yield
-    plt.close("all")
-
 
 # The criterion --------------------------------------------------------------------------------------------------------
 

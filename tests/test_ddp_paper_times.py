@@ -13,13 +13,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_claims import CLAIMS, claim, link, rules
+from ddp_claims.__main__ import main
+from ddp_claims.comm_hooks import RoundRobin
+from ddp_claims.samples import Samples, ratios
 from dlearn import Cluster
 from dlearn.errors import DlearnError
 from dlearn.lessons import charts
-from dlearn.lessons.ddp_paper import CLAIMS, claim, link, rules
-from dlearn.lessons.ddp_paper.__main__ import main
-from dlearn.lessons.ddp_paper.comm_hooks import RoundRobin
-from dlearn.lessons.ddp_paper.samples import Samples, ratios
 
 needs_hosts = pytest.mark.skipif(bool(link.why_not()), reason=f"no hosts: {link.why_not()}")
 
@@ -184,7 +184,7 @@ def test_a_claim_about_times_has_a_verdict_with_its_samples(name):
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_command_writes_figures_report_and_verdicts(tmp_path):
-    command = [sys.executable, "-m", "dlearn.lessons.ddp_paper", "--out", "out", "DD1"]
+    command = [sys.executable, "-m", "ddp_claims", "--out", "out", "DD1"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "1 of 1: DD1 small collectives" in done.stderr

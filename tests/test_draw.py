@@ -4,7 +4,6 @@ import subprocess
 import sys
 from xml.etree import ElementTree
 
-import matplotlib
 import msgspec
 import numpy as np
 import pytest
@@ -30,18 +29,6 @@ from dlearn.trace.trace import Trace
 MS = 1_000_000
 PICTURES = [draw.timeline, draw.traffic, draw.traffic_graph, draw.sequence, draw.reconcile]
 STRANGE = ["a$b$", "<script>alert(1)</script>", "long " * 60, "日本\n\u202e\x00%s{}"]
-
-
-@pytest.fixture(autouse=True)
-def no_window():
-    """Pictures are drawn into memory, and each test leaves none behind."""
-    import matplotlib.pyplot as plt
-
-    before = matplotlib.get_backend()
-    plt.switch_backend("agg")
-    yield
-    plt.close("all")
-    plt.switch_backend(before)
 
 
 @pytest.fixture

@@ -10,15 +10,6 @@ from dlearn import draw
 from dlearn.draw import palette
 
 
-@pytest.fixture(autouse=True)
-def no_window():
-    before = plt.get_backend()
-    plt.switch_backend("agg")
-    yield
-    plt.close("all")
-    plt.switch_backend(before)
-
-
 def bars(ax):
     """gid -> (left, width) in bytes."""
     return {each.get_gid(): (each.get_x(), each.get_width()) for each in ax.patches}

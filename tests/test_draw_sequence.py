@@ -1,6 +1,5 @@
 """What a sequence diagram folds, and what it says at its arrows: by hand, and of real steps."""
 
-import matplotlib.pyplot as plt
 import pytest
 import torch
 import torch.distributed as dist
@@ -15,15 +14,6 @@ from dlearn.draw import rows
 
 MS = 1_000_000
 STEPS = 10
-
-
-@pytest.fixture(autouse=True)
-def no_window():
-    before = plt.get_backend()
-    plt.switch_backend("agg")
-    yield
-    plt.close("all")
-    plt.switch_backend(before)
 
 
 def texts(ax):

@@ -3,7 +3,6 @@
 import html
 import re
 
-import matplotlib
 import pytest
 from programs import train_ddp
 from test_selecting import MS, one_step, star
@@ -15,17 +14,6 @@ from dlearn import Cluster, operations, play
 from dlearn.analysis import traffic
 from dlearn.errors import DlearnError
 from dlearn.play.explore import ALL, DRAWINGS
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_window():
-    import matplotlib.pyplot as plt
-
-    before = matplotlib.get_backend()
-    plt.switch_backend("agg")
-    yield
-    plt.close("all")
-    plt.switch_backend(before)
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 import gc
 import weakref
 
-import matplotlib
 import pytest
 
 pytest.importorskip("ipywidgets")
@@ -14,17 +13,6 @@ from dlearn.lessons import split
 from dlearn.lessons.byte_bars import Bars, byte_bars, png
 from dlearn.lessons.knobs import CHOICES, knobs
 from dlearn.lessons.split import Size
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_window():
-    import matplotlib.pyplot as plt
-
-    before = matplotlib.get_backend()
-    plt.switch_backend("agg")
-    yield
-    plt.close("all")
-    plt.switch_backend(before)
 
 
 @pytest.fixture(scope="module")

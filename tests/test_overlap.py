@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import matplotlib.pyplot as plt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,12 +15,6 @@ from dlearn.analysis.training_steps import training_steps
 from dlearn.trace.event import NOT_OBSERVED
 
 US = 1000
-
-
-@pytest.fixture(autouse=True)
-def _close_figures():
-    yield
-    plt.close("all")
 
 
 def one_step(job, at=0, *, late=0, backward=0, end=True, optimizer=True):

@@ -21,15 +21,6 @@ SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</title><script>alert(1)</script>\"'&amp;(]]>\\"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def no_window():
-    before = plt.get_backend()
-    plt.switch_backend("agg")
-    yield
-    plt.close("all")
-    plt.switch_backend(before)
-
-
 @pytest.fixture(scope="module")
 def every(tmp_path_factory):
     return drawings(tmp_path_factory.mktemp("all"))

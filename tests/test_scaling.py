@@ -1,6 +1,5 @@
 """How messages grow with the batch: by hand, on real workers, and by the artists of the picture."""
 
-import matplotlib
 import pytest
 import rpc_jobs
 import torch
@@ -12,17 +11,6 @@ from dlearn.analysis import scaling
 from dlearn.analysis.scaling import _factors
 from dlearn.errors import DlearnError
 from dlearn.trace.event import TensorInfo
-
-
-@pytest.fixture(autouse=True)
-def no_window():
-    import matplotlib.pyplot as plt
-
-    before = matplotlib.get_backend()
-    plt.switch_backend("agg")
-    yield
-    plt.close("all")
-    plt.switch_backend(before)
 
 
 def job(folder, sizes, *, more=0):

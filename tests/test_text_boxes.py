@@ -20,15 +20,6 @@ US, MS = 1000, 1_000_000
 STRANGE = ["a$b$", "<script>alert(1)</script>", "long " * 60, "日本\n\u202e\x00%s{}", "W" * 200]
 
 
-@pytest.fixture(autouse=True)
-def no_window():
-    before = plt.get_backend()
-    plt.switch_backend("agg")
-    yield
-    plt.close("all")
-    plt.switch_backend(before)
-
-
 # The check itself: it finds what is planted ---------------------------------------------------------------------------
 
 

@@ -15,15 +15,6 @@ from dlearn.draw.traffic_graph import MOST_ARROWS, MOST_RANKS
 from dlearn.trace.event import NOT_OBSERVED
 
 
-@pytest.fixture(autouse=True)
-def no_window():
-    before = plt.get_backend()
-    plt.switch_backend("agg")
-    yield
-    plt.close("all")
-    plt.switch_backend(before)
-
-
 def sent(folder, pairs, *, ranks):
     """A message for each of {(src, dst): bytes}."""
     job = Job(folder, ranks=ranks)

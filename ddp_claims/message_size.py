@@ -8,12 +8,12 @@ from itertools import pairwise
 import torch
 import torch.distributed as dist
 
+from ddp_claims.conditions import ranks_on_cores
+from ddp_claims.samples import Samples, ratios
+from ddp_claims.verdicts import Check, Claim, Result
 from dlearn.analysis.findings import size_text
 from dlearn.cluster import Cluster
 from dlearn.lessons import charts
-from dlearn.lessons.ddp_paper.conditions import ranks_on_cores
-from dlearn.lessons.ddp_paper.samples import Samples, ratios
-from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
 
 RANKS = 2
 ELEMENTS = 1 << 20

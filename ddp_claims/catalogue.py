@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dlearn.lessons.ddp_paper import (
+from ddp_claims import (
     accumulation,
     buckets,
     compression,
@@ -21,7 +21,7 @@ from dlearn.lessons.ddp_paper import (
     skipping,
     unused,
 )
-from dlearn.lessons.ddp_paper.verdicts import Claim
+from ddp_claims.verdicts import Claim
 
 CLAIMS: tuple[Claim, ...] = (
     message_size.DD1,

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_claims.verdicts import Check, Claim, Result
 from dlearn import draw
 from dlearn.analysis import operations
 from dlearn.cluster import Cluster
 from dlearn.lessons import charts, digits, models
-from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
 from dlearn.trace.event import Collective, Gradient
 from dlearn.trace.message import End
 

@@ -10,13 +10,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_claims.conditions import ranks_on_cores
+from ddp_claims.samples import Samples
+from ddp_claims.verdicts import Check, Claim, Result
 from dlearn import draw
 from dlearn.analysis.breakdown import Breakdown, breakdown
 from dlearn.cluster import Cluster
 from dlearn.lessons import charts, digits, models
-from dlearn.lessons.ddp_paper.conditions import ranks_on_cores
-from dlearn.lessons.ddp_paper.samples import Samples
-from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
 
 RANKS = 2
 STEPS = 14

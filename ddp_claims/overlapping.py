@@ -13,16 +13,16 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_claims import link
+from ddp_claims.comm_hooks import wait_for_each
+from ddp_claims.conditions import ranks_on_cores
+from ddp_claims.samples import Samples, ratios
+from ddp_claims.verdicts import Check, Claim, Result
 from dlearn import draw
 from dlearn.analysis.overlap import Overlap, overlap
 from dlearn.analysis.traffic import traffic
 from dlearn.cluster import Cluster
 from dlearn.lessons import charts, digits, models
-from dlearn.lessons.ddp_paper import link
-from dlearn.lessons.ddp_paper.comm_hooks import wait_for_each
-from dlearn.lessons.ddp_paper.conditions import ranks_on_cores
-from dlearn.lessons.ddp_paper.samples import Samples, ratios
-from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
 from dlearn.recorder import record
 from dlearn.trace.trace import Trace
 

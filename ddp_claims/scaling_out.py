@@ -13,14 +13,14 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_claims import seen
+from ddp_claims.conditions import ranks_on_cores
+from ddp_claims.samples import Samples
+from ddp_claims.verdicts import Check, Claim, Result
 from dlearn.analysis import reconcile, traffic
 from dlearn.cluster import Cluster
 from dlearn.cluster.run import Run
 from dlearn.lessons import charts, digits, models
-from dlearn.lessons.ddp_paper import seen
-from dlearn.lessons.ddp_paper.conditions import ranks_on_cores
-from dlearn.lessons.ddp_paper.samples import Samples
-from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
 from dlearn.recorder import span
 from dlearn.shown import count_text
 from dlearn.trace.trace import Trace

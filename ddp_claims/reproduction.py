@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddp_claims.catalogue import CLAIMS
+from ddp_claims.conditions import cores
+from ddp_claims.verdicts import Claim, Finding
 from dlearn import draw
 from dlearn.errors import SetupError
-from dlearn.lessons.ddp_paper.catalogue import CLAIMS
-from dlearn.lessons.ddp_paper.conditions import cores
-from dlearn.lessons.ddp_paper.verdicts import Claim, Finding
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_claims.convergence import SEEDS, differences, hurts, keeps, seeds_text, spread, training_loss
+from ddp_claims.verdicts import Check, Claim, Result
 from dlearn.cluster import Cluster
 from dlearn.lessons import charts, digits, models
-from dlearn.lessons.ddp_paper.convergence import SEEDS, differences, hurts, keeps, seeds_text, spread, training_loss
-from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

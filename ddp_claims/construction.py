@@ -9,11 +9,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_claims import seen
+from ddp_claims.verdicts import Check, Claim, Result
 from dlearn.analysis import operations, traffic
 from dlearn.cluster import Cluster
 from dlearn.lessons import charts, models
-from dlearn.lessons.ddp_paper import seen
-from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
 from dlearn.recorder import span
 
 RANKS = 2

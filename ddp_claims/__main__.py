@@ -1,4 +1,4 @@
-"""`python -m dlearn.lessons.ddp_paper --out DIR [DD1 DD6 ...]`."""
+"""`python -m ddp_claims --out DIR [DD1 DD6 ...]`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from dlearn.errors import DlearnError
 
 def main() -> int:
     os.environ.setdefault("MPLBACKEND", "agg")  # pictures go to files, no window
-    from dlearn.lessons.ddp_paper.reproduction import reproduce
+    from ddp_claims.reproduction import reproduce
 
     parser = argparse.ArgumentParser(
-        prog="python -m dlearn.lessons.ddp_paper",
+        prog="python -m ddp_claims",
         description="Run the claims of the paper on DDP on real ranks here; each gets a verdict from what was seen.",
     )
     parser.add_argument("ids", metavar="ID", nargs="*", help="DD1 ... DD18 (default: all)")

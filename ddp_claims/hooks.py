@@ -12,10 +12,10 @@ from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_claims.verdicts import Check, Claim, Result
 from dlearn.cluster import Cluster
 from dlearn.draw import canvas
 from dlearn.draw.palette import FAINT, INK, LANE, SERIES
-from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

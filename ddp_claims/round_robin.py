@@ -10,14 +10,14 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_claims.comm_hooks import RoundRobin
+from ddp_claims.conditions import ranks_on_cores
+from ddp_claims.samples import ratios
+from ddp_claims.verdicts import Check, Claim, Result
 from dlearn import draw
 from dlearn.analysis.joining import operations
 from dlearn.analysis.traffic import traffic
 from dlearn.cluster import Cluster
-from dlearn.lessons.ddp_paper.comm_hooks import RoundRobin
-from dlearn.lessons.ddp_paper.conditions import ranks_on_cores
-from dlearn.lessons.ddp_paper.samples import ratios
-from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
 from dlearn.recorder import span
 from dlearn.trace.message import Group
 from dlearn.trace.trace import Trace

@@ -12,13 +12,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_claims import link
+from ddp_claims.conditions import ranks_on_cores
+from ddp_claims.samples import CONFIDENCE, Samples
+from ddp_claims.verdicts import Check, Claim, Result
 from dlearn.analysis.findings import size_text
 from dlearn.cluster import Cluster
 from dlearn.lessons import charts
-from dlearn.lessons.ddp_paper import link
-from dlearn.lessons.ddp_paper.conditions import ranks_on_cores
-from dlearn.lessons.ddp_paper.samples import CONFIDENCE, Samples
-from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
 
 RANKS = 2
 ROUNDS = 16

@@ -10,11 +10,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_claims import seen
+from ddp_claims.verdicts import Check, Claim, Result
 from dlearn.analysis import operations
 from dlearn.cluster import Cluster
 from dlearn.lessons import charts, digits
-from dlearn.lessons.ddp_paper import seen
-from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
 from dlearn.recorder import span
 from dlearn.shown import count_text
 from dlearn.trace.trace import Trace

@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_claims.conditions import cores
+from ddp_claims.samples import Samples
+from ddp_claims.verdicts import Check, Claim, Result
 from dlearn.cluster import Cluster
 from dlearn.lessons import charts, digits, models
-from dlearn.lessons.ddp_paper.conditions import cores
-from dlearn.lessons.ddp_paper.samples import Samples
-from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
 from dlearn.recorder import span
 from dlearn.trace.event import Gradient, Stretch
 from dlearn.trace.trace import Trace

@@ -20,12 +20,12 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_claims.comm_hooks import bf16
+from ddp_claims.convergence import SEEDS, differences, keeps, seeds_text, spread, training_loss
+from ddp_claims.verdicts import Check, Claim, Result
 from dlearn.analysis.joining import operations
 from dlearn.cluster import Cluster
 from dlearn.lessons import charts, digits, models
-from dlearn.lessons.ddp_paper.comm_hooks import bf16
-from dlearn.lessons.ddp_paper.convergence import SEEDS, differences, keeps, seeds_text, spread, training_loss
-from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
 from dlearn.lessons.training import accuracy
 from dlearn.recorder import span
 from dlearn.trace.event import Collective

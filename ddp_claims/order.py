@@ -7,12 +7,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_claims import seen
+from ddp_claims.verdicts import Check, Claim, Result
 from dlearn import draw
 from dlearn.analysis import hangs
 from dlearn.cluster import Cluster
 from dlearn.lessons import museum
-from dlearn.lessons.ddp_paper import seen
-from dlearn.lessons.ddp_paper.verdicts import Check, Claim, Result
 from dlearn.recorder import span
 from dlearn.trace.event import Gradient
 from dlearn.trace.trace import Trace
