@@ -153,6 +153,34 @@ class Operations(tuple[Operation, ...], Shown):
         operations.labels = labels
         return operations
 
+    def to_frame(self) -> pandas.DataFrame:
+        """One row an operation (needs pandas); docs/own-questions.md describes the columns."""
+        pandas = optional("pandas", needed_by="to_frame")
+
+        frame = pandas.DataFrame(
+            {
+                "op": [each.op for each in self],
+                "group": [each.group.name for each in self],
+                "seq": [each.seq for each in self],
+                "ranks": [len(each.ends) for each in self],
+                "src": [None if each.sender is None else self._label(each.sender) for each in self],
+                "dst": [None if each.receiver is None else self._label(each.receiver) for each in self],
+                "phase": [each.ends[0].phase for each in self],
+                "site": [each.ends[0].site for each in self],
+                "start_ns": [each.start_ns for each in self],
+                "transfer_ns": [each.transfer_ns for each in self],
+                "end_ns": [each.end_ns for each in self],
+                "last_rank": [self._label(each.last_rank) for each in self],
+                "given_bytes": [each.given_bytes for each in self],
+                "bucket": [None if each.bucket is None else each.bucket.index for each in self],
+                "missing": [", ".join(map(self._label, each.missing)) for each in self],
+                "problem": [each.problem for each in self],
+                "what": [each.what for each in self],
+            }
+        )
+        # Whole numbers, where some are not known.
+        return frame.astype({"end_ns": "Int64", "bucket": "Int64"})
+
     def paragraphs(self) -> Iterator[Paragraph]:
         kinds = Counter(each.op for each in self)
         named = first_few([f"{count:,} {op}" for op, count in kinds.most_common()], _OPS_SHOWN)
@@ -238,12 +266,15 @@ class Messages(Answer, frozen=True):
         """One row a message (needs pandas)."""
         pandas = optional("pandas", needed_by="to_frame")
 
-        columns = ["src", "dst", "op", "what", "payload_bytes", "how", "confirmed", "sent_ns", "received_ns", "step"]
-        rows = [[getattr(message, column) for column in columns] for message in self.items]
-        frame = pandas.DataFrame(rows, columns=columns)
-        for column in ("src", "dst"):
-            frame[column] = [self.label(rank) for rank in frame[column]]
-        return frame
+        columns = ("op", "what", "payload_bytes", "how", "confirmed", "sent_ns", "received_ns", "step")
+        found = {column: [getattr(message, column) for message in self.items] for column in columns}
+        first = [message.operation.ends[0] for message in self.items]
+        ends = {
+            "src": [self.label(message.src) for message in self.items],
+            "dst": [self.label(message.dst) for message in self.items],
+        }
+        calls = {"phase": [end.phase for end in first], "site": [end.site for end in first]}
+        return pandas.DataFrame({**ends, **found, **calls})
 
     def paragraphs(self) -> Iterator[Paragraph]:
         finding, *reasons = self.sentences()

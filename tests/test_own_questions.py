@@ -1,0 +1,70 @@
+"""docs/own-questions.md: each of its answers, on a real trace, is what the library says, too."""
+
+import importlib.util
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dlearn import Trace, analysis, messages, operations
+
+HERE = Path(__file__).parent
+PAGE = (HERE.parent / "docs" / "own-questions.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("pandas") is None, reason="pandas is not installed")
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory) -> dict[str, Any]:
+    """What the page's programs have found out about a DDP job's trace."""
+    folder = tmp_path_factory.mktemp("questions")
+    with zipfile.ZipFile(HERE / "frozen" / "lesson-ddp_step_by_step.zip") as archive:
+        archive.extractall(folder)
+    trace = min(path for path in folder.iterdir() if path.is_dir())
+    names: dict[str, Any] = {}
+    for block in BLOCKS:
+        exec(block.replace("traces/ddp", str(trace)), names)
+    return names
+
+
+def test_no_question_takes_more_than_five_lines():
+    assert len(BLOCKS) == 8
+    assert all(len(block.splitlines()) <= 5 for block in BLOCKS)
+
+
+def test_who_sent_how_much_to_whom(answers):
+    trace: Trace = answers["trace"]
+    traffic = analysis.traffic(trace).to_frame()
+    assert answers["by_pair"].to_numpy().sum() == traffic.to_numpy().sum() > 0
+    for src in answers["by_pair"].index:
+        for dst in answers["by_pair"].columns:
+            assert answers["by_pair"].loc[src, dst] == traffic.loc[src, dst]
+
+
+def test_the_other_answers_account_for_every_message_and_operation(answers):
+    trace: Trace = answers["trace"]
+    found, asked = messages(trace), operations(trace)
+    payload = sum(each.payload_bytes or 0 for each in found)
+    assert answers["by_line"]["count"].sum() == answers["known"].sum() == len(found)
+    assert answers["by_line"]["sum"].sum() == answers["per_ms"].sum() == sum(answers["by_tensor"].values()) == payload
+    assert answers["waited"]["count"].sum() == len(asked)
+    assert answers["last"].sum() == sum(each.op == "all_reduce" for each in asked)
+
+
+def test_every_column_stands_on_the_page(answers):
+    tables = PAGE.split("## The columns")[1].split("`messages(trace).to_frame()`")
+    for table, frame in zip(tables, (answers["calls"].drop(columns="waited_ms"), answers["sent"]), strict=True):
+        rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `") and "to_frame" not in line]
+        assert set(re.findall(r"`(\w+)`", " ".join(rows))) == set(frame.columns)
+
+
+def test_a_row_is_the_value_that_it_was_made_from(answers):
+    asked = operations(answers["trace"])
+    for row, each in zip(answers["calls"].itertuples(), asked, strict=True):
+        assert (row.op, row.start_ns, row.transfer_ns, row.given_bytes) == (
+            each.op, each.start_ns, each.transfer_ns, each.given_bytes,
+        )  # fmt: skip
+        assert (row.bucket if each.bucket else None) == (each.bucket.index if each.bucket else None)
