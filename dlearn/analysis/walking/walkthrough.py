@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 import msgspec
 
 from dlearn.analysis.confirming import messages as all_messages
 from dlearn.analysis.findings import sequence_finding, size_text
-from dlearn.analysis.joining import tag_of
 from dlearn.analysis.walking.contexts import contexts
 from dlearn.analysis.walking.gradients import gradients
 from dlearn.analysis.walking.nodes import nodes
@@ -113,12 +113,12 @@ def _own_steps(
 
 
 def _of_message(
-    place: int, at_ns: int, message: Message, mark: str, told: Sequence[Source], where: WalkParts, trace: Trace
+    place: int, at_ns: int, message: Message, mark: TagMark, told: Sequence[Source], where: WalkParts, trace: Trace
 ) -> Step:
     words = [each.words[place] for each in told if each.words.get(place)]
     sentence = message_sentence(message, trace)
-    if mark and mark != f"tag {tag_of(message.operation)}":  # The number stands there already, and only a name is new.
-        sentence = f"{mark}: {sentence}"
+    if mark.is_new:
+        sentence = f"{mark.text}: {sentence}"
     span, phase = where.of_message(message)
     return Step(
         rank=message.src,
@@ -126,7 +126,7 @@ def _of_message(
         at_ns=at_ns,
         until_ns=message.received_ns,
         message=message,
-        mark=mark,
+        mark=mark.text,
         op=message.op,
         span=span,
         phase=phase,
@@ -135,13 +135,23 @@ def _of_message(
     )
 
 
-def _tag_marks(shown: Sequence[Message], names: Mapping[int, str]) -> list[str]:
+class TagMark(NamedTuple):
+    """A tag, or the program's name of it; `is_new` where the sentence about its message does not have it."""
+
+    text: str = ""
+    is_new: bool = False
+
+
+def _tag_marks(shown: Sequence[Message], names: Mapping[int, str]) -> list[TagMark]:
     """The tag of each send, where the program tells its messages apart by tags; its name, where it has one."""
-    ends = [message.operation.ends[0] for message in shown]
-    tags = [end.tag if isinstance(end, PointToPoint) else None for end in ends]
-    if len({*tags} - {None}) < 2 and not any(tag in names for tag in tags):
-        return [""] * len(tags)
-    return ["" if tag is None else names.get(tag, f"tag {tag}") for tag in tags]
+    marks, tags = [], set()
+    for operation in [message.operation for message in shown]:
+        end, mark = operation.ends[0], TagMark()
+        if isinstance(end, PointToPoint):
+            tags.add(end.tag)
+            mark = TagMark(names.get(end.tag, f"tag {end.tag}"), end.tag in names or operation.tag is None)
+        marks.append(mark)
+    return marks if len(tags) > 1 or not tags.isdisjoint(names) else [TagMark()] * len(marks)
 
 
 def _with_parts(steps: Sequence[Step]) -> list[Step]:
@@ -180,8 +190,8 @@ def _notes(count: int, shown: Sequence[Message], found: Messages | None) -> list
             f"The first {len(shown):,} of {count:,} messages; {count - len(shown):,} later ones are left out:"
             " choose a part with trace.within(...), or with messages=."
         )
-    if found is not None and found.unexplained:
-        notes += [line[:1].upper() + line[1:] for line in map(str.strip, str(found).splitlines())]
+    if found is not None and found.reasons:
+        notes += [line[:1].upper() + line[1:] for line in found.sentences()]
     return notes
 
 
