@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from dlearn.analysis.hang_words import listed
+from dlearn.analysis.ledger import WireBytes
 from dlearn.analysis.rpc import UNKNOWN, phase_of, rpc_operations, wire_bytes
 from dlearn.analysis.unrolling import messages_of
 from dlearn.analysis.wire import RPC, Meter, meters
@@ -40,23 +41,11 @@ class IterationStep(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[Message | None, ...]
 
 
-class PhaseBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes between the driver and another worker in one phase; `measured_bytes` is None where nobody read them."""
+class PhaseBytes(WireBytes, frozen=True, kw_only=True):
+    """Those between the driver and another worker in one phase."""
 
     phase: str
-    src: int
-    dst: int
     message_count: int
-    predicted_bytes: int
-    observer_bytes: int
-    measured_bytes: int | None
-
-    @property
-    def residue_bytes(self) -> int | None:
-        """Measured, less predicted, and less what the recorder added."""
-        if self.measured_bytes is None:
-            return None
-        return self.measured_bytes - self.predicted_bytes - self.observer_bytes
 
 
 class Iteration(Answer, frozen=True, kw_only=True):

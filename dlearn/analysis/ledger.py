@@ -34,24 +34,15 @@ within its error · counters that were read while RPC's threads were writing · 
 or never · bytes that no recorded call accounts for."""
 
 
-class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes from one rank to another on the connection of one process group. `predicted` and `measured` are on the
-    wire, framing included; `measured_bytes` is None where the sender's counters are not known."""
+class WireBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes on the wire from one rank to another, framing included; `measured_bytes` is None where not known."""
 
     src: int
     dst: int
-    group: str
-    payload_bytes: int
     predicted_bytes: int
     measured_bytes: int | None
     observer_bytes: int = 0
     """What the recorder itself adds: the ids behind the messages of RPC."""
-    why: Why = ""
-
-    @property
-    def whose(self) -> str:
-        """The name of its group, in a table."""
-        return self.group or "none known"
 
     @property
     def residue_bytes(self) -> int | None:
@@ -59,6 +50,19 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
         if self.measured_bytes is None:
             return None
         return self.measured_bytes - self.predicted_bytes - self.observer_bytes
+
+
+class Pair(WireBytes, frozen=True, kw_only=True):
+    """Those on the connection of one process group, measured by the sender's counters; `why` they leave a residue."""
+
+    group: str
+    payload_bytes: int
+    why: Why = ""
+
+    @property
+    def whose(self) -> str:
+        """The name of its group, in a table."""
+        return self.group or "none known"
 
 
 class Written(NamedTuple):

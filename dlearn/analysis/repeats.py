@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
-
-class Repeat(NamedTuple):
-    """`length` items from `at` on, which stand there `times` times in a row."""
-
-    at: int
-    length: int
-    times: int
+Repeat = tuple[int, int, int]
+"""Where it begins, how many items, and how many times these stand there in a row."""
 
 
 def repeats(
@@ -33,36 +27,29 @@ def repeats(
     places: dict[int, list[int]] = defaultdict(list)
     for place, number in enumerate(numbers):
         places[number].append(place)
+
+    def longer(best: Repeat, lengths: Iterable[int], order: Callable[[list[int]], list[int]]) -> Repeat:
+        at = best[0]
+        for length in lengths:
+            # In order, one that covers so much repeats all that a longer one would.
+            if order is list and best[1] * best[2] >= 2 * longest:
+                break
+            first, times = order(numbers[at : at + length]), 1
+            while order(numbers[at + times * length : at + (times + 1) * length]) == first:
+                times += 1
+            if times > 1 and length * times > best[1] * best[2] and fits(at, length):
+                best = at, length, times
+        return best
+
     at = 0
     while at < len(numbers):
         mine = places[numbers[at]]
         again = bisect_right(mine, at)
         # In order, what is repeated begins with the same item each time.
-        lengths = [place - at for place in mine[again : again + longest] if place - at <= longest]
-        best = _longest(numbers, Repeat(at, 1, 1), lengths, fits, most=2 * longest)
+        best = longer(
+            (at, 1, 1), (place - at for place in mine[again : again + longest] if place - at <= longest), list
+        )
         if any_order:
-            lengths = list(range(1, min(longest, len(numbers) - at) + 1))
-            best = _longest(numbers, best, lengths, fits, order=sorted)
+            best = longer(best, range(1, min(longest, len(numbers) - at) + 1), sorted)
         yield best
-        at += best.length * best.times
-
-
-def _longest(
-    numbers: list[int],
-    best: Repeat,
-    lengths: list[int],
-    fits: Callable[[int, int], bool],
-    most: int | None = None,
-    order: Callable[[list[int]], list[int]] = list,
-) -> Repeat:
-    """The repeat that covers most, if more than `best`. One that covers `most` repeats all that a longer one would."""
-    at = best.at
-    for length in lengths:
-        if most is not None and best.length * best.times >= most:
-            break
-        first, times = order(numbers[at : at + length]), 1
-        while order(numbers[at + times * length : at + (times + 1) * length]) == first:
-            times += 1
-        if times > 1 and length * times > best.length * best.times and fits(at, length):
-            best = Repeat(at, length, times)
-    return best
+        at += best[1] * best[2]

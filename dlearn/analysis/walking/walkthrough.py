@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import NamedTuple
 
 import msgspec
 
@@ -19,7 +18,7 @@ from dlearn.analysis.walking.pieces import pieces
 from dlearn.analysis.walking.steps import Source, Step, Walkthrough
 from dlearn.analysis.walking.works import works
 from dlearn.analysis.words import message_sentence, problem_sentences
-from dlearn.shown import count_text
+from dlearn.shown import RankNames, count_text
 from dlearn.trace.event import PointToPoint
 from dlearn.trace.message import Message, Messages
 from dlearn.trace.trace import Trace
@@ -72,7 +71,7 @@ def walkthrough(
             *_left_out(len(own)),
             *problem_sentences(trace, _MOST_PROBLEMS),
         ),
-        labels={rank: trace.label(rank) for rank in sorted({*ends, *quiet})},
+        labels=RankNames((rank, trace.label(rank)) for rank in sorted({*ends, *quiet})),
     )
 
 
@@ -113,12 +112,12 @@ def _own_steps(
 
 
 def _of_message(
-    place: int, at_ns: int, message: Message, mark: TagMark, told: Sequence[Source], where: WalkParts, trace: Trace
+    place: int, at_ns: int, message: Message, mark: str, told: Sequence[Source], where: WalkParts, trace: Trace
 ) -> Step:
     words = [each.words[place] for each in told if each.words.get(place)]
     sentence = message_sentence(message, trace)
-    if mark.is_new:
-        sentence = f"{mark.text}: {sentence}"
+    if mark and mark != f"tag {message.operation.tag}":  # The number is in the sentence, and only a name is new.
+        sentence = f"{mark}: {sentence}"
     span, phase = where.of_message(message)
     return Step(
         rank=message.src,
@@ -126,7 +125,7 @@ def _of_message(
         at_ns=at_ns,
         until_ns=message.received_ns,
         message=message,
-        mark=mark.text,
+        mark=mark,
         op=message.op,
         span=span,
         phase=phase,
@@ -135,23 +134,13 @@ def _of_message(
     )
 
 
-class TagMark(NamedTuple):
-    """A tag, or the program's name of it; `is_new` where the sentence about its message does not have it."""
-
-    text: str = ""
-    is_new: bool = False
-
-
-def _tag_marks(shown: Sequence[Message], names: Mapping[int, str]) -> list[TagMark]:
+def _tag_marks(shown: Sequence[Message], names: Mapping[int, str]) -> list[str]:
     """The tag of each send, where the program tells its messages apart by tags; its name, where it has one."""
-    marks, tags = [], set()
-    for operation in [message.operation for message in shown]:
-        end, mark = operation.ends[0], TagMark()
-        if isinstance(end, PointToPoint):
-            tags.add(end.tag)
-            mark = TagMark(names.get(end.tag, f"tag {end.tag}"), end.tag in names or operation.tag is None)
-        marks.append(mark)
-    return marks if len(tags) > 1 or not tags.isdisjoint(names) else [TagMark()] * len(marks)
+    ends = [message.operation.ends[0] for message in shown]
+    tags = [end.tag if isinstance(end, PointToPoint) else None for end in ends]
+    if len({*tags} - {None}) < 2 and not any(tag in names for tag in tags):
+        return [""] * len(tags)
+    return ["" if tag is None else names.get(tag, f"tag {tag}") for tag in tags]
 
 
 def _with_parts(steps: Sequence[Step]) -> list[Step]:
