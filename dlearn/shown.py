@@ -101,6 +101,17 @@ def first_few(names: Sequence[str], most: int, between: str = ", ") -> str:
     return between.join(names[:most]) + more
 
 
+class RankNames(dict[int, str]):
+    """What people call each rank; one that has no name is "rank 2"."""
+
+    def __missing__(self, rank: int) -> str:
+        return f"rank {rank}"
+
+    def short(self, rank: int) -> str:
+        """ "2" of one that has no name; else its name."""
+        return str(rank) if self[rank] == f"rank {rank}" else self[rank]
+
+
 def ms(duration_ns: int) -> str:
     """ "18.14": with two decimals, for columns in ms."""
     return f"{duration_ns / 1e6:.2f}"

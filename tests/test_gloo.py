@@ -28,7 +28,7 @@ EXAMPLES = settings(derandomize=True, max_examples=60, deadline=None)
 
 def sends_of(op, ranks, *sizes, itemsize=1, root=0) -> tuple[Send, ...]:
     known = schedule(op, ranks, (sizes,), (itemsize,) * len(sizes), root)
-    assert not isinstance(known, str)
+    assert known.unknown is None
     return known.sends
 
 
@@ -369,8 +369,8 @@ def test_calls_tell_the_schedule(calls, same):
 )
 def test_what_is_not_unrolled_says_why(calls, why):
     told = schedule_of(calls, 3)
-    assert isinstance(told, str)
-    assert why in told
+    assert told.sends == ()
+    assert why in str(told.unknown)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -378,7 +378,7 @@ def test_a_hostile_size_of_group_or_tensor_costs_nothing(op):
     for ranks, size in ((1 << 20, 1000), (1 << 20, 2**53), (300, 2**53)):
         told = schedule_of([call(op, tensors(size), tensors(size), root=0)], ranks)
         few = op in ("broadcast", "gather", "scatter", "barrier", "monitored_barrier") and ranks == 300
-        assert few != isinstance(told, str)
+        assert few == (told.unknown is None)
         if few:
             assert len(told.sends) < MOST_MESSAGES
 

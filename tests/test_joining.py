@@ -4,8 +4,8 @@ import pytest
 from traces import Job, tensor
 
 from dlearn.analysis import confirming, messages, operations
-from dlearn.analysis.joining import payload_bytes
 from dlearn.trace.event import NOT_OBSERVED, Collective, TensorInfo
+from dlearn.trace.message import payload_bytes
 
 
 def one_operation(job, **load):
@@ -75,6 +75,7 @@ def test_coalesced_tensors_travel_as_one(tmp_path):
     found = messages(job.load())
     assert sum(each.payload_bytes for each in found if each.src == 0) == 30
     assert found[0].what == "uint8[10], uint8[20]"
+    assert found[0].describe(most=1) == found[0].what, "its commas separate no parameters"
 
 
 def test_segments_hold_whole_items(tmp_path):

@@ -14,10 +14,10 @@ from statistics import median
 import msgspec
 
 from dlearn.analysis.findings import size_text, time_text
-from dlearn.analysis.joining import operations, payload_bytes
+from dlearn.analysis.joining import operations
 from dlearn.shown import Answer, Paragraph, Table
 from dlearn.trace.event import Collective
-from dlearn.trace.message import Operation, family_of_op
+from dlearn.trace.message import Operation, family_of_op, payload_bytes
 from dlearn.trace.trace import Trace
 
 # Bus bandwidth over algorithm bandwidth: the bytes that pass through the busiest link for each byte of the operation.
@@ -95,7 +95,7 @@ def bandwidth(operation: Operation) -> Bandwidth | str:
     ranks = 2 if operation.op == "send" else len(operation.group.members)
     if ranks < 2:
         return f"{operation.op}: on one rank nothing travels"
-    if operation.problem or operation.missing or operation.failed or operation.unseen:
+    if operation.misfit or operation.missing or operation.failed or operation.unseen:
         return f"{operation.op}: it failed, or not every rank's call is here"
     end_ns = operation.ends[-1].end_ns if operation.op == "send" else operation.end_ns
     if end_ns is None or end_ns <= operation.transfer_ns:

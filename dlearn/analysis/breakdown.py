@@ -16,7 +16,7 @@ from dlearn.analysis.findings import time_text
 from dlearn.analysis.intervals import length_ns, union, without
 from dlearn.analysis.overlap import Times, moments, share_of
 from dlearn.analysis.training_steps import TrainingStep, training_steps, unseen_note
-from dlearn.shown import Answer, Paragraph, Table, ms
+from dlearn.shown import Answer, Paragraph, RankNames, Table, ms
 from dlearn.trace.event import Collective
 from dlearn.trace.trace import Trace
 
@@ -43,7 +43,7 @@ class Breakdown(Answer, frozen=True):
     """The parts of each training step on each rank. `note` is what a reader must know of a GPU's times; else empty."""
 
     items: tuple[StepTimes, ...]
-    labels: dict[int, str]
+    labels: RankNames
     note: str = ""
 
     @property
@@ -101,7 +101,7 @@ class Breakdown(Answer, frozen=True):
                 exposed = [ms(seen.exposed_transfer_ns), ms(seen.exposed_waiting_ns)]
             own = [ms(each.forward_ns), ms(each.backward_ns), *exposed, ms(each.optimizer_ns), ms(each.between_ns)]
             hidden = ms(seen.hidden_ns) if seen is not None else "not observed"
-            label = self.labels.get(each.rank, f"rank {each.rank}")
+            label = self.labels[each.rank]
             table.append([each.title, label, *own, ms(each.total_ns), hidden])
         return table
 
@@ -119,7 +119,7 @@ def breakdown(trace: Trace) -> Breakdown:
     calls = [end for step in steps for part in step.parts for end in part.operation.ends if isinstance(end, Collective)]
     on_gpu = any(tensor.device != "cpu" for call in calls for tensor in call.inputs)
     note = device_note(trace) or (_LAUNCHED if on_gpu else "") or unseen_note(trace)
-    return Breakdown(tuple(_parts(step) for step in steps), dict(trace.labels), note)
+    return Breakdown(tuple(_parts(step) for step in steps), trace.labels, note)
 
 
 _LAUNCHED = "On a GPU: the times of the CPU that launches the kernels, which run on by themselves."

@@ -20,7 +20,7 @@ from dlearn.analysis.gradients import Pass, passes
 from dlearn.analysis.joining import operations
 from dlearn.analysis.training_steps import unseen_note
 from dlearn.analysis.waiting import waited_until_ns
-from dlearn.shown import Answer, Paragraph, Table, count_text, first_few, ms
+from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, first_few, ms
 from dlearn.trace.event import Bucket, Collective, Event, Gradient, Span, Stretch
 from dlearn.trace.message import End, Operation
 from dlearn.trace.trace import Trace
@@ -73,7 +73,7 @@ class BucketTimes(Answer, frozen=True):
     """
 
     items: tuple[BucketTime, ...]
-    labels: dict[int, str]
+    labels: RankNames
     not_told: int = 0
     note: str = ""
 
@@ -123,23 +123,20 @@ class BucketTimes(Answer, frozen=True):
                 ahead = f"the first goes {time_text(max(ready) - min(launched))} before the last gradient is ready"
             told.append(f"{mine[0].title}: {count}, {ahead}")
         ranks = {each.rank for each in self.examples}
-        whose = f" ({self._label(min(ranks))})" if len(ranks) > 1 else ""
+        whose = f" ({self.labels[min(ranks)]})" if len(ranks) > 1 else ""
         sentence = "; ".join(told) + whose
         return sentence[:1].upper() + sentence[1:]
 
     def _why_stuck(self, stuck: BucketTime) -> str:
         """ "Rank 0 waits for rank 1 in bucket 0 of step 3: there b.weight, b.bias are never ready"."""
         late = stuck.missing[0]
-        said = f"{self._label(stuck.rank)} waits for {self._label(late)} in bucket {stuck.index} of {stuck.title}"
+        said = f"{self.labels[stuck.rank]} waits for {self.labels[late]} in bucket {stuck.index} of {stuck.title}"
         own = (stuck.backward, late, stuck.model, stuck.index)
         there = next((each for each in self.items if (each.backward, each.rank, each.model, each.index) == own), None)
         if there is not None and there.never_ready:
             names = there.never_ready
             said += f": there {first_few(names, _NAMES_SHOWN)} {'is' if len(names) == 1 else 'are'} never ready"
-        return capital(said)
-
-    def _label(self, rank: int) -> str:
-        return self.labels.get(rank, f"rank {rank}")
+        return capital(said, stuck.rank, self.labels)
 
     def rows(self) -> list[list[str]]:
         """A head, and a row for each bucket on each rank in the examples; ms from the start of the pass."""
@@ -148,13 +145,13 @@ class BucketTimes(Answer, frozen=True):
         for each in self.examples[:_ROWS_SHOWN]:
             at = begins[each.backward]
             ready = ms(each.ready[0][1] - at) if each.ready else "never"
-            row = [each.title, self._label(each.rank), str(each.index), ready]
+            row = [each.title, self.labels[each.rank], str(each.index), ready]
             if each.launched_ns is None:
                 table.append([*row, "not sent", "", "", "", ""])
                 continue
             waited = ms(each.waited_ns) if each.waited_ns else ""
             last = each.last_rank if each.waited_ns else next(iter(each.missing), None)
-            who = self._label(last) if last is not None else ""
+            who = self.labels[last] if last is not None else ""
             done, transfer = "never" if each.missing else "not observed", ""
             if each.done_ns is not None and each.transfer_ns is not None:
                 done, transfer = ms(each.done_ns - at), ms(each.done_ns - each.transfer_ns)
@@ -216,8 +213,8 @@ def bucket_times(trace: Trace) -> BucketTimes:
         for bucket in _table_at(around.tables[each.rank, each.model], each.gradients[0].number)
     ]
     items.sort(key=lambda each: (each.backward, each.rank, each.model, each.index))
-    not_told = sum(operation.what == UNKNOWN for operation in asked)
-    return BucketTimes(tuple(items), dict(trace.labels), not_told, note)
+    not_told = sum(operation.bucket is None and operation.role == UNKNOWN for operation in asked)
+    return BucketTimes(tuple(items), trace.labels, not_told, note)
 
 
 _Key = tuple[int, int | None, int, int]

@@ -9,22 +9,30 @@ With skip_all_reduce_unused_params a bucket that no rank has used is left out: t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
+from typing import NamedTuple
 
 from dlearn.trace.event import Bucket, Collective, Event, Gradient
 
 UNKNOWN = "bucket unknown"
-_TELLING = (Bucket, Gradient, Collective)
 USED_MAP = "DDP's map of used parameters"
+_TELLING = (Bucket, Gradient, Collective)
 
 EventKey = tuple[int, int]
 
 
-def assign(events: Iterable[Event]) -> dict[EventKey, Bucket | str]:
-    """(rank, number) of each all-reduce that DDP makes -> its bucket, or why it has none. `events` of a whole trace."""
+class Cargo(NamedTuple):
+    """What an all-reduce of DDP carries: a bucket, or the role UNKNOWN or USED_MAP."""
+
+    bucket: Bucket | None = None
+    role: str = ""
+
+
+def assign(events: Iterable[Event]) -> dict[EventKey, Cargo]:
+    """(rank, number) of each all-reduce that DDP makes -> what it carries. `events` of a whole trace."""
     processes: dict[int, _Process] = defaultdict(_Process)
-    found: dict[EventKey, Bucket | str] = {}
+    found: dict[EventKey, Cargo] = {}
     telling = [event for event in events if isinstance(event, _TELLING)]
     for event in sorted(telling, key=attrgetter("rank", "number")):
         process = processes[event.rank]
@@ -34,9 +42,9 @@ def assign(events: Iterable[Event]) -> dict[EventKey, Bucket | str]:
             case Gradient():
                 process.ready[event.backward, event.model].add(event.parameter)
             case Collective(phase="backward") if process.tables or event.launcher == "reducer":
-                bucket = process.bucket_of(event)
-                if bucket is not None:
-                    found[event.rank, event.number] = bucket
+                cargo = process.cargo_of(event)
+                if cargo is not None:
+                    found[event.rank, event.number] = cargo
             case _:
                 pass
     return found
@@ -55,23 +63,22 @@ class _Process:
             self.tables[bucket.model] = {}
         self.tables.setdefault(bucket.model, {})[bucket.index] = bucket
 
-    def bucket_of(self, call: Collective) -> Bucket | str | None:
+    def cargo_of(self, call: Collective) -> Cargo | None:
         if call.launcher == "comm hook":
             named = [
                 table[call.bucket_index]
                 for model, table in self.tables.items()
                 if call.bucket_index in table and self._may_travel(table[call.bucket_index], call.backward, model)
             ]
-            return named[0] if len(named) == 1 else UNKNOWN
+            return _only(named)
         if call.launcher == "reducer":
-            return self._next_bucket(call) if call.op == "all_reduce" else UNKNOWN
+            return self._next_bucket(call) if call.op == "all_reduce" else _only([])
         if call.thread and call.backward is None:
             # Made by a callback of a communication hook, on a thread of gloo's: only elimination can tell.
-            buckets = [bucket for table in self.tables.values() for bucket in table.values()]
-            return buckets[0] if len(buckets) == 1 else UNKNOWN
+            return _only([bucket for table in self.tables.values() for bucket in table.values()])
         return None
 
-    def _next_bucket(self, call: Collective) -> Bucket | str:
+    def _next_bucket(self, call: Collective) -> Cargo:
         size = sum(tensor.logical_bytes for tensor in call.inputs)
         fitting: list[tuple[int, Bucket]] = []
         ready: list[tuple[int, Bucket]] = []
@@ -85,10 +92,10 @@ class _Process:
         if len(candidates) == 1:
             model, bucket = candidates[0]
             self._launched[call.backward, model] = bucket.index + 1
-            return bucket
+            return Cargo(bucket)
         if not candidates and call.inputs and all(tensor.dtype == "int32" for tensor in call.inputs):
-            return USED_MAP
-        return UNKNOWN
+            return Cargo(role=USED_MAP)
+        return Cargo(role=UNKNOWN)
 
     @staticmethod
     def _coming(table: dict[int, Bucket], launched: int) -> list[Bucket]:
@@ -102,3 +109,8 @@ class _Process:
 
     def _is_ready(self, bucket: Bucket, backward: int | None, model: int) -> bool:
         return set(bucket.parameters) <= self.ready[backward, model]
+
+
+def _only(candidates: Sequence[Bucket]) -> Cargo:
+    """The one candidate; of several, or none, it is not known which bucket travels."""
+    return Cargo(candidates[0]) if len(candidates) == 1 else Cargo(role=UNKNOWN)

@@ -9,7 +9,7 @@ import msgspec
 
 from dlearn.analysis.joining import operations
 from dlearn.analysis.rpc import phase_of
-from dlearn.analysis.unrolling import sums_of
+from dlearn.analysis.unrolling import sums_of, why_unknown
 from dlearn.shown import Answer, Paragraph, Table, count_text
 from dlearn.trace.message import Operation
 from dlearn.trace.trace import Trace
@@ -125,11 +125,9 @@ def _by_kind(trace: Trace) -> tuple[Amounts, Amounts, int]:
     sizes: tuple[Counter[tuple[str, str]], Counter[tuple[str, str]]] = (Counter(), Counter())
     unexplained = 0
     for operation in operations(trace):
-        answer = sums_of(operation)
-        if isinstance(answer, str):
-            unexplained += 1
-            continue
-        for each in answer:
+        found = sums_of(operation)
+        unexplained += not found and why_unknown(operation) is not None
+        for each in found:
             if each.how != "missing":
                 keys = (_phase(operation), operation.op), (trace.label(each.src), trace.label(each.dst))
                 for place, key in enumerate(keys):

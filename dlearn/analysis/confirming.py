@@ -6,9 +6,10 @@ import msgspec
 
 from dlearn.analysis.joining import once, operations
 from dlearn.analysis.ledger import confirmed
-from dlearn.analysis.unrolling import message_count, messages_of
+from dlearn.analysis.unrolling import message_count, messages_of, why_unknown
 from dlearn.trace.message import Message, Messages, Operation
 from dlearn.trace.trace import Trace
+from dlearn.trace.wording import Reason, ReasonKind
 
 MOST_MESSAGES = 1_000_000
 """That `messages` holds at once: about 300 MB. `traffic` sums without making them, and has no limit."""
@@ -22,24 +23,21 @@ def messages(trace: Trace) -> Messages:
     operation that gives none is listed, with the reason.
     """
     found: list[Message] = []
-    unexplained: list[tuple[Operation, str]] = []
+    unexplained: list[tuple[Operation, Reason]] = []
     for operation in operations(trace):
         fits = len(found) + message_count(operation) <= MOST_MESSAGES
-        too_many = f"the trace has more than {MOST_MESSAGES:,} messages; ask for a part of it"
-        answer = messages_of(operation) if fits else too_many
-        if isinstance(answer, str):
-            unexplained.append((operation, answer))
+        mine = messages_of(operation) if fits else []
+        if not mine:
+            reason = why_unknown(operation) if fits else Reason.of(ReasonKind.TOO_MANY, MOST_MESSAGES)
+            unexplained += [(operation, reason)] if reason is not None else []
             continue
         agreed = confirmed(operation, trace)
-        if agreed:
-            answer = [
-                msgspec.structs.replace(each, confirmed=True) if (each.src, each.dst) in agreed else each
-                for each in answer
-            ]
-        found += answer
+        found += [
+            msgspec.structs.replace(each, confirmed=True) if (each.src, each.dst) in agreed else each for each in mine
+        ]
     # A derived time is a share of the operation's; one without a time comes when its operation was called.
     found.sort(key=_in_order)
-    return Messages(tuple(found), tuple(unexplained), dict(trace.labels))
+    return Messages(tuple(found), tuple(unexplained), trace.labels)
 
 
 def _in_order(message: Message) -> tuple[int, int]:

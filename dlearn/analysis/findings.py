@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from dlearn.analysis.hang_words import hang_sentences, missing_text, never, verb, why_missing, why_stuck
+from dlearn.analysis.hang_words import missing_text, never, tell, why_missing, why_stuck
 from dlearn.analysis.hangs import hangs
 from dlearn.analysis.traffic import Traffic, WireTraffic, traffic
 from dlearn.analysis.waiting import waiting
-from dlearn.shown import count_text
+from dlearn.shown import RankNames, count_text
 from dlearn.trace.message import End, Operation
 from dlearn.trace.trace import Trace
 
@@ -20,9 +20,9 @@ _MOST_PARTS = 64
 
 def finding(trace: Trace) -> str:
     """What a picture of this trace shows: a hang, else who sends how much and who is waited for longest."""
-    stuck = hangs(trace)
+    stuck = _hang_finding(trace)
     if stuck:
-        return capital(hang_sentences(stuck, trace)[0])
+        return stuck
     waited = waiting(trace)
     sent = traffic_finding(traffic(trace))
     if not waited:
@@ -35,14 +35,20 @@ def finding(trace: Trace) -> str:
 
 def sequence_finding(trace: Trace) -> str:
     """A hang, else who sends how much in how many messages."""
-    stuck = hangs(trace)
+    stuck = _hang_finding(trace)
     if stuck:
-        return capital(hang_sentences(stuck, trace)[0])
+        return stuck
     sent = traffic(trace)
     count = sum(sent.message_count.values())
     if count and not sent.total_bytes:
         return f"{count_text(count, 'message')} without data"
     return traffic_finding(sent) + (f", in {count_text(count, 'message')}" if count else "")
+
+
+def _hang_finding(trace: Trace) -> str:
+    """The first hang; nothing where nothing hangs."""
+    told = tell(hangs(trace), trace)[:1]
+    return "".join(capital(sentence, speaker, trace.labels) for speaker, sentence in told)
 
 
 def stuck_reasons(operation: Operation, end: End, trace: Trace) -> tuple[str, ...]:
@@ -57,15 +63,14 @@ def stuck_reasons(operation: Operation, end: End, trace: Trace) -> tuple[str, ..
         )
     if operation.refused:
         return (f"refused at once: {end.error}", "refused")
-    return (f"failed: {end.error}" if end.failed and not operation.problem else why_stuck(operation, trace),)
+    return (f"failed: {end.error}" if end.failed and operation.misfit is None else why_stuck(operation, trace),)
 
 
 def absent_texts(operation: Operation, rank: int, op: str, trace: Trace) -> tuple[str, ...]:
     """What a rank never did that was expected of it, in the same words, the longest first."""
-    did, brief, but = never(operation, rank, trace)
+    but, did, brief = never(operation, rank, trace)
     call = f"called {op} #{operation.seq}"
-    if did == verb(operation):
-        did = brief = call
+    did, brief = did or call, brief or call
     told = [did + f", {but}" if but else did, did, brief, call, "called"]
     return tuple(dict.fromkeys(f"never {each}" for each in told))
 
@@ -80,7 +85,8 @@ def traffic_finding(sent: Traffic) -> str:
     senders, receivers = sorted({src for src, _ in pairs}), sorted({dst for _, dst in pairs})
     alike = _alike(list(pairs.values()))
     if len(pairs) == 1:
-        return capital(f"{names[senders[0]]} sends {alike} to {names[receivers[0]]}, nothing comes back")
+        told = f"{names[senders[0]]} sends {alike} to {names[receivers[0]]}, nothing comes back"
+        return capital(told, senders[0], names)
     if alike and len(pairs) == len(ranks) * (len(ranks) - 1):
         return f"Each rank sends {alike} to {'the other' if len(ranks) == 2 else 'every other rank'}"
     for step, neighbour in ((-1, "before"), (1, "after")):
@@ -89,18 +95,19 @@ def traffic_finding(sent: Traffic) -> str:
             return f"Each rank sends {alike}{times} to the rank {neighbour} it"
     if alike and len(senders) == 1:
         others = "every other rank" if len(pairs) == len(ranks) - 1 else f"{len(pairs)} ranks"
-        return capital(f"{names[senders[0]]} sends {alike} to {others}")
+        return capital(f"{names[senders[0]]} sends {alike} to {others}", senders[0], names)
     if alike and len(receivers) == 1:
-        return capital(f"{len(pairs)} ranks send {alike} each to {names[receivers[0]]}")
+        return f"{len(pairs)} ranks send {alike} each to {names[receivers[0]]}"
     from_each = {rank: sent.bytes_from(rank=rank) for rank in ranks}
     all_alike = _alike(list(from_each.values()))
     if all_alike:
         return f"Each rank sends {all_alike}, {size_text(sent.total_bytes)} in all"
     most = max(from_each.values())
-    who = [names[rank] for rank, size in from_each.items() if size == most]
+    who = [rank for rank, size in from_each.items() if size == most]
     if len(who) > 1:
         return f"{len(who)} of {len(ranks)} ranks send {size_text(most)} each, of {size_text(sent.total_bytes)} in all"
-    return capital(f"{who[0]} sends the most: {size_text(most)} of {size_text(sent.total_bytes)}")
+    told = f"{names[who[0]]} sends the most: {size_text(most)} of {size_text(sent.total_bytes)}"
+    return capital(told, who[0], names)
 
 
 def pair_sentences(sent: Traffic | WireTraffic) -> list[str]:
@@ -144,14 +151,12 @@ def size_text(size: int | None) -> str:
     """ "144 B", "28.9 kB", "4.00 MB": three digits, decimal units; "? B" where it is not known."""
     if size is None:
         return "? B"
-    if size < 1000:
-        return f"{size} B"
-    return _in_units(size, (("kB", 10**3), ("MB", 10**6), ("GB", 10**9), ("TB", 10**12)))
+    return f"{size} B" if size < 1000 else _in_unit(size, unit_of(size))
 
 
 def time_text(duration_ns: int) -> str:
     """ "310 µs", "3.10 ms", "1.50 s": three digits."""
-    return _in_units(duration_ns, (("µs", 10**3), ("ms", 10**6), ("s", 10**9)))
+    return _in_unit(duration_ns, unit_of(duration_ns, (("µs", 10**3), ("ms", 10**6), ("s", 10**9))))
 
 
 def three_digits(number: float) -> str:
@@ -160,10 +165,19 @@ def three_digits(number: float) -> str:
     return f"{number:,.{decimals}f}"
 
 
-def _in_units(value: int, units: Sequence[tuple[str, int]]) -> str:
+Scale = tuple[str, int]
+"""Its name, and how many of the smallest it is."""
+_SIZES: tuple[Scale, ...] = (("B", 1), ("kB", 10**3), ("MB", 10**6), ("GB", 10**9), ("TB", 10**12))
+
+
+def unit_of(value: int, units: Sequence[Scale] = _SIZES) -> Scale:
+    """The unit in which three digits tell this value; of sizes, if no others are given."""
     # 999.5 would be rounded to four digits, so it goes to the next unit.
-    name, scale = next((unit for unit in units if value < 999.5 * unit[1]), units[-1])
-    return f"{three_digits(value / scale)} {name}"
+    return next((unit for unit in units if value < 999.5 * unit[1]), units[-1])
+
+
+def _in_unit(value: int, unit: Scale) -> str:
+    return f"{three_digits(value / unit[1])} {unit[0]}"
 
 
 def wire_finding(sent: WireTraffic) -> str:
@@ -174,9 +188,10 @@ def wire_finding(sent: WireTraffic) -> str:
     return f"Measured on the wire: {size}, as the kernel counted it"
 
 
-def capital(sentence: str) -> str:
-    """With a capital, unless it begins with the name of a rank that has none."""
-    return sentence[:1].upper() + sentence[1:] if sentence.startswith("rank ") else sentence
+def capital(sentence: str, rank: int | None, labels: RankNames) -> str:
+    """With a capital, as it begins with this rank; but where that has a name of its own, as it is."""
+    numbered = rank is not None and labels.short(rank) == str(rank)
+    return sentence[:1].upper() + sentence[1:] if numbered else sentence
 
 
 def _ring(ranks: Sequence[int], step: int) -> set[tuple[int, int]]:

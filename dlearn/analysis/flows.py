@@ -9,8 +9,9 @@ import msgspec
 import numpy as np
 
 from dlearn.analysis.columns import spread
-from dlearn.analysis.unrolling import PairSum, messages_of, sums_of
+from dlearn.analysis.unrolling import PairSum, messages_of, sums_of, why_unknown
 from dlearn.trace.message import How, Message, Operation
+from dlearn.trace.wording import Reason
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,7 +23,6 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     src: int
     dst: int
     operation: Operation
-    what: str
     payload_bytes: int | None
     count: int
     how: How
@@ -45,13 +45,15 @@ class Sums(msgspec.Struct, frozen=True):
     """What is left of messages that are too many to look at one by one.
 
     `sent_bytes` are the payload bytes that each rank sends in each of equal stretches of time. `count` messages have
-    their times, `never_came` have none. `unexplained` counts the operations whose messages are not known, by reason.
+    their times, `never_came` have none. `arrows` would be needed with one for each pair of ranks in an operation.
+    `unexplained` counts the operations whose messages are not known, by reason.
     """
 
     sent_bytes: dict[int, list[float]]
     count: int
     never_came: int
-    unexplained: dict[str, int]
+    arrows: int
+    unexplained: dict[Reason, int]
 
 
 def over_time(shown: Iterable[Operation], ranks: Container[int], *, start_ns: int, end_ns: int, bins: int) -> Sums:
@@ -60,14 +62,14 @@ def over_time(shown: Iterable[Operation], ranks: Container[int], *, start_ns: in
     Of one whose time is known at one end only, all counts there; without any time it counts nowhere.
     """
     sent: dict[int, tuple[list[int], list[int], list[int]]] = defaultdict(lambda: ([], [], []))
-    count = never_came = 0
-    unexplained: Counter[str] = Counter()
+    count = never_came = arrows = 0
+    unexplained: Counter[Reason] = Counter()
     for operation in shown:
         for part in operation.steps or (operation,):
-            sums = timed_sums(part)
-            if isinstance(sums, str):
-                unexplained[sums] += 1
-                continue
+            sums = _timed_sums(part)
+            reason = None if sums else why_unknown(part)
+            if reason is not None:
+                unexplained[reason] += 1
             for (src, dst, how, size, times), first_ns, last_ns in sums:
                 if src not in ranks or dst not in ranks:
                     continue
@@ -75,6 +77,7 @@ def over_time(shown: Iterable[Operation], ranks: Container[int], *, start_ns: in
                     never_came += times
                 if first_ns is not None and last_ns is not None:
                     count += times
+                    arrows += 1
                 elif first_ns is None and last_ns is None:
                     continue
                 begins, ends, sizes = sent[src]
@@ -86,19 +89,14 @@ def over_time(shown: Iterable[Operation], ranks: Container[int], *, start_ns: in
     for rank, (begins, ends, sizes) in sent.items():
         begin, end = ((np.array(at) - start_ns) / width_ns for at in (begins, ends))
         sent_bytes[rank] = spread(begin, np.maximum(begin, end), np.array(sizes, dtype=float), bins=bins).tolist()
-    return Sums(sent_bytes, count, never_came, unexplained)
+    return Sums(sent_bytes, count, never_came, arrows, unexplained)
 
 
-def timed_sums(operation: Operation) -> list[tuple[PairSum, int | None, int | None]] | str:
+def _timed_sums(operation: Operation) -> list[tuple[PairSum, int | None, int | None]]:
     """`sums_of`, with when the first message is sent and the last received; of a collective, its transfer."""
     if operation.exchange is not None:
         found = messages_of(operation)
-        if isinstance(found, str):
-            return found
         return [(PairSum(m.src, m.dst, m.how, m.payload_bytes, 1), m.sent_ns, m.received_ns) for m in found]
-    sums = sums_of(operation)
-    if isinstance(sums, str):
-        return sums
     first, last = operation.ends[0], operation.ends[-1]
     sent_ns, received_ns = None, None
     if operation.sender is not None:
@@ -106,7 +104,7 @@ def timed_sums(operation: Operation) -> list[tuple[PairSum, int | None, int | No
         received_ns = last.end_ns if last.op == "recv" else None
     elif operation.end_ns is not None and not operation.failed:
         sent_ns, received_ns = operation.transfer_ns, max(operation.transfer_ns, operation.end_ns)
-    return [(pair, sent_ns, received_ns) for pair in sums]
+    return [(pair, sent_ns, received_ns) for pair in sums_of(operation)]
 
 
 def _together(messages: Iterable[Message], part: Callable[[Message], int]) -> tuple[Flow, ...]:
@@ -125,7 +123,6 @@ def _flow(group: list[Message], *, step: int) -> Flow:
         src=first.src,
         dst=first.dst,
         operation=first.operation,
-        what=first.what,
         payload_bytes=None if None in sizes else sum(size or 0 for size in sizes),
         count=len(group),
         how=first.how,

@@ -26,6 +26,7 @@ from dlearn.analysis.gloo_schedules import (
     uneven_ring_all_gather,
 )
 from dlearn.trace.event import Collective
+from dlearn.trace.wording import Fact, Reason, ReasonKind
 
 __all__ = ["FRAME_BYTES", "MOST_MESSAGES", "Schedule", "Send", "chunk_bounds", "schedule", "schedule_of", "wire_bytes"]
 
@@ -36,16 +37,14 @@ back from its receiver, "I am ready for it"; a message of no bytes costs them to
 MOST_MESSAGES = 20_000
 """Of one operation. A longer schedule is not unrolled; `messages` says so. (8 ranks reach it with 1.4 GB.)"""
 
-_TOO_LONG = f"its schedule has more than {MOST_MESSAGES:,} messages"
-
 Pair = tuple[int, int]
 """Sender and receiver."""
 Rows = tuple[tuple[int, ...], ...]
 """Bytes of each tensor that a rank hands over: one row where that is the same on every rank, else a row for each."""
 
 
-def schedule_of(calls: Sequence[Collective], ranks: int) -> Schedule | str:
-    """The schedule of one operation of `ranks` members, or why there is none.
+def schedule_of(calls: Sequence[Collective], ranks: int) -> Schedule:
+    """The schedule of one operation of `ranks` members.
 
     `calls` are those of the members that are known, in the order of group ranks. One is enough, but for an all-to-all
     of uneven sizes.
@@ -56,46 +55,51 @@ def schedule_of(calls: Sequence[Collective], ranks: int) -> Schedule | str:
     # Of a scatter and a broadcast only the root has inputs. In a scatter it has one for each rank.
     given = call.outputs if call.op == "scatter" else call.inputs or call.outputs
     itemsizes = tuple(_itemsize(tensor.dtype) for tensor in given)
-    sizes: Rows | str = (tuple(tensor.payload_bytes for tensor in given),)
     if call.op in _ALL_TO_ALL:
-        sizes = _rows(calls, ranks)
-    elif call.op == "all_gather_single_coalesced":
+        return _all_to_all(calls, ranks, itemsizes)
+    sizes = tuple(tensor.payload_bytes for tensor in given)
+    if call.op == "all_gather_single_coalesced":
         # Torch converts all of the tensors to the type of the first, and so gathers them as one.
         counts = [tensor.payload_bytes // _itemsize(tensor.dtype) for tensor in given]
-        sizes = (tuple(count * itemsizes[0] for count in counts),)
-    return sizes if isinstance(sizes, str) else schedule(call.op, ranks, sizes, itemsizes, call.root)
+        sizes = tuple(count * itemsizes[0] for count in counts)
+    return schedule(call.op, ranks, (sizes,), itemsizes, call.root)
 
 
-def _sparse(calls: Sequence[Collective], ranks: int) -> Schedule | str:
+def unknown(kind: ReasonKind, *facts: Fact) -> Schedule:
+    """No schedule, and why."""
+    return Schedule(unknown=Reason.of(kind, *facts))
+
+
+def _sparse(calls: Sequence[Collective], ranks: int) -> Schedule:
     """Torch gathers how many values each rank has, all indices and all values, and each rank adds up for itself."""
     rows = []
     for call in calls:
         for tensor in call.inputs:
             if tensor.indices_bytes is None:
-                return "gloo first adds up what a sparse tensor has twice; how much is left is not recorded"
+                return unknown(ReasonKind.SPARSE_SUMS)
             rows.append((tensor.indices_bytes, tensor.payload_bytes - tensor.indices_bytes))
     if len(rows) != ranks:
-        return "how many values the ranks whose calls are not recorded had is not known"
+        return unknown(ReasonKind.SPARSE_UNSEEN)
     return schedule("sparse all_reduce", ranks, tuple(rows))
 
 
-def _rows(calls: Sequence[Collective], ranks: int) -> Rows | str:
-    """For each rank, the bytes that it has for each rank; a single row where everybody has the same for everybody."""
+def _all_to_all(calls: Sequence[Collective], ranks: int, itemsizes: tuple[int, ...]) -> Schedule:
+    """A row for each rank, of the bytes that it has for each; a single row where all have the same for all."""
     if ranks * (ranks - 1) > MOST_MESSAGES:
-        return _TOO_LONG
+        return unknown(ReasonKind.LONG_SCHEDULE, MOST_MESSAGES)
     rows = []
     for call in calls:
         row = call.splits or tuple(tensor.payload_bytes for tensor in call.inputs)
         if call.op == "all_to_all_single" and not call.splits:
             row = (sum(row) // ranks,) * ranks
         if len(row) != ranks:
-            return f"a rank has data for {len(row):,} ranks in a group of {ranks:,}"
+            return unknown(ReasonKind.WRONG_PARTS, len(row), ranks)
         rows.append(row)
     if len({size for row in rows for size in row}) == 1:
-        return (rows[0],)
-    if len(rows) < ranks:
-        return "what the ranks whose calls are not recorded had for each other is not known"
-    return tuple(rows)
+        rows = rows[:1]
+    elif len(rows) < ranks:
+        return unknown(ReasonKind.PARTS_UNSEEN)
+    return schedule(calls[0].op, ranks, tuple(rows), itemsizes, calls[0].root)
 
 
 @lru_cache
@@ -118,21 +122,21 @@ def schedule(
     sizes: Rows = ((),),
     itemsizes: tuple[int, ...] = (),
     root: int | None = None,
-) -> Schedule | str:
-    """The schedule of `op`, or why there is none.
+) -> Schedule:
+    """The schedule of `op`.
 
     `itemsizes` are the bytes of a number in each tensor. Only an all-to-all may have `sizes` of more than one row.
     """
     if ranks == 1:
-        return Schedule(())
+        return Schedule()
     if op in _ROOTED and (root is None or root >= ranks):
-        return "its root is no member of the process group"
+        return unknown(ReasonKind.ROOT_OUTSIDE)
     found = _plan(op, ranks, sizes, itemsizes, root or 0)
     if found is None:
-        return f"no schedule of gloo's {op} is known here yet"
+        return unknown(ReasonKind.NO_SCHEDULE, "gloo", op)
     # A trace may come from anyone: of a longer schedule no more is made.
     sends = tuple(islice(found, MOST_MESSAGES + 1))
-    return _TOO_LONG if len(sends) > MOST_MESSAGES else Schedule(sends)
+    return unknown(ReasonKind.LONG_SCHEDULE, MOST_MESSAGES) if len(sends) > MOST_MESSAGES else Schedule(sends)
 
 
 def _plan(op: str, ranks: int, sizes: Rows, itemsizes: tuple[int, ...], root: int) -> Iterator[Send] | None:

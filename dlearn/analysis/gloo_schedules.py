@@ -14,6 +14,8 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+from dlearn.trace.wording import Reason
+
 SEGMENT_BYTES = 1 << 20
 """Gloo's largest segment (`maxSegmentSize`)."""
 
@@ -33,9 +35,10 @@ class Send(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """All messages of one operation, in the order of steps."""
+    """All messages of one operation, in the order of steps; none, and the reason, where they are not known."""
 
-    sends: tuple[Send, ...]
+    sends: tuple[Send, ...] = ()
+    unknown: Reason | None = None
 
     @cached_property
     def bytes_by_pair(self) -> Counter[tuple[int, int]]:

@@ -19,7 +19,7 @@ from dlearn.analysis.hangs import hangs
 from dlearn.analysis.joining import operations
 from dlearn.analysis.patterns import NAMES, Edge, Pattern, edges_of
 from dlearn.analysis.traffic import Traffic, traffic_of
-from dlearn.analysis.unrolling import sums_of
+from dlearn.analysis.unrolling import why_unknown
 from dlearn.errors import DlearnError, TrafficError
 from dlearn.shown import Table, count_text
 from dlearn.trace.event import Collective, PointToPoint, TensorInfo
@@ -128,15 +128,15 @@ def _why_unfit(operation: Operation, trace: Trace) -> str:
     if lost is not None:
         return f"the file of {trace.label(lost)} is not here or not whole: what it sent is not known"
     for each in (operation, *operation.steps):
-        if each.problem:
-            return each.problem
+        if each.misfit is not None:
+            return str(each.misfit)
         if each.missing:
             return missing_text(each, trace)
         failed = next((end for end in each.ends if end.failed), None)
         if failed is not None:
             return f"it failed on {trace.label(failed.rank)}: {failed.error}"
-    answer = sums_of(operation)
-    return f"its messages are not known: {answer}" if isinstance(answer, str) else ""
+    reason = why_unknown(operation)
+    return "" if reason is None else f"its messages are not known: {reason}"
 
 
 # What was asked for, and what was seen --------------------------------------------------------------------------------

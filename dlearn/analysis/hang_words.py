@@ -183,11 +183,11 @@ def _busy_text(rank: int, trace: Trace) -> str:
 
 
 class Never(NamedTuple):
-    """`did` is what a rank never did, "called it"; `brief` the same in few words; `but` what else is known of it."""
+    """`but` is what else is known of a rank that never called; `did` what it never did before, `brief` in few words."""
 
-    did: str
-    brief: str
     but: str
+    did: str = ""
+    brief: str = ""
 
 
 def never(operation: Operation, rank: int, trace: Trace, notes: Mapping[int, str] | None = None) -> Never:
@@ -199,15 +199,15 @@ def never(operation: Operation, rank: int, trace: Trace, notes: Mapping[int, str
     but = f"it {note}" if note else ""
     refused = refusals(trace).get((rank, operation.group))
     if call is None and refused is not None and refused.op == operation.op:
-        return Never("came to it", "came to it", f"its {call_text(refused)} was refused at once: {refused.error}")
+        return Never(f"its {call_text(refused)} was refused at once: {refused.error}", "came to it", "came to it")
     found = unready(operation, rank, trace)
     if found is None:
-        return Never(verb(operation), verb(operation), but)
+        return Never(but)
     if not found.begun:
         began = f"began backward pass {found.backward_pass}"
-        return Never(began, began, but)
+        return Never(but, began, began)
     names = first_few(found.parameters, _PARAMETERS_LISTED)
-    return Never(f"produced the gradients of {names} in backward pass {found.backward_pass}", f"produced {names}", but)
+    return Never(but, f"produced the gradients of {names} in backward pass {found.backward_pass}", f"produced {names}")
 
 
 def why_missing(
@@ -218,14 +218,15 @@ def why_missing(
     told = []
     for rank in missing[:_NAMES_LISTED]:
         found = never(operation, rank, trace, notes)
-        what = found.brief if brief else found.did + (f", {found.but}" if found.but else "")
-        told.append(f"{trace.label(rank)} never {what}")
+        did = (found.brief if brief else found.did) or verb(operation)
+        but = f", {found.but}" if found.but and not brief else ""
+        told.append(f"{trace.label(rank)} never {did}{but}")
     more = [f"and {len(missing) - _NAMES_LISTED:,} more"] if len(missing) > _NAMES_LISTED else []
     return "; ".join([*told, *more])
 
 
 def why_stuck(operation: Operation, trace: Trace) -> str:
-    if operation.problem:
+    if operation.misfit is not None:
         return operation.problem + sites_text(operation, trace) + _makers_text(operation, trace)
     if operation.unseen:
         who = listed([trace.label(rank) for rank in operation.unseen])
@@ -315,7 +316,7 @@ def missing_text(operation: Operation, trace: Trace) -> str:
 
 
 def verb(operation: Operation) -> str:
-    if operation.sender is None and operation.receiver is None:
+    if not operation.is_message:
         return "called it"
     return "sent it" if operation.sender in operation.missing else "received it"
 

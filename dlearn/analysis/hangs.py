@@ -12,7 +12,7 @@ import msgspec
 from dlearn.analysis.joining import once, operations
 from dlearn.trace.event import Collective, Event, PointToPoint, RpcCall
 from dlearn.trace.job_facts import RETURNED
-from dlearn.trace.message import Group, Operation
+from dlearn.trace.message import End, Group, Operation
 from dlearn.trace.trace import Trace
 
 
@@ -95,7 +95,7 @@ def group_of(trace: Trace, call: Event) -> Group | None:
 
 
 @once
-def refusals(trace: Trace) -> dict[tuple[int, Group], Collective | PointToPoint]:
+def refusals(trace: Trace) -> dict[tuple[int, Group], End]:
     """The last call of each rank in each group that was refused."""
     ends = ((end, each.group) for each in trace.whole.matches if each.ends[0].refused for end in each.ends)
     return {(end.rank, group): end for end, group in ends}
@@ -142,13 +142,13 @@ def _is_stuck(operation: Operation) -> bool:
     if ended_well(operation) or operation.refused:
         return False
     # If all came and it failed all the same, a connection broke below it: a consequence, not a wait for a call.
-    broken = operation.failed and not operation.missing and not operation.problem
+    broken = operation.failed and not operation.missing and operation.misfit is None
     return (operation.pending or operation.failed) and not broken
 
 
 def _is_under_way(operation: Operation, usual: Mapping[int, int]) -> bool:
     """Whether each rank that waits in it could as well have come out of it soon."""
-    if operation.failed or operation.problem:
+    if operation.failed or operation.misfit is not None:
         return False
     return all(end.rank in usual and end.start_ns >= usual[end.rank] for end in operation.ends if _is_open(end))
 

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 import msgspec
 
 from dlearn.analysis.hang_words import listed
+from dlearn.analysis.ledger import WireBytes
 from dlearn.analysis.rpc import UNKNOWN, phase_of, rpc_operations, wire_bytes
 from dlearn.analysis.unrolling import messages_of
 from dlearn.analysis.wire import RPC, Meter, meters
 from dlearn.errors import TraceError
-from dlearn.shown import Answer, Paragraph, Table, count_text
+from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text
 from dlearn.trace.event import RpcWindow
 from dlearn.trace.message import Message
 from dlearn.trace.selecting import PHASES
@@ -40,23 +41,11 @@ class IterationStep(msgspec.Struct, frozen=True, kw_only=True):
     messages: tuple[Message | None, ...]
 
 
-class PhaseBytes(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes between the driver and another worker in one phase; `measured_bytes` is None where nobody read them."""
+class PhaseBytes(WireBytes, frozen=True, kw_only=True):
+    """Those between the driver and another worker in one phase."""
 
     phase: str
-    src: int
-    dst: int
     message_count: int
-    predicted_bytes: int
-    observer_bytes: int
-    measured_bytes: int | None
-
-    @property
-    def residue_bytes(self) -> int | None:
-        """Measured, less predicted, and less what the recorder added."""
-        if self.measured_bytes is None:
-            return None
-        return self.measured_bytes - self.predicted_bytes - self.observer_bytes
 
 
 class Iteration(Answer, frozen=True, kw_only=True):
@@ -66,7 +55,7 @@ class Iteration(Answer, frozen=True, kw_only=True):
     drivers: tuple[int, ...]
     steps: tuple[IterationStep, ...]
     phases: tuple[PhaseBytes, ...]
-    labels: dict[int, str]
+    labels: RankNames
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -183,7 +172,7 @@ def iteration(trace: Trace, number: int | None = None) -> Iteration:
         phases=tuple(
             each for rank in drivers for each in _phases(trace, rank, mine[rank], told[rank], known.get(rank))
         ),
-        labels=dict(trace.labels),
+        labels=trace.labels,
     )
 
 
@@ -203,8 +192,7 @@ def _messages(trace: Trace, context: RpcWindow) -> list[tuple[str, Message]]:
         if exchange is None or exchange.context != context.context:
             continue
         phase = phase_of(exchange)
-        answer = messages_of(operation)
-        for place, message in enumerate([] if isinstance(answer, str) else answer):
+        for place, message in enumerate(messages_of(operation)):
             order = _PHASES.index(phase) if phase in _PHASES else len(_PHASES)
             found.append((order, exchange.sent_ns or 0, place, phase, message))
     found.sort(key=lambda each: each[:3])

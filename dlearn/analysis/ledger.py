@@ -18,10 +18,11 @@ import msgspec
 from dlearn.analysis import gloo
 from dlearn.analysis.joining import once, operations
 from dlearn.analysis.rpc import FRAMING_ERROR, UNKNOWN, wire_bytes
-from dlearn.analysis.unrolling import messages_of, sums_of
+from dlearn.analysis.unrolling import messages_of, sums_of, why_unknown
 from dlearn.analysis.wire import RPC, Edge, Meter, home, meters
 from dlearn.trace.message import Message, Operation
 from dlearn.trace.trace import Trace
+from dlearn.trace.wording import Reason, ReasonKind
 
 OperationKey = tuple[int, int]
 """Rank and number of an operation's first end."""
@@ -33,24 +34,15 @@ within its error · counters that were read while RPC's threads were writing · 
 or never · bytes that no recorded call accounts for."""
 
 
-class Pair(msgspec.Struct, frozen=True, kw_only=True):
-    """Bytes from one rank to another on the connection of one process group. `predicted` and `measured` are on the
-    wire, framing included; `measured_bytes` is None where the sender's counters are not known."""
+class WireBytes(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes on the wire from one rank to another, framing included; `measured_bytes` is None where not known."""
 
     src: int
     dst: int
-    group: str
-    payload_bytes: int
     predicted_bytes: int
     measured_bytes: int | None
     observer_bytes: int = 0
     """What the recorder itself adds: the ids behind the messages of RPC."""
-    why: Why = ""
-
-    @property
-    def whose(self) -> str:
-        """The name of its group, in a table."""
-        return self.group or "none known"
 
     @property
     def residue_bytes(self) -> int | None:
@@ -58,6 +50,19 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
         if self.measured_bytes is None:
             return None
         return self.measured_bytes - self.predicted_bytes - self.observer_bytes
+
+
+class Pair(WireBytes, frozen=True, kw_only=True):
+    """Those on the connection of one process group, measured by the sender's counters; `why` they leave a residue."""
+
+    group: str
+    payload_bytes: int
+    why: Why = ""
+
+    @property
+    def whose(self) -> str:
+        """The name of its group, in a table."""
+        return self.group or "none known"
 
 
 class Written(NamedTuple):
@@ -76,7 +81,7 @@ class _Entry(NamedTuple):
     name: str
     group: str
     rows: tuple[Written, ...]
-    unexplained: str
+    unexplained: Reason | None
 
 
 @dataclass
@@ -105,7 +110,7 @@ class Ledger:
         """From the first sample of each rank to its last."""
         return [(rank, 0, len(meter.numbers) - 1) for rank, meter in self.meters.items()]
 
-    def pairs(self, stretches: Iterable[Stretch]) -> tuple[list[Pair], Counter[str]]:
+    def pairs(self, stretches: Iterable[Stretch]) -> tuple[list[Pair], Counter[Reason]]:
         """Each (rank, first sample, last sample) -> pairs of ranks, and why operations in there are not explained."""
         sums = _Sums()
         measured: Counter[tuple[int, Edge]] = Counter()
@@ -143,7 +148,7 @@ class _Sums:
     payload: Counter[tuple[int, Edge]] = field(default_factory=Counter)
     predicted: Counter[tuple[int, Edge]] = field(default_factory=Counter)
     observer: Counter[tuple[int, Edge]] = field(default_factory=Counter)
-    unexplained: Counter[str] = field(default_factory=Counter)
+    unexplained: Counter[Reason] = field(default_factory=Counter)
     not_predicted: set[tuple[int, str]] = field(default_factory=set)
     """Ranks and groups with calls of which that is so."""
     message_count: Counter[tuple[int, Edge]] = field(default_factory=Counter)
@@ -155,7 +160,7 @@ class _Sums:
             self.payload[rank, edge] += payload
             self.observer[rank, edge] += observer
             self.message_count[rank, edge] += 1
-        if entry.unexplained:
+        if entry.unexplained is not None:
             self.unexplained[entry.unexplained] += 1
             self.not_predicted.add((rank, entry.group))
 
@@ -220,14 +225,13 @@ def ledger_of(trace: Trace) -> Ledger:
 
 def _enter_rpc(ledger: Ledger, operation: Operation) -> None:
     """A message of RPC is sent by threads of C++: it lies between two samples by its time."""
-    answer = messages_of(operation)
-    for message in [] if isinstance(answer, str) else answer:
+    for message in messages_of(operation):
         ledger.ranks |= {message.src, message.dst}
         if message.src == message.dst:
             continue  # It never leaves the process.
         size = wire_bytes(message)
         row = Written((RPC, message.dst), message.payload_bytes or 0, size or 0, message.observer_bytes)
-        reason = "" if size is not None else _how_it_is_packed(message)
+        reason = _how_it_is_packed(message) if size is None else None
         entry = _Entry(_key(operation), f"{message.op} #{operation.seq}", RPC, (row,), reason)
         meter = ledger.meters.get(message.src)
         section = meter.section_at(message.sent_ns) if meter is not None and message.sent_ns is not None else None
@@ -237,14 +241,13 @@ def _enter_rpc(ledger: Ledger, operation: Operation) -> None:
             ledger.entries[message.src, section].append(entry)
 
 
-def predicted_on_the_wire(operation: Operation) -> tuple[Counter[tuple[int, int]], str]:
+def predicted_on_the_wire(operation: Operation) -> tuple[Counter[tuple[int, int]], Reason | None]:
     """Bytes with framing for each (src, dst), and why some are not known; what a rank sends itself never leaves it."""
     if operation.exchange is None:
         _, predicted, reason = _prediction(operation)
         return predicted, reason
-    answer = messages_of(operation)
-    predicted, reason = Counter(), answer if isinstance(answer, str) else ""
-    for message in [] if isinstance(answer, str) else answer:
+    predicted, reason = Counter(), why_unknown(operation)
+    for message in messages_of(operation):
         size = wire_bytes(message)
         if message.src == message.dst:
             continue
@@ -255,28 +258,29 @@ def predicted_on_the_wire(operation: Operation) -> tuple[Counter[tuple[int, int]
     return predicted, reason
 
 
-def _how_it_is_packed(message: Message) -> str:
+def _how_it_is_packed(message: Message) -> Reason:
     if message.op == UNKNOWN:
-        return "of which kind it is, is not known"
-    return f"{message.op}: how C++ packs such arguments or tensors is not known here"
+        return Reason(ReasonKind.KIND_UNKNOWN)
+    return Reason.of(ReasonKind.PACKED_BY_CPP, message.op)
 
 
-def _prediction(operation: Operation) -> tuple[Counter[tuple[int, int]], Counter[tuple[int, int]], str]:
+def _prediction(operation: Operation) -> tuple[Counter[tuple[int, int]], Counter[tuple[int, int]], Reason | None]:
     """Payload and bytes on the wire for each (src, dst), or why they are not known."""
     payload: Counter[tuple[int, int]] = Counter()
     counts: Counter[tuple[int, int]] = Counter()
     sums = sums_of(operation)
     backend = (operation.steps or (operation,))[0].group.backend
-    if isinstance(sums, str):
-        return payload, counts, sums
-    if backend != "gloo":
-        return payload, counts, f"how {backend} frames its messages is not known here"
-    if any(pair.how == "missing" for pair in sums):
-        return payload, counts, "a rank never came, or failed: how much had travelled is not known"
+    reason = None if sums else why_unknown(operation)
+    if reason is None and backend != "gloo":
+        reason = Reason.of(ReasonKind.FRAMING, backend)
+    elif any(pair.how == "missing" for pair in sums):
+        reason = Reason(ReasonKind.NEVER_CAME)
+    if reason is not None:
+        return payload, counts, reason
     for pair in sums:
         payload[pair.src, pair.dst] += pair.payload_bytes or 0  # Of no message over gloo it is unknown.
         counts[pair.src, pair.dst] += pair.message_count
-    return payload, gloo.wire_bytes(payload, counts), ""
+    return payload, gloo.wire_bytes(payload, counts), None
 
 
 def _calls(operation: Operation) -> dict[int, int]:

@@ -23,7 +23,9 @@ def text_lines(found: Messages) -> Iterator[str]:
         cells += [text.ljust(width) for text, width in zip(texts, widths[4:-1], strict=True)]
         yield "  ".join([*cells, what]).rstrip()
     yield ""
-    yield from found.sentences()
+    finding, *reasons = found.sentences()
+    yield finding
+    yield from (f"  {reason}" for reason in reasons)
     yield "sent: from the first of these messages on; -: not observed"
     if any(message.how == "derived" for message in found):
         yield "derived: times share out the operation's transfer and are no measurement"
@@ -54,7 +56,7 @@ def _rows(found: Messages) -> Iterator[tuple[str, ...]]:
 
 def _values(found: Messages, message: Message) -> tuple[str | int | None, ...]:
     """In the order of FIELDS."""
-    src, dst = found.label(message.src), found.label(message.dst)
+    src, dst = found.labels[message.src], found.labels[message.dst]
     size, times = message.payload_bytes, (message.sent_ns, message.received_ns)
     return src, dst, size, message.op, message.what, message.how, message.confirmed, *times
 

@@ -50,7 +50,7 @@ def mismatches(trace: Trace) -> tuple[Mismatch, ...]:
 def _why(
     operation: Operation, calls: Sequence[Collective], summed: set[tuple[str, int]]
 ) -> Literal["calls", "sites", "data"] | None:
-    if operation.problem:
+    if operation.misfit is not None:
         return "calls"
     if operation.op == "all_reduce" and _is_summed_again(operation, calls, summed):
         return "data"
@@ -75,10 +75,10 @@ def _is_summed_again(operation: Operation, calls: Sequence[Collective], summed: 
 
 def mismatch_sentences(found: Iterable[Mismatch], trace: Trace) -> list[str]:
     """A sentence for each, those from the same lines together."""
-    alike: dict[tuple[str, ...], list[Mismatch]] = {}
+    alike: dict[tuple[object, ...], list[Mismatch]] = {}
     for each in found:
         operation = each.operation
-        key = (each.why, operation.op, operation.problem, *(end.site for end in operation.ends))
+        key = (each.why, operation.op, operation.misfit, *(end.site for end in operation.ends))
         alike.setdefault(key, []).append(each)
     return [mismatch_sentence(group[0], trace, times=len(group)) for group in alike.values()]
 
@@ -89,7 +89,7 @@ def mismatch_sentence(mismatch: Mismatch, trace: Trace, times: int = 1) -> str:
     again = f" (and {times - 1:,} more from there)" if times > 1 else ""
     call = f"{operation.op} #{operation.seq}{again}"
     if mismatch.why == "calls":
-        return f"{call} went through, and {operation.problem}: its results mean nothing{sites_text(operation, trace)}"
+        return f"{call} went through, and {operation.misfit}: its results mean nothing{sites_text(operation, trace)}"
     if mismatch.why == "sites":
         return f"{called_at(operation, trace, call)}; if these were not to meet, its result is wrong"
     who = listed([trace.label(end.rank) for end in operation.ends])

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import msgspec
 
 from dlearn.analysis.device_view import device_note, on_device
-from dlearn.analysis.findings import capital, time_text
+from dlearn.analysis.findings import time_text
 from dlearn.analysis.intervals import Interval, common, length_ns, union, without
 from dlearn.analysis.training_steps import TrainingStep, training_steps, unseen_note
-from dlearn.shown import Answer, Paragraph, Table, count_text, ms
+from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, ms
 from dlearn.trace.trace import Trace
 
 _ROWS_SHOWN = 24
@@ -89,7 +89,7 @@ class Overlap(Answer, frozen=True):
     """
 
     steps: tuple[StepOverlap, ...]
-    labels: dict[int, str]
+    labels: RankNames
     note: str = ""
 
     @property
@@ -112,7 +112,7 @@ class Overlap(Answer, frozen=True):
                 waited[rank] += duration
         if waited:
             rank = max(waited, key=lambda rank: waited[rank])
-            said += f"; ranks stand waiting longest for {self._label(rank)}: {time_text(waited[rank])}"
+            said += f"; ranks stand waiting longest for {self.labels[rank]}: {time_text(waited[rank])}"
         return said
 
     def rows(self) -> list[list[str]]:
@@ -122,13 +122,13 @@ class Overlap(Answer, frozen=True):
         ]
         shares = [(step, share) for step in self.steps for share in step.shares]
         for step, share in shares[-_ROWS_SHOWN:]:
-            row = [step.title, self._label(share.rank)]
+            row = [step.title, self.labels[share.rank]]
             if share.times is None:
                 table.append([*row, "not observed", "", "", "", ""])
                 continue
             hidden = "" if share.hidden is None else f"{share.hidden:.0%}"
             parts = share.times.exposed_transfer_ns, share.times.exposed_waiting_ns
-            who = self._label(max(share.waits, key=lambda rank: share.waits[rank])) if share.waits else ""
+            who = self.labels[max(share.waits, key=lambda rank: share.waits[rank])] if share.waits else ""
             table.append([*row, ms(share.times.total_ns), hidden, *map(ms, parts), who])
         return table
 
@@ -138,15 +138,12 @@ class Overlap(Answer, frozen=True):
             return f"{step.title}: what it waited for was not observed"
         told = []
         for rank, legs in groupby(step.path, key=lambda leg: leg.rank if leg.what in _COMPUTED else None):
-            name = "" if rank is None else f"{self._label(rank)} "
+            name = "" if rank is None else f"{self.labels[rank]} "
             told.append(name + ", ".join(f"{leg.what} {time_text(leg.end_ns - leg.start_ns)}" for leg in legs))
         return f"{step.title}, {time_text(step.path[-1].end_ns - step.path[0].start_ns)}: {'; '.join(told)}"
 
-    def _label(self, rank: int) -> str:
-        return self.labels.get(rank, f"rank {rank}")
-
     def paragraphs(self) -> Iterator[Paragraph]:
-        yield capital(self.finding)
+        yield self.finding
         if self.steps:
             yield Table(self.rows(), names=2)
             left = sum(len(step.shares) for step in self.steps) - _ROWS_SHOWN
@@ -183,7 +180,7 @@ def overlap(trace: Trace) -> Overlap:
         )
         for number, of_ranks in sorted(steps.items())
     ]
-    return Overlap(tuple(found), dict(trace.labels), device_note(trace) or unseen_note(trace))
+    return Overlap(tuple(found), trace.labels, device_note(trace) or unseen_note(trace))
 
 
 def share_of(step: TrainingStep) -> Share:

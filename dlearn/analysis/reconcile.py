@@ -14,9 +14,10 @@ from dlearn.analysis.joining import once
 from dlearn.analysis.ledger import Ledger, OperationKey, Pair, Stretch, Why, counted_together, ledger_of
 from dlearn.analysis.rpc import FRAMING_ERROR, MESSAGE_BYTES
 from dlearn.analysis.wire import NO_GROUP, RPC, strangers, why_not_measured
-from dlearn.shown import Answer, Paragraph, Table, count_text, first_few
+from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, first_few
 from dlearn.trace.event import Counters, Span
 from dlearn.trace.trace import Trace
+from dlearn.trace.wording import Reason
 
 _PARTS_SHOWN = 12
 _NOTHING = "no call was recorded whose bytes could be compared, and nothing was counted"
@@ -76,7 +77,7 @@ class Reconciliation(Answer, frozen=True, kw_only=True):
 
     whole: WirePart
     parts: tuple[WirePart, ...]
-    labels: dict[int, str]
+    labels: RankNames
     intrusive: bool
     not_measured: str = ""
 
@@ -124,7 +125,7 @@ class Reconciliation(Answer, frozen=True, kw_only=True):
         head = ["payload", "predicted", *(["observer"] if self.whole.observer_bytes else []), "measured", "residue"]
         table = [["from", "to", *(["group"] if several else []), *head]]
         for pair in self.whole.pairs:
-            names = [self._name(pair.src), self._name(pair.dst), *([pair.whose] if several else [])]
+            names = [self.labels[pair.src], self.labels[pair.dst], *([pair.whose] if several else [])]
             table.append([*names, *self._cells(pair)])
         table.append(["in all", "", *([""] if several else []), *self._cells(self.whole)])
         return table
@@ -153,9 +154,6 @@ class Reconciliation(Answer, frozen=True, kw_only=True):
         known = [f"{part.payload_bytes:,}", f"{part.predicted_bytes:,}", *observer]
         return [*known, _size(part.measured_bytes, ""), _size(part.residue_bytes, "")]
 
-    def _name(self, rank: int) -> str:
-        return self.labels.get(rank, f"rank {rank}")
-
     def paragraphs(self) -> Iterator[Paragraph]:
         if not self.whole.pairs:
             yield self.sentence
@@ -175,7 +173,7 @@ def reconcile(trace: Trace) -> Reconciliation:
     return Reconciliation(
         whole=whole,
         parts=(*_spans(trace, ledger), *_single_operations(ledger)),
-        labels={rank: trace.label(rank) for rank in ledger.ranks},
+        labels=trace.labels,
         intrusive=any(still is not None for meter in known.values() for still in meter.still),
         not_measured="" if whole.measured else why_not_measured(trace),
     )
@@ -239,7 +237,7 @@ _RESIDUES: dict[Why, str] = {
 }
 
 
-def _not_predicted(unexplained: Counter[str]) -> list[str]:
+def _not_predicted(unexplained: Counter[Reason]) -> list[str]:
     return [f"{count_text(count, 'call')} not predicted: {reason}" for reason, count in unexplained.most_common(3)]
 
 

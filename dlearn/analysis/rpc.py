@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dlearn.shown import first_few
-from dlearn.trace.event import RpcCall, RpcReply, RpcWindow, TensorInfo
+from dlearn.trace.event import RpcCall, RpcReply, TensorInfo
 from dlearn.trace.exchange import RpcExchange
 from dlearn.trace.message import Group, How, Message, Operation, RpcEnd
 from dlearn.trace.rpc_board import ACCEPT, BACKWARD, CLEANUP, DELETE, FETCH, FORK, FORWARD, RREF_BACKWARD
 from dlearn.trace.rpc_kinds import REPLY_OF, answer_of, kind_of_reply
 from dlearn.trace.trace import Trace
+from dlearn.trace.wording import NONE_PICKLED, Reason, ReasonKind, reply_tensors, request_tensors
 
 UNKNOWN = "unknown"
 """The op of a message whose kind is not known."""
@@ -31,22 +31,6 @@ FETCHED_VALUE = 11
 FRAMING_ERROR = 4
 """Bytes a message by which the prediction of RPC's framing may be wrong (measured on ten programs)."""
 _EMPTY = {"RREF_BACKWARD_RESP", "RREF_ACK", "CLEANUP_AUTOGRAD_CONTEXT_RESP", "BACKWARD_AUTOGRAD_RESP"}
-NONE_PICKLED = 4
-"""`None`, pickled."""
-
-_ROLES = {
-    ACCEPT: "the owner of an RRef takes note of a new copy of it",
-    FORK: "a user asks the owner of an RRef for a copy of its own",
-    DELETE: "a copy of an RRef is gone",
-    CLEANUP: "the autograd context ends",
-    BACKWARD: "gradient",
-    FETCH: "fetch the value of an RRef",
-    "RREF_ACK": "understood",
-    "BACKWARD_AUTOGRAD_RESP": "the backward pass there is done",
-    "CLEANUP_AUTOGRAD_CONTEXT_RESP": "understood",
-    "REMOTE_RET": "the value is there",
-    "": "its kind is not known",
-}
 
 
 def rpc_operations(trace: Trace) -> Iterator[Operation]:
@@ -61,15 +45,13 @@ def rpc_operations(trace: Trace) -> Iterator[Operation]:
 
 
 def _operation(exchange: RpcExchange, group: Group) -> Operation:
-    op, call = exchange.kind, exchange.call
-    if call is not None:
-        op = call.op
-    tensors = _request_tensors(exchange)
+    call = exchange.call
+    op = (call.op if call is not None else exchange.kind) or UNKNOWN
     seq = exchange.request.id if exchange.request is not None else call.call if call is not None else 0
     caller = RpcEnd(
         number=-1 - 2 * exchange.number,
         rank=exchange.src,
-        op=op or UNKNOWN,
+        op=op,
         seq=seq,
         start_ns=call.start_ns if call is not None else exchange.sent_ns or 0,
         end_ns=(call.end_ns if call is not None else None) or exchange.reply_received_ns,
@@ -79,8 +61,7 @@ def _operation(exchange: RpcExchange, group: Group) -> Operation:
         parent=exchange.cause.parent if exchange.cause is not None and exchange.cause.rank == exchange.src else None,
         phase=phase_of(exchange),
         site=call.site if call is not None else "",
-        tensors=tensors,
-        what=what_is_sent(exchange),
+        exchange=exchange,
     )
     ends = [caller]
     if exchange.received_ns is not None:
@@ -88,20 +69,17 @@ def _operation(exchange: RpcExchange, group: Group) -> Operation:
             RpcEnd(
                 number=-2 - 2 * exchange.number,
                 rank=exchange.dst,
-                op=op or UNKNOWN,
+                op=op,
                 seq=seq,
                 start_ns=exchange.received_ns,
                 end_ns=exchange.reply_sent_ns or (exchange.run.end_ns if exchange.run is not None else None),
                 ended_by="log" if exchange.reply_sent_ns is not None or exchange.run is None else exchange.run.ended_by,
                 error=exchange.run.error if exchange.run is not None else "",
                 phase=phase_of(exchange),
-                tensors=tensors,
-                what=what_is_sent(exchange),
+                exchange=exchange,
             )
         )
-    return Operation(
-        op=op or UNKNOWN, group=group, seq=seq, ends=tuple(ends), what=what_is_sent(exchange), exchange=exchange
-    )
+    return Operation(op=op, group=group, seq=seq, ends=tuple(ends), exchange=exchange)
 
 
 def phase_of(exchange: RpcExchange) -> str:
@@ -128,27 +106,33 @@ def phase_of(exchange: RpcExchange) -> str:
 # Messages -------------------------------------------------------------------------------------------------------------
 
 
-def messages_of_exchange(operation: Operation) -> list[Message] | str:
+def messages_of_exchange(operation: Operation) -> list[Message]:
     """The request and, if there is one, the reply."""
     exchange = operation.exchange
     assert exchange is not None
-    if exchange.call is not None and exchange.call.error and exchange.request is None:
-        return f"the call failed before anything was sent: {exchange.call.error}"
+    if why_nothing_sent(exchange) is not None:
+        return []
     found = [_request(exchange, operation)]
     if exchange.reply_sent_ns is not None or exchange.reply_received_ns is not None:
         found.append(_reply(exchange, operation))
     return found
 
 
+def why_nothing_sent(exchange: RpcExchange) -> Reason | None:
+    """Why a call was never sent; None where it was."""
+    if exchange.call is None or not exchange.call.error or exchange.request is not None:
+        return None
+    return Reason.of(ReasonKind.CALL_FAILED, exchange.call.error)
+
+
 def _request(exchange: RpcExchange, operation: Operation) -> Message:
     call = exchange.call
     packed = _packed_request(exchange)
-    tensors = _request_tensors(exchange)
+    tensors = request_tensors(exchange)
     return Message(
         src=exchange.src,
         dst=exchange.dst,
         op=exchange.kind or UNKNOWN,
-        what=what_is_sent(exchange),
         payload_bytes=_payload(packed, tensors),
         packed_bytes=packed,
         observer_bytes=call.observer_bytes if call is not None else 0,
@@ -163,14 +147,13 @@ def _request(exchange: RpcExchange, operation: Operation) -> Message:
 
 
 def _reply(exchange: RpcExchange, operation: Operation) -> Message:
-    reply, answer = exchange.reply, answer_of(exchange)
+    reply = exchange.reply
     packed = _packed_reply(exchange)
-    tensors = answer.tensors if answer is not None else ()
+    tensors = reply_tensors(exchange)
     return Message(
         src=exchange.dst,
         dst=exchange.src,
         op=kind_of_reply(exchange) or UNKNOWN,
-        what=what_comes_back(exchange),
         payload_bytes=_payload(packed, tensors),
         packed_bytes=packed,
         observer_bytes=reply.observer_bytes if reply is not None else 0,
@@ -192,49 +175,6 @@ def _payload(packed: int | None, tensors: tuple[TensorInfo, ...]) -> int | None:
 
 def how_known(exchange: RpcExchange) -> How:
     return "observed" if exchange.known_by == "python" else "inferred"
-
-
-def what_is_sent(exchange: RpcExchange) -> str:
-    """In words: "forward(float32[8, 3, 16, 16])", "gradient float32[8, 4, 16, 16]", "the autograd context ends"."""
-    call = exchange.call
-    if call is not None:
-        notes = [f"{each} arrives as a plain tensor, without its gradient" for each in call.detached]
-        notes += ["defined inside another function, so it travels by value"] if call.by_value else []
-        return f"{call.function}({tensor_text(call.tensors)})" + (f" ({'; '.join(notes)})" if notes else "")
-    if exchange.kind == FORWARD:
-        return _ROLES[FETCH]
-    if exchange.kind == BACKWARD:
-        return f"gradient {tensor_text(_request_tensors(exchange))}".rstrip()
-    return _ROLES.get(exchange.kind, exchange.kind)
-
-
-def what_comes_back(exchange: RpcExchange) -> str:
-    call, reply, answer, kind = exchange.call, exchange.reply, answer_of(exchange), kind_of_reply(exchange)
-    error = reply.error if reply is not None else call.error if call is not None and kind == "EXCEPTION" else ""
-    if error:
-        return f"{error}, raised by {call.function if call is not None else 'the function'}"
-    found = tensor_text(answer.tensors) if answer is not None else ""
-    if reply is not None:
-        found = found or ("nothing" if reply.pickled_bytes <= NONE_PICKLED else "a value")
-    if found:
-        return f"result of {call.function}: {found}" if call is not None else f"the value: {found}"
-    if call is not None and kind not in _ROLES:
-        return f"result of {call.function}"
-    return _ROLES.get(kind, kind)
-
-
-def tensor_text(tensors: tuple[TensorInfo, ...]) -> str:
-    """ "float32[8, 3, 16, 16]"."""
-    shown = [f"{'sparse ' if tensor.sparse else ''}{tensor.dtype}{list(tensor.shape)}" for tensor in tensors]
-    return first_few(shown, 3)
-
-
-def _request_tensors(exchange: RpcExchange) -> tuple[TensorInfo, ...]:
-    if exchange.call is not None:
-        return exchange.call.tensors
-    if exchange.kind == BACKWARD and isinstance(exchange.cause, RpcWindow):
-        return exchange.cause.tensors
-    return ()
 
 
 def _packed_request(exchange: RpcExchange) -> int | None:

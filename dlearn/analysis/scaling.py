@@ -6,7 +6,6 @@ constant + slope * B. In whole numbers, so that a line is exact or it is none.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -16,12 +15,13 @@ import numpy as np
 
 from dlearn.analysis.confirming import messages
 from dlearn.analysis.iteration import iteration, iterations
-from dlearn.analysis.training_steps import step_spans
+from dlearn.analysis.training_steps import last_step
 from dlearn.errors import DlearnError
-from dlearn.shown import Answer, Paragraph, Table, count_text
+from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, first_few
 from dlearn.trace.event import TensorInfo
 from dlearn.trace.message import Message
 from dlearn.trace.trace import Trace
+from dlearn.trace.wording import TENSORS_NAMED, tensor_text
 
 Key = tuple[int, int, str, int]
 """Who sends it to whom, its op, and the how many-th of that kind it is."""
@@ -108,7 +108,7 @@ class Scaling(Answer, frozen=True, kw_only=True):
     name: str
     sizes: tuple[int, ...]
     lines: tuple[ScalingLine, ...]
-    labels: dict[int, str]
+    labels: RankNames
 
     @property
     def growing(self) -> tuple[ScalingLine, ...]:
@@ -139,7 +139,7 @@ class Scaling(Answer, frozen=True, kw_only=True):
 
     def between(self, line: ScalingLine) -> str:
         """ "stage0 -> stage1"."""
-        return f"{self.labels.get(line.src, f'rank {line.src}')} -> {self.labels.get(line.dst, f'rank {line.dst}')}"
+        return f"{self.labels[line.src]} -> {self.labels[line.dst]}"
 
     def sentences(self) -> list[str]:
         """The finding, a formula for each message that grows, and the others together."""
@@ -182,7 +182,7 @@ def scaling(runs: Mapping[int, Trace], *, name: str = "B") -> Scaling:
         name=name,
         sizes=sizes,
         lines=tuple(_line(key, [found[size][key] for size in sizes], sizes, name) for key in first),
-        labels=dict(runs[sizes[0]].labels),
+        labels=runs[sizes[0]].labels,
     )
 
 
@@ -200,11 +200,11 @@ def _sizes(runs: Mapping[int, Trace]) -> tuple[int, ...]:
 
 
 def _messages(trace: Trace) -> dict[Key, Message]:
-    steps = step_spans(trace)
+    step = last_step(trace) if trace.selected_from is None else ""
     if iterations(trace):
         part: Sequence[Message] = iteration(trace).messages
     else:
-        part = messages(trace.within(steps[-1]) if steps and trace.selected_from is None else trace).items
+        part = messages(trace.within(step) if step else trace).items
     seen: Counter[tuple[int, int, str]] = Counter()
     found: dict[Key, Message] = {}
     for message in part:
@@ -246,7 +246,7 @@ def _line(key: Key, same: Sequence[Message], sizes: tuple[int, ...], name: str) 
         dst=dst,
         op=op,
         place=place,
-        what=_what([message.what for message in same], sizes, name),
+        what=_what(same, sizes, name),
         name=name,
         control=same[0].control,
         sizes=sizes,
@@ -318,15 +318,22 @@ def _product(same: Sequence[TensorInfo], sizes: Sequence[int], name: str) -> str
 # Words ----------------------------------------------------------------------------------------------------------------
 
 
-def _what(whats: Sequence[str], sizes: Sequence[int], name: str) -> str:
-    """What they have in common; where each has its own size, the size's name: "gradient float32[B, 4, 16, 16]"."""
-    parts = [re.split(r"(\d+)", what) for what in whats]
-    if len({len(each) for each in parts}) != 1:
-        return whats[0]
-    own = tuple(str(size) for size in sizes)
-    return "".join(
-        column[0] if len(set(column)) == 1 else name if column == own else "…" for column in zip(*parts, strict=True)
-    )
+def _what(same: Sequence[Message], sizes: tuple[int, ...], name: str) -> str:
+    """What the first carries; a dimension that is the size has its name: "gradient float32[B, 4, 16, 16]"."""
+    carried = [message.carried for message in same]
+    if len({tuple((each.dtype, len(each.shape)) for each in tensors) for tensors in carried}) > 1:
+        return same[0].what
+    texts = []
+    for tensors in zip(*carried, strict=True):
+        columns = zip(*(each.shape for each in tensors), strict=True)
+        texts.append(tensor_text(tensors[0], [_dimension(column, sizes, name) for column in columns]))
+    return same[0].describe(tensors=first_few(texts, TENSORS_NAMED))
+
+
+def _dimension(column: tuple[int, ...], sizes: tuple[int, ...], name: str) -> str:
+    if len(set(column)) == 1:
+        return str(column[0])
+    return name if column == sizes else "…"
 
 
 def _number(value: int | float) -> str:

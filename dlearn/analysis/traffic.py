@@ -6,14 +6,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
-from dlearn.analysis.joining import once, operations, payload_bytes
+from dlearn.analysis.joining import once, operations
 from dlearn.analysis.ledger import counted_together, ledger_of, predicted_on_the_wire
-from dlearn.analysis.unrolling import how_sent, sums_of
+from dlearn.analysis.unrolling import how_sent, sums_of, why_unknown
 from dlearn.analysis.wire import why_not_measured
 from dlearn.errors import optional
-from dlearn.shown import Answer, Paragraph, Table, count_text
-from dlearn.trace.message import How, Operation
+from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text
+from dlearn.trace.message import How, Operation, payload_bytes
 from dlearn.trace.trace import Trace
+from dlearn.trace.wording import Reason
 
 if TYPE_CHECKING:
     import pandas
@@ -26,7 +27,7 @@ class Matrix(Answer, frozen=True):
     """Bytes by (sender, receiver): what the tables and pictures of all kinds of bytes share."""
 
     ranks: tuple[int, ...]
-    labels: dict[int, str]
+    labels: RankNames
 
     @property
     def sizes(self) -> dict[tuple[int, int], int]:
@@ -53,7 +54,7 @@ class Matrix(Answer, frozen=True):
         """Senders as rows, receivers as columns, bytes (needs pandas)."""
         pandas = optional("pandas", needed_by="to_frame")
 
-        names = [self.labels.get(rank, f"rank {rank}") for rank in self.ranks]
+        names = [self.labels[rank] for rank in self.ranks]
         rows = [[self.sizes.get((src, dst), 0) for dst in self.ranks] for src in self.ranks]
         return pandas.DataFrame(rows, index=pandas.Index(names, name="from"), columns=pandas.Index(names, name="to"))
 
@@ -61,7 +62,7 @@ class Matrix(Answer, frozen=True):
         """The table as text: a head, then a row per sender; of many ranks, the pairs that sent most."""
         if len(self.ranks) > _COLUMNS:
             return self._pair_rows()
-        names = [self.labels.get(rank, f"rank {rank}") for rank in self.ranks]
+        names = [self.labels[rank] for rank in self.ranks]
         table = [["bytes from \\ to", *names, "sent in all"]]
         for name, src in zip(names, self.ranks, strict=True):
             cells = [
@@ -75,7 +76,7 @@ class Matrix(Answer, frozen=True):
         pairs = sorted(self.sizes.items(), key=lambda pair: (-pair[1], pair[0]))
         table = [["from", "to", "bytes"]]
         for (src, dst), size in pairs[:_PAIRS_SHOWN]:
-            table.append([self.labels.get(src, f"rank {src}"), self.labels.get(dst, f"rank {dst}"), f"{size:,}"])
+            table.append([self.labels[src], self.labels[dst], f"{size:,}"])
         rest = sum(size for _, size in pairs[_PAIRS_SHOWN:])
         if len(pairs) > _PAIRS_SHOWN:
             table.append([f"{len(pairs) - _PAIRS_SHOWN:,} more pairs", "", f"{rest:,}"])
@@ -123,7 +124,7 @@ class WireTraffic(Matrix, frozen=True):
 
     counted: Literal["predicted", "measured"]
     wire_bytes: dict[tuple[int, int], int]
-    not_predicted: dict[str, int]
+    not_predicted: dict[Reason, int]
     not_measured: str = ""
     observer_bytes: int = 0
 
@@ -151,7 +152,7 @@ def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
     unexplained = unsized = reduced = 0
     only_all_reduces = True
     for operation in asked:
-        if operation.op == "all_reduce" and not operation.problem:
+        if operation.op == "all_reduce" and operation.misfit is None:
             reduced += payload_bytes(operation.ends[0])
         else:
             only_all_reduces = False
@@ -160,11 +161,9 @@ def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
         if operation.sender is not None and operation.receiver is not None and not operation.steps:
             sums[operation.sender, operation.receiver, how_sent(operation), operation.payload_bytes, 1] += 1
             continue
-        answer = sums_of(operation)
-        if isinstance(answer, str):
-            unexplained += 1
-        else:
-            sums.update(answer)
+        found = sums_of(operation)
+        sums.update(found)
+        unexplained += not found and why_unknown(operation) is not None
     sizes: Counter[tuple[int, int]] = Counter()
     counts: Counter[tuple[int, int]] = Counter()
     by_how: Counter[str] = Counter()
@@ -183,7 +182,7 @@ def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
         weights[src, dst][how] += size * times or count * times
     known = {pair: tuple(how for how, _ in found.most_common()) for pair, found in weights.items()}
     ranks, labels = _sides(trace, sizes)
-    labels |= {rank: trace.label(rank) for pair in never_came for rank in pair}
+    labels.update({rank: trace.label(rank) for pair in never_came for rank in pair})
     reduced_bytes = reduced if only_all_reduces else 0
     return Traffic(
         ranks,
@@ -206,11 +205,11 @@ def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
 def predicted_traffic(trace: Trace) -> WireTraffic:
     """Bytes on the wire from each rank to each other, as the backend frames its messages: payload and more."""
     sizes: Counter[tuple[int, int]] = Counter()
-    not_predicted: Counter[str] = Counter()
+    not_predicted: Counter[Reason] = Counter()
     for operation in operations(trace):
         predicted, reason = predicted_on_the_wire(operation)
         sizes.update(predicted)
-        if reason:
+        if reason is not None:
             not_predicted[reason] += 1
     return WireTraffic(*_sides(trace, sizes), "predicted", dict(sizes), dict(not_predicted))
 
@@ -246,6 +245,6 @@ def why_not_exactly(trace: Trace) -> str:
     return counted_together(trace, ledger)
 
 
-def _sides(trace: Trace, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], dict[int, str]]:
+def _sides(trace: Trace, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], RankNames]:
     ranks = tuple(sorted({*trace.ranks, *(rank for pair in pairs for rank in pair)}))
-    return ranks, {rank: trace.label(rank) for rank in ranks}
+    return ranks, RankNames((rank, trace.label(rank)) for rank in ranks)

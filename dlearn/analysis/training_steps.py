@@ -86,9 +86,9 @@ def training_steps(trace: Trace) -> tuple[TrainingStep, ...]:
     return tuple(sorted(steps, key=lambda step: (step.number, step.rank)))
 
 
-def step_spans(trace: Trace) -> list[str]:
-    """The user's spans whose name begins with "step", in their order."""
-    return [name for name in trace.spans if name.startswith("step")]
+def last_step(trace: Trace) -> str:
+    """The last of the user's spans whose name begins with "step"; "" where there is none."""
+    return next((name for name in reversed(trace.spans) if name.startswith("step")), "")
 
 
 def unseen_note(trace: Trace) -> str:

@@ -6,16 +6,17 @@ collective are derived from the backend's algorithm.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from dlearn.analysis import gloo
-from dlearn.analysis.rpc import messages_of_exchange
+from dlearn.analysis.rpc import messages_of_exchange, why_nothing_sent
 from dlearn.trace.event import Collective, PointToPoint
 from dlearn.trace.message import How, Message, Operation
 from dlearn.trace.mpi import CANCELLED
+from dlearn.trace.wording import Reason, ReasonKind
 
 
 class PairSum(NamedTuple):
@@ -28,19 +29,31 @@ class PairSum(NamedTuple):
     message_count: int
 
 
-def messages_of(operation: Operation) -> list[Message] | str:
-    """The messages of one operation, or why they are not known: its steps', else those of the backend's algorithm."""
+def messages_of(operation: Operation) -> list[Message]:
+    """The messages of one operation: its steps', else those of the backend's algorithm.
+
+    None where `why_unknown` has a reason.
+    """
     if operation.exchange is not None:
         return messages_of_exchange(operation)
     if operation.refused:
         return []
     if operation.steps:
-        return _of_steps(operation)
-    if operation.sender is not None or operation.receiver is not None:
-        message = _p2p_message(operation)
-        return message if isinstance(message, str) else [message]
-    schedule = _schedule(operation)
-    return schedule if isinstance(schedule, str) else list(_derived(operation, schedule.sends))
+        sent = [message for step in operation.steps for message in _sent(step)]
+        return [msgspec.structs.replace(each, op=operation.op, operation=operation) for each in sent]
+    return _sent(operation) if operation.is_message else list(_derived(operation, _schedule(operation).sends))
+
+
+def why_unknown(operation: Operation) -> Reason | None:
+    """Why the messages of an operation are not known; None where they are, or where it has none."""
+    if operation.exchange is not None:
+        return why_nothing_sent(operation.exchange)
+    if operation.refused:
+        return None
+    sends = operation.steps or ((operation,) if operation.is_message else ())
+    if not sends:
+        return _schedule(operation).unknown
+    return None if any(map(_is_paired, sends)) else _why_alone(sends[0])
 
 
 def message_count(operation: Operation) -> int:
@@ -49,27 +62,22 @@ def message_count(operation: Operation) -> int:
         return 2
     if operation.refused:
         return 0
-    if operation.steps or operation.sender is not None or operation.receiver is not None:
+    if operation.steps or operation.is_message:
         return len(operation.steps) or 1
-    schedule = _schedule(operation)
-    return 0 if isinstance(schedule, str) else len(schedule.sends)
+    return len(_schedule(operation).sends)
 
 
-def sums_of(operation: Operation) -> list[PairSum] | str:
+def sums_of(operation: Operation) -> list[PairSum]:
     """`messages_of` summed for each pair of ranks, at the price of one message each."""
     if operation.steps or operation.exchange is not None:
-        found = messages_of(operation)
-        return found if isinstance(found, str) else [PairSum(m.src, m.dst, m.how, m.payload_bytes, 1) for m in found]
+        return [PairSum(each.src, each.dst, each.how, each.payload_bytes, 1) for each in messages_of(operation)]
     if operation.refused:
         return []
     if operation.sender is not None and operation.receiver is not None:
         return [PairSum(operation.sender, operation.receiver, how_sent(operation), operation.payload_bytes, 1)]
-    if operation.sender is not None or operation.receiver is not None:
-        return _why_alone(operation)
-    schedule = _schedule(operation)
-    if isinstance(schedule, str):
-        return schedule
-    members, how = operation.group.members, _how(operation)
+    if operation.is_message:
+        return []
+    schedule, members, how = _schedule(operation), operation.group.members, _how(operation)
     return [
         PairSum(members[src], members[dst], how, schedule.bytes_by_pair[src, dst], count)
         for (src, dst), count in schedule.count_by_pair.items()
@@ -85,30 +93,23 @@ def _how(operation: Operation) -> How:
     return "missing" if operation.missing else "derived"
 
 
-def _of_steps(operation: Operation) -> list[Message] | str:
-    """The sends of a glass-box collective, as messages of the collective."""
-    answers = [_p2p_message(step) for step in operation.steps]
-    found = [answer for answer in answers if not isinstance(answer, str)]
-    if not found:
-        return next(answer for answer in answers if isinstance(answer, str))
-    return [
-        msgspec.structs.replace(message, op=operation.op, what=operation.what, operation=operation) for message in found
-    ]
+def _is_paired(send: Operation) -> bool:
+    return send.sender is not None and send.receiver is not None
 
 
-def _p2p_message(operation: Operation) -> Message | str:
+def _sent(operation: Operation) -> list[Message]:
+    """A send with its recv as a message; nothing of one whose other end is not known."""
     if operation.sender is None or operation.receiver is None:
-        return _why_alone(operation)
+        return []
     first, last = operation.ends[0], operation.ends[-1]
     known = operation.payload_bytes
     offset, whole, step = 0, 0, 0
     if isinstance(first, PointToPoint) and first.op == "send":
         offset, whole, step = first.offset_bytes, first.whole_bytes, first.step
-    return Message(
+    message = Message(
         src=operation.sender,
         dst=operation.receiver,
         op="send",
-        what=operation.what,
         payload_bytes=known,
         how=how_sent(operation),
         operation=operation,
@@ -118,33 +119,34 @@ def _p2p_message(operation: Operation) -> Message | str:
         whole_bytes=whole or known,
         step=step,
     )
+    return [message]
 
 
-def _why_alone(operation: Operation) -> str:
+def _why_alone(operation: Operation) -> Reason:
     end = operation.ends[0]
     if not operation.group.members:
-        return "the line that describes its process group is lost"
+        return Reason(ReasonKind.GROUP_LOST)
     if end.error == CANCELLED:
-        return f"a {end.op} that the program took back"
+        return Reason.of(ReasonKind.TAKEN_BACK, end.op)
     if isinstance(end, PointToPoint) and end.peer is None:
-        return f"a {end.op} whose peer is known at its end only, and nobody saw that end"
-    return "its peer is no member of the process group: a damaged trace"
+        return Reason.of(ReasonKind.PEER_NOT_SEEN, end.op)
+    return Reason(ReasonKind.PEER_OUTSIDE)
 
 
-def _schedule(operation: Operation) -> gloo.Schedule | str:
-    if operation.problem:
-        return operation.problem
-    if not operation.group.members:
-        return "the line that describes its process group is lost"
-    if operation.group.backend == "mpi4py":
-        return "MPI's library chooses how, and does not say"
-    if operation.group.backend != "gloo":
-        return f"no schedule of {operation.group.backend}'s {operation.op} is known here yet"
+def _schedule(operation: Operation) -> gloo.Schedule:
+    members, backend = operation.group.members, operation.group.backend
+    if operation.misfit is not None:
+        return gloo.Schedule(unknown=operation.misfit)
+    if not members:
+        return gloo.unknown(ReasonKind.GROUP_LOST)
+    if backend == "mpi4py":
+        return gloo.unknown(ReasonKind.MPI_CHOOSES)
+    if backend != "gloo":
+        return gloo.unknown(ReasonKind.NO_SCHEDULE, backend, operation.op)
     if operation.pending and not operation.missing:
-        return "not every rank has come out of it: which of its messages have travelled is not known"
+        return gloo.unknown(ReasonKind.NOT_OVER)
     if operation.failed and not operation.missing:
-        return "it failed: which of its messages have travelled is not known"
-    members = operation.group.members
+        return gloo.unknown(ReasonKind.FAILED)
     calls = [end for end in operation.ends if isinstance(end, Collective)]
     return gloo.schedule_of(sorted(calls, key=lambda call: members.index(call.rank)), len(members))
 
@@ -168,7 +170,6 @@ def _derived(operation: Operation, sends: Sequence[gloo.Send]) -> Iterator[Messa
             src=src,
             dst=dst,
             op=operation.op,
-            what=operation.what,
             payload_bytes=send.length,
             how=how,
             operation=operation,
@@ -178,9 +179,3 @@ def _derived(operation: Operation, sends: Sequence[gloo.Send]) -> Iterator[Messa
             whole_bytes=whole,
             step=send.step,
         )
-
-
-def answers(asked: Iterable[Operation]) -> Iterator[tuple[Operation, list[Message] | str]]:
-    """Each operation with its messages, or why they are not known; one at a time."""
-    for operation in asked:
-        yield operation, messages_of(operation)

@@ -7,19 +7,19 @@ from collections.abc import Hashable, Iterator, Sequence
 
 from dlearn.analysis.hang_words import listed, missing_text
 from dlearn.analysis.iteration import Iteration, iteration, iterations
-from dlearn.analysis.joining import bucket_text, operations, payload_bytes
+from dlearn.analysis.joining import operations
 from dlearn.analysis.ledger import confirmed
 from dlearn.analysis.reconcile import reconcile
 from dlearn.analysis.story import clock_sentence, left_out_sentence, story
 from dlearn.analysis.traffic import Traffic, traffic_of
-from dlearn.analysis.training_steps import step_spans
-from dlearn.analysis.unrolling import sums_of
+from dlearn.analysis.training_steps import last_step
+from dlearn.analysis.unrolling import sums_of, why_unknown
 from dlearn.shown import Answer, Paragraph, count_text, first_few
-from dlearn.trace.event import Bucket, Collective
-from dlearn.trace.message import Message, Operation
+from dlearn.trace.event import Collective
+from dlearn.trace.message import Message, Operation, payload_bytes
 from dlearn.trace.trace import Trace
 
-_NAMES_SHOWN = 4
+NAMES_SHOWN = 4
 """Parameters of a bucket in one sentence."""
 _SIZES_SHOWN = 8
 """Different sizes of messages in one sentence."""
@@ -49,21 +49,19 @@ class Explanation(Answer, frozen=True):
 
 def explain(trace: Trace) -> Explanation:
     """What was sent to whom, in words: in the last step (the last span whose name begins with "step"), or in all."""
-    steps = step_spans(trace)
-    everything = operations(trace)
-    asked: Sequence[Operation] = operations(trace.within(steps[-1])) if steps else everything
-    part = steps[-1] if steps else "the whole trace" if trace.selected_from is None else "this part of the trace"
+    step, everything = last_step(trace), operations(trace)
+    last = operations(trace.within(step)) if step else everything
+    part = step or ("the whole trace" if trace.selected_from is None else "this part of the trace")
     sentences = [overview(trace)]
     if trace.rpc.exchanges:
         sentences.append(rpc_overview(trace))
     told = iteration(trace) if iterations(trace) else None
-    if told is not None:
-        asked = [operation for operation in asked if operation.exchange is None]
-    if steps:
+    asked = last if told is None else [operation for operation in last if operation.exchange is None]
+    if step:
         before = [operation for operation in everything if _is_setup(operation)]
         sentences += _told("Before training", before, trace)
-    sentences += _told(f"In {part}" if steps else "In all", asked, trace)
-    sent = traffic_of(operations(trace.within(steps[-1])) if steps else everything, trace)
+    sentences += _told(f"In {part}" if step else "In all", asked, trace)
+    sent = traffic_of(last, trace)
     sentences.append(totals(part, sent))
     on_the_wire = reconcile(trace)
     if on_the_wire.whole.pairs:
@@ -82,13 +80,12 @@ def overview(trace: Trace) -> str:
     explained, counted = 0, 0
     known: Counter[str] = Counter()
     for operation in everything:
-        answer = sums_of(operation)
-        if not isinstance(answer, str):
-            explained += 1
-            agreed = confirmed(operation, trace)
-            for pair in answer:
-                known[pair.how] += pair.message_count
-                counted += pair.message_count if (pair.src, pair.dst) in agreed else 0
+        sums = sums_of(operation)
+        explained += bool(sums) or why_unknown(operation) is None
+        agreed = confirmed(operation, trace)
+        for pair in sums:
+            known[pair.how] += pair.message_count
+            counted += pair.message_count if (pair.src, pair.dst) in agreed else 0
     kinds = ", ".join(f"{count:,} {_HOW.get(how, how)}" for how, count in known.most_common()) or "none"
     if counted:
         kinds += f"; {'all' if counted == known.total() else f'{counted:,}'} confirmed by the kernel's counters"
@@ -167,7 +164,7 @@ def _kind(operation: Operation) -> Hashable:
     Who sends how much to whom has root, splits and algorithm in it. The sizes of an RPC are told from least to most.
     """
     sums = sums_of(operation)
-    if operation.exchange is not None and not isinstance(sums, str):
+    if operation.exchange is not None:
         sums = [pair if pair.payload_bytes is None else pair._replace(payload_bytes=0) for pair in sums]
     return (
         operation.op,
@@ -181,8 +178,8 @@ def _kind(operation: Operation) -> Hashable:
         operation.missing,
         operation.refused,
         _errors(operation),
-        operation.problem,
-        sums if isinstance(sums, str) else frozenset(sums),
+        operation.misfit,
+        frozenset(sums) or why_unknown(operation),
     )
 
 
@@ -214,7 +211,7 @@ def _sentence(group: Sequence[Operation], trace: Trace) -> str:
     times = f", {len(group):,} times" if len(group) > 1 else ""
     phase = _phase(first)
     then = f" in {_PHASES.get(phase, phase)}{times}" if phase != "none" else times
-    size, what = _size_text(*_sizes(first)), shorten(first.what, first.bucket)
+    size, what = _size_text(*_sizes(first)), first.describe(most=NAMES_SHOWN)
     if first.sender is not None and first.receiver is not None:
         sends = "was to send" if first.refused else "sends"
         story = f"{trace.label(first.sender)} {sends} {trace.label(first.receiver)} {size} ({what}){then}"
@@ -249,25 +246,27 @@ def _routes(group: Sequence[Operation], trace: Trace) -> str:
     unsized: set[tuple[int, int]] = set()
     hows: set[str] = set()
     for operation in group if group[0].exchange is not None else group[:1]:
-        answer = sums_of(operation)
-        if isinstance(answer, str):
+        sums = sums_of(operation)
+        reason = None if sums else why_unknown(operation)
+        if reason is not None:
             root = _root(operation)
             its_root = f" (its root is {trace.label(root)})" if root is not None else ""
-            return f"who sends to whom inside it is not known{its_root}: {answer}"
+            return f"who sends to whom inside it is not known{its_root}: {reason}"
         sent: Counter[tuple[int, int]] = Counter()
-        for pair in answer:
+        for pair in sums:
             sent[pair.src, pair.dst] += pair.payload_bytes or 0
             unsized |= {(pair.src, pair.dst)} if pair.payload_bytes is None else set()
             hows.add(pair.how)
         for ends, size in sent.items():
             sizes[ends].append(size)
-    by_size: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    by_size: dict[tuple[int, int, bool], list[tuple[int, int]]] = defaultdict(list)
     for ends, found in sizes.items():
-        by_size[_size_text(min(found), max(found), more=ends in unsized)].append(ends)
-    parts = []
-    for size_text, pairs in by_size.items():
-        arrows = first_few([f"{_short(src, trace)}→{_short(dst, trace)}" for src, dst in sorted(pairs)], 8)
-        parts.append(f"{arrows}: {size_text}{' each' if len(pairs) > 1 else ''}")
+        by_size[min(found), max(found), ends in unsized].append(ends)
+    parts, name = [], trace.labels.short
+    for (least, most, more), pairs in by_size.items():
+        arrows = first_few([f"{name(src)}→{name(dst)}" for src, dst in sorted(pairs)], 8)
+        each = " each" if len(pairs) > 1 else ""
+        parts.append(f"{arrows}: {_size_text(least, most, more=more)}{each}")
     if len(parts) > _SIZES_SHOWN:
         parts[_SIZES_SHOWN:] = [f"and {len(parts) - _SIZES_SHOWN:,} more sizes"]
     return "; ".join(parts) + f" ({', '.join(sorted(hows))})" if parts else "nothing travels"
@@ -287,6 +286,12 @@ def payload_text(message: Message) -> str:
     return f"{message.payload_bytes:,} B" if message.payload_bytes else "no data"
 
 
+def carried_text(message: Message) -> str:
+    """ ": uint8[1000]": what the message carries, behind its size; nothing of one that carries nothing."""
+    what = message.describe(most=NAMES_SHOWN)
+    return f": {what}" if what else ""
+
+
 def message_sentence(message: Message, trace: Trace) -> str:
     """ "ps sends trainer1 500 of 1,000 B for all_reduce: uint8[1000] (derived)"."""
     src = trace.label(message.src)
@@ -295,17 +300,8 @@ def message_sentence(message: Message, trace: Trace) -> str:
     if message.payload_bytes and message.payload_bytes < message.whole_bytes:
         size = f"{message.payload_bytes:,} of {message.whole_bytes:,} B"
     why = f" for {message.op}" if message.op != "send" else ""
-    what = f": {shorten(message.what, message.operation.bucket)}" if message.what else ""
+    what = carried_text(message)
     if message.how == "missing":
         return f"{src} was to send {dst} {size}{why}{what}; it never came (missing)."
     how = message.how + (", confirmed by the kernel's counters" if message.confirmed else "")
     return f"{src} sends {dst} {size}{why}{what} ({how})."
-
-
-def shorten(what: str, bucket: Bucket | None) -> str:
-    """Name only the first parameters of a bucket; all else stays as it is."""
-    return what if bucket is None else bucket_text(bucket, _NAMES_SHOWN)
-
-
-def _short(rank: int, trace: Trace) -> str:
-    return trace.label(rank).removeprefix("rank ")

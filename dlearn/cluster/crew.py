@@ -48,6 +48,7 @@ class Died:
     last_line: str
     at_ns: int
     lost: str = ""
+    beside_engine: bool = False
 
     @property
     def signal_name(self) -> str:
@@ -84,6 +85,8 @@ class Rank(Protocol):
     control: Connection
     output: Connection
 
+    @property
+    def beside_engine(self) -> bool: ...
     @property
     def host(self) -> str: ...
     @property
@@ -182,7 +185,10 @@ class Crew:
         if not any(rank.lost for rank in self.ranks):
             return []
         now_ns = time.monotonic_ns()
-        return [Died(None, "", now_ns, rank.lost) if rank.lost else Ended(begun=False) for rank in self.ranks]
+        return [
+            Died(None, "", now_ns, rank.lost, rank.beside_engine) if rank.lost else Ended(begun=False)
+            for rank in self.ranks
+        ]
 
     def _send_and_follow(
         self, calls: Sequence[Call], streams: OutputStreams, progress: ProgressLine, timeout: float | None
@@ -268,7 +274,7 @@ class Crew:
         rank.wait(DEATH_SECONDS)
         rank.kill()  # What it had started.
         self._drain(index, streams)
-        return Died(rank.exit_code, streams.last_line(index), noticed_ns, rank.lost)
+        return Died(rank.exit_code, streams.last_line(index), noticed_ns, rank.lost, rank.beside_engine)
 
     def _drain(self, index: int, streams: OutputStreams) -> None:
         """Read what this rank has printed so far; its children may hold the pipe open, so never wait for its end."""

@@ -45,6 +45,7 @@ class EngineRank:
     """A rank that its `engine` starts. It is not there yet when this returns: see `is_there`."""
 
     halted = False
+    beside_engine = True
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

@@ -66,7 +66,7 @@ def rank_error(
             each
             for each in hangs(trace)
             if _is_broken(outcome)
-            or (aborted and each.operation.problem)
+            or (aborted and each.operation.misfit is not None)
             or (isinstance(outcome, Died) and first in each.operation.missing)
         ]
         what += "".join(f"\n{sentence}." for sentence in hang_sentences(told, trace))
@@ -204,7 +204,7 @@ def _place(stack: Sequence[StackLine], around: Surroundings) -> str:
 
 
 def _hint(outcome: Outcome, run: Run) -> str:
-    if isinstance(outcome, Died) and outcome.lost and "engine" in outcome.lost:
+    if isinstance(outcome, Died) and outcome.lost and outcome.beside_engine:
         return "a new Cluster(engine=...) takes the engines that are left; error.run holds what was recorded."
     if isinstance(outcome, Died) and outcome.signal_name == "SIGKILL":
         return "the system may have run out of memory (fewer ranks, smaller batches)."

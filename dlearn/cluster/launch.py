@@ -96,6 +96,7 @@ class RankProcess:
     control: Connection
     output: Connection
     alive: Connection
+    beside_engine = False
     host: str = field(default_factory=socket.gethostname)
     _listener: socket.socket | None = None
     _server_pid: int | None = field(default_factory=lambda: _server._forkserver_pid)  # type: ignore[attr-defined]

@@ -231,6 +231,8 @@ class _NotStarted(Exception):
 class MpiRank:
     """A rank of this machine in the seat of a stub, for its crew the same as a `RankProcess`."""
 
+    beside_engine = False
+
     def __init__(self, process: RankProcess, stub: _Stub, job: _Job) -> None:
         self._rank, self._stub, self._job = process, stub, job
         self.control, self.output, self.host = process.control, process.output, process.host

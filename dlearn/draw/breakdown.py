@@ -78,7 +78,7 @@ def breakdown(traces: Trace | Mapping[str, Trace], *, ax: Axes | None = None) ->
 
 def label_of(each: StepTimes, name: str, run: Breakdown) -> str:
     """ "rank 0", or "ConvNet: rank 0"."""
-    label = run.labels.get(each.rank, f"rank {each.rank}")
+    label = run.labels[each.rank]
     return plain(f"{name}: {label}" if name else label)
 
 

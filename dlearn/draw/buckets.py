@@ -96,7 +96,7 @@ def _rows(found: BucketTimes) -> tuple[list[BucketRow], int]:
             top += _GAP_IN if before not in (-1, each.rank) else 0.0
             before = each.rank
             model = f"model {each.model}, " if any(other.model for other in shown) else ""
-            label = plain(f"{found.labels.get(each.rank, f'rank {each.rank}')}: {model}bucket {each.index}")
+            label = plain(f"{found.labels[each.rank]}: {model}bucket {each.index}")
             rows.append(BucketRow(each, label, _heading(shown) if not place else "", top, begins[number]))
             top = rows[-1].bottom
     return rows, left_out

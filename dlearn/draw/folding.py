@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from dlearn.analysis.flows import Flow
+from dlearn.analysis.repeats import repeats
 from dlearn.trace.message import Operation
 
 _LONGEST_CYCLE = 24
@@ -81,39 +82,15 @@ def _kinds(blocks: Iterable[Block]) -> Hashable:
 
 
 def _calls_together(blocks: Sequence[Block], most_rows: int) -> list[Cycle]:
-    """Stretches that repeat become one, with the number of times."""
-    numbers: dict[Hashable, int] = {}
-    kinds = [numbers.setdefault(block.kind, len(numbers)) for block in blocks]
-    heights = [block.height for block in blocks]
-    cycles: list[Cycle] = []
-    i = 0
-    while i < len(blocks):
-        length, times = _longest_repeat(kinds, heights[i : i + _LONGEST_CYCLE], i, most_rows)
-        cycles.append(_cycle([blocks[i + n * length : i + (n + 1) * length] for n in range(times)]))
-        i += length * times
-    return cycles
+    """Stretches that repeat become one, with the number of times; who sends first may change from step to step."""
 
+    def fits(at: int, length: int) -> bool:
+        return sum(block.height for block in blocks[at : at + length]) <= most_rows
 
-def _longest_repeat(kinds: Sequence[int], heights: Sequence[int], start: int, most_rows: int) -> tuple[int, int]:
-    """Length and number of the repeats from here that cover most blocks and fit the picture; the shortest of equals.
-
-    In the same order each time, or, if that covers more, in any: who sends first may change from step to step.
-    """
-    best = (1, 1)
-    for in_order in (True, False):
-        for length in range(1, len(heights) + 1):
-            first = _window(kinds, start, length, in_order)
-            times = 1
-            while _window(kinds, start + times * length, length, in_order) == first:
-                times += 1
-            if times > 1 and sum(heights[:length]) <= most_rows and length * times > best[0] * best[1]:
-                best = (length, times)
-    return best
-
-
-def _window(kinds: Sequence[int], start: int, length: int, in_order: bool) -> Sequence[int]:
-    found = kinds[start : start + length]
-    return found if in_order else sorted(found)
+    found = repeats([block.kind for block in blocks], longest=_LONGEST_CYCLE, fits=fits, any_order=True)
+    return [
+        _cycle([blocks[at + n * length : at + (n + 1) * length] for n in range(times)]) for at, length, times in found
+    ]
 
 
 def _cycle(repeats: Sequence[Sequence[Block]]) -> Cycle:

@@ -70,7 +70,7 @@ def rows_of(found: Reconciliation, pairs: Sequence[Pair], *, brief: int = 0) -> 
 
 
 def _name(found: Reconciliation, pair: Pair, several: bool) -> str:
-    src, dst = (plain(found.labels.get(rank, f"rank {rank}")) for rank in (pair.src, pair.dst))
+    src, dst = (plain(found.labels[rank]) for rank in (pair.src, pair.dst))
     return f"{src} to {dst}" + (f", group {plain(pair.whose)}" if several else "")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from dlearn.analysis.flows import Flow, by_pair, by_step
 from dlearn.analysis.joining import operations
-from dlearn.analysis.unrolling import answers
+from dlearn.analysis.unrolling import messages_of, why_unknown
 from dlearn.analysis.walking.parts import WalkParts
 from dlearn.draw.folding import Block, Cycle, fold
 from dlearn.trace.message import Message, Operation
@@ -38,13 +38,12 @@ class Rows:
 
 def rows_of(trace: Trace, columns: Collection[int], extent: Extent) -> Rows:
     """Every message in a row; of many, what is repeated once; of too many, the steps of a ring together, then a cut."""
-    in_order = sorted(answers(operations(trace)), key=lambda each: _sent_ns(each[0]))
-    found = [(operation, _between(columns, answer)) for operation, answer in in_order]
+    in_order = sorted(operations(trace), key=_sent_ns)
     parts = WalkParts(trace)
-    steps = [parts.span_of(operation) for operation, _ in found]
+    found = [(each, _between(columns, messages_of(each)), parts.span_of(each)) for each in in_order]
 
     def blocks(together: Together) -> list[Block]:
-        return [_block(*each, step, together, extent) for each, step in zip(found, steps, strict=True)]
+        return [_block(*each, together, extent) for each in found]
 
     whole = [Cycle((block,)) for block in blocks(by_step)]
     if _height(whole) > MOST_ROWS:
@@ -61,25 +60,15 @@ def _sent_ns(operation: Operation) -> int:
     return operation.ends[0].start_ns if operation.sender is not None else operation.start_ns
 
 
-def _between(columns: Collection[int], answer: list[Message] | str) -> list[Message] | str:
-    if isinstance(answer, str):
-        return answer
-    return [message for message in answer if message.src in columns and message.dst in columns]
+def _between(columns: Collection[int], messages: Sequence[Message]) -> list[Message]:
+    return [message for message in messages if message.src in columns and message.dst in columns]
 
 
-def _block(
-    operation: Operation,
-    answer: list[Message] | str,
-    step: str,
-    together: Together,
-    extent: Extent,
-) -> Block:
-    if isinstance(answer, str):
-        return Block(operation, (), answer, step)
-    if not answer:
-        return Block(operation, (), "nothing travels", step)
+def _block(operation: Operation, messages: Sequence[Message], step: str, together: Together, extent: Extent) -> Block:
+    if not messages:
+        return Block(operation, (), str(why_unknown(operation) or "nothing travels"), step)
     # What never came needs no detail.
-    flows = by_pair(answer) if answer[0].how == "missing" else together(answer)
+    flows = by_pair(messages) if messages[0].how == "missing" else together(messages)
     return Block(operation, tuple(_side_by_side(flows, extent)), step=step)
 
 

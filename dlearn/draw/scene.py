@@ -10,10 +10,10 @@ from itertools import islice
 import numpy as np
 
 from dlearn.analysis.columns import CallColumns, calls_of
-from dlearn.analysis.flows import Sums, over_time, timed_sums
+from dlearn.analysis.flows import Sums, over_time
 from dlearn.analysis.hangs import ended_well
 from dlearn.analysis.joining import everybody
-from dlearn.analysis.unrolling import answers
+from dlearn.analysis.unrolling import messages_of
 from dlearn.analysis.walking.works import works_alone
 from dlearn.draw.arrows import MOST_ARROWS, Arrows, readable
 from dlearn.draw.bars import Bar, bars_of
@@ -84,8 +84,8 @@ def set_scene(trace: Trace) -> Scene:
     if all_gradients > MOST_BARS:
         gradients = []
     span_rows = _rows(spans, [span.end_ns or end_ns for span in spans])
-    arrows = None if _too_many(shown, set(ranks)) else _arrows(shown, ranks, start_ns, end_ns)
     sums = over_time(shown, set(ranks), start_ns=start_ns, end_ns=end_ns, bins=BINS)
+    arrows = _arrows(shown, ranks, start_ns, end_ns) if sums.arrows <= MOST_ARROWS else None
     return Scene(
         ranks=ranks,
         start_ns=start_ns,
@@ -118,19 +118,6 @@ def _gone_wrong(shown: Sequence[Operation]) -> list[Operation]:
     """The first of those that some rank did not come to or out of."""
     wrong = (each for each in shown if each.missing or (not ended_well(each) and (each.pending or each.failed)))
     return list(islice(wrong, MOST_BARS // 100))
-
-
-def _too_many(shown: Sequence[Operation], lanes: set[int]) -> bool:
-    """Whether there are more arrows than have room, even with one for each pair: known before a message is made."""
-    found = 0
-    for operation in shown:
-        for part in operation.steps or (operation,):
-            sums = timed_sums(part)
-            if not isinstance(sums, str):
-                found += sum(p.src in lanes and p.dst in lanes and None not in times for p, *times in sums)
-        if found > MOST_ARROWS:
-            return True
-    return False
 
 
 def ranks_shown(trace: Trace) -> tuple[int, ...]:
@@ -180,8 +167,7 @@ def _arrows(shown: Sequence[Operation], ranks: Sequence[int], start_ns: int, end
     """The messages of each operation that has any, between these ranks; None if they are too many."""
     lanes = set(ranks)
     found = [
-        [message for message in answer if message.src in lanes and message.dst in lanes]
-        for _, answer in answers(shown)
-        if not isinstance(answer, str)
+        [message for message in messages_of(operation) if message.src in lanes and message.dst in lanes]
+        for operation in shown
     ]
     return readable(found, points_per_ns=_USUAL_WIDTH_PT / (end_ns - start_ns))

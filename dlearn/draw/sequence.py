@@ -12,8 +12,8 @@ from matplotlib.patches import Rectangle
 
 from dlearn.analysis.findings import sequence_finding, size_text, stuck_reasons
 from dlearn.analysis.flows import Flow
-from dlearn.analysis.joining import operations, payload_bytes, tag_of
-from dlearn.analysis.words import problem_sentences, shorten
+from dlearn.analysis.joining import operations
+from dlearn.analysis.words import NAMES_SHOWN, problem_sentences
 from dlearn.draw import canvas
 from dlearn.draw.arrows import draw_arrow, in_legend
 from dlearn.draw.canvas import TEXT_PT, cut, fit_names, plain, points, text_width, write
@@ -21,7 +21,7 @@ from dlearn.draw.folding import Block, Cycle
 from dlearn.draw.palette import FAINT, INK, MISSING, line_color, look
 from dlearn.draw.rows import Rows, rows_of
 from dlearn.draw.scene import ranks_shown
-from dlearn.trace.message import Operation
+from dlearn.trace.message import Operation, payload_bytes
 from dlearn.trace.trace import Trace
 
 _ROW_IN = 0.34
@@ -35,7 +35,7 @@ def sequence(trace: Trace, *, ax: Axes | None = None) -> Axes:
     fit = ax is None
     shown = operations(trace)
     columns = {rank: column for column, rank in enumerate(ranks_shown(trace))}
-    tags = {tag_of(each) for each in shown if each.sender is not None}
+    tags = {each.tag for each in shown if each.sender is not None}
     labels = Labels(columns, _width_pt(ax) / max(1, len(columns)), tagged=len(tags) > 1)
     rows = rows_of(trace, columns, labels.extent)
     ax = ax or canvas.new_axes(height_in=max(1.2, _height(rows) * _ROW_IN), left_in=_LEFT_IN)
@@ -72,7 +72,7 @@ class Labels:
     tagged: bool
 
     def text(self, flow: Flow) -> str:
-        tag = tag_of(flow.operation) if self.tagged else None
+        tag = flow.operation.tag if self.tagged else None
         size = size_text(flow.payload_bytes) + (f" in {flow.count} parts" if flow.count > 1 else "")
         text = size if tag is None else f"{size}, tag {tag}"
         return f"never came: {text}" if flow.how == "missing" else text
@@ -133,8 +133,8 @@ def _name_block(ax: Axes, block: Block, trace: Trace, y: float, labels: Labels) 
     size = payload_bytes(operation.ends[0])
     head = plain(f"{operation.op} {size_text(size)}" if size else operation.op)
     reason = _stuck(operation, trace)
-    tag = f", tag {tag_of(operation)}" if labels.tagged else ""  # It stands at the arrow.
-    what = plain(reason or shorten(operation.what.removesuffix(tag), operation.bucket), most=200)
+    # A tag that tells messages apart stands at the arrow.
+    what = plain(reason or operation.describe(most=NAMES_SHOWN, tagged=not labels.tagged), most=200)
     inch = 1 / points(ax, 1.0, along="x") * 72
     left = -(_LEFT_IN - 0.42) * inch
     ax.add_patch(

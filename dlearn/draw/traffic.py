@@ -10,7 +10,15 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import LinearSegmentedColormap
 
 from dlearn import analysis
-from dlearn.analysis.findings import pair_sentences, size_text, three_digits, traffic_finding, wire_finding
+from dlearn.analysis.findings import (
+    Scale,
+    pair_sentences,
+    size_text,
+    three_digits,
+    traffic_finding,
+    unit_of,
+    wire_finding,
+)
 from dlearn.analysis.traffic import Matrix, Traffic, WireTraffic
 from dlearn.draw import canvas
 from dlearn.draw.canvas import SMALLEST_PT, TEXT_PT, fit_names, plain, points, text_width
@@ -24,7 +32,6 @@ _TALLEST_IN = 9.0
 _SUM = 1.15
 """Width of the column of sums and height of the row of sums, in cells."""
 _SHADES = LinearSegmentedColormap.from_list("bytes", BYTE_SHADES)
-_UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 Bytes = Literal["payload", "predicted", "measured"]
 _BYTES: dict[Bytes, Callable[[Trace], Traffic | WireTraffic]] = {
@@ -101,8 +108,8 @@ def write_numbers(ax: Axes, sent: Matrix) -> str:
     Where cells are narrow, all are in one unit: that of the largest cell, or of the sums, where these would not fit.
     """
     most = max(sent.sizes.values(), default=0)
-    units = dict.fromkeys(size_text(size).split()[-1] for size in (most, sent.total_bytes))
-    for text, note in ((size_text, ""), *((_in_unit(unit), f"Numbers in {unit}.") for unit in units)):
+    units = dict.fromkeys(unit_of(size) for size in (most, sent.total_bytes))
+    for text, note in ((size_text, ""), *((_in_unit(unit), f"Numbers in {unit[0]}.") for unit in units)):
         size = _size_that_fits(ax, sent, text)
         if size >= SMALLEST_PT:
             _write_all(ax, sent, text, size)
@@ -110,12 +117,12 @@ def write_numbers(ax: Axes, sent: Matrix) -> str:
     return f"Too many ranks for a number in each cell: the darkest is {size_text(most)}. analysis.traffic has them all."
 
 
-def _in_unit(unit: str) -> Callable[[int], str]:
+def _in_unit(unit: Scale) -> Callable[[int], str]:
     """ "1.50", three digits; what is less than its last one is said to be so."""
 
     def text(size: int) -> str:
-        number = size / _UNITS[unit]
-        if unit == "B" or not size:
+        number = size / unit[1]
+        if unit[1] == 1 or not size:
             return f"{size:,}"
         return three_digits(number) if number >= 0.005 else "<0.01"
 

@@ -6,14 +6,14 @@ Solid arrows were observed, dashed ones are derived or inferred, as their label 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dlearn.analysis.findings import sequence_finding
 from dlearn.analysis.joining import everybody, operations
-from dlearn.analysis.unrolling import answers
-from dlearn.analysis.words import payload_text, shorten
+from dlearn.analysis.repeats import repeats
+from dlearn.analysis.unrolling import messages_of, why_unknown
+from dlearn.analysis.words import carried_text, payload_text
 from dlearn.trace.message import Message
 from dlearn.trace.store import printable
 from dlearn.trace.trace import Trace
@@ -65,23 +65,23 @@ def mermaid(trace: Trace) -> list[str]:
 def _lines(trace: Trace) -> Iterator[str]:
     """An operation's messages stand together; those of an RPC, between which much may happen, when they are sent."""
     placed: list[tuple[int, str]] = []
-    for operation, answer in answers(operations(trace)):
-        if isinstance(answer, str):
+    for operation in operations(trace):
+        found = messages_of(operation)
+        reason = None if found else why_unknown(operation)
+        if reason is not None:
             ranks = sorted({*operation.ranks, *operation.missing})
             over = f"r{ranks[0]},r{ranks[-1]}" if len(ranks) > 1 else f"r{ranks[0]}"
-            text = escaped(f"{operation.op}, its messages are not known: {answer}", most=_LONGEST_TEXT)
+            text = escaped(f"{operation.op}, its messages are not known: {reason}", most=_LONGEST_TEXT)
             placed.append((operation.start_ns, f"Note over {over}: {text}"))
-            continue
-        for message in answer:
+        for message in found:
             at_ns = message.sent_ns if operation.exchange is not None else None
             placed.append((operation.start_ns if at_ns is None else at_ns, _line(message)))
     return (line for _, line in sorted(placed, key=lambda each: each[0]))
 
 
 def _line(message: Message) -> str:
-    what = f": {shorten(message.what, message.operation.bucket)}" if message.what else ""
     how = {"observed": "", "missing": " (never came)"}.get(message.how, f" ({message.how})")
-    text = escaped(f"{payload_text(message)}, {message.op}{what}", most=_LONGEST_TEXT) + how
+    text = escaped(f"{payload_text(message)}, {message.op}{carried_text(message)}", most=_LONGEST_TEXT) + how
     return f"r{message.src}{_ARROWS[message.how]}r{message.dst}: {text}"
 
 
@@ -95,35 +95,10 @@ def escaped(text: str, *, most: int) -> str:
 # Loops and parts ------------------------------------------------------------------------------------------------------
 
 
-def _loops(lines: Sequence[str]) -> Iterator[Loop]:
+def _loops(lines: Sequence[str]) -> list[Loop]:
     """The same lines again become a loop, the one that covers most."""
-    places: dict[str, list[int]] = defaultdict(list)
-    for place, line in enumerate(lines):
-        places[line].append(place)
-    seen: dict[str, int] = defaultdict(int)  # How many of its places are behind us.
-    at = 0
-    while at < len(lines):
-        found = places[lines[at]]
-        while found[seen[lines[at]]] < at:
-            seen[lines[at]] += 1
-        loop = _loop(lines, at, found[seen[lines[at]] + 1 : seen[lines[at]] + 1 + _LONGEST_LOOP])
-        yield loop
-        at += len(loop.lines) * loop.times
-
-
-def _loop(lines: Sequence[str], at: int, again: Sequence[int]) -> Loop:
-    """The lines from here, as often as they follow each other; `again`: where the first of them stands next."""
-    best = (1, 1)
-    for place in again:
-        length, times = place - at, 1
-        # One that covers so much repeats whatever a longer one would.
-        if length > _LONGEST_LOOP or best[0] * best[1] >= 2 * _LONGEST_LOOP:
-            break
-        while lines[at : at + length] == lines[at + times * length : at + (times + 1) * length]:
-            times += 1
-        if times > 1 and length * times > best[0] * best[1]:
-            best = (length, times)
-    return Loop(tuple(lines[at : at + best[0]]), best[1])
+    found = repeats(lines, longest=_LONGEST_LOOP)
+    return [Loop(tuple(lines[at : at + length]), times) for at, length, times in found]
 
 
 def _small_enough(loop: Loop, room: int) -> Iterator[Loop]:

@@ -13,12 +13,11 @@ from typing import Any
 import msgspec
 
 from dlearn.analysis.hang_words import missing_text
-from dlearn.analysis.joining import payload_bytes
-from dlearn.analysis.unrolling import messages_of
+from dlearn.analysis.unrolling import messages_of, why_unknown
 from dlearn.analysis.words import payload_text
 from dlearn.export.tracks import CALLS, GRADIENTS, PROGRAM, Tracks, parts_of, program_of
 from dlearn.trace.event import Bucket, Event, Gradient, Span
-from dlearn.trace.message import End, Message, Operation
+from dlearn.trace.message import End, Message, Operation, payload_bytes
 from dlearn.trace.store import printable
 from dlearn.trace.trace import Trace
 
@@ -59,10 +58,10 @@ def _records(trace: Trace, tracks: Tracks) -> Iterator[Record]:
             yield _instant(event, tracks)
     arrow = 0
     for part in parts_of(trace):
-        answer = "its messages are those of its steps" if part.steps else messages_of(part)
-        found = [] if isinstance(answer, str) else [_arrow(message, part, tracks) for message in answer]
+        sent = [] if part.steps else messages_of(part)
+        found = [_arrow(message, part, tracks) for message in sent]
         arrows = [each for each in found if each is not None]
-        yield from _calls(part, _told(part, answer, len(arrows), trace), tracks)
+        yield from _calls(part, _told(part, sent, len(arrows), trace), tracks)
         for begin, end in arrows:
             arrow += 1
             yield {"ph": "s", "id": arrow, **begin}
@@ -113,12 +112,15 @@ def _calls(part: Operation, told: Record, tracks: Tracks) -> Iterator[Record]:
         yield _slice(end, end.op, part.group.backend or "unknown", CALLS, tracks, args)
 
 
-def _told(part: Operation, answer: list[Message] | str, arrows: int, trace: Trace) -> Record:
+def _told(part: Operation, sent: Sequence[Message], arrows: int, trace: Trace) -> Record:
     """Of the messages of an operation, what its arrows do not say: how they are known, and which have none."""
     told: Record = {"problem": printable(part.problem)} if part.problem else {}
-    if isinstance(answer, str):
-        return told | {"messages": printable(answer)}
-    known = Counter(message.how for message in answer)
+    if part.steps:
+        return told | {"messages": "its messages are those of its steps"}
+    reason = None if sent else why_unknown(part)
+    if reason is not None:
+        return told | {"messages": printable(str(reason))}
+    known = Counter(message.how for message in sent)
     never = known.pop("missing", 0)
     if never:
         why = missing_text(part, trace) if part.missing else "the call failed"

@@ -19,7 +19,7 @@ import numpy as np
 from dlearn.analysis.bandwidth import bandwidth, speed_text
 from dlearn.analysis.findings import size_text, time_text
 from dlearn.analysis.joining import operations
-from dlearn.analysis.unrolling import messages_of
+from dlearn.analysis.unrolling import messages_of, why_unknown
 from dlearn.errors import DlearnError
 from dlearn.shown import Answer, Paragraph, Table
 from dlearn.trace.message import Operation
@@ -89,8 +89,9 @@ def cost_seen(operation: Operation) -> Cost | str:
     A step lasts as long as the busiest rank sends or receives in it.
     """
     found = messages_of(operation)
-    if isinstance(found, str):
-        return found
+    reason = None if found else why_unknown(operation)
+    if reason is not None:
+        return str(reason)
     ports: defaultdict[int, defaultdict[tuple[str, int], list[int]]] = defaultdict(lambda: defaultdict(list))
     for message in found:
         for port in (("out", message.src), ("in", message.dst)):

@@ -14,6 +14,7 @@ from typing import Any
 from dlearn.analysis.walking import Board, Change, Step, Walkthrough
 from dlearn.draw.graph_layout import lay_out
 from dlearn.draw.palette import GRADIENT, NODE, WORK, look
+from dlearn.shown import RankNames
 from dlearn.trace.graph import AutogradGraph
 from dlearn.trace.store import printable
 
@@ -98,7 +99,7 @@ class _List:
         return list(self._places)
 
 
-def _graph(graph: AutogradGraph, labels: dict[int, str]) -> dict[str, Any]:
+def _graph(graph: AutogradGraph, labels: RankNames) -> dict[str, Any]:
     """Nodes as [column, row, name], edges between them as [from, to, over the wire], a band of rows for each worker."""
     layout = lay_out(graph)
     tops = [sum(layout.rows[:band]) for band in range(len(layout.rows))]
@@ -106,10 +107,7 @@ def _graph(graph: AutogradGraph, labels: dict[int, str]) -> dict[str, Any]:
     return {
         "columns": layout.columns,
         "rows": sum(layout.rows),
-        "bands": [
-            [printable(labels.get(rank, f"rank {rank}")), tops[band], layout.rows[band]]
-            for band, rank in enumerate(layout.bands)
-        ],
+        "bands": [[printable(labels[rank]), tops[band], layout.rows[band]] for band, rank in enumerate(layout.bands)],
         "nodes": [
             [column, tops[band] + row, printable(node.parameter or node.short)]
             for node in graph.nodes

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlearn.trace.event import Collective, PointToPoint
+from dlearn.trace.event import Event
 from dlearn.trace.job_facts import ClockReading
 from dlearn.trace.store import ProcessFile, printable
 
 if TYPE_CHECKING:
-    from dlearn.trace.matching import Match
+    from dlearn.trace.message import Operation
     from dlearn.trace.trace import Process
 
 SLEW = 500e-6
@@ -140,7 +140,7 @@ def _move(file: ProcessFile, clock: Clock) -> None:
                 msgspec.structs.force_setattr(event, name, clock.to_reference(at_ns))
 
 
-def clock_problems(processes: Sequence[Process], matches: Sequence[Match]) -> list[str]:
+def clock_problems(processes: Sequence[Process], matches: Sequence[Operation]) -> list[str]:
     """What keeps the times of several clocks from being compared, in words; nothing where all is well."""
     never = sorted({process.header.host for process in processes if process.clock.error_ns is None})
     if never:
@@ -172,7 +172,7 @@ _ALL_WAIT = {
 """Collectives that end on no rank before they have begun on all."""
 
 
-def _backwards_by(match: Match, clocks: dict[int, Clock]) -> int | None:
+def _backwards_by(match: Operation, clocks: dict[int, Clock]) -> int | None:
     """By how many nanoseconds an end lies before a start that it needs, beyond the bound of both clocks' errors."""
     ends = match.ends
     if match.missing or any(end.failed for end in ends):
@@ -189,5 +189,5 @@ def _backwards_by(match: Match, clocks: dict[int, Clock]) -> int | None:
     return worst if worst > 0 else None
 
 
-def _bound(end: Collective | PointToPoint, clocks: dict[int, Clock]) -> int:
+def _bound(end: Event, clocks: dict[int, Clock]) -> int:
     return clocks[end.rank].error_at(end.start_ns - clocks[end.rank].offset_ns)

@@ -19,31 +19,32 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from dlearn.trace.event import Collective, Event, GroupFact, PointToPoint
-from dlearn.trace.message import Group
-from dlearn.trace.mpi import CANCELLED
+from dlearn.trace.message import End, Group, Operation, payload_bytes, tensors_of
+from dlearn.trace.mpi import CANCELLED, PICKLED
+from dlearn.trace.wording import Reason, ReasonKind
 
 if TYPE_CHECKING:
     from dlearn.trace.trace import Process
 
 _set = msgspec.structs.force_setattr
+_EQUAL_SIZES = {
+    "all_reduce",
+    "all_reduce_coalesced",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "all_gather_single",
+}
+"""Collectives that every rank must call with as many bytes as the others."""
+_TOLD = 8
+"""Sizes or dtypes in the reason why calls do not fit together."""
 
 
-class Match(msgspec.Struct, frozen=True, gc=False):
-    """The ends of one exchange, in the order of ranks (a send before its recv), and the ranks that made no call for it.
+def match(processes: Sequence[Process], events: Iterable[Collective | PointToPoint]) -> tuple[Operation, ...]:
+    """Every event belongs to exactly one operation; nothing is dropped. Ordered by first start.
 
     A rank counts as missing only if every line that it wrote is here; of others nobody knows.
     """
-
-    group: Group
-    seq: int
-    ends: tuple[Collective | PointToPoint, ...]
-    missing: tuple[int, ...]
-    sender: int | None = None
-    receiver: int | None = None
-
-
-def match(processes: Sequence[Process], events: Iterable[Collective | PointToPoint]) -> tuple[Match, ...]:
-    """Every event belongs to exactly one match; nothing is dropped. Ordered by first start."""
     groups = join_groups(processes)
     complete = {process.rank for process in processes if process.complete}
     exchanges: dict[tuple[object, ...], list[Collective]] = defaultdict(list)
@@ -66,7 +67,7 @@ def match(processes: Sequence[Process], events: Iterable[Collective | PointToPoi
     matches += _join_collectives(exchanges.values(), groups, complete)
     for channel in channels:
         matches += _join_channel(channel, complete)
-    return tuple(sorted(matches, key=lambda each: min([end.start_ns for end in each.ends])))
+    return tuple(sorted(matches, key=lambda each: each.start_ns))
 
 
 def agree_on_names(processes: Sequence[Process], events: Iterable[Event]) -> tuple[Process, ...]:
@@ -160,7 +161,7 @@ def _member(group: Group, index: int | None) -> int | None:
 
 def _join_collectives(
     exchanges: Iterable[list[Collective]], groups: dict[tuple[int, str], Group], complete: set[int]
-) -> Iterator[Match]:
+) -> Iterator[Operation]:
     # Once for each group and not for each exchange: a group may have many members that left no file.
     witnesses = {id(group): sorted(complete.intersection(group.members)) for group in groups.values()}
     for ends in exchanges:
@@ -168,7 +169,21 @@ def _join_collectives(
         came = {end.rank for end in ends}
         missing = () if ends[0].refused else tuple(rank for rank in witnesses[id(group)] if rank not in came)
         ends.sort(key=lambda end: (end.rank, end.number))
-        yield Match(group, ends[0].seq, tuple(ends), missing)
+        yield _collective(group, tuple(ends), missing)
+
+
+def _collective(group: Group, ends: tuple[Collective, ...], missing: tuple[int, ...]) -> Operation:
+    ops = list(dict.fromkeys([end.op for end in ends]))
+    first = next((end for end in ends if end.inputs), ends[0])
+    return Operation(
+        op="/".join(ops),
+        group=group,
+        seq=ends[0].seq,
+        ends=ends,
+        missing=missing,
+        misfit=_misfit_of_calls(ends, ops),
+        role=first.role,
+    )
 
 
 @dataclass
@@ -184,10 +199,10 @@ class _Channel:
 
 def _open_channels(
     posted: Iterable[list[PointToPoint]], groups: dict[tuple[int, str], Group]
-) -> tuple[list[Match], list[_Channel]]:
+) -> tuple[list[Operation], list[_Channel]]:
     """Each list holds what one rank posted alike: the same op, group, peer and tag. Where no rank is the peer, the
     calls stay alone, and so do those that were refused."""
-    alone: list[Match] = []
+    alone: list[Operation] = []
     channels: dict[tuple[int, int, int, int], _Channel] = {}
     for calls in posted:
         first = calls[0]
@@ -196,23 +211,23 @@ def _open_channels(
         peer = _member(group, first.peer) if first.error != CANCELLED else None
         sender, receiver = (first.rank, peer) if first.op == "send" else (peer, first.rank)
         if sender is None or receiver is None or first.refused:
-            alone += [Match(group, call.seq, (call,), (), sender, receiver) for call in calls]
+            alone += [_send(group, (call,), (), sender, receiver) for call in calls]
             continue
         channel = channels.setdefault((id(group), sender, receiver, first.tag), _Channel(group, sender, receiver))
         (channel.sends if first.op == "send" else channel.recvs).extend(calls)
     return alone, list(channels.values())
 
 
-def _join_channel(channel: _Channel, complete: set[int]) -> Iterator[Match]:
+def _join_channel(channel: _Channel, complete: set[int]) -> Iterator[Operation]:
     group, sender, receiver = channel.group, channel.sender, channel.receiver
     for send, recv in _paired(channel):
         if send is not None and recv is not None:
-            yield Match(group, send.seq, (send, recv), (), sender, receiver)
+            yield _send(group, (send, recv), (), sender, receiver)
         elif (alone := send or recv) is not None:
             absent = sender if send is None else receiver
             # Where only some steps were recorded, the other end may be in another.
             missing = (absent,) if absent in complete and not alone.place else ()
-            yield Match(group, alone.seq, (alone,), missing, sender, receiver)
+            yield _send(group, (alone,), missing, sender, receiver)
 
 
 def _paired(channel: _Channel) -> Iterator[tuple[PointToPoint | None, PointToPoint | None]]:
@@ -227,3 +242,69 @@ def _paired(channel: _Channel) -> Iterator[tuple[PointToPoint | None, PointToPoi
     by_place = [{event.place: event for event in events if event.place} for events in (sends, recvs)]
     for place in sorted(by_place[0].keys() | by_place[1].keys()):
         yield by_place[0].get(place), by_place[1].get(place)
+
+
+def _send(
+    group: Group,
+    ends: tuple[PointToPoint, ...],
+    missing: tuple[int, ...],
+    sender: int | None,
+    receiver: int | None,
+) -> Operation:
+    first = ends[0]
+    return Operation(
+        op="send" if sender is not None and receiver is not None else first.op,
+        group=group,
+        seq=first.seq,
+        ends=ends,
+        missing=missing,
+        misfit=_misfit_of_send(*ends) if len(ends) == 2 else None,
+        sender=sender,
+        receiver=receiver,
+        payload_bytes=payload_bytes(first),
+    )
+
+
+# Do the ends fit together? --------------------------------------------------------------------------------------------
+
+
+def _misfit_of_send(send: End, recv: End) -> Reason | None:
+    """Why a send does not fit its recv; None where it does."""
+    if tensors_of(send) == tensors_of(recv):  # Of a million, nearly all.
+        return None
+    given, room = payload_bytes(send), payload_bytes(recv)
+    return Reason.of(ReasonKind.SMALL_BUFFER, given, room) if given > room else None
+
+
+def _misfit_of_calls(ends: Sequence[End], ops: Sequence[str]) -> Reason | None:
+    """Why the calls of a collective do not fit together; None where they do. `ops` are their different ops."""
+    if len({end.rank for end in ends}) < len(ends):
+        return Reason.of(ReasonKind.RANK_TWICE)
+    if len(ops) > 1:
+        return Reason.of(ReasonKind.DIFFERENT_OPS, tuple(ops))
+    comparable = ops[0] in _EQUAL_SIZES and not _of_objects(ends)
+    if comparable and len({_logical_bytes(end) for end in ends}) > 1:
+        sizes = [_logical_bytes(end) for end in ends[:_TOLD]]
+        return Reason.of(ReasonKind.DIFFERENT_SIZES, tuple(sizes))
+    first = tensors_of(ends[0])
+    if comparable and any(tensors_of(end) != first for end in ends):
+        types = list(dict.fromkeys(map(_dtypes, ends)))
+        if len(types) > 1:
+            return Reason.of(ReasonKind.DIFFERENT_DTYPES, tuple(types[:_TOLD]))
+    if len({end.root for end in ends if isinstance(end, Collective)}) > 1:
+        return Reason.of(ReasonKind.DIFFERENT_ROOTS)
+    return None
+
+
+def _of_objects(ends: Sequence[End]) -> bool:
+    """Python objects: each rank's are as large as they are."""
+    return any(tensor.dtype == PICKLED for end in ends for tensor in tensors_of(end))
+
+
+def _logical_bytes(call: End) -> int:
+    """Of sparse tensors the same on all ranks, however many values each has."""
+    return sum([tensor.logical_bytes for tensor in tensors_of(call)])
+
+
+def _dtypes(call: End) -> str:
+    return "+".join(dict.fromkeys(tensor.dtype for tensor in tensors_of(call)))

@@ -9,10 +9,19 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from dlearn.errors import optional
-from dlearn.shown import Answer, Paragraph, Shown, Table, count_text, first_few
+from dlearn.shown import Answer, Paragraph, RankNames, Shown, Table, count_text, first_few
 from dlearn.trace.event import Bucket, Collective, Event, PointToPoint, TensorInfo
 from dlearn.trace.exchange import RpcExchange
+from dlearn.trace.frames import frame_of_messages, frame_of_operations
+from dlearn.trace.wording import (
+    EVERY_PARAMETER,
+    Reason,
+    bucket_text,
+    reply_text,
+    request_tensors,
+    request_text,
+    tensors_text,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -50,19 +59,41 @@ class RpcEnd(Event, tag="rpc end", frozen=True, kw_only=True):
 
     op: str
     seq: int
+    exchange: RpcExchange
     group: str = "rpc"
-    tensors: tuple[TensorInfo, ...] = ()
-    what: str = ""
+
+    @property
+    def tensors(self) -> tuple[TensorInfo, ...]:
+        """Those of the request."""
+        return request_tensors(self.exchange)
+
+    @property
+    def what(self) -> str:
+        """What is asked, in words: "forward(float32[8, 3])"."""
+        return request_text(self.exchange, tensors_text(self.tensors))
 
 
 End = Collective | PointToPoint | RpcEnd
+
+
+def tensors_of(call: End) -> tuple[TensorInfo, ...]:
+    """What one rank hands to the transport in this call: what it gives, or, if it gives nothing, what it gets."""
+    return (call.inputs or call.outputs) if isinstance(call, Collective) else call.tensors
+
+
+def payload_bytes(call: End) -> int:
+    """What one rank hands to the transport in this call: what it gives, or, if it gives nothing, what it gets.
+
+    Of an RPC the tensors of its arguments.
+    """
+    return sum([tensor.payload_bytes for tensor in tensors_of(call)])
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A collective with all its members, a send with its recv, or an RPC request with its reply (`exchange`).
 
     `ends` holds each member's own event, in the order of ranks; `missing` the ranks that never called it.
-    A send stands before its recv. `problem` says in words why the ends do not fit together, or is empty.
+    A send stands before its recv. `misfit` says why the ends do not fit together; None where they do.
     """
 
     op: str
@@ -70,10 +101,10 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     seq: int
     ends: tuple[End, ...]
     missing: tuple[int, ...] = ()
-    problem: str = ""
+    misfit: Reason | None = None
     bucket: Bucket | None = None
-    what: str = ""
-    """What travels, in words: "gradient of bucket 0: fc2.weight, fc2.bias"."""
+    role: str = ""
+    """What torch makes it for, where no program asked: "DDP sends rank 0's model"."""
     sender: int | None = None
     receiver: int | None = None
     payload_bytes: int = 0
@@ -83,9 +114,50 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     exchange: RpcExchange | None = None
 
     @property
+    def is_message(self) -> bool:
+        """Whether it is a send with its recv, or one of the two alone."""
+        return self.sender is not None or self.receiver is not None
+
+    @property
+    def problem(self) -> str:
+        """Why the ends do not fit together, in words, or nothing."""
+        return "" if self.misfit is None else str(self.misfit)
+
+    @property
+    def what(self) -> str:
+        """What travels, in words: "gradient of bucket 0: fc2.weight, fc2.bias"."""
+        return self.describe()
+
+    def describe(self, *, most: int = EVERY_PARAMETER, tagged: bool = True, tensors: str = "") -> str:
+        """What travels, with the first `most` parameters of a bucket and, if `tagged`, the tag of a message.
+
+        `tensors` stands for the tensors, instead of their own text.
+        """
+        if self.bucket is not None:
+            return bucket_text(self.bucket, most)
+        if self.role:
+            return self.role
+        tensors = tensors or tensors_text(self.tensors)
+        if self.exchange is not None:
+            return request_text(self.exchange, tensors)
+        return tensors if self.tag is None or not tagged else f"{tensors}, tag {self.tag}"
+
+    @property
+    def tensors(self) -> tuple[TensorInfo, ...]:
+        """Those that are named in what travels: of the first rank that gives any, as of a scatter the root alone."""
+        givers = (end for end in self.ends if isinstance(end, Collective) and end.inputs)
+        return tensors_of(next(givers, self.ends[0]))
+
+    @property
+    def tag(self) -> int | None:
+        """The program's own tag of a message: a glass-box step has none, and the hidden default, 0, is none either."""
+        call = self.ends[0]
+        return call.tag if isinstance(call, PointToPoint) and call.tag > 0 and not call.step else None
+
+    @property
     def start_ns(self) -> int:
         """When the first rank called it."""
-        return min(end.start_ns for end in self.ends)
+        return min([end.start_ns for end in self.ends])
 
     @property
     def transfer_ns(self) -> int:
@@ -127,7 +199,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def given_bytes(self) -> int:
         """What a rank hands to it: of a send or an RPC its payload, of a collective the most that any rank gives."""
-        if self.sender is not None or self.receiver is not None:
+        if self.is_message:
             return self.payload_bytes
         calls = [end for end in self.ends if isinstance(end, Collective)]
         return max((sum(tensor.payload_bytes for tensor in call.inputs) for call in calls), default=0)
@@ -135,7 +207,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def unseen(self) -> tuple[int, ...]:
         """Who may have called it: their file, or lines of it, are not in this trace."""
-        members = self.group.members if self.sender is None and self.receiver is None else (self.sender, self.receiver)
+        members = (self.sender, self.receiver) if self.is_message else self.group.members
         seen = {*self.ranks, *self.missing}
         return tuple(rank for rank in members if rank is not None and rank not in seen)
 
@@ -144,10 +216,10 @@ class Operations(tuple[Operation, ...], Shown):
     """The operations of a trace, in the order of first call. Shows their number by kind and the first ten."""
 
     __repr__ = Shown.__repr__
-    labels: dict[int, str]
+    labels: RankNames
 
     @classmethod
-    def of(cls, found: Iterable[Operation], labels: dict[int, str]) -> Operations:
+    def of(cls, found: Iterable[Operation], labels: RankNames) -> Operations:
         """These, with the labels of their ranks."""
         operations = cls(found)
         operations.labels = labels
@@ -155,31 +227,7 @@ class Operations(tuple[Operation, ...], Shown):
 
     def to_frame(self) -> pandas.DataFrame:
         """One row an operation (needs pandas); docs/own-questions.md describes the columns."""
-        pandas = optional("pandas", needed_by="to_frame")
-
-        frame = pandas.DataFrame(
-            {
-                "op": [each.op for each in self],
-                "group": [each.group.name for each in self],
-                "seq": [each.seq for each in self],
-                "ranks": [len(each.ends) for each in self],
-                "src": [None if each.sender is None else self._label(each.sender) for each in self],
-                "dst": [None if each.receiver is None else self._label(each.receiver) for each in self],
-                "phase": [each.ends[0].phase for each in self],
-                "site": [each.ends[0].site for each in self],
-                "start_ns": [each.start_ns for each in self],
-                "transfer_ns": [each.transfer_ns for each in self],
-                "end_ns": [each.end_ns for each in self],
-                "last_rank": [self._label(each.last_rank) for each in self],
-                "given_bytes": [each.given_bytes for each in self],
-                "bucket": [None if each.bucket is None else each.bucket.index for each in self],
-                "missing": [", ".join(map(self._label, each.missing)) for each in self],
-                "problem": [each.problem for each in self],
-                "what": [each.what for each in self],
-            }
-        )
-        # Whole numbers, where some are not known.
-        return frame.astype({"end_ns": "Int64", "bucket": "Int64"})
+        return frame_of_operations(self)
 
     def paragraphs(self) -> Iterator[Paragraph]:
         kinds = Counter(each.op for each in self)
@@ -202,11 +250,8 @@ class Operations(tuple[Operation, ...], Shown):
 
     def _ranks(self, each: Operation) -> str:
         if each.sender is not None and each.receiver is not None:
-            return f"{self._label(each.sender)} -> {self._label(each.receiver)}"
-        return first_few([self._label(rank) for rank in each.ranks], _RANKS_SHOWN)
-
-    def _label(self, rank: int) -> str:
-        return self.labels.get(rank, f"rank {rank}")
+            return f"{self.labels[each.sender]} -> {self.labels[each.receiver]}"
+        return first_few([self.labels[rank] for rank in each.ranks], _RANKS_SHOWN)
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -222,7 +267,6 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     src: int
     dst: int
     op: str
-    what: str
     payload_bytes: int | None
     how: How
     operation: Operation
@@ -242,6 +286,23 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     observer_bytes: int = 0
     """What the recorder adds to it on the wire; in no other count."""
 
+    @property
+    def what(self) -> str:
+        """What it carries, in words: "float32[8, 3]", "result of forward: float32[8, 10]"."""
+        return self.describe()
+
+    def describe(self, *, most: int = EVERY_PARAMETER, tensors: str = "") -> str:
+        """What it carries, as `Operation.describe` says it; of a reply, what comes back."""
+        exchange = self.operation.exchange
+        if exchange is None or not self.step:
+            return self.operation.describe(most=most, tensors=tensors)
+        return reply_text(exchange, tensors or tensors_text(self.carried))
+
+    @property
+    def carried(self) -> tuple[TensorInfo, ...]:
+        """The tensors that `what` names: of a message of a collective, those of the whole operation."""
+        return self.operation.tensors if self.operation.exchange is None else self.tensors
+
 
 class Messages(Answer, frozen=True):
     """All messages of a trace, in the order of sending, and each operation that gave none, with the reason.
@@ -250,8 +311,13 @@ class Messages(Answer, frozen=True):
     """
 
     items: tuple[Message, ...]
-    unexplained: tuple[tuple[Operation, str], ...]
-    labels: dict[int, str]
+    reasons: tuple[tuple[Operation, Reason], ...]
+    labels: RankNames
+
+    @property
+    def unexplained(self) -> tuple[tuple[Operation, str], ...]:
+        """Each operation that gave no message, with the reason in words."""
+        return tuple((operation, str(reason)) for operation, reason in self.reasons)
 
     def __iter__(self) -> Iterator[Message]:
         return iter(self.items)
@@ -264,17 +330,7 @@ class Messages(Answer, frozen=True):
 
     def to_frame(self) -> pandas.DataFrame:
         """One row a message (needs pandas)."""
-        pandas = optional("pandas", needed_by="to_frame")
-
-        columns = ("op", "what", "payload_bytes", "how", "confirmed", "sent_ns", "received_ns", "step")
-        found = {column: [getattr(message, column) for message in self.items] for column in columns}
-        first = [message.operation.ends[0] for message in self.items]
-        ends = {
-            "src": [self.label(message.src) for message in self.items],
-            "dst": [self.label(message.dst) for message in self.items],
-        }
-        calls = {"phase": [end.phase for end in first], "site": [end.site for end in first]}
-        return pandas.DataFrame({**ends, **found, **calls})
+        return frame_of_messages(self)
 
     def paragraphs(self) -> Iterator[Paragraph]:
         finding, *reasons = self.sentences()
@@ -283,18 +339,19 @@ class Messages(Answer, frozen=True):
             yield Table([self.head, *self.rows(self.items[:_ROWS_SHOWN])], names=2, numbers=2)
         if len(self) > _ROWS_SHOWN:
             yield f"and {len(self) - _ROWS_SHOWN:,} more"
-        yield from reasons
+        yield from (f"  {each}" for each in reasons)
 
     def sentences(self) -> list[str]:
         """How many they are, and why some operations gave none."""
         total = len({id(message.operation) for message in self.items})
-        left = len(self.unexplained)
+        left = len(self.reasons)
         lines = [f"{len(self.items):,} messages of {total:,} operations; {left:,} operations not explained"]
-        reasons = Counter((operation.op, reason) for operation, reason in self.unexplained)
+        reasons = Counter((operation.op, reason) for operation, reason in self.reasons)
         for (op, reason), count in reasons.most_common(_REASONS_SHOWN):
-            lines.append(f"  not explained: {op}{f', {count:,} times' if count > 1 else ''}: {reason}")
+            times = f", {count:,} times" if count > 1 else ""
+            lines.append(f"not explained: {op}{times}: {reason}")
         if len(reasons) > _REASONS_SHOWN:
-            lines.append(f"  and {len(reasons) - _REASONS_SHOWN:,} more: see .unexplained")
+            lines.append(f"and {len(reasons) - _REASONS_SHOWN:,} more: see .unexplained")
         return lines
 
     head = ("from", "to", "payload bytes", "sent, ms", "how", "op", "what")
@@ -310,8 +367,4 @@ class Messages(Answer, frozen=True):
         size = "?" if message.payload_bytes is None else f"{message.payload_bytes:,}"
         sent = "-" if message.sent_ns is None else f"{(message.sent_ns - first_ns) / 1e6:,.3f}"
         how = f"{message.how}, confirmed" if message.confirmed else message.how
-        return self.label(message.src), self.label(message.dst), size, sent, how, message.op, message.what
-
-    def label(self, rank: int) -> str:
-        """What pictures and words call this rank."""
-        return self.labels.get(rank, f"rank {rank}")
+        return self.labels[message.src], self.labels[message.dst], size, sent, how, message.op, message.what

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from dlearn.errors import TraceError
-from dlearn.shown import Shown
+from dlearn.shown import RankNames, Shown
 from dlearn.trace.attempts import attempts, refuse_two_jobs, strangers, without_copies, without_replaced
 from dlearn.trace.clocks import SAME, Clock, align, clock_name, clock_problems
 from dlearn.trace.device_times import DeviceSpan, device_spans
@@ -31,7 +31,8 @@ from dlearn.trace.event import (
     Worker,
 )
 from dlearn.trace.job_facts import Place
-from dlearn.trace.matching import Match, agree_on_names, match
+from dlearn.trace.matching import agree_on_names, match
+from dlearn.trace.message import Operation
 from dlearn.trace.rpc_kinds import Rpc, join_rpc
 from dlearn.trace.selecting import PHASES, Key, begins_of_operations, caused_within, check_kind, is_of, kind_of
 from dlearn.trace.store import ProcessFile, printable, read
@@ -120,16 +121,16 @@ class Trace(Shown):
         return tuple(process.rank for process in self.processes)
 
     @cached_property
-    def labels(self) -> dict[int, str]:
-        return {process.rank: process.label for process in self.processes}
+    def labels(self) -> RankNames:
+        return RankNames((process.rank, process.label) for process in self.processes)
 
     def label(self, rank: int) -> str:
         """What people call this rank: "rank 2", or its name in the cluster."""
-        return self.labels.get(rank, f"rank {rank}")
+        return self.labels[rank]
 
     @cached_property
-    def matches(self) -> tuple[Match, ...]:
-        """The exchanges that events of this selection take part in; each exchange with all its ends."""
+    def matches(self) -> tuple[Operation, ...]:
+        """The operations that events of this selection take part in; each with all its ends."""
         if self.selected_from is None:
             return match(self.processes, (event for event in self.events if isinstance(event, _CALLS)))
         mine = {(event.rank, event.number) for event in self.events}

@@ -11,7 +11,7 @@ It is told only of what is known in full from its beginning: one message that no
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain, count, pairwise
 
 from dlearn.analysis.findings import size_text
@@ -25,7 +25,6 @@ _SUMS = ("all_reduce", "reduce", "reduce_scatter")
 _MOST_PIECES = 64
 _MOST_NAMES = 4
 _UNKNOWN = -1
-_SUM = "sum"
 
 Holding = dict[tuple[int, int], int]
 """(rank, piece) -> a bit for each member whose part is in it; `_UNKNOWN` where nobody can say."""
@@ -38,6 +37,7 @@ def pieces(trace: Trace, messages: Sequence[Message]) -> Source:
         if message.whole_bytes and message.how != "missing" and isinstance(message.operation.ends[0], Collective):
             of_operation[id(message.operation)].append(place)
     crowded = partly = 0
+    summed = False
     for places in of_operation.values():
         operation, shown = messages[places[0]].operation, [messages[place] for place in places]
         cuts = _cuts(shown)
@@ -49,10 +49,10 @@ def pieces(trace: Trace, messages: Sequence[Message]) -> Source:
         elif not _from_the_beginning(operation, shown):
             partly += 1
         else:
-            _play(source, operation, dict(zip(places, shown, strict=True)), cuts, begin, trace)
+            summed |= _play(source, operation, dict(zip(places, shown, strict=True)), cuts, begin, trace)
     if source.boards:
         source.notes.append("What a rank holds is inferred from which parts were sent: values are never recorded.")
-    if any(change.text == _SUM for change in chain.from_iterable(source.changes.values())):
+    if summed:
         source.notes.append("The sum may be a maximum or another reduction: which one, the trace does not say.")
     if crowded:
         source.notes.append(
@@ -116,25 +116,30 @@ def _play(
     cuts: Sequence[int],
     begin: Holding,
     trace: Trace,
-) -> None:
-    members = operation.group.members
+) -> bool:
+    """Whether a rank came to hold a whole sum."""
+    members, summed = operation.group.members, family_of_op(operation.op) in _SUMS
+    whole_sum = (1 << len(members)) - 1
     title = _title(operation, size_text(cuts[-1]), {board.title for board in source.boards})
-    names = [trace.label(rank).removeprefix("rank ") for rank in members]
+    names = [trace.labels.short(rank) for rank in members]
 
     def change(rank: int, piece: int, mask: int) -> Change:
-        text, share = _text(mask, names, summed=family_of_op(operation.op) in _SUMS)
+        text, share = _text(mask, names, summed=summed)
         return Change(title, rank, piece, text, share)
 
     source.boards.append(Board(title, tuple(change(*key, mask) for key, mask in begin.items())))
     carried = _carried(list(messages.values()), cuts, begin)
     holds = dict(begin)
+    came = set[int]()
     for (place, message), content in zip(messages.items(), carried, strict=True):
-        changes = []
+        got: dict[int, int] = {}
         for piece, mask in content.items():
-            holds[message.dst, piece] = merge(holds.get((message.dst, piece), 0), mask)
-            changes.append(change(message.dst, piece, holds[message.dst, piece]))
-        source.changes[place] = changes
-        source.words[place] = _words(changes, len(cuts) - 1, trace, summed=family_of_op(operation.op) in _SUMS)
+            got[piece] = holds[message.dst, piece] = merge(holds.get((message.dst, piece), 0), mask)
+        came.update(got.values())
+        source.changes[place] = [change(message.dst, piece, mask) for piece, mask in got.items()]
+        held = {_held_text(mask, names, summed=summed) for mask in got.values()}
+        source.words[place] = _words(message.dst, held, list(got), len(cuts) - 1, trace)
+    return summed and whole_sum in came
 
 
 def _title(operation: Operation, size: str, taken: set[str]) -> str:
@@ -216,20 +221,28 @@ def _text(mask: int, names: Sequence[str], *, summed: bool) -> tuple[str, float]
     if not summed:
         return "+".join(inside), float(bool(inside))
     if len(inside) == len(names):
-        return _SUM, 1.0
+        return "sum", 1.0
     text = "+".join(inside) if len(inside) <= _MOST_NAMES else f"{len(inside)} of {len(names)}"
     return text, len(inside) / len(names)
 
 
-def _words(changes: Sequence[Change], count: int, trace: Trace, *, summed: bool) -> str:
+def _held_text(mask: int, names: Sequence[str], *, summed: bool) -> str:
+    """ "0+2", "the whole sum", "the data of 1"."""
+    if mask == _UNKNOWN:
+        return "parts that nobody can tell"
+    text, share = _text(mask, names, summed=summed)
+    if not summed:
+        return f"the data of {text}"
+    return "the whole sum" if share == 1.0 else text
+
+
+def _words(rank: int, held: Set[str], pieces: Sequence[int], count: int, trace: Trace) -> str:
     """ "Then rank 0 has 0+1 in piece 2 of 4"."""
-    if not changes:
+    if not pieces:
         return ""
-    first, last = changes[0].place + 1, changes[-1].place + 1
-    where = "it all" if len(changes) == count else f"piece {first} of {count}"
-    if 1 < len(changes) < count:
+    first, last = pieces[0] + 1, pieces[-1] + 1
+    where = "it all" if len(pieces) == count else f"piece {first} of {count}"
+    if 1 < len(pieces) < count:
         where = f"pieces {first} to {last} of {count}"
-    texts = list(dict.fromkeys(change.text for change in changes))
-    plain = texts[0] if summed else f"the data of {texts[0]}"
-    has = {_SUM: "the whole sum", "?": "parts that nobody can tell"}.get(texts[0], plain)
-    return f"Then {trace.label(changes[0].rank)} has {has if len(texts) == 1 else 'different parts'} in {where}."
+    has = next(iter(held)) if len(held) == 1 else "different parts"
+    return f"Then {trace.label(rank)} has {has} in {where}."

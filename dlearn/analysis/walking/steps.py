@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from dlearn.shown import RankNames
 from dlearn.trace.graph import AutogradGraph
 from dlearn.trace.message import Message
 
@@ -64,7 +65,7 @@ class Walkthrough(msgspec.Struct, frozen=True, kw_only=True):
     boards: tuple[Board, ...]
     graphs: tuple[AutogradGraph, ...]
     notes: tuple[str, ...]
-    labels: dict[int, str]
+    labels: RankNames
     """The ranks in the picture, from the left."""
 
     @property

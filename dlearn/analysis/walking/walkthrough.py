@@ -10,7 +10,6 @@ import msgspec
 
 from dlearn.analysis.confirming import messages as all_messages
 from dlearn.analysis.findings import sequence_finding, size_text
-from dlearn.analysis.joining import tag_of
 from dlearn.analysis.walking.contexts import contexts
 from dlearn.analysis.walking.gradients import gradients
 from dlearn.analysis.walking.nodes import nodes
@@ -19,7 +18,7 @@ from dlearn.analysis.walking.pieces import pieces
 from dlearn.analysis.walking.steps import Source, Step, Walkthrough
 from dlearn.analysis.walking.works import works
 from dlearn.analysis.words import message_sentence, problem_sentences
-from dlearn.shown import count_text
+from dlearn.shown import RankNames, count_text
 from dlearn.trace.event import PointToPoint
 from dlearn.trace.message import Message, Messages
 from dlearn.trace.trace import Trace
@@ -72,7 +71,7 @@ def walkthrough(
             *_left_out(len(own)),
             *problem_sentences(trace, _MOST_PROBLEMS),
         ),
-        labels={rank: trace.label(rank) for rank in sorted({*ends, *quiet})},
+        labels=RankNames((rank, trace.label(rank)) for rank in sorted({*ends, *quiet})),
     )
 
 
@@ -117,7 +116,7 @@ def _of_message(
 ) -> Step:
     words = [each.words[place] for each in told if each.words.get(place)]
     sentence = message_sentence(message, trace)
-    if mark and mark != f"tag {tag_of(message.operation)}":  # The number stands there already, and only a name is new.
+    if mark and mark != f"tag {message.operation.tag}":  # The number is in the sentence, and only a name is new.
         sentence = f"{mark}: {sentence}"
     span, phase = where.of_message(message)
     return Step(
@@ -180,8 +179,8 @@ def _notes(count: int, shown: Sequence[Message], found: Messages | None) -> list
             f"The first {len(shown):,} of {count:,} messages; {count - len(shown):,} later ones are left out:"
             " choose a part with trace.within(...), or with messages=."
         )
-    if found is not None and found.unexplained:
-        notes += [line[:1].upper() + line[1:] for line in map(str.strip, str(found).splitlines())]
+    if found is not None and found.reasons:
+        notes += [line[:1].upper() + line[1:] for line in found.sentences()]
     return notes
 
 
