@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlearn.trace.event import Collective, Event, PointToPoint
+from dlearn.trace.event import Collective, PointToPoint
 from dlearn.trace.job_facts import ClockReading
 from dlearn.trace.store import ProcessFile, printable
 
