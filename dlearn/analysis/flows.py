@@ -11,6 +11,7 @@ import numpy as np
 from dlearn.analysis.columns import spread
 from dlearn.analysis.unrolling import PairSum, messages_of, sums_of
 from dlearn.trace.message import How, Message, Operation
+from dlearn.trace.source import ServiceCall
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +92,7 @@ def over_time(shown: Iterable[Operation], ranks: Container[int], *, start_ns: in
 
 def timed_sums(operation: Operation) -> list[tuple[PairSum, int | None, int | None]] | str:
     """`sums_of`, with when the first message is sent and the last received; of a collective, its transfer."""
-    if operation.exchange is not None:
+    if operation.exchange is not None or isinstance(operation.ends[0], ServiceCall):
         found = messages_of(operation)
         if isinstance(found, str):
             return found

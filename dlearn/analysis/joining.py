@@ -10,6 +10,7 @@ from typing import TypeVar
 from dlearn.analysis import buckets
 from dlearn.analysis.buckets import EventKey
 from dlearn.analysis.rpc import rpc_operations
+from dlearn.analysis.services import service_operations
 from dlearn.shown import first_few
 from dlearn.trace.event import Bucket, Collective, PointToPoint, TensorInfo
 from dlearn.trace.matching import Match
@@ -64,7 +65,7 @@ def operations(trace: Trace) -> Operations:
         else _collective(each, carried, [step for end in each.ends for step in steps.get((end.rank, end.number), ())])
         for each in top
     ]
-    calls = list(rpc_operations(trace))
+    calls = [*rpc_operations(trace), *service_operations(trace)]
     ordered = sorted(found + calls, key=lambda each: each.start_ns) if calls else found
     return Operations.of(ordered, dict(trace.labels))
 

@@ -7,15 +7,19 @@ collective are derived from the backend's algorithm.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import starmap
 from typing import NamedTuple
 
 import msgspec
 
 from dlearn.analysis import gloo
+from dlearn.analysis.gloo_schedules import Schedule, Send
 from dlearn.analysis.rpc import messages_of_exchange
+from dlearn.analysis.services import messages_of_call
 from dlearn.trace.event import Collective, PointToPoint
 from dlearn.trace.message import How, Message, Operation
 from dlearn.trace.mpi import CANCELLED
+from dlearn.trace.source import ServiceCall, in_use
 
 
 class PairSum(NamedTuple):
@@ -34,6 +38,8 @@ def messages_of(operation: Operation) -> list[Message] | str:
         return messages_of_exchange(operation)
     if operation.refused:
         return []
+    if isinstance(call := operation.ends[0], ServiceCall):
+        return messages_of_call(operation, call)
     if operation.steps:
         return _of_steps(operation)
     if operation.sender is not None or operation.receiver is not None:
@@ -49,6 +55,9 @@ def message_count(operation: Operation) -> int:
         return 2
     if operation.refused:
         return 0
+    if isinstance(call := operation.ends[0], ServiceCall):
+        found = messages_of_call(operation, call)
+        return 0 if isinstance(found, str) else len(found)
     if operation.steps or operation.sender is not None or operation.receiver is not None:
         return len(operation.steps) or 1
     schedule = _schedule(operation)
@@ -57,7 +66,7 @@ def message_count(operation: Operation) -> int:
 
 def sums_of(operation: Operation) -> list[PairSum] | str:
     """`messages_of` summed for each pair of ranks, at the price of one message each."""
-    if operation.steps or operation.exchange is not None:
+    if operation.steps or operation.exchange is not None or isinstance(operation.ends[0], ServiceCall):
         found = messages_of(operation)
         return found if isinstance(found, str) else [PairSum(m.src, m.dst, m.how, m.payload_bytes, 1) for m in found]
     if operation.refused:
@@ -138,7 +147,8 @@ def _schedule(operation: Operation) -> gloo.Schedule | str:
         return "the line that describes its process group is lost"
     if operation.group.backend == "mpi4py":
         return "MPI's library chooses how, and does not say"
-    if operation.group.backend != "gloo":
+    source = in_use.get(operation.group.backend) if operation.group.backend != "gloo" else None
+    if operation.group.backend != "gloo" and (source is None or not source.schedule):
         return f"no schedule of {operation.group.backend}'s {operation.op} is known here yet"
     if operation.pending and not operation.missing:
         return "not every rank has come out of it: which of its messages have travelled is not known"
@@ -146,7 +156,11 @@ def _schedule(operation: Operation) -> gloo.Schedule | str:
         return "it failed: which of its messages have travelled is not known"
     members = operation.group.members
     calls = [end for end in operation.ends if isinstance(end, Collective)]
-    return gloo.schedule_of(sorted(calls, key=lambda call: members.index(call.rank)), len(members))
+    calls.sort(key=lambda call: members.index(call.rank))
+    if source is None:
+        return gloo.schedule_of(calls, len(members))
+    steps = source.schedule if isinstance(source.schedule, str) else source.schedule(calls, len(members))
+    return steps if isinstance(steps, str) else Schedule(tuple(starmap(Send, steps)))
 
 
 def _derived(operation: Operation, sends: Sequence[gloo.Send]) -> Iterator[Message]:

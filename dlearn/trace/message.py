@@ -13,6 +13,7 @@ from dlearn.errors import optional
 from dlearn.shown import Answer, Paragraph, Shown, Table, count_text, first_few
 from dlearn.trace.event import Bucket, Collective, Event, PointToPoint, TensorInfo
 from dlearn.trace.exchange import RpcExchange
+from dlearn.trace.source import ServiceCall
 
 if TYPE_CHECKING:
     import pandas
@@ -55,11 +56,12 @@ class RpcEnd(Event, tag="rpc end", frozen=True, kw_only=True):
     what: str = ""
 
 
-End = Collective | PointToPoint | RpcEnd
+End = Collective | PointToPoint | RpcEnd | ServiceCall
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A collective with all its members, a send with its recv, or an RPC request with its reply (`exchange`).
+    """A collective with all its members, a send with its recv, an RPC request with its reply (`exchange`), or a call
+    of another service, whose only end is the caller's.
 
     `ends` holds each member's own event, in the order of ranks; `missing` the ranks that never called it.
     A send stands before its recv. `problem` says in words why the ends do not fit together, or is empty.
