@@ -37,7 +37,7 @@ def measure(blocks: int) -> dict[str, list[float]]:
                             pass
                     took[way].append((time.perf_counter_ns() - start) / SPANS / 1000)
                     if mode is not None:
-                        sockets = recorder._active._sockets
+                        sockets = recorder._active.sockets
                         start = time.perf_counter_ns()
                         for _ in range(SPANS):
                             sockets.sent_bytes()

@@ -23,6 +23,7 @@ MAY_IMPORT = {
     "hooks": {"trace"},
     "analysis": {"trace"},
     "recorder": {"trace", "hooks", "analysis"},
+    "sources": {"trace", "hooks"},
     "collectives": {"trace", "analysis", "recorder"},
     "cluster": {"trace", "hooks", "analysis", "recorder", "collectives"},
     "scripts": {"trace", "hooks", "analysis", "recorder"},
@@ -35,7 +36,7 @@ MAY_IMPORT = {
     "cli": {"commands", "trace", "analysis", "draw", "cluster", "recorder", "scripts", "lessons"},
 }
 MAY_IMPORT_HEAVY = {
-    "torch": {"hooks", "recorder", "collectives", "cluster", "scripts", "lessons", "doctor"},
+    "torch": {"hooks", "recorder", "sources", "collectives", "cluster", "scripts", "lessons", "doctor"},
     "matplotlib": {"draw", "lessons"},
     "pandas": {"trace", "analysis"},
     "mpi4py": {"hooks", "collectives", "cluster"},

@@ -11,6 +11,7 @@ import numpy as np
 from dlearn.analysis.columns import spread
 from dlearn.analysis.unrolling import PairSum, messages_of, sums_of, why_unknown
 from dlearn.trace.message import How, Message, Operation
+from dlearn.trace.source import ServiceCall
 from dlearn.trace.wording import Reason
 
 
@@ -94,7 +95,7 @@ def over_time(shown: Iterable[Operation], ranks: Container[int], *, start_ns: in
 
 def _timed_sums(operation: Operation) -> list[tuple[PairSum, int | None, int | None]]:
     """`sums_of`, with when the first message is sent and the last received; of a collective, its transfer."""
-    if operation.exchange is not None:
+    if operation.exchange is not None or isinstance(operation.ends[0], ServiceCall):
         found = messages_of(operation)
         return [(PairSum(m.src, m.dst, m.how, m.payload_bytes, 1), m.sent_ns, m.received_ns) for m in found]
     first, last = operation.ends[0], operation.ends[-1]

@@ -12,6 +12,7 @@ import msgspec
 from dlearn.analysis import buckets
 from dlearn.analysis.buckets import Cargo, EventKey
 from dlearn.analysis.rpc import rpc_operations
+from dlearn.analysis.services import service_operations
 from dlearn.trace.event import Collective, PointToPoint
 from dlearn.trace.message import Operation, Operations
 from dlearn.trace.trace import Trace
@@ -46,7 +47,7 @@ def operations(trace: Trace) -> Operations:
         for each in trace.matches
         if _is_collective(each) or _parent(each, collectives) is None
     ]
-    calls = list(rpc_operations(trace))
+    calls = [*rpc_operations(trace), *service_operations(trace)]
     ordered = sorted(found + calls, key=lambda each: each.start_ns) if calls else found
     return Operations.of(ordered, trace.labels)
 

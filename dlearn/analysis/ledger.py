@@ -21,6 +21,7 @@ from dlearn.analysis.rpc import FRAMING_ERROR, UNKNOWN, wire_bytes
 from dlearn.analysis.unrolling import messages_of, sums_of, why_unknown
 from dlearn.analysis.wire import RPC, Edge, Meter, home, meters
 from dlearn.trace.message import Message, Operation
+from dlearn.trace.source import ServiceCall
 from dlearn.trace.trace import Trace
 from dlearn.trace.wording import Reason, ReasonKind
 
@@ -205,6 +206,8 @@ def ledger_of(trace: Trace) -> Ledger:
         if operation.exchange is not None:
             _enter_rpc(ledger, operation)
             continue
+        if isinstance(operation.ends[0], ServiceCall):
+            continue  # Its connections are no process group's, and not counted.
         payload, predicted, reason = _prediction(operation)
         ledger.ranks |= {rank for edge in predicted for rank in edge}
         for rank, numbers in _calls(operation).items():

@@ -7,15 +7,19 @@ collective are derived from the backend's algorithm.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import starmap
 from typing import NamedTuple
 
 import msgspec
 
 from dlearn.analysis import gloo
+from dlearn.analysis.gloo_schedules import Send
 from dlearn.analysis.rpc import messages_of_exchange, why_nothing_sent
+from dlearn.analysis.services import messages_of_call
 from dlearn.trace.event import Collective, PointToPoint
 from dlearn.trace.message import How, Message, Operation
 from dlearn.trace.mpi import CANCELLED
+from dlearn.trace.source import ServiceCall, in_use
 from dlearn.trace.wording import Reason, ReasonKind
 
 
@@ -38,6 +42,8 @@ def messages_of(operation: Operation) -> list[Message]:
         return messages_of_exchange(operation)
     if operation.refused:
         return []
+    if isinstance(call := operation.ends[0], ServiceCall):
+        return messages_of_call(operation, call)
     if operation.steps:
         sent = [message for step in operation.steps for message in _sent(step)]
         return [msgspec.structs.replace(each, op=operation.op, operation=operation) for each in sent]
@@ -50,6 +56,8 @@ def why_unknown(operation: Operation) -> Reason | None:
         return why_nothing_sent(operation.exchange)
     if operation.refused:
         return None
+    if isinstance(operation.ends[0], ServiceCall):
+        return Reason(ReasonKind.HOST_UNKNOWN) if operation.receiver is None else None
     sends = operation.steps or ((operation,) if operation.is_message else ())
     if not sends:
         return _schedule(operation).unknown
@@ -62,6 +70,8 @@ def message_count(operation: Operation) -> int:
         return 2
     if operation.refused:
         return 0
+    if isinstance(call := operation.ends[0], ServiceCall):
+        return len(messages_of_call(operation, call))
     if operation.steps or operation.is_message:
         return len(operation.steps) or 1
     return len(_schedule(operation).sends)
@@ -69,7 +79,7 @@ def message_count(operation: Operation) -> int:
 
 def sums_of(operation: Operation) -> list[PairSum]:
     """`messages_of` summed for each pair of ranks, at the price of one message each."""
-    if operation.steps or operation.exchange is not None:
+    if operation.steps or operation.exchange is not None or isinstance(operation.ends[0], ServiceCall):
         return [PairSum(each.src, each.dst, each.how, each.payload_bytes, 1) for each in messages_of(operation)]
     if operation.refused:
         return []
@@ -135,20 +145,27 @@ def _why_alone(operation: Operation) -> Reason:
 
 def _schedule(operation: Operation) -> gloo.Schedule:
     members, backend = operation.group.members, operation.group.backend
+    source = in_use.get(backend) if backend != "gloo" else None
     if operation.misfit is not None:
         return gloo.Schedule(unknown=operation.misfit)
     if not members:
         return gloo.unknown(ReasonKind.GROUP_LOST)
     if backend == "mpi4py":
         return gloo.unknown(ReasonKind.MPI_CHOOSES)
-    if backend != "gloo":
+    if backend != "gloo" and (source is None or not source.schedule):
         return gloo.unknown(ReasonKind.NO_SCHEDULE, backend, operation.op)
     if operation.pending and not operation.missing:
         return gloo.unknown(ReasonKind.NOT_OVER)
     if operation.failed and not operation.missing:
         return gloo.unknown(ReasonKind.FAILED)
     calls = [end for end in operation.ends if isinstance(end, Collective)]
-    return gloo.schedule_of(sorted(calls, key=lambda call: members.index(call.rank)), len(members))
+    calls.sort(key=lambda call: members.index(call.rank))
+    if source is None:
+        return gloo.schedule_of(calls, len(members))
+    steps = source.schedule if isinstance(source.schedule, str) else source.schedule(calls, len(members))
+    if isinstance(steps, str):
+        return gloo.unknown(ReasonKind.SOURCE_SAYS, steps)
+    return gloo.Schedule(tuple(starmap(Send, steps)))
 
 
 def _derived(operation: Operation, sends: Sequence[gloo.Send]) -> Iterator[Message]:

@@ -8,6 +8,7 @@ from dlearn.analysis.columns import CallColumns, calls_of, disjoint
 from dlearn.analysis.joining import once
 from dlearn.trace.event import PointToPoint
 from dlearn.trace.message import End, Operation
+from dlearn.trace.source import ServiceCall
 from dlearn.trace.trace import Trace
 
 
@@ -16,7 +17,7 @@ def waited_until_ns(operation: Operation, end: End) -> int | None:
 
     A rank that was done before the last one called has waited for nobody: its data went ahead into a buffer.
     """
-    if operation.exchange is not None or operation.refused:
+    if operation.exchange is not None or operation.refused or isinstance(end, ServiceCall):
         return end.start_ns  # Nobody is late: a callee begins when it is asked, and what is refused waits for nobody.
     nobody_knows = operation.unseen or (isinstance(end, PointToPoint) and len(operation.ends) == 1)
     if operation.missing or (nobody_knows and end.end_ns is None):

@@ -17,6 +17,7 @@ from dlearn.analysis.unrolling import sums_of, why_unknown
 from dlearn.shown import Answer, Paragraph, count_text, first_few
 from dlearn.trace.event import Collective
 from dlearn.trace.message import Message, Operation, payload_bytes
+from dlearn.trace.source import ServiceCall
 from dlearn.trace.trace import Trace
 
 NAMES_SHOWN = 4
@@ -212,7 +213,11 @@ def _sentence(group: Sequence[Operation], trace: Trace) -> str:
     phase = _phase(first)
     then = f" in {_PHASES.get(phase, phase)}{times}" if phase != "none" else times
     size, what = _size_text(*_sizes(first)), first.describe(most=NAMES_SHOWN)
-    if first.sender is not None and first.receiver is not None:
+    if first.sender is not None and first.receiver is not None and isinstance(first.ends[0], ServiceCall):
+        asked = f"{first.op} {what} ({size}){then}"
+        story = f"{trace.label(first.sender)} asks {trace.label(first.receiver)}: {asked}"
+        told = [_outcome(first, trace)]
+    elif first.sender is not None and first.receiver is not None:
         sends = "was to send" if first.refused else "sends"
         story = f"{trace.label(first.sender)} {sends} {trace.label(first.receiver)} {size} ({what}){then}"
         told = [_outcome(first, trace)]

@@ -54,7 +54,7 @@ class Cluster:
     every rank is an RPC worker of its own name (of a number: "worker0"), on loopback and over TCP, so that its bytes
     are counted; it serves until all functions have returned.
 
-    What ranks send is recorded unless `record=False`; `measure`, `checksums`, `graph` and `hang_after` are
+    What ranks send is recorded unless `record=False`; `measure`, `checksums`, `graph`, `hang_after` and `sources` are
     those of `dlearn.record`. `start` is "forkserver", or "spawn" where forking is unsafe (the default on macOS and
     Windows).
 
@@ -82,6 +82,7 @@ class Cluster:
         checksums: bool = False,
         graph: bool = False,
         hang_after: float | None = None,
+        sources: Sequence[str] = (),
         start: StartMethod = DEFAULT_START,
     ) -> None:
         if engine is not None and start != DEFAULT_START:
@@ -101,7 +102,7 @@ class Cluster:
         if start not in ("forkserver", "spawn"):
             raise SetupError(f"ranks cannot be started by {start!r}; use 'forkserver' or 'spawn'.")
         self.backend, self.init, self.rpc = backend, init, rpc
-        options = Options(measure, checksums, graph=graph, hang_after=hang_after)
+        options = Options(measure, checksums, graph=graph, hang_after=hang_after, sources=sources)
         self.record = options if record else None
         self._start: StartMethod = start if engine is None else "forkserver"
         self._inside_with = False

@@ -14,6 +14,7 @@ from typing import Literal
 from matplotlib.colors import to_rgb
 
 from dlearn.trace.message import family_of_op
+from dlearn.trace.source import in_use
 
 INK = "#222222"
 FAINT = "#707070"
@@ -100,6 +101,9 @@ def look(op: str) -> Look:
     name = family_of_op(op)
     if op in ("rpc_sync", "rpc_async", "remote"):
         return _LOOKS["call by RPC"]
+    for kind in (kind for source in in_use.values() for kind in source.kinds if kind.color):
+        if op.split(" ")[0] == kind.label:
+            return Look(kind.label, kind.color)
     if op.isupper():  # As torch calls its message types.
         return _LOOKS["gradient by RPC" if op == "BACKWARD_AUTOGRAD_REQ" else "RPC's own"]
     return _LOOKS.get("send, recv" if name in ("send", "recv") else name, _OTHER)

@@ -31,7 +31,7 @@ MOST_CONTEXTS = 16
 """At once, that a parameter is used in: its node is the same in all of them."""
 
 
-def install(emit: Emit, watchers: Watchers) -> tuple[Watchers, Undo]:
+def watch_graph(emit: Emit, watchers: Watchers) -> tuple[Watchers, Undo]:
     """Report the nodes of each context, and their runs, to `emit`: by these watchers, until undone."""
     names = _ParameterNames(emit)
     graph = _Graph(emit, names)

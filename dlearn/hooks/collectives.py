@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch._C._distributed_c10d import FakeProcessGroup, HashStore, ProcessGroup
 from torch.distributed import distributed_c10d
 
 from dlearn.errors import SetupError
-from dlearn.hooks import Emit, Undo
+from dlearn.hooks import Emit, Undo, callers
 from dlearn.hooks.c10d_ops import (
     COLLECTIVES,
     POINT_TO_POINT,
@@ -39,18 +40,23 @@ from dlearn.hooks.callers import caller
 from dlearn.hooks.compiler import untraced
 from dlearn.hooks.cuda_times import CudaTimes
 from dlearn.hooks.groups import Groups, OwnGroup
+from dlearn.hooks.host import Host
 from dlearn.hooks.private import unfit
 from dlearn.hooks.works import Callbacks, WaitingWorks, future_of
 from dlearn.trace.event import NOT_OBSERVED, REFUSED, Collective, Event, Line, PointToPoint
 
 
-def install(emit: Emit, groups: Groups, times: CudaTimes, *, checksums: bool = False) -> Undo:
-    """Report every c10d op to `emit` until the returned function is called. SetupError if this torch does not fit.
+def install(host: Host) -> Undo:
+    """Report every c10d op to `host` until the returned function is called. SetupError if this torch does not fit.
 
-    With `checksums`, of what is sent from point to point and given to collectives, too.
+    With the option `checksums`, of what is sent from point to point and given to collectives, too.
     """
     self_test()
-    return _install(emit, groups, times, checksums)
+    with ExitStack() as undo:
+        undo.callback(host.times.close)
+        undo.callback(_install(host, host.groups, host.times, host.options.checksums))
+        undo.callback(callers.install(host))
+        return undo.pop_all().close
 
 
 def _install(emit: Emit, groups: Groups, times: CudaTimes, checksums: bool) -> Undo:

@@ -20,13 +20,14 @@ from torch.nn.parallel import DistributedDataParallel
 from dlearn.hooks import Emit, Undo
 from dlearn.hooks.compiler import untraced
 from dlearn.hooks.cuda_times import CudaTimes
+from dlearn.hooks.host import Host
 from dlearn.hooks.stretches import Stretches
 from dlearn.trace.event import Bucket, Gradient
 
 
-def install(emit: Emit, times: CudaTimes) -> Undo:
+def install(host: Host) -> Undo:
     """Report buckets, ready gradients and stretches of every DDP model that runs from now on."""
-    watch, stretches = _Watch(emit, times), Stretches(emit, times)
+    watch, stretches = _Watch(host, host.times), Stretches(host, host.times)
 
     @untraced
     def begins(ddp: DistributedDataParallel) -> None:
@@ -34,7 +35,7 @@ def install(emit: Emit, times: CudaTimes) -> Undo:
             watch.before_forward(ddp)
             stretches.forward_begins(ddp)
         except Exception as error:
-            emit.failed("DistributedDataParallel.forward", error)
+            host.failed("DistributedDataParallel.forward", error)
 
     # What torch.compile never traces, so that it compiles the same as without us.
     original = DistributedDataParallel._inside_ddp_forward

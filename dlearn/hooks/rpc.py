@@ -12,6 +12,7 @@ are reported as windows, and `analysis` finds in the agent's own log what was se
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import torch.distributed.rpc as rpc
@@ -19,17 +20,31 @@ from torch._C._distributed_rpc import _get_current_rpc_agent, _is_current_rpc_ag
 from torch.distributed.rpc import api, backend_registry
 
 from dlearn.hooks import Emit, Undo
+from dlearn.hooks.autograd import watch_graph
+from dlearn.hooks.host import Host
+from dlearn.hooks.patches import Patches
 from dlearn.hooks.rpc_callers import watch_callers
 from dlearn.hooks.rpc_pickler import watch_pickler
-from dlearn.hooks.rpc_state import Patches, RpcCalls, Watchers, error_of, guarded
+from dlearn.hooks.rpc_state import RpcCalls, Watchers, error_of, guarded
 from dlearn.hooks.rpc_windows import watch_windows
 from dlearn.trace.event import Worker
 
 
-def install(emit: Emit, watchers: Watchers) -> Undo:
-    """Report all RPC to `emit` until the returned function is called."""
+def install(host: Host) -> Undo:
+    """Report all RPC to `host` until the returned function is called; with the option `graph` its autograd, too."""
     if not rpc.is_available():
         return lambda: None
+    with ExitStack() as undo:
+        undo.callback(host.watchers.close_log)
+        watchers = host.watchers
+        if host.options.graph:
+            watchers, forget_graph = watch_graph(host, watchers)
+            undo.callback(forget_graph)
+        undo.callback(_watch_calls(host, watchers))
+        return undo.pop_all().close
+
+
+def _watch_calls(emit: Emit, watchers: Watchers) -> Undo:
     calls = RpcCalls(emit)
     patches = Patches()
     watch_agents(calls, patches, watchers)

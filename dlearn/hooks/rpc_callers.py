@@ -13,13 +13,13 @@ from torch._C._distributed_rpc import PyRRef
 from torch.distributed.rpc import api, rref_proxy
 
 from dlearn.hooks.callers import caller
+from dlearn.hooks.patches import Patches
 from dlearn.hooks.rpc_script_size import packed_call
 from dlearn.hooks.rpc_state import (
     CALL,
     MAGIC,
     REMOTE,
     TRAILER,
-    Patches,
     RpcCalls,
     describe_all,
     flatten,

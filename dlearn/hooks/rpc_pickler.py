@@ -10,6 +10,7 @@ import torch
 from torch._C._distributed_rpc import PyRRef
 from torch.distributed.rpc.internal import PythonUDF, RemoteException, _InternalRPCPickler
 
+from dlearn.hooks.patches import Patches
 from dlearn.hooks.rpc_callers import function_name
 from dlearn.hooks.rpc_state import (
     CALL,
@@ -20,7 +21,6 @@ from dlearn.hooks.rpc_state import (
     TRAILER,
     AnsweredCall,
     CallId,
-    Patches,
     RpcCalls,
     Watchers,
     describe_all,

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 import torch
-from torch.jit import _builtins
 
 from dlearn.hooks import Emit
 from dlearn.hooks.c10d_ops import describe_one
@@ -100,6 +99,8 @@ class Watchers(NamedTuple):
 
     open_log: Callable[[], str]
     """Turns the agent's log on; returns why it could not, or nothing."""
+    close_log: Callable[[], object]
+    """Turns it off again."""
     strangers: Callable[[], object]
     """The connections that are there now are none of the agent's."""
     connected: Callable[[], object]
@@ -112,34 +113,6 @@ class Watchers(NamedTuple):
     """Tensors pass under a distributed autograd context (-1: none, or one that only C++ knows)."""
     backward: Callable[[int, Sequence[torch.Tensor]], object] | None = None
     """A backward pass begins at these roots."""
-
-
-class Patches:
-    """Names that were replaced, and what stood there.
-
-    TorchScript compiles a call of `dist_autograd.backward` into an operator of its own, which it finds by the id of the
-    function. What stands there now has that operator, too: such code compiles and runs as it does without us. (What it
-    sends is in the agent's log; that it began, no Python sees.)
-    """
-
-    def __init__(self) -> None:
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
-
-    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        before = owner.__dict__[name]
-        after = make(before)
-        operator = _builtins._find_builtin(before)  # type: ignore[no-untyped-call]
-        if operator is not None:
-            _builtins._register_builtin(after, operator)
-        self._replaced.append((owner, name, before, after))
-        setattr(owner, name, after)
-
-    def undo(self) -> None:
-        while self._replaced:
-            owner, name, before, after = self._replaced.pop()
-            setattr(owner, name, before)
-            # Its id may be another function's later.
-            _builtins._get_builtin_table().pop(id(after), None)  # type: ignore[no-untyped-call]
 
 
 def guarded(emit: Emit, where: str, do: Callable[[], object]) -> None:

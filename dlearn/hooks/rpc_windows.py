@@ -14,8 +14,8 @@ from torch._C._distributed_autograd import _retrieve_context
 from torch._C._distributed_rpc import PyRRef
 
 from dlearn.hooks.callers import caller
+from dlearn.hooks.patches import Patches
 from dlearn.hooks.rpc_state import (
-    Patches,
     RpcCalls,
     Watchers,
     describe_all,

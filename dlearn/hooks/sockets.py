@@ -244,6 +244,18 @@ def _own_sockets() -> list[tuple[int, int]]:
     return sorted(found)
 
 
+def listens(port: int) -> bool:
+    """Whether a socket of this process listens at this port; False where the system does not tell."""
+    if sys.platform != "linux":
+        return False
+    for fd, _ in _own_sockets():
+        with suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:
+            is_tcp = copy.family in (socket.AF_INET, socket.AF_INET6)
+            if is_tcp and copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and copy.getsockname()[1] == port:
+                return True
+    return False
+
+
 def _ends(fd: int) -> tuple[tuple[str, int], tuple[str, int]] | None:
     """The addresses of both ends of a TCP connection; None for any other socket."""
     try:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dlearn.hooks import Undo
 from dlearn.hooks.compiler import untraced
+from dlearn.hooks.host import Host
 
 
-def install(begin: Callable[[int], None]) -> Undo:
-    """Call `begin(n)` when the program's optimizer has made its n-th step; of several, the first's that is still there.
+def install(host: Host) -> Undo:
+    """Where only some steps are recorded, tell `host` when the program's optimizer has made its n-th step.
 
-    So where each phase of a training has an optimizer of its own, the count goes on.
+    Of several optimizers, the first's that is still there: where each phase of a training has one of its own, the count
+    goes on.
     """
+    if host.options.steps is None:
+        return lambda: None
+    host.begin_step(0)
     numbers = itertools.count(1)
     counted: weakref.ref[Any] | None = None
 
@@ -27,7 +31,7 @@ def install(begin: Callable[[int], None]) -> Undo:
         if counted is None or counted() is None:
             counted = weakref.ref(optimizer)
         if counted() is optimizer:
-            begin(next(numbers))
+            host.begin_step(next(numbers))
 
     handle = register_optimizer_step_post_hook(stepped)
     return lambda: handle.remove()

@@ -133,7 +133,7 @@ def controls_of(trace: Trace) -> dict[str, Any]:
     last_ms = max(last_ns - trace.first_ns, 1000) / 1e6
     return {
         "drawing": ipywidgets.Dropdown(options=drawings or ["timeline"], description="Drawing"),
-        "kind": _dropdown("Kind", [kind for kind in FAMILIES if kind in families]),
+        "kind": _dropdown("Kind", sorted(families, key=_place_of_family)),
         "op": _dropdown("Operation", sorted({str(event.op) for event in trace.events if hasattr(event, "op")})),
         "phase": _dropdown("Phase", trace.phases),
         "span": _dropdown("Span", trace.spans[:MOST_SPANS]),
@@ -143,6 +143,11 @@ def controls_of(trace: Trace) -> dict[str, Any]:
             readout_format=".2f" if last_ms > 10 else ".4f", continuous_update=False,
         ),
     }  # fmt: skip
+
+
+def _place_of_family(family: str) -> tuple[int, str]:
+    """In dlearn's own order; those of other Sources follow."""
+    return FAMILIES.index(family) if family in FAMILIES else len(FAMILIES), family
 
 
 def _dropdown(description: str, names: Iterable[str]) -> Any:

@@ -55,6 +55,7 @@ def record(
     steps: Container[int] | None = None,
     hang_after: float | None = None,
     gather: bool = False,
+    sources: Sequence[str] = (),
 ) -> Iterator[None]:
     """Record every message of this process into `folder`, one file per process.
 
@@ -67,12 +68,13 @@ def record(
     `steps=range(10, 12)` records these steps of a long job only, each as a span "step 10": step 0 is what comes before
     the optimizer's first step has returned. `hang_after=30` prints who waits for whom when nothing has happened for 30
     seconds, while it hangs. `gather` brings the files of other hosts to rank 0's folder at the end, through the job's
-    own store, which is kept, with its port, until then; rank 0 waits for them.
+    own store, which is kept, with its port, until then; rank 0 waits for them. `sources=["tcp_store"]` turns on
+    recorders that are off by default, by the name of an installed one, or "module:NAME" (docs/new-recorder.md).
 
     Raises TraceError if this process is being recorded already, or `folder` holds a trace; SetupError if the installed
     torch does not fit, or an option makes no sense.
     """
-    options = Options(measure, checksums, max_bytes, graph, steps, hang_after, gather)
+    options = Options(measure, checksums, max_bytes, graph, steps, hang_after, gather, sources)
     recording = start(Path(folder), header=own_header(), options=options)
     try:
         yield

@@ -8,23 +8,22 @@ from contextlib import ExitStack
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, Store
 
-from dlearn.hooks import Emit, Undo
-from dlearn.hooks.clock import Desk
-from dlearn.hooks.groups import Groups, Made, watch_groups
-from dlearn.hooks.sockets import Sockets
+from dlearn.hooks import Undo
+from dlearn.hooks.groups import Made, watch_groups
+from dlearn.hooks.host import Host
 
 
-def install(
-    emit: Emit, groups: Groups, *, sockets: Sockets | None, count: Callable[[], None], desk: Desk | None
-) -> Undo:
-    """Describe each group when it is made, or now; watch its `sockets`, which `count` reads, and open the `desk`."""
+def install(host: Host) -> Undo:
+    """Describe each group when it is made, or now; watch its sockets, whose counters are read, and open the desk."""
+    groups, desk, count = host.groups, host.desk, host.count
+    sockets = host.sockets if host.options.measure is not None else None
     undo = ExitStack()
     present: list[str] = []
     for group in list(dist.distributed_c10d._world.pg_map):
         try:
             present.append(groups.of(group).name)
         except Exception as error:
-            emit.failed("a process group", error)
+            host.failed("a process group", error)
     making: list[Callable[[Store | None], object]] = []
     made: list[Callable[[Made], object]] = [groups.made]
     destroying: list[Callable[[ProcessGroup | None], object]] = [groups.destroying]
@@ -48,5 +47,5 @@ def install(
         destroying.insert(0, desk.destroying)
         undo.callback(desk.install())
     undo.callback(groups.release)
-    undo.callback(watch_groups(emit, making=making, made=made, destroying=destroying))
+    undo.callback(watch_groups(host, making=making, made=made, destroying=destroying))
     return undo.close

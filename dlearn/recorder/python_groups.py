@@ -58,7 +58,7 @@ def collective(
     if recording is None:
         return Outer(None, None)
     try:
-        known, checksums = recording.groups.of(group), recording.checksums
+        known, checksums = recording.groups.of(group), recording.options.checksums
         number = collectives.note_python_collective(
             op, known, tensors, outputs, recording, root=root, splits=splits, checksums=checksums
         )
@@ -75,7 +75,7 @@ def point_to_point(
     if recording is None:
         return Posted(None, None)
     try:
-        known, checksums = recording.groups.of(group), recording.checksums
+        known, checksums = recording.groups.of(group), recording.options.checksums
         number = collectives.note_p2p(op, known, tensor, peer, tag, recording, checksums=checksums)
     except Exception as error:
         recording.failed(op, error)

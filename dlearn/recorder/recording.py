@@ -17,14 +17,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from dlearn.hooks import autograd, callers, collectives, ddp, mpi, rpc, steps
 from dlearn.hooks.clock import Desk
 from dlearn.hooks.cuda_times import CudaTimes
 from dlearn.hooks.groups import Groups
 from dlearn.hooks.rpc_agent_log import AgentLog
 from dlearn.hooks.rpc_state import Watchers
 from dlearn.hooks.sockets import RPC, Sockets
-from dlearn.recorder import group_watch
+from dlearn.recorder import sources
 from dlearn.recorder.gathering import gather
 from dlearn.recorder.hang_watch import HangWatch
 from dlearn.trace.agent_log import log_path
@@ -55,7 +54,7 @@ OUTSIDE = -1
 
 
 class Recording:
-    """One process being recorded; implements `hooks.Emit`."""
+    """One process being recorded; implements `trace.source.Emit` and `hooks.host.Host`."""
 
     def __init__(
         self,
@@ -78,10 +77,11 @@ class Recording:
         self._works_dropped = 0
         self._said_refused = False
         self._undo = ExitStack()
+        self.options = options
         self._measure = options.measure
-        self._sockets = Sockets(self)
+        self.sockets = Sockets(self)
         self.groups = Groups(self)
-        self.checksums = options.checksums
+        self.times = CudaTimes(self)
         self.posted: set[int] = set()
         """Sends and receives of Python process groups that nobody has waited for yet."""
         self._steps: dict[int, dict[str, Any]] = {}
@@ -100,35 +100,23 @@ class Recording:
         self.meet: Callable[[], None] | None = None
         """Waits for all workers of a cluster, which opens RPC's connections before anybody uses them."""
         self._writer = Writer(path, max_bytes=options.max_bytes, header=header if lazy else None)
-        ignore = self._sockets.ignored_ports.add
-        self._desk = None if alone else Desk(self, self._writer.path, clock, ignore, keep_store=options.gather)
-        self._gather = options.gather
+        ignore = self.sockets.ignored_ports.add
+        self.desk = None if alone else Desk(self, self._writer.path, clock, ignore, keep_store=options.gather)
+        self._log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
+        self.watchers = Watchers(
+            self._log.open,
+            self._log.close,
+            self.sockets.pass_over,
+            self.watch_rpc_sockets,
+            self._disconnecting,
+            self._phase,
+        )
         self._watch = HangWatch(self, self._writer.path, options.hang_after) if options.hang_after else None
         try:
             if not lazy:
                 self._writer.write(header)
-            times = self._cuda_times = CudaTimes(self)
-            self._undo.callback(times.close)
-            self._undo.callback(collectives.install(self, self.groups, times, checksums=options.checksums))
-            self._undo.callback(callers.install(self))
-            self._undo.callback(ddp.install(self, times))
-            self._undo.callback(mpi.install(self))
-            self._log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
-            self._undo.callback(self._log.close)
-            watchers = Watchers(
-                self._log.open, self._sockets.pass_over, self.watch_rpc_sockets, self._disconnecting, self._phase
-            )
-            if options.graph:
-                watchers, undo = autograd.install(self, watchers)
-                self._undo.callback(undo)
-            self._undo.callback(rpc.install(self, watchers))
-            sockets = self._sockets if self._measure is not None else None
-            self._undo.callback(
-                group_watch.install(self, self.groups, sockets=sockets, count=self.count, desk=self._desk)
-            )
-            if options.steps is not None:
-                self._undo.callback(steps.install(self._begin_step))
-                self._begin_step(0)
+            for source in sources.wanted(options.sources):
+                self._undo.callback(sources.install(source, self))
             if self._watch is not None:
                 self._watch.start()
         except BaseException:
@@ -243,7 +231,7 @@ class Recording:
 
     # Steps that were asked for -------------------------------------------------------------------------------------
 
-    def _begin_step(self, number: int) -> None:
+    def begin_step(self, number: int) -> None:
         """The optimizer has made `number` steps: the next one begins, with a span of its own if it is wanted."""
         assert self._wanted_steps is not None
         self._close_step()
@@ -293,25 +281,25 @@ class Recording:
 
     def count(self) -> None:
         """Write down the counters of bytes on the wire."""
-        if self._measure is None or not self._sockets.any:
+        if self._measure is None or not self.sockets.any:
             return
         try:
-            still = self._sockets.settle() if self._measure == "phase" else None
-            received = self._sockets.received_bytes()
-            self.event(Counters, sent_bytes=self._sockets.sent_bytes(), received_bytes=received, still=still)
+            still = self.sockets.settle() if self._measure == "phase" else None
+            received = self.sockets.received_bytes()
+            self.event(Counters, sent_bytes=self.sockets.sent_bytes(), received_bytes=received, still=still)
         except Exception as failure:
             self.failed("the counters of sockets", failure)
 
     def watch_rpc_sockets(self, *, opened: bool = False) -> None:
         """An agent stands: its connections are there, if they are TCP. A cluster has to open them first."""
-        if self._measure is not None and (opened or self.meet is None) and self._sockets.watch(RPC):
+        if self._measure is not None and (opened or self.meet is None) and self.sockets.watch(RPC):
             self.count()
 
     def _disconnecting(self) -> None:
         """Before anybody closes RPC's connections, everybody reads what went over them."""
         self.count()
-        if self._desk is not None:
-            self._desk.close()
+        if self.desk is not None:
+            self.desk.close()
         if self.meet is not None:
             self.meet()
 
@@ -330,7 +318,7 @@ class Recording:
     def stop(self, *, quiet: bool = False) -> None:
         """Give torch back, close the file. Idempotent. With `quiet` what RPC still sends by itself is waited for."""
         if quiet:
-            self._sockets.settle()
+            self.sockets.settle()
         self._ended(self)
         atexit.unregister(self.stop)
         if self._watch is not None:
@@ -340,12 +328,12 @@ class Recording:
         while self.posted:
             self.end(self.posted.pop(), by=NOT_OBSERVED)
         if self._measure is not None and self._writer.begun:
-            self._sockets.note_strangers()
+            self.sockets.note_strangers()
         self.count()
         self._close_file()
-        if self._gather and self._desk is not None:
+        if self.options.gather and self.desk is not None:
             try:
-                gather(self._desk, self._writer.path)
+                gather(self.desk, self._writer.path)
             except Exception as error:
                 self.failed("the files of the other hosts", error)
 
@@ -375,11 +363,11 @@ class Recording:
         self._step_span, self._step_is_due = None, self._wanted_steps is not None and not self._outside
         self.waiting.clear()
         self.posted.clear()
-        self._sockets.forget()
-        self._cuda_times.forget()
+        self.sockets.forget()
+        self.times.forget()
         self._log.forget(log_path(path))
-        if self._desk is not None:
-            self._desk.forget(path)
+        if self.desk is not None:
+            self.desk.forget(path)
         if self._watch is not None:
             self._watch = HangWatch(self, path, self._watch.after)
             self._watch.start()

@@ -41,6 +41,7 @@ def _record(order: Order) -> None:
             steps=range(*order.steps) if order.steps is not None else None,
             hang_after=order.hang_after,
             gather=order.gather,
+            sources=order.sources,
         ),
         follow=True,
         lazy=not is_rank,

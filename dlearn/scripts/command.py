@@ -14,14 +14,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dlearn.errors import WrongArguments
+from dlearn.errors import SetupError, WrongArguments
 from dlearn.scripts.order import Order
 from dlearn.trace.exits import note_end
 from dlearn.trace.job_facts import Exit
+from dlearn.trace.source import find
 
 USAGE = """\
 usage: dlearn run [--trace DIR] [--steps A:B] [--hang-after SECONDS] [--graph] [--gather]
-                  [torchrun's own options] (script.py | -m module) [args ...]
+                  [--sources NAME,NAME] [torchrun's own options] (script.py | -m module) [args ...]
 
 Run a script that knows nothing of dlearn, and record every process of it: torchrun's ranks, those that it spawns or
 starts as other Pythons, and theirs. Without options of torchrun it is started as `python script.py`; with any, as
@@ -32,6 +33,7 @@ torchrun does (see `torchrun --help`): `dlearn run --nproc-per-node 2 train.py`.
   --hang-after SECONDS  say who waits for whom when nothing has happened for so long (default: 60; 0: never)
   --graph               the graph of each distributed autograd context, too
   --gather              at the end, bring the files of other hosts to rank 0's folder
+  --sources NAME,NAME   recorders that are off by default: tcp_store, or another that is installed
 """
 
 
@@ -54,6 +56,7 @@ def run(arguments: Sequence[str]) -> int:
         steps=_steps(own["--steps"]) if "--steps" in own else None,
         hang_after=_seconds(own.get("--hang-after", "60")),
         gather="--gather" in own,
+        sources=_sources(own.get("--sources", "")),
     )
     os.environ.update(order.environment())
     try:
@@ -70,7 +73,7 @@ def run(arguments: Sequence[str]) -> int:
 
 # Arguments ------------------------------------------------------------------------------------------------------------
 
-_WITH_VALUE = ("--trace", "--steps", "--hang-after")
+_WITH_VALUE = ("--trace", "--steps", "--hang-after", "--sources")
 _ALONE = ("--graph", "--gather")
 
 
@@ -132,6 +135,16 @@ def _seconds(text: str) -> float | None:
     if not 0 <= seconds < float("inf"):
         raise WrongArguments(f"dlearn run --hang-after is a number of seconds, 0 for never, not {text!r}.")
     return seconds or None
+
+
+def _sources(text: str) -> tuple[str, ...]:
+    names = tuple(filter(None, text.split(",")))
+    try:
+        for name in names:
+            find(name)  # Better said now than by each rank.
+    except SetupError as error:
+        raise WrongArguments(f"dlearn run --sources: {error}") from None
+    return names
 
 
 def _default_folder(rest: Sequence[str]) -> str:

@@ -19,6 +19,7 @@ class Order(msgspec.Struct, frozen=True):
     steps: tuple[int, int] | None = None
     hang_after: float | None = None
     gather: bool = False
+    sources: tuple[str, ...] = ()
 
     def environment(self) -> dict[str, str]:
         """What the job's processes get beside their own."""

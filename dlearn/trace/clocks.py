@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from dlearn.trace.event import Collective, PointToPoint
+from dlearn.trace.event import Event
 from dlearn.trace.job_facts import ClockReading
 from dlearn.trace.store import ProcessFile, printable
 
 if TYPE_CHECKING:
-    from dlearn.trace.message import Operation, RpcEnd
+    from dlearn.trace.message import Operation
     from dlearn.trace.trace import Process
 
 SLEW = 500e-6
@@ -189,5 +189,5 @@ def _backwards_by(match: Operation, clocks: dict[int, Clock]) -> int | None:
     return worst if worst > 0 else None
 
 
-def _bound(end: Collective | PointToPoint | RpcEnd, clocks: dict[int, Clock]) -> int:
+def _bound(end: Event, clocks: dict[int, Clock]) -> int:
     return clocks[end.rank].error_at(end.start_ns - clocks[end.rank].offset_ns)

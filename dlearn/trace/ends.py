@@ -6,6 +6,7 @@ import msgspec
 
 from dlearn.trace.event import Collective, End, Event, PointToPoint, RpcCall, RpcWindow
 from dlearn.trace.mpi import ANY_TAG, Probe
+from dlearn.trace.source import ServiceCall, UnknownEvent
 
 _set = msgspec.structs.force_setattr
 
@@ -21,5 +22,8 @@ def learn(event: Event, end: End) -> None:
         _set(event, "result", end.result)
     if end.inputs and isinstance(event, Collective):
         _set(event, "inputs", end.inputs)
-    if end.outputs and isinstance(event, Collective | PointToPoint):
-        _set(event, "outputs" if isinstance(event, Collective) else "tensors", end.outputs)
+    if end.outputs and isinstance(event, Collective | PointToPoint | ServiceCall):
+        _set(event, "tensors" if isinstance(event, PointToPoint) else "outputs", end.outputs)
+    if isinstance(event, UnknownEvent):
+        told = {name: getattr(end, name) for name in ("peer", "tag", "inputs", "outputs", "result")}
+        event.columns.update({name: value for name, value in told.items() if value not in (None, ())})

@@ -32,6 +32,7 @@ from dlearn.trace.event import (
     Worker,
 )
 from dlearn.trace.mpi import Probe
+from dlearn.trace.source import SourceFact
 
 RETURNED = "returned"
 
@@ -118,6 +119,7 @@ AnyLine = (
     | Socket
     | Worker
     | NotMeasured
+    | SourceFact
     | Joined
     | ClockReading
     | Peer

@@ -13,6 +13,7 @@ from dlearn.shown import Answer, Paragraph, RankNames, Shown, Table, count_text,
 from dlearn.trace.event import Bucket, Collective, Event, PointToPoint, TensorInfo
 from dlearn.trace.exchange import RpcExchange
 from dlearn.trace.frames import frame_of_messages, frame_of_operations
+from dlearn.trace.source import ServiceCall
 from dlearn.trace.wording import (
     EVERY_PARAMETER,
     Reason,
@@ -73,7 +74,7 @@ class RpcEnd(Event, tag="rpc end", frozen=True, kw_only=True):
         return request_text(self.exchange, tensors_text(self.tensors))
 
 
-End = Collective | PointToPoint | RpcEnd
+End = Collective | PointToPoint | RpcEnd | ServiceCall
 
 
 def tensors_of(call: End) -> tuple[TensorInfo, ...]:
@@ -90,7 +91,8 @@ def payload_bytes(call: End) -> int:
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A collective with all its members, a send with its recv, or an RPC request with its reply (`exchange`).
+    """A collective with all its members, a send with its recv, an RPC request with its reply (`exchange`), or a call
+    of another service, whose only end is the caller's.
 
     `ends` holds each member's own event, in the order of ranks; `missing` the ranks that never called it.
     A send stands before its recv. `misfit` says why the ends do not fit together; None where they do.
@@ -140,6 +142,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         tensors = tensors or tensors_text(self.tensors)
         if self.exchange is not None:
             return request_text(self.exchange, tensors)
+        if isinstance(self.ends[0], ServiceCall):
+            return self.ends[0].about
         return tensors if self.tag is None or not tagged else f"{tensors}, tag {self.tag}"
 
     @property

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from dlearn.errors import SetupError
+from dlearn.trace.source import find
 
 Measure = Literal["span", "phase"]
 
@@ -22,6 +23,7 @@ class Options:
     `max_bytes` limits the file; what it keeps out is counted, and every result says so. `graph` adds the graph of each
     distributed autograd context, and when each of its nodes runs. Only events of these `steps` are written, if given;
     after `hang_after` seconds without any the hang is told; `gather` brings other hosts' files to rank 0 at the end.
+    `sources` names more recorders, installed ones or "module:NAME" (dlearn.trace.source).
     """
 
     measure: Measure | None = "span"
@@ -31,6 +33,7 @@ class Options:
     steps: Container[int] | None = None
     hang_after: float | None = None
     gather: bool = False
+    sources: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if self.measure not in ("span", "phase", None):
@@ -41,3 +44,7 @@ class Options:
             isinstance(self.hang_after, int | float) and 0 < self.hang_after < float("inf")
         ):
             raise SetupError(f"hang_after is a number of seconds above 0, not {self.hang_after!r}.")
+        if isinstance(self.sources, str) or not all(isinstance(name, str) for name in self.sources):
+            raise SetupError(f"sources is a list of names, as ['tcp_store'], not {self.sources!r}.")
+        for name in self.sources:
+            find(name)

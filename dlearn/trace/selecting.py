@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, get_args
 
 from dlearn.errors import TraceError
 from dlearn.trace.event import Collective, Event, Span
-from dlearn.trace.message import RpcEnd
+from dlearn.trace.job_facts import AnyLine
+from dlearn.trace.source import UnknownEvent, in_use
 
 if TYPE_CHECKING:
     from dlearn.trace.trace import Trace
@@ -15,13 +17,13 @@ Key = tuple[int, int]
 """An event: its rank and its number there."""
 
 PHASES = ("setup", "forward", "backward", "optimizer", "cleanup", "none")
-KINDS = tuple(str(kind.__struct_config__.tag) for kind in Event.__subclasses__() if kind is not RpcEnd)
+KINDS = tuple(str(kind.__struct_config__.tag) for kind in get_args(AnyLine) if issubclass(kind, Event))
 FAMILIES = tuple(dict.fromkeys(kind.split()[0] for kind in KINDS))
 """The kinds, with "rpc" for "rpc call", "rpc run" and the like."""
 
 
 def kind_of(event: Event) -> str:
-    return str(type(event).__struct_config__.tag)
+    return event.unknown if isinstance(event, UnknownEvent) else str(type(event).__struct_config__.tag)
 
 
 def family_of(event: Event) -> str:
@@ -33,9 +35,14 @@ def is_of(event: Event, kind: str) -> bool:
     return kind in (kind_of(event), family_of(event))
 
 
-def check_kind(kind: str | None) -> None:
-    if kind is not None and kind not in (*KINDS, *FAMILIES):
-        known = ", ".join(dict.fromkeys((*KINDS, *FAMILIES)))
+def check_kind(kind: str | None, events: Iterable[Event]) -> None:
+    """TraceError if it is none of dlearn's own kinds, of those of a Source in use here, nor of those of `events`."""
+    if kind is None or kind in (*KINDS, *FAMILIES):
+        return
+    others = {kind.tag: None for source in in_use.values() for kind in source.kinds}
+    others |= dict.fromkeys(name for event in events for name in (kind_of(event), family_of(event)))
+    if kind not in others:
+        known = ", ".join(dict.fromkeys((*KINDS, *FAMILIES, *others)))
         raise TraceError(f"there is no kind {kind!r} of events; the kinds are: {known}")
 
 

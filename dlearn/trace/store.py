@@ -8,7 +8,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -34,6 +34,7 @@ from dlearn.trace.event import (
 from dlearn.trace.job_facts import AnyLine, ClockReading, DeviceReading, DeviceTime, Exit, Joined, Peer, Place, Stopped
 from dlearn.trace.short_events import Damage, ShortEvents, split
 from dlearn.trace.short_lines import ENDED_BY, REPEATED
+from dlearn.trace.source import Make, SourceFact, makers
 from dlearn.trace.writer import MAX_LINE_BYTES
 
 UNLISTED_MEMBERS = 256
@@ -43,6 +44,7 @@ _BLOCK_BYTES = 1 << 20
 """Lines are read about this much at a time."""
 
 _decoder = msgspec.json.Decoder(AnyLine)
+_OWN_KINDS = {str(kind.__struct_config__.tag) for kind in get_args(AnyLine)}
 _set = msgspec.structs.force_setattr
 """Events are frozen for everybody else; only here, while they are being read, they are still being made."""
 _DAMAGE = (ValueError, RecursionError)
@@ -62,6 +64,8 @@ class ProcessFile:
     firsts: dict[int, Event] = field(default_factory=dict)
     """Those that short lines may be like, as they began."""
     short: ShortEvents = field(init=False)
+    kinds: dict[str, Make] = field(default_factory=dict)
+    """Of Sources that are not dlearn's own."""
     groups: dict[str, GroupFact] = field(default_factory=dict)
     sockets: dict[int, Socket] = field(default_factory=dict)
     worker: Worker | None = None
@@ -126,7 +130,7 @@ def _read_lines(file: ProcessFile, blocks: Iterable[bytes]) -> tuple[Damage, int
         ends.append(block.ends)
         for number, line in zip(block.others, _decode([*block.others.values()]), strict=True):
             try:
-                decoded = _decode_line(line) if isinstance(line, bytes) else line
+                decoded = _decode_line(line, file.kinds) if isinstance(line, bytes) else line
                 if isinstance(decoded, End | DeviceTime):
                     later.append((number, decoded))
                 else:
@@ -226,17 +230,32 @@ def _is_plain(data: bytes) -> bool:
         return False
 
 
-def _decode_line(line: bytes) -> AnyLine:
+def _decode_line(line: bytes, kinds: dict[str, Make]) -> AnyLine | Event:
     if len(line) > MAX_LINE_BYTES or not line.endswith(b"\n"):
         raise ValueError
     if line.startswith(b"["):
         raise ValueError("a line of numbers has six of them, or three")
     decoded: AnyLine
+    if kinds and (make := kinds.get(_kind_of_line(line))) is not None:
+        return make(_printable_all(msgspec.json.decode(line)))
     if _is_plain(line):
         decoded = _decoder.decode(line)
     else:
         decoded = msgspec.convert(_printable_all(msgspec.json.decode(line)), AnyLine)
     return decoded
+
+
+class _Kind(msgspec.Struct):
+    """What any line has."""
+
+    kind: str
+
+
+_kind = msgspec.json.Decoder(_Kind)
+
+
+def _kind_of_line(line: bytes) -> str:
+    return printable(_kind.decode(line).kind)
 
 
 def _why_damaged(line: AnyLine | bytes, error: Exception) -> str:
@@ -283,7 +302,7 @@ def _read_header(path: Path, line: bytes | None) -> Header:
     )
 
 
-def _take(file: ProcessFile, line: AnyLine) -> None:
+def _take(file: ProcessFile, line: AnyLine | Event) -> None:
     """Put one line where it belongs. Raises ValueError if it contradicts the lines before it."""
     match line:  # The most frequent first: there may be millions.
         case Event():
@@ -301,6 +320,10 @@ def _take(file: ProcessFile, line: AnyLine) -> None:
         case Socket():
             if file.sockets.setdefault(line.id, line) != line:
                 raise ValueError(f"socket {line.id} a second time, and different")
+        case SourceFact():
+            if not _OWN_KINDS.isdisjoint(line.kinds):
+                raise ValueError(f"source {line.name[:40]!r} has kinds that are dlearn's own")
+            file.kinds |= makers(line)
         case Worker():
             file.worker = line  # After shutdown and init_rpc again, the last one.
         case NotMeasured():

@@ -35,6 +35,7 @@ from dlearn.trace.matching import agree_on_names, match
 from dlearn.trace.message import Operation
 from dlearn.trace.rpc_kinds import Rpc, join_rpc
 from dlearn.trace.selecting import PHASES, Key, begins_of_operations, caused_within, check_kind, is_of, kind_of
+from dlearn.trace.source import problems_of
 from dlearn.trace.store import ProcessFile, printable, read
 
 
@@ -106,6 +107,7 @@ class Trace(Shown):
         clocks = align(files)
         processes, events = _assign_ranks(files, world, problems, clocks)
         problems += _missing_processes(path, files, processes, world)
+        problems += problems_of(events) if any(file.kinds for file in files) else []
         trace = cls(path, processes, events)
         problems += clock_problems(trace.processes, trace.matches) if len(clocks) > 1 else []
         object.__setattr__(trace, "problems", tuple(problems))  # Frozen for everybody else; it is still being made.
@@ -175,7 +177,7 @@ class Trace(Shown):
         """The events of this kind ("collective", "p2p", "rpc", ...), op ("all_reduce"), phase ("backward"), and of this
         rank or these (numbers or names). An operation that has one of them stays whole, with its ends on other ranks.
         """
-        check_kind(kind)
+        check_kind(kind, self.whole.events)
         if phase is not None and phase not in (*PHASES, *self.whole.phases):
             raise TraceError(f"there is no phase {phase!r}; the phases are: {', '.join(PHASES)}")
         ranks = None if rank is None else {self._number(each) for each in _several(rank)}

@@ -40,6 +40,8 @@ class ReasonKind(Enum):
     NOT_OVER = "not every rank has come out of it: which of its messages have travelled is not known"
     FAILED = "it failed: which of its messages have travelled is not known"
     CALL_FAILED = "the call failed before anything was sent: {}"
+    HOST_UNKNOWN = "which process offers the service is not known"
+    SOURCE_SAYS = "{}"
     MPI_CHOOSES = "MPI's library chooses how, and does not say"
     NO_SCHEDULE = "no schedule of {}'s {} is known here yet"
     LONG_SCHEDULE = "its schedule has more than {} messages"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dlearn.analysis.rpc import phase_of
-from dlearn.analysis.walking.steps import Board, Change, Source
+from dlearn.analysis.walking.steps import Board, Change, WalkSource
 from dlearn.trace.exchange import RpcExchange
 from dlearn.trace.message import Message
 from dlearn.trace.rpc_board import BACKWARD
@@ -18,8 +18,8 @@ from dlearn.trace.trace import Trace
 BOARD = "Contexts of distributed autograd (what is in them is inferred)"
 
 
-def contexts(trace: Trace, messages: Sequence[Message]) -> Source:
-    source = Source()
+def contexts(trace: Trace, messages: Sequence[Message]) -> WalkSource:
+    source = WalkSource()
     begun = _from_the_first_on(trace, messages)
     numbers = list(
         dict.fromkeys(

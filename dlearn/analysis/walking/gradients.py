@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dlearn.analysis.bucket_times import BucketTime, bucket_times
 from dlearn.analysis.unrolling import message_count
-from dlearn.analysis.walking.steps import Board, Change, Source, Step
+from dlearn.analysis.walking.steps import Board, Change, Step, WalkSource
 from dlearn.trace.event import Bucket, Collective
 from dlearn.trace.message import Message
 from dlearn.trace.trace import Trace
@@ -19,9 +19,9 @@ _Names = dict[tuple[int, int], tuple[int, str]]
 """(model, index) of a bucket -> its place on the board, and what it is called there."""
 
 
-def gradients(trace: Trace, messages: Sequence[Message]) -> Source:
+def gradients(trace: Trace, messages: Sequence[Message]) -> WalkSource:
     """A step for each gradient (or each full bucket), and the state of each bucket on each rank."""
-    source = Source()
+    source = WalkSource()
     found = [each for each in bucket_times(trace).items if each.ready]
     every = sum(len(each.ready) for each in found) <= _MOST_STEPS
     names = _names(trace)

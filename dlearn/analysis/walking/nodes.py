@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dlearn.analysis.walking.parts import WalkParts
-from dlearn.analysis.walking.steps import Source, Step
+from dlearn.analysis.walking.steps import Step, WalkSource
 from dlearn.trace.event import AutogradNode
 from dlearn.trace.graph import Node, join_graph
 from dlearn.trace.message import Message
@@ -15,9 +15,9 @@ _MOST_NODES = 150
 """In one graph: more cannot be told apart in a player."""
 
 
-def nodes(trace: Trace, messages: Sequence[Message]) -> Source:
+def nodes(trace: Trace, messages: Sequence[Message]) -> WalkSource:
     """A step for each node of the contexts that these messages belong to."""
-    source = Source()
+    source = WalkSource()
     known = {event.context for event in trace.events if isinstance(event, AutogradNode)}
     parts, spans = WalkParts(trace), dict[int, str]()
     for each in messages:

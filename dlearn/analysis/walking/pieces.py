@@ -16,7 +16,7 @@ from itertools import chain, count, pairwise
 
 from dlearn.analysis.findings import size_text
 from dlearn.analysis.unrolling import message_count, messages_of
-from dlearn.analysis.walking.steps import Board, Change, Source
+from dlearn.analysis.walking.steps import Board, Change, WalkSource
 from dlearn.trace.event import Collective
 from dlearn.trace.message import Message, Operation, family_of_op
 from dlearn.trace.trace import Trace
@@ -30,8 +30,8 @@ Holding = dict[tuple[int, int], int]
 """(rank, piece) -> a bit for each member whose part is in it; `_UNKNOWN` where nobody can say."""
 
 
-def pieces(trace: Trace, messages: Sequence[Message]) -> Source:
-    source = Source()
+def pieces(trace: Trace, messages: Sequence[Message]) -> WalkSource:
+    source = WalkSource()
     of_operation: dict[int, list[int]] = defaultdict(list)
     for place, message in enumerate(messages):
         if message.whole_bytes and message.how != "missing" and isinstance(message.operation.ends[0], Collective):
@@ -110,7 +110,7 @@ def _begin(operation: Operation, messages: Sequence[Message], cuts: Sequence[int
 
 
 def _play(
-    source: Source,
+    source: WalkSource,
     operation: Operation,
     messages: dict[int, Message],
     cuts: Sequence[int],

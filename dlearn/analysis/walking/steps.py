@@ -83,7 +83,7 @@ class Walkthrough(msgspec.Struct, frozen=True, kw_only=True):
         return {(change.rank, change.place): change for change in (*board.start, *later)}
 
 
-class Source(msgspec.Struct):
+class WalkSource(msgspec.Struct):
     """What one kind of knowledge adds to a walk. `changes` come with a message, by its place among the messages;
     `words` are said after its sentence."""
 

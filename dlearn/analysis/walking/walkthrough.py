@@ -15,7 +15,7 @@ from dlearn.analysis.walking.gradients import gradients
 from dlearn.analysis.walking.nodes import nodes
 from dlearn.analysis.walking.parts import WalkParts
 from dlearn.analysis.walking.pieces import pieces
-from dlearn.analysis.walking.steps import Source, Step, Walkthrough
+from dlearn.analysis.walking.steps import Step, WalkSource, Walkthrough
 from dlearn.analysis.walking.works import works
 from dlearn.analysis.words import message_sentence, problem_sentences
 from dlearn.shown import RankNames, count_text
@@ -99,7 +99,7 @@ def _in_order(messages: Sequence[Message] | Messages) -> list[tuple[int, Message
 
 
 def _own_steps(
-    trace: Trace, told: Sequence[Source], messages: Sequence[tuple[int, Message]], *, all_of_it: bool
+    trace: Trace, told: Sequence[WalkSource], messages: Sequence[tuple[int, Message]], *, all_of_it: bool
 ) -> list[Step]:
     """What ranks did by themselves; beside a part of the messages only what lies between the first and the last."""
     steps = sorted((step for each in told for step in each.steps), key=lambda step: step.at_ns)
@@ -112,7 +112,7 @@ def _own_steps(
 
 
 def _of_message(
-    place: int, at_ns: int, message: Message, mark: str, told: Sequence[Source], where: WalkParts, trace: Trace
+    place: int, at_ns: int, message: Message, mark: str, told: Sequence[WalkSource], where: WalkParts, trace: Trace
 ) -> Step:
     words = [each.words[place] for each in told if each.words.get(place)]
     sentence = message_sentence(message, trace)

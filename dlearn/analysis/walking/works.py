@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from dlearn.analysis.walking.parts import WalkParts
-from dlearn.analysis.walking.steps import Board, Change, Source, Step
+from dlearn.analysis.walking.steps import Board, Change, Step, WalkSource
 from dlearn.shown import count_text
 from dlearn.trace.event import Collective, PointToPoint, RpcCall, RpcRun, Span, Stretch
 from dlearn.trace.message import Message
@@ -24,8 +24,8 @@ _NAME = re.compile(r"([FB])(\d{1,4})")
 _STRETCHES = {"forward": "its forward pass", "backward": "its backward pass", "optimizer": "the optimizer's step"}
 
 
-def works(trace: Trace, messages: Sequence[Message]) -> Source:
-    source = Source()
+def works(trace: Trace, messages: Sequence[Message]) -> WalkSource:
+    source = WalkSource()
     alone, parts = works_alone(trace), WalkParts(trace)
     pipeline = kept(alone.values())
     of_torch = 0

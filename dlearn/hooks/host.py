@@ -1,0 +1,31 @@
+"""The recording as dlearn's own hooks see it: `Emit`, and what several of them share."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from dlearn.hooks.clock import Desk
+from dlearn.hooks.cuda_times import CudaTimes
+from dlearn.hooks.groups import Groups
+from dlearn.hooks.rpc_state import Watchers
+from dlearn.hooks.sockets import Sockets
+from dlearn.trace.options import Options
+from dlearn.trace.source import Emit
+
+
+class Host(Emit, Protocol):
+    """One of each for the whole recording."""
+
+    options: Options
+    groups: Groups
+    times: CudaTimes
+    sockets: Sockets
+    desk: Desk | None
+    """None where all ranks are known to be on this host."""
+    watchers: Watchers
+
+    def count(self) -> None:
+        """Write down the counters of bytes on the wire."""
+
+    def begin_step(self, number: int) -> None:
+        """Note that the optimizer has made `number` steps: the next one begins."""

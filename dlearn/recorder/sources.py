@@ -1,0 +1,82 @@
+"""What a recording installs, in this order: dlearn's own Sources, then those that the user has named.
+
+A recorder for another library is one file of its own: see dlearn/trace/source.py and docs/new-recorder.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlearn.hooks import collectives, ddp, mpi, rpc, steps
+from dlearn.recorder import group_watch
+from dlearn.trace.event import (
+    AutogradNode,
+    AutogradRun,
+    Bucket,
+    Collective,
+    Counters,
+    Event,
+    Gradient,
+    PointToPoint,
+    RpcArrival,
+    RpcCall,
+    RpcReply,
+    RpcRun,
+    RpcWindow,
+    Span,
+    Stretch,
+)
+from dlearn.trace.mpi import Probe
+from dlearn.trace.source import Kind, Source, Undo, describe, find
+
+if TYPE_CHECKING:
+    from dlearn.recorder.recording import Recording
+
+
+def _kinds(*columns: type[Event]) -> tuple[Kind, ...]:
+    return tuple(map(Kind, columns))
+
+
+OWN = (
+    Source("c10d", collectives.install, _kinds(Collective, PointToPoint)),
+    Source("ddp", ddp.install, _kinds(Bucket, Gradient, Stretch)),
+    Source("mpi", mpi.install, _kinds(Probe)),
+    Source(
+        "rpc",
+        rpc.install,
+        _kinds(RpcCall, RpcRun, RpcReply, RpcArrival, RpcWindow, AutogradNode, AutogradRun),
+    ),
+    Source("sockets", group_watch.install, _kinds(Counters)),
+    Source("steps", steps.install, _kinds(Span)),
+)
+"""What torch and mpi4py do. The colours of their operations are in draw/palette.py."""
+
+
+def install(source: Source, recording: Recording) -> Undo:
+    """Turn one Source on, until the returned function is called."""
+    return source.install(recording if source in OWN else _Announcing(recording, source))
+
+
+def wanted(names: Sequence[str]) -> tuple[Source, ...]:
+    """dlearn's own Sources and these."""
+    return (*OWN, *map(find, names))
+
+
+class _Announcing:
+    """The recording as a Source sees it that is not dlearn's own: its first event is announced in the file."""
+
+    def __init__(self, recording: Recording, source: Source) -> None:
+        self._recording, self._source = recording, source
+        self._announced: Path | None = None
+
+    def event(self, kind: type[Event], /, **facts: Any) -> int:
+        path = self._recording.path
+        if self._announced != path:  # A forked child has a file of its own.
+            self._announced = path
+            self._recording.fact(describe(self._source))
+        return self._recording.event(kind, **facts)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._recording, name)

@@ -1,0 +1,236 @@
+"""Where a new recorder begins: `Source`, what it reports to (`Emit`), and its kinds of events in files and readers.
+
+docs/new-recorder.md walks through one, dlearn/sources/tcp_store.py.
+
+A file names the kinds of a Source that is not dlearn's own, with their columns, before the first event of them. Who
+reads it and has the Source installed gets its classes; anybody else an `UnknownEvent` for each.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from itertools import chain
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+import msgspec
+
+from dlearn.errors import SetupError
+from dlearn.trace.event import NOT_OBSERVED, Collective, Event, Line, TensorInfo
+
+if TYPE_CHECKING:
+    from dlearn.trace.trace import Trace
+
+ENTRY_POINTS = "dlearn.sources"
+"""The group of entry points by which an installed package offers its Sources."""
+
+OFF_BY_DEFAULT = {"tcp_store": "dlearn.sources.tcp_store:SOURCE"}
+"""dlearn's own Sources that are turned on by their name."""
+
+Undo = Callable[[], None]
+Step = tuple[int, int, int, int, int]
+"""One message of a schedule: number of the step, sender and receiver (group ranks), offset and length in bytes."""
+
+
+class Emit(Protocol):
+    """What a Source reports to. The recording implements it."""
+
+    def event(self, kind: type[Event], /, **facts: Any) -> int:
+        """Report an event that starts now; returns its number. Time, thread and enclosing span are filled in."""
+
+    def end(self, number: int, *, by: str, error: str = "", **facts: Any) -> None:
+        """Report that event `number` ends now; `facts` are known only now, as the `outputs` of a `ServiceCall`.
+
+        With `by=NOT_OBSERVED` nobody will ever see its end.
+        """
+
+    def enter(self, number: int) -> None:
+        """Put what this thread reports from now on inside event `number`."""
+
+    def leave(self, number: int) -> None:
+        """Undo `enter`."""
+
+    def fact(self, line: Line) -> None:
+        """Report something about this process that is no event: a process group, a connection."""
+
+    def failed(self, where: str, error: Exception) -> None:
+        """Report that the hook itself failed; the user is told once, and the program goes on."""
+
+    def dropped(self) -> None:
+        """Report that a point-to-point work was let go unfinished, because too many were held."""
+
+
+class ServiceCall(Event, frozen=True, kw_only=True):
+    """A call of a service that another process offers: a store, a queue. Give a subclass a tag and columns of its own.
+
+    It begins when `tensors` are sent; `about` says what it asks for. It ends when `outputs` have come back, or, if it
+    is `one_way`, when they were handed over.
+    """
+
+    group: ClassVar[str] = ""
+
+    op: str
+    about: str = ""
+    tensors: tuple[TensorInfo, ...] = ()
+    outputs: tuple[TensorInfo, ...] = ()
+    one_way: bool = False
+
+    @property
+    def seq(self) -> int:
+        """Its number in its process."""
+        return self.number
+
+
+def byte_strings(value: Any) -> tuple[TensorInfo, ...]:
+    """Describe each string of a value, also in lists, as a tensor of as many bytes: what is sent of it."""
+    if isinstance(value, list | tuple):
+        found = map(byte_strings, value)
+        return tuple(chain.from_iterable(found))
+    if isinstance(value, str):
+        value = value.encode()
+    if not isinstance(value, bytes):
+        return ()
+    return (TensorInfo((len(value),), "uint8", "cpu", len(value), len(value)),)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A class of events, its columns, and how operations look whose op begins with `label` ("store", "store get")."""
+
+    columns: type[Event]
+    label: str = ""
+    color: str = ""
+
+    @property
+    def tag(self) -> str:
+        """What the file calls it."""
+        return str(self.columns.__struct_config__.tag)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One recorder: `install(emit)` reports to `emit` until the function is called that it returns.
+
+    `kinds` are the classes of its events. How their ends meet follows from what a class is made of: a `Collective`
+    meets by group and number, a `PointToPoint` first-in first-out by channel. Of a `ServiceCall`, `hosts(trace)` tells
+    the rank that was asked, by the event's rank and number. Any other event stays alone.
+
+    `schedule(calls, ranks)` gives the messages of a collective of the groups whose backend is this Source's name, or
+    says why there are none; it may be that sentence itself.
+    """
+
+    name: str
+    install: Callable[[Any], Undo]
+    kinds: tuple[Kind, ...] = ()
+    hosts: Callable[[Trace], Mapping[tuple[int, int], int]] | None = None
+    schedule: Callable[[Sequence[Collective], int], Iterable[Step] | str] | str = ""
+
+
+in_use: dict[str, Source] = {}
+"""By name, the Sources that this process has recorded with or read a trace of."""
+
+
+def find(name: str) -> Source:
+    """Load the Source of this name: dlearn's own, an installed package's, or that at "module:NAME".
+
+    Raises SetupError where there is none.
+    """
+    offered = OFF_BY_DEFAULT | {each.name: each.value for each in entry_points(group=ENTRY_POINTS)}
+    if ":" not in name and name not in offered:
+        raise SetupError(f"no source {name!r} is installed; there are: {', '.join(offered)}. Or give 'module:NAME'.")
+    try:
+        source = EntryPoint(name, offered.get(name, name), ENTRY_POINTS).load()
+    except Exception as error:  # Importing a package may raise anything.
+        raise SetupError(f"the source {name!r} cannot be loaded: {error}") from None
+    if not isinstance(source, Source):
+        raise SetupError(f"{name!r} names a {type(source).__name__}, and no dlearn.trace.source.Source.")
+    in_use[source.name] = source
+    return source
+
+
+# In a file ------------------------------------------------------------------------------------------------------------
+
+
+class KindFact(msgspec.Struct, frozen=True):
+    """A kind in a file: its columns, and whether events of it last."""
+
+    columns: tuple[str, ...]
+    ends: bool
+
+
+class SourceFact(Line, tag="source", frozen=True, kw_only=True):
+    """The Source `name` has written events of these kinds into this file, after this line."""
+
+    name: str
+    kinds: dict[str, KindFact]
+
+
+class UnknownEvent(Event, tag="unknown", frozen=True, kw_only=True):
+    """An event of a Source that is not installed here. `unknown` is its kind; `columns` are its own, as in the file."""
+
+    source: str
+    unknown: str
+    lasts: bool
+    columns: dict[str, Any]
+
+    @property
+    def pending(self) -> bool:
+        """Started, should end, and nobody has seen the end."""
+        return self.lasts and self.end_ns is None and self.ended_by != NOT_OBSERVED
+
+
+Make = Callable[[dict[str, Any]], Event]
+"""Makes an event of the columns of a line. Raises ValueError where they are damaged."""
+
+
+def describe(source: Source) -> SourceFact:
+    """What a file says of a Source before its first event."""
+    facts = {kind.tag: KindFact(kind.columns.__struct_fields__, kind.columns.ends) for kind in source.kinds}
+    return SourceFact(name=source.name, kinds=facts)
+
+
+def makers(fact: SourceFact) -> dict[str, Make]:
+    """How events of these kinds are read here: into the Source's own classes, if it is installed with these columns."""
+    source = in_use.get(fact.name)
+    if source is None:
+        with suppress(SetupError):
+            source = find(fact.name) if ":" not in fact.name else None  # A file is to name no module to load.
+    own = {kind.tag: kind.columns for kind in source.kinds} if source is not None else {}
+    made: dict[str, Make] = {}
+    for tag, kind in fact.kinds.items():
+        columns = own.get(tag)
+        known = columns is not None and columns.__struct_fields__ == kind.columns
+        made[tag] = _maker(columns) if known and columns is not None else _maker_of_unknown(fact.name, tag, kind)
+    return made
+
+
+def _maker(columns: type[Event]) -> Make:
+    return lambda fields: msgspec.convert(fields, columns)
+
+
+def _maker_of_unknown(source: str, tag: str, kind: KindFact) -> Make:
+    def make(fields: dict[str, Any]) -> Event:
+        own = {name: value for name, value in fields.items() if name not in _COMMON}
+        if not own.keys() <= set(kind.columns):
+            raise ValueError(f"an event of kind {tag[:40]!r} with other columns than the file has said")
+        common = {name: fields[name] for name in fields.keys() & set(Event.__struct_fields__)}
+        facts = {"source": source, "unknown": tag, "lasts": kind.ends, "columns": own}
+        return msgspec.convert(common | facts, UnknownEvent)
+
+    return make
+
+
+_COMMON = {"kind", *Event.__struct_fields__}
+
+
+def problems_of(events: Iterable[Event]) -> list[str]:
+    """How many events are of kinds that are not known here, in a sentence for each kind."""
+    counts = Counter((event.source, event.unknown) for event in events if isinstance(event, UnknownEvent))
+    return [
+        f"{count:,} events of the unknown kind {kind!r} are kept, and not explained: their source {name!r} is not"
+        " installed here"
+        for (name, kind), count in counts.items()
+    ]
