@@ -15,7 +15,7 @@ import torch
 import torch.distributed.rpc as rpc
 
 from dlearn import Cluster, recorder
-from dlearn.hooks.rpc_agent_log import AgentLog
+from dlearn.hooks.rpc.rpc_agent_log import AgentLog
 
 ROUNDS, CALLS = 12, 300
 WAYS = ("bare", "the agent's log alone", "recorded without the log", "recorded")

@@ -23,8 +23,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_claims.comm_hooks import bf16
 from ddp_claims.convergence import SEEDS, differences, keeps, seeds_text, spread, training_loss
 from ddp_claims.verdicts import Check, Claim, Result
-from dlearn.analysis.joining import operations
 from dlearn.cluster import Cluster
+from dlearn.join.joining import operations
 from dlearn.lessons import charts, digits, models
 from dlearn.lessons.training import accuracy
 from dlearn.recorder import span

@@ -14,7 +14,7 @@ from ddp_claims.conditions import ranks_on_cores
 from ddp_claims.samples import Samples
 from ddp_claims.verdicts import Check, Claim, Result
 from dlearn import draw
-from dlearn.analysis.breakdown import Breakdown, breakdown
+from dlearn.analysis.ddp.breakdown import Breakdown, breakdown
 from dlearn.cluster import Cluster
 from dlearn.lessons import charts, digits, models
 

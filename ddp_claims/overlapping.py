@@ -19,8 +19,8 @@ from ddp_claims.conditions import ranks_on_cores
 from ddp_claims.samples import Samples, ratios
 from ddp_claims.verdicts import Check, Claim, Result
 from dlearn import draw
-from dlearn.analysis.overlap import Overlap, overlap
-from dlearn.analysis.traffic import traffic
+from dlearn.analysis.ddp.overlap import Overlap, overlap
+from dlearn.analysis.volume.traffic import traffic
 from dlearn.cluster import Cluster
 from dlearn.lessons import charts, digits, models
 from dlearn.recorder import record

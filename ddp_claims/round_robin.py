@@ -15,9 +15,9 @@ from ddp_claims.conditions import ranks_on_cores
 from ddp_claims.samples import ratios
 from ddp_claims.verdicts import Check, Claim, Result
 from dlearn import draw
-from dlearn.analysis.joining import operations
-from dlearn.analysis.traffic import traffic
+from dlearn.analysis.volume.traffic import traffic
 from dlearn.cluster import Cluster
+from dlearn.join.joining import operations
 from dlearn.recorder import span
 from dlearn.trace.message import Group
 from dlearn.trace.trace import Trace

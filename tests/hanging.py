@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dlearn import Cluster
-from dlearn.analysis.hangs import inside
+from dlearn.analysis.hanging.stuck import inside
 from dlearn.cluster.run import Run
 from dlearn.errors import TraceError
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlearn.trace import agent_log
-from dlearn.trace.agent_log import Filter, Moment, line_times, moments
-from dlearn.trace.exchange import CAUSAL_ORDER, Request, settle
+from dlearn.trace.rpc import agent_log
+from dlearn.trace.rpc.agent_log import Filter, Moment, line_times, moments
+from dlearn.trace.rpc.rpc_exchange import CAUSAL_ORDER, Request, settle
 
 SENDING = b"[V1121 15:47:36.741144657 tensorpipe_agent.cpp:894] RPC agent for tr1 is sending request #0 to ps\n"
 RUNNING = (

@@ -11,10 +11,10 @@ from matplotlib.text import Text
 from test_player import after, in_browser
 
 from dlearn import Cluster, Trace, analysis, draw, messages
-from dlearn.analysis.graph import condense
+from dlearn.analysis.rpc.networkx_graph import condense
+from dlearn.join.autograd_graph import join_graph
 from dlearn.play import player
 from dlearn.trace.event import AutogradNode
-from dlearn.trace.graph import join_graph
 
 WORKERS = ["w0", "w1", "w2"]
 

@@ -4,7 +4,7 @@ import pytest
 from traces import Job, tensor
 
 from dlearn.analysis import operations
-from dlearn.analysis.bandwidth import bandwidth, bandwidths
+from dlearn.analysis.costs.bandwidth import bandwidth, bandwidths
 from dlearn.trace.event import NOT_OBSERVED
 
 MS = 1_000_000

@@ -3,7 +3,7 @@
 from traces import Job, tensor
 
 from dlearn.analysis import operations
-from dlearn.analysis.buckets import UNKNOWN, USED_MAP
+from dlearn.join.buckets import UNKNOWN, USED_MAP
 
 
 def reduce(job, size, *, dtype="uint8", launcher="reducer", backward=0, **facts):

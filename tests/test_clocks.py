@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import Job, header
 
-from dlearn.analysis.story import clock_sentence
+from dlearn.analysis.telling.story import clock_sentence
 from dlearn.trace.clocks import SLEW, Clock, _line
 from dlearn.trace.job_facts import ClockReading
 

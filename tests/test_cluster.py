@@ -24,7 +24,7 @@ from hanging import all_of, end_when, in_calls, said
 from installed_torch import gloo_gives_up_when_a_call_says, own_words
 
 from dlearn import Cluster, DlearnError
-from dlearn.analysis.hangs import CALLS_SEEN, hangs
+from dlearn.analysis.hanging.stuck import CALLS_SEEN, hangs
 from dlearn.cluster import cluster, crew, launch, spares
 from dlearn.cluster.output import MOST_BYTES, Printed, ProgressLine
 from dlearn.cluster.run import Run

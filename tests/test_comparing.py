@@ -4,7 +4,7 @@ from traces import Job
 
 import dlearn
 from dlearn import Cluster, analysis
-from dlearn.analysis.comparing import Amount
+from dlearn.analysis.volume.comparing import Amount
 
 
 def two_runs(tmp_path):

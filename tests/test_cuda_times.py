@@ -14,8 +14,8 @@ import torch
 from traces import Job, tensor
 
 from dlearn import Cluster, Trace, analysis, draw
-from dlearn.analysis.device_view import on_device
-from dlearn.analysis.overlap import Times
+from dlearn.analysis.ddp.device_view import on_device
+from dlearn.analysis.ddp.overlap import Times
 from dlearn.hooks.cuda_times import PATIENCE_NS, READ_AGAIN_NS, CudaTimes
 from dlearn.trace.device_times import device_spans
 from dlearn.trace.event import NOT_OBSERVED, Collective, Gradient, Stretch

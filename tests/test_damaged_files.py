@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from traces import Job, tensor
 
 from dlearn.analysis import explain, hangs, messages, operations, reconcile, traffic
-from dlearn.analysis.hang_words import hang_sentence, whereabouts
+from dlearn.analysis.hanging.hang_words import hang_sentence, whereabouts
 from dlearn.errors import TraceError
 from dlearn.trace.job_facts import ClockReading, Joined, Peer, Place
 from dlearn.trace.trace import Trace

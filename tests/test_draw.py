@@ -15,13 +15,13 @@ from traces import Job, tensor
 from dlearn import draw, operations
 from dlearn.analysis import traffic
 from dlearn.analysis.findings import finding, sequence_finding, size_text, time_text, traffic_finding
-from dlearn.analysis.waiting import waiting
 from dlearn.draw import palette, rows
 from dlearn.draw.bars import bars_of
 from dlearn.draw.canvas import plain, wrap
 from dlearn.draw.lanes import ROW_IN
 from dlearn.errors import DlearnError
-from dlearn.hooks.c10d_ops import COLLECTIVES
+from dlearn.hooks.c10d.c10d_ops import COLLECTIVES
+from dlearn.join.waiting import waiting
 from dlearn.trace.event import NOT_OBSERVED, REFUSED
 from dlearn.trace.job_facts import Exit
 from dlearn.trace.trace import Trace

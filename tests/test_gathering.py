@@ -7,8 +7,8 @@ from datetime import timedelta
 
 from torch.distributed import HashStore, TCPStore
 
-from dlearn.hooks.clock import Desk
-from dlearn.hooks.collectives import _Probe
+from dlearn.hooks.c10d.collectives import _Probe
+from dlearn.hooks.network.clock import Desk
 from dlearn.recorder.gathering import _END, _receive, gather
 
 

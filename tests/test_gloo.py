@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import tensor
 
-from dlearn.analysis.gloo import MOST_MESSAGES, Send, chunk_bounds, schedule, schedule_of, wire_bytes
+from dlearn.join.gloo import MOST_MESSAGES, Send, chunk_bounds, schedule, schedule_of, wire_bytes
 from dlearn.trace.event import Collective
 
 MiB = 1 << 20

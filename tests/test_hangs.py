@@ -3,9 +3,9 @@
 from traces import Job
 
 from dlearn.analysis import hangs, mismatches
-from dlearn.analysis.hang_words import hang_sentence, hang_sentences, whereabouts
-from dlearn.analysis.hangs import Pace, inside, pace
-from dlearn.analysis.story import story
+from dlearn.analysis.hanging.hang_words import hang_sentence, hang_sentences, whereabouts
+from dlearn.analysis.hanging.stuck import Pace, inside, pace
+from dlearn.analysis.telling.story import story
 from dlearn.trace.event import NOT_OBSERVED, REFUSED, End
 from dlearn.trace.job_facts import Exit, Place, Stopped
 from dlearn.trace.trace import Trace

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -21,19 +21,20 @@ MAY_IMPORT = {
     "shown": set(),
     "trace": set(),
     "hooks": {"trace"},
-    "analysis": {"trace"},
+    "join": {"trace"},
+    "analysis": {"trace", "join"},
     "recorder": {"trace", "hooks", "analysis"},
     "sources": {"trace", "hooks"},
-    "collectives": {"trace", "analysis", "recorder"},
+    "collectives": {"trace", "join", "recorder"},
     "cluster": {"trace", "hooks", "analysis", "recorder", "collectives"},
-    "scripts": {"trace", "hooks", "analysis", "recorder"},
-    "draw": {"trace", "analysis"},
-    "play": {"trace", "analysis", "draw"},
-    "export": {"trace", "analysis", "draw", "play"},
-    "lessons": {"trace", "analysis", "draw", "play", "cluster", "recorder", "collectives"},
+    "scripts": {"trace", "join", "hooks", "analysis", "recorder"},
+    "draw": {"trace", "join", "analysis"},
+    "play": {"trace", "join", "analysis", "draw"},
+    "export": {"trace", "join", "analysis", "draw", "play"},
+    "lessons": {"trace", "join", "analysis", "draw", "play", "cluster", "recorder", "collectives"},
     "doctor": {"hooks", "cluster"},
-    "commands": {"trace", "analysis", "draw", "export", "doctor"},
-    "cli": {"commands", "trace", "analysis", "draw", "cluster", "recorder", "scripts", "lessons"},
+    "commands": {"trace", "join", "analysis", "draw", "export", "doctor"},
+    "cli": {"commands", "trace", "draw", "cluster", "recorder", "scripts", "lessons"},
 }
 MAY_IMPORT_HEAVY = {
     "torch": {"hooks", "recorder", "sources", "collectives", "cluster", "scripts", "lessons", "doctor"},
@@ -89,6 +90,16 @@ def test_no_class_name_means_two_things():
         for name in names if room != "lessons" else ():
             homes[name].append(str(path.relative_to(HOUSE)))
     assert {name: files for name, files in homes.items() if len(files) > 1} == {}
+
+
+def test_no_file_name_stands_twice():
+    names = Counter(path.name for path in HOUSE.rglob("*.py") if path.name != "__init__.py")
+    assert [name for name, files in names.items() if files > 1] == []
+
+
+def test_a_room_is_seen_at_a_glance():
+    rooms = Counter(str(path.parent.relative_to(HOUSE)) for path in HOUSE.rglob("*.py"))
+    assert {room: files for room, files in rooms.items() if files > 25} == {}
 
 
 def test_files_are_read_in_one_sitting():

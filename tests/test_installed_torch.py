@@ -18,8 +18,9 @@ from torch._C import _distributed_c10d
 
 from dlearn import Cluster
 from dlearn.errors import SetupError
-from dlearn.hooks import c10d_ops, collectives, private
-from dlearn.hooks.groups import Groups
+from dlearn.hooks import private
+from dlearn.hooks.c10d import c10d_ops, collectives
+from dlearn.hooks.c10d.groups import Groups
 from dlearn.trace.event import Collective, PointToPoint
 
 
@@ -34,7 +35,7 @@ def test_a_torch_without_a_name_that_is_needed_is_told_in_one_sentence(monkeypat
 
 
 def test_every_private_name_that_hooks_import_is_asked_for():
-    hooks = [ast.parse(file.read_text()) for file in Path(private.__file__).parent.glob("*.py")]
+    hooks = [ast.parse(file.read_text()) for file in Path(private.__file__).parent.rglob("*.py")]
     imports = [node for tree in hooks for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     found = {
         (node.module, name.name)

@@ -3,7 +3,8 @@
 import pytest
 from traces import Job, tensor
 
-from dlearn.analysis import confirming, messages, operations
+from dlearn.analysis import messages, operations
+from dlearn.join import confirming
 from dlearn.trace.event import NOT_OBSERVED, Collective, TensorInfo
 from dlearn.trace.message import payload_bytes
 

@@ -23,7 +23,7 @@ from dlearn import Cluster, Trace, messages, operations
 from dlearn.cluster import spares
 from dlearn.trace.event import NOT_OBSERVED, End, TensorInfo
 from dlearn.trace.matching import match
-from dlearn.trace.mpi import ANY_TAG, CANCELLED
+from dlearn.trace.mpi_facts import ANY_TAG, CANCELLED
 
 HERE = Path(__file__).parent
 MPIEXEC = Path(sysconfig.get_path("scripts"), "mpiexec")

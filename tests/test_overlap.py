@@ -9,9 +9,9 @@ from programs import mlp
 from traces import Job, tensor
 
 from dlearn import Cluster, analysis, draw
-from dlearn.analysis.intervals import common, length_ns, union, without
-from dlearn.analysis.overlap import Times, share_of
-from dlearn.analysis.training_steps import training_steps
+from dlearn.analysis.ddp.intervals import common, length_ns, union, without
+from dlearn.analysis.ddp.overlap import Times, share_of
+from dlearn.analysis.ddp.training_steps import training_steps
 from dlearn.trace.event import NOT_OBSERVED
 
 US = 1000

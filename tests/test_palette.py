@@ -8,7 +8,7 @@ import pytest
 from matplotlib.colors import to_rgb
 
 from dlearn.draw import palette
-from dlearn.draw.breakdown import _STYLES
+from dlearn.draw.breakdown_bars import _STYLES
 from dlearn.draw.palette import FAINT, INK, LANE, MISSING, SERIES, STRIP, contrast, ink_on
 from dlearn.lessons.byte_bars import _LOOKS as BYTE_BARS
 from dlearn.lessons.cost_chart import _LOOKS as COSTS

@@ -15,7 +15,7 @@ import pytest
 from traces import Job, header
 
 from dlearn import messages
-from dlearn.analysis.words import message_sentence
+from dlearn.analysis.telling.words import message_sentence
 from dlearn.errors import DlearnError
 from dlearn.play import player
 

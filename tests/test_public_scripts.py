@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from dlearn.analysis.joining import operations
-from dlearn.analysis.words import overview
+from dlearn.analysis.telling.words import overview
+from dlearn.join.joining import operations
 from dlearn.trace.trace import Trace
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

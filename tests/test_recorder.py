@@ -721,7 +721,7 @@ def test_ranks_that_are_started_one_by_one_are_one_job(tmp_path):
 
 def test_a_failing_hook_is_reported_once_and_training_goes_on():
     def with_broken_hook() -> float:
-        from dlearn.hooks import collectives
+        from dlearn.hooks.c10d import collectives
 
         def broken(frame: object) -> None:
             raise RuntimeError("hook is broken")

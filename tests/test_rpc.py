@@ -19,9 +19,9 @@ from torch.jit import _builtins
 
 from dlearn import Cluster, Trace, draw, explain, export, messages, record, span
 from dlearn.analysis import iteration, iterations, reconcile, traffic
-from dlearn.analysis.message_table import csv_lines
+from dlearn.analysis.telling.words import message_sentence
+from dlearn.analysis.volume.message_table import csv_lines
 from dlearn.analysis.walking import walkthrough
-from dlearn.analysis.words import message_sentence
 from dlearn.play.packing import columns
 from dlearn.trace.event import Counters, RpcCall, RpcWindow
 

@@ -18,8 +18,8 @@ from installed_torch import own_words
 
 from dlearn import Cluster, Trace, explain, messages
 from dlearn.errors import RankError
-from dlearn.trace.agent_log import log_path
 from dlearn.trace.event import RpcWindow
+from dlearn.trace.rpc.agent_log import log_path
 
 
 class Unpicklable(Exception):

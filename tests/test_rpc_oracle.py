@@ -9,7 +9,7 @@ from rpc_programs import PROGRAMS
 
 from dlearn import Cluster
 from dlearn.analysis import operations
-from dlearn.analysis.unrolling import messages_of
+from dlearn.join.unrolling import messages_of
 
 pytestmark = pytest.mark.slow  # It builds an agent of its own in C++.
 
@@ -19,7 +19,7 @@ CROWDED = {"threads", "references", "autograd"}
 
 def noted_by_the_agent(library, program):
     """Run a program with the agent that takes notes; its notes."""
-    from dlearn.cluster.rpc import worker
+    from dlearn.cluster.rpc_worker import worker
 
     rank, names = int(os.environ["RANK"]), PROGRAMS[program].names
     agent = rpc_oracle.install(library)

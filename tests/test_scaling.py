@@ -8,7 +8,7 @@ from traces import Job
 
 from dlearn import Cluster, draw, span
 from dlearn.analysis import scaling
-from dlearn.analysis.scaling import _factors
+from dlearn.analysis.costs.scaling import _factors
 from dlearn.errors import DlearnError
 from dlearn.trace.event import TensorInfo
 

@@ -15,8 +15,8 @@ import dlearn
 from dlearn import Cluster, Trace, span
 from dlearn.analysis import reconcile
 from dlearn.errors import SetupError
-from dlearn.hooks import sockets
-from dlearn.hooks.sockets import Sockets
+from dlearn.hooks.network import sockets
+from dlearn.hooks.network.sockets import Sockets
 from dlearn.trace.event import Counters, Socket
 
 

@@ -12,7 +12,7 @@ from torch.optim import optimizer as optimizers
 
 import dlearn
 from dlearn import Cluster, Trace
-from dlearn.analysis.training_steps import training_steps
+from dlearn.analysis.ddp.training_steps import training_steps
 from dlearn.trace.event import Collective, Gradient, Stretch
 
 

@@ -3,7 +3,7 @@
 from traces import Job, header, tensor
 
 from dlearn.analysis import explain
-from dlearn.analysis.words import NAMES_SHOWN
+from dlearn.analysis.telling.words import NAMES_SHOWN
 from dlearn.shown import count_text
 from dlearn.trace.event import REFUSED, Bucket
 from dlearn.trace.wording import bucket_text

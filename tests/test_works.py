@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-from dlearn.hooks.works import Callbacks
+from dlearn.hooks.c10d.works import Callbacks
 from dlearn.trace.event import NOT_OBSERVED
 
 LONG_S = 30

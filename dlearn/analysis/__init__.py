@@ -3,23 +3,23 @@
 `assert_...` returns nothing, or raises a TrafficError that shows what is wrong: for exercises and for tests.
 """
 
-from dlearn.analysis.bandwidth import Bandwidth, Bandwidths, bandwidth, bandwidths
-from dlearn.analysis.breakdown import Breakdown, breakdown
-from dlearn.analysis.bucket_times import BucketTimes, bucket_times
-from dlearn.analysis.comparing import Comparison, compare
-from dlearn.analysis.confirming import messages
-from dlearn.analysis.freshness import assert_fresh, assert_reduces
-from dlearn.analysis.grading import assert_traffic
-from dlearn.analysis.graph import autograd_graph
-from dlearn.analysis.hangs import Hang, hangs
-from dlearn.analysis.iteration import Iteration, iteration, iterations
-from dlearn.analysis.joining import operations
-from dlearn.analysis.mismatches import Mismatch, mismatches
-from dlearn.analysis.overlap import Overlap, overlap
-from dlearn.analysis.reconcile import Reconciliation, reconcile
-from dlearn.analysis.scaling import Scaling, scaling
-from dlearn.analysis.traffic import Traffic, WireTraffic, measured_traffic, predicted_traffic, traffic
-from dlearn.analysis.words import Explanation, explain
+from dlearn.analysis.checks.freshness import assert_fresh, assert_reduces
+from dlearn.analysis.checks.grading import assert_traffic
+from dlearn.analysis.costs.bandwidth import Bandwidth, Bandwidths, bandwidth, bandwidths
+from dlearn.analysis.costs.scaling import Scaling, scaling
+from dlearn.analysis.ddp.breakdown import Breakdown, breakdown
+from dlearn.analysis.ddp.bucket_times import BucketTimes, bucket_times
+from dlearn.analysis.ddp.overlap import Overlap, overlap
+from dlearn.analysis.hanging.mismatches import Mismatch, mismatches
+from dlearn.analysis.hanging.stuck import Hang, hangs
+from dlearn.analysis.rpc.iteration import Iteration, iteration, iterations
+from dlearn.analysis.rpc.networkx_graph import autograd_graph
+from dlearn.analysis.telling.words import Explanation, explain
+from dlearn.analysis.volume.comparing import Comparison, compare
+from dlearn.analysis.volume.reconcile import Reconciliation, reconcile
+from dlearn.analysis.volume.traffic import Traffic, WireTraffic, measured_traffic, predicted_traffic, traffic
+from dlearn.join.confirming import messages
+from dlearn.join.joining import operations
 
 __all__ = [
     "Bandwidth",

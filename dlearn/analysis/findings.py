@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from dlearn.analysis.hang_words import missing_text, never, tell, why_missing, why_stuck
-from dlearn.analysis.hangs import hangs
-from dlearn.analysis.traffic import Traffic, WireTraffic, traffic
-from dlearn.analysis.waiting import waiting
+from dlearn.analysis.hanging.hang_words import missing_text, never, tell, why_missing, why_stuck
+from dlearn.analysis.hanging.stuck import hangs
+from dlearn.analysis.volume.traffic import Traffic, WireTraffic, traffic
+from dlearn.join.waiting import waiting
 from dlearn.shown import RankNames, count_text
 from dlearn.trace.message import End, Operation
 from dlearn.trace.trace import Trace

@@ -23,7 +23,7 @@ from dlearn.cluster.launch import RankProcess, StackLine, StartMethod, start_ran
 from dlearn.cluster.output import OutputStreams, ProgressLine
 from dlearn.cluster.rank import FINISH, Call
 from dlearn.errors import SetupError
-from dlearn.trace.agent_log import LOOK_SECONDS, PAUSE_SECONDS, SUFFIX
+from dlearn.trace.rpc.agent_log import LOOK_SECONDS, PAUSE_SECONDS, SUFFIX
 
 GRACE_SECONDS = 0.5
 """After one rank has failed: how long the others may take to notice, before they are ended; longer if they starve."""

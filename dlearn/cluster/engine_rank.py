@@ -27,7 +27,7 @@ from dlearn.cluster.engines import Engine, EngineGone
 from dlearn.cluster.launch import StackLine
 from dlearn.cluster.output import ProgressLine
 from dlearn.cluster.rank import Call
-from dlearn.trace.agent_log import widen
+from dlearn.trace.rpc.agent_log import widen
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.05, 0.5
 """How long the engine waits for something from the rank before it answers: a tenth of the run so far, within these."""

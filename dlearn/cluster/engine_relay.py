@@ -22,7 +22,7 @@ from dlearn.cluster import spares
 from dlearn.cluster.launch import DEFAULT_START, RankProcess, StackLine, start_rank, warm_up
 from dlearn.cluster.payload import Surroundings, is_installed
 from dlearn.cluster.rank import Call
-from dlearn.trace.agent_log import PIPE_BYTES
+from dlearn.trace.rpc.agent_log import PIPE_BYTES
 
 LEASE_SECONDS = 60.0
 """A rank whose notebook has not asked for so long has lost it, and is ended."""

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dlearn.analysis.hang_words import hang_sentences, pace_text, whereabouts
-from dlearn.analysis.hangs import hangs, pace
+from dlearn.analysis.hanging.hang_words import hang_sentences, pace_text, whereabouts
+from dlearn.analysis.hanging.stuck import hangs, pace
 from dlearn.cluster.answers import Raised, Returned
 from dlearn.cluster.crew import Died, Ended, Outcome
 from dlearn.cluster.launch import StackLine

@@ -32,13 +32,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from dlearn.analysis.hangs import exit_text
+from dlearn.analysis.hanging.stuck import exit_text
 from dlearn.cluster import descendants
 from dlearn.cluster.descriptors import send_descriptor
 from dlearn.cluster.rank import STACK_SIGNAL, Call, stack_file
 from dlearn.cluster.rank import main as rank_main
 from dlearn.errors import SetupError
-from dlearn.trace.agent_log import widen
+from dlearn.trace.rpc.agent_log import widen
 
 StartMethod = Literal["forkserver", "spawn"]
 

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dlearn.trace.agent_log import PIPE_BYTES, Filter
+from dlearn.trace.rpc.agent_log import PIPE_BYTES, Filter
 
 MOST_BYTES = 32 << 20
 """As much of what a rank prints is kept: a print in an endless loop must not take the notebook's memory."""

@@ -29,7 +29,7 @@ from dlearn.errors import SetupError
 
 with suppress(SetupError):  # A torch that does not fit: each rank says so, where it is told to the user.
     import dlearn.recorder  # noqa: F401
-    from dlearn.hooks import collectives
+    from dlearn.hooks.c10d import collectives
 
     # Once here instead of once in every rank.
     collectives.self_test()

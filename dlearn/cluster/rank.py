@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TextIO
 
-from dlearn.cluster import descendants, mpi_seat, rpc
+from dlearn.cluster import descendants, mpi_seat, rpc_worker
 from dlearn.cluster.answers import Returned, answer_of_exception, answer_of_value, name_of_end
 from dlearn.cluster.descriptors import receive_descriptor
 from dlearn.cluster.payload import Surroundings, Unpacker
@@ -195,9 +195,9 @@ class _Rank:
             if recording is not None:
                 recording.watch_rpc_sockets(opened=True)
             # Others may call what this call has brought: all ranks must have unpacked it.
-            rpc.meet(self._stores[-1], call.world_size)
+            rpc_worker.meet(self._stores[-1], call.world_size)
             return nullcontext()
-        worker = rpc.worker(call.name, call.rank, call.world_size, recording, self._stores[-1])
+        worker = rpc_worker.worker(call.name, call.rank, call.world_size, recording, self._stores[-1])
         if not call.keep:
             return worker
         self._worker = worker

@@ -41,7 +41,7 @@ class Run(Shown):
         if self.recorded:
             if self._is_small():
                 # Only where somebody looks at a run: whoever starts one need not wait for this.
-                from dlearn.analysis.words import overview
+                from dlearn.analysis.telling.words import overview
 
                 try:
                     yield overview(self.trace)

@@ -24,7 +24,7 @@ def register() -> None:
 
 def _make(options: Any, _: object) -> ProcessGroup:
     _need_mpi4py()
-    from dlearn.collectives.mpi import MpiGroup
+    from dlearn.collectives.mpi_group import MpiGroup
 
     return MpiGroup(options)
 

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 
-from dlearn.analysis.gloo import chunk_bounds
 from dlearn.collectives.exchange import Chunk, Exchange, check_sizes, in_place, reported
+from dlearn.join.gloo import chunk_bounds
 
 
 def all_reduce(tensor: torch.Tensor, group: ProcessGroup | None = None, op: object = dist.ReduceOp.SUM) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from dlearn.analysis.words import explain
+from dlearn.analysis.telling.words import explain
 from dlearn.commands.asked import add_trace, load
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
-from dlearn.analysis.confirming import messages
-from dlearn.analysis.message_table import csv_lines, json_lines, text_lines
+from dlearn.analysis.volume.message_table import csv_lines, json_lines, text_lines
 from dlearn.commands.asked import add_trace, load
+from dlearn.join.confirming import messages
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

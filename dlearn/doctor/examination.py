@@ -91,7 +91,7 @@ def judge_build(version: str, cuda: str | None, driver: Path = Path("/proc/drive
 
 
 def recorder() -> Finding:
-    from dlearn.hooks.collectives import self_test
+    from dlearn.hooks.c10d.collectives import self_test
 
     self_test()
     found = "its self-test saw an all_reduce, start and end: dlearn fits this torch"
@@ -113,7 +113,7 @@ def gloo() -> Finding:
 
 def counters() -> Finding:
     """Write 1,000 bytes into a connection, and read what the kernel counted."""
-    from dlearn.hooks.sockets import RPC, Sockets
+    from dlearn.hooks.network.sockets import RPC, Sockets
 
     facts: Any = _Facts()
     watched = Sockets(facts)
@@ -153,7 +153,7 @@ def rpc_worker() -> Finding:
     import torch
     import torch.distributed.rpc as rpc
 
-    from dlearn.cluster.rpc import CHANNELS, TRANSPORTS
+    from dlearn.cluster.rpc_worker import CHANNELS, TRANSPORTS
 
     if not rpc.is_available():
         raise RuntimeError("torch was built without TensorPipe")

@@ -11,7 +11,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch
 
-from dlearn.analysis.flows import Flow, by_pair, by_step
+from dlearn.analysis.volume.flows import Flow, by_pair, by_step
 from dlearn.draw.palette import LINES, line_color
 from dlearn.trace.message import Message
 

@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 
 from dlearn.analysis.findings import absent_texts, size_text, stuck_reasons
-from dlearn.analysis.waiting import waited_until_ns
 from dlearn.draw.canvas import TEXT_PT, corners, plain, points, points_per_ms, text_width, write
 from dlearn.draw.palette import INK, LANE, MISSING, WAITING_HATCH, Look, look
+from dlearn.join.waiting import waited_until_ns
 from dlearn.trace.event import NOT_OBSERVED
 from dlearn.trace.message import End, Operation, payload_bytes
 from dlearn.trace.trace import Trace

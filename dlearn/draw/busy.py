@@ -8,9 +8,9 @@ from operator import attrgetter
 import numpy as np
 from matplotlib.axes import Axes
 
-from dlearn.analysis.columns import CallColumns, disjoint, spread
 from dlearn.draw.arrows import Color, draw_steps
 from dlearn.draw.palette import Look, look
+from dlearn.join.columns import CallColumns, disjoint, spread
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from dlearn.analysis.flows import Flow
-from dlearn.analysis.repeats import repeats
+from dlearn.analysis.telling.repeats import repeats
+from dlearn.analysis.volume.flows import Flow
 from dlearn.trace.message import Operation
 
 _LONGEST_CYCLE = 24

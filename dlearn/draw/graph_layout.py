@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-from dlearn.trace.graph import AutogradGraph, Key
+from dlearn.join.autograd_graph import AutogradGraph, Key
 
 Cell = tuple[int, int, int]
 """Band, column, row."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from dlearn.analysis.flows import Flow, by_pair, by_step
-from dlearn.analysis.joining import operations
-from dlearn.analysis.unrolling import messages_of, why_unknown
+from dlearn.analysis.volume.flows import Flow, by_pair, by_step
 from dlearn.analysis.walking.parts import WalkParts
 from dlearn.draw.folding import Block, Cycle, fold
+from dlearn.join.joining import operations
+from dlearn.join.unrolling import messages_of, why_unknown
 from dlearn.trace.message import Message, Operation
 from dlearn.trace.trace import Trace
 

@@ -9,16 +9,16 @@ from itertools import islice
 
 import numpy as np
 
-from dlearn.analysis.columns import CallColumns, calls_of
-from dlearn.analysis.flows import Sums, over_time
-from dlearn.analysis.hangs import ended_well
-from dlearn.analysis.joining import everybody
-from dlearn.analysis.unrolling import messages_of
-from dlearn.analysis.walking.works import works_alone
+from dlearn.analysis.hanging.stuck import ended_well
+from dlearn.analysis.volume.flows import Sums, over_time
+from dlearn.analysis.walking.own_work import works_alone
 from dlearn.draw.arrows import MOST_ARROWS, Arrows, readable
 from dlearn.draw.bars import Bar, bars_of
 from dlearn.draw.busy import Busy, busy_of
 from dlearn.draw.lanes import Lane, rows_for, stack
+from dlearn.join.columns import CallColumns, calls_of
+from dlearn.join.joining import everybody
+from dlearn.join.unrolling import messages_of
 from dlearn.trace.event import Gradient, Span
 from dlearn.trace.message import Operation
 from dlearn.trace.trace import Trace

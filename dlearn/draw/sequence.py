@@ -11,9 +11,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from dlearn.analysis.findings import sequence_finding, size_text, stuck_reasons
-from dlearn.analysis.flows import Flow
-from dlearn.analysis.joining import operations
-from dlearn.analysis.words import NAMES_SHOWN, problem_sentences
+from dlearn.analysis.telling.words import NAMES_SHOWN, problem_sentences
+from dlearn.analysis.volume.flows import Flow
 from dlearn.draw import canvas
 from dlearn.draw.arrows import draw_arrow, in_legend
 from dlearn.draw.canvas import TEXT_PT, cut, fit_names, plain, points, text_width, write
@@ -21,6 +20,7 @@ from dlearn.draw.folding import Block, Cycle
 from dlearn.draw.palette import FAINT, INK, MISSING, line_color, look
 from dlearn.draw.rows import Rows, rows_of
 from dlearn.draw.scene import ranks_shown
+from dlearn.join.joining import operations
 from dlearn.trace.message import Operation, payload_bytes
 from dlearn.trace.trace import Trace
 

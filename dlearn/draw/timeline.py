@@ -12,8 +12,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from dlearn.analysis.findings import finding, size_text, time_text
-from dlearn.analysis.flows import Flow
-from dlearn.analysis.words import problem_sentences
+from dlearn.analysis.telling.words import problem_sentences
+from dlearn.analysis.volume.flows import Flow
 from dlearn.draw import canvas
 from dlearn.draw.arrows import draw_arrow, draw_steps, in_legend
 from dlearn.draw.bars import ENDS_RED, Bar, Box, draw_bars, label_bars

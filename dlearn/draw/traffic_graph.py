@@ -12,13 +12,13 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
 
 from dlearn import analysis
 from dlearn.analysis.findings import pair_sentences, size_text, traffic_finding
-from dlearn.analysis.traffic import Traffic
+from dlearn.analysis.volume.traffic import Traffic
 from dlearn.draw import canvas
 from dlearn.draw.arrows import in_legend
 from dlearn.draw.canvas import TEXT_PT, cut, plain, points
 from dlearn.draw.circle_layout import NODE_PT, Pair, Point, Spot, bend_of, height_pt, place_labels, place_ranks
 from dlearn.draw.palette import INK, LANE, LINES, line_color
-from dlearn.draw.traffic import notes as traffic_notes
+from dlearn.draw.traffic_matrix import notes as traffic_notes
 from dlearn.shown import count_text
 from dlearn.trace.trace import Trace
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dlearn.analysis.findings import sequence_finding
-from dlearn.analysis.joining import everybody, operations
-from dlearn.analysis.repeats import repeats
-from dlearn.analysis.unrolling import messages_of, why_unknown
-from dlearn.analysis.words import carried_text, payload_text
+from dlearn.analysis.telling.repeats import repeats
+from dlearn.analysis.telling.words import carried_text, payload_text
+from dlearn.join.joining import everybody, operations
+from dlearn.join.unrolling import messages_of, why_unknown
 from dlearn.trace.message import Message
 from dlearn.trace.store import printable
 from dlearn.trace.trace import Trace

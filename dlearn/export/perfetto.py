@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from dlearn.analysis.hang_words import missing_text
-from dlearn.analysis.unrolling import messages_of, why_unknown
-from dlearn.analysis.words import payload_text
+from dlearn.analysis.hanging.hang_words import missing_text
+from dlearn.analysis.telling.words import payload_text
 from dlearn.export.tracks import CALLS, GRADIENTS, PROGRAM, Tracks, parts_of, program_of
+from dlearn.join.unrolling import messages_of, why_unknown
 from dlearn.trace.event import Bucket, Event, Gradient, Span
 from dlearn.trace.message import End, Message, Operation, payload_bytes
 from dlearn.trace.store import printable

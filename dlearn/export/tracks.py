@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from dlearn.analysis.joining import operations
+from dlearn.join.joining import operations
 from dlearn.trace.event import Bucket, Event, Gradient, Span, Stretch
 from dlearn.trace.message import End, Operation
 from dlearn.trace.trace import Trace

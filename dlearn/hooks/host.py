@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from dlearn.hooks.clock import Desk
+from dlearn.hooks.c10d.groups import Groups
 from dlearn.hooks.cuda_times import CudaTimes
-from dlearn.hooks.groups import Groups
-from dlearn.hooks.rpc_state import Watchers
-from dlearn.hooks.sockets import Sockets
+from dlearn.hooks.network.clock import Desk
+from dlearn.hooks.network.sockets import Sockets
+from dlearn.hooks.rpc.rpc_state import Watchers
 from dlearn.trace.options import Options
 from dlearn.trace.source import Emit
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import quantiles
 from typing import TYPE_CHECKING
 
-from dlearn.analysis.bandwidth import speed_text
+from dlearn.analysis.costs.bandwidth import speed_text
 from dlearn.analysis.findings import size_text, time_text
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT, points, text_width

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from dlearn.analysis.hangs import hangs
-from dlearn.analysis.story import story
+from dlearn.analysis.hanging.stuck import hangs
+from dlearn.analysis.telling.story import story
 from dlearn.cluster import Cluster
 from dlearn.cluster.run import Run
 from dlearn.lessons import hangs as halls

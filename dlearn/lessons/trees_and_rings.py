@@ -16,11 +16,11 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from dlearn.analysis.bandwidth import bandwidth, speed_text
+from dlearn.analysis.costs.bandwidth import bandwidth, speed_text
 from dlearn.analysis.findings import size_text, time_text
-from dlearn.analysis.joining import operations
-from dlearn.analysis.unrolling import messages_of, why_unknown
 from dlearn.errors import DlearnError
+from dlearn.join.joining import operations
+from dlearn.join.unrolling import messages_of, why_unknown
 from dlearn.shown import Answer, Paragraph, Table
 from dlearn.trace.message import Operation
 from dlearn.trace.trace import Trace

@@ -14,8 +14,8 @@ from typing import Any
 from dlearn.analysis.walking import Board, Change, Step, Walkthrough
 from dlearn.draw.graph_layout import lay_out
 from dlearn.draw.palette import GRADIENT, NODE, WORK, look
+from dlearn.join.autograd_graph import AutogradGraph
 from dlearn.shown import RankNames
-from dlearn.trace.graph import AutogradGraph
 from dlearn.trace.store import printable
 
 _HOW = ("observed", "derived", "inferred", "missing")

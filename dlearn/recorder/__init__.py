@@ -17,7 +17,7 @@ import torch
 from torch._C._distributed_c10d import ProcessGroup
 
 from dlearn.errors import TraceError
-from dlearn.hooks.mpi import plain as unrecorded
+from dlearn.hooks.mpi.mpi_hook import plain as unrecorded
 from dlearn.recorder import python_groups
 from dlearn.recorder.headers import make_header, own_header, own_path, refuse_other_traces
 from dlearn.recorder.python_groups import Outer, Posted

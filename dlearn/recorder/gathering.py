@@ -14,8 +14,8 @@ from pathlib import Path
 
 from torch._C._distributed_c10d import Store
 
-from dlearn.hooks.clock import Desk
-from dlearn.trace.agent_log import log_path
+from dlearn.hooks.network.clock import Desk
+from dlearn.trace.rpc.agent_log import log_path
 
 PIECE_BYTES = 1 << 20
 PIECES_AHEAD = 4

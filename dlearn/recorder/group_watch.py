@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, Store
 
 from dlearn.hooks import Undo
-from dlearn.hooks.groups import Made, watch_groups
+from dlearn.hooks.c10d.groups import Made, watch_groups
 from dlearn.hooks.host import Host
 
 

@@ -15,13 +15,13 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from dlearn.errors import TraceError
-from dlearn.hooks import works
+from dlearn.hooks.c10d import works
 from dlearn.hooks.callers import place_of_thread
 from dlearn.trace.event import PointToPoint
 from dlearn.trace.job_facts import Place
 
 if TYPE_CHECKING:
-    from dlearn.analysis.hangs import Hang
+    from dlearn.analysis.hanging.stuck import Hang
     from dlearn.recorder.recording import Recording
 
 LOOKS = 20
@@ -69,8 +69,8 @@ class HangWatch:
 
     def _tell(self, seconds: float) -> None:
         # Only now: what reads traces is not loaded in a process that records one.
-        from dlearn.analysis.hang_words import tell
-        from dlearn.analysis.hangs import hangs
+        from dlearn.analysis.hanging.hang_words import tell
+        from dlearn.analysis.hanging.stuck import hangs
         from dlearn.trace.trace import Trace
 
         try:

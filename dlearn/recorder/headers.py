@@ -13,8 +13,8 @@ import torch
 
 import dlearn
 from dlearn.errors import TraceError
-from dlearn.hooks.clock import clock_name
-from dlearn.hooks.job import job_of_process
+from dlearn.hooks.network.clock import clock_name
+from dlearn.hooks.network.job import job_of_process
 from dlearn.trace.event import FORMAT, Header
 from dlearn.trace.store import read
 

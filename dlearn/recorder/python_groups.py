@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch._C._distributed_c10d import ProcessGroup
 
-from dlearn.hooks import collectives
+from dlearn.hooks.c10d import collectives
 
 if TYPE_CHECKING:
     from dlearn.recorder.recording import Recording

@@ -17,16 +17,15 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from dlearn.hooks.clock import Desk
+from dlearn.hooks.c10d.groups import Groups
 from dlearn.hooks.cuda_times import CudaTimes
-from dlearn.hooks.groups import Groups
-from dlearn.hooks.rpc_agent_log import AgentLog
-from dlearn.hooks.rpc_state import Watchers
-from dlearn.hooks.sockets import RPC, Sockets
+from dlearn.hooks.network.clock import Desk
+from dlearn.hooks.network.sockets import RPC, Sockets
+from dlearn.hooks.rpc.rpc_agent_log import AgentLog
+from dlearn.hooks.rpc.rpc_state import Watchers
 from dlearn.recorder import sources
 from dlearn.recorder.gathering import gather
 from dlearn.recorder.hang_watch import HangWatch
-from dlearn.trace.agent_log import log_path
 from dlearn.trace.event import (
     NOT_OBSERVED,
     Bucket,
@@ -40,8 +39,9 @@ from dlearn.trace.event import (
     Span,
 )
 from dlearn.trace.job_facts import RETURNED, Place
-from dlearn.trace.mpi import ANY_TAG
+from dlearn.trace.mpi_facts import ANY_TAG
 from dlearn.trace.options import Options
+from dlearn.trace.rpc.agent_log import log_path
 from dlearn.trace.writer import Writer
 
 Clock = Callable[[], int]

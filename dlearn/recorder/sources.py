@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlearn.hooks import collectives, ddp, mpi, rpc, steps
+from dlearn.hooks.c10d import collectives
+from dlearn.hooks.ddp import ddp, optimizer_steps
+from dlearn.hooks.mpi import mpi_hook
+from dlearn.hooks.rpc import rpc_hook
 from dlearn.recorder import group_watch
 from dlearn.trace.event import (
     AutogradNode,
@@ -28,7 +31,7 @@ from dlearn.trace.event import (
     Span,
     Stretch,
 )
-from dlearn.trace.mpi import Probe
+from dlearn.trace.mpi_facts import Probe
 from dlearn.trace.source import Kind, Source, Undo, describe, find
 
 if TYPE_CHECKING:
@@ -42,14 +45,14 @@ def _kinds(*columns: type[Event]) -> tuple[Kind, ...]:
 OWN = (
     Source("c10d", collectives.install, _kinds(Collective, PointToPoint)),
     Source("ddp", ddp.install, _kinds(Bucket, Gradient, Stretch)),
-    Source("mpi", mpi.install, _kinds(Probe)),
+    Source("mpi", mpi_hook.install, _kinds(Probe)),
     Source(
         "rpc",
-        rpc.install,
+        rpc_hook.install,
         _kinds(RpcCall, RpcRun, RpcReply, RpcArrival, RpcWindow, AutogradNode, AutogradRun),
     ),
     Source("sockets", group_watch.install, _kinds(Counters)),
-    Source("steps", steps.install, _kinds(Span)),
+    Source("steps", optimizer_steps.install, _kinds(Span)),
 )
 """What torch and mpi4py do. The colours of their operations are in draw/palette.py."""
 

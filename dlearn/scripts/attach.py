@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from dlearn import recorder
-from dlearn.hooks.job import job_of_process
+from dlearn.hooks.network.job import job_of_process
 from dlearn.scripts.order import Order, order_of_process
 from dlearn.trace.options import Options
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from dlearn.analysis.reconcile import reconcile
-from dlearn.analysis.story import story
-from dlearn.analysis.waiting import waiting
-from dlearn.analysis.words import overview, problem_sentences, rpc_overview
+from dlearn.analysis.telling.story import story
+from dlearn.analysis.telling.words import overview, problem_sentences, rpc_overview
+from dlearn.analysis.volume.reconcile import reconcile
 from dlearn.errors import TraceError
+from dlearn.join.waiting import waiting
 from dlearn.shown import count_text
 from dlearn.trace.trace import Trace
 

@@ -40,8 +40,8 @@ def install(emit: Emit) -> Undo:
     from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
     from dlearn.hooks.callers import caller
+    from dlearn.hooks.network.sockets import listens
     from dlearn.hooks.patches import Patches, reported
-    from dlearn.hooks.sockets import listens
 
     patches, listens_here = Patches(), cache(listens)
     prefixes: WeakKeyDictionary[Store, str] = WeakKeyDictionary()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from dlearn.trace.event import Collective, End, Event, PointToPoint, RpcCall, RpcWindow
-from dlearn.trace.mpi import ANY_TAG, Probe
+from dlearn.trace.mpi_facts import ANY_TAG, Probe
 from dlearn.trace.source import ServiceCall, UnknownEvent
 
 _set = msgspec.structs.force_setattr

@@ -31,7 +31,7 @@ from dlearn.trace.event import (
     Stretch,
     Worker,
 )
-from dlearn.trace.mpi import Probe
+from dlearn.trace.mpi_facts import Probe
 from dlearn.trace.source import SourceFact
 
 RETURNED = "returned"

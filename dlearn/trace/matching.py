@@ -20,7 +20,7 @@ import msgspec
 
 from dlearn.trace.event import Collective, Event, GroupFact, PointToPoint
 from dlearn.trace.message import End, Group, Operation, payload_bytes, tensors_of
-from dlearn.trace.mpi import CANCELLED, PICKLED
+from dlearn.trace.mpi_facts import CANCELLED, PICKLED
 from dlearn.trace.wording import Reason, ReasonKind
 
 if TYPE_CHECKING:

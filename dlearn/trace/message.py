@@ -11,8 +11,8 @@ import msgspec
 
 from dlearn.shown import Answer, Paragraph, RankNames, Shown, Table, count_text, first_few
 from dlearn.trace.event import Bucket, Collective, Event, PointToPoint, TensorInfo
-from dlearn.trace.exchange import RpcExchange
 from dlearn.trace.frames import frame_of_messages, frame_of_operations
+from dlearn.trace.rpc.rpc_exchange import RpcExchange
 from dlearn.trace.source import ServiceCall
 from dlearn.trace.wording import (
     EVERY_PARAMETER,

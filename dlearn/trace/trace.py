@@ -33,7 +33,7 @@ from dlearn.trace.event import (
 from dlearn.trace.job_facts import Place
 from dlearn.trace.matching import agree_on_names, match
 from dlearn.trace.message import Operation
-from dlearn.trace.rpc_kinds import Rpc, join_rpc
+from dlearn.trace.rpc.rpc_kinds import Rpc, join_rpc
 from dlearn.trace.selecting import PHASES, Key, begins_of_operations, caused_within, check_kind, is_of, kind_of
 from dlearn.trace.source import problems_of
 from dlearn.trace.store import ProcessFile, printable, read

@@ -10,10 +10,10 @@ import msgspec
 
 from dlearn.shown import first_few
 from dlearn.trace.event import Bucket, RpcWindow, TensorInfo
-from dlearn.trace.exchange import RpcExchange
-from dlearn.trace.mpi import PICKLED
-from dlearn.trace.rpc_board import ACCEPT, BACKWARD, CLEANUP, DELETE, FETCH, FORK, FORWARD
-from dlearn.trace.rpc_kinds import answer_of, kind_of_reply
+from dlearn.trace.mpi_facts import PICKLED
+from dlearn.trace.rpc.rpc_board import ACCEPT, BACKWARD, CLEANUP, DELETE, FETCH, FORK, FORWARD
+from dlearn.trace.rpc.rpc_exchange import RpcExchange
+from dlearn.trace.rpc.rpc_kinds import answer_of, kind_of_reply
 
 NONE_PICKLED = 4
 """Bytes of `None`, pickled."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dlearn.analysis.rpc import phase_of
 from dlearn.analysis.walking.steps import Board, Change, WalkSource
-from dlearn.trace.exchange import RpcExchange
+from dlearn.join.rpc_messages import phase_of
 from dlearn.trace.message import Message
-from dlearn.trace.rpc_board import BACKWARD
+from dlearn.trace.rpc.rpc_board import BACKWARD
+from dlearn.trace.rpc.rpc_exchange import RpcExchange
 from dlearn.trace.trace import Trace
 
 BOARD = "Contexts of distributed autograd (what is in them is inferred)"

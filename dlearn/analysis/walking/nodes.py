@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from dlearn.analysis.walking.parts import WalkParts
 from dlearn.analysis.walking.steps import Step, WalkSource
+from dlearn.join.autograd_graph import Node, join_graph
 from dlearn.trace.event import AutogradNode
-from dlearn.trace.graph import Node, join_graph
 from dlearn.trace.message import Message
 from dlearn.trace.trace import Trace
 

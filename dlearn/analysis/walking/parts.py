@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dlearn.analysis.joining import once
+from dlearn.join.joining import once
 from dlearn.trace.event import Event, Span
 from dlearn.trace.message import Message, Operation
 from dlearn.trace.trace import Trace

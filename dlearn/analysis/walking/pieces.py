@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain, count, pairwise
 
 from dlearn.analysis.findings import size_text
-from dlearn.analysis.unrolling import message_count, messages_of
 from dlearn.analysis.walking.steps import Board, Change, WalkSource
+from dlearn.join.unrolling import message_count, messages_of
 from dlearn.trace.event import Collective
 from dlearn.trace.message import Message, Operation, family_of_op
 from dlearn.trace.trace import Trace

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from dlearn.join.autograd_graph import AutogradGraph
 from dlearn.shown import RankNames
-from dlearn.trace.graph import AutogradGraph
 from dlearn.trace.message import Message
 
 

@@ -8,16 +8,16 @@ from itertools import chain
 
 import msgspec
 
-from dlearn.analysis.confirming import messages as all_messages
 from dlearn.analysis.findings import sequence_finding, size_text
+from dlearn.analysis.telling.words import message_sentence, problem_sentences
 from dlearn.analysis.walking.contexts import contexts
-from dlearn.analysis.walking.gradients import gradients
 from dlearn.analysis.walking.nodes import nodes
+from dlearn.analysis.walking.own_work import works
 from dlearn.analysis.walking.parts import WalkParts
 from dlearn.analysis.walking.pieces import pieces
+from dlearn.analysis.walking.ready_gradients import gradients
 from dlearn.analysis.walking.steps import Step, WalkSource, Walkthrough
-from dlearn.analysis.walking.works import works
-from dlearn.analysis.words import message_sentence, problem_sentences
+from dlearn.join.confirming import messages as all_messages
 from dlearn.shown import RankNames, count_text
 from dlearn.trace.event import PointToPoint
 from dlearn.trace.message import Message, Messages

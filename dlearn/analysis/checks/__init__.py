@@ -1,0 +1,1 @@
+"""Assertions about traffic and data, for exercises and for tests."""

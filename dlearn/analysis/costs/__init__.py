@@ -1,0 +1,1 @@
+"""What transfers cost: bandwidths, and how messages grow with the batch."""

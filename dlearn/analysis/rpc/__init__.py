@@ -1,0 +1,1 @@
+"""Questions about RPC: the messages of one iteration, the graph of distributed autograd."""

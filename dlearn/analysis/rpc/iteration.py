@@ -1,0 +1,294 @@
+"""One training iteration over RPC: every message of it, a column for each trainer, and what the kernel counted.
+
+An iteration is a distributed autograd context; the n-th contexts of all workers that have any are one iteration.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+import msgspec
+
+from dlearn.analysis.hanging.hang_words import listed
+from dlearn.errors import TraceError
+from dlearn.join.ledger import WireBytes
+from dlearn.join.rpc_messages import UNKNOWN, phase_of, rpc_operations, wire_bytes
+from dlearn.join.unrolling import messages_of
+from dlearn.join.wire import RPC, Meter, meters
+from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text
+from dlearn.trace.event import RpcWindow
+from dlearn.trace.message import Message
+from dlearn.trace.selecting import PHASES
+from dlearn.trace.trace import Trace
+
+_PHASES = PHASES[1:5]
+"""From forward to cleanup."""
+
+
+class IterationStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One message of an iteration, in words, and that of each trainer: the same one for all, if `messages` has all.
+
+    `from_driver`: the worker that drives the iteration sends it; else it is sent to it, or between others.
+    """
+
+    phase: str
+    op: str
+    what: str
+    control: bool
+    from_driver: bool
+    messages: tuple[Message | None, ...]
+
+
+class PhaseBytes(WireBytes, frozen=True, kw_only=True):
+    """Those between the driver and another worker in one phase."""
+
+    phase: str
+    message_count: int
+
+
+class Iteration(Answer, frozen=True, kw_only=True):
+    """Every message of one iteration, by phase. `drivers` are the ranks whose contexts it consists of."""
+
+    number: int
+    drivers: tuple[int, ...]
+    steps: tuple[IterationStep, ...]
+    phases: tuple[PhaseBytes, ...]
+    labels: RankNames
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """All of them, in the order of sending."""
+        found = [message for step in self.steps for message in step.messages if message is not None]
+        return tuple(sorted(found, key=lambda message: message.sent_ns or 0))
+
+    @property
+    def story(self) -> tuple[IterationStep, ...]:
+        """Those that carry what the program asked for."""
+        return tuple(step for step in self.steps if not step.control)
+
+    def sentences(self) -> list[str]:
+        """The story, and then what the runtime adds; then those of which nothing but the way is known."""
+        unknown = [step for step in self.steps if step.op == UNKNOWN]
+        told = [
+            f"Iteration {self.number}: {self._count()}. {'At least ' if unknown else ''}{len(self.story)} of"
+            f" {len(self.steps)} carry what was asked for:"
+        ]
+        told += [f"{place}. {self._sentence(step)}" for place, step in enumerate(self.story, 1)]
+        rest = Counter((*self._ends(step), step.op, step.what) for step in self.steps if step.control)
+        added = sum(times for (_, _, op, _), times in rest.items() if op != UNKNOWN)
+        told.append(f"The other {added} are what the runtime adds:")
+        for (src, dst, op, what), times in rest.items():
+            if op != UNKNOWN:
+                told.append(f"{times} x {op} ({src} -> {dst}): {what}")
+        ways = [f"{times} x {src} -> {dst}" for (src, dst, op, _), times in rest.items() if op == UNKNOWN]
+        return [*told, *([f"Of {len(unknown)} the kind is not known: {', '.join(ways)}"] if unknown else [])]
+
+    def _count(self) -> str:
+        """ "28 messages, 14 for each of 2"."""
+        mine = [sum(step.messages[place] is not None for step in self.steps) for place in range(len(self.drivers))]
+        told = count_text(sum(mine), "message")
+        if len(mine) == 1:
+            return told
+        if len({*mine}) == 1:
+            return f"{told}, {mine[0]} for each of {len(mine)}"
+        by_name = [f"{count} for {self.labels[rank]}" for count, rank in zip(mine, self.drivers, strict=True)]
+        return f"{told}, {listed(by_name)}"
+
+    def _ends(self, step: IterationStep) -> tuple[str, str]:
+        """Who sends it to whom: "each trainer", or the names of those that do."""
+        names = [self.labels[rank] for rank, m in zip(self.drivers, step.messages, strict=True) if m is not None]
+        drivers = "each trainer" if len(names) == len(self.drivers) > 1 else listed(names)
+        return (drivers, self._others) if step.from_driver else (self._others, drivers)
+
+    @property
+    def _others(self) -> str:
+        others = sorted({rank for m in self.messages for rank in (m.src, m.dst)} - set(self.drivers))
+        return ", ".join(self.labels[rank] for rank in others) or "another worker"
+
+    def _sentence(self, step: IterationStep) -> str:
+        first = next(message for message in step.messages if message is not None)
+        src, dst = self._ends(step)
+        tensors = sum(tensor.payload_bytes for tensor in first.tensors)
+        none = "no tensor" if first.payload_bytes is not None else "data of unknown size"
+        size = f"{tensors:,} B of tensors" if tensors else none
+        return f"{step.phase}: {src} sends {dst} {size}: {step.what}"
+
+    def rows(self) -> list[list[str]]:
+        """The table as text: a message a row; bytes on the wire, a column for each trainer."""
+        names = [self.labels[rank] for rank in self.drivers]
+        digits = len(str(len(self.steps)))
+        head = [f"{'#':>{digits}}", "phase", "message", "from", "payload", "tensors"]
+        table = [[*head, *(f"wire, {name}" for name in names)]]
+        for place, step in enumerate(self.steps, 1):
+            first = next(message for message in step.messages if message is not None)
+            tensors = sum(tensor.payload_bytes for tensor in first.tensors)
+            packed = "?" if first.packed_bytes is None else f"{first.packed_bytes:,}"
+            src = "trainer" if step.from_driver else self._others
+            row = [f"{place:>{digits}}", step.phase, step.op, src, packed]
+            table.append([*row, f"{tensors:,}" if tensors else "", *(_wire(message) for message in step.messages)])
+        return table
+
+    def phase_rows(self) -> list[list[str]]:
+        """Bytes by phase and direction: predicted, the recorder's own, measured, residue."""
+        table = [["phase", "from", "to", "messages", "predicted", "observer", "measured", "residue"]]
+        for each in self.phases:
+            measured = "not measured" if each.measured_bytes is None else f"{each.measured_bytes:,}"
+            residue = "" if each.residue_bytes is None else f"{each.residue_bytes:,}"
+            known = [f"{each.message_count}", f"{each.predicted_bytes:,}", f"{each.observer_bytes:,}"]
+            table.append([each.phase, self.labels[each.src], self.labels[each.dst], *known, measured, residue])
+        return table
+
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        return *self.sentences(), "", Table(self.rows(), names=4), "", Table(self.phase_rows(), names=3)
+
+
+def iterations(trace: Trace) -> int:
+    """How many iterations there are: as many as each worker that drives any has contexts."""
+    return min((len(found) for found in _contexts(trace).values()), default=0)
+
+
+def iteration(trace: Trace, number: int | None = None) -> Iteration:
+    """Every message of iteration `number`, counted from 0; of the last one if none is named.
+
+    Raises TraceError if the trace has no distributed autograd context, or not so many.
+    """
+    contexts = _contexts(trace)
+    count = iterations(trace)
+    if not count:
+        raise TraceError("no distributed autograd context is in this trace: there is no iteration over RPC to tell of.")
+    number = count - 1 if number is None else number
+    if not 0 <= number < count:
+        raise TraceError(f"the trace has {count} iterations, 0 to {count - 1}; there is no iteration {number}.")
+    drivers = tuple(sorted(contexts))
+    mine = {rank: contexts[rank][number] for rank in drivers}
+    told = {rank: _messages(trace, window) for rank, window in mine.items()}
+    known = meters(trace.whole)
+    return Iteration(
+        number=number,
+        drivers=drivers,
+        steps=_steps(drivers, told),
+        phases=tuple(
+            each for rank in drivers for each in _phases(trace, rank, mine[rank], told[rank], known.get(rank))
+        ),
+        labels=trace.labels,
+    )
+
+
+def _contexts(trace: Trace) -> dict[int, list[RpcWindow]]:
+    found: dict[int, list[RpcWindow]] = defaultdict(list)
+    for event in trace.events:
+        if isinstance(event, RpcWindow) and event.op == "context":
+            found[event.rank].append(event)
+    return found
+
+
+def _messages(trace: Trace, context: RpcWindow) -> list[tuple[str, Message]]:
+    """Phase and message, those of one phase together, in the order of sending; a reply stands with its request."""
+    found: list[tuple[int, int, int, str, Message]] = []
+    for operation in rpc_operations(trace.whole):
+        exchange = operation.exchange
+        if exchange is None or exchange.context != context.context:
+            continue
+        phase = phase_of(exchange)
+        for place, message in enumerate(messages_of(operation)):
+            order = _PHASES.index(phase) if phase in _PHASES else len(_PHASES)
+            found.append((order, exchange.sent_ns or 0, place, phase, message))
+    found.sort(key=lambda each: each[:3])
+    return [(phase, message) for *_, phase, message in found]
+
+
+def _steps(drivers: Sequence[int], told: dict[int, list[tuple[str, Message]]]) -> tuple[IterationStep, ...]:
+    """Side by side what is the same for all: the n-th message of a kind, in a phase, in one direction."""
+    columns: dict[tuple[str, bool, str, str, int], dict[int, Message]] = defaultdict(dict)
+    for rank in drivers:
+        seen: Counter[tuple[str, bool, str, str]] = Counter()
+        for phase, message in told[rank]:
+            kind = (phase, message.src == rank, message.op, message.what)
+            columns[*kind, seen[kind]][rank] = message
+            seen[kind] += 1
+    return tuple(
+        IterationStep(
+            phase=phase,
+            op=op,
+            what=what,
+            control=next(iter(found.values())).control,
+            from_driver=from_driver,
+            messages=tuple(found.get(rank) for rank in drivers),
+        )
+        for (phase, from_driver, op, what, _), found in columns.items()
+    )
+
+
+def _phases(
+    trace: Trace, rank: int, context: RpcWindow, told: Sequence[tuple[str, Message]], meter: Meter | None
+) -> list[PhaseBytes]:
+    """What the driver sent and what came to it, in each phase. Measured with `measure="phase"`, at the driver."""
+    sums: dict[tuple[str, int, int], list[int]] = {}
+    for phase, message in told:
+        for key in [(phase, message.src, message.dst)] if rank in (message.src, message.dst) else []:
+            known = sums.setdefault(key, [0, 0, 0])
+            known[0] += 1
+            known[1] += wire_bytes(message) or 0
+            known[2] += message.observer_bytes
+    measured = _measured(trace, rank, context, meter)
+    return [
+        PhaseBytes(
+            phase=phase,
+            src=src,
+            dst=dst,
+            message_count=count,
+            predicted_bytes=predicted,
+            observer_bytes=observer,
+            measured_bytes=measured.get((phase, src, dst)),
+        )
+        for (phase, src, dst), (count, predicted, observer) in sums.items()
+    ]
+
+
+def _measured(trace: Trace, rank: int, context: RpcWindow, meter: Meter | None) -> dict[tuple[str, int, int], int]:
+    """Between the samples that stand around the phases: before the context, around its backward, around its end."""
+    inside = [
+        event
+        for event in trace.whole.events
+        if isinstance(event, RpcWindow) and event.rank == rank and event.context == context.context
+    ]
+    backward = next((event for event in inside if event.op == "backward"), None)
+    release = next((event for event in inside if event.op == "release"), None)
+    if meter is None or backward is None or release is None or None in (backward.end_ns, release.end_ns):
+        return {}
+    if not meter.received or all(still is None for still in meter.still):
+        return {}
+    times = meter.times_ns
+    start = _last_before(times, context.start_ns)
+    turn = _last_before(times, backward.start_ns)
+    back = _first_after(times, backward.end_ns or 0)
+    end = _last_before(times, release.start_ns)
+    over = _first_after(times, release.end_ns or 0)
+    found: dict[tuple[str, int, int], int] = {}
+    for phase, first, last in zip(_PHASES, (start, turn, back, end), (turn, back, end, over), strict=True):
+        if first is None or last is None or first < meter.known_from:
+            continue
+        for edge, size in meter.between(first, last).items():
+            if edge[0] == RPC:
+                found[phase, rank, edge[1]] = size
+        for edge, size in meter.received[last].items():
+            if edge[0] == RPC:
+                found[phase, edge[1], rank] = size - meter.received[first][edge]
+    return found
+
+
+def _last_before(times: Sequence[int], at_ns: int) -> int | None:
+    place = bisect_right(times, at_ns) - 1
+    return place if place >= 0 else None
+
+
+def _first_after(times: Sequence[int], at_ns: int) -> int | None:
+    place = bisect_left(times, at_ns)
+    return place if place < len(times) else None
+
+
+def _wire(message: Message | None) -> str:
+    size = wire_bytes(message) if message is not None else None
+    return "" if message is None else "?" if size is None else f"{size:,}"

@@ -1,0 +1,151 @@
+"""The traffic of two runs side by side: what came, what went, in bytes and in messages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+import msgspec
+
+from dlearn.join.joining import operations
+from dlearn.join.rpc_messages import phase_of
+from dlearn.join.unrolling import sums_of, why_unknown
+from dlearn.shown import Answer, Paragraph, Table, count_text
+from dlearn.trace.message import Operation
+from dlearn.trace.trace import Trace
+
+_ROWS_SHOWN = 40
+
+
+class Amount(NamedTuple):
+    """Messages that came, and their payload in bytes."""
+
+    message_count: int = 0
+    payload_bytes: int = 0
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """One kind of traffic in the two runs, `a` and `b`."""
+
+    a: Amount
+    b: Amount
+
+    @property
+    def added_bytes(self) -> int:
+        """Payload bytes that `b` has more than `a`; below 0 what went."""
+        return self.b.payload_bytes - self.a.payload_bytes
+
+    @property
+    def added_messages(self) -> int:
+        return self.b.message_count - self.a.message_count
+
+
+class Comparison(Answer, frozen=True, kw_only=True):
+    """The traffic of the runs `a` and `b`: in all, by (phase, operation), and by (sender, receiver).
+
+    Ranks go by their labels: two runs need not have the same ones. `unexplained` operations, whose messages are not
+    known, are in no count; nor are messages that never came.
+    """
+
+    names: tuple[str, str]
+    total: Difference
+    by_kind: dict[tuple[str, str], Difference]
+    by_pair: dict[tuple[str, str], Difference]
+    unexplained: tuple[int, int]
+
+    @property
+    def came(self) -> tuple[tuple[str, str], ...]:
+        """The kinds that only `b` has."""
+        return tuple(kind for kind, each in self.by_kind.items() if not each.a.message_count)
+
+    @property
+    def went(self) -> tuple[tuple[str, str], ...]:
+        """The kinds that only `a` has."""
+        return tuple(kind for kind, each in self.by_kind.items() if not each.b.message_count)
+
+    @property
+    def sentence(self) -> str:
+        """The totals: "fp16 sends 2,600 B less than plain (2,600 instead of 5,200 B), in as many messages"."""
+        unknown = [
+            f"{count_text(count, 'operation')} of {name}"
+            for name, count in zip(self.names, self.unexplained, strict=True)
+            if count
+        ]
+        not_counted = f"; not counted: {' and '.join(unknown)} whose messages are not known" if unknown else ""
+        return self._difference() + not_counted
+
+    def _difference(self) -> str:
+        a, b = self.names
+        size, count = self.total.added_bytes, self.total.added_messages
+        if not size and not count:
+            alike = all(each.a == each.b for each in (*self.by_kind.values(), *self.by_pair.values()))
+            spread = "" if alike else ", but not of the same kinds, or not between the same ranks"
+            return f"{b} sends as many bytes in as many messages as {a}{spread}"
+        sizes = f"({self.total.b.payload_bytes:,} instead of {self.total.a.payload_bytes:,} B)"
+        told = f"{abs(size):,} B {'more' if size > 0 else 'less'} than {a} {sizes}" if size else f"as many bytes as {a}"
+        counts = f"{count_text(abs(count), 'message')} {'more' if count > 0 else 'fewer'}"
+        return f"{b} sends {told}, in {counts if count else 'as many messages'}"
+
+    def rows(self) -> list[list[str]]:
+        """The table as text: a head, a row for each kind, one for all, then a row for each pair of ranks."""
+        a, b = self.names
+        head = [f"messages {a}", b, "+/-", f"bytes {a}", b, "+/-"]
+        table = [["phase", "operation", *head]]
+        table += [[*kind, *_cells(each)] for kind, each in self.by_kind.items()]
+        table.append(["in all", "", *_cells(self.total)])
+        pairs = sorted(self.by_pair.items(), key=lambda pair: -abs(pair[1].added_bytes))[:_ROWS_SHOWN]
+        table += [["from", "to", *head], *([*pair, *_cells(each)] for pair, each in sorted(pairs))]
+        if len(self.by_pair) > _ROWS_SHOWN:
+            table.append([f"{len(self.by_pair) - _ROWS_SHOWN:,} more pairs", *[""] * 7])
+        return table
+
+    def paragraphs(self) -> tuple[Paragraph, ...]:
+        return self.sentence, Table(self.rows(), names=2)
+
+
+def compare(a: Trace, b: Trace, *, names: tuple[str, str] = ("a", "b")) -> Comparison:
+    """The payload that two runs send, side by side; `names` is what the table calls them. Either may be a selection."""
+    kinds = [_by_kind(trace) for trace in (a, b)]
+    totals = [Amount(*map(sum, zip(*found.values(), strict=True))) if found else Amount() for found, _, _ in kinds]
+    return Comparison(
+        names=names,
+        total=Difference(totals[0], totals[1]),
+        by_kind=_side_by_side(kinds[0][0], kinds[1][0]),
+        by_pair=_side_by_side(kinds[0][1], kinds[1][1]),
+        unexplained=(kinds[0][2], kinds[1][2]),
+    )
+
+
+Amounts = dict[tuple[str, str], Amount]
+
+
+def _by_kind(trace: Trace) -> tuple[Amounts, Amounts, int]:
+    """By (phase, operation) and by (sender, receiver), and the number of operations whose messages are not known."""
+    counts: tuple[Counter[tuple[str, str]], Counter[tuple[str, str]]] = (Counter(), Counter())
+    sizes: tuple[Counter[tuple[str, str]], Counter[tuple[str, str]]] = (Counter(), Counter())
+    unexplained = 0
+    for operation in operations(trace):
+        found = sums_of(operation)
+        unexplained += not found and why_unknown(operation) is not None
+        for each in found:
+            if each.how != "missing":
+                keys = (_phase(operation), operation.op), (trace.label(each.src), trace.label(each.dst))
+                for place, key in enumerate(keys):
+                    counts[place][key] += each.message_count
+                    sizes[place][key] += each.payload_bytes or 0
+    kinds, pairs = ({key: Amount(counts[i][key], sizes[i][key]) for key in counts[i]} for i in (0, 1))
+    return kinds, pairs, unexplained
+
+
+def _phase(operation: Operation) -> str:
+    return phase_of(operation.exchange) if operation.exchange is not None else operation.ends[0].phase
+
+
+def _side_by_side(a: Amounts, b: Amounts) -> dict[tuple[str, str], Difference]:
+    """Those of `a` in its order, then those that only `b` has."""
+    return {key: Difference(a.get(key, Amount()), b.get(key, Amount())) for key in (*a, *(k for k in b if k not in a))}
+
+
+def _cells(each: Difference) -> list[str]:
+    counts = [f"{each.a.message_count:,}", f"{each.b.message_count:,}", f"{each.added_messages:+,}"]
+    return [*counts, f"{each.a.payload_bytes:,}", f"{each.b.payload_bytes:,}", f"{each.added_bytes:+,}"]

@@ -1,0 +1,313 @@
+"""Payload, predicted wire, measured wire, residue: do the backend's algorithms say what the kernel counted?
+
+Compared for the whole recording, for each span, and with `measure="phase"` for each operation.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+
+from dlearn.join.joining import once
+from dlearn.join.ledger import Ledger, OperationKey, Pair, Stretch, Why, counted_together, ledger_of
+from dlearn.join.rpc_messages import FRAMING_ERROR, MESSAGE_BYTES
+from dlearn.join.wire import NO_GROUP, RPC, strangers, why_not_measured
+from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, first_few
+from dlearn.trace.event import Counters, Span
+from dlearn.trace.trace import Trace
+from dlearn.trace.wording import Reason
+
+_PARTS_SHOWN = 12
+_NOTHING = "no call was recorded whose bytes could be compared, and nothing was counted"
+
+
+class WirePart(msgspec.Struct, frozen=True, kw_only=True):
+    """One stretch of the recording: all of it, a span, or an operation. `note` says what keeps it from being exact.
+
+    `measured`: whether anything was. Without it, that nothing is predicted does not mean that nothing was sent.
+    """
+
+    what: str
+    pairs: tuple[Pair, ...]
+    note: str = ""
+    measured: bool = True
+
+    @property
+    def payload_bytes(self) -> int:
+        return sum(pair.payload_bytes for pair in self.pairs)
+
+    @property
+    def predicted_bytes(self) -> int:
+        return sum(pair.predicted_bytes for pair in self.pairs)
+
+    @property
+    def observer_bytes(self) -> int:
+        """What the recorder itself added."""
+        return sum(pair.observer_bytes for pair in self.pairs)
+
+    @property
+    def measured_bytes(self) -> int | None:
+        """None where the counters of one sender are not known."""
+        found = [pair.measured_bytes for pair in self.pairs]
+        return None if None in found or not self.measured else sum(size for size in found if size is not None)
+
+    @property
+    def residue_bytes(self) -> int | None:
+        """The residues of all pairs, each taken as positive: too much here does not make up for too little there."""
+        found = [pair.residue_bytes for pair in self.pairs]
+        return (
+            None
+            if None in found or not self.measured
+            else sum(abs(residue) for residue in found if residue is not None)
+        )
+
+    @property
+    def not_seen_bytes(self) -> int:
+        """Bytes that were written and that no recorded call accounts for."""
+        return sum(pair.residue_bytes or 0 for pair in self.pairs if pair.why == "not seen")
+
+
+class Reconciliation(Answer, frozen=True, kw_only=True):
+    """Predicted and measured bytes, for the `whole` and for its `parts`.
+
+    `not_measured` says why nothing was measured, or is empty. `exact`: measured, and every residue of the whole is 0.
+    """
+
+    whole: WirePart
+    parts: tuple[WirePart, ...]
+    labels: RankNames
+    intrusive: bool
+    not_measured: str = ""
+
+    @property
+    def exact(self) -> bool:
+        return self.whole.residue_bytes == 0 and bool(self.whole.pairs)
+
+    @property
+    def finding(self) -> str:
+        """ "The kernel counted 12,345 B: predicted to the byte"."""
+        whole, measured = self.whole, self.whole.measured_bytes
+        if not whole.pairs:
+            return _NOTHING.capitalize()
+        if self.not_measured or measured is None:
+            why = self.not_measured or whole.note
+            return f"{whole.predicted_bytes:,} B predicted on the wire, not measured" + (f": {why}" if why else "")
+        more = measured - whole.predicted_bytes - whole.observer_bytes
+        if whole.residue_bytes == 0:
+            told = "predicted to the byte"
+        elif more:
+            told = f"{abs(more):,} B {'more' if more > 0 else 'less'} than predicted"
+        else:
+            told = f"as many as predicted, but not pair by pair: residue {whole.residue_bytes:,} B"
+        return f"The kernel counted {measured:,} B: {told}"
+
+    @property
+    def sentence(self) -> str:
+        """ "The whole recording: payload 96 B, predicted on the wire 192 B, measured 192 B, residue 0 B." """
+        whole = self.whole
+        notes = [note for note in (self.not_measured, whole.note) if note]
+        aside = f" ({'; '.join(notes)})" if notes else ""
+        if not whole.pairs:
+            return f"{whole.what}: {_NOTHING}{aside}."
+        told = "not measured"
+        if whole.measured_bytes is not None and not self.not_measured:
+            told = f"measured by the kernel {whole.measured_bytes:,} B, residue {whole.residue_bytes:,} B"
+        payload, predicted = f"payload {whole.payload_bytes:,} B", f"predicted on the wire {whole.predicted_bytes:,} B"
+        if whole.observer_bytes:
+            predicted += f", the recorder's own ids {whole.observer_bytes:,} B"
+        return f"{whole.what}: {payload}, {predicted}, {told}{aside}."
+
+    def rows(self) -> list[list[str]]:
+        """The table as text: a head, a row for each pair of ranks, the sum."""
+        several = len({pair.group for pair in self.whole.pairs}) > 1
+        head = ["payload", "predicted", *(["observer"] if self.whole.observer_bytes else []), "measured", "residue"]
+        table = [["from", "to", *(["group"] if several else []), *head]]
+        for pair in self.whole.pairs:
+            names = [self.labels[pair.src], self.labels[pair.dst], *([pair.whose] if several else [])]
+            table.append([*names, *self._cells(pair)])
+        table.append(["in all", "", *([""] if several else []), *self._cells(self.whole)])
+        return table
+
+    def sentences(self) -> list[str]:
+        """What the table does not say: the parts, and what stands against an exact answer."""
+        if self.not_measured:
+            return [f"Not measured: {self.not_measured}.", *([f"And {self.whole.note}."] if self.whole.note else [])]
+        said = [f"{self.whole.what}: {self.whole.note}."] if self.whole.note else []
+        off = [part for part in self.parts if part.residue_bytes != 0]
+        if self.parts:
+            said.append(f"{len(self.parts) - len(off):,} of {len(self.parts):,} parts with residue 0.")
+        said += [
+            f"{part.what}: predicted {part.predicted_bytes:,} B, measured {_size(part.measured_bytes)},"
+            f" residue {_size(part.residue_bytes)}{f' ({part.note})' if part.note else ''}."
+            for part in off[:_PARTS_SHOWN]
+        ]
+        if len(off) > _PARTS_SHOWN:
+            said.append(f"And {len(off) - _PARTS_SHOWN:,} more parts: see .parts.")
+        if self.intrusive:
+            said.append('Measured with measure="phase", which changes the times.')
+        return said
+
+    def _cells(self, part: Pair | WirePart) -> list[str]:
+        observer = [f"{part.observer_bytes:,}"] if self.whole.observer_bytes else []
+        known = [f"{part.payload_bytes:,}", f"{part.predicted_bytes:,}", *observer]
+        return [*known, _size(part.measured_bytes, ""), _size(part.residue_bytes, "")]
+
+    def paragraphs(self) -> Iterator[Paragraph]:
+        if not self.whole.pairs:
+            yield self.sentence
+            return
+        table = self.rows()
+        title = f"Bytes on the wire ({_framing(self.whole)} included):"
+        yield Table(table, names=table[0].index("payload"), title=title)
+        yield from self.sentences()
+
+
+@once
+def reconcile(trace: Trace) -> Reconciliation:
+    """For each pair of ranks: payload, predicted bytes on the wire, measured bytes, and what is left between them."""
+    ledger = ledger_of(trace)
+    known = ledger.meters
+    whole = _whole(trace, ledger)
+    return Reconciliation(
+        whole=whole,
+        parts=(*_spans(trace, ledger), *_single_operations(ledger)),
+        labels=trace.labels,
+        intrusive=any(still is not None for meter in known.values() for still in meter.still),
+        not_measured="" if whole.measured else why_not_measured(trace),
+    )
+
+
+# The parts ------------------------------------------------------------------------------------------------------------
+
+
+def _whole(trace: Trace, ledger: Ledger) -> WirePart:
+    what = "The whole recording" if trace.selected_from is None else "This part of the trace"
+    pairs, unexplained = ledger.pairs(ledger.whole)
+    pairs += _strange_pairs(trace, ledger, pairs)
+    notes = _not_predicted(unexplained)
+    if trace.selected_from is None and any(each.footer and each.footer.left_out for each in trace.processes):
+        # What was counted between two steps that were asked for, or before them, is not theirs.
+        pairs = [msgspec.structs.replace(pair, measured_bytes=None, why="") for pair in pairs]
+        note = "only some steps were recorded: ask for one, as with trace.within"
+        return WirePart(what=what, pairs=(*pairs, *ledger.unmeasured_pairs()), note="; ".join([note, *notes]))
+    others = counted_together(trace, ledger)
+    if others:
+        pairs = [msgspec.structs.replace(pair, measured_bytes=None, why="") for pair in pairs]
+        return WirePart(what=what, pairs=(*pairs, *ledger.unmeasured_pairs()), note="; ".join([others, *notes]))
+    blind = [trace.label(rank) for rank in trace.ranks if rank not in ledger.meters]
+    if blind and ledger.meters:
+        notes.append(f"no samples of {', '.join(blind[:8])}{', ...' if len(blind) > 8 else ''}")
+    notes += [f"lines of {process.label}'s file are lost" for process in trace.processes if not process.complete][:8]
+    unseen = sum(pair.measured_bytes is None for pair in pairs)
+    if unseen:
+        were = "connection was" if unseen == 1 else "connections were"
+        notes.append(f"{unseen:,} {were} not seen when their group was made, or closed before the last sample")
+    outside = [entry for rank, entries in ledger.outside.items() if rank in ledger.meters for entry in entries]
+    if outside:
+        lie = "lies" if len(outside) == 1 else "lie"
+        payload = sum(row.payload for entry in outside for row in entry.rows)
+        size = f", with {payload:,} B of payload," if payload else ""
+        notes.append(f"{count_text(len(outside), 'call')}{size} {lie} outside of the samples")
+    notes += _residues(pairs)
+    measured = bool(ledger.meters or pairs)
+    return WirePart(what=what, pairs=(*pairs, *ledger.unmeasured_pairs()), note="; ".join(notes), measured=measured)
+
+
+def _strange_pairs(trace: Trace, ledger: Ledger, pairs: Sequence[Pair]) -> list[Pair]:
+    """What was written beside the known groups; but not between ranks of which a group's connection was not found."""
+    if trace.selected_from is not None:
+        return []
+    sought = {(pair.src, pair.dst) for pair in pairs if pair.measured_bytes is None}
+    for rank, entries in ledger.outside.items():
+        sought |= {(rank, row.edge[1]) for entry in entries for row in entry.rows}
+    return [
+        Pair(src=src, dst=dst, group=NO_GROUP, payload_bytes=0, predicted_bytes=0, measured_bytes=size, why="not seen")
+        for (src, dst), size in sorted(strangers(trace).items())
+        if (src, dst) not in sought
+    ]
+
+
+_RESIDUES: dict[Why, str] = {
+    "framing": f"RPC's framing is predicted within {FRAMING_ERROR} B a message: {{size}}",
+    "read early": 'counters that do not wait for the threads of RPC, as those of measure="phase" do: {size}',
+    "not written yet": "predicted, and not written on {where} when the counters were read: {size}",
+    "not seen": "not seen: {size} were written on {where} that no recorded call accounts for",
+}
+
+
+def _not_predicted(unexplained: Counter[Reason]) -> list[str]:
+    return [f"{count_text(count, 'call')} not predicted: {reason}" for reason, count in unexplained.most_common(3)]
+
+
+def _residues(pairs: Iterable[Pair]) -> list[str]:
+    """Where each residue comes from, with the bytes of all pairs of ranks of which that is so."""
+    sizes: Counter[tuple[Why, str]] = Counter()
+    for pair in pairs:
+        sizes[pair.why, pair.group] += abs(pair.residue_bytes or 0)
+    return [
+        _RESIDUES[why].format(size=f"{size:,} B", where=_connections(group))
+        for (why, group), size in sizes.items()
+        if why in _RESIDUES
+    ]
+
+
+def _connections(group: str) -> str:
+    match group:
+        case "":
+            return "connections of no known group"
+        case "?":
+            return "connections older than the recording"
+    return f"the connections of {'RPC' if group == RPC else f'group {group}'}"
+
+
+def _spans(trace: Trace, ledger: Ledger) -> Iterator[WirePart]:
+    """Each span that has a sample at both ends, with the same span on the other ranks."""
+    together: dict[tuple[str, int], list[Stretch]] = defaultdict(list)
+    samples: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for event in trace.events:
+        if isinstance(event, Counters) and event.parent is not None:
+            samples[event.rank, event.parent].append(event.number)
+    times: Counter[tuple[int, str]] = Counter()
+    for event in sorted(trace.events, key=lambda event: event.number):
+        if not isinstance(event, Span) or event.rank not in ledger.meters:
+            continue
+        numbers = samples[event.rank, event.number]
+        if len(numbers) < 2:
+            continue
+        places = {number: place for place, number in enumerate(ledger.meters[event.rank].numbers)}
+        first, last = places[min(numbers)], places[max(numbers)]
+        together[event.name, times[event.rank, event.name]].append((event.rank, first, last))
+        times[event.rank, event.name] += 1
+    for (name, _), stretches in together.items():
+        pairs, unexplained = ledger.pairs(stretches)
+        yield WirePart(what=name, pairs=tuple(pairs), note="; ".join([*_not_predicted(unexplained), *_residues(pairs)]))
+
+
+def _single_operations(ledger: Ledger) -> Iterator[WirePart]:
+    """With `measure="phase"`: the sections between two samples, those of the same operations on all ranks together."""
+    together: dict[Sequence[OperationKey], list[Stretch]] = defaultdict(list)
+    names: dict[OperationKey, str] = {}
+    for (rank, section), entries in ledger.entries.items():
+        if ledger.meters[rank].still[section + 1] is None:
+            continue
+        names |= {entry.key: entry.name for entry in entries}
+        together[tuple(sorted(entry.key for entry in entries))].append((rank, section, section + 1))
+    for keys, stretches in together.items():
+        pairs, unexplained = ledger.pairs(stretches)
+        what = first_few([names[key] for key in keys], 3, between=" and ")
+        yield WirePart(what=what, pairs=tuple(pairs), note="; ".join([*_not_predicted(unexplained), *_residues(pairs)]))
+
+
+def _framing(part: WirePart) -> str:
+    groups = {pair.group == RPC for pair in part.pairs}
+    gloo, rpc = (
+        "framing of 96 B a message and 48 B back",
+        f"framing of {MESSAGE_BYTES} B a message and more for tensors",
+    )
+    return " and, for RPC, ".join([gloo, rpc]) if len(groups) > 1 else rpc if True in groups else gloo
+
+
+def _size(size: int | None, unit: str = " B") -> str:
+    return "not measured" if size is None else f"{size:,}{unit}"

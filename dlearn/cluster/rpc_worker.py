@@ -1,0 +1,153 @@
+"""A rank as an RPC worker: on loopback, over TCP, with definitions of cells that can be called from other ranks.
+
+torch pickles functions by name. The name is there: all functions of a call travel to every rank, whose `__main__` has
+them. What is defined inside a function has no name that another process could find, so it travels by value.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import pickle
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import cloudpickle
+
+TRANSPORTS, CHANNELS = ["uv"], ["basic"]
+"""TCP for all of it. torch's default on one host is shared memory, whose bytes nobody counts."""
+
+WORKER_THREADS = 8
+"""That run what others ask for."""
+
+_FALSE_ALARMS = (
+    # init_rpc does so itself, in every torch since 2.0 (pytorch issue 149393).
+    "You are using a Backend <",
+    # torch.distributed.optim compiles its optimizers when it is imported, and says "always".
+    "`torch.jit.script` is deprecated",
+    "`torch.jit.script_method` is deprecated",
+    "`torch.jit.interface` is deprecated",
+    "`TorchScript` support for functional optimizers is deprecated",
+)
+
+
+@contextmanager
+def worker(name: str, rank: int, world_size: int, recording: Any = None, store: Any = None) -> Iterator[None]:
+    """This process is RPC worker `name` inside; at the end it serves until all others are there, too.
+
+    With a `recording` it meets the others in `store` when all connections are open: from then on bytes are counted.
+    """
+    import torch.distributed.rpc as rpc
+
+    options = rpc.TensorPipeRpcBackendOptions(
+        num_worker_threads=WORKER_THREADS, init_method="env://", _transports=TRANSPORTS, _channels=CHANNELS
+    )
+    if recording is not None:
+        recording.meet = partial(meet, store, world_size)
+    with _without_false_alarms(), _by_value_where_needed():
+        rpc.init_rpc(  # type: ignore[no-untyped-call]
+            worker_name(name), rank=rank, world_size=world_size, rpc_backend_options=options
+        )
+        if recording is not None:
+            _open_connections(rank, world_size)
+            recording.meet()
+            recording.watch_rpc_sockets(opened=True)
+            recording.meet()  # Nobody's first call comes before the other end counts.
+        yield
+        rpc.shutdown()
+
+
+def worker_name(name: str) -> str:
+    """RPC wants a name and not a number."""
+    return f"worker{name}" if name.isdigit() else name
+
+
+@contextmanager
+def _without_false_alarms() -> Iterator[None]:
+    """Not by a filter: torch sets its own aside."""
+    show = warnings.showwarning
+
+    def show_others(message: Warning | str, *args: Any, **kwargs: Any) -> None:
+        if not str(message).startswith(_FALSE_ALARMS):
+            show(message, *args, **kwargs)
+
+    warnings.showwarning = show_others
+    try:
+        yield
+    finally:
+        warnings.showwarning = show
+
+
+def _open_connections(rank: int, world_size: int) -> None:
+    """Connections are made with the first message. Made now, their own bytes are no part of anybody's."""
+    import torch
+    import torch.distributed.rpc as rpc
+
+    from dlearn.hooks.rpc.rpc_state import observing
+
+    with observing():
+        opened = [
+            rpc.rpc_async(other, torch.add, args=(torch.ones(1), 1)) for other in range(world_size) if other != rank
+        ]
+        torch.futures.wait_all(opened)
+
+
+_meetings = itertools.count()
+MEETING_SECONDS = 10.0
+
+
+def meet(store: Any, world_size: int) -> None:
+    """Until all workers are here; nothing of it goes over RPC's connections."""
+    key = f"dlearn: meeting {next(_meetings)}"
+    if store.add(key, 1) == world_size:
+        store.set(f"{key}, all", "yes")
+    with suppress(RuntimeError):  # One of them has died: the others learn that elsewhere.
+        store.wait([f"{key}, all"], timedelta(seconds=MEETING_SECONDS))
+
+
+_swapping = threading.Lock()
+
+
+@contextmanager
+def _by_value_where_needed() -> Iterator[None]:
+    """Have torch's pickler take what it cannot find by name, too."""
+    from torch.distributed.rpc import internal
+
+    module: Any = internal
+    original: Any = internal._InternalRPCPickler.serialize
+
+    def serialize(self: Any, value: Any) -> Any:
+        try:
+            return original(self, value)
+        except (AttributeError, pickle.PicklingError, TypeError):
+            with _swapping:
+                plain, module._pickler = module._pickler, _ByValuePickler
+                try:
+                    return original(self, value)
+                finally:
+                    module._pickler = plain
+
+    internal._InternalRPCPickler.serialize = serialize  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        internal._InternalRPCPickler.serialize = original  # type: ignore[method-assign]
+
+
+class _ByValuePickler(pickle.Pickler):
+    """torch's way for tensors and RRefs, cloudpickle's for functions and classes that were defined in a function."""
+
+    dispatch_table: Any
+
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream)
+
+    def reducer_override(self, value: Any) -> Any:
+        if "<locals>" in getattr(value, "__qualname__", "") and (isinstance(value, type) or hasattr(value, "__code__")):
+            return cloudpickle.loads, (cloudpickle.dumps(value),)
+        return NotImplemented

@@ -1,0 +1,244 @@
+"""The graph of distributed autograd: a band per worker, and every gradient that crosses from one to another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
+
+from dlearn.analysis.findings import size_text
+from dlearn.analysis.rpc.networkx_graph import condense, graph_finding
+from dlearn.draw import canvas
+from dlearn.draw.canvas import TEXT_PT, cut, plain, points, text_width
+from dlearn.draw.graph_layout import Layout, lay_out
+from dlearn.draw.palette import FAINT, INK, LANE, MISSING, STRIP, look
+from dlearn.join.autograd_graph import AutogradGraph, Edge, Key, Node, contexts_with_graph, join_graph
+from dlearn.trace.trace import Trace
+
+_BOX_PT = 17.0
+_ROW_PT = 28.0
+_BETWEEN_PT = 34.0
+"""Between two bands: room for two lines beside an arrow."""
+_EDGE_PT = 9.0
+"""Between two boxes: room for an arrow's head."""
+_PAD_PT = 7.0
+_WIDEST_PT = 90.0
+
+
+class Box(NamedTuple):
+    """A node's place in the picture, in points from the top left: middle, and half the width."""
+
+    x: float
+    y: float
+    half: float
+
+    def covers(self, x: float, y: float) -> bool:
+        return abs(x - self.x) < self.half + 2 and abs(y - self.y) < _BOX_PT / 2 + 2
+
+
+def autograd(trace: Trace, *, context: int | None = None, ax: Axes | None = None) -> Axes:
+    """Draw the graph that the backward pass went through in a context, by default the last: to the right is later."""
+    fit = ax is None
+    whole = join_graph(trace, context)
+    left_in = canvas.left_margin_in([plain(trace.label(rank)) for rank in {node.key.rank for node in whole.nodes}])
+    width = points(ax, 1.0, along="x") if ax else (canvas.WIDTH_IN - left_in - 0.15) * 72
+    graph = whole
+    layout = lay_out(graph)
+    columns = place_columns(graph, layout, width)
+    if columns is None:
+        graph = condense(whole)
+        layout = lay_out(graph)
+        columns = place_columns(graph, layout, width)
+    tops, height = place_bands(layout)
+    ax = ax or canvas.new_axes(height_in=max(1.0, height / 72), left_in=left_in)
+    if not whole.nodes:
+        return canvas.say_empty(ax, "This trace holds no autograd graph: record it with graph=True.", fit=fit)
+    if columns is None:
+        return canvas.say_empty(
+            ax, f"A graph of {len(whole.nodes):,} nodes is too large to draw: see analysis.autograd_graph.", fit=fit
+        )
+    canvas.describe(
+        ax, "A band for each worker; in it a box for each node of the graph, and arrows to those that come after it."
+    )
+    ax.set_xlim(0, width)
+    ax.set_ylim(height, 0)
+    boxes = place_boxes(graph, layout, columns, tops)
+    draw_bands(ax, trace, layout, tops, width)
+    for edge in graph.edges:
+        draw_edge(ax, edge, boxes)
+    for node in graph.nodes:
+        draw_node(ax, node, boxes[node.key], graph)
+    contexts = len(contexts_with_graph(trace)) if context is None else 1
+    canvas.frame(
+        ax, title=graph_finding(whole), legend=legend(graph), notes=notes(whole, graph, contexts), above_in=0.05,
+        below_in=0.1, fit=fit,
+    )  # fmt: skip
+    return ax
+
+
+# Places ---------------------------------------------------------------------------------------------------------------
+
+
+def place_columns(graph: AutogradGraph, layout: Layout, width: float) -> list[float] | None:
+    """The middle of each column; None if they need more than this width."""
+    if not graph.nodes:
+        return []
+    widths = [0.0] * layout.columns
+    beside = [0.0] * layout.columns
+    for node in graph.nodes:
+        column = layout.cells[node.key][1]
+        widths[column] = max(widths[column], _box_width(node))
+    for wire in graph.wires:
+        column = layout.cells[wire.src][1]
+        beside[column] = max(beside[column], *(text_width(line, size=TEXT_PT) + 12 for line in wire_label(wire)))
+    middles = [_PAD_PT + widths[0] / 2]
+    for i in range(1, layout.columns):
+        middles.append(middles[-1] + max((widths[i - 1] + widths[i]) / 2 + _EDGE_PT, beside[i - 1]))
+    needed = middles[-1] + max(widths[-1] / 2, beside[-1]) + _PAD_PT
+    if needed > width:
+        return None
+    more = min(30.0, (width - needed) / max(1, layout.columns - 1))
+    return [middle + i * more for i, middle in enumerate(middles)]
+
+
+def place_bands(layout: Layout) -> tuple[list[float], float]:
+    """The top of each band, and the bottom of all."""
+    tops, y = [], 4.0
+    for rows in layout.rows:
+        tops.append(y)
+        y += rows * _ROW_PT + 8 + _BETWEEN_PT
+    return tops, y - _BETWEEN_PT + 4 if tops else 72.0
+
+
+def place_boxes(
+    graph: AutogradGraph, layout: Layout, columns: Sequence[float], tops: Sequence[float]
+) -> dict[Key, Box]:
+    boxes = {}
+    for node in graph.nodes:
+        band, column, row = layout.cells[node.key]
+        boxes[node.key] = Box(columns[column], tops[band] + 4 + (row + 0.5) * _ROW_PT, _box_width(node) / 2)
+    return boxes
+
+
+def _box_width(node: Node) -> float:
+    return text_width(node_label(node), size=TEXT_PT) + 8
+
+
+def node_label(node: Node) -> str:
+    """What it does; of a node that collects a gradient, for what."""
+    if node.short == "AccumulateGrad":
+        shape = list(node.shapes[0]) if node.shapes else ""
+        return cut(plain(node.parameter or f"grad {shape}"), _WIDEST_PT, size=TEXT_PT)
+    return cut(plain(node.short), _WIDEST_PT, size=TEXT_PT)
+
+
+def wire_label(wire: Edge) -> list[str]:
+    """Two lines: bytes and shape."""
+    if not wire.tensors:
+        return ["not seen", "to cross"]
+    more = f" +{len(wire.tensors) - 1}" if len(wire.tensors) > 1 else ""
+    return [size_text(wire.payload_bytes), f"{list(wire.tensors[0].shape)}{more}"]
+
+
+# Drawing --------------------------------------------------------------------------------------------------------------
+
+
+def draw_bands(ax: Axes, trace: Trace, layout: Layout, tops: Sequence[float], width: float) -> None:
+    heights = [rows * _ROW_PT + 8 for rows in layout.rows]
+    for top, height in zip(tops, heights, strict=True):
+        ax.add_patch(Rectangle((0, top), width, height, facecolor=LANE, linewidth=0, zorder=0, gid="band"))
+    names = [plain(trace.label(rank)) for rank in layout.bands]
+    middles = [top + height / 2 for top, height in zip(tops, heights, strict=True)]
+    ax.set_yticks(middles, names, parse_math=False)
+    ax.set_xticks([])
+    canvas.names_only(ax)
+
+
+def draw_edge(ax: Axes, edge: Edge, boxes: dict[Key, Box]) -> None:
+    src, dst = boxes[edge.src], boxes[edge.dst]
+    if edge.kind == "wire":
+        _draw_wire(ax, edge, src, dst)
+        return
+    start, end = (src.x + src.half, src.y), (dst.x - dst.half, dst.y)
+    others = [box for key, box in boxes.items() if key not in (edge.src, edge.dst)]
+    bends = [bend for size in (0.0, 0.8, 1.2, 1.8) for bend in (size * _ROW_PT, -size * _ROW_PT)]
+    bend = next((bend for bend in bends if not _meets(start, end, bend, others)), 0.0)
+    distance = max(1.0, ((end[0] - start[0]) ** 2 + (end[1] - start[1]) ** 2) ** 0.5)
+    ax.add_patch(
+        FancyArrowPatch(
+            start, end, arrowstyle="-|>", mutation_scale=7, linewidth=0.8, color=FAINT, shrinkA=0, shrinkB=0,
+            zorder=2, connectionstyle=f"arc3,rad={bend / distance:.4f}", gid="edge",
+        )
+    )  # fmt: skip
+
+
+def _meets(start: tuple[float, float], end: tuple[float, float], bend: float, boxes: Sequence[Box]) -> bool:
+    """Whether the curve of matplotlib's `arc3` touches one of these boxes. y grows downwards here, upwards there."""
+    dx, dy = end[0] - start[0], end[1] - start[1]
+    distance = max(1.0, (dx**2 + dy**2) ** 0.5)
+    control = ((start[0] + end[0]) / 2 - bend * dy / distance, (start[1] + end[1]) / 2 + bend * dx / distance)
+    for i in range(1, 40):
+        t = i / 40
+        x = (1 - t) ** 2 * start[0] + 2 * t * (1 - t) * control[0] + t**2 * end[0]
+        y = (1 - t) ** 2 * start[1] + 2 * t * (1 - t) * control[1] + t**2 * end[1]
+        if any(box.covers(x, y) for box in boxes):
+            return True
+    return False
+
+
+def _draw_wire(ax: Axes, wire: Edge, src: Box, dst: Box) -> None:
+    down = 1 if dst.y > src.y else -1
+    start, end = (src.x, src.y + down * _BOX_PT / 2), (dst.x, dst.y - down * _BOX_PT / 2)
+    ax.add_patch(
+        FancyArrowPatch(
+            start, end, arrowstyle="-|>", mutation_scale=10, linewidth=1.2, color=INK, shrinkA=0, shrinkB=0, zorder=4,
+            linestyle="solid" if wire.tensors else "dotted", gid=f"wire {wire.src.rank} to {wire.dst.rank}",
+        )
+    )  # fmt: skip
+    y, label = max(src.y, dst.y) - _ROW_PT / 2 - 4 - _BETWEEN_PT / 2, "\n".join(wire_label(wire))
+    canvas.write(ax, dst.x + 5, y, label, va="center", linespacing=1.1, zorder=5, gid="wire label")
+
+
+def draw_node(ax: Axes, node: Node, box: Box, graph: AutogradGraph) -> None:
+    joined = {key for wire in graph.wires for key in (wire.src, wire.dst)}
+    crosses = node.short in ("send", "recv")
+    alone = crosses and node.key not in joined
+    face = look("send").pale if crosses else STRIP if node.short == "AccumulateGrad" else "white"
+    ax.add_patch(
+        Rectangle(
+            (box.x - box.half, box.y - _BOX_PT / 2), 2 * box.half, _BOX_PT, facecolor=face, zorder=3, gid="node",
+            edgecolor=MISSING if alone else INK, linewidth=1.4 if alone else 0.7,
+            linestyle="solid" if node.timed_by or alone else "dotted",
+        )
+    )  # fmt: skip
+    canvas.write(ax, box.x, box.y, node_label(node), ha="center", zorder=5)
+
+
+def legend(graph: AutogradGraph) -> list[Artist]:
+    names = {node.short for node in graph.nodes}
+    found: list[Artist] = []
+    if names & {"send", "recv"}:
+        found.append(Patch(facecolor=look("send").pale, edgecolor=INK, label="end of a message of the forward pass"))
+    if "AccumulateGrad" in names:
+        found.append(Patch(facecolor=STRIP, edgecolor=INK, label="gradient collected"))
+    if any(not node.timed_by for node in graph.nodes):
+        found.append(Patch(facecolor="white", edgecolor=INK, linestyle="dotted", label="not seen to run"))
+    return found
+
+
+def notes(whole: AutogradGraph, shown: AutogradGraph, contexts: int) -> list[str]:
+    told = ["To the right is the direction of the backward pass; distances are no times."]
+    if contexts > 1:
+        told.append(f"The last of {contexts:,} contexts that have a graph.")
+    repeated = next(
+        (each for wire in whole.wires for each in wire.tensors if each.payload_bytes < each.logical_bytes), None
+    )
+    if repeated is not None:
+        size, shape = size_text(repeated.payload_bytes), list(repeated.shape)
+        told.append(f"A gradient that repeats its numbers is sent without the repetitions: {shape} in {size}.")
+    if len(shown.nodes) < len(whole.nodes):
+        told.append(f"Drawn as one box: nodes that only one other leads to ({len(whole.nodes):,} nodes in all).")
+    return told + [f"Incomplete: {problem}." for problem in whole.problems]

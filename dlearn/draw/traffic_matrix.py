@@ -1,0 +1,195 @@
+"""The traffic matrix: how many bytes each rank sent to each other rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import LinearSegmentedColormap
+
+from dlearn import analysis
+from dlearn.analysis.findings import (
+    Scale,
+    pair_sentences,
+    size_text,
+    three_digits,
+    traffic_finding,
+    unit_of,
+    wire_finding,
+)
+from dlearn.analysis.volume.traffic import Matrix, Traffic, WireTraffic
+from dlearn.draw import canvas
+from dlearn.draw.canvas import SMALLEST_PT, TEXT_PT, fit_names, plain, points, text_width
+from dlearn.draw.palette import BYTE_SHADES, FAINT, INK, LANE, TO_ITSELF, ink_on
+from dlearn.errors import DlearnError
+from dlearn.trace.trace import Trace
+
+_ROW_IN = 0.36
+_COLUMN_IN = 1.3
+_TALLEST_IN = 9.0
+_SUM = 1.15
+"""Width of the column of sums and height of the row of sums, in cells."""
+_SHADES = LinearSegmentedColormap.from_list("bytes", BYTE_SHADES)
+
+Bytes = Literal["payload", "predicted", "measured"]
+_BYTES: dict[Bytes, Callable[[Trace], Traffic | WireTraffic]] = {
+    "payload": analysis.traffic,
+    "predicted": analysis.predicted_traffic,
+    "measured": analysis.measured_traffic,
+}
+
+
+def traffic(trace: Trace, *, bytes: Bytes = "payload", ax: Axes | None = None) -> Axes:
+    """Draw bytes as a matrix: a row for each sender, a column for each receiver, the number in each cell.
+
+    Payload, or those on the wire: "predicted", or "measured" where the kernel counted exactly this part of the trace.
+    """
+    sent = bytes_of(trace, bytes)
+    fit = ax is None
+    ax = ax or _new_axes(sent)
+    if not sent.ranks:
+        return canvas.say_empty(ax, "This trace holds no process.", fit=fit)
+    if isinstance(sent, WireTraffic) and sent.not_measured:
+        return canvas.say_empty(ax, f"Not measured: {sent.not_measured}.", fit=fit)
+    canvas.describe(ax, *pair_sentences(sent))
+    draw_cells(ax, sent)
+    unit = write_numbers(ax, sent)
+    above_in = label_sides(ax, sent)
+    told = [*([unit] if unit else []), *notes(sent)]
+    canvas.frame(ax, title=title(sent), notes=told, above_in=above_in, below_in=0.08, fit=fit)
+    return ax
+
+
+def bytes_of(trace: Trace, bytes: Bytes) -> Traffic | WireTraffic:
+    if bytes not in _BYTES:
+        raise DlearnError(f"there are no bytes {bytes!r} to draw; there are: {', '.join(_BYTES)}.")
+    return _BYTES[bytes](trace)
+
+
+def title(sent: Traffic | WireTraffic) -> str:
+    return wire_finding(sent) if isinstance(sent, WireTraffic) else traffic_finding(sent)
+
+
+def _new_axes(sent: Matrix) -> Axes:
+    cells = len(sent.ranks) + _SUM
+    left = canvas.left_margin_in([plain(label) for label in sent.labels.values()]) + 0.25
+    width = min(cells * _COLUMN_IN, canvas.WIDTH_IN - left - 0.15)
+    return canvas.new_axes(
+        height_in=min(cells * _ROW_IN, _TALLEST_IN), left_in=left, right_in=canvas.WIDTH_IN - left - width
+    )
+
+
+def draw_cells(ax: Axes, sent: Matrix) -> None:
+    """The darker the more bytes; grey on the diagonal, where nothing travels."""
+    count = len(sent.ranks)
+    boxes, faces = [], []
+    for row, src in enumerate(sent.ranks):
+        for column, dst in enumerate(sent.ranks):
+            boxes.append(canvas.corners(column, column + 1, row, row + 1))
+            faces.append(_shade(sent, src, dst))
+    ax.add_collection(PolyCollection(boxes, facecolors=faces, edgecolors="white", linewidths=1, gid="cells"))
+    ax.set_xlim(0, count + _SUM)
+    ax.set_ylim(count + _SUM, 0)
+
+
+def _shade(sent: Matrix, src: int, dst: int) -> str | tuple[float, float, float]:
+    size = sent.sizes.get((src, dst), 0)
+    if not size:
+        return TO_ITSELF if src == dst else LANE
+    red, green, blue, _ = _SHADES(size / max(sent.sizes.values()))
+    return red, green, blue
+
+
+def write_numbers(ax: Axes, sent: Matrix) -> str:
+    """Bytes in each cell, sums at the right and below; returns what to say of them.
+
+    Where cells are narrow, all are in one unit: that of the largest cell, or of the sums, where these would not fit.
+    """
+    most = max(sent.sizes.values(), default=0)
+    units = dict.fromkeys(unit_of(size) for size in (most, sent.total_bytes))
+    for text, note in ((size_text, ""), *((_in_unit(unit), f"Numbers in {unit[0]}.") for unit in units)):
+        size = _size_that_fits(ax, sent, text)
+        if size >= SMALLEST_PT:
+            _write_all(ax, sent, text, size)
+            return note
+    return f"Too many ranks for a number in each cell: the darkest is {size_text(most)}. analysis.traffic has them all."
+
+
+def _in_unit(unit: Scale) -> Callable[[int], str]:
+    """ "1.50", three digits; what is less than its last one is said to be so."""
+
+    def text(size: int) -> str:
+        number = size / unit[1]
+        if unit[1] == 1 or not size:
+            return f"{size:,}"
+        return three_digits(number) if number >= 0.005 else "<0.01"
+
+    return text
+
+
+def _size_that_fits(ax: Axes, sent: Matrix, text: Callable[[int], str]) -> float:
+    """The largest font size up to the usual one at which each number fits its cell."""
+    wide, high = (points(ax, 1.0, along=axis) / (len(sent.ranks) + _SUM) for axis in ("x", "y"))
+    sums = [sent.total_bytes, *(sent.bytes_from(rank=rank) for rank in sent.ranks)]
+    sums += [sent.bytes_to(rank=rank) for rank in sent.ranks]
+    cells = [text_width(text(size), size=TEXT_PT) / (wide - 4) for size in (0, *sent.sizes.values())]
+    beside = [text_width(text(size), size=TEXT_PT, bold=True) / (_SUM * wide - 4) for size in sums]
+    return min(TEXT_PT, TEXT_PT / max(*cells, *beside), high / 1.3) if wide > 4 else 0.0
+
+
+def _write_all(ax: Axes, sent: Matrix, text: Callable[[int], str], size: float) -> None:
+    count = len(sent.ranks)
+    for row, src in enumerate(sent.ranks):
+        for column, dst in enumerate(sent.ranks):
+            sent_bytes = sent.sizes.get((src, dst), 0)
+            if src != dst or (src, dst) in sent.sizes:
+                ink = ink_on(_shade(sent, src, dst)) if sent_bytes else FAINT
+                _write(ax, column + 0.5, row + 0.5, text(sent_bytes) if sent_bytes else "0", ink, size)
+    for place, rank in enumerate(sent.ranks):
+        _write(ax, count + _SUM / 2, place + 0.5, text(sent.bytes_from(rank=rank)), INK, size)
+        _write(ax, place + 0.5, count + _SUM / 2, text(sent.bytes_to(rank=rank)), INK, size)
+    _write(ax, count + _SUM / 2, count + _SUM / 2, text(sent.total_bytes), INK, size, weight="bold")
+
+
+def _write(ax: Axes, x: float, y: float, text: str, ink: str, size: float, weight: str = "normal") -> None:
+    ax.text(x, y, text, ha="center", va="center_baseline", fontsize=size, color=ink, fontweight=weight)
+
+
+def label_sides(ax: Axes, sent: Matrix) -> float:
+    """Senders at the left, receivers on top: upright where their names do not fit. Returns the inches on top."""
+    names = [plain(sent.labels[rank]) for rank in sent.ranks]
+    places = [place + 0.5 for place in range(len(names))] + [len(names) + _SUM / 2]
+    wide = points(ax, 1.0, along="x") / (len(names) + _SUM)
+    columns, upright = fit_names([*names, "sent in all"], wide)
+    ax.xaxis.tick_top()
+    ax.set_xticks(places, columns, parse_math=False, rotation=90 if upright else 0)
+    ax.set_yticks(places, [*names, "received"], parse_math=False)
+    middle = len(names) / 2 / (len(names) + _SUM)
+    ax.set_xlabel("to", x=middle, fontsize=TEXT_PT, color=INK)
+    ax.set_ylabel("from", y=1 - middle, fontsize=TEXT_PT, color=INK)
+    ax.xaxis.set_label_position("top")
+    canvas.names_only(ax)
+    tallest = max(text_width(name, size=TEXT_PT) for name in columns) if upright else TEXT_PT * 1.4
+    return tallest / 72 + 0.3
+
+
+def notes(sent: Matrix) -> list[str]:
+    told = []
+    if isinstance(sent, Traffic) and sent.by_how:
+        parts = ", ".join(f"{size_text(size)} {_HOW[how]}" for how, size in sent.by_how.items())
+        told.append(f"Payload bytes: {parts}.")
+    if isinstance(sent, WireTraffic) and sent.counted == "predicted":
+        told.append("Predicted: payload, its framing, and what the receiver sends back. Not measured.")
+    if isinstance(sent, WireTraffic) and sent.observer_bytes:
+        told.append(f"{size_text(sent.observer_bytes)} of it are the recorder's own ids.")
+    return told + [f"{line[:1].upper()}{line[1:]}." for line in sent.not_known()]
+
+
+_HOW = {
+    "observed": "observed",
+    "derived": "derived from gloo's algorithm",
+    "inferred": "inferred",
+    "missing": "expected that never came (not counted)",
+}

@@ -1,0 +1,1 @@
+"""mpi4py: classes that stand in the place of its own while a recording is on."""

@@ -1,0 +1,86 @@
+"""Every call of mpi4py, seen by classes that stand in the place of its own while a recording is on.
+
+mpi4py's classes are C and cannot be patched, but the names in its module can be replaced: while we record,
+`MPI.COMM_WORLD`, `MPI.Request`, ... are subclasses that report each call and hand it on. Whoever takes such a name
+from the module then, or makes a communicator of one (Dup, Split, Create_group, ...), is seen; what he took before
+the recording (`from mpi4py.MPI import COMM_WORLD` at the top of a script that records later) is not. At the end the
+names are given back, and what the program still holds goes on without a word.
+
+dlearn itself never imports mpi4py, which joins the MPI job at once: a program that imports it later meets us there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from dlearn.hooks import Emit, Undo
+from dlearn.hooks.compiler import untraced
+
+_MPI = "mpi4py.MPI"
+
+
+def install(emit: Emit) -> Undo:
+    """Report every call of mpi4py to `emit` until the returned function is called; now, or once it is imported."""
+    undo = ExitStack()
+
+    def watch() -> None:
+        from dlearn.hooks.mpi import mpi_names
+
+        undo.callback(mpi_names.replace(emit))
+
+    if _MPI in sys.modules:
+        watch()
+    elif importlib.util.find_spec("mpi4py") is not None:
+        finder = _AfterMpi(watch, emit)
+        sys.meta_path.insert(0, finder)
+        undo.callback(finder.go)
+    return undo.close
+
+
+def plain(comm: Any) -> Any:
+    """The same communicator as mpi4py's own object, of which no call is reported."""
+    return comm.mpi4py_class(comm) if hasattr(comm, "mpi4py_class") else comm
+
+
+class _AfterMpi(MetaPathFinder):
+    """Stands in the way of the first import of mpi4py.MPI, lets it happen, and has the names replaced."""
+
+    def __init__(self, then: Any, emit: Emit) -> None:
+        self._then, self._emit = then, emit
+        self._asking = False
+
+    @untraced
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != _MPI or self._asking:
+            return None
+        self._asking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._asking = False
+        if spec is None or spec.loader is None:
+            return spec
+        run = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            if self in sys.meta_path:
+                self.go()
+                try:
+                    self._then()
+                except Exception as error:
+                    self._emit.failed("mpi4py", error)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+    def go(self) -> None:
+        with suppress(ValueError):
+            sys.meta_path.remove(self)

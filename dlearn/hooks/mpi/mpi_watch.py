@@ -1,0 +1,219 @@
+"""What the recording classes of mpi4py report to: calls that begin, and their ends."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from mpi4py import MPI
+
+from dlearn.hooks import Emit
+from dlearn.hooks.callers import caller
+from dlearn.hooks.mpi.mpi_payload import Infos, received
+from dlearn.trace.event import NOT_OBSERVED, Collective, Event, GroupFact, PointToPoint
+from dlearn.trace.mpi_facts import CANCELLED, Probe
+
+Result = TypeVar("Result")
+
+BACKEND = "mpi4py"
+NAMES_KEPT = 40
+"""Characters of a list of ranks in the name of a communicator; a longer one is cut, and counted."""
+
+
+@dataclass
+class Communicator:
+    """A communicator as this recording knows it, with its counters."""
+
+    name: str
+    rank: int
+    collectives: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+    p2ps: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+
+class Post:
+    """A call that has begun. Whoever sees its end says so, once; if nobody does, it is not observed."""
+
+    def __init__(self, watch: Watch, number: int, *, room: Infos = (), receives: bool = False) -> None:
+        self._watch, self.number = watch, number
+        self._room, self._receives = room, receives
+        watch.open[number] = self
+
+    def ended(self, *, by: str, status: Any = None, error: str = "") -> None:
+        """`status` is MPI's, which says who sent what was received, and how much it is."""
+        watch = self._watch
+        if watch.open.pop(self.number, None) is None:
+            return
+        facts: dict[str, Any] = {}
+        try:
+            if self._receives and status is not None and not error:
+                if status.Is_cancelled():
+                    error = CANCELLED
+                else:
+                    came = received(self._room, status.Get_count(MPI.BYTE))
+                    facts = {"peer": status.Get_source(), "tag": status.Get_tag(), "outputs": came}
+        except Exception as failure:
+            watch.emit.failed("the end of a receive", failure)
+        watch.emit.end(self.number, by=by, error=error, **facts)
+
+
+class Watch:
+    """A recording, as the recording classes see it."""
+
+    def __init__(self, emit: Emit) -> None:
+        self.emit = emit
+        self.open: dict[int, Post] = {}
+        self._groups: dict[str, Communicator] = {}
+
+    def close(self) -> None:
+        """Nobody has waited for these."""
+        for post in list(self.open.values()):
+            post.ended(by=NOT_OBSERVED)
+
+    def point_to_point(self, op: str, comm: Any, peer: int, tag: int, tensors: Infos) -> Post:
+        group = self._group(comm)
+        known = peer if peer != MPI.ANY_SOURCE else None
+        number = self._event(
+            PointToPoint, op=op, group=group.name, peer=known, tag=tag, seq=next(group.p2ps), tensors=tensors
+        )
+        return Post(self, number, room=tensors, receives=op == "recv")
+
+    def collective(self, op: str, comm: Any, root: int | None, inputs: Infos, outputs: Infos) -> Post:
+        group = self._group(comm)
+        number = self._event(
+            Collective,
+            op=op,
+            group=group.name,
+            seq=next(group.collectives),
+            root=root,
+            inputs=inputs,
+            outputs=outputs,
+        )
+        return Post(self, number)
+
+    def probe(self, comm: Any, peer: int, tag: int) -> Post:
+        known = peer if peer != MPI.ANY_SOURCE else None
+        number = self._event(Probe, group=self._group(comm).name, peer=known, tag=tag)
+        return Post(self, number, receives=True)
+
+    def _event(self, kind: type[Event], **facts: Any) -> int:
+        made_by = caller(sys._getframe())
+        return self.emit.event(kind, phase=made_by.phase, site=made_by.site, **facts)
+
+    def _group(self, comm: Any) -> Communicator:
+        name = name_of(comm)
+        known = self._groups.get(name)
+        if known is None:
+            known = self._groups[name] = Communicator(name, comm.Get_rank())
+            self.emit.fact(
+                GroupFact(
+                    name=name,
+                    backend=BACKEND,
+                    rank=known.rank,
+                    size=comm.Get_size(),
+                    ranks=world_ranks(comm),
+                    default=name == "COMM_WORLD",
+                )
+            )
+        return known
+
+
+active: Watch | None = None
+"""The recording that is on. The classes live on without one, as objects that the program holds."""
+
+
+def watching(what: Callable[[Watch], Result]) -> Result | None:
+    """Report a call, if anybody records; what goes wrong in reporting never reaches the program."""
+    watch = active
+    if watch is None:
+        return None
+    try:
+        return what(watch)
+    except Exception as error:
+        watch.emit.failed("a call of mpi4py", error)
+        return None
+
+
+def ending(posts: Sequence[Post | None], run: Callable[[], Result], status: Any = None) -> Result:
+    """Make a blocking call: its return is the end of what was posted."""
+    try:
+        result = run()
+    except BaseException as error:
+        for post in posts:
+            if post is not None:
+                post.ended(by="return", error=error_name(error))
+        raise
+    for post in posts:
+        if post is not None:
+            post.ended(by="return", status=status)
+    return result
+
+
+def error_name(error: BaseException) -> str:
+    return "MPI.Exception" if isinstance(error, MPI.Exception) else type(error).__name__
+
+
+# Names of communicators -----------------------------------------------------------------------------------------------
+
+_made: Counter[tuple[str, tuple[int, ...]]] = Counter()
+
+
+def name_of(comm: Any) -> str:
+    """The communicator's name in the trace, the same on all its members and no other's."""
+    name = comm.__dict__.get("name_in_trace")
+    if name is None:
+        name = comm.name_in_trace = _root_name(comm) or made_name("Comm", (), world_ranks(comm))
+    return str(name)
+
+
+def made_name(how: str, parent: tuple[int, ...], members: tuple[int, ...]) -> str:
+    """ "COMM_WORLD.Split(0,2)". All members have made the same communicators of just these members, in one order."""
+    _made[how, members] += 1
+    shown = "" if members == parent else f"({','.join(map(str, members))})"
+    if len(shown) > NAMES_KEPT:
+        shown = f"{shown[:NAMES_KEPT]}... {len(members)} ranks)"
+    times = _made[how, members]
+    return f"{how}{shown}" + (f" #{times}" if times > 1 else "")
+
+
+def world_ranks(comm: Any) -> tuple[int, ...]:
+    """Of the members, in their order."""
+    group, world = comm.Get_group(), MPI.COMM_WORLD.Get_group()
+    ranks = tuple(group.Translate_ranks(None, world))
+    group.Free()
+    world.Free()
+    return ranks
+
+
+def _root_name(comm: Any) -> str:
+    for name in ("COMM_WORLD", "COMM_SELF"):
+        if comm.handle == getattr(MPI, name).handle:
+            # Without mpiexec each process is a world of its own, and all have the same rank in it.
+            return name if MPI.COMM_WORLD.Get_size() > 1 else f"{name} of process {os.getpid()}"
+    return ""
+
+
+# Recording classes ----------------------------------------------------------------------------------------------------
+
+
+class _Standing(type):
+    """Of a class that stands in the place of mpi4py's: what is an instance of that one passes for one of this."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        own = cls.__dict__.get("mpi4py_class")
+        return isinstance(instance, own) if own is not None else super().__instancecheck__(instance)
+
+    def __subclasscheck__(cls, other: type) -> bool:
+        own = cls.__dict__.get("mpi4py_class")
+        return issubclass(other, own) if own is not None else super().__subclasscheck__(other)
+
+
+def standing_class(name: str, calls: type, methods: Mapping[str, Any]) -> Any:
+    """Make the class that stands in the place of mpi4py's while a recording is on."""
+    original = getattr(MPI, name)
+    # By its module pickle finds COMM_WORLD, which travels as a name.
+    return _Standing(name, (calls, original), {"mpi4py_class": original, "__module__": "mpi4py.MPI", **methods})

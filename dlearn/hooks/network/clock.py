@@ -1,0 +1,272 @@
+"""Which clock a process reads, and how it stands to the job's: four time stamps over the job's own store.
+
+When a default group is made, a thread of each rank greets rank 0 through the store in which the ranks have just met:
+no port is opened, and the program waits for nobody. Rank 0 notes who is there and where each writes its file. A rank
+with another clock than rank 0 asks it for the time, again and again, and keeps the answer that came soonest:
+
+    this rank:  t1 ─ask─►            ─►t4      offset = ((t2 - t1) + (t3 - t4)) / 2
+    rank 0:              ─►t2  t3─answer─►     error <= ((t4 - t1) - (t3 - t2)) / 2
+
+That is how NTP does it (RFC 5905, section 8); the bound holds however unequal the two ways are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from itertools import chain, repeat
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch.distributed.rpc import backend_registry
+
+from dlearn.hooks import Emit, Undo
+from dlearn.hooks.c10d.groups import Made
+from dlearn.trace.job_facts import ClockReading, Joined, Peer
+
+ROUNDS = 200
+READING_SECONDS = 0.1
+"""Exchanges for one reading, and how long it may take; the best one counts."""
+PAUSES_SECONDS = (0.25, 0.5, 1.0, 2.0, 4.0)
+"""Between the first readings: while either program is busy in Python, its lock is late, and so is every answer."""
+EVERY_SECONDS = 10.0
+"""Between the others: a job that is killed has no last reading."""
+PATIENCE_SECONDS = 5.0
+"""How long an answer is waited for; rank 0 waits as long for the last readings of the others."""
+
+
+def clock_name() -> str:
+    """Two processes of the same name read the same clock: the boot of the kernel, and the process's time namespace."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.stat('/proc/self/ns/time').st_ino}"
+    except OSError:
+        return f"{sys.platform} {socket.gethostname()}"  # No Linux, or one without time namespaces.
+
+
+class Desk:
+    """Rank 0's end answers, the others' ask; of the default group of this process, while there is one.
+
+    The store is let go when the group is destroyed, as the program's own: while somebody holds it, its port is busy.
+    Only with `keep_store` it stays, for what is gathered at the end.
+    """
+
+    def __init__(
+        self,
+        emit: Emit,
+        path: Path,
+        clock: Callable[[], int],
+        ignore_port: Callable[[int], None],
+        *,
+        keep_store: bool = False,
+    ) -> None:
+        self._emit, self._path, self._clock, self._ignore_port = emit, path.resolve(), clock, ignore_port
+        self._keep_store = keep_store
+        self._name = clock_name()
+        self._met: Counter[str] = Counter()
+        self._place = ""
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.store: Store | None = None
+        self.rank, self.size = 0, 1
+        self.peers: dict[int, Peer] = {}
+        self.out_of_reach = False
+        """Whether ranks met in a store through which nobody can be asked, while some may be on other hosts."""
+
+    def made(self, made: Made) -> None:
+        """Open when a default group is made."""
+        if made.default:
+            self._join("group", made.store, made.rank, made.size)
+
+    def destroying(self, group: object) -> None:
+        """Close before it is destroyed."""
+        if group is None:
+            self.close()
+
+    def install(self) -> Undo:
+        """Open at once if there is a default group, and when RPC is set up: its workers meet in a store, too."""
+        make_agent = backend_registry.init_backend
+        if dist.is_initialized():
+            store = dist.distributed_c10d._get_default_store()
+            self._guarded(self._join, "group", store, dist.get_rank(), dist.get_world_size())
+
+        def init_backend(*args: Any, **kwargs: Any) -> Any:
+            agent = make_agent(*args, **kwargs)  # type: ignore[no-untyped-call]
+            self._guarded(self._join, "rpc", kwargs["store"], kwargs["rank"], kwargs["world_size"])
+            return agent
+
+        backend_registry.init_backend = init_backend
+
+        def undo() -> None:
+            self._guarded(self.close)
+            backend_registry.init_backend = make_agent
+
+        return undo
+
+    def close(self) -> None:
+        """The last readings; then the threads end."""
+        if self._thread is None or self.store is None:
+            return
+        thread, self._thread = self._thread, None
+        store = self.store
+        if not self._keep_store:
+            self.store = None
+        if self.rank == 0:
+            with suppress(dist.DistError):  # Its server, on another rank, has gone; so the thread has ended, too.
+                store.queue_push(self._desk(), json.dumps({"kind": "close"}))
+        else:
+            self._over.set()
+        thread.join(2 * PATIENCE_SECONDS)
+
+    @property
+    def same_folder(self) -> bool:
+        """Whether this rank sees rank 0's file beside its own."""
+        first = self.peers.get(0)
+        return first is not None and (self._path.parent / Path(first.path).name).exists()
+
+    def forget(self, path: Path) -> None:
+        """In a forked child: the threads are its parent's."""
+        self._path, self._thread, self.store = path.resolve(), None, None
+
+    def _join(self, where: str, store: Store | None, rank: int, size: int | None) -> None:
+        """A default group is made, or an RPC agent: all that meet there find the same name for the job."""
+        if store is None:
+            return  # MPI's groups meet without a store.
+        job = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns():x}"
+        with suppress(RuntimeError):  # A store of somebody's own, as torch's FakeStore, need not be able to do that.
+            self._emit.fact(Joined(job=store.compare_set("dlearn/job", "", job).decode()))
+        self._open(where, store, rank, size)
+
+    def _open(self, where: str, store: Store, rank: int, size: int | None) -> None:
+        self.close()
+        self._met[where] += 1
+        port = _tcp_port(store)
+        self.out_of_reach = port is None and (size or 0) > 1 and not _one_host(size or 0)
+        if size is None or size < 2 or port is None or _one_host(size):
+            return
+        self._ignore_port(port)
+        self._place = f"dlearn/desk {where} {self._met[where]}"
+        self.rank, self.size, self.store = rank, size, store
+        self._over = threading.Event()
+        serve = self._answer if rank == 0 else self._ask
+        # A clone holds no server, only a connection of its own.
+        clone = store.clone()  # type: ignore[attr-defined]
+        self._thread = threading.Thread(target=self._run, args=(serve, clone), daemon=True, name="dlearn-clock")
+        self._thread.start()
+
+    def _run(self, serve: Callable[[Store], None], store: Store) -> None:
+        try:
+            serve(store)
+        except dist.DistError:
+            pass  # The store's server has gone, with rank 0: what was read is on file.
+        except Exception as error:  # A full disk, an answer to an earlier recording.
+            self._emit.failed("the clocks", error)
+
+    def _desk(self, rank: int | None = None) -> str:
+        return self._place + (f"/{rank}" if rank is not None else "")
+
+    def _answer(self, store: Store) -> None:
+        """Rank 0: note who is there, tell the time to whoever asks, until closed and all have had their last answer."""
+        store.set_timeout(timedelta(days=30))
+        asking: set[int] = set()
+        closing = False
+        while not closing or asking:
+            if closing:
+                store.set_timeout(timedelta(seconds=PATIENCE_SECONDS))
+            note = json.loads(store.queue_pop(self._desk()))
+            heard_ns = self._clock()
+            match note["kind"]:
+                case "time":
+                    store.queue_push(self._desk(note["rank"]), f"{heard_ns} {self._clock()}")
+                case "hello":
+                    self._meet(note)
+                    store.queue_push(self._desk(note["rank"]), self._hello())
+                    if note["clock"] != self._name:
+                        asking.add(note["rank"])
+                case "bye":
+                    asking.discard(note["rank"])
+                    others = [[each.rank, each.host, each.path] for each in self.peers.values()]
+                    store.queue_push(self._desk(note["rank"]), json.dumps(others))
+                case "close":
+                    closing = True
+
+    def _ask(self, store: Store) -> None:
+        """Another rank: greet rank 0; if it has another clock, read that, now and then, and at the end."""
+        mine = self._desk(self.rank)
+        store.queue_push(self._desk(), self._hello())
+        wait = 0.001
+        while not store.queue_len(mine):  # Rank 0 may be recorded later, or never.
+            if self._over.wait(wait):
+                return
+            wait = min(2 * wait, 1.0)
+        note = json.loads(store.queue_pop(mine))
+        self._meet(note)
+        if note["clock"] == self._name:
+            return
+        store.set_timeout(timedelta(seconds=PATIENCE_SECONDS))
+        for pause in chain(PAUSES_SECONDS, repeat(EVERY_SECONDS)):
+            self._read(store, note["clock"])
+            if self._over.wait(pause):
+                break
+        self._read(store, note["clock"])
+        store.queue_push(self._desk(), json.dumps({"kind": "bye", "rank": self.rank}))
+        for rank, host, path in json.loads(store.queue_pop(mine)):
+            if host != socket.gethostname():
+                self._emit.fact(Peer(rank=rank, host=host, path=path))
+
+    def _read(self, store: Store, reference: str) -> None:
+        """Ask for the time, again and again, and note the answer whose error is smallest."""
+        question = json.dumps({"kind": "time", "rank": self.rank})
+        best: tuple[int, int, int] | None = None
+        rounds = 0
+        deadline = time.monotonic() + READING_SECONDS
+        while best is None or (rounds < ROUNDS and time.monotonic() < deadline):
+            rounds += 1
+            asked = self._clock()
+            store.queue_push(self._desk(), question)
+            answer = store.queue_pop(self._desk(self.rank))
+            came = self._clock()
+            heard, answered = map(int, answer.split())
+            found = ((came - asked) - (answered - heard) + 1) // 2, ((heard - asked) + (answered - came)) // 2, came
+            best = min(best, found) if best else found
+        error, offset, at = best
+        self._emit.fact(ClockReading(at_ns=at, offset_ns=offset, error_ns=error, reference=reference, rounds=rounds))
+
+    def _hello(self) -> str:
+        host = socket.gethostname()
+        return json.dumps(
+            {"kind": "hello", "rank": self.rank, "host": host, "path": str(self._path), "clock": self._name}
+        )
+
+    def _meet(self, note: dict[str, Any]) -> None:
+        peer = Peer(rank=note["rank"], host=note["host"], path=note["path"])
+        self.peers[peer.rank] = peer
+        self._emit.fact(peer)
+
+    def _guarded(self, do: Callable[..., object], *args: Any) -> None:
+        try:
+            do(*args)
+        except Exception as error:
+            self._emit.failed("the clocks", error)
+
+
+def _tcp_port(store: Store) -> int | None:
+    """Of a store that other hosts can reach."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store.port if isinstance(store, TCPStore) else None
+
+
+def _one_host(size: int) -> bool:
+    """Whether the launcher has said that all ranks are on this host: then they have one clock, and one folder."""
+    return os.environ.get("LOCAL_WORLD_SIZE") == str(size) == os.environ.get("WORLD_SIZE")

@@ -1,0 +1,1 @@
+"""torch.distributed.rpc, at both ends, with its agent's log and its autograd graph."""

@@ -1,0 +1,209 @@
+"""The graph that distributed autograd goes through: each worker's own piece of it, and when its nodes run.
+
+No message is sent for it. A worker meets the nodes of its piece when tensors pass the pickler, or, on the driver, when
+the backward pass begins; and hooks them, for they run later. The send of the last reply is made by C++ after that: it
+is found when the first node runs. Such a node is not hooked any more (the engine may be at it in another thread):
+it does nothing but pass on what came, and the agent's log tells when that was.
+
+Nothing here keeps a node alive, and with it the tensors that it saved: its number stands in its own `metadata`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+import torch
+from torch import nn
+from torch._C._distributed_autograd import _current_context, _retrieve_context
+from torch.nn.modules import module as modules
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from dlearn.hooks import Emit, Undo
+from dlearn.hooks.rpc.rpc_state import Watchers, describe_all
+from dlearn.trace.event import AutogradNode, AutogradRun
+
+MOST_CONTEXTS = 16
+"""At once, that a parameter is used in: its node is the same in all of them."""
+
+
+def watch_graph(emit: Emit, watchers: Watchers) -> tuple[Watchers, Undo]:
+    """Report the nodes of each context, and their runs, to `emit`: by these watchers, until undone."""
+    names = _ParameterNames(emit)
+    graph = _Graph(emit, names)
+
+    def undo() -> None:
+        graph.on = False
+        names.remove()
+
+    return watchers._replace(tensors=graph.tensors, backward=graph.backward), undo
+
+
+class _Graph:
+    """This worker's pieces of the graphs of all contexts."""
+
+    def __init__(self, emit: Emit, names: _ParameterNames) -> None:
+        self.on = True
+        self._emit, self._names = emit, names
+        self._key = object()
+        self._lock = threading.Lock()
+        self._numbers = itertools.count()
+        self._growing: set[int] = set()
+        """Contexts in which C++ may have made more nodes since we last looked."""
+        self._tasks: dict[int, int] = {}
+        """The context of each of the engine's tasks."""
+
+    def tensors(self, context: int, tensors: Sequence[torch.Tensor]) -> None:
+        """They pass the pickler, on their way out or in."""
+        if context < 0:  # A value that is fetched: the request was read in C++.
+            try:
+                context = _current_context()._context_id()
+            except RuntimeError:
+                return
+        self._growing.add(context)
+        self._capture(context, tensors, hook=True)
+
+    def backward(self, context: int, roots: Sequence[torch.Tensor]) -> None:
+        """It begins at these roots, on this worker."""
+        self._growing.discard(context)
+        self._capture(context, roots, hook=True)
+
+    def _capture(self, context: int, tensors: Sequence[torch.Tensor] = (), *, hook: bool) -> None:
+        """Report the nodes that are there by now and were not before."""
+        try:
+            known = _retrieve_context(context)
+        except RuntimeError:
+            return  # It has been released, or this worker takes no part in it yet.
+        crossings = [*known._send_functions().items(), *known._recv_functions().items()]
+        messages = {id(node): message for message, node in crossings}
+        starts = [node for _, node in crossings] + [each.grad_fn for each in tensors if each.grad_fn is not None]
+        with self._lock:
+            met = [node for node in starts if self._meet(node, context, hook)]
+            while met:
+                node = met.pop()
+                following = [each for each, _ in node.next_functions if each is not None]
+                met += [each for each in following if self._meet(each, context, hook)]
+                self._report(node, context, messages.get(id(node)), following)
+
+    def _meet(self, node: Any, context: int, hook: bool) -> bool:
+        """Number the node, unless it is known already."""
+        numbers: dict[int, int] | None = node.metadata.get(self._key)
+        if numbers is None:
+            numbers = node.metadata[self._key] = {}
+            if hook:
+                self._watch(node, numbers)
+        if context in numbers:
+            return False
+        numbers[context] = next(self._numbers)
+        if len(numbers) > MOST_CONTEXTS:
+            del numbers[next(iter(numbers))]
+        return True
+
+    def _report(self, node: Any, context: int, message: int | None, following: Sequence[Any]) -> None:
+        self._emit.event(
+            AutogradNode,
+            context=context,
+            node=node.metadata[self._key][context],
+            name=node.name(),
+            shapes=tuple(tuple(each.shape) for each in node._input_metadata),
+            parameter=self._names.of(node.variable) if hasattr(node, "variable") else "",
+            message=message,
+            next=tuple(each.metadata[self._key][context] for each in following),
+        )
+
+    def _watch(self, node: Any, numbers: dict[int, int]) -> None:
+        """Report its runs. The hooks must not hold the node: it holds them."""
+        collects, crosses = hasattr(node, "variable"), node.name().endswith("RecvRpcBackward")
+        began: dict[int, dict[str, Any]] = {}
+
+        def before(gradients: Sequence[torch.Tensor | None]) -> None:
+            try:
+                task = torch._C._current_graph_task_id()
+                context = self._context_of(task, numbers, collects) if self.on else None
+                if context is None:
+                    return
+                if context in self._growing:
+                    self._growing.discard(context)
+                    self._capture(context, hook=False)
+                tensors = describe_all([each for each in gradients if each is not None]) if crosses else ()
+                began[task] = {
+                    "context": context,
+                    "node": numbers[context],
+                    "tensors": tensors,
+                    "start_ns": time.monotonic_ns(),
+                }
+            except Exception as error:
+                self._emit.failed("a node of autograd", error)
+
+        def after(*_: Any) -> None:
+            end_ns = time.monotonic_ns()
+            facts = began.pop(torch._C._current_graph_task_id(), None)
+            try:
+                if facts is not None:
+                    self._emit.event(AutogradRun, end_ns=end_ns, ended_by="hook", phase="backward", **facts)
+            except Exception as error:
+                self._emit.failed("a node of autograd", error)
+
+        node.register_prehook(before)
+        node.register_hook(after)
+
+    def _context_of(self, task: int, numbers: dict[int, int], collects: bool) -> int | None:
+        """A parameter's node belongs to several contexts, and outlives them: the nodes before it tell which one."""
+        if task not in self._tasks:
+            if len(numbers) != 1:
+                return None
+            (context,) = numbers
+            if collects:
+                return context if _is_there(context) else None
+            self._tasks[task] = context
+        context = self._tasks[task]
+        return context if context in numbers else None
+
+
+def _is_there(context: int) -> bool:
+    try:
+        _retrieve_context(context)
+    except RuntimeError:
+        return False
+    return True
+
+
+class _ParameterNames:
+    """What parameters are called in the outermost module that they belong to, as far as it was made before our eyes."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._owners: Any = WeakTensorKeyDictionary()
+        self._parents: WeakKeyDictionary[nn.Module, tuple[ref[nn.Module], str]] = WeakKeyDictionary()
+        self._handles = [
+            modules.register_module_parameter_registration_hook(self._place(self._owners)),
+            modules.register_module_module_registration_hook(self._place(self._parents)),
+        ]
+
+    def _place(self, places: Any) -> Any:
+        def register(owner: nn.Module, name: str, value: Any) -> None:
+            try:
+                if value is not None:
+                    places[value] = ref(owner), name
+            except Exception as error:
+                self._emit.failed("a parameter's name", error)
+
+        return register
+
+    def of(self, parameter: torch.Tensor) -> str:
+        """ "conv.weight"; or nothing."""
+        path: list[str] = []
+        place = self._owners.get(parameter)
+        while place is not None and len(path) < 32:
+            path.insert(0, place[1])
+            owner = place[0]()
+            place = self._parents.get(owner) if owner is not None else None
+        return ".".join(path)
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()

@@ -1,0 +1,178 @@
+"""What the hooks of RPC share: the ids that travel behind each message, and what is remembered between two moments."""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import msgspec
+import torch
+
+from dlearn.hooks import Emit
+from dlearn.hooks.c10d.c10d_ops import describe_one
+from dlearn.hooks.c10d.works import Callbacks
+from dlearn.hooks.rpc.rpc_script_size import packed_value
+from dlearn.trace.event import RpcResult, RRefFork, TensorInfo
+
+MAGIC = b"DLRN"
+TRAILER = struct.Struct("<cIQq4s")
+"""What kind of message, worker id and number of the call, autograd context (-1: none), magic: 25 bytes."""
+CALL, REMOTE, REPLY, FETCHED = b"Q", b"M", b"R", b"F"
+
+# A C++ thread gets a new Python thread state each time it takes the lock, so threading.local would forget.
+this_thread = threading.get_native_id
+
+
+class CallId(NamedTuple):
+    """A call, in all processes: the worker that made it, and its number there."""
+
+    caller: int
+    number: int
+
+
+class AnsweredCall(NamedTuple):
+    """A call that has been run: its context (-1: none), and the event of the run with its end, if there is one."""
+
+    call: CallId
+    context: int
+    run: int | None = None
+    returned_ns: int | None = None
+
+
+class RpcCalls:
+    """What has to be remembered between two moments of a call. Keyed by thread where a thread carries it over."""
+
+    def __init__(self, emit: Emit) -> None:
+        self.emit = emit
+        self.me = -1
+        self.agent: Any = None
+        self.numbers = itertools.count()
+        self.function: dict[int, tuple[Any, tuple[Any, ...]]] = {}
+        """The function and arguments that this thread has just packed."""
+        self.forks: dict[int, list[RRefFork]] = {}
+        """The RRefs that this thread is packing."""
+        self.answering: dict[int, AnsweredCall] = {}
+        """The call whose result this thread will pack next."""
+        self.context: dict[int, int] = {}
+        """The distributed autograd context of each thread."""
+        self.contexts_open: dict[int, int] = {}
+        self.futures = Callbacks(emit)
+        """Calls whose reply never passes Python, or tells nothing there."""
+        self.fetched: set[int] = set()
+        """The threads to which the pickler has given a value that was fetched."""
+        self.waiting: dict[CallId, tuple[int, Any, int]] = {}
+        """Calls without a reply: the number of the event, the future, and who was called."""
+        self.watch_tensors: Callable[[int, Sequence[torch.Tensor]], object] | None = None
+        """As in `Watchers`."""
+
+    def next_id(self) -> CallId:
+        return CallId(self.me, next(self.numbers))
+
+    def known_context(self) -> int | None:
+        return self.context.get(this_thread())
+
+
+_observing = threading.local()
+
+
+@contextmanager
+def observing() -> Iterator[None]:
+    """What this thread calls inside is no part of the program."""
+    _observing.on = True
+    try:
+        yield
+    finally:
+        _observing.on = False
+
+
+def observing_now() -> bool:
+    """Whether what this thread calls is no part of the program."""
+    return getattr(_observing, "on", False)
+
+
+class Watchers(NamedTuple):
+    """What the recorder does when an agent is made."""
+
+    open_log: Callable[[], str]
+    """Turns the agent's log on; returns why it could not, or nothing."""
+    close_log: Callable[[], object]
+    """Turns it off again."""
+    strangers: Callable[[], object]
+    """The connections that are there now are none of the agent's."""
+    connected: Callable[[], object]
+    """Those that have come since are."""
+    disconnecting: Callable[[], object]
+    """The agent's connections are about to be closed."""
+    phase: Callable[[], object] = lambda: None
+    """A phase of a training iteration begins or ends: forward, backward, optimizer, cleanup."""
+    tensors: Callable[[int, Sequence[torch.Tensor]], object] | None = None
+    """Tensors pass under a distributed autograd context (-1: none, or one that only C++ knows)."""
+    backward: Callable[[int, Sequence[torch.Tensor]], object] | None = None
+    """A backward pass begins at these roots."""
+
+
+def guarded(emit: Emit, where: str, do: Callable[[], object]) -> None:
+    try:
+        do()
+    except Exception as error:
+        emit.failed(where, error)
+
+
+def error_of(future: Any) -> str:
+    try:
+        future.value()
+    except Exception as error:  # The call's own, of whatever class: the program sees it at `wait`.
+        return type(error).__name__
+    return ""
+
+
+def flatten(value: Any) -> Iterator[Any]:
+    """What is in lists, tuples and dicts, however deep."""
+    if isinstance(value, list | tuple):
+        for each in value:
+            yield from flatten(each)
+    elif isinstance(value, dict):
+        yield from flatten(list(value.values()))
+    else:
+        yield value
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Those that C++ sends of a value: each once. (Another view of the same storage is another tensor.)"""
+    return list({id(each): each for each in flatten(value) if isinstance(each, torch.Tensor)}.values())
+
+
+def result_of_cpp(value: Any) -> RpcResult:
+    """What C++ has packed to send this value, or this error, which travels as its text."""
+    if isinstance(value, Exception):
+        return RpcResult(pickled_bytes=len(str(value).encode()))
+    tensors = tensors_in(value)
+    needs_grad = any(each.requires_grad for each in tensors)
+    return RpcResult(describe_all(tensors), packed_value(value), needs_grad)
+
+
+def describe_all(tensors: Sequence[torch.Tensor]) -> tuple[TensorInfo, ...]:
+    """Their outsides, with the payload that RPC sends."""
+    return tuple(_describe(each) for each in tensors)
+
+
+def _describe(tensor: torch.Tensor) -> TensorInfo:
+    """TensorPipe sends the storage of a tensor: more than a view needs, less than an expanded tensor has.
+
+    Unless that is wasteful: then torch copies the view first (`cloneSparseTensors` in torch/csrc/.../rpc/utils.cpp).
+    """
+    info = describe_one(tensor)
+    if tensor.layout != torch.strided:
+        return info
+    stored = tensor.untyped_storage().nbytes()
+    wasteful = stored >= _LEAST_COPIED and stored >= 2 * info.logical_bytes
+    if wasteful or stored == info.logical_bytes:
+        return info
+    return msgspec.structs.replace(info, payload_bytes=stored)
+
+
+_LEAST_COPIED = 8 * 1024

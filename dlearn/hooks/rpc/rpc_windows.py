@@ -1,0 +1,217 @@
+"""The stretches of Python in which C++ sends messages of its own."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed.autograd as dist_autograd
+from torch._C._distributed_autograd import _retrieve_context
+from torch._C._distributed_rpc import PyRRef
+
+from dlearn.hooks.callers import caller
+from dlearn.hooks.patches import Patches
+from dlearn.hooks.rpc.rpc_state import RpcCalls, Watchers, describe_all, guarded, result_of_cpp, tensors_in, this_thread
+from dlearn.trace.event import RpcResult, RpcWindow
+
+
+def watch_windows(calls: RpcCalls, patches: Patches, watchers: Watchers) -> None:
+    emit = calls.emit
+
+    def at_owner(op: str) -> Callable[[Any], Any]:
+        def make(original: Any) -> Any:
+            def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
+                if self.is_owner():
+                    return original(self, *args, **kwargs)
+                made_by = caller(sys._getframe())
+                number = emit.event(
+                    RpcWindow,
+                    op=op,
+                    to=self.owner().id,
+                    context=calls.known_context(),
+                    site=made_by.site,
+                    phase=made_by.phase,
+                )
+                calls.fetched.discard(this_thread())
+                try:
+                    value = original(self, *args, **kwargs)
+                except BaseException as error:
+                    emit.end(number, by="return", error=type(error).__name__)
+                    raise
+                emit.end(number, by="return", result=_fetched(calls, op, value, self.owner().id))
+                return value
+
+            return wrapper
+
+        return make
+
+    def new_context(original: Any) -> Any:
+        def wrapper() -> Any:
+            guarded(emit, "a context", watchers.phase)
+            context = original()
+            number = context._context_id()
+            calls.context[this_thread()] = number
+            calls.contexts_open[number] = emit.event(RpcWindow, op="context", context=number)
+            return context
+
+        return wrapper
+
+    def release_context(original: Any) -> Any:
+        def wrapper(number: int) -> Any:
+            calls.context.pop(this_thread(), None)
+            guarded(emit, "a context", watchers.phase)
+            window = emit.event(RpcWindow, op="release", context=number, phase="cleanup")
+            result = original(number)
+            emit.end(window, by="return")
+            guarded(emit, "a context", watchers.phase)
+            if number in calls.contexts_open:
+                emit.end(calls.contexts_open.pop(number), by="return")
+            return result
+
+        return wrapper
+
+    @contextmanager
+    def backward_pass(context: int, roots: Any, site: str) -> Iterator[None]:
+        guarded(emit, "backward", watchers.phase)
+        window = emit.event(RpcWindow, op="backward", context=context, phase="backward", site=site)
+        try:
+            for message, node in _retrieve_context(context)._recv_functions().items():
+                _watch_crossing(calls, node, message, context, None)
+            if watchers.backward is not None:
+                watchers.backward(context, roots)
+        except Exception as error:
+            emit.failed("backward", error)
+        try:
+            yield
+        except BaseException as error:
+            emit.end(window, by="return", error=type(error).__name__)
+            raise
+        emit.end(window, by="return")
+        guarded(emit, "backward", watchers.phase)
+
+    def backward(original: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            context, roots = (args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(_ROOTS_OF))
+            if type(context) is not int or not _are_tensors(roots):
+                return original(*args, **kwargs)  # Torch says what is wrong with them.
+            with backward_pass(context, roots, caller(sys._getframe()).site):
+                return original(*args, **kwargs)
+
+        return wrapper
+
+    def backward_of_rref(original: Any) -> Any:
+        begin_at_owner = at_owner("rref backward")(original)
+
+        def wrapper(self: Any, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> Any:
+            if not self.is_owner():
+                return begin_at_owner(self, dist_autograd_ctx_id, retain_graph)
+            if dist_autograd_ctx_id < 0:
+                return original(self, dist_autograd_ctx_id, retain_graph)
+            with backward_pass(dist_autograd_ctx_id, [self.local_value()], caller(sys._getframe()).site):
+                return original(self, dist_autograd_ctx_id, retain_graph)
+
+        return wrapper
+
+    patches.replace(PyRRef, "to_here", at_owner("to_here"))
+    patches.replace(PyRRef, "backward", backward_of_rref)
+    patches.replace(dist_autograd, "_new_context", new_context)
+    patches.replace(dist_autograd, "_release_context", release_context)
+    patches.replace(dist_autograd, "backward", backward)
+
+
+_ROOTS_OF = ("contextId", "roots")
+"""The first arguments of a backward pass, as C++ names them."""
+
+
+def _are_tensors(roots: Any) -> bool:
+    return isinstance(roots, list | tuple) and all(isinstance(each, torch.Tensor) for each in roots)
+
+
+def _fetched(calls: RpcCalls, op: str, value: Any, owner: int) -> RpcResult | None:
+    """The value of an RRef, where no pickler of Python's has seen it: C++ made it, as the result of a builtin."""
+    if op != "to_here" or this_thread() in calls.fetched:
+        return None
+    try:
+        context = calls.known_context()
+        if context is not None:
+            watch_crossings(calls, tensors_in(value), context, owner)
+        return result_of_cpp(value)
+    except Exception as error:
+        calls.emit.failed("a value that was fetched", error)
+        return None
+
+
+def watch_return(calls: RpcCalls, context: int, to: int) -> None:
+    """The call that has just been made goes on in C++, and so do the gradients that `to` sends back for it.
+
+    They come to the node that C++ has made for the call: it gives them on as it got them, after its run.
+    """
+    sent = _retrieve_context(context)._send_functions()
+    message = max(sent)
+
+    def came(gradients: Sequence[torch.Tensor | None], _: object) -> None:
+        try:
+            now, tensors = time.monotonic_ns(), describe_all([each for each in gradients if each is not None])
+            calls.emit.event(
+                RpcWindow,
+                op="gradient",
+                start_ns=now,
+                end_ns=now,
+                ended_by="return",
+                to=to,
+                context=context,
+                message=message,
+                tensors=tensors,
+                phase="backward",
+            )
+        except Exception as error:
+            calls.emit.failed("a gradient that comes", error)
+
+    sent[message].register_hook(came)
+
+
+def watch_crossings(calls: RpcCalls, tensors: Sequence[torch.Tensor], context: int, to: int | None) -> None:
+    """Tensors that came through autograd: their gradients will go back the same way."""
+    for each in tensors:
+        node = each.grad_fn
+        if node is not None and node.name().endswith("RecvRpcBackward"):
+            _watch_crossing(calls, node, None, context, to)
+
+
+_WATCHED = "dlearn"
+
+
+def _watch_crossing(calls: RpcCalls, node: Any, message: int | None, context: int, to: int | None) -> None:
+    if _WATCHED in node.metadata:
+        return
+    node.metadata[_WATCHED] = True
+    emit = calls.emit
+    began: list[int] = []
+
+    def before(gradients: Sequence[torch.Tensor | None]) -> None:
+        try:
+            tensors = describe_all([each for each in gradients if each is not None])
+            began.append(
+                emit.event(
+                    RpcWindow,
+                    op="crossing",
+                    to=to,
+                    context=max(context, 0),
+                    message=message,
+                    tensors=tensors,
+                    phase="backward",
+                )
+            )
+        except Exception as error:
+            emit.failed("a gradient that crosses", error)
+
+    def after(*_: Any) -> None:
+        if began:
+            emit.end(began.pop(), by="return")
+
+    node.register_prehook(before)
+    node.register_hook(after)

@@ -1,0 +1,157 @@
+"""The graph that distributed autograd goes through in one context: the pieces of all workers, joined.
+
+Each worker knows its own nodes. Where a value went to another worker, the forward pass left a send there and a recv
+here; the backward pass goes the other way: the recv sends the gradient, and the send takes it in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+from dlearn.trace.event import AutogradNode, AutogradRun, TensorInfo
+from dlearn.trace.rpc.rpc_board import BACKWARD
+from dlearn.trace.rpc.rpc_exchange import RpcExchange, workers
+from dlearn.trace.trace import Trace
+
+WORKER_BITS = 48
+"""The number of a message is that of the worker which sent the value, and below these bits a counter of its own."""
+
+
+class Key(NamedTuple):
+    """A node, in all processes."""
+
+    rank: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """`shapes` are those of the gradients that come in. `timed_by` tells who saw it run: our "hook" saw start and end;
+    of a send that was made too late for one, the agents' "log" saw the gradient arrive and be taken up, or else the
+    "next" node tells at which moment it was over. "": nobody."""
+
+    key: Key
+    name: str
+    shapes: tuple[tuple[int, ...], ...] = ()
+    parameter: str = ""
+    message: int | None = None
+    start_ns: int | None = None
+    end_ns: int | None = None
+    timed_by: Literal["hook", "log", "next", ""] = ""
+
+    @property
+    def short(self) -> str:
+        """ "Addmm" of "AddmmBackward0", "send" and "recv" of the two ends of a message of the forward pass."""
+        name = self.name.rpartition("::")[2].rstrip("0123456789").removesuffix("Backward")
+        return {"SendRpc": "send", "RecvRpc": "recv"}.get(name, name)
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A gradient's way from node to node, inside a worker or over the "wire", where `tensors` are what was sent."""
+
+    src: Key
+    dst: Key
+    kind: Literal["local", "wire"] = "local"
+    tensors: tuple[TensorInfo, ...] = ()
+
+    @property
+    def payload_bytes(self) -> int:
+        return sum(tensor.payload_bytes for tensor in self.tensors)
+
+
+@dataclass(frozen=True)
+class AutogradGraph:
+    """All nodes and edges of one context, in the direction of the backward pass. `problems`: what is missing of it."""
+
+    context: int | None
+    nodes: tuple[Node, ...] = ()
+    edges: tuple[Edge, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    @property
+    def wires(self) -> tuple[Edge, ...]:
+        """In the order in which the gradients went."""
+        start = {node.key: node.start_ns for node in self.nodes}
+        wires = [edge for edge in self.edges if edge.kind == "wire"]
+        return tuple(sorted(wires, key=lambda edge: (start[edge.src] is None, start[edge.src] or 0, edge.src)))
+
+
+def contexts_with_graph(trace: Trace) -> list[int | None]:
+    """The contexts of this selection of the trace that have a graph, in the order of their first node."""
+    chosen = {getattr(event, "context", None) for event in trace.events}
+    every = (event for event in trace.whole.events if isinstance(event, AutogradNode))
+    return list(dict.fromkeys(event.context for event in every if event.context in chosen))
+
+
+def join_graph(trace: Trace, context: int | None = None) -> AutogradGraph:
+    """The graph of this context, by default the last one that this selection of the trace has one of."""
+    contexts = contexts_with_graph(trace)
+    if context is None and contexts:
+        context = contexts[-1]
+    found = [event for event in trace.whole.events if isinstance(event, AutogradNode) and event.context == context]
+    runs = {
+        Key(event.rank, event.node): event
+        for event in trace.whole.events
+        if isinstance(event, AutogradRun) and event.context == context
+    }
+    nodes = {key: _node(event, runs.get(key)) for event in found if (key := Key(event.rank, event.node))}
+    edges = [
+        Edge(Key(event.rank, event.node), Key(event.rank, following)) for event in found for following in event.next
+    ]
+    edges = list(dict.fromkeys(edge for edge in edges if edge.dst in nodes))
+    wires, problems = _join(trace, nodes.values(), runs)
+    for wire in wires:
+        following = [nodes[edge.dst] for edge in edges if edge.src == wire.dst]
+        nodes[wire.dst] = _arrived(nodes[wire.dst], nodes[wire.src], trace.whole.rpc.exchanges, following)
+    return AutogradGraph(context, tuple(nodes.values()), (*edges, *wires), tuple(problems))
+
+
+def _node(event: AutogradNode, run: AutogradRun | None) -> Node:
+    return Node(
+        Key(event.rank, event.node),
+        event.name,
+        event.shapes,
+        event.parameter,
+        event.message,
+        start_ns=run.start_ns if run is not None else None,
+        end_ns=run.end_ns if run is not None else None,
+        timed_by="hook" if run is not None else "",
+    )
+
+
+def _join(trace: Trace, nodes: Iterable[Node], runs: dict[Key, AutogradRun]) -> tuple[list[Edge], list[str]]:
+    """The ways over the wire, and the halves of which the other is not here."""
+    sends = {node.message: node for node in nodes if node.short == "send"}
+    recvs = {node.message: node for node in nodes if node.short == "recv"}
+    names = workers(trace.processes).by_id
+    wires, problems = [], []
+    for message, recv in recvs.items():
+        if message in sends:
+            run = runs.get(recv.key)
+            wires.append(Edge(recv.key, sends[message].key, "wire", run.tensors if run is not None else ()))
+        else:
+            worker = names.get((message or 0) >> WORKER_BITS)
+            whose = "another worker" if worker is None else trace.label(worker)
+            problems.append(f"the piece of {whose} behind a recv of {trace.label(recv.key.rank)} is missing")
+    for message, send in sends.items():
+        if message not in recvs:
+            problems.append(f"the piece of the worker that a send of {trace.label(send.key.rank)} went to is missing")
+    return wires, problems
+
+
+def _arrived(send: Node, recv: Node, exchanges: Iterable[RpcExchange], following: Iterable[Node]) -> Node:
+    """With the times of the agents' log, if no hook saw it: its gradient was sent while the recv ran."""
+    if send.timed_by or recv.start_ns is None or recv.end_ns is None:
+        return send
+    for each in exchanges:
+        request = each.request
+        if each.kind != BACKWARD or request is None or (each.src, each.dst) != (recv.key.rank, send.key.rank):
+            continue
+        if recv.start_ns <= (request.sending_ns or 0) <= recv.end_ns and request.received_ns is not None:
+            taken_up = max(request.received_ns, request.running_ns or 0)
+            return replace(send, start_ns=request.received_ns, end_ns=taken_up, timed_by="log")
+    began = min((node.start_ns for node in following if node.start_ns is not None), default=None)
+    return replace(send, start_ns=began, end_ns=began, timed_by="next") if began is not None else send

@@ -1,0 +1,80 @@
+"""Each backward pass of a DDP model, the gradients that became ready in it, and those that never did.
+
+DDP sends a bucket when all its gradients are ready: one that never comes is what the other ranks' all-reduce waits for.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import msgspec
+
+from dlearn.join.joining import once
+from dlearn.trace.event import Collective, Gradient
+from dlearn.trace.message import Operation
+from dlearn.trace.trace import Trace
+
+
+class Pass(msgspec.Struct, frozen=True):
+    """One backward pass of one model on one rank; its gradients in the order in which they came.
+
+    `number` counts the rank's backward passes through DDP models, from 0; `task` is torch's number of it.
+    """
+
+    rank: int
+    number: int
+    task: int | None
+    model: int
+    gradients: tuple[Gradient, ...]
+
+    def never_ready(self, parameters: Sequence[str]) -> tuple[str, ...]:
+        """Those of them whose gradient did not come in this pass."""
+        came = {gradient.parameter for gradient in self.gradients}
+        return tuple(name for name in parameters if name not in came)
+
+
+@once
+def passes(trace: Trace) -> dict[tuple[int, int], list[Pass]]:
+    """The backward passes of each rank and model, in their order."""
+    ready: dict[tuple[int, int | None, int], list[Gradient]] = defaultdict(list)
+    for event in trace.events:
+        if isinstance(event, Gradient):
+            ready[event.rank, event.backward, event.model].append(event)
+    numbers: dict[int, dict[int | None, int]] = defaultdict(dict)
+    found: dict[tuple[int, int], list[Pass]] = defaultdict(list)
+    for (rank, task, model), gradients in ready.items():
+        number = numbers[rank].setdefault(task, len(numbers[rank]))
+        found[rank, model].append(Pass(rank, number, task, model, tuple(gradients)))
+    return dict(found)
+
+
+class Unready(msgspec.Struct, frozen=True):
+    """In its backward pass number `backward_pass` (from 1) a rank never produced the gradients of `parameters`.
+
+    `begun` is False where no gradient of this model became ready in it: the rank never came that far.
+    """
+
+    backward_pass: int
+    parameters: tuple[str, ...]
+    begun: bool
+
+
+def unready(operation: Operation, rank: int, trace: Trace) -> Unready | None:
+    """What keeps `rank` from launching the bucket of `operation`; None where no gradient does, or nobody knows.
+
+    Passes of different processes are the same by their order: each rank's third pass through a model is one step.
+    """
+    bucket, launch = operation.bucket, operation.ends[0]
+    if bucket is None or not isinstance(launch, Collective) or launch.backward is None:
+        return None
+    known = passes(trace.whole)
+    tasks = [each.task for each in known.get((launch.rank, bucket.model), ())]
+    theirs = known.get((rank, bucket.model), ())
+    if launch.backward not in tasks:
+        return None
+    index = tasks.index(launch.backward)
+    if index >= len(theirs):
+        return Unready(index + 1, bucket.parameters, begun=False)
+    missing = theirs[index].never_ready(bucket.parameters)
+    return Unready(index + 1, missing, begun=True) if missing else None

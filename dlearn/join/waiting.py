@@ -1,0 +1,54 @@
+"""How long operations waited for the rank that came last."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dlearn.join.columns import CallColumns, calls_of, disjoint
+from dlearn.join.joining import once
+from dlearn.trace.event import PointToPoint
+from dlearn.trace.message import End, Operation
+from dlearn.trace.source import ServiceCall
+from dlearn.trace.trace import Trace
+
+
+def waited_until_ns(operation: Operation, end: End) -> int | None:
+    """Until when this rank's part could not begin: the last rank's call. None where that did not come, or nobody knows.
+
+    A rank that was done before the last one called has waited for nobody: its data went ahead into a buffer.
+    """
+    if operation.exchange is not None or operation.refused or isinstance(end, ServiceCall):
+        return end.start_ns  # Nobody is late: a callee begins when it is asked, and what is refused waits for nobody.
+    nobody_knows = operation.unseen or (isinstance(end, PointToPoint) and len(operation.ends) == 1)
+    if operation.missing or (nobody_knows and end.end_ns is None):
+        return None
+    done_before = end.end_ns is not None and end.end_ns <= operation.transfer_ns
+    return end.start_ns if done_before else operation.transfer_ns
+
+
+@once
+def waiting(trace: Trace) -> dict[int, int]:
+    """Nanoseconds in which at least one operation waited for this rank, for each rank that was waited for."""
+    calls = calls_of(trace)
+    came_later = calls.transfer_ns > calls.start_ns
+    waited = came_later & (calls.end_ns > calls.transfer_ns)
+    for place in np.flatnonzero(came_later & ~calls.ended):
+        operation = calls.operations[calls.operation[place]]
+        waited[place] = waited_until_ns(operation, calls.ends[place]) is not None
+    waits_for_none = [bool(each.missing or each.exchange or each.refused) for each in calls.operations]
+    waited &= ~np.array(waits_for_none, dtype=bool)[calls.operation]
+    last_rank = _last_ranks(calls)[calls.operation[waited]]
+    start_ns, until_ns = calls.start_ns[waited], calls.transfer_ns[waited]
+    ranks, seen_first = np.unique(last_rank, return_index=True)
+    covered: dict[int, int] = {}
+    for rank in ranks[np.argsort(seen_first)]:
+        begun, over = disjoint(start_ns[last_rank == rank], until_ns[last_rank == rank])
+        covered[int(rank)] = int((over - begun).sum())
+    return covered
+
+
+def _last_ranks(calls: CallColumns) -> np.ndarray:
+    """Of each operation, the first of the ranks that called it last."""
+    last = np.flatnonzero(calls.start_ns == calls.transfer_ns)
+    _, first = np.unique(calls.operation[last], return_index=True)
+    return np.asarray(calls.rank[last[first]])

@@ -1,0 +1,188 @@
+"""What the kernel counted, as bytes from rank to rank: the measured side of `reconcile`.
+
+A connection has one end in each of two processes. Each end's file holds both addresses, so two files that hold the same
+two, swapped, are its ends: that tells whom a socket leads to, and whose group it belongs to.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dlearn.join.joining import once
+from dlearn.trace.event import Counters
+from dlearn.trace.trace import Process, Trace
+
+Edge = tuple[str, int]
+"""The name of a process group (in the sender's file), and the rank at the other end."""
+
+
+@dataclass(frozen=True)
+class Meter:
+    """The samples of one rank: `totals[i]` are the bytes that it had written to each peer by event `numbers[i]`."""
+
+    rank: int
+    numbers: tuple[int, ...]
+    times_ns: tuple[int, ...]
+    still: tuple[bool | None, ...]
+    totals: tuple[Counter[Edge], ...]
+    known_until: dict[Edge, int]
+    """The connections that are counted, and the last sample that has each: it may have been closed since."""
+    received: tuple[Counter[Edge], ...] = ()
+    """Bytes that had come from each peer at each sample, where that was read."""
+    known_from: int = 0
+    """Of RPC's connections: the sample from which all of them are there, and counted."""
+
+    def section_of(self, number: int) -> int | None:
+        """Between which two samples event `number` lies: 0 is between the first and the second. None if it does not."""
+        after = bisect_left(self.numbers, number)
+        return after - 1 if 0 < after < len(self.numbers) else None
+
+    def section_at(self, at_ns: int) -> int | None:
+        """The same of a moment."""
+        after = bisect_left(self.times_ns, at_ns)
+        return after - 1 if 0 < after < len(self.times_ns) else None
+
+    def between(self, first: int, last: int) -> Counter[Edge]:
+        """Bytes written from sample `first` to sample `last`."""
+        growth: Counter[Edge] = Counter()
+        for edge, total in self.totals[last].items():
+            growth[edge] = total - self.totals[first][edge]
+        return growth
+
+
+@once
+def meters(trace: Trace) -> dict[int, Meter]:
+    """The meter of each rank that has at least two samples in this trace."""
+    far = _far_ends(trace.processes)
+    found: dict[int, Meter] = {}
+    samples: dict[int, list[Counters]] = {}
+    for event in trace.events:
+        if isinstance(event, Counters):
+            samples.setdefault(event.rank, []).append(event)
+    for process in trace.processes:
+        mine = sorted(samples.get(process.rank, []), key=lambda sample: sample.number)
+        if len(mine) > 1:
+            found[process.rank] = _meter(process, mine, far)
+    return found
+
+
+def strangers(trace: Trace) -> Counter[tuple[int, int]]:
+    """(src, dst) -> bytes that were written, by the last sample, on connections that no known group has made."""
+    far, sockets = _far_ends(trace.processes), {process.rank: process.sockets for process in trace.processes}
+    written: dict[tuple[int, int], int] = {}
+    for event in trace.events:
+        if isinstance(event, Counters):
+            for number, sent in enumerate(event.sent_bytes):
+                if sent is not None and number in sockets[event.rank]:
+                    written[event.rank, number] = sent
+    found: Counter[tuple[int, int]] = Counter()
+    for (rank, number), dst in far.items():
+        if sockets[rank][number].group == NO_GROUP:
+            found[rank, dst] += written.get((rank, number), 0)
+    return +found
+
+
+def home(process: Process, group: str) -> str:
+    """The group whose connections carry this one's messages: of an inner group, the outer."""
+    if group == RPC:
+        return group
+    if any(socket.group == UNKNOWN_GROUP for socket in process.sockets.values()):
+        return UNKNOWN_GROUP
+    fact = process.groups.get(group)
+    return fact.within or group if fact is not None else group
+
+
+def why_not_measured(trace: Trace) -> str:
+    """Why there are no bytes on the wire in this trace, in words."""
+    reasons = sorted({process.not_measured for process in trace.processes if process.not_measured})
+    if reasons:
+        return "; ".join(reasons)
+    if not any(isinstance(event, Counters) for event in trace.whole.events):
+        backends = sorted({group.backend for process in trace.processes for group in process.groups.values()})
+        if any(name.startswith("nccl") for name in backends):
+            return "nccl moves its bytes between GPUs, past the sockets that the kernel counts"
+        if "mpi4py" in backends:
+            return "MPI moves its bytes by itself, on one host through shared memory, past the sockets that are counted"
+        if any(process.worker for process in trace.processes):
+            return "RPC's own transports on one host go past the sockets; Cluster(rpc=True) sends everything by TCP"
+        return "the trace holds no socket counters"
+    return "fewer than two samples of the socket counters lie in this part of the trace"
+
+
+UNKNOWN_GROUP = "?"
+"""Of connections that are older than the recording, where the process has several groups."""
+NO_GROUP = ""
+"""Of connections that were made beside the groups that are known."""
+RPC = "rpc"
+"""The group of the connections of RPC's agent."""
+
+
+def _meter(process: Process, samples: Sequence[Counters], far: dict[tuple[int, int], int]) -> Meter:
+    edges = {
+        number: (home(process, socket.group), far[process.rank, number])
+        for number, socket in process.sockets.items()
+        if (process.rank, number) in far and socket.group != NO_GROUP
+    }
+    base: dict[int, int] = {}
+    last: dict[int, int] = {}
+    known_from = _all_there([number for number, edge in edges.items() if edge[0] == RPC], samples)
+    known_until: dict[Edge, int] = {}
+    totals: list[Counter[Edge]] = []
+    for place, sample in enumerate(samples):
+        for number, sent in enumerate(sample.sent_bytes):
+            if number in edges and edges[number][0] == RPC and place < known_from:
+                continue
+            if sent is not None and number in edges:
+                # A connection's own handshake is older than its first sample. A closed one keeps its last.
+                base.setdefault(number, sent)
+                last[number] = sent
+                known_until[edges[number]] = place
+        total: Counter[Edge] = Counter()
+        for number, edge in edges.items():
+            total[edge] += last.get(number, 0) - base.get(number, 0)
+        totals.append(total)
+    return Meter(
+        process.rank,
+        tuple(sample.number for sample in samples),
+        tuple(sample.start_ns for sample in samples),
+        tuple(sample.still for sample in samples),
+        tuple(totals),
+        known_until,
+        tuple(_received(sample, edges) for sample in samples),
+        known_from,
+    )
+
+
+def _all_there(numbers: Sequence[int], samples: Sequence[Counters]) -> int:
+    """RPC makes its connections one after the other, and writes into them to do so: that is nobody's message."""
+    return next((place for place, sample in enumerate(samples) if max(numbers, default=0) < len(sample.sent_bytes)), 0)
+
+
+def _received(sample: Counters, edges: dict[int, Edge]) -> Counter[Edge]:
+    total: Counter[Edge] = Counter()
+    for number, size in enumerate(sample.received_bytes):
+        if number in edges and size is not None:
+            total[edges[number]] += size
+    return total
+
+
+def _far_ends(processes: Sequence[Process]) -> dict[tuple[int, int], int]:
+    """(rank, id of a socket) -> the rank at its other end. A loopback address means another thing on each host."""
+
+    def key(host: str, here: str, there: str) -> tuple[str, str, str]:
+        return (host if here.startswith(("127.", "::1 ")) else "", here, there)
+
+    ends: dict[tuple[str, str, str], int] = {}
+    for process in processes:
+        for socket in process.sockets.values():
+            ends[key(process.header.host, socket.local, socket.remote)] = process.rank
+    found: dict[tuple[int, int], int] = {}
+    for process in processes:
+        for number, socket in process.sockets.items():
+            other = ends.get(key(process.header.host, socket.remote, socket.local))
+            if other is not None and other != process.rank:
+                found[process.rank, number] = other
+    return found

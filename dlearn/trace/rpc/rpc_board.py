@@ -1,0 +1,128 @@
+"""Which request of the agents' logs belongs to which claim, and the names of the kinds.
+
+A claim says: a request of this kind was sent by this worker within this stretch of time. Several may fit the same
+requests, so they are matched by augmenting paths (Kuhn's algorithm for bipartite graphs): a claim whose requests are
+all taken has a holder move on to another request of the holder's own stretch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from operator import attrgetter
+
+from dlearn.trace.event import Event, RpcWindow
+from dlearn.trace.rpc.rpc_exchange import KnownBy, Request, RpcExchange
+
+FORWARD, BACKWARD = "FORWARD_AUTOGRAD_REQ", "BACKWARD_AUTOGRAD_REQ"
+FETCH, CLEANUP, RREF_BACKWARD = "RREF_FETCH_CALL", "CLEANUP_AUTOGRAD_CONTEXT_REQ", "RREF_BACKWARD_REQ"
+ACCEPT, FORK, DELETE = "RREF_CHILD_ACCEPT", "RREF_FORK_REQUEST", "RREF_USER_DELETE"
+
+Cause = tuple[Event | None, int | None]
+"""The call or window that a request belongs to, and its autograd context."""
+NO_CAUSE: Cause = None, None
+
+_sent = attrgetter("first_ns")
+
+
+@dataclass(frozen=True)
+class SentBetween:
+    """The requests that `src` sent (to `dst`) between two moments in ns; `last_ns` None: from the first one on."""
+
+    src: int
+    first_ns: int
+    last_ns: int | None
+    dst: int | None = None
+
+
+class RequestBoard:
+    """The requests of the logs, by sender, in the order of sending, and who has claimed them."""
+
+    def __init__(self, requests: Iterable[Request]) -> None:
+        self._by_src: dict[int, list[Request]] = defaultdict(list)
+        for request in sorted(requests, key=_sent):
+            self._by_src[request.src].append(request)
+        self._times = {src: [each.first_ns for each in found] for src, found in self._by_src.items()}
+        self._holder: dict[Request, RpcExchange] = {}
+        self._claims: dict[RpcExchange, tuple[SentBetween, Callable[[Request], int]]] = {}
+
+    def within(self, stretch: SentBetween) -> list[Request]:
+        """Return the requests of this stretch that nothing has claimed yet."""
+        return [each for each in self._all_within(stretch) if each not in self._holder]
+
+    def claim(
+        self, kind: str, known_by: KnownBy, cause: Cause, stretch: SentBetween, misfit: Callable[[Request], int] = _sent
+    ) -> RpcExchange | None:
+        """Make an exchange of the free request that fits best, or else of one that its holder can do without."""
+        exchange = RpcExchange(stretch.src, -1, kind, known_by, cause=cause[0], context=cause[1])
+        self._claims[exchange] = stretch, misfit
+        free = self.within(stretch)
+        if free:
+            self._give(min(free, key=misfit), exchange)
+        elif not self._augment(exchange):
+            return None
+        return exchange
+
+    def take(self, request: Request, kind: str, known_by: KnownBy, cause: Cause = NO_CAUSE) -> RpcExchange:
+        """Make an exchange of this request."""
+        exchange = RpcExchange(request.src, request.dst, kind, known_by, cause=cause[0], context=cause[1])
+        self._give(request, exchange)
+        return exchange
+
+    def left(self) -> list[Request]:
+        """Return the requests that nothing has claimed, in the order of sending."""
+        unclaimed = [each for found in self._by_src.values() for each in found if each not in self._holder]
+        return sorted(unclaimed, key=_sent)
+
+    def _all_within(self, stretch: SentBetween) -> list[Request]:
+        found: list[Request] = []
+        place = bisect_left(self._times.get(stretch.src, []), stretch.first_ns)
+        for request in self._by_src.get(stretch.src, [])[place:]:
+            if stretch.last_ns is not None and request.first_ns > stretch.last_ns:
+                break
+            if stretch.dst is None or request.dst == stretch.dst:
+                found.append(request)
+        return found
+
+    def _augment(self, exchange: RpcExchange) -> bool:
+        """Find the shortest chain of holders that move on, the last one to a free request; whether there is one."""
+        wanted_by: dict[Request, RpcExchange] = {}
+        without = deque([exchange])
+        while without:
+            asker = without.popleft()
+            stretch, misfit = self._claims[asker]
+            for request in sorted(self._all_within(stretch), key=misfit):
+                if request in wanted_by:
+                    continue
+                wanted_by[request] = asker
+                holder = self._holder.get(request)
+                if holder is None:
+                    self._hand_on(request, wanted_by)
+                    return True
+                if holder in self._claims:
+                    without.append(holder)
+        return False
+
+    def _hand_on(self, free: Request, wanted_by: dict[Request, RpcExchange]) -> None:
+        request: Request | None = free
+        while request is not None:
+            exchange = wanted_by[request]
+            before = exchange.request
+            self._give(request, exchange)
+            request = before
+
+    def _give(self, request: Request, exchange: RpcExchange) -> None:
+        self._holder[request] = exchange
+        exchange.request, exchange.dst = request, request.dst
+
+
+def stretch_of(window: RpcWindow, dst: int | None) -> SentBetween:
+    """Return the stretch of a window of Python's, for requests to `dst`."""
+    return SentBetween(window.rank, window.start_ns, window.end_ns, dst)
+
+
+def shortest_first(windows: Iterable[RpcWindow]) -> list[RpcWindow]:
+    """Sort windows by their length, as the shorter one leaves less to choose from."""
+    return sorted(windows, key=lambda window: (window.end_ns or 2**62) - window.start_ns)

@@ -1,0 +1,239 @@
+"""RPC: requests and their replies, joined from both processes' events and from the agents' own logs.
+
+The logs are the check that nothing is missing: each of their requests is one exchange, whatever is known of it. What
+Python saw (a call, a window) says of what kind it is; the rules are in rpc_kinds.py. Without a log there is an exchange
+for each call that Python saw, and what C++ sent by itself is not known.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import TYPE_CHECKING, Literal
+
+from dlearn.errors import TraceError
+from dlearn.trace.event import Event, RpcArrival, RpcCall, RpcReply, RpcRun, RpcWindow
+from dlearn.trace.rpc import agent_log
+
+if TYPE_CHECKING:
+    from dlearn.trace.trace import Process
+
+KnownBy = Literal["python", "window", "rule", "unknown"]
+
+
+_FIELDS = {
+    "is sending request": "sending_ns",
+    "received request": "received_ns",
+    "is running request": "running_ns",
+    "done running request": "ran_ns",
+    "is sending response to request": "replying_ns",
+    "received response": "answered_ns",
+}
+CAUSAL_ORDER = tuple(_FIELDS.values())
+"""Of two that are both known the later one follows from the earlier one."""
+
+
+@dataclass(eq=False)
+class Request:
+    """A request as the agents' logs tell of it: times in ns, None where the line is not there."""
+
+    src: int
+    dst: int
+    id: int
+    sending_ns: int | None = None
+    received_ns: int | None = None
+    running_ns: int | None = None
+    ran_ns: int | None = None
+    replying_ns: int | None = None
+    answered_ns: int | None = None
+
+    @property
+    def first_ns(self) -> int:
+        """When it was sent, else the first that the logs tell of it."""
+        return next((at for at in (getattr(self, name) for name in CAUSAL_ORDER) if at is not None), 0)
+
+    @property
+    def complete(self) -> bool:
+        """Seen at both ends, with its reply."""
+        return None not in (self.sending_ns, self.received_ns, self.replying_ns, self.answered_ns)
+
+
+@dataclass(eq=False)
+class RpcExchange:
+    """A request and its reply. `src` and `dst` are ranks of the trace.
+
+    `kind` is torch's own name of the request's message type; `known_by` tells how it is known: "python" saw the call,
+    a "window" of Python's encloses it, a "rule" of the protocol leaves nothing else, or it is "unknown". `cause` is the
+    call or window, `context` the distributed autograd context that it belongs to.
+    """
+
+    src: int
+    dst: int
+    kind: str = ""
+    known_by: KnownBy = "unknown"
+    request: Request | None = None
+    call: RpcCall | None = None
+    run: RpcRun | None = None
+    reply: RpcReply | None = None
+    arrival: RpcArrival | None = None
+    cause: Event | None = None
+    context: int | None = None
+    number: int = 0
+    """In the order of sending."""
+    after_backward: bool = False
+    """Of one in a context: whether its backward pass was over."""
+    worker_ids: tuple[int, int] = (0, 0)
+    """RPC's own ids of the two."""
+
+    @property
+    def sent_ns(self) -> int | None:
+        if self.request is not None and self.request.sending_ns is not None:
+            return self.request.sending_ns
+        return self.call.handed_ns if self.call is not None else None
+
+    @property
+    def received_ns(self) -> int | None:
+        if self.request is not None and self.request.received_ns is not None:
+            return self.request.received_ns
+        return self.run.arrived_ns if self.run is not None else None
+
+    @property
+    def reply_sent_ns(self) -> int | None:
+        if self.request is not None and self.request.replying_ns is not None:
+            return self.request.replying_ns
+        return self.reply.start_ns if self.reply is not None else None
+
+    @property
+    def reply_received_ns(self) -> int | None:
+        if self.request is not None and self.request.answered_ns is not None:
+            return self.request.answered_ns
+        if self.arrival is not None:
+            return self.arrival.start_ns
+        return self.call.end_ns if self.call is not None and self.call.ended_by == "reply" else None
+
+
+@dataclass
+class Workers:
+    """RPC's names and ids of the processes, as ranks of the trace."""
+
+    by_id: dict[int, int] = field(default_factory=dict)
+    by_name: dict[str, int] = field(default_factory=dict)
+
+    def rank(self, worker: int | None) -> int:
+        """Return the rank of this worker, -1 where none is known."""
+        return -1 if worker is None else self.by_id.get(worker, -1)
+
+
+def workers(processes: Sequence[Process]) -> Workers:
+    found = Workers()
+    for process in processes:
+        if process.worker is not None:
+            found.by_id[process.worker.id] = process.rank
+            found.by_name[process.worker.name] = process.rank
+    return found
+
+
+def requests(processes: Sequence[Process], known: Workers) -> tuple[list[Request], list[str]]:
+    """Every request of the agents' logs, in the order of sending, and what keeps the logs from being complete."""
+    found: dict[tuple[int, int, int, int], Request] = {}
+    unsure: dict[Request, dict[str, tuple[int, ...]]] = defaultdict(dict)
+    problems: list[str] = []
+    for process in processes:
+        if process.worker is None:
+            continue
+        path = agent_log.log_path(process.path)
+        if process.worker.log or not path.is_file():
+            problems.append(f"{process.label}: no agent's log ({process.worker.log or f'{path.name} is not there'})")
+            continue
+        # An agent that is made again, by another init_rpc, counts its requests from 0 again: the nth line of a kind
+        # about request 7 to a worker is about that worker's nth request 7.
+        told: Counter[tuple[str, int, int, int]] = Counter()
+        for moment, times in _read_log(process):
+            src, dst = known.by_name.get(moment.src), known.by_name.get(moment.dst)
+            name = _FIELDS.get(moment.what)
+            if src is None or dst is None or name is None:
+                continue
+            line = (name, src, dst, moment.id)
+            request = found.setdefault((src, dst, moment.id, told[line]), Request(src, dst, moment.id))
+            told[line] += 1
+            setattr(request, name, times[0])
+            if len(times) > 1:
+                unsure[request][name] = times
+    for request, doubts in unsure.items():
+        settle(request, doubts)
+    return sorted(found.values(), key=attrgetter("first_ns")), problems
+
+
+_CLOCKS_DIFFER_NS = 400 * 10**6
+"""By how much the clocks of two hosts may seem to turn cause and effect round."""
+
+
+def settle(request: Request, doubts: dict[str, tuple[int, ...]]) -> None:
+    """Choose, of the moments a second apart that a line may have, one between its causes and its effects.
+
+    Where several fit, the nearest to one of these.
+    """
+    for name in (each for each in CAUSAL_ORDER if each in doubts):
+        place = CAUSAL_ORDER.index(name)
+        earlier = (getattr(request, each) for each in CAUSAL_ORDER[:place])
+        later = (getattr(request, each) for each in CAUSAL_ORDER[place + 1 :] if each not in doubts)
+        causes = [at for at in earlier if at is not None]
+        effects = [at for at in later if at is not None]
+        after = max(causes, default=-(2**63)) - _CLOCKS_DIFFER_NS
+        before = min(effects, default=2**63) + _CLOCKS_DIFFER_NS
+        fitting = [at for at in doubts[name] if after <= at <= before] or doubts[name]
+        known = causes + effects
+        setattr(request, name, min(fitting, key=lambda at: min((abs(at - each) for each in known), default=0)))
+
+
+def _read_log(process: Process) -> list[tuple[agent_log.Moment, tuple[int, ...]]]:
+    worker = process.worker
+    assert worker is not None
+    path = agent_log.log_path(process.path)
+    # The lines name no year: that of the recording's start, as near as its clocks tell.
+    year = time.localtime((process.header.start_ns + worker.wall_ns) / 1e9).tm_year
+    try:
+        with path.open("rb") as stream:
+            told = list(agent_log.moments(iter(stream), year=year))
+    except OSError as error:
+        raise TraceError(f"{os.fspath(path)}: cannot be read: {error.strerror}") from None
+    times = agent_log.line_times(told, worker.wall_ns)
+    to_reference = process.clock.to_reference
+    return [(moment, tuple(map(to_reference, each))) for moment, each in zip(told, times, strict=True)]
+
+
+# The ends that Python saw ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Seen:
+    """What Python saw, by rank and by call."""
+
+    calls: list[RpcCall] = field(default_factory=list)
+    windows: dict[str, list[RpcWindow]] = field(default_factory=lambda: defaultdict(list))
+    runs: dict[tuple[int, int], RpcRun] = field(default_factory=dict)
+    replies: dict[tuple[int, int], RpcReply] = field(default_factory=dict)
+    arrivals: dict[tuple[int, int], RpcArrival] = field(default_factory=dict)
+    fetched: dict[tuple[int, int], RpcReply] = field(default_factory=dict)
+
+
+def seen(events: Iterable[Event], known: Workers) -> Seen:
+    found = Seen()
+    for event in events:
+        match event:
+            case RpcCall():
+                found.calls.append(event)
+            case RpcWindow():
+                found.windows[event.op].append(event)
+            case RpcRun():
+                found.runs[known.rank(event.caller), event.call] = event
+            case RpcReply():
+                replies = found.fetched if event.fetched else found.replies
+                replies[known.rank(event.caller), event.call] = event
+            case RpcArrival():
+                found.arrivals[known.rank(event.caller), event.call] = event
+    return found

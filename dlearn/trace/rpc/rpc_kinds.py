@@ -1,0 +1,373 @@
+"""Of what kind is each request of the agent's log?
+
+The log gives both ends and all times, but no kind. Python's side knows when it called, and within which stretch of time
+C++ sent something of its own. What is left follows from torch's protocol for remote references and for distributed
+autograd (torch's notes "Remote Reference Protocol" and "Distributed Autograd Design"):
+
+* whoever unpacks an RRef tells: its owner accepts the sender's new copy (RREF_CHILD_ACCEPT to the sender); a user that
+  got it from another user asks the owner first (RREF_FORK_REQUEST) and then accepts; from the owner itself: nothing;
+* only a user deletes (RREF_USER_DELETE), and only at the owner;
+* the end of a context is told to all workers that it knows, and each tells all that *it* knows
+  (CLEANUP_AUTOGRAD_CONTEXT_REQ);
+* a backward pass crosses (BACKWARD_AUTOGRAD_REQ) where the forward pass did, the other way.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+from dlearn.trace.event import Event, RpcCall, RpcReply, RpcResult, RpcRun, RpcWindow
+from dlearn.trace.rpc.rpc_board import (
+    ACCEPT,
+    BACKWARD,
+    CLEANUP,
+    DELETE,
+    FETCH,
+    FORK,
+    FORWARD,
+    RREF_BACKWARD,
+    RequestBoard,
+    SentBetween,
+    shortest_first,
+    stretch_of,
+)
+from dlearn.trace.rpc.rpc_exchange import KnownBy, Request, RpcExchange, Seen, Workers, requests, seen, workers
+from dlearn.trace.rpc.rpc_references import deletions, references
+
+if TYPE_CHECKING:
+    from dlearn.trace.trace import Process
+
+REPLY_OF = {
+    "PYTHON_CALL": "PYTHON_RET",
+    "SCRIPT_CALL": "SCRIPT_RET",
+    "PYTHON_REMOTE_CALL": "REMOTE_RET",
+    "SCRIPT_REMOTE_CALL": "REMOTE_RET",
+    FORWARD: "FORWARD_AUTOGRAD_RESP",
+    BACKWARD: "BACKWARD_AUTOGRAD_RESP",
+    FETCH: "RREF_FETCH_RET",
+    CLEANUP: "CLEANUP_AUTOGRAD_CONTEXT_RESP",
+    ACCEPT: "RREF_ACK",
+    FORK: "RREF_ACK",
+    DELETE: "RREF_ACK",
+    RREF_BACKWARD: "RREF_BACKWARD_RESP",
+    "": "",
+}
+
+
+@dataclass(frozen=True)
+class Rpc:
+    """All exchanges, in the order of sending. `logged` counts the requests that the agents' logs tell of.
+
+    `gaps` says in words what is missing from the logs.
+    """
+
+    exchanges: tuple[RpcExchange, ...] = ()
+    logged: int = 0
+    gaps: tuple[str, ...] = ()
+
+    @property
+    def explained(self) -> int:
+        """Requests of the log whose kind is known."""
+        return sum(each.request is not None and each.kind != "" for each in self.exchanges)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the logs are here: then no request is missing."""
+        return not self.gaps
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What is missing, and how many requests are of an unknown kind."""
+        unknown = self.logged - self.explained
+        if not unknown:
+            return self.gaps
+        return (*self.gaps, f"of {unknown:,} of {self.logged:,} requests over RPC the kind is unknown")
+
+    def of(self, events: Iterable[Event]) -> Rpc:
+        """Those that these events caused: a call, a window, or all of a context or a backward pass that they began."""
+        mine: set[tuple[int, int]] = set()
+        opened: dict[str, set[int | None]] = {"context": set(), "backward": set()}
+        for event in events:
+            mine.add((event.rank, event.number))
+            if isinstance(event, RpcWindow) and event.op in opened:
+                opened[event.op].add(event.context)
+        found = [
+            each
+            for each in self.exchanges
+            if (each.cause is not None and (each.cause.rank, each.cause.number) in mine)
+            or (each.context is not None and each.context in opened["context"])
+            or (each.kind == BACKWARD and each.context is not None and each.context in opened["backward"])
+        ]
+        return self._keep(found)
+
+    def sent_between(self, wanted: Callable[[int | None], bool]) -> Rpc:
+        """Those that were called, or sent by C++ itself, at a time that is wanted."""
+        return self._keep(
+            [each for each in self.exchanges if wanted(each.call.start_ns if each.call is not None else each.sent_ns)]
+        )
+
+    def _keep(self, found: Sequence[RpcExchange]) -> Rpc:
+        return Rpc(tuple(found), sum(each.request is not None for each in found), self.gaps)
+
+
+def join_rpc(processes: Sequence[Process], events: Sequence[Event]) -> Rpc:
+    """Everything that the processes know of their RPCs."""
+    known = workers(processes)
+    if not known.by_id:
+        return Rpc()
+    found, gaps = requests(processes, known)
+    exchanges = join(seen(events, known), found, known)
+    lost = sum(each.request is None for each in exchanges)
+    if lost and not gaps:
+        torch = sorted({process.header.torch for process in processes})
+        gaps.append(
+            f"{lost:,} of {len(exchanges):,} calls do not stand in the agents' logs as torch {', '.join(torch)} writes"
+            " them: what else was sent is not known"
+        )
+    return Rpc(tuple(exchanges), len(found), tuple(gaps))
+
+
+def kind_of_reply(exchange: RpcExchange) -> str:
+    """The message type of a reply. In a context it is wrapped where a tensor in it needs a gradient."""
+    call, answer = exchange.call, answer_of(exchange)
+    if exchange.reply is None and exchange.cause is not None and exchange.cause.failed:
+        return "EXCEPTION"
+    if call is not None and call.op == "remote":
+        return "REMOTE_RET"
+    if exchange.kind != FORWARD or (answer is not None and answer.needs_grad):
+        return REPLY_OF[exchange.kind]
+    if call is None:
+        return REPLY_OF[FETCH]
+    if call.flavour == "python":
+        return "PYTHON_RET"
+    # Where nobody saw the result: a builtin hands its need of a gradient on.
+    return REPLY_OF[FORWARD] if call.needs_grad and answer is None else "SCRIPT_RET"
+
+
+def answer_of(exchange: RpcExchange) -> RpcReply | RpcResult | None:
+    """What was sent back: as Python packed it there, or, where C++ did, as the caller got it."""
+    if exchange.reply is not None:
+        return exchange.reply
+    if exchange.call is not None:
+        return exchange.call.result
+    cause = exchange.cause
+    return cause.result if isinstance(cause, RpcWindow) and exchange.kind in (FETCH, FORWARD) else None
+
+
+def kind_of_call(call: RpcCall) -> str:
+    """The message type of a call. In a context it is wrapped, to carry autograd's ids; a builtin only if need be."""
+    if call.context is not None and (call.flavour != "builtin" or call.needs_grad):
+        return FORWARD
+    packed_by = "PYTHON" if call.flavour == "python" else "SCRIPT"
+    return f"{packed_by}_REMOTE_CALL" if call.op == "remote" else f"{packed_by}_CALL"
+
+
+def join(saw: Seen, logged: Sequence[Request], known: Workers) -> list[RpcExchange]:
+    """Every request as an exchange, with all that is known of it; and the calls that the log does not have."""
+    board = RequestBoard(logged)
+    exchanges = _python_calls(saw, board, known)
+    exchanges += _fetches(saw, board, known)
+    exchanges += _backward(saw, board, known)
+    # What a stretch of Python tells before what only a rule does: two messages may be under way at the same time.
+    exchanges += references(saw, board, known, exchanges)
+    exchanges += _cleanups(saw, board, exchanges)
+    exchanges += _backward_in_cpp(saw, board, exchanges)
+    exchanges += deletions(board, saw, known)
+    exchanges += _unknown(saw, board, exchanges)
+    exchanges.sort(key=lambda exchange: exchange.sent_ns or exchange.received_ns or 0)
+    over = {window.context: window.end_ns for window in saw.windows["backward"] if window.end_ns is not None}
+    ids = {rank: worker for worker, rank in known.by_id.items()}
+    for number, exchange in enumerate(exchanges):
+        exchange.number = number
+        exchange.after_backward = exchange.context in over and (exchange.sent_ns or 0) > over[exchange.context]
+        exchange.worker_ids = ids.get(exchange.src, 0), ids.get(exchange.dst, 0)
+    return exchanges
+
+
+# Calls ----------------------------------------------------------------------------------------------------------------
+
+
+def _python_calls(saw: Seen, board: RequestBoard, known: Workers) -> list[RpcExchange]:
+    """The narrowest stretches first; of several requests in one, that whose times at both ends are nearest."""
+    found = []
+    for call in sorted(saw.calls, key=lambda call: call.handed_ns - call.start_ns):
+        kind, dst, cause = kind_of_call(call), known.rank(call.to), (call, call.context)
+        run, reply = saw.runs.get((call.rank, call.call)), saw.replies.get((call.rank, call.call))
+        stretch = SentBetween(call.rank, call.start_ns, call.handed_ns, dst)
+        exchange = board.claim(kind, "python", cause, stretch, partial(_misfit, call, run, reply))
+        if exchange is None:
+            exchange = RpcExchange(call.rank, dst, kind, "python", cause=call, context=call.context)
+        exchange.call, exchange.run, exchange.reply = call, run, reply
+        found.append(exchange)
+    return found
+
+
+_IMPOSSIBLE_NS = 10**12
+
+
+def _misfit(call: RpcCall, run: RpcRun | None, reply: RpcReply | None, request: Request) -> int:
+    """How far what Python saw at both ends is from what the log says of this request; a wrong order counts most."""
+    steps = (
+        (call.start_ns, request.sending_ns),
+        (request.running_ns or request.received_ns, run.arrived_ns if run is not None else None),
+        (run.end_ns if run is not None else None, request.ran_ns),
+        (reply.start_ns if reply is not None else None, request.replying_ns),
+        (request.answered_ns, call.end_ns),
+    )
+    gaps = [later - earlier for earlier, later in steps if earlier is not None and later is not None]
+    return sum(gap if gap >= 0 else _IMPOSSIBLE_NS for gap in gaps)
+
+
+def _fetches(saw: Seen, board: RequestBoard, known: Workers) -> list[RpcExchange]:
+    found = []
+    for window in shortest_first([*saw.windows["to_here"], *saw.windows["rref backward"]]):
+        cause, stretch = (window, window.context), stretch_of(window, known.rank(window.to))
+        exchange = board.claim(_fetch_kind(window), "window", cause, stretch)
+        if exchange is not None:
+            _add_fetched_value(exchange, saw, known)
+            found.append(exchange)
+    return found
+
+
+def _fetch_kind(window: RpcWindow) -> str:
+    if window.op == "rref backward":
+        return RREF_BACKWARD
+    return FETCH if window.context is None else FORWARD
+
+
+def _add_fetched_value(exchange: RpcExchange, saw: Seen, known: Workers) -> None:
+    """The value was packed at the owner before the reply went, and has arrived inside the window."""
+    request, window = exchange.request, exchange.cause
+    if request is None or window is None:
+        return
+    for (owner, number), reply in saw.fetched.items():
+        arrival = saw.arrivals.get((owner, number))
+        if arrival is None or owner != exchange.dst or arrival.rank != exchange.src:
+            continue
+        inside = window.start_ns <= arrival.start_ns <= (window.end_ns or arrival.start_ns)
+        if inside and arrival.thread == window.thread:
+            exchange.reply, exchange.arrival = reply, arrival
+            return
+
+
+# Distributed autograd -------------------------------------------------------------------------------------------------
+
+
+def _backward(saw: Seen, board: RequestBoard, known: Workers) -> list[RpcExchange]:
+    """Inside the execution of a recv node; else while a gradient from elsewhere is being worked on."""
+    found = []
+    for window in shortest_first(saw.windows["crossing"]):
+        dst = known.by_id.get(window.to) if window.to is not None else None
+        exchange = board.claim(BACKWARD, "window", (window, window.context), stretch_of(window, dst))
+        if exchange is not None:
+            found.append(exchange)
+    return found + _gradients_from_cpp(saw, board, known)
+
+
+def _gradients_from_cpp(saw: Seen, board: RequestBoard, known: Workers) -> list[RpcExchange]:
+    """The last that came in this backward pass before the gradient was there; the last gradient chooses first."""
+    found = []
+    began = {window.context: window.start_ns for window in saw.windows["backward"]}
+    for window in sorted(saw.windows["gradient"], key=lambda window: -window.start_ns):
+        src = known.rank(window.to)
+        sent = board.within(SentBetween(src, began.get(window.context, 0), window.start_ns, window.rank))
+        came = [(each.received_ns, each) for each in sent if each.received_ns is not None]
+        candidates = [each for each in came if each[0] <= window.start_ns]
+        if candidates:
+            request = max(candidates, key=lambda each: each[0])[1]
+            found.append(board.take(request, BACKWARD, "window", (window, window.context)))
+    return found
+
+
+def _backward_in_cpp(saw: Seen, board: RequestBoard, exchanges: Sequence[RpcExchange]) -> list[RpcExchange]:
+    """Where no Python saw the tensors come in: back along each way that they took forward, during the backward pass."""
+    ways: dict[int | None, Counter[tuple[int, int]]] = defaultdict(Counter)
+    for exchange in exchanges:
+        call, reply = exchange.call, exchange.reply
+        if exchange.kind == BACKWARD:
+            ways[exchange.context][exchange.src, exchange.dst] -= 1
+        if exchange.kind != FORWARD:
+            continue
+        if call is not None and call.needs_grad:
+            ways[exchange.context][exchange.dst, exchange.src] += 1
+        unseen = reply is None and (call is None or (call.flavour != "python" and call.needs_grad))
+        if unseen or (reply is not None and reply.needs_grad):
+            ways[exchange.context][exchange.src, exchange.dst] += 1
+    found = []
+    for window in [*saw.windows["backward"], *saw.windows["rref backward"]]:
+        for (here, there), count in ways[window.context].items():
+            for request in board.within(SentBetween(here, window.start_ns, window.end_ns, there))[: max(0, count)]:
+                found.append(board.take(request, BACKWARD, "rule", (window, window.context)))
+    return found
+
+
+def _cleanups(saw: Seen, board: RequestBoard, exchanges: Sequence[RpcExchange]) -> list[RpcExchange]:
+    """From the driver inside its release; from there on, by each worker to all that it has met in this context.
+
+    A worker does so when the first such request comes to it.
+    """
+    met: dict[tuple[int, int | None], set[int]] = defaultdict(set)
+    for exchange in exchanges:
+        if exchange.context is not None and exchange.kind in (FORWARD, BACKWARD):
+            met[exchange.src, exchange.context].add(exchange.dst)
+            met[exchange.dst, exchange.context].add(exchange.src)
+    found: list[RpcExchange] = []
+    for window in saw.windows["release"]:
+        # When it begins there, until when, and where.
+        waves: list[tuple[int, int, int]] = [(window.start_ns, window.end_ns or 2**62, window.rank)]
+        told: set[int] = set()
+        while waves:
+            first_ns, last_ns, rank = heappop(waves)
+            if rank in told:
+                continue
+            told.add(rank)
+            for dst in sorted(met[rank, window.context]):
+                known_by: KnownBy = "window" if rank == window.rank else "rule"
+                misfit = partial(_not_passed_on, board, met[dst, window.context])
+                cause, stretch = (window, window.context), SentBetween(rank, first_ns, last_ns, dst)
+                told_it = board.claim(CLEANUP, known_by, cause, stretch, misfit)
+                if told_it is None:
+                    continue
+                found.append(told_it)
+                came = told_it.request.received_ns if told_it.request is not None else None
+                if came is not None:
+                    heappush(waves, (came, told_it.reply_sent_ns or 2**62, dst))
+    return found
+
+
+def _unknown(saw: Seen, board: RequestBoard, exchanges: Sequence[RpcExchange]) -> list[RpcExchange]:
+    """The requests whose kind nothing tells; each belongs to the one context that was open at both its ends."""
+    windows = {window.context: window for window in saw.windows["context"]}
+    met: dict[int, set[int | None]] = defaultdict(set)
+    for window in windows.values():
+        met[window.rank].add(window.context)
+    for exchange in exchanges:
+        met[exchange.src].add(exchange.context)
+        met[exchange.dst].add(exchange.context)
+
+    def is_open(context: int | None, at_ns: int) -> bool:
+        window = windows.get(context)
+        return window is not None and window.start_ns <= at_ns <= (window.end_ns or at_ns)
+
+    found = []
+    for request in board.left():
+        exchange = board.take(request, "", "unknown")
+        common = met[request.src] & met[request.dst]
+        contexts = [context for context in common if is_open(context, request.first_ns)]
+        if len(contexts) == 1:
+            exchange.context = contexts[0]
+        found.append(exchange)
+    return found
+
+
+def _not_passed_on(board: RequestBoard, peers: set[int], request: Request) -> int:
+    """To how many of the receiver's peers it sends nothing while it works on this request."""
+    if request.received_ns is None:
+        return len(peers)
+    meanwhile = [SentBetween(request.dst, request.received_ns, request.replying_ns, peer) for peer in peers]
+    return sum(not board.within(each) for each in meanwhile)
