@@ -13,14 +13,14 @@ from dlearn.sources import tcp_store
 
 
 def meet():
-    """Two ranks ask for a key that rank 0 sets when both are about to."""
+    """All others ask for a key that rank 0 sets when they are about to."""
     import time
 
     import torch.distributed as dist
 
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 0:
-        while store.add("asking", 0) < 2:
+        while store.add("asking", 0) < dist.get_world_size() - 1:
             time.sleep(0.01)
         store.set("late", "value")
         return None
