@@ -72,6 +72,7 @@ def test_a_rank_waits_for_a_key_until_it_is_there(trace):
 
 def test_it_is_told_and_drawn(trace):
     assert "store get" in str(explain(trace))
+    assert "from a rank to itself." in str(explain(trace)), "over a connection of its own"
     legend = draw.timeline(trace).get_legend()
     assert "store" in [text.get_text() for text in legend.get_texts()]
 

@@ -63,7 +63,9 @@ def explain(trace: Trace) -> Explanation:
         sentences += _told("Before training", before, trace)
     sentences += _told(f"In {part}" if step else "In all", asked, trace)
     sent = traffic_of(last, trace)
-    sentences.append(totals(part, sent))
+    # A service answers its own process over a connection, too.
+    over = "" if any(isinstance(each.ends[0], ServiceCall) for each in last) else ", over no wire"
+    sentences.append(totals(part, sent, over))
     on_the_wire = reconcile(trace)
     if on_the_wire.whole.pairs:
         sentences.append(on_the_wire.sentence)
@@ -116,8 +118,8 @@ def rpc_overview(trace: Trace) -> str:
     return f"RPC: {rpc.explained:,} of {rpc.logged:,} requests of the agents' logs explained ({known}){ours}."
 
 
-def totals(part: str, sent: Traffic) -> str:
-    """The bytes that each rank sent; one number where all sent the same."""
+def totals(part: str, sent: Traffic, over: str) -> str:
+    """Tell the bytes that each rank sent; `over` says over what those went that a rank sent itself."""
     each: Counter[int] = Counter(dict.fromkeys(sent.ranks, 0))
     for (src, _), size in sent.payload_bytes.items():
         each[src] += size
@@ -133,7 +135,7 @@ def totals(part: str, sent: Traffic) -> str:
         told = listed([f"{sent.labels[rank]} sends {size:,} B" for rank, size in each.items()]) + " of payload"
     missing = f"; {sent.by_how['missing']:,} B were expected and never came" if "missing" in sent.by_how else ""
     own = sum(size for (src, dst), size in sent.payload_bytes.items() if src == dst)
-    itself = f", {own:,} B of it from a rank to itself, over no wire" if own else ""
+    itself = f", {own:,} B of it from a rank to itself{over}" if own else ""
     without = f"; {count_text(sent.unexplained, 'operation')} not counted" if sent.unexplained else ""
     without += f"; {count_text(sent.unsized, 'message')} of unknown size not counted" if sent.unsized else ""
     return f"In {part} {told}, {sent.total_bytes:,} B in all{itself}{missing}{without}."
