@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter, defaultdict
@@ -100,6 +101,15 @@ def test_no_file_name_stands_twice():
 def test_a_room_is_seen_at_a_glance():
     rooms = Counter(str(path.parent.relative_to(HOUSE)) for path in HOUSE.rglob("*.py"))
     assert {room: files for room, files in rooms.items() if files > 25} == {}
+
+
+@pytest.mark.parametrize("page", ["how-it-works", "new-recorder", "own-questions", "trace-file"])
+def test_pages_name_files_that_are_there(page):
+    text = (HOUSE.parent / "docs" / f"{page}.md").read_text()
+    named = set(re.findall(r"`([\w/]+\.(?:py|js|css))`", text))
+    elsewhere = {path.name for path in HOUSE.rglob("*.*")}
+    there = {name for name in named if any((root / name).exists() for root in (HOUSE, HOUSE.parent))}
+    assert named - there <= ({name for name in named if "/" not in name} & elsewhere)
 
 
 def test_files_are_read_in_one_sitting():
