@@ -1,7 +1,7 @@
 """The ring: everybody sends to the LEFT (rank r to rank r-1) and receives from the right, one chunk in each step.
 
 It is the algorithm of gloo's all_reduce, with its chunks and its order of adding: the results are equal in every bit.
-Most pictures show it turning to the right.
+Most pictures show it turning in the other direction. (Gloo's own schedule, as predicted: join/gloo_schedules.py.)
 
     reduce-scatter, n-1 steps: a chunk travels from rank to rank and each adds its share; rank r ends with chunk r
     all-gather, n-1 steps: the complete chunks travel once round

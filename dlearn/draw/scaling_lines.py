@@ -13,7 +13,7 @@ from dlearn.analysis.costs.scaling import scaling as scaling_of
 from dlearn.analysis.findings import size_text
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT, cut, plain, points, text_width
-from dlearn.draw.palette import INK, LINES, SERIES
+from dlearn.draw.palette import GRID, INK, LINES, SERIES
 from dlearn.trace.trace import Trace
 
 _HEIGHT_IN = 3.2
@@ -94,7 +94,7 @@ def label_axes(ax: Axes, told: Scaling, right: float) -> None:
     ax.set_xticks(shown, [f"{size:,}" for size in shown], fontsize=TEXT_PT, color=INK)
     ticks = [tick for tick in ax.get_yticks() if 0 <= tick <= top * 1.08]
     ax.set_yticks(ticks, [size_text(round(tick)) for tick in ticks], fontsize=TEXT_PT, color=INK)
-    ax.hlines(ticks, 0, right, colors="#e6e6e6", linewidth=0.6, zorder=0)
+    ax.hlines(ticks, 0, right, colors=GRID, linewidth=0.6, zorder=0)
     ax.set_xlabel(
         "examples in a batch (B)" if told.name == "B" else told.name,
         fontsize=TEXT_PT,

@@ -25,7 +25,7 @@ from dlearn.trace.trace import Trace
 
 BINS = 200
 MOST_BARS = 4000
-"""Of each of bars, spans, ticks: more of them than this cannot be told apart."""
+"""Of each of bars, spans, ticks: more of them cannot be told apart. Then strips are drawn, not bars (draw/busy.py)."""
 MOST_SPAN_ROWS = 3
 _ROOM_FOR_STUCK = 0.6
 """What never ended lasts this much longer than all that was seen, so that its reason can be read."""

@@ -78,7 +78,7 @@ cell_names: dict[str, str] = {}
 
 
 def caller(frame: FrameType | None) -> Caller:
-    """What the stack above `frame` (the hook's own) says of the call that is being made."""
+    """Tell the phase of the call that is being made (forward, backward, ...) and its line, by the stack above `frame`."""
     task = torch._C._current_graph_task_id()
     backward = task if task >= 0 else None
     # The innermost function that is not ours made the call.

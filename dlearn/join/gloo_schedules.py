@@ -86,7 +86,10 @@ def _segments(ranks: int, payload: int, itemsize: int) -> Segments:
 
 
 def _ring(ranks: int, payload: int, cut: Segments, *, first_chunk: int, first_step: int, steps: int) -> Iterator[Send]:
-    """In step i every rank sends the i-th segment from the beginning of its first chunk on, round the data."""
+    """In step i every rank sends the i-th segment from the beginning of its first chunk on, round the data.
+
+    Here is the direction of gloo's ring decided: to the left, rank r to rank r-1. (Its all-gather goes to the right.)
+    """
     for i in range(steps if payload else 0):
         for segment in range(i % cut.per_chunk, cut.filled, cut.per_chunk):
             rank = ((segment - i) // cut.per_chunk - first_chunk) % ranks

@@ -13,7 +13,7 @@ from dlearn.analysis.costs.bandwidth import speed_text
 from dlearn.analysis.findings import size_text, time_text
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT, points, text_width
-from dlearn.draw.palette import FAINT, INK, SERIES
+from dlearn.draw.palette import FAINT, GRID, INK, SERIES
 from dlearn.errors import DlearnError
 from dlearn.lessons.trees_and_rings import ALGORITHMS, Measurement, Model, cost, crossover, finding, medians_of
 
@@ -129,7 +129,7 @@ def label_axes(ax: Axes, left: float, right: float) -> None:
     ax.set_xticks(shown, [sizes[size] for size in shown], fontsize=TEXT_PT, color=INK)
     ax.set_yticks(list(times), list(times.values()), fontsize=TEXT_PT, color=INK)
     ax.minorticks_off()
-    ax.hlines(list(times), left, right, colors="#e6e6e6", linewidth=0.6, zorder=0)
+    ax.hlines(list(times), left, right, colors=GRID, linewidth=0.6, zorder=0)
     ax.spines["bottom"].set_bounds(left, right)
     ax.set_xlabel("bytes that each rank has (S)", fontsize=TEXT_PT, color=INK, labelpad=2, loc="left")
     ax.set_ylabel("time of one all-reduce", fontsize=TEXT_PT, color=INK)

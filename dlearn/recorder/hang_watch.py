@@ -1,4 +1,4 @@
-"""The sentence about a hang, printed while it hangs: who waits for whom, at which call.
+"""Prints the sentence of a hang (analysis/hanging/hang_words.py) while it hangs: who waits for whom, at which call.
 
 A thread looks now and then whether anything was reported. If nothing was for a while, it notes where the program is;
 if the program is inside a call as well, it reads the files of all processes of this host, as anybody can afterwards,

@@ -310,7 +310,8 @@ def _world_size(files: list[ProcessFile]) -> int:
 def _assign_ranks(
     files: list[ProcessFile], world: int, problems: list[str], clocks: dict[str, Clock]
 ) -> tuple[tuple[Process, ...], tuple[Event, ...]]:
-    """The cluster's rank, else the default group's, else the next number that nobody can have."""
+    """Give each process its rank: the cluster's or launcher's (recorder/headers.py), else the default group's, else the
+    next number that nobody can have."""
     taken: dict[int, ProcessFile] = {}
     strays: list[ProcessFile] = []
     for file in files:

@@ -1,4 +1,4 @@
-"""Every sentence about who waits for whom."""
+"""Every sentence of a hang: who waits for whom."""
 
 from __future__ import annotations
 
