@@ -78,7 +78,8 @@ cell_names: dict[str, str] = {}
 
 
 def caller(frame: FrameType | None) -> Caller:
-    """Tell the phase of the call that is being made (forward, backward, ...) and its line, by the stack above `frame`."""
+    """Tell the phase of the call that is being made (forward, backward, ...), its line and more, by the stack above
+    `frame`, the hook's own."""
     task = torch._C._current_graph_task_id()
     backward = task if task >= 0 else None
     # The innermost function that is not ours made the call.

@@ -31,8 +31,8 @@ from dlearn.trace.wording import Fact, Reason, ReasonKind
 __all__ = ["FRAME_BYTES", "MOST_MESSAGES", "Schedule", "Send", "chunk_bounds", "schedule", "schedule_of", "wire_bytes"]
 
 FRAME_BYTES = 48
-"""Gloo's byte framing: its frame (`Op`, tcp/pair.h). A message costs two from its sender, "I have one for you" and its header, and one
-back from its receiver, "I am ready for it"; a message of no bytes costs them too."""
+"""Gloo's byte framing (`Op`, tcp/pair.h). A message costs two frames from its sender, "I have one for you" and its
+header, and one back from its receiver, "I am ready for it"; a message of no bytes costs them too."""
 
 MOST_MESSAGES = 20_000
 """Of one operation. A longer schedule is not unrolled; `messages` says so. (8 ranks reach it with 1.4 GB.)"""
