@@ -113,7 +113,7 @@ import torch.distributed as dist
 from dlearn import Cluster, DlearnError
 
 def reduce(end):
-    for _ in range(1000):
+    for _ in range(4000):
         dist.all_reduce(torch.ones(1))
     if end == "die" and dist.get_rank():
         os._exit(7)
