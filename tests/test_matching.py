@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from traces import Job, header
 
 from dlearn.trace.event import NOT_OBSERVED, Collective, End, Footer, GroupFact, PointToPoint, Socket
-from dlearn.trace.matching import match
-from dlearn.trace.trace import Process, Trace
+from dlearn.trace.process import Process
+from dlearn.trace.trace import Trace
 
 
 def ends(match):
@@ -208,7 +208,7 @@ def test_every_event_is_in_exactly_one_match(calls):
         else:
             peer = None if kind == "recv any" else other
             events.append(PointToPoint(op=kind[:4], peer=peer, tag=tag, **common))
-    matches = match(processes, events)
+    matches = Trace(Path("none"), tuple(processes), events).matches
     keys = [(end.rank, end.number) for each in matches for end in each.ends]
     assert sorted(keys) == sorted((event.rank, event.number) for event in events)
     for each in matches:

@@ -22,7 +22,6 @@ from traces import Job
 from dlearn import Cluster, Trace, messages, operations
 from dlearn.cluster import spares
 from dlearn.trace.event import NOT_OBSERVED, End, TensorInfo
-from dlearn.trace.matching import match
 from dlearn.trace.mpi_facts import ANY_TAG, CANCELLED
 
 HERE = Path(__file__).parent
@@ -105,7 +104,7 @@ def test_wildcards_and_what_is_taken_back_meet_as_in_mpi(tmp_path_factory, calls
                 mpi.take_back(rank)
     mpi.close()
     trace = job.load()
-    found = match(trace.processes, trace.events)
+    found = trace.matches
     assert {tuple((end.rank, end.number) for end in each.ends) for each in found if len(each.ends) == 2} == mpi.pairs
     assert sum(len(each.ends) for each in found) == len(calls)
 

@@ -20,7 +20,7 @@ from torch.jit import _builtins
 from dlearn import Cluster, Trace, draw, explain, export, messages, record, span
 from dlearn.analysis import iteration, iterations, reconcile, traffic
 from dlearn.analysis.telling.words import message_sentence
-from dlearn.analysis.volume.message_table import csv_lines
+from dlearn.analysis.volume.message_lines import csv_lines
 from dlearn.analysis.walking import walkthrough
 from dlearn.play.packing import columns
 from dlearn.trace.event import Counters, RpcCall, RpcWindow

@@ -161,7 +161,7 @@ def test_windows_side_by_side_hold_everything_once(tmp_path_factory, made):
             job.recv(1, 0, start_ns=received, end_ns=50 * MS)
     trace = job.load()
     windows = [trace.between(a, b) for a, b in zip([0.0, *cuts], [*cuts, None], strict=True)]
-    assert sorted(sum((window.events for window in windows), ()), key=_key) == sorted(trace.events, key=_key)
+    assert sorted([event for window in windows for event in window.events], key=_key) == sorted(trace.events, key=_key)
     assert sum(len(operations(window)) for window in windows) == len(operations(trace))
     assert sum(traffic(window).total_bytes for window in windows) == traffic(trace).total_bytes
     assert all(not operation.unseen for window in windows for operation in operations(window))

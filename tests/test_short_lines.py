@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from traces import header
+from traces import all_events, header
 
 from dlearn.trace.event import (
     NOT_OBSERVED,
@@ -58,8 +58,8 @@ def test_a_program_that_says_the_same_again_writes_numbers_only(tmp_path):
         steps.append((number, 10 * number + 5, "wait"))
     path = write(tmp_path, steps)
     assert short_lines(path) == [b"[0,5,1]", b"[0,1,10,-1,2,-1]", b"[1,15,1]", b"[0,2,20,-1,3,-1]", b"[2,25,1]"]
-    events = read(path).all_events()
-    assert events == read(write(tmp_path, steps, at_length=True)).all_events()
+    events = all_events(read(path))
+    assert events == all_events(read(write(tmp_path, steps, at_length=True)))
     assert [(each.number, each.start_ns, each.end_ns, each.ended_by, each.tensors) for each in events] == [
         (0, 0, 5, "wait", TENSORS),
         (1, 10, 15, "wait", TENSORS),
@@ -110,8 +110,8 @@ def test_short_or_at_length_the_events_are_the_same(tmp_path_factory, steps):
     folder = tmp_path_factory.mktemp("trace")
     short, long = read(write(folder, steps)), read(write(folder, steps, at_length=True))
     assert short.problems == long.problems == []
-    assert short.all_events() == long.all_events()
-    assert short.event_count == len(long.all_events())
+    assert all_events(short) == all_events(long)
+    assert short.event_count == len(all_events(long))
 
 
 @pytest.mark.parametrize(
@@ -156,8 +156,8 @@ def test_a_damaged_short_line_is_named_and_costs_no_other(tmp_path, line, told):
     assert len(file.problems) == 1
     assert f"one damaged line was left out (line {len(lines) + 1}" in file.problems[0]
     assert told in file.problems[0]
-    assert [each.number for each in file.all_events()] == [0, 1]
-    assert not any(each.pending for each in file.all_events())
+    assert [each.number for each in all_events(file)] == [0, 1]
+    assert not any(each.pending for each in all_events(file))
 
 
 def test_what_is_told_at_an_end_only_changes_no_event_that_is_like_it(tmp_path):
@@ -173,7 +173,7 @@ def test_what_is_told_at_an_end_only_changes_no_event_that_is_like_it(tmp_path):
         ],
     )
     assert len(short_lines(path)) == 2
-    assert [(each.peer, each.tag, each.end_ns) for each in read(path).all_events()] == [
+    assert [(each.peer, each.tag, each.end_ns) for each in all_events(read(path))] == [
         (2, 9, 5),
         (0, 4, 15),
         (None, -1, None),
@@ -195,7 +195,7 @@ def test_events_of_a_file_without_its_end_do_not_hang_where_lines_are_lost(tmp_p
         (PointToPoint, {**SEND, "number": number, "start_ns": number, "seq": number}) for number in range(3)
     ]
     path = write(tmp_path, steps)
-    assert all(each.pending for each in read(path).all_events())
+    assert all(each.pending for each in all_events(read(path)))
     path.write_bytes(path.read_bytes().replace(b"[0,1,1,-1,1,-1]\n", b""))
-    lost = read(path).all_events()
+    lost = all_events(read(path))
     assert [(each.number, each.ended_by) for each in lost] == [(0, NOT_OBSERVED), (2, NOT_OBSERVED)]

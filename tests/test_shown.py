@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 
+import pytest
 from traces import Job
 
 from dlearn import messages, operations
@@ -50,10 +52,14 @@ def many(tmp_path, count=12):
     return job.load()
 
 
-def test_operations_are_a_table_of_the_first_ten_and_a_tuple_of_all(tmp_path):
+def test_operations_are_a_table_of_the_first_ten_and_a_sequence_of_all(tmp_path):
     asked = operations(many(tmp_path))
     assert len(asked) == 12
-    assert isinstance(asked, tuple)
+    assert isinstance(asked, Sequence)
+    assert [each.seq for each in asked] == [each.seq for each in asked[:]] == list(range(1, 13))
+    assert asked[-1] is asked[11]
+    with pytest.raises(IndexError):
+        asked[12]
     first, head, *rows, rest = str(asked).splitlines()
     assert first == "12 operations: 12 all_reduce"
     assert head.split() == ["operation", "ranks", "at,", "ms", "took,", "ms", "gives,", "B", "what"]

@@ -4,6 +4,8 @@ import re
 from pathlib import Path
 from typing import Any, get_args
 
+from traces import all_events
+
 from dlearn.trace.event import FORMAT, FORMATS
 from dlearn.trace.job_facts import AnyLine
 from dlearn.trace.short_lines import ENDED_BY
@@ -32,7 +34,7 @@ def write_example(folder: Path) -> Path:
 def test_its_examples_are_a_trace(tmp_path):
     file = read(write_example(tmp_path))
     assert (file.problems, file.header.format) == ([], FORMAT)
-    one, other = file.all_events()
+    one, other = all_events(file)
     assert (one.number, one.ended_by, other.ended_by) == (41, "callback", "callback")
     assert (other.number, other.parent, other.seq, other.backward, other.end_ns) == (97, 96, 8, 2, 93482935107315)
     assert other.inputs == one.inputs
@@ -48,5 +50,5 @@ def test_its_program_reads_a_file(tmp_path, monkeypatch, capsys):
     names: dict[str, Any] = {}
     exec(program, names)  # The page's own program.
     assert capsys.readouterr().out == "2 events\n"
-    mine = [(event.number, event.start_ns, event.parent, event.seq) for event in read(path).all_events()]
+    mine = [(event.number, event.start_ns, event.parent, event.seq) for event in all_events(read(path))]
     assert [(each["number"], each["start_ns"], each["parent"], each["seq"]) for each in names["found"]] == mine

@@ -63,7 +63,7 @@ def test_what_ranks_hold_is_not_shown_without_the_messages_before(tmp_path):
     job = Job(tmp_path, ranks=3)
     job.collective("all_reduce", size=1200)
     trace = job.load()
-    every = messages(trace).items
+    every = messages(trace)
     walks = [
         walkthrough(trace, messages=some)
         for some in (every[:7], every[12:], [message for message in every if message.src == 0])
@@ -157,7 +157,7 @@ def test_a_bucket_is_averaged_only_if_all_its_messages_came(tmp_path, called, sh
     job.collective("all_reduce", ranks=called, start_ns=30, end_ns=60 if len(called) == 2 else None, **launched)
     trace = job.load()
     assert len(messages(trace)) == 8
-    walk = walkthrough(trace, messages=messages(trace).items[:shown])
+    walk = walkthrough(trace, messages=messages(trace)[:shown])
     board = next(each for each in walk.boards if each.lasting)
     assert at_the_end(walk, board) == {f"bucket 0: {state}"}
 

@@ -30,11 +30,18 @@ from dlearn.trace.event import (
     Stretch,
     TensorInfo,
 )
+from dlearn.trace.store import ProcessFile
+from dlearn.trace.tables.event_table import joined
 from dlearn.trace.trace import Trace
 from dlearn.trace.writer import Writer
 
 Time = int | None | Mapping[int, int | None]
 """Of all ranks, or by rank. None: never, it hangs."""
+
+
+def all_events(file: ProcessFile) -> list[Event]:
+    """Every event of one process's file, in the order of their numbers."""
+    return joined(file.tables(-1), by="number").events()
 
 
 def header(rank: int | None = 0, **facts: Any) -> Header:

@@ -51,7 +51,7 @@ def check_ending(path: Path) -> None:
 
 def context_of(trace: Trace, context: int | None) -> int | None:
     """The same; WrongArguments where the trace has no graph of it."""
-    contexts = sorted({event.context for event in trace.events if isinstance(event, AutogradNode)})
+    contexts = sorted({event.context for event in trace.of(AutogradNode)})
     if context is not None and context not in contexts:
         known = ", ".join(map(str, contexts)) or "none (record with graph=True)"
         raise WrongArguments(f"there is no graph of context {context} in this trace; there is {known}.")

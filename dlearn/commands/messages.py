@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from dlearn.analysis.volume.message_table import csv_lines, json_lines, text_lines
+from dlearn.analysis.volume.message_lines import csv_lines, json_lines, text_lines
 from dlearn.commands.asked import add_trace, load
 from dlearn.join.confirming import messages
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from operator import attrgetter
 
 import numpy as np
 from matplotlib.axes import Axes
 
 from dlearn.draw.arrows import Color, draw_steps
 from dlearn.draw.palette import Look, look
-from dlearn.join.columns import CallColumns, disjoint, spread
+from dlearn.join.columns import disjoint, spread
+from dlearn.trace.tables.operations import Calls
 
 
 @dataclass(frozen=True)
@@ -25,27 +25,26 @@ class Busy:
     waiting: dict[tuple[int, Look], np.ndarray]
 
 
-def busy_of(calls: CallColumns, *, start_ns: int, end_ns: int, bins: int) -> Busy:
+def busy_of(calls: Calls, *, start_ns: int, end_ns: int, bins: int) -> Busy:
     """Of the calls whose end was seen; all of the time from `start_ns` to `end_ns`, in `bins`."""
     width_ns = (end_ns - start_ns) / bins
-    start, end = (calls.start_ns - start_ns) / width_ns, (calls.end_ns - start_ns) / width_ns
+    until_ns = np.where(calls.ended, calls.end_ns, calls.start_ns)
+    start, end = (calls.start_ns - start_ns) / width_ns, (until_ns - start_ns) / width_ns
     middle = (calls.transfer_ns - start_ns) / width_ns
     # A call that was done before the last rank came has waited for nobody.
     middle = np.where(end <= middle, start, middle)
     transfer: dict[tuple[int, Look], np.ndarray] = {}
     waiting: dict[tuple[int, Look], np.ndarray] = {}
-    names = list(map(attrgetter("op"), calls.ends))
-    places = {name: i for i, name in enumerate(dict.fromkeys(names))}
-    looks = list(dict.fromkeys(look(name) for name in places))
-    number = {name: looks.index(look(name)) for name in places}
-    kind = calls.rank * len(looks) + np.fromiter(map(number.__getitem__, names), np.int64, len(names))
+    looks = list(dict.fromkeys(map(look, calls.ops)))
+    number = np.array([looks.index(look(name)) for name in calls.ops])
+    kind = calls.rank.astype(np.int64) * len(looks) + number[calls.op]
     for each in np.unique(kind[calls.ended]):
         mine = np.flatnonzero((kind == each) & calls.ended)
         key = (int(each) // len(looks), looks[int(each) % len(looks)])
         inside = _covered(start[mine], end[mine], bins)
         transfer[key] = _covered(middle[mine], end[mine], bins)
         waiting[key] = np.maximum(inside - transfer[key], 0)
-    return Busy(len(calls.ends), transfer, waiting)
+    return Busy(len(calls), transfer, waiting)
 
 
 def _covered(start: np.ndarray, end: np.ndarray, bins: int) -> np.ndarray:

@@ -9,18 +9,18 @@ from itertools import islice
 
 import numpy as np
 
-from dlearn.analysis.hanging.stuck import ended_well
 from dlearn.analysis.volume.flows import Sums, over_time
 from dlearn.analysis.walking.own_work import works_alone
 from dlearn.draw.arrows import MOST_ARROWS, Arrows, readable
 from dlearn.draw.bars import Bar, bars_of
 from dlearn.draw.busy import Busy, busy_of
 from dlearn.draw.lanes import Lane, rows_for, stack
-from dlearn.join.columns import CallColumns, calls_of
-from dlearn.join.joining import everybody
+from dlearn.join.joining import everybody, operations
 from dlearn.join.unrolling import messages_of
 from dlearn.trace.event import Gradient, Span
 from dlearn.trace.message import Operation
+from dlearn.trace.tables.event_table import NONE
+from dlearn.trace.tables.operations import Calls, Operations
 from dlearn.trace.trace import Trace
 
 BINS = 200
@@ -64,13 +64,11 @@ class Scene:
 
 def set_scene(trace: Trace) -> Scene:
     """Everything that a timeline of this trace shows."""
-    calls = calls_of(trace)
-    shown = calls.operations
-    spans = [event for event in trace.events if isinstance(event, Span)]
-    gradients = [event for event in trace.events if isinstance(event, Gradient)]
-    start_ns, end_ns = _window(calls, spans, gradients)
+    shown = operations(trace)
+    calls = shown.calls
+    start_ns, end_ns = _window(trace, calls)
     ranks = ranks_shown(trace)
-    many = len(calls.ends) > MOST_BARS
+    many = len(calls) > MOST_BARS
     bars = bars_of(_gone_wrong(shown) if many else shown, trace, until_ns=end_ns)
     # A bar whose end nobody saw takes some room, so that such bars do not hide each other.
     least_ns = (end_ns - start_ns) // 250
@@ -78,11 +76,11 @@ def set_scene(trace: Trace) -> Scene:
     rows = _rows(bars, until)
     if many:
         rows = [row + 1 for row in rows]  # Below the strip that says how busy the rank is.
-    all_spans, all_gradients = len(spans), len(gradients)
-    if all_spans > MOST_BARS:
-        spans = [span for span in spans if (span.end_ns or end_ns) - span.start_ns > (end_ns - start_ns) // BINS]
-    if all_gradients > MOST_BARS:
-        gradients = []
+    all_spans, all_gradients = (trace.rows.where(trace.table.is_a(kind)) for kind in (Span, Gradient))
+    lasted_ns = np.where(trace.table.end_ns == NONE, end_ns, trace.table.end_ns) - trace.table.start_ns
+    told_apart = (lasted_ns > (end_ns - start_ns) // BINS) | (len(all_spans) <= MOST_BARS)
+    spans = all_spans.where(told_apart).of(Span)
+    gradients = all_gradients.of(Gradient) if len(all_gradients) <= MOST_BARS else []
     span_rows = _rows(spans, [span.end_ns or end_ns for span in spans])
     sums = over_time(shown, set(ranks), start_ns=start_ns, end_ns=end_ns, bins=BINS)
     arrows = _arrows(shown, ranks, start_ns, end_ns) if sums.arrows <= MOST_ARROWS else None
@@ -96,11 +94,11 @@ def set_scene(trace: Trace) -> Scene:
         span_rows=span_rows,
         works=_shades(works_alone(trace)),
         gradients=gradients,
-        left_out={"span": all_spans - len(spans), "gradient": all_gradients - len(gradients)},
+        left_out={"span": len(all_spans) - len(spans), "gradient": len(all_gradients) - len(gradients)},
         lanes=stack(
             ranks,
             # Where nothing is called at all, the spans need no room for bars beside them.
-            rows=_depth([bar.rank for bar in bars], rows) if calls.ends else {span.rank: 0 for span in spans},
+            rows=_depth([bar.rank for bar in bars], rows) if len(calls) else {span.rank: 0 for span in spans},
             spans={
                 rank: min(depth, MOST_SPAN_ROWS) for rank, depth in _depth([s.rank for s in spans], span_rows).items()
             },
@@ -114,9 +112,9 @@ def set_scene(trace: Trace) -> Scene:
     )
 
 
-def _gone_wrong(shown: Sequence[Operation]) -> list[Operation]:
+def _gone_wrong(shown: Operations) -> list[Operation]:
     """The first of those that some rank did not come to or out of."""
-    wrong = (each for each in shown if each.missing or (not ended_well(each) and (each.pending or each.failed)))
+    wrong = (each for each in shown.unusual() if each.missing or each.pending or each.failed)
     return list(islice(wrong, MOST_BARS // 100))
 
 
@@ -126,14 +124,17 @@ def ranks_shown(trace: Trace) -> tuple[int, ...]:
     return tuple(sorted(found if len(found) <= _MOST_RANKS else trace.ranks))
 
 
-def _window(calls: CallColumns, spans: Sequence[Span], gradients: Sequence[Gradient]) -> tuple[int, int]:
+def _window(trace: Trace, calls: Calls) -> tuple[int, int]:
     """From the first moment seen to the last one; longer where something never ended."""
-    events = [*spans, *gradients]
-    start = min([*(event.start_ns for event in events), *calls.start_ns.tolist()], default=0)
-    last = max([*(event.end_ns or event.start_ns for event in events), *calls.end_ns.tolist()], default=0)
+    seen = trace.rows.where(trace.table.is_a(Span, Gradient)).rows
+    began_ns = np.append(calls.start_ns, trace.table.start_ns[seen])
+    if not len(began_ns):
+        return 0, 1000
+    start = int(began_ns.min())
+    end_ns = np.append(calls.end_ns, trace.table.end_ns[seen])
+    last = max(int(began_ns.max()), int(end_ns.max()))  # NONE is lower than any time.
     length = max(last - start, 1000)
-    stuck = any(calls.ends[place].pending for place in np.flatnonzero(~calls.ended))
-    return start, start + int(length * (1 + _ROOM_FOR_STUCK if stuck else 1))
+    return start, start + int(length * (1 + _ROOM_FOR_STUCK if calls.pending.any() else 1))
 
 
 def _rows(shown: Sequence[Bar | Span], until_ns: Sequence[int]) -> list[int]:
@@ -163,7 +164,7 @@ def _depth(ranks: Sequence[int], rows: Sequence[int]) -> dict[int, int]:
     return depth
 
 
-def _arrows(shown: Sequence[Operation], ranks: Sequence[int], start_ns: int, end_ns: int) -> Arrows | None:
+def _arrows(shown: Operations, ranks: Sequence[int], start_ns: int, end_ns: int) -> Arrows | None:
     """The messages of each operation that has any, between these ranks; None if they are too many."""
     lanes = set(ranks)
     found = [

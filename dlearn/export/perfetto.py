@@ -53,9 +53,8 @@ def _records(trace: Trace, tracks: Tracks) -> Iterator[Record]:
     for stretch in sorted(program_of(trace), key=tracks.outer_first):
         name, category = (stretch.name, "span") if isinstance(stretch, Span) else (stretch.phase, "phase")
         yield _slice(stretch, name, category, PROGRAM, tracks, {})
-    for event in trace.events:
-        if isinstance(event, Gradient | Bucket):
-            yield _instant(event, tracks)
+    for event in trace.of(Gradient, Bucket):
+        yield _instant(event, tracks)
     arrow = 0
     for part in parts_of(trace):
         sent = [] if part.steps else messages_of(part)

@@ -38,7 +38,7 @@ class Tracks:
             found |= {OnTrack(rank, CALLS, lane) for lane in self._place(calls, nested=False)}
         for rank, spans in _by_rank(program_of(trace)).items():
             found |= {OnTrack(rank, PROGRAM, lane) for lane in self._place(spans, nested=True)}
-        found |= {OnTrack(event.rank, GRADIENTS, 0) for event in trace.events if isinstance(event, Gradient | Bucket)}
+        found |= {OnTrack(event.rank, GRADIENTS, 0) for event in trace.of(Gradient, Bucket)}
         ordered = sorted(found, key=lambda place: (place.rank, _ORDER.index(place.kind), place.lane))
         self.ids = {place: number for number, place in enumerate(ordered, 1)}
 
@@ -92,9 +92,9 @@ def calls_of(trace: Trace) -> Iterator[End]:
     return (end for part in parts_of(trace) for end in part.ends)
 
 
-def program_of(trace: Trace) -> Iterator[Span | Stretch]:
+def program_of(trace: Trace) -> list[Span | Stretch]:
     """What says where the program was."""
-    return (event for event in trace.events if isinstance(event, Span | Stretch))
+    return trace.of(Span, Stretch)
 
 
 def _by_rank(events: Iterable[Event]) -> dict[int, list[Event]]:
@@ -107,7 +107,7 @@ def _by_rank(events: Iterable[Event]) -> dict[int, list[Event]]:
 def _window(trace: Trace) -> tuple[int, int]:
     """The first and the last moment that was seen."""
     first, last = [], []
-    for events in (calls_of(trace), (e for e in trace.events if isinstance(e, Span | Stretch | Gradient | Bucket))):
+    for events in (calls_of(trace), trace.of(Span, Stretch, Gradient, Bucket)):
         for event in events:
             first.append(event.start_ns)
             last.append(max(event.start_ns + 1, event.end_ns or 0))

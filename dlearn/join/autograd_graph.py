@@ -81,9 +81,8 @@ class AutogradGraph:
 
 def contexts_with_graph(trace: Trace) -> list[int | None]:
     """The contexts of this selection of the trace that have a graph, in the order of their first node."""
-    chosen = {getattr(event, "context", None) for event in trace.events}
-    every = (event for event in trace.whole.events if isinstance(event, AutogradNode))
-    return list(dict.fromkeys(event.context for event in every if event.context in chosen))
+    chosen = {getattr(event, "context", None) for event in trace.rows.firsts()}
+    return list(dict.fromkeys(event.context for event in trace.whole.of(AutogradNode) if event.context in chosen))
 
 
 def join_graph(trace: Trace, context: int | None = None) -> AutogradGraph:
@@ -91,12 +90,8 @@ def join_graph(trace: Trace, context: int | None = None) -> AutogradGraph:
     contexts = contexts_with_graph(trace)
     if context is None and contexts:
         context = contexts[-1]
-    found = [event for event in trace.whole.events if isinstance(event, AutogradNode) and event.context == context]
-    runs = {
-        Key(event.rank, event.node): event
-        for event in trace.whole.events
-        if isinstance(event, AutogradRun) and event.context == context
-    }
+    found = [event for event in trace.whole.of(AutogradNode) if event.context == context]
+    runs = {Key(event.rank, event.node): event for event in trace.whole.of(AutogradRun) if event.context == context}
     nodes = {key: _node(event, runs.get(key)) for event in found if (key := Key(event.rank, event.node))}
     edges = [
         Edge(Key(event.rank, event.node), Key(event.rank, following)) for event in found for following in event.next

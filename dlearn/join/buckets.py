@@ -9,59 +9,91 @@ With skip_all_reduce_unused_params a bucket that no rank has used is left out: t
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from operator import attrgetter
-from typing import NamedTuple
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import cast
+
+import numpy as np
 
 from dlearn.trace.event import Bucket, Collective, Event, Gradient
+from dlearn.trace.tables.operation_table import Cargo
+from dlearn.trace.trace import Trace
 
 UNKNOWN = "bucket unknown"
 USED_MAP = "DDP's map of used parameters"
-_TELLING = (Bucket, Gradient, Collective)
-
-EventKey = tuple[int, int]
 
 
-class Cargo(NamedTuple):
-    """What an all-reduce of DDP carries: a bucket, or the role UNKNOWN or USED_MAP."""
-
-    bucket: Bucket | None = None
-    role: str = ""
+Tables = dict[int, dict[int, Bucket]]
+"""The buckets that a process has shown so far: of each model, by their index."""
 
 
-def assign(events: Iterable[Event]) -> dict[EventKey, Cargo]:
-    """(rank, number) of each all-reduce that DDP makes -> what it carries. `events` of a whole trace."""
-    processes: dict[int, _Process] = defaultdict(_Process)
-    found: dict[EventKey, Cargo] = {}
-    telling = [event for event in events if isinstance(event, _TELLING)]
-    for event in sorted(telling, key=attrgetter("rank", "number")):
-        process = processes[event.rank]
-        match event:
-            case Bucket():
-                process.learn(event)
-            case Gradient():
-                process.ready[event.backward, event.model].add(event.parameter)
-            case Collective(phase="backward") if process.tables or event.launcher == "reducer":
-                cargo = process.cargo_of(event)
-                if cargo is not None:
-                    found[event.rank, event.number] = cargo
-            case _:
-                pass
+def assign(whole: Trace) -> dict[int, Cargo]:
+    """Row of each all-reduce that DDP makes -> what it carries: a bucket, or UNKNOWN, or USED_MAP.
+
+    Backward passes know nothing of each other: of those in which the same has happened in the same order, one is
+    looked at.
+    """
+    table = whole.table
+    is_bucket, is_call = table.is_a(Bucket), table.of_firsts(_is_in_backward)
+    rows = np.flatnonzero(is_bucket | is_call | table.is_a(Gradient))
+    rows = rows[np.lexsort((table.number[rows], table.rank[rows]))]
+    shown = np.cumsum(is_bucket[rows])
+    tables = _tables(table.made(rows[is_bucket[rows]]))
+    order = np.lexsort((table.number[rows], table.backward[rows], table.rank[rows]))
+    order = order[~is_bucket[rows[order]]]
+    rows, shown = rows[order], shown[order]
+    happened = np.stack([table.like[rows], shown], axis=1)
+    new = (np.diff(table.backward[rows]) != 0) | (np.diff(table.rank[rows]) != 0)
+    found: dict[int, Cargo] = {}
+    seen: dict[bytes, list[Cargo | None]] = {}
+    calls = np.where(is_call[rows], rows, -1).tolist()
+    for begin, end in pairwise([0, *(np.flatnonzero(new) + 1).tolist(), len(rows)]):
+        same = happened[begin:end].tobytes()
+        if same not in seen:
+            events = cast("list[Gradient | Collective]", table.made(rows[begin:end]))
+            known = [tables.get((each.rank, count), {}) for each, count in zip(events, shown[begin:end], strict=True)]
+            seen[same] = _Pass().cargoes(events, known)
+        for row, cargo in zip(calls[begin:end], seen[same], strict=True):
+            if cargo is not None:
+                found[row] = cargo
     return found
 
 
-class _Process:
-    """What one process has shown so far: the buckets of each model, ready gradients and launches of each pass."""
+def _is_in_backward(event: Event) -> bool:
+    return isinstance(event, Collective) and event.phase == "backward"
+
+
+def _tables(shown: Sequence[Event]) -> dict[tuple[int, int], Tables]:
+    """What each rank has shown, after so many buckets of all ranks."""
+    found: dict[tuple[int, int], Tables] = {}
+    latest: dict[int, Tables] = defaultdict(dict)
+    for count, bucket in enumerate(shown, 1):
+        assert isinstance(bucket, Bucket)
+        before = latest[bucket.rank].get(bucket.model, {}) if bucket.index else {}
+        latest[bucket.rank] = latest[bucket.rank] | {bucket.model: before | {bucket.index: bucket}}
+        found[bucket.rank, count] = latest[bucket.rank]
+    return found
+
+
+class _Pass:
+    """What has happened so far in one backward pass of one process: gradients that are ready, and launches."""
 
     def __init__(self) -> None:
-        self.tables: dict[int, dict[int, Bucket]] = {}
+        self.tables: Tables = {}
         self.ready: dict[tuple[int | None, int], set[str]] = defaultdict(set)
         self._launched: dict[tuple[int | None, int], int] = defaultdict(int)
 
-    def learn(self, bucket: Bucket) -> None:
-        if bucket.index == 0:
-            self.tables[bucket.model] = {}
-        self.tables.setdefault(bucket.model, {})[bucket.index] = bucket
+    def cargoes(self, events: Sequence[Gradient | Collective], tables: Sequence[Tables]) -> list[Cargo | None]:
+        """What each of these events carries, if it is a collective; `tables` are those that were known at each."""
+        found: list[Cargo | None] = []
+        for event, self.tables in zip(events, tables, strict=True):
+            if isinstance(event, Gradient):
+                self.ready[event.backward, event.model].add(event.parameter)
+            if isinstance(event, Collective) and (self.tables or event.launcher == "reducer"):
+                found.append(self.cargo_of(event))
+            else:
+                found.append(None)
+        return found
 
     def cargo_of(self, call: Collective) -> Cargo | None:
         if call.launcher == "comm hook":

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-import msgspec
+from collections import defaultdict
+from collections.abc import Iterable
+
+import numpy as np
+from msgspec.structs import replace
 
 from dlearn.join.joining import once, operations
-from dlearn.join.ledger import confirmed
-from dlearn.join.unrolling import message_count, messages_of, why_unknown
-from dlearn.trace.message import Message, Messages, Operation
+from dlearn.join.ledger import Ledger, Stretch, ledger_of
+from dlearn.join.unrolling import TransferTimes, columns_of, message_count, messages_of, why_unknown
+from dlearn.join.wire import meters
+from dlearn.trace.message import Message
+from dlearn.trace.tables.event_table import Mask, Rows
+from dlearn.trace.tables.message_table import MessageColumns, Messages, together
+from dlearn.trace.tables.operations import Operations
 from dlearn.trace.trace import Trace
 from dlearn.trace.wording import Reason, ReasonKind
 
 MOST_MESSAGES = 1_000_000
-"""That `messages` holds at once: about 300 MB. `traffic` sums without making them, and has no limit."""
+"""That `messages` holds at once: about 100 MB. `traffic` sums without making them, and has no limit."""
 
 
 @once
@@ -22,23 +30,99 @@ def messages(trace: Trace) -> Messages:
     Those of a collective are derived from the backend's algorithm, those of a glass-box collective observed. An
     operation that gives none is listed, with the reason.
     """
-    found: list[Message] = []
-    unexplained: list[tuple[Operation, Reason]] = []
-    for operation in operations(trace):
-        fits = len(found) + message_count(operation) <= MOST_MESSAGES
-        mine = messages_of(operation) if fits else []
-        if not mine:
-            reason = why_unknown(operation) if fits else Reason.of(ReasonKind.TOO_MANY, MOST_MESSAGES)
-            unexplained += [(operation, reason)] if reason is not None else []
-            continue
-        agreed = confirmed(operation, trace)
-        found += [
-            msgspec.structs.replace(each, confirmed=True) if (each.src, each.dst) in agreed else each for each in mine
-        ]
-    # A derived time is a share of the operation's; one without a time comes when its operation was called.
-    found.sort(key=_in_order)
-    return Messages(tuple(found), tuple(unexplained), trace.labels)
+    asked = operations(trace)
+    fits = _fits(asked)
+    columns = together([part.of(fits[part.operation]) for part in _columns(asked)])
+    others: list[tuple[int, Message]] = []
+    for place in np.flatnonzero(fits & (asked.rows < 0)).tolist():
+        others += [(place, message) for message in messages_of(asked[place])]
+    gave_none = fits.copy()
+    gave_none[columns.operation] = False
+    gave_none[[place for place, _ in others]] = False
+    reasons = dict.fromkeys(np.flatnonzero(~fits).tolist(), Reason.of(ReasonKind.TOO_MANY, MOST_MESSAGES))
+    for one, places in asked.alike():
+        left = places[gave_none[places]]
+        reason = why_unknown(one) if len(left) else None
+        if reason is not None:
+            reasons |= dict.fromkeys(left.tolist(), reason)
+    ends = np.array([(place, message.src, message.dst) for place, message in others], np.intp).reshape(-1, 3)
+    agreed = confirmed(trace, *ends.T).tolist()
+    told = [(place, replace(message, confirmed=yes)) for (place, message), yes in zip(others, agreed, strict=True)]
+    sent = confirmed(trace, columns.operation, columns.src, columns.dst)
+    return Messages(asked, columns, sent, told, sorted(reasons.items(), key=_place))
 
 
-def _in_order(message: Message) -> tuple[int, int]:
-    return message.sent_ns if message.sent_ns is not None else message.operation.start_ns, message.step
+def _columns(asked: Operations) -> list[MessageColumns]:
+    """The messages of all sends and collectives, of those that are alike at once."""
+    leaves, outer = asked.leaves()
+    found = [
+        columns_of(one, TransferTimes(*leaves.times(places)), places)
+        for one, places in leaves.alike()
+        if leaves.rows[places[0]] >= 0
+    ]
+    return [part._replace(operation=outer[part.operation]) for part in found]
+
+
+def _fits(asked: Operations) -> Mask:
+    """Which operations have their messages made: as long as all of them are not too many."""
+    counts = np.zeros(len(asked), np.int64)
+    for one, places in asked.alike():
+        counts[places] = message_count(one)
+    if counts.sum() <= MOST_MESSAGES:
+        return np.ones(len(asked), bool)
+    fits, room = np.zeros(len(asked), bool), MOST_MESSAGES
+    for place, count in enumerate(counts.tolist()):
+        if count <= room:
+            fits[place], room = True, room - count
+    return fits
+
+
+def _place(reason: tuple[int, Reason]) -> int:
+    return reason[0]
+
+
+# Agreement of counters and predictions --------------------------------------------------------------------------------
+
+
+def confirmed(trace: Trace, operation: Rows, src: Rows, dst: Rows) -> Mask:
+    """Which of these messages the sender's counters confirm; `operation` are places among the trace's operations."""
+    if not meters(trace.whole):
+        return np.zeros(len(src), bool)
+    place = operations(trace).places_in(operations(trace.whole))[operation]
+    return np.isin(_edge(place, src, dst), _agreements(trace.whole)) & (place >= 0)
+
+
+def _edge(operation: Rows, src: Rows | int, dst: Rows | int) -> Rows:
+    """One number for the bytes of an operation from one rank to another."""
+    return np.asarray((operation * MOST_RANKS + src) * MOST_RANKS + dst)
+
+
+MOST_RANKS = 1 << 20
+"""As a process group may have at most."""
+
+
+@once
+def _agreements(whole: Trace) -> Rows:
+    """The edges where counters and predictions agree: in the shortest stretch around an operation, else in the whole.
+
+    Asked of the whole trace: a selection has fewer samples.
+    """
+    ledger = ledger_of(whole)
+    entries, overall = ledger.entries, _exact_edges(ledger, ledger.whole)
+    found = [np.empty(0, np.intp)]
+    for rank, section, part in entries.sections():
+        exact = _exact_edges(ledger, [(rank, section, section + 1)]) | overall
+        for cell in np.unique(entries.cell[part]).tolist():
+            agreed = {row.edge[1] for row in entries.cells[cell].rows if (rank, row.edge[1]) in exact}
+            calls = entries.operation[part][entries.cell[part] == cell]
+            found += [_edge(calls, rank, dst) for dst in agreed]
+    return np.concatenate(found)
+
+
+def _exact_edges(ledger: Ledger, stretches: Iterable[Stretch]) -> set[tuple[int, int]]:
+    """The (src, dst) that are explained to the byte within these stretches of the ranks' samples."""
+    pairs, _ = ledger.pairs(stretches)
+    by_edge: dict[tuple[int, int], list[int | None]] = defaultdict(list)
+    for pair in pairs:
+        by_edge[pair.src, pair.dst].append(pair.residue_bytes)
+    return {edge for edge, residues in by_edge.items() if set(residues) == {0}}

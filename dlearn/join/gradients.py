@@ -38,9 +38,8 @@ class Pass(msgspec.Struct, frozen=True):
 def passes(trace: Trace) -> dict[tuple[int, int], list[Pass]]:
     """The backward passes of each rank and model, in their order."""
     ready: dict[tuple[int, int | None, int], list[Gradient]] = defaultdict(list)
-    for event in trace.events:
-        if isinstance(event, Gradient):
-            ready[event.rank, event.backward, event.model].append(event)
+    for gradient in trace.of(Gradient):
+        ready[gradient.rank, gradient.backward, gradient.model].append(gradient)
     numbers: dict[int, dict[int | None, int]] = defaultdict(dict)
     found: dict[tuple[int, int], list[Pass]] = defaultdict(list)
     for (rank, task, model), gradients in ready.items():

@@ -7,13 +7,14 @@ and 48 B for each that comes from there.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
 import msgspec
+import numpy as np
 
 from dlearn.join import gloo
 from dlearn.join.joining import once, operations
@@ -22,6 +23,8 @@ from dlearn.join.unrolling import messages_of, sums_of, why_unknown
 from dlearn.join.wire import RPC, Edge, Meter, home, meters
 from dlearn.trace.message import Message, Operation
 from dlearn.trace.source import ServiceCall
+from dlearn.trace.tables.event_table import Rows
+from dlearn.trace.tables.operations import Operations
 from dlearn.trace.trace import Trace
 from dlearn.trace.wording import Reason, ReasonKind
 
@@ -75,36 +78,72 @@ class Written(NamedTuple):
     observer: int = 0
 
 
-class _Entry(NamedTuple):
-    """What one rank writes for one operation."""
+class Cell(NamedTuple):
+    """What `rank` writes for an operation, and for all that are like it; `unexplained` says why that is not known.
 
-    key: OperationKey
-    name: str
+    `kind` is that of a message of RPC, of which each has a cell of its own.
+    """
+
+    rank: int
     group: str
     rows: tuple[Written, ...]
     unexplained: Reason | None
+    kind: str = ""
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
+class Entries:
+    """Who has written for which operation: place i of each column is of one call, ordered by rank and section.
+
+    `cell` is a place in `cells`, `section` the place between two samples of the rank's meter; -1: between none.
+    """
+
+    cells: list[Cell]
+    cell: Rows
+    operation: Rows
+    rank: Rows
+    section: Rows
+
+    def between(self, rank: int, first: int, last: int) -> slice:
+        """Those of this rank from sample `first` to sample `last`."""
+        lower, upper = np.searchsorted(self.rank, [rank, rank + 1])
+        mine = self.section[lower:upper]
+        return slice(lower + int(np.searchsorted(mine, first)), lower + int(np.searchsorted(mine, last)))
+
+    def sections(self) -> Iterator[tuple[int, int, slice]]:
+        """Rank and section of each that holds any, and where these stand."""
+        new = np.flatnonzero((np.diff(self.rank) != 0) | (np.diff(self.section) != 0)) + 1
+        for begin, end in pairwise([0, *new.tolist(), len(self.rank)]) if len(self.rank) else ():
+            if self.section[begin] >= 0:
+                yield int(self.rank[begin]), int(self.section[begin]), slice(begin, end)
+
+    def turn(self, place: int) -> tuple[int, int]:
+        """Orders them by operation; those of one operation in the order of its ends or messages."""
+        return int(self.operation[place]), int(self.cell[place])
+
+    def outside(self) -> list[Cell]:
+        """What lies between no two samples."""
+        return [self.cells[cell] for cell in self.cell[self.section < 0].tolist()]
+
+
+@dataclass(frozen=True, eq=False)
 class Ledger:
     """All that was written, and all that should have been."""
 
     meters: dict[int, Meter]
-    ranks: set[int] = field(default_factory=set)
-    entries: dict[tuple[int, int], list[_Entry]] = field(default_factory=lambda: defaultdict(list))
-    """By rank and section: the place between two samples."""
-    outside: dict[int, list[_Entry]] = field(default_factory=lambda: defaultdict(list))
-    """By rank: those that lie between no two samples."""
+    ranks: set[int]
+    operations: Operations
+    entries: Entries
 
     def called(self, rank: int, first: int, last: int) -> set[OperationKey]:
         """The operations that this rank called between these two of its events."""
-        meter = self.meters[rank]
-        return {
-            entry.key
-            for section, (start, end) in enumerate(pairwise(meter.numbers))
+        inside = [
+            self.entries.between(rank, section, section + 1)
+            for section, (start, end) in enumerate(pairwise(self.meters[rank].numbers))
             if first <= start and end <= last
-            for entry in self.entries.get((rank, section), ())
-        }
+        ]
+        keys = self.operations.first_ends()
+        return {keys[place] for part in inside for place in self.entries.operation[part].tolist()}
 
     @property
     def whole(self) -> list[Stretch]:
@@ -122,13 +161,16 @@ class Ledger:
             settled &= bool(meter.still[first]) and bool(meter.still[last])
             for edge, grown in meter.between(first, last).items():
                 measured[rank, edge] += grown
-            for section in range(first, last):
-                for entry in self.entries.get((rank, section), ()):
-                    sums.add(entry, rank)
-                    # Closed before the section's end: how much was written after the last sample nobody knows.
-                    not_measured |= {
-                        (rank, row.edge) for row in entry.rows if meter.known_until.get(row.edge, 0) <= section
-                    }
+            part = self.entries.between(rank, first, last)
+            # They stand in the order of sections: the last one of a cell is in the latest section.
+            latest = dict(zip(self.entries.cell[part].tolist(), self.entries.section[part].tolist(), strict=True))
+            for place, times in zip(*_counted(self.entries.cell[part]), strict=True):
+                cell = self.entries.cells[place]
+                sums.add(cell, times)
+                # Closed before the section's end: how much was written after the last sample nobody knows.
+                not_measured |= {
+                    (rank, row.edge) for row in cell.rows if meter.known_until.get(row.edge, 0) <= latest[place]
+                }
         seen = sorted({key for key in (*sums.predicted, *measured) if sums.predicted[key] or measured[key]}, key=_order)
         pairs = [sums.pair(key, None if key in not_measured else measured[key], settled=settled) for key in seen]
         return pairs, sums.unexplained
@@ -136,15 +178,20 @@ class Ledger:
     def unmeasured_pairs(self) -> list[Pair]:
         """What ranks without samples should have written."""
         sums = _Sums()
-        for rank, entries in self.outside.items():
-            for entry in entries if rank not in self.meters else ():
-                sums.add(entry, rank)
+        for cell in self.entries.outside():
+            if cell.rank not in self.meters:
+                sums.add(cell, 1)
         return [sums.pair(key, None) for key in sorted(sums.predicted, key=_order)]
+
+
+def _counted(cells: Rows) -> tuple[list[int], list[int]]:
+    found, counts = np.unique(cells, return_counts=True)
+    return found.tolist(), counts.tolist()
 
 
 @dataclass
 class _Sums:
-    """Entries added up, by sender and connection."""
+    """Cells added up, by sender and connection."""
 
     payload: Counter[tuple[int, Edge]] = field(default_factory=Counter)
     predicted: Counter[tuple[int, Edge]] = field(default_factory=Counter)
@@ -155,15 +202,15 @@ class _Sums:
     message_count: Counter[tuple[int, Edge]] = field(default_factory=Counter)
     """Of RPC."""
 
-    def add(self, entry: _Entry, rank: int) -> None:
-        for edge, payload, predicted, observer in entry.rows:
-            self.predicted[rank, edge] += predicted
-            self.payload[rank, edge] += payload
-            self.observer[rank, edge] += observer
-            self.message_count[rank, edge] += 1
-        if entry.unexplained is not None:
-            self.unexplained[entry.unexplained] += 1
-            self.not_predicted.add((rank, entry.group))
+    def add(self, cell: Cell, times: int) -> None:
+        for edge, payload, predicted, observer in cell.rows:
+            self.predicted[cell.rank, edge] += times * predicted
+            self.payload[cell.rank, edge] += times * payload
+            self.observer[cell.rank, edge] += times * observer
+            self.message_count[cell.rank, edge] += times
+        if cell.unexplained is not None:
+            self.unexplained[cell.unexplained] += times
+            self.not_predicted.add((cell.rank, cell.group))
 
     def pair(self, key: tuple[int, Edge], measured: int | None, *, settled: bool = True) -> Pair:
         rank, (group, dst) = key
@@ -199,49 +246,63 @@ def _order(key: tuple[int, Edge]) -> tuple[str, int, int]:
 @once
 def ledger_of(trace: Trace) -> Ledger:
     """What every operation of this trace should have written, by rank and section."""
-    known = meters(trace)
-    ledger = Ledger(known, ranks=set(trace.ranks))
+    asked, known = operations(trace), meters(trace)
     processes = {process.rank: process for process in trace.processes}
-    for operation in operations(trace):
-        if operation.exchange is not None:
-            _enter_rpc(ledger, operation)
+    ranks = set(trace.ranks)
+    cells: list[Cell] = []
+    columns: list[tuple[np.ndarray, np.ndarray]] = []
+    for one, places in asked.alike():
+        if one.exchange is not None:
+            for cell, section in _of_rpc(one, known, ranks):
+                cells.append(cell)
+                columns.append((places, np.array([section])))
             continue
-        if isinstance(operation.ends[0], ServiceCall):
+        if isinstance(one.ends[0], ServiceCall):
             continue  # Its connections are no process group's, and not counted.
-        payload, predicted, reason = _prediction(operation)
-        ledger.ranks |= {rank for edge in predicted for rank in edge}
-        for rank, numbers in _calls(operation).items():
-            meter = known.get(rank)
+        payload, predicted, reason = _prediction(one)
+        ranks |= {rank for edge in predicted for rank in edge}
+        numbers = asked.table.events.number[asked.end_rows(places)]
+        for rank, column in {end.rank: column for column, end in enumerate(one.ends)}.items():
             # The connections are those of the group as this rank's file calls it.
-            group = home(processes[rank], (operation.steps or (operation,))[0].group.name)
-            rows = tuple(
-                Written((group, dst), payload[src, dst], size) for (src, dst), size in predicted.items() if src == rank
-            )
-            entry = _Entry(_key(operation), _name(operation), group, rows, reason)
-            section = meter.section_of(numbers) if meter is not None else None
-            if section is None:
-                ledger.outside[rank].append(entry)
-            else:
-                ledger.entries[rank, section].append(entry)
-    return ledger
+            group = home(processes[rank], (one.steps or (one,))[0].group.name)
+            sizes = [(dst, payload[src, dst], size) for (src, dst), size in predicted.items() if src == rank]
+            cells.append(Cell(rank, group, tuple(Written((group, dst), *both) for dst, *both in sizes), reason))
+            columns.append((places, _sections(known.get(rank), numbers[:, column])))
+    return Ledger(known, ranks, asked, _entries(cells, columns))
 
 
-def _enter_rpc(ledger: Ledger, operation: Operation) -> None:
+def _entries(cells: list[Cell], columns: list[tuple[np.ndarray, np.ndarray]]) -> Entries:
+    empty = np.empty(0, np.intp)
+    counts = [len(places) for places, _ in columns]
+    operation = np.concatenate([empty, *(places for places, _ in columns)])
+    section = np.concatenate([empty, *(sections for _, sections in columns)])
+    cell = np.repeat(np.arange(len(cells)), counts)
+    rank = np.array([each.rank for each in cells], np.intp)[cell]
+    order = np.lexsort((operation, section, rank))
+    return Entries(cells, cell[order], operation[order], rank[order], section[order])
+
+
+def _sections(meter: Meter | None, numbers: np.ndarray) -> np.ndarray:
+    """Between which two samples each of these events of a rank lies: 0 is between the first and the second."""
+    if meter is None:
+        return np.full(len(numbers), -1)
+    after = np.searchsorted(meter.numbers, numbers)
+    return np.where(after < len(meter.numbers), after - 1, -1)
+
+
+def _of_rpc(operation: Operation, known: dict[int, Meter], ranks: set[int]) -> Iterator[tuple[Cell, int]]:
     """A message of RPC is sent by threads of C++: it lies between two samples by its time."""
     for message in messages_of(operation):
-        ledger.ranks |= {message.src, message.dst}
+        ranks |= {message.src, message.dst}
         if message.src == message.dst:
             continue  # It never leaves the process.
         size = wire_bytes(message)
         row = Written((RPC, message.dst), message.payload_bytes or 0, size or 0, message.observer_bytes)
         reason = _how_it_is_packed(message) if size is None else None
-        entry = _Entry(_key(operation), f"{message.op} #{operation.seq}", RPC, (row,), reason)
-        meter = ledger.meters.get(message.src)
+        meter = known.get(message.src)
         section = meter.section_at(message.sent_ns) if meter is not None and message.sent_ns is not None else None
-        if section is None or (meter is not None and section < meter.known_from):
-            ledger.outside[message.src].append(entry)
-        else:
-            ledger.entries[message.src, section].append(entry)
+        is_counted = section is not None and meter is not None and section >= meter.known_from
+        yield Cell(message.src, RPC, (row,), reason, message.op), section if is_counted and section is not None else -1
 
 
 def predicted_on_the_wire(operation: Operation) -> tuple[Counter[tuple[int, int]], Reason | None]:
@@ -286,56 +347,14 @@ def _prediction(operation: Operation) -> tuple[Counter[tuple[int, int]], Counter
     return payload, gloo.wire_bytes(payload, counts), None
 
 
-def _calls(operation: Operation) -> dict[int, int]:
-    """Rank -> the number of its call."""
-    return {end.rank: end.number for end in operation.ends}
-
-
-def _key(operation: Operation) -> OperationKey:
-    first = operation.ends[0]
-    return first.rank, first.number
-
-
-def _name(operation: Operation) -> str:
+def name_of(operation: Operation, cell: Cell) -> str:
+    """What is written there, in words: "all_reduce #3 (train.py:14)"."""
+    if cell.kind:
+        return f"{cell.kind} #{operation.seq}"
     if operation.sender is not None and operation.receiver is not None:
         return f"{operation.op} #{operation.seq} (rank {operation.sender} to rank {operation.receiver})"
     site = operation.ends[0].site
     return f"{operation.op} #{operation.seq}{f' ({site})' if site else ''}"
-
-
-# Agreement ------------------------------------------------------------------------------------------------------------
-
-
-def confirmed(operation: Operation, trace: Trace) -> frozenset[tuple[int, int]]:
-    """The (src, dst) whose bytes of this operation the sender's counters confirm."""
-    return _agreements(trace.whole).get(_key(operation), frozenset())
-
-
-@once
-def _agreements(whole: Trace) -> dict[OperationKey, frozenset[tuple[int, int]]]:
-    """Where counters and predictions agree: in the shortest stretch around an operation, else in the whole.
-
-    Asked of the whole trace: a selection has fewer samples.
-    """
-    if not meters(whole):
-        return {}
-    ledger = ledger_of(whole)
-    overall = _exact_edges(ledger, ledger.whole)
-    found: dict[OperationKey, set[tuple[int, int]]] = defaultdict(set)
-    for (rank, section), entries in ledger.entries.items():
-        exact = _exact_edges(ledger, [(rank, section, section + 1)]) | overall
-        for entry in entries:
-            found[entry.key] |= {(rank, dst) for (_, dst), *_ in entry.rows if (rank, dst) in exact}
-    return {key: frozenset(edges) for key, edges in found.items()}
-
-
-def _exact_edges(ledger: Ledger, stretches: Iterable[Stretch]) -> set[tuple[int, int]]:
-    """The (src, dst) that are explained to the byte within these stretches of the ranks' samples."""
-    pairs, _ = ledger.pairs(stretches)
-    by_edge: dict[tuple[int, int], list[int | None]] = defaultdict(list)
-    for pair in pairs:
-        by_edge[pair.src, pair.dst].append(pair.residue_bytes)
-    return {edge for edge, residues in by_edge.items() if set(residues) == {0}}
 
 
 def counted_together(trace: Trace, ledger: Ledger) -> str:

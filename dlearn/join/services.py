@@ -14,7 +14,7 @@ def service_operations(trace: Trace) -> Iterator[Operation]:
     """Each call as an operation of its caller and the rank that was asked, as far as its Source knows that."""
     for source in in_use.values():
         kinds = tuple(kind.columns for kind in source.kinds if issubclass(kind.columns, ServiceCall))
-        calls = [event for event in trace.events if isinstance(event, kinds)] if kinds else []
+        calls = trace.of(*kinds)
         if calls:
             yield from _of_source(source, calls, trace)
 

@@ -1,16 +1,17 @@
-"""One operation -> its messages: who sent what to whom.
+"""Operations -> messages: who sent what to whom.
 
 A send and its recv are a message that was observed, and so are the steps of a glass-box collective. Those of any other
-collective are derived from the backend's algorithm.
+collective are derived from the backend's algorithm. What is said of one operation holds for all that are alike
+(`Operations.alike`): so the messages of a million are made at once, as columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import starmap
 from typing import NamedTuple
 
-import msgspec
+import numpy as np
 
 from dlearn.join import gloo
 from dlearn.join.gloo_schedules import Send
@@ -20,6 +21,8 @@ from dlearn.trace.event import Collective, PointToPoint
 from dlearn.trace.message import How, Message, Operation
 from dlearn.trace.mpi_facts import CANCELLED
 from dlearn.trace.source import ServiceCall, in_use
+from dlearn.trace.tables.event_table import NONE, Column
+from dlearn.trace.tables.message_table import HOWS, MessageColumns, together
 from dlearn.trace.wording import Reason, ReasonKind
 
 
@@ -33,6 +36,26 @@ class PairSum(NamedTuple):
     message_count: int
 
 
+class TransferTimes(NamedTuple):
+    """When operations that are alike began to transfer and were over, in ns: a row each. NONE where nobody knows.
+
+    `ends_ns` has a column for each of their ends, in which that was over.
+    """
+
+    transfer_ns: Column
+    end_ns: Column
+    first_start_ns: Column
+    ends_ns: np.ndarray
+
+    @classmethod
+    def of(cls, operation: Operation) -> TransferTimes:
+        """Those of a single one."""
+        ends = [NONE if end.end_ns is None else end.end_ns for end in operation.ends]
+        end_ns = NONE if operation.end_ns is None else operation.end_ns
+        times = [[operation.transfer_ns], [end_ns], [operation.ends[0].start_ns], [ends]]
+        return cls(*(np.array(each, np.int64) for each in times))
+
+
 def messages_of(operation: Operation) -> list[Message]:
     """The messages of one operation: its steps', else those of the backend's algorithm.
 
@@ -40,14 +63,11 @@ def messages_of(operation: Operation) -> list[Message]:
     """
     if operation.exchange is not None:
         return messages_of_exchange(operation)
-    if operation.refused:
-        return []
     if isinstance(call := operation.ends[0], ServiceCall):
         return messages_of_call(operation, call)
-    if operation.steps:
-        sent = [message for step in operation.steps for message in _sent(step)]
-        return [msgspec.structs.replace(each, op=operation.op, operation=operation) for each in sent]
-    return _sent(operation) if operation.is_message else list(_derived(operation, _schedule(operation).sends))
+    parts = [columns_of(part, TransferTimes.of(part)) for part in operation.steps or (operation,)]
+    columns = together(parts)
+    return columns.made([operation] * len(columns.src), [False] * len(columns.src))
 
 
 def why_unknown(operation: Operation) -> Reason | None:
@@ -84,7 +104,7 @@ def sums_of(operation: Operation) -> list[PairSum]:
     if operation.refused:
         return []
     if operation.sender is not None and operation.receiver is not None:
-        return [PairSum(operation.sender, operation.receiver, how_sent(operation), operation.payload_bytes, 1)]
+        return [PairSum(operation.sender, operation.receiver, _how_sent(operation), operation.payload_bytes, 1)]
     if operation.is_message:
         return []
     schedule, members, how = _schedule(operation), operation.group.members, _how(operation)
@@ -94,7 +114,15 @@ def sums_of(operation: Operation) -> list[PairSum]:
     ]
 
 
-def how_sent(operation: Operation) -> How:
+def columns_of(one: Operation, times: TransferTimes, places: Sequence[int] | np.ndarray = (0,)) -> MessageColumns:
+    """The messages of operations that are like `one`, which has no steps; `places` are theirs among the operations."""
+    if one.refused:
+        return together(())
+    places = np.asarray(places)
+    return _sent(one, times, places) if one.is_message else _derived(one, times, places)
+
+
+def _how_sent(operation: Operation) -> How:
     """Of a send with its recv."""
     return "missing" if operation.missing or operation.failed else "observed"
 
@@ -107,29 +135,27 @@ def _is_paired(send: Operation) -> bool:
     return send.sender is not None and send.receiver is not None
 
 
-def _sent(operation: Operation) -> list[Message]:
-    """A send with its recv as a message; nothing of one whose other end is not known."""
-    if operation.sender is None or operation.receiver is None:
-        return []
-    first, last = operation.ends[0], operation.ends[-1]
-    known = operation.payload_bytes
+def _sent(send: Operation, times: TransferTimes, places: np.ndarray) -> MessageColumns:
+    """A send with its recv is a message; one whose other end is not known gives none."""
+    if send.sender is None or send.receiver is None:
+        return together(())
+    first, last = send.ends[0], send.ends[-1]
     offset, whole, step = 0, 0, 0
     if isinstance(first, PointToPoint) and first.op == "send":
         offset, whole, step = first.offset_bytes, first.whole_bytes, first.step
-    message = Message(
-        src=operation.sender,
-        dst=operation.receiver,
-        op="send",
-        payload_bytes=known,
-        how=how_sent(operation),
-        operation=operation,
-        sent_ns=first.start_ns if first.op == "send" else None,
-        received_ns=last.end_ns if last.op == "recv" else None,
-        offset_bytes=offset,
-        whole_bytes=whole or known,
-        step=step,
+    count, none = len(places), np.full(len(places), NONE)
+    return MessageColumns(
+        operation=places,
+        src=np.full(count, send.sender),
+        dst=np.full(count, send.receiver),
+        payload_bytes=np.full(count, send.payload_bytes),
+        how=np.full(count, HOWS.index(_how_sent(send))),
+        sent_ns=times.first_start_ns if first.op == "send" else none,
+        received_ns=times.ends_ns[:, -1] if last.op == "recv" else none,
+        offset_bytes=np.full(count, offset),
+        whole_bytes=np.full(count, whole or send.payload_bytes),
+        step=np.full(count, step),
     )
-    return [message]
 
 
 def _why_alone(operation: Operation) -> Reason:
@@ -168,31 +194,38 @@ def _schedule(operation: Operation) -> gloo.Schedule:
     return gloo.Schedule(tuple(starmap(Send, steps)))
 
 
-def _derived(operation: Operation, sends: Sequence[gloo.Send]) -> Iterator[Message]:
+def _derived(one: Operation, times: TransferTimes, places: np.ndarray) -> MessageColumns:
     """Each step takes an equal share of the transfer, which begins when the last rank has called."""
-    members, how = operation.group.members, _how(operation)
-    steps = max((send.step for send in sends), default=0) + 1
-    start, end = operation.transfer_ns, operation.end_ns if how == "derived" else None
+    sends = _schedule(one).sends
+    if not sends:
+        return together(())
+    step, src, dst, offset, length = np.array(sends, np.int64).T
+    count, steps = len(places), int(step.max()) + 1
+    known = (times.end_ns != NONE)[:, None]
     # Clocks of several hosts are not aligned: a transfer may seem to end before it begins.
-    bounds = [None if end is None else start + max(0, end - start) * step // steps for step in range(steps + 1)]
-    whole = max((send.offset + send.length for send in sends), default=0)
-    ended = {call.rank: call.end_ns for call in operation.ends if call.end_ns is not None}
-    for send in sends:
-        src, dst, sent, received = members[send.src], members[send.dst], bounds[send.step], bounds[send.step + 1]
-        if sent is not None and received is not None:
-            # A rank has sent and received its last before its own call ended.
-            received = min(received, ended.get(dst, received))
-            sent = min(sent, ended.get(src, sent), received)
-        yield Message(
-            src=src,
-            dst=dst,
-            op=operation.op,
-            payload_bytes=send.length,
-            how=how,
-            operation=operation,
-            sent_ns=sent,
-            received_ns=received,
-            offset_bytes=send.offset,
-            whole_bytes=whole,
-            step=send.step,
-        )
+    took = np.where(known, np.maximum(0, times.end_ns - times.transfer_ns)[:, None], 0)
+    # As took * step // steps, which might be too large a number.
+    bounds = [times.transfer_ns[:, None] + took // steps * at + took % steps * at // steps for at in (step, step + 1)]
+    # A rank has sent and received its last before its own call ended.
+    over = np.full((count, len(one.group.members)), np.iinfo(np.int64).max)
+    columns = [one.group.members.index(end.rank) for end in one.ends]
+    over[:, columns] = np.where(times.ends_ns == NONE, over[:, columns], times.ends_ns)
+    received = np.minimum(bounds[1], over[:, dst])
+    sent = np.minimum(np.minimum(bounds[0], over[:, src]), received)
+    members = np.array(one.group.members)
+
+    def each(values: np.ndarray | int) -> np.ndarray:
+        return np.broadcast_to(values, (count, len(sends))).reshape(-1)
+
+    return MessageColumns(
+        operation=np.repeat(places, len(sends)),
+        src=each(members[src]),
+        dst=each(members[dst]),
+        payload_bytes=each(length),
+        how=each(HOWS.index(_how(one))),
+        sent_ns=each(np.where(known, sent, NONE)),
+        received_ns=each(np.where(known, received, NONE)),
+        offset_bytes=each(offset),
+        whole_bytes=each(int((offset + length).max())),
+        step=each(step),
+    )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from dlearn.join.columns import CallColumns, calls_of, disjoint
-from dlearn.join.joining import once
+from dlearn.join.columns import disjoint
+from dlearn.join.joining import once, operations
 from dlearn.trace.event import PointToPoint
 from dlearn.trace.message import End, Operation
 from dlearn.trace.source import ServiceCall
+from dlearn.trace.tables.operations import Calls
 from dlearn.trace.trace import Trace
 
 
@@ -29,14 +30,15 @@ def waited_until_ns(operation: Operation, end: End) -> int | None:
 @once
 def waiting(trace: Trace) -> dict[int, int]:
     """Nanoseconds in which at least one operation waited for this rank, for each rank that was waited for."""
-    calls = calls_of(trace)
+    asked = operations(trace)
+    calls = asked.calls
     came_later = calls.transfer_ns > calls.start_ns
     waited = came_later & (calls.end_ns > calls.transfer_ns)
-    for place in np.flatnonzero(came_later & ~calls.ended):
-        operation = calls.operations[calls.operation[place]]
-        waited[place] = waited_until_ns(operation, calls.ends[place]) is not None
-    waits_for_none = [bool(each.missing or each.exchange or each.refused) for each in calls.operations]
-    waited &= ~np.array(waits_for_none, dtype=bool)[calls.operation]
+    for place in np.flatnonzero(came_later & ~calls.ended).tolist():
+        operation = asked[int(calls.operation[place])]
+        end = operation.ends[place - int(np.searchsorted(calls.operation, calls.operation[place]))]
+        waited[place] = waited_until_ns(operation, end) is not None
+    waited &= ~asked.waits_for_none[calls.operation]
     last_rank = _last_ranks(calls)[calls.operation[waited]]
     start_ns, until_ns = calls.start_ns[waited], calls.transfer_ns[waited]
     ranks, seen_first = np.unique(last_rank, return_index=True)
@@ -47,7 +49,7 @@ def waiting(trace: Trace) -> dict[int, int]:
     return covered
 
 
-def _last_ranks(calls: CallColumns) -> np.ndarray:
+def _last_ranks(calls: Calls) -> np.ndarray:
     """Of each operation, the first of the ranks that called it last."""
     last = np.flatnonzero(calls.start_ns == calls.transfer_ns)
     _, first = np.unique(calls.operation[last], return_index=True)

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from dlearn.join.joining import once
 from dlearn.trace.event import Counters
-from dlearn.trace.trace import Process, Trace
+from dlearn.trace.process import Process
+from dlearn.trace.trace import Trace
 
 Edge = tuple[str, int]
 """The name of a process group (in the sender's file), and the rank at the other end."""
@@ -35,13 +36,8 @@ class Meter:
     known_from: int = 0
     """Of RPC's connections: the sample from which all of them are there, and counted."""
 
-    def section_of(self, number: int) -> int | None:
-        """Between which two samples event `number` lies: 0 is between the first and the second. None if it does not."""
-        after = bisect_left(self.numbers, number)
-        return after - 1 if 0 < after < len(self.numbers) else None
-
     def section_at(self, at_ns: int) -> int | None:
-        """The same of a moment."""
+        """Between which two samples this moment lies: 0 is between the first and the second. None if it does not."""
         after = bisect_left(self.times_ns, at_ns)
         return after - 1 if 0 < after < len(self.times_ns) else None
 
@@ -59,9 +55,8 @@ def meters(trace: Trace) -> dict[int, Meter]:
     far = _far_ends(trace.processes)
     found: dict[int, Meter] = {}
     samples: dict[int, list[Counters]] = {}
-    for event in trace.events:
-        if isinstance(event, Counters):
-            samples.setdefault(event.rank, []).append(event)
+    for event in trace.of(Counters):
+        samples.setdefault(event.rank, []).append(event)
     for process in trace.processes:
         mine = sorted(samples.get(process.rank, []), key=lambda sample: sample.number)
         if len(mine) > 1:
@@ -73,11 +68,10 @@ def strangers(trace: Trace) -> Counter[tuple[int, int]]:
     """(src, dst) -> bytes that were written, by the last sample, on connections that no known group has made."""
     far, sockets = _far_ends(trace.processes), {process.rank: process.sockets for process in trace.processes}
     written: dict[tuple[int, int], int] = {}
-    for event in trace.events:
-        if isinstance(event, Counters):
-            for number, sent in enumerate(event.sent_bytes):
-                if sent is not None and number in sockets[event.rank]:
-                    written[event.rank, number] = sent
+    for event in trace.of(Counters):
+        for number, sent in enumerate(event.sent_bytes):
+            if sent is not None and number in sockets[event.rank]:
+                written[event.rank, number] = sent
     found: Counter[tuple[int, int]] = Counter()
     for (rank, number), dst in far.items():
         if sockets[rank][number].group == NO_GROUP:
@@ -100,7 +94,7 @@ def why_not_measured(trace: Trace) -> str:
     reasons = sorted({process.not_measured for process in trace.processes if process.not_measured})
     if reasons:
         return "; ".join(reasons)
-    if not any(isinstance(event, Counters) for event in trace.whole.events):
+    if not trace.whole.rows.has(Counters):
         backends = sorted({group.backend for process in trace.processes for group in process.groups.values()})
         if any(name.startswith("nccl") for name in backends):
             return "nccl moves its bytes between GPUs, past the sockets that the kernel counts"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dlearn.analysis import Explanation, Iteration, explain, iteration, messages, reconcile
 from dlearn.analysis.telling.words import rpc_overview
-from dlearn.analysis.volume.message_table import csv_lines
+from dlearn.analysis.volume.message_lines import csv_lines
 from dlearn.cluster import Cluster
 from dlearn.cluster.cluster import RUNS_KEPT
 from dlearn.errors import SetupError

@@ -21,8 +21,9 @@ from dlearn.play.bridge import Bridge
 from dlearn.play.packing import packed
 from dlearn.play.still import MOST_ROWS, dashes, still
 from dlearn.shown import count_text
-from dlearn.trace.message import Message, Messages
+from dlearn.trace.message import Message
 from dlearn.trace.store import printable
+from dlearn.trace.tables.message_table import Messages
 from dlearn.trace.trace import Trace
 
 _LANE_PX = 46

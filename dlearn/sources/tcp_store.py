@@ -30,7 +30,7 @@ class StoreRequest(ServiceCall, tag="store request", frozen=True, kw_only=True):
 
 def hosts(trace: Trace) -> dict[tuple[int, int], int]:
     """Find who hosts the store of each request: the rank that was seen to listen at its address."""
-    requests = [event for event in trace.events if isinstance(event, StoreRequest)]
+    requests = trace.of(StoreRequest)
     listening = {each.address: each.rank for each in requests if each.hosted}
     return {(each.rank, each.number): listening[each.address] for each in requests if each.address in listening}
 

@@ -20,7 +20,7 @@ from dlearn.trace.store import ProcessFile, printable
 
 if TYPE_CHECKING:
     from dlearn.trace.message import Operation
-    from dlearn.trace.trace import Process
+    from dlearn.trace.process import Process
 
 SLEW = 500e-6
 """Assumed, not measured: how fast two clocks may part where nobody looked twice. Linux corrects a clock's frequency by

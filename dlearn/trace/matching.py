@@ -5,28 +5,29 @@ receives meet first-in first-out between the same two ranks with the same tag, a
 anyone, or with any tag, stands in the line of what it got, by its own place among the receives. A pair that does not
 fit (another op, another size) is still one exchange: that is what went wrong in it. A call that was refused meets none:
 it takes no number, and beside it stand only calls of the same op that other ranks were refused in the same place.
+
+All of it is sorting rows of numbers; what is told of ends that are alike is told once (`Like`).
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import zip_longest
-from operator import attrgetter
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
+import numpy as np
 
-from dlearn.trace.event import Collective, Event, GroupFact, PointToPoint
-from dlearn.trace.message import End, Group, Operation, payload_bytes, tensors_of
+from dlearn.trace.event import Collective, PointToPoint
+from dlearn.trace.message import End, Group, payload_bytes, tensors_of
 from dlearn.trace.mpi_facts import CANCELLED, PICKLED
+from dlearn.trace.process_groups import join_groups, member
+from dlearn.trace.tables.event_table import WAS_REFUSED, EventTable, Mask, Rows
+from dlearn.trace.tables.operation_table import Like, OperationTable
 from dlearn.trace.wording import Reason, ReasonKind
 
 if TYPE_CHECKING:
-    from dlearn.trace.trace import Process
+    from dlearn.trace.process import Process
 
-_set = msgspec.structs.force_setattr
 _EQUAL_SIZES = {
     "all_reduce",
     "all_reduce_coalesced",
@@ -38,234 +39,248 @@ _EQUAL_SIZES = {
 """Collectives that every rank must call with as many bytes as the others."""
 _TOLD = 8
 """Sizes or dtypes in the reason why calls do not fit together."""
+_LARGEST = 2**62
 
 
-def match(processes: Sequence[Process], events: Iterable[Collective | PointToPoint]) -> tuple[Operation, ...]:
-    """Every event belongs to exactly one operation; nothing is dropped. Ordered by first start.
+class _Met(NamedTuple):
+    """Operations of one sort: where each begins among the rows of their ends, and where nothing else decides, which of
+    two that begin together stands first."""
+
+    first: Rows
+    end_row: Rows
+    missing: dict[int, tuple[int, ...]]
+    order: Rows
+
+
+def match(processes: Sequence[Process], table: EventTable) -> OperationTable:
+    """Every call belongs to exactly one operation; nothing is dropped. Ordered by first start.
 
     A rank counts as missing only if every line that it wrote is here; of others nobody knows.
     """
     groups = join_groups(processes)
+    for event in table.firsts:
+        if isinstance(event, Collective | PointToPoint) and (event.rank, event.group) not in groups:
+            # The line that described the group is lost: the event stays, alone.
+            groups[event.rank, event.group] = Group(event.group, "unknown", (), default=False)
     complete = {process.rank for process in processes if process.complete}
-    exchanges: dict[tuple[object, ...], list[Collective]] = defaultdict(list)
-    refusals: Counter[tuple[object, ...]] = Counter()
-    posted: dict[tuple[int, str, str, int | None, int, bool], list[PointToPoint]] = defaultdict(list)
-    for event in events:
-        if isinstance(event, Collective):
-            key = (event.rank, event.group)
-            group = groups[key] if key in groups else groups.setdefault(key, _unknown_group(event))
-            # The keys hold a group's identity, not its value: to hash a large one takes long.
-            place: tuple[object, ...] = (id(group), event.seq - refusals[key])
-            if event.refused:
-                place = (*place, event.op, refusals[event.rank, *place, event.op])
-                refusals.update([key, (event.rank, *place[:-1])])
-            exchanges[place].append(event)
-        else:
-            meets_none = event.refused or event.error == CANCELLED
-            posted[event.rank, event.group, event.op, event.peer, event.tag, meets_none].append(event)
-    matches, channels = _open_channels(posted.values(), groups)
-    matches += _join_collectives(exchanges.values(), groups, complete)
-    for channel in channels:
-        matches += _join_channel(channel, complete)
-    return tuple(sorted(matches, key=lambda each: each.start_ns))
+    alone, paired = _sends(table, groups, complete)
+    met = (alone, _collectives(table, groups, complete), paired)
+    return _ordered(table, groups, met)
 
 
-def agree_on_names(processes: Sequence[Process], events: Iterable[Event]) -> tuple[Process, ...]:
-    """The processes, and in place the events, with one name for each group: a process counts those of one name that it
-    has seen itself, so that one that was made again may be "1~2" for one member and "1" for another."""
-    members: dict[str, list[tuple[int, str]]] = defaultdict(list)
-    taken: set[str] = set()
-    for process in processes:
-        for fact in process.groups.values():
-            if fact.made:
-                members[fact.made].append((process.rank, fact.name))
-            else:
-                taken.add(fact.name)
-    names: dict[tuple[int, str], str] = {}
-    for ends in members.values():
-        name = max((name for _, name in ends), key=lambda name: (len(name), name))
-        while name in taken:
-            name += "~2"
-        taken.add(name)
-        names |= {end: name for end in ends if end[1] != name}
-    if not names:
-        return tuple(processes)
-    for event in events:
-        if isinstance(event, Collective | PointToPoint) and (event.rank, event.group) in names:
-            _set(event, "group", names[event.rank, event.group])
-    return tuple(
-        _renamed(process, {old: new for (rank, old), new in names.items() if rank == process.rank})
-        for process in processes
-    )
-
-
-def _renamed(process: Process, names: dict[str, str]) -> Process:
-    facts = (
-        msgspec.structs.replace(fact, name=names.get(fact.name, fact.name), within=names.get(fact.within, fact.within))
-        for fact in process.groups.values()
-    )
-    sockets = {
-        number: msgspec.structs.replace(each, group=names.get(each.group, each.group))
-        for number, each in process.sockets.items()
+def _ordered(table: EventTable, groups: dict[tuple[int, str], Group], met: Sequence[_Met]) -> OperationTable:
+    end_row = np.concatenate([each.end_row for each in met])
+    counts = np.concatenate([np.diff(each.first) for each in met])
+    first = np.append(0, np.cumsum(counts))
+    start_ns = np.minimum.reduceat(table.start_ns[end_row], first[:-1]) if len(counts) else np.empty(0, np.int64)
+    sort = np.repeat(np.arange(len(met)), [len(each.order) for each in met])
+    order = np.lexsort((np.concatenate([each.order for each in met]), sort, start_ns))
+    place = np.empty(len(order), np.intp)
+    place[order] = np.arange(len(order))
+    shifts = np.cumsum([0, *(len(each.order) for each in met)]).tolist()
+    missing = {
+        int(place[number + shift]): ranks
+        for each, shift in zip(met, shifts, strict=False)
+        for number, ranks in each.missing.items()
     }
-    return replace(process, groups={fact.name: fact for fact in facts}, sockets=sockets)
+    first = first[order]
+    counts = counts[order]
+    begins = np.append(0, np.cumsum(counts))
+    ends = end_row[np.repeat(first - begins[:-1], counts) + np.arange(len(end_row))]
+    first = begins
+    like, likes = _likes(table, groups, first, ends)
+    return OperationTable(table, likes, like, first, ends, missing)
 
 
-def join_groups(processes: Sequence[Process]) -> dict[tuple[int, str], Group]:
-    """(rank, the process's name of the group) -> the group, one value for all its members."""
-    facts: dict[tuple[str, tuple[int, ...], int, int], dict[int, tuple[int, GroupFact]]] = defaultdict(dict)
-    for process in processes:
-        for fact in process.groups.values():
-            same = facts[fact.name, fact.ranks, fact.size, process.header.restart]
-            same.setdefault(fact.rank, (process.rank, fact))
-    rank_of = _GlobalRanks(processes)
-    joined: dict[tuple[int, str], Group] = {}
-    for (name, ranks, size, _), found in facts.items():
-        # Of a member that wrote no line about the group, the others know its global rank.
-        members = tuple(found[i][0] if i in found else rank_of[ranks[i] if ranks else i] for i in range(size))
-        fact = next(iter(found.values()))[1]
-        group = Group(name, fact.backend, members, fact.default)
-        for rank, _ in found.values():
-            joined[rank, name] = group
-    return joined
+# Collectives ----------------------------------------------------------------------------------------------------------
 
 
-class _GlobalRanks(dict[int, int]):
-    """Global rank -> rank in the trace: as its process says, else the same number, else the next free one."""
-
-    def __init__(self, processes: Sequence[Process]) -> None:
-        for process in processes:
-            for fact in process.groups.values():
-                if fact.default and process.rank not in self.values():
-                    self.setdefault(fact.rank, process.rank)
-        self._taken = set(self.values())
-        self._next = max((process.rank for process in processes), default=-1) + 1
-
-    def __missing__(self, global_rank: int) -> int:
-        rank = global_rank
-        while rank in self._taken:
-            rank, self._next = self._next, self._next + 1
-        self._taken.add(rank)
-        self[global_rank] = rank
-        return rank
-
-
-def _unknown_group(event: Collective | PointToPoint) -> Group:
-    """The line that described the group is lost: the event stays, alone."""
-    return Group(event.group, "unknown", (), default=False)
-
-
-def _member(group: Group, index: int | None) -> int | None:
-    return group.members[index] if index is not None and index < len(group.members) else None
-
-
-def _join_collectives(
-    exchanges: Iterable[list[Collective]], groups: dict[tuple[int, str], Group], complete: set[int]
-) -> Iterator[Operation]:
+def _collectives(table: EventTable, groups: dict[tuple[int, str], Group], complete: set[int]) -> _Met:
+    rows = np.flatnonzero(table.is_a(Collective))
+    of_firsts = [groups[e.rank, e.group] if isinstance(e, Collective) else None for e in table.firsts]
+    numbers = _numbered(of_firsts, by=id)
+    group = numbers[table.like[rows]]
+    exchange = _exchanges(table, rows, group)
+    order = np.lexsort((table.number[rows], table.rank[rows], exchange))
+    ends, exchange = rows[order], exchange[order]
+    begins = np.flatnonzero(np.diff(exchange, prepend=-1))
+    first = np.append(begins, len(ends))
+    if not len(ends):
+        return _Met(first, ends, {}, begins)
     # Once for each group and not for each exchange: a group may have many members that left no file.
-    witnesses = {id(group): sorted(complete.intersection(group.members)) for group in groups.values()}
-    for ends in exchanges:
-        group = groups[ends[0].rank, ends[0].group]
-        came = {end.rank for end in ends}
-        missing = () if ends[0].refused else tuple(rank for rank in witnesses[id(group)] if rank not in came)
-        ends.sort(key=lambda end: (end.rank, end.number))
-        yield _collective(group, tuple(ends), missing)
+    of_group = {number: group for number, group in zip(numbers.tolist(), of_firsts, strict=True) if group is not None}
+    witnesses = {number: sorted(complete.intersection(each.members)) for number, each in of_group.items()}
+    rank, new = table.rank[ends], np.ones(len(ends), bool)
+    new[1:] = (rank[1:] != rank[:-1]) | (exchange[1:] != exchange[:-1])
+    came = np.add.reduceat(new & np.isin(rank, list(complete)), begins)
+    expected = np.array([len(witnesses.get(number, ())) for number in range(max(witnesses) + 1)])
+    group = group[order][begins]
+    late = np.flatnonzero((came < expected[group]) & (table.ended_by[ends[begins]] != WAS_REFUSED))
+    missing: dict[int, tuple[int, ...]] = {}
+    for number in late.tolist():
+        here = set(rank[first[number] : first[number + 1]].tolist())
+        missing[number] = tuple(each for each in witnesses[int(group[number])] if each not in here)
+    return _Met(first, ends, missing, np.minimum.reduceat(ends, begins))
 
 
-def _collective(group: Group, ends: tuple[Collective, ...], missing: tuple[int, ...]) -> Operation:
-    ops = list(dict.fromkeys([end.op for end in ends]))
-    first = next((end for end in ends if end.inputs), ends[0])
-    return Operation(
-        op="/".join(ops),
-        group=group,
-        seq=ends[0].seq,
-        ends=ends,
-        missing=missing,
-        misfit=_misfit_of_calls(ends, ops),
-        role=first.role,
-    )
+def _exchanges(table: EventTable, rows: Rows, group: Rows) -> Rows:
+    """Which exchange each of these calls is of: those with the same number in their group."""
+    refused = table.ended_by[rows] == WAS_REFUSED
+    seq = table.seq[rows]
+    if refused.any():
+        # A refused call takes no number: those after it have come one too far.
+        for one in {(rank, number) for rank, number in zip(table.rank[rows[refused]], group[refused], strict=True)}:
+            mine = (table.rank[rows] == one[0]) & (group == one[1])
+            seq[mine] -= np.cumsum(refused[mine]) - refused[mine]
+    _, exchange = np.unique(np.stack([group, seq]), axis=1, return_inverse=True)
+    exchange = exchange.reshape(-1)
+    again: Counter[tuple[object, ...]] = Counter()
+    apart: dict[tuple[object, ...], int] = {}
+    for place in np.flatnonzero(refused).tolist():
+        event = table.firsts[table.like[rows[place]]]
+        assert isinstance(event, Collective)
+        call = (int(exchange[place]), event.op)
+        apart_from = (*call, again[event.rank, *call])
+        again[event.rank, *call] += 1
+        exchange[place] = apart.setdefault(apart_from, len(rows) + len(apart))
+    return exchange
 
 
-@dataclass
-class _Channel:
+# Sends and receives ---------------------------------------------------------------------------------------------------
+
+
+class _Channel(NamedTuple):
     """All sends and recvs between two ranks with the same tag: the first send meets the first recv, and so on."""
 
-    group: Group
+    group: int
     sender: int
     receiver: int
-    sends: list[PointToPoint] = field(default_factory=list)
-    recvs: list[PointToPoint] = field(default_factory=list)
+    tag: int
 
 
-def _open_channels(
-    posted: Iterable[list[PointToPoint]], groups: dict[tuple[int, str], Group]
-) -> tuple[list[Operation], list[_Channel]]:
-    """Each list holds what one rank posted alike: the same op, group, peer and tag. Where no rank is the peer, the
-    calls stay alone, and so do those that were refused."""
-    alone: list[Operation] = []
-    channels: dict[tuple[int, int, int, int], _Channel] = {}
-    for calls in posted:
-        first = calls[0]
-        key = (first.rank, first.group)
-        group = groups[key] if key in groups else groups.setdefault(key, _unknown_group(first))
-        peer = _member(group, first.peer) if first.error != CANCELLED else None
-        sender, receiver = (first.rank, peer) if first.op == "send" else (peer, first.rank)
-        if sender is None or receiver is None or first.refused:
-            alone += [_send(group, (call,), (), sender, receiver) for call in calls]
-            continue
-        channel = channels.setdefault((id(group), sender, receiver, first.tag), _Channel(group, sender, receiver))
-        (channel.sends if first.op == "send" else channel.recvs).extend(calls)
-    return alone, list(channels.values())
+def _sends(table: EventTable, groups: dict[tuple[int, str], Group], complete: set[int]) -> tuple[_Met, _Met]:
+    """The calls that stay alone, as they were refused or no rank is the peer; and all others."""
+    rows = np.flatnonzero(table.is_a(PointToPoint))
+    channels = [
+        _channel(event, groups[event.rank, event.group]) if isinstance(event, PointToPoint) else None
+        for event in table.firsts
+    ]
+    channel = _numbered(channels)[table.like[rows]]
+    meets_none = (channel == 0) | (table.ended_by[rows] == WAS_REFUSED)
+    lone = rows[meets_none]
+    alone = _Met(np.arange(len(lone) + 1), lone, {}, np.arange(len(lone)))
+    rows, channel = rows[~meets_none], channel[~meets_none]
+    is_recv = table.of_firsts(lambda first: isinstance(first, PointToPoint) and first.op == "recv")[rows]
+    order = np.lexsort((table.number[rows], is_recv, channel))
+    rows, channel, is_recv = rows[order], channel[order], is_recv[order]
+    turn = _turns(channel * 2 + is_recv)
+    turn = _by_place(table, rows, channel, is_recv, turn)
+    order = np.lexsort((is_recv, turn, channel))
+    rows, channel, is_recv, turn = rows[order], channel[order], is_recv[order], turn[order]
+    new = np.ones(len(rows), bool)
+    new[1:] = (channel[1:] != channel[:-1]) | (turn[1:] != turn[:-1])
+    begins = np.flatnonzero(new)
+    first = np.append(begins, len(rows))
+    missing: dict[int, tuple[int, ...]] = {}
+    for number in np.flatnonzero(np.diff(first) == 1).tolist():
+        event = table.firsts[table.like[rows[begins[number]]]]
+        found = channels[table.like[rows[begins[number]]]]
+        assert isinstance(event, PointToPoint)
+        assert found is not None
+        absent = found.sender if event.op == "recv" else found.receiver
+        # Where only some steps were recorded, the other end may be in another.
+        if absent in complete and not event.place:
+            missing[number] = (absent,)
+    if len(rows):
+        # In the order of the first call of each channel.
+        opened = np.full(int(channel.max()) + 1, len(table))
+        np.minimum.at(opened, channel, rows)
+        begins = np.lexsort((turn[begins], opened[channel[begins]])).argsort()
+    return alone, _Met(first, rows, missing, begins)
 
 
-def _join_channel(channel: _Channel, complete: set[int]) -> Iterator[Operation]:
-    group, sender, receiver = channel.group, channel.sender, channel.receiver
-    for send, recv in _paired(channel):
-        if send is not None and recv is not None:
-            yield _send(group, (send, recv), (), sender, receiver)
-        elif (alone := send or recv) is not None:
-            absent = sender if send is None else receiver
-            # Where only some steps were recorded, the other end may be in another.
-            missing = (absent,) if absent in complete and not alone.place else ()
-            yield _send(group, (alone,), missing, sender, receiver)
+def _channel(event: PointToPoint, group: Group) -> _Channel | None:
+    """None where no rank is the peer."""
+    sender, receiver = sides(event, group)
+    if sender is None or receiver is None:
+        return None
+    return _Channel(id(group), sender, receiver, event.tag)
 
 
-def _paired(channel: _Channel) -> Iterator[tuple[PointToPoint | None, PointToPoint | None]]:
-    sends = sorted(channel.sends, key=attrgetter("number"))
-    recvs = sorted(channel.recvs, key=attrgetter("number"))
-    if not any(event.place for event in (*sends, *recvs)):
-        yield from zip_longest(sends, recvs)
-        return
+def sides(event: PointToPoint, group: Group) -> tuple[int | None, int | None]:
+    """Sender and receiver of a call, as far as they are known."""
+    peer = member(group, event.peer) if event.error != CANCELLED else None
+    return (event.rank, peer) if event.op == "send" else (peer, event.rank)
+
+
+def _turns(line: Rows) -> Rows:
+    """The place of each in its line, where lines stand one after the other."""
+    begins = np.flatnonzero(np.diff(line, prepend=-1))
+    return np.arange(len(line)) - np.repeat(begins, np.diff(np.append(begins, len(line))))
+
+
+def _by_place(table: EventTable, rows: Rows, channel: Rows, is_recv: Mask, turn: Rows) -> Rows:
+    """Of a recording of some steps, the place among the calls decides; what has none meets nobody."""
+    place = table.of_firsts(lambda first: getattr(first, "place", 0), np.int64)[rows]
+    if not place.any():
+        return turn
     # A receive from anyone has no place among those from one rank: of it nobody knows which other end is in this trace.
-    yield from ((send, None) for send in sends if not send.place)
-    yield from ((None, recv) for recv in recvs if not recv.place)
-    by_place = [{event.place: event for event in events if event.place} for events in (sends, recvs)]
-    for place in sorted(by_place[0].keys() | by_place[1].keys()):
-        yield by_place[0].get(place), by_place[1].get(place)
+    placed = np.isin(channel, channel[place > 0])
+    lonely = np.where(is_recv, turn - len(rows), turn - 2 * len(rows))
+    return np.where(placed, np.where(place > 0, place, lonely), turn)
 
 
-def _send(
-    group: Group,
-    ends: tuple[PointToPoint, ...],
-    missing: tuple[int, ...],
-    sender: int | None,
-    receiver: int | None,
-) -> Operation:
+def _numbered(values: Sequence[Any], by: Callable[[Any], Any] = lambda value: value) -> Rows:
+    """A number for each different value, from 1 in the order of first appearance; 0 for None."""
+    numbers: dict[Any, int] = {}
+    found = (0 if value is None else numbers.setdefault(by(value), len(numbers) + 1) for value in values)
+    return np.fromiter(found, np.intp, len(values))
+
+
+# What operations with the same ends share -----------------------------------------------------------------------------
+
+
+def _likes(table: EventTable, groups: dict[tuple[int, str], Group], first: Rows, ends: Rows) -> tuple[Rows, list[Like]]:
+    """Which of the `Like` each operation is, and these."""
+    counts, of_ends = np.diff(first), table.like[ends]
+    like, likes = np.empty(len(counts), np.intp), list[Like]()
+    for count in np.unique(counts).tolist():
+        mine = np.flatnonzero(counts == count)
+        keys = of_ends[first[mine][:, None] + np.arange(count)]
+        found, place = _unique_rows(keys, len(table.firsts))
+        like[mine] = place + len(likes)
+        likes += [_like([table.firsts[each] for each in row], groups) for row in keys[found].tolist()]
+    return like, likes
+
+
+def _unique_rows(keys: Rows, below: int) -> tuple[Rows, Rows]:
+    """Where each different row stands first, and which of these each row is like."""
+    if below ** keys.shape[1] < _LARGEST:
+        # As one number each, which sorts much faster.
+        weights = [below**column for column in range(keys.shape[1])]
+        _, found, place = np.unique(keys @ np.array(weights), return_index=True, return_inverse=True)
+    else:
+        _, found, place = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    return found, place.reshape(-1)
+
+
+def _like(ends: Sequence[Collective | PointToPoint], groups: dict[tuple[int, str], Group]) -> Like:
     first = ends[0]
-    return Operation(
-        op="send" if sender is not None and receiver is not None else first.op,
-        group=group,
-        seq=first.seq,
-        ends=ends,
-        missing=missing,
-        misfit=_misfit_of_send(*ends) if len(ends) == 2 else None,
-        sender=sender,
-        receiver=receiver,
-        payload_bytes=payload_bytes(first),
-    )
-
-
-# Do the ends fit together? --------------------------------------------------------------------------------------------
+    group = groups[first.rank, first.group]
+    if isinstance(first, PointToPoint):
+        sender, receiver = sides(first, group)
+        return Like(
+            op="send" if sender is not None and receiver is not None else first.op,
+            group=group,
+            misfit=_misfit_of_send(first, ends[1]) if len(ends) == 2 else None,
+            sender=sender,
+            receiver=receiver,
+            payload_bytes=payload_bytes(first),
+        )
+    calls = [end for end in ends if isinstance(end, Collective)]
+    ops = list(dict.fromkeys([end.op for end in calls]))
+    role = next((end for end in calls if end.inputs), first).role
+    return Like(op="/".join(ops), group=group, misfit=_misfit_of_calls(calls, ops), role=role)
 
 
 def _misfit_of_send(send: End, recv: End) -> Reason | None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
 from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from dlearn.shown import Answer, Paragraph, RankNames, Shown, Table, count_text, first_few
 from dlearn.trace.event import Bucket, Collective, Event, PointToPoint, TensorInfo
-from dlearn.trace.frames import frame_of_messages, frame_of_operations
 from dlearn.trace.rpc.rpc_exchange import RpcExchange
 from dlearn.trace.source import ServiceCall
 from dlearn.trace.wording import (
@@ -25,7 +21,7 @@ from dlearn.trace.wording import (
 )
 
 if TYPE_CHECKING:
-    import pandas
+    pass
 
 _REASONS_SHOWN = 8
 _ROWS_SHOWN = 10
@@ -216,48 +212,6 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return tuple(rank for rank in members if rank is not None and rank not in seen)
 
 
-class Operations(tuple[Operation, ...], Shown):
-    """The operations of a trace, in the order of first call. Shows their number by kind and the first ten."""
-
-    __repr__ = Shown.__repr__
-    labels: RankNames
-
-    @classmethod
-    def of(cls, found: Iterable[Operation], labels: RankNames) -> Operations:
-        """These, with the labels of their ranks."""
-        operations = cls(found)
-        operations.labels = labels
-        return operations
-
-    def to_frame(self) -> pandas.DataFrame:
-        """One row an operation (needs pandas); docs/own-questions.md describes the columns."""
-        return frame_of_operations(self)
-
-    def paragraphs(self) -> Iterator[Paragraph]:
-        kinds = Counter(each.op for each in self)
-        named = first_few([f"{count:,} {op}" for op, count in kinds.most_common()], _OPS_SHOWN)
-        yield f"{count_text(len(self), 'operation')}{': ' if self else ''}{named}"
-        if self:
-            begin = self[0].start_ns
-            head = ("operation", "ranks", "at, ms", "took, ms", "gives, B", "what")
-            rows = [self._row(each, begin) for each in self[:_ROWS_SHOWN]]
-            yield Table([head, *rows], names=2, numbers=3)
-        if len(self) > _ROWS_SHOWN:
-            yield f"and {len(self) - _ROWS_SHOWN:,} more"
-
-    def _row(self, each: Operation, begin: int) -> tuple[str, ...]:
-        took = "-" if each.end_ns is None else f"{(each.end_ns - each.start_ns) / 1e6:,.2f}"
-        what = each.what or each.problem
-        short = what if len(what) <= _LONGEST_WHAT else f"{what[: _LONGEST_WHAT - 3]}..."
-        at = f"{(each.start_ns - begin) / 1e6:,.2f}"
-        return each.op, self._ranks(each), at, took, f"{each.given_bytes:,}", short
-
-    def _ranks(self, each: Operation) -> str:
-        if each.sender is not None and each.receiver is not None:
-            return f"{self.labels[each.sender]} -> {self.labels[each.receiver]}"
-        return first_few([self.labels[rank] for rank in each.ranks], _RANKS_SHOWN)
-
-
 class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Always exactly one sender and one receiver.
 
@@ -306,69 +260,3 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def carried(self) -> tuple[TensorInfo, ...]:
         """The tensors that `what` names: of a message of a collective, those of the whole operation."""
         return self.operation.tensors if self.operation.exchange is None else self.tensors
-
-
-class Messages(Answer, frozen=True):
-    """All messages of a trace, in the order of sending, and each operation that gave none, with the reason.
-
-    Shows their number and the first ten.
-    """
-
-    items: tuple[Message, ...]
-    reasons: tuple[tuple[Operation, Reason], ...]
-    labels: RankNames
-
-    @property
-    def unexplained(self) -> tuple[tuple[Operation, str], ...]:
-        """Each operation that gave no message, with the reason in words."""
-        return tuple((operation, str(reason)) for operation, reason in self.reasons)
-
-    def __iter__(self) -> Iterator[Message]:
-        return iter(self.items)
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> Message:
-        return self.items[index]
-
-    def to_frame(self) -> pandas.DataFrame:
-        """One row a message (needs pandas)."""
-        return frame_of_messages(self)
-
-    def paragraphs(self) -> Iterator[Paragraph]:
-        finding, *reasons = self.sentences()
-        yield finding
-        if self.items:
-            yield Table([self.head, *self.rows(self.items[:_ROWS_SHOWN])], names=2, numbers=2)
-        if len(self) > _ROWS_SHOWN:
-            yield f"and {len(self) - _ROWS_SHOWN:,} more"
-        yield from (f"  {each}" for each in reasons)
-
-    def sentences(self) -> list[str]:
-        """How many they are, and why some operations gave none."""
-        total = len({id(message.operation) for message in self.items})
-        left = len(self.reasons)
-        lines = [f"{len(self.items):,} messages of {total:,} operations; {left:,} operations not explained"]
-        reasons = Counter((operation.op, reason) for operation, reason in self.reasons)
-        for (op, reason), count in reasons.most_common(_REASONS_SHOWN):
-            times = f", {count:,} times" if count > 1 else ""
-            lines.append(f"not explained: {op}{times}: {reason}")
-        if len(reasons) > _REASONS_SHOWN:
-            lines.append(f"and {len(reasons) - _REASONS_SHOWN:,} more: see .unexplained")
-        return lines
-
-    head = ("from", "to", "payload bytes", "sent, ms", "how", "op", "what")
-
-    def rows(self, some: Iterable[Message]) -> Iterator[tuple[str, ...]]:
-        """Some of these messages as rows of a table; times from the first that was sent."""
-        # They stand in the order of sending; one without a time stands where its operation was called.
-        first_ns = next((message.sent_ns for message in self.items if message.sent_ns is not None), 0)
-        for message in some:
-            yield self._row(message, first_ns)
-
-    def _row(self, message: Message, first_ns: int) -> tuple[str, ...]:
-        size = "?" if message.payload_bytes is None else f"{message.payload_bytes:,}"
-        sent = "-" if message.sent_ns is None else f"{(message.sent_ns - first_ns) / 1e6:,.3f}"
-        how = f"{message.how}, confirmed" if message.confirmed else message.how
-        return self.labels[message.src], self.labels[message.dst], size, sent, how, message.op, message.what

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, get_args
 
+import numpy as np
+
 from dlearn.errors import TraceError
-from dlearn.trace.event import Collective, Event, Span
+from dlearn.trace.event import Event, Span
 from dlearn.trace.job_facts import AnyLine
 from dlearn.trace.source import UnknownEvent, in_use
+from dlearn.trace.tables.event_table import Column, EventTable, Mask
 
 if TYPE_CHECKING:
     from dlearn.trace.trace import Trace
-
-Key = tuple[int, int]
-"""An event: its rank and its number there."""
 
 PHASES = ("setup", "forward", "backward", "optimizer", "cleanup", "none")
 KINDS = tuple(str(kind.__struct_config__.tag) for kind in get_args(AnyLine) if issubclass(kind, Event))
@@ -49,66 +49,49 @@ def check_kind(kind: str | None, events: Iterable[Event]) -> None:
 # Spans ----------------------------------------------------------------------------------------------------------------
 
 
-def caused_within(whole: Trace, span: str) -> set[Key]:
-    """What is inside spans of this name, and all that it caused on other ranks."""
-    inside = _descendants(whole, span)
-    for each in whole.matches:
-        keys = {(end.rank, end.number) for end in each.ends}
-        if not keys.isdisjoint(inside):
-            inside |= keys
-    _add_callees(whole, inside)
-    return inside
-
-
-def _descendants(whole: Trace, span: str) -> set[Key]:
-    """A parent has a lower number than its children, so one pass finds them."""
-    enclosing: set[Key] = set()
-    inside: set[Key] = set()
-    for event in sorted(whole.events, key=lambda event: event.number):
-        key = (event.rank, event.number)
-        if event.parent is not None and (event.rank, event.parent) in enclosing:
-            inside.add(key)
-            enclosing.add(key)
-        if isinstance(event, Span) and event.name == span:
-            enclosing.add(key)
-    return inside
-
-
-def _add_callees(whole: Trace, inside: set[Key]) -> None:
-    """What the calls of RPC that are inside have set going on other ranks, and what that called in turn."""
-    runs = {
-        (each.call.rank, each.call.number): (each.run.rank, each.run.number)
+def caused_within(whole: Trace, span: str) -> Mask:
+    """What is inside spans of this name, and all that it caused on other ranks; a mask of rows of the table."""
+    table = whole.table
+    enclosing = table.of_firsts(lambda first: isinstance(first, Span) and first.name == span)
+    inside = _below(table, enclosing)
+    met = whole.met
+    inside[met.end_row[met.ends_of(np.flatnonzero(met.with_an_end(inside)))]] = True
+    calls = [
+        (table.row_of(each.call.rank, each.call.number), table.row_of(each.run.rank, each.run.number))
         for each in whole.rpc.exchanges
         if each.call is not None and each.run is not None
-    }
-    new = {runs[call] for call in inside if call in runs} - inside
-    while new:
-        inside |= new
-        for event in whole.events:
-            if event.parent is not None and (event.rank, event.parent) in inside:
-                inside.add((event.rank, event.number))
-        new = {runs[call] for call in inside if call in runs} - inside
+    ]
+    # What calls of RPC have set going on other ranks, and what that called in turn.
+    while runs := [run for call, run in calls if inside[call] and not inside[run]]:
+        inside[runs] = True
+        inside |= _below(table, inside)
+    return inside
+
+
+def _below(table: EventTable, enclosing: Mask) -> Mask:
+    """All that is inside of these, however deep."""
+    inside = np.zeros(len(table), bool)
+    has_parent = np.flatnonzero(table.parent_row >= 0)
+    parent = table.parent_row[has_parent]
+    before = -1
+    while (count := int(inside.sum())) > before:
+        before = count
+        inside[has_parent] |= enclosing[parent] | inside[parent]
+    return inside
 
 
 # Time -----------------------------------------------------------------------------------------------------------------
 
 
-def begins_of_operations(whole: Trace) -> dict[Key, int]:
-    """Of each end of an operation, when the first rank called it, also of its steps'; of an RPC's run and reply, when
-    it was called."""
-    begins: dict[Key, int] = {}
-    collectives: set[Key] = set()
-    # Collectives first: a step begins with the one that it is part of.
-    for match in sorted(whole.matches, key=lambda match: not isinstance(match.ends[0], Collective)):
-        keys = [(end.rank, end.number) for end in match.ends]
-        outer = [(end.rank, end.parent) for end in match.ends if end.parent is not None]
-        steps_of = next((begins[key] for key in outer if key in collectives), None)
-        first_ns = min([end.start_ns for end in match.ends]) if steps_of is None else steps_of
-        begins.update(dict.fromkeys(keys, first_ns))
-        if isinstance(match.ends[0], Collective):
-            collectives.update(keys)
+def begins_of_operations(whole: Trace) -> Column:
+    """Of each event, when its operation began, of a step's the whole collective's; of an RPC's run and reply, when it
+    was called. Of any other event its own start."""
+    table, met = whole.table, whole.met
+    begins = table.start_ns.copy()
+    start_ns = np.where(met.outer >= 0, met.start_ns[met.outer], met.start_ns) if len(met) else met.start_ns
+    begins[met.end_row] = np.repeat(start_ns, np.diff(met.first))
     for each in whole.rpc.exchanges:
         for event in (each.run, each.reply, each.arrival):
             if event is not None and each.call is not None:
-                begins[event.rank, event.number] = each.call.start_ns
+                begins[table.row_of(event.rank, event.number)] = each.call.start_ns
     return begins

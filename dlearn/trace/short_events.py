@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 import numpy as np
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from dlearn.trace.event import NOT_OBSERVED, Collective, Event, Gradient, PointToPoint
+from dlearn.trace.event import Event
 from dlearn.trace.short_lines import ENDED_BY, LONGEST_NUMBER, VARYING
+from dlearn.trace.tables.event_table import NO_END, NONE, UNSEEN, EventTable, find
 
 _BEGIN, _END = 6, 3
-_OPEN, _CLOSE, _COMMA, _NEWLINE, _MINUS, _ZERO = b"[],\n-0"
-_UNSEEN = ENDED_BY.index(NOT_OBSERVED)
-_NO_END = -1
-_WORDS = (*ENDED_BY, "")  # The last one is the place -1.
+_OPEN, _CLOSE, _COMMA, _NEWLINE, _MINUS = b"[],\n-"
 
 Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -43,7 +40,8 @@ def split(data: bytes, first_line: int) -> Lines:
 
     The first of them is line `first_line` of the file.
     """
-    text: Bytes = np.frombuffer(data, np.uint8)
+    words = Words(data)
+    text = words.text
     stops = np.flatnonzero(text == _NEWLINE)
     if not data.endswith(b"\n"):
         stops = np.append(stops, len(text))
@@ -58,7 +56,7 @@ def split(data: bytes, first_line: int) -> Lines:
     for count in (_BEGIN, _END):
         lines = np.flatnonzero(short & (last - first == count - 1))
         inner = commas[first[lines][:, None] + np.arange(count - 1)]
-        found, valid = _numbers(text, np.column_stack([starts[lines], inner, stops[lines] - 1]))
+        found, valid = _numbers(words, np.column_stack([starts[lines], inner, stops[lines] - 1]))
         if count == _END:
             valid &= (found[:, 2] >= 0) & (found[:, 2] < len(ENDED_BY))
         good[lines[valid]] = True
@@ -67,28 +65,51 @@ def split(data: bytes, first_line: int) -> Lines:
     return Lines(rows[0], rows[1], others, len(starts))
 
 
-def _numbers(text: Bytes, edges: NDArray[np.intp]) -> tuple[Rows, Mask]:
+def _numbers(words: Words, edges: NDArray[np.intp]) -> tuple[Rows, Mask]:
     """Of each row of edges the numbers between them, and whether they are numbers."""
     rows, good = np.empty((len(edges), edges.shape[1] - 1), np.int64), np.ones(len(edges), bool)
     for column in range(rows.shape[1]):
-        rows[:, column], valid = _decimals(text, edges[:, column] + 1, edges[:, column + 1])
+        rows[:, column], valid = _decimals(words, edges[:, column] + 1, edges[:, column + 1])
         good &= valid
     return rows, good
 
 
-def _decimals(text: Bytes, starts: Places, stops: Places) -> tuple[Rows, NDArray[np.bool_]]:
-    """The whole numbers that stand between these places, and whether each is one."""
-    negative = text[starts] == _MINUS
+def _decimals(words: Words, starts: Places, stops: Places) -> tuple[Rows, Mask]:
+    """The whole numbers that stand between these places, and whether each is one.
+
+    Eight digits at a time, each a byte of a word: neighbours are added up to pairs, pairs to fours, fours to eights.
+    """
+    negative = words.text[starts] == _MINUS
     width = stops - starts - negative
     valid = (width > 0) & (width <= LONGEST_NUMBER)
     values = np.zeros(len(starts), np.int64)
-    for digit in range(min(int(width.max(initial=0)), LONGEST_NUMBER)):
-        # Where the number is shorter, the place is one before it: it counts as a zero.
-        value = text[stops - 1 - digit] - np.uint8(_ZERO)
-        inside = width > digit
-        valid &= (value <= 9) | ~inside
-        values += np.where(inside, value, 0).astype(np.int64) * 10**digit
+    for right in range(0, min(int(width.max(initial=0)), LONGEST_NUMBER), 8):
+        digits = words.before(stops - right) ^ _ZEROS
+        # What stands before the number counts as zeros. (A shift by all 64 bits is none: hence in two.)
+        foreign = ((8 - (width - right).clip(0, 8)) * 4).astype(np.uint64)
+        digits = digits >> foreign >> foreign << foreign << foreign
+        valid &= (digits | (digits + _OVER_NINE)) & _HIGH_BITS == 0
+        pairs = (digits * np.uint64(10) + (digits >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
+        fours = (pairs * np.uint64(100) + (pairs >> np.uint64(16))) & np.uint64(0x0000FFFF0000FFFF)
+        eights = (fours * np.uint64(10_000) + (fours >> np.uint64(32))) & np.uint64(0xFFFFFFFF)
+        values += eights.astype(np.int64) * 10**right
     return np.where(negative, -values, values), valid
+
+
+_ZEROS, _OVER_NINE, _HIGH_BITS = (np.uint64(byte * 0x0101010101010101) for byte in (0x30, 0x76, 0x80))
+"""The digits from 0x30 on become 0 to 9; with 0x76 more, all else has its high bit set."""
+
+
+class Words:
+    """The bytes of a text, and the eight bytes before each place as one number, the last one highest."""
+
+    def __init__(self, data: bytes) -> None:
+        padded: Bytes = np.frombuffer(bytes(LONGEST_NUMBER + 8) + data, np.uint8)
+        self.text = padded[LONGEST_NUMBER + 8 :]
+        self._words = np.ndarray(len(padded) - 7, "<u8", padded, strides=(1,))
+
+    def before(self, places: Places) -> NDArray[np.uint64]:
+        return self._words[places + LONGEST_NUMBER]
 
 
 class ShortEvents:
@@ -109,28 +130,30 @@ class ShortEvents:
     def add(self, begins: Rows, others: Collection[int]) -> Damage:
         """Take in `Lines.begins` of the whole file, in which `others` are the numbers of all other events."""
         damage: Damage = {}
-        known = _find(begins[:, 1], _sorted(self.firsts))[1]
-        for line, like in begins[~known, :2].tolist():
-            damage[line] = f": like event {like}, which is not in the file"
-        begins = begins[known]
-        below = (begins[:, 2] < 0) | (begins[:, 4:] < -1).any(axis=1)
-        for line in begins[below, 0].tolist():
-            damage[line] = ": a number below 0"
-        begins = begins[~below]
-        begins = begins[np.argsort(begins[:, 2], kind="stable")]
-        again = _find(begins[:, 2], _sorted(others))[1]
-        again[1:] |= begins[1:, 2] == begins[:-1, 2]
-        for line, number in begins[again][:, [0, 2]].tolist():
-            damage[line] = f": event {number} a second time"
-        _, self.like, self.number, self.start_ns, self.parent, self.seq, self.backward = begins[~again].T.copy()
+        line, like, number, start_ns, parent, seq, backward = begins.T.copy()
+        known = find(like, _sorted(self.firsts))[1]
+        damage |= {line: f": like event {like}, which is not in the file" for line, like in begins[~known, :2].tolist()}
+        below = known & ((number < 0) | (parent < -1) | (seq < -1) | (backward < -1))
+        damage |= dict.fromkeys(line[below].tolist(), ": a number below 0")
+        order = np.flatnonzero(known & ~below)
+        order = order[np.argsort(number[order], kind="stable")]
+        again = find(number[order], _sorted(others))[1]
+        again[1:] |= np.diff(number[order]) == 0
+        damage |= {line: f": event {number} a second time" for line, number in begins[order[again]][:, [0, 2]].tolist()}
+        order = order[~again]
+        if len(order) < len(begins) or (order[1:] < order[:-1]).any():
+            columns = (like, number, start_ns, parent, seq, backward)
+            like, number, start_ns, parent, seq, backward = (column[order] for column in columns)
+        self.like, self.number, self.start_ns = like, number, start_ns
+        self.parent, self.seq, self.backward = parent, seq, backward
         self.end_ns = np.zeros(len(self), np.int64)
-        self.ended_by = np.full(len(self), _NO_END)
+        self.ended_by = np.full(len(self), NO_END)
         return damage
 
     def end(self, ends: Rows) -> tuple[Rows, Damage]:
         """Take in `Lines.ends`; gives back those of other events."""
         damage: Damage = {}
-        row, mine = _find(ends[:, 1], self.number)
+        row, mine = find(ends[:, 1], self.number)
         others, ends, row = ends[~mine], ends[mine], row[mine]
         again = np.ones(len(ends), bool)
         again[np.unique(row, return_index=True)[1]] = False
@@ -144,12 +167,12 @@ class ShortEvents:
         return others, damage
 
     def __contains__(self, number: int) -> bool:
-        return bool(_find(np.array([number]), self.number)[1][0])
+        return bool(find(np.array([number]), self.number)[1][0])
 
     def take_out(self, numbers: Collection[int]) -> list[Event]:
         """Those of these events that are here: from now on somebody else has them, as more is known of them."""
-        chosen = _find(self.number, _sorted(numbers))[1]
-        events = list(self._keep(chosen).made())
+        chosen = find(self.number, _sorted(numbers))[1]
+        events = self._keep(chosen).table().events()
         self.__dict__.update(self._keep(~chosen).__dict__)
         return events
 
@@ -162,69 +185,31 @@ class ShortEvents:
     def excuse_ends(self) -> None:
         """Where lines are lost, ends may be among them: an event without one is no hang."""
         lasting = [number for number, first in self.firsts.items() if first.ends]
-        self.ended_by[(self.ended_by == _NO_END) & _find(self.like, _sorted(lasting))[1]] = _UNSEEN
+        self.ended_by[(self.ended_by == NO_END) & find(self.like, _sorted(lasting))[1]] = UNSEEN
 
     def move(self, to_reference: Callable[[int], int]) -> None:
         """To another clock."""
         self.start_ns = np.array([to_reference(at_ns) for at_ns in self.start_ns.tolist()], np.int64)
         self.end_ns = np.array([to_reference(at_ns) for at_ns in self.end_ns.tolist()], np.int64)
 
-    def made(self) -> Iterator[Event]:
-        """The events themselves, those that are alike one after the other."""
-        order = np.argsort(self.like, kind="stable")
-        for rows in np.split(order, np.flatnonzero(np.diff(self.like[order])) + 1):
-            if len(rows):
-                yield from self._alike(self.firsts[int(self.like[rows[0]])], rows)
-
-    def _alike(self, first: Event, rows: Places) -> list[Event]:
-        # One by one, and by name: this runs a million times, and a dictionary of the names takes three times as long.
-        by = self.ended_by[rows]
-        common = (
-            self.number[rows].tolist(),
-            self.start_ns[rows].tolist(),
-            _or_none(self.end_ns[rows], (by == _NO_END) | (by == _UNSEEN)),
-            [_WORDS[place] for place in by.tolist()],
-            _or_none(self.parent[rows], self.parent[rows] < 0),
+    def table(self) -> EventTable:
+        """As rows of the table of events."""
+        numbers = np.fromiter(self.firsts, np.int64, len(self.firsts))
+        order = np.argsort(numbers)
+        ended = (self.ended_by != NO_END) & (self.ended_by != UNSEEN)
+        return EventTable(
+            firsts=[self.firsts[number] for number in numbers[order].tolist()],
+            like=find(self.like, numbers[order])[0],
+            rank=np.full(len(self), -1, np.int32),
+            number=self.number,
+            start_ns=self.start_ns,
+            end_ns=np.where(ended, self.end_ns, NONE),
+            ended_by=self.ended_by.astype(np.int8),
+            parent=np.where(self.parent < 0, NONE, self.parent),
+            seq=self.seq,
+            backward=np.where(self.backward < 0, NONE, self.backward),
         )
-        seqs, backwards = self.seq[rows].tolist(), _or_none(self.backward[rows], self.backward[rows] < 0)
-        match first:
-            case Collective():
-                return [
-                    replace(first, number=n, start_ns=s, end_ns=e, ended_by=b, parent=p, seq=q, backward=w)
-                    for n, s, e, b, p, q, w in zip(*common, seqs, backwards, strict=True)
-                ]
-            case PointToPoint():
-                return [
-                    replace(first, number=n, start_ns=s, end_ns=e, ended_by=b, parent=p, seq=q)
-                    for n, s, e, b, p, q in zip(*common, seqs, strict=True)
-                ]
-            case Gradient():
-                return [
-                    replace(first, number=n, start_ns=s, end_ns=e, ended_by=b, parent=p, backward=w)
-                    for n, s, e, b, p, w in zip(*common, backwards, strict=True)
-                ]
-        return [
-            replace(first, number=n, start_ns=s, end_ns=e, ended_by=b, parent=p)
-            for n, s, e, b, p in zip(*common, strict=True)
-        ]
 
 
 def _sorted(numbers: Collection[int]) -> Rows:
     return np.sort(np.fromiter(numbers, np.int64))
-
-
-def _find(numbers: Rows, among: Rows) -> tuple[Places, Mask]:
-    """Where in the sorted `among` each number stands, and whether it stands there."""
-    if not len(among):
-        return np.zeros(len(numbers), np.intp), np.zeros(len(numbers), bool)
-    place = np.searchsorted(among, numbers).clip(max=len(among) - 1)
-    return place, among[place] == numbers
-
-
-def _or_none(values: Rows, none: Mask) -> list[int | None]:
-    if none.all():
-        return [None] * len(values)
-    found: list[int | None] = values.tolist()
-    for place in np.flatnonzero(none).tolist():
-        found[place] = None
-    return found

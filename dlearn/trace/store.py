@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field
-from operator import attrgetter
+from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
@@ -35,6 +35,7 @@ from dlearn.trace.job_facts import AnyLine, ClockReading, DeviceReading, DeviceT
 from dlearn.trace.short_events import Damage, ShortEvents, split
 from dlearn.trace.short_lines import ENDED_BY, REPEATED
 from dlearn.trace.source import Make, SourceFact, makers
+from dlearn.trace.tables.event_table import EventTable, of_events
 from dlearn.trace.writer import MAX_LINE_BYTES
 
 UNLISTED_MEMBERS = 256
@@ -49,7 +50,6 @@ _set = msgspec.structs.force_setattr
 """Events are frozen for everybody else; only here, while they are being read, they are still being made."""
 _DAMAGE = (ValueError, RecursionError)
 """What reading a damaged line may raise: msgspec's and Unicode's errors are ValueErrors."""
-
 
 Tensors = tuple[TensorInfo, ...]
 
@@ -93,9 +93,13 @@ class ProcessFile:
     def event_count(self) -> int:
         return len(self.events) + len(self.short)
 
-    def all_events(self) -> list[Event]:
-        """Every event of the file, in the order of their numbers."""
-        return sorted([*self.events.values(), *self.short.made()], key=attrgetter("number"))
+    def tables(self, rank: int) -> tuple[EventTable, EventTable]:
+        """Every event of the file, as those of this rank: those that it tells at length, and the others."""
+        for event in chain(self.events.values(), self.firsts.values()):
+            _set(event, "rank", rank)
+        long, short = of_events(self.events.values()), self.short.table()
+        short.rank[:] = rank
+        return long, short
 
 
 def read(path: Path) -> ProcessFile:

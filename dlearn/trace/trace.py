@@ -4,73 +4,33 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, overload
 
-import msgspec
+import numpy as np
 
 from dlearn.errors import TraceError
 from dlearn.shown import RankNames, Shown
 from dlearn.trace.attempts import attempts, refuse_two_jobs, strangers, without_copies, without_replaced
-from dlearn.trace.clocks import SAME, Clock, align, clock_name, clock_problems
-from dlearn.trace.device_times import DeviceSpan, device_spans
-from dlearn.trace.event import (
-    Collective,
-    Counters,
-    Event,
-    Footer,
-    GroupFact,
-    Header,
-    PointToPoint,
-    Socket,
-    Span,
-    Worker,
-)
-from dlearn.trace.job_facts import Place
-from dlearn.trace.matching import agree_on_names, match
-from dlearn.trace.message import Operation
+from dlearn.trace.clocks import Clock, align, clock_name, clock_problems
+from dlearn.trace.device_times import device_spans
+from dlearn.trace.event import Counters, Event, Span
+from dlearn.trace.matching import match
+from dlearn.trace.process import Process
+from dlearn.trace.process_groups import agree_on_names
 from dlearn.trace.rpc.rpc_kinds import Rpc, join_rpc
-from dlearn.trace.selecting import PHASES, Key, begins_of_operations, caused_within, check_kind, is_of, kind_of
+from dlearn.trace.selecting import PHASES, begins_of_operations, caused_within, check_kind, is_of, kind_of
 from dlearn.trace.source import problems_of
 from dlearn.trace.store import ProcessFile, printable, read
+from dlearn.trace.tables.event_table import Column, Events, EventTable, Mask, as_events, joined
+from dlearn.trace.tables.operation_table import OperationTable
+from dlearn.trace.tables.operations import Operations
 
-
-@dataclass(frozen=True)
-class Process:
-    """One recorded process. `rank` is its number in this trace, `label` what pictures and words call it."""
-
-    rank: int
-    label: str
-    header: Header
-    groups: dict[str, GroupFact]
-    footer: Footer | None
-    path: Path
-    complete: bool = True
-    """Whether every line that it wrote is here."""
-    sockets: dict[int, Socket] = field(default_factory=dict)
-    worker: Worker | None = None
-    """Of a process that uses RPC: its name and id there."""
-    not_measured: str = ""
-    """Why the bytes on the wire are not known; empty where they are."""
-    clock: Clock = SAME
-    """How its times were moved to the clock of the whole trace."""
-    place: Place | None = None
-    """Where the program was when it had done nothing for a while."""
-    exit_status: int | None = None
-    """As the command that started it saw it; below 0 the signal that killed it. None where nobody knows."""
-    stopped_ns: int | None = None
-    """When its cluster stopped it, still at work, on its own clock: at the timeout, or after another rank's fault."""
-    device_spans: dict[int, DeviceSpan] = field(default_factory=dict)
-    """When a GPU did what was launched, by the event's number."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether the recorder closed the file; if not, the process died, or still runs."""
-        return self.footer is not None
+Kind = TypeVar("Kind", bound=Event)
+Other = TypeVar("Other", bound=Event)
 
 
 @dataclass(frozen=True, repr=False)
@@ -79,7 +39,8 @@ class Trace(Shown):
 
     path: Path
     processes: tuple[Process, ...]
-    events: tuple[Event, ...]
+    events: Sequence[Event]
+    """Of any sequence of events a table is made (`event_table.Events`)."""
     problems: tuple[str, ...] = ()
     selected_from: Trace | None = None
     requests: Rpc | None = None
@@ -107,11 +68,38 @@ class Trace(Shown):
         clocks = align(files)
         processes, events = _assign_ranks(files, world, problems, clocks)
         problems += _missing_processes(path, files, processes, world)
-        problems += problems_of(events) if any(file.kinds for file in files) else []
-        trace = cls(path, processes, events)
+        problems += problems_of(events.firsts) if any(file.kinds for file in files) else []
+        trace = cls(path, processes, Events(events))
         problems += clock_problems(trace.processes, trace.matches) if len(clocks) > 1 else []
         object.__setattr__(trace, "problems", tuple(problems))  # Frozen for everybody else; it is still being made.
         return trace
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "events", as_events(self.events))  # Frozen for everybody else.
+
+    @property
+    def table(self) -> EventTable:
+        """All events of the whole trace."""
+        return self.whole.rows.table
+
+    @property
+    def rows(self) -> Events:
+        """Those of this selection, as rows of the table."""
+        assert isinstance(self.events, Events)
+        return self.events
+
+    @overload
+    def of(self, kind: type[Kind], /) -> list[Kind]: ...
+
+    @overload
+    def of(self, kind: type[Kind], other: type[Other], /) -> list[Kind | Other]: ...
+
+    @overload
+    def of(self, *kinds: type[Event]) -> list[Any]: ...
+
+    def of(self, *kinds: type[Event]) -> list[Any]:
+        """The events of these classes, in the order of their start."""
+        return self.rows.of(*kinds)
 
     @property
     def whole(self) -> Trace:
@@ -131,12 +119,19 @@ class Trace(Shown):
         return self.labels[rank]
 
     @cached_property
-    def matches(self) -> tuple[Operation, ...]:
+    def matches(self) -> Operations:
         """The operations that events of this selection take part in; each with all its ends."""
-        if self.selected_from is None:
-            return match(self.processes, (event for event in self.events if isinstance(event, _CALLS)))
-        mine = {(event.rank, event.number) for event in self.events}
-        return tuple(each for each in self.whole.matches if any((end.rank, end.number) in mine for end in each.ends))
+        return Operations(self.whole.met, np.flatnonzero(self.taken_part), self.labels)
+
+    @cached_property
+    def met(self) -> OperationTable:
+        """All that the processes did together."""
+        return match(self.processes, self.table)
+
+    @cached_property
+    def taken_part(self) -> Mask:
+        """Of each row of `whole.met`, whether an event of this selection is an end of it."""
+        return self.whole.met.with_an_end(self.rows.chosen)
 
     @cached_property
     def rpc(self) -> Rpc:
@@ -158,12 +153,12 @@ class Trace(Shown):
     @cached_property
     def spans(self) -> tuple[str, ...]:
         """The names of all spans, in the order of first opening."""
-        return tuple(dict.fromkeys(event.name for event in self.events if isinstance(event, Span)))
+        return tuple(dict.fromkeys(span.name for span in self.of(Span)))
 
     @cached_property
     def phases(self) -> tuple[str, ...]:
         """The phases of its events, in the order of a training step: setup, forward, backward, optimizer, ..."""
-        seen = {event.phase for event in self.events}
+        seen = {event.phase for event in self.rows.firsts()}
         return tuple(sorted(seen, key=lambda phase: (PHASES.index(phase) if phase in PHASES else len(PHASES), phase)))
 
     def where(
@@ -177,26 +172,26 @@ class Trace(Shown):
         """The events of this kind ("collective", "p2p", "rpc", ...), op ("all_reduce"), phase ("backward"), and of this
         rank or these (numbers or names). An operation that has one of them stays whole, with its ends on other ranks.
         """
-        check_kind(kind, self.whole.events)
+        check_kind(kind, self.table.firsts)
         if phase is not None and phase not in (*PHASES, *self.whole.phases):
             raise TraceError(f"there is no phase {phase!r}; the phases are: {', '.join(PHASES)}")
-        ranks = None if rank is None else {self._number(each) for each in _several(rank)}
-        return self._keep(
-            event
-            for event in self.events
-            if (ranks is None or event.rank in ranks)
-            and (phase is None or event.phase == phase)
-            and (kind is None or is_of(event, kind))
-            and (op is None or getattr(event, "op", None) == op)
+        chosen = self.rows.table.of_firsts(
+            lambda event: (
+                (phase is None or event.phase == phase)
+                and (kind is None or is_of(event, kind))
+                and (op is None or getattr(event, "op", None) == op)
+            )
         )
+        if rank is not None:
+            chosen &= np.isin(self.table.rank, [self._number(each) for each in _several(rank)])
+        return self._keep(self.rows.where(chosen))
 
     def within(self, span: str) -> Trace:
         """The events inside spans of this name on any rank, and the ends on other ranks that they met."""
         if span not in self.whole.spans:
             known = _some(self.whole.spans) or "none"
             raise TraceError(f"there is no span {span!r} in this trace; its spans are: {known}")
-        inside = caused_within(self.whole, span)
-        return self._keep(event for event in self.events if (event.rank, event.number) in inside)
+        return self._keep(self.rows.where(caused_within(self.whole, span)))
 
     def between(self, start_ms: float = 0.0, end_ms: float | None = None) -> Trace:
         """What began in this window: from `start_ms`, before `end_ms`, in ms from `first_ns`.
@@ -206,24 +201,28 @@ class Trace(Shown):
         """
         if end_ms is not None and not start_ms <= end_ms:
             raise TraceError(f"a window from {start_ms:g} ms to {end_ms:g} ms ends before it begins: swap the two.")
-        first_ns, begins = self.whole.first_ns, self.whole.begins_ns
+        first_ns = self.whole.first_ns
 
         def is_in(at_ns: int | None) -> bool:
             # What the agents of RPC logged before the first event belongs to the first window.
             at_ms = 0.0 if at_ns is None else max(0, at_ns - first_ns) / 1e6
             return start_ms <= at_ms and (end_ms is None or at_ms < end_ms)
 
-        events = [each for each in self.events if is_in(begins.get((each.rank, each.number), each.start_ns))]
-        return self._keep(events, self.rpc.sent_between(is_in))
+        at_ms = np.maximum(self.whole.begins_ns - first_ns, 0) / 1e6
+        chosen = start_ms <= at_ms
+        if end_ms is not None:
+            chosen &= at_ms < end_ms
+        return self._keep(self.rows.where(chosen), self.rpc.sent_between(is_in))
 
     @cached_property
     def first_ns(self) -> int:
         """When the first event of the whole trace began; samples of the counters are read before it, and are none."""
-        return next((event.start_ns for event in self.whole.events if not isinstance(event, Counters)), 0)
+        began = self.table.start_ns[~self.table.is_a(Counters)]
+        return int(began[0]) if len(began) else 0
 
     @cached_property
-    def begins_ns(self) -> dict[Key, int]:
-        """When the operation began that the event with this (rank, number) is an end of."""
+    def begins_ns(self) -> Column:
+        """Of each row of the table, when the operation began that it is an end of."""
         return begins_of_operations(self)
 
     def _number(self, rank: int | str) -> int:
@@ -233,14 +232,15 @@ class Trace(Shown):
                 return number
         raise TraceError(f"there is no rank {rank!r} in this trace; its ranks are: {_some([*self.labels.values()])}")
 
-    def _keep(self, events: Iterable[Event], requests: Rpc | None = None) -> Trace:
-        kept = tuple(events)
+    def _keep(self, kept: Events, requests: Rpc | None = None) -> Trace:
         if requests is None and self.requests is not None:
             requests = self.requests.of(kept)
         return Trace(self.path, self.processes, kept, self.problems, self.whole, requests)
 
     def paragraphs(self) -> Iterator[str]:
-        kinds = Counter(kind_of(event) for event in self.events)
+        kinds = Counter[str]()
+        for first, count in self.rows.counts():
+            kinds[kind_of(first)] += count
         events = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common()) or "no events"
         names = _some([process.label for process in self.processes])
         dead = [process.label for process in self.processes if not process.closed]
@@ -251,8 +251,6 @@ class Trace(Shown):
             yield f"  problem: {problem}"
 
 
-_CALLS = (Collective, PointToPoint)
-_set = msgspec.structs.force_setattr
 _NAMES_SHOWN = 8
 
 
@@ -309,7 +307,7 @@ def _world_size(files: list[ProcessFile]) -> int:
 
 def _assign_ranks(
     files: list[ProcessFile], world: int, problems: list[str], clocks: dict[str, Clock]
-) -> tuple[tuple[Process, ...], tuple[Event, ...]]:
+) -> tuple[tuple[Process, ...], EventTable]:
     """Give each process its rank: the cluster's or launcher's (recorder/headers.py), else the default group's, else the
     next number that nobody can have."""
     taken: dict[int, ProcessFile] = {}
@@ -328,14 +326,8 @@ def _assign_ranks(
         rank = max(world - 1, *taken) + 1 if taken else world
         taken[rank] = file
         labels[rank] = f"{file.header.host}-{file.header.pid}"
-    events: list[Event] = []
-    for rank, file in sorted(taken.items()):
-        found = file.all_events()
-        for event in found:
-            _set(event, "rank", rank)
-        events += found
-    # Sorting is stable: of events that start at the same moment, the lower rank's and number's stay first.
-    events.sort(key=attrgetter("start_ns"))
+    # Of events that start at the same moment, the lower rank's and number's stay first.
+    table = joined([table for rank, file in sorted(taken.items()) for table in file.tables(rank)], by="start_ns")
     processes = tuple(
         Process(
             rank=rank,
@@ -356,7 +348,7 @@ def _assign_ranks(
         )
         for rank, file in sorted(taken.items())
     )
-    return agree_on_names(processes, events), tuple(events)
+    return agree_on_names(processes, table.firsts), table
 
 
 def _worker_name(file: ProcessFile) -> str:

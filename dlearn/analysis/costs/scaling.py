@@ -204,7 +204,7 @@ def _messages(trace: Trace) -> dict[Key, Message]:
     if iterations(trace):
         part: Sequence[Message] = iteration(trace).messages
     else:
-        part = messages(trace.within(step) if step else trace).items
+        part = messages(trace.within(step) if step else trace)
     seen: Counter[tuple[int, int, str]] = Counter()
     found: dict[Key, Message] = {}
     for message in part:

@@ -203,7 +203,7 @@ def bucket_times(trace: Trace) -> BucketTimes:
             if operation.bucket is not None and isinstance(end, Collective):
                 key = (end.rank, end.backward, operation.bucket.model, operation.bucket.index)
                 carriers[key].append((operation, end))
-    wanted = {(event.rank, event.number) for event in trace.events if isinstance(event, Gradient)}
+    wanted = {(event.rank, event.number) for event in trace.of(Gradient)}
     around = _surroundings(trace.whole)
     items = [
         _bucket_time(each, bucket, around, carriers.get((each.rank, each.task, each.model, bucket.index), []))
@@ -231,7 +231,7 @@ class _Surroundings(NamedTuple):
 
 def _surroundings(trace: Trace) -> _Surroundings:
     found = _Surroundings(defaultdict(list), defaultdict(list), {})
-    for event in trace.events:
+    for event in trace.of(Bucket, Stretch, Span):
         match event:
             case Bucket():
                 found.tables[event.rank, event.model].append(event)

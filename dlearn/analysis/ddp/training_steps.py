@@ -76,7 +76,7 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
 def training_steps(trace: Trace) -> tuple[TrainingStep, ...]:
     """By number, then rank. Of a selection those of which it holds a stretch, with all that belongs to them."""
     whole = _by_rank(trace.whole)
-    wanted = {(event.rank, event.number) for event in trace.events if isinstance(event, Stretch)}
+    wanted = {(event.rank, event.number) for event in trace.of(Stretch)}
     steps = [
         step
         for rank, stretches in whole.stretches.items()
@@ -93,8 +93,8 @@ def last_step(trace: Trace) -> str:
 
 def unseen_note(trace: Trace) -> str:
     """Why a program that makes a DDP model shows no step of it; nothing where it does, or makes none."""
-    seen = any(isinstance(event, Gradient | Stretch) for event in trace.whole.events)
-    made = any(isinstance(event, Collective) and event.role.startswith("DDP") for event in trace.whole.events)
+    seen = trace.whole.rows.has(Gradient, Stretch)
+    made = any(isinstance(event, Collective) and event.role.startswith("DDP") for event in trace.table.firsts)
     if seen or not made:
         return ""
     return "A DDP model was made, and no forward pass of it was seen: torch.compile's Python reducer leaves none."
@@ -130,7 +130,7 @@ class _Ranks(NamedTuple):
 
 def _by_rank(trace: Trace) -> _Ranks:
     found = _Ranks(defaultdict(list), defaultdict(list), defaultdict(list), {})
-    for event in trace.events:
+    for event in trace.of(Stretch, Gradient, Span):
         match event:
             case Stretch() if event.end_ns is not None and not event.failed:
                 found.stretches[event.rank].append(event)

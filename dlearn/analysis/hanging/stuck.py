@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 import msgspec
+import numpy as np
 
 from dlearn.join.joining import once, operations
 from dlearn.trace.event import Collective, Event, PointToPoint, RpcCall
@@ -50,9 +51,7 @@ def hangs(trace: Trace) -> tuple[Hang, ...]:
     Of a job that was stopped at work: less those that had not waited longer than usual.
     """
     usual = _usual_until_ns(trace) if any(process.stopped_ns is not None for process in trace.processes) else {}
-    stuck = [
-        operation for operation in operations(trace) if _is_stuck(operation) and not _is_under_way(operation, usual)
-    ]
+    stuck = [each for each in operations(trace).unusual() if _is_stuck(each) and not _is_under_way(each, usual)]
     calls = _open_calls(trace) if stuck else {}
     return tuple(
         Hang(
@@ -90,21 +89,22 @@ def inside(trace: Trace, rank: int) -> Collective | PointToPoint | None:
 
 def group_of(trace: Trace, call: Event) -> Group | None:
     """The process group of a collective, a send or a recv."""
-    matches = (each for each in trace.whole.matches if any(end is call for end in each.ends))
+    matches = (each for each in trace.whole.matches.unusual() if any(end is call for end in each.ends))
     return next((each.group for each in matches), None)
 
 
 @once
 def refusals(trace: Trace) -> dict[tuple[int, Group], End]:
     """The last call of each rank in each group that was refused."""
-    ends = ((end, each.group) for each in trace.whole.matches if each.ends[0].refused for end in each.ends)
+    ends = ((end, each.group) for each in trace.whole.matches.unusual() if each.ends[0].refused for end in each.ends)
     return {(end.rank, group): end for end, group in ends}
 
 
 @once
 def places(trace: Trace) -> dict[int, str]:
     """What is known of ranks outside any call: how they ended, or where they were when nothing came for a while."""
-    last = {event.rank: event for event in trace.whole.events}
+    table = trace.table
+    last = {rank: trace.whole.events[int(np.flatnonzero(table.rank == rank)[-1])] for rank in np.unique(table.rank)}
     some_go_on = not all(process.closed for process in trace.processes)
     found: dict[int, str] = {}
     for process in trace.processes:
@@ -159,8 +159,8 @@ def _usual_until_ns(trace: Trace) -> dict[int, int]:
     As long as three calls were that ended; the longest is often a single one, which waits for data to be loaded.
     """
     durations: dict[int, list[int]] = defaultdict(list)
-    for event in trace.whole.events:
-        if isinstance(event, Collective | PointToPoint | RpcCall) and event.end_ns is not None and not event.failed:
+    for event in trace.whole.of(Collective, PointToPoint, RpcCall):
+        if event.end_ns is not None and not event.failed:
             durations[event.rank].append(event.end_ns - event.start_ns)
     since = {}
     for process in trace.processes:
@@ -182,7 +182,9 @@ def ended_well(operation: Operation) -> bool:
 @once
 def _open_calls(trace: Trace) -> dict[int, Collective | PointToPoint]:
     calls: dict[int, Collective | PointToPoint] = {}
-    for event in trace.whole.events:
+    table = trace.table
+    not_over = table.pending | table.of_firsts(lambda first: bool(first.error))
+    for event in trace.whole.rows.where(not_over):
         if isinstance(event, Collective | PointToPoint) and _is_open(event):
             calls.setdefault(event.rank, event)
     return calls

@@ -7,7 +7,8 @@ import signal
 from dlearn.analysis.hanging.hang_words import hang_sentences, pace_text, whereabouts
 from dlearn.analysis.hanging.mismatches import mismatch_sentences, mismatches
 from dlearn.analysis.hanging.stuck import exit_text, hangs, pace
-from dlearn.trace.trace import Process, Trace
+from dlearn.trace.process import Process
+from dlearn.trace.trace import Trace
 
 _MISMATCHES_TOLD = 4
 """What went through and may be wrong: sentences about it."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 
+import numpy as np
+
 from dlearn.analysis.ddp.training_steps import last_step
 from dlearn.analysis.hanging.hang_words import listed, missing_text
 from dlearn.analysis.rpc.iteration import Iteration, iteration, iterations
 from dlearn.analysis.telling.story import clock_sentence, left_out_sentence, story
 from dlearn.analysis.volume.reconcile import reconcile
 from dlearn.analysis.volume.traffic import Traffic, traffic_of
+from dlearn.join.confirming import confirmed
 from dlearn.join.joining import operations
-from dlearn.join.ledger import confirmed
 from dlearn.join.unrolling import sums_of, why_unknown
 from dlearn.shown import Answer, Paragraph, count_text, first_few
 from dlearn.trace.event import Collective
@@ -78,17 +80,19 @@ def explain(trace: Trace) -> Explanation:
 def overview(trace: Trace) -> str:
     """How large the job was, and how much of it is explained."""
     everything = operations(trace)
-    names = sorted({operation.group.backend for operation in everything})
+    names = sorted({one.group.backend for one, _ in everything.alike()})
     backends = ", ".join(names) or "no process group used"
-    explained, counted = 0, 0
+    explained = 0
+    sent: list[tuple[int, int, int, int]] = []
     known: Counter[str] = Counter()
-    for operation in everything:
-        sums = sums_of(operation)
-        explained += bool(sums) or why_unknown(operation) is None
-        agreed = confirmed(operation, trace)
+    for one, places in everything.alike():
+        sums = sums_of(one)
+        explained += len(places) * (bool(sums) or why_unknown(one) is None)
         for pair in sums:
-            known[pair.how] += pair.message_count
-            counted += pair.message_count if (pair.src, pair.dst) in agreed else 0
+            known[pair.how] += len(places) * pair.message_count
+            sent += [(place, pair.src, pair.dst, pair.message_count) for place in places.tolist()]
+    place, src, dst, times = np.array(sent, np.intp).reshape(-1, 4).T
+    counted = int(times[confirmed(trace, place, src, dst)].sum())
     kinds = ", ".join(f"{count:,} {_HOW.get(how, how)}" for how, count in known.most_common()) or "none"
     if counted:
         kinds += f"; {'all' if counted == known.total() else f'{counted:,}'} confirmed by the kernel's counters"

@@ -124,15 +124,15 @@ def _by_kind(trace: Trace) -> tuple[Amounts, Amounts, int]:
     counts: tuple[Counter[tuple[str, str]], Counter[tuple[str, str]]] = (Counter(), Counter())
     sizes: tuple[Counter[tuple[str, str]], Counter[tuple[str, str]]] = (Counter(), Counter())
     unexplained = 0
-    for operation in operations(trace):
-        found = sums_of(operation)
-        unexplained += not found and why_unknown(operation) is not None
+    for one, times in operations(trace).counted():
+        found = sums_of(one)
+        unexplained += times * (not found and why_unknown(one) is not None)
         for each in found:
             if each.how != "missing":
-                keys = (_phase(operation), operation.op), (trace.label(each.src), trace.label(each.dst))
+                keys = (_phase(one), one.op), (trace.label(each.src), trace.label(each.dst))
                 for place, key in enumerate(keys):
-                    counts[place][key] += each.message_count
-                    sizes[place][key] += each.payload_bytes or 0
+                    counts[place][key] += times * each.message_count
+                    sizes[place][key] += times * (each.payload_bytes or 0)
     kinds, pairs = ({key: Amount(counts[i][key], sizes[i][key]) for key in counts[i]} for i in (0, 1))
     return kinds, pairs, unexplained
 

@@ -11,7 +11,8 @@ import numpy as np
 from dlearn.join.columns import spread
 from dlearn.join.unrolling import PairSum, messages_of, sums_of, why_unknown
 from dlearn.trace.message import How, Message, Operation
-from dlearn.trace.source import ServiceCall
+from dlearn.trace.tables.event_table import NONE
+from dlearn.trace.tables.operations import Operations
 from dlearn.trace.wording import Reason
 
 
@@ -57,55 +58,61 @@ class Sums(msgspec.Struct, frozen=True):
     unexplained: dict[Reason, int]
 
 
-def over_time(shown: Iterable[Operation], ranks: Container[int], *, start_ns: int, end_ns: int, bins: int) -> Sums:
+def over_time(shown: Operations, ranks: Container[int], *, start_ns: int, end_ns: int, bins: int) -> Sums:
     """All messages between these ranks, by sender and time: those of an operation are spread evenly over its transfer.
 
     Of one whose time is known at one end only, all counts there; without any time it counts nowhere.
     """
-    sent: dict[int, tuple[list[int], list[int], list[int]]] = defaultdict(lambda: ([], [], []))
+    sent: dict[int, list[np.ndarray]] = defaultdict(list)
     count = never_came = arrows = 0
     unexplained: Counter[Reason] = Counter()
-    for operation in shown:
-        for part in operation.steps or (operation,):
-            sums = _timed_sums(part)
-            reason = None if sums else why_unknown(part)
-            if reason is not None:
-                unexplained[reason] += 1
-            for (src, dst, how, size, times), first_ns, last_ns in sums:
-                if src not in ranks or dst not in ranks:
-                    continue
-                if how == "missing":
-                    never_came += times
-                if first_ns is not None and last_ns is not None:
-                    count += times
-                    arrows += 1
-                elif first_ns is None and last_ns is None:
-                    continue
-                begins, ends, sizes = sent[src]
-                begins.append(first_ns if first_ns is not None else last_ns or 0)
-                ends.append(last_ns if last_ns is not None else first_ns or 0)
-                sizes.append(size or 0)
+    leaves, _ = shown.leaves()
+    for one, places in leaves.alike():
+        sums = _timed_sums(one, leaves, places)
+        reason = None if sums else why_unknown(one)
+        if reason is not None:
+            unexplained[reason] += len(places)
+        for (src, dst, how, size, times), first_ns, last_ns in sums:
+            if src not in ranks or dst not in ranks:
+                continue
+            if how == "missing":
+                never_came += times * len(places)
+            both, any_time = (first_ns != NONE) & (last_ns != NONE), (first_ns != NONE) | (last_ns != NONE)
+            count += times * int(both.sum())
+            arrows += int(both.sum())
+            begins, ends = np.where(first_ns == NONE, last_ns, first_ns), np.where(last_ns == NONE, first_ns, last_ns)
+            sent[src].append(np.stack([begins, ends, np.full(len(begins), size or 0)])[:, any_time])
     width_ns = (end_ns - start_ns) / bins
     sent_bytes: dict[int, list[float]] = {}
-    for rank, (begins, ends, sizes) in sent.items():
-        begin, end = ((np.array(at) - start_ns) / width_ns for at in (begins, ends))
-        sent_bytes[rank] = spread(begin, np.maximum(begin, end), np.array(sizes, dtype=float), bins=bins).tolist()
+    for rank, parts in sent.items():
+        begins, ends, sizes = np.concatenate(parts, axis=1)
+        begin, end = ((at - start_ns) / width_ns for at in (begins, ends))
+        if len(sizes):
+            sent_bytes[rank] = spread(begin, np.maximum(begin, end), sizes.astype(float), bins=bins).tolist()
     return Sums(sent_bytes, count, never_came, arrows, unexplained)
 
 
-def _timed_sums(operation: Operation) -> list[tuple[PairSum, int | None, int | None]]:
-    """`sums_of`, with when the first message is sent and the last received; of a collective, its transfer."""
-    if operation.exchange is not None or isinstance(operation.ends[0], ServiceCall):
-        found = messages_of(operation)
-        return [(PairSum(m.src, m.dst, m.how, m.payload_bytes, 1), m.sent_ns, m.received_ns) for m in found]
-    first, last = operation.ends[0], operation.ends[-1]
-    sent_ns, received_ns = None, None
-    if operation.sender is not None:
-        sent_ns = first.start_ns if first.op == "send" else None
-        received_ns = last.end_ns if last.op == "recv" else None
-    elif operation.end_ns is not None and not operation.failed:
-        sent_ns, received_ns = operation.transfer_ns, max(operation.transfer_ns, operation.end_ns)
-    return [(pair, sent_ns, received_ns) for pair in sums_of(operation)]
+def _timed_sums(one: Operation, leaves: Operations, places: np.ndarray) -> list[tuple[PairSum, np.ndarray, np.ndarray]]:
+    """`sums_of` one of those that are alike; and of each, when the first message is sent and the last received."""
+    if leaves.rows[places[0]] < 0:
+        found = messages_of(one)
+        return [
+            (PairSum(m.src, m.dst, m.how, m.payload_bytes, 1), _time(m.sent_ns), _time(m.received_ns)) for m in found
+        ]
+    transfer_ns, end_ns, start_ns, ends_ns = leaves.times(places)
+    none = np.full(len(places), NONE)
+    if one.sender is not None:
+        sent_ns = start_ns if one.ends[0].op == "send" else none
+        received_ns = ends_ns[:, -1] if one.ends[-1].op == "recv" else none
+    else:
+        is_known = (end_ns != NONE) & (not one.failed)
+        sent_ns = np.where(is_known, transfer_ns, NONE)
+        received_ns = np.where(is_known, np.maximum(transfer_ns, end_ns), NONE)
+    return [(pair, sent_ns, received_ns) for pair in sums_of(one)]
+
+
+def _time(at_ns: int | None) -> np.ndarray:
+    return np.array([NONE if at_ns is None else at_ns])
 
 
 def _together(messages: Iterable[Message], part: Callable[[Message], int]) -> tuple[Flow, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from dlearn.join.joining import once
-from dlearn.join.ledger import Ledger, OperationKey, Pair, Stretch, Why, counted_together, ledger_of
+from dlearn.join.ledger import Ledger, OperationKey, Pair, Stretch, Why, counted_together, ledger_of, name_of
 from dlearn.join.rpc_messages import FRAMING_ERROR, MESSAGE_BYTES
 from dlearn.join.wire import NO_GROUP, RPC, strangers, why_not_measured
 from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, first_few
@@ -204,10 +204,10 @@ def _whole(trace: Trace, ledger: Ledger) -> WirePart:
     if unseen:
         were = "connection was" if unseen == 1 else "connections were"
         notes.append(f"{unseen:,} {were} not seen when their group was made, or closed before the last sample")
-    outside = [entry for rank, entries in ledger.outside.items() if rank in ledger.meters for entry in entries]
+    outside = [cell for cell in ledger.entries.outside() if cell.rank in ledger.meters]
     if outside:
         lie = "lies" if len(outside) == 1 else "lie"
-        payload = sum(row.payload for entry in outside for row in entry.rows)
+        payload = sum(row.payload for cell in outside for row in cell.rows)
         size = f", with {payload:,} B of payload," if payload else ""
         notes.append(f"{count_text(len(outside), 'call')}{size} {lie} outside of the samples")
     notes += _residues(pairs)
@@ -220,8 +220,7 @@ def _strange_pairs(trace: Trace, ledger: Ledger, pairs: Sequence[Pair]) -> list[
     if trace.selected_from is not None:
         return []
     sought = {(pair.src, pair.dst) for pair in pairs if pair.measured_bytes is None}
-    for rank, entries in ledger.outside.items():
-        sought |= {(rank, row.edge[1]) for entry in entries for row in entry.rows}
+    sought |= {(cell.rank, row.edge[1]) for cell in set(ledger.entries.outside()) for row in cell.rows}
     return [
         Pair(src=src, dst=dst, group=NO_GROUP, payload_bytes=0, predicted_bytes=0, measured_bytes=size, why="not seen")
         for (src, dst), size in sorted(strangers(trace).items())
@@ -266,12 +265,12 @@ def _spans(trace: Trace, ledger: Ledger) -> Iterator[WirePart]:
     """Each span that has a sample at both ends, with the same span on the other ranks."""
     together: dict[tuple[str, int], list[Stretch]] = defaultdict(list)
     samples: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for event in trace.events:
-        if isinstance(event, Counters) and event.parent is not None:
-            samples[event.rank, event.parent].append(event.number)
+    for sample in trace.of(Counters):
+        if sample.parent is not None:
+            samples[sample.rank, sample.parent].append(sample.number)
     times: Counter[tuple[int, str]] = Counter()
-    for event in sorted(trace.events, key=lambda event: event.number):
-        if not isinstance(event, Span) or event.rank not in ledger.meters:
+    for event in sorted(trace.of(Span), key=lambda event: event.number):
+        if event.rank not in ledger.meters:
             continue
         numbers = samples[event.rank, event.number]
         if len(numbers) < 2:
@@ -289,14 +288,18 @@ def _single_operations(ledger: Ledger) -> Iterator[WirePart]:
     """With `measure="phase"`: the sections between two samples, those of the same operations on all ranks together."""
     together: dict[Sequence[OperationKey], list[Stretch]] = defaultdict(list)
     names: dict[OperationKey, str] = {}
-    for (rank, section), entries in ledger.entries.items():
+    keys, entries = ledger.operations.first_ends(), ledger.entries
+    # In the order in which the operations were called.
+    for rank, section, part in sorted(entries.sections(), key=lambda each: entries.turn(each[2].start)):
         if ledger.meters[rank].still[section + 1] is None:
             continue
-        names |= {entry.key: entry.name for entry in entries}
-        together[tuple(sorted(entry.key for entry in entries))].append((rank, section, section + 1))
-    for keys, stretches in together.items():
+        places = entries.operation[part].tolist()
+        for place, cell in zip(places, entries.cell[part].tolist(), strict=True):
+            names[keys[place]] = name_of(ledger.operations[place], entries.cells[cell])
+        together[tuple(sorted(keys[place] for place in places))].append((rank, section, section + 1))
+    for met, stretches in together.items():
         pairs, unexplained = ledger.pairs(stretches)
-        what = first_few([names[key] for key in keys], 3, between=" and ")
+        what = first_few([names[key] for key in met], 3, between=" and ")
         yield WirePart(what=what, pairs=tuple(pairs), note="; ".join([*_not_predicted(unexplained), *_residues(pairs)]))
 
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Literal
 from dlearn.errors import optional
 from dlearn.join.joining import once, operations
 from dlearn.join.ledger import counted_together, ledger_of, predicted_on_the_wire
-from dlearn.join.unrolling import how_sent, sums_of, why_unknown
+from dlearn.join.unrolling import PairSum, sums_of, why_unknown
 from dlearn.join.wire import why_not_measured
 from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text
 from dlearn.trace.message import How, Operation, payload_bytes
+from dlearn.trace.tables.operations import Operations
 from dlearn.trace.trace import Trace
 from dlearn.trace.wording import Reason
 
@@ -147,23 +148,19 @@ def traffic(trace: Trace) -> Traffic:
 
 def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
     """The traffic of these operations of `trace` alone."""
-    # Counted first: most of many operations are alike.
-    sums: Counter[tuple[int, int, How, int | None, int]] = Counter()
+    alike = asked.counted() if isinstance(asked, Operations) else [(each, 1) for each in asked]
+    sums: Counter[PairSum] = Counter()
     unexplained = unsized = reduced = 0
     only_all_reduces = True
-    for operation in asked:
-        if operation.op == "all_reduce" and operation.misfit is None:
-            reduced += payload_bytes(operation.ends[0])
+    for one, times in alike:
+        if one.op == "all_reduce" and one.misfit is None:
+            reduced += times * payload_bytes(one.ends[0])
         else:
             only_all_reduces = False
-        if operation.refused:
-            continue
-        if operation.sender is not None and operation.receiver is not None and not operation.steps:
-            sums[operation.sender, operation.receiver, how_sent(operation), operation.payload_bytes, 1] += 1
-            continue
-        found = sums_of(operation)
-        sums.update(found)
-        unexplained += not found and why_unknown(operation) is not None
+        found = sums_of(one)
+        for each in found:
+            sums[each] += times
+        unexplained += times * (not found and why_unknown(one) is not None)
     sizes: Counter[tuple[int, int]] = Counter()
     counts: Counter[tuple[int, int]] = Counter()
     by_how: Counter[str] = Counter()
@@ -206,11 +203,12 @@ def predicted_traffic(trace: Trace) -> WireTraffic:
     """Bytes on the wire from each rank to each other, as the backend frames its messages: payload and more."""
     sizes: Counter[tuple[int, int]] = Counter()
     not_predicted: Counter[Reason] = Counter()
-    for operation in operations(trace):
-        predicted, reason = predicted_on_the_wire(operation)
-        sizes.update(predicted)
+    for one, times in operations(trace).counted():
+        predicted, reason = predicted_on_the_wire(one)
+        for pair, size in predicted.items():
+            sizes[pair] += times * size
         if reason is not None:
-            not_predicted[reason] += 1
+            not_predicted[reason] += times
     return WireTraffic(*_sides(trace, sizes), "predicted", dict(sizes), dict(not_predicted))
 
 
@@ -239,7 +237,7 @@ def why_not_exactly(trace: Trace) -> str:
         return why_not_measured(trace)
     if any(each.footer and each.footer.left_out for each in trace.processes):
         return "only some steps were recorded, and the kernel counted all"
-    outside = [rank for rank, entries in ledger.outside.items() if any(each.rows for each in entries)]
+    outside = [cell.rank for cell in ledger.entries.outside() if cell.rows]
     if outside:
         return f"no two samples of {trace.label(outside[0])}'s counters in this part are around all that it sends"
     return counted_together(trace, ledger)

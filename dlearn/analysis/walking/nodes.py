@@ -18,7 +18,7 @@ _MOST_NODES = 150
 def nodes(trace: Trace, messages: Sequence[Message]) -> WalkSource:
     """A step for each node of the contexts that these messages belong to."""
     source = WalkSource()
-    known = {event.context for event in trace.events if isinstance(event, AutogradNode)}
+    known = {event.context for event in trace.of(AutogradNode)}
     parts, spans = WalkParts(trace), dict[int, str]()
     for each in messages:
         exchange = each.operation.exchange

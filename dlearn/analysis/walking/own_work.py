@@ -11,11 +11,14 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
 from dlearn.analysis.walking.parts import WalkParts
 from dlearn.analysis.walking.steps import Board, Change, Step, WalkSource
 from dlearn.shown import count_text
 from dlearn.trace.event import Collective, PointToPoint, RpcCall, RpcRun, Span, Stretch
 from dlearn.trace.message import Message
+from dlearn.trace.tables.event_table import EventTable, Mask, Rows
 from dlearn.trace.trace import Trace
 
 BOARD = "Micro-batches kept from their forward to their backward pass (inferred)"
@@ -29,7 +32,7 @@ def works(trace: Trace, messages: Sequence[Message]) -> WalkSource:
     alone, parts = works_alone(trace), WalkParts(trace)
     pipeline = kept(alone.values())
     of_torch = 0
-    for event in trace.events:
+    for event in trace.of(Stretch, Span, RpcRun):
         changes: tuple[Change, ...] = ()
         more = ""
         match event:
@@ -67,23 +70,21 @@ def works(trace: Trace, messages: Sequence[Message]) -> WalkSource:
 
 def works_alone(trace: Trace) -> dict[tuple[int, int], Span]:
     """The innermost spans, if the rank calls nobody there, by rank and number; the others are parts of the program."""
-    spans = {(event.rank, event.number): event for event in trace.events if isinstance(event, Span)}
-    outer = {(span.rank, span.parent) for span in spans.values()}
-    talking = _talking(trace) if spans else set()
-    return {key: span for key, span in spans.items() if key not in outer and key not in talking}
+    table = trace.table
+    is_span = table.is_a(Span)
+    outer = _around(table, np.flatnonzero(is_span & trace.rows.chosen), is_span)
+    talking = _around(table, np.flatnonzero(table.is_a(Collective, PointToPoint, RpcCall)), is_span)
+    alone = trace.rows.where(is_span & ~outer & ~talking).of(Span)
+    return {(span.rank, span.number): span for span in alone}
 
 
-def _talking(trace: Trace) -> set[tuple[int, int]]:
-    """The spans in which something is sent or received."""
-    parents = {(event.rank, event.number): event.parent for event in trace.whole.events if isinstance(event, Span)}
-    found: set[tuple[int, int]] = set()
-    for event in trace.whole.events:
-        if not isinstance(event, Collective | PointToPoint | RpcCall):
-            continue
-        around = event.parent
-        while around is not None and (event.rank, around) in parents and (event.rank, around) not in found:
-            found.add((event.rank, around))
-            around = parents[event.rank, around]
+def _around(table: EventTable, inner: Rows, is_span: Mask) -> Mask:
+    """The spans around these events, and around those spans."""
+    found = np.zeros(len(table), bool)
+    while len(inner):
+        outer = np.unique(table.parent_row[inner])
+        inner = outer[(outer >= 0) & is_span[outer] & ~found[outer]]
+        found[inner] = True
     return found
 
 

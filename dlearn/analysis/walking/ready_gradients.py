@@ -36,7 +36,7 @@ def gradients(trace: Trace, messages: Sequence[Message]) -> WalkSource:
 
 
 def _names(trace: Trace) -> _Names:
-    keys = sorted({(each.model, each.index) for each in trace.whole.events if isinstance(each, Bucket)})
+    keys = sorted({(each.model, each.index) for each in trace.whole.of(Bucket)})
     several = len({model for model, _ in keys}) > 1
     return {
         (model, index): (place, f"model {model}, bucket {index}" if several else f"bucket {index}")

@@ -20,7 +20,8 @@ from dlearn.analysis.walking.steps import Step, WalkSource, Walkthrough
 from dlearn.join.confirming import messages as all_messages
 from dlearn.shown import RankNames, count_text
 from dlearn.trace.event import PointToPoint
-from dlearn.trace.message import Message, Messages
+from dlearn.trace.message import Message
+from dlearn.trace.tables.message_table import Messages
 from dlearn.trace.trace import Trace
 
 MOST_MESSAGES = 300

@@ -20,7 +20,7 @@ from dlearn.trace.event import Event, RpcArrival, RpcCall, RpcReply, RpcRun, Rpc
 from dlearn.trace.rpc import agent_log
 
 if TYPE_CHECKING:
-    from dlearn.trace.trace import Process
+    from dlearn.trace.process import Process
 
 KnownBy = Literal["python", "window", "rule", "unknown"]
 

@@ -40,7 +40,7 @@ from dlearn.trace.rpc.rpc_exchange import KnownBy, Request, RpcExchange, Seen, W
 from dlearn.trace.rpc.rpc_references import deletions, references
 
 if TYPE_CHECKING:
-    from dlearn.trace.trace import Process
+    from dlearn.trace.process import Process
 
 REPLY_OF = {
     "PYTHON_CALL": "PYTHON_RET",

@@ -9,7 +9,8 @@ from dlearn.errors import optional
 if TYPE_CHECKING:
     import pandas
 
-    from dlearn.trace.message import Messages, Operations
+    from dlearn.trace.tables.message_table import Messages
+    from dlearn.trace.tables.operations import Operations
 
 
 def frame_of_operations(operations: Operations) -> pandas.DataFrame:

@@ -7,7 +7,8 @@ import io
 import json
 from collections.abc import Iterator
 
-from dlearn.trace.message import Message, Messages
+from dlearn.trace.message import Message
+from dlearn.trace.tables.message_table import Messages
 
 FIELDS = ("from", "to", "payload_bytes", "op", "what", "how", "confirmed", "sent_ns", "received_ns")
 """Of CSV and JSON. Times are on the trace's clock; empty, or null, where they, or the size, are not known."""
@@ -51,7 +52,7 @@ def json_lines(found: Messages) -> Iterator[str]:
 def _rows(found: Messages) -> Iterator[tuple[str, ...]]:
     """Made twice and never all held: there may be a million."""
     yield found.head
-    yield from found.rows(found)
+    yield from found.table_rows(found)
 
 
 def _values(found: Messages, message: Message) -> tuple[str | int | None, ...]:

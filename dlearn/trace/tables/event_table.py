@@ -1,0 +1,277 @@
+"""The table of events: one row for each that a process saw, as columns of numbers.
+
+Events say the same in each step of a program, so a row holds only what differs from the first of its like; it becomes
+an event when somebody looks at it. What is asked of millions of them is asked of the columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from dlearn.trace.event import NOT_OBSERVED, REFUSED, Collective, Event, Gradient, PointToPoint
+from dlearn.trace.short_lines import ENDED_BY
+from dlearn.trace.tables.lazy import Lazy
+
+if TYPE_CHECKING:
+    Kind = TypeVar("Kind", bound=Event)
+
+Column = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+Rows = NDArray[np.intp]
+
+NONE = np.iinfo(np.int64).min
+"""In a column of numbers: there is none."""
+NO_END, OTHER = -1, len(ENDED_BY)
+"""In `ended_by`: nobody saw the end, and somebody who has no place in `ENDED_BY`."""
+WAS_REFUSED, UNSEEN = ENDED_BY.index(REFUSED), ENDED_BY.index(NOT_OBSERVED)
+_WORDS = (*ENDED_BY, "", "")
+_NEARLY_ALL = 8
+"""Of so many numbers every one stands there, at least: then a place is looked up, not searched for."""
+
+
+@dataclass(eq=False)
+class EventTable:
+    """Row i is like `firsts[like[i]]`, but for its own numbers. Times in ns; what there is not is NONE.
+
+    `ended_by` is the place in `ENDED_BY`, or NO_END or OTHER; `parent` the number of the enclosing event.
+    """
+
+    firsts: list[Event]
+    """An event is the first of its like, or, as it was told at length, the only one."""
+    like: Rows
+    rank: NDArray[np.int32]
+    number: Column
+    start_ns: Column
+    end_ns: Column
+    ended_by: NDArray[np.int8]
+    parent: Column
+    seq: Column
+    backward: Column
+
+    def __post_init__(self) -> None:
+        self._made = np.full(len(self.like), None, dtype=object)
+        self._is_made = np.zeros(len(self.like), bool)
+        self._first_number = np.fromiter((first.number for first in self.firsts), np.int64, len(self.firsts))
+
+    def __len__(self) -> int:
+        return len(self.like)
+
+    def of_firsts(self, question: Callable[[Event], Any], dtype: Any = bool) -> NDArray[Any]:
+        """The answer of each row to what is the same for all that are alike."""
+        answers = np.fromiter(map(question, self.firsts), dtype, len(self.firsts))
+        return np.asarray(answers[self.like])
+
+    def is_a(self, *kinds: type[Event]) -> Mask:
+        """Which rows are of these classes."""
+        return self.of_firsts(lambda first: isinstance(first, kinds))
+
+    @cached_property
+    def pending(self) -> Mask:
+        """Which were begun, should end, and nobody has seen the end."""
+        lasts = self.of_firsts(lambda first: first.ends)
+        return np.asarray(lasts & (self.end_ns == NONE) & (self.ended_by != UNSEEN))
+
+    @cached_property
+    def parent_row(self) -> Rows:
+        """The row of the enclosing event, -1 where that is not here. It has a lower number: none encloses itself."""
+        found = np.full(len(self), -1, np.intp)
+        for rank in np.unique(self.rank):
+            mine = np.flatnonzero(self.rank == rank)
+            mine = mine[np.argsort(self.number[mine], kind="stable")]
+            place, known = find(self.parent[mine], self.number[mine])
+            known &= self.parent[mine] < self.number[mine]
+            found[mine[known]] = mine[place[known]]
+        return found
+
+    def row_of(self, rank: int, number: int) -> int:
+        """The row of this event."""
+        return self._rows_by_key[rank, number]
+
+    @cached_property
+    def _rows_by_key(self) -> dict[tuple[int, int], int]:
+        return {key: row for row, key in enumerate(zip(self.rank.tolist(), self.number.tolist(), strict=True))}
+
+    def made(self, rows: Rows) -> list[Event]:
+        """The events of these rows, each made once."""
+        missing = rows[~self._is_made[rows]]
+        if len(missing):
+            self._make(missing)
+        found: list[Event] = self._made[rows].tolist()
+        return found
+
+    def events(self) -> list[Event]:
+        """All of them."""
+        return self.made(np.arange(len(self)))
+
+    def _make(self, rows: Rows) -> None:
+        own = self._first_number[self.like[rows]] == self.number[rows]
+        self._made[rows[own]] = np.fromiter(map(self.firsts.__getitem__, self.like[rows[own]]), object, int(own.sum()))
+        self._is_made[rows] = True
+        rows = rows[~own]
+        rows = rows[np.argsort(self.like[rows], kind="stable")]
+        if not len(rows):
+            return
+        for alike in np.split(rows, np.flatnonzero(np.diff(self.like[rows])) + 1):
+            first = self.firsts[self.like[alike[0]]]
+            self._made[alike] = np.fromiter(self._alike(first, alike), object, len(alike))
+
+    def _alike(self, first: Event, rows: Rows) -> list[Event]:
+        # One by one, and by name: this runs a million times, and a dictionary of the names takes three times as long.
+        common = (
+            self.number[rows].tolist(),
+            self.start_ns[rows].tolist(),
+            or_none(self.end_ns[rows]),
+            [_WORDS[place] for place in self.ended_by[rows].tolist()],
+            or_none(self.parent[rows]),
+        )
+        seqs, backwards = self.seq[rows].tolist(), or_none(self.backward[rows])
+        match first:
+            case Collective():
+                return [
+                    replace(first, number=n, start_ns=s, end_ns=e, ended_by=b, parent=p, seq=q, backward=w)
+                    for n, s, e, b, p, q, w in zip(*common, seqs, backwards, strict=True)
+                ]
+            case PointToPoint():
+                return [
+                    replace(first, number=n, start_ns=s, end_ns=e, ended_by=b, parent=p, seq=q)
+                    for n, s, e, b, p, q in zip(*common, seqs, strict=True)
+                ]
+            case Gradient():
+                return [
+                    replace(first, number=n, start_ns=s, end_ns=e, ended_by=b, parent=p, backward=w)
+                    for n, s, e, b, p, w in zip(*common, backwards, strict=True)
+                ]
+        return [
+            replace(first, number=n, start_ns=s, end_ns=e, ended_by=b, parent=p)
+            for n, s, e, b, p in zip(*common, strict=True)
+        ]
+
+
+def or_none(values: Column) -> list[int | None]:
+    """As Python's numbers, and None for NONE."""
+    none = np.flatnonzero(values == NONE)
+    found: list[int | None] = values.tolist()
+    for place in none.tolist():
+        found[place] = None
+    return found
+
+
+def of_events(events: Collection[Event]) -> EventTable:
+    """The table of these events, in their order: each the only one of its like."""
+    count = len(events)
+
+    def column(name: str) -> Column:
+        values = (getattr(event, name, None) for event in events)
+        return np.fromiter((NONE if value is None else value for value in values), np.int64, count)
+
+    return EventTable(
+        firsts=list(events),
+        like=np.arange(count),
+        rank=column("rank").astype(np.int32),
+        number=column("number"),
+        start_ns=column("start_ns"),
+        end_ns=column("end_ns"),
+        ended_by=np.fromiter(map(place_of_end, events), np.int8, count),
+        parent=column("parent"),
+        seq=column("seq"),
+        backward=column("backward"),
+    )
+
+
+def place_of_end(event: Event) -> int:
+    """What stands in `ended_by` for it."""
+    if not event.ended_by:
+        return NO_END
+    return ENDED_BY.index(event.ended_by) if event.ended_by in ENDED_BY else OTHER
+
+
+def joined(tables: Sequence[EventTable], *, by: Literal["start_ns", "number"]) -> EventTable:
+    """All their rows, in this order; of those where it is the same, by rank and number."""
+    kinds = np.cumsum([0, *(len(table.firsts) for table in tables)])
+    like = [table.like + shift for table, shift in zip(tables, kinds, strict=False)]
+    rank, number, values = (np.concatenate([getattr(t, name) for t in tables]) for name in ("rank", "number", by))
+    order = np.lexsort((number, rank))
+    order = order[np.argsort(values[order], kind="stable")]
+
+    def column(name: str) -> Any:
+        return np.concatenate([getattr(table, name) for table in tables])[order]
+
+    names = ("start_ns", "end_ns", "ended_by", "parent", "seq", "backward")
+    return EventTable(
+        firsts=[first for table in tables for first in table.firsts],
+        like=np.concatenate(like)[order],
+        rank=rank[order],
+        number=number[order],
+        **{name: column(name) for name in names},
+    )
+
+
+def find(numbers: Column, among: Column) -> tuple[Rows, Mask]:
+    """Where in the sorted `among` each number stands, and whether it stands there."""
+    if not len(among):
+        return np.zeros(len(numbers), np.intp), np.zeros(len(numbers), bool)
+    first, last = int(among[0]), int(among[-1])
+    if last - first < _NEARLY_ALL * len(among):
+        # Nearly every number in between is there: looked up, not searched for.
+        places = np.full(last - first + 2, -1, np.intp)
+        places[among - first] = np.arange(len(among))
+        inside = (numbers >= first) & (numbers <= last)
+        place = places[np.where(inside, numbers - first, -1)]
+        return place.clip(min=0), place >= 0
+    place = np.searchsorted(among, numbers).clip(max=len(among) - 1)
+    return place, among[place] == numbers
+
+
+class Events(Lazy[Event]):
+    """Events of a trace, in the order of their start: rows of its table, made into events when they are looked at."""
+
+    def __init__(self, table: EventTable, rows: Rows | None = None) -> None:
+        self.table = table
+        self.rows = np.arange(len(table)) if rows is None else rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def at(self, places: Rows) -> list[Event]:
+        return self.table.made(self.rows[places])
+
+    def of(self, *kinds: type[Kind]) -> list[Kind]:
+        """Those of these classes."""
+        found: list[Any] = self.table.made(self.rows[self.table.is_a(*kinds)[self.rows]])
+        return found
+
+    def has(self, *kinds: type[Event]) -> bool:
+        """Whether there is one of these classes."""
+        return bool(self.table.is_a(*kinds)[self.rows].any())
+
+    def counts(self) -> list[tuple[Event, int]]:
+        """One event of each like, and how many there are of it."""
+        likes, counts = np.unique(self.table.like[self.rows], return_counts=True)
+        return [(self.table.firsts[like], count) for like, count in zip(likes.tolist(), counts.tolist(), strict=True)]
+
+    def firsts(self) -> list[Event]:
+        """One event of each like: for what all that are alike share, as their phase or their op."""
+        return [first for first, _ in self.counts()]
+
+    @property
+    def chosen(self) -> Mask:
+        """Of each row of the table, whether it is one of these."""
+        mask = np.zeros(len(self.table), bool)
+        mask[self.rows] = True
+        return mask
+
+    def where(self, chosen: Mask) -> Events:
+        """Those whose row of the table is chosen."""
+        return Events(self.table, self.rows[chosen[self.rows]])
+
+
+def as_events(events: Iterable[Event]) -> Events:
+    """A table of any events."""
+    return events if isinstance(events, Events) else Events(of_events(tuple(events)))

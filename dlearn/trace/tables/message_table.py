@@ -1,0 +1,190 @@
+"""The table of messages: always one sender and one receiver, as columns of numbers.
+
+A row becomes a `Message` when somebody looks at it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple, get_args
+
+import numpy as np
+
+from dlearn.shown import Paragraph, Shown, Table
+from dlearn.trace.message import How, Message, Operation
+from dlearn.trace.tables.event_table import NONE, Column, Mask, Rows, or_none
+from dlearn.trace.tables.frames import frame_of_messages
+from dlearn.trace.tables.lazy import Lazy
+from dlearn.trace.tables.operations import Operations
+from dlearn.trace.wording import Reason
+
+if TYPE_CHECKING:
+    import pandas
+
+_REASONS_SHOWN = 8
+_ROWS_SHOWN = 10
+
+HOWS: tuple[How, ...] = get_args(How)
+
+
+class MessageColumns(NamedTuple):
+    """The fields of `Message` of those that a send or a schedule tells, as numbers; NONE where there is none.
+
+    `operation` is a place among the operations, `how` one in HOWS.
+    """
+
+    operation: Rows
+    src: Rows
+    dst: Rows
+    payload_bytes: Column
+    how: Rows
+    sent_ns: Column
+    received_ns: Column
+    offset_bytes: Column
+    whole_bytes: Column
+    step: Column
+
+    def of(self, chosen: Rows | Mask) -> MessageColumns:
+        """Some of these."""
+        return MessageColumns(*(column[chosen] for column in self))
+
+    def made(self, operations: Sequence[Operation], confirmed: Iterable[bool]) -> list[Message]:
+        """The messages themselves; `operations[i]` is the operation of the i-th."""
+        columns = map(or_none, (self.src, self.dst, self.payload_bytes, self.how, self.sent_ns, self.received_ns))
+        parts = map(or_none, (self.offset_bytes, self.whole_bytes, self.step))
+        found = zip(operations, *columns, *parts, confirmed, strict=True)
+        return [
+            Message(
+                src=src,
+                dst=dst,
+                op=operation.op,
+                payload_bytes=payload_bytes,
+                how=HOWS[how],
+                operation=operation,
+                sent_ns=sent_ns,
+                received_ns=received_ns,
+                offset_bytes=offset_bytes,
+                whole_bytes=whole_bytes,
+                step=step,
+                confirmed=agreed,
+            )
+            for (
+                operation,
+                src,
+                dst,
+                payload_bytes,
+                how,
+                sent_ns,
+                received_ns,
+                offset_bytes,
+                whole_bytes,
+                step,
+                agreed,
+            ) in found
+        ]
+
+
+def together(parts: Sequence[MessageColumns]) -> MessageColumns:
+    """All of these, one after the other."""
+    none = MessageColumns(*(np.empty(0, np.int64) for _ in MessageColumns._fields))
+    return MessageColumns(*map(np.concatenate, zip(none, *parts, strict=True)))
+
+
+class Messages(Lazy[Message], Shown):
+    """All messages of a trace, in the order of sending, and each operation that gave none, with the reason.
+
+    Shows their number and the first ten. `columns` are those that a send or a schedule tells, `others` those of RPC
+    and of services, each with the place of its operation. `rows` is the order of all; ~i stands for the i-th of the
+    others.
+    """
+
+    def __init__(
+        self,
+        operations: Operations,
+        columns: MessageColumns,
+        confirmed: Mask,
+        others: Sequence[tuple[int, Message]],
+        reasons: Sequence[tuple[int, Reason]],
+    ) -> None:
+        self.operations = operations
+        self.labels = operations.labels
+        self.columns = columns
+        self.confirmed = confirmed
+        self.others = [message for _, message in others]
+        self._reasons = reasons
+        turn = np.append(columns.operation, [place for place, _ in others]).astype(np.intp)
+        sent_ns = np.append(columns.sent_ns, [NONE if m.sent_ns is None else m.sent_ns for m in self.others])
+        step = np.append(columns.step, [message.step for message in self.others])
+        # A derived time is a share of the operation's; one without a time comes when its operation was called.
+        at_ns = np.where(sent_ns == NONE, operations.start_ns[turn], sent_ns).astype(np.int64)
+        order = np.lexsort((turn, step, at_ns))
+        count = len(columns.src)
+        self.rows = np.where(order < count, order, count - 1 - order)
+        self._made: list[Message | None] = [None] * len(order)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def at(self, places: Rows) -> list[Message]:
+        new = np.array([place for place in places.tolist() if self._made[place] is None], np.intp)
+        rows = self.rows[new]
+        mine = rows[rows >= 0]
+        columns = self.columns.of(mine)
+        found = iter(columns.made(self.operations.at(columns.operation), self.confirmed[mine].tolist()))
+        for place, row in zip(new.tolist(), rows.tolist(), strict=True):
+            self._made[place] = next(found) if row >= 0 else self.others[~row]
+        return [message for place in places.tolist() if (message := self._made[place]) is not None]
+
+    @cached_property
+    def reasons(self) -> tuple[tuple[Operation, Reason], ...]:
+        """Each operation that gave no message, with the reason."""
+        return tuple((self.operations[place], reason) for place, reason in self._reasons)
+
+    @property
+    def unexplained(self) -> tuple[tuple[Operation, str], ...]:
+        """Each operation that gave no message, with the reason in words."""
+        return tuple((operation, str(reason)) for operation, reason in self.reasons)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row a message (needs pandas)."""
+        return frame_of_messages(self)
+
+    def paragraphs(self) -> Iterator[Paragraph]:
+        finding, *reasons = self.sentences()
+        yield finding
+        if len(self):
+            yield Table([self.head, *self.table_rows(self[:_ROWS_SHOWN])], names=2, numbers=2)
+        if len(self) > _ROWS_SHOWN:
+            yield f"and {len(self) - _ROWS_SHOWN:,} more"
+        yield from (f"  {each}" for each in reasons)
+
+    def sentences(self) -> list[str]:
+        """How many they are, and why some operations gave none."""
+        total = len(np.unique(self.columns.operation)) + len({id(message.operation) for message in self.others})
+        left = len(self._reasons)
+        lines = [f"{len(self):,} messages of {total:,} operations; {left:,} operations not explained"]
+        reasons = Counter((operation.op, reason) for operation, reason in self.reasons)
+        for (op, reason), count in reasons.most_common(_REASONS_SHOWN):
+            times = f", {count:,} times" if count > 1 else ""
+            lines.append(f"not explained: {op}{times}: {reason}")
+        if len(reasons) > _REASONS_SHOWN:
+            lines.append(f"and {len(reasons) - _REASONS_SHOWN:,} more: see .unexplained")
+        return lines
+
+    head = ("from", "to", "payload bytes", "sent, ms", "how", "op", "what")
+
+    def table_rows(self, some: Iterable[Message]) -> Iterator[tuple[str, ...]]:
+        """Some of these messages as rows of a table; times from the first that was sent."""
+        # They stand in the order of sending; one without a time stands where its operation was called.
+        every = (message for place in range(len(self)) for message in self.at(np.array([place])))
+        first_ns = next((message.sent_ns for message in every if message.sent_ns is not None), 0)
+        for message in some:
+            yield self._row(message, first_ns)
+
+    def _row(self, message: Message, first_ns: int) -> tuple[str, ...]:
+        size = "?" if message.payload_bytes is None else f"{message.payload_bytes:,}"
+        sent = "-" if message.sent_ns is None else f"{(message.sent_ns - first_ns) / 1e6:,.3f}"
+        how = f"{message.how}, confirmed" if message.confirmed else message.how
+        return self.labels[message.src], self.labels[message.dst], size, sent, how, message.op, message.what

@@ -1,0 +1,219 @@
+"""The table of operations: which events are their ends, and what operations with the same ends share.
+
+A row becomes an `Operation` when somebody looks at it; what is asked of a million is asked of the columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+import numpy as np
+
+from dlearn.trace.event import Bucket, Collective, PointToPoint
+from dlearn.trace.message import End, Group, Operation
+from dlearn.trace.tables.event_table import NONE, WAS_REFUSED, Column, EventTable, Mask, Rows
+from dlearn.trace.wording import Reason
+
+if TYPE_CHECKING:
+    pass
+
+
+EventKey = tuple[int, int]
+"""An event: its rank and its number there."""
+
+
+class Cargo(NamedTuple):
+    """What an all-reduce of DDP carries: a bucket, or a role."""
+
+    bucket: Bucket | None = None
+    role: str = ""
+
+
+class Like(msgspec.Struct, frozen=True, kw_only=True):
+    """What operations whose ends are alike share; the fields are those of `Operation`."""
+
+    op: str
+    group: Group
+    misfit: Reason | None
+    role: str = ""
+    sender: int | None = None
+    receiver: int | None = None
+    payload_bytes: int = 0
+
+
+@dataclass(eq=False)
+class OperationTable:
+    """The ends of row i are the events in rows `end_row[first[i] : first[i + 1]]`: members by rank, a send before its
+    recv. `missing` holds the ranks that never called it, `cargo`, by the row
+    of an end, what DDP has it carry."""
+
+    events: EventTable
+    likes: list[Like]
+    like: Rows
+    first: Rows
+    end_row: Rows
+    missing: dict[int, tuple[int, ...]]
+    cargo: Mapping[int, Cargo] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._made: list[Operation | None] = [None] * len(self.like)
+
+    def __len__(self) -> int:
+        return len(self.like)
+
+    def ends_of(self, chosen: Rows) -> Rows:
+        """The places in `end_row` of all ends of these operations, one operation after the other."""
+        counts = self.first[chosen + 1] - self.first[chosen]
+        shift = self.first[chosen] - (np.cumsum(counts) - counts)
+        return np.repeat(shift, counts) + np.arange(counts.sum())
+
+    @cached_property
+    def is_collective(self) -> Mask:
+        return self.events.is_a(Collective)[self.end_row[self.first[:-1]]]
+
+    @cached_property
+    def _outer_of_ends(self) -> tuple[Rows, Rows]:
+        """The collective that the first and the last end of each send are called in; -1 where in none."""
+        collective = np.full(len(self.events) + 1, -1, np.intp)
+        number = np.repeat(np.arange(len(self)), np.diff(self.first))
+        inside = self.is_collective[number]
+        collective[self.end_row[inside]] = number[inside]
+        first, last = (
+            np.where(self.is_collective, -1, collective[self.events.parent_row[self.end_row[places]]])
+            for places in (self.first[:-1], self.first[1:] - 1)
+        )
+        return first, last
+
+    @cached_property
+    def outer(self) -> Rows:
+        """The collective that a send or recv is a step of, or -1."""
+        first, last = self._outer_of_ends
+        return np.where(first >= 0, first, last)
+
+    def is_step(self, chosen: Mask) -> Mask:
+        """Which are steps of one of the chosen collectives."""
+        chosen = np.append(chosen, False)
+        first, last = self._outer_of_ends
+        return np.asarray(chosen[first] | chosen[last])
+
+    @cached_property
+    def steps(self) -> tuple[Rows, Rows]:
+        """The steps of all collectives, one collective after the other, and where those of each begin.
+
+        They stand in the order of the algorithm: a rank may post its recv long before.
+        """
+        inner = np.flatnonzero(self.outer >= 0)
+        step = self.events.of_firsts(lambda first: getattr(first, "step", 0), np.int64)
+        order = np.lexsort((inner, self.start_ns[inner], step[self.end_row[self.first[inner]]], self.outer[inner]))
+        inner = inner[order]
+        return inner, np.searchsorted(self.outer[inner], np.arange(len(self) + 1))
+
+    @cached_property
+    def kinds(self) -> Column:
+        """The same number for operations that differ in nothing but their times and cargo; below 0 if it has steps."""
+        fates = {missing: number for number, missing in enumerate(dict.fromkeys([(), *self.missing.values()]))}
+        fate = np.zeros(len(self), np.int64)
+        fate[list(self.missing)] = [fates[missing] for missing in self.missing.values()]
+        for flags in (self.pending, self.failed, self.refused):
+            fate = 2 * fate + flags
+        with_steps = self.outer[self.outer >= 0]
+        kinds = self.like * (fate.max(initial=0) + 1) + fate
+        kinds[with_steps] = ~with_steps
+        return np.asarray(kinds)
+
+    @cached_property
+    def start_ns(self) -> Column:
+        """When the first rank called it."""
+        return self._over_ends(np.minimum, self.events.start_ns)
+
+    @cached_property
+    def transfer_ns(self) -> Column:
+        """When the last rank called it."""
+        return self._over_ends(np.maximum, self.events.start_ns)
+
+    @cached_property
+    def end_ns(self) -> Column:
+        """When the last rank was done; NONE where some rank is not, or nobody saw it."""
+        end_ns = self._over_ends(np.maximum, self.events.end_ns)
+        unknown = self._over_ends(np.minimum, self.events.end_ns) == NONE
+        unknown[list(self.missing)] = True
+        return np.where(unknown, NONE, end_ns)
+
+    @cached_property
+    def pending(self) -> Mask:
+        """Some rank is still inside it."""
+        return self._over_ends(np.logical_or, self.events.pending)
+
+    @cached_property
+    def failed(self) -> Mask:
+        return self._over_ends(np.logical_or, self.events.of_firsts(lambda first: bool(first.error)))
+
+    @cached_property
+    def refused(self) -> Mask:
+        return np.asarray(self.events.ended_by[self.end_row[self.first[:-1]]] == WAS_REFUSED)
+
+    @cached_property
+    def is_missing(self) -> Mask:
+        """Some rank never called it."""
+        found = np.zeros(len(self), bool)
+        found[list(self.missing)] = True
+        return found
+
+    @cached_property
+    def unusual(self) -> Mask:
+        """All that did not simply end on every rank."""
+        misfit = np.fromiter((like.misfit is not None for like in self.likes), bool, len(self.likes))
+        return np.asarray((self.end_ns == NONE) | self.failed | self.refused | misfit[self.like])
+
+    def _over_ends(self, how: np.ufunc, values: np.ndarray) -> np.ndarray:
+        found = values[self.end_row]
+        return np.asarray(how.reduceat(found, self.first[:-1])) if len(found) else found
+
+    def with_an_end(self, chosen: Mask) -> Mask:
+        """Which of them have an end among the chosen events."""
+        return self._over_ends(np.logical_or, chosen)
+
+    def made(self, rows: Rows) -> list[Operation]:
+        """The operations in these rows, each made once."""
+        missing = [row for row in rows.tolist() if self._made[row] is None]
+        if missing:
+            found = self.events.made(self.end_row[self.ends_of(np.array(missing))])
+            last = 0
+            for row in missing:
+                begin, last = last, last + int(self.first[row + 1] - self.first[row])
+                self._made[row] = self._operation(row, tuple(found[begin:last]))  # type: ignore[arg-type]
+        return [self._made[row] for row in rows.tolist()]
+
+    def _operation(self, row: int, ends: tuple[End, ...]) -> Operation:
+        like = self.likes[self.like[row]]
+        missing = self.missing.get(row, ())
+        if isinstance(ends[0], PointToPoint):
+            return Operation(
+                op=like.op,
+                group=like.group,
+                seq=ends[0].seq,
+                ends=ends,
+                missing=missing,
+                misfit=like.misfit,
+                sender=like.sender,
+                receiver=like.receiver,
+                payload_bytes=like.payload_bytes,
+            )
+        rows = self.end_row[self.first[row] : self.first[row + 1]].tolist() if self.cargo else ()
+        carried = [self.cargo[each] for each in rows if each in self.cargo]
+        steps, begins = self.steps
+        return Operation(
+            op=like.op,
+            group=like.group,
+            seq=ends[0].seq,
+            ends=ends,
+            missing=missing,
+            misfit=like.misfit,
+            bucket=next((each.bucket for each in carried if each.bucket is not None), None),
+            role=next((each.role for each in carried if each.role), like.role),
+            steps=tuple(self.made(steps[begins[row] : begins[row + 1]])),
+        )

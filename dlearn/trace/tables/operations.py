@@ -1,0 +1,225 @@
+"""The operations of a trace, or of a part of it: rows of the table, and calls of RPC and of services."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from dlearn.shown import Paragraph, RankNames, Shown, Table, count_text, first_few
+from dlearn.trace.message import Operation
+from dlearn.trace.tables.event_table import NONE, Column, Mask, Rows
+from dlearn.trace.tables.frames import frame_of_operations
+
+if TYPE_CHECKING:
+    import pandas
+
+
+from dlearn.trace.tables.lazy import Lazy
+from dlearn.trace.tables.operation_table import EventKey, OperationTable
+
+_ROWS_SHOWN = 10
+_OPS_SHOWN = 6
+_RANKS_SHOWN = 4
+_LONGEST_WHAT = 80
+"""Characters of what travels, in a table of operations."""
+
+
+@dataclass(frozen=True, eq=False)
+class Calls:
+    """Ends of operations, one operation after the other: place i of each column is of one end. Times in ns."""
+
+    operation: Rows
+    """Its place among the operations."""
+    rank: Column
+    start_ns: Column
+    end_ns: Column
+    """NONE where nobody saw it."""
+    pending: Mask
+    ops: tuple[str, ...]
+    op: Rows
+    """What this rank itself called: a place in `ops`."""
+
+    def __len__(self) -> int:
+        return len(self.operation)
+
+    @cached_property
+    def transfer_ns(self) -> Column:
+        """When the last rank called: before this, the others wait."""
+        first = np.flatnonzero(np.diff(self.operation, prepend=-1))
+        latest = np.maximum.reduceat(self.start_ns, first) if len(first) else self.start_ns
+        return np.asarray(latest[self.operation])
+
+    @cached_property
+    def ended(self) -> Mask:
+        return np.asarray(self.end_ns != NONE)
+
+
+class Operations(Lazy[Operation], Shown):
+    """The operations of a trace, in the order of first call. Shows their number by kind and the first ten.
+
+    `rows` are their rows in `table`; ~i stands for the i-th of `others`, calls of RPC and of services.
+    """
+
+    def __init__(self, table: OperationTable, rows: Rows, labels: RankNames, others: Sequence[Operation] = ()) -> None:
+        self.table = table
+        self.labels = labels
+        self.others = others
+        self.rows = rows
+        if others:
+            start_ns = np.append(table.start_ns[rows], [each.start_ns for each in others])
+            order = np.argsort(start_ns, kind="stable")
+            self.rows = np.concatenate([rows, ~np.arange(len(others))])[order]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def at(self, places: Rows) -> list[Operation]:
+        rows = self.rows[places]
+        if not self.others:
+            return self.table.made(rows)
+        found = iter(self.table.made(rows[rows >= 0]))
+        return [next(found) if row >= 0 else self.others[~row] for row in rows.tolist()]
+
+    def _column(self, of_table: np.ndarray, of_other: Callable[[Operation], int | bool]) -> np.ndarray:
+        """Of each operation its row of a column of the table; of the others, the answer."""
+        # ~i is the i-th place from the end.
+        others = np.array([of_other(each) for each in reversed(self.others)], of_table.dtype)
+        return np.asarray(np.concatenate([of_table, others])[self.rows])
+
+    @cached_property
+    def start_ns(self) -> Column:
+        """When the first rank called each of them."""
+        return self._column(self.table.start_ns, attrgetter("start_ns"))
+
+    def unusual(self) -> list[Operation]:
+        """Those that did not simply end on every rank, and all calls of RPC and of services."""
+        return self.at(np.flatnonzero(self._column(self.table.unusual, lambda _: True)))
+
+    def alike(self) -> list[tuple[Operation, Rows]]:
+        """Operations that differ in nothing but their times and what DDP has them carry: one of them, and the places of
+        all. One that has steps is like no other."""
+        own = ~len(self.table) - np.arange(len(self.others))
+        kinds = np.concatenate([self.table.kinds, own[::-1]])[self.rows]
+        _, first, kind = np.unique(kinds, return_index=True, return_inverse=True)
+        order = np.argsort(kind, kind="stable")
+        places = np.split(order, np.cumsum(np.bincount(kind))[:-1]) if len(kind) else []
+        return sorted(zip(self.at(first), places, strict=True), key=lambda each: int(each[1][0]))
+
+    def counted(self) -> list[tuple[Operation, int]]:
+        """`alike`, with how many there are of each."""
+        return [(one, len(places)) for one, places in self.alike()]
+
+    def leaves(self) -> tuple[Operations, Rows]:
+        """The same with the steps of those that have any in their place; and of each, its place here."""
+        steps, begins = self.table.steps
+        row = np.where(self.rows >= 0, self.rows, len(self.table))
+        inner = np.append(np.diff(begins), 0)[row]
+        places = np.repeat(np.arange(len(self)), np.maximum(1, inner))
+        turn = np.arange(len(places)) - np.searchsorted(places, places)
+        has_steps = inner[places] > 0
+        rows = self.rows[places]
+        rows[has_steps] = steps[begins[rows[has_steps]] + turn[has_steps]]
+        leaves = Operations(self.table, rows, self.labels)
+        leaves.others = self.others
+        return leaves, places
+
+    def end_rows(self, places: Rows) -> Rows:
+        """Of operations here that are alike: the rows of their ends in the table of events, a row each."""
+        rows = self.rows[places]
+        return self.table.end_row[self.table.ends_of(rows)].reshape(len(rows), -1)
+
+    def places_in(self, whole: Operations) -> Rows:
+        """Of each operation here its place in those of the whole trace; -1 if it is a step of another there."""
+        found = np.full(len(self.table), -1, np.intp)
+        known = whole.rows >= 0
+        found[whole.rows[known]] = np.flatnonzero(known)
+        ends = whole.first_ends() if self.others else []
+        others = {ends[place]: place for place in np.flatnonzero(~known).tolist()}
+        return self._column(found, lambda each: others[each.ends[0].rank, each.ends[0].number])
+
+    def times(self, places: Rows) -> tuple[Column, Column, Column, np.ndarray]:
+        """Of operations here that are alike: their transfer_ns and end_ns, the start_ns of their first ends, and the
+        end_ns of each of their ends, a row each."""
+        table, rows, ends = self.table, self.rows[places], self.end_rows(places)
+        events = table.events
+        return table.transfer_ns[rows], table.end_ns[rows], events.start_ns[ends[:, 0]], events.end_ns[ends]
+
+    def first_ends(self) -> list[EventKey]:
+        """Of each operation the rank and the number of its first end."""
+        events, first = self.table.events, self.table.end_row[self.table.first[:-1]]
+        rank = self._column(events.rank[first], lambda each: each.ends[0].rank)
+        number = self._column(events.number[first], lambda each: each.ends[0].number)
+        return list(zip(rank.tolist(), number.tolist(), strict=True))
+
+    @cached_property
+    def waits_for_none(self) -> Mask:
+        """Those in which nobody waits for the last rank: it never came, or each begins when it is asked or refused."""
+        return self._column(self.table.is_missing | self.table.refused, lambda _: True)
+
+    @cached_property
+    def calls(self) -> Calls:
+        """All ends of these operations."""
+        table, events = self.table, self.table.events
+        known = self.rows >= 0
+        counts = np.ones(len(self), np.intp)
+        counts[known] = np.diff(table.first)[self.rows[known]]
+        others = self.at(np.flatnonzero(~known))
+        counts[~known] = [len(each.ends) for each in others]
+        operation = np.repeat(np.arange(len(self)), counts)
+        place, mine = table.end_row[table.ends_of(self.rows[known])], known[operation]
+        ends = [end for each in others for end in each.ends]
+
+        names = [getattr(first, "op", "") for first in events.firsts]
+        places = {name: number for number, name in enumerate(dict.fromkeys([*names, *(end.op for end in ends)]))}
+        op = np.array([places[name] for name in names], np.intp)
+
+        def column(of_events: np.ndarray, values: list[int]) -> np.ndarray:
+            found = np.empty(len(operation), of_events.dtype)
+            found[mine], found[~mine] = of_events[place], values
+            return found
+
+        return Calls(
+            operation,
+            column(events.rank, [end.rank for end in ends]),
+            column(events.start_ns, [end.start_ns for end in ends]),
+            column(events.end_ns, [NONE if end.end_ns is None else end.end_ns for end in ends]),
+            column(events.pending, [end.pending for end in ends]),
+            tuple(places),
+            column(op[events.like] if len(op) else events.like, [places[end.op] for end in ends]),
+        )
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row an operation (needs pandas); docs/own-questions.md describes the columns."""
+        return frame_of_operations(self)
+
+    def paragraphs(self) -> Iterator[Paragraph]:
+        kinds = Counter[str]()
+        for one, times in self.counted():
+            kinds[one.op] += times
+        named = first_few([f"{count:,} {op}" for op, count in kinds.most_common()], _OPS_SHOWN)
+        yield f"{count_text(len(self), 'operation')}{': ' if self else ''}{named}"
+        if self:
+            begin = self[0].start_ns
+            head = ("operation", "ranks", "at, ms", "took, ms", "gives, B", "what")
+            rows = [self._row(each, begin) for each in self[:_ROWS_SHOWN]]
+            yield Table([head, *rows], names=2, numbers=3)
+        if len(self) > _ROWS_SHOWN:
+            yield f"and {len(self) - _ROWS_SHOWN:,} more"
+
+    def _row(self, each: Operation, begin: int) -> tuple[str, ...]:
+        took = "-" if each.end_ns is None else f"{(each.end_ns - each.start_ns) / 1e6:,.2f}"
+        what = each.what or each.problem
+        short = what if len(what) <= _LONGEST_WHAT else f"{what[: _LONGEST_WHAT - 3]}..."
+        at = f"{(each.start_ns - begin) / 1e6:,.2f}"
+        return each.op, self._ranks(each), at, took, f"{each.given_bytes:,}", short
+
+    def _ranks(self, each: Operation) -> str:
+        if each.sender is not None and each.receiver is not None:
+            return f"{self.labels[each.sender]} -> {self.labels[each.receiver]}"
+        return first_few([self.labels[rank] for rank in each.ranks], _RANKS_SHOWN)
