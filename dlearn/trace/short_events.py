@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -40,38 +41,39 @@ def split(data: bytes, first_line: int) -> Lines:
 
     The first of them is line `first_line` of the file.
     """
-    words = Words(data)
+    cut_off = not data.endswith(b"\n")
+    words = Words(data + b"\n" * cut_off)
     text = words.text
-    stops = np.flatnonzero(text == _NEWLINE)
-    if not data.endswith(b"\n"):
-        stops = np.append(stops, len(text))
-    starts = np.append(0, stops[:-1] + 1)
-    short = text[starts] == _OPEN
-    short &= text[stops - 1] == _CLOSE
-    short[stops >= len(text)] = False
+    marks = np.flatnonzero((text == _COMMA) | (text == _NEWLINE))
+    last = np.flatnonzero(text[marks] == _NEWLINE)
+    first = np.append(0, last + 1)[:-1]
+    stops = marks[last]
+    starts = np.append(0, stops + 1)[:-1]
+    short = (text[starts] == _OPEN) & (text[stops - 1] == _CLOSE)
+    short[-1:] &= not cut_off
     # Between two commas, or a comma and a bracket, is a number.
-    commas = np.flatnonzero(text == _COMMA)
-    first, last = np.searchsorted(commas, starts), np.searchsorted(commas, stops)
     rows, good = [], np.zeros(len(starts), bool)
     for count in (_BEGIN, _END):
         lines = np.flatnonzero(short & (last - first == count - 1))
-        inner = commas[first[lines][:, None] + np.arange(count - 1)]
-        found, valid = _numbers(words, np.column_stack([starts[lines], inner, stops[lines] - 1]))
+        edges = marks[first[lines] + np.arange(-1, count)[:, None]]
+        edges[0], edges[-1] = starts[lines], stops[lines] - 1
+        found, valid = _numbers(words, edges)
         if count == _END:
-            valid &= (found[:, 2] >= 0) & (found[:, 2] < len(ENDED_BY))
+            valid &= (found[2] >= 0) & (found[2] < len(ENDED_BY))
         good[lines[valid]] = True
-        rows.append(np.column_stack([lines[valid] + first_line, found[valid]]))
+        rows.append(np.stack([lines + first_line, *found], axis=1)[valid])
     others = {line + first_line: data[starts[line] : stops[line] + 1] for line in np.flatnonzero(~good).tolist()}
     return Lines(rows[0], rows[1], others, len(starts))
 
 
-def _numbers(words: Words, edges: NDArray[np.intp]) -> tuple[Rows, Mask]:
-    """Of each row of edges the numbers between them, and whether they are numbers."""
-    rows, good = np.empty((len(edges), edges.shape[1] - 1), np.int64), np.ones(len(edges), bool)
-    for column in range(rows.shape[1]):
-        rows[:, column], valid = _decimals(words, edges[:, column] + 1, edges[:, column + 1])
+def _numbers(words: Words, edges: NDArray[np.intp]) -> tuple[list[Rows], Mask]:
+    """The numbers between the edges of each column, and in which of the columns all are numbers."""
+    found, good = [], np.ones(edges.shape[1], bool)
+    for left, right in pairwise(edges):
+        values, valid = _decimals(words, left + 1, right)
+        found.append(values)
         good &= valid
-    return rows, good
+    return found, good
 
 
 def _decimals(words: Words, starts: Places, stops: Places) -> tuple[Rows, Mask]:
@@ -83,21 +85,23 @@ def _decimals(words: Words, starts: Places, stops: Places) -> tuple[Rows, Mask]:
     width = stops - starts - negative
     valid = (width > 0) & (width <= LONGEST_NUMBER)
     values = np.zeros(len(starts), np.int64)
+    wrong = np.zeros(len(starts), np.uint64)
     for right in range(0, min(int(width.max(initial=0)), LONGEST_NUMBER), 8):
-        digits = words.before(stops - right) ^ _ZEROS
-        # What stands before the number counts as zeros. (A shift by all 64 bits is none: hence in two.)
-        foreign = ((8 - (width - right).clip(0, 8)) * 4).astype(np.uint64)
-        digits = digits >> foreign >> foreign << foreign << foreign
-        valid &= (digits | (digits + _OVER_NINE)) & _HIGH_BITS == 0
+        # What stands before the number counts as zeros.
+        digits = (words.before(stops - right) ^ _ZEROS) & _KEPT[(width - right).clip(0, 8)]
+        wrong |= digits | (digits + _OVER_NINE)
         pairs = (digits * np.uint64(10) + (digits >> np.uint64(8))) & np.uint64(0x00FF00FF00FF00FF)
         fours = (pairs * np.uint64(100) + (pairs >> np.uint64(16))) & np.uint64(0x0000FFFF0000FFFF)
         eights = (fours * np.uint64(10_000) + (fours >> np.uint64(32))) & np.uint64(0xFFFFFFFF)
         values += eights.astype(np.int64) * 10**right
+    valid &= wrong & _HIGH_BITS == 0
     return np.where(negative, -values, values), valid
 
 
 _ZEROS, _OVER_NINE, _HIGH_BITS = (np.uint64(byte * 0x0101010101010101) for byte in (0x30, 0x76, 0x80))
 """The digits from 0x30 on become 0 to 9; with 0x76 more, all else has its high bit set."""
+_KEPT = np.array([(1 << 64) - (1 << 8 * (8 - digits)) for digits in range(9)], np.uint64)
+"""Of a word whose last so many bytes are digits of the number."""
 
 
 class Words:
