@@ -183,7 +183,7 @@ def read_dlearn(folder: Path, messages_written: int) -> Figures:
     sent = timed(took, "traffic", lambda: analysis.traffic(trace))
     assert trace.problems == ()
     assert len(found) == sum(sent.message_count.values()) == messages_written, len(found)
-    assert sum(message.payload_bytes for message in found) == sent.total_bytes
+    assert found.columns.payload_bytes.sum() == sent.total_bytes
     del found
 
     from dlearn import draw

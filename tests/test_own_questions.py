@@ -31,7 +31,7 @@ def answers(tmp_path_factory) -> dict[str, Any]:
 
 
 def test_no_question_takes_more_than_five_lines():
-    assert len(BLOCKS) == 8
+    assert len(BLOCKS) == 9
     assert all(len(block.splitlines()) <= 5 for block in BLOCKS)
 
 
@@ -50,8 +50,30 @@ def test_the_other_answers_account_for_every_message_and_operation(answers):
     payload = sum(each.payload_bytes or 0 for each in found)
     assert answers["by_line"]["count"].sum() == answers["known"].sum() == len(found)
     assert answers["by_line"]["sum"].sum() == answers["per_ms"].sum() == sum(answers["by_tensor"].values()) == payload
+    assert answers["sent_by"].sum() == payload
+    assert 0 < answers["longest_ns"] == max(each.received_ns - each.sent_ns for each in found)
     assert answers["waited"]["count"].sum() == len(asked)
     assert answers["last"].sum() == sum(each.op == "all_reduce" for each in asked)
+
+
+def test_a_row_says_what_its_operation_or_message_says(answers):
+    """The frames are made of columns and of what those that are alike share; the values one by one."""
+    trace: Trace = answers["trace"]
+    asked, found = operations(trace), messages(trace)
+    for frame, items, names in (
+        (answers["calls"], asked, ("op", "seq", "start_ns", "transfer_ns", "end_ns", "given_bytes", "problem", "what")),
+        (answers["sent"], found, ("op", "what", "payload_bytes", "how", "confirmed", "sent_ns", "received_ns", "step")),
+    ):
+        for name in names:
+            assert frame[name].tolist() == [getattr(each, name) for each in items], name
+    ends = [each.ends[0] for each in asked]
+    assert answers["calls"].site.tolist() == [end.site for end in ends]
+    assert answers["calls"].phase.tolist() == [end.phase for end in ends]
+    assert answers["calls"].last_rank.tolist() == [trace.label(each.last_rank) for each in asked]
+    buckets = [None if each.bucket is None else each.bucket.index for each in asked]
+    assert answers["calls"].bucket.astype(object).where(answers["calls"].bucket.notna(), None).tolist() == buckets
+    assert answers["sent"].dst.tolist() == [trace.label(each.dst) for each in found]
+    assert answers["sent"].site.tolist() == [each.operation.ends[0].site for each in found]
 
 
 def test_every_column_stands_on_the_page(answers):

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -114,16 +115,29 @@ class OperationTable:
 
     @cached_property
     def kinds(self) -> Column:
-        """The same number for operations that differ in nothing but their times and cargo; below 0 if it has steps."""
+        """The same number for operations that differ in nothing but their times; below 0 for one that has steps."""
         fates = {missing: number for number, missing in enumerate(dict.fromkeys([(), *self.missing.values()]))}
         fate = np.zeros(len(self), np.int64)
         fate[list(self.missing)] = [fates[missing] for missing in self.missing.values()]
         for flags in (self.pending, self.failed, self.refused):
             fate = 2 * fate + flags
+        fate = fate * (len(self.cargo) + 1) + self._carried()
         with_steps = self.outer[self.outer >= 0]
         kinds = self.like * (fate.max(initial=0) + 1) + fate
         kinds[with_steps] = ~with_steps
         return np.asarray(kinds)
+
+    def _carried(self) -> Column:
+        """The same number for operations of which the same ends carry the same; 0 for nothing."""
+        found = np.zeros(len(self), np.int64)
+        if self.cargo:
+            numbers: dict[tuple[int, ...], int] = {(): 0}
+            of_rows = {row: id(cargo.bucket or cargo.role) for row, cargo in self.cargo.items()}
+            ends, first = self.end_row.tolist(), self.first.tolist()
+            for place, (begin, end) in enumerate(pairwise(first)):
+                key = tuple([of_rows[row] for row in ends[begin:end] if row in of_rows])
+                found[place] = numbers.setdefault(key, len(numbers))
+        return found
 
     @cached_property
     def start_ns(self) -> Column:

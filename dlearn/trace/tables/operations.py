@@ -97,13 +97,28 @@ class Operations(Lazy[Operation], Shown):
         """When the first rank called each of them."""
         return self._column(self.table.start_ns, attrgetter("start_ns"))
 
+    @cached_property
+    def transfer_ns(self) -> Column:
+        """When the last rank called each of them."""
+        return self._column(self.table.transfer_ns, attrgetter("transfer_ns"))
+
+    @cached_property
+    def end_ns(self) -> Column:
+        """When the last rank was done; NONE where some rank is not, or nobody saw it."""
+        return self._column(self.table.end_ns, lambda each: NONE if each.end_ns is None else each.end_ns)
+
+    @property
+    def seq(self) -> Column:
+        """The number of each in its group, as its first end has counted."""
+        return self._column(self.table.events.seq[self.table.end_row[self.table.first[:-1]]], attrgetter("seq"))
+
     def unusual(self) -> list[Operation]:
         """Those that did not simply end on every rank, and all calls of RPC and of services."""
         return self.at(np.flatnonzero(self._column(self.table.unusual, lambda _: True)))
 
     def alike(self) -> list[tuple[Operation, Rows]]:
-        """Operations that differ in nothing but their times and what DDP has them carry: one of them, and the places of
-        all. One that has steps is like no other."""
+        """Operations that differ in nothing but their times: one of them, and the places of all. One that has steps is
+        like no other."""
         own = ~len(self.table) - np.arange(len(self.others))
         kinds = np.concatenate([self.table.kinds, own[::-1]])[self.rows]
         _, first, kind = np.unique(kinds, return_index=True, return_inverse=True)
