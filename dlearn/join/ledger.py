@@ -185,8 +185,10 @@ class Ledger:
 
 
 def _counted(cells: Rows) -> tuple[list[int], list[int]]:
-    found, counts = np.unique(cells, return_counts=True)
-    return found.tolist(), counts.tolist()
+    """Each cell in the order of its first call, and how often it is there."""
+    found, first, counts = np.unique(cells, return_index=True, return_counts=True)
+    order = np.argsort(first)
+    return found[order].tolist(), counts[order].tolist()
 
 
 @dataclass

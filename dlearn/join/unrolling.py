@@ -63,6 +63,8 @@ def messages_of(operation: Operation) -> list[Message]:
     """
     if operation.exchange is not None:
         return messages_of_exchange(operation)
+    if operation.refused:
+        return []
     if isinstance(call := operation.ends[0], ServiceCall):
         return messages_of_call(operation, call)
     parts = [columns_of(part, TransferTimes.of(part)) for part in operation.steps or (operation,)]
