@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dlearn import __version__
-from dlearn.commands import doctor, draw, explain, export, messages
+from dlearn import __version__, doctor
+from dlearn.commands import draw, explain, export, messages
 from dlearn.errors import DlearnError, SetupError, WrongArguments
 from dlearn.scripts.command import run
 
