@@ -25,7 +25,7 @@ from installed_torch import gloo_gives_up_when_a_call_says, own_words
 
 from dlearn import Cluster, DlearnError
 from dlearn.analysis.hanging.stuck import CALLS_SEEN, hangs
-from dlearn.cluster import cluster, crew, launch, spares
+from dlearn.cluster import crew, launch, spares
 from dlearn.cluster.output import MOST_BYTES, Printed, ProgressLine
 from dlearn.cluster.run import Run
 from dlearn.errors import RankError, SetupError
@@ -48,11 +48,9 @@ def _no_orphans():
 
     spares.close()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(crew, "start_rank", remember)
         patch.setattr(spares, "start_rank", remember)
         yield
         spares.close()
-        cluster._stop_spawned()
     assert [pid for pid in started if _lives(pid)] == []
 
 
@@ -169,8 +167,9 @@ def test_ranks_are_fresh_without_with():
 def test_a_spare_that_died_is_not_used():
     Cluster(2).run(programs.count)
     spares._worker.join()
-    assert len(spares._spares) == 2
-    for spare in spares._spares:
+    waiting = spares._spares["forkserver"]
+    assert len(waiting) == 2
+    for spare in waiting:
         spare.kill()
         spare.process.join()
     assert Cluster(2).run(programs.count).results == {0: 1, 1: 1}
@@ -182,14 +181,15 @@ def test_a_tutorials_own_init_works_unchanged():
 
 
 @pytest.mark.slow
-def test_spawned_ranks_are_kept_and_start_clean():
+def test_spawned_ranks_are_fresh_and_wait_for_the_next_run():
     pair = Cluster(2, start="spawn")
     first = pair.run(os.getpid).results
-    assert pair.run(os.getpid).results == first
+    spares._worker.join()
+    waiting = {spare.pid for spare in spares._spares["spawn"]}
+    assert set(pair.run(os.getpid).results.values()) == waiting != set(first.values())
     assert pair.run(programs.say, "again").results == {0: 0, 1: 1}
     with pytest.raises(RankError, match="rank 1 failed first: ValueError"):
         pair.run(programs.all_reduce_then, "exception")
-    assert pair.run(os.getpid).results != first
 
 
 def test_random_numbers_differ_between_ranks_and_runs():
@@ -636,7 +636,6 @@ def test_what_the_notebook_and_other_ranks_have_started_is_left_alone():
 @pytest.mark.slow
 def test_a_spawned_ranks_daemon_ends_with_it():
     run = Cluster(1, start="spawn").run(_start_a_daemon)
-    cluster._stop_spawned()
     assert _wait_until_gone([run.results[0]]) == []
 
 

@@ -21,7 +21,6 @@ from typing import Any, TypeVar
 
 from dlearn.cluster import engine_relay, launch
 from dlearn.cluster.answers import Raised
-from dlearn.cluster.crew import Crew
 from dlearn.cluster.engine_relay import Report
 from dlearn.cluster.engines import Engine, EngineGone
 from dlearn.cluster.launch import StackLine
@@ -59,7 +58,7 @@ class EngineRank:
         self.lost = ""
         self._engine_gone = False
         self._folders: tuple[str, str] | None = None
-        self._farewell: Callable[[str], None] | None = None
+        self._unwanted = False
         self._there, self._over = threading.Event(), threading.Event()
         self._carrier = threading.Thread(target=self._carry, name=f"dlearn-engine-{engine.id}", daemon=True)
         self._carrier.start()
@@ -142,15 +141,9 @@ class EngineRank:
             self._carrier.join(KILL_SECONDS)
         self._death.close()
 
-    def leave(self) -> None:
-        """It is going by itself; its engine sees it off while the user goes on."""
-        self._farewell = engine_relay.leave
-        for end in (self.control, self.output, self._death):
-            end.close()
-
     def _tell(self, function: Callable[[str], Answer]) -> Answer | None:
         if not self._there.is_set():
-            self._farewell = engine_relay.end  # It is only being started: the carrier tells it then.
+            self._unwanted = True  # It is only being started: the carrier ends it then.
         elif not self._engine_gone:
             try:
                 return self.engine.ask(function, self._key, seconds=KILL_SECONDS)
@@ -180,7 +173,7 @@ class EngineRank:
         try:
             self.pid = self.engine.ask(engine_relay.start, self._key, seconds=START_SECONDS)
             self._there.set()
-            if self._farewell is None:
+            if not self._unwanted:
                 self._carry_on()
         except EngineGone as gone:
             self._lose(gone)
@@ -191,9 +184,9 @@ class EngineRank:
             self._there.set()
             for end in (self._their_control, self._their_output, self._their_death):
                 end.close()
-        if self._farewell is not None:
+        if self._unwanted:
             with suppress(EngineGone):
-                self.engine.ask(self._farewell, self._key)
+                self.engine.ask(engine_relay.end, self._key)
 
     def _carry_on(self) -> None:
         answers_due, since = 0, time.monotonic()
@@ -229,24 +222,19 @@ def _on_our_clock(message: Any, report: Report, asked_ns: int) -> Any:
     return message
 
 
-def crew_beside(engines: Sequence[Engine], tags: Sequence[str]) -> Crew:
-    """A crew with a fresh rank beside each engine."""
+def start_ranks(engines: Sequence[Engine]) -> list[EngineRank]:
+    """A fresh rank beside each engine. If one cannot be waited for, none is left."""
     ranks = [EngineRank(engine) for engine in engines]  # They start at the same time.
-    waiting = iter(ranks)
-    crew = Crew(tags, lambda: next(waiting), _see_off)
     progress = ProgressLine()
     try:
         for rank in ranks:
             while not rank.is_there(LONGEST_SECONDS):
                 progress.update(f"dlearn: {rank.engine} loads torch, or does other work")
     except BaseException:
-        crew.kill()
+        for rank in ranks:
+            rank.kill()
+            rank.close()
         raise
     finally:
         progress.clear()
-    return crew
-
-
-def _see_off(ranks: Sequence[EngineRank]) -> None:
-    for rank in ranks:
-        rank.leave()
+    return ranks

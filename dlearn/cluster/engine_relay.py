@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dlearn.cluster import spares
-from dlearn.cluster.launch import DEFAULT_START, RankProcess, StackLine, start_rank, warm_up
+from dlearn.cluster.launch import DEFAULT_START, RankProcess, StackLine, warm_up
 from dlearn.cluster.payload import Surroundings, is_installed
 from dlearn.cluster.rank import Call
 from dlearn.trace.rpc.agent_log import PIPE_BYTES
@@ -71,7 +71,7 @@ def start(key: str) -> int | None:
     if _watch is None:
         _watch = threading.Thread(target=_end_the_forgotten, name="dlearn-lease", daemon=True)
         _watch.start()
-    process = spares.take() if DEFAULT_START == "forkserver" else start_rank(DEFAULT_START)
+    (process,) = spares.take(1, DEFAULT_START)
     _hosted[key] = _Hosted(process, time.monotonic())
     return process.pid
 
@@ -127,18 +127,11 @@ def pause(key: str) -> int | None:
 
 
 def end(key: str) -> None:
-    """End the rank now, with all it started."""
+    """End the rank now, with all it started, and have a fresh one wait for the next run."""
     hosted = _hosted.pop(key, None)
     if hosted is not None:
         hosted.process.kill()
-        hosted.process.close()
-
-
-def leave(key: str) -> None:
-    """See a rank off that is leaving by itself, and have a fresh one wait for the next run."""
-    hosted = _hosted.pop(key, None)
-    if hosted is not None:
-        spares.turn_over([hosted.process])
+        spares.turn_over(hosted.process.close, 1, DEFAULT_START)
 
 
 def parcel(folder: str, first: int) -> tuple[list[tuple[str, bytes]], bool]:

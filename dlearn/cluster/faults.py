@@ -11,6 +11,7 @@ from dlearn.analysis.hanging.stuck import hangs, pace
 from dlearn.cluster.answers import Raised, Returned
 from dlearn.cluster.crew import Died, Ended, Outcome
 from dlearn.cluster.launch import StackLine
+from dlearn.cluster.mpi_launch import ABORTED
 from dlearn.cluster.payload import Surroundings, is_installed
 from dlearn.errors import RankError, TraceError
 from dlearn.trace.site import file_label
@@ -86,8 +87,7 @@ def _order(outcome: Outcome) -> tuple[int, int]:
 
 
 def _has_aborted_mpi(outcome: Outcome) -> bool:
-    """MPI's Abort comes back to its caller, who is ended a moment later, as all are. MPICH prints whose call it was."""
-    return isinstance(outcome, Died) and bool(outcome.lost) and outcome.last_line.startswith("Abort(")
+    return isinstance(outcome, Died) and outcome.lost == ABORTED
 
 
 def _is_broken(outcome: Outcome) -> bool:
@@ -108,7 +108,7 @@ def _what(outcome: Outcome) -> str:
         case Died() if outcome.signal_name:
             return f"was killed by {outcome.signal_name}"
         case Died() if _has_aborted_mpi(outcome):
-            return "ended the MPI job" + _last_line(outcome)
+            return outcome.lost + _last_line(outcome)
         case Died() if outcome.lost:
             return outcome.lost
         case Died(exit_code=None):
