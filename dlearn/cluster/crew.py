@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import selectors
-import signal
 import socket
 import threading
 import time
@@ -49,21 +48,13 @@ class Died:
     lost: str = ""
     beside_engine: bool = False
 
-    @property
-    def signal_name(self) -> str:
-        if self.exit_code is None or self.exit_code >= 0:
-            return ""
-        try:
-            return signal.Signals(-self.exit_code).name
-        except ValueError:  # A real-time signal has no name.
-            return f"signal {-self.exit_code}"
-
 
 @dataclass(frozen=True)
 class Ended:
-    """We ended it: another rank had failed, or the time was over. `stack` is where it was, innermost call first.
+    """We ended it: another rank had failed, or the time was over.
 
-    It was stopped at `at_ns` of its host's clock, if that is known. `halted`: something else had stopped it before.
+    `stack` is where it was in the user's own code, innermost call first. It was stopped at `at_ns` of its host's clock,
+    if that is known. `halted`: something else had stopped it before.
     """
 
     stack: tuple[StackLine, ...] = ()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dlearn.analysis.hanging.hang_words import hang_sentences, pace_text, whereabouts
-from dlearn.analysis.hanging.stuck import hangs, pace
+from dlearn.analysis.hanging.stuck import exit_text, hangs, pace
 from dlearn.cluster.answers import Raised, Returned
 from dlearn.cluster.crew import Died, Ended, Outcome
 from dlearn.cluster.launch import StackLine
 from dlearn.cluster.mpi_launch import ABORTED
-from dlearn.cluster.payload import Surroundings, is_installed
+from dlearn.cluster.payload import Surroundings
 from dlearn.errors import RankError, TraceError
 from dlearn.trace.site import file_label
 
@@ -62,7 +63,7 @@ def rank_error(
         # A connection broke or timed out, and nobody failed before: the trace knows who was waited for. And gloo ends
         # a process whose peer sends more than it has room for: the trace knows whose calls do not fit together.
         # And of a rank that died, who waited for it.
-        aborted = isinstance(outcome, Died) and outcome.signal_name == "SIGABRT"
+        aborted = isinstance(outcome, Died) and outcome.exit_code == -signal.SIGABRT
         told = [
             each
             for each in hangs(trace)
@@ -103,10 +104,10 @@ def _what(outcome: Outcome) -> str:
     match outcome:
         case Raised():
             return f"failed first: {_told(outcome)}"
-        case Died() if outcome.signal_name == "SIGABRT":
+        case Died(exit_code=code) if code == -signal.SIGABRT:
             return "aborted in C++ (SIGABRT)" + _last_line(outcome)
-        case Died() if outcome.signal_name:
-            return f"was killed by {outcome.signal_name}"
+        case Died(exit_code=int(code)) if code < 0:
+            return exit_text(code)
         case Died() if _has_aborted_mpi(outcome):
             return outcome.lost + _last_line(outcome)
         case Died() if outcome.lost:
@@ -199,14 +200,13 @@ def _note(outcome: Outcome, around: Surroundings) -> str:
 def _place(stack: Sequence[StackLine], around: Surroundings) -> str:
     """ "is at train.py:31": the innermost line of the user's own code."""
     cells = {file: name for file, (name, _) in around.cells.items()}
-    own = next(((file, line) for file, line in stack if file in cells or not is_installed(file)), None)
-    return f"is at {file_label(own[0], cells, around.directory)}:{own[1]}" if own is not None else ""
+    return f"is at {file_label(stack[0].file, cells, around.directory)}:{stack[0].line}" if stack else ""
 
 
 def _hint(outcome: Outcome, run: Run) -> str:
     if isinstance(outcome, Died) and outcome.lost and outcome.beside_engine:
         return "a new Cluster(engine=...) takes the engines that are left; error.run holds what was recorded."
-    if isinstance(outcome, Died) and outcome.signal_name == "SIGKILL":
+    if isinstance(outcome, Died) and outcome.exit_code == -signal.SIGKILL:
         return "the system may have run out of memory (fewer ranks, smaller batches)."
     if isinstance(outcome, Died):
         return "error.run.output holds what each rank printed, error.run.trace what it sent."

@@ -35,6 +35,7 @@ from typing import Any, Literal, NamedTuple
 from dlearn.analysis.hanging.stuck import exit_text
 from dlearn.cluster import descendants
 from dlearn.cluster.descriptors import send_descriptor
+from dlearn.cluster.payload import is_installed
 from dlearn.cluster.rank import STACK_SIGNAL, Call, stack_file
 from dlearn.cluster.rank import main as rank_main
 from dlearn.errors import SetupError
@@ -151,7 +152,10 @@ class RankProcess:
             self._close_listener()
 
     def stack(self, call: Call) -> tuple[StackLine, ...]:
-        """Have the rank write where it is, innermost call first; () if it does not in time."""
+        """Have the rank write where it is, innermost call first, less the lines of installed libraries.
+
+        () if it does not in time.
+        """
         file = stack_file(call.folder, call.rank)
         # Without its file it has not got as far as listening to the signal, which would end it.
         if self.process.pid is None or not file.exists():
@@ -163,7 +167,8 @@ class RankProcess:
             if time.monotonic() > deadline:
                 return ()
             time.sleep(0.01)
-        return tuple(StackLine(name, int(line)) for name, line in _STACK_LINE.findall(text))
+        found = (StackLine(name, int(line)) for name, line in _STACK_LINE.findall(text))
+        return tuple(line for line in found if line.file in call.surroundings.cells or not is_installed(line.file))
 
     def collect(self) -> None:
         """What it recorded is where it belongs: it wrote it there."""
