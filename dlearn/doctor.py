@@ -61,11 +61,7 @@ class Wanting(Exception):
         self.verdict, self.remedy = verdict, remedy
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="one object: can_record, and all findings")
-
-
-def run(options: argparse.Namespace) -> None:
+def doctor(options: argparse.Namespace) -> None:
     """Raises SetupError where no job can be recorded here."""
     findings = []
     for finding in examine():

@@ -34,8 +34,7 @@ MAY_IMPORT = {
     "export": {"trace", "join", "analysis", "draw", "play"},
     "lessons": {"trace", "join", "analysis", "draw", "play", "cluster", "recorder", "collectives"},
     "doctor": {"hooks", "cluster", "trace"},
-    "commands": {"trace", "join", "analysis", "draw", "export"},
-    "cli": {"commands", "doctor", "trace", "draw", "cluster", "recorder", "scripts", "lessons"},
+    "cli": {"trace", "join", "analysis", "draw", "export", "doctor", "scripts", "lessons"},
 }
 MAY_IMPORT_HEAVY = {
     "torch": {"hooks", "recorder", "sources", "collectives", "cluster", "scripts", "lessons", "doctor"},
