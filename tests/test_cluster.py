@@ -659,12 +659,12 @@ def test_where_no_more_files_can_be_opened_spares_are_done_without():
         "from dlearn.cluster import launch, spares\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
         "Cluster(8).run(os.getpid)\n"
-        "server = launch._server._forkserver_pid\n"
+        "server = launch._servers['forkserver']._forkserver_pid\n"
         "try:\n"
         "    Cluster(64).run(os.getpid)\n"
         "except DlearnError as error:\n"
         "    print(error)\n"
-        "print(len(Cluster(8).run(os.getpid).results), launch._server._forkserver_pid == server)\n"
+        "print(len(Cluster(8).run(os.getpid).results), launch._servers['forkserver']._forkserver_pid == server)\n"
         "spares.close()\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
@@ -685,7 +685,7 @@ def test_a_rank_whose_notebook_goes_while_it_is_forked_goes_quietly():
         "from dlearn.cluster import launch\n"
         "launch.warm_up()\n"
         "for half_of_what_it_is in (b'', b'\\x80\\x05X'):\n"
-        "    status, told = launch._server.connect_to_new_process([])\n"
+        "    status, told = launch._servers['forkserver'].connect_to_new_process([])\n"
         "    os.write(told, half_of_what_it_is)\n"
         "    os.close(told)\n"
         "    pid, exit_code = read_signed(status), read_signed(status)\n"

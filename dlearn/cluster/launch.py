@@ -2,7 +2,7 @@
 
 A rank is forked from a server process that has loaded torch and done nothing else: a few milliseconds, against seconds
 for a fresh interpreter. (Forking the notebook's kernel itself is not safe: its OpenMP threads do not survive.) Where
-the platform has no safe fork server (macOS, Windows), ranks are spawned, and kept for the next run.
+torch cannot be forked safely (macOS), the server is a bare Python, and each rank loads torch itself.
 
 Each rank leads a process group of its own, so its helpers (a DataLoader's workers) end with it; descendants.py finds
 those that have left the group. And it watches a pipe whose other end this process holds: if this process dies, however
@@ -22,7 +22,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing import forkserver, reduction, resource_tracker, spawn, util
 from multiprocessing.connection import Connection, wait
@@ -45,9 +44,10 @@ StartMethod = Literal["forkserver", "spawn"]
 
 DEFAULT_START: StartMethod = "forkserver" if sys.platform == "linux" else "spawn"
 
-_server = forkserver.ForkServer()
+_servers: dict[StartMethod, Any] = {"forkserver": forkserver.ForkServer(), "spawn": forkserver.ForkServer()}
 """Not the one of multiprocessing: what that has forked are the notebook's own processes."""
-_server.set_forkserver_preload(["dlearn.cluster.preload"])
+_servers["forkserver"].set_forkserver_preload(["dlearn.cluster.preload"])
+_servers["spawn"].set_forkserver_preload([])
 _forked: set[int] = set()
 """The ranks below it that have not been seen off. What else is there was left by ranks that are gone."""
 _forking = threading.Lock()
@@ -59,7 +59,7 @@ def warm_up() -> None:
     """Start the fork server now, in the background (a few milliseconds here, seconds there)."""
     # A rank of somebody else's job has no use for it: four ranks would start four servers.
     if DEFAULT_START == "forkserver" and "RANK" not in os.environ:
-        _ensure_running()
+        _ensure_running("forkserver")
 
 
 class StackLine(NamedTuple):
@@ -100,14 +100,15 @@ class RankProcess:
     beside_engine = False
     host: str = field(default_factory=socket.gethostname)
     _listener: socket.socket | None = None
-    _server_pid: int | None = field(default_factory=lambda: _server._forkserver_pid)  # type: ignore[attr-defined]
+    server: tuple[StartMethod, int] = ("forkserver", 0)
+    """Which has forked it, and its pid."""
 
     @property
     def lost(self) -> str:
         """The fork server's end, in words: without it nobody knows how the rank ended, or whether it has."""
         if self.process.exitcode is None or not getattr(self.process._popen, "untold", False):  # type: ignore[attr-defined]
             return ""
-        return f"lost the process that had started it, the fork server, which {_end_of(self._server_pid)}"
+        return f"lost the process that had started it, the fork server, which {_end_of(*self.server)}"
 
     @property
     def pid(self) -> int | None:
@@ -213,11 +214,11 @@ class RankProcess:
             self._listener = None
 
 
-def _end_of(server: int | None) -> str:
+def _end_of(start: StartMethod, pid: int) -> str:
     """How a fork server ended that has closed its files."""
-    if sys.platform == "linux" and server is not None and server == _server._forkserver_pid:  # type: ignore[attr-defined]
+    if sys.platform == "linux" and pid == _servers[start]._forkserver_pid:
         with contextlib.suppress(ChildProcessError):  # Another thread has just seen it off.
-            found = os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
+            found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
             if found is not None:
                 return exit_text(found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
     return "has ended"
@@ -226,7 +227,7 @@ def _end_of(server: int | None) -> str:
 _owner = os.getpid()
 
 
-def _ensure_running() -> None:
+def _ensure_running(start: StartMethod) -> None:
     """Start the fork server such that an interrupt, while it loads torch, is not its business."""
     if os.getpid() != _owner:
         raise SetupError(
@@ -237,7 +238,7 @@ def _ensure_running() -> None:
     # It inherits the mask; by itself it ignores interrupts only once it has loaded everything.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        _server.ensure_running()
+        _servers[start].ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -262,21 +263,16 @@ def _start_rank(start: StartMethod) -> RankProcess:
     output, their_output = context.Pipe(duplex=False)
     widen(output.fileno())
     arguments = (their_control, their_alive, their_output)
-    if start == "forkserver":
-        _ensure_running()
-        process: BaseProcess = _ForkedRank(target=rank_main, args=arguments)
-        process.start()
-    else:
-        process = mp.get_context("spawn").Process(target=rank_main, args=arguments)
-        with _unmarked_main():
-            process.start()
+    _ensure_running(start)
+    process = _ForkedRank(target=rank_main, args=arguments, name=start)
+    process.start()
     for theirs in arguments:
         theirs.close()
-    return RankProcess(process, control, output, alive)
+    return RankProcess(process, control, output, alive, server=(start, _servers[start]._forkserver_pid))
 
 
 class _ForkedRank(ForkServerProcess):
-    """A process of the fork server's that does not import the user's script again. Functions travel by value."""
+    """A process of the fork server whose name it has. Functions travel by value: the user's script is not imported."""
 
     @staticmethod
     def _Popen(process: BaseProcess) -> Popen:
@@ -303,7 +299,7 @@ class _PopenWithoutMain(Popen):
             set_spawning_popen(None)
         _see_that_files_can_be_opened()
         with _forking:
-            self._connect(data.getvalue())
+            self._connect(_servers[process.name], data.getvalue())  # type: ignore[index]
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
         if self.returncode is None and wait([self.sentinel], 0 if flag == os.WNOHANG else None):
@@ -313,8 +309,8 @@ class _PopenWithoutMain(Popen):
                 self.returncode, self.untold = 255, True
         return self.returncode
 
-    def _connect(self, data: bytes) -> None:
-        self.sentinel, writer = _server.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
+    def _connect(self, server: Any, data: bytes) -> None:
+        self.sentinel, writer = server.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
         # The child takes the end of this pipe for our death.
         kept = os.dup(writer)
         self.finalizer = util.Finalize(self, util.close_fds, (kept, self.sentinel))  # type: ignore[attr-defined]
@@ -334,23 +330,6 @@ def _see_that_files_can_be_opened() -> None:
 def _end_strays() -> None:
     """End what ranks have left behind that are gone."""
     with _forking:  # Else a rank that is only being forked would look like that.
-        server = _server._forkserver_pid  # type: ignore[attr-defined]
-        if server is not None and os.getpid() == _owner:
-            descendants.end_children(server, but=_forked)
-
-
-@contextlib.contextmanager
-def _unmarked_main() -> Iterator[None]:
-    """Hide where `__main__` came from, while multiprocessing spawns.
-
-    It would import the user's script again in every rank, and run what the script runs.
-    """
-    module = sys.modules["__main__"]
-    hidden: dict[str, Any] = {
-        name: module.__dict__.pop(name) for name in ("__file__", "__spec__") if name in module.__dict__
-    }
-    module.__spec__ = None
-    try:
-        yield
-    finally:
-        module.__dict__.update(hidden)
+        for server in _servers.values():
+            if server._forkserver_pid is not None and os.getpid() == _owner:
+                descendants.end_children(server._forkserver_pid, but=_forked)
