@@ -21,7 +21,7 @@ import cloudpickle
 from dlearn.cluster import engine_rank, engines, mpi_launch, spares
 from dlearn.cluster.answers import Raised, Returned
 from dlearn.cluster.crew import Crew, Died, Ended, Outcome, Rank
-from dlearn.cluster.faults import rank_error
+from dlearn.cluster.faults import rank_error, who
 from dlearn.cluster.launch import DEFAULT_START, StartMethod
 from dlearn.cluster.output import OutputStreams
 from dlearn.cluster.payload import Surroundings, pack, surroundings
@@ -184,7 +184,7 @@ class Cluster:
             self._lost = False
             if self._crew is not None:
                 self._crew.kill()
-        crew = Crew([_tag(name) for name in self.names], self._start_ranks(), self._start)
+        crew = Crew([who(name) for name in self.names], self._start_ranks(), self._start)
         if self._inside_with:
             self._crew = crew
         return crew
@@ -251,10 +251,6 @@ def _names(ranks: int | Sequence[str] | None) -> tuple[Name, ...]:
 
 def _is_name(name: str) -> bool:
     return 1 <= len(name) <= LONGEST_NAME and name.isprintable() and not name.isdigit()
-
-
-def _tag(name: Name) -> str:
-    return f"rank {name}" if isinstance(name, int) else name
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------

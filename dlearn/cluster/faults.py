@@ -51,7 +51,7 @@ def rank_error(
     if isinstance(outcome, Raised) and len(names) > 1 and _all_the_same(outcomes):
         what = f"all {len(names)} ranks failed: {_told(outcome)}"
     else:
-        what = f"{_who(names[first])} {_what(outcome)}"
+        what = f"{who(names[first])} {_what(outcome)}"
         others = [
             _then(names[index], index, outcomes[index], trace)
             for index in failed
@@ -149,11 +149,11 @@ def _then(name: int | str, index: int, outcome: Outcome, trace: Trace | None) ->
     match outcome:
         case Raised():
             line = next(iter(_told(outcome).splitlines()), "")
-            return f"{_who(name)}: {line[:200]}"
+            return f"{who(name)}: {line[:200]}"
         case Died():
-            return f"{_who(name)} {_what(outcome)}"
+            return f"{who(name)} {_what(outcome)}"
     where = whereabouts(trace, index) if trace is not None else ""
-    return f"{_who(name)} {where or 'was still at work'} and was stopped"
+    return f"{who(name)} {where or 'was still at work'} and was stopped"
 
 
 def _hang(
@@ -165,7 +165,7 @@ def _hang(
     around: Surroundings,
 ) -> RankError:
     late = [names[index] for index, outcome in enumerate(outcomes) if isinstance(outcome, Ended)]
-    who = ", ".join(_who(name) for name in late)
+    names_of_late = ", ".join(who(name) for name in late)
     found = hangs(trace) if trace is not None else ()
     notes = {index: note for index, outcome in enumerate(outcomes) if (note := _note(outcome, around))}
     if trace is not None and found:
@@ -178,8 +178,9 @@ def _hang(
         else:
             # Without a trace nobody knows what they wait for.
             idle = ", inside no recorded call" if trace is not None else ""
-            where = "; ".join(f"{_who(names[index])} {note}" for index, note in notes.items())
-            reason = f"{who} {'is' if len(late) == 1 else 'are'} still at work{idle}{f' ({where})' if where else ''}"
+            where = "; ".join(f"{who(names[index])} {note}" for index, note in notes.items())
+            are = "is" if len(late) == 1 else "are"
+            reason = f"{names_of_late} {are} still at work{idle}" + (f" ({where})" if where else "")
         hint = "a longer run(..., timeout=...), if the ranks were only slow."
     what = f"not done after {timeout:g} s: {reason}."
     return RankError(rank=None, what=what, hint=hint, run=run)
@@ -222,5 +223,5 @@ def _trace(run: Run) -> Trace | None:
         return None  # A rank died before it could write its first line: there is no trace to ask.
 
 
-def _who(name: int | str) -> str:
+def who(name: int | str) -> str:
     return f"rank {name}" if isinstance(name, int) else name

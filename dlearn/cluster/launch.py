@@ -31,7 +31,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from dlearn.analysis.hanging.stuck import exit_text
 from dlearn.cluster import descendants
 from dlearn.cluster.descriptors import send_descriptor
 from dlearn.cluster.payload import is_installed
@@ -100,15 +99,13 @@ class RankProcess:
     beside_engine = False
     host: str = field(default_factory=socket.gethostname)
     _listener: socket.socket | None = None
-    server: tuple[StartMethod, int] = ("forkserver", 0)
-    """Which has forked it, and its pid."""
 
     @property
     def lost(self) -> str:
         """The fork server's end, in words: without it nobody knows how the rank ended, or whether it has."""
         if self.process.exitcode is None or not getattr(self.process._popen, "untold", False):  # type: ignore[attr-defined]
             return ""
-        return f"lost the process that had started it, the fork server, which {_end_of(*self.server)}"
+        return "lost the process that had started it, the fork server, which has ended"
 
     @property
     def pid(self) -> int | None:
@@ -214,16 +211,6 @@ class RankProcess:
             self._listener = None
 
 
-def _end_of(start: StartMethod, pid: int) -> str:
-    """How a fork server ended that has closed its files."""
-    if sys.platform == "linux" and pid == _servers[start]._forkserver_pid:
-        with contextlib.suppress(ChildProcessError):  # Another thread has just seen it off.
-            found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-            if found is not None:
-                return exit_text(found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
-    return "has ended"
-
-
 _owner = os.getpid()
 
 
@@ -268,7 +255,7 @@ def _start_rank(start: StartMethod) -> RankProcess:
     process.start()
     for theirs in arguments:
         theirs.close()
-    return RankProcess(process, control, output, alive, server=(start, _servers[start]._forkserver_pid))
+    return RankProcess(process, control, output, alive)
 
 
 class _ForkedRank(ForkServerProcess):
