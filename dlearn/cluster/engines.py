@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import dlearn
-from dlearn.cluster.launch import warm_up
+from dlearn.cluster.launch import LOOPBACK, warm_up
 from dlearn.cluster.rank import HostPlace
 from dlearn.errors import SetupError, optional
 
@@ -20,8 +20,6 @@ T = TypeVar("T")
 
 ANSWER_SECONDS = 60.0
 """An engine that does not answer for so long counts as gone. Other work that it is given should not take longer."""
-
-LOOPBACK = "127.0.0.1"
 
 _INTRODUCTION = """
 import importlib.metadata, importlib.util, os, platform, socket, tempfile

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +20,7 @@ from dlearn.hooks.c10d.collectives import note_p2p, note_python_collective
 from dlearn.hooks.mpi.mpi_hook import plain as unrecorded
 from dlearn.recorder.headers import make_header, own_header, own_path, refuse_other_traces
 from dlearn.recorder.python_groups import Outer, Posted
-from dlearn.recorder.recording import Clock, Recording
+from dlearn.recorder.recording import Recording
 from dlearn.trace.event import Header
 from dlearn.trace.options import Measure, Options
 
@@ -157,7 +156,6 @@ def start(
     *,
     header: Header,
     options: Options | None = None,
-    clock: Clock = time.monotonic_ns,
     sorted_stderr: bool = False,
     alone: bool = False,
     follow: bool = False,
@@ -179,7 +177,6 @@ def start(
         own_path(path) if follow else path,
         header,
         options or Options(),
-        clock=clock,
         sorted_stderr=sorted_stderr,
         alone=alone,
         lazy=lazy,
