@@ -53,8 +53,8 @@ class Cluster:
     are counted; it serves until all functions have returned.
 
     What ranks send is recorded unless `record=False`; `measure`, `checksums`, `graph`, `hang_after` and `sources` are
-    those of `dlearn.record`. `start` is "forkserver", or "spawn" where forking is unsafe (the default on macOS and
-    Windows).
+    those of `dlearn.record`. `start` is "forkserver", or "spawn", the default on macOS: each rank loads torch itself,
+    because torch cannot be forked safely there.
 
     `engine` is an ipyparallel Client: then each rank is a fresh process beside an engine of its own, in the order of
     the engines' ids, and their launchers (ssh, Slurm, MPI) give the machines; without `ranks` there are as many as

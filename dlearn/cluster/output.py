@@ -165,34 +165,26 @@ class ProgressLine:
 
     def update(self, text: str) -> None:
         elapsed = time.monotonic() - self._start
-        if elapsed < self.AFTER_SECONDS:
-            return
         line = f"{text}, {elapsed:.0f} s"
-        if line == self._shown:
-            return
-        if _in_notebook():
-            self._show_in_notebook(line)
-        elif sys.stderr.isatty():
-            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
-            self._shown = line
+        if elapsed >= self.AFTER_SECONDS and line != self._shown:
+            self._show(line)
 
     def clear(self) -> None:
         """Take the line away; it comes back with the next update."""
-        if not self._shown:
-            return
+        if self._shown:
+            self._show("")
+
+    def _show(self, line: str) -> None:
         if self._display is not None:
-            self._display.update({"text/plain": ""}, raw=True)
-        else:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-        self._shown = ""
-
-    def _show_in_notebook(self, line: str) -> None:
-        from IPython.display import display
-
-        if self._display is None:
-            self._display = display({"text/plain": line}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-        else:
             self._display.update({"text/plain": line}, raw=True)
+        elif _in_notebook():
+            from IPython.display import display
+
+            self._display = display({"text/plain": line}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        elif sys.stderr.isatty():
+            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+        else:
+            return
         self._shown = line
 
 
