@@ -98,7 +98,8 @@ class RankProcess:
     alive: Connection
     beside_engine = False
     host: str = field(default_factory=socket.gethostname)
-    _listener: socket.socket | None = None
+    gifts: list[socket.socket] = field(default_factory=list)
+    """What the rank gets behind its next call, in this order."""
 
     @property
     def lost(self) -> str:
@@ -139,15 +140,16 @@ class RankProcess:
     def listen(self, backlog: int, address: str = LOOPBACK) -> tuple[str, int]:
         """Open the socket on which this rank, with its next call, will serve the store; its address and port."""
         _check_route(address)
-        self._listener = socket.create_server((address, 0), backlog=backlog)
-        return address, self._listener.getsockname()[1]
+        listener = socket.create_server((address, 0), backlog=backlog)
+        self.gifts.append(listener)
+        return address, listener.getsockname()[1]
 
     def send(self, call: Call) -> None:
         """Blocks until the rank has taken it."""
         self.control.send(call)
-        if self._listener is not None:
-            send_descriptor(self.control, self._listener.fileno())
-            self._close_listener()
+        for gift in self.gifts:
+            send_descriptor(self.control, gift.fileno())
+        self._let_go_of_gifts()
 
     def stack(self, call: Call) -> tuple[StackLine, ...]:
         """Have the rank write where it is, innermost call first, less the lines of installed libraries.
@@ -203,12 +205,11 @@ class RankProcess:
             _end_strays()
         for connection in (self.control, self.output, self.alive):
             connection.close()
-        self._close_listener()
+        self._let_go_of_gifts()
 
-    def _close_listener(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+    def _let_go_of_gifts(self) -> None:
+        while self.gifts:
+            self.gifts.pop().close()
 
 
 _owner = os.getpid()

@@ -20,9 +20,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from dlearn.cluster.descriptors import send_descriptor
 from dlearn.cluster.launch import RankProcess
-from dlearn.cluster.rank import Call
 from dlearn.errors import not_installed
 
 LINE_BYTES = 4096
@@ -41,35 +39,34 @@ def find_mpi() -> None:
 def seated(processes: Sequence[RankProcess]) -> list[MpiRank]:
     """These ranks as the processes of one new MPI job, in the order of MPI's ranks."""
     _tell_of_cores(len(processes))
-    job = Job(len(processes))
-    return [MpiRank(process, job, rank) for rank, process in enumerate(processes)]
+    pairs = [socket.socketpair() for _ in processes]
+    job = Job([ours for ours, _ in pairs])
+    return [MpiRank(process, job, rank, pairs[rank][1]) for rank, process in enumerate(processes)]
 
 
 class Job:
     """The manager of one MPI job: a thread that answers its processes, each through a connection of its own.
 
-    `seats` are their ends. `aborted` are the ranks that have called MPI's Abort: MPICH leaves it to us to end them.
+    `aborted` are the ranks that have called MPI's Abort: MPICH leaves it to us to end them.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, ends: Sequence[socket.socket]) -> None:
         # MPICH names what the ranks share by it: no other job may be called the same.
         self.name = f"dlearn_{os.getpid()}_{secrets.token_hex(8)}"
         self.pids: dict[int, int | None] = {}
         self.aborted: set[int] = set()
-        pairs = [socket.socketpair() for _ in range(size)]
-        self.seats = [theirs for _, theirs in pairs]
-        self._ours = [ours for ours, _ in pairs]
+        self._ends = ends
         self._here: list[int] = []
-        self._told = {"PMI_process_mapping": f"(vector,(0,1,{size}))"}
+        self._told = {"PMI_process_mapping": f"(vector,(0,1,{len(ends)}))"}
         threading.Thread(target=self._serve, name="dlearn-mpi", daemon=True).start()
 
     def _serve(self) -> None:
         with selectors.DefaultSelector() as waiting:
-            for rank, end in enumerate(self._ours):
+            for rank, end in enumerate(self._ends):
                 waiting.register(end, selectors.EVENT_READ, rank)
             while waiting.get_map():
                 for key, _ in waiting.select():
-                    end, lines = self._ours[key.data], b""
+                    end, lines = self._ends[key.data], b""
                     with suppress(ConnectionResetError):
                         lines = end.recv(LINE_BYTES)
                     for line in lines.decode().splitlines():
@@ -87,7 +84,7 @@ class Job:
             case "get_appnum":
                 answer = "appnum appnum=0"
             case "get_universe_size":
-                answer = f"universe_size size={len(self._ours)}"
+                answer = f"universe_size size={len(self._ends)}"
             case "get_my_kvsname":
                 answer = f"my_kvsname kvsname={self.name}"
             case "put":
@@ -99,7 +96,7 @@ class Job:
                 answer = "get_result rc=-1 msg=not_found value=unknown"
             case "barrier_in":
                 self._here.append(rank)
-                if len(self._here) == len(self._ours):
+                if len(self._here) == len(self._ends):
                     while self._here:
                         self._tell(self._here.pop(), "barrier_out")
                 return
@@ -117,11 +114,10 @@ class Job:
 
     def _tell(self, rank: int, answer: str) -> None:
         with suppress(OSError):  # The rank has ended.
-            self._ours[rank].sendall(f"cmd={answer}\n".encode())
+            self._ends[rank].sendall(f"cmd={answer}\n".encode())
 
     def leave(self, rank: int) -> None:
         """A rank is gone. With the last one goes the memory that they shared, which one that was killed leaves."""
-        self.seats[rank].close()
         del self.pids[rank]
         if not self.pids:
             for path in _SHARED.glob(f"mpich_shm_{memory_name(self.name)}_*"):
@@ -137,24 +133,17 @@ def memory_name(job: str) -> str:
 
 
 class MpiRank(RankProcess):
-    """A rank of this machine with a seat in an MPI job."""
+    """A rank of this machine with a seat in an MPI job, which it gets with its first call."""
 
-    def __init__(self, process: RankProcess, job: Job, rank: int) -> None:
+    def __init__(self, process: RankProcess, job: Job, rank: int, seat: socket.socket) -> None:
         vars(self).update(vars(process))
         self.job, self._rank = job, rank
+        self.gifts.append(seat)
         job.pids[rank] = process.pid
 
     @property
     def lost(self) -> str:
         return ABORTED if self._rank in self.job.aborted else super().lost
-
-    def send(self, call: Call) -> None:
-        """With the first call the rank gets its seat."""
-        super().send(call)
-        seat = self.job.seats[self._rank]
-        if seat.fileno() >= 0:
-            send_descriptor(self.control, seat.fileno())
-            seat.close()
 
     def close(self) -> None:
         super().close()

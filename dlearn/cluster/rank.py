@@ -147,9 +147,9 @@ class _Rank:
 
     def serve(self, call: Call) -> bool:
         """Run one call; False when this process should end after it."""
-        listener = receive_descriptor(self._control) if call.rank == 0 else None
         if call.backend == "mpi":
             mpi_seat.receive(self._control)
+        listener = receive_descriptor(self._control) if call.rank == 0 else None
         recording = None
         try:
             _enter(call)
