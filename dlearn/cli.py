@@ -5,17 +5,33 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from dlearn import __version__
-from dlearn.commands import doctor, draw, explain, export, messages
-from dlearn.errors import DlearnError, SetupError, WrongArguments
+from dlearn import __version__, doctor
+from dlearn.analysis.telling.words import explain as explanation
+from dlearn.analysis.volume.message_lines import csv_lines, json_lines, text_lines
+from dlearn.errors import DlearnError, SetupError, TraceError, WrongArguments
+from dlearn.join.confirming import messages as messages_of
 from dlearn.scripts.command import run
+from dlearn.trace.event import AutogradNode
+from dlearn.trace.trace import Trace
 
 FAILED = 1
 WRONG = 2  # argparse's, too
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
+
+PICTURES = ("autograd", "breakdown", "buckets", "reconcile", "sequence", "timeline", "traffic", "traffic_graph")
+"""The drawings that need a trace and nothing else."""
+
+FORMATS = ("gif", "html", "mermaid", "perfetto")
+"""The functions of `dlearn.export` that need a trace and nothing else."""
+
+MARKDOWN = (".md", ".markdown")
+
+File = tuple[Path, Iterable[str] | Iterable[bytes]]
+"""Its place, and what stands in it, in pieces."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if arguments[:1] == ["run"]:
             return run(arguments[1:])  # Its arguments are torchrun's, and the script's.
         options = parser().parse_args(arguments)
+        os.environ.setdefault("MPLBACKEND", "agg")  # pictures go to files, no window
         options.command(options)
         sys.stdout.flush()
     except WrongArguments as error:
@@ -42,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+# What each takes ------------------------------------------------------------------------------------------------------
+
+
 def parser() -> argparse.ArgumentParser:
     """A new command is a subparser with `set_defaults(command=function)`."""
     top = argparse.ArgumentParser(
@@ -49,41 +69,63 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"dlearn {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-
-    text = "train on handwritten digits on three ranks; tell and draw who sent what to whom"
-    demo_parser = commands.add_parser("demo", help=text, description=f"{text[0].upper()}{text[1:]}.")
-    demo_parser.add_argument(
+    made: dict[str, argparse.ArgumentParser] = {}
+    for command, text in (
+        (demo, "train on handwritten digits on three ranks; tell and draw who sent what to whom"),
+        # Only for the list of commands: `main` hands it on before.
+        (run, "run a script that knows nothing of dlearn, by torchrun or alone, and record it"),
+        (doctor.doctor, "say what works on this machine, and what to do about the rest"),
+        (explain, "say in words what a trace holds: who sent what to whom, who died where, who waits for whom"),
+        (messages, "print every message of a trace: from, to, bytes, when, what"),
+        (draw, "draw a trace and save the picture"),
+        (export, "write a trace for Perfetto or Mermaid, as a page to step through, or as a GIF"),
+    ):
+        name = command.__name__
+        made[name] = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        made[name].set_defaults(command=command)
+    made["demo"].add_argument(
         "--out",
         metavar="DIR",
         type=Path,
         default=Path("demo-out"),
         help="folder for the files; those of the same name in it are replaced (default: %(default)s)",
     )
-    demo_parser.set_defaults(command=demo)
-
-    # Only for the list of commands: `main` hands it on before.
-    commands.add_parser("run", help="run a script that knows nothing of dlearn, by torchrun or alone, and record it")
-
-    for name, module, text in (
-        ("doctor", doctor, "say what works on this machine, and what to do about the rest"),
-        (
-            "explain",
-            explain,
-            "say in words what a trace holds: who sent what to whom, who died where, who waits for whom",
-        ),
-        ("messages", messages, "print every message of a trace: from, to, bytes, when, what"),
-        ("draw", draw, "draw a trace and save the picture"),
-        ("export", export, "write a trace for Perfetto or Mermaid, as a page to step through, or as a GIF"),
-    ):
-        made = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        module.arguments(made)
-        made.set_defaults(command=module.run)
+    made["doctor"].add_argument("--json", action="store_true", help="one object: can_record, and all findings")
+    made["draw"].add_argument("kind", metavar="KIND", choices=PICTURES, help=", ".join(PICTURES))
+    made["export"].add_argument("format", metavar="FORMAT", choices=FORMATS, help=", ".join(FORMATS))
+    for name in ("explain", "messages", "draw", "export"):
+        _add_trace(made[name])
+    form = made["messages"].add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="one array; times in ns, sizes in bytes")
+    form.add_argument("--csv", action="store_true", help="the same fields")
+    _add_out(made["draw"], "a .svg, .pdf or .png; a file of that name is replaced")
+    made["draw"].add_argument("--context", metavar="ID", type=int, help="of distributed autograd (default: the last)")
+    _add_out(
+        made["export"], "a file of that name is replaced; of mermaid a .md holds all diagrams, else each has a file"
+    )
     return top
+
+
+def _add_trace(parser: argparse.ArgumentParser) -> None:
+    """The arguments that `_load` reads."""
+    text = "its folder, with one .jsonl file per process; of several hosts, the folder from each"
+    parser.add_argument("trace", metavar="TRACE", nargs="+", help=text)
+    parser.add_argument(
+        "--attempt", metavar="N", type=int, help="of a job that was restarted; from 0 (default: the last)"
+    )
+    parser.add_argument("--within", metavar="SPAN", help='only what belongs to this span, as "step 3"')
+
+
+def _add_out(parser: argparse.ArgumentParser, text: str) -> None:
+    """The file that a command writes; `text` says what may stand there."""
+    parser.add_argument("-o", "--out", metavar="FILE", type=Path, required=True, help=text)
+
+
+# What each does -------------------------------------------------------------------------------------------------------
 
 
 def demo(options: argparse.Namespace) -> None:
     make_folder(options.out)
-    os.environ.setdefault("MPLBACKEND", "agg")  # pictures go to files, no window
     from dlearn.lessons import demo
 
     demo.run(options.out, tell=lambda line: print(line, flush=True))
@@ -95,6 +137,137 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SetupError(f"the folder {folder} cannot be made: {error.strerror}. Give another --out.") from None
+
+
+def explain(options: argparse.Namespace) -> None:
+    print(explanation(_load(options, tell_problems=False)))
+
+
+def messages(options: argparse.Namespace) -> None:
+    found = messages_of(_load(options))
+    lines = json_lines if options.json else csv_lines if options.csv else text_lines
+    for line in lines(found):
+        print(line)
+    if found.unexplained and lines is not text_lines:  # the text ends with it
+        print(f"dlearn: {found}", file=sys.stderr)
+
+
+def draw(options: argparse.Namespace) -> None:
+    from dlearn import draw  # matplotlib takes a moment
+    from dlearn.draw.save import ENDINGS
+
+    if options.out.suffix.lower() not in ENDINGS:
+        raise WrongArguments(
+            f"{options.out}: a picture is saved as {', '.join(ENDINGS)}. Give the file such an ending."
+        )
+    _check_place(options.out)
+    if options.context is not None and options.kind != "autograd":
+        raise WrongArguments("--context chooses one of distributed autograd's: it goes with `draw autograd` only.")
+    trace = _load(options)
+    if options.kind == "autograd":
+        _check_context(trace, options.context)
+        axes = draw.autograd(trace, context=options.context)
+    else:
+        axes = getattr(draw, options.kind)(trace)
+    with _writing(options.out):
+        draw.save(axes, options.out)
+
+
+def _check_context(trace: Trace, context: int | None) -> None:
+    contexts = sorted({event.context for event in trace.of(AutogradNode)})
+    if context is not None and context not in contexts:
+        known = ", ".join(map(str, contexts)) or "none (record with graph=True)"
+        raise WrongArguments(f"there is no graph of context {context} in this trace; there is {known}.")
+
+
+def export(options: argparse.Namespace) -> None:
+    """Raises WrongArguments or SetupError where the file has no place, TraceError where there is nothing to export."""
+    _check_place(options.out)
+    trace = _load(options)
+    if not trace.events:
+        raise TraceError(f"nothing was recorded in {trace.path}: there is nothing to export.")
+    wanted = _files_of(options.format, trace, options.out)
+    with _writing(options.out):
+        write(wanted)
+    if [path for path, _ in wanted] != [options.out]:
+        print(f"{len(wanted):,} diagrams: {wanted[0][0]} to {wanted[-1][0]}")
+
+
+def _files_of(form: str, trace: Trace, path: Path) -> Sequence[File]:
+    from dlearn import export  # matplotlib takes a moment
+
+    if form == "gif":
+        return [(path, [export.gif(trace, tell=_progress if sys.stderr.isatty() else None)])]
+    made = getattr(export, form)(trace)
+    if form == "mermaid":
+        return _mermaid_files(made, path)
+    return [(path, [made] if isinstance(made, str) else made)]
+
+
+def _progress(done: int, count: int) -> None:
+    print(f"\r\033[Kframe {done} of {count}", end="\n" if done == count else "", file=sys.stderr, flush=True)
+
+
+def _mermaid_files(diagrams: Sequence[str], path: Path) -> Sequence[File]:
+    """One file where it can be one: Markdown may hold several diagrams, a file of Mermaid's own only one."""
+    if path.suffix.lower() in MARKDOWN:
+        return [(path, [f"```mermaid\n{diagram}```\n\n" for diagram in diagrams])]
+    if len(diagrams) == 1:
+        return [(path, diagrams)]
+    return [(path.with_stem(f"{path.stem}-{number}"), [text]) for number, text in enumerate(diagrams, 1)]
+
+
+def write(wanted: Sequence[File]) -> None:
+    """All of them or none: each is written beside its place, and put there when all are done."""
+    unfinished = {path: path.with_name(f".{path.name[:100]}.{os.getpid()}.part") for path, _ in wanted}
+    try:
+        for path, pieces in wanted:
+            with unfinished[path].open("wb") as file:
+                file.writelines(piece if isinstance(piece, bytes) else piece.encode() for piece in pieces)
+        for path, part in unfinished.items():
+            part.replace(path)
+    finally:
+        for part in unfinished.values():
+            part.unlink(missing_ok=True)
+
+
+# The trace and the file that were asked for ---------------------------------------------------------------------------
+
+
+def _load(options: argparse.Namespace, *, tell_problems: bool = True) -> Trace:
+    """The trace, or the part of it, that was asked for; what is damaged or missing in it goes to stderr.
+
+    Raises TraceError where it cannot be read, WrongArguments where it has no such span.
+    """
+    trace = Trace.load(*options.trace, attempt=options.attempt)
+    for problem in trace.problems if tell_problems else ():
+        print(f"dlearn: {problem}", file=sys.stderr)
+    if options.within is None:
+        return trace
+    try:
+        return trace.within(options.within)
+    except TraceError as error:
+        raise WrongArguments(str(error)) from None
+
+
+def _check_place(path: Path) -> None:
+    """Before any work is done."""
+    try:
+        taken = path.exists() and not path.is_file()
+    except OSError as error:
+        raise WrongArguments(f"{str(path)[:60]}...: {error.strerror}. Give another -o.") from None
+    if taken:
+        raise WrongArguments(f"{path} is no file that could be replaced. Give another -o.")
+    if not path.parent.is_dir():
+        raise WrongArguments(f"{path}: there is no folder {path.parent}. Make it, or give another -o.")
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise SetupError(f"cannot write {path}: {error.strerror}. Give another -o.") from None
 
 
 if __name__ == "__main__":

@@ -149,8 +149,8 @@ assert checksums_given(run) == halves != wholes
 #
 # The loss of a batch is a *mean* over its examples, or a *sum*. The gradients of the ranks are *averaged*, or *summed*.
 # Four combinations, each on two ranks with batches of 16; and DDP over gloo is not the only way, so each is run three
-# times: with DDP (which sums where a communication hook has not divided), with DDP over MPI (the same function, under
-# a real `mpiexec`), and with a server, rank 0, which collects the gradients and sends the new parameters back.
+# times: with DDP (which sums where a communication hook has not divided), with DDP over MPI (the same function,
+# in a real MPI job), and with a server, rank 0, which collects the gradients and sends the new parameters back.
 #
 # **Predict first**, for each: with which learning rate does *one* device, with batches of 32, get the same parameters?
 

@@ -11,8 +11,7 @@ from test_export import two_ranks
 from traces import Job
 
 from dlearn import export
-from dlearn.cli import main
-from dlearn.commands.export import FORMATS
+from dlearn.cli import FORMATS, main
 
 
 def traced(folder: Path) -> str:

@@ -33,9 +33,8 @@ MAY_IMPORT = {
     "play": {"trace", "join", "analysis", "draw"},
     "export": {"trace", "join", "analysis", "draw", "play"},
     "lessons": {"trace", "join", "analysis", "draw", "play", "cluster", "recorder", "collectives"},
-    "doctor": {"hooks", "cluster"},
-    "commands": {"trace", "join", "analysis", "draw", "export", "doctor"},
-    "cli": {"commands", "trace", "draw", "cluster", "recorder", "scripts", "lessons"},
+    "doctor": {"hooks", "cluster", "trace"},
+    "cli": {"trace", "join", "analysis", "draw", "export", "doctor", "scripts", "lessons"},
 }
 MAY_IMPORT_HEAVY = {
     "torch": {"hooks", "recorder", "sources", "collectives", "cluster", "scripts", "lessons", "doctor"},

@@ -34,7 +34,7 @@ def _in_a_folder_of_its_own(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def _no_orphans():
-    """After each test nothing of its MPI jobs is left: no mpiexec, no stub, and no rank."""
+    """After each test no rank of its MPI jobs is left."""
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     yield
     spares.close()
@@ -43,34 +43,16 @@ def _no_orphans():
         time.sleep(0.02)
     # What may stay are the fork server and its tracker.
     assert left == []
-    assert stubs() == []
 
 
 def below(pid: int) -> list[psutil.Process]:
-    """What lives below this process and is a part of an MPI job, or a rank, which leads a group of its own."""
+    """The ranks that live below this process: each leads a group of its own."""
     found = []
     for each in psutil.Process(pid).children(recursive=True):
         try:
-            if each.status() != psutil.STATUS_ZOMBIE and (is_part(each) or os.getpgid(each.pid) == each.pid):
+            if each.status() != psutil.STATUS_ZOMBIE and os.getpgid(each.pid) == each.pid:
                 found.append(each)
         except (psutil.NoSuchProcess, ProcessLookupError):
-            continue
-    return found
-
-
-def is_part(process: psutil.Process) -> bool:
-    return any("mpi_stub.py" in word for word in process.cmdline())
-
-
-def stubs(of: int | None = None) -> list[psutil.Process]:
-    """All of this machine that were started by our Python's mpiexec, for this test's process."""
-    mark = f"dlearn-mpi-{of or os.getpid()}-"
-    found = []
-    for each in psutil.process_iter():
-        try:
-            if any(mark in word for word in each.cmdline()) and each.status() != psutil.STATUS_ZOMBIE:
-                found.append(each)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
     return found
 
@@ -124,8 +106,8 @@ def in_shared_memory() -> set[str]:
 def test_nothing_that_a_job_shares_is_left_or_taken_for_anothers():
     with Cluster(2, backend="mpi", init=False) as cluster:
         found = cluster.run(in_shared_memory).results
-        job = cluster._crew.ranks[0]._job
-        own = f"/dev/shm/mpich_shm_{mpi_launch.memory_name(job._process.pid)}_0"
+        job = cluster._crew.ranks[0].job
+        own = f"/dev/shm/mpich_shm_{mpi_launch.memory_name(job.name)}_0"
         assert found[0] == found[1] == {own}  # MPICH names it as we think.
         Path(own).touch()  # As a rank that is killed while MPI begins would leave it.
     assert not Path(own).exists()
@@ -207,8 +189,6 @@ def test_nothing_listens_off_loopback():
     with Cluster(2, backend="mpi") as kept:
         for addresses in kept.run(listening, timeout=60).results.values():
             assert set(addresses) <= {"127.0.0.1"}
-        [job] = [each for each in below(os.getpid()) if "mpiexec" in each.name()]
-        assert [each for each in job.net_connections("inet") if each.status == psutil.CONN_LISTEN] == []
 
 
 @pytest.mark.slow
@@ -339,51 +319,6 @@ def test_an_interrupt_ends_the_job(tmp_path):
     assert Cluster(2, backend="mpi", init=False).run(count, timeout=60).results == {0: 1, 1: 1}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("victim", "why"),
-    [("mpiexec", r"mpiexec\S* was killed by SIGKILL"), slow("stub", r"(what )?mpiexec\S* (had|ended)")],
-)
-def test_without_mpiexec_or_a_stub_the_ranks_are_ended(victim, why, tmp_path):
-    def shoot() -> None:
-        wanted = [
-            each for each in below(os.getpid()) if is_part(each) and ("mpiexec" in each.name()) == (victim == "mpiexec")
-        ]
-        wanted[0].kill()
-
-    folder = tmp_path / "at work"
-    with (
-        once_at_work(folder, shoot),
-        pytest.raises(RankError, match=rf"rank \d lost its place in the MPI job: {why}"),
-    ):
-        Cluster(2, backend="mpi", init=False).run(at_work, folder, timeout=60)
-
-
-@pytest.mark.slow
-def test_kept_ranks_start_afresh_when_their_mpiexec_is_gone(capsys):
-    with Cluster(2, backend="mpi", init=False) as kept:
-        kept.run(count, timeout=60)
-        next(each for each in below(os.getpid()) if "mpiexec" in each.name()).kill()
-        deadline = time.monotonic() + 10
-        while kept._crew.alive and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert kept.run(count, timeout=60).results == {0: 1, 1: 1}
-    assert "the ranks had ended, and start afresh" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_mpiexec_ends_with_the_ranks_own_status(monkeypatch):
-    """3, and 128 + 9 for SIGKILL, and 0 for ranks that nothing happened to."""
-    monkeypatch.setattr(mpi_launch, "END_SECONDS", 10.0)
-    for codes, status in (((0, 3), 3), ((0, 137), 137), ((0, 0), 0)):
-        job = mpi_launch._Job(mpi_launch.find_mpiexec(), 2)
-        assert [stub.seat.rank for stub in job.stubs] == [0, 1]
-        for stub, code in zip(job.stubs, codes, strict=True):
-            stub.end(code)
-            job.leave()
-        assert job.status == status
-
-
 NOTEBOOK = """
 import os, time
 from dlearn import Cluster
@@ -406,10 +341,8 @@ def test_nobody_survives_a_kernel_that_is_killed(tmp_path):
             seen.append(kernel.stdout.readline())
             assert seen[-1], seen
         ranks = [psutil.Process(int(line.split()[-1])) for line in seen if "at work" in line]
-        started = stubs(kernel.pid)
-        assert len(started) == 3  # mpiexec and its two stubs.
         kernel.kill()
-    _, left = psutil.wait_procs([*ranks, *started], timeout=10)
+    _, left = psutil.wait_procs(ranks, timeout=10)
     assert left == []
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
@@ -20,7 +21,6 @@ from installed_torch import gloo_finds_maxima_in_reduce_scatter, gloo_takes_comp
 
 from dlearn import Cluster, Trace, explain, messages, operations
 from dlearn.analysis import reconcile, traffic
-from dlearn.cluster import mpi_launch
 from dlearn.trace.event import NOT_OBSERVED, PointToPoint
 
 pytest.importorskip("mpi4py")
@@ -218,7 +218,7 @@ dist.init_process_group("mpi4py", store=dist.HashStore(), rank=0, world_size=1)
 def mpiexec(tmp_path: Path, ranks: int, program: str, *args: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "program.py").write_text(program)
     # The usual one, as README tells: two jobs of gforker's that get the same pid share what the first has left.
-    command = [str(mpi_launch.find_mpiexec().with_name("mpiexec")), "-n", str(ranks), sys.executable, "-m", "mpi4py"]
+    command = [str(Path(sysconfig.get_path("scripts"), "mpiexec")), "-n", str(ranks), sys.executable, "-m", "mpi4py"]
     process = subprocess.Popen(
         [*command, str(tmp_path / "program.py"), *args],
         text=True,

@@ -128,18 +128,6 @@ def test_sparse_and_empty_tensors_are_counted():
         assert sum(each.payload_bytes for each in message.tensors) == size
 
 
-def test_what_is_defined_inside_a_function_travels_by_value():
-    def nested():
-        def inner(x):
-            return x + 1
-
-        return rpc.rpc_sync("ps", inner, (1,))
-
-    done = Cluster(["ps", "trainer"], rpc=True).run({"trainer": nested}, timeout=60)
-    assert done.results["trainer"] == 2
-    assert any("so it travels by value" in each for each in calls_of(done.trace))
-
-
 def test_a_log_that_cannot_be_read_is_said_and_calls_are_kept():
     done = run(divide, 1)
     for process in done.trace.processes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import errno
 import inspect
 import os
@@ -13,7 +12,6 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -22,8 +20,8 @@ import cloudpickle
 
 from dlearn.cluster import engine_rank, engines, mpi_launch, spares
 from dlearn.cluster.answers import Raised, Returned
-from dlearn.cluster.crew import Crew, Died, Ended, Outcome, start_here
-from dlearn.cluster.faults import rank_error
+from dlearn.cluster.crew import Crew, Died, Ended, Outcome, Rank
+from dlearn.cluster.faults import rank_error, who
 from dlearn.cluster.launch import DEFAULT_START, StartMethod
 from dlearn.cluster.output import OutputStreams
 from dlearn.cluster.payload import Surroundings, pack, surroundings
@@ -49,14 +47,14 @@ class Cluster:
     inside `with Cluster(4) as c:` they stay, with their state and process group. Inside the function the process group
     is ready (`backend` "gloo", or "nccl" with a GPU for each rank, or "dlearn_ring", whose every step
     is a message that you can see); with `init=False` that is left to your code, whose own `init_process_group("gloo")`
-    works unchanged. With `backend="mpi"` the ranks are those of a real MPI job, started by MPICH's mpiexec on this
-    machine: mpi4py's `MPI.COMM_WORLD` is ready, and, unless `init=False`, a process group over it. With `rpc=True`
+    works unchanged. With `backend="mpi"` the ranks are those of a real MPI job of MPICH's on this machine: mpi4py's
+    `MPI.COMM_WORLD` is ready, and, unless `init=False`, a process group over it. With `rpc=True`
     every rank is an RPC worker of its own name (of a number: "worker0"), on loopback and over TCP, so that its bytes
     are counted; it serves until all functions have returned.
 
     What ranks send is recorded unless `record=False`; `measure`, `checksums`, `graph`, `hang_after` and `sources` are
-    those of `dlearn.record`. `start` is "forkserver", or "spawn" where forking is unsafe (the default on macOS and
-    Windows).
+    those of `dlearn.record`. `start` is "forkserver", or "spawn", the default on macOS: each rank loads torch itself,
+    because torch cannot be forked safely there.
 
     `engine` is an ipyparallel Client: then each rank is a fresh process beside an engine of its own, in the order of
     the engines' ids, and their launchers (ssh, Slurm, MPI) give the machines; without `ranks` there are as many as
@@ -88,7 +86,7 @@ class Cluster:
         if engine is not None and start != DEFAULT_START:
             raise SetupError("start= is for ranks on this machine; beside engines it is what suits the engine's.")
         if engine is not None and backend == "mpi":
-            raise SetupError("backend='mpi' starts its ranks by an mpiexec on this machine, and not beside engines.")
+            raise SetupError("backend='mpi' has its ranks on this machine, and not beside engines.")
         names = None if ranks is None and engine is not None else _names(ranks)
         self._engines = engines.choose(engine, len(names) if names else None) if engine is not None else ()
         self.names: tuple[Name, ...] = names or _names(len(self._engines))
@@ -98,7 +96,7 @@ class Cluster:
                 " or 'dlearn_ring'."
             )
         if backend == "mpi":
-            mpi_launch.find_mpiexec()  # Better said now than at the first run.
+            mpi_launch.find_mpi()  # Better said now than at the first run.
         if start not in ("forkserver", "spawn"):
             raise SetupError(f"ranks cannot be started by {start!r}; use 'forkserver' or 'spawn'.")
         self.backend, self.init, self.rpc = backend, init, rpc
@@ -129,12 +127,13 @@ class Cluster:
         _hold(run)
         crew, around = self._crew_for_call(), surroundings()
         try:
-            outcomes, streams = self._call(crew, payload, around, run, timeout)
+            calls = [self._call(rank, name, payload, around, run) for rank, name in enumerate(self.names)]
+            outcomes, streams = crew.call(calls, timeout)
         except KeyboardInterrupt:
             raise Interrupted(f"the ranks were ended; what they had recorded is in {run.folder}/trace") from None
         finally:
-            if not crew.alive:
-                self._forget(crew)
+            if self._crew is crew and not crew.alive:
+                self._crew, self._lost = None, True
         self._fill(run, outcomes, streams)
         if run.recorded:
             _note_ends(run.folder / "trace", outcomes)
@@ -159,10 +158,6 @@ class Cluster:
 
     def __repr__(self) -> str:
         return f"Cluster({list(self.names)}, backend={self.backend!r})"
-
-    @property
-    def _kept(self) -> bool:
-        return self._inside_with or (self._start == "spawn" and self.backend != "mpi")
 
     def _functions(self, function: Function | Mapping[Name, Function]) -> list[Function | None]:
         if callable(function):
@@ -189,50 +184,33 @@ class Cluster:
             self._lost = False
             if self._crew is not None:
                 self._crew.kill()
-        tags = [_tag(name) for name in self.names]
-        if self._engines:
-            crew = engine_rank.crew_beside(self._engines, tags)
-        elif self.backend == "mpi":
-            crew = mpi_launch.crew_under_mpiexec(tags, self._start)
-        elif self._inside_with or self._start == "forkserver":
-            crew = Crew(tags, start_here(self._start), spares.turn_over)
-        else:
-            crew = _spawned_crew(tags)
+        crew = Crew([who(name) for name in self.names], self._start_ranks(), self._start)
         if self._inside_with:
             self._crew = crew
         return crew
 
-    def _forget(self, crew: Crew) -> None:
-        if self._crew is crew:
-            self._crew = None
-            self._lost = True
-        for tags, spawned in list(_spawned.items()):
-            if spawned is crew:
-                del _spawned[tags]
+    def _start_ranks(self) -> Sequence[Rank]:
+        if self._engines:
+            return engine_rank.start_ranks(self._engines)
+        ranks = spares.take(len(self.names), self._start)
+        return mpi_launch.seated(ranks) if self.backend == "mpi" else ranks
 
-    def _call(
-        self, crew: Crew, payload: bytes, around: Surroundings, run: Run, timeout: float | None
-    ) -> tuple[list[Outcome], OutputStreams]:
-        calls = [
-            Call(
-                payload=payload,
-                surroundings=around,
-                rank=rank,
-                world_size=len(self.names),
-                name=str(name),
-                backend=self.backend,
-                init=self.init,
-                job=run.folder.name,
-                folder=str(run.folder),
-                record=self.record,
-                keep=self._kept,
-                keep_group=self._inside_with,
-                rpc=self.rpc,
-                own_log=bool(self._engines),
-            )
-            for rank, name in enumerate(self.names)
-        ]
-        return crew.call(calls, timeout)
+    def _call(self, rank: int, name: Name, payload: bytes, around: Surroundings, run: Run) -> Call:
+        return Call(
+            payload=payload,
+            surroundings=around,
+            rank=rank,
+            world_size=len(self.names),
+            name=str(name),
+            backend=self.backend,
+            init=self.init,
+            job=run.folder.name,
+            folder=str(run.folder),
+            record=self.record,
+            keep=self._inside_with,
+            rpc=self.rpc,
+            own_log=bool(self._engines),
+        )
 
     def _fill(self, run: Run, outcomes: list[Outcome], streams: OutputStreams) -> None:
         for index, (name, outcome) in enumerate(zip(self.names, outcomes, strict=True)):
@@ -273,10 +251,6 @@ def _names(ranks: int | Sequence[str] | None) -> tuple[Name, ...]:
 
 def _is_name(name: str) -> bool:
     return 1 <= len(name) <= LONGEST_NAME and name.isprintable() and not name.isdigit()
-
-
-def _tag(name: Name) -> str:
-    return f"rank {name}" if isinstance(name, int) else name
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------
@@ -344,23 +318,3 @@ def _is_held(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     return True
-
-
-# Ranks that were spawned, because forking is unsafe, stay for the next run --------------------------------------------
-
-_spawned: dict[tuple[str, ...], Crew] = {}
-
-
-def _spawned_crew(tags: list[str]) -> Crew:
-    key = tuple(tags)
-    if key not in _spawned or not _spawned[key].alive:
-        _spawned[key] = Crew(tags, start_here("spawn"), spares.turn_over)
-    return _spawned[key]
-
-
-@atexit.register
-def _stop_spawned() -> None:
-    for crew in _spawned.values():
-        with suppress(OSError):
-            crew.stop()
-    _spawned.clear()

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import selectors
-import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Protocol
 
 from dlearn.cluster import spares
 from dlearn.cluster.answers import Raised, Returned
+from dlearn.cluster.engine_rank import EngineRank
 from dlearn.cluster.grace import Grace
-from dlearn.cluster.launch import RankProcess, StackLine, StartMethod, start_rank
+from dlearn.cluster.launch import RankProcess, StackLine, StartMethod
 from dlearn.cluster.output import OutputStreams, ProgressLine
 from dlearn.cluster.rank import FINISH, Call
 from dlearn.errors import SetupError
@@ -29,8 +27,8 @@ GRACE_SECONDS = 0.5
 """After one rank has failed: how long the others may take to notice, before they are ended; longer if they starve."""
 CLOSE_SECONDS = 5.0
 """How long ranks may take to close their trace files after the end."""
-
-
+LEAVE_SECONDS = 1.0
+"""How long a rank may take to end that has been told to."""
 DEATH_SECONDS = 2.0
 """How long the system may take to report the death of a process whose connection is closed."""
 DRAIN_SECONDS = 2.0
@@ -50,21 +48,13 @@ class Died:
     lost: str = ""
     beside_engine: bool = False
 
-    @property
-    def signal_name(self) -> str:
-        if self.exit_code is None or self.exit_code >= 0:
-            return ""
-        try:
-            return signal.Signals(-self.exit_code).name
-        except ValueError:  # A real-time signal has no name.
-            return f"signal {-self.exit_code}"
-
 
 @dataclass(frozen=True)
 class Ended:
-    """We ended it: another rank had failed, or the time was over. `stack` is where it was, innermost call first.
+    """We ended it: another rank had failed, or the time was over.
 
-    It was stopped at `at_ns` of its host's clock, if that is known. `halted`: something else had stopped it before.
+    `stack` is where it was in the user's own code, innermost call first. It was stopped at `at_ns` of its host's clock,
+    if that is known. `halted`: something else had stopped it before.
     """
 
     stack: tuple[StackLine, ...] = ()
@@ -76,66 +66,19 @@ class Ended:
 Outcome = Returned | Raised | Died | Ended
 
 
-class Rank(Protocol):
-    """A rank as its crew sees it: a `RankProcess` of this machine, or an `EngineRank` beside an ipyparallel engine.
-
-    `lost` says in words how the way to it was lost; "" while it is there.
-    """
-
-    control: Connection
-    output: Connection
-
-    @property
-    def beside_engine(self) -> bool: ...
-    @property
-    def host(self) -> str: ...
-    @property
-    def pid(self) -> int | None: ...
-    @property
-    def sentinel(self) -> int: ...
-    @property
-    def exit_code(self) -> int | None: ...
-    @property
-    def lives(self) -> bool: ...
-    @property
-    def lost(self) -> str: ...
-    @property
-    def halted(self) -> bool:
-        """Whether the process is stopped, by SIGSTOP or a debugger; False where that is not known."""
-
-    def wait(self, seconds: float) -> None: ...
-    def listen(self, backlog: int) -> tuple[str, int]: ...
-    def send(self, call: Call) -> None: ...
-    def stack(self, call: Call) -> tuple[StackLine, ...]:
-        """Where the rank is, innermost call first; () if it does not tell in time."""
-
-    def pause(self) -> int | None:
-        """Stop the rank where it is; when that was, on the clock of its host."""
-
-    def kill(self) -> None: ...
-    def collect(self) -> None:
-        """Bring what the last call recorded into its folder on this machine."""
-
-    def close(self) -> None: ...
+Rank = RankProcess | EngineRank
+"""A rank as its crew sees it: a process of this machine, or one beside an ipyparallel engine."""
 
 
 class Crew:
     """The processes of one cluster. After a fault they are gone, and `alive` is False."""
 
-    def __init__(
-        self, tags: Sequence[str], start: Callable[[], Rank], see_off: Callable[[Sequence[Any]], None]
-    ) -> None:
+    def __init__(self, tags: Sequence[str], ranks: Sequence[Rank], start: StartMethod) -> None:
         self.tags = tuple(tags)
-        self.ranks: list[Rank] = []
-        self._see_off = see_off
+        self.ranks: list[Rank] = list(ranks)
+        self._start = start
         self._busy = threading.Lock()
         self._sender: threading.Thread | None = None
-        try:
-            for _ in tags:
-                self.ranks.append(start())
-        except BaseException:
-            self.kill()
-            raise
 
     @property
     def alive(self) -> bool:
@@ -176,8 +119,9 @@ class Crew:
             streams.finish()
         if healthy and not calls[0].keep:
             # They have closed their files and are leaving by themselves.
-            self._see_off(self.ranks)
-            self.ranks.clear()
+            used, self.ranks = self.ranks, []
+            fresh = sum(not rank.beside_engine for rank in used)
+            spares.turn_over(partial(_see_off, used), fresh, self._start)
         return outcomes, streams
 
     def _lost_before(self) -> list[Outcome]:
@@ -303,9 +247,8 @@ class Crew:
         for rank in self.ranks:
             with suppress(BrokenPipeError, ConnectionResetError):
                 rank.control.send(None)
-        for rank in self.ranks:
-            rank.wait(1.0)
-        self.kill()
+        _see_off(self.ranks)
+        self.ranks.clear()
 
     def kill(self) -> None:
         """End every rank now, with all it started; returns when they are gone."""
@@ -321,9 +264,13 @@ class Crew:
         self.ranks.clear()
 
 
-def start_here(start: StartMethod) -> Callable[[], RankProcess]:
-    """Starts ranks on this machine."""
-    return spares.take if start == "forkserver" else partial(start_rank, start)
+def _see_off(ranks: Sequence[Rank]) -> None:
+    """Of ranks that are leaving by themselves: see that they are gone."""
+    for rank in ranks:
+        rank.wait(LEAVE_SECONDS)
+    for rank in ranks:
+        rank.kill()
+        rank.close()
 
 
 def _agent_log(call: Call, rank: Rank) -> Path | None:

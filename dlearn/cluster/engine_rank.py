@@ -17,13 +17,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from dlearn.cluster import engine_relay, launch
+from dlearn.cluster import engine_relay
 from dlearn.cluster.answers import Raised
-from dlearn.cluster.crew import Crew
 from dlearn.cluster.engine_relay import Report
-from dlearn.cluster.engines import Engine, EngineGone
+from dlearn.cluster.engines import ANSWER_SECONDS, Engine, EngineGone
 from dlearn.cluster.launch import StackLine
 from dlearn.cluster.output import ProgressLine
 from dlearn.cluster.rank import Call
@@ -33,12 +32,9 @@ SHORTEST_SECONDS, LONGEST_SECONDS = 0.05, 0.5
 """How long the engine waits for something from the rank before it answers: a tenth of the run so far, within these."""
 IDLE_SECONDS = 2.0
 """How often the engine hears from us while its rank has nothing to do."""
-STACK_SECONDS = launch.STACK_SECONDS + 2 * LONGEST_SECONDS
 KILL_SECONDS = 10.0
 START_SECONDS = 300.0
 """The first rank waits until its engine's host has loaded torch."""
-
-Answer = TypeVar("Answer")
 
 
 class EngineRank:
@@ -58,8 +54,9 @@ class EngineRank:
         self.exit_code: int | None = None
         self.lost = ""
         self._engine_gone = False
+        self._begun: Call | None = None
         self._folders: tuple[str, str] | None = None
-        self._farewell: Callable[[str], None] | None = None
+        self._unwanted = False
         self._there, self._over = threading.Event(), threading.Event()
         self._carrier = threading.Thread(target=self._carry, name=f"dlearn-engine-{engine.id}", daemon=True)
         self._carrier.start()
@@ -84,29 +81,31 @@ class EngineRank:
         self._over.wait(seconds)
 
     def listen(self, backlog: int) -> tuple[str, int]:
-        try:
-            return self.engine.ask(engine_relay.listen, self._key, backlog, self.engine.address)
-        except EngineGone as gone:
-            self._lose(gone)
-            return "", 0
+        found: tuple[str, int] | None = self._ask("listen", backlog, self.engine.address, seconds=ANSWER_SECONDS)
+        return found or ("", 0)
 
     def send(self, call: Call) -> None:
         """The rank records in a folder of its own host. The environment of this process is nobody's business there."""
         folder = f"{self.engine.told['scratch']}/dlearn-{call.job}-rank{call.rank}"
         self._folders = (folder, call.folder)
         around = replace(call.surroundings, environment={})
-        self.control.send(replace(call, folder=folder, surroundings=around, place=self.engine.place))
+        there = replace(call, folder=folder, surroundings=around, place=self.engine.place)
+        self._begun = replace(there, payload=b"")
+        self.control.send(there)
 
     def stack(self, call: Call) -> tuple[StackLine, ...]:
-        with suppress(EngineGone):
-            return self.engine.ask(engine_relay.stack, self._key, seconds=STACK_SECONDS)
-        return ()
+        found: tuple[StackLine, ...] | None = self._ask("stack", self._begun) if self._begun is not None else None
+        return found or ()
 
     def pause(self) -> int | None:
-        return self._tell(engine_relay.pause)
+        at_ns: int | None = self._ask("pause")
+        return at_ns
 
     def kill(self) -> None:
-        self._tell(engine_relay.end)
+        if not self._there.is_set():
+            self._unwanted = True  # It is only being started: the carrier ends it then.
+        else:
+            self._ask_engine(engine_relay.end, seconds=KILL_SECONDS)
 
     def collect(self) -> None:
         """Bring what it recorded into the run's folder here; of an engine that is gone, from a disk that both share."""
@@ -142,18 +141,14 @@ class EngineRank:
             self._carrier.join(KILL_SECONDS)
         self._death.close()
 
-    def leave(self) -> None:
-        """It is going by itself; its engine sees it off while the user goes on."""
-        self._farewell = engine_relay.leave
-        for end in (self.control, self.output, self._death):
-            end.close()
+    def _ask(self, method: str, *args: Any, seconds: float = KILL_SECONDS) -> Any:
+        """What its `RankProcess` there answers; None if it is not there, or its engine is gone."""
+        return self._ask_engine(engine_relay.ask, method, *args, seconds=seconds) if self._there.is_set() else None
 
-    def _tell(self, function: Callable[[str], Answer]) -> Answer | None:
-        if not self._there.is_set():
-            self._farewell = engine_relay.end  # It is only being started: the carrier tells it then.
-        elif not self._engine_gone:
+    def _ask_engine(self, function: Callable[..., Any], *args: Any, seconds: float) -> Any:
+        if not self._engine_gone:
             try:
-                return self.engine.ask(function, self._key, seconds=KILL_SECONDS)
+                return self.engine.ask(function, self._key, *args, seconds=seconds)
             except EngineGone as gone:
                 self._lose(gone)
         return None
@@ -180,7 +175,7 @@ class EngineRank:
         try:
             self.pid = self.engine.ask(engine_relay.start, self._key, seconds=START_SECONDS)
             self._there.set()
-            if self._farewell is None:
+            if not self._unwanted:
                 self._carry_on()
         except EngineGone as gone:
             self._lose(gone)
@@ -191,9 +186,9 @@ class EngineRank:
             self._there.set()
             for end in (self._their_control, self._their_output, self._their_death):
                 end.close()
-        if self._farewell is not None:
+        if self._unwanted:
             with suppress(EngineGone):
-                self.engine.ask(self._farewell, self._key)
+                self.engine.ask(engine_relay.end, self._key)
 
     def _carry_on(self) -> None:
         answers_due, since = 0, time.monotonic()
@@ -229,24 +224,19 @@ def _on_our_clock(message: Any, report: Report, asked_ns: int) -> Any:
     return message
 
 
-def crew_beside(engines: Sequence[Engine], tags: Sequence[str]) -> Crew:
-    """A crew with a fresh rank beside each engine."""
+def start_ranks(engines: Sequence[Engine]) -> list[EngineRank]:
+    """A fresh rank beside each engine. If one cannot be waited for, none is left."""
     ranks = [EngineRank(engine) for engine in engines]  # They start at the same time.
-    waiting = iter(ranks)
-    crew = Crew(tags, lambda: next(waiting), _see_off)
     progress = ProgressLine()
     try:
         for rank in ranks:
             while not rank.is_there(LONGEST_SECONDS):
                 progress.update(f"dlearn: {rank.engine} loads torch, or does other work")
     except BaseException:
-        crew.kill()
+        for rank in ranks:
+            rank.kill()
+            rank.close()
         raise
     finally:
         progress.clear()
-    return crew
-
-
-def _see_off(ranks: Sequence[EngineRank]) -> None:
-    for rank in ranks:
-        rank.leave()
+    return ranks

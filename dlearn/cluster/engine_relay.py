@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from dlearn.cluster import spares
-from dlearn.cluster.launch import DEFAULT_START, RankProcess, StackLine, start_rank, warm_up
-from dlearn.cluster.payload import Surroundings, is_installed
+from dlearn.cluster.launch import DEFAULT_START, RankProcess
+from dlearn.cluster.payload import Surroundings
 from dlearn.cluster.rank import Call
 from dlearn.trace.rpc.agent_log import PIPE_BYTES
 
@@ -38,7 +38,6 @@ class _Hosted:
 
     process: RankProcess
     heard: float
-    call: Call | None = None
     folders: list[str] = field(default_factory=list)
     silent: bool = False
 
@@ -60,25 +59,21 @@ _forgotten: set[str] = set()
 _watch: threading.Thread | None = None
 
 
-def prepare() -> None:
-    """Have torch loaded in the background, so that the first run need not wait for it."""
-    warm_up()
-
-
 def start(key: str) -> int | None:
     """Start a rank that is called `key` from now on; its pid. While torch is loading, that takes a while."""
     global _watch
     if _watch is None:
         _watch = threading.Thread(target=_end_the_forgotten, name="dlearn-lease", daemon=True)
         _watch.start()
-    process = spares.take() if DEFAULT_START == "forkserver" else start_rank(DEFAULT_START)
+    (process,) = spares.take(1, DEFAULT_START)
     _hosted[key] = _Hosted(process, time.monotonic())
     return process.pid
 
 
-def listen(key: str, backlog: int, address: str) -> tuple[str, int]:
-    """Open the socket where this rank will serve the store of the process group; its address and port."""
-    return _hosted[key].process.listen(backlog, address)
+def ask(key: str, method: str, *args: Any) -> Any:
+    """What the rank's `RankProcess.method(*args)` returns; None if the rank is gone."""
+    hosted = _hosted.get(key)
+    return getattr(hosted.process, method)(*args) if hosted is not None else None
 
 
 def exchange(key: str, messages: list[Any], seconds: float) -> Report:
@@ -111,34 +106,12 @@ def exchange(key: str, messages: list[Any], seconds: float) -> Report:
     return Report(_read(hosted), tuple(told), over, exit_code, time.monotonic_ns())
 
 
-def stack(key: str) -> tuple[StackLine, ...]:
-    """Where the rank is, innermost call first, less the lines of installed libraries; () if it does not tell."""
-    hosted = _hosted.get(key)
-    if hosted is None or hosted.call is None:
-        return ()
-    cells = hosted.call.surroundings.cells
-    found = hosted.process.stack(hosted.call)
-    return tuple(line for line in found if line.file in cells or not is_installed(line.file))
-
-
-def pause(key: str) -> int | None:
-    """Stop the rank where it is; when that was, on this host's clock."""
-    return _hosted[key].process.pause() if key in _hosted else None
-
-
 def end(key: str) -> None:
-    """End the rank now, with all it started."""
+    """End the rank now, with all it started, and have a fresh one wait for the next run."""
     hosted = _hosted.pop(key, None)
     if hosted is not None:
         hosted.process.kill()
-        hosted.process.close()
-
-
-def leave(key: str) -> None:
-    """See a rank off that is leaving by itself, and have a fresh one wait for the next run."""
-    hosted = _hosted.pop(key, None)
-    if hosted is not None:
-        spares.turn_over([hosted.process])
+        spares.turn_over(hosted.process.close, 1, DEFAULT_START)
 
 
 def parcel(folder: str, first: int) -> tuple[list[tuple[str, bytes]], bool]:
@@ -166,9 +139,8 @@ def _moved_here(call: Call, hosted: _Hosted) -> Call:
     directory = there.directory if os.path.isdir(there.directory) else os.getcwd()
     own = [entry or os.getcwd() for entry in sys.path]
     path = own + [entry for entry in there.path if entry not in own]
-    hosted.call = replace(call, surroundings=Surroundings(dict(os.environ), directory, path, there.cells))
     hosted.folders.append(call.folder)
-    return hosted.call
+    return replace(call, surroundings=Surroundings(dict(os.environ), directory, path, there.cells))
 
 
 def _send(rank: RankProcess, messages: list[Any]) -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import dlearn
-from dlearn.cluster import engine_relay
+from dlearn.cluster.launch import LOOPBACK, warm_up
 from dlearn.cluster.rank import HostPlace
 from dlearn.errors import SetupError, optional
 
@@ -20,8 +20,6 @@ T = TypeVar("T")
 
 ANSWER_SECONDS = 60.0
 """An engine that does not answer for so long counts as gone. Other work that it is given should not take longer."""
-
-LOOPBACK = "127.0.0.1"
 
 _INTRODUCTION = """
 import importlib.metadata, importlib.util, os, platform, socket, tempfile
@@ -134,7 +132,7 @@ def choose(client: Any, ranks: int | None) -> tuple[Engine, ...]:
     with ThreadPoolExecutor(len(ids)) as at_the_same_time:
         engines = list(at_the_same_time.map(_introduced, [Engine(id, client) for id in ids[:ranks]]))
         _check(engines)
-        list(at_the_same_time.map(partial(_ask_or_refuse, function=engine_relay.prepare), engines))
+        list(at_the_same_time.map(partial(_ask_or_refuse, function=warm_up), engines))
     return tuple(_placed(engines))
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from dlearn.analysis.hanging.hang_words import hang_sentences, pace_text, whereabouts
-from dlearn.analysis.hanging.stuck import hangs, pace
+from dlearn.analysis.hanging.stuck import exit_text, hangs, pace
 from dlearn.cluster.answers import Raised, Returned
 from dlearn.cluster.crew import Died, Ended, Outcome
 from dlearn.cluster.launch import StackLine
-from dlearn.cluster.payload import Surroundings, is_installed
+from dlearn.cluster.mpi_launch import ABORTED
+from dlearn.cluster.payload import Surroundings
 from dlearn.errors import RankError, TraceError
 from dlearn.trace.site import file_label
 
@@ -49,7 +51,7 @@ def rank_error(
     if isinstance(outcome, Raised) and len(names) > 1 and _all_the_same(outcomes):
         what = f"all {len(names)} ranks failed: {_told(outcome)}"
     else:
-        what = f"{_who(names[first])} {_what(outcome)}"
+        what = f"{who(names[first])} {_what(outcome)}"
         others = [
             _then(names[index], index, outcomes[index], trace)
             for index in failed
@@ -61,7 +63,7 @@ def rank_error(
         # A connection broke or timed out, and nobody failed before: the trace knows who was waited for. And gloo ends
         # a process whose peer sends more than it has room for: the trace knows whose calls do not fit together.
         # And of a rank that died, who waited for it.
-        aborted = isinstance(outcome, Died) and outcome.signal_name == "SIGABRT"
+        aborted = isinstance(outcome, Died) and outcome.exit_code == -signal.SIGABRT
         told = [
             each
             for each in hangs(trace)
@@ -86,8 +88,7 @@ def _order(outcome: Outcome) -> tuple[int, int]:
 
 
 def _has_aborted_mpi(outcome: Outcome) -> bool:
-    """MPI's Abort comes back to its caller, who is ended a moment later, as all are. MPICH prints whose call it was."""
-    return isinstance(outcome, Died) and bool(outcome.lost) and outcome.last_line.startswith("Abort(")
+    return isinstance(outcome, Died) and outcome.lost == ABORTED
 
 
 def _is_broken(outcome: Outcome) -> bool:
@@ -103,12 +104,12 @@ def _what(outcome: Outcome) -> str:
     match outcome:
         case Raised():
             return f"failed first: {_told(outcome)}"
-        case Died() if outcome.signal_name == "SIGABRT":
+        case Died(exit_code=code) if code == -signal.SIGABRT:
             return "aborted in C++ (SIGABRT)" + _last_line(outcome)
-        case Died() if outcome.signal_name:
-            return f"was killed by {outcome.signal_name}"
+        case Died(exit_code=int(code)) if code < 0:
+            return exit_text(code)
         case Died() if _has_aborted_mpi(outcome):
-            return "ended the MPI job" + _last_line(outcome)
+            return outcome.lost + _last_line(outcome)
         case Died() if outcome.lost:
             return outcome.lost
         case Died(exit_code=None):
@@ -148,11 +149,11 @@ def _then(name: int | str, index: int, outcome: Outcome, trace: Trace | None) ->
     match outcome:
         case Raised():
             line = next(iter(_told(outcome).splitlines()), "")
-            return f"{_who(name)}: {line[:200]}"
+            return f"{who(name)}: {line[:200]}"
         case Died():
-            return f"{_who(name)} {_what(outcome)}"
+            return f"{who(name)} {_what(outcome)}"
     where = whereabouts(trace, index) if trace is not None else ""
-    return f"{_who(name)} {where or 'was still at work'} and was stopped"
+    return f"{who(name)} {where or 'was still at work'} and was stopped"
 
 
 def _hang(
@@ -164,7 +165,7 @@ def _hang(
     around: Surroundings,
 ) -> RankError:
     late = [names[index] for index, outcome in enumerate(outcomes) if isinstance(outcome, Ended)]
-    who = ", ".join(_who(name) for name in late)
+    names_of_late = ", ".join(who(name) for name in late)
     found = hangs(trace) if trace is not None else ()
     notes = {index: note for index, outcome in enumerate(outcomes) if (note := _note(outcome, around))}
     if trace is not None and found:
@@ -177,8 +178,9 @@ def _hang(
         else:
             # Without a trace nobody knows what they wait for.
             idle = ", inside no recorded call" if trace is not None else ""
-            where = "; ".join(f"{_who(names[index])} {note}" for index, note in notes.items())
-            reason = f"{who} {'is' if len(late) == 1 else 'are'} still at work{idle}{f' ({where})' if where else ''}"
+            where = "; ".join(f"{who(names[index])} {note}" for index, note in notes.items())
+            are = "is" if len(late) == 1 else "are"
+            reason = f"{names_of_late} {are} still at work{idle}" + (f" ({where})" if where else "")
         hint = "a longer run(..., timeout=...), if the ranks were only slow."
     what = f"not done after {timeout:g} s: {reason}."
     return RankError(rank=None, what=what, hint=hint, run=run)
@@ -199,14 +201,13 @@ def _note(outcome: Outcome, around: Surroundings) -> str:
 def _place(stack: Sequence[StackLine], around: Surroundings) -> str:
     """ "is at train.py:31": the innermost line of the user's own code."""
     cells = {file: name for file, (name, _) in around.cells.items()}
-    own = next(((file, line) for file, line in stack if file in cells or not is_installed(file)), None)
-    return f"is at {file_label(own[0], cells, around.directory)}:{own[1]}" if own is not None else ""
+    return f"is at {file_label(stack[0].file, cells, around.directory)}:{stack[0].line}" if stack else ""
 
 
 def _hint(outcome: Outcome, run: Run) -> str:
     if isinstance(outcome, Died) and outcome.lost and outcome.beside_engine:
         return "a new Cluster(engine=...) takes the engines that are left; error.run holds what was recorded."
-    if isinstance(outcome, Died) and outcome.signal_name == "SIGKILL":
+    if isinstance(outcome, Died) and outcome.exit_code == -signal.SIGKILL:
         return "the system may have run out of memory (fewer ranks, smaller batches)."
     if isinstance(outcome, Died):
         return "error.run.output holds what each rank printed, error.run.trace what it sent."
@@ -222,5 +223,5 @@ def _trace(run: Run) -> Trace | None:
         return None  # A rank died before it could write its first line: there is no trace to ask.
 
 
-def _who(name: int | str) -> str:
+def who(name: int | str) -> str:
     return f"rank {name}" if isinstance(name, int) else name

@@ -2,7 +2,7 @@
 
 A rank is forked from a server process that has loaded torch and done nothing else: a few milliseconds, against seconds
 for a fresh interpreter. (Forking the notebook's kernel itself is not safe: its OpenMP threads do not survive.) Where
-the platform has no safe fork server (macOS, Windows), ranks are spawned, and kept for the next run.
+torch cannot be forked safely (macOS), the server is a bare Python, and each rank loads torch itself.
 
 Each rank leads a process group of its own, so its helpers (a DataLoader's workers) end with it; descendants.py finds
 those that have left the group. And it watches a pipe whose other end this process holds: if this process dies, however
@@ -22,7 +22,6 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing import forkserver, reduction, resource_tracker, spawn, util
 from multiprocessing.connection import Connection, wait
@@ -32,9 +31,9 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from dlearn.analysis.hanging.stuck import exit_text
 from dlearn.cluster import descendants
 from dlearn.cluster.descriptors import send_descriptor
+from dlearn.cluster.payload import is_installed
 from dlearn.cluster.rank import STACK_SIGNAL, Call, stack_file
 from dlearn.cluster.rank import main as rank_main
 from dlearn.errors import SetupError
@@ -44,9 +43,10 @@ StartMethod = Literal["forkserver", "spawn"]
 
 DEFAULT_START: StartMethod = "forkserver" if sys.platform == "linux" else "spawn"
 
-_server = forkserver.ForkServer()
+_servers: dict[StartMethod, Any] = {"forkserver": forkserver.ForkServer(), "spawn": forkserver.ForkServer()}
 """Not the one of multiprocessing: what that has forked are the notebook's own processes."""
-_server.set_forkserver_preload(["dlearn.cluster.preload"])
+_servers["forkserver"].set_forkserver_preload(["dlearn.cluster.preload"])
+_servers["spawn"].set_forkserver_preload([])
 _forked: set[int] = set()
 """The ranks below it that have not been seen off. What else is there was left by ranks that are gone."""
 _forking = threading.Lock()
@@ -58,7 +58,7 @@ def warm_up() -> None:
     """Start the fork server now, in the background (a few milliseconds here, seconds there)."""
     # A rank of somebody else's job has no use for it: four ranks would start four servers.
     if DEFAULT_START == "forkserver" and "RANK" not in os.environ:
-        _ensure_running()
+        _ensure_running("forkserver")
 
 
 class StackLine(NamedTuple):
@@ -98,15 +98,15 @@ class RankProcess:
     alive: Connection
     beside_engine = False
     host: str = field(default_factory=socket.gethostname)
-    _listener: socket.socket | None = None
-    _server_pid: int | None = field(default_factory=lambda: _server._forkserver_pid)  # type: ignore[attr-defined]
+    gifts: list[socket.socket] = field(default_factory=list)
+    """What the rank gets behind its next call, in this order."""
 
     @property
     def lost(self) -> str:
         """The fork server's end, in words: without it nobody knows how the rank ended, or whether it has."""
         if self.process.exitcode is None or not getattr(self.process._popen, "untold", False):  # type: ignore[attr-defined]
             return ""
-        return f"lost the process that had started it, the fork server, which {_end_of(self._server_pid)}"
+        return "lost the process that had started it, the fork server, which has ended"
 
     @property
     def pid(self) -> int | None:
@@ -140,18 +140,22 @@ class RankProcess:
     def listen(self, backlog: int, address: str = LOOPBACK) -> tuple[str, int]:
         """Open the socket on which this rank, with its next call, will serve the store; its address and port."""
         _check_route(address)
-        self._listener = socket.create_server((address, 0), backlog=backlog)
-        return address, self._listener.getsockname()[1]
+        listener = socket.create_server((address, 0), backlog=backlog)
+        self.gifts.append(listener)
+        return address, listener.getsockname()[1]
 
     def send(self, call: Call) -> None:
         """Blocks until the rank has taken it."""
         self.control.send(call)
-        if self._listener is not None:
-            send_descriptor(self.control, self._listener.fileno())
-            self._close_listener()
+        for gift in self.gifts:
+            send_descriptor(self.control, gift.fileno())
+        self._let_go_of_gifts()
 
     def stack(self, call: Call) -> tuple[StackLine, ...]:
-        """Have the rank write where it is, innermost call first; () if it does not in time."""
+        """Have the rank write where it is, innermost call first, less the lines of installed libraries.
+
+        () if it does not in time.
+        """
         file = stack_file(call.folder, call.rank)
         # Without its file it has not got as far as listening to the signal, which would end it.
         if self.process.pid is None or not file.exists():
@@ -163,7 +167,8 @@ class RankProcess:
             if time.monotonic() > deadline:
                 return ()
             time.sleep(0.01)
-        return tuple(StackLine(name, int(line)) for name, line in _STACK_LINE.findall(text))
+        found = (StackLine(name, int(line)) for name, line in _STACK_LINE.findall(text))
+        return tuple(line for line in found if line.file in call.surroundings.cells or not is_installed(line.file))
 
     def collect(self) -> None:
         """What it recorded is where it belongs: it wrote it there."""
@@ -200,28 +205,17 @@ class RankProcess:
             _end_strays()
         for connection in (self.control, self.output, self.alive):
             connection.close()
-        self._close_listener()
+        self._let_go_of_gifts()
 
-    def _close_listener(self) -> None:
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
-
-
-def _end_of(server: int | None) -> str:
-    """How a fork server ended that has closed its files."""
-    if sys.platform == "linux" and server is not None and server == _server._forkserver_pid:  # type: ignore[attr-defined]
-        with contextlib.suppress(ChildProcessError):  # Another thread has just seen it off.
-            found = os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
-            if found is not None:
-                return exit_text(found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
-    return "has ended"
+    def _let_go_of_gifts(self) -> None:
+        while self.gifts:
+            self.gifts.pop().close()
 
 
 _owner = os.getpid()
 
 
-def _ensure_running() -> None:
+def _ensure_running(start: StartMethod) -> None:
     """Start the fork server such that an interrupt, while it loads torch, is not its business."""
     if os.getpid() != _owner:
         raise SetupError(
@@ -232,7 +226,7 @@ def _ensure_running() -> None:
     # It inherits the mask; by itself it ignores interrupts only once it has loaded everything.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        _server.ensure_running()
+        _servers[start].ensure_running()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -257,21 +251,16 @@ def _start_rank(start: StartMethod) -> RankProcess:
     output, their_output = context.Pipe(duplex=False)
     widen(output.fileno())
     arguments = (their_control, their_alive, their_output)
-    if start == "forkserver":
-        _ensure_running()
-        process: BaseProcess = _ForkedRank(target=rank_main, args=arguments)
-        process.start()
-    else:
-        process = mp.get_context("spawn").Process(target=rank_main, args=arguments)
-        with _unmarked_main():
-            process.start()
+    _ensure_running(start)
+    process = _ForkedRank(target=rank_main, args=arguments, name=start)
+    process.start()
     for theirs in arguments:
         theirs.close()
     return RankProcess(process, control, output, alive)
 
 
 class _ForkedRank(ForkServerProcess):
-    """A process of the fork server's that does not import the user's script again. Functions travel by value."""
+    """A process of the fork server whose name it has. Functions travel by value: the user's script is not imported."""
 
     @staticmethod
     def _Popen(process: BaseProcess) -> Popen:
@@ -298,7 +287,7 @@ class _PopenWithoutMain(Popen):
             set_spawning_popen(None)
         _see_that_files_can_be_opened()
         with _forking:
-            self._connect(data.getvalue())
+            self._connect(_servers[process.name], data.getvalue())  # type: ignore[index]
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
         if self.returncode is None and wait([self.sentinel], 0 if flag == os.WNOHANG else None):
@@ -308,8 +297,8 @@ class _PopenWithoutMain(Popen):
                 self.returncode, self.untold = 255, True
         return self.returncode
 
-    def _connect(self, data: bytes) -> None:
-        self.sentinel, writer = _server.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
+    def _connect(self, server: Any, data: bytes) -> None:
+        self.sentinel, writer = server.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
         # The child takes the end of this pipe for our death.
         kept = os.dup(writer)
         self.finalizer = util.Finalize(self, util.close_fds, (kept, self.sentinel))  # type: ignore[attr-defined]
@@ -329,23 +318,6 @@ def _see_that_files_can_be_opened() -> None:
 def _end_strays() -> None:
     """End what ranks have left behind that are gone."""
     with _forking:  # Else a rank that is only being forked would look like that.
-        server = _server._forkserver_pid  # type: ignore[attr-defined]
-        if server is not None and os.getpid() == _owner:
-            descendants.end_children(server, but=_forked)
-
-
-@contextlib.contextmanager
-def _unmarked_main() -> Iterator[None]:
-    """Hide where `__main__` came from, while multiprocessing spawns.
-
-    It would import the user's script again in every rank, and run what the script runs.
-    """
-    module = sys.modules["__main__"]
-    hidden: dict[str, Any] = {
-        name: module.__dict__.pop(name) for name in ("__file__", "__spec__") if name in module.__dict__
-    }
-    module.__spec__ = None
-    try:
-        yield
-    finally:
-        module.__dict__.update(hidden)
+        for server in _servers.values():
+            if server._forkserver_pid is not None and os.getpid() == _owner:
+                descendants.end_children(server._forkserver_pid, but=_forked)

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from dlearn.cluster.descriptors import receive_descriptor
 from dlearn.errors import SetupError
-
-LEFT = "left MPI"
-"""What a rank that has left the MPI job in order says last."""
 
 SHARED_MEMORY = {"UCX_TLS": "self,sm"}
 """Ranks of one machine need no network: without this each opens ports on it."""
@@ -19,30 +15,19 @@ SHARED_MEMORY = {"UCX_TLS": "self,sm"}
 _descriptor: int | None = None
 
 
-@dataclass(frozen=True)
-class Seat:
-    """Who a rank is in its MPI job, as mpiexec says by the environment."""
-
-    environment: dict[str, str]
-
-    @property
-    def rank(self) -> int:
-        return int(self.environment["PMI_RANK"])
-
-
 def receive(control: Connection) -> None:
-    """Take the rank's connection to mpiexec, which comes behind its first call."""
+    """Take the rank's connection to the manager of its job, which comes behind its first call."""
     global _descriptor
     if _descriptor is None:
         _descriptor = receive_descriptor(control)
         os.set_inheritable(_descriptor, False)
 
 
-def take(seat: Seat) -> None:
+def take(rank: int, world_size: int) -> None:
     """Join the MPI job: from now on there is MPI.COMM_WORLD. All ranks do so at the start of a call."""
     for name, value in SHARED_MEMORY.items():
         os.environ.setdefault(name, value)
-    os.environ.update(seat.environment)
+    os.environ.update(PMI_RANK=str(rank), PMI_SIZE=str(world_size))
     if "mpi4py.MPI" not in sys.modules:
         os.environ["PMI_FD"] = str(_descriptor)
     try:
@@ -57,9 +42,12 @@ def take(seat: Seat) -> None:
             "an earlier function of these ranks has called MPI.Finalize, and MPI cannot begin again in a process:"
             " leave Finalize to the cluster."
         )
+    if MPI.COMM_WORLD.Get_size() != world_size:
+        library = MPI.Get_library_version().split("\n")[0].strip()
+        raise SetupError(f"mpi4py has loaded an MPI that is not MPICH's ({library}): pip install mpich")
 
 
-def leave(control: Connection) -> None:
+def leave() -> None:
     """Before the process ends: all ranks of the job leave it together. A rank that fails is ended instead."""
     if "mpi4py.MPI" not in sys.modules:
         return
@@ -70,4 +58,3 @@ def leave(control: Connection) -> None:
         dist.destroy_process_group()
     if MPI.Is_initialized() and not MPI.Is_finalized():
         MPI.Finalize()
-    control.send(LEFT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,28 +23,27 @@ class Printed:
     """What one rank has printed: beyond `MOST_BYTES` its first half and its last."""
 
     def __init__(self) -> None:
-        self._first = bytearray()
-        self._last: deque[bytes] = deque()
-        self._last_bytes = 0
+        self._kept = bytearray()
         self._left_out = 0
 
     def add(self, data: bytes) -> None:
-        room = MOST_BYTES // 2 - len(self._first)
-        self._first += data[:room]
-        if data[room:]:
-            self._last.append(data[room:])
-            self._last_bytes += len(data[room:])
-        while self._last and self._last_bytes - len(self._last[0]) >= MOST_BYTES // 2:
-            dropped = len(self._last.popleft())
-            self._last_bytes -= dropped
-            self._left_out += dropped
+        self._kept += data
+        if len(self._kept) >= 2 * MOST_BYTES:
+            self._leave_out()
+
+    def _leave_out(self) -> None:
+        over, half = max(0, len(self._kept) - MOST_BYTES), MOST_BYTES // 2
+        del self._kept[half : half + over]
+        self._left_out += over
 
     @property
     def text(self) -> str:
-        last = b"".join(self._last)
+        self._leave_out()
         if not self._left_out:
-            return _text(bytes(self._first) + last)
-        return f"{_text(self._first)}\n... {self._left_out:,} bytes of output left out ...\n{_text(last)}"
+            return _text(self._kept)
+        half = MOST_BYTES // 2
+        left_out = f"\n... {self._left_out:,} bytes of output left out ...\n"
+        return _text(self._kept[:half]) + left_out + _text(self._kept[half:])
 
 
 class OutputStreams:
@@ -166,34 +165,26 @@ class ProgressLine:
 
     def update(self, text: str) -> None:
         elapsed = time.monotonic() - self._start
-        if elapsed < self.AFTER_SECONDS:
-            return
         line = f"{text}, {elapsed:.0f} s"
-        if line == self._shown:
-            return
-        if _in_notebook():
-            self._show_in_notebook(line)
-        elif sys.stderr.isatty():
-            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
-            self._shown = line
+        if elapsed >= self.AFTER_SECONDS and line != self._shown:
+            self._show(line)
 
     def clear(self) -> None:
         """Take the line away; it comes back with the next update."""
-        if not self._shown:
-            return
+        if self._shown:
+            self._show("")
+
+    def _show(self, line: str) -> None:
         if self._display is not None:
-            self._display.update({"text/plain": ""}, raw=True)
-        else:
-            print("\r\033[K", end="", file=sys.stderr, flush=True)
-        self._shown = ""
-
-    def _show_in_notebook(self, line: str) -> None:
-        from IPython.display import display
-
-        if self._display is None:
-            self._display = display({"text/plain": line}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-        else:
             self._display.update({"text/plain": line}, raw=True)
+        elif _in_notebook():
+            from IPython.display import display
+
+            self._display = display({"text/plain": line}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        elif sys.stderr.isatty():
+            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
+        else:
+            return
         self._shown = line
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import importlib
 import io
 import itertools
 import multiprocessing
@@ -27,6 +28,7 @@ from dlearn.cluster import descendants, mpi_seat, rpc_worker
 from dlearn.cluster.answers import Returned, answer_of_exception, answer_of_value, name_of_end
 from dlearn.cluster.descriptors import receive_descriptor
 from dlearn.cluster.payload import Surroundings, Unpacker
+from dlearn.errors import SetupError
 from dlearn.trace.options import Options
 
 
@@ -43,7 +45,7 @@ class HostPlace:
 class Call:
     """One call as the parent sends it to one rank. `store` is where rank 0 listens: on loopback, without a `place`.
 
-    With `keep` the process stays for the next call, with `keep_group` its process group does too. `seat`: in a MPI job.
+    With `keep` the process stays for the next call, and its process group does too.
     """
 
     payload: bytes
@@ -57,13 +59,11 @@ class Call:
     folder: str
     record: Options | None
     keep: bool
-    keep_group: bool
     rpc: bool = False
     store: tuple[str, int] = ("127.0.0.1", 0)
     place: HostPlace | None = None
     own_log: bool = False
     """Beside an engine: the rank takes the agent's log out of its stderr itself, by its own host's clock."""
-    seat: mpi_seat.Seat | None = None
 
 
 FINISH, CLOSED = "finish", "closed"
@@ -83,6 +83,8 @@ def main(control: Connection, alive: Connection, output: Connection) -> None:
     descendants.adopt()
     _redirect(output)
     threading.Thread(target=_end_with_parent, args=(alive,), daemon=True, name="dlearn-parent").start()
+    with contextlib.suppress(SetupError):  # A torch that does not fit: the first call says so.
+        importlib.import_module("dlearn.recorder")  # Where it is not there yet, a spare loads it while it waits.
     rank = _Rank(control)
     while True:
         try:
@@ -94,7 +96,7 @@ def main(control: Connection, alive: Connection, output: Connection) -> None:
         if not rank.serve(call):
             break
     with contextlib.suppress(Exception):  # Nobody is left to tell.
-        mpi_seat.leave(control)
+        mpi_seat.leave()
     _flush()
     # Threads of gloo and of the user may still run, and an orderly interpreter exit would trip over them.
     _end_with_all_it_started()
@@ -145,9 +147,9 @@ class _Rank:
 
     def serve(self, call: Call) -> bool:
         """Run one call; False when this process should end after it."""
-        listener = receive_descriptor(self._control) if call.rank == 0 else None
-        if call.seat is not None:
+        if call.backend == "mpi":
             mpi_seat.receive(self._control)
+        listener = receive_descriptor(self._control) if call.rank == 0 else None
         recording = None
         try:
             _enter(call)
@@ -174,7 +176,6 @@ class _Rank:
         keep_on = self._wait_for_finish()
         if recording is not None:
             recording.stop(quiet=self._worker is not None)
-        self._tear_down(call)
         _flush()
         with contextlib.suppress(OSError):
             self._control.send(CLOSED)
@@ -213,8 +214,8 @@ class _Rank:
     def _set_up(self, call: Call, listener: int | None) -> Any:
         import torch.distributed as dist
 
-        if call.seat is not None:
-            mpi_seat.take(call.seat)
+        if call.backend == "mpi":
+            mpi_seat.take(call.rank, call.world_size)
         if call.init and dist.is_initialized():
             if listener is not None:
                 os.close(listener)
@@ -225,14 +226,7 @@ class _Rank:
             self._stores.append(store)
             if call.init:
                 _init_process_group(call, store)
-        return self._unpacker.unpack(call.payload, keep=call.keep_group)
-
-    def _tear_down(self, call: Call) -> None:
-        """A rank that lives on without a `with` block starts its next call with a clean process group."""
-        import torch.distributed as dist
-
-        if call.keep and not call.keep_group and dist.is_initialized():
-            dist.destroy_process_group()
+        return self._unpacker.unpack(call.payload, keep=call.keep)
 
 
 def _enter(call: Call) -> None:
@@ -339,8 +333,6 @@ def _offer(store: Any, call: Call) -> None:
 def _init_process_group(call: Call, store: Any) -> None:
     import torch
     import torch.distributed as dist
-
-    from dlearn.errors import SetupError
 
     if call.backend == "mpi" or call.backend.startswith("dlearn_"):
         import dlearn.collectives  # noqa: F401  (it makes its backends known)

@@ -1,23 +1,18 @@
 """A rank as an RPC worker: on loopback, over TCP, with definitions of cells that can be called from other ranks.
 
 torch pickles functions by name. The name is there: all functions of a call travel to every rank, whose `__main__` has
-them. What is defined inside a function has no name that another process could find, so it travels by value.
+them.
 """
 
 from __future__ import annotations
 
-import io
 import itertools
-import pickle
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any
-
-import cloudpickle
 
 TRANSPORTS, CHANNELS = ["uv"], ["basic"]
 """TCP for all of it. torch's default on one host is shared memory, whose bytes nobody counts."""
@@ -49,7 +44,7 @@ def worker(name: str, rank: int, world_size: int, recording: Any = None, store: 
     )
     if recording is not None:
         recording.meet = partial(meet, store, world_size)
-    with _without_false_alarms(), _by_value_where_needed():
+    with _without_false_alarms():
         rpc.init_rpc(  # type: ignore[no-untyped-call]
             worker_name(name), rank=rank, world_size=world_size, rpc_backend_options=options
         )
@@ -108,46 +103,3 @@ def meet(store: Any, world_size: int) -> None:
         store.set(f"{key}, all", "yes")
     with suppress(RuntimeError):  # One of them has died: the others learn that elsewhere.
         store.wait([f"{key}, all"], timedelta(seconds=MEETING_SECONDS))
-
-
-_swapping = threading.Lock()
-
-
-@contextmanager
-def _by_value_where_needed() -> Iterator[None]:
-    """Have torch's pickler take what it cannot find by name, too."""
-    from torch.distributed.rpc import internal
-
-    module: Any = internal
-    original: Any = internal._InternalRPCPickler.serialize
-
-    def serialize(self: Any, value: Any) -> Any:
-        try:
-            return original(self, value)
-        except (AttributeError, pickle.PicklingError, TypeError):
-            with _swapping:
-                plain, module._pickler = module._pickler, _ByValuePickler
-                try:
-                    return original(self, value)
-                finally:
-                    module._pickler = plain
-
-    internal._InternalRPCPickler.serialize = serialize  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        internal._InternalRPCPickler.serialize = original  # type: ignore[method-assign]
-
-
-class _ByValuePickler(pickle.Pickler):
-    """torch's way for tensors and RRefs, cloudpickle's for functions and classes that were defined in a function."""
-
-    dispatch_table: Any
-
-    def __init__(self, stream: io.BytesIO) -> None:
-        super().__init__(stream)
-
-    def reducer_override(self, value: Any) -> Any:
-        if "<locals>" in getattr(value, "__qualname__", "") and (isinstance(value, type) or hasattr(value, "__code__")):
-            return cloudpickle.loads, (cloudpickle.dumps(value),)
-        return NotImplemented

@@ -1,7 +1,8 @@
 """Ranks that wait for the next run, so that it need not wait for them.
 
-Starting and ending a process takes longer than most cells: some 10 ms and 5 ms for each rank. So both happen after
-`run` has returned, on a thread: used ranks are seen off, and as many fresh ones started. A spare has run nothing.
+Starting and ending a process takes longer than most cells: some 10 ms and 5 ms for each rank, seconds where it must be
+spawned. So both happen after `run` has returned, on a thread: used ranks are seen off, and as many fresh ones started.
+A spare has run nothing.
 """
 
 from __future__ import annotations
@@ -9,75 +10,88 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
-from dlearn.cluster.launch import RankProcess, start_rank
+from dlearn.cluster.launch import RankProcess, StartMethod, start_rank
 from dlearn.errors import SetupError
 
-if TYPE_CHECKING:
-    from dlearn.cluster.crew import Rank
-
 MOST_SPARES = 8
-"""Each holds some 20 MB of its own."""
+"""Each holds some 20 MB of its own; one that was spawned, all of torch."""
 
-_spares: list[RankProcess] = []
+_spares: dict[StartMethod, list[RankProcess]] = {"forkserver": [], "spawn": []}
 _worker: threading.Thread | None = None
 _closing = threading.Event()
 _turning = threading.Lock()
 
 
-def take() -> RankProcess:
-    """A fresh rank: a spare one, or one that is started now."""
+def take(count: int, start: StartMethod) -> list[RankProcess]:
+    """Fresh ranks: spare ones, or ones that are started now. If one cannot be, none is left."""
+    ranks: list[RankProcess] = []
     try:
-        return _take()
+        while len(ranks) < count:
+            ranks.append(_take_one(start))
+    except BaseException:
+        end(ranks)
+        raise
+    return ranks
+
+
+def _take_one(start: StartMethod) -> RankProcess:
+    try:
+        return _spare_or_new(start)
     except SetupError:
         if _worker is None:
             raise
         _worker.join()  # It may hold the files that we lack: when it is done, they are free, or spares are there.
-        return _take()
+        return _spare_or_new(start)
 
 
-def _take() -> RankProcess:
+def _spare_or_new(start: StartMethod) -> RankProcess:
     while True:
         try:
-            rank = _spares.pop()
+            rank = _spares[start].pop()
         except IndexError:
-            return start_rank("forkserver")
-        if rank.process.exitcode is None:
+            return start_rank(start)
+        if rank.lives:
             return rank
         rank.close()
 
 
-def turn_over(used: Sequence[Rank]) -> None:
-    """See the used ranks off, and start as many fresh ones, while the user goes on."""
+def turn_over(see_off: Callable[[], None], fresh: int, start: StartMethod) -> None:
+    """See used ranks off, and start some fresh ones, while the user goes on."""
     global _worker
     with _turning:
         if _worker is not None:
             _worker.join()
-        _worker = threading.Thread(target=_turn_over, args=(list(used),), name="dlearn-spares", daemon=True)
+        _worker = threading.Thread(target=_turn_over, args=(see_off, fresh, start), name="dlearn-spares", daemon=True)
         _worker.start()
 
 
-def _turn_over(used: list[Rank]) -> None:
-    for rank in used:
-        rank.wait(1.0)
-        rank.kill()
-        rank.close()
+def _turn_over(see_off: Callable[[], None], fresh: int, start: StartMethod) -> None:
+    see_off()
     with suppress(OSError, SetupError):  # Nobody has asked for them: whoever needs a rank is told.
-        while len(_spares) < min(len(used), MOST_SPARES) and not _closing.is_set():
-            _spares.append(start_rank("forkserver"))
+        while len(_spares[start]) < min(fresh, MOST_SPARES) and not _closing.is_set():
+            _spares[start].append(start_rank(start))
 
 
 def _leave_to_parent() -> None:
     """In a forked copy of this process: the spares are not its own."""
     global _worker
-    _spares.clear()
+    for spares in _spares.values():
+        spares.clear()
     _worker = None
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+def end(ranks: list[RankProcess]) -> None:
+    """End these; returns when they are gone."""
+    while ranks:
+        rank = ranks.pop()
+        rank.kill()
+        rank.close()
 
 
 @atexit.register
@@ -86,8 +100,6 @@ def close() -> None:
     _closing.set()
     if _worker is not None:
         _worker.join()
-    while _spares:
-        rank = _spares.pop()
-        rank.kill()
-        rank.close()
+    for spares in _spares.values():
+        end(spares)
     _closing.clear()

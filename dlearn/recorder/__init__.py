@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import atexit
 import os
-import time
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,11 +16,11 @@ import torch
 from torch._C._distributed_c10d import ProcessGroup
 
 from dlearn.errors import TraceError
+from dlearn.hooks.c10d.collectives import note_p2p, note_python_collective
 from dlearn.hooks.mpi.mpi_hook import plain as unrecorded
-from dlearn.recorder import python_groups
 from dlearn.recorder.headers import make_header, own_header, own_path, refuse_other_traces
 from dlearn.recorder.python_groups import Outer, Posted
-from dlearn.recorder.recording import Clock, Recording
+from dlearn.recorder.recording import Recording
 from dlearn.trace.event import Header
 from dlearn.trace.options import Measure, Options
 
@@ -110,7 +109,12 @@ def operation(
     What is sent inside `with operation(...):`, on whatever thread, is its steps; it ends there. Python process groups
     do not pass torch's dispatcher, where the others are seen. `splits` are the bytes for each rank, where they differ.
     """
-    return python_groups.collective(_active, op, group, tensors, outputs, root, splits)
+
+    def note(to: Recording) -> int:
+        known, checksums = to.groups.of(group), to.options.checksums
+        return note_python_collective(op, known, tensors, outputs, to, root=root, splits=splits, checksums=checksums)
+
+    return Outer(_active, _noted(op, note))
 
 
 def posted(op: str, group: ProcessGroup, tensor: torch.Tensor, *, peer: int | None, tag: int) -> Posted:
@@ -118,7 +122,22 @@ def posted(op: str, group: ProcessGroup, tensor: torch.Tensor, *, peer: int | No
 
     `peer` is a rank of the group; None receives from any.
     """
-    return python_groups.point_to_point(_active, op, group, tensor, peer, tag)
+
+    def note(to: Recording) -> int:
+        return note_p2p(op, to.groups.of(group), tensor, peer, tag, to, checksums=to.options.checksums)
+
+    return Posted(_active, _noted(op, note))
+
+
+def _noted(op: str, note: Callable[[Recording], int]) -> int | None:
+    """The number of what `note` has written down; None where nobody records, or it could not."""
+    if _active is None:
+        return None
+    try:
+        return note(_active)
+    except Exception as error:
+        _active.failed(op, error)
+        return None
 
 
 @contextmanager
@@ -137,7 +156,6 @@ def start(
     *,
     header: Header,
     options: Options | None = None,
-    clock: Clock = time.monotonic_ns,
     sorted_stderr: bool = False,
     alone: bool = False,
     follow: bool = False,
@@ -159,7 +177,6 @@ def start(
         own_path(path) if follow else path,
         header,
         options or Options(),
-        clock=clock,
         sorted_stderr=sorted_stderr,
         alone=alone,
         lazy=lazy,

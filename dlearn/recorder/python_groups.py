@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-import torch
-from torch._C._distributed_c10d import ProcessGroup
-
-from dlearn.hooks.c10d import collectives
 
 if TYPE_CHECKING:
     from dlearn.recorder.recording import Recording
@@ -43,41 +37,3 @@ class Posted:
         if self._recording is not None and self._number in self._recording.posted:
             self._recording.posted.remove(self._number)
             self._recording.end(self._number, by="wait", error=error, peer=peer)
-
-
-def collective(
-    recording: Recording | None,
-    op: str,
-    group: ProcessGroup,
-    tensors: Sequence[torch.Tensor],
-    outputs: Sequence[torch.Tensor],
-    root: int | None,
-    splits: Sequence[int],
-) -> Outer:
-    """It starts now."""
-    if recording is None:
-        return Outer(None, None)
-    try:
-        known, checksums = recording.groups.of(group), recording.options.checksums
-        number = collectives.note_python_collective(
-            op, known, tensors, outputs, recording, root=root, splits=splits, checksums=checksums
-        )
-    except Exception as error:
-        recording.failed(op, error)
-        return Outer(None, None)
-    return Outer(recording, number)
-
-
-def point_to_point(
-    recording: Recording | None, op: str, group: ProcessGroup, tensor: torch.Tensor, peer: int | None, tag: int
-) -> Posted:
-    """It starts now."""
-    if recording is None:
-        return Posted(None, None)
-    try:
-        known, checksums = recording.groups.of(group), recording.options.checksums
-        number = collectives.note_p2p(op, known, tensor, peer, tag, recording, checksums=checksums)
-    except Exception as error:
-        recording.failed(op, error)
-        return Posted(None, None)
-    return Posted(recording, number)

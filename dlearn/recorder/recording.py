@@ -44,7 +44,6 @@ from dlearn.trace.options import Options
 from dlearn.trace.rpc.agent_log import log_path
 from dlearn.trace.writer import Writer
 
-Clock = Callable[[], int]
 LONGEST_SPAN = 200
 """Characters of a span's name that are kept."""
 ENDS_SECONDS = 0.05
@@ -62,13 +61,12 @@ class Recording:
         header: Header,
         options: Options,
         *,
-        clock: Clock,
         sorted_stderr: bool,
         alone: bool,
         lazy: bool,
         ended: Callable[[Recording], None],
     ) -> None:
-        self._clock = clock
+        self._clock = time.monotonic_ns
         self._ended = ended
         self._numbers = itertools.count()
         self._owner = threading.get_ident()
@@ -95,13 +93,13 @@ class Recording:
         self._channels: Counter[tuple[Any, ...]] = Counter()
         self.waiting: dict[int, int] = {}
         """When the operations that have not ended began, where somebody watches for a hang."""
-        self.last_ns = clock()
+        self.last_ns = self._clock()
         """When anything was last reported."""
         self.meet: Callable[[], None] | None = None
         """Waits for all workers of a cluster, which opens RPC's connections before anybody uses them."""
         self._writer = Writer(path, max_bytes=options.max_bytes, header=header if lazy else None)
         ignore = self.sockets.ignored_ports.add
-        self.desk = None if alone else Desk(self, self._writer.path, clock, ignore, keep_store=options.gather)
+        self.desk = None if alone else Desk(self, self._writer.path, self._clock, ignore, keep_store=options.gather)
         self._log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
         self.watchers = Watchers(
             self._log.open,

@@ -1,1 +1,0 @@
-"""The commands that have a file of their own: each has `arguments(parser)`, what it takes, and `run(options)`."""

@@ -1,0 +1,327 @@
+"""`dlearn doctor`: what works on this machine, and what to do about the rest.
+
+Each check looks at one thing: it returns what it has found, or raises Wanting. Those of torch run in this process:
+the first that fails says why, and the others are not asked where torch is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Literal
+
+from dlearn.errors import SetupError
+
+Verdict = Literal["ok", "warning", "missing", "not known"]
+
+NAME_WIDTH, VERDICT_WIDTH = len("socket counters"), len("not known")
+NEEDED = ("loopback", "torch", "recorder", "gloo")
+"""To record a job here. All else is good to have."""
+LOOPBACK_NAMES = ("lo", "lo0")
+"""Linux, macOS."""
+WAIT_SECONDS = 2.0
+MPI_SECONDS = 10.0
+FIRST_PERSON, NOBODY = 1000, 65534
+"""User ids below the first are the system's, on Linux."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing about this machine: what was found, and what to do where that is not good enough."""
+
+    name: str
+    verdict: Verdict
+    found: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        """The remedy stands where one is needed, below."""
+        line = f"{self.name:<{NAME_WIDTH}}  {self.verdict:<{VERDICT_WIDTH}}  {self.found}"
+        indent = " " * (NAME_WIDTH + VERDICT_WIDTH + 4)
+        return f"{line}\n{indent}try: {self.remedy}" if self.remedy else line
+
+
+class Wanting(Exception):
+    """What a check has found is not good enough. Without a remedy of its own it is that of the check."""
+
+    def __init__(self, verdict: Verdict, found: str, remedy: str = "") -> None:
+        super().__init__(found)
+        self.verdict, self.remedy = verdict, remedy
+
+
+def doctor(options: argparse.Namespace) -> None:
+    """Raises SetupError where no job can be recorded here."""
+    findings = []
+    for finding in examine():
+        findings.append(finding)
+        if not options.json:
+            print(finding, flush=True)
+    missing = lacking(findings)
+    if options.json:
+        print(json.dumps({"can_record": not missing, "findings": [asdict(each) for each in findings]}, indent=2))
+    if missing:
+        raise SetupError(f"no job can be recorded on this machine; what it lacks, above: {', '.join(missing)}.")
+    if not options.json:
+        print("\nJobs can be recorded on this machine.")
+
+
+def examine() -> Iterator[Finding]:
+    """Yield one finding after the other, as they become known; torch takes seconds to load."""
+    verdicts: dict[str, Verdict] = {}
+    for name in CHECKS:
+        if verdicts.get("torch") == "missing":
+            finding = Finding(name, "not known", "not asked, because of torch", "see torch, then ask again")
+        else:
+            finding = tried(name)
+        verdicts[name] = finding.verdict
+        yield finding
+
+
+def tried(name: str) -> Finding:
+    """Make one check. What it fails with in a way that it does not know is told, too."""
+    check, remedy = CHECKS[name]
+    try:
+        with _without_lines_of_cpp():
+            return Finding(name, "ok", check())
+    except Wanting as wanting:
+        return Finding(name, wanting.verdict, str(wanting), wanting.remedy or remedy)
+    except Exception as error:
+        text = (str(error).strip().splitlines() or [""])[0]
+        found = "".join(c if c.isprintable() else " " for c in f"{type(error).__name__}: {text}")
+        return Finding(name, "missing", found, remedy)
+
+
+def lacking(findings: Sequence[Finding]) -> list[str]:
+    """The names of what keeps a job from being recorded on this machine."""
+    fit = {finding.name for finding in findings if finding.verdict in ("ok", "warning")}
+    return [name for name in NEEDED if name not in fit]
+
+
+@contextmanager
+def _without_lines_of_cpp() -> Iterator[None]:
+    """Gloo of torch 2.9 and older prints who is connected, from C++: what it prints is no finding."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 1)
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+
+
+# The machine ----------------------------------------------------------------------------------------------------------
+
+
+def system(name: str = platform.system(), cores: int | None = None) -> str:
+    """Name the system, the Python and the cores that this process may run on."""
+    if cores is None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    python = f"Python {platform.python_version()}, {sys.executable}"
+    found = f"{name} {platform.release()}, {platform.machine()}; {python}; {cores} usable cores"
+    if name != "Linux":
+        remedy = "report to us what does not work; on Windows use WSL2: Cluster needs Linux or macOS"
+        raise Wanting("warning", f"{found}; dlearn was never run there", remedy)
+    if cores == 1:
+        raise Wanting("warning", found, "trust bytes, not times; or add a second core")
+    return found
+
+
+def loopback(interfaces: Sequence[str] | None = None, address: str = "127.0.0.1") -> str:
+    """Bind it and send a byte through it."""
+    try:
+        _send_a_byte(address)
+    except OSError as error:
+        raise Wanting("missing", f"{address} cannot be used: {error}") from None
+    name = _loopback_interface(interfaces)
+    if name is None:
+        remedy = "set GLOO_SOCKET_IFNAME and TP_SOCKET_IFNAME to its name in scripts"
+        raise Wanting("warning", f"{address} works; no interface is called lo or lo0", remedy)
+    return f"{address} works, on {name}"
+
+
+def _loopback_interface(interfaces: Sequence[str] | None = None) -> str | None:
+    names = [name for _, name in socket.if_nameindex()] if interfaces is None else interfaces
+    return next((name for name in LOOPBACK_NAMES if name in names), None)
+
+
+def _send_a_byte(address: str) -> None:
+    with socket.create_server((address, 0)) as server:
+        server.settimeout(WAIT_SECONDS)
+        with socket.create_connection(server.getsockname(), timeout=WAIT_SECONDS) as here:
+            there, _ = server.accept()
+            with there:
+                here.sendall(b"1")
+                there.settimeout(WAIT_SECONDS)
+                there.recv(1)
+
+
+def other_people(processes: Path = Path("/proc"), mine: int | None = None) -> str:
+    """Look for processes of other people: to them loopback is open."""
+    if not (processes / "1" / "status").exists():
+        # A system without /proc, or one that shows everybody their own processes only.
+        raise Wanting("not known", "this system does not tell whose processes run here")
+    users = {_user_id(status) for status in processes.glob("[0-9]*/status")}
+    users -= {None, NOBODY, os.getuid() if mine is None else mine}
+    people = sorted(uid for uid in users if uid is not None and uid >= FIRST_PERSON)
+    if people:
+        names = ", ".join(f"user {uid}" for uid in people)
+        raise Wanting(
+            "warning",
+            f"also used by {names}. Loopback is not private: anyone here can connect to an RPC worker's"
+            " port, and have it run code as you (it unpickles)",
+        )
+    return "none has a process here now"
+
+
+def _user_id(status: Path) -> int | None:
+    """Return whose process it is: the line "Uid: 1000 1000 1000 1000"."""
+    try:
+        lines = status.read_text(errors="replace").splitlines()
+    except OSError:
+        return None  # it has ended meanwhile
+    return next((int(line.split()[1]) for line in lines if line.startswith("Uid:")), None)
+
+
+_MPI = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
+
+
+def mpi(python: str = sys.executable, *, seconds: float = MPI_SECONDS) -> str:
+    """Load mpi4py in a process of its own: a library that does not fit ends the process."""
+    command = [python, "-P", "-c", _MPI]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise Wanting("missing", f"mpi4py was not loaded within {seconds:g} s") from None
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or [f"its process ended with {done.returncode}"]
+        raise Wanting("missing", f"mpi4py cannot be imported: {said[-1]}")
+    return " ".join(done.stdout.strip("\x00\n").partition("\n")[0].split())
+
+
+# torch ----------------------------------------------------------------------------------------------------------------
+
+
+def torch_build() -> str:
+    warnings.simplefilter("ignore")
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # an agent that calls itself warns of its own end
+    interface = _loopback_interface()
+    if interface is not None:
+        os.environ.update(GLOO_SOCKET_IFNAME=interface, TP_SOCKET_IFNAME=interface)
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        raise RuntimeError("built without torch.distributed")
+    return judge_build(torch.__version__, torch.version.cuda)
+
+
+def judge_build(version: str, cuda: str | None, driver: Path = Path("/proc/driver/nvidia/version")) -> str:
+    """A build without CUDA is worth a warning beside an NVIDIA driver."""
+    if cuda is None and driver.exists():
+        remedy = "for NCCL install this torch's build for CUDA, see pytorch.org/get-started"
+        raise Wanting("warning", f"{version}, no CUDA, beside an NVIDIA driver", remedy)
+    return f"{version}, CUDA {cuda}" if cuda is not None else f"{version}, no CUDA"
+
+
+def recorder() -> str:
+    from dlearn.hooks.c10d.collectives import self_test
+
+    self_test()
+    return "its self-test saw an all_reduce, start and end: dlearn fits this torch"
+
+
+def gloo() -> str:
+    """Make a group of one rank, and sum over it."""
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import HashStore
+
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    total = torch.ones(3)
+    dist.all_reduce(total)
+    dist.destroy_process_group()
+    return _judge_sum(total.sum().item(), 3, "a group of one rank, summed over")
+
+
+def counters() -> str:
+    """Write 1,000 bytes into a connection, and read what the kernel counted."""
+    from dlearn.hooks.network.sockets import RPC, Sockets
+    from dlearn.trace.event import NotMeasured
+
+    told: list[object] = []
+
+    def fail(_: str, error: Exception) -> None:
+        raise error
+
+    host: Any = SimpleNamespace(fact=told.append, failed=fail)
+    watched = Sockets(host)
+    watched.note_strangers()
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as here:
+        there, _ = server.accept()
+        with there:
+            if not watched.watch(RPC):
+                reasons = [line.reason for line in told if isinstance(line, NotMeasured)]
+                raise Wanting(
+                    "missing", (reasons or [f"{sys.platform} tells no process about the bytes in its sockets"])[-1]
+                )
+            here.sendall(bytes(1000))
+            counted = max(count or 0 for count in watched.sent_bytes())
+    if counted != 1000:
+        raise Wanting("missing", f"the kernel counted {counted:,} of 1,000 B written")
+    return "the kernel counted 1,000 of 1,000 B written (TCP_INFO)"
+
+
+def rpc_worker() -> str:
+    """Have a worker call itself, on the transport that `Cluster` uses."""
+    import torch
+    import torch.distributed.rpc as rpc
+
+    from dlearn.cluster.rpc_worker import CHANNELS, TRANSPORTS
+
+    if not rpc.is_available():
+        raise RuntimeError("torch was built without TensorPipe")
+    with tempfile.TemporaryDirectory() as folder:
+        options = rpc.TensorPipeRpcBackendOptions(
+            init_method=(Path(folder) / "store").as_uri(), _transports=TRANSPORTS, _channels=CHANNELS
+        )
+        rpc.init_rpc("doctor", rank=0, world_size=1, rpc_backend_options=options)  # type: ignore[no-untyped-call]
+        total = rpc.rpc_sync("doctor", torch.add, args=(torch.ones(3), 1))
+        rpc.shutdown(graceful=False)
+    return _judge_sum(total.sum().item(), 6, "a worker on loopback called itself")
+
+
+def _judge_sum(total: float, expected: int, found: str) -> str:
+    if total != expected:
+        raise Wanting("missing", f"{found}, and got {total} where {expected} is right")
+    return found
+
+
+CHECKS: dict[str, tuple[Callable[[], str], str]] = {
+    "system": (system, ""),
+    "loopback": (loopback, "allow connections to 127.0.0.1 (a firewall, or a container without network?)"),
+    "other people": (
+        other_people,
+        "no rpc=True beside people you do not trust: a container or a machine of your own",
+    ),
+    "MPI": (mpi, "for lessons with MPI: pip install mpi4py mpich"),
+    "torch": (torch_build, "python tools/install_torch.py in dlearn's folder, with this Python"),
+    "recorder": (recorder, "install the torch that constraints.txt names: python tools/install_torch.py"),
+    "gloo": (gloo, "if loopback is ok: python tools/install_torch.py in dlearn's folder brings a torch with gloo"),
+    "socket counters": (counters, "bytes on the wire are not measured; all else works"),
+    "RPC": (rpc_worker, "no rpc=True here; process groups work without it"),
+}
+"""How each is checked, and what to do where that fails."""

@@ -1,1 +1,0 @@
-"""`dlearn doctor`: what this machine can do for dlearn."""
