@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import IPython
 import pytest
-from test_notebooks import build
 from traces import Job
 
 from dlearn.errors import DlearnError
@@ -104,7 +103,7 @@ display(player, 1)
 
 
 @pytest.mark.parametrize("before", ["", "sys.modules['anywidget'] = None"], ids=["anywidget", "no anywidget"])
-def test_a_notebook_holds_the_player_and_nothing_else(tmp_path, before):
+def test_a_notebook_holds_the_player_and_nothing_else(build, tmp_path, before):
     exchange(tmp_path / "trace")
     source = tmp_path / "shown.py"
     source.write_text(NOTEBOOK.format(before=before, folder=str(tmp_path / "trace")))
