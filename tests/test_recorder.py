@@ -110,8 +110,11 @@ def test_what_torch_sends_from_a_pool_of_threads_stands_where_it_was_handed_over
     assert call.thread.startswith("ThreadPoolExecutor")
 
 
-def test_a_program_whose_working_directory_is_deleted_is_recorded(tmp_path):
-    script = tmp_path / "job.py"
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What a program of its own leaves, which deletes its working directory, and leaves a second recording open."""
+    folder = tmp_path_factory.mktemp("alone")
+    script = folder / "job.py"
     script.write_text(
         "import os, dlearn, torch, torch.distributed as dist\n"
         "from concurrent.futures import ThreadPoolExecutor\n"
@@ -121,12 +124,23 @@ def test_a_program_whose_working_directory_is_deleted_is_recorded(tmp_path):
         "    dist.all_reduce(torch.ones(2))\n"
         "    pool.submit(dist.all_reduce, torch.ones(2)).result()\n"
         "dist.destroy_process_group()\n"
+        f"os.chdir({str(folder)!r})\n"
+        "context = dlearn.record('open')\n"
+        "context.__enter__()\n"
     )
-    (tmp_path / "gone").mkdir()
-    run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, cwd=tmp_path / "gone")
+    (folder / "gone").mkdir()
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, cwd=folder / "gone")
     assert (run.returncode, run.stderr) == (0, "")
-    calls = Trace.load(tmp_path / "trace").where(op="all_reduce").events
-    assert [call.site for call in calls] == [f"{tmp_path.name}/job.py:{line}" for line in (6, 7)]
+    return folder
+
+
+def test_a_program_whose_working_directory_is_deleted_is_recorded(alone):
+    calls = Trace.load(alone / "trace").where(op="all_reduce").events
+    assert [call.site for call in calls] == [f"{alone.name}/job.py:{line}" for line in (6, 7)]
+
+
+def test_a_recording_left_open_is_closed_at_exit(alone):
+    assert Trace.load(alone / "open").processes[0].closed
 
 
 def test_a_failed_call_ends_with_its_error():
@@ -900,15 +914,6 @@ def test_another_tools_kernel_is_not_overridden():
         return ""
 
     assert "another tool, or another recording" in Cluster(1, record=False).run(with_another).results[0]
-
-
-def test_a_recording_left_open_is_closed_at_exit(tmp_path):
-    import subprocess
-    import sys
-
-    script = f"import dlearn; context = dlearn.record({str(tmp_path / 'open')!r}); context.__enter__()"
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
-    assert Trace.load(tmp_path / "open").processes[0].closed
 
 
 @pytest.mark.slow
