@@ -217,11 +217,19 @@ def test_a_hang_is_told_and_the_next_cell_works(kernel):
     assert text_of(kernel.run("print(Cluster(2).run(dist.get_rank).results)")) == "{0: 0, 1: 1}\n"
 
 
-def test_the_kernels_death_ends_its_ranks(kernel):
-    kernel.run("def stuck():\n    print('stuck')\n    while True: pass")
+def test_the_kernels_death_ends_its_ranks(kernel, tmp_path):
+    """Ranks that never pause, each with a child in a session of its own. The last test: the kernel is gone then."""
+    kernel.run(
+        f"import programs\ndef stuck():\n    programs.with_helper({str(tmp_path / 'pids')!r})\n    while True: pass"
+    )
     kernel.client.execute("Cluster(3).run(stuck)")
-    kernel.wait_for_text("stuck")
-    ranks = ranks_of(kernel)
-    assert len(ranks) == 3
+    files = [tmp_path / f"pids{rank}" for rank in range(3)]
+    deadline = time.monotonic() + CELL_SECONDS
+    while not all(file.exists() and len(file.read_text().split()) == 2 for file in files):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    pids = [int(pid) for file in files for pid in file.read_text().split()]
+    assert set(ranks_of(kernel)) <= set(pids)
+    assert [pid for pid in pids if not _is_rank(psutil.Process(pid))] == []
     os.kill(kernel.pid, signal.SIGKILL)
-    assert wait_until_gone(ranks) == []
+    assert wait_until_gone(pids) == []
