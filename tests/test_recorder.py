@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dlearn
 from dlearn import Cluster, Trace, explain, messages, operations
-from dlearn.analysis import assert_traffic, hangs
+from dlearn.analysis import assert_traffic, hangs, reconcile
 from dlearn.cluster.run import Run
 from dlearn.errors import TraceError
 from dlearn.hooks.callers import caller
@@ -55,7 +55,8 @@ def record(workload, ranks: int = 2, **options: object) -> Run:
 
 
 @pytest.mark.parametrize("workload", on_gloo(workloads.truth))
-def test_workload_is_seen_whole(workload):
+def test_workload_is_seen_whole_and_predicted_to_the_byte(workload):
+    """PowerSGD, FSDP2, DTensor, ZeRO, object collectives and the rest, as they come."""
     run = record(workload)
     calls = [event for event in run.trace.events if isinstance(event, Collective | PointToPoint)]
     assert Counter(call.op for call in calls if call.rank == 0) == workloads.truth[workload]
@@ -65,6 +66,8 @@ def test_workload_is_seen_whole(workload):
     assert run.trace.problems == ()
     # Every call has its line in the user's code.
     assert {Path(call.site.split(":")[0]).name for call in calls} <= {"workloads.py", "programs.py"}
+    assert Counter(reason for _, reason in messages(run.trace).unexplained) == Counter()
+    assert reconcile(run.trace).exact
 
 
 def test_the_workloads_and_this_make_all_twenty_calls():
