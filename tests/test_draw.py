@@ -574,8 +574,10 @@ import sys, matplotlib
 matplotlib.use("agg")
 from dlearn import Trace, draw
 trace = Trace.load(sys.argv[1])
-for picture, ending in ((draw.timeline, "svg"), (draw.traffic, "png"), (draw.sequence, "pdf")):
-    draw.save(picture(trace), f"{sys.argv[2]}/{picture.__name__}.{ending}")
+for picture in (draw.timeline, draw.traffic, draw.sequence):
+    ax = picture(trace)
+    for ending in ("svg", "png", "pdf"):
+        draw.save(ax, f"{sys.argv[2]}/{picture.__name__}.{ending}")
 """
 
 
