@@ -1,7 +1,9 @@
 """What holds for every test."""
 
+import importlib.util
 import signal
 import sys
+from pathlib import Path
 
 import matplotlib
 import pytest
@@ -18,3 +20,13 @@ def leave_no_figures():
     yield
     if "matplotlib.pyplot" in sys.modules:
         sys.modules["matplotlib.pyplot"].close("all")
+
+
+@pytest.fixture(scope="session")
+def build():
+    """notebooks/build.py, which belongs to no package. Loaded when it is asked for: with jupytext that takes 3 s."""
+    source = Path(__file__).parent.parent / "notebooks" / "build.py"
+    spec = importlib.util.spec_from_file_location("build", source)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -89,11 +89,15 @@ def sum_of_different_sizes() -> None:
     dist.all_reduce(torch.ones(100 if dist.get_rank() else 50))
 
 
-def with_helper_then_hang(pid_file: str) -> None:
-    """A rank with a child process of its own, in a session of its own."""
+def with_helper(pid_file: str) -> None:
+    """Give the rank a child process of its own, in a session of its own; the pids of both go to a file."""
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
     with open(pid_file + str(dist.get_rank()), "w") as file:
         file.write(f"{os.getpid()} {child.pid}")
+
+
+def with_helper_then_hang(pid_file: str) -> None:
+    with_helper(pid_file)
     time.sleep(600)
 
 

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import IPython
 import pytest
-from test_notebooks import build
 from traces import Job
 
 from dlearn.errors import DlearnError
@@ -94,24 +93,31 @@ NOTEBOOK = """\
 # ---
 # %%
 import sys
-{before}
+sys.modules['anywidget'] = None  # as where it is not installed
 from dlearn import Trace, play
-player = play.player(Trace.load({folder!r}))
+trace = Trace.load({folder!r})
+player = play.player(trace)
+player
+# %%
+display(player, 1)
+# %%
+del sys.modules['anywidget']
+player = play.player(trace)
 player
 # %%
 display(player, 1)
 """
 
 
-@pytest.mark.parametrize("before", ["", "sys.modules['anywidget'] = None"], ids=["anywidget", "no anywidget"])
-def test_a_notebook_holds_the_player_and_nothing_else(tmp_path, before):
+def test_a_notebook_holds_the_player_and_nothing_else(build, tmp_path):
+    """Without anywidget, and with it."""
     exchange(tmp_path / "trace")
     source = tmp_path / "shown.py"
-    source.write_text(NOTEBOOK.format(before=before, folder=str(tmp_path / "trace")))
+    source.write_text(NOTEBOOK.format(folder=str(tmp_path / "trace")))
     notebook = build.read(source)
     build.execute(notebook)
     build.scrub(notebook)
     kinds = [[sorted(output.data) for output in cell.outputs] for cell in notebook.cells]
     shown = ["text/html", "text/plain"]
-    assert kinds == [[shown], [shown, ["text/plain"]]]
+    assert kinds == [[shown], [shown, ["text/plain"]]] * 2
     assert "widgets" not in notebook.metadata

@@ -11,52 +11,44 @@ import pytest
 from text_boxes import watch
 from traces import Job, header
 
-from dlearn import explain
 from dlearn.cli import main
-from dlearn.lessons import demo
 from dlearn.trace.trace import Trace
 
 PICTURES = {f"{name}.{ending}" for name in ("timeline", "traffic", "sequence") for ending in ("svg", "png")}
 FILES = {"explanation.txt", "messages.csv", "server.txt", "server-player.html"} | PICTURES
 
 
-def dlearn(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dlearn.cli", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100)
-
-
-def test_demo_trains_explains_and_draws(tmp_path):
+def test_demo_trains_explains_and_draws(tmp_path, monkeypatch, capfd):
+    """In this process, where the pictures can be looked at; test_interrupt_ends_quietly_with_130 starts its own."""
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "mine.txt").write_text("stays")
     (tmp_path / "out" / "explanation.txt").write_text("goes")
 
-    done = dlearn("demo", "--out", "out", folder=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    unreadable: list[list[str]] = []
+    end = watch(lambda figure, found: unreadable.append(found))
+    try:
+        status = main(["demo", "--out", "out"])
+    finally:
+        end()
+    told, errors = capfd.readouterr()
 
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert accuracies(done.stdout)[0] < 30 < 85 < accuracies(done.stdout)[1]
+    assert (status, errors) == (0, "")
+    assert unreadable == [[]] * 6
+    assert accuracies(told)[0] < 30 < 85 < accuracies(told)[1]
     # 4/3 of 27,990 parameters of 4 bytes.
-    assert "In step 79 every rank sends 149,280 B of payload" in done.stdout
-    assert "Iteration 4: 28 messages, 14 for each of 2. 4 of 14 carry what was asked for:" in done.stdout
+    assert "In step 79 every rank sends 149,280 B of payload" in told
+    assert "Iteration 4: 28 messages, 14 for each of 2. 4 of 14 carry what was asked for:" in told
     out = tmp_path / "out"
     assert {path.name for path in out.iterdir()} == FILES | {"mine.txt"}
     assert all(path.stat().st_size > 0 for path in out.iterdir())
-    assert all(name in done.stdout for name in FILES)
+    assert all(name in told for name in FILES)
     assert (out / "mine.txt").read_text() == "stays"
-    assert (out / "explanation.txt").read_text().strip() in done.stdout
+    assert (out / "explanation.txt").read_text().strip() in told
     check_messages(out / "messages.csv")
     traces = [Trace.load(folder / "trace") for folder in sorted((tmp_path / ".dlearn" / "runs").iterdir())]
     assert [len(trace.ranks) for trace in traces] == [3, 3]
-    assert texts_of_the_demos_pictures(tmp_path, traces[0]) == [[]] * 6
-
-
-def texts_of_the_demos_pictures(folder: Path, trace: Trace) -> list[list[str]]:
-    """What cannot be read in each file, drawn once more."""
-    seen: list[list[str]] = []
-    end = watch(lambda figure, found: seen.append(found))
-    list(demo.write(folder, trace, explain(trace)))
-    end()
-    return seen
 
 
 def accuracies(text: str) -> list[float]:

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import warnings
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
@@ -120,30 +121,6 @@ def test_ranks_stay_and_keep_their_state_inside_with():
         assert kept.run(os.getpid).results == first
         assert kept.run(programs.train_ddp, 2).trace.spans == ("step 0", "step 1")
     assert Cluster(2).run(programs.count).results == {0: 1, 1: 1}
-
-
-def test_globals_stay_inside_with_unless_the_notebook_changes_them(tmp_path):
-    script = tmp_path / "notebook.py"
-    script.write_text(
-        "from dlearn import Cluster\n"
-        "steps, rate = 0, 1\n"
-        "def setup():\n"
-        "    global model\n"
-        "    model = 'kept'\n"
-        "def train():\n"
-        "    global steps\n"
-        "    steps += rate\n"
-        "    return model, steps\n"
-        "with Cluster(1) as c:\n"
-        "    c.run(setup)\n"
-        "    print(c.run(train).results, c.run(train).results)\n"
-        "    rate = 10\n"
-        "    print(c.run(train).results)\n"
-    )
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
-    assert done.stderr == ""
-    # 0 + 1, + 1, + 10: the counter is the rank's, the changed rate the notebook's.
-    assert own_words(done.stdout) == "{0: ('kept', 1)} {0: ('kept', 2)}\n{0: ('kept', 12)}\n"
 
 
 def test_ranks_that_had_to_start_afresh_inside_with_are_told(capsys):
@@ -649,50 +626,6 @@ def test_a_rank_that_lost_the_fork_server_is_not_blamed():
     assert Cluster(1).run(programs.count).results == {0: 1}
 
 
-def test_where_no_more_files_can_be_opened_spares_are_done_without():
-    """The fork server stays, nothing is printed, and a rank that is needed is refused in a sentence."""
-    script = (
-        "import os, resource\n"
-        "from dlearn import Cluster, DlearnError\n"
-        "from dlearn.cluster import launch, spares\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
-        "Cluster(8).run(os.getpid)\n"
-        "server = launch._servers['forkserver']._forkserver_pid\n"
-        "try:\n"
-        "    Cluster(64).run(os.getpid)\n"
-        "except DlearnError as error:\n"
-        "    print(error)\n"
-        "print(len(Cluster(8).run(os.getpid).results), launch._servers['forkserver']._forkserver_pid == server)\n"
-        "spares.close()\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
-    assert (own_words(done.stdout).splitlines(), done.stderr) == (
-        [
-            "this process may open no more files, and each rank needs five of them: use fewer ranks,"
-            " or raise the limit (ulimit -n).",
-            "8 True",
-        ],
-        "",
-    )
-
-
-def test_a_rank_whose_notebook_goes_while_it_is_forked_goes_quietly():
-    script = (
-        "import os\n"
-        "from multiprocessing.forkserver import read_signed\n"
-        "from dlearn.cluster import launch\n"
-        "launch.warm_up()\n"
-        "for half_of_what_it_is in (b'', b'\\x80\\x05X'):\n"
-        "    status, told = launch._servers['forkserver'].connect_to_new_process([])\n"
-        "    os.write(told, half_of_what_it_is)\n"
-        "    os.close(told)\n"
-        "    pid, exit_code = read_signed(status), read_signed(status)\n"
-        "    print(exit_code)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=100)
-    assert (done.stdout, done.stderr) == ("1\n1\n", "")
-
-
 def test_ranks_start_processes_as_the_notebook_does():
     def method() -> str:
         import multiprocessing
@@ -739,26 +672,6 @@ def test_kept_ranks_refuse_a_second_run_at_the_same_time(tmp_path):
             kept.run(programs.count)
         refused.touch()
         thread.join()
-
-
-def test_a_forked_copy_says_that_it_cannot():
-    Cluster(1).run(programs.count)
-    script = (
-        "import os, sys\n"
-        "from dlearn import Cluster, DlearnError\n"
-        "Cluster(1).run(os.getpid)\n"
-        "if os.fork() == 0:\n"
-        "    try:\n"
-        "        Cluster(1).run(os.getpid)\n"
-        "    except DlearnError as error:\n"
-        "        print(error, flush=True)\n"
-        "    os._exit(0)\n"
-        "os.wait()\n"
-        "print(len(Cluster(1).run(os.getpid).results))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
-    assert "cannot start ranks of its own" in done.stdout
-    assert done.stdout.endswith("\n1\n")
 
 
 def test_large_arguments_for_a_rank_that_does_not_read_are_held_to_the_timeout():
@@ -813,24 +726,6 @@ def test_strange_exceptions_and_results_are_told():
     assert Cluster(1).run(close_stdout).results == {0: "done"}
     with pytest.raises(RankError, match=f"killed by signal {signal.SIGRTMIN + 1}"):
         Cluster(1).run(lambda: os.kill(os.getpid(), signal.SIGRTMIN + 1))
-
-
-def test_the_kernels_death_ends_the_ranks(tmp_path):
-    script = (
-        "import programs; from dlearn import Cluster\n"
-        f"Cluster(2).run(programs.with_helper_then_hang, {str(tmp_path / 'pids')!r})\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    parent = subprocess.Popen([sys.executable, "-c", script], env=environment)
-    files = [tmp_path / f"pids{rank}" for rank in range(2)]
-    deadline = time.monotonic() + 60
-    while not all(file.exists() and len(file.read_text().split()) == 2 for file in files):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    pids = [int(pid) for file in files for pid in file.read_text().split()]
-    parent.kill()
-    parent.wait()
-    assert _wait_until_gone(pids) == []
 
 
 def test_a_death_is_seen_though_a_child_holds_the_ranks_pipes():
@@ -932,10 +827,130 @@ def test_the_newest_twenty_runs_are_kept(tmp_path, monkeypatch):
     assert newest in kept
 
 
-def test_runs_that_are_held_are_kept_and_found_from_another_folder(tmp_path, monkeypatch):
-    first = Cluster(1).run(programs.count)
-    fill = "import os; from dlearn import Cluster; [Cluster(1, record=False).run(os.getpid) for _ in range(22)]"
-    subprocess.run([sys.executable, "-c", fill], check=True, timeout=100)  # Another notebook of this folder.
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir(tmp_path / "elsewhere")
-    assert len(first.trace.processes) == 1
+# Another notebook -----------------------------------------------------------------------------------------------------
+
+NOTEBOOK = """
+import os, resource, sys
+from multiprocessing.forkserver import read_signed
+from dlearn import Cluster, DlearnError
+from dlearn.cluster import launch, spares
+
+def part(name):
+    for stream in (sys.stdout, sys.stderr):
+        print("\\n== " + name, file=stream, flush=True)
+
+part("a rank that is half told what it is")
+launch.warm_up()  # Before there is a run: who ends one sees off what of its ranks is left.
+for half_of_what_it_is in (b'', b'\\x80\\x05X'):
+    status, told = launch._servers['forkserver'].connect_to_new_process([])
+    os.write(told, half_of_what_it_is)
+    os.close(told)
+    pid, exit_code = read_signed(status), read_signed(status)
+    os.close(status)
+    print(exit_code)
+
+part("globals")
+steps, rate = 0, 1
+def setup():
+    global model
+    model = 'kept'
+def train():
+    global steps
+    steps += rate
+    return model, steps
+with Cluster(1) as c:
+    c.run(setup)
+    print(c.run(train).results, c.run(train).results)
+    rate = 10
+    print(c.run(train).results)
+
+part("a forked copy")
+if os.fork() == 0:
+    try:
+        Cluster(1).run(os.getpid)
+    except DlearnError as error:
+        print(error, flush=True)
+    os._exit(0)
+os.wait()
+print(len(Cluster(1).run(os.getpid).results))
+
+part("many runs")
+for _ in range(22):
+    Cluster(1, record=False).run(os.getpid)
+
+part("files")
+spares.close()
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+Cluster(8).run(os.getpid)
+server = launch._servers['forkserver']._forkserver_pid
+try:
+    Cluster(64).run(os.getpid)
+except DlearnError as error:
+    print(error)
+print(len(Cluster(8).run(os.getpid).results), launch._servers['forkserver']._forkserver_pid == server)
+spares.close()
+
+part("the end")
+"""
+
+
+@dataclass(frozen=True)
+class Notebook:
+    """What a process of its own printed, part by part, and a run of ours in the same folder that is older than its."""
+
+    printed: dict[str, str]
+    errors: dict[str, str]
+    first: Run
+
+
+@pytest.fixture(scope="module")
+def notebook(tmp_path_factory):
+    """One for all: each loads torch into a fork server of its own, for 3 s."""
+    folder = tmp_path_factory.mktemp("notebook")
+    (folder / "notebook.py").write_text(NOTEBOOK)
+    with contextlib.chdir(folder):
+        first = Cluster(1).run(programs.count)
+        done = subprocess.run([sys.executable, "notebook.py"], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    return Notebook(_parts(done.stdout), _parts(done.stderr), first)
+
+
+def _parts(text: str) -> dict[str, str]:
+    return dict(part.split("\n", 1) for part in own_words(text).split("\n== ")[1:])
+
+
+def test_globals_stay_inside_with_unless_the_notebook_changes_them(notebook):
+    # 0 + 1, + 1, + 10: the counter is the rank's, the changed rate the notebook's.
+    told = "{0: ('kept', 1)} {0: ('kept', 2)}\n{0: ('kept', 12)}\n"
+    assert (notebook.printed["globals"], notebook.errors["globals"]) == (told, "")
+
+
+def test_a_forked_copy_says_that_it_cannot(notebook):
+    refused, went_on = notebook.printed["a forked copy"].splitlines()
+    assert "cannot start ranks of its own" in refused
+    assert went_on == "1"
+
+
+def test_a_rank_whose_notebook_goes_while_it_is_forked_goes_quietly(notebook):
+    part = "a rank that is half told what it is"
+    assert (notebook.printed[part], notebook.errors[part]) == ("1\n1\n", "")
+
+
+def test_where_no_more_files_can_be_opened_spares_are_done_without(notebook):
+    """The fork server stays, nothing is printed, and a rank that is needed is refused in a sentence."""
+    assert (notebook.printed["files"].splitlines(), notebook.errors["files"]) == (
+        [
+            "this process may open no more files, and each rank needs five of them: use fewer ranks,"
+            " or raise the limit (ulimit -n).",
+            "8 True",
+        ],
+        "",
+    )
+    assert notebook.errors["the end"] == "", "nor by the process as it ends"
+
+
+def test_runs_that_are_held_are_kept_and_found_from_another_folder(notebook, tmp_path):
+    """22 runs of the other notebook have come into its folder since; and we work in another one."""
+    assert Path.cwd() == tmp_path
+    assert "many runs" in notebook.printed
+    assert len(notebook.first.trace.processes) == 1

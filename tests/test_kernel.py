@@ -13,14 +13,17 @@ from installed_torch import own_words
 from jupyter_client.manager import KernelManager
 
 CELL_SECONDS = 60
+TESTS = Path(__file__).parent
+HERE = f"{TESTS}{os.pathsep}{TESTS.parent}"
+"""Where a kernel finds what these tests import, and the dlearn that is tested."""
 
 
 class Kernel:
-    """A running kernel; `run` executes a cell and returns what it showed."""
+    """A running kernel; `run` executes a cell and returns what it showed. `cell` is the number of the last one."""
 
     def __init__(self, folder: Path) -> None:
         self.manager = KernelManager(kernel_name="python3")
-        self.manager.start_kernel(cwd=str(folder), env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)})
+        self.manager.start_kernel(cwd=str(folder), env={**os.environ, "PYTHONPATH": HERE})
         self.client = self.manager.client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
@@ -36,6 +39,8 @@ class Kernel:
             if message["parent_header"].get("msg_id") != request:
                 continue
             kind, content = message["msg_type"], message["content"]
+            if kind == "execute_input":
+                self.cell = content["execution_count"]
             if kind == "status" and content["execution_state"] == "idle":
                 return found
             if kind not in ("status", "execute_input"):
@@ -62,14 +67,31 @@ class Kernel:
         self.manager.shutdown_kernel(now=True)
 
 
-@pytest.fixture
-def kernel(tmp_path):
-    kernel = Kernel(tmp_path)
+@pytest.fixture(scope="module")
+def open_kernel(tmp_path_factory):
+    """One for all tests, as a person works on in one: to load torch twice, in it and in its fork server, takes 5 s."""
+    kernel = Kernel(tmp_path_factory.mktemp("notebook"))
     try:
-        kernel.run("from dlearn import Cluster, span\nimport torch, torch.distributed as dist")
         yield kernel
     finally:
         kernel.close()
+
+
+@pytest.fixture
+def kernel(open_kernel, tmp_path):
+    """In a folder of this test's own, without ranks of the test before."""
+    assert open_kernel.manager.is_alive(), "the test that ends it is the last one"
+    failed = error_of(
+        open_kernel.run(
+            "import os, torch, torch.distributed as dist\n"
+            "from dlearn import Cluster, span\n"
+            "from dlearn.cluster import spares\n"
+            "spares.close()\n"
+            f"os.chdir({str(tmp_path)!r})"
+        )
+    )
+    assert failed is None, failed["traceback"]
+    return open_kernel
 
 
 def text_of(outputs: list[dict]) -> str:
@@ -118,18 +140,20 @@ def test_cells_classes_and_errors(kernel):
         "    net(data).sum().backward()\n"
         "    return net.module, dist.get_rank()"
     )
+    training = kernel.cell
     shown = kernel.run("run = Cluster(2).run(use)\nprint(type(run.results[1][0]) is Net, run.results[1][1])")
     assert error_of(shown) is None, error_of(shown)
     assert text_of(shown) == "True 1\n"
     # The call site of what DDP sends is the cell and its line.
     shown = kernel.run("print({event.site for event in run.trace.where(op='all_reduce').events})")
-    assert text_of(shown) == "{'In[2]:11'}\n"
+    assert text_of(shown) == f"{{'In[{training}]:11'}}\n"
     kernel.run("def fail():\n    if dist.get_rank() == 1:\n        raise KeyError('lost')\n    dist.barrier()")
+    failing = kernel.cell
     error = error_of(kernel.run("Cluster(2).run(fail)"))
     assert error["ename"] == "RankError"
     shown_error = "\n".join(error["traceback"])
     assert "rank 1 failed first: KeyError: 'lost'" in shown_error
-    assert "Cell In[5], line 3, in fail" in shown_error
+    assert f"Cell In[{failing}], line 3, in fail" in shown_error
     assert "raise KeyError('lost')" in shown_error
     assert "site-packages" not in shown_error
     assert len(shown_error.splitlines()) < 10
@@ -183,19 +207,29 @@ def test_an_interrupt_ends_the_ranks_and_the_next_cell_works(kernel, body):
     assert text_of(shown) == "{0: 0, 1: 1}\n"
 
 
-def test_the_kernels_death_ends_its_ranks(kernel):
-    kernel.run("def stuck():\n    print('stuck')\n    while True: pass")
-    kernel.client.execute("Cluster(3).run(stuck)")
-    kernel.wait_for_text("stuck")
-    ranks = ranks_of(kernel)
-    assert len(ranks) == 3
-    os.kill(kernel.pid, signal.SIGKILL)
-    assert wait_until_gone(ranks) == []
-
-
 def test_a_hang_is_told_and_the_next_cell_works(kernel):
     kernel.run("def skip():\n    if dist.get_rank() == 0:\n        dist.all_reduce(torch.ones(4))")
+    skipping = f"In[{kernel.cell}]:3"
     kernel.run("from hanging import end_when, in_calls")
     error = error_of(kernel.run("raise end_when(in_calls(1), Cluster(2), skip).error"))
-    assert "rank 0 waits for rank 1 in all_reduce #1 (In[2]:3); rank 1 never called it" in "\n".join(error["traceback"])
+    told = f"rank 0 waits for rank 1 in all_reduce #1 ({skipping}); rank 1 never called it"
+    assert told in "\n".join(error["traceback"])
     assert text_of(kernel.run("print(Cluster(2).run(dist.get_rank).results)")) == "{0: 0, 1: 1}\n"
+
+
+def test_the_kernels_death_ends_its_ranks(kernel, tmp_path):
+    """Ranks that never pause, each with a child in a session of its own. The last test: the kernel is gone then."""
+    kernel.run(
+        f"import programs\ndef stuck():\n    programs.with_helper({str(tmp_path / 'pids')!r})\n    while True: pass"
+    )
+    kernel.client.execute("Cluster(3).run(stuck)")
+    files = [tmp_path / f"pids{rank}" for rank in range(3)]
+    deadline = time.monotonic() + CELL_SECONDS
+    while not all(file.exists() and len(file.read_text().split()) == 2 for file in files):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    pids = [int(pid) for file in files for pid in file.read_text().split()]
+    assert set(ranks_of(kernel)) <= set(pids)
+    assert [pid for pid in pids if not _is_rank(psutil.Process(pid))] == []
+    os.kill(kernel.pid, signal.SIGKILL)
+    assert wait_until_gone(pids) == []

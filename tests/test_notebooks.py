@@ -1,29 +1,33 @@
 """Each notebook is what its source says, was executed, and runs."""
 
+from __future__ import annotations
+
 import base64
 import io
 import json
 import re
-import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import jupytext
-import nbformat
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image, ImageChops, ImageStat
 
+if TYPE_CHECKING:
+    import nbformat  # Where it is used: with the names of the web that it knows, it takes 2.5 s.
+
 HOME = Path(__file__).parent.parent / "notebooks"
-sys.path.insert(0, str(HOME))  # notebooks/build.py belongs to no package
-import build  # noqa: E402
+SOURCES = sorted(path for path in HOME.glob("*.py") if path.name != "build.py")
 
-sys.path.remove(str(HOME))
-
-each_notebook = pytest.mark.parametrize("source", build.sources(), ids=lambda source: source.stem)
+each_notebook = pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 
 
+@cache
 def saved(source: Path) -> nbformat.NotebookNode:
+    import nbformat
+
     return nbformat.read(source.with_suffix(".ipynb"), as_version=4)
 
 
@@ -31,8 +35,12 @@ def outputs(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
     return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
 
 
+def test_every_source_is_built_and_looked_at_here(build):
+    assert build.sources() == SOURCES
+
+
 @each_notebook
-def test_the_notebook_is_made_from_its_source(source):
+def test_the_notebook_is_made_from_its_source(build, source):
     notebook = saved(source)
     fresh = build.read(source)
     assert [(cell.cell_type, cell.id, cell.source) for cell in notebook.cells] == [
@@ -53,9 +61,9 @@ def test_metadata_names_the_questions_and_the_cost(source):
 
 
 @each_notebook
-def test_every_code_cell_was_executed_in_order_without_error(source):
+def test_every_code_cell_was_executed_in_order_without_error(build, source):
     notebook = saved(source)
-    nbformat.validate(notebook)
+    build.nbformat.validate(notebook)
     counts = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
     assert counts == list(range(1, len(counts) + 1))
     kinds = [output.output_type for output in outputs(notebook)]
@@ -64,7 +72,7 @@ def test_every_code_cell_was_executed_in_order_without_error(source):
 
 
 @each_notebook
-def test_the_notebook_is_small_and_says_nothing_about_the_machine_that_made_it(source):
+def test_the_notebook_is_small_and_says_nothing_about_the_machine_that_made_it(build, source):
     text = source.with_suffix(".ipynb").read_text()
     assert len(text.encode()) < build.MOST_BYTES
     images = re.compile(r'"image/png": "[^"]*"')
@@ -74,14 +82,14 @@ def test_the_notebook_is_small_and_says_nothing_about_the_machine_that_made_it(s
 
 
 @each_notebook
-def test_cells_are_short_and_plain(source):
-    for cell in jupytext.read(source, fmt="py:percent").cells:
+def test_cells_are_short_and_plain(build, source):
+    for cell in build.jupytext.read(source, fmt="py:percent").cells:
         assert cell.source.count("\n") < 40, "a cell fits on a screen"
         if cell.cell_type == "code":
             assert not re.search(r"^[%!]|sys\.path", cell.source, re.MULTILINE)
 
 
-def test_a_picture_keeps_its_size_and_looks_with_fewer_colors():
+def test_a_picture_keeps_its_size_and_looks_with_fewer_colors(build):
     figure = Figure(figsize=(4, 2), facecolor="white")
     axes = figure.subplots()
     axes.bar(range(4), range(4), color=["#0072B2", "#E69F00", "#009E73", "#CC79A7"])
@@ -94,7 +102,7 @@ def test_a_picture_keeps_its_size_and_looks_with_fewer_colors():
     assert max(ImageStat.Stat(ImageChops.difference(before, after)).mean) < 1  # of 255
 
 
-def test_a_transparent_picture_stays_as_it_is():
+def test_a_transparent_picture_stays_as_it_is(build):
     text = png(Image.new("RGBA", (20, 20), (0, 114, 178, 128)).save)
     assert build.fewer_colors(text) == text
 
@@ -108,7 +116,7 @@ def png(save: Callable[..., object]) -> str:
 @each_notebook
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # The longest runs for three minutes, on a machine that does nothing else.
-def test_the_notebook_runs_and_every_text_of_its_pictures_can_be_read(source, tmp_path, monkeypatch):
+def test_the_notebook_runs_and_every_text_of_its_pictures_can_be_read(build, source, tmp_path, monkeypatch):
     notebook = build.read(source)
     if "mpi" in notebook.metadata.dlearn["needs"]:
         pytest.importorskip("mpi4py", reason="this lesson needs the extra `mpi`")

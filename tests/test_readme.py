@@ -15,13 +15,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import nbformat
 import psutil
 import pytest
-from nbclient import NotebookClient
 from readme import README, Block, blocks
 from traitlets.config import Config
+
+if TYPE_CHECKING:
+    import nbformat  # Where it is used: with the names of the web that it knows, it takes 2.5 s.
 
 BLOCKS = blocks(README)
 NOT_RUN = {  # the first line of a block: who runs it instead, or why nobody can
@@ -42,6 +44,9 @@ class Walk:
     """The reader's folder, terminal and notebook; `printed[block]` holds all that a block showed, errors too."""
 
     def __init__(self, folder: Path, sockets: Path) -> None:
+        import nbformat
+        from nbclient import NotebookClient
+
         self.folder = folder
         self.printed: dict[Block, str] = {}
         self.selected = ""
@@ -64,7 +69,9 @@ class Walk:
         return done.stdout + (f"{FAILED} with status {done.returncode}\n" if done.returncode else "")
 
     def cell(self, text: str) -> str:
-        cell = nbformat.v4.new_code_cell(text)
+        from nbformat.v4 import new_code_cell
+
+        cell = new_code_cell(text)
         self.notebook.cells.append(cell)
         self.client.execute_cell(cell, len(self.notebook.cells) - 1)
         return "\n".join(text_of(output) for output in cell.outputs)

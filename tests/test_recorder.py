@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dlearn
 from dlearn import Cluster, Trace, explain, messages, operations
-from dlearn.analysis import assert_traffic, hangs
+from dlearn.analysis import assert_traffic, hangs, reconcile
 from dlearn.cluster.run import Run
 from dlearn.errors import TraceError
 from dlearn.hooks.callers import caller
@@ -55,7 +55,8 @@ def record(workload, ranks: int = 2, **options: object) -> Run:
 
 
 @pytest.mark.parametrize("workload", on_gloo(workloads.truth))
-def test_workload_is_seen_whole(workload):
+def test_workload_is_seen_whole_and_predicted_to_the_byte(workload):
+    """PowerSGD, FSDP2, DTensor, ZeRO, object collectives and the rest, as they come."""
     run = record(workload)
     calls = [event for event in run.trace.events if isinstance(event, Collective | PointToPoint)]
     assert Counter(call.op for call in calls if call.rank == 0) == workloads.truth[workload]
@@ -65,6 +66,8 @@ def test_workload_is_seen_whole(workload):
     assert run.trace.problems == ()
     # Every call has its line in the user's code.
     assert {Path(call.site.split(":")[0]).name for call in calls} <= {"workloads.py", "programs.py"}
+    assert Counter(reason for _, reason in messages(run.trace).unexplained) == Counter()
+    assert reconcile(run.trace).exact
 
 
 def test_the_workloads_and_this_make_all_twenty_calls():
@@ -110,8 +113,11 @@ def test_what_torch_sends_from_a_pool_of_threads_stands_where_it_was_handed_over
     assert call.thread.startswith("ThreadPoolExecutor")
 
 
-def test_a_program_whose_working_directory_is_deleted_is_recorded(tmp_path):
-    script = tmp_path / "job.py"
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What a program of its own leaves, which deletes its working directory, and leaves a second recording open."""
+    folder = tmp_path_factory.mktemp("alone")
+    script = folder / "job.py"
     script.write_text(
         "import os, dlearn, torch, torch.distributed as dist\n"
         "from concurrent.futures import ThreadPoolExecutor\n"
@@ -121,12 +127,23 @@ def test_a_program_whose_working_directory_is_deleted_is_recorded(tmp_path):
         "    dist.all_reduce(torch.ones(2))\n"
         "    pool.submit(dist.all_reduce, torch.ones(2)).result()\n"
         "dist.destroy_process_group()\n"
+        f"os.chdir({str(folder)!r})\n"
+        "context = dlearn.record('open')\n"
+        "context.__enter__()\n"
     )
-    (tmp_path / "gone").mkdir()
-    run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, cwd=tmp_path / "gone")
+    (folder / "gone").mkdir()
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100, cwd=folder / "gone")
     assert (run.returncode, run.stderr) == (0, "")
-    calls = Trace.load(tmp_path / "trace").where(op="all_reduce").events
-    assert [call.site for call in calls] == [f"{tmp_path.name}/job.py:{line}" for line in (6, 7)]
+    return folder
+
+
+def test_a_program_whose_working_directory_is_deleted_is_recorded(alone):
+    calls = Trace.load(alone / "trace").where(op="all_reduce").events
+    assert [call.site for call in calls] == [f"{alone.name}/job.py:{line}" for line in (6, 7)]
+
+
+def test_a_recording_left_open_is_closed_at_exit(alone):
+    assert Trace.load(alone / "open").processes[0].closed
 
 
 def test_a_failed_call_ends_with_its_error():
@@ -900,15 +917,6 @@ def test_another_tools_kernel_is_not_overridden():
         return ""
 
     assert "another tool, or another recording" in Cluster(1, record=False).run(with_another).results[0]
-
-
-def test_a_recording_left_open_is_closed_at_exit(tmp_path):
-    import subprocess
-    import sys
-
-    script = f"import dlearn; context = dlearn.record({str(tmp_path / 'open')!r}); context.__enter__()"
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
-    assert Trace.load(tmp_path / "open").processes[0].closed
 
 
 @pytest.mark.slow

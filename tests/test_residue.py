@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator
 
 import programs
 import pytest
 import torch
 import torch.distributed as dist
-import workloads
-from installed_torch import all_gather_single, gloo_sends_lists_to_all, on_gloo, reduce_scatter_single
+from installed_torch import all_gather_single, gloo_sends_lists_to_all, reduce_scatter_single
 
 from dlearn import Cluster, messages
 from dlearn.analysis import reconcile
@@ -151,18 +149,3 @@ def test_a_whole_ddp_run_to_the_byte(ranks, measure):
     assert found.exact
     assert all(part.residue_bytes == 0 for part in found.parts)
     assert all(message.confirmed for message in messages(run.trace))
-
-
-@pytest.mark.parametrize("workload", on_gloo(workloads.truth))
-def test_a_workload_to_the_byte(workload):
-    """PowerSGD, FSDP2, DTensor, ZeRO, object collectives and the rest, as they come."""
-
-    def quiet() -> object:
-        warnings.simplefilter("ignore")
-        return workload()
-
-    run = Cluster(2).run(quiet, timeout=100)
-    found = reconcile(run.trace)
-    reasons = Counter(reason for _, reason in messages(run.trace).unexplained)
-    assert reasons == Counter()
-    assert found.exact

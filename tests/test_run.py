@@ -20,6 +20,7 @@ from traces import Job
 
 from dlearn import explain
 from dlearn.analysis import reconcile
+from dlearn.cli import main
 from dlearn.scripts import command
 from dlearn.scripts.summary import summary
 from dlearn.trace.trace import Trace
@@ -100,15 +101,9 @@ def test_the_trace_of_a_dead_job_tells_its_story(tmp_path, what, status, told):
     assert done.returncode == status, done.stderr
     story = f"rank 0 waits for rank 1 in all_reduce #5 (train.py:12); rank 1 never called it, it {told}."
     assert story in done.stderr
-    asked = subprocess.run(
-        [sys.executable, "-c", "import dlearn; print(dlearn.explain(dlearn.Trace.load('t')))"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert story in asked.stdout, "the same from the files alone"
-    assert f"rank 1 {told}" in asked.stdout
+    asked = str(explain(Trace.load(tmp_path / "t")))
+    assert story in asked, "the same from the files alone"
+    assert f"rank 1 {told}" in asked
 
 
 @slow
@@ -338,15 +333,24 @@ def test_two_recorders_at_once_are_a_clear_error(tmp_path):
         (["--trace", "file/new", "missing.py"], "file/new cannot be made: Not a directory"),
     ],
 )
-def test_bad_arguments_are_one_line_and_status_2(tmp_path, arguments, told):
+def test_bad_arguments_are_one_line_and_status_2(tmp_path, monkeypatch, capsys, arguments, told):
+    """In this process: that the command's own says the same, the next test shows for one of them."""
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "a-1.jsonl").write_text("precious")
     (tmp_path / "file").write_text("")
-    done = dlearn_run(tmp_path, *arguments)
-    assert done.returncode == 2
-    assert told in done.stdout + done.stderr
-    assert not arguments or len(done.stderr.splitlines()) == 1
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "environ", dict(os.environ))  # What it tells the script it would start.
+    assert main(["run", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert told in out + err
+    assert not arguments or len(err.splitlines()) == 1
     assert (tmp_path / "old" / "a-1.jsonl").read_text() == "precious"
+
+
+def test_a_script_that_is_not_there_is_told_by_the_command(tmp_path):
+    done = dlearn_run(tmp_path, "missing.py")
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "there is no script missing.py" in done.stderr
 
 
 @slow

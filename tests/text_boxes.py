@@ -34,7 +34,7 @@ class Line:
 
 
 class _Listener(RendererAgg):
-    """Draws as always, and notes each line of text."""
+    """Notes each line of text, and paints none: what is looked at is where it would stand."""
 
     def __init__(self, figure: Figure) -> None:
         width, height = figure.bbox.size
@@ -51,7 +51,6 @@ class _Listener(RendererAgg):
         corners = box @ np.array([[cos, sin], [-sin, cos]]) + (x, self.height - y)
         if s.strip():
             self.lines.append(Line(s.strip(), self.owner, corners, gc.get_clip_rectangle()))
-        super().draw_text(gc, x, y, s, prop, angle, ismath, mtext)
 
 
 def drawn_lines(figure: Figure) -> list[Line]:
