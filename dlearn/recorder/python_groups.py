@@ -59,7 +59,7 @@ def collective(
         return Outer(None, None)
     try:
         known, checksums = recording.groups.of(group), recording.options.checksums
-        number = collectives.note_python_collective(
+        number = collectives.note_collective(
             op, known, tensors, outputs, recording, root=root, splits=splits, checksums=checksums
         )
     except Exception as error:
