@@ -17,14 +17,10 @@ from dlearn.trace.trace import Trace
 
 
 class Hang(msgspec.Struct, frozen=True):
-    """`waiting` ranks are inside `operation`; the ranks in `operation.missing` never called it.
-
-    `elsewhere` gives, for each of those, the call that it is inside of instead, or None if it waits for no message.
-    """
+    """`waiting` ranks are inside `operation`; the ranks in `operation.missing` never called it."""
 
     operation: Operation
     waiting: tuple[int, ...]
-    elsewhere: dict[int, Collective | PointToPoint | None]
 
 
 SOON_NS = 500_000_000
@@ -53,15 +49,7 @@ def hangs(trace: Trace) -> tuple[Hang, ...]:
     stuck = [
         operation for operation in operations(trace) if _is_stuck(operation) and not _is_under_way(operation, usual)
     ]
-    calls = _open_calls(trace) if stuck else {}
-    return tuple(
-        Hang(
-            operation,
-            tuple(end.rank for end in operation.ends if _is_open(end)),
-            {rank: calls.get(rank) for rank in operation.missing},
-        )
-        for operation in stuck
-    )
+    return tuple(Hang(each, tuple(end.rank for end in each.ends if _is_open(end))) for each in stuck)
 
 
 @once
