@@ -93,10 +93,8 @@ class Signature:
 
     def device(self, args: tuple[Any, ...]) -> torch.device | None:
         """Where its tensors are; None if it has none."""
-        for where in (self.gives, self.gets):
-            for tensor in tensors_of(args, where):
-                return tensor.device
-        return None
+        tensors = (*tensors_of(args, self.gives), *tensors_of(args, self.gets))
+        return tensors[0].device if tensors else None
 
     def is_traced(self, args: tuple[Any, ...]) -> bool:
         """Whether it is only planned, on tensors without data (fake, or on "meta"): nothing will be sent.
