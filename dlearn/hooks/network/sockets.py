@@ -107,7 +107,10 @@ class Sockets:
             self._emit.fact(NotMeasured(reason=f"{sys.platform} tells no process about the bytes in its sockets"))
             return
         owner = UNKNOWN_GROUP if len(groups) > 1 else next(iter(groups), None)
-        self._guarded(lambda: self._look(owner))
+        try:
+            self._look(owner)
+        except Exception as error:
+            self._emit.failed("the counters of sockets", error)
 
     def making(self, store: Store | None) -> None:
         """A group is about to be made that meets in this store: what has come so far is none of its connections."""
@@ -208,12 +211,6 @@ class Sockets:
             self._rpc = self._rpc or owner == RPC
             found = True
         return found
-
-    def _guarded(self, do: Callable[[], object]) -> None:
-        try:
-            do()
-        except Exception as error:
-            self._emit.failed("the counters of sockets", error)
 
 
 def _open_calls() -> int:
