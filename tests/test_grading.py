@@ -15,6 +15,7 @@ from traces import Job, tensor
 
 from dlearn import Cluster, Trace
 from dlearn.analysis import assert_fresh, assert_reduces, assert_traffic
+from dlearn.analysis.checks.patterns import NAMES, edges_of
 from dlearn.errors import DlearnError, TrafficError
 from dlearn.trace.event import NOT_OBSERVED, Collective
 
@@ -114,15 +115,15 @@ def own(request, tmp_path_factory) -> tuple[int, Trace]:
         return request.param, Cluster(request.param).run(wrong_rings.gloo, timeout=100).trace
 
 
-def test_gloo_passes_with_the_bytes_that_it_sends(own):
+def test_gloo_passes_with_the_pattern_that_it_has(own):
     n, trace = own
     size = 4004
     assert_traffic(trace, op="all_reduce", bytes_per_rank=ring_bytes(n, size), pattern="ring")
     assert_traffic(trace, op="all_gather", bytes_per_rank=(n - 1) * size, pattern="ring")
-    assert_traffic(trace, op="broadcast")
-    assert_traffic(trace, op="gather", bytes_per_rank={rank: size for rank in range(n) if rank != 1})
-    assert_traffic(trace, op="scatter", bytes_per_rank={1: (n - 1) * size})
-    assert_traffic(trace, op="all_to_all_single", bytes_per_rank=(n - 1) * 40)
+    assert_traffic(trace, op="broadcast", pattern="tree")
+    assert_traffic(trace, op="gather", bytes_per_rank={rank: size for rank in range(n) if rank != 1}, pattern="star")
+    assert_traffic(trace, op="scatter", bytes_per_rank={1: (n - 1) * size}, pattern="star")
+    assert_traffic(trace, op="all_to_all_single", bytes_per_rank=(n - 1) * 40, pattern="all")
     assert_traffic(trace)
     told = finding(assert_traffic, trace, op="all_reduce", bytes_per_rank=0)
     assert "instead of 0 B" in told
@@ -140,13 +141,13 @@ def boxes(request, tmp_path_factory) -> tuple[int, Trace]:
     return request.param, run.trace
 
 
-def test_glass_boxes_pass(boxes):
+def test_glass_boxes_pass_with_the_pattern_of_their_name(boxes):
     _, trace = boxes
     assert len(trace.spans) == 8
     for name in trace.spans:
         box, op = name.split()
         mine = trace.within(name)
-        assert_traffic(mine, pattern="ring" if box == "ring" else None)
+        assert_traffic(mine, pattern="doubling" if box == "halving_doubling" else box)
         assert_fresh(mine)
         if "reduce" in op:
             assert_reduces(mine)
@@ -251,36 +252,56 @@ def test_a_failure_is_an_assertion_for_pytest_and_unittest(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("edges", "words"),
+    ("edges", "pattern", "words"),
     [
-        ([(0, 1), (1, 2), (2, 3)], "rank 3 sends nothing to rank 0, in a ring it does"),
-        ([(0, 1), (1, 2), (2, 3), (3, 0), (0, 2)], "rank 0 sends 100 B to rank 2, in a ring nothing"),
+        ([(0, 1), (1, 2), (2, 3)], "ring", "rank 3 sends nothing to rank 0, in a ring it does"),
+        ([(0, 1), (1, 2), (2, 3), (3, 0), (0, 2)], "ring", "rank 0 sends 100 B to rank 2, in a ring nothing"),
         (
             [(0, 1), (1, 2), (2, 3), (3, 0), (0, 3), (1, 0)],
+            "ring",
             "rank 0 sends 100 B to rank 3, in a ring nothing (2 pairs wrong in all)",
         ),
         (
             [(1, 0), (2, 0), (3, 0), (0, 1)],
+            "ring",
             "everything goes through rank 0: that is a star, and not a ring",
         ),
+        ([(2, 0), (2, 1), (2, 3)], "tree", "everything goes through rank 2: that is a star, and not a binomial tree"),
+        ([(0, 1), (0, 2), (1, 3), (2, 3)], "tree", "rank 2 sends 100 B to rank 3, in a binomial tree nothing"),
+        ([(0, 1), (1, 0), (2, 3), (3, 2)], "doubling", "rank 0 sends nothing to rank 2"),
+        ([(0, 1), (0, 2), (0, 3), (1, 2)], "star", "rank 1 sends 100 B to rank 2, in a star nothing"),
+        ([(0, 1)], "all", "rank 0 sends nothing to rank 2, in an all-to-all it does (11 pairs wrong in all)"),
     ],
 )
-def test_the_pair_that_does_not_fit_is_named(tmp_path, edges, words):
+def test_the_pair_that_does_not_fit_is_named(tmp_path, edges, pattern, words):
     job = Job(tmp_path, ranks=4)
     for src, dst in edges:
         message(job, src, dst, 100)
-    assert words in finding(assert_traffic, job.load(), pattern="ring")
+    assert words in finding(assert_traffic, job.load(), pattern=pattern)
 
 
 @pytest.mark.parametrize("n", range(1, 9))
-@pytest.mark.parametrize("step", [1, -1])
-def test_a_ring_passes_both_ways_around(tmp_path, n, step):
-    job = Job(tmp_path, ranks=n)
-    job.send(0, 0, size=0)  # No data: no pair.
-    job.recv(0, 0, size=0)
-    for rank in range(n if n > 1 else 0):
-        message(job, rank, (rank + step) % n, 7)
-    assert_traffic(job.load(), op="send", pattern="ring")
+@pytest.mark.parametrize("pattern", NAMES)
+def test_every_way_of_a_pattern_passes_as_that_pattern(tmp_path_factory, pattern, n):
+    ways = edges_of(pattern, n)
+    assert {rank for way in ways for edge in way for rank in edge} == (set(range(n)) if n > 1 else set())
+    for way in ways[:: max(1, len(ways) // 4)]:
+        job = Job(tmp_path_factory.mktemp("way"), ranks=n)
+        job.send(0, 0, size=0)  # No data: no pair.
+        job.recv(0, 0, size=0)
+        for src, dst in way:
+            message(job, src, dst, 7)
+        assert_traffic(job.load(), op="send", pattern=pattern)
+
+
+def test_trees_and_hypercubes_have_the_edges_of_the_textbook():
+    # Gloo's tree over 6 ranks: step i sends 2^i further. MPICH's clears the lowest bit.
+    assert frozenset({(0, 1), (0, 2), (1, 3), (0, 4), (1, 5)}) in edges_of("tree", 6)
+    assert frozenset({(0, 1), (0, 2), (2, 3), (0, 4), (4, 5)}) in edges_of("tree", 6)
+    both = {(0, 1), (2, 3), (0, 2), (1, 3)}
+    assert edges_of("doubling", 4)[0] == frozenset(both | {(b, a) for a, b in both})
+    # Of 6 ranks 4 double, 2 hand over to a partner first.
+    assert edges_of("doubling", 6)[0] == edges_of("doubling", 4)[0] | {(0, 4), (4, 0), (1, 5), (5, 1)}
 
 
 def test_ranks_that_differ_are_given_as_a_dict(tmp_path):
@@ -289,8 +310,9 @@ def test_ranks_that_differ_are_given_as_a_dict(tmp_path):
         message(job, leaf, 0, 600)
         message(job, 0, leaf, 600)
     trace = job.load()
-    assert_traffic(trace, bytes_per_rank={0: 1200, 1: 600, 2: 600})
-    told = finding(assert_traffic, trace, bytes_per_rank={0: 1200, 1: 600})
+    assert_traffic(trace, bytes_per_rank={0: 1200, 1: 600, 2: 600}, pattern="star")
+    assert_traffic(trace, bytes_per_rank={0: 1200, 1: 600, 2: 600}, pattern="tree")  # of three ranks, the same
+    told = finding(assert_traffic, trace, bytes_per_rank={0: 1200, 1: 600}, pattern="star")
     assert told == "rank 2 sends 600 B instead of 0 B"
     assert finding(assert_traffic, trace, bytes_per_rank=800) == "rank 0 sends 1,200 B instead of 800 B"
 
@@ -323,7 +345,7 @@ def test_nothing_to_judge_is_a_failure(tmp_path):
         "there is no operation with data in this trace; there is: 1 × barrier"
     )
     assert finding(assert_fresh, trace, op="broadcast").startswith("there is no broadcast")
-    with pytest.raises(DlearnError, match=r"no pattern 'circle' here; the only one is: ring") as caught:
+    with pytest.raises(DlearnError, match=r"no pattern 'circle' here; the patterns are: ring, star") as caught:
         assert_traffic(trace, pattern="circle")
     assert not isinstance(caught.value, AssertionError)  # The test is wrong, not what it tests.
 

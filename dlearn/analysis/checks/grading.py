@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
-from typing import Literal
 
+from dlearn.analysis.checks.patterns import NAMES, Edge, Pattern, edges_of
 from dlearn.analysis.hanging.hang_words import call_text, hang_sentence, missing_text
 from dlearn.analysis.hanging.stuck import hangs
 from dlearn.analysis.volume.traffic import Traffic, traffic_of
@@ -27,8 +27,6 @@ from dlearn.trace.message import End, Operation
 from dlearn.trace.trace import Trace
 
 Bytes = float | Fraction
-Edge = tuple[int, int]
-"""Sender and receiver."""
 
 _RANKS_SHOWN = 8
 _WITHOUT_DATA = {"barrier", "monitored_barrier"}
@@ -39,7 +37,7 @@ def assert_traffic(
     *,
     op: str | None = None,
     bytes_per_rank: Bytes | Mapping[int, Bytes] | None = None,
-    pattern: Literal["ring"] | None = None,
+    pattern: Pattern | None = None,
 ) -> None:
     """Raise TrafficError, with both traffic matrices, unless the ranks sent as much as was asked for, and to whom.
 
@@ -54,12 +52,14 @@ def assert_traffic(
     of at least 100 n items. Nor is it wrong to fill up the tensor until it has equal chunks: then all ranks send the
     same, and in each message less than an item more.
 
-    `pattern` says who sends to whom: "ring" is each to one neighbour, all the same way. Not one pair more or less.
+    `pattern` says who sends to whom: "ring" (each to one neighbour, all the same way), "star" (all from or to one
+    rank), "tree" (binomial), "doubling" (to the ranks 1, 2, 4, ... away) or "all". Not one pair more or less. With two
+    ranks these are all the same.
     """
-    if pattern not in (None, "ring"):
-        raise DlearnError(f"there is no pattern {pattern!r} here; the only one is: ring")
+    if pattern is not None and pattern not in NAMES:
+        raise DlearnError(f"there is no pattern {pattern!r} here; the patterns are: {', '.join(NAMES)}")
     for unit in units(trace, op):
-        plan = _plan(unit, bytes_per_rank, is_ring=pattern == "ring")
+        plan = _plan(unit, bytes_per_rank, pattern)
         finding = _wrong_pairs(plan) or _wrong_sizes(plan)
         if finding:
             raise TrafficError(f"{finding}{unit.where}\n\n{_side_by_side(plan)}")
@@ -146,14 +146,15 @@ def _why_unfit(operation: Operation, trace: Trace) -> str:
 class _Plan:
     """What the caller asked of one unit, and what was seen.
 
-    `wanted` is what each rank should send, None where any number of bytes is right. `pairs` is who should send to whom,
-    None where that may be anybody: of a ring to the left and one to the right, the one that is nearer to what was seen.
+    `wanted` is what each rank should send, None where any number of bytes is right. `pairs` is who should send to whom:
+    of the ways to form the pattern, the one that is nearest to what was seen.
     """
 
     unit: Unit
     seen: Traffic
     wanted: dict[int, Fraction] | None
-    pairs: frozenset[Edge] | None
+    pattern: Pattern | None
+    pairs: frozenset[Edge]
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -187,19 +188,18 @@ class _Plan:
         return sum(count for (src, _), count in self.seen.message_count.items() if src == rank)
 
 
-def _plan(unit: Unit, bytes_per_rank: Bytes | Mapping[int, Bytes] | None, *, is_ring: bool) -> _Plan:
+def _plan(unit: Unit, bytes_per_rank: Bytes | Mapping[int, Bytes] | None, pattern: Pattern | None) -> _Plan:
     members, seen = unit.members, traffic_of(unit.operations, unit.trace)
     wanted = None
     if isinstance(bytes_per_rank, Mapping):
         wanted = {rank: Fraction(bytes_per_rank.get(rank, 0)) for rank in members}
     elif bytes_per_rank is not None:
         wanted = dict.fromkeys(members, Fraction(bytes_per_rank))
-    pairs = None
-    if is_ring:
-        after = [(members[place - 1], rank) for place, rank in enumerate(members) if len(members) > 1]
-        ways = frozenset(after), frozenset((dst, src) for src, dst in after)
-        pairs = min(ways, key=lambda way: len(way ^ _pairs(seen)))
-    return _Plan(unit, seen, wanted, pairs)
+    pairs = _pairs(seen)
+    if pattern is not None:
+        ways = [frozenset((members[a], members[b]) for a, b in way) for way in edges_of(pattern, len(members))]
+        pairs = min(ways, key=lambda way: len(way ^ pairs))
+    return _Plan(unit, seen, wanted, pattern, pairs)
 
 
 def _pairs(seen: Traffic) -> frozenset[Edge]:
@@ -216,24 +216,24 @@ def _tensors(end: End) -> tuple[TensorInfo, ...]:
 
 def _wrong_pairs(plan: _Plan) -> str:
     """Who sends to somebody and should not, or the other way round; nothing where the pattern is right."""
-    if plan.pairs is None or plan.seen_pairs == plan.pairs:
+    if plan.pattern is None or plan.seen_pairs == plan.pairs:
         return ""
-    labels = plan.seen.labels
+    name, labels = NAMES[plan.pattern], plan.seen.labels
     hub = _hub(plan)
     if hub:
-        return f"everything goes through {hub}: that is a star, and not a ring"
+        return f"everything goes through {hub}: that is a star, and not {name}"
     extra, absent = sorted(plan.seen_pairs - plan.pairs), sorted(plan.pairs - plan.seen_pairs)
     src, dst = (extra or absent)[0]
     wrong = len(extra) + len(absent)
     more = f" ({count_text(wrong, 'pair')} wrong in all)" if wrong > 1 else ""
     if extra:
-        return f"{labels[src]} sends {plan.seen.payload_bytes[src, dst]:,} B to {labels[dst]}, in a ring nothing{more}"
-    return f"{labels[src]} sends nothing to {labels[dst]}, in a ring it does{more}"
+        return f"{labels[src]} sends {plan.seen.payload_bytes[src, dst]:,} B to {labels[dst]}, in {name} nothing{more}"
+    return f"{labels[src]} sends nothing to {labels[dst]}, in {name} it does{more}"
 
 
 def _hub(plan: _Plan) -> str:
     """The one rank that all messages come from or go to, if there is one; of two ranks it would say nothing."""
-    if len(plan.ranks) < 3:
+    if len(plan.ranks) < 3 or plan.pattern == "star":
         return ""
     hubs = [rank for rank in plan.ranks if all(rank in pair for pair in plan.seen_pairs)]
     return plan.seen.labels[hubs[0]] if len(hubs) == 1 and len(plan.seen_pairs) >= len(plan.ranks) - 1 else ""
@@ -283,10 +283,10 @@ def _side_by_side(plan: _Plan) -> str:
 
 
 def _expected(plan: _Plan, src: int, dst: int) -> str:
-    if plan.pairs is None:
+    if plan.pattern is None:
         return "any" if src != dst else "."
     if (src, dst) not in plan.pairs:
         return "."
-    if plan.wanted is None:
+    if plan.wanted is None or plan.pattern == "doubling":
         return "some"
     return _number(plan.wanted[src] / sum(src == each for each, _ in plan.pairs))
