@@ -31,6 +31,7 @@ from torch.optim import Optimizer
 
 from dlearn.hooks import Emit, Undo
 from dlearn.hooks.compiler import untraced
+from dlearn.hooks.patches import replaced
 from dlearn.trace.site import file_label
 
 
@@ -114,12 +115,7 @@ def install(emit: Emit) -> Undo:
         except Exception as error:
             emit.failed("who hands work to a pool of threads", error)
 
-    _WorkItem.__init__ = __init__  # type: ignore[method-assign]
-
-    def undo() -> None:
-        _WorkItem.__init__ = original  # type: ignore[method-assign]
-
-    return undo
+    return replaced(_WorkItem, "__init__", __init__)
 
 
 def place_of_thread(thread: int) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch.jit import _builtins
 
+from dlearn.hooks import Undo
 from dlearn.trace.source import Emit, byte_strings
 
 
@@ -36,6 +38,13 @@ class Patches:
             setattr(owner, name, before)
             # Its id may be another function's later.
             _builtins._get_builtin_table().pop(id(after), None)  # type: ignore[no-untyped-call]
+
+
+def replaced(owner: Any, name: str, after: Any) -> Undo:
+    """Put `after` in the place of a name that TorchScript does not know, until the returned function is called."""
+    before = getattr(owner, name)
+    setattr(owner, name, after)
+    return partial(setattr, owner, name, before)
 
 
 def reported(call: Callable[..., Any], emit: Emit, begins: Callable[..., int | None]) -> Callable[..., Any]:

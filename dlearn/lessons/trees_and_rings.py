@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from statistics import median
 from typing import NamedTuple
 
@@ -136,8 +137,13 @@ def measurements(trace: Trace, *, op: str = "send") -> list[Measurement]:
     A message's time runs from the later of its two calls to the end of its recv. For a `fit`, let two ranks play
     ping-pong with blocking sends and receives, and nothing else.
     """
-    answers = [bandwidth(operation) for operation in operations(trace) if operation.op == op]
-    return [(each.size_bytes, each.duration_ns / 1e9) for each in answers if not isinstance(each, str)]
+    found: list[Measurement] = []
+    for operation in operations(trace):
+        if operation.op == op:
+            with suppress(DlearnError):  # One that failed, or whose end was not seen.
+                each = bandwidth(operation)
+                found.append((each.size_bytes, each.duration_ns / 1e9))
+    return found
 
 
 def fit(measured: Iterable[Measurement]) -> Model:

@@ -16,7 +16,7 @@ import torch
 from torch._C._distributed_c10d import ProcessGroup
 
 from dlearn.errors import TraceError
-from dlearn.hooks.c10d.collectives import note_p2p, note_python_collective
+from dlearn.hooks.c10d.collectives import note_collective, note_p2p
 from dlearn.hooks.mpi.mpi_hook import plain as unrecorded
 from dlearn.recorder.headers import make_header, own_header, own_path, refuse_other_traces
 from dlearn.recorder.python_groups import Outer, Posted
@@ -112,7 +112,7 @@ def operation(
 
     def note(to: Recording) -> int:
         known, checksums = to.groups.of(group), to.options.checksums
-        return note_python_collective(op, known, tensors, outputs, to, root=root, splits=splits, checksums=checksums)
+        return note_collective(op, known, tensors, outputs, to, root=root, splits=splits, checksums=checksums)
 
     return Outer(_active, _noted(op, note))
 

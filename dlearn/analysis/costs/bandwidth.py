@@ -14,6 +14,7 @@ from statistics import median
 import msgspec
 
 from dlearn.analysis.findings import size_text, time_text
+from dlearn.errors import DlearnError
 from dlearn.join.joining import operations
 from dlearn.shown import Answer, Paragraph, Table
 from dlearn.trace.event import Collective
@@ -84,25 +85,25 @@ class Bandwidths(Answer, frozen=True):
             yield f"not here: {count:,} × {why}"
 
 
-def bandwidth(operation: Operation) -> Bandwidth | str:
-    """The bandwidth of one operation, or why it has none.
+def bandwidth(operation: Operation) -> Bandwidth:
+    """The bandwidth of one operation. DlearnError says why it has none.
 
     The time runs from the last rank's call to the last rank's end; of a message, to the end of its recv. (nccl-tests
     call many in a row and divide by their number; here each is on its own.)
     """
     if family_of_op(operation.op) not in _FACTORS:
-        return f"{operation.op}: nccl-tests define no bandwidth for it"
+        raise DlearnError(f"{operation.op}: nccl-tests define no bandwidth for it")
     ranks = 2 if operation.op == "send" else len(operation.group.members)
     if ranks < 2:
-        return f"{operation.op}: on one rank nothing travels"
+        raise DlearnError(f"{operation.op}: on one rank nothing travels")
     if operation.misfit or operation.missing or operation.failed or operation.unseen:
-        return f"{operation.op}: it failed, or not every rank's call is here"
+        raise DlearnError(f"{operation.op}: it failed, or not every rank's call is here")
     end_ns = operation.ends[-1].end_ns if operation.op == "send" else operation.end_ns
     if end_ns is None or end_ns <= operation.transfer_ns:
-        return f"{operation.op}: its end was not observed, or lies before its start"
+        raise DlearnError(f"{operation.op}: its end was not observed, or lies before its start")
     size = _size_bytes(operation)
     if size is None:
-        return f"{operation.op}: nccl-tests define it for parts of equal size only"
+        raise DlearnError(f"{operation.op}: nccl-tests define it for parts of equal size only")
     return Bandwidth(op=operation.op, ranks=ranks, size_bytes=size, duration_ns=end_ns - operation.transfer_ns)
 
 
@@ -111,14 +112,15 @@ def bandwidths(trace: Trace) -> Bandwidths:
     times: defaultdict[tuple[str, int, int], list[int]] = defaultdict(list)
     left_out: Counter[str] = Counter()
     for operation in operations(trace):
-        answer = bandwidth(operation)
-        if isinstance(answer, str):
-            left_out[answer] += 1
+        try:
+            found = bandwidth(operation)
+        except DlearnError as why:
+            left_out[str(why)] += 1
         else:
-            times[answer.op, answer.ranks, answer.size_bytes].append(answer.duration_ns)
+            times[found.op, found.ranks, found.size_bytes].append(found.duration_ns)
     items = [
-        Bandwidth(op=op, ranks=ranks, size_bytes=size, duration_ns=round(median(found)), count=len(found))
-        for (op, ranks, size), found in sorted(times.items())
+        Bandwidth(op=op, ranks=ranks, size_bytes=size, duration_ns=round(median(alike)), count=len(alike))
+        for (op, ranks, size), alike in sorted(times.items())
     ]
     return Bandwidths(tuple(items), dict(left_out))
 

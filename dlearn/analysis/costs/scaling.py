@@ -44,7 +44,6 @@ class ScalingLine(msgspec.Struct, frozen=True, kw_only=True):
     place: int
     what: str
     name: str
-    control: bool
     sizes: tuple[int, ...]
     payload_bytes: tuple[int, ...]
     tensor_bytes: tuple[int, ...]
@@ -248,7 +247,6 @@ def _line(key: Key, same: Sequence[Message], sizes: tuple[int, ...], name: str) 
         place=place,
         what=_what(same, sizes, name),
         name=name,
-        control=same[0].control,
         sizes=sizes,
         payload_bytes=tuple(payloads),
         tensor_bytes=tuple(data),

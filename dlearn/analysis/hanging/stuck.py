@@ -18,14 +18,10 @@ from dlearn.trace.trace import Trace
 
 
 class Hang(msgspec.Struct, frozen=True):
-    """`waiting` ranks are inside `operation`; the ranks in `operation.missing` never called it.
-
-    `elsewhere` gives, for each of those, the call that it is inside of instead, or None if it waits for no message.
-    """
+    """`waiting` ranks are inside `operation`; the ranks in `operation.missing` never called it."""
 
     operation: Operation
     waiting: tuple[int, ...]
-    elsewhere: dict[int, Collective | PointToPoint | None]
 
 
 SOON_NS = 500_000_000
@@ -52,15 +48,7 @@ def hangs(trace: Trace) -> tuple[Hang, ...]:
     """
     usual = _usual_until_ns(trace) if any(process.stopped_ns is not None for process in trace.processes) else {}
     stuck = [each for each in operations(trace).unusual() if _is_stuck(each) and not _is_under_way(each, usual)]
-    calls = _open_calls(trace) if stuck else {}
-    return tuple(
-        Hang(
-            operation,
-            tuple(end.rank for end in operation.ends if _is_open(end)),
-            {rank: calls.get(rank) for rank in operation.missing},
-        )
-        for operation in stuck
-    )
+    return tuple(Hang(each, tuple(end.rank for end in each.ends if _is_open(end))) for each in stuck)
 
 
 @once

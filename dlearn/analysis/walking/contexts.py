@@ -52,11 +52,9 @@ def contexts(trace: Trace, messages: Sequence[Message]) -> WalkSource:
 def _from_the_first_on(trace: Trace, messages: Sequence[Message]) -> set[int]:
     """The contexts whose first request is among these: from the middle on nobody can say what was there already."""
     first: dict[int, RpcExchange] = {}
-    for exchange in trace.whole.rpc.exchanges:
+    for exchange in sorted(trace.whole.rpc.exchanges, key=lambda each: each.sent_ns or 0):
         if exchange.context is not None and exchange.sent_ns is not None:
-            known = first.setdefault(exchange.context, exchange)
-            if known.sent_ns is not None and exchange.sent_ns < known.sent_ns:
-                first[exchange.context] = exchange
+            first.setdefault(exchange.context, exchange)
     here = {
         id(message.operation.exchange) for message in messages if not message.step
     }  # its request, not its reply alone

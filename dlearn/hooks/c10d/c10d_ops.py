@@ -84,19 +84,17 @@ class Signature:
     def size(self, args: tuple[Any, ...]) -> int:
         """Bytes of the tensors that a Work of this call keeps alive."""
         return sum(
-            each.numel() * each.element_size() for where in (self.gives, self.gets) for each in _tensors(args, where)
+            each.numel() * each.element_size() for where in (self.gives, self.gets) for each in tensors_of(args, where)
         )
 
     def output(self, args: tuple[Any, ...]) -> torch.Tensor | None:
         """The first tensor that the call fills."""
-        return next(iter(_tensors(args, self.gets if self.gets is not None else self.gives)), None)
+        return next(iter(tensors_of(args, self.gets if self.gets is not None else self.gives)), None)
 
     def device(self, args: tuple[Any, ...]) -> torch.device | None:
         """Where its tensors are; None if it has none."""
-        for where in (self.gives, self.gets):
-            for tensor in _tensors(args, where):
-                return tensor.device
-        return None
+        tensors = (*tensors_of(args, self.gives), *tensors_of(args, self.gets))
+        return tensors[0].device if tensors else None
 
     def is_traced(self, args: tuple[Any, ...]) -> bool:
         """Whether it is only planned, on tensors without data (fake, or on "meta"): nothing will be sent.
@@ -104,7 +102,7 @@ class Signature:
         (The first argument is a tensor also where none is sent, as of a barrier.)
         """
         for where in (self.gives, self.gets, 0):
-            for tensor in _tensors(args, where):
+            for tensor in tensors_of(args, where):
                 return tensor.is_meta
         return False
 
@@ -135,18 +133,13 @@ def here(ops: Sequence[Op]) -> list[Op]:
     return [op for op in ops if not op.new or hasattr(torch.ops.c10d, op.schema)]
 
 
-def describe(args: tuple[Any, ...], index: int | None) -> tuple[TensorInfo, ...]:
-    """The outsides of a Tensor, Tensor[] or Tensor[][] argument (absent where it equals its default)."""
-    return tuple(map(describe_one, _tensors(args, index)))
-
-
 def split_bytes(args: tuple[Any, ...], signature: Signature) -> tuple[int, ...]:
     """Of an all-to-all with sizes of its own: the bytes of the input that go to each group rank."""
     where = signature.splits
     rows = args[where] if where is not None and where < len(args) else ()
     if not rows or signature.gives is None:
         return ()
-    (tensor,) = _tensors(args, signature.gives)
+    (tensor,) = tensors_of(args, signature.gives)
     row_bytes = tensor.element_size() * math.prod(tensor.shape[1:])
     return tuple(int(count) * row_bytes for count in rows)
 
@@ -169,15 +162,16 @@ def checksum(tensor: torch.Tensor) -> int | None:
     return zlib.crc32((ctypes.c_ubyte * size).from_address(tensor.data_ptr())) if size else 0
 
 
-def checksum_given(args: tuple[Any, ...], index: int | None) -> int | None:
+def checksum_given(tensors: Sequence[torch.Tensor]) -> int | None:
     """One for all the tensors that a rank gives to a collective; None if one of them has none, or there are none."""
-    sums = [checksum(tensor) for tensor in _tensors(args, index)]
+    sums = [checksum(tensor) for tensor in tensors]
     if not sums or any(each is None for each in sums):
         return None
     return sums[0] if len(sums) == 1 else zlib.crc32(repr(sums).encode())
 
 
-def _tensors(args: tuple[Any, ...], index: int | None) -> Sequence[torch.Tensor]:
+def tensors_of(args: tuple[Any, ...], index: int | None) -> Sequence[torch.Tensor]:
+    """Those in a Tensor, Tensor[] or Tensor[][] argument (absent where it equals its default)."""
     if index is None or index >= len(args):
         return ()
     argument = args[index]

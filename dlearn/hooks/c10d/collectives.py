@@ -29,12 +29,12 @@ from dlearn.hooks.c10d.c10d_ops import (
     Signature,
     checksum,
     checksum_given,
-    describe,
     describe_one,
     here,
     overload_of,
     place_of,
     split_bytes,
+    tensors_of,
 )
 from dlearn.hooks.c10d.groups import Groups, OwnGroup
 from dlearn.hooks.c10d.works import Callbacks, WaitingWorks, future_of
@@ -107,7 +107,7 @@ def _collective_kernel(
         number = begun = None
         try:
             group = groups.of_boxed(args[signature.group])
-            number = _note_collective(signature, args, group, emit, checksums)
+            number = _note_boxed(signature, args, group, emit, checksums)
             if group.on_gpu and not _is_coalesced(signature, args):
                 begun = times.mark(times.gpu(signature.device(args)))
         except Exception as error:
@@ -150,33 +150,19 @@ def _is_coalesced(signature: Signature, args: tuple[Any, ...]) -> bool:
     return ProcessGroup.unbox(args[signature.group]) in distributed_c10d._world.pg_coalesce_state
 
 
-def _note_collective(signature: Signature, args: tuple[Any, ...], group: OwnGroup, emit: Emit, checksums: bool) -> int:
-    made_by = caller(sys._getframe())
+def _note_boxed(signature: Signature, args: tuple[Any, ...], group: OwnGroup, emit: Emit, checksums: bool) -> int:
+    """A collective as the dispatcher hands it on."""
     root = args[signature.root] if signature.root is not None else None
-    inputs = describe(args, signature.gives)
-    outputs = describe(args, signature.gets)
+    inputs, outputs = tensors_of(args, signature.gives), tensors_of(args, signature.gets)
     if signature.op.name == "broadcast" and group.rank != root:
         inputs, outputs = (), inputs
-    return emit.event(
-        Collective,
-        op=signature.op.name,
-        group=group.name,
-        seq=next(group.collectives),
-        inputs=inputs,
-        outputs=outputs,
-        root=root,
-        role=made_by.role,
-        launcher=made_by.launcher,
-        backward=made_by.backward,
-        bucket_index=made_by.bucket_index,
-        splits=split_bytes(args, signature),
-        checksum=checksum_given(args, signature.gives) if checksums and inputs else None,
-        phase=made_by.phase,
-        site=made_by.site,
+    splits = split_bytes(args, signature)
+    return note_collective(
+        signature.op.name, group, inputs, outputs, emit, root=root, splits=splits, checksums=checksums
     )
 
 
-def note_python_collective(
+def note_collective(
     op: str,
     group: OwnGroup,
     inputs: Sequence[torch.Tensor],
@@ -187,7 +173,10 @@ def note_python_collective(
     splits: Sequence[int] = (),
     checksums: bool = False,
 ) -> int:
-    """A collective of a Python process group, which the dispatcher does not see. To be called by `operation` alone."""
+    """A collective with the tensors that this rank gives and gets.
+
+    Those of a Python process group the dispatcher does not see; they come from `operation`.
+    """
     made_by = caller(sys._getframe())
     return emit.event(
         Collective,
@@ -202,7 +191,7 @@ def note_python_collective(
         backward=made_by.backward,
         bucket_index=made_by.bucket_index,
         splits=tuple(splits),
-        checksum=checksum_given((inputs,), 0) if checksums and inputs else None,
+        checksum=checksum_given(inputs) if checksums and inputs else None,
         phase=made_by.phase,
         site=made_by.site,
     )

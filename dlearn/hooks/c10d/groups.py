@@ -14,6 +14,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
@@ -23,6 +24,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, Store, _dump_fr_trace_json  # type: ignore[attr-defined]
 
 from dlearn.hooks import Emit, Undo
+from dlearn.hooks.patches import replaced
 from dlearn.trace.event import GroupFact
 
 
@@ -87,14 +89,11 @@ def watch_groups(
         tell(destroying, None if group is dist.GroupMember.WORLD else group)
         return destroy(*args, **kwargs)
 
-    c10d._new_process_group_helper = _new_process_group_helper
-    c10d.destroy_process_group = dist.destroy_process_group = destroy_process_group
-
-    def undo() -> None:
-        c10d._new_process_group_helper = make
-        c10d.destroy_process_group = dist.destroy_process_group = destroy
-
-    return undo
+    undo = ExitStack()
+    undo.callback(replaced(c10d, "_new_process_group_helper", _new_process_group_helper))
+    for owner in (c10d, dist):
+        undo.callback(replaced(owner, "destroy_process_group", destroy_process_group))
+    return undo.close
 
 
 class Groups:

@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import Work
 
 from dlearn.hooks import Emit, Undo
 from dlearn.hooks.compiler import untraced
+from dlearn.hooks.patches import replaced
 from dlearn.trace.event import NOT_OBSERVED
 
 WORKS_HELD = 1000
@@ -150,12 +151,7 @@ class WaitingWorks:
             self._ended(work, "")
             return result
 
-        Work.wait = wait  # type: ignore[method-assign, assignment]
-
-        def restore() -> None:
-            Work.wait = original  # type: ignore[method-assign]
-
-        return restore
+        return replaced(Work, "wait", wait)
 
     def watch_wait_tensor(self, after: torch.DispatchKeySet) -> Undo:
         """Functional collectives wait in C++, through the op `wait_tensor` on the output."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,6 +22,7 @@ from dlearn.hooks.compiler import untraced
 from dlearn.hooks.cuda_times import CudaTimes
 from dlearn.hooks.ddp.stretches import Stretches
 from dlearn.hooks.host import Host
+from dlearn.hooks.patches import replaced
 from dlearn.trace.event import Bucket, Gradient
 
 
@@ -49,14 +50,11 @@ def install(host: Host) -> Undo:
             yield
         stretches.forward_ends(self)
 
-    DistributedDataParallel._inside_ddp_forward = _inside_ddp_forward  # type: ignore[method-assign]
-
-    def undo() -> None:
-        DistributedDataParallel._inside_ddp_forward = original  # type: ignore[method-assign]
-        stretches.undo.close()
-        watch.remove()
-
-    return undo
+    undo = ExitStack()
+    undo.callback(watch.remove)
+    undo.callback(stretches.undo.close)
+    undo.callback(replaced(DistributedDataParallel, "_inside_ddp_forward", _inside_ddp_forward))
+    return undo.close
 
 
 class _Watch:

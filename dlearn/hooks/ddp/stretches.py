@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from dlearn.hooks import Emit
 from dlearn.hooks.compiler import untraced
 from dlearn.hooks.cuda_times import CudaTimes, Mark
+from dlearn.hooks.patches import replaced
 from dlearn.trace.event import Stretch
 
 _FAKES = torch._C._TorchDispatchModeKey.FAKE
@@ -74,12 +75,7 @@ class Stretches:
             self._note("backward", began)
             return result
 
-        engine._engine_run_backward = run_backward
-
-        def restore() -> None:
-            engine._engine_run_backward = original
-
-        self.undo.callback(restore)
+        self.undo.callback(replaced(engine, "_engine_run_backward", run_backward))
 
     def _follow_optimizers(self) -> None:
         @untraced

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -27,47 +28,40 @@ def replace(emit: Emit) -> Undo:
     if MPI.Is_finalized():
         return lambda: None
     watch = mpi_watch.active = Watch(emit)
-    names = _MpiNames()
-    names.put(STANDING)
+    undo = ExitStack()
+    undo.callback(_stop, watch)
+    _put(STANDING, undo)
     if MPI.Is_initialized():
-        _put_comms(names)
+        _put_comms(undo)
     else:
         # With mpi4py.rc.initialize = False the program begins MPI itself; before that there are no communicators.
-        names.put({name: partial(_begin, getattr(MPI, name), names) for name in ("Init", "Init_thread")})
-
-    def undo() -> None:
-        names.give_back()
-        mpi_watch.active = None
-        watch.close()
-
-    return undo
+        _put({name: partial(_begin, getattr(MPI, name), undo) for name in ("Init", "Init_thread")}, undo)
+    return undo.close
 
 
-class _MpiNames:
-    """Names of mpi4py's module that hold something of ours."""
-
-    def __init__(self) -> None:
-        self._before: dict[str, Any] = {}
-        self._ours: dict[str, Any] = {}
-
-    def put(self, ours: Mapping[str, Any]) -> None:
-        for name, each in ours.items():
-            self._before[name], self._ours[name] = getattr(MPI, name), each
-            setattr(MPI, name, each)
-
-    def give_back(self) -> None:
-        for name, each in self._ours.items():
-            if getattr(MPI, name) is each:  # Else the program has put its own there.
-                setattr(MPI, name, self._before[name])
+def _put(ours: Mapping[str, Any], undo: ExitStack) -> None:
+    for name, each in ours.items():
+        undo.callback(_give_back, name, each, getattr(MPI, name))
+        setattr(MPI, name, each)
 
 
-def _put_comms(names: _MpiNames) -> None:
+def _give_back(name: str, ours: Any, before: Any) -> None:
+    if getattr(MPI, name) is ours:  # Else the program has put its own there.
+        setattr(MPI, name, before)
+
+
+def _stop(watch: Watch) -> None:
+    mpi_watch.active = None
+    watch.close()
+
+
+def _put_comms(undo: ExitStack) -> None:
     ours = STANDING["Intracomm"]
-    names.put({"COMM_WORLD": ours(COMM_WORLD), "COMM_SELF": ours(COMM_SELF)})
+    _put({"COMM_WORLD": ours(COMM_WORLD), "COMM_SELF": ours(COMM_SELF)}, undo)
 
 
-def _begin(init: Callable[..., Any], names: _MpiNames, *args: Any, **kwargs: Any) -> Any:
+def _begin(init: Callable[..., Any], undo: ExitStack, *args: Any, **kwargs: Any) -> Any:
     answer = init(*args, **kwargs)
     if mpi_watch.active is not None:
-        _put_comms(names)
+        _put_comms(undo)
     return answer

@@ -20,7 +20,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from itertools import chain, repeat
 from pathlib import Path
@@ -32,6 +32,7 @@ from torch.distributed.rpc import backend_registry
 
 from dlearn.hooks import Emit, Undo
 from dlearn.hooks.c10d.groups import Made
+from dlearn.hooks.patches import replaced
 from dlearn.trace.job_facts import ClockReading, Joined, Peer
 
 ROUNDS = 200
@@ -105,13 +106,10 @@ class Desk:
             self._guarded(self._join, "rpc", kwargs["store"], kwargs["rank"], kwargs["world_size"])
             return agent
 
-        backend_registry.init_backend = init_backend
-
-        def undo() -> None:
-            self._guarded(self.close)
-            backend_registry.init_backend = make_agent
-
-        return undo
+        undo = ExitStack()
+        undo.callback(replaced(backend_registry, "init_backend", init_backend))
+        undo.callback(self._guarded, self.close)
+        return undo.close
 
     def close(self) -> None:
         """The last readings; then the threads end."""

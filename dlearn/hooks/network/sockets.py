@@ -107,7 +107,10 @@ class Sockets:
             self._emit.fact(NotMeasured(reason=f"{sys.platform} tells no process about the bytes in its sockets"))
             return
         owner = UNKNOWN_GROUP if len(groups) > 1 else next(iter(groups), None)
-        self._guarded(lambda: self._look(owner))
+        try:
+            self._look(owner)
+        except Exception as error:
+            self._emit.failed("the counters of sockets", error)
 
     def making(self, store: Store | None) -> None:
         """A group is about to be made that meets in this store: what has come so far is none of its connections."""
@@ -128,17 +131,15 @@ class Sockets:
 
     def note_strangers(self) -> None:
         """The connections that have come are of no group that is known."""
-        if self._getsockopt is not None:
-            self._look(NO_GROUP)
+        self._look(NO_GROUP)
 
     def pass_over(self) -> None:
         """The connections that have come are not counted: by these RPC's workers agree before they have an agent."""
-        if self._getsockopt is not None:
-            self._look(None)
+        self._look(None)
 
     def watch(self, group: str) -> bool:
         """Watch the connections that have come since then, as this group's, or RPC's. True if there are any."""
-        return self._getsockopt is not None and self._look(group)
+        return self._look(group)
 
     def settle(self) -> bool:
         """Wait until nothing is on its way: the counters stand still, no call of RPC waits for its reply, and no
@@ -178,6 +179,8 @@ class Sockets:
 
     def _look(self, group: str | None) -> bool:
         """Take note of all connections that are new; those of `group` are watched from now on. True if there are."""
+        if self._getsockopt is None:
+            return False
         found = False
         self.ignored_ports |= _ports_of(store for _, store in list(dist.distributed_c10d._world.pg_map.values()))
         for fd, inode in _own_sockets():
@@ -208,12 +211,6 @@ class Sockets:
             self._rpc = self._rpc or owner == RPC
             found = True
         return found
-
-    def _guarded(self, do: Callable[[], object]) -> None:
-        try:
-            do()
-        except Exception as error:
-            self._emit.failed("the counters of sockets", error)
 
 
 def _open_calls() -> int:
