@@ -12,6 +12,7 @@ are reported as windows, and `analysis` finds in the agent's own log what was se
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -67,49 +68,37 @@ def _watch_calls(emit: Emit, watchers: Watchers) -> Undo:
 
 
 def watch_agents(calls: RpcCalls, patches: Patches, watchers: Watchers) -> None:
-    state = {"log": ""}
+    log = ""
 
-    def init_backend(original: Any) -> Any:
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            guarded(calls.emit, "init_rpc", watchers.strangers)
-            try:
-                state["log"] = watchers.open_log()
-            except Exception as error:
-                state["log"] = f"{type(error).__name__}: {error}"
-            agent = original(*args, **kwargs)
-            guarded(calls.emit, "init_rpc", watchers.connected)
-            return agent
+    def make_agent() -> None:
+        nonlocal log
+        guarded(calls.emit, "init_rpc", watchers.strangers)
+        try:
+            log = watchers.open_log()
+        except Exception as error:
+            log = f"{type(error).__name__}: {error}"
 
-        return wrapper
+    def around(before: Callable[[], object] = _nothing, after: Callable[[], object] = _nothing) -> Any:
+        def make(original: Any) -> Any:
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                guarded(calls.emit, original.__name__, before)
+                result = original(*args, **kwargs)
+                guarded(calls.emit, original.__name__, after)
+                return result
 
-    def make_group(original: Any) -> Any:
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            group = original(*args, **kwargs)
-            guarded(calls.emit, "init_rpc", watchers.strangers)
-            return group
+            return wrapper
 
-        return wrapper
+        return make
 
-    def init_states(original: Any) -> Any:
-        def wrapper(agent: Any) -> Any:
-            result = original(agent)
-            guarded(calls.emit, "init_rpc", lambda: _meet(calls, agent, state["log"]))
-            return result
+    # Before the shutdown is final everybody is done, and the connections are still there.
+    patches.replace(api, "_finalize_shutdown", around(watchers.disconnecting))
+    patches.replace(backend_registry, "init_backend", around(make_agent, watchers.connected))
+    patches.replace(backend_registry, "_init_process_group", around(after=watchers.strangers))
+    patches.replace(api, "_init_rpc_states", around(after=lambda: _meet(calls, _get_current_rpc_agent(), log)))
 
-        return wrapper
 
-    def finalize(original: Any) -> Any:
-        def wrapper() -> Any:
-            # Everybody is done, and the connections are still there.
-            guarded(calls.emit, "rpc.shutdown", watchers.disconnecting)
-            return original()
-
-        return wrapper
-
-    patches.replace(api, "_finalize_shutdown", finalize)
-    patches.replace(backend_registry, "init_backend", init_backend)
-    patches.replace(backend_registry, "_init_process_group", make_group)
-    patches.replace(api, "_init_rpc_states", init_states)
+def _nothing() -> None:
+    pass
 
 
 def _meet(calls: RpcCalls, agent: Any, log: str) -> None:

@@ -122,6 +122,28 @@ def guarded(emit: Emit, where: str, do: Callable[[], object]) -> None:
         emit.failed(where, error)
 
 
+def watch_runs(emit: Emit, node: Any, begins: Callable[[Any], Any], ends: Callable[[Any], object]) -> None:
+    """Call `begins` with the gradients that a node of autograd gets at each run, and `ends` with what it returned.
+
+    The hooks must not hold the node: it holds them. A run of which `begins` returns None is passed over.
+    """
+    began: dict[int, Any] = {}
+
+    def before(gradients: Sequence[torch.Tensor | None]) -> None:
+        def begin() -> None:
+            began[torch._C._current_graph_task_id()] = begins(gradients)
+
+        guarded(emit, "a node of autograd", begin)
+
+    def after(*_: Any) -> None:
+        begun = began.pop(torch._C._current_graph_task_id(), None)
+        if begun is not None:
+            guarded(emit, "a node of autograd", lambda: ends(begun))
+
+    node.register_prehook(before)
+    node.register_hook(after)
+
+
 def error_of(future: Any) -> str:
     try:
         future.value()
@@ -155,9 +177,9 @@ def result_of_cpp(value: Any) -> RpcResult:
     return RpcResult(describe_all(tensors), packed_value(value), needs_grad)
 
 
-def describe_all(tensors: Sequence[torch.Tensor]) -> tuple[TensorInfo, ...]:
+def describe_all(tensors: Sequence[torch.Tensor | None]) -> tuple[TensorInfo, ...]:
     """Their outsides, with the payload that RPC sends."""
-    return tuple(_describe(each) for each in tensors)
+    return tuple([_describe(each) for each in tensors if each is not None])
 
 
 def _describe(tensor: torch.Tensor) -> TensorInfo:
