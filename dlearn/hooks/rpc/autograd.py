@@ -23,32 +23,20 @@ from torch._C._distributed_autograd import _current_context, _retrieve_context
 from torch.nn.modules import module as modules
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from dlearn.hooks import Emit, Undo
-from dlearn.hooks.rpc.rpc_state import Watchers, describe_all, guarded, watch_runs
+from dlearn.hooks import Emit
+from dlearn.hooks.rpc.rpc_state import describe_all, guarded, watch_runs
 from dlearn.trace.event import AutogradNode, AutogradRun
 
 MOST_CONTEXTS = 16
 """At once, that a parameter is used in: its node is the same in all of them."""
 
 
-def watch_graph(emit: Emit, watchers: Watchers) -> tuple[Watchers, Undo]:
-    """Report the nodes of each context, and their runs, to `emit`: by these watchers, until undone."""
-    names = _ParameterNames(emit)
-    graph = _Graph(emit, names)
+class Graph:
+    """This worker's pieces of the graphs of all contexts: their nodes and these nodes' runs, reported to `emit`."""
 
-    def undo() -> None:
-        graph.on = False
-        names.remove()
-
-    return watchers._replace(tensors=graph.tensors, backward=graph.backward), undo
-
-
-class _Graph:
-    """This worker's pieces of the graphs of all contexts."""
-
-    def __init__(self, emit: Emit, names: _ParameterNames) -> None:
-        self.on = True
-        self._emit, self._names = emit, names
+    def __init__(self, emit: Emit) -> None:
+        self._on = True
+        self._emit, self._names = emit, _ParameterNames(emit)
         self._key = object()
         self._lock = threading.Lock()
         self._numbers = itertools.count()
@@ -56,6 +44,11 @@ class _Graph:
         """Contexts in which C++ may have made more nodes since we last looked."""
         self._tasks: dict[int, int] = {}
         """The context of each of the engine's tasks."""
+
+    def stop(self) -> None:
+        """Report nothing any more."""
+        self._on = False
+        self._names.remove()
 
     def tensors(self, context: int, tensors: Sequence[torch.Tensor]) -> None:
         """They pass the pickler, on their way out or in."""
@@ -119,7 +112,7 @@ class _Graph:
         collects, crosses = hasattr(node, "variable"), node.name().endswith("RecvRpcBackward")
 
         def begins(gradients: Sequence[torch.Tensor | None]) -> dict[str, Any] | None:
-            context = self._context_of(torch._C._current_graph_task_id(), numbers, collects) if self.on else None
+            context = self._context_of(torch._C._current_graph_task_id(), numbers, collects) if self._on else None
             if context is None:
                 return None
             if context in self._growing:

@@ -22,7 +22,6 @@ from dlearn.hooks.rpc.rpc_state import (
     AnsweredCall,
     CallId,
     RpcCalls,
-    Watchers,
     describe_all,
     error_of,
     guarded,
@@ -33,9 +32,8 @@ from dlearn.hooks.rpc.rpc_windows import watch_crossings
 from dlearn.trace.event import RpcArrival, RpcReply, RpcRun, RpcWindow, RRefFork
 
 
-def watch_pickler(calls: RpcCalls, patches: Patches, watchers: Watchers) -> None:
-    emit = calls.emit
-    calls.watch_tensors = watchers.tensors
+def watch_pickler(calls: RpcCalls, patches: Patches) -> None:
+    emit, graph = calls.emit, calls.graph
 
     def serialize(original: Any) -> Any:
         def wrapper(self: Any, value: Any) -> tuple[bytes, list[torch.Tensor]]:
@@ -55,8 +53,8 @@ def watch_pickler(calls: RpcCalls, patches: Patches, watchers: Watchers) -> None
                 else:
                     context = calls.answering.get(thread, (None, context))[1]
                     data += _note_reply(calls, thread, value, data, tensors)
-                if watchers.tensors is not None:
-                    watchers.tensors(context, tensors)
+                if graph is not None:
+                    graph.tensors(context, tensors)
             except Exception as error:
                 emit.failed("an RPC's data", error)
             return data, tensors
@@ -80,8 +78,8 @@ def watch_pickler(calls: RpcCalls, patches: Patches, watchers: Watchers) -> None
                     value = _note_request(calls, call, value, arrived_ns, context, remote=kind == REMOTE)
                 else:
                     _note_arrival(calls, call, arrived_ns, fetched=kind == FETCHED)
-                if watchers.tensors is not None:
-                    watchers.tensors(context, tensors)
+                if graph is not None:
+                    graph.tensors(context, tensors)
             except Exception as error:
                 emit.failed("an RPC's data", error)
             return value
@@ -197,10 +195,9 @@ class _Run:
                 return future.value()
 
             return result.then(then)
-        watch = calls.watch_tensors
-        if self._remote and watch is not None and self._context >= 0:
+        if self._remote and calls.graph is not None and self._context >= 0:
             # It stays here for now; when it is fetched, nobody may know in which context it was made.
-            guarded(calls.emit, "a remote value", lambda: watch(self._context, tensors_in(result)))
+            guarded(calls.emit, "a remote value", lambda: calls.graph.tensors(self._context, tensors_in(result)))
         self._end(thread)
         return result
 

@@ -18,7 +18,6 @@ from dlearn.hooks.callers import caller
 from dlearn.hooks.patches import Patches
 from dlearn.hooks.rpc.rpc_state import (
     RpcCalls,
-    Watchers,
     describe_all,
     guarded,
     result_of_cpp,
@@ -29,8 +28,8 @@ from dlearn.hooks.rpc.rpc_state import (
 from dlearn.trace.event import RpcResult, RpcWindow
 
 
-def watch_windows(calls: RpcCalls, patches: Patches, watchers: Watchers) -> None:
-    emit = calls.emit
+def watch_windows(calls: RpcCalls, patches: Patches) -> None:
+    emit, count = calls.emit, calls.host.count_phase
 
     @contextmanager
     def window(op: str, **facts: Any) -> Iterator[dict[str, Any]]:
@@ -63,7 +62,7 @@ def watch_windows(calls: RpcCalls, patches: Patches, watchers: Watchers) -> None
 
     def new_context(original: Any) -> Any:
         def wrapper() -> Any:
-            guarded(emit, "a context", watchers.phase)
+            guarded(emit, "a context", count)
             context = original()
             number = context._context_id()
             calls.context[this_thread()] = number
@@ -75,10 +74,10 @@ def watch_windows(calls: RpcCalls, patches: Patches, watchers: Watchers) -> None
     def release_context(original: Any) -> Any:
         def wrapper(number: int) -> Any:
             calls.context.pop(this_thread(), None)
-            guarded(emit, "a context", watchers.phase)
+            guarded(emit, "a context", count)
             with window("release", context=number, phase="cleanup"):
                 result = original(number)
-            guarded(emit, "a context", watchers.phase)
+            guarded(emit, "a context", count)
             if number in calls.contexts_open:
                 emit.end(calls.contexts_open.pop(number), by="return")
             return result
@@ -87,17 +86,17 @@ def watch_windows(calls: RpcCalls, patches: Patches, watchers: Watchers) -> None
 
     @contextmanager
     def backward_pass(context: int, roots: Any, site: str) -> Iterator[None]:
-        guarded(emit, "backward", watchers.phase)
+        guarded(emit, "backward", count)
         with window("backward", context=context, phase="backward", site=site):
             try:
                 for message, node in _retrieve_context(context)._recv_functions().items():
                     _watch_crossing(calls, node, message, context, None)
-                if watchers.backward is not None:
-                    watchers.backward(context, roots)
+                if calls.graph is not None:
+                    calls.graph.backward(context, roots)
             except Exception as error:
                 emit.failed("backward", error)
             yield
-        guarded(emit, "backward", watchers.phase)
+        guarded(emit, "backward", count)
 
     def backward(original: Any) -> Any:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
