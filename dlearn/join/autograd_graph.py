@@ -88,15 +88,11 @@ def contexts_with_graph(trace: Trace) -> list[int | None]:
 
 def join_graph(trace: Trace, context: int | None = None) -> AutogradGraph:
     """The graph of this context, by default the last one that this selection of the trace has one of."""
-    contexts = contexts_with_graph(trace)
-    if context is None and contexts:
-        context = contexts[-1]
-    found = [event for event in trace.whole.events if isinstance(event, AutogradNode) and event.context == context]
-    runs = {
-        Key(event.rank, event.node): event
-        for event in trace.whole.events
-        if isinstance(event, AutogradRun) and event.context == context
-    }
+    if context is None:
+        context = next(reversed(contexts_with_graph(trace)), None)
+    events = [event for event in trace.whole.events if getattr(event, "context", None) == context]
+    found = [event for event in events if isinstance(event, AutogradNode)]
+    runs = {Key(event.rank, event.node): event for event in events if isinstance(event, AutogradRun)}
     nodes = {key: _node(event, runs.get(key)) for event in found if (key := Key(event.rank, event.node))}
     edges = [
         Edge(Key(event.rank, event.node), Key(event.rank, following)) for event in found for following in event.next
@@ -110,16 +106,8 @@ def join_graph(trace: Trace, context: int | None = None) -> AutogradGraph:
 
 
 def _node(event: AutogradNode, run: AutogradRun | None) -> Node:
-    return Node(
-        Key(event.rank, event.node),
-        event.name,
-        event.shapes,
-        event.parameter,
-        event.message,
-        start_ns=run.start_ns if run is not None else None,
-        end_ns=run.end_ns if run is not None else None,
-        timed_by="hook" if run is not None else "",
-    )
+    node = Node(Key(event.rank, event.node), event.name, event.shapes, event.parameter, event.message)
+    return node if run is None else replace(node, start_ns=run.start_ns, end_ns=run.end_ns, timed_by="hook")
 
 
 def _join(trace: Trace, nodes: Iterable[Node], runs: dict[Key, AutogradRun]) -> tuple[list[Edge], list[str]]:
