@@ -8,7 +8,7 @@ from dlearn.hooks.c10d.groups import Groups
 from dlearn.hooks.cuda_times import CudaTimes
 from dlearn.hooks.network.clock import Desk
 from dlearn.hooks.network.sockets import Sockets
-from dlearn.hooks.rpc.rpc_state import Watchers
+from dlearn.hooks.rpc.rpc_agent_log import AgentLog
 from dlearn.trace.options import Options
 from dlearn.trace.source import Emit
 
@@ -22,10 +22,20 @@ class Host(Emit, Protocol):
     sockets: Sockets
     desk: Desk | None
     """None where all ranks are known to be on this host."""
-    watchers: Watchers
+    log: AgentLog
+    """The RPC agent's own."""
 
     def count(self) -> None:
         """Write down the counters of bytes on the wire."""
+
+    def count_phase(self) -> None:
+        """Do so where each phase of an iteration over RPC is measured, as one begins or ends."""
+
+    def watch_rpc_sockets(self) -> None:
+        """Take the connections that have come since `sockets.pass_over` for the RPC agent's."""
+
+    def disconnecting(self) -> None:
+        """Read the counters of the agent's connections, which are about to be closed."""
 
     def begin_step(self, number: int) -> None:
         """Note that the optimizer has made `number` steps: the next one begins."""

@@ -87,9 +87,8 @@ def contexts_with_graph(trace: Trace) -> list[int | None]:
 
 def join_graph(trace: Trace, context: int | None = None) -> AutogradGraph:
     """The graph of this context, by default the last one that this selection of the trace has one of."""
-    contexts = contexts_with_graph(trace)
-    if context is None and contexts:
-        context = contexts[-1]
+    if context is None:
+        context = next(reversed(contexts_with_graph(trace)), None)
     found = [event for event in trace.whole.of(AutogradNode) if event.context == context]
     runs = {Key(event.rank, event.node): event for event in trace.whole.of(AutogradRun) if event.context == context}
     nodes = {key: _node(event, runs.get(key)) for event in found if (key := Key(event.rank, event.node))}
@@ -105,16 +104,8 @@ def join_graph(trace: Trace, context: int | None = None) -> AutogradGraph:
 
 
 def _node(event: AutogradNode, run: AutogradRun | None) -> Node:
-    return Node(
-        Key(event.rank, event.node),
-        event.name,
-        event.shapes,
-        event.parameter,
-        event.message,
-        start_ns=run.start_ns if run is not None else None,
-        end_ns=run.end_ns if run is not None else None,
-        timed_by="hook" if run is not None else "",
-    )
+    node = Node(Key(event.rank, event.node), event.name, event.shapes, event.parameter, event.message)
+    return node if run is None else replace(node, start_ns=run.start_ns, end_ns=run.end_ns, timed_by="hook")
 
 
 def _join(trace: Trace, nodes: Iterable[Node], runs: dict[Key, AutogradRun]) -> tuple[list[Edge], list[str]]:

@@ -22,7 +22,6 @@ from dlearn.hooks.cuda_times import CudaTimes
 from dlearn.hooks.network.clock import Desk
 from dlearn.hooks.network.sockets import RPC, Sockets
 from dlearn.hooks.rpc.rpc_agent_log import AgentLog
-from dlearn.hooks.rpc.rpc_state import Watchers
 from dlearn.recorder import sources
 from dlearn.recorder.gathering import gather
 from dlearn.recorder.hang_watch import HangWatch
@@ -100,15 +99,7 @@ class Recording:
         self._writer = Writer(path, max_bytes=options.max_bytes, header=header if lazy else None)
         ignore = self.sockets.ignored_ports.add
         self.desk = None if alone else Desk(self, self._writer.path, self._clock, ignore, keep_store=options.gather)
-        self._log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
-        self.watchers = Watchers(
-            self._log.open,
-            self._log.close,
-            self.sockets.pass_over,
-            self.watch_rpc_sockets,
-            self._disconnecting,
-            self._phase,
-        )
+        self.log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
         self._watch = HangWatch(self, self._writer.path, options.hang_after) if options.hang_after else None
         try:
             if not lazy:
@@ -293,7 +284,7 @@ class Recording:
         if self._measure is not None and (opened or self.meet is None) and self.sockets.watch(RPC):
             self.count()
 
-    def _disconnecting(self) -> None:
+    def disconnecting(self) -> None:
         """Before anybody closes RPC's connections, everybody reads what went over them."""
         self.count()
         if self.desk is not None:
@@ -301,7 +292,7 @@ class Recording:
         if self.meet is not None:
             self.meet()
 
-    def _phase(self) -> None:
+    def count_phase(self) -> None:
         if self._measure == "phase":
             self.count()
 
@@ -363,7 +354,7 @@ class Recording:
         self.posted.clear()
         self.sockets.forget()
         self.times.forget()
-        self._log.forget(log_path(path))
+        self.log.forget(log_path(path))
         if self.desk is not None:
             self.desk.forget(path)
         if self._watch is not None:

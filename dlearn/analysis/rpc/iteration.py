@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -225,35 +226,29 @@ def _phases(
     trace: Trace, rank: int, context: RpcWindow, told: Sequence[tuple[str, Message]], meter: Meter | None
 ) -> list[PhaseBytes]:
     """What the driver sent and what came to it, in each phase. Measured with `measure="phase"`, at the driver."""
-    sums: dict[tuple[str, int, int], list[int]] = {}
+    ways: dict[tuple[str, int, int], list[Message]] = defaultdict(list)
     for phase, message in told:
-        for key in [(phase, message.src, message.dst)] if rank in (message.src, message.dst) else []:
-            known = sums.setdefault(key, [0, 0, 0])
-            known[0] += 1
-            known[1] += wire_bytes(message) or 0
-            known[2] += message.observer_bytes
+        if rank in (message.src, message.dst):
+            ways[phase, message.src, message.dst].append(message)
     measured = _measured(trace, rank, context, meter)
     return [
         PhaseBytes(
             phase=phase,
             src=src,
             dst=dst,
-            message_count=count,
-            predicted_bytes=predicted,
-            observer_bytes=observer,
+            message_count=len(found),
+            predicted_bytes=sum([wire_bytes(message) or 0 for message in found]),
+            observer_bytes=sum([message.observer_bytes for message in found]),
             measured_bytes=measured.get((phase, src, dst)),
         )
-        for (phase, src, dst), (count, predicted, observer) in sums.items()
+        for (phase, src, dst), found in ways.items()
     ]
 
 
 def _measured(trace: Trace, rank: int, context: RpcWindow, meter: Meter | None) -> dict[tuple[str, int, int], int]:
     """Between the samples that stand around the phases: before the context, around its backward, around its end."""
-    inside = [
-        event
-        for event in trace.whole.events
-        if isinstance(event, RpcWindow) and event.rank == rank and event.context == context.context
-    ]
+    mine = [event for event in trace.whole.of(RpcWindow) if event.rank == rank]
+    inside = [event for event in mine if event.context == context.context]
     backward = next((event for event in inside if event.op == "backward"), None)
     release = next((event for event in inside if event.op == "release"), None)
     if meter is None or backward is None or release is None or None in (backward.end_ns, release.end_ns):
@@ -261,14 +256,12 @@ def _measured(trace: Trace, rank: int, context: RpcWindow, meter: Meter | None) 
     if not meter.received or all(still is None for still in meter.still):
         return {}
     times = meter.times_ns
-    start = _last_before(times, context.start_ns)
-    turn = _last_before(times, backward.start_ns)
-    back = _first_after(times, backward.end_ns or 0)
-    end = _last_before(times, release.start_ns)
-    over = _first_after(times, release.end_ns or 0)
+    before = [bisect_right(times, at_ns) - 1 for at_ns in (context.start_ns, backward.start_ns, release.start_ns)]
+    after = [bisect_left(times, at_ns or 0) for at_ns in (backward.end_ns, release.end_ns)]
+    borders = (before[0], before[1], after[0], before[2], after[1])
     found: dict[tuple[str, int, int], int] = {}
-    for phase, first, last in zip(_PHASES, (start, turn, back, end), (turn, back, end, over), strict=True):
-        if first is None or last is None or first < meter.known_from:
+    for phase, (first, last) in zip(_PHASES, pairwise(borders), strict=True):
+        if not 0 <= first < len(times) or not 0 <= last < len(times) or first < meter.known_from:
             continue
         for edge, size in meter.between(first, last).items():
             if edge[0] == RPC:
@@ -277,16 +270,6 @@ def _measured(trace: Trace, rank: int, context: RpcWindow, meter: Meter | None) 
             if edge[0] == RPC:
                 found[phase, edge[1], rank] = size - meter.received[first][edge]
     return found
-
-
-def _last_before(times: Sequence[int], at_ns: int) -> int | None:
-    place = bisect_right(times, at_ns) - 1
-    return place if place >= 0 else None
-
-
-def _first_after(times: Sequence[int], at_ns: int) -> int | None:
-    place = bisect_left(times, at_ns)
-    return place if place < len(times) else None
 
 
 def _wire(message: Message | None) -> str:

@@ -23,32 +23,20 @@ from torch._C._distributed_autograd import _current_context, _retrieve_context
 from torch.nn.modules import module as modules
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from dlearn.hooks import Emit, Undo
-from dlearn.hooks.rpc.rpc_state import Watchers, describe_all
+from dlearn.hooks import Emit
+from dlearn.hooks.rpc.rpc_state import describe_all, guarded, watch_runs
 from dlearn.trace.event import AutogradNode, AutogradRun
 
 MOST_CONTEXTS = 16
 """At once, that a parameter is used in: its node is the same in all of them."""
 
 
-def watch_graph(emit: Emit, watchers: Watchers) -> tuple[Watchers, Undo]:
-    """Report the nodes of each context, and their runs, to `emit`: by these watchers, until undone."""
-    names = _ParameterNames(emit)
-    graph = _Graph(emit, names)
+class Graph:
+    """This worker's pieces of the graphs of all contexts: their nodes and these nodes' runs, reported to `emit`."""
 
-    def undo() -> None:
-        graph.on = False
-        names.remove()
-
-    return watchers._replace(tensors=graph.tensors, backward=graph.backward), undo
-
-
-class _Graph:
-    """This worker's pieces of the graphs of all contexts."""
-
-    def __init__(self, emit: Emit, names: _ParameterNames) -> None:
-        self.on = True
-        self._emit, self._names = emit, names
+    def __init__(self, emit: Emit) -> None:
+        self._on = True
+        self._emit, self._names = emit, _ParameterNames(emit)
         self._key = object()
         self._lock = threading.Lock()
         self._numbers = itertools.count()
@@ -56,6 +44,11 @@ class _Graph:
         """Contexts in which C++ may have made more nodes since we last looked."""
         self._tasks: dict[int, int] = {}
         """The context of each of the engine's tasks."""
+
+    def stop(self) -> None:
+        """Report nothing any more."""
+        self._on = False
+        self._names.remove()
 
     def tensors(self, context: int, tensors: Sequence[torch.Tensor]) -> None:
         """They pass the pickler, on their way out or in."""
@@ -74,10 +67,9 @@ class _Graph:
 
     def _capture(self, context: int, tensors: Sequence[torch.Tensor] = (), *, hook: bool) -> None:
         """Report the nodes that are there by now and were not before."""
-        try:
-            known = _retrieve_context(context)
-        except RuntimeError:
-            return  # It has been released, or this worker takes no part in it yet.
+        known = _piece(context)
+        if known is None:
+            return
         crossings = [*known._send_functions().items(), *known._recv_functions().items()]
         messages = {id(node): message for message, node in crossings}
         starts = [node for _, node in crossings] + [each.grad_fn for each in tensors if each.grad_fn is not None]
@@ -116,40 +108,24 @@ class _Graph:
         )
 
     def _watch(self, node: Any, numbers: dict[int, int]) -> None:
-        """Report its runs. The hooks must not hold the node: it holds them."""
+        """Report its runs."""
         collects, crosses = hasattr(node, "variable"), node.name().endswith("RecvRpcBackward")
-        began: dict[int, dict[str, Any]] = {}
 
-        def before(gradients: Sequence[torch.Tensor | None]) -> None:
-            try:
-                task = torch._C._current_graph_task_id()
-                context = self._context_of(task, numbers, collects) if self.on else None
-                if context is None:
-                    return
-                if context in self._growing:
-                    self._growing.discard(context)
-                    self._capture(context, hook=False)
-                tensors = describe_all([each for each in gradients if each is not None]) if crosses else ()
-                began[task] = {
-                    "context": context,
-                    "node": numbers[context],
-                    "tensors": tensors,
-                    "start_ns": time.monotonic_ns(),
-                }
-            except Exception as error:
-                self._emit.failed("a node of autograd", error)
+        def begins(gradients: Sequence[torch.Tensor | None]) -> dict[str, Any] | None:
+            context = self._context_of(torch._C._current_graph_task_id(), numbers, collects) if self._on else None
+            if context is None:
+                return None
+            if context in self._growing:
+                self._growing.discard(context)
+                self._capture(context, hook=False)
+            tensors = describe_all(gradients) if crosses else ()
+            return {"context": context, "node": numbers[context], "tensors": tensors, "start_ns": time.monotonic_ns()}
 
-        def after(*_: Any) -> None:
+        def ends(facts: dict[str, Any]) -> None:
             end_ns = time.monotonic_ns()
-            facts = began.pop(torch._C._current_graph_task_id(), None)
-            try:
-                if facts is not None:
-                    self._emit.event(AutogradRun, end_ns=end_ns, ended_by="hook", phase="backward", **facts)
-            except Exception as error:
-                self._emit.failed("a node of autograd", error)
+            self._emit.event(AutogradRun, end_ns=end_ns, ended_by="hook", phase="backward", **facts)
 
-        node.register_prehook(before)
-        node.register_hook(after)
+        watch_runs(self._emit, node, begins, ends)
 
     def _context_of(self, task: int, numbers: dict[int, int], collects: bool) -> int | None:
         """A parameter's node belongs to several contexts, and outlives them: the nodes before it tell which one."""
@@ -158,18 +134,18 @@ class _Graph:
                 return None
             (context,) = numbers
             if collects:
-                return context if _is_there(context) else None
+                return context if _piece(context) is not None else None
             self._tasks[task] = context
         context = self._tasks[task]
         return context if context in numbers else None
 
 
-def _is_there(context: int) -> bool:
+def _piece(context: int) -> Any:
+    """This worker's piece of a context; None where it was released, or the worker takes no part in it yet."""
     try:
-        _retrieve_context(context)
+        return _retrieve_context(context)
     except RuntimeError:
-        return False
-    return True
+        return None
 
 
 class _ParameterNames:
@@ -186,11 +162,8 @@ class _ParameterNames:
 
     def _place(self, places: Any) -> Any:
         def register(owner: nn.Module, name: str, value: Any) -> None:
-            try:
-                if value is not None:
-                    places[value] = ref(owner), name
-            except Exception as error:
-                self._emit.failed("a parameter's name", error)
+            if value is not None:
+                guarded(self._emit, "a parameter's name", lambda: places.__setitem__(value, (ref(owner), name)))
 
         return register
 

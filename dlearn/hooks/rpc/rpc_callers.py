@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -33,19 +34,14 @@ from dlearn.trace.event import RpcCall, RRefFork
 
 
 def watch_callers(calls: RpcCalls, patches: Patches) -> None:
-    for name in ("_invoke_rpc_python_udf", "_invoke_remote_python_udf"):
-        patches.replace(api, name, partial(_python_caller, calls, name))
-    for name in (
-        "_invoke_rpc_builtin",
-        "_invoke_remote_builtin",
-        "_invoke_rpc_torchscript",
-        "_invoke_remote_torchscript",
-    ):
-        patches.replace(api, name, partial(_cpp_caller, calls, name))
+    for op in ("rpc", "remote"):
+        remote = op == "remote"
+        patches.replace(api, f"_invoke_{op}_python_udf", partial(_python_caller, calls, remote))
+        patches.replace(api, f"_invoke_{op}_builtin", partial(_cpp_caller, calls, remote, "builtin"))
+        patches.replace(api, f"_invoke_{op}_torchscript", partial(_cpp_caller, calls, remote, "script"))
 
 
-def _python_caller(calls: RpcCalls, name: str, original: Any) -> Any:
-    remote = name.startswith("_invoke_remote")
+def _python_caller(calls: RpcCalls, remote: bool, original: Any) -> Any:
     kind = REMOTE if remote else CALL
 
     def invoke(to: Any, pickled: bytes, tensors: list[torch.Tensor], timeout: float, is_async: bool) -> Any:
@@ -59,11 +55,9 @@ def _python_caller(calls: RpcCalls, name: str, original: Any) -> Any:
         result = original(to, pickled + trailer, tensors, timeout, is_async)
         try:
             handed_ns = time.monotonic_ns()
-            op = "remote" if remote else _sync_or_async()
             parameters = [each for each in flatten(arguments) if isinstance(each, torch.nn.Parameter)]
             number = calls.emit.event(
                 RpcCall,
-                op=op,
                 function=function_name(function, arguments),
                 flavour="python",
                 to=to.id,
@@ -76,7 +70,7 @@ def _python_caller(calls: RpcCalls, name: str, original: Any) -> Any:
                 rrefs=tuple(rrefs),
                 by_value="<locals>" in getattr(function, "__qualname__", ""),
                 detached=tuple(f"Parameter{list(each.shape)}" for each in parameters),
-                **_facts(tensors),
+                **_facts(tensors, remote),
             )
             if remote:
                 calls.futures.watch(number, result._get_future())
@@ -89,11 +83,9 @@ def _python_caller(calls: RpcCalls, name: str, original: Any) -> Any:
     return invoke
 
 
-def _cpp_caller(calls: RpcCalls, name: str, original: Any) -> Any:
-    remote = name.startswith("_invoke_remote")
-    flavour = "builtin" if name.endswith("builtin") else "script"
+def _cpp_caller(calls: RpcCalls, remote: bool, flavour: str, original: Any) -> Any:
     # The user's arguments come after the timeout and, for TorchScript, a flag; or they have a place of their own.
-    before, own_place = 1 if flavour == "builtin" else 2, name == "_invoke_rpc_torchscript"
+    before, own_place = 1 if flavour == "builtin" else 2, flavour == "script" and not remote
 
     def invoke(to: Any, function: str, *args: Any, **kwargs: Any) -> Any:
         call = calls.next_id()
@@ -102,15 +94,13 @@ def _cpp_caller(calls: RpcCalls, name: str, original: Any) -> Any:
         try:
             handed_ns = time.monotonic_ns()
             given, named = args[:2] if own_place else (args[before:], kwargs)
-            tensors = tensors_in((given, named))
             rrefs = [each for each in flatten((given, named)) if isinstance(each, PyRRef)]
-            facts, context = _facts(tensors), calls.known_context()
+            facts, context = _facts(tensors_in((given, named)), remote), calls.known_context()
             worker = to.id if hasattr(to, "id") else api.get_worker_info(to).id
             if facts["needs_grad"] and context is not None:
                 watch_return(calls, context, worker)
             number = calls.emit.event(
                 RpcCall,
-                op="remote" if remote else _sync_or_async(),
                 function=function.removeprefix("aten::").rpartition(".")[2],
                 flavour=flavour,
                 to=worker,
@@ -140,10 +130,12 @@ def _answer(calls: RpcCalls, worker: int, context: int | None, value: Any) -> di
     return {"result": result_of_cpp(value)}
 
 
-def _facts(tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+def _facts(tensors: Sequence[torch.Tensor], remote: bool) -> dict[str, Any]:
     """Of any call, whoever packs it."""
-    made_by = caller(sys._getframe())
+    frame = sys._getframe(1)
+    made_by = caller(frame)
     return {
+        "op": "remote" if remote else _sync_or_async(frame),
         "tensors": describe_all(tensors),
         "needs_grad": any(each.requires_grad for each in tensors),
         "observer": observing_now(),
@@ -152,13 +144,13 @@ def _facts(tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
     }
 
 
-_LOOKED_BACK = 6
+_LOOKED_BACK = 7
 """Frames between the function that is patched and the user's call: an RRef's method has some of its own."""
 
 
-def _sync_or_async() -> str:
+def _sync_or_async(hook: FrameType) -> str:
     """Which of the two called `_invoke_rpc`: only the stack knows."""
-    frame = sys._getframe(2).f_back
+    frame = hook.f_back
     for _ in range(_LOOKED_BACK):
         if frame is None:
             break

@@ -12,6 +12,7 @@ are reported as windows, and `analysis` finds in the agent's own log what was se
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -22,10 +23,10 @@ from torch.distributed.rpc import api, backend_registry
 from dlearn.hooks import Emit, Undo
 from dlearn.hooks.host import Host
 from dlearn.hooks.patches import Patches
-from dlearn.hooks.rpc.autograd import watch_graph
+from dlearn.hooks.rpc.autograd import Graph
 from dlearn.hooks.rpc.rpc_callers import watch_callers
 from dlearn.hooks.rpc.rpc_pickler import watch_pickler
-from dlearn.hooks.rpc.rpc_state import RpcCalls, Watchers, error_of, guarded
+from dlearn.hooks.rpc.rpc_state import RpcCalls, error_of, guarded
 from dlearn.hooks.rpc.rpc_windows import watch_windows
 from dlearn.trace.event import Worker
 
@@ -35,30 +36,28 @@ def install(host: Host) -> Undo:
     if not rpc.is_available():
         return lambda: None
     with ExitStack() as undo:
-        undo.callback(host.watchers.close_log)
-        watchers = host.watchers
-        if host.options.graph:
-            watchers, forget_graph = watch_graph(host, watchers)
-            undo.callback(forget_graph)
-        undo.callback(_watch_calls(host, watchers))
+        undo.callback(host.log.close)
+        graph = Graph(host) if host.options.graph else None
+        if graph is not None:
+            undo.callback(graph.stop)
+        undo.callback(_watch_calls(RpcCalls(host, graph)))
         return undo.pop_all().close
 
 
-def _watch_calls(emit: Emit, watchers: Watchers) -> Undo:
-    calls = RpcCalls(emit)
+def _watch_calls(calls: RpcCalls) -> Undo:
     patches = Patches()
-    watch_agents(calls, patches, watchers)
+    watch_agents(calls, patches)
     watch_callers(calls, patches)
-    watch_pickler(calls, patches, watchers)
-    watch_windows(calls, patches, watchers)
+    watch_pickler(calls, patches)
+    watch_windows(calls, patches)
     if _is_current_rpc_agent_set():
-        _meet(calls, _get_current_rpc_agent(), watchers.open_log())
+        _meet(calls, _get_current_rpc_agent(), calls.host.log.open())
 
     def undo() -> None:
         patches.undo()
         calls.futures.settle()
         for number, future, _ in list(calls.waiting.values()):
-            end_unanswered(emit, number, future)
+            end_unanswered(calls.emit, number, future)
 
     return undo
 
@@ -66,50 +65,40 @@ def _watch_calls(emit: Emit, watchers: Watchers) -> Undo:
 # Agents ---------------------------------------------------------------------------------------------------------------
 
 
-def watch_agents(calls: RpcCalls, patches: Patches, watchers: Watchers) -> None:
-    state = {"log": ""}
+def watch_agents(calls: RpcCalls, patches: Patches) -> None:
+    host, log = calls.host, ""
+    # The connections that are there before it are none of the agent's.
+    strangers = host.sockets.pass_over
 
-    def init_backend(original: Any) -> Any:
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            guarded(calls.emit, "init_rpc", watchers.strangers)
-            try:
-                state["log"] = watchers.open_log()
-            except Exception as error:
-                state["log"] = f"{type(error).__name__}: {error}"
-            agent = original(*args, **kwargs)
-            guarded(calls.emit, "init_rpc", watchers.connected)
-            return agent
+    def make_agent() -> None:
+        nonlocal log
+        guarded(host, "init_rpc", strangers)
+        try:
+            log = host.log.open()
+        except Exception as error:
+            log = f"{type(error).__name__}: {error}"
 
-        return wrapper
+    def around(before: Callable[[], object] = _nothing, after: Callable[[], object] = _nothing) -> Any:
+        def make(original: Any) -> Any:
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                guarded(host, original.__name__, before)
+                result = original(*args, **kwargs)
+                guarded(host, original.__name__, after)
+                return result
 
-    def make_group(original: Any) -> Any:
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            group = original(*args, **kwargs)
-            guarded(calls.emit, "init_rpc", watchers.strangers)
-            return group
+            return wrapper
 
-        return wrapper
+        return make
 
-    def init_states(original: Any) -> Any:
-        def wrapper(agent: Any) -> Any:
-            result = original(agent)
-            guarded(calls.emit, "init_rpc", lambda: _meet(calls, agent, state["log"]))
-            return result
+    # Before the shutdown is final everybody is done, and the connections are still there.
+    patches.replace(api, "_finalize_shutdown", around(host.disconnecting))
+    patches.replace(backend_registry, "init_backend", around(make_agent, host.watch_rpc_sockets))
+    patches.replace(backend_registry, "_init_process_group", around(after=strangers))
+    patches.replace(api, "_init_rpc_states", around(after=lambda: _meet(calls, _get_current_rpc_agent(), log)))
 
-        return wrapper
 
-    def finalize(original: Any) -> Any:
-        def wrapper() -> Any:
-            # Everybody is done, and the connections are still there.
-            guarded(calls.emit, "rpc.shutdown", watchers.disconnecting)
-            return original()
-
-        return wrapper
-
-    patches.replace(api, "_finalize_shutdown", finalize)
-    patches.replace(backend_registry, "init_backend", init_backend)
-    patches.replace(backend_registry, "_init_process_group", make_group)
-    patches.replace(api, "_init_rpc_states", init_states)
+def _nothing() -> None:
+    pass
 
 
 def _meet(calls: RpcCalls, agent: Any, log: str) -> None:

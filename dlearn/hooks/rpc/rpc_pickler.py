@@ -22,9 +22,9 @@ from dlearn.hooks.rpc.rpc_state import (
     AnsweredCall,
     CallId,
     RpcCalls,
-    Watchers,
     describe_all,
     error_of,
+    guarded,
     tensors_in,
     this_thread,
 )
@@ -32,9 +32,8 @@ from dlearn.hooks.rpc.rpc_windows import watch_crossings
 from dlearn.trace.event import RpcArrival, RpcReply, RpcRun, RpcWindow, RRefFork
 
 
-def watch_pickler(calls: RpcCalls, patches: Patches, watchers: Watchers) -> None:
-    emit = calls.emit
-    calls.watch_tensors = watchers.tensors
+def watch_pickler(calls: RpcCalls, patches: Patches) -> None:
+    emit, graph = calls.emit, calls.graph
 
     def serialize(original: Any) -> Any:
         def wrapper(self: Any, value: Any) -> tuple[bytes, list[torch.Tensor]]:
@@ -54,8 +53,8 @@ def watch_pickler(calls: RpcCalls, patches: Patches, watchers: Watchers) -> None
                 else:
                     context = calls.answering.get(thread, (None, context))[1]
                     data += _note_reply(calls, thread, value, data, tensors)
-                if watchers.tensors is not None:
-                    watchers.tensors(context, tensors)
+                if graph is not None:
+                    graph.tensors(context, tensors)
             except Exception as error:
                 emit.failed("an RPC's data", error)
             return data, tensors
@@ -79,8 +78,8 @@ def watch_pickler(calls: RpcCalls, patches: Patches, watchers: Watchers) -> None
                     value = _note_request(calls, call, value, arrived_ns, context, remote=kind == REMOTE)
                 else:
                     _note_arrival(calls, call, arrived_ns, fetched=kind == FETCHED)
-                if watchers.tensors is not None:
-                    watchers.tensors(context, tensors)
+                if graph is not None:
+                    graph.tensors(context, tensors)
             except Exception as error:
                 emit.failed("an RPC's data", error)
             return value
@@ -97,24 +96,15 @@ def watch_pickler(calls: RpcCalls, patches: Patches, watchers: Watchers) -> None
 
         return wrapper
 
+    def taken_in(start_ns: int, owner: int, _: int, __: int, creator: int, local: int, parent: int) -> None:
+        end, fork = {"end_ns": time.monotonic_ns(), "ended_by": "return"}, f"{creator}:{local}"
+        emit.event(RpcWindow, op="rref", start_ns=start_ns, to=owner, parent_worker=parent, fork=fork, **end)
+
     def unpack_rref(original: Any) -> Any:
         def wrapper(packed: Any) -> Any:
             start_ns = time.monotonic_ns()
             rref = original.__func__(packed)
-            try:
-                owner, _, _, creator, local, parent = packed[:6]
-                emit.event(
-                    RpcWindow,
-                    op="rref",
-                    start_ns=start_ns,
-                    end_ns=time.monotonic_ns(),
-                    ended_by="return",
-                    to=owner,
-                    parent_worker=parent,
-                    fork=f"{creator}:{local}",
-                )
-            except Exception as error:
-                emit.failed("an RRef", error)
+            guarded(emit, "an RRef", lambda: taken_in(start_ns, *packed[:6]))
             return rref
 
         return staticmethod(wrapper)
@@ -172,92 +162,70 @@ def _note_request(calls: RpcCalls, call: CallId, value: Any, arrived_ns: int, co
     if not isinstance(value, PythonUDF):  # The function is not known here: torch answers with the error.
         calls.answering[this_thread()] = AnsweredCall(call, context)
         return value
-    run = _Run(calls, call, value, arrived_ns, context if context >= 0 else None, remote)
-    return PythonUDF(run, value.args, value.kwargs)
+    return PythonUDF(_Run(calls, call, value, arrived_ns, context, remote), value.args, value.kwargs)
 
 
 class _Run:
     """The user's function on the callee."""
 
     def __init__(
-        self, calls: RpcCalls, call: CallId, request: PythonUDF, arrived_ns: int, context: int | None, remote: bool
+        self, calls: RpcCalls, call: CallId, request: PythonUDF, arrived_ns: int, context: int, remote: bool
     ) -> None:
         self._calls, self._call, self._remote = calls, call, remote
         self._arrived_ns, self._context = arrived_ns, context
         self._function = request.func
         self._name = function_name(request.func, request.args)
+        self._number = -1
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         calls, thread = self._calls, this_thread()
-        number = self._begin(thread)
-        self._watch_gradients(args, kwargs)
+        guarded(calls.emit, "a call that came", lambda: self._begin(thread, args, kwargs))
         try:
             result = self._function(*args, **kwargs)
         except BaseException as error:
-            self._end(number, thread, error=type(error).__name__)
+            self._end(thread, error=type(error).__name__)
             raise
         if isinstance(result, torch._C.Future) and hasattr(self._function, "_wrapped_async_rpc_function"):
-            calls.emit.leave(number)
+            calls.emit.leave(self._number)
             calls.context.pop(thread, None)
 
             def then(future: Any) -> Any:
                 # The reply is packed right after this, in this thread.
-                self._end(number, this_thread(), error=error_of(future))
+                self._end(this_thread(), error=error_of(future))
                 return future.value()
 
             return result.then(then)
-        if self._remote:
-            self._watch_value(result)
-        self._end(number, thread)
+        if self._remote and calls.graph is not None and self._context >= 0:
+            # It stays here for now; when it is fetched, nobody may know in which context it was made.
+            guarded(calls.emit, "a remote value", lambda: calls.graph.tensors(self._context, tensors_in(result)))
+        self._end(thread)
         return result
 
-    def _watch_gradients(self, args: Any, kwargs: Any) -> None:
-        """Of what came: C++ makes the node that sends them back only after the call was unpacked."""
-        if self._context is None:
-            return
-        try:
-            watch_crossings(self._calls, tensors_in((args, kwargs)), self._context, self._call.caller)
-        except Exception as error:
-            self._calls.emit.failed("the gradients of a call", error)
-
-    def _watch_value(self, result: Any) -> None:
-        """It stays here for now; when it is fetched, nobody may know in which context it was made."""
-        watch = self._calls.watch_tensors
-        if watch is None or self._context is None:
-            return
-        try:
-            watch(self._context, tensors_in(result))
-        except Exception as error:
-            self._calls.emit.failed("a remote value", error)
-
-    def _begin(self, thread: int) -> int:
-        try:
-            number = self._calls.emit.event(
-                RpcRun,
-                function=self._name,
-                caller=self._call.caller,
-                call=self._call.number,
-                arrived_ns=self._arrived_ns,
-                context=self._context,
-                parent=None,
-            )
-            self._calls.emit.enter(number)
+    def _begin(self, thread: int, args: Any, kwargs: Any) -> None:
+        calls, context = self._calls, self._context if self._context >= 0 else None
+        self._number = calls.emit.event(
+            RpcRun,
+            function=self._name,
+            caller=self._call.caller,
+            call=self._call.number,
+            arrived_ns=self._arrived_ns,
+            context=context,
+            parent=None,
+        )
+        calls.emit.enter(self._number)
+        if context is not None:
             # Not where the call was unpacked: it may have waited for an RRef, and run in another thread.
-            if self._context is not None:
-                self._calls.context[thread] = self._context
-            return number
-        except Exception as error:
-            self._calls.emit.failed("a call that came", error)
-            return -1
+            calls.context[thread] = context
+            # C++ makes the node that sends gradients of what came back only after the call was unpacked.
+            watch_crossings(calls, tensors_in((args, kwargs)), context, self._call.caller)
 
-    def _end(self, number: int, thread: int, error: str = "") -> None:
-        calls = self._calls
+    def _end(self, thread: int, error: str = "") -> None:
+        calls, number = self._calls, self._number
         calls.context.pop(thread, None)
         if number >= 0:
             calls.emit.leave(number)
             if self._remote or error:
                 calls.emit.end(number, by="return", error=error)
         if not self._remote:
-            context = -1 if self._context is None else self._context
             run = number if number >= 0 and not error else None
-            calls.answering[thread] = AnsweredCall(self._call, context, run, time.monotonic_ns())
+            calls.answering[thread] = AnsweredCall(self._call, self._context, run, time.monotonic_ns())

@@ -15,6 +15,7 @@ import torch
 from dlearn.hooks import Emit
 from dlearn.hooks.c10d.c10d_ops import describe_one
 from dlearn.hooks.c10d.works import Callbacks
+from dlearn.hooks.host import Host
 from dlearn.hooks.rpc.rpc_script_size import packed_value
 from dlearn.trace.event import RpcResult, RRefFork, TensorInfo
 
@@ -46,8 +47,10 @@ class AnsweredCall(NamedTuple):
 class RpcCalls:
     """What has to be remembered between two moments of a call. Keyed by thread where a thread carries it over."""
 
-    def __init__(self, emit: Emit) -> None:
-        self.emit = emit
+    def __init__(self, host: Host, graph: Any) -> None:
+        self.emit = self.host = host
+        self.graph = graph
+        """What hears of each tensor that passes under a context (`autograd.Graph`), or None."""
         self.me = -1
         self.agent: Any = None
         self.numbers = itertools.count()
@@ -60,14 +63,12 @@ class RpcCalls:
         self.context: dict[int, int] = {}
         """The distributed autograd context of each thread."""
         self.contexts_open: dict[int, int] = {}
-        self.futures = Callbacks(emit)
+        self.futures = Callbacks(host)
         """Calls whose reply never passes Python, or tells nothing there."""
         self.fetched: set[int] = set()
         """The threads to which the pickler has given a value that was fetched."""
         self.waiting: dict[CallId, tuple[int, Any, int]] = {}
         """Calls without a reply: the number of the event, the future, and who was called."""
-        self.watch_tensors: Callable[[int, Sequence[torch.Tensor]], object] | None = None
-        """As in `Watchers`."""
 
     def next_id(self) -> CallId:
         return CallId(self.me, next(self.numbers))
@@ -94,32 +95,33 @@ def observing_now() -> bool:
     return getattr(_observing, "on", False)
 
 
-class Watchers(NamedTuple):
-    """What the recorder does when an agent is made."""
-
-    open_log: Callable[[], str]
-    """Turns the agent's log on; returns why it could not, or nothing."""
-    close_log: Callable[[], object]
-    """Turns it off again."""
-    strangers: Callable[[], object]
-    """The connections that are there now are none of the agent's."""
-    connected: Callable[[], object]
-    """Those that have come since are."""
-    disconnecting: Callable[[], object]
-    """The agent's connections are about to be closed."""
-    phase: Callable[[], object] = lambda: None
-    """A phase of a training iteration begins or ends: forward, backward, optimizer, cleanup."""
-    tensors: Callable[[int, Sequence[torch.Tensor]], object] | None = None
-    """Tensors pass under a distributed autograd context (-1: none, or one that only C++ knows)."""
-    backward: Callable[[int, Sequence[torch.Tensor]], object] | None = None
-    """A backward pass begins at these roots."""
-
-
 def guarded(emit: Emit, where: str, do: Callable[[], object]) -> None:
     try:
         do()
     except Exception as error:
         emit.failed(where, error)
+
+
+def watch_runs(emit: Emit, node: Any, begins: Callable[[Any], Any], ends: Callable[[Any], object]) -> None:
+    """Call `begins` with the gradients that a node of autograd gets at each run, and `ends` with what it returned.
+
+    The hooks must not hold the node: it holds them. A run of which `begins` returns None is passed over.
+    """
+    began: dict[int, Any] = {}
+
+    def before(gradients: Sequence[torch.Tensor | None]) -> None:
+        def begin() -> None:
+            began[torch._C._current_graph_task_id()] = begins(gradients)
+
+        guarded(emit, "a node of autograd", begin)
+
+    def after(*_: Any) -> None:
+        begun = began.pop(torch._C._current_graph_task_id(), None)
+        if begun is not None:
+            guarded(emit, "a node of autograd", lambda: ends(begun))
+
+    node.register_prehook(before)
+    node.register_hook(after)
 
 
 def error_of(future: Any) -> str:
@@ -155,9 +157,9 @@ def result_of_cpp(value: Any) -> RpcResult:
     return RpcResult(describe_all(tensors), packed_value(value), needs_grad)
 
 
-def describe_all(tensors: Sequence[torch.Tensor]) -> tuple[TensorInfo, ...]:
+def describe_all(tensors: Sequence[torch.Tensor | None]) -> tuple[TensorInfo, ...]:
     """Their outsides, with the payload that RPC sends."""
-    return tuple(_describe(each) for each in tensors)
+    return tuple([_describe(each) for each in tensors if each is not None])
 
 
 def _describe(tensor: torch.Tensor) -> TensorInfo:

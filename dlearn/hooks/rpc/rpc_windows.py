@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,34 +16,44 @@ from torch._C._distributed_rpc import PyRRef
 
 from dlearn.hooks.callers import caller
 from dlearn.hooks.patches import Patches
-from dlearn.hooks.rpc.rpc_state import RpcCalls, Watchers, describe_all, guarded, result_of_cpp, tensors_in, this_thread
+from dlearn.hooks.rpc.rpc_state import (
+    RpcCalls,
+    describe_all,
+    guarded,
+    result_of_cpp,
+    tensors_in,
+    this_thread,
+    watch_runs,
+)
 from dlearn.trace.event import RpcResult, RpcWindow
 
 
-def watch_windows(calls: RpcCalls, patches: Patches, watchers: Watchers) -> None:
-    emit = calls.emit
+def watch_windows(calls: RpcCalls, patches: Patches) -> None:
+    emit, count = calls.emit, calls.host.count_phase
+
+    @contextmanager
+    def window(op: str, **facts: Any) -> Iterator[dict[str, Any]]:
+        """Report what is done inside as a window; its end tells what was put into the dict."""
+        number = emit.event(RpcWindow, op=op, **facts)
+        found: dict[str, Any] = {}
+        try:
+            yield found
+        except BaseException as error:
+            found = {"error": type(error).__name__}
+            raise
+        finally:
+            emit.end(number, by="return", **found)
 
     def at_owner(op: str) -> Callable[[Any], Any]:
         def make(original: Any) -> Any:
             def wrapper(self: Any, *args: Any, **kwargs: Any) -> Any:
                 if self.is_owner():
                     return original(self, *args, **kwargs)
-                made_by = caller(sys._getframe())
-                number = emit.event(
-                    RpcWindow,
-                    op=op,
-                    to=self.owner().id,
-                    context=calls.known_context(),
-                    site=made_by.site,
-                    phase=made_by.phase,
-                )
-                calls.fetched.discard(this_thread())
-                try:
+                made_by, owner, context = caller(sys._getframe()), self.owner().id, calls.known_context()
+                with window(op, to=owner, context=context, site=made_by.site, phase=made_by.phase) as found:
+                    calls.fetched.discard(this_thread())
                     value = original(self, *args, **kwargs)
-                except BaseException as error:
-                    emit.end(number, by="return", error=type(error).__name__)
-                    raise
-                emit.end(number, by="return", result=_fetched(calls, op, value, self.owner().id))
+                    found["result"] = _fetched(calls, op, value, owner)
                 return value
 
             return wrapper
@@ -51,7 +62,7 @@ def watch_windows(calls: RpcCalls, patches: Patches, watchers: Watchers) -> None
 
     def new_context(original: Any) -> Any:
         def wrapper() -> Any:
-            guarded(emit, "a context", watchers.phase)
+            guarded(emit, "a context", count)
             context = original()
             number = context._context_id()
             calls.context[this_thread()] = number
@@ -63,11 +74,10 @@ def watch_windows(calls: RpcCalls, patches: Patches, watchers: Watchers) -> None
     def release_context(original: Any) -> Any:
         def wrapper(number: int) -> Any:
             calls.context.pop(this_thread(), None)
-            guarded(emit, "a context", watchers.phase)
-            window = emit.event(RpcWindow, op="release", context=number, phase="cleanup")
-            result = original(number)
-            emit.end(window, by="return")
-            guarded(emit, "a context", watchers.phase)
+            guarded(emit, "a context", count)
+            with window("release", context=number, phase="cleanup"):
+                result = original(number)
+            guarded(emit, "a context", count)
             if number in calls.contexts_open:
                 emit.end(calls.contexts_open.pop(number), by="return")
             return result
@@ -76,22 +86,17 @@ def watch_windows(calls: RpcCalls, patches: Patches, watchers: Watchers) -> None
 
     @contextmanager
     def backward_pass(context: int, roots: Any, site: str) -> Iterator[None]:
-        guarded(emit, "backward", watchers.phase)
-        window = emit.event(RpcWindow, op="backward", context=context, phase="backward", site=site)
-        try:
-            for message, node in _retrieve_context(context)._recv_functions().items():
-                _watch_crossing(calls, node, message, context, None)
-            if watchers.backward is not None:
-                watchers.backward(context, roots)
-        except Exception as error:
-            emit.failed("backward", error)
-        try:
+        guarded(emit, "backward", count)
+        with window("backward", context=context, phase="backward", site=site):
+            try:
+                for message, node in _retrieve_context(context)._recv_functions().items():
+                    _watch_crossing(calls, node, message, context, None)
+                if calls.graph is not None:
+                    calls.graph.backward(context, roots)
+            except Exception as error:
+                emit.failed("backward", error)
             yield
-        except BaseException as error:
-            emit.end(window, by="return", error=type(error).__name__)
-            raise
-        emit.end(window, by="return")
-        guarded(emit, "backward", watchers.phase)
+        guarded(emit, "backward", count)
 
     def backward(original: Any) -> Any:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -107,10 +112,8 @@ def watch_windows(calls: RpcCalls, patches: Patches, watchers: Watchers) -> None
         begin_at_owner = at_owner("rref backward")(original)
 
         def wrapper(self: Any, dist_autograd_ctx_id: int = -1, retain_graph: bool = False) -> Any:
-            if not self.is_owner():
+            if not self.is_owner() or dist_autograd_ctx_id < 0:
                 return begin_at_owner(self, dist_autograd_ctx_id, retain_graph)
-            if dist_autograd_ctx_id < 0:
-                return original(self, dist_autograd_ctx_id, retain_graph)
             with backward_pass(dist_autograd_ctx_id, [self.local_value()], caller(sys._getframe()).site):
                 return original(self, dist_autograd_ctx_id, retain_graph)
 
@@ -154,22 +157,10 @@ def watch_return(calls: RpcCalls, context: int, to: int) -> None:
     message = max(sent)
 
     def came(gradients: Sequence[torch.Tensor | None], _: object) -> None:
-        try:
-            now, tensors = time.monotonic_ns(), describe_all([each for each in gradients if each is not None])
-            calls.emit.event(
-                RpcWindow,
-                op="gradient",
-                start_ns=now,
-                end_ns=now,
-                ended_by="return",
-                to=to,
-                context=context,
-                message=message,
-                tensors=tensors,
-                phase="backward",
-            )
-        except Exception as error:
-            calls.emit.failed("a gradient that comes", error)
+        now = time.monotonic_ns()
+        times = {"start_ns": now, "end_ns": now, "ended_by": "return"}
+        gradient = partial(_gradients, calls, "gradient", gradients, to=to, context=context, message=message, **times)
+        guarded(calls.emit, "a gradient that comes", gradient)
 
     sent[message].register_hook(came)
 
@@ -186,32 +177,11 @@ _WATCHED = "dlearn"
 
 
 def _watch_crossing(calls: RpcCalls, node: Any, message: int | None, context: int, to: int | None) -> None:
-    if _WATCHED in node.metadata:
-        return
-    node.metadata[_WATCHED] = True
-    emit = calls.emit
-    began: list[int] = []
+    if _WATCHED not in node.metadata:
+        node.metadata[_WATCHED] = True
+        begins = partial(_gradients, calls, "crossing", to=to, context=max(context, 0), message=message)
+        watch_runs(calls.emit, node, begins, partial(calls.emit.end, by="return"))
 
-    def before(gradients: Sequence[torch.Tensor | None]) -> None:
-        try:
-            tensors = describe_all([each for each in gradients if each is not None])
-            began.append(
-                emit.event(
-                    RpcWindow,
-                    op="crossing",
-                    to=to,
-                    context=max(context, 0),
-                    message=message,
-                    tensors=tensors,
-                    phase="backward",
-                )
-            )
-        except Exception as error:
-            emit.failed("a gradient that crosses", error)
 
-    def after(*_: Any) -> None:
-        if began:
-            emit.end(began.pop(), by="return")
-
-    node.register_prehook(before)
-    node.register_hook(after)
+def _gradients(calls: RpcCalls, op: str, gradients: Sequence[torch.Tensor | None], **facts: Any) -> int:
+    return calls.emit.event(RpcWindow, op=op, tensors=describe_all(gradients), phase="backward", **facts)

@@ -47,6 +47,8 @@ class RequestBoard:
         self._times = {src: [each.first_ns for each in found] for src, found in self._by_src.items()}
         self._holder: dict[Request, RpcExchange] = {}
         self._claims: dict[RpcExchange, tuple[SentBetween, Callable[[Request], int]]] = {}
+        self.exchanges: list[RpcExchange] = []
+        """What was made of them, and the calls that no log tells of, in the order of the claims."""
 
     def within(self, stretch: SentBetween) -> list[Request]:
         """Return the requests of this stretch that nothing has claimed yet."""
@@ -63,12 +65,14 @@ class RequestBoard:
             self._give(min(free, key=misfit), exchange)
         elif not self._augment(exchange):
             return None
+        self.exchanges.append(exchange)
         return exchange
 
     def take(self, request: Request, kind: str, known_by: KnownBy, cause: Cause = NO_CAUSE) -> RpcExchange:
         """Make an exchange of this request."""
         exchange = RpcExchange(request.src, request.dst, kind, known_by, cause=cause[0], context=cause[1])
         self._give(request, exchange)
+        self.exchanges.append(exchange)
         return exchange
 
     def left(self) -> list[Request]:

@@ -170,16 +170,16 @@ def kind_of_call(call: RpcCall) -> str:
 def join(saw: Seen, logged: Sequence[Request], known: Workers) -> list[RpcExchange]:
     """Every request as an exchange, with all that is known of it; and the calls that the log does not have."""
     board = RequestBoard(logged)
-    exchanges = _python_calls(saw, board, known)
-    exchanges += _fetches(saw, board, known)
-    exchanges += _backward(saw, board, known)
+    _python_calls(saw, board, known)
+    _fetches(saw, board, known)
+    _backward(saw, board, known)
     # What a stretch of Python tells before what only a rule does: two messages may be under way at the same time.
-    exchanges += references(saw, board, known, exchanges)
-    exchanges += _cleanups(saw, board, exchanges)
-    exchanges += _backward_in_cpp(saw, board, exchanges)
-    exchanges += deletions(board, saw, known)
-    exchanges += _unknown(saw, board, exchanges)
-    exchanges.sort(key=lambda exchange: exchange.sent_ns or exchange.received_ns or 0)
+    references(saw, board, known)
+    _cleanups(saw, board)
+    _backward_in_cpp(saw, board)
+    deletions(saw, board, known)
+    _unknown(saw, board)
+    exchanges = sorted(board.exchanges, key=lambda exchange: exchange.sent_ns or exchange.received_ns or 0)
     over = {window.context: window.end_ns for window in saw.windows["backward"] if window.end_ns is not None}
     ids = {rank: worker for worker, rank in known.by_id.items()}
     for number, exchange in enumerate(exchanges):
@@ -192,9 +192,8 @@ def join(saw: Seen, logged: Sequence[Request], known: Workers) -> list[RpcExchan
 # Calls ----------------------------------------------------------------------------------------------------------------
 
 
-def _python_calls(saw: Seen, board: RequestBoard, known: Workers) -> list[RpcExchange]:
+def _python_calls(saw: Seen, board: RequestBoard, known: Workers) -> None:
     """The narrowest stretches first; of several requests in one, that whose times at both ends are nearest."""
-    found = []
     for call in sorted(saw.calls, key=lambda call: call.handed_ns - call.start_ns):
         kind, dst, cause = kind_of_call(call), known.rank(call.to), (call, call.context)
         run, reply = saw.runs.get((call.rank, call.call)), saw.replies.get((call.rank, call.call))
@@ -202,9 +201,8 @@ def _python_calls(saw: Seen, board: RequestBoard, known: Workers) -> list[RpcExc
         exchange = board.claim(kind, "python", cause, stretch, partial(_misfit, call, run, reply))
         if exchange is None:
             exchange = RpcExchange(call.rank, dst, kind, "python", cause=call, context=call.context)
+            board.exchanges.append(exchange)
         exchange.call, exchange.run, exchange.reply = call, run, reply
-        found.append(exchange)
-    return found
 
 
 _IMPOSSIBLE_NS = 10**12
@@ -223,21 +221,13 @@ def _misfit(call: RpcCall, run: RpcRun | None, reply: RpcReply | None, request: 
     return sum(gap if gap >= 0 else _IMPOSSIBLE_NS for gap in gaps)
 
 
-def _fetches(saw: Seen, board: RequestBoard, known: Workers) -> list[RpcExchange]:
-    found = []
+def _fetches(saw: Seen, board: RequestBoard, known: Workers) -> None:
     for window in shortest_first([*saw.windows["to_here"], *saw.windows["rref backward"]]):
+        kind = RREF_BACKWARD if window.op == "rref backward" else FETCH if window.context is None else FORWARD
         cause, stretch = (window, window.context), stretch_of(window, known.rank(window.to))
-        exchange = board.claim(_fetch_kind(window), "window", cause, stretch)
+        exchange = board.claim(kind, "window", cause, stretch)
         if exchange is not None:
             _add_fetched_value(exchange, saw, known)
-            found.append(exchange)
-    return found
-
-
-def _fetch_kind(window: RpcWindow) -> str:
-    if window.op == "rref backward":
-        return RREF_BACKWARD
-    return FETCH if window.context is None else FORWARD
 
 
 def _add_fetched_value(exchange: RpcExchange, saw: Seen, known: Workers) -> None:
@@ -258,20 +248,14 @@ def _add_fetched_value(exchange: RpcExchange, saw: Seen, known: Workers) -> None
 # Distributed autograd -------------------------------------------------------------------------------------------------
 
 
-def _backward(saw: Seen, board: RequestBoard, known: Workers) -> list[RpcExchange]:
-    """Inside the execution of a recv node; else while a gradient from elsewhere is being worked on."""
-    found = []
+def _backward(saw: Seen, board: RequestBoard, known: Workers) -> None:
+    """Inside the execution of a recv node; else while a gradient from elsewhere is being worked on.
+
+    Then it is the last that came in this backward pass before the gradient was there; the last gradient chooses first.
+    """
     for window in shortest_first(saw.windows["crossing"]):
         dst = known.by_id.get(window.to) if window.to is not None else None
-        exchange = board.claim(BACKWARD, "window", (window, window.context), stretch_of(window, dst))
-        if exchange is not None:
-            found.append(exchange)
-    return found + _gradients_from_cpp(saw, board, known)
-
-
-def _gradients_from_cpp(saw: Seen, board: RequestBoard, known: Workers) -> list[RpcExchange]:
-    """The last that came in this backward pass before the gradient was there; the last gradient chooses first."""
-    found = []
+        board.claim(BACKWARD, "window", (window, window.context), stretch_of(window, dst))
     began = {window.context: window.start_ns for window in saw.windows["backward"]}
     for window in sorted(saw.windows["gradient"], key=lambda window: -window.start_ns):
         src = known.rank(window.to)
@@ -280,14 +264,13 @@ def _gradients_from_cpp(saw: Seen, board: RequestBoard, known: Workers) -> list[
         candidates = [each for each in came if each[0] <= window.start_ns]
         if candidates:
             request = max(candidates, key=lambda each: each[0])[1]
-            found.append(board.take(request, BACKWARD, "window", (window, window.context)))
-    return found
+            board.take(request, BACKWARD, "window", (window, window.context))
 
 
-def _backward_in_cpp(saw: Seen, board: RequestBoard, exchanges: Sequence[RpcExchange]) -> list[RpcExchange]:
+def _backward_in_cpp(saw: Seen, board: RequestBoard) -> None:
     """Where no Python saw the tensors come in: back along each way that they took forward, during the backward pass."""
     ways: dict[int | None, Counter[tuple[int, int]]] = defaultdict(Counter)
-    for exchange in exchanges:
+    for exchange in board.exchanges:
         call, reply = exchange.call, exchange.reply
         if exchange.kind == BACKWARD:
             ways[exchange.context][exchange.src, exchange.dst] -= 1
@@ -298,25 +281,22 @@ def _backward_in_cpp(saw: Seen, board: RequestBoard, exchanges: Sequence[RpcExch
         unseen = reply is None and (call is None or (call.flavour != "python" and call.needs_grad))
         if unseen or (reply is not None and reply.needs_grad):
             ways[exchange.context][exchange.src, exchange.dst] += 1
-    found = []
     for window in [*saw.windows["backward"], *saw.windows["rref backward"]]:
         for (here, there), count in ways[window.context].items():
             for request in board.within(SentBetween(here, window.start_ns, window.end_ns, there))[: max(0, count)]:
-                found.append(board.take(request, BACKWARD, "rule", (window, window.context)))
-    return found
+                board.take(request, BACKWARD, "rule", (window, window.context))
 
 
-def _cleanups(saw: Seen, board: RequestBoard, exchanges: Sequence[RpcExchange]) -> list[RpcExchange]:
+def _cleanups(saw: Seen, board: RequestBoard) -> None:
     """From the driver inside its release; from there on, by each worker to all that it has met in this context.
 
     A worker does so when the first such request comes to it.
     """
     met: dict[tuple[int, int | None], set[int]] = defaultdict(set)
-    for exchange in exchanges:
+    for exchange in board.exchanges:
         if exchange.context is not None and exchange.kind in (FORWARD, BACKWARD):
             met[exchange.src, exchange.context].add(exchange.dst)
             met[exchange.dst, exchange.context].add(exchange.src)
-    found: list[RpcExchange] = []
     for window in saw.windows["release"]:
         # When it begins there, until when, and where.
         waves: list[tuple[int, int, int]] = [(window.start_ns, window.end_ns or 2**62, window.rank)]
@@ -331,22 +311,18 @@ def _cleanups(saw: Seen, board: RequestBoard, exchanges: Sequence[RpcExchange]) 
                 misfit = partial(_not_passed_on, board, met[dst, window.context])
                 cause, stretch = (window, window.context), SentBetween(rank, first_ns, last_ns, dst)
                 told_it = board.claim(CLEANUP, known_by, cause, stretch, misfit)
-                if told_it is None:
-                    continue
-                found.append(told_it)
-                came = told_it.request.received_ns if told_it.request is not None else None
-                if came is not None:
+                came = told_it.request.received_ns if told_it is not None and told_it.request is not None else None
+                if told_it is not None and came is not None:
                     heappush(waves, (came, told_it.reply_sent_ns or 2**62, dst))
-    return found
 
 
-def _unknown(saw: Seen, board: RequestBoard, exchanges: Sequence[RpcExchange]) -> list[RpcExchange]:
+def _unknown(saw: Seen, board: RequestBoard) -> None:
     """The requests whose kind nothing tells; each belongs to the one context that was open at both its ends."""
     windows = {window.context: window for window in saw.windows["context"]}
     met: dict[int, set[int | None]] = defaultdict(set)
     for window in windows.values():
         met[window.rank].add(window.context)
-    for exchange in exchanges:
+    for exchange in board.exchanges:
         met[exchange.src].add(exchange.context)
         met[exchange.dst].add(exchange.context)
 
@@ -354,15 +330,12 @@ def _unknown(saw: Seen, board: RequestBoard, exchanges: Sequence[RpcExchange]) -
         window = windows.get(context)
         return window is not None and window.start_ns <= at_ns <= (window.end_ns or at_ns)
 
-    found = []
     for request in board.left():
         exchange = board.take(request, "", "unknown")
         common = met[request.src] & met[request.dst]
         contexts = [context for context in common if is_open(context, request.first_ns)]
         if len(contexts) == 1:
             exchange.context = contexts[0]
-        found.append(exchange)
-    return found
 
 
 def _not_passed_on(board: RequestBoard, peers: set[int], request: Request) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import partial
-from operator import attrgetter
 
 from dlearn.trace.event import RpcWindow
 from dlearn.trace.rpc.rpc_board import (
@@ -21,31 +20,28 @@ from dlearn.trace.rpc.rpc_board import (
 from dlearn.trace.rpc.rpc_exchange import Request, RpcExchange, Seen, Workers
 
 
-def references(saw: Seen, board: RequestBoard, known: Workers, exchanges: Sequence[RpcExchange]) -> list[RpcExchange]:
-    found: list[RpcExchange] = []
+def references(saw: Seen, board: RequestBoard, known: Workers) -> None:
     asked: list[tuple[RpcExchange, int]] = []
-    causes = _Causes(exchanges)
+    before = list(board.exchanges)
+    causes = _Causes(before)
     for window in shortest_first(saw.windows["rref"]):
-        owner = known.rank(window.to)
-        parent = known.rank(window.parent_worker)
+        owner, parent = known.rank(window.to), known.rank(window.parent_worker)
         if parent == owner:
             continue  # The owner took note of the copy when it sent it.
-        kind, dst = (ACCEPT, parent) if owner == window.rank else (FORK, owner)
-        misfit = partial(_delay, parent, board) if kind == FORK else attrgetter("first_ns")
-        exchange = board.claim(kind, "window", causes.of(window, parent), stretch_of(window, dst), misfit)
-        if exchange is None:
+        cause = causes.of(window, parent)
+        if owner == window.rank:
+            board.claim(ACCEPT, "window", cause, stretch_of(window, parent))
             continue
-        found.append(exchange)
-        if kind == FORK:
+        exchange = board.claim(FORK, "window", cause, stretch_of(window, owner), partial(_delay, parent, board))
+        if exchange is not None:
             asked.append((exchange, parent))
     # What follows another message only when all that has a stretch of its own is claimed.
     for exchange, parent in sorted(asked, key=lambda each: each[0].reply_received_ns or 0):
         granted = _granted(exchange.request, parent, board)
         if granted is not None:
-            found.append(board.take(granted, ACCEPT, "rule", (exchange.cause, exchange.context)))
-    for call in exchanges:
-        found += _unpacked_in_cpp(call, board)
-    return found
+            board.take(granted, ACCEPT, "rule", (exchange.cause, exchange.context))
+    for exchange in before:
+        _unpacked_in_cpp(exchange, board)
 
 
 def _granted(asked: Request | None, parent: int, board: RequestBoard) -> Request | None:
@@ -62,14 +58,15 @@ def _delay(parent: int, board: RequestBoard, asked: Request) -> int:
     return granted.sending_ns - asked.answered_ns
 
 
-def _unpacked_in_cpp(asked: RpcExchange, board: RequestBoard) -> list[RpcExchange]:
+def _unpacked_in_cpp(asked: RpcExchange, board: RequestBoard) -> None:
     """A TorchScript call unpacks its RRefs in C++: their owner accepts them while it works on the call."""
     call, request = asked.call, asked.request
     if call is None or request is None or call.flavour == "python" or request.received_ns is None:
-        return []
+        return
     mine = [rref for rref in call.rrefs if rref.owner == call.to]
     candidates = board.within(SentBetween(asked.dst, request.received_ns, request.replying_ns, asked.src))
-    return [board.take(each, ACCEPT, "rule", (call, asked.context)) for each in candidates[: len(mine)]]
+    for each in candidates[: len(mine)]:
+        board.take(each, ACCEPT, "rule", (call, asked.context))
 
 
 class _Causes:
@@ -94,7 +91,7 @@ class _Causes:
         return exchange.call or window, exchange.context
 
 
-def deletions(board: RequestBoard, saw: Seen, known: Workers) -> list[RpcExchange]:
+def deletions(saw: Seen, board: RequestBoard, known: Workers) -> None:
     """What is left can only be the end of a copy, if the sender has copies of the receiver's values."""
     copies: Counter[tuple[int, int]] = Counter()
     for call in saw.calls:
@@ -102,9 +99,7 @@ def deletions(board: RequestBoard, saw: Seen, known: Workers) -> list[RpcExchang
             copies[call.rank, known.rank(call.to)] += 1
     for window in saw.windows["rref"]:
         copies[window.rank, known.rank(window.to)] += 1
-    found = []
     for request in board.left():
         if copies[request.src, request.dst] > 0 and request.src != request.dst:
             copies[request.src, request.dst] -= 1
-            found.append(board.take(request, DELETE, "rule"))
-    return found
+            board.take(request, DELETE, "rule")
