@@ -83,11 +83,9 @@ def _ordered(table: EventTable, groups: dict[tuple[int, str], Group], met: Seque
         for each, shift in zip(met, shifts, strict=False)
         for number, ranks in each.missing.items()
     }
-    first = first[order]
-    counts = counts[order]
-    begins = np.append(0, np.cumsum(counts))
-    ends = end_row[np.repeat(first - begins[:-1], counts) + np.arange(len(end_row))]
-    first = begins
+    before, counts = first[order], counts[order]
+    first = np.append(0, np.cumsum(counts))
+    ends = end_row[np.repeat(before - first[:-1], counts) + np.arange(len(end_row))]
     like, likes = _likes(table, groups, first, ends)
     return OperationTable(table, likes, like, first, ends, missing)
 
@@ -132,18 +130,18 @@ def _exchanges(table: EventTable, rows: Rows, group: Rows) -> Rows:
         for one in {(rank, number) for rank, number in zip(table.rank[rows[refused]], group[refused], strict=True)}:
             mine = (table.rank[rows] == one[0]) & (group == one[1])
             seq[mine] -= np.cumsum(refused[mine]) - refused[mine]
-    _, exchange = np.unique(np.stack([group, seq]), axis=1, return_inverse=True)
-    exchange = exchange.reshape(-1)
+    seqs, place = np.unique(seq, return_inverse=True)
+    _, exchange = np.unique(group * len(seqs) + place, return_inverse=True)
     again: Counter[tuple[object, ...]] = Counter()
     apart: dict[tuple[object, ...], int] = {}
-    for place in np.flatnonzero(refused).tolist():
-        event = table.firsts[table.like[rows[place]]]
+    for refusal in np.flatnonzero(refused).tolist():
+        event = table.firsts[table.like[rows[refusal]]]
         assert isinstance(event, Collective)
-        call = (int(exchange[place]), event.op)
+        call = (int(exchange[refusal]), event.op)
         apart_from = (*call, again[event.rank, *call])
         again[event.rank, *call] += 1
-        exchange[place] = apart.setdefault(apart_from, len(rows) + len(apart))
-    return exchange
+        exchange[refusal] = apart.setdefault(apart_from, len(rows) + len(apart))
+    return np.asarray(exchange)
 
 
 # Sends and receives ---------------------------------------------------------------------------------------------------

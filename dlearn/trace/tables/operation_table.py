@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -18,10 +18,6 @@ from dlearn.trace.event import Bucket, Collective, PointToPoint
 from dlearn.trace.message import End, Group, Operation
 from dlearn.trace.tables.event_table import NONE, WAS_REFUSED, Column, EventTable, Mask, Rows
 from dlearn.trace.wording import Reason
-
-if TYPE_CHECKING:
-    pass
-
 
 EventKey = tuple[int, int]
 """An event: its rank and its number there."""
@@ -49,8 +45,8 @@ class Like(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(eq=False)
 class OperationTable:
     """The ends of row i are the events in rows `end_row[first[i] : first[i + 1]]`: members by rank, a send before its
-    recv. `missing` holds the ranks that never called it, `cargo`, by the row
-    of an end, what DDP has it carry."""
+    recv. `missing` holds the ranks that never called it; `cargo` what DDP has it carry, by the row of an end.
+    """
 
     events: EventTable
     likes: list[Like]
