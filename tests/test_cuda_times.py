@@ -13,7 +13,7 @@ import pytest
 import torch
 from traces import Job, tensor
 
-from dlearn import Cluster, Trace, analysis, draw
+from dlearn import Cluster, Trace, analysis, draw, operations
 from dlearn.analysis.ddp.device_view import on_device
 from dlearn.analysis.ddp.overlap import Times
 from dlearn.hooks.cuda_times import PATIENCE_NS, READ_AGAIN_NS, CudaTimes
@@ -364,6 +364,11 @@ def test_the_times_of_the_host_stay_beside_them(tmp_path):
     call = next(event for event in view.events if event.number == call.number)
     assert (call.start_ns, call.end_ns, call.ended_by) == (1151 * US, 1211 * US, "cuda event")
     assert {event.rank for event in view.events} == {0}
+    asked = operations(view)
+    assert [(each.ranks, each.start_ns, each.end_ns) for each in asked] == [
+        ((0, 1), 1151 * US, 1211 * US),
+        ((0, 1), 1251 * US, 1291 * US),
+    ]
 
 
 def test_where_one_time_is_missing_nothing_is_made_up(tmp_path):

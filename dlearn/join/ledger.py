@@ -121,9 +121,10 @@ class Entries:
         """Orders them by operation; those of one operation in the order of its ends or messages."""
         return int(self.operation[place]), int(self.cell[place])
 
-    def outside(self) -> list[Cell]:
-        """What lies between no two samples."""
-        return [self.cells[cell] for cell in self.cell[self.section < 0].tolist()]
+    def outside(self) -> list[tuple[Cell, int]]:
+        """What lies between no two samples, and how often it is there."""
+        found, counts = _counted(self.cell[self.section < 0])
+        return [(self.cells[cell], times) for cell, times in zip(found, counts, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,9 +179,9 @@ class Ledger:
     def unmeasured_pairs(self) -> list[Pair]:
         """What ranks without samples should have written."""
         sums = _Sums()
-        for cell in self.entries.outside():
+        for cell, times in self.entries.outside():
             if cell.rank not in self.meters:
-                sums.add(cell, 1)
+                sums.add(cell, times)
         return [sums.pair(key, None) for key in sorted(sums.predicted, key=_order)]
 
 

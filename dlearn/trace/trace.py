@@ -75,7 +75,12 @@ class Trace(Shown):
         return trace
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "events", as_events(self.events))  # Frozen for everybody else.
+        events = self.events
+        if self.selected_from is not None and not isinstance(events, Events):
+            table = self.selected_from.table
+            rows = sorted(table.row_of(event.rank, event.number) for event in events)
+            events = Events(table, np.array(rows, np.intp))
+        object.__setattr__(self, "events", as_events(events))  # Frozen for everybody else.
 
     @property
     def table(self) -> EventTable:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 import msgspec
+import numpy as np
 
 from dlearn.analysis.hanging.hang_words import call_text, called_at, listed, sites_text
 from dlearn.analysis.hanging.stuck import hangs
@@ -37,7 +38,9 @@ def mismatches(trace: Trace) -> tuple[Mismatch, ...]:
     stuck = {id(hang.operation) for hang in hangs(trace)}
     summed: set[tuple[str, int]] = set()
     found = []
-    for operation in operations(trace):
+    asked = operations(trace)
+    suspects = [place for one, places in asked.alike() if _may_be_wrong(one) for place in places.tolist()]
+    for operation in asked.at(np.array(sorted(suspects), np.intp)):
         calls = [end for end in operation.ends if isinstance(end, Collective)]
         if len(calls) < 2 or operation.missing or operation.refused or id(operation) in stuck:
             continue
@@ -45,6 +48,13 @@ def mismatches(trace: Trace) -> tuple[Mismatch, ...]:
         if why is not None:
             found.append(Mismatch(operation, why))
     return tuple(found)
+
+
+def _may_be_wrong(one: Operation) -> bool:
+    """Whether there is anything to look at in an operation, and in those like it."""
+    calls = [end for end in one.ends if isinstance(end, Collective)]
+    told = {call.site for call in calls} | {call.checksum for call in calls if call.checksum is not None}
+    return one.misfit is not None or len(told) > 1
 
 
 def _why(

@@ -55,13 +55,14 @@ def hangs(trace: Trace) -> tuple[Hang, ...]:
 def pace(trace: Trace) -> Pace | None:
     """How a job went on until its cluster stopped it; None where that did not happen, or nothing had ended."""
     stops = [process.clock.to_reference(process.stopped_ns) for process in trace.processes if process.stopped_ns]
-    ended = [each for each in operations(trace.whole) if ended_well(each) and not each.missing]
-    if not stops or not ended:
+    asked = operations(trace.whole) if stops else ()
+    ended = [each for each in asked if ended_well(each) and not each.missing]
+    if not ended:
         return None
     last_ns = max(each.end_ns or 0 for each in ended)
     stopped_ns = max(*stops, last_ns)
     silence_ns = stopped_ns - last_ns
-    goes_on = silence_ns < SOON_NS or any(each.pending for each in operations(trace.whole))
+    goes_on = silence_ns < SOON_NS or any(each.pending for each in asked)
     return Pace(
         ended=len(ended),
         duration_ns=stopped_ns - trace.first_ns,

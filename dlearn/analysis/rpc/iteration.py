@@ -179,9 +179,9 @@ def iteration(trace: Trace, number: int | None = None) -> Iteration:
 
 def _contexts(trace: Trace) -> dict[int, list[RpcWindow]]:
     found: dict[int, list[RpcWindow]] = defaultdict(list)
-    for event in trace.events:
-        if isinstance(event, RpcWindow) and event.op == "context":
-            found[event.rank].append(event)
+    for window in trace.of(RpcWindow):
+        if window.op == "context":
+            found[window.rank].append(window)
     return found
 
 

@@ -59,14 +59,14 @@ def explain(trace: Trace) -> Explanation:
     if trace.rpc.exchanges:
         sentences.append(rpc_overview(trace))
     told = iteration(trace) if iterations(trace) else None
-    asked = last if told is None else [operation for operation in last if operation.exchange is None]
+    asked = [(one, times) for one, times in last.counted() if told is None or one.exchange is None]
     if step:
-        before = [operation for operation in everything if _is_setup(operation)]
+        before = [(one, times) for one, times in everything.counted() if _is_setup(one)]
         sentences += _told("Before training", before, trace)
     sentences += _told(f"In {part}" if step else "In all", asked, trace)
     sent = traffic_of(last, trace)
     # A service answers its own process over a connection, too.
-    over = "" if any(isinstance(each.ends[0], ServiceCall) for each in last) else ", over no wire"
+    over = "" if any(isinstance(one.ends[0], ServiceCall) for one, _ in last.counted()) else ", over no wire"
     sentences.append(totals(part, sent, over))
     on_the_wire = reconcile(trace)
     if on_the_wire.whole.pairs:
@@ -149,17 +149,20 @@ def _is_setup(operation: Operation) -> bool:
     return all(end.phase == "setup" for end in operation.ends)
 
 
-def _told(when: str, told: Sequence[Operation], trace: Trace) -> list[str]:
-    """One sentence for each kind of operation, in the order of first call; equal ones are counted."""
+def _told(when: str, told: Sequence[tuple[Operation, int]], trace: Trace) -> list[str]:
+    """One sentence for each kind of operation, in the order of first call, with how many times it is there."""
     kinds: dict[Hashable, list[Operation]] = defaultdict(list)
-    for operation in told:
-        kinds[_kind(operation)].append(operation)
-    groups = list(kinds.values())
-    sentences = [f"{when}: {_sentence(group, trace)}" for group in groups[:_KINDS_SHOWN]]
+    counts: Counter[Hashable] = Counter()
+    for one, times in told:
+        kind = _kind(one)
+        kinds[kind].append(one)
+        counts[kind] += times
+    groups = list(kinds.items())
+    sentences = [f"{when}: {_sentence(group, counts[kind], trace)}" for kind, group in groups[:_KINDS_SHOWN]]
     rest = groups[_KINDS_SHOWN:]
     if rest:
         sentences.append(
-            f"{when}: {sum(len(group) for group in rest):,} more operations of {len(rest):,} more kinds;"
+            f"{when}: {sum(counts[kind] for kind, _ in rest):,} more operations of {len(rest):,} more kinds;"
             " operations(trace) lists them."
         )
     return sentences
@@ -213,9 +216,9 @@ def _errors(operation: Operation) -> tuple[tuple[int, str], ...]:
     return tuple((end.rank, end.error) for end in operation.ends if end.failed)
 
 
-def _sentence(group: Sequence[Operation], trace: Trace) -> str:
+def _sentence(group: Sequence[Operation], count: int, trace: Trace) -> str:
     first = group[0]
-    times = f", {len(group):,} times" if len(group) > 1 else ""
+    times = f", {count:,} times" if count > 1 else ""
     phase = _phase(first)
     then = f" in {_PHASES.get(phase, phase)}{times}" if phase != "none" else times
     size, what = _size_text(*_sizes(first)), first.describe(most=NAMES_SHOWN)

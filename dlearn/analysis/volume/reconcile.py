@@ -204,12 +204,13 @@ def _whole(trace: Trace, ledger: Ledger) -> WirePart:
     if unseen:
         were = "connection was" if unseen == 1 else "connections were"
         notes.append(f"{unseen:,} {were} not seen when their group was made, or closed before the last sample")
-    outside = [cell for cell in ledger.entries.outside() if cell.rank in ledger.meters]
+    outside = [(cell, times) for cell, times in ledger.entries.outside() if cell.rank in ledger.meters]
+    calls = sum(times for _, times in outside)
     if outside:
-        lie = "lies" if len(outside) == 1 else "lie"
-        payload = sum(row.payload for cell in outside for row in cell.rows)
+        lie = "lies" if calls == 1 else "lie"
+        payload = sum(times * row.payload for cell, times in outside for row in cell.rows)
         size = f", with {payload:,} B of payload," if payload else ""
-        notes.append(f"{count_text(len(outside), 'call')}{size} {lie} outside of the samples")
+        notes.append(f"{count_text(calls, 'call')}{size} {lie} outside of the samples")
     notes += _residues(pairs)
     measured = bool(ledger.meters or pairs)
     return WirePart(what=what, pairs=(*pairs, *ledger.unmeasured_pairs()), note="; ".join(notes), measured=measured)
@@ -220,7 +221,7 @@ def _strange_pairs(trace: Trace, ledger: Ledger, pairs: Sequence[Pair]) -> list[
     if trace.selected_from is not None:
         return []
     sought = {(pair.src, pair.dst) for pair in pairs if pair.measured_bytes is None}
-    sought |= {(cell.rank, row.edge[1]) for cell in set(ledger.entries.outside()) for row in cell.rows}
+    sought |= {(cell.rank, row.edge[1]) for cell, _ in ledger.entries.outside() for row in cell.rows}
     return [
         Pair(src=src, dst=dst, group=NO_GROUP, payload_bytes=0, predicted_bytes=0, measured_bytes=size, why="not seen")
         for (src, dst), size in sorted(strangers(trace).items())

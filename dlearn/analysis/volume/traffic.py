@@ -237,7 +237,7 @@ def why_not_exactly(trace: Trace) -> str:
         return why_not_measured(trace)
     if any(each.footer and each.footer.left_out for each in trace.processes):
         return "only some steps were recorded, and the kernel counted all"
-    outside = [cell.rank for cell in ledger.entries.outside() if cell.rows]
+    outside = [cell.rank for cell, _ in ledger.entries.outside() if cell.rows]
     if outside:
         return f"no two samples of {trace.label(outside[0])}'s counters in this part are around all that it sends"
     return counted_together(trace, ledger)

@@ -119,6 +119,10 @@ class Operations(Lazy[Operation], Shown):
     def alike(self) -> list[tuple[Operation, Rows]]:
         """Operations that differ in nothing but their times: one of them, and the places of all. One that has steps is
         like no other."""
+        return self._alike
+
+    @cached_property
+    def _alike(self) -> list[tuple[Operation, Rows]]:
         own = ~len(self.table) - np.arange(len(self.others))
         kinds = np.concatenate([self.table.kinds, own[::-1]])[self.rows]
         _, first, kind = np.unique(kinds, return_index=True, return_inverse=True)
