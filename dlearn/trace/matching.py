@@ -13,20 +13,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dlearn.trace.event import Collective, PointToPoint
 from dlearn.trace.message import End, Group, payload_bytes, tensors_of
 from dlearn.trace.mpi_facts import CANCELLED, PICKLED
+from dlearn.trace.process import Process
 from dlearn.trace.process_groups import join_groups, member
 from dlearn.trace.tables.event_table import WAS_REFUSED, EventTable, Mask, Rows
 from dlearn.trace.tables.operation_table import Like, OperationTable
 from dlearn.trace.wording import Reason, ReasonKind
-
-if TYPE_CHECKING:
-    from dlearn.trace.process import Process
 
 _EQUAL_SIZES = {
     "all_reduce",

@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from dlearn.trace.event import Collective, Event, GroupFact, PointToPoint
 from dlearn.trace.message import Group
-
-if TYPE_CHECKING:
-    from dlearn.trace.process import Process
+from dlearn.trace.process import Process
 
 _set = msgspec.structs.force_setattr
 

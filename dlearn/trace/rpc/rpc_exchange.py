@@ -13,14 +13,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from dlearn.errors import TraceError
 from dlearn.trace.event import Event, RpcArrival, RpcCall, RpcReply, RpcRun, RpcWindow
+from dlearn.trace.process import Process
 from dlearn.trace.rpc import agent_log
-
-if TYPE_CHECKING:
-    from dlearn.trace.process import Process
 
 KnownBy = Literal["python", "window", "rule", "unknown"]
 

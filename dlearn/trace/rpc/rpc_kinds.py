@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
 
 from dlearn.trace.event import Event, RpcCall, RpcReply, RpcResult, RpcRun, RpcWindow
+from dlearn.trace.process import Process
 from dlearn.trace.rpc.rpc_board import (
     ACCEPT,
     BACKWARD,
@@ -38,9 +38,6 @@ from dlearn.trace.rpc.rpc_board import (
 )
 from dlearn.trace.rpc.rpc_exchange import KnownBy, Request, RpcExchange, Seen, Workers, requests, seen, workers
 from dlearn.trace.rpc.rpc_references import deletions, references
-
-if TYPE_CHECKING:
-    from dlearn.trace.process import Process
 
 REPLY_OF = {
     "PYTHON_CALL": "PYTHON_RET",

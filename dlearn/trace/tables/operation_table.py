@@ -14,13 +14,10 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from dlearn.trace.event import Bucket, Collective, PointToPoint
+from dlearn.trace.event import Bucket, Collective
 from dlearn.trace.message import End, Group, Operation
 from dlearn.trace.tables.event_table import NONE, WAS_REFUSED, Column, EventTable, Mask, Rows
 from dlearn.trace.wording import Reason
-
-EventKey = tuple[int, int]
-"""An event: its rank and its number there."""
 
 
 class Cargo(NamedTuple):
@@ -200,30 +197,21 @@ class OperationTable:
 
     def _operation(self, row: int, ends: tuple[End, ...]) -> Operation:
         like = self.likes[self.like[row]]
-        missing = self.missing.get(row, ())
-        if isinstance(ends[0], PointToPoint):
-            return Operation(
-                op=like.op,
-                group=like.group,
-                seq=ends[0].seq,
-                ends=ends,
-                missing=missing,
-                misfit=like.misfit,
-                sender=like.sender,
-                receiver=like.receiver,
-                payload_bytes=like.payload_bytes,
-            )
         rows = self.end_row[self.first[row] : self.first[row + 1]].tolist() if self.cargo else ()
         carried = [self.cargo[each] for each in rows if each in self.cargo]
         steps, begins = self.steps
+        inner = steps[begins[row] : begins[row + 1]]
         return Operation(
             op=like.op,
             group=like.group,
             seq=ends[0].seq,
             ends=ends,
-            missing=missing,
+            missing=self.missing.get(row, ()),
             misfit=like.misfit,
             bucket=next((each.bucket for each in carried if each.bucket is not None), None),
             role=next((each.role for each in carried if each.role), like.role),
-            steps=tuple(self.made(steps[begins[row] : begins[row + 1]])),
+            sender=like.sender,
+            receiver=like.receiver,
+            payload_bytes=like.payload_bytes,
+            steps=tuple(self.made(inner)) if len(inner) else (),
         )

@@ -15,13 +15,11 @@ from dlearn.shown import Paragraph, RankNames, Shown, Table, count_text, first_f
 from dlearn.trace.message import Operation
 from dlearn.trace.tables.event_table import NONE, Column, Mask, Rows
 from dlearn.trace.tables.frames import frame_of_operations
+from dlearn.trace.tables.lazy import Lazy
+from dlearn.trace.tables.operation_table import OperationTable
 
 if TYPE_CHECKING:
     import pandas
-
-
-from dlearn.trace.tables.lazy import Lazy
-from dlearn.trace.tables.operation_table import EventKey, OperationTable
 
 _ROWS_SHOWN = 10
 _OPS_SHOWN = 6
@@ -172,7 +170,7 @@ class Operations(Lazy[Operation], Shown):
         events = table.events
         return table.transfer_ns[rows], table.end_ns[rows], events.start_ns[ends[:, 0]], events.end_ns[ends]
 
-    def first_ends(self) -> list[EventKey]:
+    def first_ends(self) -> list[tuple[int, int]]:
         """Of each operation the rank and the number of its first end."""
         events, first = self.table.events, self.table.end_row[self.table.first[:-1]]
         rank = self._column(events.rank[first], lambda each: each.ends[0].rank)
