@@ -60,6 +60,7 @@ def test_operations_are_a_table_of_the_first_ten_and_a_sequence_of_all(tmp_path)
     assert asked[-1] is asked[11]
     with pytest.raises(IndexError):
         asked[12]
+    assert list(asked[5:5]) == list(many(tmp_path / "none", count=0).events[:3]) == []
     first, head, *rows, rest = str(asked).splitlines()
     assert first == "12 operations: 12 all_reduce"
     assert head.split() == ["operation", "ranks", "at,", "ms", "took,", "ms", "gives,", "B", "what"]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from operator import itemgetter
 
 import numpy as np
 from msgspec.structs import replace
 
-from dlearn.join.joining import once, operations
+from dlearn.join.joining import everybody, once, operations
 from dlearn.join.ledger import Ledger, Stretch, ledger_of
 from dlearn.join.unrolling import TransferTimes, columns_of, message_count, messages_of, why_unknown
 from dlearn.join.wire import meters
@@ -25,10 +26,10 @@ MOST_MESSAGES = 1_000_000
 
 @once
 def messages(trace: Trace) -> Messages:
-    """Every message, in the order of sending, each with one sender and one receiver.
+    """Every message, in the order of sending, each with one sender and one receiver; at most MOST_MESSAGES.
 
-    Those of a collective are derived from the backend's algorithm, those of a glass-box collective observed. An
-    operation that gives none is listed, with the reason.
+    Those of a collective are derived from the backend's algorithm, those of a glass-box collective observed. Operations
+    whose messages are not known, or too many, are listed with the reason; one that sends nothing is not.
     """
     asked = operations(trace)
     fits = _fits(asked)
@@ -49,7 +50,7 @@ def messages(trace: Trace) -> Messages:
     agreed = confirmed(trace, *ends.T).tolist()
     told = [(place, replace(message, confirmed=yes)) for (place, message), yes in zip(others, agreed, strict=True)]
     sent = confirmed(trace, columns.operation, columns.src, columns.dst)
-    return Messages(asked, columns, sent, told, sorted(reasons.items(), key=_place))
+    return Messages(asked, columns, sent, told, sorted(reasons.items(), key=itemgetter(0)))
 
 
 def _columns(asked: Operations) -> list[MessageColumns]:
@@ -64,7 +65,10 @@ def _columns(asked: Operations) -> list[MessageColumns]:
 
 
 def _fits(asked: Operations) -> Mask:
-    """Which operations have their messages made: as long as all of them are not too many."""
+    """Which operations have their messages made: all, or if that is too many, each in turn for which there is room.
+
+    So a small one may still fit after a large one that did not.
+    """
     counts = np.zeros(len(asked), np.int64)
     for one, places in asked.alike():
         counts[places] = message_count(one)
@@ -77,10 +81,6 @@ def _fits(asked: Operations) -> Mask:
     return fits
 
 
-def _place(reason: tuple[int, Reason]) -> int:
-    return reason[0]
-
-
 # Agreement of counters and predictions --------------------------------------------------------------------------------
 
 
@@ -89,16 +89,18 @@ def confirmed(trace: Trace, operation: Rows, src: Rows, dst: Rows) -> Mask:
     if not meters(trace.whole):
         return np.zeros(len(src), bool)
     place = operations(trace).places_in(operations(trace.whole))[operation]
-    return np.isin(_edge(place, src, dst), _agreements(trace.whole)) & (place >= 0)
+    return np.isin(_edge(trace.whole, place, src, dst), _agreements(trace.whole)) & (place >= 0)
 
 
-def _edge(operation: Rows, src: Rows | int, dst: Rows | int) -> Rows:
+def _edge(whole: Trace, operation: Rows, src: Rows, dst: Rows) -> Rows:
     """One number for the bytes of an operation from one rank to another."""
-    return np.asarray((operation * MOST_RANKS + src) * MOST_RANKS + dst)
+    ranks = _ranks(whole)
+    return np.asarray((operation * len(ranks) + np.searchsorted(ranks, src)) * len(ranks) + np.searchsorted(ranks, dst))
 
 
-MOST_RANKS = 1 << 20
-"""As a process group may have at most."""
+@once
+def _ranks(whole: Trace) -> Rows:
+    return np.array(sorted(everybody(whole)))
 
 
 @once
@@ -115,7 +117,7 @@ def _agreements(whole: Trace) -> Rows:
         for cell in np.unique(entries.cell[part]).tolist():
             agreed = {row.edge[1] for row in entries.cells[cell].rows if (rank, row.edge[1]) in exact}
             calls = entries.operation[part][entries.cell[part] == cell]
-            found += [_edge(calls, rank, dst) for dst in agreed]
+            found += [_edge(whole, calls, np.array(rank), np.array(dst)) for dst in agreed]
     return np.concatenate(found)
 
 

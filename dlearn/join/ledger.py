@@ -263,7 +263,7 @@ def ledger_of(trace: Trace) -> Ledger:
         if isinstance(one.ends[0], ServiceCall):
             continue  # Its connections are no process group's, and not counted.
         payload, predicted, reason = _prediction(one)
-        ranks |= {rank for edge in predicted for rank in edge}
+        ranks |= {rank for pair in predicted for rank in pair}
         numbers = asked.table.events.number[asked.end_rows(places)]
         for rank, column in {end.rank: column for column, end in enumerate(one.ends)}.items():
             # The connections are those of the group as this rank's file calls it.
@@ -294,7 +294,7 @@ def _sections(meter: Meter | None, numbers: np.ndarray) -> np.ndarray:
 
 
 def _of_rpc(operation: Operation, known: dict[int, Meter], ranks: set[int]) -> Iterator[tuple[Cell, int]]:
-    """A message of RPC is sent by threads of C++: it lies between two samples by its time."""
+    """A cell for each message of an RPC, and its section: by its time, as threads of C++ send it. Adds to `ranks`."""
     for message in messages_of(operation):
         ranks |= {message.src, message.dst}
         if message.src == message.dst:
@@ -303,9 +303,10 @@ def _of_rpc(operation: Operation, known: dict[int, Meter], ranks: set[int]) -> I
         row = Written((RPC, message.dst), message.payload_bytes or 0, size or 0, message.observer_bytes)
         reason = _how_it_is_packed(message) if size is None else None
         meter = known.get(message.src)
-        section = meter.section_at(message.sent_ns) if meter is not None and message.sent_ns is not None else None
-        is_counted = section is not None and meter is not None and section >= meter.known_from
-        yield Cell(message.src, RPC, (row,), reason, message.op), section if is_counted and section is not None else -1
+        section = None if meter is None or message.sent_ns is None else meter.section_at(message.sent_ns)
+        if meter is None or section is None or section < meter.known_from:
+            section = -1
+        yield Cell(message.src, RPC, (row,), reason, message.op), section
 
 
 def predicted_on_the_wire(operation: Operation) -> tuple[Counter[tuple[int, int]], Reason | None]:
@@ -343,7 +344,7 @@ def _prediction(operation: Operation) -> tuple[Counter[tuple[int, int]], Counter
     elif any(pair.how == "missing" for pair in sums):
         reason = Reason(ReasonKind.NEVER_CAME)
     if reason is not None:
-        return payload, counts, reason
+        return Counter(), Counter(), reason
     for pair in sums:
         payload[pair.src, pair.dst] += pair.payload_bytes or 0  # Of no message over gloo it is unknown.
         counts[pair.src, pair.dst] += pair.message_count

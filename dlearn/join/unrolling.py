@@ -100,7 +100,10 @@ def message_count(operation: Operation) -> int:
 
 
 def sums_of(operation: Operation) -> list[PairSum]:
-    """`messages_of` summed for each pair of ranks, at the price of one message each."""
+    """The messages of one operation, added up for each pair of ranks without making them.
+
+    Of steps, RPC and services an entry for each message: there a pair may come several times.
+    """
     if operation.steps or operation.exchange is not None or isinstance(operation.ends[0], ServiceCall):
         return [PairSum(each.src, each.dst, each.how, each.payload_bytes, 1) for each in messages_of(operation)]
     if operation.refused:

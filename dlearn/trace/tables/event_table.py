@@ -32,8 +32,8 @@ NO_END, OTHER = -1, len(ENDED_BY)
 """In `ended_by`: nobody saw the end, and somebody who has no place in `ENDED_BY`."""
 WAS_REFUSED, UNSEEN = ENDED_BY.index(REFUSED), ENDED_BY.index(NOT_OBSERVED)
 _WORDS = (*ENDED_BY, "", "")
-_NEARLY_ALL = 8
-"""Of so many numbers every one stands there, at least: then a place is looked up, not searched for."""
+_CELLS_EACH = 8
+"""`find` looks places up in an array, and does not search, where that takes at most so many cells for each number."""
 
 
 @dataclass(eq=False)
@@ -218,8 +218,8 @@ def find(numbers: Column, among: Column) -> tuple[Rows, Mask]:
     if not len(among):
         return np.zeros(len(numbers), np.intp), np.zeros(len(numbers), bool)
     first, last = int(among[0]), int(among[-1])
-    if last - first < _NEARLY_ALL * len(among):
-        # Nearly every number in between is there: looked up, not searched for.
+    if last - first < _CELLS_EACH * len(among):
+        # A cell for each number from first to last, -1 where it is not there; the last one for those outside.
         places = np.full(last - first + 2, -1, np.intp)
         places[among - first] = np.arange(len(among))
         inside = (numbers >= first) & (numbers <= last)

@@ -27,7 +27,7 @@ class Lazy(Sequence[Item]):
 
     def __getitem__(self, index: int | slice) -> Item | list[Item]:
         places = range(len(self))[index]
-        return self.at(np.array(places)) if isinstance(places, range) else self.at(np.array([places]))[0]
+        return self.at(np.array(places, np.intp)) if isinstance(places, range) else self.at(np.array([places]))[0]
 
     def __iter__(self) -> Iterator[Item]:
         return iter(self.at(np.arange(len(self))))

@@ -179,7 +179,8 @@ class Operations(Lazy[Operation], Shown):
 
     @cached_property
     def waits_for_none(self) -> Mask:
-        """Those in which nobody waits for the last rank: it never came, or each begins when it is asked or refused."""
+        """Those in which nobody waits for the last rank: a rank is missing, all were refused, or it is a call of RPC or
+        of a service."""
         return self._column(self.table.is_missing | self.table.refused, lambda _: True)
 
     @cached_property
