@@ -37,7 +37,7 @@ def busy_of(calls: Calls, *, start_ns: int, end_ns: int, bins: int) -> Busy:
     waiting: dict[tuple[int, Look], np.ndarray] = {}
     looks = list(dict.fromkeys(map(look, calls.ops)))
     number = np.array([looks.index(look(name)) for name in calls.ops])
-    kind = calls.rank.astype(np.int64) * len(looks) + number[calls.op]
+    kind = calls.rank * len(looks) + number[calls.op]
     for each in np.unique(kind[calls.ended]):
         mine = np.flatnonzero((kind == each) & calls.ended)
         key = (int(each) // len(looks), looks[int(each) % len(looks)])

@@ -204,7 +204,7 @@ class ShortEvents:
         return EventTable(
             firsts=[self.firsts[number] for number in numbers[order].tolist()],
             like=find(self.like, numbers[order])[0],
-            rank=np.full(len(self), -1, np.int32),
+            rank=np.full(len(self), -1),
             number=self.number,
             start_ns=self.start_ns,
             end_ns=np.where(ended, self.end_ns, NONE),

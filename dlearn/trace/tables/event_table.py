@@ -46,7 +46,7 @@ class EventTable:
     firsts: list[Event]
     """An event is the first of its like, or, as it was told at length, the only one."""
     like: Rows
-    rank: NDArray[np.int32]
+    rank: Column
     number: Column
     start_ns: Column
     end_ns: Column
@@ -174,7 +174,7 @@ def of_events(events: Collection[Event]) -> EventTable:
     return EventTable(
         firsts=list(events),
         like=np.arange(count),
-        rank=column("rank").astype(np.int32),
+        rank=column("rank"),
         number=column("number"),
         start_ns=column("start_ns"),
         end_ns=column("end_ns"),
