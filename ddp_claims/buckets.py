@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import torch
+from matplotlib.axes import Axes
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -13,9 +14,11 @@ from ddp_claims import seen
 from ddp_claims.verdicts import Check, Claim, Result
 from dlearn import draw
 from dlearn.cluster import Cluster
-from dlearn.lessons import charts, digits, models
+from dlearn.draw import canvas
+from dlearn.draw.palette import INK, SERIES
+from dlearn.lessons import digits, models
 from dlearn.recorder import span
-from dlearn.trace.event import Bucket, Gradient
+from dlearn.trace.event import Bucket, Gradient, Stretch
 from dlearn.trace.trace import Trace
 
 RANKS = 2
@@ -79,18 +82,35 @@ def bucketing() -> Result:
                 is_reversed(table, registered) and [each.index for each in table] == list(range(len(table))),
             )
         )
-    picture = charts.bars(
-        [f"{name}: {sizes[name]:,} B" for name in WAYS],
-        [charts.Part("all-reduces", [counts[name] for name in WAYS])],
-        title=f"Each step sends {size:,} B, in {counts[each]} all-reduces, in {counts[some]}, or in {counts[one]}",
-        y="all-reduces a step",
-        text=lambda count: f"{count:.0f}",
-        notes=[
-            f"Bucket {bucket.index} of the middle way: {', '.join(bucket.parameters)}"
-            for bucket in table_of(last[some])
-        ],
-    )
-    return Result(tuple(checks), picture)
+    names = [f"Bucket {each.index} of {counts[some]}: {', '.join(each.parameters)}" for each in table_of(last[some])]
+    numbers = f"{counts[each]}, in {counts[some]} or in {counts[one]}"
+    title = f"The same {size:,} B of gradients go in {numbers} all-reduces a step"
+    return Result(tuple(checks), strips({name: last[name] for name in WAYS}, title=title, notes=names))
+
+
+def strips(steps: dict[str, Trace], *, title: str, notes: list[str]) -> Axes:
+    """Of each way rank 0's backward pass: a tick for each gradient, below it a bar for each all-reduce."""
+    labels = {name: f"{name}: {len(seen.reductions(step))}" for name, step in steps.items()}
+    ax = canvas.new_axes(height_in=0.95 * len(steps), left_in=canvas.left_margin_in(labels.values()))
+    canvas.describe(ax, *(f"{label} all-reduces." for label in labels.values()))
+    for row, step in enumerate(steps.values()):
+        mine = step.where(rank=0).events
+        (around,) = (event for event in mine if isinstance(event, Stretch) and event.phase == "backward")
+        percent = 100 / ((around.end_ns or 0) - around.start_ns)
+        ready = [(each.start_ns - around.start_ns) * percent for each in mine if isinstance(each, Gradient)]
+        ax.vlines(ready, row + 0.05, row + 0.25, colors=INK, linewidth=1.2)
+        ends = [each.ends[0] for each in seen.reductions(step)]
+        high = 0.6 / len(ends)
+        for place, end in enumerate(ends):
+            begin, until = ((at - around.start_ns) * percent for at in (end.start_ns, end.end_ns or end.start_ns))
+            top = row + 0.3 + high * (place + 0.5)
+            ax.barh(top, until - begin, left=begin, height=0.85 * high, color=SERIES[place % len(SERIES)], gid="sent")
+    canvas.draw_lanes(ax, [(row + 0.02, row + 0.95) for row in range(len(steps))])
+    ax.set_ylim(len(steps), 0)
+    ax.set_yticks([row + 0.6 for row in range(len(steps))], list(labels.values()), fontsize=canvas.TEXT_PT, color=INK)
+    ax.set_xlabel("% of the backward pass; above: a tick for each gradient that is ready", fontsize=canvas.TEXT_PT)
+    canvas.quiet(ax)
+    return canvas.frame(ax, title=title, notes=notes, below_in=0.5)
 
 
 def table_of(trace: Trace) -> list[Bucket]:

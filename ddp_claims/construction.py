@@ -11,6 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_claims import seen
 from ddp_claims.verdicts import Check, Claim, Result
+from dlearn import draw
 from dlearn.analysis import operations, traffic
 from dlearn.cluster import Cluster
 from dlearn.lessons import charts, models
@@ -91,15 +92,8 @@ def construct() -> Result:
             (before, after) == (1, RANKS),
         ),
     )
-    picture = charts.bars(
-        [name for name, _ in named],
-        [charts.Part("bytes", sizes)],
-        title=f"Before any step, the constructor sends {sizes[-1]:,} B of model, after {sum(sizes[:-1])} B to see that"
-        " the ranks have the same one",
-        y="bytes that a rank hands over",
-        text=lambda size: f"{size:,.0f} B",
-    )
-    return Result(checks, picture)
+    title = f"Before any step, the constructor compares the ranks' models ({sum(sizes[:-1])} B), then sends rank 0's"
+    return Result(checks, charts.retitle(draw.sequence(trace), title))
 
 
 DD14 = Claim(

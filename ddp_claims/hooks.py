@@ -238,16 +238,15 @@ def picture(fired: Sequence[Fired], to_come: int, count: int) -> Axes:
                 ha="center" if label.alone else "right", fontsize=LABEL_PT, color=color, parse_math=False,
             )  # fmt: skip
     ax.set_yticks(range(len(KINDS)), labels, fontsize=canvas.TEXT_PT, color=INK)
+    for kind, name in zip(KINDS, ax.get_yticklabels(), strict=True):
+        name.set_color(SERIES[0] if kind in (COMMUNICATION, ARRIVED) else INK)
     ax.set_xlabel("order of the calls on rank 0", fontsize=canvas.TEXT_PT, color=INK, labelpad=2)
     canvas.quiet(ax)
-    canvas.frame(
+    return canvas.frame(
         ax,
-        title=f"{len(fired) - 1} calls of {len(KINDS) - 1} kinds of hooks in a step; at the first all-reduce"
-        f" {to_come} of {count} gradients are still to come",
-        notes=["Shaded: the backward pass. * also set by DDP itself, or for it."],
-        fit=True,
+        title=f"{len(KINDS) - 1} kinds of hooks; the first bucket goes when {to_come} of {count} gradients are to come",
+        notes=["Shaded: the backward pass. Blue: a bucket is sent, and arrives. * set by DDP itself, too, or for it."],
     )
-    return ax
 
 
 DD18 = Claim(

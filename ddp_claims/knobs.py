@@ -11,12 +11,12 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_claims import seen
+from ddp_claims.figures import table
 from ddp_claims.verdicts import Check, Claim, Result
 from dlearn.analysis import operations
 from dlearn.cluster import Cluster
-from dlearn.lessons import charts, digits
+from dlearn.lessons import digits
 from dlearn.recorder import span
-from dlearn.shown import count_text
 from dlearn.trace.trace import Trace
 
 RANKS = 2
@@ -96,20 +96,20 @@ def turn_knobs() -> Result:
             None,
         ),
     )
-    picture = charts.bars(
-        list(KNOBS),
-        [charts.Part(part, [found[name][part] for name in KNOBS]) for part in (GRADIENTS, BUFFERS, USED_MAP)],
-        title=f"Of a step's {totals[DEFAULT]:,} B the knobs change {found[DEFAULT][BUFFERS]} B of buffers and"
-        f" {found[UNUSED][USED_MAP]} B of a map; the {found[DEFAULT][GRADIENTS]:,} B of gradients stay",
-        y="bytes a step and rank",
-        text=lambda size: f"{size:,.0f}",
-        notes=[
-            ", ".join(f"{key}={value}" for key, value in knob.items()) + f": {count_text(counts[name], 'all-reduce')}"
-            for name, knob in KNOBS.items()
-            if knob
-        ],
+    head = ["a step and rank", "set to", GRADIENTS, BUFFERS, USED_MAP, "all-reduces"]
+    rows = [
+        [name, _set_to(name), *(f"{size:,} B" for size in found[name].values()), f"{counts[name]}"] for name in KNOBS
+    ]
+    picture = table(
+        [head, *rows],
+        title=f"No knob changes the {found[DEFAULT][GRADIENTS]:,} B of gradients; two change"
+        f" {found[DEFAULT][BUFFERS]} B of buffers, {found[UNUSED][USED_MAP]} B of a map",
     )
     return Result(checks, picture)
+
+
+def _set_to(name: str) -> str:
+    return ", ".join(f"{key}={value}" for key, value in KNOBS[name].items())
 
 
 GRADIENTS, BUFFERS, USED_MAP = "gradients", "buffers", "map of used parameters"

@@ -11,12 +11,12 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_claims.conditions import ranks_on_cores
+from ddp_claims.figures import dots
 from ddp_claims.samples import Samples
 from ddp_claims.verdicts import Check, Claim, Result
-from dlearn import draw
 from dlearn.analysis.ddp.breakdown import Breakdown, breakdown
 from dlearn.cluster import Cluster
-from dlearn.lessons import charts, digits, models
+from dlearn.lessons import digits, models
 
 RANKS = 2
 STEPS = 14
@@ -44,8 +44,8 @@ def backward_share(found: Breakdown) -> Samples:
     """Of each step's length on each rank: the backward pass with the communication in it. The first steps warm up."""
     shares: list[float] = []
     for step in found.items:
-        if step.number >= 2 and step.times is not None:
-            backward = step.backward_ns + step.times.exposed_ns
+        if step.number >= 2 and step.observed:
+            backward = step.length_ns("backward") + step.exposed_ns
             shares.append(backward / step.total_ns)
     return Samples(tuple(shares))
 
@@ -54,16 +54,15 @@ def largest(found: Breakdown) -> Samples:
     """The backward pass with its communication, as a multiple of the largest other part, step by step."""
     return Samples(
         tuple(
-            (step.backward_ns + step.times.exposed_ns) / max(step.forward_ns, step.optimizer_ns)
+            (step.length_ns("backward") + step.exposed_ns) / max(step.length_ns("forward"), step.length_ns("optimizer"))
             for step in found.items
-            if step.number >= 2 and step.times is not None
+            if step.number >= 2 and step.observed
         )
     )
 
 
 def breakdowns() -> Result:
-    traces = {name: Cluster(RANKS).run(train, name).trace for name in MODELS}
-    found = {name: breakdown(trace) for name, trace in traces.items()}
+    found = {name: breakdown(Cluster(RANKS).run(train, name).trace) for name in MODELS}
     shares = {name: backward_share(each) for name, each in found.items()}
     against = {name: largest(each) for name, each in found.items()}
     checks = tuple(
@@ -76,8 +75,19 @@ def breakdowns() -> Result:
         for name in MODELS
     )
     low, high = (pick(each.median for each in shares.values()) for pick in (min, max))
-    picture = charts.retitle(
-        draw.breakdown(traces), f"The backward pass and its communication take {low:.0%} to {high:.0%} of a step"
+    columns: dict[str, list[float]] = {}
+    for name in MODELS:
+        backward = shares[name].values
+        columns[f"{name}\nbackward"] = [100 * share for share in backward]
+        columns[f"{name}\nnext longest part"] = [
+            100 * share / times for share, times in zip(backward, against[name].values, strict=True)
+        ]
+    picture = dots(
+        columns,
+        title=f"The backward pass, with its communication, takes {low:.0%} to {high:.0%} of a step",
+        y="% of a step",
+        between=[f"{each.with_interval} times" for each in against.values()],
+        notes=["The next longest part is the forward pass or the optimizer. Percentages in the title: medians."],
     )
     return Result(checks, picture, f"{ranks_on_cores(RANKS)}, gloo, {STEPS - 2} steps on each rank")
 

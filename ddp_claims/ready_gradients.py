@@ -15,6 +15,7 @@ from ddp_claims.conditions import cores
 from ddp_claims.samples import Samples
 from ddp_claims.verdicts import Check, Claim, Result
 from dlearn.cluster import Cluster
+from dlearn.draw.palette import FAINT
 from dlearn.lessons import charts, digits, models
 from dlearn.recorder import span
 from dlearn.trace.event import Gradient, Stretch
@@ -112,26 +113,28 @@ def ready_gradients() -> Result:
             )
         )
     conditions = f"a rank by itself on {cores()} cores, {STEPS - WARM_UP} passes of each model, nothing is sent"
-    return Result(tuple(checks), picture(found, spreads), conditions)
+    return Result(tuple(checks), picture(found, halves), conditions)
 
 
-def picture(found: dict[str, list[Pass]], spreads: dict[str, Samples]) -> Axes:
-    """Of each model the pass whose spread is nearest to the median."""
+def picture(found: dict[str, list[Pass]], halves: dict[str, Samples]) -> Axes:
+    """Of each model the pass in which half of the bytes were ready at a time nearest to the median."""
     series: dict[str, charts.Series] = {}
     for name, passes in found.items():
-        usual = min(passes, key=lambda each: abs(each.spread - spreads[name].median))
-        shares = [sum_ / sum(usual.sizes) for sum_ in accumulate(usual.sizes)]
-        series[name] = charts.Series([100 * at for at in usual.ready], [100 * share for share in shares])
-    told = ", ".join(f"{spreads[name].median:.0%} ({name})" for name in found)
-    return charts.lines(
+        usual = min(passes, key=lambda each: abs(each.half - halves[name].median))
+        shares = [100 * sum_ / sum(usual.sizes) for sum_ in accumulate(usual.sizes)]
+        series[name] = charts.Series([0, *(100 * at for at in usual.ready)], [0, *shares], between="steps")
+    told = ", ".join(f"{halves[name].median:.0%} ({name})" for name in found)
+    ax = charts.lines(
         series,
-        title=f"From the first gradient to the last it is {told} of the backward pass",
+        title=f"Half of the bytes are ready after {told} of the pass",
         x="% of the backward pass",
         y="% of the bytes that are ready",
         notes=[
-            f"A mark for each parameter. One pass of each model, the one nearest to the median of {STEPS - WARM_UP}."
+            f"A step for each parameter. One pass of each model, the one nearest to the median of {STEPS - WARM_UP}."
         ],
     )
+    ax.axhline(50, color=FAINT, linewidth=1.0)
+    return ax
 
 
 DD2 = Claim(

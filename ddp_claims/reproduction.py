@@ -32,14 +32,19 @@ class Report:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
+        return self._table("")
+
+    def _table(self, thumbnail: str) -> str:
+        """A row for each claim; `thumbnail` is the HTML of its picture, with {} for the file's name."""
         rows = "".join(
             f'<tr style="vertical-align:top"><th scope="row">{each.claim.id}</th>'
+            f"<td>{thumbnail.replace('{}', picture_name(each.claim)) if each.result.picture is not None else ''}</td>"
             f'<td style="text-align:left">{html.escape(each.claim.says)}</td>'
             f'<td style="text-align:left">{"<br>".join(html.escape(check.seen) for check in each.result.checks)}</td>'
-            f'<td style="text-align:left">{html.escape(each.headline.split(": ", 1)[1])}</td></tr>'
+            f'<td style="text-align:left">{each.mark} {html.escape(each.headline.split(": ", 1)[1])}</td></tr>'
             for each in self.findings
         )
-        heads = "".join(f'<th scope="col">{each}</th>' for each in ("", "the paper says", "seen here", "verdict"))
+        heads = "".join(f'<th scope="col">{each}</th>' for each in ("", "", "the paper says", "seen here", "verdict"))
         return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
 
     def write(self, folder: Path) -> None:
@@ -91,8 +96,11 @@ class Report:
             '<!doctype html><html lang="en"><meta charset="utf-8"><title>The DDP paper, run again</title>'
             "<style>body{font-family:sans-serif;max-width:60em;margin:2em auto;padding:0 1em}img{max-width:100%}"
             "td,th{padding:.2em .6em;border-top:1px solid #ccc}section{margin-top:3em}</style>"
-            f"<h1>The DDP paper, run again</h1><p>{html.escape(machine)}</p>{self._repr_html_()}{parts}</html>\n"
+            f"<h1>The DDP paper, run again</h1><p>{html.escape(machine)}</p>{self._table(_THUMBNAIL)}{parts}</html>\n"
         )
+
+
+_THUMBNAIL = '<a href="{}"><img src="{}" alt="" width="150"></a>'
 
 
 def picture_name(claim: Claim) -> str:

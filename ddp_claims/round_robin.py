@@ -12,9 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_claims.comm_hooks import RoundRobin
 from ddp_claims.conditions import ranks_on_cores
+from ddp_claims.figures import dots
 from ddp_claims.samples import ratios
 from ddp_claims.verdicts import Check, Claim, Result
-from dlearn import draw
 from dlearn.analysis.volume.traffic import traffic
 from dlearn.cluster import Cluster
 from dlearn.join.joining import operations
@@ -86,7 +86,13 @@ def in_turn() -> Result:
             faster.interval[0] > 1,
         ),
     )
-    picture = draw.timeline(steps[several])
+    picture = dots(
+        {f"{count} group{'s' * (count > 1)}": [1e3 * each for each in seconds[count]] for count in COUNTS},
+        title=f"With {one} group a step takes {faster.with_interval} times as long as with {several}",
+        y="ms a step",
+        between=[f"{faster.with_interval} times"],
+        notes=[f"{LAYERS} buckets of {sent[one] // LAYERS // RANKS:,} B a step; both send the same bytes."],
+    )
     return Result(
         checks, picture, f"{ranks_on_cores(RANKS)}, gloo, {LAYERS} layers of width {WIDTH}, {faster.n} pairs of steps"
     )

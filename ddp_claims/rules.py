@@ -9,16 +9,19 @@ from statistics import median, mode
 
 import torch
 import torch.distributed as dist
+from matplotlib.axes import Axes
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_claims import link
 from ddp_claims.conditions import ranks_on_cores
+from ddp_claims.figures import panels
 from ddp_claims.samples import CONFIDENCE, Samples
 from ddp_claims.verdicts import Check, Claim, Result
 from dlearn.analysis.findings import size_text
 from dlearn.cluster import Cluster
-from dlearn.lessons import charts
+from dlearn.draw import canvas
+from dlearn.draw.palette import FAINT, SERIES
 
 RANKS = 2
 ROUNDS = 16
@@ -154,28 +157,36 @@ def three_rules() -> Result:
         where = f"over a cable of {RATE}"
         found = link.run_over(RATE, bucket_sizes)[0]
     good = {width: best(width, seconds) for width, seconds in zip(WIDTHS, found, strict=True)}
-    series = {}
-    for width, seconds in zip(WIDTHS, found, strict=True):
-        taken = [Samples(tuple(each)) for each in seconds]
-        fastest = min(each.median for each in taken)
-        series[f"model of {size_text(model_bytes(width))}, at best {fastest * 1e3:.1f} ms"] = charts.Series(
-            [count * layer_bytes(width) for count in LAYERS_IN_BUCKET],
-            [each.median / fastest for each in taken],
-            [(low / fastest, high / fastest) for low, high in (each.middle_half for each in taken)],
-        )
-    picture = charts.lines(
-        series,
-        title="The best bucket: "
-        + "; ".join(f"{size_text(mode(good[width]))} of {size_text(model_bytes(width))}" for width in WIDTHS),
-        x="bytes of a bucket",
-        y="a step, times the fastest",
-        ticks=[(1 << power, size_text(1 << power)) for power in range(14, 24)],
-        log="x",
-        notes=[f"{where[0].upper()}{where[1:]}. Vertical lines: the middle half of {ROUNDS} steps."],
-    )
+    picture = bucket_panels(good, found, where)
     buckets = buckets_grow_slower(good, where)
     checks = (nccl_beats_gloo(), buckets, within_a_machine())
     return Result(checks, picture, f"{ranks_on_cores(RANKS)}, gloo, {ROUNDS} rounds of all sizes in turn")
+
+
+def bucket_panels(good: Mapping[int, list[int]], found: Sequence[Sequence[Sequence[float]]], where: str) -> Axes:
+    """A panel for each model: a step over the bucket's size, as a multiple of the fastest."""
+    names = [f"model {size_text(model_bytes(width))}: best {size_text(mode(good[width]))}" for width in WIDTHS]
+    picture, inside = panels(names, x="bytes of a bucket", y="a step, times the fastest")
+    for width, seconds, panel, color in zip(WIDTHS, found, inside, SERIES, strict=False):
+        taken = [Samples(tuple(each)) for each in seconds]
+        fastest = min(each.median for each in taken)
+        sizes = [count * layer_bytes(width) for count in LAYERS_IN_BUCKET]
+        for size, each in zip(sizes, taken, strict=True):
+            low, high = each.middle_half
+            panel.vlines(size, low / fastest, high / fastest, colors=color)
+        panel.plot(sizes, [each.median / fastest for each in taken], "o-", color=color, markersize=5)
+        panel.axvline(mode(good[width]), color=FAINT, linewidth=0.8)
+        panel.set_xscale("log")
+        panel.set_xticks(sizes[::2], [size_text(size) for size in sizes[::2]])
+        panel.minorticks_off()
+    model, bucket = (of(WIDTHS[-1]) / of(WIDTHS[0]) for of in (model_bytes, lambda width: mode(good[width])))
+    canvas.frame(
+        picture,
+        title=f"The model grows {model:.1f} times, its best bucket {bucket:.1f} times",
+        notes=[f"{where[0].upper()}{where[1:]}. Vertical: the middle half of {ROUNDS} steps; grey: the best bucket."],
+        below_in=0.5,
+    )
+    return picture
 
 
 DD17 = Claim(

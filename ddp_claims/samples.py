@@ -43,6 +43,12 @@ class Samples:
         return ordered[k], ordered[-1 - k]
 
     @property
+    def with_interval(self) -> str:
+        """ "1.38 (1.21 to 1.52)": the median and its interval."""
+        low, high = self.interval
+        return f"{self.median:.2f} ({low:.2f} to {high:.2f})"
+
+    @property
     def middle_half(self) -> tuple[float, float]:
         """The spread: a quarter of the samples lies below it, a quarter above."""
         ordered = sorted(self.values)

@@ -19,9 +19,12 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_claims.convergence import SEEDS, differences, hurts, keeps, seeds_text, spread, training_loss
+from ddp_claims.figures import label_ends, panels
 from ddp_claims.verdicts import Check, Claim, Result
 from dlearn.cluster import Cluster
-from dlearn.lessons import charts, digits, models
+from dlearn.draw import canvas
+from dlearn.draw.palette import SERIES
+from dlearn.lessons import digits, models
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -112,24 +115,26 @@ def ends_text(ends: dict[int, list[float]]) -> str:
 
 
 def picture(curves: dict[Setting, Curves], ends: dict[Setting, dict[int, list[float]]]) -> Axes:
-    """Every n of the large setting, and the two ends of the small one."""
+    """A panel for each setting with a curve for each n."""
     most = EVERY[-1]
     times = {each: median(ends[each][most]) / median(ends[each][1]) for each in (LARGE, SMALL)}
-    share = [100 * at / POINTS for at in range(POINTS + 1)]
-    series = {}
-    for setting, counts in ((LARGE, EVERY), (SMALL, (1, most))):
-        for n in counts:
+    ax, inside = panels([each.name for each in times], x="iterations, in % of the run", y="loss", right=0.75)
+    for setting, panel in zip(times, inside, strict=True):
+        lines = {}
+        for n, color in zip(EVERY, SERIES, strict=False):
             at = list(zip(*curves[setting][n], strict=True))
-            series[f"{setting.name}: n = {n}"] = charts.Series(
-                share, [median(each) for each in at], [(min(each), max(each)) for each in at]
-            )
-    return charts.lines(
-        series,
-        title=f"A step after {most} iterations instead of 1 ends with {times[LARGE]:.2f} times the loss for batches of"
-        f" {LARGE.batch}, with {times[SMALL]:.2f} times for batches of {SMALL.batch}",
-        x="iterations, in % of the run",
-        y="loss over all training images",
+            share = [100 * point / POINTS for point in range(POINTS + 1)]
+            panel.plot(share, [median(each) for each in at], color=color, linewidth=1.6)
+            panel.vlines(share, [min(each) for each in at], [max(each) for each in at], colors=color, linewidth=1)
+            lines[f"n = {n}: {median(ends[setting][n]):.2f}"] = (100.0, median(at[-1]), color)
+        panel.set_ylim(bottom=0)
+        label_ends(panel, lines, canvas.points(ax, 0.9, along="y"))
+    return canvas.frame(
+        ax,
+        title=f"A step after {most} iterations ends with {times[LARGE]:.2f} times the loss for batches of"
+        f" {LARGE.batch}, {times[SMALL]:.2f} for {SMALL.batch}",
         notes=["Medians of three seeds; vertical lines: from the best to the worst. The same images for every n."],
+        below_in=0.5,
     )
 
 

@@ -12,10 +12,11 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_claims import seen
+from ddp_claims.figures import table
 from ddp_claims.verdicts import Check, Claim, Result
 from dlearn.analysis import operations
 from dlearn.cluster import Cluster
-from dlearn.lessons import charts, digits
+from dlearn.lessons import digits
 from dlearn.recorder import span
 from dlearn.trace.event import Gradient
 from dlearn.trace.trace import Trace
@@ -140,16 +141,10 @@ def unused() -> Result:
         ),
     )
     shown = [*names(), SKIPPED]
-    picture = charts.bars(
-        shown,
-        [
-            charts.Part("gradients", [sizes[name] for name in shown]),
-            charts.Part("map of used parameters", [maps[name] for name in shown]),
-        ],
-        title=f"A dropped layer saves no byte, a step sends {size:,} B of gradients and {maps[NOBODY]} B of map;"
-        f" one that is never used can be skipped: {sizes[SKIPPED]:,} B",
-        y="bytes a step and rank",
-        text=lambda size: f"{size:,.0f}",
+    head = ["a step and rank", "gradients", "map of used parameters"]
+    picture = table(
+        [head, *([name, f"{sizes[name]:,} B", f"{maps[name]} B"] for name in shown)],
+        title=f"A dropped layer saves no byte; one that is never used can be skipped: {layer:,} B less",
     )
     return Result(checks, picture)
 

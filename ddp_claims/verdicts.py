@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from ddp_claims.figures import stamp
 from dlearn.shown import count_text
 
 if TYPE_CHECKING:
@@ -57,7 +58,10 @@ class Claim:
 
     def find(self) -> Finding:
         """Run it, on real ranks."""
-        return Finding(self, self.test())
+        found = Finding(self, self.test())
+        if found.result.picture is not None:
+            stamp(found.result.picture, found.verdict, found.mark, f"The paper ({self.paper}): {self.says}")
+        return found
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,11 @@ class Finding:
         if not tested:
             return "cannot be tested here"
         return "confirmed" if all(tested) else "not confirmed here"
+
+    @property
+    def mark(self) -> str:
+        """✓, ✗ or ?."""
+        return {"confirmed": "✓", "not confirmed here": "✗"}.get(self.verdict, "?")
 
     @property
     def untested(self) -> tuple[Check, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import webbrowser
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,7 +23,18 @@ FAILED = 1
 WRONG = 2  # argparse's, too
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
-PICTURES = ("autograd", "breakdown", "buckets", "reconcile", "sequence", "timeline", "traffic", "traffic_graph")
+PICTURES = (
+    "autograd",
+    "breakdown",
+    "buckets",
+    "memory",
+    "reconcile",
+    "sequence",
+    "steps",
+    "timeline",
+    "traffic",
+    "traffic_graph",
+)
 """The drawings that need a trace and nothing else."""
 
 FORMATS = ("gif", "html", "mermaid", "perfetto")
@@ -129,6 +141,8 @@ def demo(options: argparse.Namespace) -> None:
     from dlearn.lessons import demo
 
     demo.run(options.out, tell=lambda line: print(line, flush=True))
+    if sys.stdout.isatty() and (sys.platform == "darwin" or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))):
+        webbrowser.open((options.out / demo.PAGE).resolve().as_uri())
 
 
 def make_folder(folder: Path) -> None:

@@ -12,6 +12,7 @@ import argparse
 import base64
 import io
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -33,6 +34,8 @@ HERE = Path(__file__).parent
 CELL_SECONDS = 120
 MOST_BYTES = 500_000
 COLORS = 128
+_PICTURE = re.compile(r'<picture><source [^>]*?srcset=(\\"[^"]*")>(<img [^>]*?)src=(\\"[^"]*")></picture>')
+"""What `one_picture` makes, as JSON writes it."""
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
@@ -68,6 +71,8 @@ def build(source: Path) -> bool:
             return False
         scrub(notebook)
         text = nbformat.writes(notebook) + "\n"
+        if len(text.encode()) > MOST_BYTES:
+            text = smaller_only(text)
         size = len(text.encode())
         if size > MOST_BYTES:
             ended(f"{source.stem}: {size:,} bytes, more than {MOST_BYTES:,}: nothing saved. Smaller figures?")
@@ -76,6 +81,11 @@ def build(source: Path) -> bool:
         seconds = time.monotonic() - start
         ended(f"{source.stem}: {seconds:.0f} s, peak {peak_bytes / 1e6:.0f} MB, {size / 1e3:.0f} kB")
     return True
+
+
+def smaller_only(text: str) -> str:
+    """Of each drawing's SVG and PNG the smaller one: an <img> stays in a notebook that is not trusted, too."""
+    return _PICTURE.sub(lambda found: f"{found[2]}src={min(found[1], found[3], key=len)}>", text)
 
 
 def read(source: Path) -> NotebookNode:
@@ -142,6 +152,7 @@ def scrub(notebook: NotebookNode) -> None:
             for output in cell.outputs:
                 if "image/png" in output.get("data", {}):
                     output.data["image/png"] = fewer_colors(output.data["image/png"])
+                    one_picture(output.data)
                 # Without a kernel there are no sliders: the picture beside them stays.
                 output.get("data", {}).pop("application/vnd.jupyter.widget-view+json", None)
             cell.outputs = [output for output in cell.outputs if not is_empty(output)]
@@ -156,6 +167,16 @@ def fewer_colors(picture: str) -> str:
     flat = image.convert("RGB").quantize(COLORS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
     flat.save(smaller, "PNG", optimize=True)
     return min(picture, base64.b64encode(smaller.getvalue()).decode(), key=len)
+
+
+def one_picture(data: NotebookNode) -> None:
+    """A drawing as SVG, and as PNG where SVG is taken out of HTML: as in a notebook that is not trusted."""
+    before, drawing, svg = data.get("text/html", "").partition('src="data:image/svg+xml;')
+    if drawing and '<img class="dlearn-drawing"' in before:
+        style, image = before.split("<img ", 1)
+        source = f'<source type="image/svg+xml" srcset="data:image/svg+xml;{svg}'
+        png = data.pop("image/png").replace("\n", "")
+        data["text/html"] = f'{style}<picture>{source}<img {image}src="data:image/png;base64,{png}"></picture>'
 
 
 def is_empty(output: NotebookNode) -> bool:

@@ -371,8 +371,8 @@ assert [fact[3] for fact in facts.values()] == [0, 0, 5, 2, 0]
 # ## The buckets, and why they change
 #
 # Now the first two steps of `train` from above. (Ranks in a `with` stay. These have trained once before, for the very
-# first pass of a process takes long.) In the picture, a row is a bucket on one rank; ticks are gradients, a bar is
-# their all-reduce. Compare step 0 and step 1: what are the buckets, and in which order do the names come?
+# first pass of a process takes long.) In the picture, below each bucket is a row for each rank; ticks are gradients, a
+# bar is their all-reduce. Compare step 0 and step 1: what are the buckets, and in which order do the names come?
 
 # %%
 with Cluster(2) as cluster:

@@ -102,8 +102,8 @@ def late_receiver(sizes, late):
 run = Cluster(2, backend="mpi", init=False).run(late_receiver, [1_000, 1_000_000], 0.1)
 
 # %% [markdown]
-# Look at rank 0's two sends, and at the arrows. One is a thin line, the other a long hatched bar: what do the
-# hatches mean?
+# Look at rank 0's two sends, and at the arrows. One is over at once, the other is a long thin bar: what does thin
+# mean?
 
 # %%
 axes = draw.timeline(run.trace.where(kind="p2p"))

@@ -2,9 +2,9 @@
 # jupyter:
 #   dlearn:
 #     ids: [DM2, Q11]
-#     minutes: 0.2
+#     minutes: 0.4
 #     needs: []
-#     peak_mb: 600
+#     peak_mb: 1300
 #   kernelspec:
 #     display_name: Python 3
 #     language: python
@@ -14,165 +14,87 @@
 # %% [markdown]
 # # Quickstart: who sends what to whom?
 #
-# Three processes train one model together: each sees other images, and all of them keep the same
-# parameters. So they must talk. **Who sends what to whom, and how many bytes is it?** Here you start such a
-# job from a notebook, on this machine, and look.
+# ## 1. Watch
 #
-# The training function below is ordinary PyTorch. `DistributedDataParallel` (DDP) does the talking, and
-# nothing in the function tells it to report anything; `span` only gives each step a name.
+# Three Python processes, numbered 0, 1 and 2: their *ranks*. Each has six numbers of its own. After an *all-reduce*
+# each has the sums over all three, and there is nobody in the middle.
+#
+# Run the cell. **Predict first:** who sends to whom? Then press Play: which way round do they go?
 
 # %%
 import torch
 import torch.distributed as dist
-from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 
-from dlearn import Cluster, draw, explain, messages, play, span
-from dlearn.analysis import traffic
-from dlearn.lessons import digits, models
+from dlearn import Cluster, Trace, analysis, draw, explain, messages, play
 
 
-def train(batch_size):
-    images, labels = digits.shard(dist.get_rank(), dist.get_world_size())  # 8x8 pixels, my share
-    model = DistributedDataParallel(models.ConvNet(), bucket_cap_mb=models.SMALL_BUCKETS)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(3):
-        batch = slice(step * batch_size, (step + 1) * batch_size)
-        with span(f"step {step}"):
-            loss = cross_entropy(model(images[batch]), labels[batch])
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-    return loss.item()
+def add_up():
+    mine = torch.full((6,), 1.0 + dist.get_rank())  # ones on rank 0, twos on rank 1, threes on rank 2
+    dist.all_reduce(mine)
+    return mine[0].item()
 
+
+run = Cluster(3).run(add_up)
+print(run.results)
+play.player(run.trace)
 
 # %% [markdown]
-# ## Run
+# Rank 1 sends to rank 0, rank 2 to rank 1, rank 0 to rank 2: the ring turns the other way than most books draw it.
+# Each box shows what its rank holds: a colour for each rank whose numbers have been added up in a part.
 #
-# `Cluster(3).run(train, 16)` starts three processes (*ranks*), connects them, and calls `train(16)` in each
-# of them. What they return, print and send is in `run`.
+# *Derived*, the dashed lines, means: your program called `all_reduce`, which was seen; who sends which part to whom in
+# it follows from the algorithm of gloo, which carries it out. The kernel's own counters agree with it, to the byte:
+# `analysis.reconcile(run.trace)`.
+
+# %%
+assert run.results == {0: 6.0, 1: 6.0, 2: 6.0}
+assert analysis.reconcile(run.trace).whole.residue_bytes == 0
+assert {(message.src, message.dst) for message in messages(run.trace)} == {(1, 0), (2, 1), (0, 2)}
+
+# %% [markdown]
+# ## 2. Break it
 #
-# **Predict first:** the model has 27,990 parameters of 4 bytes. In one step, how many bytes does each rank
-# send? More than the 111,960 bytes of its gradients, as many, or fewer?
-
-# %%
-run = Cluster(3).run(train, 16)
-explain(run.trace)
-
-# %% [markdown]
-# Each rank sends **149,280 bytes**: 4/3 of its gradients. They travel in three *buckets*, from the last
-# layer to the first, each by one all-reduce. Gloo does that as a ring: each rank sends 2 · (n-1)/n of the
-# data, with n = 3 ranks.
-#
-# *Derived* means: the program asked for `all_reduce`, which was seen; who sends which part to whom inside
-# of it follows from gloo's algorithm.
-
-# %%
-parameters = sum(parameter.numel() for parameter in models.ConvNet().parameters())
-sent = traffic(run.trace.within("step 2"))
-
-assert parameters == 27_990
-assert parameters * 4 == 111_960
-assert all(sent.bytes_from(rank=rank) == 149_280 == 2 * 2 / 3 * 111_960 for rank in range(3))
-
-# %% [markdown]
-# ## Picture
-#
-# One lane for each rank, time goes to the right. Look for three things. There is one all-reduce for each
-# bucket. The ticks on top are the moments at which a gradient is ready: the first all-reduce does not wait
-# for the last tick, it begins *during* the backward pass. And the arrows all go the same way round. Which
-# way?
-
-# %%
-axes = draw.timeline(run.trace.within("step 2"))
-
-# %% [markdown]
-# Rank 1 sends to rank 0, rank 2 to rank 1, rank 0 to rank 2: gloo's ring turns towards rank r-1, the
-# reverse of most pictures in books. (The lesson `send_and_receive` proves the direction.)
-#
-# The same step, to go through at your own pace: press Forward, or the right arrow key. Below the picture stands what
-# each rank holds: which gradients are ready, and whose parts have been added up in which piece of a bucket. Which rank
-# has the first piece that is complete?
-
-# %%
-play.player(run.trace.within("step 2"))
-
-# %%
-step = run.trace.within("step 2")
-
-for rank in range(3):
-    reduces = step.where(op="all_reduce", rank=rank).events
-    gradients = step.where(kind="gradient", rank=rank).events  # the moments at which they are ready
-    assert len(reduces) == 3
-    assert reduces[0].start_ns < gradients[-1].start_ns
-
-assert {(message.src, message.dst) for message in messages(step)} == {(1, 0), (2, 1), (0, 2)}
-
-# %% [markdown]
-# ## Does the batch size change the traffic?
-#
-# That run had batches of 16 images on each rank. **Predict first:** with 1 image, and with 64, how many
-# bytes will each rank send in a step?
-
-# %%
-small = traffic(Cluster(3).run(train, 1).trace.within("step 2"))
-large = traffic(Cluster(3).run(train, 64).trace.within("step 2"))
-
-print("bytes from each rank, B = 1: ", [small.bytes_from(rank=rank) for rank in range(3)])
-print("bytes from each rank, B = 64:", [large.bytes_from(rank=rank) for rank in range(3)])
-
-assert small.payload_bytes == large.payload_bytes == sent.payload_bytes
-
-# %% [markdown]
-# The same bytes. However many images there are, their gradients are added up in one `param.grad` for each
-# parameter before anything is sent. A larger batch means more computation for the same communication.
-
-# %% [markdown]
-# ## And if something goes wrong?
-#
-# Below, rank 1 leaves out its last all-reduce: the others wait for it, and would go on waiting. **Predict
-# first:** what will you see, and does this notebook survive it? (`check=False` keeps the error in
-# `run.error` instead of raising it.)
+# Two all-reduces, and rank 1 goes wrong in one of two ways. **Predict first:** what happens if it leaves out the first
+# one? And if it calls them the other way round: the sums should be 2 and 20; what comes out?
 
 
 # %%
-def one_too_few():
-    for number in range(3):
-        if dist.get_rank() == 1 and number == 2:
-            return
-        dist.all_reduce(torch.ones(1000))
+def sums(wrong):
+    loss, accuracy = torch.tensor(1.0), torch.tensor(10.0)
+    if dist.get_rank() == 0:
+        dist.all_reduce(loss)
+        dist.all_reduce(accuracy)
+    else:
+        dist.all_reduce(accuracy)
+        if wrong == "other way round":
+            dist.all_reduce(loss)
+    return loss.item(), accuracy.item()
 
 
-stuck = Cluster(3).run(one_too_few, timeout=4, check=False)
-print(stuck.error)
-
-assert "rank 0 and rank 2 wait for rank 1 in all_reduce #3" in stuck.error.what
-assert "rank 1 never called it" in stuck.error.what
-
-# %% [markdown]
-# What had been recorded up to then is there. In the picture, look at the third all-reduce: who is in it,
-# and what never came?
-
-# %%
+stuck = Cluster(2).run(sums, "left out", timeout=2, check=False)  # check=False: the error stands in stuck.error
+print(stuck.error.what)
+swapped = Cluster(2).run(sums, "other way round")
+print(swapped.results, *explain(swapped.trace).sentences[-2:], sep="\n")
 axes = draw.timeline(stuck.trace)
 
 # %% [markdown]
-# The waiting ranks are gone, and the next cell works as before.
+# Left out: rank 0 waits for ever, and you are told in which line, and for whom. (The first call of each has met the
+# other's: the picture has one all-reduce that went through, and is wrong.) The other way round: **11 and 11, and no
+# error.** Calls meet by their number and by nothing else. That the lines differ can be seen from outside, and is.
 
 # %%
-again = Cluster(3).run(train, 16)
-
-assert traffic(again.trace.within("step 2")).payload_bytes == sent.payload_bytes
+assert "rank 0 waits for rank 1 in all_reduce #2" in stuck.error.what
+assert swapped.results == {0: (11.0, 11.0), 1: (11.0, 11.0)}
+assert len(analysis.mismatches(swapped.trace)) == 2
 
 # %% [markdown]
-# ## Turn the knobs
+# ## 3. Turn a knob
 #
-# DDP is one way. Another is to cut a model in two: one rank has the first half, another the second, and over the cut
-# go B · C · H · W numbers for a batch, and their gradients back. Two ranks train the same small model both ways;
-# let a slider go, and they do it again. (With the keyboard: tab to a slider, then the arrow keys. Without a kernel
-# you see the picture only.)
+# Now two ranks train a small model, in two ways. *Data parallel* (DDP): each has all of the model and a part of the
+# images; they add up their gradients. *Model parallel*: each has half of the model, and for every image
+# B · C · H · W numbers go over the cut, and as many come back. Let a slider go, and they train again.
 #
-# **Predict first:** which bar moves with B? And from which B on does DDP send less?
+# **Predict first:** which bar moves with B, the number of images in a batch?
 
 # %%
 from dlearn.lessons.knobs import knobs
@@ -181,28 +103,91 @@ turn = knobs(B=8)
 turn
 
 # %% [markdown]
-# Only that of the cut model moves: DDP sends each of its 35,818 parameters' gradients once per rank, whatever B is,
-# and the cut takes 16,384 bytes for each example. They meet between 17 and 18. (The lesson `model_parallel` works
-# that out, and finds it.)
+# Only that of the cut model: it takes 16,384 bytes for each image. DDP adds up the gradients of all images in one
+# number for each of its 35,818 parameters before anything is sent, whatever B is. (Without a kernel you see the picture
+# only. The lesson `model_parallel` finds where the bars meet.)
 
 # %%
 assert turn.bars.predicted == (2 * 35_818 * 4, 8 * 16_384)
 assert all(measured >= predicted for measured, predicted in zip(turn.bars.measured, turn.bars.predicted, strict=True))
-assert 17 < 2 * 35_818 * 4 / 16_384 < 18
 
 # %% [markdown]
-# ## Exercise
+# ## 4. Guess
 #
-# With four ranks: how many bytes do all ranks *together* send in one step? Work it out, write your number
-# instead of `None`, and run the cell.
+# A *parameter server* holds a model. A trainer sends it images, gets the model's answers, sends the gradients of its
+# loss back, and tells the server to make a step. That is one iteration. **How many messages is it?** Write your number
+# instead of `None`.
+
+# %%
+my_guess = None
+
+
+def serve(trainer):
+    from dlearn.lessons import serving
+
+    return serving.train(trainer)
+
+
+with Cluster(["ps", "trainer"], rpc=True) as cluster:
+    served = cluster.run({"trainer": serve}, 0).trace
+one = analysis.iteration(served)
+print(f"You guessed {my_guess}; it is {len(one.messages)}.")
+play.player(served, messages=one.messages)
+
+# %% [markdown]
+# Four carry what the program asked for. The others answer, and keep the books: who still refers to what, and that it
+# is over. (Tick *Hide control messages*. The lesson `parameter_server` explains every one.)
+
+# %%
+assert (len(one.messages), sum(not message.control for message in one.messages)) == (14, 4)
+
+# %% [markdown]
+# ## 5. Your own script
+#
+# Nothing of your code was changed so far, and nothing has to be. Here is a script that knows nothing of dlearn, and is
+# started as `torchrun` would start it.
+
+# %%
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+SCRIPT = """
+import torch, torch.distributed as dist
+
+dist.init_process_group("gloo")
+for step in range(20):
+    gradient = torch.ones(240_000)
+    dist.all_reduce(gradient)
+    dist.broadcast(gradient, src=step % 3)
+dist.destroy_process_group()
+"""
+home = tempfile.TemporaryDirectory()  # until the notebook ends
+folder = Path(home.name)
+(folder / "train.py").write_text(SCRIPT)
+command = "-m dlearn.cli run --nproc-per-node=3 --trace trace train.py"  # in a terminal: dlearn run ...
+done = subprocess.run([sys.executable, *command.split()], cwd=folder, capture_output=True, text=True)
+print(done.stderr)
+play.strip(Trace.load(folder / "trace"))
+
+# %% [markdown]
+# That is the whole run to travel in: wheel, drag, arrow keys; click on a call, and it lights up on all ranks, with its
+# line of code, its bytes, and the Python that selects it.
+#
+# **Predict first:** each rank hands 960,000 bytes to an all-reduce. How many bytes does it send? Click on one: you read
+# what all three send together. Write your number instead of `None`.
 
 # %%
 my_answer = None
 
+assert done.returncode == 0
 if my_answer is not None:
-    four = traffic(Cluster(4).run(train, 16).trace.within("step 2"))
-    assert my_answer == four.total_bytes, "no: each of n ranks sends 2 (n-1)/n of the gradients, on average"
+    sent = analysis.traffic(Trace.load(folder / "trace").where(op="all_reduce"))
+    assert 20 * my_answer == sent.bytes_from(rank=0), "no: each of n ranks sends 2 (n-1)/n of the data"
     print("Right.")
 
 # %% [markdown]
+# Next: `ddp_step_by_step` takes a training step apart, its buckets and who waits for whom.
+#
 # *Text and figures: CC BY 4.0. Code: MIT.*

@@ -101,15 +101,16 @@ assert all(size == S / N for step in sent.values() for _, _, size in step.values
 assert all(traffic(run.trace).bytes_from(rank=rank) == 2 * (N - 1) / N * S for rank in range(N))
 
 # %% [markdown]
-# In the picture, read one row after the other: which way do the arrows go? (An arrow that crosses all lanes is the
-# one that closes the ring.)
+# In the picture, read one row after the other: which way do the arrows go? (The one that
+# leaves the picture at one side and comes in at the other closes the ring.)
 
 # %%
 axes = draw.sequence(run.trace)
 
 # %% [markdown]
-# Now go through it, step by step, with the arrow keys. Under the picture are the four chunks of each rank, and in each
-# of them whose shares it holds so far. Follow one chunk: on which rank is it complete, and after how many steps?
+# Now go through it, step by step, with the arrow keys. In each box are the four chunks of a rank, and in each of them a
+# colour for each rank whose share it holds so far. Follow one chunk: on which rank is it complete, and after how many
+# steps?
 
 # %%
 player = play.player(run.trace)

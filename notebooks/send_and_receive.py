@@ -83,7 +83,7 @@ for what, seconds in run.results[0].items():
     print(f"{what} {seconds * 1000:.1f} ms")
 
 # %% [markdown]
-# In the picture, look at the bar of rank 0's send. Hatched means waiting: how much of the bar is it? And
+# In the picture, look at the bar of rank 0's send. Thin means waiting: how much of the bar is it? And
 # when does rank 1 receive?
 
 # %%

@@ -100,7 +100,7 @@ my_guess = {"DDP": None, "ZeRO-1": None, "FSDP": None, "FSDP, kept": None}
 
 runs = {}
 for n in (2, 4):
-    with Cluster(n) as cluster:  # the ranks stay for all four
+    with Cluster(n, sources=["memory"]) as cluster:  # the ranks stay for all four, and count what they hold
         runs[n] = {how: cluster.run(train, how) for how in WAYS}
 steps = {n: {how: run.trace.within("step 3") for how, run in ways.items()} for n, ways in runs.items()}
 
@@ -281,6 +281,30 @@ assert sum(memory["FSDP", rank]["parameters"] for rank in range(4)) == P
 assert round(memory["ZeRO-1", 0]["optimizer state"] / (2 * P), 2) == 0.63
 
 # %% [markdown]
+# That was after the step. And during it? Two ranks, the same two steps again, with all that was not in the bars: DDP's
+# buckets, what FSDP gathers for a moment, and the activations that autograd keeps for the backward pass. **Predict
+# first:** does FSDP ever hold as much as the whole model?
+
+# %%
+axes = draw.memory(steps[2]["DDP"])
+
+# %%
+axes = draw.memory(steps[2]["FSDP"])
+
+# %%
+peaks = {how: analysis.rank_memory(steps[2][how]) for how in ways}
+gathered = [peaks["FSDP"].most(rank, "gathered") for rank in range(2)]
+print({how: found.finding for how, found in peaks.items()})
+assert gathered == [66_048, 66_048]  # the largest layer alone: 4 · (128 · 128 + 128) B
+assert peaks["DDP"].most(0, "buckets") == P
+for how, found in peaks.items():
+    for rank in range(2):
+        assert found.most(rank, "parameters") == runs[2][how].results[rank]["parameters"]
+        assert found.most(rank, "gradients") == runs[2][how].results[rank]["gradients"]
+
+# %% [markdown]
+# Never: it gathers one layer at a time. Of the whole model it holds the largest layer, 66 kB, and its own half.
+#
 # ## A switch of DDP that saves memory, and no byte on the wire
 #
 # `gradient_as_bucket_view=True`: is that sharding, too? DDP copies gradients into its bucket, sums the bucket, and

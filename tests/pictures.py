@@ -14,7 +14,10 @@ from matplotlib.axes import Axes
 from traces import Job, tensor
 
 from dlearn import draw
+from dlearn.sources.memory import SOURCE
 from dlearn.trace.event import AutogradNode, AutogradRun
+from dlearn.trace.memory_held import MemoryHeld
+from dlearn.trace.source import describe
 from dlearn.trace.trace import Trace
 
 US = 1000
@@ -26,11 +29,16 @@ def drawings(folder: Path, *, name: str = "") -> dict[str, Axes]:
     trace = training(folder / "training", name)
     return {
         "autograd": draw.autograd(graph(folder / "graph", name)),
+        "bandwidth": draw.bandwidth(trace),
         "breakdown": draw.breakdown(trace),
         "buckets": draw.buckets(trace),
+        "compare": draw.compare(sends(folder / "a", 12), sends(folder / "b", 40), names=("a", name or "b")),
+        "groups": draw.groups(trace),
+        "memory": draw.memory(memory(folder / "memory", name)),
         "reconcile": draw.reconcile(trace),
         "scaling": draw.scaling({size: sends(folder / str(size), 12 * size, name) for size in (1, 8, 32)}),
         "sequence": draw.sequence(trace),
+        "steps": draw.steps(trace),
         "timeline": draw.timeline(trace),
         "traffic": draw.traffic(trace),
         "traffic_graph": draw.traffic_graph(trace),
@@ -56,6 +64,18 @@ def training(folder: Path, name: str = "") -> Trace:
         job.stretch(rank, "backward", 110 * US, 350 * US)
         job.stretch(rank, "optimizer", 360 * US, 380 * US)
         job.counters(rank, 1252 + 200 * rank)
+    return job.load()
+
+
+def memory(folder: Path, name: str = "") -> Trace:
+    """Rank 1 holds the optimizer's state, too."""
+    job = ranks(folder, name)
+    facts = {"gathered": 0, "buckets": 100, "model": 100, "optimizers": "Adam", "way": "DDP", "ranks": 2}
+    for rank, lines in enumerate(job.files):
+        lines.append(describe(SOURCE))
+        for at in range(3):
+            more = {"parameters": 100, "gradients": 100 * (at > 1), "state": 200 * rank, "activations": 40 * (at == 1)}
+            job.event(MemoryHeld, rank, start_ns=at * US, **facts, **more)
     return job.load()
 
 

@@ -1,4 +1,4 @@
-"""README.md as a reader types it: its fenced blocks, in their order."""
+"""README.md and the tour behind it as a reader types them: their fenced blocks, in their order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+TOUR = (ROOT / "docs" / "tour.md").read_text()
 
 
 class Block(NamedTuple):

@@ -1,83 +1,129 @@
-"""A walk as an animated GIF: a frame for each step, the same bytes each time."""
+"""A walk as an animated GIF: what moves at the same time moves together, and the same bytes each time."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from matplotlib.figure import Figure
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from traces import Job, header
 
 from dlearn.analysis.walking import walkthrough
 from dlearn.draw import animation
-from dlearn.draw.animation import animate, draw_frame
+from dlearn.draw.animation import animate, rounds_of
+from dlearn.draw.layout.stage_spots import spots_of
+from dlearn.draw.palette import MISSING, SERIES
 from dlearn.errors import DlearnError
 from dlearn.play import player
 
 
-def all_reduce(folder, **facts):
-    job = Job(folder, ranks=2)
-    job.collective("all_reduce", size=1000, **facts)
+def all_reduce(folder, ranks=2, **facts):
+    job = Job(folder, ranks=ranks)
+    job.collective("all_reduce", size=500 * ranks, **facts)
     return job
 
 
-def texts(walk, place, **facts):
-    figure = Figure()
-    draw_frame(figure, walk, place, **facts)
-    return [text.get_text() for text in figure.axes[0].texts]
+@pytest.fixture
+def written(monkeypatch):
+    """Every text that is drawn, in order."""
+    texts = []
+    write = animation.write
+    monkeypatch.setattr(
+        animation, "write", lambda ax, x, y, text, **how: (texts.append(text), write(ax, x, y, text, **how))
+    )
+    return texts
 
 
-def test_a_frame_for_each_step_and_the_same_bytes_again(tmp_path):
+def frames_of(path):
+    with Image.open(path) as gif:
+        for number in range(gif.n_frames):
+            gif.seek(number)
+            yield np.asarray(gif.convert("RGB")).astype(int)
+
+
+def near(frame, color):
+    """How many pixels have this colour, nearly."""
+    wanted = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+    return int((np.abs(frame - wanted).max(axis=2) < 24).sum())
+
+
+def test_what_moves_at_the_same_time_is_one_round_and_the_bytes_are_the_same_again(tmp_path):
     shown = player(all_reduce(tmp_path / "job").load())
-    shown.to_gif(tmp_path / "one.gif", seconds=0.5)
-    shown.to_gif(tmp_path / "two.gif", seconds=0.5)
+    shown.to_gif(tmp_path / "one.gif", seconds=0.6)
+    shown.to_gif(tmp_path / "two.gif", seconds=0.6)
     assert (tmp_path / "one.gif").read_bytes() == (tmp_path / "two.gif").read_bytes()
+    rounds = rounds_of(shown.walk)
+    assert [len(each.steps) for each in rounds] == [2, 2, 2, 2]
     with Image.open(tmp_path / "one.gif") as gif:
-        assert gif.n_frames == 1 + 8  # nothing yet, and 8 messages; the last frame stays for four
-        assert gif.info["duration"] == 500
+        assert gif.n_frames == 4 * 6
+        assert gif.info["duration"] == 100
         assert gif.info["loop"] == 0
         gif.seek(gif.n_frames - 1)
-        assert gif.info["duration"] == 2000
+        assert gif.info["duration"] == 3000
 
 
-def test_a_frame_has_the_sentence_the_bytes_and_what_each_rank_holds(tmp_path):
-    walk = walkthrough(all_reduce(tmp_path).load())
-    shown = texts(walk, 1)
-    assert walk.title in shown
-    said = " ".join(shown).replace("\u00a0", " ")  # which keeps a number with its unit
-    assert "rank 1 sends rank 0 250 of 1,000 B for all_reduce: uint8[1000] (derived). Then rank 0" in said
-    assert shown.count("250 B") == 1
-    assert shown.count("1: sum") == 1
-    assert "2: 0" in shown
-    assert "step 1 of 8" in shown
-    assert [text for text in texts(walk, 8) if text.endswith("sum")] == [f"{i}: sum" for i in (1, 2, 3, 4, 1, 2, 3, 4)]
+def test_cells_fill_with_the_parts_of_other_ranks(tmp_path):
+    """At the end each of two ranks has all pieces in both colours, at the beginning its own."""
+    animate(walkthrough(all_reduce(tmp_path / "job").load()), tmp_path / "one.gif")
+    first, *_, last = frames_of(tmp_path / "one.gif")
+    for color in SERIES[:2]:
+        assert near(last, color) > 1.6 * near(first, color) > 0
 
 
-def test_what_is_left_out_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(animation, "MOST_FRAMES", 3)
+def test_the_sentence_the_bytes_and_the_place_are_written(tmp_path, written):
+    walk = walkthrough(all_reduce(tmp_path / "job").load())
+    animate(walk, tmp_path / "one.gif")
+    assert walk.title in written
+    assert written.count("250 B") == 2 * 24, "two packets in each frame"
+    assert "2 messages at the same time. One of them: " in " ".join(written)
+    assert "step 8 of 8" in written
+
+
+def test_what_never_came_is_red_and_nothing_else_is(tmp_path):
+    job = all_reduce(tmp_path / "job", start_ns=0, end_ns=100)
+    animate(walkthrough(job.load()), tmp_path / "fine.gif")
+    assert not any(near(frame, MISSING) for frame in frames_of(tmp_path / "fine.gif"))
+    hung = Job(tmp_path / "hung", ranks=2)
+    hung.collective("all_reduce", size=1000, ranks=[0], start_ns=10, end_ns=None)
+    animate(walkthrough(hung.load()), tmp_path / "hung.gif")
+    assert any(near(frame, MISSING) for frame in frames_of(tmp_path / "hung.gif"))
+
+
+def test_what_is_left_out_is_said(tmp_path, written, monkeypatch):
+    monkeypatch.setattr(animation, "MOST_FRAMES", 9)
     job = Job(tmp_path / "job", ranks=2)
     for i in range(3 + 5):
         job.send(0, 1, size=8, start_ns=10 * i, end_ns=10 * i + 5)
         job.recv(1, 0, size=8, start_ns=10 * i, end_ns=10 * i + 5)
-    walk = walkthrough(job.load())
-    assert texts(walk, 3, left_out=5)[-1] == "step 3 of 8; 5 later steps left out"
     told = []
-    animate(walk, tmp_path / "long.gif", tell=lambda *frames: told.append(frames))
-    assert told[-1] == (3, 3)
+    animate(walkthrough(job.load()), tmp_path / "long.gif", tell=lambda *frames: told.append(frames))
+    assert "step 3 of 8; 5 later steps left out" in written
+    assert told == [(number, 9) for number in range(1, 10)]
 
 
-def test_names_are_text(tmp_path):
+def test_never_more_than_forty_frames_and_each_packet_moves(tmp_path):
+    job = Job(tmp_path / "job", ranks=4)
+    for step in range(30):
+        job.collective("all_reduce", size=4000, start_ns=1000 * step, end_ns=1000 * step + 900)
+    animate(walkthrough(job.load()), tmp_path / "many.gif")
+    with Image.open(tmp_path / "many.gif") as gif:
+        assert 36 <= gif.n_frames <= 40
+
+
+def test_names_are_cut_to_their_room(tmp_path, written):
     job = all_reduce(tmp_path)
     job.headers = [header(rank, world_size=2, name=name) for rank, name in enumerate(("$x^2$", "a" * 200))]
-    shown = texts(walkthrough(job.load()), 1)
-    assert "$x^2$" in shown
-    assert max(map(len, shown)) < 150
+    animate(walkthrough(job.load()), tmp_path / "names.gif")
+    assert "$x^2$" in written
+    assert max(map(len, written)) < 150
 
 
 @pytest.mark.parametrize(
     ("name", "seconds", "why"),
     [
         ("a.mp4", 1, "is saved as .gif"),
-        ("a.gif", 0, "can show one for 0.02 to 60"),
+        ("a.gif", 0, "can show one for 0.1 to 60"),
         ("nowhere/a.gif", 1, "there is no folder"),
     ],
 )
@@ -96,3 +142,22 @@ def test_what_is_not_known_is_not_called_nothing(tmp_path):
     job.collective("all_reduce", size=1000)
     with pytest.raises(DlearnError, match="no message is known here"):
         animate(walkthrough(job.load()), tmp_path / "none.gif")
+
+
+pairs = st.integers(1, 64).flatmap(
+    lambda count: st.tuples(st.just(count), st.sets(st.tuples(st.integers(0, count - 1), st.integers(0, count - 1))))
+)
+
+
+@given(pairs)
+@settings(deadline=None)
+def test_no_rank_stands_on_another_whoever_talks_to_whom(found):
+    count, sends = found
+    spots = spots_of(range(count), {pair for pair in sends if pair[0] != pair[1]}, 760)
+    places = list(spots.middles.values())
+    assert len(places) == count
+    for i, (x, y) in enumerate(places):
+        assert spots.wide / 2 <= x <= 760 - spots.wide / 2
+        assert spots.high / 2 <= y <= spots.height - spots.high / 2
+        for other_x, other_y in places[i + 1 :]:
+            assert abs(x - other_x) >= spots.wide or abs(y - other_y) >= spots.high

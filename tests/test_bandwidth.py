@@ -3,6 +3,7 @@
 import pytest
 from traces import Job, tensor
 
+from dlearn import draw
 from dlearn.analysis import operations
 from dlearn.analysis.costs.bandwidth import bandwidth, bandwidths
 from dlearn.errors import DlearnError
@@ -112,3 +113,41 @@ def test_one_shows_itself(tmp_path):
 
 def test_an_empty_trace_has_an_empty_table(tmp_path):
     assert str(bandwidths(Job(tmp_path, ranks=2).load())).splitlines()[1:] == []
+
+
+# As a picture ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_dot_is_the_median_and_its_bar_the_spread(tmp_path):
+    """4 MB on 4 ranks in 2, 4 and 8 ms: busbw is 3, 1.5 and 0.75 GB/s; of 4 kB in 2 ms 3 MB/s."""
+    job = Job(tmp_path, ranks=4)
+    for i, (size, duration) in enumerate([(4_000_000, 2), (4_000_000, 4), (4_000_000, 8), (4_000, 2)]):
+        job.collective("all_reduce", size=size, start_ns=i * 100 * MS, end_ns=(i * 100 + duration) * MS)
+    job.collective("barrier", start_ns=900 * MS, end_ns=901 * MS)
+    ax = draw.bandwidth(job.load())
+    (line,) = ax.lines
+    assert [*line.get_xdata()] == [4_000, 4_000_000]
+    assert [*line.get_ydata()] == pytest.approx([3e6, 1.5e9])
+    (bars,) = ax.collections
+    ends = [segment[:, 1].tolist() for segment in bars.get_segments()]
+    assert ends == [pytest.approx([3e6, 3e6]), pytest.approx([0.75e9, 3e9])]
+    assert (ax.get_xscale(), ax.get_yscale()) == ("log", "log")
+    title = " ".join(ax.get_title(loc="left").split())
+    assert title == "all_reduce on 4 ranks reaches 1.50 GB/s at 4.00 MB, 3.00 MB/s at 4.00 kB"
+    assert "Not here: 1 × barrier: nccl-tests define no bandwidth for it." in ax.get_label()
+
+
+def test_a_trace_without_bandwidths_says_so(tmp_path):
+    ax = draw.bandwidth(Job(tmp_path, ranks=2).load())
+    assert ax.texts[0].get_text() == "Nothing in this trace has a bandwidth."
+
+
+def test_an_operation_of_no_bytes_has_no_place_on_logarithmic_axes(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    for at, size in enumerate((0, 4000)):
+        job.collective("all_reduce", size=size, start_ns=10_000 * at, end_ns=10_000 * at + 2000)
+    ax = draw.bandwidth(job.load())
+    (line,) = ax.lines
+    assert list(line.get_xdata()) == [4000]
+    told = [text.get_text() for text in ax.texts]
+    assert "Not here: 1 kind of operations in which nothing travels." in told

@@ -19,7 +19,7 @@ import pytest
 from lab import Lab, running_lab
 from traces import Job, header
 
-from dlearn.play import player
+from dlearn.play import Player, player, strip
 
 pytest.importorskip("playwright", reason="nobody can click without playwright: `make test-all` installs it")
 pytest.importorskip("axe_playwright_python", reason="accessibility needs axe: `make test-all` installs it")
@@ -159,6 +159,32 @@ def test_a_page_of_its_own_plays_without_a_network(browser, tmp_path, artifacts)
         photograph(root, artifacts, "page")
 
 
+def test_the_strip_is_travelled_by_mouse_and_keys_and_axe_finds_nothing(browser, tmp_path, artifacts):
+    job = Job(tmp_path, ranks=3)
+    for turn in range(9):
+        times = {"start_ns": 10_000 * turn, "end_ns": 10_000 * turn + 5000}
+        job.send(turn % 3, (turn + 1) % 3, size=100 * (turn + 1), **times)
+        job.recv((turn + 1) % 3, turn % 3, size=100 * (turn + 1), **times)
+    strip(job.load()).to_html(tmp_path / "strip.html")
+    with opened(browser, (tmp_path / "strip.html").as_uri()) as page:
+        root, lanes = page.locator(".dlearn-strip"), page.locator(".lanes")
+        expect(root.locator(".sentence")).to_have_text("9 operations in view: 9 messages, 4.50 kB of payload.")
+        lanes.hover(position={"x": 600, "y": 60})
+        page.mouse.wheel(0, -200)
+        expect(root.locator("code")).to_contain_text("trace.between(")
+        lanes.focus()
+        for key in ("Home", "n", "n", "ArrowDown"):
+            page.keyboard.press(key)
+        expect(root.locator("code")).to_contain_text('.where(op="')
+        photograph(root, artifacts, "strip")
+        for scheme in ("light", "dark"):
+            light_up(page, scheme)
+            assert [rule["id"] for rule in Axe().run(page).response["violations"]] == []
+        page.keyboard.press("Escape")
+        page.keyboard.press("Home")
+        expect(root.locator("code")).to_have_text("trace")
+
+
 def test_names_are_text_and_never_run(browser, tmp_path):
     """Of ranks, of an operation and in the title: whoever wrote the trace."""
     job = ring(tmp_path, names=(EVIL, LONG, "b" * 200), count=3)
@@ -178,6 +204,88 @@ def test_names_are_text_and_never_run(browser, tmp_path):
         assert heard == shown.sentences[-1]
         assert EVIL.strip() in root.text_content()
         assert root.evaluate("root => root.scrollWidth <= root.clientWidth")
+
+
+# The stage ------------------------------------------------------------------------------------------------------------
+
+CELLS_SHOWN = """root => [...root.querySelectorAll('.machine')].map(
+    machine => [...machine.querySelectorAll('.cell title')].map(title => title.textContent))"""
+GO = "(root, step) => root.dlearnPlayer.go(step)"
+
+
+@pytest.fixture
+def reduced(tmp_path) -> Player:
+    """An all-reduce of four ranks, whose parts travel round the ring."""
+    job = Job(tmp_path, ranks=4)
+    job.collective("all_reduce", size=4096, start_ns={rank: 10_000 + rank for rank in range(4)}, end_ns=900_000)
+    shown = player(job.load())
+    shown.to_html(tmp_path / "stage.html")
+    return shown
+
+
+def board_texts(shown: Player, step: int) -> list[list[str]]:
+    """What stands on the board of the all-reduce after so many steps, by rank."""
+    [board] = shown.walk.boards
+    held = shown.walk.held(board, step)
+    return [[held[key].text for key in sorted(held) if key[0] == rank] for rank in range(4)]
+
+
+def test_the_stage_shows_what_the_board_says_at_every_step(browser, reduced, tmp_path):
+    with opened(browser, (tmp_path / "stage.html").as_uri()) as page:
+        page.emulate_media(reduced_motion="reduce")
+        root = page.locator(".dlearn-player")
+        assert root.locator(".machine").count() == 4, "the first frame is not empty"
+        assert root.locator(".stage .wire").count() == 4, "the ring: from each rank to one other"
+        for step in range(len(reduced.sentences) + 1):
+            root.evaluate(GO, step)
+            assert root.evaluate(CELLS_SHOWN) == [
+                [text or "nothing" for text in texts] for texts in board_texts(reduced, step)
+            ]
+
+
+def test_a_packet_moves_from_sender_to_receiver_and_only_then_is_its_part_there(browser, reduced, tmp_path):
+    with opened(browser, (tmp_path / "stage.html").as_uri()) as page:
+        root = page.locator(".dlearn-player")
+        root.evaluate(GO, 4)
+        root.locator("[data-go=forward]").click()
+        packet = root.locator(".packet")
+        assert root.evaluate(CELLS_SHOWN) == [[text or "nothing" for text in each] for each in board_texts(reduced, 4)]
+        seen = root.evaluate(
+            """async root => {
+                const places = [];
+                const packet = root.querySelector('.packet');
+                for (let frame = 0; frame < 600 && root.querySelector('.packet') === packet; frame += 1) {
+                    places.push(packet.getAttribute('transform'));
+                    if (places.length > 3 && places.at(-1) === places.at(-2)) break;
+                    await new Promise(requestAnimationFrame);
+                }
+                return [...new Set(places)];
+            }"""
+        )
+        assert len(seen) > 2, "it moves, and does not jump"
+        expect(packet).to_have_count(1)
+        assert root.evaluate(CELLS_SHOWN) == board_texts(reduced, 5)
+
+
+@pytest.mark.parametrize(("ranks", "wide"), [(2, 800), (16, 800), (64, 1280)])
+def test_the_stage_fits_its_page_with_any_number_of_ranks(browser, tmp_path, ranks, wide):
+    job = Job(tmp_path, ranks=ranks)
+    job.collective("all_reduce", size=ranks * 64, end_ns=900_000)
+    player(job.load()).to_html(tmp_path / "many.html")
+    with opened(browser, (tmp_path / "many.html").as_uri()) as page:
+        page.set_viewport_size({"width": wide, "height": 900})
+        root = page.locator(".dlearn-player")
+        root.evaluate(GO, 3)
+        assert root.locator(".machine").count() == ranks
+        assert root.evaluate("root => root.scrollWidth <= root.clientWidth")
+        boxes = [box.bounding_box() for box in root.locator(".machine .box").all()]
+        apart = [(one, other) for i, one in enumerate(boxes) for other in boxes[i + 1 :]]
+        assert not [pair for pair in apart if overlap(*pair)]
+
+
+def overlap(one: dict[str, float], other: dict[str, float]) -> bool:
+    across = one["x"] < other["x"] + other["width"] and other["x"] < one["x"] + one["width"]
+    return across and one["y"] < other["y"] + other["height"] and other["y"] < one["y"] + one["height"]
 
 
 # In JupyterLab --------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from traces import Job
 
 import dlearn
-from dlearn import Cluster, analysis
+from dlearn import Cluster, analysis, draw
 from dlearn.analysis.volume.comparing import Amount
 
 
@@ -89,3 +89,47 @@ def test_a_comm_hook_halves_the_gradients_of_a_real_run(tmp_path, monkeypatch):
     reduced = analysis.compare(plain, half).by_kind["backward", "all_reduce"]
     # 650 parameters of 4 B, once from each of 2 ranks; then of 2 B.
     assert (reduced.a.payload_bytes, reduced.b.payload_bytes) == (2 * 2600, 2 * 1300)
+
+
+def texts(ax):
+    return [text.get_text() for text in ax.texts]
+
+
+def title(ax):
+    return " ".join(ax.get_title(loc="left").split())
+
+
+def test_the_picture_names_what_came_and_what_changed(tmp_path):
+    a, b = two_runs(tmp_path)
+    ax = draw.compare(a, b, names=("plain", "<half>"))
+    assert title(ax) == "<half> sends 992 B less than plain: 1.01 kB and not 2.00 kB, in 1 message more"
+    rows = dict(zip((label.get_text() for label in ax.get_yticklabels()), texts(ax), strict=False))
+    assert rows == {
+        "all_reduce, backward": "-1.00 kB",
+        "broadcast, forward": "came: 8 B",
+        "rank 0 → rank 1": "-492 B, +1 message",
+        "rank 1 → rank 0": "-500 B",
+    }
+    changes = [line.get_xdata().tolist() for line in ax.lines if line.get_gid() == "change"]
+    assert changes == [[2000, 1000], [0, 8], [1000, 500], [1000, 508]]
+
+
+def test_a_picture_of_many_pairs_draws_those_that_differ_most_and_says_so(tmp_path):
+    a, b = Job(tmp_path / "a", ranks=6), Job(tmp_path / "b", ranks=6)
+    for src in range(6):
+        for dst in range(6):
+            if src != dst:
+                for job, size in ((a, 100), (b, 100 + 10 * src + dst)):
+                    job.send(src, dst, size=size)
+                    job.recv(dst, src, size=size)
+    first = a.load()
+    ax = draw.compare(first, b.load())
+    assert len(ax.get_yticks()) == 1 + 12
+    assert "Of 30 pairs of ranks the 12 whose bytes differ most." in texts(ax)
+    assert ax.get_yticklabels()[-1].get_text() == "rank 5 → rank 4"
+    assert title(draw.compare(first, first)) == "b sends as many bytes as a: 3.00 kB, in as many messages"
+
+
+def test_a_picture_of_nothing_says_so(tmp_path):
+    nothing = Job(tmp_path, ranks=2).load()
+    assert title(draw.compare(nothing, nothing)) == "Nothing to draw"

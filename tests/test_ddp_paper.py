@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from test_cost_chart import check_texts
+from text_boxes import faults
 from torch import nn
 
 from ddp_claims import (
@@ -14,11 +15,13 @@ from ddp_claims import (
     Check,
     Claim,
     Finding,
+    Report,
     Result,
     accumulation,
     buckets,
     claim,
     construction,
+    figures,
     hooks,
     interception,
     knobs,
@@ -118,6 +121,58 @@ def test_a_picture_of_hooks_writes_names_side_by_side_or_together():
     check_texts(hooks.picture(fired, 3, 4))
     assert hooks.labels_of(fired, [0, 9], 20.0) == [("2.weight", 0, True), ("2.weight", 9, True)]
     assert hooks.labels_of(fired, [3, 15, 16], 20.0) == [("2.weight", 3, True), ("0.bias, 0.weight", 16, False)]
+
+
+def test_a_figure_of_pairs_shows_every_measurement_its_median_and_its_interval():
+    first, second = [float(10 + i) for i in range(11)], [float(20 + i) for i in range(11)]
+    columns = {"cable\nwith": first, "cable\nwithout": second, "loopback\nwith": second, "loopback\nwithout": first}
+    ax = figures.dots(columns, title="A finding", y="ms", between=["1.7 times", "0.6 times"], notes=["A note."])
+    found = {
+        gid: [line for line in ax.lines if line.get_gid() == gid] for gid in ("pairs", "dots", "median", "interval")
+    }
+    assert [len(each) for each in found.values()] == [22, 4, 4, 4]
+    assert [list(line.get_ydata()) for line in found["pairs"][:2]] == [[10, 20], [11, 21]]
+    assert [list(line.get_ydata()) for line in found["median"]] == [[15], [25], [25], [15]]
+    # Of 11, one may be left out at either end (test above).
+    assert list(found["interval"][0].get_ydata()) == list(Samples(tuple(first)).interval) == [11, 19]
+    assert faults(ax.figure) == []
+
+
+def test_a_table_tints_what_differs_from_its_first_row():
+    rows = [
+        ["a step", "gradients", "map"],
+        ["default", "85 B", "4 B"],
+        ["one", "85 B", "4 B"],
+        ["other", "69 B", "4 B"],
+    ]
+    ax = figures.table(rows, title="A finding")
+    (tinted,) = ax.patches
+    assert tinted.get_y() < 3.5 * figures._ROW_IN < tinted.get_y() + tinted.get_height()
+    assert [text.get_text() for text in ax.texts if text.get_fontweight() == "bold"] == [
+        *rows[0][:2],
+        "69 B",
+        rows[0][2],
+    ]
+    assert faults(ax.figure) == []
+
+
+@pytest.mark.parametrize(
+    ("checks", "tag"), [([YES], "✓ confirmed"), ([NO], "✗ not confirmed here"), ([UNKNOWN], "? cannot be tested here")]
+)
+def test_what_the_paper_says_and_our_verdict_stand_below_the_figure(checks, tag):
+    picture = charts.bars(["one", "two"], [charts.Part("part", [1, 2])], title="A finding", y="bytes")
+    size = picture.get_window_extent().size
+    says = "All-reduces that run during the backward pass make a step faster (there by 38.0 %). " * 2
+    found = Claim("DD0", "a claim", "section 0", says, "nothing", lambda: Result(tuple(checks), picture)).find()
+    told = [text.get_text() for text in picture.figure.texts]
+    assert told[-1] == tag
+    assert " ".join(told[:-1]) == f"The paper (section 0): {says}".strip()
+    assert picture.get_window_extent().size == pytest.approx(size), "the figure grows, and not the axes"
+    assert faults(picture.figure) == []
+    page = Report((found,))._page("here")
+    assert '<a href="dd0.svg"><img src="dd0.svg" alt="" width="150"></a>' in page
+    assert f"{tag[0]} {found.verdict}</td>" in page
+    assert "width=" not in Report((found,))._repr_html_(), "a notebook has no files beside it"
 
 
 # What the checks are made of: no ranks --------------------------------------------------------------------------------

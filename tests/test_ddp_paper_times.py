@@ -208,12 +208,12 @@ def test_the_command_refuses_an_unknown_claim_in_one_line(tmp_path, monkeypatch,
 
 def test_the_gallery_has_the_figure_and_the_report_the_verdict_of_every_claim():
     home = Path(__file__).parent.parent
-    gallery, report = (home / "README.md").read_text(), (home / "docs" / "ddp_paper" / "report.md").read_text()
+    gallery, report = ((home / "docs" / page).read_text() for page in ("tour.md", "ddp_paper/report.md"))
     verdicts = json.loads((home / "docs" / "ddp_paper" / "verdicts.json").read_text())
     assert list(verdicts) == [each.id for each in CLAIMS] == [f"DD{number}" for number in range(1, 19)]
     for each in CLAIMS:
-        picture = f"docs/ddp_paper/{each.id.lower()}.svg"
+        picture = f"ddp_paper/{each.id.lower()}.svg"
         assert f"]({picture})" in gallery
-        assert "<svg" in (home / picture).read_text()
+        assert "<svg" in (home / "docs" / picture).read_text()
         assert f"## {each.id} {each.title}: {verdicts[each.id]['verdict']}" in report
         assert len(verdicts[each.id]["checks"]) >= 1

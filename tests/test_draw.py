@@ -18,7 +18,7 @@ from dlearn.analysis.findings import finding, sequence_finding, size_text, time_
 from dlearn.draw import palette, rows
 from dlearn.draw.bars import bars_of
 from dlearn.draw.canvas import plain, wrap
-from dlearn.draw.lanes import ROW_IN
+from dlearn.draw.layout.lanes import ROW_IN
 from dlearn.errors import DlearnError
 from dlearn.hooks.c10d.c10d_ops import COLLECTIVES
 from dlearn.join.waiting import waiting
@@ -85,9 +85,46 @@ def test_the_title_is_the_finding(late):
 
 
 def test_an_arrow_for_each_pair_of_ranks_dashed_because_derived(late):
-    ax = draw.timeline(late)
+    ax = draw.timeline(late, arrows=True)
     assert set(arrows_of(ax)) == {"message 0 to 2", "message 1 to 0", "message 2 to 1"}
     assert all(arrow.get_linestyle() != "-" for arrow in ax.patches if isinstance(arrow, FancyArrowPatch))
+    unasked = draw.timeline(late)
+    assert arrows_of(unasked) == []
+    assert any("derived messages without arrows: arrows=True draws them" in text for text in texts(unasked))
+
+
+def test_a_line_where_the_last_rank_has_come_with_a_mark_on_it(late):
+    ax = draw.timeline(late)
+    [line, mark] = [line for line in ax.lines if line.get_gid() == "last rank" or line.get_marker() == ">"]
+    assert list(line.get_xdata()) == [40, 40]
+    middles = {label.get_text(): at for label, at in zip(ax.get_yticklabels(), ax.get_yticks(), strict=True)}
+    nearest = min(middles, key=lambda name: abs(middles[name] - mark.get_ydata()[0]))
+    assert nearest == "rank 2"
+
+
+def test_each_operation_has_a_hue_on_all_ranks_and_its_name_once(tmp_path):
+    job = Job(tmp_path, ranks=3)
+    for i in range(2):
+        starts = {rank: (100 * i + 10 * rank) * MS for rank in range(3)}
+        job.collective("all_reduce", size=1000 * (i + 1), start_ns=starts, end_ns=(100 * i + 90) * MS)
+    ax = draw.timeline(job.load())
+    parts = picture_parts(ax, "transfer all_reduce")
+    hues = {tuple(part.get_facecolor()[0][:3]): len(part.get_paths()) for part in parts}
+    assert hues == {to_rgb(color): 3 for color in palette.SERIES[:2]}
+    assert [texts(ax).count(f"all_reduce {size} kB") for size in ("1.00", "2.00")] == [1, 1]
+    first = [picture_parts(ax, f"{part} all_reduce")[0].get_paths()[0] for part in ("transfer", "waiting")]
+    thick, thin = (path.get_extents().height for path in first)
+    assert thin < 0.5 * thick
+
+
+def test_more_than_twelve_steps_become_the_strip(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    for step in range(13):
+        for rank in range(2):
+            job.span(rank, f"step {step}", start_ns=10 * step * MS, end_ns=(10 * step + 9) * MS)
+    trace = job.load()
+    assert picture_parts(draw.timeline(trace), "cells") != []
+    assert picture_parts(draw.timeline(trace.within("step 3")), "cells") == []
 
 
 def test_a_message_that_was_seen_is_a_solid_arrow_down_from_the_sender(tmp_path):
@@ -118,8 +155,8 @@ def test_overlapping_operations_of_a_rank_stand_below_each_other(tmp_path):
         job.collective("all_reduce", size=100, start_ns=i * MS, end_ns=(10 + i) * MS)
     job.collective("all_reduce", size=100, start_ns=20 * MS, end_ns=30 * MS)
     ax = draw.timeline(job.load())
-    (bars,) = picture_parts(ax, "transfer all_reduce")
-    tops = [round(path.get_extents().y0, 3) for path in bars.get_paths()]
+    bars = picture_parts(ax, "transfer all_reduce")
+    tops = [round(path.get_extents().y0, 3) for part in bars for path in part.get_paths()]
     assert len(set(tops)) == 6, "three rows in each of two lanes; the fourth call finds the first row free"
 
 
@@ -146,8 +183,8 @@ def test_a_hang_is_red_and_says_who_never_came(tmp_path):
     assert tuple(stuck.get_colors()[0][:3]) == to_rgb(palette.MISSING)
     assert boxes(ax, "waiting all_reduce")[0] == (20, 32), "what never ended lasts 60 % beyond all that was seen"
     assert len(boxes(ax, "absent")) == 1
-    assert "never called all_reduce #2" in texts(ax)
-    assert sum("rank 1 never called it" in text for text in texts(ax)) == 2
+    assert texts(ax).count("never called all_reduce #2") == 1, "said once, where it is missing"
+    assert not any("rank 1 never called it" in text for text in texts(ax))
     assert title(ax).startswith("Rank 0 and rank 2 wait for rank 1 in all_reduce #2")
 
 
@@ -210,7 +247,7 @@ def test_too_many_messages_become_a_strip_and_a_sentence(tmp_path):
     job = Job(tmp_path, ranks=3)
     for i in range(100):
         job.collective("all_reduce", size=1200, start_ns=i * MS, end_ns=(i + 1) * MS)
-    ax = draw.timeline(job.load())
+    ax = draw.timeline(job.load(), arrows=True)
     assert arrows_of(ax) == []
     assert len(picture_parts(ax, "density")) == 3
     assert any("2,400 messages not drawn as arrows" in text for text in texts(ax))
@@ -245,7 +282,7 @@ def heights(ax, gid):
 def test_the_steps_of_a_ring_have_their_own_arrows_where_there_is_room(tmp_path):
     job = Job(tmp_path, ranks=2)
     job.collective("all_reduce", size=1000, start_ns=0, end_ns=10 * MS)
-    ax = draw.timeline(job.load())
+    ax = draw.timeline(job.load(), arrows=True)
     assert len(arrows_of(ax)) == 8, "2 ranks, 2 segments each: 4 steps of 2 messages"
 
 
@@ -291,9 +328,25 @@ def test_the_matrix_has_the_number_in_each_cell(tmp_path):
         job.recv(dst, 0, size=size)
     ax = draw.traffic(job.load())
     found = {(text.get_position(), text.get_text()) for text in ax.texts}
-    assert {((1.5, 0.5), "1.50 kB"), ((2.5, 0.5), "2.00 MB"), ((0.5, 1.5), "0")} <= found, "senders are rows"
+    assert {((1.5, 0.5), "1.50 kB"), ((2.5, 0.5), "2.00 MB"), ((0.5, 1.5), "·")} <= found, "senders are rows"
     assert [label.get_text() for label in ax.get_yticklabels()] == ["rank 0", "rank 1", "rank 2", "received"]
     assert title(ax) == "Rank 0 sends the most: 2.00 MB of 2.00 MB"
+
+
+def test_of_many_ranks_every_eighth_has_its_name_and_the_sums_are_bars(tmp_path):
+    """Rank 0 sends rank 1 three times what the others send the next."""
+    job = Job(tmp_path, ranks=64)
+    for rank in range(64):
+        job.send(rank, (rank + 1) % 64, size=100 if rank else 300)
+        job.recv((rank + 1) % 64, rank, size=100 if rank else 300)
+    ax = draw.traffic(job.load())
+    names = [label.get_text() for label in ax.get_xticklabels()]
+    assert names == [*(f"rank {rank}" for rank in range(0, 64, 8)), "sent in all"]
+    sent, received = ax.containers
+    assert [bar.get_width() / sent[1].get_width() for bar in sent] == pytest.approx([3, *[1] * 63])
+    assert [bar.get_height() / sent[1].get_width() for bar in received] == pytest.approx([1, 3, *[1] * 62])
+    said = "The shade grows with the bytes, to 300 B; the longest bar is 300 B. analysis.traffic has each number."
+    assert said in ax.get_label()
 
 
 def test_every_number_can_be_read_on_its_cell(late):
@@ -301,7 +354,7 @@ def test_every_number_can_be_read_on_its_cell(late):
     faces = picture_parts(ax, "cells")[0].get_facecolors()
     for text in ax.texts:
         x, y = text.get_position()
-        if not isinstance(text, Annotation) and x < 3 and y < 3 and text.get_text() != "0":
+        if not isinstance(text, Annotation) and x < 3 and y < 3 and text.get_text() != "·":
             assert contrast(text.get_color(), faces[int(y) * 3 + int(x)][:3]) > 4.5
 
 
@@ -330,7 +383,7 @@ def test_messages_stand_in_their_order_from_top_to_bottom(tmp_path):
     heights = [part._posA_posB[0][1] for part in ax.patches if isinstance(part, FancyArrowPatch)]
     assert heights == sorted(heights)
     assert ax.get_ylim()[0] > ax.get_ylim()[1], "time runs downwards"
-    assert {"4 B", "8 B"} <= set(texts(ax))
+    assert {"uint8[4] 4 B", "uint8[8] 8 B"} <= set(texts(ax))
     assert [label.get_text() for label in ax.get_xticklabels()] == ["rank 0", "rank 1"]
     assert title(ax) == "Rank 1 sends the most: 8 B of 12 B, in 2 messages"
 
@@ -342,7 +395,7 @@ def test_what_never_came_is_red_with_its_reason(tmp_path):
     red = [part for part in ax.patches if isinstance(part, FancyArrowPatch)]
     assert {to_rgb(arrow.get_edgecolor()) for arrow in red} == {to_rgb(palette.MISSING)}
     assert any(text.startswith("never came: 1.60 kB") for text in texts(ax)), "2 * 2/3 of 1,200 B"
-    assert "rank 1 never called it" in texts(ax)
+    assert "all_reduce 1.20 kB: rank 1 never called it" in texts(ax)
 
 
 def test_a_collective_without_known_messages_is_a_bar_with_the_reason(tmp_path):
@@ -363,7 +416,8 @@ def test_what_repeats_is_drawn_once_with_the_number_of_times(tmp_path):
     trace = job.load()
     ax = draw.sequence(trace)
     assert "× 30" in texts(ax)
-    assert len(arrows_of(ax)) == 5, "3 arrows round the ring, 2 from the root"
+    assert arrows_of(ax).count("comes in") == 1, "the ring is closed at the sides"
+    assert len(arrows_of(ax)) == 6, "4 round the ring, 2 from the root"
     assert "1.60 kB in 8 parts" in texts(ax)
 
 
@@ -373,8 +427,8 @@ def test_more_than_fits_is_counted(tmp_path):
         job.send(0, 1, size=4 + i)
         job.recv(1, 0, size=4 + i)
     ax = draw.sequence(job.load())
-    assert len(arrows_of(ax)) == rows.MOST_ROWS
-    assert any(text.startswith("60 later operations not drawn") for text in texts(ax))
+    assert len(arrows_of(ax)) == 30 < rows.MOST_ROWS, "and the gaps between them"
+    assert any(text.startswith("70 later operations not drawn") for text in texts(ax))
 
 
 # All ------------------------------------------------------------------------------------------------------------------
@@ -501,7 +555,7 @@ def test_sizes_and_times_have_three_digits():
         ([(1, 0), (2, 0)], "2 ranks send 100 B each to rank 0"),
         ([(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)], "Each rank sends 100 B to every other rank"),
         ([(0, 1), (0, 2), (1, 0)], "Rank 0 sends the most: 200 B of 300 B"),
-        ([(0, 1), (0, 1), (1, 2), (1, 0), (2, 0)], "2 of 3 ranks send 200 B each, of 500 B in all"),
+        ([(0, 1), (0, 1), (1, 2), (1, 0), (2, 0)], "Rank 0 and rank 1 send 200 B each, rank 2 100 B"),
     ],
 )
 def test_the_pattern_of_the_bytes_is_named(tmp_path, pairs, sentence):
@@ -520,7 +574,7 @@ def test_only_arrows_of_several_messages_are_explained(tmp_path):
         job.recv(1, 0, size=100 + i, start_ns=10 * i, end_ns=10 * i + 5)
     ax = draw.sequence(job.load())
     told = " ".join(text.get_text() for text in ax.figure.findobj(Text))
-    assert "20 later operations not drawn" in told
+    assert "30 later operations not drawn" in told
     assert "An arrow stands for all messages" not in told
 
 

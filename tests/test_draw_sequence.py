@@ -1,5 +1,8 @@
 """What a sequence diagram folds, and what it says at its arrows: by hand, and of real steps."""
 
+import zipfile
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,8 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 from traces import Job
 
 import dlearn
-from dlearn import Cluster, draw
+from dlearn import Cluster, Trace, draw
 from dlearn.draw import rows
+from dlearn.join.unrolling import messages_of
 
 MS = 1_000_000
 STEPS = 10
@@ -53,7 +57,7 @@ def test_equal_steps_are_folded_though_their_messages_change_places(tmp_path):
     for step in range(STEPS):
         first, second = (1, 2) if step % 3 else (2, 1)
         for i, (src, dst) in enumerate([(0, 1), (0, 2), (first, 0), (second, 0)]):
-            send(job, src, dst, 10 * step + 2 * i, posted=2 * i)
+            send(job, src, dst, 10 * step + 2 * i, posted=2 * i, size=4 * src + 4)
     ax = draw.sequence(job.load())
     assert folded(ax) == ["× 10"], "nobody has said that these are steps"
     assert arrows_of(ax) == ["0 to 1", "0 to 2", "2 to 0", "1 to 0"]
@@ -67,7 +71,7 @@ def test_steps_of_ranks_that_do_not_wait_for_each_other_are_folded_by_their_span
         for step in range(STEPS):
             at = (7 if rank == 2 else 1) * 4 * step + rank
             span = job.span(rank, f"step {step}", start_ns=at * MS, end_ns=(at + 4) * MS)
-            send(job, rank, 0, at, parents=(span, None), size=8)
+            send(job, rank, 0, at, parents=(span, None), size=8 + rank)
             send(job, rank, 0, at + 2, parents=(span, None), size=16)
     ax = draw.sequence(job.load())
     assert folded(ax) == ["× 10 steps"]
@@ -83,7 +87,7 @@ def test_where_not_all_fits_the_steps_are_shown_and_what_comes_before_is_counted
         send(job, 0, 1, 100 + step, parents=(span, None))
     ax = draw.sequence(job.load())
     assert folded(ax) == ["× 10"], "a bracket of one row has no room for more"
-    assert any(text.startswith("40 earlier operations not drawn") for text in texts(ax))
+    assert any(text.startswith(f"{rows.MOST_ROWS} earlier operations not drawn") for text in texts(ax))
 
 
 def test_a_few_messages_are_drawn_as_often_as_they_were_sent(tmp_path):
@@ -100,12 +104,161 @@ def test_tags_stand_at_the_arrows_where_they_tell_messages_apart(tmp_path):
     send(job, 0, 1, 1, tag=1)
     send(job, 1, 0, 3, tag=2)
     shown = texts(draw.sequence(job.load()))
-    assert [text for text in shown if "tag" in text] == ["4 B, tag 1", "4 B, tag 2"]
-    assert "uint8[4]" in shown, "and not a second time at the left"
+    assert [text for text in shown if "tag" in text] == ["uint8[4] 4 B, tag 1", "uint8[4] 4 B, tag 2"]
     alike = Job(tmp_path / "one", ranks=2)
     for at in (1, 3):
         send(alike, 0, 1, at, tag=7)
-    assert [text for text in texts(draw.sequence(alike.load())) if "tag" in text] == ["uint8[4], tag 7"] * 2
+    assert "uint8[4] 4 B" in texts(draw.sequence(alike.load()))
+
+
+# Many ranks -----------------------------------------------------------------------------------------------------------
+
+
+def ring(folder, ranks):
+    """A step of training with one bucket, on so many ranks."""
+    job = Job(folder, ranks=ranks)
+    job.collective("all_reduce", size=64_000, phase="backward", end_ns=MS)
+    return job.load()
+
+
+def test_a_ring_of_64_is_a_few_of_its_arrows_and_the_number_of_the_others(tmp_path):
+    ax = draw.sequence(ring(tmp_path, 64))
+    assert [label.get_text() for label in ax.get_xticklabels()] == [
+        "rank 0", "rank 1", "rank 2", "… 59 more", "rank 62", "rank 63",
+    ]  # fmt: skip
+    assert {*arrows_of(ax)} == {"1 to 0", "2 to 1", "63 to 62", "0 to 63"}
+    told = next(text for text in texts(ax) if text.startswith("Not drawn: "))
+    assert told.startswith("Not drawn: 15,120 messages of ranks without a lifeline"), "60 * 4 * 63"
+    assert faults(ax.figure) == []
+
+
+@pytest.mark.parametrize("ranks", [3, 16, 64])
+def test_every_arrow_of_a_ring_goes_to_the_rank_before_as_its_title_says(tmp_path, ranks):
+    ax = draw.sequence(ring(tmp_path, ranks))
+    assert "to the rank before it" in ax.get_title(loc="left")
+    drawn = [[int(rank) for rank in arrow.split(" to ")] for arrow in arrows_of(ax)]
+    assert drawn
+    assert all(dst == (src - 1) % ranks for src, dst in drawn)
+
+
+@pytest.mark.parametrize("ranks", [16, 64])
+def test_an_all_to_all_on_many_ranks_is_one_row(tmp_path, ranks):
+    job = Job(tmp_path, ranks=ranks)
+    job.collective("all_to_all_single", size=100 * ranks, end_ns=MS)
+    ax = draw.sequence(job.load())
+    assert arrows_of(ax) == []
+    [told] = [text for text in texts(ax) if text.startswith("all_to_all_single")]
+    assert told.endswith(f": each of {ranks} to each other, 100 B (derived)")
+    assert ax.figure.get_figheight() < 3
+
+
+def test_a_rank_that_never_came_has_its_lifeline_among_64(tmp_path):
+    job = Job(tmp_path, ranks=64)
+    job.collective("all_reduce", size=64_000, ranks=[rank for rank in range(64) if rank != 40], end_ns=None)
+    ax = draw.sequence(job.load())
+    names = [label.get_text() for label in ax.get_xticklabels()]
+    assert names == [
+        "rank 0",
+        "rank 1",
+        "rank 2",
+        "… 36 more",
+        "rank 39",
+        "rank 40",
+        "rank 41",
+        "… 20 more",
+        "rank 62",
+        "rank 63",
+    ]
+    assert {"40 to 39", "41 to 40"} <= {*arrows_of(ax)}
+    assert faults(ax.figure) == []
+
+
+def test_messages_between_ranks_without_a_lifeline_are_counted(tmp_path):
+    """Through 20 ranks, and back: 38 messages, of which 32 begin or end at ranks 3 to 17."""
+    job = Job(tmp_path, ranks=20)
+    for at in range(19):
+        send(job, at, at + 1, at, size=1000)
+        send(job, at + 1, at, 100 - at, size=1000)
+    ax = draw.sequence(job.load())
+    assert len(arrows_of(ax)) == 6
+    assert "Not drawn: 32 messages of ranks without a lifeline, 32.0 kB." in [
+        text.replace("\xa0", " ") for text in texts(ax)
+    ]
+    assert faults(ax.figure) == []
+
+
+def test_workers_that_do_the_same_are_drawn_once_and_the_ends_of_a_pipeline_are_not(tmp_path):
+    """Rank 0 serves two workers, 13 times; or sends rank 1 what that sends on to rank 2, and back."""
+    ways = {"served": [(0, 1), (0, 2), (1, 0), (2, 0)], "piped": [(0, 1), (1, 2), (2, 1), (1, 0)]}
+    names = {}
+    for name, way in ways.items():
+        job = Job(tmp_path / name, ranks=3)
+        for step in range(13):
+            for i, (src, dst) in enumerate(way):
+                send(job, src, dst, 100 * step + 10 * i)
+        ax = draw.sequence(job.load())
+        assert folded(ax) == ["× 13"]
+        names[name] = [label.get_text() for label in ax.get_xticklabels()]
+    assert names == {"served": ["rank 0", "each of 2: rank 1, rank 2"], "piped": ["rank 0", "rank 1", "rank 2"]}
+
+
+# Phases and bytes -----------------------------------------------------------------------------------------------------
+
+
+def test_a_phase_is_a_band_and_more_bytes_are_a_thicker_arrow(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    for at, (size, phase) in enumerate([(100, "forward"), (10_000, "forward"), (1_000_000, "backward")]):
+        send(job, 0, 1, 10 * at, size=size, phase=phase)
+    ax = draw.sequence(job.load())
+    assert [text for text in texts(ax) if text in ("forward", "backward")] == ["forward", "backward"]
+    assert sum(part.get_gid() == "lanes" for part in ax.collections) == 2
+    widths = [part.get_linewidth() for part in ax.patches if "message" in (part.get_gid() or "")]
+    assert widths == pytest.approx([1.2, 2.2, 3.2]), "half a point for each ten times as many"
+
+
+def test_what_waits_for_ever_says_so_over_its_red_arrow(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.send(0, 1, size=100, end_ns=None)
+    ax = draw.sequence(job.load())
+    assert [text for text in texts(ax) if "never" in text] == [
+        "rank 1 never received it",
+        "never came: uint8[100] 100 B",
+    ]
+
+
+def test_a_message_from_one_to_another_is_no_ring(tmp_path):
+    """From rank 2 to rank 0 is the way that closes a ring of three, but there is no ring."""
+    job = Job(tmp_path, ranks=3)
+    job.collective("broadcast", size=100, ranks=[0, 1, 2], root=2)
+    ax = draw.sequence(job.load())
+    assert {*arrows_of(ax)} == {"2 to 0", "2 to 1"}
+    assert not any("ring" in text for text in texts(ax))
+
+
+def test_a_job_with_a_parameter_server_is_one_picture(tmp_path):
+    """As it was recorded: three iterations of two trainers, 168 messages."""
+    with zipfile.ZipFile(Path(__file__).parent / "frozen" / "lesson-parameter_server.zip") as archive:
+        archive.extractall(tmp_path)
+    ax = draw.sequence(Trace.load(tmp_path / "00"))
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["ps", "each of 2: trainer1, trainer2"]
+    assert ax.get_title(loc="left") == "trainer1 and trainer2 send 17.9\xa0kB each, ps 6.92\xa0kB, in 168 messages"
+    phases = [text for text in texts(ax) if text in ("forward", "backward", "optimizer", "cleanup")]
+    assert phases[:3] == ["forward", "backward", "optimizer"]
+    assert "forward(float32[16, 1, 8, 8]) 4.47 kB" in texts(ax)
+    [told] = [text for text in texts(ax) if "RPC sends for itself" in text]
+    assert told.startswith("Not drawn: ")
+    assert folded(ax) == ["× 3"]
+
+
+def test_a_timeline_counts_what_rpc_does_for_itself_and_draws_the_rest(tmp_path):
+    with zipfile.ZipFile(Path(__file__).parent / "frozen" / "lesson-parameter_server.zip") as archive:
+        archive.extractall(tmp_path)
+    trace = Trace.load(tmp_path / "00")
+    control = [each for each in dlearn.operations(trace) if all(m.control for m in messages_of(each))]
+    ax = draw.timeline(trace)
+    assert f"{len(control)} control calls that RPC makes for itself, not drawn." in texts(ax)
+    assert 0 < len(control) < len(dlearn.operations(trace))
+    assert not any("RREF" in text for text in texts(ax))
 
 
 # Real steps -----------------------------------------------------------------------------------------------------------
@@ -154,7 +307,7 @@ def test_ten_steps_of_ddp_are_one_after_the_first_whose_buckets_are_others():
     assert faults(draw.timeline(run.trace).figure) == []
 
 
-@pytest.mark.parametrize(("program", "messages"), [(serve, 4), (pipe, 16)])
+@pytest.mark.parametrize(("program", "messages"), [(serve, 2), (pipe, 16)])
 def test_ten_steps_of_a_server_and_of_a_pipeline_are_one(program, messages):
     run = Cluster(3).run(program)
     ax = draw.sequence(run.trace)

@@ -98,6 +98,10 @@ def read_as_perfetto_does(text: str) -> list[dict[str, object]]:
     arrows: dict[int, list[str]] = defaultdict(list)
     timed = sorted((event for event in events if event["ph"] != "M"), key=lambda event: event["ts"])
     for event in timed:
+        if event["ph"] == "C":
+            assert ("process_name", event["pid"], None) in named
+            assert event["args"]["bytes"] >= 0
+            continue
         assert math.isfinite(event["ts"])
         assert event["ts"] >= 0
         assert ("process_name", event["pid"], None) in named
@@ -128,11 +132,16 @@ def test_perfetto_a_process_per_rank_a_slice_per_call_an_arrow_per_message(tmp_p
     slices = [(event["name"], event["pid"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"]
     assert slices == [
         ("step 0", 1, 0, 89),
-        ("send", 1, 1, 1),  # 2000 ns is 1 us after the first event
-        ("recv", 2, 0, 3),
-        ("all_reduce", 1, 4, 3),
-        ("all_reduce", 2, 5, 3),
-        ("send", 2, 9, 80),  # nobody received it: until the end of the trace
+        ("send · 1.00 kB", 1, 1, 1),  # 2000 ns is 1 us after the first event
+        ("recv · 1.00 kB", 2, 0, 3),
+        ("waiting", 2, 0, 1),
+        ("transfer", 2, 1, 2),
+        ("all_reduce · 8 B", 1, 4, 3),
+        ("waiting", 1, 4, 1),
+        ("transfer", 1, 5, 2),
+        ("all_reduce · 8 B", 2, 5, 3),
+        ("send · 4 B", 2, 9, 80),  # nobody received it: until the end of the trace
+        ("waiting", 2, 9, 80),
     ]
     first, *others = [event for event in events if event["ph"] == "s"]
     assert (first["cat"], first["ts"], first["args"]["payload_bytes"]) == ("observed", 1, 1000)
@@ -143,8 +152,8 @@ def test_perfetto_a_process_per_rank_a_slice_per_call_an_arrow_per_message(tmp_p
 
 def test_perfetto_what_never_came_has_no_arrow_and_says_so(tmp_path):
     events = read_as_perfetto_does("".join(export.perfetto(two_ranks(tmp_path))))
-    lost = events[-1]
-    assert lost["name"] == "send"
+    lost = [event for event in events if event["ph"] == "X" and "what" in event["args"]][-1]
+    assert lost["name"] == "send · 4 B"
     assert lost["args"]["missing"] == "1 expected and never came, so there is no arrow: rank 0 never received it"
     assert lost["args"]["end"] == "nobody came out of it"
     assert events[4]["ph"] == "M"
@@ -154,6 +163,7 @@ def test_perfetto_what_never_came_has_no_arrow_and_says_so(tmp_path):
         "payload_bytes": 1000,
         "phase": "none",
         "site": "a.py:1",
+        "op": "send",
         "group": "world",
         "number": 1,
         "messages": "1 observed: hooks saw it at both ends",
@@ -172,6 +182,31 @@ def test_perfetto_calls_at_the_same_time_have_tracks_of_their_own(tmp_path):
         "calls, 2",
         "calls, 3",
     ]
+
+
+def test_perfetto_counts_what_is_in_flight(tmp_path):
+    """1,000 B for 2 us, from the send to the end of its recv; then 8 B all-reduced, 2 B at a time."""
+    events = read_as_perfetto_does("".join(export.perfetto(two_ranks(tmp_path))))
+    counted = [(event["ts"], event["args"]["bytes"]) for event in events if event["ph"] == "C" and event["pid"] == 1]
+    assert counted[:2] == [(1, 1000), (2.999, 0)]  # the last moment of the slice that the arrow ends in
+    assert max(size for at, size in counted[2:]) == 2
+    assert counted[-1][1] == 0
+
+
+def test_perfetto_a_bucket_s_name_and_every_arrow_s_length(tmp_path):
+    """Rank 0 is done at 30 us and rank 1 at 50: no arrow stands still at the end of rank 0."""
+    job = Job(tmp_path, ranks=3)
+    for rank in range(3):
+        job.bucket(rank, 0, {"w": 3000})
+        job.gradient(rank, "w", size=3000, at_ns=5000)
+    launched = {"launcher": "reducer", "backward": 0, "phase": "backward"}
+    ends = {0: 30_000, 1: 50_000, 2: 40_000}
+    job.collective("all_reduce", size=3000, start_ns=10_000, end_ns=ends, **launched)
+    events = read_as_perfetto_does("".join(export.perfetto(job.load())))
+    assert {event["name"] for event in events if event["ph"] == "X"} == {"bucket 0 · 3.00 kB"}
+    begins = {event["id"]: event["ts"] for event in events if event["ph"] == "s"}
+    assert len(begins) == 24
+    assert all(event["ts"] > begins[event["id"]] for event in events if event["ph"] == "f")
 
 
 def test_perfetto_by_clocks_that_are_wrong_nothing_flows_back_in_time(tmp_path):
@@ -210,19 +245,16 @@ def test_mermaid_solid_dashed_and_crossed(tmp_path):
     [diagram] = export.mermaid(two_ranks(tmp_path))
     assert diagram == (
         "sequenceDiagram\n"
-        "    title Rank 1 waits for rank 0 in send #35;2#59; rank 0 never received it\n"
         "    participant r0 as rank 0\n"
         "    participant r1 as rank 1\n"
-        "    r0->>r1: 1,000 B, send: uint8[1000]\n"
-        "    loop 2 times\n"
-        "        r1-->>r0: 2 B, all_reduce: uint8[8] (derived)\n"
-        "        r0-->>r1: 2 B, all_reduce: uint8[8] (derived)\n"
+        "    Note over r0,r1: Rank 1 waits for rank 0 in send #35;2#59; rank 0 never received it\n"
+        "    r0->>r1: 1,000 B, uint8[1000]\n"
+        "    Note over r0,r1: all_reduce 8 B: uint8[8] (derived)\n"
+        "    loop 4 times\n"
+        "        r0-->>r1: 2 B\n"
+        "        r1-->>r0: 2 B\n"
         "    end\n"
-        "    loop 2 times\n"
-        "        r0-->>r1: 2 B, all_reduce: uint8[8] (derived)\n"
-        "        r1-->>r0: 2 B, all_reduce: uint8[8] (derived)\n"
-        "    end\n"
-        "    r1-xr0: 4 B, send: uint8[4] (never came)\n"
+        "    r1-xr0: 4 B, uint8[4] (never came)\n"
     )
 
 
@@ -235,10 +267,72 @@ def test_mermaid_the_same_again_is_a_loop(tmp_path):
     [diagram] = export.mermaid(job.load())
     assert diagram.splitlines()[4:] == [
         "    loop 10 times",
-        "        r0->>r1: 4 B, send: uint8[4]",
-        "        r1->>r0: 4 B, send: uint8[4]",
+        "        r0->>r1: 4 B, uint8[4]",
+        "        r1->>r0: 4 B, uint8[4]",
         "    end",
     ]
+
+
+def test_mermaid_a_phase_is_a_band_and_phases_that_repeat_are_a_loop(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    for step in range(3):
+        for at, phase in enumerate(("forward", "backward")):
+            job.collective("all_reduce", size=8, phase=phase, start_ns=100 * step + 10 * at, end_ns=100 * step + 20)
+    [diagram] = export.mermaid(job.load())
+    band = "rect rgba(128, 128, 128, 0.12)"
+    assert [line.strip() for line in diagram.splitlines()[4:]] == [
+        "loop 3 times",
+        *(line for phase in ("forward", "backward") for line in [
+            band,
+            f"Note over r0,r1: {phase}",
+            "Note over r0,r1: all_reduce 8 B: uint8[8] (derived)",
+            "loop 4 times", "r0-->>r1: 2 B", "r1-->>r0: 2 B", "end",
+            "end",
+        ]),
+        "end",
+    ]  # fmt: skip
+
+
+def test_mermaid_a_loop_that_no_diagram_can_hold_is_written_out(tmp_path):
+    """Twelve sizes, 64 arrows each: the step that is repeated has more arrows than Mermaid draws."""
+    job = Job(tmp_path, ranks=64)
+    for step in range(2):
+        for size in range(12):
+            start_ns = 1000 * (12 * step + size)
+            job.collective("all_gather", size=100 + size, start_ns=start_ns, end_ns=start_ns + 500)
+    parts = export.mermaid(job.load())
+    assert len(parts) > 1
+    assert all(len(re.findall("r\\d+-", part)) <= 500 and len(part) <= 50_000 for part in parts)
+
+
+def nested(diagram):
+    """How deep the lines stand; each end has its begin."""
+    depth = 1
+    for line in diagram.splitlines()[1:]:
+        depth -= line.strip() == "end"
+        assert len(line) - len(line.lstrip()) == 4 * depth
+        depth += line.strip().startswith(("loop ", "rect "))
+    return depth
+
+
+@given(calls)
+@settings(max_examples=40, deadline=None)
+def test_mermaid_of_any_job_bands_and_loops_are_closed_and_each_message_is_there(made):
+    with tempfile.TemporaryDirectory() as folder:
+        trace = random_job(Path(folder), made)
+        diagrams = export.mermaid(trace)
+    found = 0
+    for diagram in diagrams:
+        assert nested(diagram) == 1
+        times = [1]
+        for line in map(str.strip, diagram.splitlines()):
+            if line.startswith(("loop ", "rect ")):
+                times.append(times[-1] * int(line.split()[1] if line.startswith("loop") else 1))
+            elif line == "end":
+                times.pop()
+            else:
+                found += times[-1] * bool(re.match(r"r\d+-", line))
+    assert found == len(messages(trace))
 
 
 def test_mermaid_each_part_is_within_the_limits_and_nothing_is_lost(tmp_path):

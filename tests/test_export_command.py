@@ -37,7 +37,7 @@ def test_a_part_of_a_trace(tmp_path):
     out = tmp_path / "part.json"
     assert main(["export", "perfetto", traced(tmp_path), "--within", "step 0", "-o", str(out)]) == 0
     names = [event["name"] for event in json.loads(out.read_text())["traceEvents"] if event["ph"] == "X"]
-    assert names == ["send", "recv"]
+    assert names == ["send · 1.00 kB", "recv · 1.00 kB", "waiting", "transfer"]
 
 
 def many(folder: Path) -> str:

@@ -26,7 +26,6 @@ RELOAD = "ipywidgets, and load the page again"
     [
         ("pandas", "to_frame", "pandas", lambda trace: messages(trace).to_frame()),
         ("networkx", "autograd_graph", "networkx", analysis.autograd_graph),
-        ("ipywidgets", "explore", RELOAD, play.explore),
         ("ipywidgets", "knobs", RELOAD, lambda _: knobs()),
         ("ipyparallel", "engine=", "ipyparallel", lambda _: Cluster(engine=object())),
         ("mpi4py", "backend='mpi'", "mpi4py mpich", lambda _: Cluster(2, backend="mpi")),

@@ -28,6 +28,6 @@ def test_a_file_that_stops_coming_is_kept_as_far_as_it_came_and_told(tmp_path, c
 def test_a_store_that_reaches_nobody_is_told(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     desk = Desk(_Probe(), tmp_path / "a-1.jsonl", lambda: 0, lambda port: None, keep_store=True)
-    desk._join("group", HashStore(), 0, 2)
+    desk.join("group", HashStore(), 0, 2)
     gather(desk, tmp_path / "a-1.jsonl")
     assert "the job's store is no TCPStore. Copy them by hand." in capsys.readouterr().err

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import tensor
 
-from dlearn.join.gloo import MOST_MESSAGES, Send, chunk_bounds, schedule, schedule_of, wire_bytes
+from dlearn.join.gloo import MOST_MESSAGES, framed_bytes, schedule, schedule_of
+from dlearn.join.gloo_schedules import Send, chunk_bounds
 from dlearn.trace.event import Collective
 
 MiB = 1 << 20
@@ -271,7 +272,7 @@ def test_four_ranks_reduce_4_mib_as_on_the_wire():
 def test_each_rank_writes_what_the_kernel_has_counted(op, ranks, sizes, itemsize, root, wire):
     known = schedule(op, ranks, (tuple(sizes),), (itemsize,) * len(sizes), root)
     sent = Counter()
-    for (src, _), size in wire_bytes(known.bytes_by_pair, known.count_by_pair).items():
+    for (src, _), size in framed_bytes(known.bytes_by_pair, known.count_by_pair).items():
         sent[src] += size
     assert [sent[rank] for rank in range(ranks)] == wire
 
@@ -281,7 +282,7 @@ def test_an_uneven_all_to_all_as_on_the_wire():
     rows = ((0, 28, 4), (8, 16, 0), (28, 0, 12))
     measured = {(0, 1): 172, (0, 2): 148, (1, 0): 152, (1, 2): 144, (2, 0): 172, (2, 1): 144}
     known = schedule("all_to_all_single", 3, rows)
-    assert wire_bytes(known.bytes_by_pair, known.count_by_pair) == measured
+    assert framed_bytes(known.bytes_by_pair, known.count_by_pair) == measured
 
 
 def test_a_large_reduce_sends_segments_for_nothing():
@@ -290,7 +291,7 @@ def test_a_large_reduce_sends_segments_for_nothing():
     Gloo forgets that a chunk has 4 segments here, not 2, and sends two of them on each rank again.
     """
     known = schedule("reduce", 2, ((7 * MiB,),), (1,), 0)
-    assert wire_bytes(known.bytes_by_pair, known.count_by_pair) == {(0, 1): 5_243_696, (1, 0): 9_438_096}
+    assert framed_bytes(known.bytes_by_pair, known.count_by_pair) == {(0, 1): 5_243_696, (1, 0): 9_438_096}
 
 
 def test_empty_segments_are_skipped():

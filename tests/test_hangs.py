@@ -3,7 +3,7 @@
 from traces import Job
 
 from dlearn.analysis import hangs, mismatches
-from dlearn.analysis.hanging.hang_words import hang_sentence, hang_sentences, whereabouts
+from dlearn.analysis.hanging.hang_words import hang_sentence, tell, whereabouts
 from dlearn.analysis.hanging.stuck import Pace, inside, pace
 from dlearn.analysis.telling.story import story
 from dlearn.trace.event import NOT_OBSERVED, REFUSED, End
@@ -168,7 +168,7 @@ def test_what_waits_behind_a_hang_is_told_with_it(tmp_path):
     job.collective("all_reduce", size=8, ranks=[0], end_ns=None, start_ns=20)
     job.collective("all_reduce", size=8, ranks=[0], end_ns=None, start_ns=30)
     trace = job.load()
-    assert hang_sentences(hangs(trace), trace) == [
+    assert [each.sentence for each in tell(hangs(trace), trace)] == [
         "rank 0 and rank 1 wait in all_reduce #1 (a.py:1); all ranks called it, and it does not end;"
         " behind it wait all_reduce #2 and all_reduce #3"
     ]
@@ -179,7 +179,7 @@ def test_three_ranks_in_a_circle_are_told_once(tmp_path):
     for rank in (1, 0, 2):
         job.send(rank, (rank + 1) % 3, end_ns=None, site="a.py:1")
     trace = job.load()
-    assert hang_sentences(hangs(trace), trace) == [
+    assert [each.sentence for each in tell(hangs(trace), trace)] == [
         "rank 0, rank 1 and rank 2 wait in a circle: rank 0 for rank 1 in send #1 (a.py:1), rank 1 for rank 2 in"
         " send #1 (a.py:1), rank 2 for rank 0 in send #1 (a.py:1)"
     ]

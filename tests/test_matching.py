@@ -221,7 +221,8 @@ def _process(rank, members):
         for name, ranks in members.items()
         if rank in ranks
     }
-    return Process(rank, f"rank {rank}", header(rank), groups, Footer(at_ns=0, lines=0), Path("none"))
+    found = {"header": header(rank), "groups": groups, "footer": Footer(at_ns=0, lines=0), "path": Path("none")}
+    return Process(rank=rank, label=f"rank {rank}", **found)
 
 
 @pytest.mark.parametrize("ranks", [1, 5])

@@ -68,14 +68,14 @@ def test_every_code_cell_was_executed_in_order_without_error(build, source):
     assert counts == list(range(1, len(counts) + 1))
     kinds = [output.output_type for output in outputs(notebook)]
     assert "error" not in kinds
-    assert any("image/png" in output.get("data", {}) for output in outputs(notebook)), "a lesson has a picture"
+    assert shown_pictures(notebook) > 0, "a lesson has a picture"
 
 
 @each_notebook
 def test_the_notebook_is_small_and_says_nothing_about_the_machine_that_made_it(build, source):
     text = source.with_suffix(".ipynb").read_text()
     assert len(text.encode()) < build.MOST_BYTES
-    images = re.compile(r'"image/png": "[^"]*"')
+    images = re.compile(r'"image/png": "[^"]*"|data:image/[^"]*')
     paths = re.findall(r"(?<![\w.])/(?:home|root|tmp|usr|work|Users|opt|var)/[^\s\"]*", images.sub("", text))
     assert paths == []
     assert not any(build.is_empty(output) for output in outputs(saved(source)))
@@ -87,6 +87,33 @@ def test_cells_are_short_and_plain(build, source):
         assert cell.source.count("\n") < 40, "a cell fits on a screen"
         if cell.cell_type == "code":
             assert not re.search(r"^[%!]|sys\.path", cell.source, re.MULTILINE)
+
+
+def shown_pictures(notebook):
+    """How many outputs are figures: as PNG, or as a drawing's SVG."""
+    shown = [output.get("data", {}) for output in outputs(notebook)]
+    return sum("image/png" in data or "dlearn-drawing" in data.get("text/html", "") for data in shown)
+
+
+def test_a_drawing_stands_in_a_notebook_once_with_a_png_where_svg_is_taken_out(build):
+    image = png(Figure(figsize=(1, 1), facecolor="white").savefig)
+    ours = build.NotebookNode({"image/png": image, "text/html": SVG_OUTPUT})
+    build.one_picture(ours)
+    assert set(ours) == {"text/html"}
+    assert ours["text/html"].startswith('<style>s</style><picture><source type="image/svg+xml" srcset="data:image/svg')
+    assert f'<img class="dlearn-drawing" alt="a" src="data:image/png;base64,{image}"></picture>' in ours["text/html"]
+    written = json.dumps(dict(ours))
+    assert json.loads(build.smaller_only(written)) == {"text/html": SVG_OUTPUT}, "where it must be small"
+    large = build.smaller_only(written.replace("AA==", "A" * 99_999))
+    assert f"base64,{image}" in large
+    assert "svg" not in large, "of the two the smaller one"
+    for html in ("<p>a table</p>", '<img src="data:image/svg+xml;base64,AA">'):
+        own = build.NotebookNode({"image/png": image, "text/html": html})
+        build.one_picture(own)
+        assert own == {"image/png": image, "text/html": html}, "a figure of the reader's own"
+
+
+SVG_OUTPUT = '<style>s</style><img class="dlearn-drawing" alt="a" src="data:image/svg+xml;base64,AA==">'
 
 
 def test_a_picture_keeps_its_size_and_looks_with_fewer_colors(build):
@@ -127,8 +154,7 @@ def test_the_notebook_runs_and_every_text_of_its_pictures_can_be_read(build, sou
     build.execute(notebook)  # raises with the cell and its error, if one fails
     pictures = [json.loads(line) for line in seen.read_text().splitlines()]
     assert [f"cell {each['cell']}: {fault}" for each in pictures for fault in each["faults"]] == []
-    shown = sum("image/png" in output.get("data", {}) for output in outputs(notebook))
-    assert len(pictures) >= shown > 0, "each was looked at"
+    assert len(pictures) >= shown_pictures(notebook) > 0, "each was looked at"
     assert min(each["texts"] for each in pictures) > 0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -105,9 +107,9 @@ def test_an_end_that_was_not_observed_is_said_and_not_guessed(tmp_path):
     assert [share.hidden for share in found.steps[0].shares] == [None, None]
     assert "what it waited for was not observed" in str(found)
     parts = analysis.breakdown(trace)
-    assert parts.items[0].times is None
+    assert not parts.items[0].observed
     # The whole backward, with whatever it waited for.
-    assert parts.items[0].backward_ns == 190 * US
+    assert parts.items[0].length_ns("backward") == 190 * US
     assert str(parts).count("not observed") == 3 * 2
     ax = draw.breakdown(trace)
     assert {patch.get_gid() for patch in ax.patches} == {"forward", "backward", "optimizer", "between"}
@@ -151,7 +153,7 @@ def test_calls_that_are_not_ddps_are_counted_apart_and_an_end_reported_late_is_t
     # 20 ns of buffers in the forward; 40 ns from the launch until the pass returned.
     assert share_of(step).times == Times(0, 0, 60, 0)
     (parts,) = analysis.breakdown(trace).items
-    assert (parts.forward_ns, parts.backward_ns) == (100 - 20, 100 - 40)
+    assert (parts.length_ns("forward"), parts.length_ns("backward")) == (100 - 20, 100 - 40)
 
 
 def test_a_call_that_waits_hides_nothing(tmp_path):
@@ -166,7 +168,7 @@ def test_a_call_that_waits_hides_nothing(tmp_path):
     trace = job.load()
     first, second = analysis.overlap(trace).steps[0].shares
     assert (first.times, second.times) == (Times(0, 0, 30, 20), Times(0, 0, 30, 0))
-    assert [each.backward_ns for each in analysis.breakdown(trace).items] == [200 - 50, 200 - 30]
+    assert [each.length_ns("backward") for each in analysis.breakdown(trace).items] == [200 - 50, 200 - 30]
 
 
 # Breakdown ------------------------------------------------------------------------------------------------------------
@@ -178,14 +180,18 @@ def test_the_parts_add_up_to_the_step(tmp_path):
     found = analysis.breakdown(job.load())
     first, second = found.items
     # Rank 0: 0-410. Backward 110-380, less 250-371, in which it waits or sends without computing.
-    assert (first.total_ns, first.forward_ns, first.backward_ns) == (410 * US, 100 * US, (270 - 121) * US)
-    assert (first.optimizer_ns, first.between_ns) == (20 * US, 20 * US)
-    assert first.times.exposed_ns == 121 * US
+    assert (first.total_ns, first.length_ns("forward"), first.length_ns("backward")) == (
+        410 * US,
+        100 * US,
+        (270 - 121) * US,
+    )
+    assert (first.length_ns("optimizer"), first.length_ns("between")) == (20 * US, 20 * US)
+    assert first.exposed_ns == 121 * US
     # Rank 1: 80-410; its backward 190-380 less the transfer of 331-371.
-    assert (second.total_ns, second.backward_ns, second.times.exposed_ns) == (330 * US, 150 * US, 40 * US)
+    assert (second.total_ns, second.length_ns("backward"), second.exposed_ns) == (330 * US, 150 * US, 40 * US)
     for each in found.items:
-        parts = each.forward_ns + each.backward_ns + each.optimizer_ns + each.between_ns
-        assert parts + each.times.exposed_ns == each.total_ns
+        parts = each.length_ns("forward", "backward", "optimizer", "between")
+        assert parts + each.exposed_ns == each.total_ns
 
 
 def test_the_step_of_median_length_is_shown(tmp_path):
@@ -201,18 +207,47 @@ def test_the_step_of_median_length_is_shown(tmp_path):
     )
     assert found.finding.endswith(" 22% communication that is not hidden")
     ax = draw.breakdown(trace)
-    widths = [patch.get_width() for patch in ax.patches if patch.get_gid() == "transfer"]
-    assert widths == pytest.approx([0.081, 0.040])
-    hidden = [patch.get_width() for patch in ax.patches if patch.get_gid() == "hidden"]
-    assert hidden == pytest.approx([0.099, 0.060])
+    # Each begins where it began, and what happened in two parts is drawn in two.
+    assert drawn(ax, "forward") == pytest.approx([0, 0.1, 0.08, 0.1])
+    assert drawn(ax, "transfer") == pytest.approx([0.25, 0.041, 0.331, 0.040, 0.331, 0.040])
+    assert drawn(ax, "waiting") == pytest.approx([0.291, 0.040])
+    assert drawn(ax, "hidden") == pytest.approx([0.151, 0.099, 0.231, 0.060])
+    lines = [each.get_segments()[0] for each in ax.collections if each.get_gid() == "last rank"]
+    assert [line[0][0] for line in lines] == pytest.approx([0.331] * 2)
+    texts = [text.get_text() for text in ax.texts]
+    assert "rank 1, the last, has come" in texts
+    assert "forward 100 µs, backward 149 µs, waits 40.0 µs, transfer 81.0 µs" in " ".join(texts)
+    assert " ".join(ax.get_title(loc="left").split()) == (
+        "Training step 2, 410 µs: 27% forward, 40% backward, 22% communication that is not hidden"
+    )
 
     both = draw.breakdown({"ConvNet": trace, "MLP": trace})
     assert [label.get_text() for label in both.get_yticklabels()] == [
         "ConvNet: rank 0", "ConvNet: rank 1", "MLP: rank 0", "MLP: rank 1",
     ]  # fmt: skip
     assert both.get_title(loc="left") == "Communication that is not hidden: ConvNet 22%, MLP 22%"
-    widths = [patch.get_width() for patch in both.patches if patch.get_gid() == "transfer"]
-    assert widths == pytest.approx([0.081, 0.040] * 2)
+    assert drawn(both, "transfer") == pytest.approx([0.25, 0.041, 0.331, 0.040, 0.331, 0.040] * 2)
+
+
+def drawn(ax, phase):
+    """Begin and length of each box, in ms, one after the other."""
+    return [each for patch in ax.patches if patch.get_gid() == phase for each in (patch.get_x(), patch.get_width())]
+
+
+def test_of_many_ranks_those_that_wait_least_and_longest_are_drawn(tmp_path):
+    """Bucket 0 is launched at 20 + rank µs: rank 15 never waits, rank 0 waits 15 µs."""
+    job = Job(tmp_path, ranks=16)
+    facts = {"launcher": "reducer", "backward": 0, "phase": "backward"}
+    job.collective(
+        "all_reduce", size=4, start_ns={rank: (20 + rank) * US for rank in range(16)}, end_ns=50 * US, **facts
+    )
+    for rank in range(16):
+        job.gradient(rank, "a", at_ns=(19 + rank) * US)
+        job.stretch(rank, "backward", rank * US, 60 * US)
+    ax = draw.breakdown(job.load())
+    shown = [label.get_text() for label in ax.get_yticklabels()]
+    assert shown == [f"rank {rank}" for rank in (0, 1, 2, 3, 12, 13, 14, 15)]
+    assert "8 more ranks are not drawn: these wait least and longest." in [text.get_text() for text in ax.texts]
 
 
 def test_a_trace_without_training_steps(tmp_path):
@@ -288,8 +323,11 @@ def test_a_real_run(tmp_path, monkeypatch):
         for leg, following in zip(step.path, step.path[1:], strict=False):
             assert leg.end_ns == following.start_ns
     for each in analysis.breakdown(trace).items:
-        parts = each.forward_ns + each.backward_ns + each.optimizer_ns + each.between_ns
-        assert parts + each.times.exposed_ns == each.total_ns
+        parts = each.length_ns("forward", "backward", "optimizer", "between")
+        assert parts + each.exposed_ns == each.total_ns
+        moments = sorted((part.start_ns, part.end_ns) for part in each.parts if part.phase != "hidden")
+        assert length_ns(moments) == each.total_ns
+        assert all(before[1] == after[0] for before, after in pairwise(moments))
     # One pass of two sends: of 17,290 parameters of 4 B once, then in two buckets.
     assert {len(step.parts) for step in training_steps(trace) if step.number > 1} == {2}
 

@@ -46,15 +46,28 @@ def test_what_github_reads_is_yaml(path):
     assert yaml.safe_load(path.read_text())
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/export.md"])
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md"))),
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_every_relative_link_of_a_page_leads_somewhere(page):
     text = (ROOT / page).read_text()
     targets = [target for _, _, target in for_the_index.LINK.findall(text)]
-    headings = {re.sub(r"[^\w -]", "", line.lstrip("# ")).lower().replace(" ", "-") for line in text.splitlines()}
     for target in targets:
         file, _, heading = target.partition("#")
-        assert ((ROOT / page).parent / file).exists(), target
-        assert file or heading in headings, target
+        led_to = (ROOT / page).parent / file if file else ROOT / page
+        assert led_to.exists(), target
+        assert not heading or heading in headings(led_to.read_text()), target
+
+
+def headings(page: str) -> set[str]:
+    """As links name them."""
+    return {re.sub(r"[^\w -]", "", line.lstrip("# ")).lower().replace(" ", "-") for line in page.splitlines()}
 
 
 def test_the_index_gets_absolute_links():

@@ -1,8 +1,8 @@
-"""A newcomer walks through README.md: every example is run as it stands there, and prints what it says there.
+"""A newcomer walks through README.md and docs/tour.md: every example is run as it stands, and prints what they say.
 
-The Python of the page is one notebook, cell after cell; `In your own script` is made of files, and comes first, since
-`Explore` reads its trace. Compared is what a block shows, up to where lines break, figures of time, and what `...`
-leaves out; byte figures are equal.
+The Python of both is one notebook, cell after cell; `In your own script` is made of files, and comes first, since
+`Travel through a whole run` reads its trace. Compared is what a block shows, up to where lines break, figures of
+time, and what `...` leaves out; byte figures are equal.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from readme import README, Block, blocks
+from readme import README, TOUR, Block, blocks
 from traitlets.config import Config
 
 if TYPE_CHECKING:
     import nbformat  # Where it is used: with the names of the web that it knows, it takes 2.5 s.
 
-BLOCKS = blocks(README)
+BLOCKS = blocks(README) + blocks(TOUR)
 NOT_RUN = {  # the first line of a block: who runs it instead, or why nobody can
     "make demo": "opens a browser; .ci/run does `make demo`, and tests/test_browser.py works in JupyterLab",
     "python3 -m venv .venv": "takes minutes; it is what `make demo` runs",
@@ -49,7 +49,6 @@ class Walk:
 
         self.folder = folder
         self.printed: dict[Block, str] = {}
-        self.selected = ""
         self.notebook = nbformat.v4.new_notebook()
         self.client = NotebookClient(
             self.notebook,
@@ -105,8 +104,6 @@ def walk(tmp_path_factory) -> Iterator[Walk]:
                     (folder / file.name).write_text(file.read_text())
                 if block.section != SCRIPT:
                     walk.printed[block] = (walk.cell if block.language == "python" else walk.shell)(block.text)
-                if block.section == "Explore":
-                    walk.selected = walk.cell("print(explorer.sentence)").strip(" .\n")
         yield walk
 
 
@@ -146,12 +143,6 @@ def test_the_block_runs_and_prints_what_the_page_shows(block, walk):
         assert part in printed, walk.printed[block]
         printed = printed[printed.index(part) + len(part) :]
     assert shows(block) or FAILED not in printed, walk.printed[block]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_what_the_text_says_of_a_selection_is_what_stands_below_its_picture(walk):
-    assert f'"{walk.selected}"' in plain(README)
 
 
 @pytest.mark.slow

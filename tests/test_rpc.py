@@ -98,7 +98,10 @@ def test_every_message_of_the_agents_is_explained(run):
     rpc = run.trace.rpc
     assert rpc.complete
     assert rpc.explained == rpc.logged == 80
-    assert all(each.request.complete for each in rpc.exchanges)
+    for each in rpc.exchanges:
+        request = each.request
+        ends = request.sending_ns, request.received_ns, request.replying_ns, request.answered_ns
+        assert None not in ends
 
 
 def test_four_messages_carry_information(run):
@@ -398,7 +401,7 @@ def test_a_size_that_is_not_known_is_said_and_is_never_0(builtins):
     assert sum(",," in line for line in csv_lines(messages(trace))) >= len(unknown)
     assert message_sentence(unknown[0], trace).startswith("b sends a data of unknown size for SCRIPT_RET")
     assert "data of unknown size" in "".join(export.mermaid(trace))
-    assert "? B" in [text.get_text() for text in draw.sequence(trace).texts]
+    assert any(text.get_text().endswith(" ? B") for text in draw.sequence(trace).texts)
     assert None in columns(walkthrough(trace))["steps"]["bytes"]
 
 

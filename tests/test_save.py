@@ -12,6 +12,7 @@ import pytest
 from matplotlib.text import Text
 from pictures import ENDINGS, drawings
 from PIL import Image
+from text_boxes import faults
 from traces import Job
 
 from dlearn import draw
@@ -44,7 +45,7 @@ def told(path):
 
 
 def test_every_drawing_is_here(every):
-    assert {*every, "save"} == {*draw.__all__}
+    assert {*every, "save", "small"} == {*draw.__all__}
 
 
 def test_every_svg_says_its_finding_and_what_is_to_be_known_of_it(every, tmp_path):
@@ -65,7 +66,7 @@ def test_what_a_picture_shows_stands_there_in_words(every, tmp_path):
     draw.save(every["traffic_graph"], tmp_path / "graph.svg")
     assert told(tmp_path / "graph.svg") == (
         "Each rank sends 100 B to the other",
-        "rank 0 sends rank 1 100 B (derived). rank 1 sends rank 0 100 B (derived). Legend: message, derived."
+        "rank 0 sends rank 1 100 B (derived). rank 1 sends rank 0 100 B (derived). Legend: all_reduce, derived."
         " Payload bytes: 200 B derived from gloo's algorithm.",
     )
 
@@ -76,7 +77,7 @@ def test_png_and_pdf_say_it_too(every, tmp_path):
     draw.save(ax, tmp_path / "bytes.pdf")
     text = Image.open(tmp_path / "bytes.png").text
     assert text["Title"] == "The kernel counted 2,704 B: 200 B more than predicted"
-    assert "rank 1 to rank 0: payload 100 B + framing 1,152 B" in text["Description"]
+    assert "rank 1 to rank 0: payload 100 B, predicted on the wire 1,252 B" in text["Description"]
     pdf = (tmp_path / "bytes.pdf").read_bytes()
     assert b"/Title (The kernel counted 2,704 B: 200 B more than predicted)" in pdf
     assert b"/Subject (rank 0 to rank 1: payload 100 B" in pdf
@@ -121,6 +122,17 @@ def test_all_text_can_be_read_from_a_projector(every, tmp_path):
         assert min(sizes) >= SMALLEST_PT, name
 
 
+def test_small_drawings_fit_a_column_of_400_px_and_are_no_harder_to_read(tmp_path):
+    with draw.small():
+        every = drawings(tmp_path)
+    for name, ax in every.items():
+        assert ax.figure.get_figwidth() == pytest.approx(400 / 96), name
+        sizes = [text.get_fontsize() for text in ax.figure.findobj(Text) if text.get_text() and text.get_visible()]
+        assert min(sizes) >= SMALLEST_PT, name
+        assert faults(ax.figure) == [], name
+    assert draw.timeline(everybody_to_everybody(tmp_path / "after", 3)).figure.get_figwidth() == WIDTH_IN
+
+
 def everybody_to_everybody(folder, count):
     folder.mkdir(exist_ok=True)
     job = Job(folder, ranks=count)
@@ -146,6 +158,6 @@ def test_saved_in_two_processes_the_bytes_are_the_same(tmp_path):
     for folder in ("one", "two"):
         subprocess.run([sys.executable, script, tmp_path / folder], check=True, timeout=120)
     names = sorted(path.name for path in (tmp_path / "one").iterdir() if path.suffix[1:] in ENDINGS)
-    assert len(names) == len(ENDINGS) * (len(draw.__all__) - 1)
+    assert len(names) == len(ENDINGS) * (len(draw.__all__) - 2)
     for name in names:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name

@@ -166,18 +166,40 @@ def test_lines_go_through_the_points_that_were_measured(real):
     ax = draw.scaling(told)
     assert " ".join(ax.get_title(loc="left").split()) == "3 of 14 messages grow with B: 11,264 B for each example"
     lines, points = parts(ax, "line"), parts(ax, "measured")
-    assert [list(each.get_xdata()) for each in points] == [[1, 8, 32]] * 3
+    assert [list(each.get_xdata()) for each in points] == [[1, 8, 32]] * 4
+    flat = [sum(each) for each in zip(*(line.payload_bytes for line in told.lines if not line.varies), strict=True)]
     assert sorted(list(each.get_ydata()) for each in points) == sorted(
-        list(each.payload_bytes) for each in told.growing
+        [*(list(each.payload_bytes) for each in told.growing), flat]
     )
-    # Output and gradient lie on one line; the steepest is drawn first.
-    assert [each.get_ydata()[1] - each.get_ydata()[0] for each in lines] == [4096 * 32, 3072 * 32]
+    # Output and gradient grow alike: one line. The steepest first; last the 11 messages that do not depend on B.
+    assert [each.get_ydata()[1] - each.get_ydata()[0] for each in lines] == pytest.approx([4096 * 32, 3072 * 32, 0])
+    assert lines[2].get_ydata()[0] == pytest.approx(sum(flat) / 3)
     assert {each.get_linestyle() for each in lines} == {"--"}
+    labels = [text.get_text().splitlines() for text in ax.texts if text.get_gid() == "label"]
+    assert [label[0].split(" + ")[0] for label in labels[1:]] == ["3,072 B × B", "4,096 B × B"]
+    assert labels[0][1] == "of 11 other messages"
+
+
+def test_messages_of_one_slope_share_a_line_and_say_their_constants(tmp_path):
+    ax = draw.scaling(runs(tmp_path, lambda b: [100 + 12 * b, 7 + 12 * b, 5 * b]))
+    texts = [text.get_text().splitlines()[0] for text in ax.texts if text.get_gid() == "label"]
+    assert texts == ["4 B at every B", "5 B × B + 0 B", "12 B × B + 7 to 100 B"]
+    assert len(parts(ax, "line")) == 3
+    assert len(parts(ax, "measured")) == 4
+
+
+def test_constant_messages_above_all_others_are_told_and_leave_the_picture_its_size(tmp_path):
+    """Thirty of 4,000 B are 120,000 at every B; what grows ends at 400."""
+    ax = draw.scaling(runs(tmp_path, lambda b: [100 * b, *[4000] * 30]))
+    assert len(parts(ax, "line")) == len(parts(ax, "measured")) == 1
+    notes = [text.get_text() for text in ax.texts if text.get_gid() == "note"]
+    assert any(note.startswith("Above this picture: ") for note in notes)
+    assert ax.get_figure().get_size_inches()[1] < 6
 
 
 def test_it_takes_runs_too_and_says_when_nothing_grows(tmp_path, real):
     ax = draw.scaling(runs(tmp_path, lambda b: [12 * b]))
-    assert len(parts(ax, "line")) == 1
+    assert len(parts(ax, "line")) == 2
     empty = draw.scaling(real[1])
     assert any("No message depends on B" in text.get_text() for text in empty.texts)
 

@@ -228,7 +228,7 @@ def test_bytes_written_are_counted_even_if_nobody_reads_them(connection):
     client, _ = connection
     client.setblocking(False)
     watched = Sockets(Facts())
-    watched._look("0")
+    watched.watch("0")
     number = next(i for i, each in enumerate(watched._connections) if each.fd == client.fileno())
     before = watched.sent_bytes()[number]
     written = 0
@@ -246,7 +246,7 @@ def test_bytes_written_are_counted_even_if_nobody_reads_them(connection):
 def test_a_closed_socket_is_none_and_so_is_another_with_its_number(connection):
     client, other = connection
     watched = Sockets(Facts())
-    watched._look("0")
+    watched.watch("0")
     number = next(i for i, each in enumerate(watched._connections) if each.fd == client.fileno())
     descriptor = client.fileno()
     client.close()
@@ -263,7 +263,7 @@ def test_looking_keeps_no_socket_open(connection):
     """gloo's peers learn from a closing socket that a rank has gone: a copy of ours would hide it."""
     client, other = connection
     watched = Sockets(Facts())
-    watched._look("0")
+    watched.watch("0")
     client.close()
     other.settimeout(5)
     assert other.recv(1) == b""

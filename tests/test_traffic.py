@@ -165,7 +165,9 @@ def test_what_cannot_be_predicted_is_no_zero(tmp_path):
 
 def test_the_picture_says_which_bytes_it_shows(tmp_path, monkeypatch):
     trace = counted(tmp_path).load()
-    monkeypatch.setattr(plt, "figure", Figure)  # no window, none left open
+    monkeypatch.setattr(
+        plt, "figure", lambda FigureClass=Figure, **more: FigureClass(**more)
+    )  # no window, none left open
     found = {bytes: draw.traffic(trace, bytes=bytes) for bytes in ("payload", "predicted", "measured")}
     titles = {bytes: ax.get_title(loc="left").replace("\N{NO-BREAK SPACE}", " ") for bytes, ax in found.items()}
     assert titles == {

@@ -269,6 +269,54 @@ def test_a_tag_that_all_have_is_no_mark_but_its_name_is(tmp_path, names, mark):
     assert [step.mark for step in walkthrough(job.load(), tags=names).steps] == [mark]
 
 
+# What is played -------------------------------------------------------------------------------------------------------
+
+
+def test_a_hang_is_one_step_that_names_who_waits_and_who_never_came(tmp_path):
+    """And before it the last collective to which all came: 24 messages of four ranks each."""
+    job = Job(tmp_path, ranks=4)
+    for number in range(10):
+        job.collective("all_reduce", size=4000, start_ns=100 * number, end_ns=100 * number + 50)
+    for start_ns in (2000, 2100):
+        job.collective("all_reduce", ranks=[0, 1, 3], size=8, start_ns=start_ns, end_ns=None)
+    walk = walkthrough(job.load())
+    *before, stuck = walk.steps
+    told = "Rank 0, rank 1 and rank 3 wait for rank 2 in all_reduce #11; rank 2 never called it"
+    told += "; behind it waits all_reduce #12"
+    assert (walk.title, stuck.sentence) == (told, f"{told} (missing).")
+    assert (stuck.waiting, stuck.absent, stuck.message) == ((0, 1, 3), (2,), None)
+    assert {step.message.operation.seq for step in before} == {10}
+    assert len(before) == 48
+
+
+def two_ranks_in_steps(folder, *, named=True, count=60):
+    """Eight messages of 250 B a step, which has a span or only the stretches of DDP."""
+    job = Job(folder, ranks=2)
+    for step in range(count):
+        begin = 1000 * step
+        for rank in range(2):
+            outer = job.span(rank, f"step {step}", start_ns=begin, end_ns=begin + 900) if named else None
+            job.stretch(rank, "forward", begin + 10, begin + 90, parent=outer)
+            job.stretch(rank, "backward", begin + 100, begin + 800, parent=outer)
+            job.stretch(rank, "optimizer", begin + 810, begin + 880, parent=outer)
+        facts = {"launcher": "reducer", "backward": step, "phase": "backward", "parent": outer}
+        job.collective("all_reduce", size=1000, start_ns=begin + 200, end_ns=begin + 700, **facts)
+    return job.load()
+
+
+@pytest.mark.parametrize(("named", "name"), [(True, "step"), (False, "Training step")])
+def test_of_a_long_run_the_last_step_is_played_and_the_title_says_so(tmp_path, named, name):
+    walk = walkthrough(two_ranks_in_steps(tmp_path, named=named))
+    assert walk.title == f"{name} 59 of 60: 8 of 480 messages, 2.00 kB"
+    assert len(walk.messages) == 8
+    assert min(step.at_ns for step in walk.steps) >= 59_000
+    assert any(note.startswith("472 messages of other steps are not played") for note in walk.notes)
+
+
+def test_of_a_short_run_all_steps_are_played(tmp_path):
+    assert len(walkthrough(two_ranks_in_steps(tmp_path, count=3)).messages) == 24
+
+
 # What is not known is not claimed -------------------------------------------------------------------------------------
 
 
@@ -371,7 +419,8 @@ def test_a_bucket_that_never_came_is_not_averaged(tmp_path):
     job = two_ranks_with_a_bucket(tmp_path)
     job.collective("all_reduce", ranks=[0], size=16, start_ns=13, end_ns=None, launcher="reducer", phase="backward")
     walk = walkthrough(job.load())
-    assert {message.how for message in walk.messages} == {"missing"}
+    assert walk.messages == ()
+    assert [step.absent for step in walk.steps if step.absent] == [(1,)]
     assert ever(walk) == {"bucket 0: 1 of 1 ready"}
 
 

@@ -119,9 +119,13 @@ def _beyond(corners: np.ndarray, box: BboxBase) -> float:
 
 
 def _others(figure: Figure, line: Line) -> list[Axes]:
-    """Axes that are not the text's own, nor lie on these as twins do."""
+    """Axes that are not the text's own, nor hold these as a panel, nor lie on them as twins do."""
     own = line.owner.axes
-    return [axes for axes in figure.axes if own is not None and not np.allclose(axes.bbox.extents, own.bbox.extents)]
+    if own is None:
+        return []
+    every = [*figure.axes, *(panel for axes in figure.axes for panel in axes.child_axes)]
+    strange = [axes for axes in every if own not in axes.child_axes and axes not in own.child_axes]
+    return [axes for axes in strange if not np.allclose(axes.bbox.extents, own.bbox.extents)]
 
 
 def _covers(axes: Axes, line: Line) -> bool:

@@ -8,6 +8,7 @@ trace = job.load()
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from dlearn.trace.event import (
     TensorInfo,
 )
 from dlearn.trace.store import ProcessFile
-from dlearn.trace.tables.event_table import joined
+from dlearn.trace.tables.event_table import Events, joined
 from dlearn.trace.trace import Trace
 from dlearn.trace.writer import Writer
 
@@ -41,7 +42,7 @@ Time = int | None | Mapping[int, int | None]
 
 def all_events(file: ProcessFile) -> list[Event]:
     """Every event of one process's file, in the order of their numbers."""
-    return joined(file.tables(-1), by="number").events()
+    return sorted(Events(joined(file.tables(-1))), key=attrgetter("number"))
 
 
 def header(rank: int | None = 0, **facts: Any) -> Header:

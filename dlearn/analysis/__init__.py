@@ -10,12 +10,14 @@ from dlearn.analysis.costs.scaling import Scaling, scaling
 from dlearn.analysis.ddp.breakdown import Breakdown, breakdown
 from dlearn.analysis.ddp.bucket_times import BucketTimes, bucket_times
 from dlearn.analysis.ddp.overlap import Overlap, overlap
+from dlearn.analysis.ddp.step_times import RunSteps, step_times
 from dlearn.analysis.hanging.mismatches import Mismatch, mismatches
 from dlearn.analysis.hanging.stuck import Hang, hangs
 from dlearn.analysis.rpc.iteration import Iteration, iteration, iterations
 from dlearn.analysis.rpc.networkx_graph import autograd_graph
 from dlearn.analysis.telling.words import Explanation, explain
 from dlearn.analysis.volume.comparing import Comparison, compare
+from dlearn.analysis.volume.rank_memory import RankMemory, rank_memory
 from dlearn.analysis.volume.reconcile import Reconciliation, reconcile
 from dlearn.analysis.volume.traffic import Traffic, WireTraffic, measured_traffic, predicted_traffic, traffic
 from dlearn.join.confirming import messages
@@ -32,7 +34,9 @@ __all__ = [
     "Iteration",
     "Mismatch",
     "Overlap",
+    "RankMemory",
     "Reconciliation",
+    "RunSteps",
     "Scaling",
     "Traffic",
     "WireTraffic",
@@ -55,7 +59,9 @@ __all__ = [
     "operations",
     "overlap",
     "predicted_traffic",
+    "rank_memory",
     "reconcile",
     "scaling",
+    "step_times",
     "traffic",
 ]

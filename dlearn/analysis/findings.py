@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from dlearn.analysis.hanging.hang_words import missing_text, never, tell, why_missing, why_stuck
+from dlearn.analysis.hanging.hang_words import listed, missing_text, never, tell, why_missing, why_stuck
 from dlearn.analysis.hanging.stuck import hangs
 from dlearn.analysis.volume.traffic import Traffic, WireTraffic, traffic
+from dlearn.join.unrolling import PairSum
 from dlearn.join.waiting import waiting
 from dlearn.shown import RankNames, count_text
 from dlearn.trace.message import End, Operation
 from dlearn.trace.trace import Trace
 
 _PAIRS_TOLD = 30
+_RANKS_NAMED, _LONGEST_FINDING = 4, 70
+"""Of so many each is told what it sends, in so many characters."""
 _MOST_PARTS = 64
 """A fraction with a larger denominator says less than the two numbers."""
 
@@ -48,7 +51,7 @@ def sequence_finding(trace: Trace) -> str:
 def _hang_finding(trace: Trace) -> str:
     """The first hang; nothing where nothing hangs."""
     told = tell(hangs(trace), trace)[:1]
-    return "".join(capital(sentence, speaker, trace.labels) for speaker, sentence in told)
+    return "".join(capital(sentence, speaker, trace.labels) for speaker, sentence, _ in told)
 
 
 def stuck_reasons(operation: Operation, end: End, trace: Trace) -> tuple[str, ...]:
@@ -104,8 +107,13 @@ def traffic_finding(sent: Traffic) -> str:
         return f"Each rank sends {all_alike}, {size_text(sent.total_bytes)} in all"
     most = max(from_each.values())
     who = [rank for rank, size in from_each.items() if size == most]
+    if len(who) > 1 and len(ranks) <= _RANKS_NAMED:
+        each = [f"{names[rank]} {size_text(size)}" for rank, size in from_each.items() if size < most]
+        told = f"{listed([names[rank] for rank in who])} send {size_text(most)} each, {listed(each)}"
+        if len(told) <= _LONGEST_FINDING:
+            return capital(told, who[0], names)
     if len(who) > 1:
-        return f"{len(who)} of {len(ranks)} ranks send {size_text(most)} each, of {size_text(sent.total_bytes)} in all"
+        return f"{len(who)} of {len(ranks)} ranks send the most: {size_text(most)} each"
     told = f"{names[who[0]]} sends the most: {size_text(most)} of {size_text(sent.total_bytes)}"
     return capital(told, who[0], names)
 
@@ -128,6 +136,37 @@ def pair_sentences(sent: Traffic | WireTraffic) -> list[str]:
 
 def _known(sent: Traffic | WireTraffic, pair: tuple[int, int]) -> str:
     return ", partly ".join(sent.known[pair]) if isinstance(sent, Traffic) else f"on the wire, {sent.counted}"
+
+
+def sizes_text(pairs: Sequence[PairSum]) -> str:
+    """ "135 kB in 8 parts"; "about 135 kB" within 5 %, else "1.20 kB to 4.00 kB"."""
+    known = [pair.payload_bytes for pair in pairs if pair.payload_bytes is not None]
+    if len(known) < len(pairs):
+        return size_text(None)
+    least, most = min(known), max(known)
+    if least < 0.95 * most:
+        return f"{size_text(least)} to {size_text(most)}"
+    counts = {pair.message_count for pair in pairs}
+    parts = f" in {counts.pop()} parts" if len(counts) == 1 and counts != {1} else ""
+    return (size_text(most) if least == most else f"about {size_text(most)}") + parts
+
+
+def in_words(pairs: Sequence[PairSum]) -> str:
+    """ "each of 16 to each other, 1.20 kB (derived)"; nothing of none."""
+    sources, targets = {pair.src for pair in pairs}, {pair.dst for pair in pairs}
+    if not pairs:
+        return ""
+    if not any(pair.payload_bytes for pair in pairs):
+        return "no data"
+    ranks = len(sources | targets)
+    who = f"{len(pairs):,} pairs of {ranks} ranks"
+    if len(pairs) == ranks * (ranks - 1):
+        who = f"each of {ranks} to each other"
+    elif len(sources) == 1:
+        who = f"one to each of {len(targets)} others"
+    elif len(targets) == 1:
+        who = f"each of {len(sources)} to one"
+    return f"{who}, {sizes_text(pairs)} ({pairs[0].how})"
 
 
 def _alike(sizes: Sequence[int]) -> str:

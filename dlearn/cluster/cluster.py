@@ -28,9 +28,9 @@ from dlearn.cluster.payload import Surroundings, pack, surroundings
 from dlearn.cluster.rank import Call
 from dlearn.cluster.run import Run
 from dlearn.errors import Interrupted, SetupError
-from dlearn.trace.exits import file_of_rank, note_end
 from dlearn.trace.job_facts import Exit, Stopped
 from dlearn.trace.options import Measure, Options
+from dlearn.trace.writer import file_of_rank, note_end
 
 Function = Callable[..., Any]
 Name = int | str

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from dlearn.analysis.hanging.hang_words import hang_sentences, pace_text, whereabouts
+from dlearn.analysis.hanging.hang_words import pace_text, tell, whereabouts
 from dlearn.analysis.hanging.stuck import exit_text, hangs, pace
 from dlearn.cluster.answers import Raised, Returned
 from dlearn.cluster.crew import Died, Ended, Outcome
@@ -71,7 +71,7 @@ def rank_error(
             or (aborted and each.operation.misfit is not None)
             or (isinstance(outcome, Died) and first in each.operation.missing)
         ]
-        what += "".join(f"\n{sentence}." for sentence in hang_sentences(told, trace))
+        what += "".join(f"\n{each.sentence}." for each in tell(told, trace))
     details = _without_wall(outcome.traceback) if isinstance(outcome, Raised) else ""
     return RankError(rank=names[first], what=what, hint=_hint(outcome, run), details=details, run=run)
 
@@ -169,7 +169,7 @@ def _hang(
     found = hangs(trace) if trace is not None else ()
     notes = {index: note for index, outcome in enumerate(outcomes) if (note := _note(outcome, around))}
     if trace is not None and found:
-        reason = ". ".join(hang_sentences(found, trace, notes))
+        reason = ". ".join(each.sentence for each in tell(found, trace, notes))
         hint = "run(..., check=False) returns what was recorded; draw.timeline(its .trace) draws the hang."
     else:
         went = pace(trace) if trace is not None else None

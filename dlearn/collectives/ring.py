@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 
 from dlearn.collectives.exchange import Chunk, Exchange, check_sizes, in_place, reported
-from dlearn.join.gloo import chunk_bounds
+from dlearn.join.gloo_schedules import chunk_bounds
 
 
 def all_reduce(tensor: torch.Tensor, group: ProcessGroup | None = None, op: object = dist.ReduceOp.SUM) -> None:

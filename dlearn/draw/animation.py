@@ -1,36 +1,57 @@
-"""A walk through a trace as an animated GIF, for slides and pages that play nothing else: a frame for each step."""
+"""A walk through a trace as an animated GIF: packets move from rank to rank, for slides and pages that play nothing.
+
+What moves at the same time (messages of one operation in the same step of its algorithm) moves together.
+"""
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import matplotlib
-from matplotlib.animation import PillowWriter
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
+from PIL import Image
 
 from dlearn.analysis.findings import size_text
-from dlearn.analysis.walking import Board, Step, Walkthrough
+from dlearn.analysis.walking import Board, Change, Step, Walkthrough
 from dlearn.draw.arrows import draw_arrow
-from dlearn.draw.canvas import TEXT_PT, TITLE_PT, WIDTH_IN, cut, plain, wrap, write
-from dlearn.draw.palette import CHOSEN, FAINT, HELD, INK
+from dlearn.draw.canvas import cut, draw_boxes, plain, wrap, write
+from dlearn.draw.layout.stage_spots import spots_of
+from dlearn.draw.palette import FAINT, GRID, HELD, INK, LANE, MISSING, SERIES, look
 from dlearn.errors import DlearnError
 from dlearn.shown import count_text
 
-MOST_FRAMES = 120
-_ROWS = 10
-"""Steps in sight at once; the last one is the current one."""
-_ROW_IN = 0.3
-_PIECE_IN = 0.22
-_HEAD_IN = 1.05
-_DPI = 80
-_LAST_FRAMES = 3
-"""The last frame stays that much longer."""
+MOST_FRAMES = 40
+_MOVING = (3, 6)
+"""Fewest and most frames in which a packet moves."""
+_WIDTH, _TOP, _BELOW = 760, 84, 34
+_LAST_SECONDS = 3.0
+_COLORS = 64
+_DPI = 72
+"""So that a point is a pixel."""
+_TEXT_PX, _TITLE_PX = 12, 16
+_AT_REST = "#c8c8c8"
+_FEW_RANKS = 16
+"""Of more of them packets have no labels."""
+
+
+class Round(NamedTuple):
+    """What happens at the same time: the steps from one place of the walk to another."""
+
+    steps: tuple[Step, ...]
+    before: int
+    after: int
+
+    @property
+    def sends(self) -> bool:
+        return self.steps[0].message is not None
 
 
 def animate(
@@ -40,128 +61,196 @@ def animate(
     seconds: float = 1.2,
     tell: Callable[[int, int], object] | None = None,
 ) -> None:
-    """Write a GIF with a frame of so many seconds for each of the first 120 steps; what is left out stands in it.
+    """Write a GIF that takes so many seconds for what happens at the same time, in at most 40 frames.
 
-    `tell` hears how many frames are done, and of how many: each takes about a tenth of a second.
+    What is left out stands in it. `tell` hears how many frames are done, and of how many.
     """
     if Path(path).suffix.lower() != ".gif":
         raise DlearnError(f"{Path(path).name!r}: an animation is saved as .gif.")
     if not walk.steps:
         raise DlearnError("there is nothing to animate: no message is known here, and nothing that a rank did.")
-    if not 0.02 <= seconds <= 60:
-        raise DlearnError(f"{seconds} seconds for a step: a GIF can show one for 0.02 to 60.")
+    if not 0.1 <= seconds <= 60:
+        raise DlearnError(f"{seconds} seconds for a step: a GIF can show one for 0.1 to 60.")
     if not Path(path).parent.is_dir():
         raise DlearnError(f"cannot write {path}: there is no folder {Path(path).parent}. Make it, or choose another.")
-    count = min(len(walk.steps), MOST_FRAMES)
-    height = _HEAD_IN + _ROWS * _ROW_IN + max(_boards_in(walk, place) for place in range(count + 1)) + 0.35
-    with matplotlib.rc_context({"savefig.bbox": None}):
-        figure = Figure(figsize=(WIDTH_IN, height), dpi=_DPI, facecolor="white")
-        writer = PillowWriter(fps=1 / seconds)  # type: ignore[arg-type]  # it wants 1000 / fps ms for a frame
-        with writer.saving(figure, Path(path), _DPI):
-            for place in (*range(count + 1), *[count] * _LAST_FRAMES):
-                figure.clear()
-                draw_frame(figure, walk, place, left_out=len(walk.steps) - count)
-                writer.grab_frame()
-                if tell is not None:
-                    tell(place, count)
+    rounds, moving = _that_fit(rounds_of(walk))
+    stage = Stage(walk, left_out=len(walk.steps) - rounds[-1].after)
+    frames: list[np.ndarray] = []
+    milliseconds: list[int] = []
+    count = sum(moving if each.sends else 1 for each in rounds)
+    for each in rounds:
+        parts = [place / moving for place in range(1, moving + 1)] if each.sends else [1.0]
+        for part in parts:
+            frames.append(stage.frame(each, part))
+            milliseconds.append(round(1000 * seconds / len(parts)))
+            if tell is not None:
+                tell(len(frames), count)
+    milliseconds[-1] = round(1000 * _LAST_SECONDS)
+    # With the colours of all frames in one palette only what changes is written.
+    some = Image.fromarray(np.vstack(frames[:: max(1, len(frames) // 6)]))
+    colors = some.quantize(_COLORS, dither=Image.Dither.NONE)
+    first, *more = [Image.fromarray(each).quantize(palette=colors, dither=Image.Dither.NONE) for each in frames]
+    first.save(path, save_all=True, append_images=more, duration=milliseconds, loop=0, optimize=False)
 
 
-def draw_frame(figure: Figure, walk: Walkthrough, place: int, *, left_out: int = 0) -> None:
-    """The picture after `place` steps: title, sentence, the last steps as rows, and what each rank holds."""
-    width, height = figure.get_size_inches()
-    ax = figure.add_axes((0.01, 0, 0.98, 1))
-    ax.set_axis_off()
-    ax.set_xlim(-0.5, len(walk.labels) - 0.5)
-    ax.set_ylim(height, 0)  # in inches from the top
-    left, across = -0.5, (width * 0.98 - 0.1) * 72
-    _write(ax, left, 0.2, cut(plain(walk.title, most=300), across, size=TITLE_PT), fontsize=TITLE_PT, fontweight="bold")
-    said = walk.steps[place - 1].sentence if place else "Nothing has happened yet."
-    for line, text in enumerate(_sentence(said, across)):
-        _write(ax, left, 0.47 + 0.2 * line, text)
-    columns = {rank: float(column) for column, rank in enumerate(walk.labels)}
-    top = _HEAD_IN
-    for rank, column in columns.items():
-        ax.plot([column, column], [top, top + _ROWS * _ROW_IN], color=FAINT, linewidth=1, zorder=1)
-        name = cut(plain(walk.labels[rank]), across / len(columns) - 4, size=TEXT_PT)
-        _write(ax, column, top - 0.12, name, ha="center", fontweight="bold")
-    for row, step in enumerate(walk.steps[max(0, place - _ROWS) : place]):
-        y = top + _ROW_IN * (row + 0.7)
-        if row == min(place, _ROWS) - 1:
-            ax.add_patch(
-                Rectangle(
-                    (-0.5, y - 0.7 * _ROW_IN), len(columns), _ROW_IN, facecolor=CHOSEN, edgecolor="none", zorder=0
-                )
-            )
-        _draw_step(ax, step, columns, y)
-    y = top + _ROWS * _ROW_IN + 0.2
-    for board in walk.board_of(place):
-        y = _draw_board(ax, walk, board, place, columns, y, across / len(columns))
-    rest = f"; {count_text(left_out, 'later step')} left out" if left_out else ""
-    _write(ax, left, height - 0.12, f"step {place} of {len(walk.steps)}{rest}", color=FAINT)
+def rounds_of(walk: Walkthrough) -> list[Round]:
+    """Put steps that follow one another, and happen at the same time, into rounds."""
+    rounds: list[Round] = []
+    at = 0
+    for _, together in groupby(walk.steps, key=_moment):
+        steps = tuple(together)
+        rounds.append(Round(steps, at, at + len(steps)))
+        at += len(steps)
+    return rounds
 
 
-def _sentence(text: str, width: float) -> Iterator[str]:
-    lines = wrap(plain(text, most=400), width, size=TEXT_PT)
-    yield cut(lines[0], width, size=TEXT_PT)
-    if lines[1:]:
-        yield cut(" ".join(lines[1:]), width, size=TEXT_PT)
-
-
-def _draw_step(ax: Axes, step: Step, columns: dict[int, float], y: float) -> None:
+def _moment(step: Step) -> tuple[object, ...]:
+    """Of one operation the step of its algorithm; what ranks do by themselves in between is one moment."""
     message = step.message
     if message is None:
-        ax.plot([columns[step.rank]], [y - 0.05], "o", color=FAINT, markersize=6, zorder=3)
-        right = columns[step.rank] * 2 >= len(columns)
-        shift = 0.12 / WIDTH_IN * len(columns)
-        x = columns[step.rank] + (-shift if right else shift)
-        _write(ax, x, y - 0.05, plain(step.mark, most=24), ha="right" if right else "left", halo=True)
-        return
-    src, dst = columns[message.src], columns[message.dst]
-    label = ("never came: " if message.how == "missing" else "") + size_text(message.payload_bytes)
-    label = f"{plain(step.mark, most=24)}: {label}" if step.mark else label
-    if src == dst:
-        _write(ax, src, y - 0.05, f"{label} to itself", ha="center", halo=True)
-        return
-    draw_arrow(ax, (src, y), (dst, y), how=message.how, gid="message")
-    _write(ax, (src + dst) / 2, y - 0.1, label, ha="center", halo=True)
+        return (None,)
+    if message.how in ("derived", "missing"):
+        return id(message.operation), message.step
+    return id(message.operation), id(message)
 
 
-def _draw_board(
-    ax: Axes, walk: Walkthrough, board: Board, place: int, columns: dict[int, float], y: float, column_pt: float
-) -> float:
-    """Returns where the next one begins."""
-    _write(ax, -0.5, y, plain(board.title, most=120), color=FAINT)
-    held = {key: each for key, each in walk.held(board, place).items() if each.text and key[0] in columns}
-    fresh = {(change.rank, change.place) for change in (walk.steps[place - 1].changes if place else ())}
-    rows: dict[int, int] = {}
-    for (rank, piece), change in sorted(held.items()):
-        row = piece if not board.lasting else rows.setdefault(rank, 0)
-        rows[rank] = rows.get(rank, 0) + 1
-        left, top = columns[rank] - 0.46, y + 0.12 + _PIECE_IN * row
-        edge = INK if (rank, piece) in fresh else FAINT
-        for wide, face, line in ((0.92 * change.share, HELD, 0.0), (0.92, "none", 1.5 if edge == INK else 0.5)):
-            ax.add_patch(
-                Rectangle((left, top), wide, _PIECE_IN - 0.04, facecolor=face, edgecolor=edge, linewidth=line, zorder=2)
-            )
-        text = change.text if board.lasting else f"{piece + 1}: {change.text}"
-        _write(
-            ax, left + 0.03, top + (_PIECE_IN - 0.04) / 2, cut(plain(text), 0.86 * column_pt, size=TEXT_PT), zorder=3
-        )
-    return y + 0.12 + _PIECE_IN * _height(walk, board, place) + 0.16
+def _that_fit(rounds: Sequence[Round]) -> tuple[list[Round], int]:
+    """The first rounds, and in how many frames packets move, so that all have room."""
+    fewest, most = _MOVING
+    sending = sum(each.sends for each in rounds)
+    moving = max(fewest, min(most, (MOST_FRAMES - len(rounds) + sending) // max(1, sending)))
+    kept: list[Round] = []
+    for each in rounds:
+        if kept and sum(moving if one.sends else 1 for one in [*kept, each]) > MOST_FRAMES:
+            break
+        kept.append(each)
+    return kept, moving
 
 
-def _height(walk: Walkthrough, board: Board, place: int) -> int:
-    """In pieces."""
-    held = [key for key, change in walk.held(board, place).items() if change.text]
-    if not board.lasting:
-        return 1 + max((piece for _, piece in held), default=0)
-    return max((sum(rank == each for rank, _ in held) for each in walk.labels), default=0)
+# A frame --------------------------------------------------------------------------------------------------------------
 
 
-def _boards_in(walk: Walkthrough, place: int) -> float:
-    return sum(0.28 + _PIECE_IN * _height(walk, board, place) for board in walk.board_of(place))
+class Stage:
+    """All that stays the same from frame to frame. Places are pixels from the top left, below title and sentence."""
+
+    def __init__(self, walk: Walkthrough, *, left_out: int) -> None:
+        self.walk, self.left_out = walk, left_out
+        self.ranks = list(walk.labels)
+        self.pairs = dict.fromkeys((each.src, each.dst) for each in walk.messages if each.src != each.dst)
+        self.spots = spots_of(self.ranks, self.pairs, _WIDTH)
+        self.bottom = round(self.spots.height + _BELOW)
+
+    def frame(self, round_: Round, part: float) -> np.ndarray:
+        """The stage after this part of a round, from 0 to 1, as pixels."""
+        figure = Figure(figsize=(_WIDTH / _DPI, (_TOP + self.bottom) / _DPI), dpi=_DPI)
+        ax = figure.add_axes((0, 0, 1, 1), xlim=(0, _WIDTH), ylim=(self.bottom, -_TOP))
+        ax.set_axis_off()
+        self._write_words(ax, round_)
+        sent = [step.message for step in round_.steps if step.message is not None]
+        absent = {rank for step in round_.steps for rank in step.absent}
+        used = {(each.src, each.dst) for each in sent}
+        red = {(each.src, each.dst) for each in sent if each.how == "missing"}
+        red |= {pair for pair in self.pairs if pair[0] in absent}
+        for pair in self.pairs:
+            color = MISSING if pair in red else INK if pair in used else _AT_REST
+            draw_arrow(ax, *self.spots.wire(pair, self.pairs), how="observed", color=color, width=1.5)
+        held = self._held(round_.after if part == 1.0 else round_.before, round_)
+        for rank in self.ranks:
+            edge = MISSING if rank in absent else INK if any(rank in pair for pair in used) else FAINT
+            self._draw_machine(ax, rank, edge, _mark_of(rank, round_))
+            self._draw_cells(ax, rank, held.get(rank, {}))
+        for step in round_.steps:
+            if step.message is not None and step.message.src != step.message.dst:
+                self._draw_packet(ax, step, part)
+        pixels = io.BytesIO()
+        figure.savefig(pixels, format="rgba", dpi=_DPI)
+        return np.frombuffer(pixels.getvalue(), np.uint8).reshape(-1, _WIDTH, 4)[:, :, :3]
+
+    def _write_words(self, ax: Axes, round_: Round) -> None:
+        title = plain(self.walk.title, most=300)
+        _write(ax, 12, 20 - _TOP, title, room=_WIDTH - 24, fontsize=_TITLE_PX, fontweight="bold")
+        together = f"{len(round_.steps)} messages at the same time. One of them: " if len(round_.steps) > 1 else ""
+        said = plain(together * round_.sends + round_.steps[0].sentence, most=400)
+        for line, text in enumerate(wrap(said, _WIDTH - 24, size=_TEXT_PX)[:2]):
+            _write(ax, 12, 44 + 19 * line - _TOP, text, room=_WIDTH - 24)
+        rest = f"; {count_text(self.left_out, 'later step')} left out" if self.left_out else ""
+        y, total = self.bottom - 16, len(self.walk.steps)
+        _write(ax, 12, y, f"step {round_.after} of {total}{rest}", color=FAINT)
+        begin, end = _WIDTH - 252, _WIDTH - 12
+        ax.hlines([y, y], begin, [end, begin + (end - begin) * round_.after / total], colors=[GRID, FAINT], linewidth=3)
+
+    def _held(self, place: int, round_: Round) -> dict[int, dict[int, Change]]:
+        """By rank and place, what stands on the board of the operation under way, or will be next."""
+        board = self._board(round_.after)
+        held: dict[int, dict[int, Change]] = {}
+        for (rank, piece), change in (self.walk.held(board, place) if board else {}).items():
+            held.setdefault(rank, {})[piece] = change
+        return held
+
+    def _board(self, place: int) -> Board | None:
+        boards = {board.title: board for board in self.walk.boards}
+        steps = [*reversed(self.walk.steps[:place]), *self.walk.steps[place:]]
+        titles = [change.board for step in steps for change in step.changes if not boards[change.board].lasting]
+        return boards[titles[0]] if titles else next(iter(boards.values()), None)
+
+    def _draw_machine(self, ax: Axes, rank: int, edge: str, mark: str) -> None:
+        (x, y), wide, high = self.spots.middles[rank], self.spots.wide, self.spots.high
+        line = 1 if edge == FAINT else 2
+        place = x - wide / 2, y - high / 2
+        ax.add_patch(Rectangle(place, wide, high, facecolor="white", edgecolor=edge, linewidth=line, zorder=5))
+        small = wide < 40
+        name, at = (str(rank), y) if small else (plain(self.walk.labels[rank]), place[1] - 12)
+        _write(ax, x, at, name, room=1.6 * wide, ha="center", fontweight="bold")
+        ink = MISSING if edge == MISSING else INK
+        _write(ax, x, y + high / 2 + 11, plain(mark), room=1.6 * wide, ha="center", color=ink)
+
+    def _draw_cells(self, ax: Axes, rank: int, held: Mapping[int, Change]) -> None:
+        """A column for each piece, with a band in the colour of each rank whose part is in it."""
+        (x, y), wide, high = self.spots.middles[rank], self.spots.wide - 12, self.spots.high - 12
+        top, bottom, step, row = y - high / 2, y + high / 2, wide / max(1, len(held)), high / len(self.ranks)
+        boxes, faces = [], []
+        for column, piece in enumerate(sorted(held)):
+            change, left = held[piece], x - wide / 2 + step * column
+            right = left + step - 1.5
+            boxes.append((left, right, top, bottom))
+            faces.append(LANE)
+            owners = [self.ranks.index(owner) for owner in change.owners] if len(self.ranks) <= len(SERIES) else []
+            boxes += [(left, right, top + row * owner, top + row * (owner + 1) - 1) for owner in owners]
+            faces += [SERIES[owner % len(SERIES)] for owner in owners]
+            if not owners:
+                boxes.append((left, right, bottom - high * change.share, bottom))
+                faces.append(HELD)
+            if not change.owners and step > 60:
+                _write(ax, left + step / 2, y, plain(change.text), room=step - 6, ha="center")
+        draw_boxes(ax, boxes, facecolors=faces, zorder=6)
+
+    def _draw_packet(self, ax: Axes, step: Step, part: float) -> None:
+        message = step.message
+        assert message is not None
+        start, end = np.array(self.spots.wire((message.src, message.dst), self.pairs))
+        missing = message.how == "missing"
+        x, y = start + (end - start) * (0.12 if missing else part)
+        half = 5 + min(11.0, len(str(message.payload_bytes or 0)) * 1.6)
+        face, ink = ("white", MISSING) if missing else (look(step.op).color, INK)
+        draw_boxes(ax, [(x - half, x + half, y - half, y + half)], facecolor=face, edgecolor=ink, zorder=7)
+        size = ("never came: " if missing else "") + size_text(message.payload_bytes)
+        label = f"{plain(step.mark, most=24)}: {size}" if step.mark else size
+        if len(self.ranks) <= _FEW_RANKS:
+            halo = [withStroke(linewidth=3, foreground="white")]
+            _write(ax, x, y - half - 9, label, ha="center", fontweight="bold", color=ink, path_effects=halo)
 
 
-def _write(ax: Axes, x: float, y: float, text: str, *, halo: bool = False, **more: Any) -> None:
-    effects = [withStroke(linewidth=2.5, foreground="white")] if halo else None
-    write(ax, x, y, text, **{"va": "center", "zorder": 5, "path_effects": effects, **more})
+def _write(ax: Axes, x: float, y: float, text: str, *, room: float = _WIDTH, **more: Any) -> None:
+    """As much of the text as this room holds."""
+    style: dict[str, Any] = {"fontsize": _TEXT_PX, "zorder": 8} | more
+    write(ax, x, y, cut(text, room, size=style["fontsize"], bold="fontweight" in more), **style)
+
+
+def _mark_of(rank: int, round_: Round) -> str:
+    """What is written below a rank: what it does by itself, or that it waits, or never came."""
+    for step in round_.steps:
+        if step.absent:
+            return "never came" if rank in step.absent else "waits" if rank in step.waiting else ""
+        if step.message is None and step.rank == rank:
+            return step.mark
+    return ""

@@ -11,7 +11,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch
 
-from dlearn.analysis.volume.flows import Flow, by_pair, by_step
+from dlearn.analysis.volume.flows import Flow, flows
 from dlearn.draw.palette import LINES, line_color
 from dlearn.trace.message import Message
 
@@ -39,11 +39,10 @@ def readable(found: Sequence[Sequence[Message]], *, points_per_ns: float) -> Arr
         [message for message in messages if message.sent_ns is not None and message.received_ns is not None]
         for messages in found
     ]
-    steps = [flow for messages in timed for flow in by_step(messages)]
-    flows = steps if _have_room(steps, points_per_ns) else [flow for messages in timed for flow in by_pair(messages)]
-    if len(flows) > MOST_ARROWS:
-        return None
-    return Arrows(tuple(flows), any(flow.count > 1 for flow in flows))
+    steps = [flow for messages in timed for flow in flows(messages, by_step=True)]
+    pairs = [flow for messages in timed for flow in flows(messages, by_step=False)]
+    shown = steps if _have_room(steps, points_per_ns) else pairs
+    return Arrows(tuple(shown), any(flow.count > 1 for flow in shown)) if len(shown) <= MOST_ARROWS else None
 
 
 def _have_room(steps: Sequence[Flow], points_per_ns: float) -> bool:
@@ -53,11 +52,14 @@ def _have_room(steps: Sequence[Flow], points_per_ns: float) -> bool:
     return not derived or (len(steps) <= _MOST_STEPS and min(spans) * points_per_ns >= _NARROWEST_STEP_PT)
 
 
-def draw_arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], *, how: str, gid: str = "") -> None:
+def draw_arrow(
+    ax: Axes, start: tuple[float, float], end: tuple[float, float], *, how: str, gid: str = "",
+    color: Color | None = None, width: float = 1.0,
+) -> None:  # fmt: skip
     ax.add_patch(
         FancyArrowPatch(
-            start, end, arrowstyle="-|>", mutation_scale=10, linewidth=1.0, linestyle=LINES[how],
-            color=line_color(how), shrinkA=0, shrinkB=0, zorder=4, connectionstyle="arc3",
+            start, end, arrowstyle="-|>", mutation_scale=10, linewidth=width, linestyle=LINES[how],
+            color=color or line_color(how), shrinkA=0, shrinkB=0, zorder=4, connectionstyle="arc3",
             joinstyle="miter", gid=gid,
         )
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,7 +14,8 @@ from dlearn.analysis.findings import size_text
 from dlearn.analysis.rpc.networkx_graph import condense, graph_finding
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT, cut, plain, points, text_width
-from dlearn.draw.graph_layout import Layout, lay_out
+from dlearn.draw.layout.circle_layout import curve, meets
+from dlearn.draw.layout.graph_layout import Layout, lay_out
 from dlearn.draw.palette import FAINT, INK, LANE, MISSING, STRIP, look
 from dlearn.join.autograd_graph import AutogradGraph, Edge, Key, Node, contexts_with_graph, join_graph
 from dlearn.trace.trace import Trace
@@ -35,16 +37,18 @@ class Box(NamedTuple):
     y: float
     half: float
 
-    def covers(self, x: float, y: float) -> bool:
-        return abs(x - self.x) < self.half + 2 and abs(y - self.y) < _BOX_PT / 2 + 2
+    @property
+    def edges(self) -> tuple[float, float, float, float]:
+        """With a little room around it: left, top, right, bottom."""
+        x, y, half = self
+        return x - half - 2, y - _BOX_PT / 2 - 2, x + half + 2, y + _BOX_PT / 2 + 2
 
 
 def autograd(trace: Trace, *, context: int | None = None, ax: Axes | None = None) -> Axes:
     """Draw the graph that the backward pass went through in a context, by default the last: to the right is later."""
-    fit = ax is None
     whole = join_graph(trace, context)
     left_in = canvas.left_margin_in([plain(trace.label(rank)) for rank in {node.key.rank for node in whole.nodes}])
-    width = points(ax, 1.0, along="x") if ax else (canvas.WIDTH_IN - left_in - 0.15) * 72
+    width = points(ax, 1.0, along="x") if ax else (canvas.width_in() - left_in - 0.15) * 72
     graph = whole
     layout = lay_out(graph)
     columns = place_columns(graph, layout, width)
@@ -55,10 +59,10 @@ def autograd(trace: Trace, *, context: int | None = None, ax: Axes | None = None
     tops, height = place_bands(layout)
     ax = ax or canvas.new_axes(height_in=max(1.0, height / 72), left_in=left_in)
     if not whole.nodes:
-        return canvas.say_empty(ax, "This trace holds no autograd graph: record it with graph=True.", fit=fit)
+        return canvas.say_empty(ax, "This trace holds no autograd graph: record it with graph=True.")
     if columns is None:
         return canvas.say_empty(
-            ax, f"A graph of {len(whole.nodes):,} nodes is too large to draw: see analysis.autograd_graph.", fit=fit
+            ax, f"A graph of {len(whole.nodes):,} nodes is too large to draw: see analysis.autograd_graph."
         )
     canvas.describe(
         ax, "A band for each worker; in it a box for each node of the graph, and arrows to those that come after it."
@@ -72,11 +76,10 @@ def autograd(trace: Trace, *, context: int | None = None, ax: Axes | None = None
     for node in graph.nodes:
         draw_node(ax, node, boxes[node.key], graph)
     contexts = len(contexts_with_graph(trace)) if context is None else 1
-    canvas.frame(
+    return canvas.frame(
         ax, title=graph_finding(whole), legend=legend(graph), notes=notes(whole, graph, contexts), above_in=0.05,
-        below_in=0.1, fit=fit,
+        below_in=0.1,
     )  # fmt: skip
-    return ax
 
 
 # Places ---------------------------------------------------------------------------------------------------------------
@@ -163,30 +166,18 @@ def draw_edge(ax: Axes, edge: Edge, boxes: dict[Key, Box]) -> None:
         _draw_wire(ax, edge, src, dst)
         return
     start, end = (src.x + src.half, src.y), (dst.x - dst.half, dst.y)
-    others = [box for key, box in boxes.items() if key not in (edge.src, edge.dst)]
-    bends = [bend for size in (0.0, 0.8, 1.2, 1.8) for bend in (size * _ROW_PT, -size * _ROW_PT)]
-    bend = next((bend for bend in bends if not _meets(start, end, bend, others)), 0.0)
-    distance = max(1.0, ((end[0] - start[0]) ** 2 + (end[1] - start[1]) ** 2) ** 0.5)
+    others = [box.edges for key, box in boxes.items() if key not in (edge.src, edge.dst)]
+    distance = max(1.0, math.dist(start, end))
+    bends = [side * rows * _ROW_PT / distance for rows in (0.0, 0.8, 1.2, 1.8) for side in (1, -1)]
+    # `arc3` bends to the other side where y grows downwards, as here.
+    curves = {rad: curve(start, end, rad=-rad) for rad in bends}
+    free = (rad for rad, points in curves.items() if not any(meets(box, [points]) for box in others))
     ax.add_patch(
         FancyArrowPatch(
             start, end, arrowstyle="-|>", mutation_scale=7, linewidth=0.8, color=FAINT, shrinkA=0, shrinkB=0,
-            zorder=2, connectionstyle=f"arc3,rad={bend / distance:.4f}", gid="edge",
+            zorder=2, connectionstyle=f"arc3,rad={next(free, 0.0):.4f}", gid="edge",
         )
     )  # fmt: skip
-
-
-def _meets(start: tuple[float, float], end: tuple[float, float], bend: float, boxes: Sequence[Box]) -> bool:
-    """Whether the curve of matplotlib's `arc3` touches one of these boxes. y grows downwards here, upwards there."""
-    dx, dy = end[0] - start[0], end[1] - start[1]
-    distance = max(1.0, (dx**2 + dy**2) ** 0.5)
-    control = ((start[0] + end[0]) / 2 - bend * dy / distance, (start[1] + end[1]) / 2 + bend * dx / distance)
-    for i in range(1, 40):
-        t = i / 40
-        x = (1 - t) ** 2 * start[0] + 2 * t * (1 - t) * control[0] + t**2 * end[0]
-        y = (1 - t) ** 2 * start[1] + 2 * t * (1 - t) * control[1] + t**2 * end[1]
-        if any(box.covers(x, y) for box in boxes):
-            return True
-    return False
 
 
 def _draw_wire(ax: Axes, wire: Edge, src: Box, dst: Box) -> None:

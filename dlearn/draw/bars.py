@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection, PolyCollection
+from matplotlib.collections import LineCollection
 
 from dlearn.analysis.findings import absent_texts, size_text, stuck_reasons
-from dlearn.draw.canvas import TEXT_PT, corners, plain, points, points_per_ms, text_width, write
-from dlearn.draw.palette import INK, LANE, MISSING, WAITING_HATCH, Look, look
+from dlearn.draw.canvas import TEXT_PT, draw_boxes, plain, points, points_per_ms, text_width, write
+from dlearn.draw.palette import INK, LANE, MISSING, SERIES, WAITING_HATCH, Look, look
 from dlearn.join.waiting import waited_until_ns
-from dlearn.trace.event import NOT_OBSERVED
+from dlearn.trace.event import NOT_OBSERVED, Collective
 from dlearn.trace.message import End, Operation, payload_bytes
 from dlearn.trace.trace import Trace
 
@@ -26,6 +26,8 @@ Box = tuple[float, float, float, float]
 """Left and right in ms, top and bottom in inches."""
 
 _HATCHED_FROM_PT = 6
+_THIN = 0.3
+"""Share of a bar's height that waiting leaves free on either side."""
 _MOST_LABELS = 400
 
 
@@ -46,18 +48,30 @@ class Bar:
     state: State
     labels: tuple[str, ...]
     """What to write on it, the longest first."""
+    look: Look
+    """Of operations that are all of one kind each has a hue, the same on all ranks."""
 
 
 def bars_of(operations: Iterable[Operation], trace: Trace, *, until_ns: int) -> list[Bar]:
     """A bar for each end of each operation and each end that never came; what has no end lasts until `until_ns`."""
     bars: list[Bar] = []
-    for operation in operations:
-        bars += [_bar(operation, end, trace, until_ns) for end in operation.ends]
+    shown = list(operations)
+    kinds = {look(operation.op).family if is_collective(operation) else "" for operation in shown}
+    one_kind = len(kinds) == 1 < len(shown) and kinds != {""}
+    for place, operation in enumerate(shown):
+        hue = SERIES[(operation.bucket.index if operation.bucket else place) % len(SERIES)]
+        own = Look(look(operation.op).family, hue) if one_kind else None
+        bars += [_bar(operation, end, trace, until_ns, own) for end in operation.ends]
         bars += [_absent(operation, rank, trace, until_ns) for rank in operation.missing if rank in trace.ranks]
     return sorted(bars, key=lambda bar: bar.start_ns)
 
 
-def _bar(operation: Operation, end: End, trace: Trace, until_ns: int) -> Bar:
+def is_collective(operation: Operation) -> bool:
+    """Whether all ranks of a group call it, and wait for the last."""
+    return isinstance(operation.ends[0], Collective)
+
+
+def _bar(operation: Operation, end: End, trace: Trace, until_ns: int, own: Look | None) -> Bar:
     state: State = "ended"
     until = end.end_ns if end.end_ns is not None else until_ns
     if end.pending or end.failed:
@@ -67,7 +81,8 @@ def _bar(operation: Operation, end: End, trace: Trace, until_ns: int) -> Bar:
     waited = waited_until_ns(operation, end)
     transfer = until if waited is None else min(waited, until)
     reasons = stuck_reasons(operation, end, trace)
-    return Bar(end.rank, end.op, operation, end.start_ns, transfer, until, state, _labels(operation, end, reasons))
+    labels, style = _labels(operation, end, reasons), own or look(end.op)
+    return Bar(end.rank, end.op, operation, end.start_ns, transfer, until, state, labels, style)
 
 
 def _labels(operation: Operation, end: End, reasons: Sequence[str]) -> tuple[str, ...]:
@@ -90,28 +105,35 @@ def _absent(operation: Operation, rank: int, trace: Trace, until_ns: int) -> Bar
     end = until_ns if operation.pending else max([start, *given_up])
     op = "recv" if rank == operation.receiver else operation.op
     labels = tuple(plain(text, most=160) for text in absent_texts(operation, rank, op, trace))
-    return Bar(rank, op, operation, start, start, end, "absent", labels)
+    return Bar(rank, op, operation, start, start, end, "absent", labels, look(op))
 
 
 # Drawing --------------------------------------------------------------------------------------------------------------
 
 
 def draw_bars(ax: Axes, placed: Sequence[tuple[Bar, Box]], *, transfer_at: Sequence[float]) -> None:
-    """`transfer_at[i]` is where, in ms, the transfer of the i-th bar begins."""
+    """Waiting is thin and pale, transfer thick. `transfer_at[i]` is where, in ms, the i-th bar's transfer begins."""
     waiting: dict[Look, list[Box]] = defaultdict(list)
     moving: dict[Look, list[Box]] = defaultdict(list)
+    stuck: dict[Look, list[Box]] = defaultdict(list)
     for (bar, (left, right, top, bottom)), transfer in zip(placed, transfer_at, strict=True):
         if bar.state == "absent":
             continue
         middle = min(max(transfer, left), right)
-        if middle > left:
-            waiting[look(bar.op)].append((left, middle, top, bottom))
+        if middle > left and bar.state in ENDS_RED:
+            stuck[bar.look].append((left, middle, top, bottom))
+        elif middle > left:
+            thinner = _THIN * (bottom - top)
+            waiting[bar.look].append((left, middle, top + thinner, bottom - thinner))
         if middle < right:
-            moving[look(bar.op)].append((middle, right, top, bottom))
+            moving[bar.look].append((middle, right, top, bottom))
     for style, boxes in waiting.items():
+        _draw_boxes(ax, boxes, style.pale, style.line, "", zorder=2, gid=f"waiting {style.family}")
+    for style, boxes in stuck.items():
         _draw_boxes(ax, boxes, style.pale, style.line, WAITING_HATCH, zorder=2, gid=f"waiting {style.family}")
     for style, boxes in moving.items():
-        _draw_boxes(ax, boxes, style.color, style.ink, style.hatch, zorder=2.1, gid=f"transfer {style.family}")
+        edge = style.ink if style.hatch else "white"
+        _draw_boxes(ax, boxes, style.color, edge, style.hatch, zorder=2.1, gid=f"transfer {style.family}")
     _draw_faults(ax, placed)
 
 
@@ -123,17 +145,9 @@ def _draw_boxes(
     wide = [box for box in boxes if box[1] - box[0] >= narrow]
     others = [box for box in boxes if box[1] - box[0] < narrow]
     if wide:
-        ax.add_collection(
-            PolyCollection(
-                _outlines(wide), facecolor=face, edgecolor=edge, hatch=hatch, linewidth=0.4, zorder=zorder, gid=gid
-            ),
-            autolim=False,
-        )
+        draw_boxes(ax, wide, facecolor=face, edgecolor=edge, hatch=hatch, linewidth=0.4, zorder=zorder, gid=gid)
     if others:
-        ax.add_collection(
-            PolyCollection(_outlines(others), facecolor=face, edgecolor="none", zorder=zorder, gid=f"{gid}, narrow"),
-            autolim=False,
-        )
+        draw_boxes(ax, others, facecolor=face, edgecolor="none", zorder=zorder, gid=f"{gid}, narrow")
 
 
 def _draw_faults(ax: Axes, placed: Sequence[tuple[Bar, Box]]) -> None:
@@ -143,49 +157,53 @@ def _draw_faults(ax: Axes, placed: Sequence[tuple[Bar, Box]]) -> None:
         ax.add_collection(LineCollection(stuck, colors=MISSING, linewidths=4, zorder=5, gid="stuck", clip_on=False))
     absent = [box for bar, box in placed if bar.state == "absent"]
     if absent:
-        ax.add_collection(
-            PolyCollection(
-                _outlines(absent), facecolor="white", edgecolor=MISSING, linestyle=(0, (3, 2)), linewidth=1.2, zorder=2,
-                gid="absent",
-            )
-        )  # fmt: skip
-
-
-def _outlines(boxes: Iterable[Box]) -> list[list[tuple[float, float]]]:
-    return [corners(*box) for box in boxes]
+        dashed = (0, (3, 2))
+        draw_boxes(
+            ax, absent, facecolor="white", edgecolor=MISSING, linestyle=dashed, linewidth=1.2, zorder=2, gid="absent"
+        )
 
 
 # Labels ---------------------------------------------------------------------------------------------------------------
 
 
 def label_bars(ax: Axes, placed: Sequence[tuple[Bar, Box]], *, transfer_at: Sequence[float]) -> None:
-    """Write on each bar what fits: inside its wider part, else to the right where nothing follows, else nothing."""
+    """Write on a bar what fits: inside of it, else to the right where nothing follows, else nothing."""
     scale = points_per_ms(ax)
     row_pt = points(ax, 1.0, along="y") / max(1e-9, abs(ax.get_ylim()[1] - ax.get_ylim()[0]))
     follows = _next_in_row([box for _, box in placed], ax.get_xlim()[1])
-    for (bar, box), transfer, following in zip(placed, transfer_at, follows, strict=True):
+    said: set[int] = set()
+    absent = {id(bar.operation) for bar, _ in placed if bar.state == "absent"}
+    from_the_top = sorted(zip(placed, transfer_at, follows, strict=True), key=lambda each: each[0][1][2])
+    for (bar, box), transfer, following in from_the_top:
         left, right, top, bottom = box
         if (bottom - top) * row_pt < TEXT_PT * 1.1 or len(ax.texts) >= _MOST_LABELS:
             continue
+        # What all ranks do in an operation is said once, and who never came to it where it is missing.
+        once = bar.state == "ended" and is_collective(bar.operation)
+        if once and id(bar.operation) in said:
+            continue
+        labels = bar.labels[-1:] if bar.state == "stuck" and id(bar.operation) in absent else bar.labels
         start, end, face, ink = _wider_part(bar, left, right, min(max(transfer, left), right))
         inside, beside = (end - start) * scale - 6, (following - right) * scale - 6
         y = (top + bottom) / 2
-        for label in bar.labels:
+        for label in labels:
             width = text_width(label, size=TEXT_PT)
             if width <= inside:
                 _write(ax, (start + end) / 2, y, label, ink, face, "center")
+                said.add(id(bar.operation))
                 break
             if width <= beside:
                 _write(ax, right + 3 / scale, y, label, INK, LANE, "left")
+                said.add(id(bar.operation))
                 break
 
 
 def _wider_part(bar: Bar, left: float, right: float, middle: float) -> tuple[float, float, Color, str]:
     """Start and end of the bar's waiting or transferring part, its colour and the colour of text on it."""
-    style = look(bar.op)
+    style = bar.look
     if bar.state == "absent":
         return left, right, "white", MISSING
-    if middle - left > right - middle:
+    if middle - left > right - middle and bar.state in ENDS_RED:
         return left, middle, style.pale, INK
     return middle, right, style.color, style.ink
 

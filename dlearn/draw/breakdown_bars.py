@@ -1,4 +1,4 @@
-"""Where the time of a training step goes: a bar per rank, cut into its parts; of several runs side by side."""
+"""Where the time of a training step goes: a bar per rank, cut into its parts; of several runs below each other."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from dlearn.analysis.ddp.breakdown import Breakdown, StepTimes
+from dlearn.analysis.ddp.breakdown import Breakdown, Phase, StepTimes
 from dlearn.analysis.ddp.breakdown import breakdown as parts_of
 from dlearn.analysis.findings import time_text
 from dlearn.draw import canvas
-from dlearn.draw.canvas import TEXT_PT, plain, points_per_ms, text_width
+from dlearn.draw.canvas import SMALLEST_PT, TEXT_PT, plain, points, points_per_ms, text_width, write
 from dlearn.draw.palette import BACKWARD, FAINT, FORWARD, INK, OPTIMIZER, WAITING_HATCH, ink_on, look
 from dlearn.trace.trace import Trace
 
-_BAR_IN, _HIDDEN_IN, _GAP_IN = 0.3, 0.22, 0.14
+_HEAD_IN, _BAR_IN, _HIDDEN_IN, _SUMS_IN, _GAP_IN = 0.24, 0.28, 0.08, 0.19, 0.1
+_ROW_IN = _BAR_IN + _HIDDEN_IN + _SUMS_IN + _GAP_IN
+_MOST_BARS = 8
 _SENT = look("all_reduce")
 
 
@@ -30,50 +32,73 @@ class Style(NamedTuple):
     hatch: str = ""
 
 
-_MOST_BARS = 16
-
-_STYLES = {
+_STYLES: dict[Phase, Style] = {
     "forward": Style("forward", FORWARD, FAINT),
     "backward": Style("backward", BACKWARD, FAINT),
-    "waiting": Style("waits for the last rank, not hidden", _SENT.pale, _SENT.color, WAITING_HATCH),
-    "transfer": Style("transfer, not hidden", _SENT.color, _SENT.color),
+    "waiting": Style("waits for the last rank", _SENT.pale, _SENT.color, WAITING_HATCH),
+    "transfer": Style("transfer", _SENT.color, _SENT.color),
     "optimizer": Style("optimizer", OPTIMIZER, FAINT, "..."),
-    "between": Style("between these", "white", FAINT),
-    "hidden": Style("communication hidden behind the backward", _SENT.pale, _SENT.color),
+    "between": Style("other work, between the phases", "white", FAINT),
+    "hidden": Style("communication hidden behind the backward pass", _SENT.pale, _SENT.color),
 }
+
+
+class StepBar(NamedTuple):
+    """One rank's step, drawn from `top`; `begin_ns` is when the first rank of its run began."""
+
+    label: str
+    of: StepTimes
+    top: float
+    begin_ns: int
+
+    def ms(self, at_ns: int) -> float:
+        return (at_ns - self.begin_ns) / 1e6
 
 
 def breakdown(traces: Trace | Mapping[str, Trace], *, ax: Axes | None = None) -> Axes:
     """Draw the training step of median length: forward, backward, communication that is not hidden, optimizer.
 
-    A bar per rank, in ms; lengths, not moments. Below it, as long as it took, what was hidden behind the backward.
+    A bar per rank, in ms from when the first rank began; the thin strip below it is communication that is hidden.
     Several traces, by name, stand below each other on one scale.
     """
     runs = {"": traces} if isinstance(traces, Trace) else traces
     found = {name: parts_of(trace) for name, trace in runs.items()}
-    bars = [(label_of(each, name, run), each) for name, run in found.items() for each in run.middle]
-    shown = bars[:_MOST_BARS]
-    fit = ax is None
-    row = _BAR_IN + _HIDDEN_IN + _GAP_IN
-    height = _GAP_IN + row * max(1, len(shown))
-    ax = ax or canvas.new_axes(height_in=height, left_in=canvas.left_margin_in(label for label, _ in shown))
+    blocks = blocks_of(found)
+    shown = [bar for bars in blocks for bar in bars]
+    height = shown[-1].top + _ROW_IN if shown else 1.0
+    ax = ax or canvas.new_axes(height_in=height, left_in=canvas.left_margin_in(bar.label for bar in shown))
     if not shown:
-        return canvas.say_empty(ax, "This trace holds no training step of a DDP model.", fit=fit)
-    canvas.describe(ax, "A bar for each rank, cut into the parts of its training step, with their times.")
-    ax.set_xlim(0, 1.01 * max(each.total_ns for _, each in shown) / 1e6)
+        return canvas.say_empty(ax, "This trace holds no training step of a DDP model.")
+    canvas.describe(ax, *(f"{bar.label}: {sums_text(bar.of)}." for bar in shown))
+    ax.set_xlim(0, 1.01 * max(bar.ms(part.end_ns) for bar in shown for part in bar.of.parts))
     ax.set_ylim(height, 0)
-    tops = [_GAP_IN + place * row for place in range(len(shown))]
-    labels = [label for label, _ in shown]
-    ax.set_yticks([top + _BAR_IN / 2 for top in tops], labels, parse_math=False, fontsize=TEXT_PT, color=INK)
-    for (_, each), top in zip(shown, tops, strict=True):
-        draw_parts(ax, each, top)
-    ax.set_xlabel("ms", fontsize=TEXT_PT, color=INK, labelpad=2)
+    middles, labels = [bar.top + _BAR_IN / 2 for bar in shown], [bar.label for bar in shown]
+    ax.set_yticks(middles, labels, parse_math=False, fontsize=TEXT_PT, color=INK)
+    for bar in shown:
+        draw_parts(ax, bar)
+    for bars, run in zip(blocks, found.values(), strict=True):
+        mark_last_rank(ax, bars, run)
+    ax.set_xlabel("ms from when the first rank's step began", fontsize=TEXT_PT, color=INK, labelpad=2)
     canvas.quiet(ax)
-    parts = [each for _, each in shown]
-    canvas.frame(
-        ax, title=title_of(found), legend=legend(parts), notes=notes(found, parts, len(bars) - len(shown)), fit=fit
-    )
-    return ax
+    told = notes(found, [bar.of for bar in shown])
+    return canvas.frame(ax, title=title_of(found), legend=legend(ax, shown), notes=told)
+
+
+def blocks_of(found: Mapping[str, Breakdown]) -> list[list[StepBar]]:
+    """The bars of each run from the top; of too many ranks those that wait least and those that wait longest."""
+    blocks: list[list[StepBar]] = []
+    top, most = 0.0, max(2, _MOST_BARS // max(1, len(found)))
+    for name, run in found.items():
+        steps = sorted(run.middle, key=lambda each: each.length_ns("waiting"))
+        if len(steps) > most:
+            steps = steps[: most // 2] + steps[-(most // 2) :]
+        begin = min((part.start_ns for each in run.middle for part in each.parts), default=0)
+        blocks.append([])
+        top += _HEAD_IN
+        for each in sorted(steps, key=lambda each: each.rank):
+            blocks[-1].append(StepBar(label_of(each, name, run), each, top, begin))
+            top += _ROW_IN
+    return blocks
 
 
 def label_of(each: StepTimes, name: str, run: Breakdown) -> str:
@@ -83,53 +108,61 @@ def label_of(each: StepTimes, name: str, run: Breakdown) -> str:
 
 
 def title_of(found: Mapping[str, Breakdown]) -> str:
-    """Of one run its finding; of several, what of each one's step is communication that is not hidden."""
+    """Of one run how its median step was spent; of several, what of each one's is communication not hidden."""
     if len(found) == 1:
-        return next(iter(found.values())).finding
+        return next(iter(found.values())).headline
     return "Communication that is not hidden: " + ", ".join(
         f"{name} " + ("not observed" if run.exposed is None else f"{run.exposed:.0%}") for name, run in found.items()
     )
 
 
-def lengths_of(each: StepTimes) -> list[tuple[str, int]]:
-    """The parts from left to right, in ns; together the whole step."""
-    waiting = each.times.exposed_waiting_ns if each.times is not None else 0
-    transfer = each.times.exposed_transfer_ns if each.times is not None else 0
-    names = [("forward", each.forward_ns), ("backward", each.backward_ns), ("waiting", waiting), ("transfer", transfer)]
-    return [*names, ("optimizer", each.optimizer_ns), ("between", each.between_ns)]
+def sums_text(each: StepTimes) -> str:
+    """ "forward 1.2 ms, backward 8 ms, waits 2 ms, transfer 3 ms, optimizer 1 ms, hidden 4 ms"."""
+    lengths = {name: each.length_ns(name) for name in _STYLES}
+    names: dict[Phase, str] = {"waiting": "waits", "between": "other"}
+    told = (f"{names.get(name, name)} {time_text(lengths[name])}" for name in _STYLES if lengths[name])
+    return ", ".join(told)
 
 
-def draw_parts(ax: Axes, each: StepTimes, top: float) -> None:
-    left = 0.0
-    for name, length_ns in lengths_of(each):
-        width = length_ns / 1e6
-        if width:
-            _box(ax, name, left, width, top, _BAR_IN, time_text(length_ns))
-        left += width
-    if each.times is not None and each.times.hidden_ns:
-        # What is hidden lies within the backward; when in it, a length does not tell.
-        end = (each.forward_ns + each.backward_ns) / 1e6
-        width = each.times.hidden_ns / 1e6
-        _box(ax, "hidden", end - width, width, top + _BAR_IN, _HIDDEN_IN, time_text(each.times.hidden_ns))
+def draw_parts(ax: Axes, bar: StepBar) -> None:
+    """The parts where they happened, with their names where these fit, and their sums below."""
+    for part in bar.of.parts:
+        style, hidden = _STYLES[part.phase], part.phase == "hidden"
+        left, width = bar.ms(part.start_ns), (part.end_ns - part.start_ns) / 1e6
+        top, height = (bar.top + _BAR_IN, _HIDDEN_IN) if hidden else (bar.top, _BAR_IN)
+        ax.barh(
+            top + height / 2, width, left=left, height=height, color=style.color, edgecolor=style.edge,
+            hatch=style.hatch, linewidth=0.5, gid=part.phase,
+        )  # fmt: skip
+        text = "waits" if part.phase == "waiting" else part.phase
+        if not hidden and part.phase != "between" and text_width(text, size=TEXT_PT) + 6 <= width * points_per_ms(ax):
+            box = {"facecolor": style.color, "edgecolor": "none", "pad": 1.0} if style.hatch else None
+            middle = left + width / 2, top + height / 2
+            write(ax, *middle, text, ha="center", color=ink_on(style.color), bbox=box, gid=part.phase)
+    sums = canvas.cut(sums_text(bar.of), points(ax, 1.0, along="x"), size=SMALLEST_PT)
+    under = bar.top + _BAR_IN + _HIDDEN_IN + _SUMS_IN / 2
+    write(ax, 0, under, sums, fontsize=SMALLEST_PT, gid="sums", clip_on=True)
 
 
-def _box(ax: Axes, name: str, left: float, width: float, top: float, height: float, length: str) -> None:
-    style = _STYLES[name]
-    ax.barh(
-        top + height / 2, width, left=left, height=height, color=style.color, edgecolor=style.edge, hatch=style.hatch,
-        linewidth=0.5, gid=name,
-    )  # fmt: skip
-    room = width * points_per_ms(ax) - 6
-    text = next((text for text in (f"{name} {length}", length) if text_width(text, size=TEXT_PT) <= room), "")
-    if text:
-        box = {"facecolor": style.color, "edgecolor": "none", "pad": 1.0} if style.hatch else None
-        middle = left + width / 2, top + height / 2
-        canvas.write(ax, *middle, text, ha="center", color=ink_on(style.color), bbox=box, clip_on=True)
+def mark_last_rank(ax: Axes, bars: Sequence[StepBar], run: Breakdown) -> None:
+    """A line through all ranks where the longest wait ended: the last rank has come."""
+    waits = [part for bar in bars for part in bar.of.parts if part.last_rank is not None]
+    if not waits:
+        return
+    longest = max(waits, key=lambda part: part.end_ns - part.start_ns)
+    at, last = bars[0].ms(longest.end_ns), longest.last_rank
+    assert last is not None
+    for bar in bars:
+        ends = bar.top - 0.05, bar.top + _BAR_IN + _HIDDEN_IN
+        ax.vlines(at, *ends, colors=INK, linewidth=1.4, zorder=3, gid="last rank")
+    align = "left" if at < ax.get_xlim()[1] / 2 else "right"
+    text = canvas.cut(f"{plain(run.labels[last])}, the last, has come", points(ax, 0.5, along="x"), size=TEXT_PT)
+    write(ax, at, bars[0].top - 0.05, text, ha=align, va="bottom", gid="last rank")
 
 
-def legend(shown: Sequence[StepTimes]) -> list[Artist]:
-    there = {name for each in shown for name, length_ns in lengths_of(each) if length_ns}
-    there |= {"hidden" for each in shown if each.times is not None and each.times.hidden_ns}
+def legend(ax: Axes, shown: Sequence[StepBar]) -> list[Artist]:
+    """What stands in no bar by its name."""
+    there = {part.phase for bar in shown for part in bar.of.parts} - {text.get_gid() for text in ax.texts}
     return [
         Patch(facecolor=style.color, edgecolor=style.edge, hatch=style.hatch, linewidth=0.5, label=style.label)
         for name, style in _STYLES.items()
@@ -137,13 +170,14 @@ def legend(shown: Sequence[StepTimes]) -> list[Artist]:
     ]
 
 
-def notes(found: Mapping[str, Breakdown], shown: Sequence[StepTimes], left_out: int) -> list[str]:
-    told = ["Lengths, not moments: what is sent in parts is drawn in one."]
-    if len(found) > 1:
-        told.append("Of each run its step of median length.")
+def notes(found: Mapping[str, Breakdown], shown: Sequence[StepTimes]) -> list[str]:
+    told = []
+    if any(len({each.number for each in run.items}) > 1 for run in found.values()):
+        told.append("The step of median length; shares are of all ranks' time together.")
     told += dict.fromkeys(run.note for run in found.values() if run.note)
-    if any(each.times is None for each in shown):
+    if any(not each.observed for each in shown):
         told.append("When the communication ended was not observed: forward and backward hold it, where they waited.")
+    left_out = sum(len(run.middle) for run in found.values()) - len(shown)
     if left_out:
-        told.append(f"{left_out:,} more bars are not drawn.")
+        told.append(f"{left_out:,} more ranks are not drawn: these wait least and longest.")
     return told

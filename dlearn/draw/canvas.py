@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache, partial
 from typing import Any
 
 import matplotlib.pyplot as plt
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
+from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.textpath import TextToPath
 from matplotlib.transforms import ScaledTranslation
@@ -19,6 +22,10 @@ from matplotlib.transforms import ScaledTranslation
 from dlearn.draw.palette import FAINT, INK, LANE
 
 WIDTH_IN = 9.0
+_SMALL_IN = 400 / 96
+Box = tuple[float, float, float, float]
+"""Left, right, top, bottom."""
+_width_in = ContextVar("inches that a new figure is wide", default=WIDTH_IN)
 TEXT_PT = 9.0
 TITLE_PT = 11.5
 SMALLEST_PT = 8.0
@@ -35,11 +42,40 @@ _ROUNDED = 1.025
 """How much wider a line may become on a screen, where each letter begins at a whole pixel."""
 
 
+def width_in() -> float:
+    """Inches that a new figure is wide."""
+    return _width_in.get()
+
+
+@contextmanager
+def small() -> Iterator[None]:
+    """Lay out what is drawn in this block for a column of 400 px, with text as large as in any drawing."""
+    before = _width_in.set(_SMALL_IN)
+    try:
+        yield
+    finally:
+        _width_in.reset(before)
+
+
+class Drawing(Figure):
+    """A figure that a notebook shows as SVG, in the colours of its theme and the width of its cell.
+
+    `framed`: it has grown by the title, legend and notes of its only axes.
+    """
+
+    framed = False
+
+    def _repr_html_(self) -> str | None:
+        from dlearn.draw.save import html_of  # which needs this file
+
+        return html_of(self)
+
+
 def new_axes(*, height_in: float, left_in: float, right_in: float = 0.15) -> Axes:
-    """Axes of this height, on a white figure of their own that a notebook shows once, at the end of the cell."""
-    figure = plt.figure(figsize=(WIDTH_IN, height_in), dpi=120, facecolor="white")
-    width = WIDTH_IN - left_in - right_in
-    return figure.add_axes((left_in / WIDTH_IN, 0.0, width / WIDTH_IN, 1.0), facecolor="white")
+    """Axes of this height, on a figure of their own that a notebook shows once, at the end of the cell."""
+    whole = width_in()
+    figure = plt.figure(FigureClass=Drawing, figsize=(whole, height_in), dpi=120, facecolor="white")
+    return figure.add_axes((left_in / whole, 0.0, (whole - left_in - right_in) / whole, 1.0), facecolor="white")
 
 
 def frame(
@@ -50,13 +86,15 @@ def frame(
     notes: Sequence[str] = (),
     above_in: float = 0.0,
     below_in: float = 0.42,
-    fit: bool,
-) -> None:
+) -> Axes:
     """Put the finding above, legend and notes below; `above_in` and `below_in` are what the axes' own labels take.
 
-    Legend and notes become part of the picture's description. `fit` grows the figure, which must hold these axes alone.
+    Legend and notes become part of the picture's description. A figure of `new_axes` grows by them; one that the
+    reader brought along keeps its size.
     """
-    left, width = _whole_width(ax) if fit else (0.0, points(ax, 1.0, along="x"))
+    figure = _figure_of(ax)
+    grows = figure if isinstance(figure, Drawing) and not figure.framed else None
+    left, width = _whole_width(ax) if grows else (0.0, points(ax, 1.0, along="x"))
     lines = wrap(plain(title, most=400), width, size=TITLE_PT, bold=True)
     ax.set_title(
         "\n".join(lines), loc="left", x=left / points(ax, 1.0, along="x"), fontsize=TITLE_PT, fontweight="bold",
@@ -71,11 +109,13 @@ def frame(
         below += TEXT_PT * _LINE / _POINTS
     told = [f"Legend: {'; '.join(str(handle.get_label()) for handle in legend)}."] if legend else []
     describe(ax, str(ax.get_label()), *told, *notes)
-    if fit:
-        _fit(ax, above_in=above_in + len(lines) * TITLE_PT * _LINE / _POINTS + 0.15, below_in=below + 0.08)
+    if grows:
+        grows.framed = True
+        _fit(ax, grows, above_in=above_in + len(lines) * TITLE_PT * _LINE / _POINTS + 0.15, below_in=below + 0.08)
+    return ax
 
 
-def say_empty(ax: Axes, sentence: str, *, fit: bool) -> Axes:
+def say_empty(ax: Axes, sentence: str) -> Axes:
     """A picture of nothing says so, instead of being a blank or an error."""
     ax.set_axis_off()
     ax.text(
@@ -83,8 +123,7 @@ def say_empty(ax: Axes, sentence: str, *, fit: bool) -> Axes:
         fontsize=TITLE_PT, color=INK, parse_math=False,
     )  # fmt: skip
     describe(ax, sentence)
-    frame(ax, title="Nothing to draw", fit=fit)
-    return ax
+    return frame(ax, title="Nothing to draw")
 
 
 def describe(ax: Axes, *sentences: str) -> None:
@@ -103,9 +142,7 @@ def _legend(ax: Axes, handles: Sequence[Artist], left: float, width: float, belo
     """Returns its height in inches."""
     widest = max(text_width(str(handle.get_label()), size=TEXT_PT) for handle in handles) + 3.8 * TEXT_PT
     columns = max(1, min(len(handles), int(width / widest)))
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    down = ScaledTranslation(left / _POINTS, -below_in, figure.dpi_scale_trans)
+    down = ScaledTranslation(left / _POINTS, -below_in, _figure_of(ax).dpi_scale_trans)
     legend = ax.legend(
         handles=list(handles), loc="upper left", ncols=columns, fontsize=TEXT_PT, frameon=False, borderpad=0,
         borderaxespad=0, handlelength=2.2, columnspacing=1.6, labelcolor=INK,
@@ -117,10 +154,8 @@ def _legend(ax: Axes, handles: Sequence[Artist], left: float, width: float, belo
     return rows * TEXT_PT * 1.65 / _POINTS + 0.06
 
 
-def _fit(ax: Axes, *, above_in: float, below_in: float) -> None:
+def _fit(ax: Axes, figure: Figure, *, above_in: float, below_in: float) -> None:
     """Grow the figure by what stands above and below the axes, which keep their own size."""
-    figure = ax.get_figure(root=True)
-    assert figure is not None
     height = figure.get_figheight()
     whole = height + above_in + below_in
     box = ax.get_position()
@@ -128,13 +163,20 @@ def _fit(ax: Axes, *, above_in: float, below_in: float) -> None:
     ax.set_position((box.x0, below_in / whole, box.width, height / whole))
 
 
+def _figure_of(ax: Axes) -> Figure:
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    return figure
+
+
 # Text -----------------------------------------------------------------------------------------------------------------
 
 
 def plain(text: str, *, most: int = MOST_CHARACTERS) -> str:
-    """Any text on one line: what cannot be shown is spelled out, what is too long is cut."""
-    shown = "".join(each if _can_show(each) else ascii(each)[1:-1] for each in text[: 4 * most])
-    return shown if len(shown) <= most else shown[: most - 1] + "…"
+    """Put any text on one line: what cannot be shown is spelled out, what is too long is cut in its middle."""
+    ends = text if len(text) <= 4 * most else text[: 2 * most] + text[-2 * most :]
+    shown = "".join(each if _can_show(each) else ascii(each)[1:-1] for each in ends)
+    return shown if len(shown) <= most else f"{shown[: most - most // 2 - 1]}…{shown[-(most // 2) :]}"
 
 
 @lru_cache(maxsize=4096)
@@ -169,26 +211,56 @@ def wrap(text: str, width: float, *, size: float, bold: bool = False) -> list[st
     return lines
 
 
-def cut(text: str, width: float, *, size: float) -> str:
+def cut(text: str, width: float, *, size: float, bold: bool = False) -> str:
     """As much of the text as `width` points hold."""
-    if text_width(text, size=size) <= width:
+    if text_width(text, size=size, bold=bold) <= width:
         return text
-    too_many = bisect_right(range(len(text)), width, key=lambda count: text_width(text[:count] + "…", size=size))
+
+    def width_of(count: int) -> float:
+        return text_width(f"{text[:count]}…", size=size, bold=bold)
+
+    too_many = bisect_right(range(len(text)), width, key=width_of)
     return text[: max(0, too_many - 1)].rstrip() + "…"
 
 
-def fit_names(names: Sequence[str], width: float) -> tuple[list[str], bool]:
-    """Names for columns that are `width` points wide, and whether they must stand upright to be read."""
-    if width >= _NARROWEST_NAME_PT or all(text_width(name, size=TEXT_PT) <= width - 4 for name in names):
-        return [cut(name, width - 4, size=TEXT_PT) for name in names], False
-    return [cut(name, _NARROWEST_NAME_PT, size=TEXT_PT) for name in names], True
+def cut_names(names: Sequence[str], width: float) -> list[str]:
+    """Cut each name to `width` points so that those that differ differ still: at the end, or in the middle.
+
+    Where neither tells them apart they are numbered.
+    """
+    whole = [plain(name, most=200) for name in names]
+    for way in (partial(cut, size=TEXT_PT), _cut_middle):
+        shown = [way(name, width) for name in whole]
+        if len({*shown}) == len({*names}):
+            return shown
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    return [cut(f"{numbers[name]}: {name}", width, size=TEXT_PT) for name in names]
+
+
+def _cut_middle(text: str, width: float) -> str:
+    if text_width(text, size=TEXT_PT) <= width:
+        return text
+    head, tail = (cut(part, width / 2, size=TEXT_PT) for part in (text, text[::-1]))
+    return head[:-1] + tail[::-1]
+
+
+def names_on_top(ax: Axes, places: Sequence[float], names: Sequence[str], width: float) -> float:
+    """Name columns that are `width` points wide, upright where a name would not fit; return the inches that this takes.
+
+    There is no scale at these axes: only names are left.
+    """
+    upright = width < _NARROWEST_NAME_PT and any(text_width(name, size=TEXT_PT) > width - 4 for name in names)
+    shown = cut_names(names, _NARROWEST_NAME_PT if upright else width - 4)
+    ax.xaxis.tick_top()
+    ax.set_xticks(places, shown, parse_math=False, rotation=90 if upright else 0)
+    names_only(ax)
+    tallest = max(text_width(name, size=TEXT_PT) for name in shown) if upright else TEXT_PT * 1.4
+    return tallest / _POINTS + 0.08
 
 
 def points(ax: Axes, fraction: float, *, along: str) -> float:
     """Length in points of this fraction of the axes."""
-    figure = ax.get_figure(root=True)
-    assert figure is not None
-    box = ax.get_position()
+    figure, box = _figure_of(ax), ax.get_position()
     inches = box.width * figure.get_figwidth() if along == "x" else box.height * figure.get_figheight()
     return float(inches * fraction * _POINTS)
 
@@ -209,13 +281,15 @@ def corners(left: float, right: float, top: float, bottom: float) -> list[tuple[
     return [(left, top), (right, top), (right, bottom), (left, bottom)]
 
 
+def draw_boxes(ax: Axes, boxes: Iterable[Box], **style: Any) -> None:
+    """One collection of boxes, from left to right and top to bottom each; `style` as a PolyCollection takes it."""
+    ax.add_collection(PolyCollection([corners(*box) for box in boxes], **style), autolim=False)
+
+
 def draw_lanes(ax: Axes, bands: Iterable[tuple[float, float]]) -> None:
     """A pale band over the whole width from each top to each bottom."""
-    boxes = [corners(0.0, 1.0, top, bottom) for top, bottom in bands]
-    ax.add_collection(
-        PolyCollection(boxes, facecolor=LANE, zorder=0, transform=ax.get_yaxis_transform(), gid="lanes"),
-        autolim=False,
-    )
+    boxes = [(0.0, 1.0, top, bottom) for top, bottom in bands]
+    draw_boxes(ax, boxes, facecolor=LANE, zorder=0, transform=ax.get_yaxis_transform(), gid="lanes")
 
 
 def names_only(ax: Axes) -> None:

@@ -8,10 +8,11 @@ waits is too pale for its colour to say which op it is: there its label does.
 
 from __future__ import annotations
 
+from colorsys import hls_to_rgb, rgb_to_hls
 from dataclasses import dataclass
 from typing import Literal
 
-from matplotlib.colors import to_rgb
+from matplotlib.colors import to_hex, to_rgb
 
 from dlearn.trace.message import family_of_op
 from dlearn.trace.source import in_use
@@ -31,14 +32,19 @@ CHOSEN, HELD = "#dbe9ff", "#b7d3f5"
 DENSITY, TO_ITSELF = "#777777", "#d9d9d9"
 FORWARD, BACKWARD, OPTIMIZER = "#e3e3e3", "#b5b5b5", "#d6d6d6"
 """Parts of a training step that compute, in greys."""
-FRAMING, COUNTED = "#cfe3ef", "#9a9a9a"
+COUNTED = "#9a9a9a"
 BYTE_SHADES = ("#eaf3fa", "#56B4E9", "#0072B2", "#003a5c")
 GRADIENT, NODE = "#8250c4", "#c2543a"
+WAITED_FOR = "#C07000"
 LIGHT = {"ink": INK, "paper": "#fff", "faint": FAINT, "missing": MISSING, "mark": CHOSEN, "fill": HELD}
 DARK = {
     "ink": GRID, "paper": "#161616", "faint": "#a0a0a0", "missing": "#ffa0a0", "mark": "#27406b", "fill": "#2f5487",
 }  # fmt: skip
 """The player's colours on light and dark pages."""
+NIGHT = "#111111"
+"""The paper of a drawing on a dark page: that of JupyterLab's dark theme."""
+_TWENTIETHS = [part / 20 for part in range(21)]
+_AT_NIGHT = {INK: DARK["ink"], "#000000": DARK["ink"], FAINT: DARK["faint"], MISSING: DARK["missing"]}
 WAITING_HATCH = "/////"
 SERIES = ("#0072B2", "#C07000", "#009E73", "#CC79A7", "#004D40", "#332288")
 """Lines and bars that are no ops, in this order: each can be seen as a thin line on white, and told from the others."""
@@ -113,9 +119,48 @@ def line_color(how: str) -> str:
     return MISSING if how == "missing" else INK
 
 
+ON_COLOR = ("#010101", "#ffffff")
+"""Ink on strong colours, which stay as they are on a dark page: no pure black, which tells it from all other ink."""
+
+ON_SHADE = ("#020202", "#fdfdfd")
+"""Ink on the shades of a scale, which a dark page turns round: each becomes the other."""
+
+
 def ink_on(color: Color) -> str:
-    """Black or white, whichever has the higher contrast on `color`."""
-    return max(("black", "white"), key=lambda ink: contrast(ink, color))
+    """The colour of text with the highest contrast on `color`; on a pale one INK, for a dark page turns both."""
+    return INK if _is_pale(color) else black_or_white(color)
+
+
+def black_or_white(color: Color, inks: tuple[str, str] = ON_COLOR) -> str:
+    """Whichever has the higher contrast on a colour that a dark page does not turn dark."""
+    return max(inks, key=lambda ink: contrast(ink, color))
+
+
+def at_night(color: str, *, least: float) -> str:
+    """What stands for `color` ("#rrggbb") on a dark page: a pale one is dark there, any other has `least` contrast."""
+    if color in _AT_NIGHT:
+        return _AT_NIGHT[color]
+    if _is_pale(color):
+        hue, lightness, saturation = rgb_to_hls(*to_rgb(color))
+        # Text in DARK["ink"] has 4.5 : 1 on the lightest of these.
+        return to_hex(hls_to_rgb(hue, min(0.3, 0.067 + 0.75 * (1 - lightness)), saturation))
+    red, green, blue = to_rgb(color)
+    shades = ((red + (1 - red) * part, green + (1 - green) * part, blue + (1 - blue) * part) for part in _TWENTIETHS)
+    return next(to_hex(shade) for shade in shades if contrast(shade, NIGHT) >= least)
+
+
+def shade_at_night(color: str) -> str:
+    """That of a scale on a dark page, where more is brighter: black is seen on it as well as white on `color`."""
+    if color in ON_SHADE:
+        return ON_SHADE[1 - ON_SHADE.index(color)]
+    wanted = 1.05 * 0.05 / (_luminance(color) + 0.05) - 0.05
+    hue, _, saturation = rgb_to_hls(*to_rgb(color))
+    shades = [hls_to_rgb(hue, percent / 100, saturation) for percent in range(101)]
+    return to_hex(min(shades, key=lambda shade: abs(_luminance(shade) - wanted)))
+
+
+def _is_pale(color: Color) -> bool:
+    return min(to_rgb(color)) >= 0.7 or color in WORKS
 
 
 def contrast(one: Color, other: Color) -> float:

@@ -1,96 +1,116 @@
-"""The rows of a sequence diagram: which arrows stand side by side, what is repeated, what has no place."""
+"""The rows of a sequence diagram, folded before anything is placed: what repeats, what is alike, what has no room."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 
-from dlearn.analysis.volume.flows import Flow, by_pair, by_step
+import numpy as np
+
+from dlearn.analysis.telling.repeats import repeats
+from dlearn.analysis.volume.comparing import Amount
 from dlearn.analysis.walking.parts import WalkParts
-from dlearn.draw.folding import Block, Cycle, fold
+from dlearn.draw.drafts import MOST_LIFELINES, NOTHING, Block, Draft, Drafting, Lifelines, MessageArrow, lifelines
 from dlearn.join.joining import operations
-from dlearn.join.unrolling import messages_of, why_unknown
-from dlearn.trace.message import Message, Operation
+from dlearn.join.unrolling import message_count, messages_of
+from dlearn.trace.tables.operations import Operations
 from dlearn.trace.trace import Trace
 
-MOST_ROWS = 40
-_FEW_ROWS = 24
-"""Up to this many, what is repeated is drawn as often as it was."""
+MOST_ROWS = 35
+_FEW_STEPS, _FEW_ROWS = 14, 24
+"""Up to this many rows, the steps of collectives are drawn, and what is repeated is drawn as often as it was."""
+_FEW_CONTROL = 3
+"""Up to this many control messages have arrows of their own."""
+_LONGEST_CYCLE = 24
+"""In operations."""
 
-Together = Callable[[Sequence[Message]], tuple[Flow, ...]]
-Extent = Callable[[Flow], tuple[float, float]]
-"""From where to where an arrow and its label reach, in columns."""
+
+@dataclass(frozen=True)
+class Cycle:
+    """Blocks that stand one after the other, `times` in a row; `steps`: each time in a span of its own."""
+
+    blocks: tuple[Block, ...]
+    times: int = 1
+    steps: bool = False
+
+    @property
+    def height(self) -> float:
+        return sum(block.height for block in self.blocks)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """`merged`: an arrow may stand for several steps. `before` and `after` count operations that did not fit."""
+    """`merged`: an arrow may stand for several steps. `before` and `after` count operations that did not fit.
 
+    `control` are RPC's own messages, which are not drawn, `left_out` those of ranks that have no lifeline.
+    """
+
+    lines: Lifelines
     cycles: tuple[Cycle, ...]
     merged: bool = False
     before: int = 0
     after: int = 0
+    control: Amount = NOTHING
+    left_out: Amount = NOTHING
 
     @property
-    def height(self) -> int:
-        return _height(self.cycles)
+    def arrows(self) -> list[MessageArrow]:
+        return [arrow for cycle in self.cycles for block in cycle.blocks for row in block.rows for arrow in row]
 
 
-def rows_of(trace: Trace, columns: Collection[int], extent: Extent) -> Rows:
-    """Every message in a row; of many, what is repeated once; of too many, the steps of a ring together, then a cut."""
-    in_order = sorted(operations(trace), key=_sent_ns)
-    parts = WalkParts(trace)
-    found = [(each, _between(columns, messages_of(each)), parts.span_of(each)) for each in in_order]
-
-    def blocks(together: Together) -> list[Block]:
-        return [_block(*each, together, extent) for each in found]
-
-    whole = [Cycle((block,)) for block in blocks(by_step)]
-    if _height(whole) > MOST_ROWS:
-        return _cut(fold(blocks(by_pair), most_rows=MOST_ROWS))
-    return Rows(tuple(whole if _height(whole) <= _FEW_ROWS else fold(blocks(by_step), most_rows=MOST_ROWS)))
+def rows_of(trace: Trace, width_pt: float) -> Rows:
+    """Every message in a row; of many, what is repeated once, the steps of a collective together, then a cut."""
+    shown = operations(trace)
+    if sum(message_count(one) * times for one, times in shown.counted()) <= _FEW_ROWS * MOST_LIFELINES:
+        for steps, most in ((True, _FEW_STEPS), (False, _FEW_ROWS)):
+            rows = _drafted(trace, width_pt, few=True, steps=steps)
+            if _height(rows.cycles) <= most:
+                return rows
+    return _drafted(trace, width_pt, few=False, steps=False)
 
 
-def _height(cycles: Iterable[Cycle]) -> int:
+def _drafted(trace: Trace, width_pt: float, *, few: bool, steps: bool) -> Rows:
+    shown, lines = operations(trace), lifelines(trace, once=not few)
+    tags = {one.tag for one, _ in shown.counted() if one.sender is not None}
+    drafting = Drafting(
+        trace, lines, width_pt / max(1, len(lines.names)), steps=steps, tagged=len(tags) > 1,
+        control=sum(each.control for one in shown.others for each in messages_of(one)) <= _FEW_CONTROL,
+    )  # fmt: skip
+    drafts: list[Draft] = [Draft()] * len(shown)
+    for one, places in shown.alike():
+        draft = drafting.draft(one)
+        for place in places.tolist():
+            drafts[place] = draft
+    blocks = _in_steps(trace, shown, drafts)
+    whole = Rows(lines, tuple(Cycle((block,)) for block in blocks), merged=not steps)
+    rows = whole if few else _cut(lines, fold(blocks, most_rows=MOST_ROWS))
+    control, left_out = (draft.control for draft in drafts), (draft.left_out for draft in drafts)
+    return replace(rows, control=_sum_of(control), left_out=_sum_of(left_out))
+
+
+def _sum_of(amounts: Iterable[Amount]) -> Amount:
+    return Amount(*map(sum, zip(NOTHING, *amounts, strict=True)))
+
+
+def _in_steps(trace: Trace, shown: Operations, drafts: Sequence[Draft]) -> list[Block]:
+    """In the order of sending (a receive may be posted long before), each with the span that it belongs to."""
+    sent_ns = shown.start_ns.copy()
+    for one, places in shown.alike():
+        if one.sender is not None:
+            sent_ns[places] = one.ends[0].start_ns if shown.rows[places[0]] < 0 else shown.times(places)[2][:, 0]
+    order = np.argsort(sent_ns, kind="stable").tolist()
+    parts = WalkParts(trace) if trace.whole.spans else None
+    blocks = [(place, block) for place in order if (block := drafts[place].block) is not None]
+    return [replace(block, step=parts.span_of(shown[place]) if parts else "") for place, block in blocks]
+
+
+def _height(cycles: Iterable[Cycle]) -> float:
     return sum(cycle.height for cycle in cycles)
 
 
-def _sent_ns(operation: Operation) -> int:
-    """A receive may be posted long before."""
-    return operation.ends[0].start_ns if operation.sender is not None else operation.start_ns
-
-
-def _between(columns: Collection[int], messages: Sequence[Message]) -> list[Message]:
-    return [message for message in messages if message.src in columns and message.dst in columns]
-
-
-def _block(operation: Operation, messages: Sequence[Message], step: str, together: Together, extent: Extent) -> Block:
-    if not messages:
-        return Block(operation, (), str(why_unknown(operation) or "nothing travels"), step)
-    # What never came needs no detail.
-    flows = by_pair(messages) if messages[0].how == "missing" else together(messages)
-    return Block(operation, tuple(_side_by_side(flows, extent)), step=step)
-
-
-def _side_by_side(flows: Sequence[Flow], extent: Extent) -> list[tuple[Flow, ...]]:
-    """Arrows of the same step share a row where they do not touch."""
-    rows: list[list[Flow]] = []
-    for flow in flows:
-        left, right = extent(flow)
-        fitting = (
-            row
-            for row in rows
-            if row[0].step == flow.step and all(right <= extent(other)[0] or left >= extent(other)[1] for other in row)
-        )
-        row = next(fitting, None)
-        if row is None:
-            rows.append([flow])
-        else:
-            row.append(flow)
-    return [tuple(row) for row in rows]
-
-
-def _cut(cycles: Sequence[Cycle]) -> Rows:
+def _cut(lines: Lifelines, cycles: Sequence[Cycle]) -> Rows:
     """As much as fits from the top, and at least one operation; what is repeated is kept whole or not at all.
 
     Where that would leave out the steps that make up the job, the picture begins with these.
@@ -98,7 +118,8 @@ def _cut(cycles: Sequence[Cycle]) -> Rows:
     steps = max((cycle for cycle in cycles if cycle.steps), key=_count_of, default=None)
     first = cycles.index(steps) if steps is not None and steps not in _that_fit(cycles) else 0
     kept = _that_fit(cycles[first:])
-    return Rows(tuple(kept), merged=True, before=_count(cycles[:first]), after=_count(cycles[first + len(kept) :]))
+    before, after = _count(cycles[:first]), _count(cycles[first + len(kept) :])
+    return Rows(lines, tuple(kept), merged=True, before=before, after=after)
 
 
 def _that_fit(cycles: Sequence[Cycle]) -> list[Cycle]:
@@ -116,3 +137,52 @@ def _count(cycles: Iterable[Cycle]) -> int:
 
 def _count_of(cycle: Cycle) -> int:
     return len(cycle.blocks) * cycle.times
+
+
+# What is repeated is drawn once ---------------------------------------------------------------------------------------
+
+
+def fold(blocks: Sequence[Block], *, most_rows: int) -> list[Cycle]:
+    """Cycles of at most `most_rows` that are drawn once: of calls that repeat, or of equal steps, whichever is less."""
+    return min(
+        _calls_together(blocks, most_rows), _steps_together(blocks, most_rows),
+        key=lambda cycles: sum(cycle.height for cycle in cycles),
+    )  # fmt: skip
+
+
+def _steps_together(blocks: Sequence[Block], most_rows: int) -> list[Cycle]:
+    """Steps of several ranks may lie over each other in time: each is drawn as a whole, where it begins."""
+    steps: dict[Hashable, list[Block]] = defaultdict(list)
+    for place, block in enumerate(blocks):
+        steps[block.step or place].append(block)
+    cycles: list[Cycle] = []
+    for (_, named), equal in groupby(steps.values(), key=lambda step: (_kinds(step), bool(step[0].step))):
+        alike = list(equal)
+        if named and len(alike) > 1 and sum(block.height for block in alike[0]) <= most_rows:
+            cycles.append(_cycle(alike))
+        else:
+            cycles += _calls_together([block for step in alike for block in step], most_rows)
+    return cycles
+
+
+def _kinds(blocks: Iterable[Block]) -> Hashable:
+    return frozenset(Counter(blocks).items())
+
+
+def _calls_together(blocks: Sequence[Block], most_rows: int) -> list[Cycle]:
+    """Stretches that repeat become one, with the number of times; who sends first may change from step to step."""
+
+    def fits(at: int, length: int) -> bool:
+        return sum(block.height for block in blocks[at : at + length]) <= most_rows
+
+    found = repeats(blocks, longest=_LONGEST_CYCLE, fits=fits, any_order=True)
+    return [
+        _cycle([blocks[at + n * length : at + (n + 1) * length] for n in range(times)]) for at, length, times in found
+    ]
+
+
+def _cycle(repeats: Sequence[Sequence[Block]]) -> Cycle:
+    """The first of what repeats stands for all."""
+    names = [{block.step for block in repeat} for repeat in repeats]
+    each_its_own = all(len(name) == 1 for name in names) and len(set.union(*names) - {""}) == len(names)
+    return Cycle(tuple(repeats[0]), len(repeats), each_its_own)

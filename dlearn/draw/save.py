@@ -5,11 +5,14 @@ Each carries its finding and its description, for readers who do not see it and 
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import html
 import io
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,8 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dlearn.draw.canvas import plain
+from dlearn.draw.canvas import Drawing, plain
+from dlearn.draw.palette import ON_COLOR, ON_SHADE, at_night, shade_at_night
 from dlearn.errors import DlearnError
 
 # What each format would write of the moment or the version it was made with.
@@ -30,6 +34,10 @@ _METADATA: dict[str, dict[str, Any]] = {
 ENDINGS = tuple(_METADATA)
 _DESCRIPTION = {".png": "Description", ".pdf": "Subject"}
 _SAME_BYTES: Any = {"svg.hashsalt": "dlearn", "svg.fonttype": "none", "pdf.fonttype": 42}
+_PATH, _HUNDREDTHS = re.compile(r'<path [^>]*?d="[^"]*"'), re.compile(r"(\.\d\d)\d+")
+_COLOR = re.compile(r"(?:fill|stroke)(?:: |=\")(#[0-9a-f]{6})")
+_WIDEST = 1.25
+"""How much larger than on paper a notebook with room for it shows a drawing."""
 _MOST = 20_000
 """Characters of a description."""
 
@@ -44,33 +52,91 @@ def save(picture: Axes | Figure, path: str | os.PathLike[str]) -> None:
         raise DlearnError(
             f"{Path(path).name!r}: a picture is saved as .svg, .png or .pdf, not as {ending or 'a file without ending'}"
         )
+    Path(path).write_bytes(svg_of(picture).encode() if ending == ".svg" else _content(_figure(picture), ending))
+
+
+def _figure(picture: Axes | Figure) -> Figure:
     figure = picture if isinstance(picture, Figure) else picture.get_figure(root=True)
     if figure is None:
         raise DlearnError("these axes belong to no figure any more: draw them again, then save.")
-    title, description = finding_of(figure), description_of(figure)
+    return figure
+
+
+def svg_of(picture: Axes | Figure) -> str:
+    """The figure as SVG; one of ours is dark where its reader's page is."""
+    figure = _figure(picture)
+    # A hundredth of a point is enough: of the 160 kB of a picture with hatches a third goes.
+    short = _PATH.sub(lambda path: _HUNDREDTHS.sub(r"\1", path[0]), _content(figure, ".svg").decode())
+    svg = _told(short, finding_of(figure), description_of(figure))
+    return svg.replace("</style>", f"{_night(svg)}</style>", 1) if isinstance(figure, Drawing) else svg
+
+
+def _content(figure: Figure, ending: str) -> bytes:
     metadata = dict(_METADATA[ending])
     if ending in _DESCRIPTION:
-        metadata |= {key: text for key, text in (("Title", title), (_DESCRIPTION[ending], description)) if text}
+        texts = {"Title": finding_of(figure), _DESCRIPTION[ending]: description_of(figure)}
+        metadata |= {key: text for key, text in texts.items() if text}
     file = io.BytesIO()
     with matplotlib.rc_context(_SAME_BYTES):
         figure.savefig(file, format=ending[1:], metadata=metadata, bbox_inches="tight", dpi=120)
-    content = file.getvalue()
-    Path(path).write_bytes(content if ending in _DESCRIPTION else _told(content.decode(), title, description).encode())
+    return file.getvalue()
 
 
-def png_of(draw: Callable[[], Axes]) -> tuple[str, bytes]:
-    """The finding and the PNG of the picture that `draw` makes, for a page to show; no figure stays open."""
+def _night(svg: str) -> str:
+    """A rule for each colour of the svg, which holds where the page around it is dark.
+
+    The ground is painted: a light page whose reader's system is dark would else show light text on white.
+    """
+    rules, is_scale = [f"text{{fill:{at_night('#000000', least=4.5)}}}"], 'id="cells"' in svg
+    for color in sorted(set(_COLOR.findall(svg))):
+        text, shape, shade = at_night(color, least=4.5), at_night(color, least=3), shade_at_night(color)
+        if color not in ON_COLOR:
+            rules.append(f'text[style*="fill: {color}"]{{fill:{shade if color in ON_SHADE else text}!important}}')
+        for part in ("fill", "stroke"):
+            if is_scale:
+                rules.append(f'#cells>[style*="{part}: {color}"]{{{part}:{shade}!important}}')
+            if color != ON_COLOR[0]:
+                rules.append(f':not(text,#cells>*)[style*="{part}: {color}"]{{{part}:{shape}!important}}')
+        rules.append(f'[fill="{color}"]{{fill:{shape}}}')
+    return f"@media(prefers-color-scheme:dark){{{''.join(rules)}}}"
+
+
+def html_of(figure: Figure) -> str:
+    """The figure as an image: no id of one can be that of another, and pages that allow no inline SVG show it too."""
+    svg = svg_of(figure)
+    width_pt = float(svg.split('width="', 1)[1].split("pt", 1)[0])
+    told = html.escape(f"{finding_of(figure)}. {description_of(figure)}")
+    # All drawings of a notebook have the same scale, also those that fill only a part of their figure.
+    share = min(100, width_pt / figure.get_figwidth() / 0.72)
+    width = f"width:{share:.0f}%;max-width:{_WIDEST * width_pt / 0.75:.0f}px"
+    themes = "".join(
+        f"body[data-jp-theme-light={light}] .dlearn-drawing{{color-scheme:{scheme}}}"
+        for light, scheme in (("true", "light"), ("false", "dark"))
+    )
+    return (
+        f'<style>{themes}</style><img class="dlearn-drawing" alt="{told}" style="display:block;{width}"'
+        f' src="data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}">'
+    )
+
+
+@contextmanager
+def closed_after() -> Iterator[None]:
+    """No figure that is made in this context stays open, to be shown by a notebook once more."""
     before = plt.get_fignums()
     try:
-        figure = draw().get_figure(root=True)
-        assert figure is not None
-        file = io.BytesIO()
-        # Every drawing fits its figure: looking once more for what sticks out would cost a third of the time.
-        figure.savefig(file, format="png", dpi=110)
-        return finding_of(figure), file.getvalue()
+        yield
     finally:
         for number in set(plt.get_fignums()).difference(before):
             plt.close(number)
+
+
+def png_of(ax: Axes) -> bytes:
+    """The PNG of a picture, for a page to show."""
+    figure = _figure(ax)
+    file = io.BytesIO()
+    # Every drawing fits its figure: looking once more for what sticks out would cost a third of the time.
+    figure.savefig(file, format="png", dpi=110)
+    return file.getvalue()
 
 
 def finding_of(figure: Figure) -> str:

@@ -14,11 +14,12 @@ from dlearn.analysis.walking.own_work import works_alone
 from dlearn.draw.arrows import MOST_ARROWS, Arrows, readable
 from dlearn.draw.bars import Bar, bars_of
 from dlearn.draw.busy import Busy, busy_of
-from dlearn.draw.lanes import Lane, rows_for, stack
+from dlearn.draw.layout.folding import fold
+from dlearn.draw.layout.lanes import Lane, rows_for, stack
 from dlearn.join.joining import everybody, operations
 from dlearn.join.unrolling import messages_of
 from dlearn.trace.event import Gradient, Span
-from dlearn.trace.message import Operation
+from dlearn.trace.message import Message, Operation
 from dlearn.trace.tables.event_table import NONE
 from dlearn.trace.tables.operations import Calls, Operations
 from dlearn.trace.trace import Trace
@@ -31,6 +32,8 @@ _ROOM_FOR_STUCK = 0.6
 """What never ended lasts this much longer than all that was seen, so that its reason can be read."""
 _USUAL_WIDTH_PT = 560.0
 _MOST_RANKS = 64
+_MOST_NAMED = 4
+"""Ranks that have their spans' names each."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ class Scene:
     """Times in ns, lanes in inches. `rows[i]` is the row of `bars[i]` in its lane, as `span_rows[i]` of `spans[i]`."""
 
     ranks: tuple[int, ...]
+    folded: dict[int, tuple[int, ...]]
+    """Rank -> those that its lane stands for, itself included."""
     start_ns: int
     end_ns: int
     bars: list[Bar]
@@ -52,8 +57,14 @@ class Scene:
     lanes: dict[int, Lane]
     arrows: Arrows
     sums: Sums
+    common_spans: bool
+    """Whether the spans of the first rank stand for those of all, which have the same names."""
     density: dict[int, list[float]]
     """Bytes that each rank sends in each of `BINS` stretches, where there are too many messages for arrows."""
+    hidden: int
+    """Derived messages that were not asked for."""
+    control: int
+    """Calls that RPC makes for itself, which are not drawn."""
     busy: Busy | None
     """The share of time that each rank spends in calls, where these are too many for bars: only those that went wrong
     are in `bars` then."""
@@ -61,15 +72,23 @@ class Scene:
     def ms(self, at_ns: int) -> float:
         return (at_ns - self.start_ns) / 1e6
 
+    def name(self, rank: int, label: str) -> str:
+        """What stands beside the lane of this rank."""
+        alike = len(self.folded[rank]) - 1
+        return f"{label} and {alike:,} more alike" if alike else label
 
-def set_scene(trace: Trace) -> Scene:
-    """Everything that a timeline of this trace shows."""
+
+def set_scene(trace: Trace, *, derived: bool) -> Scene:
+    """Everything that a timeline of this trace shows; arrows of `derived` messages, too, if they are asked for."""
     shown = operations(trace)
     calls = shown.calls
     start_ns, end_ns = _window(trace, calls)
-    ranks = ranks_shown(trace)
+    everyone = ranks_shown(trace)
+    folded = fold(calls, everyone, end_ns - start_ns)
+    ranks = tuple(folded)
     many = len(calls) > MOST_BARS
-    bars = bars_of(_gone_wrong(shown) if many else shown, trace, until_ns=end_ns)
+    kept = _gone_wrong(shown) if many else [each for each in shown if not is_control(each)]
+    bars = [bar for bar in bars_of(kept, trace, until_ns=end_ns) if bar.rank in folded]
     # A bar whose end nobody saw takes some room, so that such bars do not hide each other.
     least_ns = (end_ns - start_ns) // 250
     until = [bar.start_ns + least_ns if bar.state == "not observed" else bar.end_ns for bar in bars]
@@ -79,13 +98,19 @@ def set_scene(trace: Trace) -> Scene:
     all_spans, all_gradients = (trace.rows.where(trace.table.is_a(kind)) for kind in (Span, Gradient))
     lasted_ns = np.where(trace.table.end_ns == NONE, end_ns, trace.table.end_ns) - trace.table.start_ns
     told_apart = (lasted_ns > (end_ns - start_ns) // BINS) | (len(all_spans) <= MOST_BARS)
-    spans = all_spans.where(told_apart).of(Span)
+    spans = [span for span in all_spans.where(told_apart).of(Span) if span.rank in folded]
+    common_spans = _are_common(spans, ranks)
+    spans = [span for span in spans if not common_spans or span.rank == ranks[0]]
     gradients = all_gradients.of(Gradient) if len(all_gradients) <= MOST_BARS else []
+    gradients = [gradient for gradient in gradients if gradient.rank in folded]
     span_rows = _rows(spans, [span.end_ns or end_ns for span in spans])
-    sums = over_time(shown, set(ranks), start_ns=start_ns, end_ns=end_ns, bins=BINS)
-    arrows = _arrows(shown, ranks, start_ns, end_ns) if sums.arrows <= MOST_ARROWS else None
+    sums = over_time(shown, set(everyone), start_ns=start_ns, end_ns=end_ns, bins=BINS)
+    hidden = 0 if derived else sums.derived
+    wanted = sums.arrows - (0 if derived else sums.derived_arrows)
+    arrows = _arrows(shown, ranks, start_ns, end_ns, derived=derived) if wanted <= MOST_ARROWS else None
     return Scene(
         ranks=ranks,
+        folded=folded,
         start_ns=start_ns,
         end_ns=end_ns,
         bars=bars,
@@ -94,7 +119,7 @@ def set_scene(trace: Trace) -> Scene:
         span_rows=span_rows,
         works=_shades(works_alone(trace)),
         gradients=gradients,
-        left_out={"span": len(all_spans) - len(spans), "gradient": len(all_gradients) - len(gradients)},
+        left_out={"span": int((~told_apart).sum()), "gradient": len(all_gradients) * (len(all_gradients) > MOST_BARS)},
         lanes=stack(
             ranks,
             # Where nothing is called at all, the spans need no room for bars beside them.
@@ -107,9 +132,28 @@ def set_scene(trace: Trace) -> Scene:
         ),
         arrows=arrows or Arrows((), merged=False),
         sums=sums,
-        density=sums.sent_bytes if arrows is None else {},
+        common_spans=common_spans,
+        density={rank: sums.sent_bytes[rank] for rank in ranks if rank in sums.sent_bytes} if arrows is None else {},
+        hidden=hidden if arrows is not None else 0,
+        control=0 if many else len(shown) - len(kept),
         busy=busy_of(calls, start_ns=start_ns, end_ns=end_ns, bins=BINS) if many else None,
     )
+
+
+def _are_common(spans: Sequence[Span], ranks: Sequence[int]) -> bool:
+    """Whether these are many ranks, and all have spans of the same names."""
+    names: dict[int, list[str]] = {rank: [] for rank in ranks}
+    for span in spans:
+        names[span.rank].append(span.name)
+    return len(ranks) > _MOST_NAMED and all(each == names[ranks[0]] for each in names.values())
+
+
+def is_control(operation: Operation) -> bool:
+    """Whether RPC makes it for itself: it carries none of the program's data, and nothing went wrong in it."""
+    if operation.exchange is None or operation.failed or operation.pending:
+        return False
+    found = messages_of(operation)
+    return bool(found) and all(message.control for message in found)
 
 
 def _gone_wrong(shown: Operations) -> list[Operation]:
@@ -164,11 +208,13 @@ def _depth(ranks: Sequence[int], rows: Sequence[int]) -> dict[int, int]:
     return depth
 
 
-def _arrows(shown: Operations, ranks: Sequence[int], start_ns: int, end_ns: int) -> Arrows | None:
+def _arrows(shown: Operations, ranks: Sequence[int], start_ns: int, end_ns: int, *, derived: bool) -> Arrows | None:
     """The messages of each operation that has any, between these ranks; None if they are too many."""
     lanes = set(ranks)
-    found = [
-        [message for message in messages_of(operation) if message.src in lanes and message.dst in lanes]
-        for operation in shown
-    ]
+
+    def is_shown(message: Message) -> bool:
+        asked_for = derived or message.how != "derived"
+        return message.src in lanes and message.dst in lanes and asked_for and not message.control
+
+    found = [list(filter(is_shown, messages_of(operation))) for operation in shown]
     return readable(found, points_per_ns=_USUAL_WIDTH_PT / (end_ns - start_ns))

@@ -11,32 +11,45 @@ from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from dlearn.analysis.ddp.step_times import step_times
 from dlearn.analysis.findings import finding, size_text, time_text
 from dlearn.analysis.telling.words import problem_sentences
 from dlearn.analysis.volume.flows import Flow
 from dlearn.draw import canvas
 from dlearn.draw.arrows import draw_arrow, draw_steps, in_legend
-from dlearn.draw.bars import ENDS_RED, Bar, Box, draw_bars, label_bars
+from dlearn.draw.bars import ENDS_RED, Bar, Box, draw_bars, is_collective, label_bars
 from dlearn.draw.busy import draw_busy
 from dlearn.draw.canvas import TEXT_PT, plain, points_per_ms, text_width
-from dlearn.draw.lanes import SPAN_IN, STRIP_IN, height_in
-from dlearn.draw.palette import DENSITY, FAINT, GRID, INK, LANE, MISSING, STRIP, WAITING_HATCH, WORKS, look
+from dlearn.draw.layout.folding import ALIKE
+from dlearn.draw.layout.lanes import SPAN_IN, STRIP_IN, height_in
+from dlearn.draw.palette import DENSITY, FAINT, GRID, INK, LANE, MISSING, STRIP, WAITING_HATCH, WORKS
 from dlearn.draw.scene import BINS, MOST_SPAN_ROWS, Scene, set_scene
+from dlearn.draw.step_strip import steps
 from dlearn.shown import count_text
+from dlearn.trace.message import Operation
 from dlearn.trace.trace import Trace
 
+MOST_STEPS = 12
+"""Bars of more training steps cannot be told apart."""
 _TALLEST_IN = 14.0
 _NARROWEST_PT = 1.0
 _MOST_WIDENED = 400
+_MOST_LINES = 24
+"""Operations whose last rank is marked."""
 
 
-def timeline(trace: Trace, *, ax: Axes | None = None) -> Axes:
-    """Draw one lane per rank, a bar per call, and an arrow per message; time in ms from the first event shown."""
-    scene = set_scene(trace)
-    fit = ax is None
+def timeline(trace: Trace, *, arrows: bool = False, ax: Axes | None = None) -> Axes:
+    """Draw a lane for each rank and a bar for each call, thin while it waits; time in ms from the first event shown.
+
+    An arrow stands for each message that was observed; with `arrows=True` also for those that are derived, whose times
+    are shares of their operation's. More than twelve steps are drawn as `steps` draws them.
+    """
+    if len(step_times(trace).titles) > MOST_STEPS:
+        return steps(trace, ax=ax)
+    scene = set_scene(trace, derived=arrows)
     ax = ax or _new_axes(trace, scene)
     if not (scene.bars or scene.busy or scene.spans or scene.gradients):
-        return canvas.say_empty(ax, "This trace holds no operation, span or gradient.", fit=fit)
+        return canvas.say_empty(ax, "This trace holds no operation, span or gradient.")
     canvas.describe(
         ax,
         "A lane for each rank, from the top; in it a bar for each call, and between lanes an arrow for each message.",
@@ -45,13 +58,13 @@ def timeline(trace: Trace, *, ax: Axes | None = None) -> Axes:
     draw_spans(ax, scene)
     draw_gradients(ax, scene)
     draw_calls(ax, scene)
+    draw_last_ranks(ax, scene)
     draw_messages(ax, scene)
-    canvas.frame(ax, title=finding(trace), legend=legend(scene), notes=notes(ax, trace, scene), fit=fit)
-    return ax
+    return canvas.frame(ax, title=finding(trace), legend=legend(scene), notes=notes(ax, trace, scene))
 
 
 def _new_axes(trace: Trace, scene: Scene) -> Axes:
-    labels = [plain(trace.label(rank)) for rank in scene.ranks]
+    labels = [plain(scene.name(rank, trace.label(rank))) for rank in scene.ranks]
     return canvas.new_axes(height_in=min(height_in(scene.lanes), _TALLEST_IN), left_in=canvas.left_margin_in(labels))
 
 
@@ -62,7 +75,7 @@ def label_axes(ax: Axes, trace: Trace, scene: Scene) -> None:
     ax.set_ylim(height_in(scene.lanes), 0)
     canvas.draw_lanes(ax, [(lane.top, lane.bottom) for lane in lanes])
     ax.set_yticks(
-        [lane.middle for lane in lanes], [plain(trace.label(lane.rank)) for lane in lanes],
+        [lane.middle for lane in lanes], [plain(scene.name(lane.rank, trace.label(lane.rank))) for lane in lanes],
         parse_math=False, fontsize=TEXT_PT, color=INK,
     )  # fmt: skip
     ax.set_xlabel("ms from the first event shown", fontsize=TEXT_PT, color=INK, labelpad=2)
@@ -135,6 +148,37 @@ def draw_calls(ax: Axes, scene: Scene) -> None:
             draw_busy(ax, scene.busy, rank=rank, right=scene.ms(scene.end_ns), box=lane.bar(0))
 
 
+def draw_last_ranks(ax: Axes, scene: Scene) -> None:
+    """A line where the last rank has come to an operation, from which on all can send, and a mark on that rank."""
+    waited = waited_for(scene)
+    for operation, bars in waited.items() if len(waited) <= _MOST_LINES else ():
+        at = scene.ms(operation.transfer_ns)
+        lanes = [scene.lanes[bar.rank] for bar, _ in bars]
+        last = next((lane.bar(row) for (bar, row), lane in zip(bars, lanes, strict=True) if is_last(bar)), None)
+        top, bottom = min(lane.bars_top for lane in lanes), max(lane.bottom for lane in lanes)
+        color = bars[0][0].look.line
+        ax.plot([at, at], [top, bottom], color=color, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1.8, gid="last rank")
+        if last is not None:
+            ax.plot([at], [sum(last) / 2], marker=">", markersize=6, color=color, markeredgecolor="white", zorder=5)
+
+
+def waited_for(scene: Scene) -> dict[Operation, list[tuple[Bar, int]]]:
+    """Of each operation in which a rank waited, and that all came to, its bars and their rows."""
+    found: dict[Operation, list[tuple[Bar, int]]] = {}
+    for bar, row in zip(scene.bars, scene.rows, strict=True):
+        if is_collective(bar.operation) and not bar.operation.missing:
+            found.setdefault(bar.operation, []).append((bar, row))
+    return {
+        operation: bars
+        for operation, bars in found.items()
+        if any(bar.state == "ended" and bar.transfer_ns > bar.start_ns for bar, _ in bars)
+    }
+
+
+def is_last(bar: Bar) -> bool:
+    return bar.rank == bar.operation.last_rank
+
+
 def draw_messages(ax: Axes, scene: Scene) -> None:
     """Arrows between the bars of sender and receiver, or, where they are too many, the bytes over time."""
     places = {(id(bar.operation), bar.rank): i for i, bar in enumerate(scene.bars)}
@@ -172,14 +216,27 @@ def _times(scene: Scene, flow: Flow, dst: int | None) -> tuple[float, float]:
 
 
 def legend(scene: Scene) -> list[Artist]:
-    looks = [look(bar.op) for bar in scene.bars] + [each for _, each in (scene.busy.transfer if scene.busy else ())]
-    families = {each.family: each for each in looks}
+    looks = [bar.look for bar in scene.bars] + [each for _, each in (scene.busy.transfer if scene.busy else ())]
+    families = {each.family: each for each in reversed(looks)}
+    hues = len({each.color for each in looks}) > len(families)
     handles: list[Artist] = [
-        Patch(facecolor=each.color, edgecolor=each.ink, hatch=each.hatch, linewidth=0.4, label=each.family)
+        Patch(
+            facecolor=each.color, edgecolor=each.ink, hatch=each.hatch, linewidth=0.4,
+            label=f"{each.family}, a colour for each" * hues or each.family,
+        )
         for each in families.values()
-    ]
-    if any(bar.transfer_ns > bar.start_ns for bar in scene.bars):
-        label = "hatched: waits for the last rank"
+    ]  # fmt: skip
+    if any(bar.transfer_ns > bar.start_ns and bar.state not in ENDS_RED for bar in scene.bars):
+        handles.append(Line2D([], [], color=FAINT, linewidth=3, label="thin: waits for the last rank"))
+        if 0 < len(waited_for(scene)) <= _MOST_LINES:
+            handles.append(
+                Line2D(
+                    [], [], color=FAINT, linewidth=0.9, linestyle=(0, (2, 2)), marker=">", markersize=6,
+                    label="the last rank has come",
+                )
+            )  # fmt: skip
+    if any(bar.transfer_ns > bar.start_ns and bar.state in ENDS_RED for bar in scene.bars):
+        label = "hatched: waits"
         handles.append(Patch(facecolor=GRID, edgecolor=FAINT, hatch=WAITING_HATCH, linewidth=0.4, label=label))
     if scene.works:
         handles.append(Patch(facecolor=WORKS[0], edgecolor=FAINT, linewidth=0.4, label="a span without calls"))
@@ -202,6 +259,16 @@ def notes(ax: Axes, trace: Trace, scene: Scene) -> list[str]:
             f"{scene.busy.calls:,} calls are too many for bars: the height of a strip is the share of the time that the"
             " rank is inside of calls, paler while all of them wait for the last rank."
         )
+    most = max(scene.folded.values(), key=len)
+    if len(most) > 1:
+        told.append(
+            f"Alike: ranks that call the same, each call within {ALIKE:.0%} of the picture's width of their median;"
+            " the nearest to it is drawn."
+        )
+    if scene.common_spans and scene.spans:
+        told.append(f"Spans are those of {trace.label(scene.ranks[0])}; the others have spans of the same names.")
+    if len(waited_for(scene)) > _MOST_LINES:
+        told.append(f"More than {_MOST_LINES} operations: no lines where the last rank has come.")
     for what, count in scene.left_out.items():
         if count:
             told.append(f"{count_text(count, what)} too many to be told apart: choose a shorter part.")
@@ -214,6 +281,10 @@ def notes(ax: Axes, trace: Trace, scene: Scene) -> list[str]:
             f"{scene.sums.count:,} messages not drawn as arrows: the grey strip of a rank shows the bytes that it"
             f" sends, at most {size_text(round(highest))} in {stretch}."
         )
+    if scene.control:
+        told.append(f"{count_text(scene.control, 'control call')} that RPC makes for itself, not drawn.")
+    if scene.hidden:
+        told.append(f"{count_text(scene.hidden, 'derived message')} without arrows: arrows=True draws them.")
     if any(flow.how == "derived" for flow in scene.arrows.flows):
         told.append("Derived: from gloo's algorithm; the time of the transfer is shared out, not measured.")
     if any(bar.state == "stuck" for bar in scene.bars):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
 
 from dlearn import analysis
@@ -15,92 +16,104 @@ from dlearn.analysis.findings import pair_sentences, size_text, traffic_finding
 from dlearn.analysis.volume.traffic import Traffic
 from dlearn.draw import canvas
 from dlearn.draw.arrows import in_legend
-from dlearn.draw.canvas import TEXT_PT, cut, plain, points
-from dlearn.draw.circle_layout import NODE_PT, Pair, Point, Spot, bend_of, height_pt, place_labels, place_ranks
-from dlearn.draw.palette import INK, LANE, LINES, line_color
+from dlearn.draw.canvas import cut_names, points
+from dlearn.draw.layout.circle_layout import (
+    NODE_PT,
+    Pair,
+    Point,
+    Spot,
+    bend_of,
+    have_no_room,
+    height_pt,
+    place_labels,
+    place_ranks,
+)  # fmt: skip
+from dlearn.draw.palette import INK, LANE, LINES, MISSING, Color, look
 from dlearn.draw.traffic_matrix import notes as traffic_notes
+from dlearn.draw.traffic_matrix import traffic
 from dlearn.shown import count_text
 from dlearn.trace.trace import Trace
 
-MOST_RANKS = 24
-MOST_ARROWS = 60
+MOST_RANKS, MOST_ARROWS = 24, 60
+"""More of them cannot be told apart in a circle: a matrix shows them."""
 _FEW_ARROWS = 16
 """More of them are thinner, to be told apart."""
 _WIDEST_NAME_PT = 90.0
-_THINNEST_PT, _THICKEST_PT = 0.8, 3.0
+_THINNEST_PT, _THICKEST_PT, _EQUAL_PT = 0.6, 2.4, 1.2
+_ALIKE = 1.05
+"""Bytes that differ by less look equal: a ring's pieces are rounded."""
 
 
 @dataclass(frozen=True)
 class Arrow:
-    """What travels from one rank to another. `how` is how most of its bytes are known."""
+    """What travels from one rank to another. `how` is how most of its bytes are known, `op` what sends most of them."""
 
     pair: Pair
     how: str
+    op: str
     label: str
     width_pt: float
 
+    @property
+    def color(self) -> Color:
+        return MISSING if self.how == "missing" else look(self.op).line
+
 
 def traffic_graph(trace: Trace, *, ax: Axes | None = None) -> Axes:
-    """Draw the ranks in a circle, clockwise from the top, and an arrow for each pair that sends, with its bytes."""
+    """Draw the ranks in a circle, clockwise from the top, and an arrow for each pair that sends, with its bytes.
+
+    More than 24 ranks, or 60 arrows, or more than have room, are drawn as `traffic` draws them.
+    """
     sent = analysis.traffic(trace)
-    ranks = ranks_shown(sent)
-    names = {rank: cut(plain(sent.labels[rank]), _WIDEST_NAME_PT, size=TEXT_PT) for rank in ranks}
-    arrows = arrows_of(sent, ranks)
-    pairs = [arrow.pair for arrow in arrows]
-    fit = ax is None
-    ax = ax or canvas.new_axes(height_in=height_pt(ranks, pairs) / 72, left_in=0.15)
-    if not ranks:
-        return canvas.say_empty(ax, "This trace holds no process.", fit=fit)
-    canvas.describe(ax, *pair_sentences(sent))
-    size = (points(ax, 1.0, along="x"), points(ax, 1.0, along="y"))
-    places = place_ranks(names, pairs, size)
-    labels = place_labels({each.pair: each.label for each in arrows}, places, size) if few(arrows) else None
-    set_scale(ax, size)
-    boxes = draw_ranks(ax, places, names)
-    for arrow in arrows if few(arrows) else []:
-        draw_arrow(ax, arrow, places, boxes, bend_of(arrow.pair, pairs))
-    if labels is None:
-        write_sums(ax, sent, places)
-    else:
-        write_labels(ax, arrows, labels)
-    told = notes(sent, arrows, ranks, labelled=labels is not None)
-    canvas.frame(ax, title=traffic_finding(sent), legend=legend(arrows), notes=told, below_in=0.08, fit=fit)
-    return ax
-
-
-def ranks_shown(sent: Traffic) -> tuple[int, ...]:
-    """In ring order; of too many those that send and receive most."""
     ranks = sorted(sent.labels)
-    if len(ranks) <= MOST_RANKS:
-        return tuple(ranks)
-    busiest = sorted(ranks, key=lambda rank: -sent.bytes_from(rank=rank) - sent.bytes_to(rank=rank))
-    return tuple(sorted(busiest[:MOST_RANKS]))
+    arrows = arrows_of(sent)
+    if len(ranks) > MOST_RANKS or len(arrows) > MOST_ARROWS:
+        return traffic(trace, ax=ax)
+    pairs = [arrow.pair for arrow in arrows]
+    height = height_pt(ranks, pairs)
+    if not ranks:
+        return canvas.say_empty(
+            ax or canvas.new_axes(height_in=height / 72, left_in=0.15), "This trace holds no process."
+        )
+    size = (72 * (canvas.width_in() - 0.3), height)
+    if ax is not None:
+        size = (points(ax, 1.0, along="x"), points(ax, 1.0, along="y"))
+    names = dict(zip(ranks, cut_names([sent.labels[rank] for rank in ranks], _WIDEST_NAME_PT), strict=True))
+    places = place_ranks(names, pairs, size)
+    if have_no_room(places.values()):
+        return traffic(trace, ax=ax)
+    ax = ax or canvas.new_axes(height_in=height / 72, left_in=0.15)
+    canvas.describe(ax, *pair_sentences(sent))
+    set_scale(ax, size)
+    boxes = draw_boxes(ax, places, names)
+    for arrow in arrows:
+        draw_arrow(ax, arrow, places, boxes, bend_of(arrow.pair, pairs))
+    labels = place_labels({each.pair: each.label for each in arrows}, places, size)
+    if labels is not None:
+        write_labels(ax, arrows, labels)
+    else:
+        write_sums(ax, sent, places)
+    told = notes(sent, arrows, labelled=labels is not None)
+    return canvas.frame(ax, title=traffic_finding(sent), legend=legend(arrows), notes=told, below_in=0.08)
 
 
-def arrows_of(sent: Traffic, ranks: Sequence[int]) -> list[Arrow]:
+def arrows_of(sent: Traffic) -> list[Arrow]:
     """One for each pair of different ranks that sends; red where nothing came of what was expected."""
-    most = max(sent.payload_bytes.values(), default=0) or 1
-    pairs = [
-        (src, dst)
-        for src, dst in sorted({*sent.message_count, *sent.never_came})
-        if src != dst and src in ranks and dst in ranks
-    ]
+    pairs = [pair for pair in sorted({*sent.message_count, *sent.never_came}) if pair[0] != pair[1]]
+    sizes = [sent.payload_bytes.get(pair, 0) for pair in pairs if pair in sent.message_count]
+    most = max(sizes, default=0) or 1
     thickest = _THICKEST_PT if len(pairs) <= _FEW_ARROWS else _THICKEST_PT / 2
     arrows = []
     for pair in pairs:
         size = sent.payload_bytes.get(pair, 0)
         if pair not in sent.message_count:
-            arrows.append(Arrow(pair, "missing", f"never came: {size_text(sent.never_came[pair])}", 1.0))
+            arrows.append(Arrow(pair, "missing", "", f"never came: {size_text(sent.never_came[pair])}", 1.0))
             continue
         label = size_text(size) if size else f"{count_text(sent.message_count[pair], 'message')} without data"
         width = _THINNEST_PT + (thickest - _THINNEST_PT) * (size / most) ** 0.5
-        arrows.append(Arrow(pair, sent.known[pair][0], label, width))
+        equal = most < _ALIKE * min(sizes)
+        arrows.append(Arrow(pair, sent.known[pair][0], sent.ops[pair], label, _EQUAL_PT if equal else width))
     return arrows
-
-
-def few(arrows: Sequence[Arrow]) -> bool:
-    """Whether they can be told apart at all."""
-    return len(arrows) <= MOST_ARROWS
 
 
 def set_scale(ax: Axes, size: tuple[float, float]) -> None:
@@ -112,9 +125,9 @@ def set_scale(ax: Axes, size: tuple[float, float]) -> None:
     ax.set_axis_off()
 
 
-def draw_ranks(ax: Axes, places: Mapping[int, Spot], names: Mapping[int, str]) -> dict[int, FancyBboxPatch]:
-    """Returns their boxes, where the arrows begin and end."""
-    boxes = {}
+def draw_boxes(ax: Axes, places: Mapping[int, Spot], names: Mapping[int, str]) -> dict[int, Patch]:
+    """Draw a box with its name for each rank, and return the boxes: arrows begin and end at their edges."""
+    boxes: dict[int, Patch] = {}
     for rank, ((x, y), half) in places.items():
         boxes[rank] = FancyBboxPatch(
             (x - half, y - NODE_PT / 2), 2 * half, NODE_PT, boxstyle="round,pad=0,rounding_size=6", facecolor=LANE,
@@ -126,9 +139,9 @@ def draw_ranks(ax: Axes, places: Mapping[int, Spot], names: Mapping[int, str]) -
 
 
 def draw_arrow(ax: Axes, arrow: Arrow, places: Mapping[int, Spot], boxes: Mapping[int, Patch], bend: float) -> None:
-    """From the edge of one box to that of the other. The head is drawn alone: it is never dashed."""
+    """Draw it from the edge of one box to that of the other; the head alone: it is never dashed."""
     src, dst = arrow.pair
-    head_pt = 6.0 + 3.5 * arrow.width_pt
+    head_pt = 5.0 + 3.5 * arrow.width_pt
     line: dict[str, Any] = {
         "arrowstyle": "-", "linewidth": arrow.width_pt, "linestyle": LINES[arrow.how], "shrinkB": 2 + 0.3 * head_pt,
         "gid": f"message {src} to {dst}",
@@ -138,52 +151,52 @@ def draw_arrow(ax: Axes, arrow: Arrow, places: Mapping[int, Spot], boxes: Mappin
         ax.add_patch(
             FancyArrowPatch(
                 places[src].middle, places[dst].middle, patchA=boxes[src], patchB=boxes[dst], shrinkA=2,
-                color=line_color(arrow.how), zorder=2, connectionstyle=f"arc3,rad={bend}", **part,
+                color=arrow.color, zorder=2, connectionstyle=f"arc3,rad={bend}", **part,
             )
         )  # fmt: skip
 
 
 def write_labels(ax: Axes, arrows: Sequence[Arrow], labels: Mapping[Pair, Point]) -> None:
     for arrow in arrows:
-        _write(ax, labels[arrow.pair], arrow.label, line_color(arrow.how))
+        _write(ax, labels[arrow.pair], arrow.label, color=MISSING if arrow.how == "missing" else INK)
 
 
 def write_sums(ax: Axes, sent: Traffic, places: Mapping[int, Spot]) -> None:
-    """Where the arrows are too many for their numbers: outside of each rank what it sends in all."""
+    """Write what each rank sends in all outside of it: the arrows are too many for their numbers."""
+    middle = points(ax, 0.5, along="y")
     for rank, place in places.items():
         x, y = place.middle
         away = NODE_PT / 2 + 8
-        _write(
-            ax, (x, y + (away if y > points(ax, 0.5, along="y") + 1 else -away)), size_text(sent.bytes_from(rank=rank))
-        )
+        _write(ax, (x, y + (away if y > middle + 1 else -away)), size_text(sent.bytes_from(rank=rank)))
 
 
-def _write(ax: Axes, at: Point, text: str, ink: str = INK, *, behind: str = "white") -> None:
+def _write(ax: Axes, at: Point, text: str, *, behind: str = "white", **more: Any) -> None:
     box = {"facecolor": behind, "edgecolor": "none", "pad": 0.5}
-    canvas.write(ax, *at, text, ha="center", color=ink, zorder=4, bbox=box)
+    canvas.write(ax, *at, text, zorder=4, bbox=box, **{"ha": "center"} | more)
 
 
-def legend(arrows: Sequence[Arrow]) -> list[Artist]:
-    hows = dict.fromkeys(arrow.how for arrow in arrows) if few(arrows) else {}
-    return [in_legend(how) for how in hows]
+def legend(arrows: Iterable[Arrow]) -> list[Artist]:
+    """Say what each colour and line is: the op that sends most, and how that is known."""
+    kinds = {(arrow.color, arrow.how): arrow for arrow in arrows}
+    handles: list[Artist] = []
+    for (color, how), arrow in kinds.items():
+        if how == "missing":
+            handles.append(in_legend(how))
+            continue
+        label = f"{look(arrow.op).family}, {how}"
+        handles.append(Line2D([], [], color=color, linestyle=LINES[how], linewidth=_EQUAL_PT, label=label))
+    return handles
 
 
-def notes(sent: Traffic, arrows: Sequence[Arrow], ranks: Sequence[int], *, labelled: bool) -> list[str]:
+def notes(sent: Traffic, arrows: Sequence[Arrow], *, labelled: bool) -> list[str]:
     told = []
     if not labelled:
-        what = "arrows are too many for a number each" if few(arrows) else "arrows are too many to be seen"
-        told.append(f"{len(arrows):,} {what}: beside each rank stands what it sends in all; draw.traffic has them all.")
-    if few(arrows) and len({arrow.width_pt for arrow in arrows if arrow.how != "missing"}) > 1:
+        told.append(f"{len(arrows):,} arrows are too many for a number each; draw.traffic has them all.")
+        told.append("Beside each rank stands what it sends in all.")
+    if len({arrow.width_pt for arrow in arrows if arrow.how != "missing"}) > 1:
         told.append("The width of an arrow grows with the square root of its bytes.")
     if any(len(sent.known.get(arrow.pair, ())) > 1 for arrow in arrows):
         told.append("An arrow is drawn as most of its bytes are known.")
-    left_out = len(sent.labels) - len(ranks)
-    if left_out:
-        inside = sum(size for pair, size in sent.payload_bytes.items() if {*pair} <= {*ranks})
-        told.append(
-            f"Drawn are the {len(ranks)} of {len(sent.labels):,} ranks that send and receive most, and what goes"
-            f" between them: {size_text(inside)} of {size_text(sent.total_bytes)}."
-        )
     own = [f"{sent.labels[src]} {size_text(size)}" for (src, dst), size in sent.payload_bytes.items() if src == dst]
     if own:
         told.append(f"To themselves, and not drawn: {', '.join(own[:8])}{', ...' if own[8:] else ''}.")

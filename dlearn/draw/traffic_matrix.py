@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
-from matplotlib.collections import PolyCollection
 from matplotlib.colors import LinearSegmentedColormap
 
 from dlearn import analysis
@@ -21,8 +20,8 @@ from dlearn.analysis.findings import (
 )
 from dlearn.analysis.volume.traffic import Matrix, Traffic, WireTraffic
 from dlearn.draw import canvas
-from dlearn.draw.canvas import SMALLEST_PT, TEXT_PT, fit_names, plain, points, text_width
-from dlearn.draw.palette import BYTE_SHADES, FAINT, INK, LANE, TO_ITSELF, ink_on
+from dlearn.draw.canvas import SMALLEST_PT, TEXT_PT, plain, points, text_width
+from dlearn.draw.palette import BYTE_SHADES, FAINT, INK, LANE, ON_SHADE, TO_ITSELF, black_or_white
 from dlearn.errors import DlearnError
 from dlearn.trace.trace import Trace
 
@@ -31,6 +30,7 @@ _COLUMN_IN = 1.3
 _TALLEST_IN = 9.0
 _SUM = 1.15
 """Width of the column of sums and height of the row of sums, in cells."""
+_MOST_NAMES = 24
 _SHADES = LinearSegmentedColormap.from_list("bytes", BYTE_SHADES)
 
 Bytes = Literal["payload", "predicted", "measured"]
@@ -47,19 +47,17 @@ def traffic(trace: Trace, *, bytes: Bytes = "payload", ax: Axes | None = None) -
     Payload, or those on the wire: "predicted", or "measured" where the kernel counted exactly this part of the trace.
     """
     sent = bytes_of(trace, bytes)
-    fit = ax is None
     ax = ax or _new_axes(sent)
     if not sent.ranks:
-        return canvas.say_empty(ax, "This trace holds no process.", fit=fit)
+        return canvas.say_empty(ax, "This trace holds no process.")
     if isinstance(sent, WireTraffic) and sent.not_measured:
-        return canvas.say_empty(ax, f"Not measured: {sent.not_measured}.", fit=fit)
+        return canvas.say_empty(ax, f"Not measured: {sent.not_measured}.")
     canvas.describe(ax, *pair_sentences(sent))
     draw_cells(ax, sent)
     unit = write_numbers(ax, sent)
     above_in = label_sides(ax, sent)
     told = [*([unit] if unit else []), *notes(sent)]
-    canvas.frame(ax, title=title(sent), notes=told, above_in=above_in, below_in=0.08, fit=fit)
-    return ax
+    return canvas.frame(ax, title=title(sent), notes=told, above_in=above_in, below_in=0.08)
 
 
 def bytes_of(trace: Trace, bytes: Bytes) -> Traffic | WireTraffic:
@@ -73,11 +71,11 @@ def title(sent: Traffic | WireTraffic) -> str:
 
 
 def _new_axes(sent: Matrix) -> Axes:
-    cells = len(sent.ranks) + _SUM
+    cells = len(sent.ranks) + _margin(len(sent.ranks))
     left = canvas.left_margin_in([plain(label) for label in sent.labels.values()]) + 0.25
-    width = min(cells * _COLUMN_IN, canvas.WIDTH_IN - left - 0.15)
+    width = min(cells * _COLUMN_IN, canvas.width_in() - left - 0.15)
     return canvas.new_axes(
-        height_in=min(cells * _ROW_IN, _TALLEST_IN), left_in=left, right_in=canvas.WIDTH_IN - left - width
+        height_in=min(cells * _ROW_IN, _TALLEST_IN), left_in=left, right_in=canvas.width_in() - left - width
     )
 
 
@@ -87,11 +85,16 @@ def draw_cells(ax: Axes, sent: Matrix) -> None:
     boxes, faces = [], []
     for row, src in enumerate(sent.ranks):
         for column, dst in enumerate(sent.ranks):
-            boxes.append(canvas.corners(column, column + 1, row, row + 1))
+            boxes.append((column, column + 1, row, row + 1))
             faces.append(_shade(sent, src, dst))
-    ax.add_collection(PolyCollection(boxes, facecolors=faces, edgecolors="white", linewidths=1, gid="cells"))
-    ax.set_xlim(0, count + _SUM)
-    ax.set_ylim(count + _SUM, 0)
+    canvas.draw_boxes(ax, boxes, facecolors=faces, edgecolors="white", linewidths=1, gid="cells")
+    ax.set_xlim(0, count + _margin(count))
+    ax.set_ylim(count + _margin(count), 0)
+
+
+def _margin(count: int) -> float:
+    """Width of the sums in cells: of many ranks a tenth of the matrix, for bars."""
+    return _SUM if count <= _MOST_NAMES else count / 10
 
 
 def _shade(sent: Matrix, src: int, dst: int) -> str | tuple[float, float, float]:
@@ -103,9 +106,10 @@ def _shade(sent: Matrix, src: int, dst: int) -> str | tuple[float, float, float]
 
 
 def write_numbers(ax: Axes, sent: Matrix) -> str:
-    """Bytes in each cell, sums at the right and below; returns what to say of them.
+    """Write bytes in each cell, sums at the right and below, and return what to say of them.
 
     Where cells are narrow, all are in one unit: that of the largest cell, or of the sums, where these would not fit.
+    Where no number fits, the sums are bars.
     """
     most = max(sent.sizes.values(), default=0)
     units = dict.fromkeys(unit_of(size) for size in (most, sent.total_bytes))
@@ -114,7 +118,29 @@ def write_numbers(ax: Axes, sent: Matrix) -> str:
         if size >= SMALLEST_PT:
             _write_all(ax, sent, text, size)
             return note
-    return f"Too many ranks for a number in each cell: the darkest is {size_text(most)}. analysis.traffic has them all."
+    draw_sums(ax, sent)
+    longest = max(map(max, _sums(sent)))
+    return (
+        f"The shade grows with the bytes, to {size_text(most)}; the longest bar is {size_text(longest)}."
+        " analysis.traffic has each number."
+    )
+
+
+def _sums(sent: Matrix) -> tuple[list[int], list[int]]:
+    """What each rank sends, and what each receives."""
+    out = [sent.bytes_from(rank=rank) for rank in sent.ranks]
+    return out, [sent.bytes_to(rank=rank) for rank in sent.ranks]
+
+
+def draw_sums(ax: Axes, sent: Matrix) -> None:
+    """Draw a bar for each sum: at the right what a rank sends, below what it receives, on one scale."""
+    out, into = _sums(sent)
+    count, longest = len(sent.ranks), max([*out, *into]) or 1
+    places, start = [place + 0.5 for place in range(count)], count + _margin(count) / 8
+    scale = 0.8 * _margin(count) / longest
+    style: dict[str, Any] = {"color": FAINT, "zorder": 2}
+    ax.barh(places, [size * scale for size in out], 0.7, left=start, gid="sent", **style)
+    ax.bar(places, [size * scale for size in into], 0.7, bottom=start, gid="received", **style)
 
 
 def _in_unit(unit: Scale) -> Callable[[int], str]:
@@ -131,9 +157,8 @@ def _in_unit(unit: Scale) -> Callable[[int], str]:
 
 def _size_that_fits(ax: Axes, sent: Matrix, text: Callable[[int], str]) -> float:
     """The largest font size up to the usual one at which each number fits its cell."""
-    wide, high = (points(ax, 1.0, along=axis) / (len(sent.ranks) + _SUM) for axis in ("x", "y"))
-    sums = [sent.total_bytes, *(sent.bytes_from(rank=rank) for rank in sent.ranks)]
-    sums += [sent.bytes_to(rank=rank) for rank in sent.ranks]
+    wide, high = (points(ax, 1.0, along=axis) / (len(sent.ranks) + _margin(len(sent.ranks))) for axis in ("x", "y"))
+    sums = [sent.total_bytes, *(size for side in _sums(sent) for size in side)]
     cells = [text_width(text(size), size=TEXT_PT) / (wide - 4) for size in (0, *sent.sizes.values())]
     beside = [text_width(text(size), size=TEXT_PT, bold=True) / (_SUM * wide - 4) for size in sums]
     return min(TEXT_PT, TEXT_PT / max(*cells, *beside), high / 1.3) if wide > 4 else 0.0
@@ -145,8 +170,8 @@ def _write_all(ax: Axes, sent: Matrix, text: Callable[[int], str], size: float) 
         for column, dst in enumerate(sent.ranks):
             sent_bytes = sent.sizes.get((src, dst), 0)
             if src != dst or (src, dst) in sent.sizes:
-                ink = ink_on(_shade(sent, src, dst)) if sent_bytes else FAINT
-                _write(ax, column + 0.5, row + 0.5, text(sent_bytes) if sent_bytes else "0", ink, size)
+                ink = black_or_white(_shade(sent, src, dst), ON_SHADE) if sent_bytes else FAINT
+                _write(ax, column + 0.5, row + 0.5, text(sent_bytes) if sent_bytes else "·", ink, size)
     for place, rank in enumerate(sent.ranks):
         _write(ax, count + _SUM / 2, place + 0.5, text(sent.bytes_from(rank=rank)), INK, size)
         _write(ax, place + 0.5, count + _SUM / 2, text(sent.bytes_to(rank=rank)), INK, size)
@@ -159,20 +184,17 @@ def _write(ax: Axes, x: float, y: float, text: str, ink: str, size: float, weigh
 
 def label_sides(ax: Axes, sent: Matrix) -> float:
     """Senders at the left, receivers on top: upright where their names do not fit. Returns the inches on top."""
-    names = [plain(sent.labels[rank]) for rank in sent.ranks]
-    places = [place + 0.5 for place in range(len(names))] + [len(names) + _SUM / 2]
-    wide = points(ax, 1.0, along="x") / (len(names) + _SUM)
-    columns, upright = fit_names([*names, "sent in all"], wide)
-    ax.xaxis.tick_top()
-    ax.set_xticks(places, columns, parse_math=False, rotation=90 if upright else 0)
+    count, margin = len(sent.ranks), _margin(len(sent.ranks))
+    every = 1 if count <= _MOST_NAMES else 8
+    names = [plain(sent.labels[rank]) for rank in sent.ranks[::every]]
+    places = [place + 0.5 for place in range(0, count, every)] + [count + margin / 2]
+    wide = points(ax, min(every, margin) / (count + margin), along="x")
     ax.set_yticks(places, [*names, "received"], parse_math=False)
-    middle = len(names) / 2 / (len(names) + _SUM)
+    middle = count / 2 / (count + margin)
     ax.set_xlabel("to", x=middle, fontsize=TEXT_PT, color=INK)
     ax.set_ylabel("from", y=1 - middle, fontsize=TEXT_PT, color=INK)
     ax.xaxis.set_label_position("top")
-    canvas.names_only(ax)
-    tallest = max(text_width(name, size=TEXT_PT) for name in columns) if upright else TEXT_PT * 1.4
-    return tallest / 72 + 0.3
+    return canvas.names_on_top(ax, places, [*names, "sent in all"], wide) + 0.22
 
 
 def notes(sent: Matrix) -> list[str]:

@@ -1,48 +1,58 @@
 """Mermaid's sequence diagrams: text that GitHub, GitLab and many editors show as a picture.
 
-Solid arrows were observed, dashed ones are derived or inferred, as their label says, and a cross ends what never came.
+Solid arrows were observed, dashed ones are derived or inferred, and a cross ends what never came. A phase is a band, a
+collective a note over its arrows.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from textwrap import indent
+from typing import NamedTuple
 
-from dlearn.analysis.findings import sequence_finding
+from dlearn.analysis.findings import sequence_finding, size_text
 from dlearn.analysis.telling.repeats import repeats
-from dlearn.analysis.telling.words import carried_text, payload_text
+from dlearn.analysis.telling.words import NAMES_SHOWN, payload_text
 from dlearn.join.joining import everybody, operations
 from dlearn.join.unrolling import messages_of, why_unknown
-from dlearn.trace.message import Message
+from dlearn.trace.message import Message, Operation, payload_bytes
 from dlearn.trace.store import printable
 from dlearn.trace.trace import Trace
 
 MOST_EDGES, MOST_CHARACTERS = 500, 50_000
 """Of one diagram: Mermaid's own limits (maxEdges, maxTextSize)."""
 _LONGEST_LOOP = 200
-"""Lines that are repeated."""
+"""Lines, calls or phases that are repeated."""
 _LONGEST_TEXT = 120
 _MOST_NAMES = 64
 """Of more ranks only the numbers, so that a diagram has room for messages, too."""
 _UNSAFE = re.compile(r"[^\w .,:/()\[\]…=*'-]|(?<=^wrap):|(?<=^nowrap):")
 """What may mean something to Mermaid or to HTML. ("wrap:" before a text is an order of Mermaid's.)"""
 _ARROWS = {"observed": "->>", "derived": "-->>", "inferred": "-->>", "missing": "-x"}
+_EDGE = re.compile(r"^ *r\d+-", re.MULTILINE)
+_BAND = "rect rgba(128, 128, 128, 0.12)"
+"""Seen on a light page and on a dark one."""
 
 
-@dataclass(frozen=True)
-class Loop:
-    """Lines that follow one another `times` times in a row."""
+class Piece(NamedTuple):
+    """Text that one diagram holds whole, in the band of its phase."""
 
-    lines: tuple[str, ...]
-    times: int = 1
+    phase: str
+    text: str
 
     @property
-    def text(self) -> str:
-        if self.times == 1:
-            return "".join(f"    {line}\n" for line in self.lines)
-        inside = "".join(f"        {line}\n" for line in self.lines)
-        return f"    loop {self.times} times\n{inside}    end\n"
+    def edges(self) -> int:
+        return len(_EDGE.findall(self.text))
+
+    @property
+    def characters(self) -> int:
+        """At most, with the band and its name around it, in a loop."""
+        return len(self.text) + 16 * self.text.count("\n") + 200 * bool(self.phase)
+
+    def fits(self, room: int) -> bool:
+        return self.edges <= MOST_EDGES and self.characters <= room
 
 
 def mermaid(trace: Trace) -> list[str]:
@@ -52,37 +62,75 @@ def mermaid(trace: Trace) -> list[str]:
     names = [f" as {escaped(trace.label(rank), most=40)}" if len(ranks) <= _MOST_NAMES else "" for rank in ranks]
     cast = "".join(f"    participant r{rank}{name}\n" for rank, name in zip(ranks, names, strict=True))
     room = MOST_CHARACTERS - len(finding) - len(cast) - 100
-    bodies = [*_parts([part for loop in _loops([*_lines(trace)]) for part in _small_enough(loop, room)], room)]
-    bodies = bodies or [f"    Note over r{ranks[0]}: no message\n"]
+    over = f"Note over {_over(ranks)}: "
+    bodies = [*_parts(_looped(_calls(trace), room, over), room, over)] or [f"    Note over r{ranks[0]}: no message\n"]
     parts = [f" (part {number:,} of {len(bodies):,})" * (len(bodies) > 1) for number in range(1, len(bodies) + 1)]
-    heads = [f"sequenceDiagram\n    title {finding}{part}\n{cast}" for part in parts]
+    # Mermaid cuts a title that is wider than the picture, but makes room for a note.
+    heads = [f"sequenceDiagram\n{cast}    {over}{finding}{part}\n" for part in parts]
     return [head + body for head, body in zip(heads, bodies, strict=True)]
 
 
-# Lines ----------------------------------------------------------------------------------------------------------------
+def _over(ranks: Sequence[int]) -> str:
+    return f"r{ranks[0]},r{ranks[-1]}" if len(ranks) > 1 else f"r{ranks[0]}"
 
 
-def _lines(trace: Trace) -> Iterator[str]:
-    """An operation's messages stand together; those of an RPC, between which much may happen, when they are sent."""
-    placed: list[tuple[int, str]] = []
-    for operation in operations(trace):
-        found = messages_of(operation)
-        reason = None if found else why_unknown(operation)
-        if reason is not None:
-            ranks = sorted({*operation.ranks, *operation.missing})
-            over = f"r{ranks[0]},r{ranks[-1]}" if len(ranks) > 1 else f"r{ranks[0]}"
-            text = escaped(f"{operation.op}, its messages are not known: {reason}", most=_LONGEST_TEXT)
-            placed.append((operation.start_ns, f"Note over {over}: {text}"))
-        for message in found:
-            at_ns = message.sent_ns if operation.exchange is not None else None
-            placed.append((operation.start_ns if at_ns is None else at_ns, _line(message)))
-    return (line for _, line in sorted(placed, key=lambda each: each[0]))
+# Calls ----------------------------------------------------------------------------------------------------------------
+
+
+def _calls(trace: Trace) -> list[Piece]:
+    """In their order in time.
+
+    An operation's messages stand together; those of an RPC, between which much may happen, when they are sent.
+    """
+    shown = operations(trace)
+    found: list[tuple[int, int, Piece]] = []  # With its time in ns, and its place among the operations.
+    for one, places in shown.alike():
+        phase, first = one.ends[0].phase.removeprefix("none"), int(places[0])
+        if one.exchange is not None and (sent := messages_of(one)):
+            times = [one.start_ns if each.sent_ns is None else each.sent_ns for each in sent]
+            found += [(at_ns, first, Piece(phase, _line(each))) for at_ns, each in zip(times, sent, strict=True)]
+        elif call := _call(one):
+            starts = zip(shown.start_ns[places].tolist(), places.tolist(), strict=True)
+            found += [(at_ns, place, Piece(phase, call)) for at_ns, place in starts]
+    return [piece for *_, piece in sorted(found)]
+
+
+def _call(operation: Operation) -> str:
+    """A collective's arrows have their bytes; the note over them says the rest."""
+    found = messages_of(operation)
+    reason = None if found else why_unknown(operation)
+    if (operation.is_message and found) or not (found or reason):
+        return "".join(map(_line, found))
+    size = payload_bytes(operation.ends[0])
+    name = f"{operation.op} {size_text(size)}" if size else operation.op
+    what = f"its messages are not known: {reason}" if reason else operation.describe(most=NAMES_SHOWN)
+    told = escaped(f"{name}: {what}" if what else name, most=_LONGEST_TEXT)
+    how = f" ({found[0].how})" if found and found[0].how in ("derived", "inferred") else ""
+    in_order = sorted(found, key=lambda message: (message.step, message.src, message.dst))
+    bytes_of = _about([message.payload_bytes or 0 for message in found])
+    lines = [Piece("", f"{_arrow(each)}: {bytes_of or payload_text(each)}{_never(each)}\n") for each in in_order]
+    arrows = "".join(piece.text for piece in _looped(lines))
+    return f"Note over {_over(sorted({*operation.ranks, *operation.missing}))}: {told}{how}\n{arrows}"
+
+
+def _about(sizes: Sequence[int]) -> str:
+    """Of chunks of which the last is a little smaller, one text for all; nothing of others."""
+    least, most = min(sizes, default=0), max(sizes, default=0)
+    return f"about {size_text(most)}" if 0.95 * most <= least < most else ""
 
 
 def _line(message: Message) -> str:
-    how = {"observed": "", "missing": " (never came)"}.get(message.how, f" ({message.how})")
-    text = escaped(f"{payload_text(message)}, {message.op}{carried_text(message)}", most=_LONGEST_TEXT) + how
-    return f"r{message.src}{_ARROWS[message.how]}r{message.dst}: {text}"
+    what = message.describe(most=NAMES_SHOWN) or message.op
+    how = " (inferred)" if message.how == "inferred" else _never(message)
+    return f"{_arrow(message)}: {escaped(f'{payload_text(message)}, {what}', most=_LONGEST_TEXT)}{how}\n"
+
+
+def _arrow(message: Message) -> str:
+    return f"r{message.src}{_ARROWS[message.how]}r{message.dst}"
+
+
+def _never(message: Message) -> str:
+    return " (never came)" if message.how == "missing" else ""
 
 
 def escaped(text: str, *, most: int) -> str:
@@ -92,33 +140,51 @@ def escaped(text: str, *, most: int) -> str:
     return _UNSAFE.sub(lambda match: f"#{ord(match[0])};", shown)
 
 
-# Loops and parts ------------------------------------------------------------------------------------------------------
+# Loops, bands and parts -----------------------------------------------------------------------------------------------
 
 
-def _loops(lines: Sequence[str]) -> list[Loop]:
-    """The same lines again become a loop, the one that covers most."""
-    found = repeats(lines, longest=_LONGEST_LOOP)
-    return [Loop(tuple(lines[at : at + length]), times) for at, length, times in found]
+def _looped(pieces: Sequence[Piece], room: int = MOST_CHARACTERS, over: str = "") -> Iterator[Piece]:
+    """What is repeated becomes a loop, the one that covers most and that a diagram can hold; the rest stays."""
+
+    def loop(at: int, length: int, times: int) -> Piece:
+        some = pieces[at : at + length]
+        phases = {piece.phase for piece in some}
+        if len(phases) > 1:
+            return Piece("", _block(f"loop {times} times", _banded(some, over)))
+        return Piece(phases.pop(), _block(f"loop {times} times", "".join(piece.text for piece in some)))
+
+    def fits(at: int, length: int) -> bool:
+        return loop(at, length, 1).fits(room)
+
+    for at, length, times in repeats(pieces, longest=_LONGEST_LOOP, fits=fits):
+        if times > 1:
+            yield loop(at, length, times)
+        else:
+            yield from pieces[at : at + length]
 
 
-def _small_enough(loop: Loop, room: int) -> Iterator[Loop]:
-    """A diagram must hold it whole: one that does not fit is written out."""
-    if len(loop.text) <= room:
-        yield loop
-    else:
-        yield from (Loop((line,)) for _ in range(loop.times) for line in loop.lines)
+def _block(head: str, text: str) -> str:
+    return f"{head}\n{indent(text, '    ')}end\n"
 
 
-def _parts(loops: Sequence[Loop], room: int) -> Iterator[str]:
-    """As many lines as a diagram can hold, of `room` characters, again and again."""
-    kept: list[str] = []
+def _banded(pieces: Iterable[Piece], over: str) -> str:
+    """Those of one phase in a band that says its name."""
+    told = []
+    for phase, some in groupby(pieces, key=lambda piece: piece.phase):
+        text = "".join(piece.text for piece in some)
+        told.append(_block(_BAND, f"{over}{escaped(phase, most=40)}\n{text}") if phase else text)
+    return "".join(told)
+
+
+def _parts(pieces: Iterable[Piece], room: int, over: str) -> Iterator[str]:
+    """As many as a diagram can hold, of `room` characters, again and again."""
+    kept: list[Piece] = []
     edges = characters = 0
-    for loop in loops:
-        text = loop.text
-        if kept and (edges + len(loop.lines) > MOST_EDGES or characters + len(text) > room):
-            yield "".join(kept)
+    for piece in pieces:
+        if kept and (edges + piece.edges > MOST_EDGES or characters + piece.characters > room):
+            yield indent(_banded(kept, over), "    ")
             kept, edges, characters = [], 0, 0
-        kept.append(text)
-        edges, characters = edges + len(loop.lines), characters + len(text)
+        kept.append(piece)
+        edges, characters = edges + piece.edges, characters + piece.characters
     if kept:
-        yield "".join(kept)
+        yield indent(_banded(kept, over), "    ")

@@ -1,4 +1,4 @@
-"""The player as a page of its own, and as an animation."""
+"""The player and the strip as a page of their own, and the stage as an animation."""
 
 from __future__ import annotations
 
@@ -8,18 +8,25 @@ from pathlib import Path
 
 from dlearn.analysis.walking import walkthrough
 from dlearn.draw.animation import animate
-from dlearn.play import player
+from dlearn.join.joining import operations
+from dlearn.play import player, strip
+from dlearn.play.page import page
 from dlearn.trace.trace import Trace
 
 
 def html(trace: Trace) -> str:
-    """A page to step through the messages, that needs nothing else: no server, no network."""
-    return player(trace).to_html()
+    """A page to step through the messages and to travel through all calls, that needs nothing else: no server, no
+    network."""
+    shown = player(trace)
+    travel = strip(trace).snippet if len(operations(trace).calls) else ""
+    return page(shown.title, shown.snippet + travel)
 
 
 def gif(trace: Trace, *, tell: Callable[[int, int], object] | None = None) -> bytes:
-    """A GIF's content: a frame for each of the first 120 steps. `tell` hears how many frames are done, and of how
-    many. Raises DlearnError where nothing happens in the trace."""
+    """A GIF's content: the player's stage, in at most 40 frames. `tell` hears how many are done, and of how many.
+
+    Raises DlearnError where nothing happens in the trace.
+    """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "steps.gif"
         animate(walkthrough(trace), path, tell=tell)

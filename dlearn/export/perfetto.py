@@ -7,17 +7,19 @@ covers the moment on its track; that is why each call has a track for itself (tr
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from dlearn.analysis.findings import size_text
 from dlearn.analysis.hanging.hang_words import missing_text
 from dlearn.analysis.telling.words import payload_text
-from dlearn.export.tracks import CALLS, GRADIENTS, PROGRAM, Tracks, parts_of, program_of
+from dlearn.export.tracks import Tracks, parts_of
 from dlearn.join.unrolling import messages_of, why_unknown
-from dlearn.trace.event import Bucket, Event, Gradient, Span
-from dlearn.trace.message import End, Message, Operation, payload_bytes
+from dlearn.join.waiting import waited_until_ns
+from dlearn.trace.event import Bucket, Event, Gradient, Span, Stretch
+from dlearn.trace.message import End, Message, Operation, RpcEnd, payload_bytes
 from dlearn.trace.store import printable
 from dlearn.trace.trace import Trace
 
@@ -33,7 +35,8 @@ _PIECE = 512
 def perfetto(trace: Trace) -> Iterator[str]:
     """Pieces of a JSON text, made one after the other: a process per rank, a slice per call, an arrow per message.
 
-    Times are us since the first event. An arrow's category says how its message is known; a message that never came
+    In a call that waited stand its waiting and its transfer; a counter of each rank has its bytes in flight. Times
+    are us since the first event. An arrow's category says how its message is known; a message that never came
     has none, but stands in the `args` of the calls that expected it.
     """
     yield '{"displayTimeUnit":"ns","traceEvents":[\n'
@@ -50,12 +53,13 @@ def perfetto(trace: Trace) -> Iterator[str]:
 
 def _records(trace: Trace, tracks: Tracks) -> Iterator[Record]:
     yield from _names(trace, tracks)
-    for stretch in sorted(program_of(trace), key=tracks.outer_first):
+    for stretch in sorted(trace.of(Span, Stretch), key=tracks.outer_first):
         name, category = (stretch.name, "span") if isinstance(stretch, Span) else (stretch.phase, "phase")
-        yield _slice(stretch, name, category, PROGRAM, tracks, {})
+        yield _slice(stretch, name, category, tracks, {})
     for event in trace.of(Gradient, Bucket):
         yield _instant(event, tracks)
     arrow = 0
+    changes: Counter[tuple[int, float]] = Counter()
     for part in parts_of(trace):
         sent = [] if part.steps else messages_of(part)
         found = [_arrow(message, part, tracks) for message in sent]
@@ -65,6 +69,10 @@ def _records(trace: Trace, tracks: Tracks) -> Iterator[Record]:
             arrow += 1
             yield {"ph": "s", "id": arrow, **begin}
             yield {"ph": "f", "bp": "e", "id": arrow, **end}
+            size = begin["args"]["payload_bytes"] or 0
+            changes[begin["pid"], begin["ts"]] += size
+            changes[begin["pid"], end["ts"]] -= size
+    yield from _in_flight(changes)
 
 
 def _names(trace: Trace, tracks: Tracks) -> Iterator[Record]:
@@ -82,7 +90,7 @@ def _names(trace: Trace, tracks: Tracks) -> Iterator[Record]:
 # Slices ---------------------------------------------------------------------------------------------------------------
 
 
-def _slice(event: Event, name: str, category: str, kind: str, tracks: Tracks, args: Record) -> Record:
+def _slice(event: Event, name: str, category: str, tracks: Tracks, args: Record) -> Record:
     start_ns, end_ns = tracks.interval(event)
     if event.pending:
         args = {**args, "end": "nobody came out of it"}
@@ -94,9 +102,7 @@ def _slice(event: Event, name: str, category: str, kind: str, tracks: Tracks, ar
         "ph": "X",
         "name": printable(name),
         "cat": category,
-        "pid": event.rank + 1,
-        "tid": tracks.of(event, kind),
-        "ts": _us(start_ns - tracks.start_ns),
+        **tracks.at(event, start_ns),
         "dur": _us(end_ns - start_ns),
         "args": args,
     }
@@ -107,8 +113,29 @@ def _calls(part: Operation, told: Record, tracks: Tracks) -> Iterator[Record]:
         args: Record = {"what": printable(part.what), "payload_bytes": payload_bytes(end), "phase": end.phase}
         if end.site:
             args["site"] = printable(end.site)
-        args |= {"group": printable(part.group.name), "number": part.seq, **told}
-        yield _slice(end, end.op, part.group.backend or "unknown", CALLS, tracks, args)
+        args |= {"op": end.op, "group": printable(part.group.name), "number": part.seq, **told}
+        yield _slice(end, _call_name(part, end), part.group.backend or "unknown", tracks, args)
+        yield from _inside_of(part, end, tracks)
+
+
+def _call_name(part: Operation, end: End) -> str:
+    """ "bucket 0 · 101 kB": Perfetto gives each name a colour."""
+    name = end.what.partition("(")[0] if isinstance(end, RpcEnd) else end.op
+    if part.bucket is not None:
+        name = f"bucket {part.bucket.index}"
+    size = payload_bytes(end)
+    return f"{name} · {size_text(size)}" if size else name
+
+
+def _inside_of(part: Operation, end: End, tracks: Tracks) -> Iterator[Record]:
+    """The two parts of a call that waited: for the last rank, and then for the transfer."""
+    start_ns, end_ns = tracks.interval(end)
+    until_ns = waited_until_ns(part, end)
+    until_ns = end_ns if until_ns is None else min(until_ns, end_ns)
+    place = {"ph": "X", "cat": "waiting"}
+    for name, begin, over in (("waiting", start_ns, until_ns), ("transfer", until_ns, end_ns)):
+        if until_ns > start_ns and over > begin:
+            yield {**place, "name": name, **tracks.at(end, begin), "dur": _us(over - begin), "args": {}}
 
 
 def _told(part: Operation, sent: Sequence[Message], arrows: int, trace: Trace) -> Record:
@@ -143,9 +170,7 @@ def _instant(event: Gradient | Bucket, tracks: Tracks) -> Record:
         "s": "t",
         "name": printable(name),
         "cat": "gradient" if isinstance(event, Gradient) else "bucket",
-        "pid": event.rank + 1,
-        "tid": tracks.of(event, GRADIENTS),
-        "ts": _us(event.start_ns - tracks.start_ns),
+        **tracks.at(event, event.start_ns),
         "args": args,
     }
 
@@ -171,8 +196,8 @@ def _arrow(message: Message, part: Operation, tracks: Tracks) -> tuple[Record, R
         args["times"] = "not observed: the arrow begins or ends somewhere in its call"
     what = {"name": f"{payload_text(message)}, {message.how}", "cat": message.how}
     return (
-        {**what, **_at(ends[0], sent_ns, tracks), "args": args},
-        {**what, **_at(ends[1], received_ns, tracks)},
+        {**what, **tracks.at(ends[0], sent_ns), "args": args},
+        {**what, **tracks.at(ends[1], received_ns)},
     )
 
 
@@ -191,8 +216,12 @@ def _inside(at_ns: int | None, start_ns: int, end_ns: int) -> int:
     return min(max(start_ns if at_ns is None else at_ns, start_ns), end_ns - 1)
 
 
-def _at(end: End, at_ns: int, tracks: Tracks) -> Record:
-    return {"pid": end.rank + 1, "tid": tracks.of(end, CALLS), "ts": _us(at_ns - tracks.start_ns)}
+def _in_flight(changes: Mapping[tuple[int, float], int]) -> Iterator[Record]:
+    """Of each process the bytes that have left it and have not arrived, as far as arrows tell: in the end 0."""
+    total = 0
+    for (pid, ts), change in sorted(changes.items()):
+        total += change
+        yield {"ph": "C", "name": "bytes in flight", "pid": pid, "ts": ts, "args": {"bytes": total}}
 
 
 def _us(duration_ns: int) -> float:

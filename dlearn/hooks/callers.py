@@ -30,8 +30,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from dlearn.hooks import Emit, Undo
-from dlearn.hooks.compiler import untraced
-from dlearn.hooks.patches import replaced
+from dlearn.hooks.patches import Patches
+from dlearn.hooks.private import untraced
 from dlearn.trace.site import file_label
 
 
@@ -104,18 +104,22 @@ def caller(frame: FrameType | None) -> Caller:
 
 def install(emit: Emit) -> Undo:
     """Remember who hands work to a pool of threads, until undone: what torch sends there has no user code around it."""
-    original = _WorkItem.__init__
 
-    @untraced
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, *args, **kwargs)
-        try:
-            phase, _, site, _ = _walk(sys._getframe(1), look_for_bucket=False)
-            self._dlearn_submitter = phase or "none", site
-        except Exception as error:
-            emit.failed("who hands work to a pool of threads", error)
+    def make(original: Any) -> Any:
+        @untraced
+        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+            original(self, *args, **kwargs)
+            try:
+                phase, _, site, _ = _walk(sys._getframe(1), look_for_bucket=False)
+                self._dlearn_submitter = phase or "none", site
+            except Exception as error:
+                emit.failed("who hands work to a pool of threads", error)
 
-    return replaced(_WorkItem, "__init__", __init__)
+        return __init__
+
+    undo = Patches()
+    undo.replace(_WorkItem, "__init__", make)
+    return undo.close
 
 
 def place_of_thread(thread: int) -> str:

@@ -79,9 +79,14 @@ class CudaTimes:
 
     def mark(self, gpu: torch.device | None) -> Mark | None:
         """Where the current stream is now; None without a GPU, or where it cannot be told."""
-        if gpu is None or self._cuda.is_current_stream_capturing():
+        if gpu is None:
             return None
-        return self._mark(gpu, self._cuda.current_stream(gpu))
+        try:
+            capturing = self._cuda.is_current_stream_capturing()
+            return None if capturing else self._mark(gpu, self._cuda.current_stream(gpu))
+        except Exception as error:
+            self._emit.failed("the time of a GPU", error)
+            return None
 
     def _mark(self, device: torch.device, stream: Any) -> Mark | None:
         since = self._read(device)
@@ -138,24 +143,23 @@ class CudaTimes:
         if self._clock() < self._due_ns.get(device, 0) and not now:
             return last
         self._due_ns[device] = self._clock() + READ_AGAIN_NS
-        found = [each for each in (self._try(self._stream(device, "")) for _ in range(ROUNDS)) if each is not None]
-        if not found:
+        looks = [self._look_at_clock(self._stream(device, "")) for _ in range(ROUNDS)]
+        event, before, after = min(looks, key=lambda each: each[2] - each[1])
+        if after - before > PATIENCE_NS:
             return last
-        event, before, after = min(found, key=lambda each: each[2] - each[1])
         since = 0 if last is None else last.device_ns + int(last.event.elapsed_time(event) * 1e6)
         new = self._readings[device] = _Reading(event, since, (before + after) // 2)
         error = (after - before + 1) // 2 + RESOLUTION_NS
         self._emit.fact(DeviceReading(device=str(device), device_ns=since, at_ns=new.at_ns, error_ns=error))
         return new
 
-    def _try(self, stream: Any) -> tuple[Any, int, int] | None:
-        """An event that was passed between two moments of the host."""
+    def _look_at_clock(self, stream: Any) -> tuple[Any, int, int]:
+        """An event that was passed between two moments of the host, if it was passed at all."""
         event = self._cuda.Event(enable_timing=True)
-        before = self._clock()
+        before = after = self._clock()
         event.record(stream)
-        while not event.query():
-            if self._clock() - before > PATIENCE_NS:
-                return None
+        while not event.query() and after - before <= PATIENCE_NS:
+            after = self._clock()
         return event, before, self._clock()
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ class Host(Emit, Protocol):
         """Do so where each phase of an iteration over RPC is measured, as one begins or ends."""
 
     def watch_rpc_sockets(self) -> None:
-        """Take the connections that have come since `sockets.pass_over` for the RPC agent's."""
+        """Take the connections that have come for the RPC agent's."""
 
     def disconnecting(self) -> None:
         """Read the counters of the agent's connections, which are about to be closed."""

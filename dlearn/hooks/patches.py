@@ -2,49 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch.jit import _builtins
 
-from dlearn.hooks import Undo
 from dlearn.trace.source import Emit, byte_strings
 
 
-class Patches:
-    """Names that were replaced, and what stood there.
+class Patches(ExitStack):
+    """Names that were replaced, until it is closed.
 
     TorchScript compiles a call of `dist_autograd.backward` into an operator of its own, which it finds by the id of the
     function. What stands there now has that operator, too: such code compiles and runs as it does without us. (What it
     sends is in the agent's log; that it began, no Python sees.)
     """
 
-    def __init__(self) -> None:
-        self._replaced: list[tuple[Any, str, Any, Any]] = []
-
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """Put what `make` makes of what stands there in its place."""
         before = owner.__dict__[name]
         after = make(before)
         operator = _builtins._find_builtin(before)  # type: ignore[no-untyped-call]
         if operator is not None:
             _builtins._register_builtin(after, operator)
-        self._replaced.append((owner, name, before, after))
-        setattr(owner, name, after)
-
-    def undo(self) -> None:
-        while self._replaced:
-            owner, name, before, after = self._replaced.pop()
-            setattr(owner, name, before)
             # Its id may be another function's later.
-            _builtins._get_builtin_table().pop(id(after), None)  # type: ignore[no-untyped-call]
+            self.callback(_builtins._get_builtin_table().pop, id(after), None)  # type: ignore[no-untyped-call]
+        setattr(owner, name, after)
+        self.callback(setattr, owner, name, before)
 
 
-def replaced(owner: Any, name: str, after: Any) -> Undo:
-    """Put `after` in the place of a name that TorchScript does not know, until the returned function is called."""
-    before = getattr(owner, name)
-    setattr(owner, name, after)
-    return partial(setattr, owner, name, before)
+def guarded(emit: Emit, where: str, do: Callable[..., object], *args: Any) -> None:
+    """Call `do`; what goes wrong in it never reaches the program."""
+    try:
+        do(*args)
+    except Exception as error:
+        emit.failed(where, error)
+
+
+@contextmanager
+def ended(emit: Emit, number: int | None) -> Iterator[dict[str, Any]]:
+    """Report the end of event `number`, if it is one: with what was put into the dict, or with the error."""
+    facts: dict[str, Any] = {}
+    try:
+        yield facts
+    except BaseException as error:
+        facts = {"error": type(error).__name__}
+        raise
+    finally:
+        if number is not None:
+            emit.end(number, by="return", **facts)
 
 
 def reported(call: Callable[..., Any], emit: Emit, begins: Callable[..., int | None]) -> Callable[..., Any]:
@@ -60,17 +67,9 @@ def reported(call: Callable[..., Any], emit: Emit, begins: Callable[..., int | N
             number = begins(*args, **kwargs)
         except Exception as error:
             emit.failed("a call", error)
-        try:
+        with ended(emit, number) as facts:
             result = call(*args, **kwargs)
-        except BaseException as error:
-            if number is not None:
-                emit.end(number, by="return", error=type(error).__name__)
-            raise
-        if number is not None:
-            try:
-                emit.end(number, by="return", outputs=byte_strings(result))
-            except Exception as error:
-                emit.failed("the end of a call", error)
+            guarded(emit, "the end of a call", lambda: facts.update(outputs=byte_strings(result)))
         return result
 
     return wrapper

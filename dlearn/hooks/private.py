@@ -5,10 +5,13 @@ So they are asked for here, all of them, before any hook uses one: a torch that 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from operator import attrgetter
+from typing import Any, TypeVar
 
 import torch
+from torch._C._dynamo import eval_frame
 
 from dlearn.errors import SetupError
 
@@ -18,7 +21,8 @@ TRIED = "2.8 to 2.15"
 NAMES = {
     "torch": "_disable_dynamo",
     "torch._C": "_current_graph_task_id _dispatch_has_kernel_for_dispatch_key _dispatch_keyset_full_after"
-    " _get_dispatch_mode _jit_get_schemas_for_operator _TorchDispatchModeKey.FAKE",
+    " _check_schema_allow_fake_script_object _get_dispatch_mode _jit_get_schemas_for_operator"
+    " _TorchDispatchModeKey.FAKE",
     "torch._C._distributed_autograd": "_current_context _retrieve_context",
     "torch._C._distributed_c10d": "FakeProcessGroup GradBucket HashStore PrefixStore TCPStore _dump_fr_trace_json"
     " ProcessGroup.unbox ProcessGroup._get_sequence_number_for_group"
@@ -63,3 +67,16 @@ def ask_for_names() -> None:
                 attrgetter(name)(import_module(module))
             except (ImportError, AttributeError):
                 raise unfit(f"it has no {module}.{name}") from None
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def untraced(function: F) -> F:
+    """Neither this function nor what it calls is compiled; hooks run below compiled code, and are no part of it.
+
+    The same as `torch.compiler.disable`, which would import torch._dynamo (seconds) in every job that we record.
+    """
+    skip = eval_frame._FrameAction.SKIP
+    eval_frame.set_code_exec_strategy(function.__code__, eval_frame._FrameExecStrategy(skip, skip))
+    return function

@@ -1,6 +1,6 @@
 """What gloo does for each of torch's collectives: which rank sends which bytes to whom, step by step.
 
-Equal, to the byte, to what torch 2.13 puts on the wire. `length` is payload; `wire_bytes` adds gloo's framing. The
+Equal, to the byte, to what torch 2.13 puts on the wire. `length` is payload; `framed_bytes` adds gloo's framing. The
 algorithms themselves are in gloo_schedules.py.
 """
 
@@ -14,7 +14,6 @@ from itertools import islice
 from dlearn.join.gloo_schedules import (
     Schedule,
     Send,
-    chunk_bounds,
     direct,
     dissemination,
     one_after_another,
@@ -27,8 +26,6 @@ from dlearn.join.gloo_schedules import (
 )
 from dlearn.trace.event import Collective
 from dlearn.trace.wording import Fact, Reason, ReasonKind
-
-__all__ = ["FRAME_BYTES", "MOST_MESSAGES", "Schedule", "Send", "chunk_bounds", "schedule", "schedule_of", "wire_bytes"]
 
 FRAME_BYTES = 48
 """Gloo's byte framing (`Op`, tcp/pair.h). A message costs two frames from its sender, "I have one for you" and its
@@ -171,7 +168,7 @@ def _plan(op: str, ranks: int, sizes: Rows, itemsizes: tuple[int, ...], root: in
     return None
 
 
-def wire_bytes(payload: Mapping[Pair, int], count: Mapping[Pair, int]) -> Counter[Pair]:
+def framed_bytes(payload: Mapping[Pair, int], count: Mapping[Pair, int]) -> Counter[Pair]:
     """What each rank writes into its connection to each other: payload, and gloo's frames in both directions.
 
     `payload` in bytes and `count` of messages are by (src, dst).

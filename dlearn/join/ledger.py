@@ -315,14 +315,9 @@ def predicted_on_the_wire(operation: Operation) -> tuple[Counter[tuple[int, int]
         _, predicted, reason = _prediction(operation)
         return predicted, reason
     predicted, reason = Counter(), why_unknown(operation)
-    for message in messages_of(operation):
-        size = wire_bytes(message)
-        if message.src == message.dst:
-            continue
-        if size is None:
-            reason = _how_it_is_packed(message)
-        else:
-            predicted[message.src, message.dst] += size
+    for cell, _ in _of_rpc(operation, {}, set()):
+        reason = cell.unexplained or reason
+        predicted.update({(cell.rank, row.edge[1]): row.predicted for row in cell.rows if row.predicted})
     return predicted, reason
 
 
@@ -348,7 +343,7 @@ def _prediction(operation: Operation) -> tuple[Counter[tuple[int, int]], Counter
     for pair in sums:
         payload[pair.src, pair.dst] += pair.payload_bytes or 0  # Of no message over gloo it is unknown.
         counts[pair.src, pair.dst] += pair.message_count
-    return payload, gloo.wire_bytes(payload, counts), None
+    return payload, gloo.framed_bytes(payload, counts), None
 
 
 def name_of(operation: Operation, cell: Cell) -> str:

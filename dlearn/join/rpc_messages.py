@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dlearn.trace.event import RpcCall, RpcReply, TensorInfo
-from dlearn.trace.message import Group, How, Message, Operation, RpcEnd
+from dlearn.trace.message import Group, How, Message, Operation, RpcEnd, bytes_of
 from dlearn.trace.rpc.rpc_board import ACCEPT, BACKWARD, CLEANUP, DELETE, FETCH, FORK, FORWARD, RREF_BACKWARD
 from dlearn.trace.rpc.rpc_exchange import RpcExchange
 from dlearn.trace.rpc.rpc_kinds import REPLY_OF, answer_of, kind_of_reply
@@ -170,7 +170,7 @@ def _reply(exchange: RpcExchange, operation: Operation) -> Message:
 
 def _payload(packed: int | None, tensors: tuple[TensorInfo, ...]) -> int | None:
     """Where it is not known how much C++ packed, the tensors alone; without tensors that is not 0, but unknown."""
-    return None if packed is None and not tensors else (packed or 0) + _bytes(tensors)
+    return None if packed is None and not tensors else (packed or 0) + bytes_of(tensors)
 
 
 def how_known(exchange: RpcExchange) -> How:
@@ -241,10 +241,6 @@ def _result_unseen(exchange: RpcExchange) -> bool:
     )
 
 
-def _bytes(tensors: tuple[TensorInfo, ...]) -> int:
-    return sum(tensor.payload_bytes for tensor in tensors)
-
-
 # The wire -------------------------------------------------------------------------------------------------------------
 
 MESSAGE_BYTES, FIRST_TENSOR_BYTES, NEXT_TENSOR_BYTES = 127, 167, 66
@@ -267,7 +263,7 @@ def wire_bytes(message: Message) -> int | None:
     framing += NEXT_DTYPE_BYTES * max(0, len({tensor.dtype for tensor in message.tensors}) - 1)
     framing -= EMPTY_TENSOR_BYTES * sum(tensor.payload_bytes == 0 for tensor in message.tensors)
     shapes = sum(_shape_bytes(tensor) for tensor in message.tensors)
-    return MESSAGE_BYTES + framing + shapes + message.packed_bytes + _bytes(message.tensors)
+    return MESSAGE_BYTES + framing + shapes + message.packed_bytes + bytes_of(message.tensors)
 
 
 def _shape_bytes(tensor: TensorInfo) -> int:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dlearn.trace.event import TensorInfo
-from dlearn.trace.message import Group, Message, Operation
+from dlearn.trace.message import Group, Message, Operation, bytes_of
 from dlearn.trace.source import ServiceCall, Source, in_use
 from dlearn.trace.trace import Trace
 
@@ -33,7 +32,7 @@ def _of_source(source: Source, calls: list[ServiceCall], trace: Trace) -> Iterat
             ends=(call,),
             sender=call.rank,
             receiver=host,
-            payload_bytes=_bytes(call.tensors),
+            payload_bytes=bytes_of(call.tensors),
         )
 
 
@@ -58,7 +57,7 @@ def messages_of_call(operation: Operation, call: ServiceCall) -> list[Message]:
         src=dst,
         dst=src,
         op=operation.op,
-        payload_bytes=_bytes(call.outputs),
+        payload_bytes=bytes_of(call.outputs),
         how="observed",
         operation=operation,
         received_ns=call.end_ns,
@@ -67,7 +66,3 @@ def messages_of_call(operation: Operation, call: ServiceCall) -> list[Message]:
         tensors=call.outputs,
     )
     return [request, reply]
-
-
-def _bytes(tensors: tuple[TensorInfo, ...]) -> int:
-    return sum(tensor.payload_bytes for tensor in tensors)

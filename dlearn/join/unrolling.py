@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dlearn.join import gloo
-from dlearn.join.gloo_schedules import Send
+from dlearn.join.gloo_schedules import Schedule, Send
 from dlearn.join.rpc_messages import messages_of_exchange, why_nothing_sent
 from dlearn.join.services import messages_of_call
 from dlearn.trace.event import Collective, PointToPoint
@@ -39,12 +39,12 @@ class PairSum(NamedTuple):
 class TransferTimes(NamedTuple):
     """When operations that are alike began to transfer and were over, in ns: a row each. NONE where nobody knows.
 
-    `ends_ns` has a column for each of their ends, in which that was over.
+    `starts_ns` and `ends_ns` have a column for each of their ends, in which that began and was over.
     """
 
     transfer_ns: Column
     end_ns: Column
-    first_start_ns: Column
+    starts_ns: np.ndarray
     ends_ns: np.ndarray
 
     @classmethod
@@ -52,7 +52,7 @@ class TransferTimes(NamedTuple):
         """Those of a single one."""
         ends = [NONE if end.end_ns is None else end.end_ns for end in operation.ends]
         end_ns = NONE if operation.end_ns is None else operation.end_ns
-        times = [[operation.transfer_ns], [end_ns], [operation.ends[0].start_ns], [ends]]
+        times = [[operation.transfer_ns], [end_ns], [[end.start_ns for end in operation.ends]], [ends]]
         return cls(*(np.array(each, np.int64) for each in times))
 
 
@@ -87,30 +87,18 @@ def why_unknown(operation: Operation) -> Reason | None:
 
 
 def message_count(operation: Operation) -> int:
-    """How many messages `messages_of` would make, if none of them is unknown."""
-    if operation.exchange is not None:
-        return 2
-    if operation.refused:
-        return 0
-    if isinstance(call := operation.ends[0], ServiceCall):
-        return len(messages_of_call(operation, call))
-    if operation.steps or operation.is_message:
-        return len(operation.steps) or 1
-    return len(_schedule(operation).sends)
+    """How many messages an operation has, as far as that is known."""
+    return sum([each.message_count for each in sums_of(operation)])
 
 
 def sums_of(operation: Operation) -> list[PairSum]:
-    """The messages of one operation, added up for each pair of ranks without making them.
+    """The messages of one operation; those of a schedule added up for each pair of ranks, without making them.
 
     Of steps, RPC and services an entry for each message: there a pair may come several times.
     """
-    if operation.steps or operation.exchange is not None or isinstance(operation.ends[0], ServiceCall):
+    if operation.is_message or operation.steps or operation.exchange is not None:
         return [PairSum(each.src, each.dst, each.how, each.payload_bytes, 1) for each in messages_of(operation)]
     if operation.refused:
-        return []
-    if operation.sender is not None and operation.receiver is not None:
-        return [PairSum(operation.sender, operation.receiver, _how_sent(operation), operation.payload_bytes, 1)]
-    if operation.is_message:
         return []
     schedule, members, how = _schedule(operation), operation.group.members, _how(operation)
     return [
@@ -155,7 +143,7 @@ def _sent(send: Operation, times: TransferTimes, places: np.ndarray) -> MessageC
         dst=np.full(count, send.receiver),
         payload_bytes=np.full(count, send.payload_bytes),
         how=np.full(count, HOWS.index(_how_sent(send))),
-        sent_ns=times.first_start_ns if first.op == "send" else none,
+        sent_ns=times.starts_ns[:, 0] if first.op == "send" else none,
         received_ns=times.ends_ns[:, -1] if last.op == "recv" else none,
         offset_bytes=np.full(count, offset),
         whole_bytes=np.full(count, whole or send.payload_bytes),
@@ -174,11 +162,11 @@ def _why_alone(operation: Operation) -> Reason:
     return Reason(ReasonKind.PEER_OUTSIDE)
 
 
-def _schedule(operation: Operation) -> gloo.Schedule:
+def _schedule(operation: Operation) -> Schedule:
     members, backend = operation.group.members, operation.group.backend
     source = in_use.get(backend) if backend != "gloo" else None
     if operation.misfit is not None:
-        return gloo.Schedule(unknown=operation.misfit)
+        return Schedule(unknown=operation.misfit)
     if not members:
         return gloo.unknown(ReasonKind.GROUP_LOST)
     if backend == "mpi4py":
@@ -196,41 +184,67 @@ def _schedule(operation: Operation) -> gloo.Schedule:
     steps = source.schedule if isinstance(source.schedule, str) else source.schedule(calls, len(members))
     if isinstance(steps, str):
         return gloo.unknown(ReasonKind.SOURCE_SAYS, steps)
-    return gloo.Schedule(tuple(starmap(Send, steps)))
+    return Schedule(tuple(starmap(Send, steps)))
 
 
 def _derived(one: Operation, times: TransferTimes, places: np.ndarray) -> MessageColumns:
-    """Each step takes an equal share of the transfer, which begins when the last rank has called."""
+    """Each step takes an equal share of the transfer, which begins when the last rank has called.
+
+    A rank that was done early had got all by then: what it needed is before, and so is what that needed.
+    """
     sends = _schedule(one).sends
     if not sends:
         return together(())
     step, src, dst, offset, length = np.array(sends, np.int64).T
     count, steps = len(places), int(step.max()) + 1
-    known = (times.end_ns != NONE)[:, None]
-    # Clocks of several hosts are not aligned: a transfer may seem to end before it begins.
-    took = np.where(known, np.maximum(0, times.end_ns - times.transfer_ns)[:, None], 0)
-    # As took * step // steps, which might be too large a number.
-    bounds = [times.transfer_ns[:, None] + took // steps * at + took % steps * at // steps for at in (step, step + 1)]
-    # A rank has sent and received its last before its own call ended.
-    over = np.full((count, len(one.group.members)), np.iinfo(np.int64).max)
-    columns = [one.group.members.index(end.rank) for end in one.ends]
-    over[:, columns] = np.where(times.ends_ns == NONE, over[:, columns], times.ends_ns)
-    received = np.minimum(bounds[1], over[:, dst])
-    sent = np.minimum(np.minimum(bounds[0], over[:, src]), received)
+    transfer_ns, end_ns = times.transfer_ns[:, None], times.end_ns[:, None]
     members = np.array(one.group.members)
+    columns = [one.group.members.index(end.rank) for end in one.ends]
+    begun, over = (np.repeat(each, len(members), axis=1) for each in (transfer_ns, end_ns))
+    begun[:, columns] = times.starts_ns
+    over[:, columns] = np.where(times.ends_ns == NONE, over[:, columns], times.ends_ns)
+
+    def moments(at: np.ndarray, begun_ns: np.ndarray, until_ns: np.ndarray) -> np.ndarray:
+        """When so many of the steps are over, for ranks that have called by then, and are done until then."""
+        begin = np.where(until_ns > transfer_ns, transfer_ns, np.minimum(begun_ns, until_ns))
+        took = until_ns - begin
+        # As took * at // steps, which might be too large a number.
+        moment = begin + took // steps * at + took % steps * at // steps
+        return np.where(end_ns == NONE, NONE, moment)
 
     def each(values: np.ndarray | int) -> np.ndarray:
         return np.broadcast_to(values, (count, len(sends))).reshape(-1)
 
+    sent_until, received_until = _latest(step, src, dst, over)
+    # Seen backwards in time, what is needed is what needs.
+    received_from, sent_from = _latest(-step, dst, src, -begun)
     return MessageColumns(
         operation=np.repeat(places, len(sends)),
         src=each(members[src]),
         dst=each(members[dst]),
         payload_bytes=each(length),
         how=each(HOWS.index(_how(one))),
-        sent_ns=each(np.where(known, sent, NONE)),
-        received_ns=each(np.where(known, received, NONE)),
+        sent_ns=each(moments(step, -sent_from, sent_until)),
+        received_ns=each(moments(step + 1, -received_from, received_until)),
         offset_bytes=each(offset),
         whole_bytes=each(int((offset + length).max())),
         step=each(step),
     )
+
+
+def _latest(step: np.ndarray, src: np.ndarray, dst: np.ndarray, over: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The earliest end, by `over`, of the ranks that need each message, sent and received: from the last step back.
+
+    Needed is also what comes before in a rank's own order: it takes part in one step after the other.
+    """
+    sent = np.empty((len(over), len(step)), np.int64)
+    received = np.empty_like(sent)
+    over = over.copy()
+    for at in np.unique(step)[::-1]:
+        now = np.flatnonzero(step == at)
+        now = now[np.argsort(src[now], kind="stable")]
+        received[:, now] = over[:, dst[now]]
+        sent[:, now] = np.minimum(over[:, src[now]], received[:, now])
+        senders, first = np.unique(src[now], return_index=True)
+        over[:, senders] = np.minimum.reduceat(sent[:, now], first, axis=1)
+    return sent, received

@@ -9,7 +9,6 @@ from dlearn.join.joining import once, operations
 from dlearn.trace.event import PointToPoint
 from dlearn.trace.message import End, Operation
 from dlearn.trace.source import ServiceCall
-from dlearn.trace.tables.operations import Calls
 from dlearn.trace.trace import Trace
 
 
@@ -39,7 +38,7 @@ def waiting(trace: Trace) -> dict[int, int]:
         end = operation.ends[place - int(np.searchsorted(calls.operation, calls.operation[place]))]
         waited[place] = waited_until_ns(operation, end) is not None
     waited &= ~asked.waits_for_none[calls.operation]
-    last_rank = _last_ranks(calls)[calls.operation[waited]]
+    last_rank = calls.last_rank[calls.operation[waited]]
     start_ns, until_ns = calls.start_ns[waited], calls.transfer_ns[waited]
     ranks, seen_first = np.unique(last_rank, return_index=True)
     covered: dict[int, int] = {}
@@ -47,10 +46,3 @@ def waiting(trace: Trace) -> dict[int, int]:
         begun, over = disjoint(start_ns[last_rank == rank], until_ns[last_rank == rank])
         covered[int(rank)] = int((over - begun).sum())
     return covered
-
-
-def _last_ranks(calls: Calls) -> np.ndarray:
-    """Of each operation, the first of the ranks that called it last."""
-    last = np.flatnonzero(calls.start_ns == calls.transfer_ns)
-    _, first = np.unique(calls.operation[last], return_index=True)
-    return np.asarray(calls.rank[last[first]])

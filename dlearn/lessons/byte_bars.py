@@ -11,7 +11,7 @@ from dlearn.analysis.findings import size_text
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT, plain, points, text_width
 from dlearn.draw.palette import COUNTED, INK, LINES, look
-from dlearn.draw.save import png_of
+from dlearn.draw.save import closed_after, png_of
 
 _ROW_IN = 0.3
 _LOOKS = (look("all_reduce"), look("send"), look("reduce_scatter"), look("broadcast"))
@@ -30,7 +30,6 @@ class Bars:
 
 def byte_bars(bars: Bars, *, ax: Axes | None = None) -> Axes:
     """Draw two bars for each name, with their bytes at the end."""
-    fit = ax is None
     rows = 3 * len(bars.names)
     ax = ax or canvas.new_axes(height_in=rows * _ROW_IN, left_in=0.15)
     sizes = zip(bars.names, bars.predicted, bars.measured, strict=True)
@@ -56,13 +55,13 @@ def byte_bars(bars: Bars, *, ax: Axes | None = None) -> Axes:
         Patch(facecolor=COUNTED, edgecolor=INK, label="counted by the kernel, framing too"),
     ]
     notes = [bars.note] if bars.note else []
-    canvas.frame(ax, title=bars.title, legend=handles, notes=notes, below_in=0.08, fit=fit)
-    return ax
+    return canvas.frame(ax, title=bars.title, legend=handles, notes=notes, below_in=0.08)
 
 
 def png(bars: Bars) -> bytes:
     """The same picture as a file's bytes: for a widget, which shows it itself."""
-    return png_of(lambda: byte_bars(bars))[1]
+    with closed_after():
+        return png_of(byte_bars(bars))
 
 
 def _bar(ax: Axes, place: int, top: float, size: int, gid: str, *, derived: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -27,6 +27,8 @@ class Series(NamedTuple):
     spread: Sequence[tuple[float, float]] = ()
     derived: bool = False
     """Worked out, not measured: drawn dashed and without markers."""
+    between: Literal["line", "steps", ""] = "line"
+    """What joins two points: a line, a step where the value stays until the next one, or nothing."""
 
 
 def lines(
@@ -46,8 +48,12 @@ def lines(
     handles: list[Artist] = []
     for place, (label, line) in enumerate(series.items()):
         color, marker = SERIES[place % len(SERIES)], "" if line.derived else _MARKERS[place % len(_MARKERS)]
-        style = LINES["derived" if line.derived else "observed"]
-        ax.plot(line.x, line.y, marker=marker, color=color, linestyle=style, linewidth=1.6, markersize=5.5, gid=label)
+        style = LINES["derived" if line.derived else "observed"] if line.between else ""
+        steps = "steps-post" if line.between == "steps" else "default"
+        ax.plot(
+            line.x, line.y, marker=marker, color=color, linestyle=style, linewidth=1.6, markersize=5.5,
+            drawstyle=steps, gid=label,
+        )  # fmt: skip
         if line.spread:
             low, high = zip(*line.spread, strict=True)
             ax.vlines(line.x, low, high, colors=color, linewidth=1.2, alpha=0.7)
@@ -71,8 +77,7 @@ def lines(
             parse_math=False,
         )  # fmt: skip
     _label(ax, x, y)
-    canvas.frame(ax, title=title, legend=handles if len(handles) > 1 else (), notes=notes, below_in=0.5, fit=True)
-    return ax
+    return canvas.frame(ax, title=title, legend=handles if len(handles) > 1 else (), notes=notes, below_in=0.5)
 
 
 def _with_room(ax: Axes, ticks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
@@ -137,8 +142,7 @@ def bars(
     rows = max(len(canvas.wrap(name, room, size=TEXT_PT)) for name in names)
     handles = [Patch(color=SERIES[i % len(SERIES)], label=part.label) for i, part in enumerate(parts)]
     below = 0.22 + rows * TEXT_PT * 1.3 / 72
-    canvas.frame(ax, title=title, legend=handles if len(parts) > 1 else (), notes=notes, below_in=below, fit=True)
-    return ax
+    return canvas.frame(ax, title=title, legend=handles if len(parts) > 1 else (), notes=notes, below_in=below)
 
 
 def _values(ax: Axes, tops: Sequence[tuple[float, float]], width: float, text: Callable[[float], str]) -> None:
@@ -175,6 +179,6 @@ def _label(ax: Axes, x: str, y: str) -> None:
 
 def retitle(ax: Axes, title: str) -> Axes:
     """A picture of `dlearn.draw` with the finding that it stands for here, in as many lines as it had, or fewer."""
-    lines = canvas.wrap(canvas.plain(title, most=400), canvas.WIDTH_IN * 72 - 16, size=canvas.TITLE_PT, bold=True)
+    lines = canvas.wrap(canvas.plain(title, most=400), canvas.width_in() * 72 - 16, size=canvas.TITLE_PT, bold=True)
     ax.set_title("\n".join(lines), loc="left", fontsize=canvas.TITLE_PT, fontweight="bold", color=INK, parse_math=False)
     return ax

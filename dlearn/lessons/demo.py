@@ -5,49 +5,55 @@ Only the ranks load torch (training.py); this process reads what they recorded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable
 from functools import partial
-from itertools import chain
 from pathlib import Path
 
 from dlearn.analysis import Explanation, Iteration, explain, iteration, messages, reconcile
+from dlearn.analysis.findings import traffic_finding
 from dlearn.analysis.telling.words import rpc_overview
 from dlearn.analysis.volume.message_lines import csv_lines
 from dlearn.cluster import Cluster
-from dlearn.cluster.cluster import RUNS_KEPT
 from dlearn.errors import SetupError
+from dlearn.trace.message import Message
 from dlearn.trace.trace import Trace
 
 RANKS = 3
+PAGE = "index.html"
 
 Tell = Callable[[str], None]
 
 
 def run(folder: Path, *, tell: Tell) -> None:
-    """Train, and leave words, a table and pictures in `folder`; `tell` gets a line for each thing that is done.
+    """Train, and leave a page, words, a table, pictures and both traces in `folder`; `tell` gets each line of news.
 
     Raises SetupError if a file cannot be written.
     """
     tell(f"Training a small ConvNet on handwritten digits, on {RANKS} ranks over gloo (they load torch first):")
     job = Cluster(RANKS).run(train)
     before, after, steps = job.results[0]
-    tell(f"Right on held-out digits: {before:.1%} before, {after:.1%} after {steps} steps.\n")
+    tell(f"Right on held-out digits: {before:.1%} before, {after:.1%} after {steps} steps.")
     explanation = explain(job.trace)
-    tell(f"{explanation}\n")
-    tell("The same net on a parameter server with two trainers, over RPC:")
+    sent = traffic_finding(explanation.traffic)
+    tell(f"In {explanation.part} {sent[:1].lower()}{sent[1:]}.")
+    tell(reconcile(job.trace).sentence)
     served = Cluster(["ps", "trainer1", "trainer2"], rpc=True, measure="phase").run(
         {"trainer1": partial(serve, 0), "trainer2": partial(serve, 1)}
     )
     told = iteration(served.trace)
-    tell(f"{rpc_overview(served.trace)}\n{told}\n")
-    tell(f"Files, in {folder} (those of the same name are replaced):")
+    tell(f"The same net on a parameter server with two trainers, over RPC: {surprise(told)}.")
     try:
-        for name, meaning in chain(write(folder, job.trace, explanation), write_served(folder, served.trace, told)):
-            tell(f"  {name:<19} {meaning}")
+        keep(job.folder / "trace", folder / "trace")
+        keep(served.folder / "trace", folder / "server-trace")
+        write(folder, job.trace, explanation)
+        write_served(folder, served.trace, told)
+        write_page(folder, job.trace, explanation, served.trace, told)
     except OSError as error:
         raise SetupError(f"cannot write {error.filename}: {error.strerror}. Give another --out.") from error
-    tell(f"The trace itself (the newest {RUNS_KEPT} runs are kept): dlearn.Trace.load({str(job.folder / 'trace')!r})\n")
-    tell(reconcile(job.trace).sentence)
+    tell(f"Open {folder / PAGE} in a browser: both jobs, message by message.")
+    tell("Beside it the same as words (.txt), all messages as a table (.csv), pictures (.svg), and the recordings:")
+    tell(f"dlearn.Trace.load({str(folder / 'trace')!r}) and {str(folder / 'server-trace')!r}")
 
 
 def train() -> tuple[float, float, int]:
@@ -67,36 +73,43 @@ def serve(trainer: int) -> float:
 # Files --------------------------------------------------------------------------------------------------------------
 
 
-def write(folder: Path, trace: Trace, explanation: Explanation) -> Iterator[tuple[str, str]]:
-    """Write one file after the other; yields the name and meaning of each when it is there."""
-    step = trace.within(explanation.part)
+def keep(recorded: Path, kept: Path) -> None:
+    """Put a recording beside the pictures: of all runs only the newest stay where they were made."""
+    if kept.exists():
+        shutil.rmtree(kept)
+    shutil.copytree(recorded, kept)
+
+
+def write(folder: Path, trace: Trace, explanation: Explanation) -> None:
+    """Write words, table and pictures of the training."""
     (folder / "explanation.txt").write_text(f"{explanation}\n", encoding="utf-8")
-    yield "explanation.txt", "the words and the table above"
-    found = messages(trace)
-    (folder / "messages.csv").write_text("\n".join([*csv_lines(found), ""]), encoding="utf-8")
-    yield "messages.csv", f"all {len(found):,} messages: from, to, bytes, what"
+    (folder / "messages.csv").write_text("\n".join([*csv_lines(messages(trace)), ""]), encoding="utf-8")
     from dlearn import draw  # matplotlib takes a moment
 
-    pictures = {
-        "timeline": (draw.timeline, f"{explanation.part}: when each rank was at what"),
-        "traffic": (draw.traffic, f"{explanation.part}: bytes from each rank to each other"),
-        "sequence": (draw.sequence, f"{explanation.part}: message by message"),
-    }
-    for name, (picture, meaning) in pictures.items():
-        axes = picture(step)
-        for ending in ("svg", "png"):
-            draw.save(axes, folder / f"{name}.{ending}")
-            yield f"{name}.{ending}", meaning
+    step = trace.within(explanation.part)
+    for picture in (draw.timeline, draw.traffic, draw.sequence):
+        draw.save(picture(step), folder / f"{picture.__name__}.svg")
 
 
-def write_served(folder: Path, trace: Trace, told: Iteration) -> Iterator[tuple[str, str]]:
-    """The same for an iteration of the parameter server."""
-    (folder / "server.txt").write_text(f"{told}\n", encoding="utf-8")
-    yield "server.txt", "the parameter server's iteration, as above"
-    from dlearn import play
+def write_served(folder: Path, trace: Trace, told: Iteration) -> None:
+    """Write the words for an iteration of the parameter server."""
+    (folder / "server.txt").write_text(f"{rpc_overview(trace)}\n{told}\n", encoding="utf-8")
 
-    mine = [message for message in told.messages if told.drivers[0] in (message.src, message.dst)]
-    story = [step for step in told.story if step.messages[0] is not None]
-    title = f"You were told {len(story)} messages; it is {len(mine)}"
-    play.player(trace, messages=mine, title=title).to_html(folder / "server-player.html")
-    yield "server-player.html", "step through it, message by message, in a browser"
+
+def write_page(folder: Path, trace: Trace, explanation: Explanation, served: Trace, told: Iteration) -> None:
+    """Write one page that needs nothing else: both jobs to step through, and what happened in words."""
+    from dlearn.lessons.demo_page import page
+
+    step, mine = trace.within(explanation.part), of_one_trainer(told)
+    (folder / PAGE).write_text(page(trace, step, explanation, served, mine, surprise(told)), encoding="utf-8")
+
+
+def surprise(told: Iteration) -> str:
+    """ "You were told 4 messages an iteration; it is 14"."""
+    asked_for = [step for step in told.story if step.messages[0] is not None]
+    return f"You were told {len(asked_for)} messages an iteration; it is {len(of_one_trainer(told))}"
+
+
+def of_one_trainer(told: Iteration) -> list[Message]:
+    """The messages of the first one; the other's are the same."""
+    return [message for message in told.messages if told.drivers[0] in (message.src, message.dst)]

@@ -9,6 +9,9 @@ import argparse
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
 
 from dlearn import draw, play
 from dlearn.analysis import explain, iteration, scaling
@@ -45,18 +48,19 @@ def of_ddp() -> Pictures:
     trace = Cluster(3).run(_train).trace
     step = trace.within(explain(trace).part)
     yield "timeline.svg", partial(draw.save, draw.timeline(step))
-    yield "traffic_graph.svg", partial(draw.save, draw.traffic_graph(step))
+    yield "traffic_graph.svg", _small(draw.traffic_graph, step)
     yield "buckets.svg", partial(draw.save, draw.buckets(trace))
-    yield "reconcile.svg", partial(draw.save, draw.reconcile(trace))
+    yield "steps.svg", _small(draw.steps, trace)
+    yield "reconcile.svg", _small(draw.reconcile, trace)
 
 
 def of_a_server() -> Pictures:
     """The same net on a parameter server, with two trainers."""
     trace = _serve().trace
     last = trace.within(trace.spans[-1]) if trace.spans else trace
-    yield "sequence.svg", partial(draw.save, draw.sequence(last))
-    yield "autograd.svg", partial(draw.save, draw.autograd(trace))
-    yield "traffic.svg", partial(draw.save, draw.traffic(last))
+    yield "sequence.svg", _small(draw.sequence, last)
+    yield "autograd.svg", _small(draw.autograd, trace)
+    yield "traffic.svg", _small(draw.traffic, last)
     assert iteration(trace).steps, "an iteration was recorded"
 
 
@@ -64,12 +68,18 @@ def of_the_batch() -> Pictures:
     """A model cut in two over RPC, with three sizes of the batch."""
     with Cluster(["stage0", "stage1"], rpc=True) as cluster:
         found = {B: cluster.run({"stage0": _cut_in_two}, Size(B=B)).trace for B in (1, 8, 32)}
-    yield "scaling.svg", partial(draw.save, draw.scaling(scaling(found)))
+    yield "scaling.svg", _small(draw.scaling, scaling(found))
 
 
 def of_a_ring() -> Pictures:
-    """An all-reduce of four ranks, every step of which is a message."""
+    """An all-reduce of four ranks by gloo."""
     yield ANIMATION, play.player(Cluster(4).run(_reduce).trace).to_gif
+
+
+def _small(drawing: Callable[[Any], Axes], shown: object) -> Callable[[Path], None]:
+    """For the README's table, which has two columns."""
+    with draw.small():
+        return partial(draw.save, drawing(shown))
 
 
 # What the ranks do; torch is loaded there only. -----------------------------------------------------------------------
@@ -99,10 +109,9 @@ def _cut_in_two(size: Size) -> None:
 
 def _reduce() -> None:
     import torch
+    import torch.distributed as dist
 
-    from dlearn.collectives import ring
-
-    ring.all_reduce(torch.ones(1000))
+    dist.all_reduce(torch.ones(1000))
 
 
 if __name__ == "__main__":

@@ -89,16 +89,23 @@ class Knobs:
         import ipywidgets
 
         self.bytes = Bytes()
+        # As many beside each other as there is room for: on a narrow page one.
+        wide = ipywidgets.Layout(flex="1 1 320px", min_width="280px", max_width="480px", width="auto")
         self.sliders: dict[str, SelectionSlider] = {
             name: ipywidgets.SelectionSlider(
-                options=choices, value=getattr(size, name), description=MEANINGS[name], continuous_update=False
+                options=choices,
+                value=getattr(size, name),
+                description=MEANINGS[name],
+                continuous_update=False,
+                layout=wide,
             )
             for name, choices in CHOICES.items()
         }
         self.picture = ipywidgets.Image(format="png", layout=ipywidgets.Layout(max_width="100%"))
         self.said = ipywidgets.HTML()
-        rows = [ipywidgets.HBox([self.sliders[a], self.sliders[b]]) for a, b in (("B", "C"), ("H", "W"))]
-        self.widget: VBox = ipywidgets.VBox([*rows, self.said, self.picture])
+        wrapped = ipywidgets.Layout(flex_flow="row wrap")
+        above = ipywidgets.Box([*self.sliders.values()], layout=wrapped)
+        self.widget: VBox = ipywidgets.VBox([above, self.said, self.picture])
         mine = weakref.ref(self)
         # The sliders live as long as the page; what is asked of a Knobs that is gone does nothing.
         for slider in self.sliders.values():

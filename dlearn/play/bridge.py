@@ -19,9 +19,9 @@ from dlearn.errors import DlearnError, SetupError, optional
 class Bridge:
     """The step at which a player stands. Without a kernel and anywidget it is only remembered."""
 
-    def __init__(self, name: str, last: int) -> None:
+    def __init__(self, name: str, last: int, *, step: int = 0) -> None:
         self._name, self._last = name, last
-        self._step = 0
+        self._step = step
         self._callbacks: list[Callable[[int], object]] = []
         self._widget: Any = None
         self._alone = ""  # why the page that was shown does not follow

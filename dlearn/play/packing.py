@@ -12,12 +12,14 @@ from collections.abc import Hashable
 from typing import Any
 
 from dlearn.analysis.walking import Board, Change, Step, Walkthrough
-from dlearn.draw.graph_layout import lay_out
-from dlearn.draw.palette import GRADIENT, NODE, WORK, look
+from dlearn.draw.layout.graph_layout import lay_out
+from dlearn.draw.palette import GRADIENT, NODE, SERIES, WORK, look
 from dlearn.join.autograd_graph import AutogradGraph
 from dlearn.shown import RankNames
 from dlearn.trace.store import printable
 
+MOST_NAMES = 8
+"""Of more ranks each is its number alone, if it has no name of its own."""
 _HOW = ("observed", "derived", "inferred", "missing")
 _OWN_COLORS = {"gradient": GRADIENT, "work": WORK, "node": NODE}
 """Of what is no message: a gradient that is ready, work of a rank, a node that runs."""
@@ -32,6 +34,7 @@ def columns(walk: Walkthrough) -> dict[str, Any]:
     """What `player.js` reads. Times in µs from the first step on; names are numbers of the lists beside them."""
     lanes = {rank: place for place, rank in enumerate(walk.labels)}
     names = [printable(name) for name in walk.labels.values()]
+    short = [printable(walk.labels.short(rank)) for rank in walk.labels]
     pairs, colors, parts, marks, texts = _List(), _List(), _List(), _List(), _List()
     begins = min((step.at_ns for step in walk.steps), default=0)
     steps: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
@@ -44,27 +47,31 @@ def columns(walk: Walkthrough) -> dict[str, Any]:
             pairs.place((src, dst)) if message is not None else -1,
             colors.place(color_of(step)),
             message.payload_bytes if message is not None else 0,
-            _HOW.index(message.how) if message is not None else 0,
+            _HOW.index(message.how if message is not None else "missing" if step.absent else "observed"),
             int(step.control),
             (step.at_ns - begins) // 1000,
             (step.until_ns - begins) // 1000 if step.until_ns is not None else -1,
             parts.place(printable(step.part)),
-            marks.place(printable(step.mark)),
+            marks.place(printable(name_of(step))),
             list(step.lit) if step.lit is not None else 0,
+            [[lanes[rank] for rank in side] for side in (step.waiting, step.absent)] if step.absent else 0,
         )
         for name, value in zip(_COLUMNS, row, strict=True):
             steps[name].append(value)
     boards = {board.title: place for place, board in enumerate(walk.boards)}
 
     def change(each: Change) -> list[int]:
-        return [boards[each.board], lanes[each.rank], each.place, texts.place((printable(each.text), each.share))]
+        owners = tuple(lanes[rank] for rank in each.owners if rank in lanes)
+        text = texts.place((printable(each.text), each.share, owners))
+        return [boards[each.board], lanes[each.rank], each.place, text]
 
     def board(each: Board) -> dict[str, Any]:
         start = [change(one) for one in each.start if one.rank in lanes]
         return {"title": printable(each.title), "lasting": each.lasting, "start": start}
 
     return {
-        "lanes": names,
+        "lanes": short if len(names) > MOST_NAMES else names,
+        "begin_us": begins // 1000,
         "steps": steps,
         "sentences": [printable(step.sentence) for step in walk.steps],
         "changes": [[change(each) for each in step.changes if each.rank in lanes] for step in walk.steps],
@@ -72,17 +79,32 @@ def columns(walk: Walkthrough) -> dict[str, Any]:
         "graphs": [_graph(each, walk.labels) for each in walk.graphs],
         "pairs": [f"{names[src]} → {names[dst]}" for src, dst in pairs.items],
         "colors": colors.items,
+        "hues": SERIES,
         "parts": parts.items,
         "marks": marks.items,
         "texts": texts.items,
     }
 
 
-_COLUMNS = ("src", "dst", "pair", "color", "bytes", "how", "control", "at", "until", "part", "mark", "lit")
+_COLUMNS = ("src", "dst", "pair", "color", "bytes", "how", "control", "at", "until", "part", "mark", "lit", "hung")
 
 
 def color_of(step: Step) -> str:
-    return look(step.op).color if step.message is not None else _OWN_COLORS[step.op]
+    return _OWN_COLORS.get(step.op) or look(step.op).color
+
+
+def name_of(step: Step) -> str:
+    """What a picture calls it: its own mark, the bucket or the function of a message, else the operation."""
+    if step.message is None or step.mark:
+        return step.mark
+    operation, exchange = step.message.operation, step.message.operation.exchange
+    if exchange is not None and step.message.step:
+        return "reply"
+    if exchange is not None and exchange.call is not None:
+        return f"{exchange.call.function.rpartition('.')[2]}()"
+    if operation.bucket is not None:
+        return f"bucket {operation.bucket.index}"
+    return look(step.op).family if step.op.isupper() else step.op
 
 
 class _List:

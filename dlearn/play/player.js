@@ -1,6 +1,6 @@
 // The player. The page holds a still picture and, packed, everything that happens: steps, words, what each rank holds.
-// This unpacks it, puts controls around it, and shows one step after the other: as rows, along a time axis, or in a graph.
-// pictures.js, which draws, stands before it in the same function.
+// This unpacks it, puts controls around it, and shows one step after the other: on a stage, as rows, or in a graph.
+// elements.js, pictures.js and stage.js, which draw, stand before it in the same function.
 
 const PLAY_MS = 1200;
 const HOW = ["observed", "derived", "inferred", "missing"];
@@ -12,10 +12,6 @@ const CONTROLS = `
     <button type="button" data-go="forward">Forward</button>
     <button type="button" data-go="end">End</button>
     <button type="button" data-go="play">Play</button>
-    <select class="speed" aria-label="Speed">
-      <option value="0.5">half speed</option><option value="1" selected>normal</option>
-      <option value="2">2 times</option><option value="4">4 times</option>
-    </select>
     <select class="phase" aria-label="Jump to a part"></select>
     <span class="views" role="group" aria-label="Picture"></span>
     <span class="position"></span>
@@ -33,12 +29,6 @@ const TOTALS = `
     <tbody></tbody>
     <tfoot><tr><th scope="row">in all</th><td></td><td></td></tr></tfoot>
   </table>`;
-
-async function unpack(packed) {
-  const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return JSON.parse(await new Response(stream).text());
-}
 
 // One player ----------------------------------------------------------------------------------------------------------
 
@@ -58,16 +48,20 @@ function mount(root, data) {
   const button = (name) => find(`[data-go=${name}]`);
   const totals = data.pairs.map((pair) => addTotal(find("tbody"), pair));
 
+  const roomy = picture.style.minWidth; // for a column each
+
   let played = everything; // steps, by their place among all
-  let step = 0; // how many of them have been shown
-  let view = "sequence";
+  let step = data.steps.findIndex((each) => each.hung) + 1; // how many of them have been shown: of a hang, up to that
+  let view = "stage";
+  let forward = false; // whether the step before was shown last
   let timer = null;
 
   function show() {
     const current = played[step - 1];
     picture.replaceChildren();
-    VIEWS[view](picture, { data, id, played, step, current });
-    drawHeld(find(".holds"), data, current, view !== "sequence");
+    picture.style.minWidth = view === "stage" ? "0" : roomy;
+    VIEWS[view](picture, { data, id, played, step, current, forward });
+    drawHeld(find(".holds"), data, current, view !== "sequence", view === "stage");
     showWords(current);
     showTotals();
     for (const name of ["start", "back"]) button(name).disabled = step === 0;
@@ -80,9 +74,9 @@ function mount(root, data) {
     slider.max = played.length;
     slider.value = step;
     slider.setAttribute("aria-valuetext", position);
-    const nothing = played.length ? "Nothing has happened yet. Press Forward, or the right arrow key." : "No message.";
+    const nothing = played.length ? `${played.length} steps to come: press Play, Forward, or the right arrow key.` : "No message.";
     find(".sentence").textContent = step ? data.sentences[current] : nothing;
-    find(".sentence").style.borderColor = step ? data.steps[current].color : "";
+    find(".sentence").style.borderColor = step ? (data.steps[current].hung ? "var(--missing)" : data.steps[current].color) : "";
     find(".phase").value = step ? data.steps[current].part : data.steps[played[0]]?.part ?? -1;
   }
 
@@ -102,15 +96,16 @@ function mount(root, data) {
   function go(to) {
     const before = step;
     step = Math.max(0, Math.min(played.length, to));
+    forward = step === before + 1;
     show();
     if (step === played.length) pause();
-    if (step !== before) root.dispatchEvent(new CustomEvent("dlearn-step", { bubbles: true, detail: { step } }));
+    if (step !== before) root.dispatchEvent(new CustomEvent("dlearn-step", { bubbles: true, detail: { step, at_us: step && data.begin_us + data.steps[played[step - 1]].at } }));
   }
 
   function play() {
     if (step === played.length) go(0);
     const tick = () => (root.isConnected ? go(step + 1) : pause());
-    timer = setInterval(tick, PLAY_MS / Number(find(".speed").value));
+    timer = setInterval(tick, PLAY_MS);
     button("play").textContent = "Pause";
   }
 
@@ -135,7 +130,6 @@ function mount(root, data) {
     });
   }
   button("play").addEventListener("click", () => (timer ? pause() : play()));
-  find(".speed").addEventListener("change", () => timer && (pause(), play()));
   slider.addEventListener("input", () => {
     pause();
     go(Number(slider.value));
@@ -161,7 +155,7 @@ function mount(root, data) {
     else showWords(played[step - 1]);
   });
 
-  for (const name of data.graphs.length ? Object.keys(VIEWS) : ["sequence", "timeline"]) {
+  for (const name of data.graphs.length ? Object.keys(VIEWS) : ["stage", "sequence"]) {
     const chooser = add(find(".views"), "button", { type: "button", "data-view": name, "aria-pressed": name === view }, name);
     chooser.addEventListener("click", () => {
       view = name;
@@ -177,18 +171,24 @@ function mount(root, data) {
     box.addEventListener("change", () => {
       const current = played[step - 1] ?? -1;
       const wanted = (number) =>
-        !(find(".quiet").checked && data.steps[number].control) && !(find(".alone").checked && data.steps[number].dst < 0);
+        !(find(".quiet").checked && data.steps[number].control) && !(find(".alone").checked && data.steps[number].dst < 0 && !data.steps[number].hung);
       played = everything.filter(wanted);
       go(played.filter((number) => number <= current).length);
     });
   }
-  const [own, control] = [everything.length - messages.length, messages.length - carryData.length];
+  const [own, control] = [everything.filter((number) => data.steps[number].dst < 0 && !data.steps[number].hung).length, messages.length - carryData.length];
   offer(".quiet", control && `Hide control messages: ${carryData.length} of ${messages.length} carry data`);
   offer(".alone", own && messages.length && `Messages only: hide ${own} steps inside of ranks`);
 
+  // A call that was chosen in a strip on this page: the player goes to its first step, if it plays that.
+  document.addEventListener("dlearn-call", ({ detail }) => {
+    const found = played.findIndex((number) => data.begin_us + data.steps[number].at >= Math.floor(detail.at_us));
+    if (found > 0 || (found === 0 && data.begin_us - detail.at_us < 1)) go(found + 1);
+  });
+
   let width = 0;
   const resized = () => {
-    if (view === "timeline" && width && width !== picture.clientWidth) show();
+    if (width && width !== picture.clientWidth) show();
     width = picture.clientWidth;
   };
   new ResizeObserver(resized).observe(picture);
@@ -223,21 +223,21 @@ const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
 
 // In the page each fact about the steps is a column of its own, which packs well. Here a step is an object.
 function unfold(data) {
-  const { src, dst, pair, color, bytes, how, control, at, until, part, mark, lit } = data.steps;
+  const { src, dst, pair, color, bytes, how, control, at, until, part, mark, lit, hung } = data.steps;
   data.steps = src.map((lane, i) => ({
     src: lane, dst: dst[i], pair: pair[i], color: data.colors[color[i]], bytes: bytes[i], how: HOW[how[i]],
-    control: control[i], at: at[i], until: until[i], part: part[i], mark: data.marks[mark[i]], lit: lit[i] || null,
+    control: control[i], at: at[i], until: until[i], part: part[i], mark: data.marks[mark[i]], lit: lit[i] || null, hung: hung[i] || null,
   }));
   return data;
 }
 
 // A page may hold several players, each with a script of its own: whichever runs takes all that no other has taken.
-for (const root of document.querySelectorAll(".dlearn-player")) {
+for (const root of document.querySelectorAll(".dlearn-player[data-player]")) {
   if (root.dlearnPlayer) continue;
   root.dlearnPlayer = true;
   const packed = root.querySelector("script[type='application/dlearn']").textContent;
   // Where a browser cannot do it, the still picture and the words stay, and the page says why.
-  unpack(packed).then((data) => mount(root, unfold(data))).catch((error) => {
+  unpackBytes(packed).then((bytes) => mount(root, unfold(JSON.parse(new TextDecoder().decode(bytes))))).catch((error) => {
     root.querySelector(".bar").textContent = `This browser cannot play it (${error}).`;
   });
 }

@@ -10,9 +10,8 @@ import html
 from collections.abc import Sequence
 
 from dlearn.analysis.findings import size_text
-from dlearn.analysis.walking import Walkthrough
-from dlearn.draw.palette import FAINT, INK, LINES, MISSING
-from dlearn.trace.message import Message
+from dlearn.analysis.walking import Step, Walkthrough
+from dlearn.draw.palette import DARK, FAINT, INK, LINES, MISSING
 from dlearn.trace.store import printable
 
 MOST_ROWS = 24
@@ -20,31 +19,43 @@ _ROW_PX = 24
 _TOP_PX = 26
 _LANE_PX = 110
 _MOST_LETTERS = 15
+_AT_NIGHT = {"#fff": DARK["paper"], INK: DARK["ink"], FAINT: DARK["faint"], MISSING: DARK["missing"]}
+_NIGHT = "".join(
+    f"[fill='{day}']{{fill:{night}}}[stroke='{day}']{{stroke:{night}}}" for day, night in _AT_NIGHT.items()
+)
+"""On a dark page each colour has another, as in all pictures."""
 
 
 def still(walk: Walkthrough) -> str:
-    """An `<img>` with the first messages of the walk; its text says how many."""
-    shown = walk.messages[:MOST_ROWS]
+    """An `<img>` with the first messages of the walk, or the last before one that never came; it says how many."""
+    rows = [step for step in walk.steps if step.message is not None or step.absent]
+    where, shown = ("last", rows[-MOST_ROWS:]) if rows and rows[-1].absent else ("first", rows[:MOST_ROWS])
     svg = base64.b64encode(_svg(shown, walk.labels).encode()).decode()
-    part = f"the first {len(shown)} of " if len(shown) < len(walk.messages) else ""
-    said = f"Sequence diagram of {part}{len(walk.messages):,}"
+    part = f"the {where} {len(shown)} of " if len(shown) < len(rows) else ""
+    said = f"Sequence diagram of {part}{len(rows):,}"
     return f'<img class="still" alt="{said} messages: see the words below" src="data:image/svg+xml;base64,{svg}">'
 
 
-def _svg(shown: Sequence[Message], labels: dict[int, str]) -> str:
+def _svg(shown: Sequence[Step], labels: dict[int, str]) -> str:
     x = {rank: int(_LANE_PX * (place + 0.5)) for place, rank in enumerate(labels)}
     width, height = _LANE_PX * max(1, len(labels)), _TOP_PX + _ROW_PX * len(shown) + 8
     lanes = "".join(f'<path d="M{at} {_TOP_PX - 6}V{height}" stroke="{FAINT}"/>' for at in x.values())
     names = "".join(f'<text x="{at}" y="13" font-weight="700">{_name(labels[rank])}</text>' for rank, at in x.items())
-    rows = "".join(_row(message, x, _TOP_PX + _ROW_PX * row + 18) for row, message in enumerate(shown))
+    rows = "".join(_row(step, x, _TOP_PX + _ROW_PX * row + 18) for row, step in enumerate(shown))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
         f' font-family="sans-serif" font-size="11" text-anchor="middle" fill="{INK}">'
+        f"<style>@media(prefers-color-scheme:dark){{{_NIGHT}}}</style>"
         f'<path d="M0 0H{width}V{height}H0z" fill="#fff"/>{lanes}{names}{rows}</svg>'
     )
 
 
-def _row(message: Message, x: dict[int, int], y: int) -> str:
+def _row(step: Step, x: dict[int, int], y: int) -> str:
+    message = step.message
+    if message is None:
+        waits = "".join(f'<circle cx="{x[rank]}" cy="{y - 4}" r="5"/>' for rank in step.waiting)
+        never = "".join(f'<text x="{x[rank]}" y="{y}">✖ never came</text>' for rank in step.absent)
+        return f'<g fill="{FAINT}">{waits}</g><g fill="{MISSING}">{never}</g>'
     color = MISSING if message.how == "missing" else INK
     line = dashes(message.how)
     dashed = f' stroke-dasharray="{line}"' if line else ""

@@ -19,8 +19,7 @@ from dlearn.errors import TraceError
 from dlearn.hooks.c10d.collectives import note_collective, note_p2p
 from dlearn.hooks.mpi.mpi_hook import plain as unrecorded
 from dlearn.recorder.headers import make_header, own_header, own_path, refuse_other_traces
-from dlearn.recorder.python_groups import Outer, Posted
-from dlearn.recorder.recording import Recording
+from dlearn.recorder.recording import OUTSIDE, Recording
 from dlearn.trace.event import Header
 from dlearn.trace.options import Measure, Options
 
@@ -95,6 +94,37 @@ def span(name: str) -> Iterator[None]:
         recording.close_span(number)
 
 
+class Outer:
+    """A collective of a Python process group, while it is under way."""
+
+    def __init__(self, recording: Recording | None, number: int) -> None:
+        self._recording, self._number = recording, number
+
+    def __enter__(self) -> None:
+        if self._recording is not None:
+            self._recording.enter(self._number)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if self._recording is not None:
+            self._recording.leave(self._number)
+            self._recording.end(self._number, by="return", error=kind.__name__ if kind is not None else "")
+
+
+class Posted:
+    """A send or receive of a Python process group. If nobody waits for it, its end is not observed."""
+
+    def __init__(self, recording: Recording | None, number: int) -> None:
+        self._recording, self._number = recording, number
+        if recording is not None:
+            recording.posted.add(number)
+
+    def ended(self, *, peer: int | None = None, error: str = "") -> None:
+        """The program has waited for it, or found it complete; `peer` is who sent what came from any source."""
+        if self._recording is not None and self._number in self._recording.posted:
+            self._recording.posted.remove(self._number)
+            self._recording.end(self._number, by="wait", error=error, peer=peer)
+
+
 def operation(
     op: str,
     group: ProcessGroup,
@@ -114,7 +144,7 @@ def operation(
         known, checksums = to.groups.of(group), to.options.checksums
         return note_collective(op, known, tensors, outputs, to, root=root, splits=splits, checksums=checksums)
 
-    return Outer(_active, _noted(op, note))
+    return Outer(*_noted(op, note))
 
 
 def posted(op: str, group: ProcessGroup, tensor: torch.Tensor, *, peer: int | None, tag: int) -> Posted:
@@ -126,18 +156,17 @@ def posted(op: str, group: ProcessGroup, tensor: torch.Tensor, *, peer: int | No
     def note(to: Recording) -> int:
         return note_p2p(op, to.groups.of(group), tensor, peer, tag, to, checksums=to.options.checksums)
 
-    return Posted(_active, _noted(op, note))
+    return Posted(*_noted(op, note))
 
 
-def _noted(op: str, note: Callable[[Recording], int]) -> int | None:
-    """The number of what `note` has written down; None where nobody records, or it could not."""
-    if _active is None:
-        return None
-    try:
-        return note(_active)
-    except Exception as error:
-        _active.failed(op, error)
-        return None
+def _noted(op: str, note: Callable[[Recording], int]) -> tuple[Recording | None, int]:
+    """Who has noted it, as which event; None where nobody records, or it could not be noted."""
+    if _active is not None:
+        try:
+            return _active, note(_active)
+        except Exception as error:
+            _active.failed(op, error)
+    return None, OUTSIDE
 
 
 @contextmanager

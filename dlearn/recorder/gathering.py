@@ -33,7 +33,8 @@ def gather(desk: Desk, path: Path) -> None:
     store: Store = desk.store.clone()  # type: ignore[attr-defined]
     store.set_timeout(timedelta(seconds=PATIENCE_SECONDS))
     if desk.rank:
-        if not desk.same_folder:
+        first = desk.peers.get(0)
+        if first is None or not (path.parent / Path(first.path).name).exists():
             for file in (path, log_path(path)):
                 _send(store, f"dlearn/file/{desk.rank}", file)
         return

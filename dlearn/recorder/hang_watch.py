@@ -21,7 +21,6 @@ from dlearn.trace.event import PointToPoint
 from dlearn.trace.job_facts import Place
 
 if TYPE_CHECKING:
-    from dlearn.analysis.hanging.stuck import Hang
     from dlearn.recorder.recording import Recording
 
 LOOKS = 20
@@ -81,14 +80,14 @@ class HangWatch:
         me = next((process.rank for process in trace.processes if process.path.name == self._path.name), None)
         waits = _waits_for_a_work()
         # A send or a receive that nobody waits for has no end that could be seen: no hang.
-        found = [hang for hang in hangs(trace) if waits or me not in hang.waiting or not _is_point_to_point(hang)]
-        for speaker, sentence in tell(found, trace):
+        found = [
+            hang
+            for hang in hangs(trace)
+            if waits or me not in hang.waiting or not isinstance(hang.operation.ends[0], PointToPoint)
+        ]
+        for speaker, sentence, _ in tell(found, trace):
             if speaker == me:
                 print(f"dlearn: nothing has happened for {seconds:.0f} s: {sentence}.", file=sys.stderr, flush=True)
-
-
-def _is_point_to_point(hang: Hang) -> bool:
-    return isinstance(hang.operation.ends[0], PointToPoint)
 
 
 def _waits_for_a_work() -> bool:

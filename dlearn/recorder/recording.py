@@ -67,36 +67,26 @@ class Recording:
     ) -> None:
         self._clock = time.monotonic_ns
         self._ended = ended
-        self._numbers = itertools.count()
-        self._owner = threading.get_ident()
-        self._open_spans: dict[int, list[int]] = {self._owner: []}
-        self._hook_errors = 0
-        self._works_dropped = 0
         self._said_refused = False
+        self._outside = False
+        self._step_span: int | None = None
+        self._step_is_due = False
         self._undo = ExitStack()
         self.options = options
         self._measure = options.measure
-        self.sockets = Sockets(self)
+        self.sockets = Sockets(self, measured=options.measure is not None)
         self.groups = Groups(self)
         self.times = CudaTimes(self)
-        self.posted: set[int] = set()
-        """Sends and receives of Python process groups that nobody has waited for yet."""
         self._steps: dict[int, dict[str, Any]] = {}
         self._under_way: set[int] = set()
-        self._outside = False
-        self._left_out = 0
         self._wanted_steps = options.steps
         self._step = 0
-        self._step_is_due = False
-        self._step_span: int | None = None
         self._channels: Counter[tuple[Any, ...]] = Counter()
-        self.waiting: dict[int, int] = {}
-        """When the operations that have not ended began, where somebody watches for a hang."""
         self.last_ns = self._clock()
         """When anything was last reported."""
         self.meet: Callable[[], None] | None = None
         """Waits for all workers of a cluster, which opens RPC's connections before anybody uses them."""
-        self._writer = Writer(path, max_bytes=options.max_bytes, header=header if lazy else None)
+        self._begin_file(path, header if lazy else None)
         ignore = self.sockets.ignored_ports.add
         self.desk = None if alone else Desk(self, self._writer.path, self._clock, ignore, keep_store=options.gather)
         self.log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
@@ -112,6 +102,18 @@ class Recording:
             self._undo.close()
             self._writer.close()
             raise
+
+    def _begin_file(self, path: Path, header: Header | None) -> None:
+        """Of this process; with a header it is made when there is something to write."""
+        self._writer = Writer(path, max_bytes=self.options.max_bytes, header=header)
+        self._numbers = itertools.count()
+        self._owner = threading.get_ident()
+        self._open_spans: dict[int, list[int]] = {self._owner: []}
+        self._hook_errors = self._works_dropped = self._left_out = 0
+        self.posted: set[int] = set()
+        """Sends and receives of Python process groups that nobody has waited for yet."""
+        self.waiting: dict[int, int] = {}
+        """When the operations that have not ended began, where somebody watches for a hang."""
 
     def event(self, kind: type[Event], /, **facts: Any) -> int:
         if self._wanted_steps is not None and self._is_outside(kind, facts):
@@ -258,19 +260,16 @@ class Recording:
 
     @contextmanager
     def step(self, facts: dict[str, Any]) -> Iterator[None]:
-        thread = threading.get_ident()
-        before = self._steps.get(thread)
-        self._steps[thread] = facts
+        """Add these facts to what this thread sends inside: which step of its collective it is."""
+        self._steps[threading.get_ident()] = facts
         try:
             yield
         finally:
-            del self._steps[thread]
-            if before is not None:
-                self._steps[thread] = before
+            del self._steps[threading.get_ident()]
 
     def count(self) -> None:
         """Write down the counters of bytes on the wire."""
-        if self._measure is None or not self.sockets.any:
+        if not self.sockets.any:
             return
         try:
             still = self.sockets.settle() if self._measure == "phase" else None
@@ -281,7 +280,7 @@ class Recording:
 
     def watch_rpc_sockets(self, *, opened: bool = False) -> None:
         """An agent stands: its connections are there, if they are TCP. A cluster has to open them first."""
-        if self._measure is not None and (opened or self.meet is None) and self.sockets.watch(RPC):
+        if (opened or self.meet is None) and self.sockets.watch(RPC):
             self.count()
 
     def disconnecting(self) -> None:
@@ -316,7 +315,7 @@ class Recording:
         self._undo.close()
         while self.posted:
             self.end(self.posted.pop(), by=NOT_OBSERVED)
-        if self._measure is not None and self._writer.begun:
+        if self._writer.begun:
             self.sockets.note_strangers()
         self.count()
         self._close_file()
@@ -344,14 +343,8 @@ class Recording:
     def go_on_in_child(self, header: Header, path: Path) -> None:
         """In a forked child that is to be recorded, too: into a file of its own, if it ever sends anything."""
         self._writer.close()
-        self._writer = Writer(path, max_bytes=self._writer.max_bytes, header=header)
-        self._numbers = itertools.count()
-        self._owner = threading.get_ident()
-        self._open_spans = {self._owner: []}
-        self._hook_errors = self._works_dropped = self._left_out = 0
+        self._begin_file(path, header)
         self._step_span, self._step_is_due = None, self._wanted_steps is not None and not self._outside
-        self.waiting.clear()
-        self.posted.clear()
         self.sockets.forget()
         self.times.forget()
         self.log.forget(log_path(path))

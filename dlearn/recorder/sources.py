@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlearn.hooks.c10d import collectives
+from dlearn.hooks.c10d import collectives, group_watch
 from dlearn.hooks.ddp import ddp, optimizer_steps
 from dlearn.hooks.mpi import mpi_hook
 from dlearn.hooks.rpc import rpc_hook
-from dlearn.recorder import group_watch
 from dlearn.trace.event import (
     AutogradNode,
     AutogradRun,

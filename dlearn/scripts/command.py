@@ -16,9 +16,9 @@ from typing import Any, NoReturn
 
 from dlearn.errors import SetupError, WrongArguments
 from dlearn.scripts.order import Order
-from dlearn.trace.exits import note_end
 from dlearn.trace.job_facts import Exit
 from dlearn.trace.source import find
+from dlearn.trace.writer import note_end
 
 USAGE = """\
 usage: dlearn run [--trace DIR] [--steps A:B] [--hang-after SECONDS] [--graph] [--gather]

@@ -40,6 +40,7 @@ def install(emit: Emit) -> Undo:
     from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
     from dlearn.hooks.callers import caller
+    from dlearn.hooks.network.job import innermost
     from dlearn.hooks.network.sockets import listens
     from dlearn.hooks.patches import Patches, reported
 
@@ -53,8 +54,7 @@ def install(emit: Emit) -> Undo:
     def begins(op: str, by: str, store: Any, *args: Any, **_: Any) -> int | None:
         given = args[0] if args and isinstance(args[0], list) else args[:1]
         keys = [prefix_of(store) + key for key in given]
-        while isinstance(store, PrefixStore):
-            store = store.underlying_store
+        store = innermost(store)
         if not isinstance(store, TCPStore):
             return None
         made_by = caller(sys._getframe())
@@ -92,7 +92,7 @@ def install(emit: Emit) -> Undo:
         patches.replace(Store, op, partial(watched, op, "Python"))
     patches.replace(PrefixStore, "__init__", prefixed)
     patches.replace(ProcessGroupGloo, "__init__", make_gloo)
-    return patches.undo
+    return patches.close
 
 
 SOURCE = Source("tcp_store", install, (Kind(StoreRequest, label="store", color="#B07AA1"),), hosts)

@@ -289,8 +289,8 @@ class RpcCall(Event, tag="rpc call", frozen=True, kw_only=True):
     `to` is a worker's id, `call` numbers the calls of this process. `pickled_bytes` are those of function and
     arguments without the tensors; where C++ writes them (flavour "builtin" and "script"), as its rules say, or None.
     `observer_bytes` is what the recorder adds: the id by which both ends are joined. `context` is the distributed
-    autograd context. A function that is defined inside another travels `by_value`. An `observer` call is the cluster's
-    own, to open connections. `result` is there where C++ packed it; other results are in an `RpcReply`.
+    autograd context. An `observer` call is the cluster's own, to open connections. `result` is there where C++ packed
+    it; other results are in an `RpcReply`.
     """
 
     op: Literal["rpc_sync", "rpc_async", "remote"]
@@ -306,7 +306,6 @@ class RpcCall(Event, tag="rpc call", frozen=True, kw_only=True):
     needs_grad: bool = False
     """Whether a tensor in it needs a gradient: else a builtin call is sent without autograd's data."""
     rrefs: tuple[RRefFork, ...] = ()
-    by_value: bool = False
     detached: tuple[str, ...] = ()
     """Arguments that were an nn.Parameter: they arrive as plain tensors without a gradient."""
     observer: bool = False

@@ -5,32 +5,8 @@ Others write about it, too: an `Exit` is added by the command that started the p
 
 from __future__ import annotations
 
-from dlearn.trace.event import (
-    AutogradNode,
-    AutogradRun,
-    Bucket,
-    Collective,
-    Count,
-    Counters,
-    End,
-    Footer,
-    Gradient,
-    GroupFact,
-    Header,
-    Line,
-    Nanoseconds,
-    NotMeasured,
-    PointToPoint,
-    RpcArrival,
-    RpcCall,
-    RpcReply,
-    RpcRun,
-    RpcWindow,
-    Socket,
-    Span,
-    Stretch,
-    Worker,
-)
+from dlearn.trace import event
+from dlearn.trace.event import Count, Line, Nanoseconds
 from dlearn.trace.mpi_facts import Probe
 from dlearn.trace.source import SourceFact
 
@@ -112,36 +88,13 @@ class DeviceTime(Line, tag="device time", frozen=True, kw_only=True):
     blocks: bool = False
 
 
-AnyLine = (
-    Header
-    | Footer
-    | GroupFact
-    | Socket
-    | Worker
-    | NotMeasured
-    | SourceFact
-    | Joined
-    | ClockReading
-    | Peer
-    | Place
-    | Exit
-    | Stopped
-    | DeviceReading
-    | DeviceTime
-    | End
-    | Collective
-    | PointToPoint
-    | Probe
-    | Bucket
-    | Gradient
-    | Stretch
-    | Span
-    | Counters
-    | RpcCall
-    | RpcRun
-    | RpcReply
-    | RpcArrival
-    | RpcWindow
-    | AutogradNode
-    | AutogradRun
-)
+# Every line that a file may hold -------------------------------------------------------------------------------------
+
+ProcessLine = event.Header | event.Footer | event.GroupFact | event.Socket | event.Worker | event.NotMeasured
+JobFact = Joined | ClockReading | Peer | Place | Exit | Stopped | DeviceReading | DeviceTime
+Call = event.Collective | event.PointToPoint | Probe
+DdpEvent = event.Bucket | event.Gradient | event.Stretch
+RpcEvent = event.RpcCall | event.RpcRun | event.RpcReply | event.RpcArrival | event.RpcWindow
+GraphEvent = event.AutogradNode | event.AutogradRun
+Other = SourceFact | event.End | event.Span | event.Counters
+AnyLine = ProcessLine | JobFact | Call | DdpEvent | RpcEvent | GraphEvent | Other

@@ -37,7 +37,6 @@ _EQUAL_SIZES = {
 """Collectives that every rank must call with as many bytes as the others."""
 _TOLD = 8
 """Sizes or dtypes in the reason why calls do not fit together."""
-_LARGEST = 2**62
 
 
 class _Met(NamedTuple):
@@ -243,21 +242,13 @@ def _likes(table: EventTable, groups: dict[tuple[int, str], Group], first: Rows,
     for count in np.unique(counts).tolist():
         mine = np.flatnonzero(counts == count)
         keys = of_ends[first[mine][:, None] + np.arange(count)]
-        found, place = _unique_rows(keys, len(table.firsts))
+        place = np.zeros(len(mine), np.intp)
+        for column in keys.T:
+            place = np.unique(place * len(table.firsts) + column, return_inverse=True)[1]
+        _, found = np.unique(place, return_index=True)
         like[mine] = place + len(likes)
         likes += [_like([table.firsts[each] for each in row], groups) for row in keys[found].tolist()]
     return like, likes
-
-
-def _unique_rows(keys: Rows, below: int) -> tuple[Rows, Rows]:
-    """Where each different row stands first, and which of these each row is like."""
-    if below ** keys.shape[1] < _LARGEST:
-        # As one number each, which sorts much faster.
-        weights = [below**column for column in range(keys.shape[1])]
-        _, found, place = np.unique(keys @ np.array(weights), return_index=True, return_inverse=True)
-    else:
-        _, found, place = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-    return found, place.reshape(-1)
 
 
 def _like(ends: Sequence[Collective | PointToPoint], groups: dict[tuple[int, str], Group]) -> Like:
@@ -295,8 +286,8 @@ def _misfit_of_calls(ends: Sequence[End], ops: Sequence[str]) -> Reason | None:
         return Reason.of(ReasonKind.DIFFERENT_OPS, tuple(ops))
     comparable = ops[0] in _EQUAL_SIZES and not _of_objects(ends)
     if comparable and len({_logical_bytes(end) for end in ends}) > 1:
-        sizes = [_logical_bytes(end) for end in ends[:_TOLD]]
-        return Reason.of(ReasonKind.DIFFERENT_SIZES, tuple(sizes))
+        sizes = list(dict.fromkeys(map(_logical_bytes, ends)))
+        return Reason.of(ReasonKind.DIFFERENT_SIZES, tuple(sizes[:_TOLD]))
     first = tensors_of(ends[0])
     if comparable and any(tensors_of(end) != first for end in ends):
         types = list(dict.fromkeys(map(_dtypes, ends)))

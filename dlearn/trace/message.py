@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import msgspec
 
@@ -20,15 +21,6 @@ from dlearn.trace.wording import (
     tensors_text,
 )
 
-if TYPE_CHECKING:
-    pass
-
-_REASONS_SHOWN = 8
-_ROWS_SHOWN = 10
-_OPS_SHOWN = 6
-_RANKS_SHOWN = 4
-_LONGEST_WHAT = 80
-"""Characters of what travels, in a table of operations."""
 _error = attrgetter("error")
 
 How = Literal["observed", "derived", "inferred", "missing"]
@@ -78,12 +70,17 @@ def tensors_of(call: End) -> tuple[TensorInfo, ...]:
     return (call.inputs or call.outputs) if isinstance(call, Collective) else call.tensors
 
 
+def bytes_of(tensors: Sequence[TensorInfo]) -> int:
+    """What is handed to the transport of all of these."""
+    return sum([tensor.payload_bytes for tensor in tensors])
+
+
 def payload_bytes(call: End) -> int:
     """What one rank hands to the transport in this call: what it gives, or, if it gives nothing, what it gets.
 
     Of an RPC the tensors of its arguments.
     """
-    return sum([tensor.payload_bytes for tensor in tensors_of(call)])
+    return bytes_of(tensors_of(call))
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -202,7 +199,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         if self.is_message:
             return self.payload_bytes
         calls = [end for end in self.ends if isinstance(end, Collective)]
-        return max((sum(tensor.payload_bytes for tensor in call.inputs) for call in calls), default=0)
+        return max((bytes_of(call.inputs) for call in calls), default=0)
 
     @property
     def unseen(self) -> tuple[int, ...]:

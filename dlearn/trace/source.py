@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ENTRY_POINTS = "dlearn.sources"
 """The group of entry points by which an installed package offers its Sources."""
 
-OFF_BY_DEFAULT = {"tcp_store": "dlearn.sources.tcp_store:SOURCE"}
+OFF_BY_DEFAULT = {"memory": "dlearn.sources.memory:SOURCE", "tcp_store": "dlearn.sources.tcp_store:SOURCE"}
 """dlearn's own Sources that are turned on by their name."""
 
 Undo = Callable[[], None]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import chain
@@ -18,24 +17,21 @@ from dlearn.trace.ends import learn
 from dlearn.trace.event import (
     FORMATS,
     NOT_OBSERVED,
-    Collective,
     End,
     Event,
     Footer,
     GroupFact,
     Header,
     NotMeasured,
-    PointToPoint,
     RpcReply,
     Socket,
-    TensorInfo,
     Worker,
 )
 from dlearn.trace.job_facts import AnyLine, ClockReading, DeviceReading, DeviceTime, Exit, Joined, Peer, Place, Stopped
-from dlearn.trace.short_events import Damage, ShortEvents, split
+from dlearn.trace.short_events import Damage, fill_in_ends, split, table_of, take_out
 from dlearn.trace.short_lines import ENDED_BY, REPEATED
 from dlearn.trace.source import Make, SourceFact, makers
-from dlearn.trace.tables.event_table import EventTable, of_events
+from dlearn.trace.tables.event_table import UNSEEN, EventTable, find, of_events
 from dlearn.trace.writer import MAX_LINE_BYTES
 
 UNLISTED_MEMBERS = 256
@@ -51,43 +47,53 @@ _set = msgspec.structs.force_setattr
 _DAMAGE = (ValueError, RecursionError)
 """What reading a damaged line may raise: msgspec's and Unicode's errors are ValueErrors."""
 
-Tensors = tuple[TensorInfo, ...]
-
 
 @dataclass
-class ProcessFile:
-    """What one file holds. `problems` names every line that could not be used, and what the footer says is not here."""
+class Recorded:
+    """What the file of a process says of it."""
 
     path: Path
     header: Header
-    events: dict[int, Event] = field(default_factory=dict)
-    firsts: dict[int, Event] = field(default_factory=dict)
-    """Those that short lines may be like, as they began."""
-    short: ShortEvents = field(init=False)
-    kinds: dict[str, Make] = field(default_factory=dict)
-    """Of Sources that are not dlearn's own."""
     groups: dict[str, GroupFact] = field(default_factory=dict)
     sockets: dict[int, Socket] = field(default_factory=dict)
     worker: Worker | None = None
+    """Of a process that uses RPC: its name and id there."""
     not_measured: str = ""
+    """Why the bytes on the wire are not known; empty where they are."""
+    place: Place | None = None
+    """Where the program was when it had done nothing for a while."""
+    exit_status: int | None = None
+    """As the command that started it saw it; below 0 the signal that killed it. None where nobody knows."""
+    stopped_ns: int | None = None
+    """When its cluster stopped it, still at work, on its own clock: at the timeout, or after another rank's fault."""
+    footer: Footer | None = None
+    complete: bool = True
+    """Whether every line that it wrote is here. If not, a call that is not here may still have been made."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the recorder closed the file; if not, the process died, or still runs."""
+        return self.footer is not None
+
+
+@dataclass
+class ProcessFile(Recorded):
+    """What one file holds. `problems` names every line that could not be used, and what the footer says is not here."""
+
+    events: dict[int, Event] = field(default_factory=dict)
+    firsts: dict[int, Event] = field(default_factory=dict)
+    """Those that short lines may be like, as they began."""
+    short: EventTable = field(default_factory=lambda: of_events(()))
+    """Those of short lines, by number."""
+    kinds: dict[str, Make] = field(default_factory=dict)
+    """Of Sources that are not dlearn's own."""
     joined: set[str] = field(default_factory=set)
     """Where the process met others: what they all called their job there."""
     clocks: list[ClockReading] = field(default_factory=list)
     peers: dict[int, Peer] = field(default_factory=dict)
     device_clocks: list[DeviceReading] = field(default_factory=list)
     device_times: list[DeviceTime] = field(default_factory=list)
-    place: Place | None = None
-    exit_status: int | None = None
-    stopped_ns: int | None = None
-    footer: Footer | None = None
     problems: list[str] = field(default_factory=list)
-    tensors: dict[Tensors, Tensors] = field(default_factory=dict)
-    """One of each that was ever sent."""
-    complete: bool = True
-    """Whether every line that the process wrote is here. If not, a call that is not here may still have been made."""
-
-    def __post_init__(self) -> None:
-        self.short = ShortEvents(self.firsts)
 
     @property
     def event_count(self) -> int:
@@ -97,9 +103,8 @@ class ProcessFile:
         """Every event of the file, as those of this rank: those that it tells at length, and the others."""
         for event in chain(self.events.values(), self.firsts.values()):
             _set(event, "rank", rank)
-        long, short = of_events(self.events.values()), self.short.table()
-        short.rank[:] = rank
-        return long, short
+        self.short.rank[:] = rank
+        return of_events(self.events.values()), self.short
 
 
 def read(path: Path) -> ProcessFile:
@@ -132,9 +137,9 @@ def _read_lines(file: ProcessFile, blocks: Iterable[bytes]) -> tuple[Damage, int
         block = split(data, first_line=read + 1)
         begins.append(block.begins)
         ends.append(block.ends)
-        for number, line in zip(block.others, _decode([*block.others.values()]), strict=True):
+        for number, line in block.others.items():
             try:
-                decoded = _decode_line(line, file.kinds) if isinstance(line, bytes) else line
+                decoded = _decode_line(line, file.kinds)
                 if isinstance(decoded, End | DeviceTime):
                     later.append((number, decoded))
                 else:
@@ -142,19 +147,20 @@ def _read_lines(file: ProcessFile, blocks: Iterable[bytes]) -> tuple[Damage, int
             except _DAMAGE as error:
                 damage[number] = _why_damaged(line, error)
         read += block.lines
-    damage |= file.short.add(np.concatenate(begins), file.events)
+    file.short, damaged = table_of(np.concatenate(begins), file.firsts, file.events)
     # Now all events are here: their ends follow.
-    others, damage_of_ends = file.short.end(np.concatenate(ends))
-    damage |= damage_of_ends
+    others, damaged_ends = fill_in_ends(file.short, np.concatenate(ends))
+    damage |= damaged | damaged_ends
     later += [(line, End(event=event, at_ns=at_ns, by=ENDED_BY[by])) for line, event, at_ns, by in others.tolist()]
     # What is told at length of one of them is more than a row of numbers holds.
     told = {line.event for _, line in later if isinstance(line, End)}
-    file.events |= {event.number: event for event in file.short.take_out(told)}
-    for number, line in later:
+    file.short, taken = take_out(file.short, told)
+    file.events |= {event.number: event for event in taken}
+    for number, late in later:
         try:
-            _take_later(file, line)
-        except _DAMAGE as error:
-            damage[number] = _why_damaged(line, error)
+            _take_later(file, late)
+        except ValueError as error:
+            damage[number] = _why(error)
     return damage, read
 
 
@@ -192,7 +198,7 @@ def _excuse_ends(file: ProcessFile) -> None:
     for event in file.events.values():
         if event.pending:
             _set(event, "ended_by", NOT_OBSERVED)
-    file.short.excuse_ends()
+    file.short.ended_by[file.short.pending] = UNSEEN
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
@@ -211,15 +217,6 @@ def _blocks(path: Path) -> Iterator[bytes]:
                 block += stream.readline(MAX_LINE_BYTES + 1)
     except OSError as error:
         raise TraceError(printable(f"{path}: cannot be read: {error.strerror}")) from None
-
-
-def _decode(lines: list[bytes]) -> Sequence[AnyLine | bytes]:
-    """All these lines at once, which is fast; if any needs a closer look, each as it stands in the file."""
-    together = b"".join(lines)
-    if together.endswith(b"\n") and len(together) <= MAX_LINE_BYTES and _is_plain(together):
-        with suppress(*_DAMAGE):
-            return list(map(_decoder.decode, lines))
-    return lines
 
 
 def _is_plain(data: bytes) -> bool:
@@ -262,11 +259,13 @@ def _kind_of_line(line: bytes) -> str:
     return printable(_kind.decode(line).kind)
 
 
-def _why_damaged(line: AnyLine | bytes, error: Exception) -> str:
-    if isinstance(line, bytes) and len(line) > MAX_LINE_BYTES:
+def _why_damaged(line: bytes, error: Exception) -> str:
+    if len(line) > MAX_LINE_BYTES:
         return f" is longer than {MAX_LINE_BYTES:,} bytes"
-    if isinstance(line, bytes) and not line.endswith(b"\n"):
-        return ", the last, is cut off"
+    return _why(error) if line.endswith(b"\n") else ", the last, is cut off"
+
+
+def _why(error: Exception) -> str:
     return f": {str(error)[:120]}"
 
 
@@ -353,10 +352,14 @@ def _take_later(file: ProcessFile, line: End | DeviceTime) -> None:
     """What is told of an event once all events are here. Raises ValueError if it contradicts them."""
     if isinstance(line, End):
         _end(file, line)
-    elif (line.event in file.events or line.event in file.short) and line.start_ns <= line.end_ns:
+    elif line.start_ns <= line.end_ns and (line.event in file.events or _is_short(file, line.event)):
         file.device_times.append(line)
     else:
         raise ValueError(f"the time of event {line.event} on a GPU, which cannot be")
+
+
+def _is_short(file: ProcessFile, event: int) -> bool:
+    return bool(find(np.array([event]), file.short.number)[1][0])
 
 
 def _check_group(group: GroupFact) -> None:
@@ -372,12 +375,6 @@ def _begin(file: ProcessFile, event: Event) -> None:
     if event.end_ns is not None and event.end_ns < event.start_ns:
         raise ValueError(f"event {event.number} ends before it starts")
     file.events[event.number] = event
-    # A program says the same of its tensors in each step: kept once, that halves the memory.
-    if isinstance(event, PointToPoint):
-        _set(event, "tensors", file.tensors.setdefault(event.tensors, event.tensors))
-    elif isinstance(event, Collective):
-        _set(event, "inputs", file.tensors.setdefault(event.inputs, event.inputs))
-        _set(event, "outputs", file.tensors.setdefault(event.outputs, event.outputs))
     if type(event) in REPEATED and file.header.format > 4:
         file.firsts[event.number] = copy(event)
     if isinstance(event, RpcReply) and event.run is not None and event.returned_ns is not None:

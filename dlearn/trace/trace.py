@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -15,8 +15,7 @@ import numpy as np
 from dlearn.errors import TraceError
 from dlearn.shown import RankNames, Shown
 from dlearn.trace.attempts import attempts, refuse_two_jobs, strangers, without_copies, without_replaced
-from dlearn.trace.clock_problems import clock_problems
-from dlearn.trace.clocks import Clock, align, clock_name
+from dlearn.trace.clocks import Clock, align, clock_name, clock_problems
 from dlearn.trace.device_times import device_spans
 from dlearn.trace.event import Counters, Event, Span
 from dlearn.trace.matching import match
@@ -25,7 +24,7 @@ from dlearn.trace.process_groups import agree_on_names
 from dlearn.trace.rpc.rpc_kinds import Rpc, join_rpc
 from dlearn.trace.selecting import PHASES, begins_of_operations, caused_within, check_kind, is_of, kind_of
 from dlearn.trace.source import problems_of
-from dlearn.trace.store import ProcessFile, printable, read
+from dlearn.trace.store import ProcessFile, Recorded, printable, read
 from dlearn.trace.tables.event_table import Column, Events, EventTable, Mask, as_events, joined
 from dlearn.trace.tables.operation_table import OperationTable
 from dlearn.trace.tables.operations import Operations
@@ -333,24 +332,14 @@ def _assign_ranks(
         taken[rank] = file
         labels[rank] = f"{file.header.host}-{file.header.pid}"
     # Of events that start at the same moment, the lower rank's and number's stay first.
-    table = joined([table for rank, file in sorted(taken.items()) for table in file.tables(rank)], by="start_ns")
+    table = joined([table for rank, file in sorted(taken.items()) for table in file.tables(rank)])
     processes = tuple(
         Process(
             rank=rank,
             label=labels[rank],
-            header=file.header,
-            groups=file.groups,
-            footer=file.footer,
-            path=file.path,
-            complete=file.complete,
-            sockets=file.sockets,
-            worker=file.worker,
-            not_measured=file.not_measured,
             clock=clocks[clock_name(file)],
-            place=file.place,
-            exit_status=file.exit_status,
-            stopped_ns=file.stopped_ns,
             device_spans=device_spans(file.device_times, file.device_clocks, clocks[clock_name(file)].to_reference),
+            **{fact.name: getattr(file, fact.name) for fact in fields(Recorded)},
         )
         for rank, file in sorted(taken.items())
     )

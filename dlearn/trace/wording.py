@@ -148,7 +148,6 @@ def request_text(exchange: RpcExchange, tensors: str) -> str:
     call = exchange.call
     if call is not None:
         notes = [f"{each} arrives as a plain tensor, without its gradient" for each in call.detached]
-        notes += ["defined inside another function, so it travels by value"] if call.by_value else []
         return f"{call.function}({tensors})" + (f" ({'; '.join(notes)})" if notes else "")
     if exchange.kind == FORWARD:
         return _ROLES[FETCH]

@@ -15,6 +15,7 @@ import msgspec
 
 from dlearn.errors import TraceError
 from dlearn.trace.event import End, Event, Footer, Header, Line
+from dlearn.trace.job_facts import Exit, Stopped
 from dlearn.trace.short_lines import Remembered, end_line
 
 MAX_LINE_BYTES = 1 << 20
@@ -158,3 +159,28 @@ class Writer:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+# How a process ended, added by whoever started it: one that dies cannot write that ------------------------------------
+
+
+def note_end(path: Path, end: Exit | Stopped) -> None:
+    """Add how it ended, on a line of its own even if the last was cut off."""
+    with path.open("a+b") as stream:
+        if stream.seek(0, os.SEEK_END):
+            stream.seek(-1, os.SEEK_END)
+        cut_off = stream.read(1) not in (b"", b"\n")
+        stream.write((b"\n" if cut_off else b"") + msgspec.json.encode(end) + b"\n")
+
+
+def file_of_rank(folder: Path, rank: int) -> Path | None:
+    """The file of a cluster's rank, by its first line; None if it died before it could write that."""
+    for path in folder.glob("*.jsonl"):
+        with path.open("rb") as stream:
+            try:
+                header = msgspec.json.decode(stream.readline(), type=Header)
+            except msgspec.MsgspecError:
+                continue
+        if header.rank == rank:
+            return path
+    return None

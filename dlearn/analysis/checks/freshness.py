@@ -42,7 +42,7 @@ def assert_fresh(trace: Trace, *, op: str | None = None) -> None:
     for unit, messages in _sent(trace, op):
         had: dict[int, dict[_Data, str]] = defaultdict(dict)
         for sent, arrives in _replayed(messages):
-            src, dst, call = unit.label(sent.src), unit.label(sent.dst), call_text(sent.send)
+            src, dst, call = trace.label(sent.src), trace.label(sent.dst), call_text(sent.send)
             if not arrives:
                 if _is_zeros(sent.data):
                     raise TrafficError(f"{src} sends {dst} {sent.data.size:,} B of zeros, in {call}{unit.where}")
@@ -80,9 +80,9 @@ def assert_reduces(trace: Trace, *, op: str | None = None) -> None:
             elif parts[sent.data] != set(unit.members):
                 absent = min(set(unit.members) - parts[sent.data])
                 raise TrafficError(
-                    f"{unit.label(sent.src)} passes on {sent.data.size:,} B to {unit.label(sent.dst)} unchanged, in"
-                    f" {call_text(sent.send)}{unit.where}: they came from {unit.label(first.src)}, and"
-                    f" {unit.label(absent)}'s part cannot be in them yet"
+                    f"{trace.label(sent.src)} passes on {sent.data.size:,} B to {trace.label(sent.dst)} unchanged, in"
+                    f" {call_text(sent.send)}{unit.where}: they came from {trace.label(first.src)}, and"
+                    f" {trace.label(absent)}'s part cannot be in them yet"
                 )
 
 

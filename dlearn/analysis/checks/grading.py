@@ -79,9 +79,6 @@ class Unit:
     def members(self) -> tuple[int, ...]:
         return self.operations[0].group.members
 
-    def label(self, rank: int) -> str:
-        return self.trace.label(rank)
-
     @property
     def where(self) -> str:
         """In which of several collectives; nothing of sends."""
@@ -157,10 +154,6 @@ class _Plan:
     pairs: frozenset[Edge]
 
     @property
-    def ranks(self) -> tuple[int, ...]:
-        return self.unit.members
-
-    @property
     def seen_pairs(self) -> frozenset[Edge]:
         return _pairs(self.seen)
 
@@ -168,7 +161,7 @@ class _Plan:
     def slack_bytes(self) -> int:
         """How far one rank may be off, because chunks do not come out even: 4 items a rank, and one for each MiB."""
         most = max((self.wanted or {}).values(), default=0)
-        return self.item_bytes * (4 * len(self.ranks) + int(most) // SEGMENT_BYTES)
+        return self.item_bytes * (4 * len(self.unit.members) + int(most) // SEGMENT_BYTES)
 
     @property
     def item_bytes(self) -> int:
@@ -178,7 +171,7 @@ class _Plan:
     @property
     def is_filled_up(self) -> bool:
         """Whether the tensor was made longer, to have equal chunks: by less than an item in each message."""
-        sent = {rank: self.seen.bytes_from(rank=rank) for rank in self.ranks}
+        sent = {rank: self.seen.bytes_from(rank=rank) for rank in self.unit.members}
         return len({*sent.values()}) == 1 and all(
             0 <= sent[rank] - wanted < self.item_bytes * self.messages_from(rank)
             for rank, wanted in (self.wanted or {}).items()
@@ -233,10 +226,10 @@ def _wrong_pairs(plan: _Plan) -> str:
 
 def _hub(plan: _Plan) -> str:
     """The one rank that all messages come from or go to, if there is one; of two ranks it would say nothing."""
-    if len(plan.ranks) < 3 or plan.pattern == "star":
+    if len(plan.unit.members) < 3 or plan.pattern == "star":
         return ""
-    hubs = [rank for rank in plan.ranks if all(rank in pair for pair in plan.seen_pairs)]
-    return plan.seen.labels[hubs[0]] if len(hubs) == 1 and len(plan.seen_pairs) >= len(plan.ranks) - 1 else ""
+    hubs = [rank for rank in plan.unit.members if all(rank in pair for pair in plan.seen_pairs)]
+    return plan.seen.labels[hubs[0]] if len(hubs) == 1 and len(plan.seen_pairs) >= len(plan.unit.members) - 1 else ""
 
 
 def _wrong_sizes(plan: _Plan) -> str:
@@ -266,7 +259,7 @@ def _number(value: Fraction | int) -> str:
 
 def _side_by_side(plan: _Plan) -> str:
     """What was expected, on the left, and what was seen; of many ranks the first."""
-    ranks = plan.ranks[:_RANKS_SHOWN]
+    ranks = plan.unit.members[:_RANKS_SHOWN]
     names = [plan.seen.labels[rank] for rank in ranks]
     expected = [["expected", *names, "sent in all"]]
     seen = [["seen", *names, "sent in all"]]
@@ -277,8 +270,8 @@ def _side_by_side(plan: _Plan) -> str:
         seen.append([name, *(f"{size:,}" if size else "." for size in sizes), f"{plan.seen.bytes_from(rank=src):,}"])
     tables = Table(expected).lines(), Table(seen).lines()
     lines = [f"{left}     {right}" for left, right in zip(*tables, strict=True)]
-    if len(plan.ranks) > len(ranks):
-        lines.append(f"and {count_text(len(plan.ranks) - len(ranks), 'more rank')}")
+    if len(plan.unit.members) > len(ranks):
+        lines.append(f"and {count_text(len(plan.unit.members) - len(ranks), 'more rank')}")
     return "\n".join(["bytes from (row) to (column)", *lines])
 
 

@@ -36,7 +36,8 @@ _FACTORS: dict[str, Callable[[int], float]] = {
 
 
 class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast `count` equal operations were, each `size_bytes` large as nccl-tests count it; the median of the times.
+    """How fast `count` equal operations were, each `size_bytes` large as nccl-tests count it; the median of the times,
+    and the shortest and the longest.
 
     `algorithm_bandwidth` (algbw) is size over time. `bus_bandwidth` (busbw) is the speed of the busiest link if the
     algorithm sends no byte more than it must: to compare with what the hardware can do, whatever the number of ranks.
@@ -48,6 +49,9 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     duration_ns: int
     count: int = 1
+    fastest_ns: int | None = None
+    slowest_ns: int | None = None
+    """None of one that was not measured."""
 
     @property
     def algorithm_bandwidth(self) -> float:
@@ -104,7 +108,7 @@ def bandwidth(operation: Operation) -> Bandwidth:
     size = _size_bytes(operation)
     if size is None:
         raise DlearnError(f"{operation.op}: nccl-tests define it for parts of equal size only")
-    return Bandwidth(op=operation.op, ranks=ranks, size_bytes=size, duration_ns=end_ns - operation.transfer_ns)
+    return _median((operation.op, ranks, size), [end_ns - operation.transfer_ns])
 
 
 def bandwidths(trace: Trace) -> Bandwidths:
@@ -118,11 +122,16 @@ def bandwidths(trace: Trace) -> Bandwidths:
             left_out[str(why)] += 1
         else:
             times[found.op, found.ranks, found.size_bytes].append(found.duration_ns)
-    items = [
-        Bandwidth(op=op, ranks=ranks, size_bytes=size, duration_ns=round(median(alike)), count=len(alike))
-        for (op, ranks, size), alike in sorted(times.items())
-    ]
+    items = [_median(key, alike) for key, alike in sorted(times.items())]
     return Bandwidths(tuple(items), dict(left_out))
+
+
+def _median(key: tuple[str, int, int], times: Sequence[int]) -> Bandwidth:
+    op, ranks, size = key
+    return Bandwidth(
+        op=op, ranks=ranks, size_bytes=size, duration_ns=round(median(times)), count=len(times),
+        fastest_ns=min(times), slowest_ns=max(times),
+    )  # fmt: skip
 
 
 def _size_bytes(operation: Operation) -> int | None:
@@ -131,16 +140,13 @@ def _size_bytes(operation: Operation) -> int | None:
     if family_of_op(operation.op) in ("all_gather", "gather"):
         return sum(given)
     if family_of_op(operation.op) == "all_to_all":
-        parts = {size for end in operation.ends if isinstance(end, Collective) for size in _parts(end)}
+        # What a rank hands over for each rank, where the program gave the sizes itself.
+        calls = [end for end in operation.ends if isinstance(end, Collective)]
+        parts = {size for end in calls for size in end.splits or (each.payload_bytes for each in end.inputs)}
         if len({*given}) > 1 or len(parts) > 1:
             return None
     # Of a scatter and a reduce_scatter, the root and every rank hand over the whole.
     return max(given)
-
-
-def _parts(call: Collective) -> Sequence[int]:
-    """What a rank of an all-to-all hands over for each rank, where the program gave the sizes itself."""
-    return call.splits or tuple(tensor.payload_bytes for tensor in call.inputs)
 
 
 # As text --------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
+from math import prod
 
 import msgspec
 import numpy as np
@@ -41,7 +42,6 @@ class ScalingLine(msgspec.Struct, frozen=True, kw_only=True):
     src: int
     dst: int
     op: str
-    place: int
     what: str
     name: str
     sizes: tuple[int, ...]
@@ -231,7 +231,7 @@ def _refuse_strangers(found: Mapping[int, Mapping[Key, Message]], runs: Mapping[
 
 
 def _line(key: Key, same: Sequence[Message], sizes: tuple[int, ...], name: str) -> ScalingLine:
-    src, dst, op, place = key
+    src, dst, op, _ = key
     tensors = [sum(tensor.payload_bytes for tensor in message.tensors) for message in same]
     payloads = [message.payload_bytes or 0 for message in same]
     # Of an RPC, what is packed around the tensors is told apart; a message of a collective is all data.
@@ -244,7 +244,6 @@ def _line(key: Key, same: Sequence[Message], sizes: tuple[int, ...], name: str) 
         src=src,
         dst=dst,
         op=op,
-        place=place,
         what=_what(same, sizes, name),
         name=name,
         sizes=sizes,
@@ -300,16 +299,11 @@ def _product(same: Sequence[TensorInfo], sizes: Sequence[int], name: str) -> str
     if any(dimension != times * size for dimension, size in zip(columns[place], sizes, strict=True)):
         return None
     names = _DIMENSIONS.get(len(columns), "")
-    if place or not names:
-        names = "?" * len(columns) if not names or names.find(name) != place else names
+    known = names and (place == 0 or names[place] == name)
     stay = [
-        f"{names[i]} {column[0]:,}" if names[i] != "?" else f"{column[0]:,}"
-        for i, column in enumerate(columns)
-        if i != place
+        f"{names[i]} {column[0]:,}" if known else f"{column[0]:,}" for i, column in enumerate(columns) if i != place
     ]
-    item = same[0].logical_bytes
-    for dimension in same[0].shape:
-        item //= dimension
+    item = same[0].logical_bytes // prod(same[0].shape)
     return " × ".join([f"{item} B", *([f"{times:,}"] if times != 1 else []), *stay])
 
 

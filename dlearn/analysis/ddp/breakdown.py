@@ -8,35 +8,55 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from dlearn.analysis.ddp.device_view import device_note, on_device
-from dlearn.analysis.ddp.intervals import length_ns, union, without
-from dlearn.analysis.ddp.overlap import Times, moments, share_of
+from dlearn.analysis.ddp.intervals import Interval, common, union, without
+from dlearn.analysis.ddp.overlap import moments
 from dlearn.analysis.ddp.training_steps import TrainingStep, training_steps, unseen_note
 from dlearn.analysis.findings import time_text
 from dlearn.shown import Answer, Paragraph, RankNames, Table, ms
 from dlearn.trace.event import Collective
 from dlearn.trace.trace import Trace
 
+Phase = Literal["forward", "backward", "waiting", "transfer", "optimizer", "between", "hidden"]
+
+
+class Part(NamedTuple):
+    """What a rank did from `start_ns` to `end_ns` on the trace's clock; of what waits: for which rank, the last."""
+
+    phase: Phase
+    start_ns: int
+    end_ns: int
+    last_rank: int | None = None
+
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """One step on one rank, in ns: forward, backward, optimizer, between and what `times` has as exposed add up to all.
+    """One step on one rank: its `parts`. All but what is hidden, which happens during the backward, add up to it.
 
-    `times` is None where the end of an operation was not observed: then forward and backward hold the communication,
-    too, exposed or not. What is hidden happens during the backward.
+    `observed` is False where the end of an operation was not: then forward and backward hold the communication, too.
     """
 
     number: int
     title: str
     rank: int
-    total_ns: int
-    forward_ns: int
-    backward_ns: int
-    optimizer_ns: int
-    between_ns: int
-    times: Times | None
+    observed: bool
+    parts: tuple[Part, ...]
+
+    def length_ns(self, *phases: Phase) -> int:
+        """How long these phases took together."""
+        return sum(part.end_ns - part.start_ns for part in self.parts if part.phase in phases)
+
+    @property
+    def exposed_ns(self) -> int:
+        """Communication that is not hidden."""
+        return self.length_ns("transfer", "waiting")
+
+    @property
+    def total_ns(self) -> int:
+        return self.length_ns("forward", "backward", "optimizer", "between") + self.exposed_ns
 
 
 class Breakdown(Answer, frozen=True):
@@ -60,8 +80,9 @@ class Breakdown(Answer, frozen=True):
     def exposed(self) -> float | None:
         """The share of the median step, over its ranks, that is communication not hidden; None if not observed."""
         shown = self.middle
-        times = [each.times.exposed_ns for each in shown if each.times is not None]
-        return sum(times) / sum(each.total_ns for each in shown) if shown and len(times) == len(shown) else None
+        if not shown or not all(each.observed for each in shown):
+            return None
+        return sum(each.exposed_ns for each in shown) / sum(each.total_ns for each in shown)
 
     @property
     def finding(self) -> str:
@@ -71,38 +92,46 @@ class Breakdown(Answer, frozen=True):
             return "No training step of a DDP model"
         count = len({each.number for each in self.items})
         which = shown[0].title + (f" (the median of {count} by length)" if count > 1 else "")
-        whole = sum(each.total_ns for each in shown)
-        said = f"{which[:1].upper()}{which[1:]}, {time_text(_longest(shown))}"
-        forward = sum(each.forward_ns for each in shown) / whole
-        backward = sum(each.backward_ns for each in shown) / whole
         together = f"of {len(shown)} ranks' time together, " if len(shown) > 1 else ""
-        said += f": {together}{forward:.0%} forward, {backward:.0%} backward"
-        if self.exposed is None:
-            return f"{said}, communication included: nobody saw when it ended"
-        return f"{said}, {self.exposed:.0%} communication that is not hidden"
+        said = f"{which[:1].upper()}{which[1:]}, {time_text(_longest(shown))}: {together}{self.shares}"
+        return f"{said}: nobody saw when it ended" if self.exposed is None else said
+
+    @property
+    def headline(self) -> str:
+        """The finding, short enough for a title: "Step 1, 35.0 ms: 7% forward, 50% backward, ..."."""
+        shown = self.middle
+        title = shown[0].title if shown else ""
+        return f"{title[:1].upper()}{title[1:]}, {time_text(_longest(shown))}: {self.shares}" if shown else self.finding
+
+    @property
+    def shares(self) -> str:
+        """ "7% forward, 50% backward, 40% communication that is not hidden", of all ranks' time together."""
+        shown = self.middle
+        whole = sum(each.total_ns for each in shown)
+        forward = sum(each.length_ns("forward") for each in shown) / whole
+        backward = sum(each.length_ns("backward") for each in shown) / whole
+        rest = (
+            "communication included" if self.exposed is None else f"{self.exposed:.0%} communication that is not hidden"
+        )
+        return f"{forward:.0%} forward, {backward:.0%} backward, {rest}"
 
     def rows(self) -> list[list[str]]:
         """A head, and a row for each rank of the median step; ms."""
-        names = [
-            "forward",
-            "backward",
-            "exposed transfer",
-            "exposed waiting",
-            "optimizer",
-            "between",
-            "all",
-            "(hidden)",
-        ]
-        table = [["step", "rank", *names]]
+        columns: dict[str, Phase] = {
+            "forward": "forward",
+            "backward": "backward",
+            "exposed transfer": "transfer",
+            "exposed waiting": "waiting",
+            "optimizer": "optimizer",
+            "between": "between",
+        }
+        table = [["step", "rank", *columns, "all", "(hidden)"]]
         for each in self.middle:
-            seen = each.times
-            exposed = ["not observed"] * 2
-            if seen is not None:
-                exposed = [ms(seen.exposed_transfer_ns), ms(seen.exposed_waiting_ns)]
-            own = [ms(each.forward_ns), ms(each.backward_ns), *exposed, ms(each.optimizer_ns), ms(each.between_ns)]
-            hidden = ms(seen.hidden_ns) if seen is not None else "not observed"
-            label = self.labels[each.rank]
-            table.append([each.title, label, *own, ms(each.total_ns), hidden])
+            cells = [ms(each.length_ns(phase)) for phase in columns.values()]
+            hidden = ms(each.length_ns("hidden"))
+            if not each.observed:
+                cells[2:4], hidden = ["not observed"] * 2, "not observed"
+            table.append([each.title, self.labels[each.rank], *cells, ms(each.total_ns), hidden])
         return table
 
     def paragraphs(self) -> Iterator[Paragraph]:
@@ -126,27 +155,31 @@ _LAUNCHED = "On a GPU: the times of the CPU that launches the kernels, which run
 
 
 def _parts(step: TrainingStep) -> StepTimes:
-    travels, waits = moments(step)
+    observed = all(part.end_ns is not None for part in step.parts)
+    travels, waits = moments(step) if observed else ([], {})
+    computing = union(step.computing)
+    transfer, waiting = without(travels, computing), dict[int, list[Interval]]()
+    taken = [*travels, *computing]
+    # No moment is told twice, where something waits for several ranks at once.
+    for rank, found in waits.items():
+        waiting[rank] = without(found, union(taken))
+        taken += waiting[rank]
     busy = union([*travels, *(each for found in waits.values() for each in found)])
-    exposed = without(busy, union(step.computing))
+    exposed = without(busy, computing)
     forward, backward = union(step.of("forward")), union(step.of("backward"))
     optimizer = without(union(step.of("optimizer")), [*forward, *backward])
-    times = share_of(step).times
-    if times is None:
-        exposed = []
-    total = step.end_ns - step.start_ns
     inside = union([*forward, *backward, *optimizer])
-    return StepTimes(
-        number=step.number,
-        title=step.title,
-        rank=step.rank,
-        total_ns=total,
-        forward_ns=length_ns(without(forward, exposed)),
-        backward_ns=length_ns(without(without(backward, forward), exposed)),
-        optimizer_ns=length_ns(without(optimizer, exposed)),
-        between_ns=total - length_ns(inside),
-        times=times,
-    )
+    told: list[tuple[Phase, int | None, list[Interval]]] = [
+        ("forward", None, without(forward, exposed)),
+        ("backward", None, without(without(backward, forward), exposed)),
+        ("optimizer", None, without(optimizer, exposed)),
+        ("between", None, without([(step.start_ns, step.end_ns)], inside)),
+        ("transfer", None, transfer),
+        *(("waiting", last, intervals) for last, intervals in waiting.items()),
+        ("hidden", None, common(busy, computing)),
+    ]
+    parts = tuple(Part(phase, *each, last) for phase, last, intervals in told for each in intervals)
+    return StepTimes(number=step.number, title=step.title, rank=step.rank, observed=observed, parts=parts)
 
 
 def _longest(step: Sequence[StepTimes]) -> int:

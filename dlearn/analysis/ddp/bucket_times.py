@@ -9,19 +9,18 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 import msgspec
 
 from dlearn.analysis.ddp.device_view import device_note, on_device
-from dlearn.analysis.ddp.training_steps import unseen_note
+from dlearn.analysis.ddp.training_steps import RankEvents, by_rank, unseen_note
 from dlearn.analysis.findings import capital, time_text
 from dlearn.join.buckets import UNKNOWN
 from dlearn.join.gradients import Pass, passes
 from dlearn.join.joining import operations
 from dlearn.join.waiting import waited_until_ns
 from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, first_few, ms
-from dlearn.trace.event import Bucket, Collective, Event, Gradient, Span, Stretch
+from dlearn.trace.event import Bucket, Collective, Event, Gradient, Stretch
 from dlearn.trace.message import End, Operation
 from dlearn.trace.trace import Trace
 
@@ -101,31 +100,26 @@ class BucketTimes(Answer, frozen=True):
 
     @property
     def finding(self) -> str:
-        """What the examples show of the first rank: how long before the last gradient the first bucket went."""
+        """What the last example shows of the first rank: how long before the last gradient the first bucket went."""
         if not self.items:
             return "No backward pass through a DDP model"
         if self.stuck:
             return self._why_stuck(self.stuck[0])
-        told: list[str] = []
-        for number in sorted({each.backward for each in self.examples}):
-            shown = [each for each in self.examples if each.backward == number]
-            mine = [each for each in shown if each.rank == shown[0].rank]
-            count = count_text(len(mine), "bucket")
-            launched = [each.launched_ns for each in mine if each.launched_ns is not None]
-            ready = [at for each in mine for _, at in each.ready]
-            if not launched:
-                ahead = "none is sent"
-            elif not ready or min(launched) >= max(ready):
-                ahead = (
-                    "it goes when all gradients are ready" if len(mine) == 1 else "the first goes when all are ready"
-                )
-            else:
-                ahead = f"the first goes {time_text(max(ready) - min(launched))} before the last gradient is ready"
-            told.append(f"{mine[0].title}: {count}, {ahead}")
-        ranks = {each.rank for each in self.examples}
-        whose = f" ({self.labels[min(ranks)]})" if len(ranks) > 1 else ""
-        sentence = "; ".join(told) + whose
-        return sentence[:1].upper() + sentence[1:]
+        last = max(each.backward for each in self.examples)
+        shown = [each for each in self.examples if each.backward == last]
+        mine = [each for each in shown if each.rank == shown[0].rank]
+        launched = [each.launched_ns for each in mine if each.launched_ns is not None]
+        ready = [at for each in mine for _, at in each.ready]
+        first = f"the first of {len(mine)} buckets" if len(mine) > 1 else "the only bucket"
+        if not launched:
+            told = f"{count_text(len(mine), 'bucket')}, none is sent"
+        elif not ready or min(launched) >= max(ready):
+            told = f"{first} goes when all gradients are ready"
+        else:
+            told = f"{first} goes {time_text(max(ready) - min(launched))} before the last gradient is ready"
+        whose = f" ({self.labels[shown[0].rank]})" if len({each.rank for each in shown}) > 1 else ""
+        title = mine[0].title
+        return f"{title[:1].upper()}{title[1:]}: {told}{whose}"
 
     def _why_stuck(self, stuck: BucketTime) -> str:
         """ "Rank 0 waits for rank 1 in bucket 0 of step 3: there b.weight, b.bias are never ready"."""
@@ -135,7 +129,7 @@ class BucketTimes(Answer, frozen=True):
         there = next((each for each in self.items if (each.backward, each.rank, each.model, each.index) == own), None)
         if there is not None and there.never_ready:
             names = there.never_ready
-            said += f": there {first_few(names, _NAMES_SHOWN)} {'is' if len(names) == 1 else 'are'} never ready"
+            said += f": there {first_few(names, 1)} {'is' if len(names) == 1 else 'are'} never ready"
         return capital(said, stuck.rank, self.labels)
 
     def rows(self) -> list[list[str]]:
@@ -204,13 +198,17 @@ def bucket_times(trace: Trace) -> BucketTimes:
                 key = (end.rank, end.backward, operation.bucket.model, operation.bucket.index)
                 carriers[key].append((operation, end))
     wanted = {(event.rank, event.number) for event in trace.of(Gradient)}
-    around = _surroundings(trace.whole)
+    tables: dict[tuple[int, int], list[Bucket]] = defaultdict(list)
+    for event in trace.whole.of(Bucket):
+        tables[event.rank, event.model].append(event)
     items = [
-        _bucket_time(each, bucket, around, carriers.get((each.rank, each.task, each.model, bucket.index), []))
+        _bucket_time(
+            each, bucket, by_rank(trace.whole), carriers.get((each.rank, each.task, each.model, bucket.index), [])
+        )
         for of_model in passes(trace.whole).values()
         for each in of_model
         if not wanted.isdisjoint((gradient.rank, gradient.number) for gradient in each.gradients)
-        for bucket in _table_at(around.tables[each.rank, each.model], each.gradients[0].number)
+        for bucket in _table_at(tables[each.rank, each.model], each.gradients[0].number)
     ]
     items.sort(key=lambda each: (each.backward, each.rank, each.model, each.index))
     not_told = sum(operation.bucket is None and operation.role == UNKNOWN for operation in asked)
@@ -219,29 +217,6 @@ def bucket_times(trace: Trace) -> BucketTimes:
 
 _Key = tuple[int, int | None, int, int]
 """Rank, its graph task, model, bucket."""
-
-
-class _Surroundings(NamedTuple):
-    """What stands around the gradients: buckets of (rank, model), backward passes of each rank, spans by number."""
-
-    tables: dict[tuple[int, int], list[Bucket]]
-    stretches: dict[int, list[Stretch]]
-    spans: dict[tuple[int, int | None], Span]
-
-
-def _surroundings(trace: Trace) -> _Surroundings:
-    found = _Surroundings(defaultdict(list), defaultdict(list), {})
-    for event in trace.of(Bucket, Stretch, Span):
-        match event:
-            case Bucket():
-                found.tables[event.rank, event.model].append(event)
-            case Stretch(phase="backward"):
-                found.stretches[event.rank].append(event)
-            case Span():
-                found.spans[event.rank, event.number] = event
-            case _:
-                pass
-    return found
 
 
 def _table_at(known: Sequence[Bucket], number: int) -> tuple[Bucket, ...]:
@@ -253,20 +228,17 @@ def _table_at(known: Sequence[Bucket], number: int) -> tuple[Bucket, ...]:
 
 def _begin(stretches: Sequence[Stretch], first: Event) -> int:
     """The start of the backward pass; where nobody noted that, its first gradient."""
-    place = bisect_right(stretches, first.start_ns, key=lambda each: each.start_ns) - 1
-    if place < 0:
-        return first.start_ns
-    around = stretches[place]
-    return around.start_ns if around.end_ns is not None and first.start_ns <= around.end_ns else first.start_ns
+    place = bisect_right(stretches, first.start_ns, key=lambda each: each.start_ns)
+    before = (stretches[at] for at in range(place - 1, -1, -1) if stretches[at].phase == "backward")
+    around = next(before, None)
+    return around.start_ns if around is not None and first.start_ns <= (around.end_ns or 0) else first.start_ns
 
 
-def _bucket_time(
-    found: Pass, bucket: Bucket, around: _Surroundings, calls: Sequence[tuple[Operation, End]]
-) -> BucketTime:
+def _bucket_time(found: Pass, bucket: Bucket, around: RankEvents, calls: Sequence[tuple[Operation, End]]) -> BucketTime:
     """Of several calls for one bucket (a communication hook may make some) from the first launch to the last end."""
     own = set(bucket.parameters)
     first = found.gradients[0]
-    span = around.spans.get((found.rank, first.parent))
+    span = around.spans.get((found.rank, first.parent)) if first.parent is not None else None
     bare = BucketTime(
         rank=found.rank,
         backward=found.number,

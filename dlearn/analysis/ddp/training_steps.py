@@ -75,7 +75,7 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
 @once
 def training_steps(trace: Trace) -> tuple[TrainingStep, ...]:
     """By number, then rank. Of a selection those of which it holds a stretch, with all that belongs to them."""
-    whole = _by_rank(trace.whole)
+    whole = by_rank(trace.whole)
     wanted = {(event.rank, event.number) for event in trace.of(Stretch)}
     steps = [
         step
@@ -119,8 +119,8 @@ def waits(end: End) -> bool:
     return on_host or end.ended_by == CUDA_EVENT_IN_LINE
 
 
-class _Ranks(NamedTuple):
-    """What each rank has shown, in the order of start."""
+class RankEvents(NamedTuple):
+    """What each rank has shown, in the order of start; of stretches those that have ended, and not by an error."""
 
     stretches: dict[int, list[Stretch]]
     gradients: dict[int, list[int]]
@@ -128,8 +128,9 @@ class _Ranks(NamedTuple):
     spans: dict[tuple[int, int], Span]
 
 
-def _by_rank(trace: Trace) -> _Ranks:
-    found = _Ranks(defaultdict(list), defaultdict(list), defaultdict(list), {})
+@once
+def by_rank(trace: Trace) -> RankEvents:
+    found = RankEvents(defaultdict(list), defaultdict(list), defaultdict(list), {})
     for event in trace.of(Stretch, Gradient, Span):
         match event:
             case Stretch() if event.end_ns is not None and not event.failed:
@@ -165,7 +166,7 @@ def _from_ddps_first_call(stretches: Sequence[Stretch], calls: Sequence[tuple[Op
     return widened
 
 
-def _steps(rank: int, stretches: Sequence[Stretch], found: _Ranks) -> list[TrainingStep]:
+def _steps(rank: int, stretches: Sequence[Stretch], found: RankEvents) -> list[TrainingStep]:
     calls = found.calls[rank]
     steps_end_with_optimizer = any(each.phase == "optimizer" for each in stretches)
     cut: list[list[Stretch]] = []
@@ -189,7 +190,7 @@ def _within(calls: Sequence[tuple[Operation, End]], stretch: Event) -> Sequence[
     return calls[first:last]
 
 
-def _step(number: int, rank: int, stretches: Sequence[Stretch], found: _Ranks) -> TrainingStep:
+def _step(number: int, rank: int, stretches: Sequence[Stretch], found: RankEvents) -> TrainingStep:
     parts: list[BucketShare] = []
     waited: list[Interval] = []
     others = 0

@@ -19,22 +19,21 @@ _PARAMETERS_LISTED = 4
 
 
 class Told(NamedTuple):
-    """A sentence about a hang, and which of the ranks that wait says it for all: of an RPC the caller."""
+    """A sentence about a hang, and which of the ranks that wait says it for all: of an RPC the caller.
+
+    `hang` is the first that it tells of.
+    """
 
     speaker: int | None
     sentence: str
+    hang: Hang
 
 
-def hang_sentences(found: Sequence[Hang], trace: Trace, notes: Mapping[int, str] | None = None) -> list[str]:
+def tell(found: Sequence[Hang], trace: Trace, notes: Mapping[int, str] | None = None) -> list[Told]:
     """One sentence for each cause; what hangs because of it is told with it.
 
     `notes` says of ranks what the trace does not: {1: "has returned from its function"}.
     """
-    return [each.sentence for each in tell(found, trace, notes)]
-
-
-def tell(found: Sequence[Hang], trace: Trace, notes: Mapping[int, str] | None = None) -> list[Told]:
-    """The same, with the rank that says it."""
     told: list[Told] = []
     rest = _without_outer_calls(found)
     while rest:
@@ -44,9 +43,9 @@ def tell(found: Sequence[Hang], trace: Trace, notes: Mapping[int, str] | None = 
         circle = _circle(hang, rest)
         if circle:
             rest = [each for each in rest if each not in circle]
-            told.append(Told(min(each.waiting[0] for each in circle), _circle_sentence(circle, trace)))
+            told.append(Told(min(each.waiting[0] for each in circle), _circle_sentence(circle, trace), circle[0]))
         else:
-            told.append(Told(_speaker(hang), hang_sentence(hang, trace, notes) + _behind_text(behind)))
+            told.append(Told(_speaker(hang), hang_sentence(hang, trace, notes) + _behind_text(behind), hang))
     return told
 
 
@@ -118,11 +117,13 @@ def _circle_sentence(circle: Sequence[Hang], trace: Trace) -> str:
 
 
 def _stuck_text(hang: Hang, trace: Trace) -> str:
-    return stuck_text(hang.operation, _stuck_end(hang), trace)
-
-
-def _stuck_end(hang: Hang) -> End:
-    return next((end for end in hang.operation.ends if end.rank in hang.waiting), hang.operation.ends[0])
+    """ "all_reduce #10 (bucket 0: b.weight, b.bias; train.py:14)"; of a group that is not the default, its ranks."""
+    operation = hang.operation
+    end = next((end for end in operation.ends if end.rank in hang.waiting), operation.ends[0])
+    # Where hooks called it for several buckets, that is why it is stuck.
+    hooks = {each.bucket_index for each in operation.ends if isinstance(each, Collective)}
+    bucket = operation.bucket if len(hooks) == 1 else None
+    return call_text(end, _group_text(operation.group, None, trace), _bucket_text(bucket))
 
 
 # One hang -------------------------------------------------------------------------------------------------------------
@@ -280,15 +281,6 @@ def whereabouts(trace: Trace, rank: int) -> str:
 
 
 # Calls ----------------------------------------------------------------------------------------------------------------
-
-
-def stuck_text(operation: Operation, end: End, trace: Trace) -> str:
-    """ "all_reduce #10 (bucket 0: b.weight, b.bias; train.py:14)"; of a group that is not the default, its ranks."""
-    hooks = {each.bucket_index for each in operation.ends if isinstance(each, Collective)}
-    bucket = (
-        operation.bucket if len(hooks) == 1 else None
-    )  # Where hooks called it for several, that is why it is stuck.
-    return call_text(end, _group_text(operation.group, None, trace), _bucket_text(bucket))
 
 
 def call_text(call: End, group: str = "", bucket: str = "") -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from dlearn.analysis.hanging.hang_words import hang_sentences, pace_text, whereabouts
+from dlearn.analysis.hanging.hang_words import pace_text, tell, whereabouts
 from dlearn.analysis.hanging.mismatches import mismatch_sentences, mismatches
 from dlearn.analysis.hanging.stuck import exit_text, hangs, pace
 from dlearn.trace.process import Process
@@ -20,7 +20,7 @@ def story(trace: Trace) -> list[str]:
     ended = [each for each in trace.processes if each.exit_status or (each.exit_status is None and not each.closed)]
     # Those first that nobody told to end, as torchrun tells the others of a rank that has failed.
     fates = [fate(process, trace) for process in sorted(ended, key=lambda each: each.exit_status == -signal.SIGTERM)]
-    stuck = hang_sentences(hangs(trace), trace)
+    stuck = [each.sentence for each in tell(hangs(trace), trace)]
     went = pace(trace)
     if went is not None and went.slow:
         stuck.append(f"It was {pace_text(went)}")

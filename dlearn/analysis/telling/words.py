@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterator, Sequence
 
 import numpy as np
 
+from dlearn.analysis.ddp.step_times import step_times
 from dlearn.analysis.ddp.training_steps import last_step
 from dlearn.analysis.hanging.hang_words import listed, missing_text
 from dlearn.analysis.rpc.iteration import Iteration, iteration, iterations
@@ -71,6 +72,8 @@ def explain(trace: Trace) -> Explanation:
     on_the_wire = reconcile(trace)
     if on_the_wire.whole.pairs:
         sentences.append(on_the_wire.sentence)
+    odd = step_times(trace).odd_sentence
+    sentences += [f"{odd}."] if odd else []
     sentences += [sentence for sentence in (clock_sentence(trace), left_out_sentence(trace)) if sentence]
     sentences += story(trace)
     sentences += problem_sentences(trace)
@@ -300,12 +303,6 @@ def payload_text(message: Message) -> str:
     return f"{message.payload_bytes:,} B" if message.payload_bytes else "no data"
 
 
-def carried_text(message: Message) -> str:
-    """ ": uint8[1000]": what the message carries, behind its size; nothing of one that carries nothing."""
-    what = message.describe(most=NAMES_SHOWN)
-    return f": {what}" if what else ""
-
-
 def message_sentence(message: Message, trace: Trace) -> str:
     """ "ps sends trainer1 500 of 1,000 B for all_reduce: uint8[1000] (derived)"."""
     src = trace.label(message.src)
@@ -314,7 +311,8 @@ def message_sentence(message: Message, trace: Trace) -> str:
     if message.payload_bytes and message.payload_bytes < message.whole_bytes:
         size = f"{message.payload_bytes:,} of {message.whole_bytes:,} B"
     why = f" for {message.op}" if message.op != "send" else ""
-    what = carried_text(message)
+    carried = message.describe(most=NAMES_SHOWN)
+    what = f": {carried}" if carried else ""
     if message.how == "missing":
         return f"{src} was to send {dst} {size}{why}{what}; it never came (missing)."
     how = message.how + (", confirmed by the kernel's counters" if message.confirmed else "")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import NamedTuple
 
 import msgspec
 
+from dlearn.analysis.volume.traffic import Traffic, traffic
 from dlearn.join.joining import operations
 from dlearn.join.rpc_messages import phase_of
-from dlearn.join.unrolling import sums_of, why_unknown
+from dlearn.join.unrolling import sums_of
 from dlearn.shown import Answer, Paragraph, Table, count_text
 from dlearn.trace.message import Operation
 from dlearn.trace.trace import Trace
@@ -105,36 +105,37 @@ class Comparison(Answer, frozen=True, kw_only=True):
 
 def compare(a: Trace, b: Trace, *, names: tuple[str, str] = ("a", "b")) -> Comparison:
     """The payload that two runs send, side by side; `names` is what the table calls them. Either may be a selection."""
-    kinds = [_by_kind(trace) for trace in (a, b)]
-    totals = [Amount(*map(sum, zip(*found.values(), strict=True))) if found else Amount() for found, _, _ in kinds]
+    sent = (traffic(a), traffic(b))
+    totals = [Amount(sum(each.message_count.values()), each.total_bytes) for each in sent]
     return Comparison(
         names=names,
-        total=Difference(totals[0], totals[1]),
-        by_kind=_side_by_side(kinds[0][0], kinds[1][0]),
-        by_pair=_side_by_side(kinds[0][1], kinds[1][1]),
-        unexplained=(kinds[0][2], kinds[1][2]),
+        total=Difference(*totals),
+        by_kind=_side_by_side(_by_kind(a), _by_kind(b)),
+        by_pair=_side_by_side(_by_pair(sent[0]), _by_pair(sent[1])),
+        unexplained=(sent[0].unexplained, sent[1].unexplained),
     )
 
 
 Amounts = dict[tuple[str, str], Amount]
 
 
-def _by_kind(trace: Trace) -> tuple[Amounts, Amounts, int]:
-    """By (phase, operation) and by (sender, receiver), and the number of operations whose messages are not known."""
-    counts: tuple[Counter[tuple[str, str]], Counter[tuple[str, str]]] = (Counter(), Counter())
-    sizes: tuple[Counter[tuple[str, str]], Counter[tuple[str, str]]] = (Counter(), Counter())
-    unexplained = 0
+def _by_kind(trace: Trace) -> Amounts:
+    """By phase and operation."""
+    found: Amounts = {}
     for one, times in operations(trace).counted():
-        found = sums_of(one)
-        unexplained += times * (not found and why_unknown(one) is not None)
-        for each in found:
+        kind = (_phase(one), one.op)
+        for each in sums_of(one):
             if each.how != "missing":
-                keys = (_phase(one), one.op), (trace.label(each.src), trace.label(each.dst))
-                for place, key in enumerate(keys):
-                    counts[place][key] += times * each.message_count
-                    sizes[place][key] += times * (each.payload_bytes or 0)
-    kinds, pairs = ({key: Amount(counts[i][key], sizes[i][key]) for key in counts[i]} for i in (0, 1))
-    return kinds, pairs, unexplained
+                count, size = found.get(kind, Amount())
+                found[kind] = Amount(count + times * each.message_count, size + times * (each.payload_bytes or 0))
+    return found
+
+
+def _by_pair(sent: Traffic) -> Amounts:
+    return {
+        (sent.labels[src], sent.labels[dst]): Amount(sent.message_count[src, dst], size)
+        for (src, dst), size in sent.payload_bytes.items()
+    }
 
 
 def _phase(operation: Operation) -> str:

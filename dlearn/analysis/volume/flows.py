@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Container, Hashable, Iterable
+from collections.abc import Container, Hashable, Iterable
 
 import msgspec
 import numpy as np
@@ -33,28 +33,21 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
     received_ns: int | None
 
 
-def by_step(messages: Iterable[Message]) -> tuple[Flow, ...]:
-    """The segments of one step between the same two ranks together."""
-    return _together(messages, lambda message: message.step)
-
-
-def by_pair(messages: Iterable[Message]) -> tuple[Flow, ...]:
-    """All steps of one operation between the same two ranks together."""
-    return _together(messages, lambda message: 0)
-
-
 class Sums(msgspec.Struct, frozen=True):
     """What is left of messages that are too many to look at one by one.
 
     `sent_bytes` are the payload bytes that each rank sends in each of equal stretches of time. `count` messages have
     their times, `never_came` have none. `arrows` would be needed with one for each pair of ranks in an operation.
-    `unexplained` counts the operations whose messages are not known, by reason.
+    `derived` and `derived_arrows` are those of them that are derived. `unexplained` counts the operations whose
+    messages are not known, by reason.
     """
 
     sent_bytes: dict[int, list[float]]
     count: int
     never_came: int
     arrows: int
+    derived: int
+    derived_arrows: int
     unexplained: dict[Reason, int]
 
 
@@ -64,7 +57,7 @@ def over_time(shown: Operations, ranks: Container[int], *, start_ns: int, end_ns
     Of one whose time is known at one end only, all counts there; without any time it counts nowhere.
     """
     sent: dict[int, list[np.ndarray]] = defaultdict(list)
-    count = never_came = arrows = 0
+    count = never_came = arrows = derived = derived_arrows = 0
     unexplained: Counter[Reason] = Counter()
     leaves, _ = shown.leaves()
     for one, places in leaves.alike():
@@ -80,6 +73,8 @@ def over_time(shown: Operations, ranks: Container[int], *, start_ns: int, end_ns
             both, any_time = (first_ns != NONE) & (last_ns != NONE), (first_ns != NONE) | (last_ns != NONE)
             count += times * int(both.sum())
             arrows += int(both.sum())
+            derived += times * int(both.sum()) * (how == "derived")
+            derived_arrows += int(both.sum()) * (how == "derived")
             begins, ends = np.where(first_ns == NONE, last_ns, first_ns), np.where(last_ns == NONE, first_ns, last_ns)
             sent[src].append(np.stack([begins, ends, np.full(len(begins), size or 0)])[:, any_time])
     width_ns = (end_ns - start_ns) / bins
@@ -89,7 +84,7 @@ def over_time(shown: Operations, ranks: Container[int], *, start_ns: int, end_ns
         begin, end = ((at - start_ns) / width_ns for at in (begins, ends))
         if len(sizes):
             sent_bytes[rank] = spread(begin, np.maximum(begin, end), sizes.astype(float), bins=bins).tolist()
-    return Sums(sent_bytes, count, never_came, arrows, unexplained)
+    return Sums(sent_bytes, count, never_came, arrows, derived, derived_arrows, unexplained)
 
 
 def _timed_sums(one: Operation, leaves: Operations, places: np.ndarray) -> list[tuple[PairSum, np.ndarray, np.ndarray]]:
@@ -99,10 +94,10 @@ def _timed_sums(one: Operation, leaves: Operations, places: np.ndarray) -> list[
         return [
             (PairSum(m.src, m.dst, m.how, m.payload_bytes, 1), _time(m.sent_ns), _time(m.received_ns)) for m in found
         ]
-    transfer_ns, end_ns, start_ns, ends_ns = leaves.times(places)
+    transfer_ns, end_ns, starts_ns, ends_ns = leaves.times(places)
     none = np.full(len(places), NONE)
     if one.sender is not None:
-        sent_ns = start_ns if one.ends[0].op == "send" else none
+        sent_ns = starts_ns[:, 0] if one.ends[0].op == "send" else none
         received_ns = ends_ns[:, -1] if one.ends[-1].op == "recv" else none
     else:
         is_known = (end_ns != NONE) & (not one.failed)
@@ -115,11 +110,13 @@ def _time(at_ns: int | None) -> np.ndarray:
     return np.array([NONE if at_ns is None else at_ns])
 
 
-def _together(messages: Iterable[Message], part: Callable[[Message], int]) -> tuple[Flow, ...]:
+def flows(messages: Iterable[Message], *, by_step: bool) -> tuple[Flow, ...]:
+    """All messages of one operation between the same two ranks together, or only the segments of one step."""
     groups: dict[Hashable, list[Message]] = defaultdict(list)
     for message in messages:
-        groups[id(message.operation), message.src, message.dst, part(message)].append(message)
-    return tuple(_flow(group, step=part(group[0])) for group in groups.values())
+        step = message.step if by_step else 0
+        groups[id(message.operation), message.src, message.dst, step].append(message)
+    return tuple(_flow(group, step=group[0].step if by_step else 0) for group in groups.values())
 
 
 def _flow(group: list[Message], *, step: int) -> Flow:

@@ -50,18 +50,14 @@ class WirePart(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def measured_bytes(self) -> int | None:
         """None where the counters of one sender are not known."""
-        found = [pair.measured_bytes for pair in self.pairs]
-        return None if None in found or not self.measured else sum(size for size in found if size is not None)
+        found = [pair.measured_bytes for pair in self.pairs if pair.measured_bytes is not None]
+        return sum(found) if len(found) == len(self.pairs) and self.measured else None
 
     @property
     def residue_bytes(self) -> int | None:
         """The residues of all pairs, each taken as positive: too much here does not make up for too little there."""
-        found = [pair.residue_bytes for pair in self.pairs]
-        return (
-            None
-            if None in found or not self.measured
-            else sum(abs(residue) for residue in found if residue is not None)
-        )
+        found = [abs(pair.residue_bytes) for pair in self.pairs if pair.residue_bytes is not None]
+        return sum(found) if len(found) == len(self.pairs) and self.measured else None
 
     @property
     def not_seen_bytes(self) -> int:
@@ -187,12 +183,10 @@ def _whole(trace: Trace, ledger: Ledger) -> WirePart:
     pairs, unexplained = ledger.pairs(ledger.whole)
     pairs += _strange_pairs(trace, ledger, pairs)
     notes = _not_predicted(unexplained)
+    others = counted_together(trace, ledger)
     if trace.selected_from is None and any(each.footer and each.footer.left_out for each in trace.processes):
         # What was counted between two steps that were asked for, or before them, is not theirs.
-        pairs = [msgspec.structs.replace(pair, measured_bytes=None, why="") for pair in pairs]
-        note = "only some steps were recorded: ask for one, as with trace.within"
-        return WirePart(what=what, pairs=(*pairs, *ledger.unmeasured_pairs()), note="; ".join([note, *notes]))
-    others = counted_together(trace, ledger)
+        others = "only some steps were recorded: ask for one, as with trace.within"
     if others:
         pairs = [msgspec.structs.replace(pair, measured_bytes=None, why="") for pair in pairs]
         return WirePart(what=what, pairs=(*pairs, *ledger.unmeasured_pairs()), note="; ".join([others, *notes]))
@@ -281,8 +275,7 @@ def _spans(trace: Trace, ledger: Ledger) -> Iterator[WirePart]:
         together[event.name, times[event.rank, event.name]].append((event.rank, first, last))
         times[event.rank, event.name] += 1
     for (name, _), stretches in together.items():
-        pairs, unexplained = ledger.pairs(stretches)
-        yield WirePart(what=name, pairs=tuple(pairs), note="; ".join([*_not_predicted(unexplained), *_residues(pairs)]))
+        yield _part(name, stretches, ledger)
 
 
 def _single_operations(ledger: Ledger) -> Iterator[WirePart]:
@@ -299,18 +292,19 @@ def _single_operations(ledger: Ledger) -> Iterator[WirePart]:
             names[keys[place]] = name_of(ledger.operations[place], entries.cells[cell])
         together[tuple(sorted(keys[place] for place in places))].append((rank, section, section + 1))
     for met, stretches in together.items():
-        pairs, unexplained = ledger.pairs(stretches)
-        what = first_few([names[key] for key in met], 3, between=" and ")
-        yield WirePart(what=what, pairs=tuple(pairs), note="; ".join([*_not_predicted(unexplained), *_residues(pairs)]))
+        yield _part(first_few([names[key] for key in met], 3, between=" and "), stretches, ledger)
+
+
+def _part(what: str, stretches: Sequence[Stretch], ledger: Ledger) -> WirePart:
+    pairs, unexplained = ledger.pairs(stretches)
+    return WirePart(what=what, pairs=tuple(pairs), note="; ".join([*_not_predicted(unexplained), *_residues(pairs)]))
 
 
 def _framing(part: WirePart) -> str:
-    groups = {pair.group == RPC for pair in part.pairs}
-    gloo, rpc = (
-        "framing of 96 B a message and 48 B back",
-        f"framing of {MESSAGE_BYTES} B a message and more for tensors",
-    )
-    return " and, for RPC, ".join([gloo, rpc]) if len(groups) > 1 else rpc if True in groups else gloo
+    rpc = {pair.group == RPC for pair in part.pairs}
+    of_gloo = ["framing of 96 B a message and 48 B back"] if False in rpc else []
+    of_rpc = [f"framing of {MESSAGE_BYTES} B a message and more for tensors"] if True in rpc else []
+    return " and, for RPC, ".join([*of_gloo, *of_rpc])
 
 
 def _size(size: int | None, unit: str = " B") -> str:

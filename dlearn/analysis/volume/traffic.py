@@ -93,7 +93,8 @@ class Traffic(Matrix, frozen=True):
     `missing` messages were expected and never came: they are counted in `by_how` and `never_came`, not in
     `payload_bytes`. `known` says how the bytes of a pair are known, most of them first. `unexplained` is the number of
     operations whose messages are not known, `unsized` that of messages whose size is not. `reduced_bytes` is what each
-    rank hands to the all-reduces, where nothing else was asked for; else 0.
+    rank hands to the all-reduces, where nothing else was asked for; else 0. `ops` names the op of most of a pair's
+    bytes.
     """
 
     payload_bytes: dict[tuple[int, int], int]
@@ -101,6 +102,7 @@ class Traffic(Matrix, frozen=True):
     by_how: dict[str, int]
     known: dict[tuple[int, int], tuple[How, ...]]
     never_came: dict[tuple[int, int], int]
+    ops: dict[tuple[int, int], str]
     unexplained: int
     unsized: int = 0
     reduced_bytes: int = 0
@@ -149,7 +151,7 @@ def traffic(trace: Trace) -> Traffic:
 def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
     """The traffic of these operations of `trace` alone."""
     alike = asked.counted() if isinstance(asked, Operations) else [(each, 1) for each in asked]
-    sums: Counter[PairSum] = Counter()
+    sums: Counter[tuple[PairSum, str]] = Counter()
     unexplained = unsized = reduced = 0
     only_all_reduces = True
     for one, times in alike:
@@ -159,14 +161,15 @@ def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
             only_all_reduces = False
         found = sums_of(one)
         for each in found:
-            sums[each] += times
+            sums[each, one.op] += times
         unexplained += times * (not found and why_unknown(one) is not None)
     sizes: Counter[tuple[int, int]] = Counter()
     counts: Counter[tuple[int, int]] = Counter()
     by_how: Counter[str] = Counter()
     weights: defaultdict[tuple[int, int], Counter[How]] = defaultdict(Counter)
+    op_weights: defaultdict[tuple[int, int], Counter[str]] = defaultdict(Counter)
     never_came: Counter[tuple[int, int]] = Counter()
-    for (src, dst, how, known_size, count), times in sums.items():
+    for ((src, dst, how, known_size, count), op), times in sums.items():
         size = known_size or 0
         unsized += count * times * (known_size is None)
         by_how[how] += size * times
@@ -177,6 +180,7 @@ def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
         counts[src, dst] += count * times
         # Of messages without data their number counts.
         weights[src, dst][how] += size * times or count * times
+        op_weights[src, dst][op] += size * times or count * times
     known = {pair: tuple(how for how, _ in found.most_common()) for pair, found in weights.items()}
     ranks, labels = _sides(trace, sizes)
     labels.update({rank: trace.label(rank) for pair in never_came for rank in pair})
@@ -189,6 +193,7 @@ def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
         dict(by_how),
         known,
         dict(never_came),
+        {pair: found.most_common(1)[0][0] for pair, found in op_weights.items()},
         unexplained,
         unsized,
         reduced_bytes,

@@ -1,4 +1,4 @@
-"""Distributed autograd: which contexts each worker holds, and whether gradients are in them.
+"""Distributed autograd: which contexts each worker holds, whether gradients are in them, and its nodes, as they run.
 
 A worker knows of a context from the first call that comes with its number; a backward pass leaves the gradients there,
 never in `param.grad`; the optimizer's step uses them; at the context's end they are gone.
@@ -8,39 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dlearn.analysis.walking.steps import Board, Change, WalkSource
+from dlearn.analysis.walking.parts import WalkParts
+from dlearn.analysis.walking.steps import Board, Change, Step, WalkSource
+from dlearn.join.autograd_graph import Node, join_graph
 from dlearn.join.rpc_messages import phase_of
+from dlearn.trace.event import AutogradNode
 from dlearn.trace.message import Message
 from dlearn.trace.rpc.rpc_board import BACKWARD
 from dlearn.trace.rpc.rpc_exchange import RpcExchange
 from dlearn.trace.trace import Trace
 
 BOARD = "Contexts of distributed autograd (what is in them is inferred)"
+_MOST_NODES = 150
+"""In one graph: more cannot be told apart in a player."""
+_SHARES = {"": 0.0, "open": 0.3, "has gradients": 1.0, "step is done": 0.6}
 
 
 def contexts(trace: Trace, messages: Sequence[Message]) -> WalkSource:
     source = WalkSource()
     begun = _from_the_first_on(trace, messages)
-    numbers = list(
-        dict.fromkeys(
-            message.operation.exchange.context
-            for message in messages
-            if message.operation.exchange is not None and message.operation.exchange.context is not None
-        )
-    )
+    numbers: dict[int, int] = {}
     held: dict[tuple[int, int], str] = {}
     for place, message in enumerate(messages):
         exchange = message.operation.exchange
-        if exchange is None or exchange.context not in begun or message.how == "missing":
+        if exchange is None or exchange.context is None:
             continue
-        index = numbers.index(exchange.context)
+        index = numbers.setdefault(exchange.context, len(numbers))
+        if exchange.context not in begun or message.how == "missing":
+            continue
         for rank, text in _after(message, held.get((message.dst, index), ""), held.get((message.src, index), "")):
             if held.get((rank, index), "") == text:
                 continue
             held[rank, index] = text
-            share = {"open": 0.3, "has gradients": 1.0, "step is done": 0.6}.get(text, 0.0)
             told = f"context {index}: {text}" if text else ""
-            source.changes.setdefault(place, []).append(Change(BOARD, rank, index, told, share))
+            source.changes.setdefault(place, []).append(Change(BOARD, rank, index, told, _SHARES[text]))
     if source.changes:
         source.boards.append(Board(BOARD, lasting=True))
         source.notes.append(
@@ -76,3 +77,50 @@ def _after(message: Message, at_receiver: str, at_sender: str) -> list[tuple[int
         sides = [(message.src, at_sender), (message.dst, at_receiver)]
         return [(rank, "open") for rank, now in sides if not now]
     return []
+
+
+# The distributed backward pass: the nodes of the autograd graph -------------------------------------------------------
+
+
+def nodes(trace: Trace, messages: Sequence[Message]) -> WalkSource:
+    """A step for each node of the contexts that these messages belong to."""
+    source = WalkSource()
+    known = {event.context for event in trace.of(AutogradNode)}
+    parts, spans = WalkParts(trace), dict[int, str]()
+    for each in messages:
+        exchange = each.operation.exchange
+        if exchange is not None and exchange.context in known and exchange.context not in spans:
+            spans[exchange.context] = parts.span_of(each.operation)
+    for context, span in spans.items():
+        graph = join_graph(trace, context)
+        if len(graph.nodes) > _MOST_NODES:
+            source.notes.append(
+                f"A graph of {len(graph.nodes)} nodes is too large to be played: draw.autograd shows it."
+            )
+            continue
+        for place, node in enumerate(graph.nodes):
+            if node.start_ns is None:
+                continue
+            source.steps.append(
+                Step(
+                    rank=node.key.rank, at_ns=node.start_ns, until_ns=node.end_ns, mark=node.short, op="node",
+                    sentence=_sentence(node, trace), lit=(len(source.graphs), place), span=span, phase="backward",
+                )
+            )  # fmt: skip
+        source.graphs.append(graph)
+    return source
+
+
+def _sentence(node: Node, trace: Trace) -> str:
+    who = trace.label(node.key.rank)
+    seen = {"hook": "observed", "log": "observed in the agent's log"}.get(node.timed_by, "inferred from the next node")
+    match node.short:
+        case "recv":
+            told = ", which sends the gradient back to where the value came from"
+        case "send":
+            told = ", which takes in the gradient of a value that was sent"
+        case "AccumulateGrad":
+            told = f", which adds the gradient of {node.parameter or 'a parameter'} to its context"
+        case _:
+            told = ""
+    return f"{who} runs {node.short}{told} ({seen})."

@@ -125,7 +125,8 @@ def _play(
 
     def change(rank: int, piece: int, mask: int) -> Change:
         text, share = _text(mask, names, summed=summed)
-        return Change(title, rank, piece, text, share)
+        owners = [] if mask == _UNKNOWN else [each for bit, each in enumerate(members) if mask >> bit & 1]
+        return Change(title, rank, piece, text, share, tuple(owners))
 
     source.boards.append(Board(title, tuple(change(*key, mask) for key, mask in begin.items())))
     carried = _carried(list(messages.values()), cuts, begin)

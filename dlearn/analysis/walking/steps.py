@@ -10,13 +10,17 @@ from dlearn.trace.message import Message
 
 
 class Change(msgspec.Struct, frozen=True):
-    """From now on `rank` holds this in the place of this number of a board; "" is nothing. `share` is from 0 to 1."""
+    """From now on `rank` holds this in the place of this number of a board; "" is nothing. `share` is from 0 to 1.
+
+    `owners` are the ranks whose part is in it, where that is known.
+    """
 
     board: str
     rank: int
     place: int
     text: str
     share: float
+    owners: tuple[int, ...] = ()
 
 
 class Board(msgspec.Struct, frozen=True):
@@ -35,7 +39,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """A message, or something that `rank` does by itself from `at_ns` to `until_ns`, with a `mark` for pictures.
 
     `span` is the outermost of the user's around it, `phase` that of the training step. `lit` are a graph of the walk
-    and a node in it that runs now.
+    and a node in it that runs now. Of a hang, `waiting` ranks wait for `absent` ones, and `rank` is the first of them.
     """
 
     rank: int
@@ -50,6 +54,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     control: bool = False
     changes: tuple[Change, ...] = ()
     lit: tuple[int, int] | None = None
+    waiting: tuple[int, ...] = ()
+    absent: tuple[int, ...] = ()
 
     @property
     def part(self) -> str:
@@ -71,11 +77,6 @@ class Walkthrough(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def messages(self) -> tuple[Message, ...]:
         return tuple(step.message for step in self.steps if step.message is not None)
-
-    def board_of(self, place: int) -> list[Board]:
-        """The boards that are of interest after so many steps: the lasting ones, and the last one that changed."""
-        changed = [change.board for step in self.steps[:place] for change in step.changes]
-        return [board for board in self.boards if board.lasting or board.title in changed[-1:]]
 
     def held(self, board: Board, place: int) -> dict[tuple[int, int], Change]:
         """What stands on the board after so many steps, by rank and place."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 import msgspec
 
-from dlearn.analysis.findings import sequence_finding, size_text
+from dlearn.analysis.ddp.training_steps import TrainingStep, training_steps
+from dlearn.analysis.findings import capital, sequence_finding, size_text
+from dlearn.analysis.hanging.hang_words import missing_text, tell
+from dlearn.analysis.hanging.stuck import Hang, hangs
 from dlearn.analysis.telling.words import message_sentence, problem_sentences
-from dlearn.analysis.walking.contexts import contexts
-from dlearn.analysis.walking.nodes import nodes
+from dlearn.analysis.walking.contexts import contexts, nodes
 from dlearn.analysis.walking.own_work import works
 from dlearn.analysis.walking.parts import WalkParts
 from dlearn.analysis.walking.pieces import pieces
@@ -42,36 +44,42 @@ def walkthrough(
 ) -> Walkthrough:
     """Step by step through all messages of the trace, or only these, and through what ranks do between them.
 
+    Of a trace with more than 300 messages one whole step. A collective that some rank never called is one step.
     `tags` are the program's own names of the tags of its sends.
     """
     found = all_messages(trace)
-    chosen = _in_order(found if messages is None else messages)
-    if title is None:
-        title = sequence_finding(trace) if messages is None else _chosen_title([message for _, message in chosen])
+    part, asked, finding = trace, messages, ""
+    if asked is None:
+        part, asked, finding = _played(trace, found, MOST_MESSAGES)
+    chosen = _in_order([message for message in asked if not _is_hung(message)])
     ordered = chosen[:MOST_MESSAGES]
     shown = [message for _, message in ordered]
-    told = [source(trace, shown) for source in _SOURCES]
-    own = _own_steps(trace, told, ordered, all_of_it=len(shown) == len(found))
+    told = [source(part, shown) for source in _SOURCES]
+    never = _never_came(trace, asked)
+    whole = len(asked) == len(all_messages(part)) and len(shown) == len(chosen)
+    own = _own_steps(told, ordered, never, all_of_it=whole)
     where = WalkParts(trace)
     marks = _tag_marks(shown, tags or {})
     steps = [
         _of_message(place, at_ns, message, marks[place], told, where, trace)
         for place, (at_ns, message) in enumerate(ordered)
     ]
-    steps = sorted([*steps, *own[:MOST_OWN_STEPS]], key=lambda step: step.at_ns)
+    steps = sorted([*steps, *own[:MOST_OWN_STEPS], *never], key=lambda step: step.at_ns)
     ends = {rank for step in steps for rank in _ranks(step)}
     quiet = trace.ranks if len(ends) + len(trace.ranks) <= _MOST_QUIET_RANKS else ()
+    notes = _notes(len(chosen), shown, all_messages(part) if messages is None else None)
+    if messages is None and len(asked) < len(found):
+        others = count_text(len(found) - len(asked), "message")
+        notes.append(f"{others} of other steps are not played: choose with trace.within(...) or messages=.")
+    notes += [note for each in told for note in each.notes]
+    if len(own) > MOST_OWN_STEPS:
+        notes.append(f"Of {len(own):,} steps inside of ranks the first {MOST_OWN_STEPS:,} are shown.")
     return Walkthrough(
-        title=title,
+        title=title or finding or _chosen_title(asked, MOST_MESSAGES),
         steps=tuple(_with_parts(steps)),
         boards=tuple(board for each in told for board in each.boards),
         graphs=tuple(graph for each in told for graph in each.graphs),
-        notes=(
-            *_notes(len(chosen), shown, found if messages is None else None),
-            *(note for each in told for note in each.notes),
-            *_left_out(len(own)),
-            *problem_sentences(trace, _MOST_PROBLEMS),
-        ),
+        notes=(*notes, *problem_sentences(trace, _MOST_PROBLEMS)),
         labels=RankNames((rank, trace.label(rank)) for rank in sorted({*ends, *quiet})),
     )
 
@@ -81,35 +89,127 @@ def is_control(message: Message) -> bool:
     return message.control or (message.how != "observed" and message.payload_bytes == 0)
 
 
+# Which messages of a long trace are played: one whole step, or what led to its hang -----------------------------------
+
+
+class _Played(NamedTuple):
+    """What is played of a trace, and its title. `trace` has what ranks do by themselves meanwhile."""
+
+    trace: Trace
+    messages: Sequence[Message]
+    title: str
+
+
+def _played(trace: Trace, found: Messages, most: int) -> _Played:
+    """All, if what came is no more than `most`. Else the last step in which all came; of a hang what was before it."""
+    came = [message for message in found if message.how != "missing"]
+    if len(came) <= most:
+        return _Played(trace, found, sequence_finding(trace))
+    if hangs(trace):
+        before = [message for message in came if message.operation is came[-1].operation]
+        never = [message for message in found if message.how == "missing"]
+        return _Played(trace, [*before[-most:], *never], sequence_finding(trace))
+    for name, part, inside in _steps_from_the_last(trace, came):
+        if 0 < len(inside) <= most and all(message.how != "missing" for message in inside):
+            size = size_text(sum(message.payload_bytes or 0 for message in inside))
+            return _Played(part, inside, f"{name}: {len(inside):,} of {count_text(len(found), 'message')}, {size}")
+    return _Played(trace, found, _chosen_title(found, most))
+
+
+def _chosen_title(chosen: Sequence[Message], most: int) -> str:
+    """How many are played, of how many that were asked for, and their bytes: never those of others."""
+    shown = chosen[:most]
+    size = size_text(sum(message.payload_bytes or 0 for message in shown if message.how != "missing"))
+    if len(shown) < len(chosen):
+        return f"The first {len(shown):,} of {count_text(len(chosen), 'message')}, with {size}"
+    return f"{count_text(len(shown), 'message')} with {size}"
+
+
+def _steps_from_the_last(trace: Trace, came: Sequence[Message]) -> Iterator[tuple[str, Trace, Sequence[Message]]]:
+    """The program's own spans that are called steps; else the training steps of DDP, as their stretches tell them."""
+    names = [name for name in trace.spans if name.startswith("step")]
+    for name in reversed(names):
+        part = trace.within(name)
+        yield f"{name} of {len(names):,}", part, all_messages(part)
+    steps = training_steps(trace)
+    count = len({step.number for step in steps})
+    for number in reversed(range(count)):
+        on_rank = {step.rank: step for step in steps if step.number == number}
+        yield f"Training step {number} of {count:,}", trace, [each for each in came if _is_in(each, on_rank)]
+
+
+def _is_in(message: Message, on_rank: Mapping[int, TrainingStep]) -> bool:
+    """Whether its sender called it in its own step."""
+    step = on_rank.get(message.src)
+    starts = (end.start_ns for end in message.operation.ends if end.rank == message.src)
+    return step is not None and any(step.start_ns <= at_ns <= step.end_ns for at_ns in starts)
+
+
+# A collective that some rank never called: one step, which names who waits and who never came -------------------------
+
+
+def _is_hung(message: Message) -> bool:
+    """Whether it never came because a rank never called its collective: then none of the messages came."""
+    operation = message.operation
+    return message.how == "missing" and not operation.is_message and operation.exchange is None
+
+
+def _never_came(trace: Trace, messages: Iterable[Message]) -> list[Step]:
+    """A step for each cause; what waits behind it is told with it."""
+    hung = {id(message.operation): message.operation for message in messages if _is_hung(message)}
+    stuck = hangs(trace)
+    told = [(each.hang, capital(each.sentence, each.speaker, trace.labels)) for each in tell(stuck, trace)]
+    known = {id(each.operation) for each in stuck}
+    for operation in (each for place, each in hung.items() if place not in known):
+        told.append((Hang(operation, operation.ranks), f"{operation.op}: {missing_text(operation, trace)}"))
+    where = WalkParts(trace)
+    return [_hung_step(hang, sentence, where) for hang, sentence in told if id(hang.operation) in hung]
+
+
+def _hung_step(hang: Hang, sentence: str, where: WalkParts) -> Step:
+    operation = hang.operation
+    last = max(operation.ends, key=lambda end: end.start_ns)
+    span, phase = where.of_event(last)
+    return Step(
+        rank=operation.ends[0].rank,
+        sentence=f"{sentence} (missing).",
+        at_ns=last.start_ns,
+        mark=f"{operation.op} #{operation.seq} never came",
+        op=operation.op,
+        span=span,
+        phase=phase,
+        waiting=hang.waiting,
+        absent=operation.missing,
+    )
+
+
+# Steps, in their order ------------------------------------------------------------------------------------------------
+
+
 def _in_order(messages: Sequence[Message] | Messages) -> list[tuple[int, Message]]:
-    """By the time of sending. A derived message's time is a share of the whole, so its operation's steps decide."""
-    times: dict[int, list[tuple[int, Message]]] = defaultdict(list)
-    for message in messages:
-        at_ns = message.sent_ns if message.sent_ns is not None else message.operation.start_ns
-        times[id(message.operation)].append((at_ns, message))
-    timed: list[tuple[int, Message]] = []
-    for of_one in times.values():
-        if of_one[0][1].how == "derived":
-            latest = 0
-            for at_ns, message in sorted(of_one, key=lambda each: (each[1].step, each[0])):
-                latest = max(latest, at_ns)
-                timed.append((latest, message))
-        else:
-            timed += of_one
-    return sorted(timed, key=lambda each: each[0])
+    """By the time of sending, which is never after what follows from it, and then by step."""
+    timed = [(_sent_ns(message), message) for message in messages]
+    return sorted(timed, key=lambda each: (each[0], each[1].step))
+
+
+def _sent_ns(message: Message) -> int:
+    """One without a time can have left when the last rank had called, but before the first one was done."""
+    if message.sent_ns is not None:
+        return message.sent_ns
+    called_ns = max(end.start_ns for end in message.operation.ends)
+    return min([called_ns, *(end.end_ns for end in message.operation.ends if end.end_ns is not None)])
 
 
 def _own_steps(
-    trace: Trace, told: Sequence[WalkSource], messages: Sequence[tuple[int, Message]], *, all_of_it: bool
+    told: Sequence[WalkSource], messages: Sequence[tuple[int, Message]], never: Sequence[Step], *, all_of_it: bool
 ) -> list[Step]:
     """What ranks did by themselves; beside a part of the messages only what lies between the first and the last."""
     steps = sorted((step for each in told for step in each.steps), key=lambda step: step.at_ns)
     if all_of_it:
         return steps
-    if not messages:
-        return []
-    last_ns = max(message.received_ns or at_ns for at_ns, message in messages)
-    return [step for step in steps if messages[0][0] <= step.at_ns <= last_ns]
+    times = [at_ns for at_ns, _ in messages] + [step.at_ns for step in never]
+    ends = [message.received_ns for _, message in messages if message.received_ns is not None]
+    return [step for step in steps if times and min(times) <= step.at_ns <= max([*times, *ends])]
 
 
 def _of_message(
@@ -158,13 +258,8 @@ def _with_parts(steps: Sequence[Step]) -> list[Step]:
     return told[::-1]
 
 
-def _chosen_title(chosen: Sequence[Message]) -> str:
-    came = sum(message.payload_bytes or 0 for message in chosen if message.how != "missing")
-    return f"{count_text(len(chosen), 'message')} with {size_text(came)}"
-
-
 def _ranks(step: Step) -> tuple[int, ...]:
-    return (step.rank,) if step.message is None else (step.message.src, step.message.dst)
+    return (step.rank, *step.waiting, *step.absent) if step.message is None else (step.message.src, step.message.dst)
 
 
 def _notes(count: int, shown: Sequence[Message], found: Messages | None) -> list[str]:
@@ -183,9 +278,3 @@ def _notes(count: int, shown: Sequence[Message], found: Messages | None) -> list
     if found is not None and found.reasons:
         notes += [line[:1].upper() + line[1:] for line in found.sentences()]
     return notes
-
-
-def _left_out(own: int) -> list[str]:
-    if own <= MOST_OWN_STEPS:
-        return []
-    return [f"Of {own:,} steps inside of ranks the first {MOST_OWN_STEPS:,} are shown."]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._C._distributed_c10d import FakeProcessGroup, HashStore, ProcessGroup, Work
@@ -39,11 +39,11 @@ from dlearn.hooks.c10d.c10d_ops import (
 from dlearn.hooks.c10d.groups import Groups, OwnGroup
 from dlearn.hooks.c10d.works import Callbacks, WaitingWorks, future_of
 from dlearn.hooks.callers import caller
-from dlearn.hooks.compiler import untraced
-from dlearn.hooks.cuda_times import CudaTimes
+from dlearn.hooks.cuda_times import CudaTimes, Mark
 from dlearn.hooks.host import Host
-from dlearn.hooks.private import unfit
-from dlearn.trace.event import NOT_OBSERVED, REFUSED, Collective, Event, Line, PointToPoint
+from dlearn.hooks.patches import Patches
+from dlearn.hooks.private import unfit, untraced
+from dlearn.trace.event import NOT_OBSERVED, REFUSED, Collective, PointToPoint
 
 
 def install(host: Host) -> Undo:
@@ -60,87 +60,117 @@ def install(host: Host) -> Undo:
 
 
 def _install(emit: Emit, groups: Groups, times: CudaTimes, checksums: bool) -> Undo:
-    collectives = here(COLLECTIVES)
-    for op in (*collectives, *POINT_TO_POINT):
+    ops = [*here(COLLECTIVES), *POINT_TO_POINT]
+    for op in ops:
         overload_of(op.schema)
         if torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{op.schema}", "BackendSelect"):
             raise SetupError(
                 f"another tool, or another recording, already watches c10d::{op.schema} in this process. Stop it first."
             )
+    watch, undo = _OpWatch(emit, groups, times, checksums), Patches()
+    undo.callback(watch.callbacks.release)
+    undo.callback(watch.waiting.release)
+    undo.replace(Work, "wait", watch.waiting.watch_wait)
+    undo.callback(watch.waiting.watch_wait_tensor(_AFTER))
     library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
-    waiting = WaitingWorks(emit)
-    callbacks = Callbacks(emit)
-    for op in collectives:
-        signature = Signature(op)
-        kernel = _collective_kernel(signature, emit, groups, times, waiting, callbacks, checksums)
-        library.impl(op.schema, kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
-    for op in POINT_TO_POINT:
-        signature = Signature(op)
-        kernel = _p2p_kernel(signature, emit, groups, waiting, checksums)
-        library.impl(op.schema, kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
-    restore_wait = waiting.patch_wait()
-    forget_wait_tensor = waiting.watch_wait_tensor(_AFTER)
-
-    def undo() -> None:
-        library._destroy()  # type: ignore[no-untyped-call]
-        forget_wait_tensor()
-        restore_wait()
-        waiting.release()
-        callbacks.release()
-
-    return undo
+    undo.callback(library._destroy)
+    for op in ops:
+        library.impl(op.schema, watch.kernel(Signature(op)), "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
+    return undo.close
 
 
-def _collective_kernel(
-    signature: Signature,
-    emit: Emit,
-    groups: Groups,
-    times: CudaTimes,
-    waiting: WaitingWorks,
-    callbacks: Callbacks,
-    checksums: bool,
-) -> Callable[..., Any]:
-    @untraced
-    def kernel(keyset: Any, *args: Any) -> Any:
-        if signature.is_traced(args):
-            return signature.redispatch(keyset & _AFTER, *args)
-        number = begun = None
-        try:
-            group = groups.of_boxed(args[signature.group])
-            number = _note_boxed(signature, args, group, emit, checksums)
-            if group.on_gpu and not _is_coalesced(signature, args):
-                begun = times.mark(times.gpu(signature.device(args)))
-        except Exception as error:
-            emit.failed(signature.op.name, error)
-        try:
-            result = signature.redispatch(keyset & _AFTER, *args)
-        except BaseException as error:
-            if number is not None:
-                # A monitored barrier has no Work: it raises when it has waited in vain.
-                emit.end(number, by=REFUSED if signature.has_work else "return", error=type(error).__name__)
-            raise
-        if number is not None:
+class _Call(NamedTuple):
+    """A call that was noted: its event's number and group, and where the GPU was at its start."""
+
+    number: int
+    group: OwnGroup
+    begun: Mark | None
+
+
+class _OpWatch:
+    """What the kernels of one recording share."""
+
+    def __init__(self, emit: Emit, groups: Groups, times: CudaTimes, checksums: bool) -> None:
+        self._emit, self._groups, self._times, self._checksums = emit, groups, times, checksums
+        self.waiting, self.callbacks = WaitingWorks(emit), Callbacks(emit)
+
+    def kernel(self, signature: Signature) -> Callable[..., Any]:
+        """What stands at the dispatcher for one op."""
+        emit = self._emit
+        point_to_point = signature.op in POINT_TO_POINT
+        begins = self._p2p_begins if point_to_point else self._collective_begins
+        launched = self._p2p_launched if point_to_point else self._collective_launched
+
+        @untraced
+        def kernel(keyset: Any, *args: Any) -> Any:
+            if signature.is_traced(args):
+                return signature.redispatch(keyset & _AFTER, *args)
+            call = None
             try:
-                work = signature.work_of(result)
-                if work is None and group.end_by_callback:
-                    emit.end(number, by="return")
-                elif work is None or not group.end_by_callback:
-                    # NCCL completes its futures when the kernel is queued, so a callback would lie.
-                    emit.end(number, by=NOT_OBSERVED)
-                elif signature.waits_at_once(args) and type(work) is Work:
-                    # The caller holds its tensors. (A Work of another class has a `wait` of its own.)
-                    waiting.hold(work, number)
-                elif (future := future_of(work)) is not None:
-                    callbacks.watch(number, future)
-                else:
-                    waiting.hold(work, number, signature.size(args), output=signature.output(args))
-                if begun is not None:
-                    times.collective(number, begun, work, group.name)
+                call = begins(signature, args)
             except Exception as error:
                 emit.failed(signature.op.name, error)
-        return result
+            try:
+                result = signature.redispatch(keyset & _AFTER, *args)
+            except BaseException as error:
+                if call is not None:
+                    # A monitored barrier has no Work: it raises when it has waited in vain.
+                    emit.end(call.number, by=REFUSED if signature.has_work else "return", error=type(error).__name__)
+                raise
+            if call is not None:
+                try:
+                    launched(signature, args, call, result)
+                except Exception as error:
+                    emit.failed(signature.op.name, error)
+            return result
 
-    return kernel
+        return kernel
+
+    def _collective_begins(self, signature: Signature, args: tuple[Any, ...]) -> _Call:
+        group = self._groups.of_boxed(args[signature.group])
+        root = args[signature.root] if signature.root is not None else None
+        inputs, outputs = tensors_of(args, signature.gives), tensors_of(args, signature.gets)
+        if signature.op.name == "broadcast" and group.rank != root:
+            inputs, outputs = (), inputs
+        splits, checksums = split_bytes(args, signature), self._checksums
+        number = note_collective(
+            signature.op.name, group, inputs, outputs, self._emit, root=root, splits=splits, checksums=checksums
+        )
+        begun = None
+        if group.on_gpu and not _is_coalesced(signature, args):
+            begun = self._times.mark(self._times.gpu(signature.device(args)))
+        return _Call(number, group, begun)
+
+    def _collective_launched(self, signature: Signature, args: tuple[Any, ...], call: _Call, result: Any) -> None:
+        number, group, begun = call
+        work = signature.work_of(result)
+        if work is None and group.end_by_callback:
+            self._emit.end(number, by="return")
+        elif work is None or not group.end_by_callback:
+            # NCCL completes its futures when the kernel is queued, so a callback would lie.
+            self._emit.end(number, by=NOT_OBSERVED)
+        elif signature.waits_at_once(args) and type(work) is Work:
+            # The caller holds its tensors. (A Work of another class has a `wait` of its own.)
+            self.waiting.hold(work, number)
+        elif (future := future_of(work)) is not None:
+            self.callbacks.watch(number, future)
+        else:
+            self.waiting.hold(work, number, signature.size(args), output=signature.output(args))
+        if begun is not None:
+            self._times.collective(number, begun, work, group.name)
+
+    def _p2p_begins(self, signature: Signature, args: tuple[Any, ...]) -> _Call:
+        group = self._groups.of_boxed(args[signature.group])
+        peer = args[signature.peer] if signature.peer is not None else None
+        (tensor,) = tensors_of(args, signature.gives)
+        tag, checksums = args[signature.tag], self._checksums
+        return _Call(
+            note_p2p(signature.op.name, group, tensor, peer, tag, self._emit, checksums=checksums), group, None
+        )
+
+    def _p2p_launched(self, signature: Signature, args: tuple[Any, ...], call: _Call, result: Any) -> None:
+        work = Work.unbox(result)
+        self.waiting.hold(work, call.number, signature.size(args), any_source=signature.peer is None)
 
 
 def _is_coalesced(signature: Signature, args: tuple[Any, ...]) -> bool:
@@ -148,18 +178,6 @@ def _is_coalesced(signature: Signature, args: tuple[Any, ...]) -> bool:
     if signature.op.name.endswith("_coalesced"):
         return True
     return ProcessGroup.unbox(args[signature.group]) in distributed_c10d._world.pg_coalesce_state
-
-
-def _note_boxed(signature: Signature, args: tuple[Any, ...], group: OwnGroup, emit: Emit, checksums: bool) -> int:
-    """A collective as the dispatcher hands it on."""
-    root = args[signature.root] if signature.root is not None else None
-    inputs, outputs = tensors_of(args, signature.gives), tensors_of(args, signature.gets)
-    if signature.op.name == "broadcast" and group.rank != root:
-        inputs, outputs = (), inputs
-    splits = split_bytes(args, signature)
-    return note_collective(
-        signature.op.name, group, inputs, outputs, emit, root=root, splits=splits, checksums=checksums
-    )
 
 
 def note_collective(
@@ -219,40 +237,6 @@ def note_p2p(
     )
 
 
-def _p2p_kernel(
-    signature: Signature, emit: Emit, groups: Groups, waiting: WaitingWorks, checksums: bool
-) -> Callable[..., Any]:
-    tensors = signature.gives if signature.gives is not None else 0
-
-    @untraced
-    def kernel(keyset: Any, *args: Any) -> Any:
-        if signature.is_traced(args):
-            return signature.redispatch(keyset & _AFTER, *args)
-        number = None
-        try:
-            group = groups.of_boxed(args[signature.group])
-            peer = args[signature.peer] if signature.peer is not None else None
-            (tensor,) = args[tensors]
-            number = note_p2p(signature.op.name, group, tensor, peer, args[signature.tag], emit, checksums=checksums)
-        except Exception as error:
-            emit.failed(signature.op.name, error)
-        try:
-            result = signature.redispatch(keyset & _AFTER, *args)
-        except BaseException as error:
-            if number is not None:
-                emit.end(number, by=REFUSED, error=type(error).__name__)
-            raise
-        if number is not None:
-            try:
-                work = Work.unbox(result)
-                waiting.hold(work, number, signature.size(args), any_source=signature.peer is None)
-            except Exception as error:
-                emit.failed(signature.op.name, error)
-        return result
-
-    return kernel
-
-
 _AFTER = torch._C._dispatch_keyset_full_after(torch._C.DispatchKey.BackendSelect)
 _self_test_passed = False
 
@@ -262,7 +246,7 @@ def self_test() -> None:
     global _self_test_passed
     if _self_test_passed:
         return
-    probe = _Probe()
+    probe: Any = _Probe()
     undo = _install(probe, Groups(probe), CudaTimes(probe), checksums=False)
     try:
         pg = ProcessGroup(HashStore(), 0, 1)
@@ -271,7 +255,7 @@ def self_test() -> None:
         pg.allreduce([torch.zeros(1)]).wait()
     finally:
         undo()
-    if probe.seen != ["Collective", "end"]:
+    if probe.seen != ["fact", "event", "end"]:
         raise unfit(f"the self-test saw {probe.seen or 'nothing'} of one all_reduce")
     _self_test_passed = True
 
@@ -282,24 +266,9 @@ class _Probe:
     def __init__(self) -> None:
         self.seen: list[str] = []
 
-    def event(self, kind: type[Event], /, **facts: Any) -> int:
-        self.seen.append(kind.__name__)
-        return 0
+    def __getattr__(self, name: str) -> Any:
+        def called(*what: Any, **_: Any) -> int:
+            self.seen.append(f"failed: {what}" if name == "failed" else name)
+            return 0
 
-    def end(self, number: int, *, by: str, error: str = "", **facts: Any) -> None:
-        self.seen.append("end")
-
-    def enter(self, number: int) -> None:
-        pass
-
-    def leave(self, number: int) -> None:
-        pass
-
-    def fact(self, line: Line) -> None:
-        pass
-
-    def failed(self, where: str, error: Exception) -> None:
-        self.seen.append(f"{where}: {error!r}")
-
-    def dropped(self) -> None:
-        pass
+        return called

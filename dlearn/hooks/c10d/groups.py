@@ -9,12 +9,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import socket
-import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
@@ -23,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, Store, _dump_fr_trace_json  # type: ignore[attr-defined]
 
-from dlearn.hooks import Emit, Undo
-from dlearn.hooks.patches import replaced
+from dlearn.hooks import Emit
+from dlearn.hooks.network.job import word_in
 from dlearn.trace.event import GroupFact
 
 
@@ -56,44 +52,6 @@ class Made(NamedTuple):
     rank: int
     size: int
     ranks: Sequence[int]
-
-
-def watch_groups(
-    emit: Emit,
-    *,
-    making: Sequence[Callable[[Store | None], object]],
-    made: Sequence[Callable[[Made], object]],
-    destroying: Sequence[Callable[[ProcessGroup | None], object]],
-) -> Undo:
-    """Call these before a process group is made in a store, after it, and before one is destroyed (None: all)."""
-    c10d = dist.distributed_c10d
-    make, destroy = c10d._new_process_group_helper, c10d.destroy_process_group
-
-    def tell(listeners: Sequence[Callable[..., object]], *what: object) -> None:
-        for listener in listeners:
-            try:
-                listener(*what)
-            except Exception as error:
-                emit.failed("a process group", error)
-
-    def _new_process_group_helper(*args: Any, **kwargs: Any) -> Any:
-        size, rank, ranks, _, store = args[:5]
-        tell(making, store)
-        result = make(*args, **kwargs)
-        group = result[0] if isinstance(result[0], ProcessGroup) else None
-        tell(made, Made(group, kwargs.get("group_desc") == "default_pg", store, rank, size, ranks or range(size)))
-        return result
-
-    def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
-        group = args[0] if args else kwargs.get("group")
-        tell(destroying, None if group is dist.GroupMember.WORLD else group)
-        return destroy(*args, **kwargs)
-
-    undo = ExitStack()
-    undo.callback(replaced(c10d, "_new_process_group_helper", _new_process_group_helper))
-    for owner in (c10d, dist):
-        undo.callback(replaced(owner, "destroy_process_group", destroy_process_group))
-    return undo.close
 
 
 class Groups:
@@ -153,7 +111,8 @@ class Groups:
         outer = getattr(pg, "steps_of", None)
         within = self.of(outer).name if outer is not None else ""
         name = f"{within} steps" if outer is not None else self._numbered(pg.group_name, "~")
-        word = _word_of(outer or pg)
+        _, store = dist.distributed_c10d._world.pg_map.get(outer or pg, (None, None))
+        word = word_in(store, "dlearn/group")
         fact = GroupFact(
             name=name,
             backend=_backend_name(pg),
@@ -176,18 +135,6 @@ class Groups:
             collectives=itertools.count(done + 1),
             p2ps=itertools.count(1),
         )
-
-
-def _word_of(pg: ProcessGroup) -> str:
-    """What its members find in its own store; "" where that can hold nothing, or is gone. Waits for nobody."""
-    _, store = dist.distributed_c10d._world.pg_map.get(pg, (None, None))
-    if store is None:
-        return ""
-    word = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns():x}"
-    try:
-        return str(store.compare_set("dlearn/group", "", word).decode())
-    except RuntimeError:
-        return ""
 
 
 def _backend_name(pg: ProcessGroup) -> str:

@@ -20,8 +20,7 @@ import torch
 from torch._C._distributed_c10d import Work
 
 from dlearn.hooks import Emit, Undo
-from dlearn.hooks.compiler import untraced
-from dlearn.hooks.patches import replaced
+from dlearn.hooks.private import untraced
 from dlearn.trace.event import NOT_OBSERVED
 
 WORKS_HELD = 1000
@@ -138,8 +137,8 @@ class WaitingWorks:
             self._by_output.pop(held.address, None)
         return held
 
-    def patch_wait(self) -> Undo:
-        original = Work.wait
+    def watch_wait(self, original: Any) -> Any:
+        """What stands in the place of `Work.wait`."""
 
         @untraced
         def wait(work: Work, *args: Any, **kwargs: Any) -> Any:
@@ -151,7 +150,7 @@ class WaitingWorks:
             self._ended(work, "")
             return result
 
-        return replaced(Work, "wait", wait)
+        return wait
 
     def watch_wait_tensor(self, after: torch.DispatchKeySet) -> Undo:
         """Functional collectives wait in C++, through the op `wait_tensor` on the output."""

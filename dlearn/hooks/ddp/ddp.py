@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -18,11 +18,11 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from dlearn.hooks import Emit, Undo
-from dlearn.hooks.compiler import untraced
 from dlearn.hooks.cuda_times import CudaTimes
 from dlearn.hooks.ddp.stretches import Stretches
 from dlearn.hooks.host import Host
-from dlearn.hooks.patches import replaced
+from dlearn.hooks.patches import Patches
+from dlearn.hooks.private import untraced
 from dlearn.trace.event import Bucket, Gradient
 
 
@@ -39,21 +39,22 @@ def install(host: Host) -> Undo:
             host.failed("DistributedDataParallel.forward", error)
 
     # What torch.compile never traces, so that it compiles the same as without us.
-    original = DistributedDataParallel._inside_ddp_forward
+    def make(original: Any) -> Any:
+        @contextmanager
+        @torch._disable_dynamo(recursive=False)  # type: ignore[attr-defined]
+        @untraced
+        def _inside_ddp_forward(self: DistributedDataParallel) -> Iterator[None]:
+            begins(self)
+            with original(self):
+                yield
+            stretches.forward_ends(self)
 
-    @contextmanager
-    @torch._disable_dynamo(recursive=False)  # type: ignore[attr-defined]
-    @untraced
-    def _inside_ddp_forward(self: DistributedDataParallel) -> Iterator[None]:
-        begins(self)
-        with original(self):
-            yield
-        stretches.forward_ends(self)
+        return _inside_ddp_forward
 
-    undo = ExitStack()
+    undo = Patches()
     undo.callback(watch.remove)
     undo.callback(stretches.undo.close)
-    undo.callback(replaced(DistributedDataParallel, "_inside_ddp_forward", _inside_ddp_forward))
+    undo.replace(DistributedDataParallel, "_inside_ddp_forward", make)
     return undo.close
 
 

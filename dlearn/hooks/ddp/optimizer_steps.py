@@ -9,8 +9,8 @@ from typing import Any
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dlearn.hooks import Undo
-from dlearn.hooks.compiler import untraced
 from dlearn.hooks.host import Host
+from dlearn.hooks.private import untraced
 
 
 def install(host: Host) -> Undo:

@@ -9,7 +9,6 @@ Of a model on a GPU they are launched only: when the GPU did it, `cuda_times.py`
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -18,9 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from dlearn.hooks import Emit
-from dlearn.hooks.compiler import untraced
 from dlearn.hooks.cuda_times import CudaTimes, Mark
-from dlearn.hooks.patches import replaced
+from dlearn.hooks.patches import Patches
+from dlearn.hooks.private import untraced
 from dlearn.trace.event import Stretch
 
 _FAKES = torch._C._TorchDispatchModeKey.FAKE
@@ -35,7 +34,7 @@ class Stretches:
     """When each stretch that has not ended began."""
 
     def __init__(self, emit: Emit, times: CudaTimes) -> None:
-        self.undo = ExitStack()
+        self.undo = Patches()
         self._emit, self._times = emit, times
         self._follows = False
         self._gpu: torch.device | None = None
@@ -58,24 +57,25 @@ class Stretches:
 
     def _follow_backward(self) -> None:
         """`Tensor.backward` and `autograd.grad` reach the engine through this one name."""
-        engine: Any = torch.autograd
-        original = engine._engine_run_backward
 
-        @untraced
-        def run_backward(*args: Any, **kwargs: Any) -> Any:
-            # Inside another, as checkpointing runs parts again; or traced only, on fakes, by a compiler.
-            if torch._C._current_graph_task_id() >= 0 or torch._C._get_dispatch_mode(_FAKES) is not None:
-                return original(*args, **kwargs)
-            began = self._begins()
-            try:
-                result = original(*args, **kwargs)
-            except BaseException as failure:
-                self._note("backward", began, error=type(failure).__name__)
-                raise
-            self._note("backward", began)
-            return result
+        def make(original: Any) -> Any:
+            @untraced
+            def run_backward(*args: Any, **kwargs: Any) -> Any:
+                # Inside another, as checkpointing runs parts again; or traced only, on fakes, by a compiler.
+                if torch._C._current_graph_task_id() >= 0 or torch._C._get_dispatch_mode(_FAKES) is not None:
+                    return original(*args, **kwargs)
+                began = self._begins()
+                try:
+                    result = original(*args, **kwargs)
+                except BaseException as failure:
+                    self._note("backward", began, error=type(failure).__name__)
+                    raise
+                self._note("backward", began)
+                return result
 
-        self.undo.callback(replaced(engine, "_engine_run_backward", run_backward))
+            return run_backward
+
+        self.undo.replace(torch.autograd, "_engine_run_backward", make)
 
     def _follow_optimizers(self) -> None:
         @untraced
@@ -91,11 +91,7 @@ class Stretches:
 
     def _begins(self) -> _Begun:
         """Now, and for a model on a GPU when its stream comes to this place."""
-        try:
-            on_gpu = self._times.mark(self._gpu)
-        except Exception as failure:
-            self._emit.failed("the start of a stretch on a GPU", failure)
-            on_gpu = None
+        on_gpu = self._times.mark(self._gpu)
         return _Begun(time.monotonic_ns(), on_gpu)
 
     def _note(self, phase: str, began: _Begun | None, *, error: str = "") -> None:

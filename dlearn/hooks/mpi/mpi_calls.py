@@ -17,8 +17,7 @@ from mpi4py import MPI
 
 from dlearn.hooks.mpi import mpi_watch
 from dlearn.hooks.mpi.mpi_payload import Infos, described, pickled
-from dlearn.hooks.mpi.mpi_requests import Request
-from dlearn.hooks.mpi.mpi_watch import Post, Watch, ending, watching
+from dlearn.hooks.mpi.mpi_watch import Post, Request, Watch, ending, starting, watching
 
 Method = Callable[..., Any]
 Given = dict[str, Any]
@@ -101,7 +100,7 @@ def recorded_methods(original: type[Any]) -> dict[str, Method]:
 
 # The wrapper ----------------------------------------------------------------------------------------------------------
 
-_Posting = Callable[[Any, Given, "bytes | None"], "list[Post | None]"]
+_Posting = Callable[[Any, Given, "bytes | None", Watch], "list[Post]"]
 """Reports that a call begins: of this communicator, with these arguments, and the object that it has pickled."""
 
 
@@ -122,36 +121,25 @@ def _recorded(original: type[Any], name: str, parameters: tuple[str, ...], post:
         if pickles and _reaches(given.get("dest")):
             data = MPI.pickle.dumps(given.get(parameters[0]))
             run = partial(_send_pickled, original, name, self, data, given)
-        if looks:
-            return _looked(run(), partial(post, self, given, None), status)
-        return finish(post(self, given, data), run, status)
+        begins = partial(post, self, given, data)
+        if not looks:
+            return finish(watching(begins) or (), run, status)
+        found = run()
+        if found:  # A look that does not wait is an event only if it has found something.
+            ending(watching(begins) or (), lambda: None, status)
+        return found
 
     return method
 
 
-def _begun(posts: Sequence[Post | None], run: Callable[[], Any], _: Any) -> Any:
+def _begun(posts: Sequence[Post], run: Callable[[], Any], _: Any) -> Any:
     """Make a call that does not block; the request that it gives back tells the end."""
-    try:
-        request = run()
-    except BaseException:
-        ending(posts, _raise)
-        raise
-    if not any(posts):
+    request = starting(posts, run)
+    if not posts:
         return request
     request = Request(request)
     request.posts = posts
     return request
-
-
-def _raise() -> None:
-    raise
-
-
-def _looked(found: Any, post: Callable[[], list[Post | None]], status: Any) -> Any:
-    """A look that does not wait is an event only if it has found something."""
-    if found:
-        ending(post(), lambda: None, status)
-    return found
 
 
 def _send_pickled(original: type[Any], name: str, comm: Any, data: bytes, given: Given) -> Any:
@@ -179,38 +167,22 @@ def _not_recorded(original: type[Any], name: str) -> Method:
 # Sends, receives, probes ----------------------------------------------------------------------------------------------
 
 
-def _messages(name: str, comm: Any, given: Given, data: bytes | None) -> list[Post | None]:
+def _messages(name: str, comm: Any, given: Given, data: bytes | None, watch: Watch) -> list[Post]:
     """The send, then the recv or the look."""
-    posts: list[Post | None] = []
-    if "dest" in MESSAGES[name]:
-        posts.append(_posted_send(comm, given, data))
-    if "source" in MESSAGES[name]:
-        posts.append(_posted_recv(name, comm, given))
-    return posts
-
-
-def _posted_send(comm: Any, given: Given, data: bytes | None) -> Post | None:
+    posts: list[Post] = []
+    tag: Any
     dest: Any = given.get("dest")
-    tag: Any = given.get("sendtag", given.get("tag", 0))
-
-    def post(watch: Watch) -> Post:
-        tensors = described(_buffer(given, "sendbuf")) if data is None else pickled(len(data))
-        return watch.point_to_point("send", comm, dest, tag, tensors)
-
-    return watching(post) if _reaches(dest) else None
-
-
-def _posted_recv(name: str, comm: Any, given: Given) -> Post | None:
     source: Any = given.get("source", MPI.ANY_SOURCE)
-    tag: Any = given.get("recvtag", given.get("tag", MPI.ANY_TAG))
-
-    def post(watch: Watch) -> Post:
-        if name.lower() in _PROBES:
-            return watch.probe(comm, source, tag)
+    if "dest" in MESSAGES[name] and _reaches(dest):
+        tag = given.get("sendtag", given.get("tag", 0))
+        tensors = described(_buffer(given, "sendbuf")) if data is None else pickled(len(data))
+        posts.append(watch.point_to_point("send", comm, dest, tag, tensors))
+    if "source" in MESSAGES[name] and source != MPI.PROC_NULL:
+        tag = given.get("recvtag", given.get("tag", MPI.ANY_TAG))
         room = () if name.islower() else described(_buffer(given, "recvbuf"))
-        return watch.point_to_point("recv", comm, source, tag, room)
-
-    return watching(post) if source != MPI.PROC_NULL else None
+        op = "probe" if name.lower() in _PROBES else "recv"
+        posts.append(watch.point_to_point(op, comm, source, tag, room))
+    return posts
 
 
 def _buffer(given: Given, name: str) -> Any:
@@ -225,13 +197,12 @@ def _reaches(dest: Any) -> bool:
 # Collectives ----------------------------------------------------------------------------------------------------------
 
 
-def _collective(form: CollectiveCall, buffers: bool, comm: Any, given: Given, _: bytes | None) -> list[Post | None]:
-    def post(watch: Watch) -> Post:
-        known = buffers and form.parameters
-        inputs, outputs = _gives_and_gets(comm, form, given) if known else ((), ())
-        return watch.collective(form.op, comm, _root(form, given), inputs, outputs)
-
-    return [watching(post)]
+def _collective(
+    form: CollectiveCall, buffers: bool, comm: Any, given: Given, _: bytes | None, watch: Watch
+) -> list[Post]:
+    known = buffers and form.parameters
+    inputs, outputs = _gives_and_gets(comm, form, given) if known else ((), ())
+    return [watch.collective(form.op, comm, _root(form, given), inputs, outputs)]
 
 
 def _root(form: CollectiveCall, given: Given) -> int | None:

@@ -21,7 +21,8 @@ from types import ModuleType
 from typing import Any
 
 from dlearn.hooks import Emit, Undo
-from dlearn.hooks.compiler import untraced
+from dlearn.hooks.patches import guarded
+from dlearn.hooks.private import untraced
 
 _MPI = "mpi4py.MPI"
 
@@ -60,7 +61,7 @@ class _AfterMpi(MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != _MPI or self._asking:
             return None
-        self._asking = True
+        self._asking = True  # mpi4py has a finder of its own, which looks for the MPI that is installed.
         try:
             spec = importlib.util.find_spec(name)
         finally:
@@ -73,10 +74,7 @@ class _AfterMpi(MetaPathFinder):
             run(module)
             if self in sys.meta_path:
                 self.go()
-                try:
-                    self._then()
-                except Exception as error:
-                    self._emit.failed("mpi4py", error)
+                guarded(self._emit, "mpi4py", self._then)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

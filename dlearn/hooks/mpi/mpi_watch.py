@@ -1,13 +1,13 @@
-"""What the recording classes of mpi4py report to: calls that begin, and their ends."""
+"""What the recording classes of mpi4py report to: calls that begin, and their ends, which a request may tell."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from mpi4py import MPI
@@ -23,16 +23,6 @@ Result = TypeVar("Result")
 BACKEND = "mpi4py"
 NAMES_KEPT = 40
 """Characters of a list of ranks in the name of a communicator; a longer one is cut, and counted."""
-
-
-@dataclass
-class Communicator:
-    """A communicator as this recording knows it, with its counters."""
-
-    name: str
-    rank: int
-    collectives: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-    p2ps: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
 
 class Post:
@@ -67,7 +57,9 @@ class Watch:
     def __init__(self, emit: Emit) -> None:
         self.emit = emit
         self.open: dict[int, Post] = {}
-        self._groups: dict[str, Communicator] = {}
+        self._known: set[str] = set()
+        self._collectives: defaultdict[str, Iterator[int]] = defaultdict(partial(itertools.count, 1))
+        self._p2ps: defaultdict[str, Iterator[int]] = defaultdict(partial(itertools.count, 1))
 
     def close(self) -> None:
         """Nobody has waited for these."""
@@ -75,51 +67,40 @@ class Watch:
             post.ended(by=NOT_OBSERVED)
 
     def point_to_point(self, op: str, comm: Any, peer: int, tag: int, tensors: Infos) -> Post:
-        group = self._group(comm)
-        known = peer if peer != MPI.ANY_SOURCE else None
-        number = self._event(
-            PointToPoint, op=op, group=group.name, peer=known, tag=tag, seq=next(group.p2ps), tensors=tensors
-        )
+        """A send, a recv, or a probe, which takes nothing out of the line."""
+        group, known = self._group(comm), peer if peer != MPI.ANY_SOURCE else None
+        if op == "probe":
+            return Post(self, self._event(Probe, group=group, peer=known, tag=tag), receives=True)
+        seq = next(self._p2ps[group])
+        number = self._event(PointToPoint, op=op, group=group, peer=known, tag=tag, seq=seq, tensors=tensors)
         return Post(self, number, room=tensors, receives=op == "recv")
 
     def collective(self, op: str, comm: Any, root: int | None, inputs: Infos, outputs: Infos) -> Post:
         group = self._group(comm)
-        number = self._event(
-            Collective,
-            op=op,
-            group=group.name,
-            seq=next(group.collectives),
-            root=root,
-            inputs=inputs,
-            outputs=outputs,
+        seq = next(self._collectives[group])
+        return Post(
+            self, self._event(Collective, op=op, group=group, seq=seq, root=root, inputs=inputs, outputs=outputs)
         )
-        return Post(self, number)
-
-    def probe(self, comm: Any, peer: int, tag: int) -> Post:
-        known = peer if peer != MPI.ANY_SOURCE else None
-        number = self._event(Probe, group=self._group(comm).name, peer=known, tag=tag)
-        return Post(self, number, receives=True)
 
     def _event(self, kind: type[Event], **facts: Any) -> int:
         made_by = caller(sys._getframe())
         return self.emit.event(kind, phase=made_by.phase, site=made_by.site, **facts)
 
-    def _group(self, comm: Any) -> Communicator:
+    def _group(self, comm: Any) -> str:
         name = name_of(comm)
-        known = self._groups.get(name)
-        if known is None:
-            known = self._groups[name] = Communicator(name, comm.Get_rank())
+        if name not in self._known:
+            self._known.add(name)
             self.emit.fact(
                 GroupFact(
                     name=name,
                     backend=BACKEND,
-                    rank=known.rank,
+                    rank=comm.Get_rank(),
                     size=comm.Get_size(),
                     ranks=world_ranks(comm),
                     default=name == "COMM_WORLD",
                 )
             )
-        return known
+        return name
 
 
 active: Watch | None = None
@@ -138,18 +119,21 @@ def watching(what: Callable[[Watch], Result]) -> Result | None:
         return None
 
 
-def ending(posts: Sequence[Post | None], run: Callable[[], Result], status: Any = None) -> Result:
-    """Make a blocking call: its return is the end of what was posted."""
+def starting(posts: Sequence[Post], run: Callable[[], Result]) -> Result:
+    """Make a call; if it raises, that is the end of what was posted."""
     try:
-        result = run()
+        return run()
     except BaseException as error:
         for post in posts:
-            if post is not None:
-                post.ended(by="return", error=error_name(error))
+            post.ended(by="return", error=error_name(error))
         raise
+
+
+def ending(posts: Sequence[Post], run: Callable[[], Result], status: Any = None) -> Result:
+    """Make a blocking call: its return is the end of what was posted."""
+    result = starting(posts, run)
     for post in posts:
-        if post is not None:
-            post.ended(by="return", status=status)
+        post.ended(by="return", status=status)
     return result
 
 
@@ -217,3 +201,67 @@ def standing_class(name: str, calls: type, methods: Mapping[str, Any]) -> Any:
     original = getattr(MPI, name)
     # By its module pickle finds COMM_WORLD, which travels as a name.
     return _Standing(name, (calls, original), {"mpi4py_class": original, "__module__": "mpi4py.MPI", **methods})
+
+
+# Requests -------------------------------------------------------------------------------------------------------------
+
+_NAMES = ("Wait", "Test", "Waitall", "Testall", "Waitany", "Testany", "Waitsome", "Testsome")
+"""Each also over objects, in small letters."""
+
+
+class RequestCalls:
+    """Add to `Request` the calls that it stands for: one, or of Isendrecv two."""
+
+    posts: Sequence[Post] = ()
+
+    def __new__(cls, request: Any = None) -> Any:
+        made = super().__new__(cls, request)  # type: ignore[call-arg]
+        made.posts = getattr(request, "posts", ())
+        return made
+
+
+def _waiting(name: str) -> Any:
+    """Return mpi4py's method of this name, or its class method for several requests; it tells which are over."""
+    call, kind = getattr(MPI.Request, name), name.lower()
+    many = kind.endswith(("all", "some"))
+    places = "requests", "statuses" if many else "status"
+
+    def method(*args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(places, args, strict=False)) | kwargs
+        asked, status = given["requests"], given.get(places[1])
+        if status is None:
+            status = [] if many else MPI.Status()
+        statuses: Any = status if many else [status]
+        requests = [asked] if kind in ("wait", "test") else asked
+        try:
+            answer = call(asked, status)
+        except BaseException as error:
+            for request in requests:
+                _ended(request, error=error_name(error))
+            raise
+        for place, each in zip(_over(kind, answer, len(requests)), statuses, strict=False):
+            _ended(requests[place], status=each)
+        return answer
+
+    return method if kind in ("wait", "test") else staticmethod(method)
+
+
+def _over(kind: str, answer: Any, count: int) -> Iterable[int]:
+    """The places of the requests that are over, as mpi4py answers; over objects these come behind."""
+    if kind in ("wait", "waitall"):
+        return range(count)
+    told = answer[0] if isinstance(answer, tuple) else answer
+    if kind in ("test", "testall"):
+        return range(count if told else 0)
+    if kind in ("waitany", "testany"):
+        return () if told == MPI.UNDEFINED else (told,)
+    return told or ()
+
+
+def _ended(request: Any, **how: Any) -> None:
+    for post in getattr(request, "posts", ()):
+        post.ended(by="wait", **how)
+
+
+_METHODS: dict[str, Callable[..., Any]] = {each: _waiting(each) for name in _NAMES for each in (name, name.lower())}
+Request = standing_class("Request", RequestCalls, _METHODS)

@@ -20,28 +20,25 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from datetime import timedelta
-from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
-from torch.distributed.rpc import backend_registry
+from torch._C._distributed_c10d import Store, TCPStore
 
-from dlearn.hooks import Emit, Undo
+from dlearn.hooks import Emit
 from dlearn.hooks.c10d.groups import Made
-from dlearn.hooks.patches import replaced
+from dlearn.hooks.network.job import innermost, word_in
 from dlearn.trace.job_facts import ClockReading, Joined, Peer
 
 ROUNDS = 200
 READING_SECONDS = 0.1
 """Exchanges for one reading, and how long it may take; the best one counts."""
-PAUSES_SECONDS = (0.25, 0.5, 1.0, 2.0, 4.0)
-"""Between the first readings: while either program is busy in Python, its lock is late, and so is every answer."""
-EVERY_SECONDS = 10.0
-"""Between the others: a job that is killed has no last reading."""
+FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 10.0
+"""Between two readings; each pause is twice as long as that before. While either program is busy in Python, its lock is
+late, and so is every answer; and a job that is killed has no last reading."""
 PATIENCE_SECONDS = 5.0
 """How long an answer is waited for; rank 0 waits as long for the last readings of the others."""
 
@@ -71,7 +68,7 @@ class Desk:
         *,
         keep_store: bool = False,
     ) -> None:
-        self._emit, self._path, self._clock, self._ignore_port = emit, path.resolve(), clock, ignore_port
+        self._emit, self.path, self._clock, self._ignore_port = emit, path.resolve(), clock, ignore_port
         self._keep_store = keep_store
         self._name = clock_name()
         self._met: Counter[str] = Counter()
@@ -87,29 +84,12 @@ class Desk:
     def made(self, made: Made) -> None:
         """Open when a default group is made."""
         if made.default:
-            self._join("group", made.store, made.rank, made.size)
+            self.join("group", made.store, made.rank, made.size)
 
     def destroying(self, group: object) -> None:
         """Close before it is destroyed."""
         if group is None:
             self.close()
-
-    def install(self) -> Undo:
-        """Open at once if there is a default group, and when RPC is set up: its workers meet in a store, too."""
-        make_agent = backend_registry.init_backend
-        if dist.is_initialized():
-            store = dist.distributed_c10d._get_default_store()
-            self._guarded(self._join, "group", store, dist.get_rank(), dist.get_world_size())
-
-        def init_backend(*args: Any, **kwargs: Any) -> Any:
-            agent = make_agent(*args, **kwargs)  # type: ignore[no-untyped-call]
-            self._guarded(self._join, "rpc", kwargs["store"], kwargs["rank"], kwargs["world_size"])
-            return agent
-
-        undo = ExitStack()
-        undo.callback(replaced(backend_registry, "init_backend", init_backend))
-        undo.callback(self._guarded, self.close)
-        return undo.close
 
     def close(self) -> None:
         """The last readings; then the threads end."""
@@ -126,33 +106,27 @@ class Desk:
             self._over.set()
         thread.join(2 * PATIENCE_SECONDS)
 
-    @property
-    def same_folder(self) -> bool:
-        """Whether this rank sees rank 0's file beside its own."""
-        first = self.peers.get(0)
-        return first is not None and (self._path.parent / Path(first.path).name).exists()
-
     def forget(self, path: Path) -> None:
         """In a forked child: the threads are its parent's."""
-        self._path, self._thread, self.store = path.resolve(), None, None
+        self.path, self._thread, self.store = path.resolve(), None, None
 
-    def _join(self, where: str, store: Store | None, rank: int, size: int | None) -> None:
-        """A default group is made, or an RPC agent: all that meet there find the same name for the job."""
+    def join(self, where: str, store: Store | None, rank: int, size: int | None) -> None:
+        """Open where ranks meet, for a default group or for RPC: all of them find the same name for the job."""
         if store is None:
             return  # MPI's groups meet without a store.
-        job = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns():x}"
-        with suppress(RuntimeError):  # A store of somebody's own, as torch's FakeStore, need not be able to do that.
-            self._emit.fact(Joined(job=store.compare_set("dlearn/job", "", job).decode()))
+        job = word_in(store, "dlearn/job")
+        if job:
+            self._emit.fact(Joined(job=job))
         self._open(where, store, rank, size)
 
     def _open(self, where: str, store: Store, rank: int, size: int | None) -> None:
         self.close()
         self._met[where] += 1
-        port = _tcp_port(store)
-        self.out_of_reach = port is None and (size or 0) > 1 and not _one_host(size or 0)
-        if size is None or size < 2 or port is None or _one_host(size):
+        known = innermost(store)
+        self.out_of_reach = not isinstance(known, TCPStore) and (size or 0) > 1 and not _one_host(size or 0)
+        if size is None or size < 2 or not isinstance(known, TCPStore) or _one_host(size):
             return
-        self._ignore_port(port)
+        self._ignore_port(known.port)
         self._place = f"dlearn/desk {where} {self._met[where]}"
         self.rank, self.size, self.store = rank, size, store
         self._over = threading.Event()
@@ -212,10 +186,11 @@ class Desk:
         if note["clock"] == self._name:
             return
         store.set_timeout(timedelta(seconds=PATIENCE_SECONDS))
-        for pause in chain(PAUSES_SECONDS, repeat(EVERY_SECONDS)):
+        self._read(store, note["clock"])
+        pause = FIRST_PAUSE_SECONDS
+        while not self._over.wait(pause):
             self._read(store, note["clock"])
-            if self._over.wait(pause):
-                break
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         self._read(store, note["clock"])
         store.queue_push(self._desk(), json.dumps({"kind": "bye", "rank": self.rank}))
         for rank, host, path in json.loads(store.queue_pop(mine)):
@@ -243,26 +218,13 @@ class Desk:
     def _hello(self) -> str:
         host = socket.gethostname()
         return json.dumps(
-            {"kind": "hello", "rank": self.rank, "host": host, "path": str(self._path), "clock": self._name}
+            {"kind": "hello", "rank": self.rank, "host": host, "path": str(self.path), "clock": self._name}
         )
 
     def _meet(self, note: dict[str, Any]) -> None:
         peer = Peer(rank=note["rank"], host=note["host"], path=note["path"])
         self.peers[peer.rank] = peer
         self._emit.fact(peer)
-
-    def _guarded(self, do: Callable[..., object], *args: Any) -> None:
-        try:
-            do(*args)
-        except Exception as error:
-            self._emit.failed("the clocks", error)
-
-
-def _tcp_port(store: Store) -> int | None:
-    """Of a store that other hosts can reach."""
-    while isinstance(store, PrefixStore):
-        store = store.underlying_store
-    return store.port if isinstance(store, TCPStore) else None
 
 
 def _one_host(size: int) -> bool:

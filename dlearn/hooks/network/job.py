@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import secrets
 import socket
-from contextlib import suppress
+import time
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
 
 _MPI_VARIABLES = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
 """How MPICH's and Open MPI's mpiexec tell a process who it is. (All of one host have the same parent.)"""
@@ -24,7 +24,8 @@ def job_of_process() -> tuple[str, int | None, int | None]:
     """
     environment = os.environ
     if dist.is_initialized():
-        return _job_of_store(), dist.get_rank(), dist.get_world_size()
+        found = word_in(dist.distributed_c10d._get_default_store(), "dlearn/job")
+        return found or f"{socket.gethostname()}-{os.getppid()}", dist.get_rank(), dist.get_world_size()
     if "RANK" in environment and "WORLD_SIZE" in environment:
         meeting_point = f"{environment.get('MASTER_ADDR', '')}:{environment.get('MASTER_PORT', '')}"
         job = f"{environment.get('TORCHELASTIC_RUN_ID', '')}@{meeting_point}"
@@ -38,13 +39,20 @@ def job_of_process() -> tuple[str, int | None, int | None]:
     return "", None, None
 
 
-def _job_of_store() -> str:
-    """The name that the first recorder of this job wrote into the job's own store. Waits for nobody."""
-    store = dist.distributed_c10d._get_default_store()
-    mine = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
-    # MPI's groups meet without a store; one of somebody's own, as torch's FakeStore, need not be able to do that.
-    with suppress(RuntimeError):
-        if store is not None:
-            answer: bytes = store.compare_set("dlearn/job", "", mine)
-            return answer.decode()
-    return f"{socket.gethostname()}-{os.getppid()}"
+def word_in(store: Store | None, key: str) -> str:
+    """What all who meet in this store find under `key`: the first of them writes it. Waits for nobody.
+
+    "" where the store can hold nothing, as torch's FakeStore, or is gone; MPI's groups meet without one.
+    """
+    mine = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns():x}"
+    try:
+        return str(store.compare_set(key, "", mine).decode()) if store is not None else ""
+    except RuntimeError:
+        return ""
+
+
+def innermost(store: Store | None) -> Store | None:
+    """The store itself that has been given prefixes."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store

@@ -20,16 +20,17 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import Store, TCPStore
 from torch._C._distributed_rpc import _get_current_rpc_agent, _is_current_rpc_agent_set
 
 from dlearn.hooks import Emit
+from dlearn.hooks.network.job import innermost
 from dlearn.trace.event import NotMeasured, Socket
 
 RPC = "rpc"
@@ -55,13 +56,11 @@ _OPEN_CALLS = "agent.client_active_calls", "agent.server_active_calls"
 _COUNTS = struct.Struct("=128x Q 8x I 52x Q Q")
 
 
-def _written(received: int, not_sent: int, sent: int, again: int) -> int:
-    # What waits in the kernel for the receiver has been written, too.
-    return sent - again + not_sent
+class _Bytes(NamedTuple):
+    """What the kernel has counted on one connection."""
 
-
-def _received(received: int, *_: int) -> int:
-    return received
+    written: int
+    received: int
 
 
 _rpc_inodes: set[int] = set()
@@ -77,10 +76,10 @@ class _Connection(NamedTuple):
 
 
 class Sockets:
-    """The TCP connections of this process's groups."""
+    """The TCP connections of this process's groups; none of them if they are not to be `measured`."""
 
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
+    def __init__(self, emit: Emit, *, measured: bool = True) -> None:
+        self._emit, self._measured = emit, measured
         self._connections: list[_Connection] = []
         self._known: set[int] = set()
         self._rpc = False
@@ -91,7 +90,7 @@ class Sockets:
         self.ignored_ports: set[int] = set()
         """Of the stores: the program's, and the one through which the recorder itself talks."""
         # A handle that keeps Python's lock: the call takes a microsecond.
-        self._getsockopt = ctypes.PyDLL(None).getsockopt if sys.platform == "linux" else None
+        self._getsockopt = ctypes.PyDLL(None).getsockopt if sys.platform == "linux" and measured else None
 
     @property
     def any(self) -> bool:
@@ -104,11 +103,12 @@ class Sockets:
         They are those of the only group, or of one of several.
         """
         if self._getsockopt is None:
-            self._emit.fact(NotMeasured(reason=f"{sys.platform} tells no process about the bytes in its sockets"))
+            if self._measured:
+                self._emit.fact(NotMeasured(reason=f"{sys.platform} tells no process about the bytes in its sockets"))
             return
         owner = UNKNOWN_GROUP if len(groups) > 1 else next(iter(groups), None)
         try:
-            self._look(owner)
+            self.watch(owner)
         except Exception as error:
             self._emit.failed("the counters of sockets", error)
 
@@ -119,11 +119,13 @@ class Sockets:
 
     def sent_bytes(self) -> tuple[int | None, ...]:
         """Bytes that this process has written into each connection so far; None for one that is closed."""
-        return tuple(self._counted(each, _written) for each in self._connections)
+        counted = map(self._counted, self._connections)
+        return tuple(each and each.written for each in counted)
 
     def received_bytes(self) -> tuple[int | None, ...]:
         """Bytes that have come to this process through each connection so far; nothing where no RPC is used."""
-        return () if not self._rpc else tuple(self._counted(each, _received) for each in self._connections)
+        counted = map(self._counted, self._connections if self._rpc else ())
+        return tuple(each and each.received for each in counted)
 
     def forget(self) -> None:
         """In a forked child: the connections are its parent's."""
@@ -131,15 +133,7 @@ class Sockets:
 
     def note_strangers(self) -> None:
         """The connections that have come are of no group that is known."""
-        self._look(NO_GROUP)
-
-    def pass_over(self) -> None:
-        """The connections that have come are not counted: by these RPC's workers agree before they have an agent."""
-        self._look(None)
-
-    def watch(self, group: str) -> bool:
-        """Watch the connections that have come since then, as this group's, or RPC's. True if there are any."""
-        return self._look(group)
+        self.watch(NO_GROUP)
 
     def settle(self) -> bool:
         """Wait until nothing is on its way: the counters stand still, no call of RPC waits for its reply, and no
@@ -163,7 +157,7 @@ class Sockets:
     def _busy(self) -> int:
         return _open_calls() + _threads_at_work() if self._rpc else 0
 
-    def _counted(self, connection: _Connection, what: Callable[..., int]) -> int | None:
+    def _counted(self, connection: _Connection) -> _Bytes | None:
         assert self._getsockopt is not None
         try:
             if os.fstat(connection.fd).st_ino != connection.inode:
@@ -175,10 +169,15 @@ class Sockets:
             return None
         if size.value < _COUNTS.size:
             return None
-        return what(*_COUNTS.unpack(connection.info))
+        received, not_sent, sent, again = _COUNTS.unpack(connection.info)
+        # What waits in the kernel for the receiver has been written, too.
+        return _Bytes(sent - again + not_sent, received)
 
-    def _look(self, group: str | None) -> bool:
-        """Take note of all connections that are new; those of `group` are watched from now on. True if there are."""
+    def watch(self, group: str | None) -> bool:
+        """Watch the connections that are new as this group's, or RPC's; with None they are not counted.
+
+        True if there are any. (By those that are not counted RPC's workers agree before they have an agent.)
+        """
         if self._getsockopt is None:
             return False
         found = False
@@ -200,7 +199,7 @@ class Sockets:
                 continue  # The program's own business, as is with whom it has it.
             self._hosts.add(remote[0])
             connection = _Connection(fd, inode, ctypes.create_string_buffer(_COUNTS.size))
-            if self._counted(connection, _written) is None:
+            if self._counted(connection) is None:
                 self._emit.fact(
                     NotMeasured(reason="this kernel's TCP_INFO does not count bytes (older than Linux 4.19)")
                 )
@@ -270,12 +269,6 @@ def _text(address: tuple[str, int]) -> str:
     return f"{getattr(host, 'ipv4_mapped', None) or host} {address[1]}"
 
 
-def _ports_of(stores: Iterable[object]) -> set[int]:
+def _ports_of(stores: Iterable[Store | None]) -> set[int]:
     """The ports of the TCP stores among these."""
-    ports: set[int] = set()
-    for store in stores:
-        while isinstance(store, PrefixStore):
-            store = store.underlying_store
-        if isinstance(store, TCPStore):
-            ports.add(store.port)
-    return ports
+    return {store.port for store in map(innermost, stores) if isinstance(store, TCPStore)}

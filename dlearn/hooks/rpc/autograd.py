@@ -24,7 +24,8 @@ from torch.nn.modules import module as modules
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from dlearn.hooks import Emit
-from dlearn.hooks.rpc.rpc_state import describe_all, guarded, watch_runs
+from dlearn.hooks.patches import guarded
+from dlearn.hooks.rpc.rpc_state import describe_all, watch_runs
 from dlearn.trace.event import AutogradNode, AutogradRun
 
 MOST_CONTEXTS = 16
@@ -163,7 +164,7 @@ class _ParameterNames:
     def _place(self, places: Any) -> Any:
         def register(owner: nn.Module, name: str, value: Any) -> None:
             if value is not None:
-                guarded(self._emit, "a parameter's name", lambda: places.__setitem__(value, (ref(owner), name)))
+                guarded(self._emit, "a parameter's name", places.__setitem__, value, (ref(owner), name))
 
         return register
 

@@ -68,7 +68,6 @@ def _python_caller(calls: RpcCalls, remote: bool, original: Any) -> Any:
                 observer_bytes=len(trailer),
                 context=context,
                 rrefs=tuple(rrefs),
-                by_value="<locals>" in getattr(function, "__qualname__", ""),
                 detached=tuple(f"Parameter{list(each.shape)}" for each in parameters),
                 **_facts(tensors, remote),
             )

@@ -12,21 +12,20 @@ are reported as windows, and `analysis` finds in the agent's own log what was se
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch.distributed.rpc as rpc
 from torch._C._distributed_rpc import _get_current_rpc_agent, _is_current_rpc_agent_set
 from torch.distributed.rpc import api, backend_registry
 
-from dlearn.hooks import Emit, Undo
+from dlearn.hooks import Undo
 from dlearn.hooks.host import Host
-from dlearn.hooks.patches import Patches
+from dlearn.hooks.patches import Patches, guarded
 from dlearn.hooks.rpc.autograd import Graph
 from dlearn.hooks.rpc.rpc_callers import watch_callers
 from dlearn.hooks.rpc.rpc_pickler import watch_pickler
-from dlearn.hooks.rpc.rpc_state import RpcCalls, error_of, guarded
+from dlearn.hooks.rpc.rpc_state import RpcCalls, error_of
 from dlearn.hooks.rpc.rpc_windows import watch_windows
 from dlearn.trace.event import Worker
 
@@ -35,31 +34,28 @@ def install(host: Host) -> Undo:
     """Report all RPC to `host` until the returned function is called; with the option `graph` its autograd, too."""
     if not rpc.is_available():
         return lambda: None
-    with ExitStack() as undo:
-        undo.callback(host.log.close)
+    with Patches() as patches:
+        patches.callback(host.log.close)
         graph = Graph(host) if host.options.graph else None
         if graph is not None:
-            undo.callback(graph.stop)
-        undo.callback(_watch_calls(RpcCalls(host, graph)))
-        return undo.pop_all().close
+            patches.callback(graph.stop)
+        calls = RpcCalls(host, graph)
+        patches.callback(_end_unanswered, calls)
+        patches.callback(calls.futures.settle)
+        watch_agents(calls, patches)
+        watch_callers(calls, patches)
+        watch_pickler(calls, patches)
+        watch_windows(calls, patches)
+        if _is_current_rpc_agent_set():
+            _meet(calls, _get_current_rpc_agent(), host.log.open())
+        return patches.pop_all().close
 
 
-def _watch_calls(calls: RpcCalls) -> Undo:
-    patches = Patches()
-    watch_agents(calls, patches)
-    watch_callers(calls, patches)
-    watch_pickler(calls, patches)
-    watch_windows(calls, patches)
-    if _is_current_rpc_agent_set():
-        _meet(calls, _get_current_rpc_agent(), calls.host.log.open())
-
-    def undo() -> None:
-        patches.undo()
-        calls.futures.settle()
-        for number, future, _ in list(calls.waiting.values()):
-            end_unanswered(calls.emit, number, future)
-
-    return undo
+def _end_unanswered(calls: RpcCalls) -> None:
+    """At the end of the recording: a future that has failed says so; one that is open belongs to a call that hangs."""
+    for number, future, _ in list(calls.waiting.values()):
+        if future.done():
+            calls.emit.end(number, by="future", error=error_of(future))
 
 
 # Agents ---------------------------------------------------------------------------------------------------------------
@@ -67,23 +63,30 @@ def _watch_calls(calls: RpcCalls) -> Undo:
 
 def watch_agents(calls: RpcCalls, patches: Patches) -> None:
     host, log = calls.host, ""
-    # The connections that are there before it are none of the agent's.
-    strangers = host.sockets.pass_over
 
-    def make_agent() -> None:
+    def strangers(_: object) -> None:
+        # The connections that are there before the agent's are none of its own.
+        host.sockets.watch(None)
+
+    def make_agent(_: object) -> None:
         nonlocal log
-        guarded(host, "init_rpc", strangers)
+        guarded(host, "init_rpc", host.sockets.watch, None)
         try:
             log = host.log.open()
         except Exception as error:
             log = f"{type(error).__name__}: {error}"
 
-    def around(before: Callable[[], object] = _nothing, after: Callable[[], object] = _nothing) -> Any:
+    def made_agent(given: Mapping[str, Any]) -> None:
+        host.watch_rpc_sockets()
+        if host.desk is not None:  # RPC's workers meet in a store, too.
+            host.desk.join("rpc", given["store"], given["rank"], given["world_size"])
+
+    def around(before: _OnCall = _nothing, after: _OnCall = _nothing) -> Any:
         def make(original: Any) -> Any:
             def wrapper(*args: Any, **kwargs: Any) -> Any:
-                guarded(host, original.__name__, before)
+                guarded(host, original.__name__, before, kwargs)
                 result = original(*args, **kwargs)
-                guarded(host, original.__name__, after)
+                guarded(host, original.__name__, after, kwargs)
                 return result
 
             return wrapper
@@ -91,13 +94,16 @@ def watch_agents(calls: RpcCalls, patches: Patches) -> None:
         return make
 
     # Before the shutdown is final everybody is done, and the connections are still there.
-    patches.replace(api, "_finalize_shutdown", around(host.disconnecting))
-    patches.replace(backend_registry, "init_backend", around(make_agent, host.watch_rpc_sockets))
+    patches.replace(api, "_finalize_shutdown", around(lambda _: host.disconnecting()))
+    patches.replace(backend_registry, "init_backend", around(make_agent, made_agent))
     patches.replace(backend_registry, "_init_process_group", around(after=strangers))
-    patches.replace(api, "_init_rpc_states", around(after=lambda: _meet(calls, _get_current_rpc_agent(), log)))
+    patches.replace(api, "_init_rpc_states", around(after=lambda _: _meet(calls, _get_current_rpc_agent(), log)))
 
 
-def _nothing() -> None:
+_OnCall = Callable[[Mapping[str, Any]], object]
+
+
+def _nothing(_: Mapping[str, Any]) -> None:
     pass
 
 
@@ -115,9 +121,3 @@ def _wall_ahead_ns() -> int:
     looks = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(20)]
     before, wall, after = min(looks, key=lambda look: look[2] - look[0])
     return wall - (before + after) // 2
-
-
-def end_unanswered(emit: Emit, number: int, future: Any) -> None:
-    """At the end of the recording: a future that has failed says so; one that is open belongs to a call that hangs."""
-    if future.done():
-        emit.end(number, by="future", error=error_of(future))

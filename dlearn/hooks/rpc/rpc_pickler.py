@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._C._distributed_rpc import PyRRef
 from torch.distributed.rpc.internal import PythonUDF, RemoteException, _InternalRPCPickler
 
-from dlearn.hooks.patches import Patches
+from dlearn.hooks.patches import Patches, guarded
 from dlearn.hooks.rpc.rpc_callers import function_name
 from dlearn.hooks.rpc.rpc_state import (
     CALL,
@@ -24,7 +25,6 @@ from dlearn.hooks.rpc.rpc_state import (
     RpcCalls,
     describe_all,
     error_of,
-    guarded,
     tensors_in,
     this_thread,
 )
@@ -104,7 +104,7 @@ def watch_pickler(calls: RpcCalls, patches: Patches) -> None:
         def wrapper(packed: Any) -> Any:
             start_ns = time.monotonic_ns()
             rref = original.__func__(packed)
-            guarded(emit, "an RRef", lambda: taken_in(start_ns, *packed[:6]))
+            guarded(emit, "an RRef", taken_in, start_ns, *packed[:6])
             return rref
 
         return staticmethod(wrapper)
@@ -162,31 +162,36 @@ def _note_request(calls: RpcCalls, call: CallId, value: Any, arrived_ns: int, co
     if not isinstance(value, PythonUDF):  # The function is not known here: torch answers with the error.
         calls.answering[this_thread()] = AnsweredCall(call, context)
         return value
-    return PythonUDF(_Run(calls, call, value, arrived_ns, context, remote), value.args, value.kwargs)
+    name = function_name(value.func, value.args)
+    return PythonUDF(_Run(calls, call, value.func, name, arrived_ns, context, remote), value.args, value.kwargs)
 
 
+@dataclass
 class _Run:
-    """The user's function on the callee."""
+    """The user's function on the callee; `number` is that of its event, once it has begun.
 
-    def __init__(
-        self, calls: RpcCalls, call: CallId, request: PythonUDF, arrived_ns: int, context: int, remote: bool
-    ) -> None:
-        self._calls, self._call, self._remote = calls, call, remote
-        self._arrived_ns, self._context = arrived_ns, context
-        self._function = request.func
-        self._name = function_name(request.func, request.args)
-        self._number = -1
+    It does not hold the arguments: these would live longer, and the remote references among them be given back late.
+    """
+
+    calls: RpcCalls
+    call: CallId
+    function: Any
+    name: str
+    arrived_ns: int
+    context: int
+    remote: bool
+    number: int = -1
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        calls, thread = self._calls, this_thread()
-        guarded(calls.emit, "a call that came", lambda: self._begin(thread, args, kwargs))
+        calls, thread = self.calls, this_thread()
+        guarded(calls.emit, "a call that came", self._begin, thread, args, kwargs)
         try:
-            result = self._function(*args, **kwargs)
+            result = self.function(*args, **kwargs)
         except BaseException as error:
             self._end(thread, error=type(error).__name__)
             raise
-        if isinstance(result, torch._C.Future) and hasattr(self._function, "_wrapped_async_rpc_function"):
-            calls.emit.leave(self._number)
+        if isinstance(result, torch._C.Future) and hasattr(self.function, "_wrapped_async_rpc_function"):
+            calls.emit.leave(self.number)
             calls.context.pop(thread, None)
 
             def then(future: Any) -> Any:
@@ -195,37 +200,37 @@ class _Run:
                 return future.value()
 
             return result.then(then)
-        if self._remote and calls.graph is not None and self._context >= 0:
+        if self.remote and calls.graph is not None and self.context >= 0:
             # It stays here for now; when it is fetched, nobody may know in which context it was made.
-            guarded(calls.emit, "a remote value", lambda: calls.graph.tensors(self._context, tensors_in(result)))
+            guarded(calls.emit, "a remote value", lambda: calls.graph.tensors(self.context, tensors_in(result)))
         self._end(thread)
         return result
 
     def _begin(self, thread: int, args: Any, kwargs: Any) -> None:
-        calls, context = self._calls, self._context if self._context >= 0 else None
-        self._number = calls.emit.event(
+        calls, context = self.calls, self.context if self.context >= 0 else None
+        self.number = calls.emit.event(
             RpcRun,
-            function=self._name,
-            caller=self._call.caller,
-            call=self._call.number,
-            arrived_ns=self._arrived_ns,
+            function=self.name,
+            caller=self.call.caller,
+            call=self.call.number,
+            arrived_ns=self.arrived_ns,
             context=context,
             parent=None,
         )
-        calls.emit.enter(self._number)
+        calls.emit.enter(self.number)
         if context is not None:
             # Not where the call was unpacked: it may have waited for an RRef, and run in another thread.
             calls.context[thread] = context
             # C++ makes the node that sends gradients of what came back only after the call was unpacked.
-            watch_crossings(calls, tensors_in((args, kwargs)), context, self._call.caller)
+            watch_crossings(calls, tensors_in((args, kwargs)), context, self.call.caller)
 
     def _end(self, thread: int, error: str = "") -> None:
-        calls, number = self._calls, self._number
+        calls, number = self.calls, self.number
         calls.context.pop(thread, None)
         if number >= 0:
             calls.emit.leave(number)
-            if self._remote or error:
+            if self.remote or error:
                 calls.emit.end(number, by="return", error=error)
-        if not self._remote:
+        if not self.remote:
             run = number if number >= 0 and not error else None
-            calls.answering[thread] = AnsweredCall(self._call, self._context, run, time.monotonic_ns())
+            calls.answering[thread] = AnsweredCall(self.call, self.context, run, time.monotonic_ns())

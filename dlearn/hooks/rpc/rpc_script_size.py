@@ -9,7 +9,6 @@ Counted are tensors, numbers, strings, None and remote references; of lists, tup
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,112 +16,87 @@ from torch._C._distributed_rpc import PyRRef
 
 _RREF_ID = 2 * 2 + 1
 """Two small numbers in a tuple."""
-_OPERATORS = "torch.ops."
-_REQUIRED = object()
 
 
 def packed_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, remote: bool) -> int | None:
-    """Bytes of a call without its tensors; None for arguments that are not counted."""
-    for arguments, what in _callables(name):
-        if len(args) > len(arguments) or not kwargs.keys() <= {argument for argument, _, _ in arguments}:
-            continue
-        pickle = _Pickle()
-        try:
-            for place, (argument, type_, default) in enumerate(arguments):
-                pickle.add(args[place] if place < len(args) else kwargs.get(argument, default), type_)
-        except _Unusual:
-            continue  # Another overload is meant, or a kind of value that is not known here.
-        for each in what:
-            pickle.add(each)
-        count = len(arguments) + len(what) + 2 * remote
-        size = pickle.size + 2 * _RREF_ID * remote + (1 if count <= 3 else 2)  # A tuple of them.
-        return size if pickle.counted else None
-    return None
+    """Bytes of a call without its tensors; None where they are not known."""
+    schema, told = _callable(name, args, kwargs)
+    arguments = schema.arguments
+    given = {each.name: each.default_value for each in arguments if each.has_default_value()}
+    given |= dict(zip([each.name for each in arguments], args, strict=False)) | dict(kwargs)
+    values = [(given[each.name], str(each.type)) for each in arguments] + [(each, "") for each in told]
+    count = len(values) + 2 * remote
+    pickled = _pickled(values)
+    # They are a tuple.
+    return None if pickled is None else pickled + 2 * _RREF_ID * remote + (1 if count <= 3 else 2)
+
+
+def _callable(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, tuple[Any, ...]]:
+    """The schema of what is called, and what tells the callee which it is. Of an operator it is the first that fits."""
+    if not name.startswith("aten::"):
+        function: Any = torch.jit._state._python_cu.find_function(name)
+        return function.schema, (False, name)
+    schema = next(each for each in torch._C._jit_get_schemas_for_operator(name) if _fits(each, args, kwargs))
+    return schema, (str(schema), "torch.ops." + name.replace("::", "."))
+
+
+def _fits(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    try:
+        return torch._C._check_schema_allow_fake_script_object(schema, *args, **kwargs)
+    except RuntimeError:
+        return False
 
 
 def packed_value(value: Any) -> int | None:
-    """Bytes of a result without its tensors; None for values that are not counted."""
+    """Bytes of a result without its tensors; None where they are not known."""
+    return _pickled([(value, "")])
+
+
+def _pickled(values: Sequence[tuple[Any, str]]) -> int | None:
+    """Bytes of one pickle of these values, each with its type as the schema writes it; "" is any."""
     pickle = _Pickle()
-    try:
-        pickle.add(value)
-    except _Unusual:
-        return None
-    return pickle.size
-
-
-@lru_cache(1024)
-def _callables(name: str) -> list[tuple[list[tuple[str, str, Any]], tuple[Any, ...]]]:
-    """For each overload its arguments (name, type, default), and what tells the callee which it is."""
-    if name.startswith("aten::"):
-        schemas = torch._C._jit_get_schemas_for_operator(name)
-        told: list[tuple[Any, ...]] = [(str(schema), _OPERATORS + name.replace("::", ".")) for schema in schemas]
-    else:
-        function: Any = torch.jit._state._python_cu.find_function(name)
-        schemas = [function.schema] if function is not None else []
-        told = [(False, name) for _ in schemas]
-    return list(zip(map(_arguments, schemas), told, strict=True))
-
-
-def _arguments(schema: Any) -> list[tuple[str, str, Any]]:
-    defaults = [each.default_value if each.has_default_value() else _REQUIRED for each in schema.arguments]
-    return [(each.name, str(each.type), default) for each, default in zip(schema.arguments, defaults, strict=True)]
-
-
-class _Unusual(Exception):
-    """A value whose size is not known here, or that is not of the type that was asked for."""
+    known = [pickle.add(value, type_) for value, type_ in values]
+    return pickle.size if all(known) else None
 
 
 class _Pickle:
     """The size of one pickle in bytes, as it grows."""
 
     def __init__(self) -> None:
-        self.size, self.counted = 3, True  # The protocol, and the end.
+        self.size = 3  # The protocol, and the end.
         self._seen: set[object] = set()
 
-    def add(self, value: Any, type_: str = "") -> None:
-        """A value, of the type as the schema writes it; "" is any."""
-        if type_.startswith("Optional[") and value is not None:
-            type_ = type_[len("Optional[") : -1]
+    def add(self, value: Any, type_: str) -> bool:
+        """Add a value; returns whether its size is known."""
+        if value is not None and "List[" in type_:
+            return False
         match value:
-            case torch.Tensor() if type_ in ("", "Tensor"):
-                if not self._again(id(value)):
+            case torch.Tensor():
+                if id(value) not in self._seen:
                     self._global("torch.jit._pickle", "build_tensor_from_id")
-                    self.size += 5
-                    self._remember(id(value))
-            case None if type_ in ("", "NoneType") or type_.startswith("Optional["):
+                self._once(id(value), 5)
+            case None | bool():
                 self.size += 1
-            case bool() if type_ in ("", "bool"):
-                self.size += 1
-            case int() | float() if type_ == "float" or (isinstance(value, float) and type_ in ("", "number")):
-                self.size += 9
-            case int() if type_ in ("", "int", "number") and not isinstance(value, bool):
+            case int() if "float" not in type_:
                 self.size += _whole_number(value)
-            case str() if type_ in ("", "str"):
-                if not self._again(value):
-                    self.size += 5 + len(value.encode())
-                    self._remember(value)
+            case int() | float():
+                self.size += 9
+            case str():
+                self._once(value, 5 + len(value.encode()))
             case PyRRef() if type_.startswith("RRef["):
                 self._global("torch.distributed.rpc", "rref")
-                self.size += 6 * 2 + 2
-                self.add(type_[len("RRef[") : -1], "str")
-                self._remember(object())
-            case list() if type_.startswith("List["):
-                self.counted = False
+                self._once(object(), 6 * 2 + 2)
+                self.add(type_.removeprefix("RRef[")[:-1], "str")
             case _:
-                raise _Unusual
+                return False
+        return True
 
     def _global(self, module: str, name: str) -> None:
-        if not self._again((module, name)):
-            self.size += 3 + len(module) + len(name)
-            self._remember((module, name))
+        self._once((module, name), 3 + len(module) + len(name))
 
-    def _again(self, key: object) -> bool:
-        if key in self._seen:
-            self.size += 2
-        return key in self._seen
-
-    def _remember(self, key: object) -> None:
-        self.size += 2
+    def _once(self, key: object, size: int) -> None:
+        """Add what is referred to when it comes again: by a number, which stands behind it the first time."""
+        self.size += 2 if key in self._seen else size + 2
         self._seen.add(key)
 
 

@@ -16,6 +16,7 @@ from dlearn.hooks import Emit
 from dlearn.hooks.c10d.c10d_ops import describe_one
 from dlearn.hooks.c10d.works import Callbacks
 from dlearn.hooks.host import Host
+from dlearn.hooks.patches import guarded
 from dlearn.hooks.rpc.rpc_script_size import packed_value
 from dlearn.trace.event import RpcResult, RRefFork, TensorInfo
 
@@ -95,13 +96,6 @@ def observing_now() -> bool:
     return getattr(_observing, "on", False)
 
 
-def guarded(emit: Emit, where: str, do: Callable[[], object]) -> None:
-    try:
-        do()
-    except Exception as error:
-        emit.failed(where, error)
-
-
 def watch_runs(emit: Emit, node: Any, begins: Callable[[Any], Any], ends: Callable[[Any], object]) -> None:
     """Call `begins` with the gradients that a node of autograd gets at each run, and `ends` with what it returned.
 
@@ -110,15 +104,13 @@ def watch_runs(emit: Emit, node: Any, begins: Callable[[Any], Any], ends: Callab
     began: dict[int, Any] = {}
 
     def before(gradients: Sequence[torch.Tensor | None]) -> None:
-        def begin() -> None:
-            began[torch._C._current_graph_task_id()] = begins(gradients)
-
-        guarded(emit, "a node of autograd", begin)
+        task = torch._C._current_graph_task_id()
+        guarded(emit, "a node of autograd", lambda: began.update({task: begins(gradients)}))
 
     def after(*_: Any) -> None:
         begun = began.pop(torch._C._current_graph_task_id(), None)
         if begun is not None:
-            guarded(emit, "a node of autograd", lambda: ends(begun))
+            guarded(emit, "a node of autograd", ends, begun)
 
     node.register_prehook(before)
     node.register_hook(after)

@@ -15,11 +15,10 @@ from torch._C._distributed_autograd import _retrieve_context
 from torch._C._distributed_rpc import PyRRef
 
 from dlearn.hooks.callers import caller
-from dlearn.hooks.patches import Patches
+from dlearn.hooks.patches import Patches, ended, guarded
 from dlearn.hooks.rpc.rpc_state import (
     RpcCalls,
     describe_all,
-    guarded,
     result_of_cpp,
     tensors_in,
     this_thread,
@@ -34,15 +33,8 @@ def watch_windows(calls: RpcCalls, patches: Patches) -> None:
     @contextmanager
     def window(op: str, **facts: Any) -> Iterator[dict[str, Any]]:
         """Report what is done inside as a window; its end tells what was put into the dict."""
-        number = emit.event(RpcWindow, op=op, **facts)
-        found: dict[str, Any] = {}
-        try:
+        with ended(emit, emit.event(RpcWindow, op=op, **facts)) as found:
             yield found
-        except BaseException as error:
-            found = {"error": type(error).__name__}
-            raise
-        finally:
-            emit.end(number, by="return", **found)
 
     def at_owner(op: str) -> Callable[[Any], Any]:
         def make(original: Any) -> Any:

@@ -12,6 +12,7 @@ own monotonic clock, and `line_times` finds the one moment of that fraction that
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import select
@@ -19,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -150,36 +152,22 @@ _DOUBT_NS = 10**8
 clock's, up to 10 ms late, and torch's thread may lose the processor between its two looks at the time."""
 _HELD_UP_NS = 250 * 10**6
 """How long a line may be on its way from torch's look at the clock into the pipe."""
-_MOST_SECONDS = 4
-"""How far back a line's second is looked for, where the wall clock does not help."""
 
 
-def line_times(lines: Sequence[Moment], wall_ns: int) -> list[tuple[int, ...]]:
+def line_times(lines: Sequence[Moment], wall_ns: int) -> list[int]:
     """When the lines of a log were written, in ns of the process's monotonic clock.
 
-    Mostly there is one answer. Where there are several, a second apart, neither stamp nor neighbour tells, and the
-    likeliest is first. `wall_ns` is how far the wall clock was ahead when the agent began.
+    Where neither stamps nor neighbours tell which second it was, the likeliest. `wall_ns` is how far the wall clock was
+    ahead when the agent began.
     """
     possible = [_possible(line, wall_ns) for line in lines]
     # A log is written in order: a line stands between the nearest ones that are known, but for threads that raced.
-    latest = _running([each[0] if len(each) == 1 else None for each in possible])
-    earliest = _running([each[0] if len(each) == 1 else None for each in reversed(possible)])[::-1]
+    after = accumulate((each[0] if len(each) == 1 else -math.inf for each in possible), max)
+    before = accumulate((each[0] if len(each) == 1 else math.inf for each in reversed(possible)), min)
     found = []
-    for times, after, before in zip(possible, latest, earliest, strict=True):
-        fitting = tuple(
-            at
-            for at in times
-            if (after is None or at > after - _HELD_UP_NS) and (before is None or at < before + _HELD_UP_NS)
-        )
-        found.append(fitting or times)
-    return found
-
-
-def _running(times: Sequence[int | None]) -> list[int | None]:
-    """The last known one, up to each place."""
-    found: list[int | None] = []
-    for at in times:
-        found.append(at if at is not None else found[-1] if found else None)
+    for times, first, last in zip(possible, after, reversed([*before]), strict=True):
+        fitting = (at for at in times if first - _HELD_UP_NS <= at <= last + _HELD_UP_NS)
+        found.append(next(fitting, times[0]))
     return found
 
 
@@ -200,9 +188,7 @@ def _possible(line: Moment, wall_ns: int) -> tuple[int, ...]:
     if until - since + _HELD_UP_NS < _SECOND:
         return (last,)
     # Who reads the pipe was held up for a second. The wall clock helps, unless it was set.
-    first = since - _HELD_UP_NS
-    between = tuple(at for at in by_wall if first <= at <= until)
-    return between or tuple(range(last, max(first, last - _MOST_SECONDS * _SECOND), -_SECOND)) or (last,)
+    return tuple(at for at in by_wall if since - _HELD_UP_NS <= at <= until) or (last,)
 
 
 def widen(pipe: int) -> None:

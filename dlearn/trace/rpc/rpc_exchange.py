@@ -31,8 +31,6 @@ _FIELDS = {
     "is sending response to request": "replying_ns",
     "received response": "answered_ns",
 }
-CAUSAL_ORDER = tuple(_FIELDS.values())
-"""Of two that are both known the later one follows from the earlier one."""
 
 
 @dataclass(eq=False)
@@ -52,12 +50,7 @@ class Request:
     @property
     def first_ns(self) -> int:
         """When it was sent, else the first that the logs tell of it."""
-        return next((at for at in (getattr(self, name) for name in CAUSAL_ORDER) if at is not None), 0)
-
-    @property
-    def complete(self) -> bool:
-        """Seen at both ends, with its reply."""
-        return None not in (self.sending_ns, self.received_ns, self.replying_ns, self.answered_ns)
+        return next((at for at in (getattr(self, name) for name in _FIELDS.values()) if at is not None), 0)
 
 
 @dataclass(eq=False)
@@ -138,7 +131,6 @@ def workers(processes: Sequence[Process]) -> Workers:
 def requests(processes: Sequence[Process], known: Workers) -> tuple[list[Request], list[str]]:
     """Every request of the agents' logs, in the order of sending, and what keeps the logs from being complete."""
     found: dict[tuple[int, int, int, int], Request] = {}
-    unsure: dict[Request, dict[str, tuple[int, ...]]] = defaultdict(dict)
     problems: list[str] = []
     for process in processes:
         if process.worker is None:
@@ -150,7 +142,7 @@ def requests(processes: Sequence[Process], known: Workers) -> tuple[list[Request
         # An agent that is made again, by another init_rpc, counts its requests from 0 again: the nth line of a kind
         # about request 7 to a worker is about that worker's nth request 7.
         told: Counter[tuple[str, int, int, int]] = Counter()
-        for moment, times in _read_log(process):
+        for moment, at_ns in _read_log(process):
             src, dst = known.by_name.get(moment.src), known.by_name.get(moment.dst)
             name = _FIELDS.get(moment.what)
             if src is None or dst is None or name is None:
@@ -158,37 +150,11 @@ def requests(processes: Sequence[Process], known: Workers) -> tuple[list[Request
             line = (name, src, dst, moment.id)
             request = found.setdefault((src, dst, moment.id, told[line]), Request(src, dst, moment.id))
             told[line] += 1
-            setattr(request, name, times[0])
-            if len(times) > 1:
-                unsure[request][name] = times
-    for request, doubts in unsure.items():
-        settle(request, doubts)
+            setattr(request, name, at_ns)
     return sorted(found.values(), key=attrgetter("first_ns")), problems
 
 
-_CLOCKS_DIFFER_NS = 400 * 10**6
-"""By how much the clocks of two hosts may seem to turn cause and effect round."""
-
-
-def settle(request: Request, doubts: dict[str, tuple[int, ...]]) -> None:
-    """Choose, of the moments a second apart that a line may have, one between its causes and its effects.
-
-    Where several fit, the nearest to one of these.
-    """
-    for name in (each for each in CAUSAL_ORDER if each in doubts):
-        place = CAUSAL_ORDER.index(name)
-        earlier = (getattr(request, each) for each in CAUSAL_ORDER[:place])
-        later = (getattr(request, each) for each in CAUSAL_ORDER[place + 1 :] if each not in doubts)
-        causes = [at for at in earlier if at is not None]
-        effects = [at for at in later if at is not None]
-        after = max(causes, default=-(2**63)) - _CLOCKS_DIFFER_NS
-        before = min(effects, default=2**63) + _CLOCKS_DIFFER_NS
-        fitting = [at for at in doubts[name] if after <= at <= before] or doubts[name]
-        known = causes + effects
-        setattr(request, name, min(fitting, key=lambda at: min((abs(at - each) for each in known), default=0)))
-
-
-def _read_log(process: Process) -> list[tuple[agent_log.Moment, tuple[int, ...]]]:
+def _read_log(process: Process) -> list[tuple[agent_log.Moment, int]]:
     worker = process.worker
     assert worker is not None
     path = agent_log.log_path(process.path)
@@ -200,8 +166,7 @@ def _read_log(process: Process) -> list[tuple[agent_log.Moment, tuple[int, ...]]
     except OSError as error:
         raise TraceError(f"{os.fspath(path)}: cannot be read: {error.strerror}") from None
     times = agent_log.line_times(told, worker.wall_ns)
-    to_reference = process.clock.to_reference
-    return [(moment, tuple(map(to_reference, each))) for moment, each in zip(told, times, strict=True)]
+    return [(moment, process.clock.to_reference(at_ns)) for moment, at_ns in zip(told, times, strict=True)]
 
 
 # The ends that Python saw ---------------------------------------------------------------------------------------------

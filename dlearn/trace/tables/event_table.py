@@ -6,21 +6,21 @@ an event when somebody looks at it. What is asked of millions of them is asked o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import Any, TypeVar, overload
 
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from dlearn.trace.event import NOT_OBSERVED, REFUSED, Collective, Event, Gradient, PointToPoint
+from dlearn.trace.event import NOT_OBSERVED, REFUSED, Event
 from dlearn.trace.short_lines import ENDED_BY
-from dlearn.trace.tables.lazy import Lazy
 
-if TYPE_CHECKING:
-    Kind = TypeVar("Kind", bound=Event)
+Kind = TypeVar("Kind", bound=Event)
+Item = TypeVar("Item")
 
 Column = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -32,8 +32,9 @@ NO_END, OTHER = -1, len(ENDED_BY)
 """In `ended_by`: nobody saw the end, and somebody who has no place in `ENDED_BY`."""
 WAS_REFUSED, UNSEEN = ENDED_BY.index(REFUSED), ENDED_BY.index(NOT_OBSERVED)
 _WORDS = (*ENDED_BY, "", "")
-_CELLS_EACH = 8
-"""`find` looks places up in an array, and does not search, where that takes at most so many cells for each number."""
+_COLUMNS = ("like", "rank", "number", "start_ns", "end_ns", "ended_by", "parent", "seq", "backward")
+_VARYING = ("number", "start_ns", "end_ns", "parent", "seq", "backward")
+"""The columns that are fields of an event, as they stand there."""
 
 
 @dataclass(eq=False)
@@ -62,6 +63,10 @@ class EventTable:
 
     def __len__(self) -> int:
         return len(self.like)
+
+    def part(self, chosen: Rows | Mask) -> EventTable:
+        """A table of some of these rows."""
+        return EventTable(self.firsts, *(getattr(self, name)[chosen] for name in _COLUMNS))
 
     def of_firsts(self, question: Callable[[Event], Any], dtype: Any = bool) -> NDArray[Any]:
         """The answer of each row to what is the same for all that are alike."""
@@ -106,10 +111,6 @@ class EventTable:
         found: list[Event] = self._made[rows].tolist()
         return found
 
-    def events(self) -> list[Event]:
-        """All of them."""
-        return self.made(np.arange(len(self)))
-
     def _make(self, rows: Rows) -> None:
         own = self._first_number[self.like[rows]] == self.number[rows]
         self._made[rows[own]] = np.fromiter(map(self.firsts.__getitem__, self.like[rows[own]]), object, int(own.sum()))
@@ -119,39 +120,16 @@ class EventTable:
         if not len(rows):
             return
         for alike in np.split(rows, np.flatnonzero(np.diff(self.like[rows])) + 1):
-            first = self.firsts[self.like[alike[0]]]
-            self._made[alike] = np.fromiter(self._alike(first, alike), object, len(alike))
+            self._made[alike] = np.fromiter(self._alike(alike), object, len(alike))
 
-    def _alike(self, first: Event, rows: Rows) -> list[Event]:
-        # One by one, and by name: this runs a million times, and a dictionary of the names takes three times as long.
-        common = (
-            self.number[rows].tolist(),
-            self.start_ns[rows].tolist(),
-            or_none(self.end_ns[rows]),
-            [_WORDS[place] for place in self.ended_by[rows].tolist()],
-            or_none(self.parent[rows]),
-        )
-        seqs, backwards = self.seq[rows].tolist(), or_none(self.backward[rows])
-        match first:
-            case Collective():
-                return [
-                    replace(first, number=n, start_ns=s, end_ns=e, ended_by=b, parent=p, seq=q, backward=w)
-                    for n, s, e, b, p, q, w in zip(*common, seqs, backwards, strict=True)
-                ]
-            case PointToPoint():
-                return [
-                    replace(first, number=n, start_ns=s, end_ns=e, ended_by=b, parent=p, seq=q)
-                    for n, s, e, b, p, q in zip(*common, seqs, strict=True)
-                ]
-            case Gradient():
-                return [
-                    replace(first, number=n, start_ns=s, end_ns=e, ended_by=b, parent=p, backward=w)
-                    for n, s, e, b, p, w in zip(*common, backwards, strict=True)
-                ]
-        return [
-            replace(first, number=n, start_ns=s, end_ns=e, ended_by=b, parent=p)
-            for n, s, e, b, p in zip(*common, strict=True)
-        ]
+    def _alike(self, rows: Rows) -> Iterator[Event]:
+        """The events of rows that are like the same first one, each with its own numbers."""
+        first = self.firsts[self.like[rows[0]]]
+        names = [name for name in _VARYING if name in first.__struct_fields__]
+        columns = [or_none(getattr(self, name)[rows]) for name in names]
+        ended_by = [_WORDS[place] for place in self.ended_by[rows].tolist()]
+        for by, *values in zip(ended_by, *columns, strict=True):
+            yield replace(first, ended_by=by, **dict(zip(names, values, strict=True)))
 
 
 def or_none(values: Column) -> list[int | None]:
@@ -192,41 +170,49 @@ def place_of_end(event: Event) -> int:
     return ENDED_BY.index(event.ended_by) if event.ended_by in ENDED_BY else OTHER
 
 
-def joined(tables: Sequence[EventTable], *, by: Literal["start_ns", "number"]) -> EventTable:
-    """All their rows, in this order; of those where it is the same, by rank and number."""
+def joined(tables: Sequence[EventTable]) -> EventTable:
+    """All their rows, in the order of their start; of those where it is the same, by rank and number."""
+    columns = {name: np.concatenate([getattr(table, name) for table in tables]) for name in _COLUMNS}
     kinds = np.cumsum([0, *(len(table.firsts) for table in tables)])
-    like = [table.like + shift for table, shift in zip(tables, kinds, strict=False)]
-    rank, number, values = (np.concatenate([getattr(t, name) for t in tables]) for name in ("rank", "number", by))
-    order = np.lexsort((number, rank))
-    order = order[np.argsort(values[order], kind="stable")]
-
-    def column(name: str) -> Any:
-        return np.concatenate([getattr(table, name) for table in tables])[order]
-
-    names = ("start_ns", "end_ns", "ended_by", "parent", "seq", "backward")
-    return EventTable(
-        firsts=[first for table in tables for first in table.firsts],
-        like=np.concatenate(like)[order],
-        rank=rank[order],
-        number=number[order],
-        **{name: column(name) for name in names},
-    )
+    columns["like"] += np.repeat(kinds[:-1], [len(table) for table in tables])
+    order = np.lexsort((columns["number"], columns["rank"], columns["start_ns"]))
+    return EventTable([first for table in tables for first in table.firsts], **columns).part(order)
 
 
 def find(numbers: Column, among: Column) -> tuple[Rows, Mask]:
     """Where in the sorted `among` each number stands, and whether it stands there."""
     if not len(among):
         return np.zeros(len(numbers), np.intp), np.zeros(len(numbers), bool)
-    first, last = int(among[0]), int(among[-1])
-    if last - first < _CELLS_EACH * len(among):
-        # A cell for each number from first to last, -1 where it is not there; the last one for those outside.
-        places = np.full(last - first + 2, -1, np.intp)
-        places[among - first] = np.arange(len(among))
-        inside = (numbers >= first) & (numbers <= last)
-        place = places[np.where(inside, numbers - first, -1)]
-        return place.clip(min=0), place >= 0
     place = np.searchsorted(among, numbers).clip(max=len(among) - 1)
     return place, among[place] == numbers
+
+
+class Lazy(Sequence[Item]):
+    """Equal to any sequence of the same items. A slice of it is a list."""
+
+    @abstractmethod
+    def at(self, places: Rows) -> list[Item]:
+        """The items at these places; any may be there twice."""
+
+    @overload
+    def __getitem__(self, index: int) -> Item: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Item]: ...
+
+    def __getitem__(self, index: int | slice) -> Item | list[Item]:
+        places = range(len(self))[index]
+        return self.at(np.array(places, np.intp)) if isinstance(places, range) else self.at(np.array([places]))[0]
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self.at(np.arange(len(self))))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class Events(Lazy[Event]):

@@ -6,6 +6,7 @@ What a million have in common is asked of one of them; the rest are columns alre
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
@@ -25,9 +26,7 @@ if TYPE_CHECKING:
 def frame_of_operations(operations: Operations) -> pandas.DataFrame:
     """Times are nanoseconds of the trace's clock, sizes bytes."""
     pandas = optional("pandas", needed_by="to_frame")
-    label, calls = operations.labels, operations.calls
-    came_last = np.flatnonzero(calls.start_ns == calls.transfer_ns)
-    _, first = np.unique(calls.operation[came_last], return_index=True)
+    label = operations.labels
 
     def same(question: Callable[[Operation], Any]) -> np.ndarray:
         return _of_alike(operations, question)
@@ -45,7 +44,7 @@ def frame_of_operations(operations: Operations) -> pandas.DataFrame:
             "start_ns": operations.start_ns,
             "transfer_ns": operations.transfer_ns,
             "end_ns": _numbers(operations.end_ns),
-            "last_rank": [label[rank] for rank in calls.rank[came_last[first]].tolist()],
+            "last_rank": [label[rank] for rank in operations.calls.last_rank.tolist()],
             "given_bytes": same(lambda one: one.given_bytes).astype(np.int64),
             "bucket": pandas.array(same(lambda one: None if one.bucket is None else one.bucket.index), dtype="Int64"),
             "missing": same(lambda one: ", ".join(label[rank] for rank in one.missing)),
@@ -61,34 +60,35 @@ def frame_of_messages(messages: Messages) -> pandas.DataFrame:
     columns, operations, label = messages.columns, messages.operations, messages.labels
     hows = np.array(get_args(How), object)
 
-    def known(values: np.ndarray, question: Callable[[Message], Any]) -> np.ndarray:
+    def with_others(values: np.ndarray, question: Callable[[Message], Any]) -> np.ndarray:
         """A column of all: of a message of RPC or of a service the answer."""
         others = np.empty(len(messages.others), values.dtype)
         for place, message in enumerate(reversed(messages.others)):
             others[place] = question(message)
         return np.asarray(np.concatenate([values, others])[messages.rows])
 
-    def whole(values: Column, question: Callable[[Message], int | None]) -> Any:
-        return _numbers(known(values, lambda message: NONE if (found := question(message)) is None else found))
+    def known(name: str) -> np.ndarray:
+        def value(message: Message) -> Any:
+            found = getattr(message, name)
+            return NONE if found is None else found
+
+        return with_others(getattr(columns, name), value)
 
     def same(of_operation: Callable[[Operation], Any], question: Callable[[Message], Any]) -> np.ndarray:
-        return known(_of_alike(operations, of_operation)[columns.operation], question)
-
-    def names(ranks: np.ndarray) -> list[str]:
-        return [label[rank] for rank in ranks.tolist()]
+        return with_others(_of_alike(operations, of_operation)[columns.operation], question)
 
     return pandas.DataFrame(
         {
-            "src": names(known(columns.src, lambda message: message.src)),
-            "dst": names(known(columns.dst, lambda message: message.dst)),
-            "op": same(lambda one: one.op, lambda message: message.op),
-            "what": same(lambda one: one.what, lambda message: message.what),
-            "payload_bytes": whole(columns.payload_bytes, lambda message: message.payload_bytes),
-            "how": known(hows[columns.how], lambda message: message.how),
-            "confirmed": known(messages.confirmed, lambda message: message.confirmed),
-            "sent_ns": whole(columns.sent_ns, lambda message: message.sent_ns),
-            "received_ns": whole(columns.received_ns, lambda message: message.received_ns),
-            "step": whole(columns.step, lambda message: message.step),
+            "src": [label[rank] for rank in known("src").tolist()],
+            "dst": [label[rank] for rank in known("dst").tolist()],
+            "op": same(attrgetter("op"), attrgetter("op")),
+            "what": same(attrgetter("what"), attrgetter("what")),
+            "payload_bytes": _numbers(known("payload_bytes")),
+            "how": with_others(hows[columns.how], attrgetter("how")),
+            "confirmed": with_others(messages.confirmed, attrgetter("confirmed")),
+            "sent_ns": _numbers(known("sent_ns")),
+            "received_ns": _numbers(known("received_ns")),
+            "step": _numbers(known("step")),
             "phase": same(lambda one: one.ends[0].phase, lambda message: message.operation.ends[0].phase),
             "site": same(lambda one: one.ends[0].site, lambda message: message.operation.ends[0].site),
         }

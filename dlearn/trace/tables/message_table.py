@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 
 from dlearn.shown import Paragraph, Shown, Table
 from dlearn.trace.message import How, Message, Operation
-from dlearn.trace.tables.event_table import NONE, Column, Mask, Rows, or_none
+from dlearn.trace.tables.event_table import NONE, Column, Lazy, Mask, Rows, or_none
 from dlearn.trace.tables.frames import frame_of_messages
-from dlearn.trace.tables.lazy import Lazy
 from dlearn.trace.tables.operations import Operations
 from dlearn.trace.wording import Reason
 
@@ -52,38 +51,15 @@ class MessageColumns(NamedTuple):
 
     def made(self, operations: Sequence[Operation], confirmed: Iterable[bool]) -> list[Message]:
         """The messages themselves; `operations[i]` is the operation of the i-th."""
-        columns = map(or_none, (self.src, self.dst, self.payload_bytes, self.how, self.sent_ns, self.received_ns))
-        parts = map(or_none, (self.offset_bytes, self.whole_bytes, self.step))
-        found = zip(operations, *columns, *parts, confirmed, strict=True)
-        return [
-            Message(
-                src=src,
-                dst=dst,
-                op=operation.op,
-                payload_bytes=payload_bytes,
-                how=HOWS[how],
-                operation=operation,
-                sent_ns=sent_ns,
-                received_ns=received_ns,
-                offset_bytes=offset_bytes,
-                whole_bytes=whole_bytes,
-                step=step,
-                confirmed=agreed,
-            )
-            for (
-                operation,
-                src,
-                dst,
-                payload_bytes,
-                how,
-                sent_ns,
-                received_ns,
-                offset_bytes,
-                whole_bytes,
-                step,
-                agreed,
-            ) in found
-        ]
+        columns: dict[str, Sequence[Any]] = dict(zip(self._fields, map(or_none, self), strict=True))
+        columns |= {
+            "operation": operations,
+            "op": [operation.op for operation in operations],
+            "how": [HOWS[how] for how in self.how.tolist()],
+            "confirmed": list(confirmed),
+        }
+        rows = zip(*columns.values(), strict=True)
+        return [Message(**dict(zip(columns, row, strict=True))) for row in rows]
 
 
 def together(parts: Sequence[MessageColumns]) -> MessageColumns:

@@ -13,9 +13,8 @@ import numpy as np
 
 from dlearn.shown import Paragraph, RankNames, Shown, Table, count_text, first_few
 from dlearn.trace.message import Operation
-from dlearn.trace.tables.event_table import NONE, Column, Mask, Rows
+from dlearn.trace.tables.event_table import NONE, Column, Lazy, Mask, Rows
 from dlearn.trace.tables.frames import frame_of_operations
-from dlearn.trace.tables.lazy import Lazy
 from dlearn.trace.tables.operation_table import OperationTable
 
 if TYPE_CHECKING:
@@ -52,6 +51,13 @@ class Calls:
         first = np.flatnonzero(np.diff(self.operation, prepend=-1))
         latest = np.maximum.reduceat(self.start_ns, first) if len(first) else self.start_ns
         return np.asarray(latest[self.operation])
+
+    @cached_property
+    def last_rank(self) -> Column:
+        """Of each operation, the first of the ranks that called it last."""
+        last = np.flatnonzero(self.start_ns == self.transfer_ns)
+        _, first = np.unique(self.operation[last], return_index=True)
+        return np.asarray(self.rank[last[first]])
 
     @cached_property
     def ended(self) -> Mask:
@@ -163,12 +169,12 @@ class Operations(Lazy[Operation], Shown):
         others = {ends[place]: place for place in np.flatnonzero(~known).tolist()}
         return self._column(found, lambda each: others[each.ends[0].rank, each.ends[0].number])
 
-    def times(self, places: Rows) -> tuple[Column, Column, Column, np.ndarray]:
-        """Of operations here that are alike: their transfer_ns and end_ns, the start_ns of their first ends, and the
-        end_ns of each of their ends, a row each."""
+    def times(self, places: Rows) -> tuple[Column, Column, np.ndarray, np.ndarray]:
+        """Of operations here that are alike: their transfer_ns and end_ns, and the start_ns and end_ns of each of their
+        ends, a row each."""
         table, rows, ends = self.table, self.rows[places], self.end_rows(places)
         events = table.events
-        return table.transfer_ns[rows], table.end_ns[rows], events.start_ns[ends[:, 0]], events.end_ns[ends]
+        return table.transfer_ns[rows], table.end_ns[rows], events.start_ns[ends], events.end_ns[ends]
 
     def first_ends(self) -> list[tuple[int, int]]:
         """Of each operation the rank and the number of its first end."""

@@ -7,8 +7,8 @@ has, stands in the middle. y grows upwards.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from itertools import product
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -26,15 +26,14 @@ _PAD_PT = 9.0
 _OUTSIDE_PT = 24.0
 """Room around the ellipse for labels."""
 _LABEL_PT = 1.25 * TEXT_PT
-_APART_PT = 4.0
+_APART_PT = 3.0
 _BESIDE_PT = 3.5
 _BEND = 0.22
 _LONGEST_PT = 250.0
 """Between two ranks that stand side by side."""
 _FLATTEST = 1.75
-_ALONG = (0.5, 0.42, 0.58, 0.34, 0.66, 0.27, 0.73, 0.2, 0.8)
-_CROSSED_AT_MOST = 0.2
-"""Share of the labels that may touch another arrow: where more do, nobody can say which number is whose."""
+_ALONG = (50, 42, 58, 34, 66, 27, 73, 20, 80)
+"""Percent of an arrow, the best place for its label first."""
 
 
 class Spot(NamedTuple):
@@ -55,7 +54,7 @@ def height_pt(ranks: Sequence[int], pairs: Sequence[Pair]) -> float:
     return 56.0 if len(ranks) < 2 else 110.0 if around <= 2 else min(150.0 + 30.0 * around, 430.0)
 
 
-def hub_of(ranks: Sequence[int], pairs: Sequence[Pair]) -> int | None:
+def hub_of(ranks: Sequence[int], pairs: Collection[Pair]) -> int | None:
     """The rank that sends or receives in every pair, if there are two or more others."""
     found = [rank for rank in ranks if all(rank in pair for pair in pairs)]
     return found[0] if len(ranks) > 2 and len({*pairs}) > 1 and len(found) == 1 else None
@@ -87,81 +86,65 @@ def place_ranks(names: Mapping[int, str], pairs: Sequence[Pair], size: Point) ->
     return places
 
 
-def bend_of(pair: Pair, pairs: Sequence[Pair]) -> float:
+def have_no_room(places: Collection[Spot]) -> bool:
+    """Whether a box lies on another."""
+    return any(_overlap(one.box, other.box) for one, other in combinations(places, 2))
+
+
+def bend_of(pair: Pair, pairs: Collection[Pair]) -> float:
     """The `rad` of matplotlib's `arc3`: to the right hand of who goes along it, where another comes back."""
     return _BEND if pair[::-1] in pairs else 0.0
 
 
 def place_labels(labels: Mapping[Pair, str], places: Mapping[int, Spot], size: Point) -> dict[Pair, Point] | None:
-    """The middle of each arrow's label, beside it and clear of the others; None if they have no room."""
-    pairs = list(labels)
-    curves = {(a, b): _curve(places[a].middle, places[b].middle, bend_of((a, b), pairs)) for a, b in pairs}
+    """The middle of each arrow's label, beside it and clear of all others; None if they have no room."""
+    curves = {
+        (src, dst): curve(places[src].middle, places[dst].middle, rad=bend_of((src, dst), labels))
+        for src, dst in labels
+    }
     taken = [place.box for place in places.values()]
     found: dict[Pair, Point] = {}
-    crossed = 0
     # Short arrows have the least choice.
-    for pair in sorted(pairs, key=lambda pair: math.dist(places[pair[0]].middle, places[pair[1]].middle)):
-        half = text_width(labels[pair], size=TEXT_PT) / 2 + 1
-        others = [curve for other, curve in curves.items() if other != pair]
-        best: tuple[int, Point, Box] | None = None
-        for x, y in _beside(curves[pair], 2 * half, bend_of(pair, pairs), (size[0] / 2, size[1] / 2)):
-            box = (x - half, y - _LABEL_PT / 2, x + half, y + _LABEL_PT / 2)
+    for pair in sorted(labels, key=lambda pair: math.dist(places[pair[0]].middle, places[pair[1]].middle)):
+        half = text_width(labels[pair], size=TEXT_PT) / 2
+        others = [points for other, points in curves.items() if other != pair]
+        for x, y in _beside(curves[pair], 2 * half, center=(size[0] / 2, size[1] / 2), bent=pair[::-1] in labels):
+            box = (x - half - _APART_PT, y - _LABEL_PT / 2, x + half + _APART_PT, y + _LABEL_PT / 2)
             inside = box[0] >= 0 and box[1] >= 0 and box[2] <= size[0] and box[3] <= size[1]
-            if not inside or any(_overlap(box, other) for other in taken):
-                continue
-            crossings = _crossings(box, others)
-            if best is None or crossings < best[0]:
-                best = crossings, (x, y), box
-            if not crossings:
+            if inside and not any(_overlap(box, each) for each in taken) and not meets(box, others):
+                found[pair] = x, y
+                taken.append(box)
                 break
-        if best is None:
+        else:
             return None
-        crossed += best[0] > 0
-        if crossed > _CROSSED_AT_MOST * len(pairs):
-            return None
-        found[pair] = best[1]
-        left, bottom, right, top = best[2]
-        taken.append((left - _APART_PT, bottom, right + _APART_PT, top))
     return found
 
 
-def _curve(start: Point, end: Point, bend: float) -> np.ndarray:
-    """Points along matplotlib's `arc3`, a Bézier curve with one control point."""
+def curve(start: Point, end: Point, *, rad: float) -> np.ndarray:
+    """A hundred and one points along matplotlib's `arc3`, a Bézier curve with one control point; y grows upwards."""
     dx, dy = end[0] - start[0], end[1] - start[1]
-    control = (start[0] + end[0]) / 2 + bend * dy, (start[1] + end[1]) / 2 - bend * dx
+    control = (start[0] + end[0]) / 2 + rad * dy, (start[1] + end[1]) / 2 - rad * dx
     t = np.linspace(0, 1, 101)[:, np.newaxis]
-    curve: np.ndarray = (1 - t) ** 2 * start + 2 * t * (1 - t) * control + t**2 * end
-    return curve
+    points: np.ndarray = (1 - t) ** 2 * start + 2 * t * (1 - t) * control + t**2 * end
+    return points
 
 
-def _beside(curve: np.ndarray, width: float, bend: float, center: Point) -> list[Point]:
+def meets(box: Box, curves: Sequence[np.ndarray]) -> bool:
+    """Whether one of these curves goes through the box."""
+    points = np.reshape(curves, (-1, 2))
+    return bool(((points > box[:2]) & (points < box[2:])).all(axis=1).any())
+
+
+def _beside(points: np.ndarray, width: float, *, center: Point, bent: bool) -> Iterator[Point]:
     """Where a label may stand, the best first: outside of a bend, outside of the circle, in the middle of the arrow."""
-    found = []
-    for along, side in product(_ALONG, (1, -1)):
-        i = round(along * 100)
-        (x, y), (before_x, before_y), (after_x, after_y) = (
-            curve[i].tolist(),
-            curve[i - 1].tolist(),
-            curve[i + 1].tolist(),
-        )
-        length = math.hypot(after_x - before_x, after_y - before_y) or 1.0
+    for at in _ALONG:
+        across = points[at + 1] - points[at - 1]
         # To the right hand of who goes along it.
-        nx, ny = (after_y - before_y) / length, -(after_x - before_x) / length
-        outwards = 1 if bend or nx * (x - center[0]) + ny * (y - center[1]) >= 0 else -1
-        away = side * outwards * (abs(nx) * width / 2 + abs(ny) * _LABEL_PT / 2 + _BESIDE_PT)
-        found.append((x + nx * away, y + ny * away))
-    return found
-
-
-def _crossings(box: Box, curves: Sequence[np.ndarray]) -> int:
-    """How many of these curves come so near that the label could be theirs."""
-    if not curves:
-        return 0
-    x, y = np.stack(curves, axis=-1).swapaxes(0, 1)
-    left, bottom, right, top = box
-    near_x = (left - _APART_PT < x) & (x < right + _APART_PT)
-    near_y = (bottom - _APART_PT < y) & (y < top + _APART_PT)
-    return int((near_x & near_y).any(axis=0).sum())
+        normal = np.array([across[1], -across[0]]) / (np.hypot(*across) or 1.0)
+        outwards = 1 if bent or normal @ (points[at] - center) >= 0 else -1
+        away = outwards * (np.abs(normal) @ (width / 2, _LABEL_PT / 2) + _BESIDE_PT) * normal
+        for x, y in (points[at] + away, points[at] - away):
+            yield float(x), float(y)
 
 
 def _overlap(one: Box, other: Box) -> bool:

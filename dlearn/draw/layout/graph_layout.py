@@ -6,9 +6,9 @@ leads to another worker stands in the first row of its band, the way to the para
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from heapq import heappop, heappush
 
 from dlearn.join.autograd_graph import AutogradGraph, Key
@@ -38,8 +38,7 @@ def lay_out(graph: AutogradGraph) -> Layout:
     to_send = {edge.src: edge.dst for edge in graph.wires}
     waiting = {node.key: len(before[node.key]) for node in graph.nodes}
     column = {node.key: 0 for node in graph.nodes}
-    length = _lengths(graph, following)
-    leads = _leading_to_others(graph, following)
+    length, leads = _look_ahead(graph, following)
     ready: list[tuple[int, int, int, Key]] = []
     for node in graph.nodes:
         if not waiting[node.key]:
@@ -99,43 +98,21 @@ class _Board:
 
 
 def _neighbours(graph: AutogradGraph) -> tuple[dict[Key, list[Key]], dict[Key, list[Key]]]:
-    following, before = defaultdict(list), defaultdict(list)
+    following: dict[Key, list[Key]] = {node.key: [] for node in graph.nodes}
+    before: dict[Key, list[Key]] = {node.key: [] for node in graph.nodes}
     for edge in graph.edges:
         following[edge.src].append(edge.dst)
         before[edge.dst].append(edge.src)
     return following, before
 
 
-def _backwards(graph: AutogradGraph, following: Mapping[Key, list[Key]]) -> Iterable[Key]:
-    """Every node after all those that follow it."""
-    done: set[Key] = set()
-    for node in graph.nodes:
-        path = [node.key]
-        while path:
-            left = [each for each in following[path[-1]] if each not in done]
-            if left:
-                path.append(left[0])
-                continue
-            key = path.pop()
-            if key not in done:
-                done.add(key)
-                yield key
-
-
-def _lengths(graph: AutogradGraph, following: Mapping[Key, list[Key]]) -> dict[Key, int]:
-    """How many nodes are still to come after each."""
+def _look_ahead(graph: AutogradGraph, following: Mapping[Key, list[Key]]) -> tuple[dict[Key, int], dict[Key, bool]]:
+    """How many nodes still follow each; whether a recv does, or, where none does, more than one parameter."""
+    ends = {node.key for node in graph.nodes if node.short in ("send", "recv")}
     length: dict[Key, int] = {}
-    for key in _backwards(graph, following):
-        length[key] = max((length[each] + 1 for each in following[key]), default=0)
-    return length
-
-
-def _leading_to_others(graph: AutogradGraph, following: Mapping[Key, list[Key]]) -> dict[Key, bool]:
-    """Whether a recv comes after it, or, where none does, more than the way to one parameter."""
-    recvs = {node.key for node in graph.nodes if node.short == "recv"}
     leads: dict[Key, bool] = {}
-    for key in _backwards(graph, following):
-        several = len(following[key]) > 1
-        leads[key] = key in recvs or several or any(leads[each] for each in following[key])
-    sends = {node.key for node in graph.nodes if node.short == "send"}
-    return {key: found or key in sends for key, found in leads.items()}
+    for key in TopologicalSorter(following).static_order():  # What follows a node comes before it.
+        then = following[key]
+        length[key] = max((length[each] + 1 for each in then), default=0)
+        leads[key] = key in ends or len(then) > 1 or any(leads[each] for each in then)
+    return length, leads

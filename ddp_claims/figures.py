@@ -1,0 +1,132 @@
+"""The figures that are no drawing of a trace: measurements as dots, panels, tables; and the verdict below each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+from matplotlib.axes import Axes
+
+from ddp_claims.samples import Samples
+from dlearn.draw import canvas
+from dlearn.draw.canvas import TEXT_PT, points, text_width, write
+from dlearn.draw.palette import FAINT, GRID, INK, LANE, SERIES
+from dlearn.lessons.charts import HEIGHT_IN
+
+_ROW_IN = 0.27
+
+
+def dots(
+    columns: Mapping[str, Sequence[float]], *, title: str, y: str, between: Sequence[str], notes: Sequence[str]
+) -> Axes:
+    """All measurements of each column, with their median and its 95 % interval; columns 0 and 1, 2 and 3 ... are pairs.
+
+    What was measured in one turn is joined by a line; `between` is written above each pair of columns.
+    """
+    ax = canvas.new_axes(height_in=HEIGHT_IN, left_in=0.8)
+    canvas.describe(ax, f"{y}, a dot for each measurement of: {'; '.join(columns)}.")
+    values = list(columns.values())
+    for place, (first, second) in enumerate(zip(values[::2], values[1::2], strict=True)):
+        left, right = 2 * place, 2 * place + 1
+        ax.plot([left + 0.1, right - 0.1], [first, second], color=FAINT, linewidth=0.5, alpha=0.6, gid="pairs")
+        for x, side, taken in ((left, -1, first), (right, 1, second)):
+            color = SERIES[0] if side < 0 else SERIES[1]
+            ax.plot([x - 0.1 * side] * len(taken), taken, "o", color=color, markersize=3.5, alpha=0.7, gid="dots")
+            middle, interval = median(taken), Samples(tuple(taken)).interval
+            ax.plot([x + 0.05 * side] * 2, interval, color=INK, linewidth=2.2, solid_capstyle="butt", gid="interval")
+            ax.plot([x + 0.05 * side], [middle], "D", color=INK, markersize=5.5, gid="median")
+            align = "right" if side < 0 else "left"
+            write(ax, x + 0.11 * side, middle, f"{middle:.3g}", ha=align, fontweight="bold")
+    top = 1.18 * max(max(taken) for taken in values)
+    for place, text in enumerate(between):
+        write(ax, 2 * place + 0.5, 0.96 * top, text, ha="center", va="top", fontweight="bold")
+    ax.set_xlim(-0.6, len(values) - 0.4)
+    ax.set_ylim(0, top)
+    ax.set_xticks(range(len(values)), list(columns), fontsize=TEXT_PT, color=INK)
+    ax.set_ylabel(y, fontsize=TEXT_PT, color=INK)
+    canvas.quiet(ax)
+    told = ["A dot for each measurement, joined with its partner; diamond: the median; thick line: its 95% interval."]
+    lines = 1 + max(name.count("\n") for name in columns)
+    return canvas.frame(ax, title=title, notes=[*told, *notes], below_in=0.22 + 0.16 * lines)
+
+
+def panels(names: Sequence[str], *, y: str, x: str, right: float = 1.0) -> tuple[Axes, list[Axes]]:
+    """Axes side by side on one scale of y, with their names above; `right`: what of each is not kept for labels.
+
+    The first of what is returned holds the others, and gets title and notes.
+    """
+    ax = canvas.new_axes(height_in=HEIGHT_IN, left_in=0.8)
+    ax.set_axis_off()
+    wide = 1 / len(names)
+    boxes = [(place * wide, 0, wide * right * 0.94, 0.9) for place in range(len(names))]
+    first = ax.inset_axes(boxes[0])
+    inside = [first, *(ax.inset_axes(box, sharey=first) for box in boxes[1:])]
+    for panel, name in zip(inside, names, strict=True):
+        panel.set_title(name, loc="left", fontsize=TEXT_PT, fontweight="bold", color=INK)
+        panel.grid(axis="y", color=GRID, linewidth=0.6)
+        panel.set_xlabel(x, fontsize=TEXT_PT, color=INK, labelpad=2)
+        canvas.quiet(panel)
+        panel.tick_params(labelleft=panel is first)
+    first.set_ylabel(y, fontsize=TEXT_PT, color=INK)
+    return ax, inside
+
+
+def label_ends(panel: Axes, ends: Mapping[str, tuple[float, float, str]], height_pt: float) -> None:
+    """A label at the end (x, y) of each line in its colour; those that would stand on each other move up."""
+    low, high = panel.get_ylim()
+    free = -TEXT_PT
+    for label, (x, y, color) in sorted(ends.items(), key=lambda each: each[1][1]):
+        free = max((y - low) / (high - low) * height_pt, free + 1.35 * TEXT_PT)
+        panel.annotate(
+            label, (x, low), (6, free), textcoords="offset points", va="center_baseline", fontsize=TEXT_PT,
+            color=color, annotation_clip=False,
+        )  # fmt: skip
+        panel.plot([x], [y], "o", color=color, markersize=4, clip_on=False)
+
+
+def table(rows: Sequence[Sequence[str]], *, title: str, notes: Sequence[str] = ()) -> Axes:
+    """A head and rows; what differs from the first row below the head is bold on a tint."""
+    ax = canvas.new_axes(height_in=len(rows) * _ROW_IN, left_in=0.15)
+    canvas.describe(ax, *(", ".join(row) + "." for row in rows))
+    width = points(ax, 1.0, along="x")
+    ax.set_xlim(0, width)
+    ax.set_ylim(len(rows) * _ROW_IN, 0)
+    ax.set_axis_off()
+    columns = list(zip(*rows, strict=True))
+    widths = [max(text_width(text, size=TEXT_PT, bold=True) for text in column) for column in columns]
+    gap = min(60.0, (width - sum(widths)) / len(columns))
+    for place, column in enumerate(columns):
+        right = sum(widths[: place + 1]) + place * gap
+        for row, text in enumerate(column):
+            other = row > 1 and place > 0 and text != column[1] != ""
+            if other:
+                ax.barh((row + 0.5) * _ROW_IN, widths[place] + 12, left=right - widths[place] - 6, height=0.8 * _ROW_IN,
+                        color="#fbe3c4", gid="changed")  # fmt: skip
+            x, align = (right, "right") if place else (0.0, "left")
+            weight = "bold" if other or row == 0 else "normal"
+            write(ax, x, (row + 0.5) * _ROW_IN, text, ha=align, fontweight=weight)
+    ax.hlines(_ROW_IN, 0, right + 6, colors=FAINT, linewidth=0.6)
+    return canvas.frame(ax, title=title, notes=notes, below_in=0.08)
+
+
+def stamp(ax: Axes, verdict: str, mark: str, paper: str) -> None:
+    """Below the figure what the paper says, and our verdict in a box."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    tag = f"{mark} {verdict}"
+    wide = figure.get_figwidth() * 72
+    told = canvas.wrap(paper, wide - text_width(tag, size=TEXT_PT, bold=True) - 48, size=TEXT_PT)
+    height, more = figure.get_figheight(), (len(told) * TEXT_PT * 1.45 + 12) / 72
+    figure.set_figheight(height + more)
+    for each in figure.axes:
+        box = each.get_position()
+        each.set_position(
+            (box.x0, (box.y0 * height + more) / (height + more), box.width, box.height * height / (height + more))
+        )
+    for line, text in enumerate(told):
+        y = (more * 72 - 8 - (line + 0.5) * TEXT_PT * 1.45) / 72 / (height + more)
+        figure.text(8 / wide, y, text, fontsize=TEXT_PT, color=INK, va="center", parse_math=False)
+    figure.text(
+        1 - 14 / wide, more / 2 / (height + more), tag, ha="right", va="center", fontsize=TEXT_PT, fontweight="bold",
+        color=INK, bbox={"facecolor": LANE, "edgecolor": INK, "boxstyle": "round,pad=0.35", "linewidth": 0.8},
+    )  # fmt: skip

@@ -1,0 +1,177 @@
+"""How long each step took on each rank, and which one is odd: the rank, step and bucket that all others waited for.
+
+Steps are DDP's training steps; where there are none, the user's spans that are called the same up to a number
+("step 3", "iteration 7"). A step is odd if it took more than twice the median, and more than all but a few steps do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from statistics import median
+from typing import NamedTuple
+
+from dlearn.analysis.ddp.intervals import length_ns, union
+from dlearn.analysis.ddp.training_steps import BucketShare, TrainingStep, training_steps
+from dlearn.analysis.findings import time_text
+from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, ms
+from dlearn.trace.event import Span, Stretch
+from dlearn.trace.trace import Trace
+
+ODD = 2.0
+"""An odd step takes so many times the median."""
+_FEWEST = 5
+"""Of fewer steps none is called odd."""
+_NUMBER = re.compile(r"\d+")
+_NUMBERED = re.compile(r"[^\W\d]{3,}\D*\d+")
+"""A word and a number: what is called "F3" is a part of something."""
+_ROWS_SHOWN = 12
+
+
+class StepOnRank(NamedTuple):
+    """One step on one rank, in ns. `length_ns` is None where the rank never finished it; `waited_ns` where nobody saw
+    how long it waited for others."""
+
+    start_ns: int
+    length_ns: int | None
+    waited_ns: int | None
+
+
+class Late(NamedTuple):
+    """Whom the others waited for in a step, for how many ns, and in which bucket, if it was one."""
+
+    rank: int
+    waited_ns: int
+    bucket: int | None
+
+
+class RunSteps(Answer, frozen=True):
+    """By step, in order, its name and what each rank had of it."""
+
+    titles: tuple[str, ...]
+    cells: tuple[dict[int, StepOnRank], ...]
+    late: tuple[Late | None, ...]
+    ranks: tuple[int, ...]
+    labels: RankNames
+
+    def length_ns(self, place: int) -> int | None:
+        """How long a step took, on the rank that needed longest; None where a rank never finished it."""
+        lengths = [cell.length_ns for cell in self.cells[place].values()]
+        return None if None in lengths else max(length for length in lengths if length is not None)
+
+    @property
+    def lengths_ns(self) -> list[int]:
+        """Of all steps that every rank has finished."""
+        found = [self.length_ns(place) for place in range(len(self.titles))]
+        return [each for each in found if each is not None]
+
+    @property
+    def odd(self) -> int | None:
+        """The place of the longest step, if it is odd; the first, in which much is made ready, is not asked."""
+        found = {place: self.length_ns(place) for place in range(1, len(self.titles))}
+        lengths = {place: length for place, length in found.items() if length is not None}
+        if len(lengths) < _FEWEST:
+            return None
+        longest = max(lengths, key=lambda place: lengths[place])
+        return longest if lengths[longest] > ODD * median(lengths.values()) else None
+
+    @property
+    def finding(self) -> str:
+        if not self.titles:
+            return 'No steps: give them names, as in dlearn.span("step 3")'
+        never = [place for place in range(len(self.titles)) if self.length_ns(place) is None]
+        if never:
+            who = [rank for rank, cell in self.cells[never[0]].items() if cell.length_ns is None]
+            return f"{self._name(never[0])} was never finished by {', '.join(self.labels[rank] for rank in who[:3])}"
+        return self.odd_sentence or self._usual
+
+    @property
+    def odd_sentence(self) -> str:
+        """ "Step 17 took 206 ms, the median is 34.0 ms: rank 1 came late to bucket 0"; nothing where none is odd."""
+        odd = self.odd
+        length = self.length_ns(odd) if odd is not None else None
+        if odd is None or length is None:
+            return ""
+        told = f"{self._name(odd)} took {time_text(length)}, the median is {time_text(round(median(self.lengths_ns)))}"
+        late = self.late[odd]
+        if late is None or late.waited_ns < length // 4:
+            return told
+        where = "" if late.bucket is None else f" to bucket {late.bucket}"
+        return f"{told}: {self.labels[late.rank]} came late{where}"
+
+    @property
+    def _usual(self) -> str:
+        lengths = sorted(self.lengths_ns)
+        if len(lengths) == 1:
+            return f"{self._name(0)} took {time_text(lengths[0])}"
+        steps, middle = count_text(len(lengths), "step"), time_text(round(median(lengths)))
+        return f"{steps} of {middle} (median), {time_text(lengths[0])} to {time_text(lengths[-1])}"
+
+    def _name(self, place: int) -> str:
+        return self.titles[place][:1].upper() + self.titles[place][1:]
+
+    def paragraphs(self) -> Iterator[Paragraph]:
+        yield self.finding
+        if self.titles:
+            places = sorted(range(len(self.titles)), key=lambda place: -(self.length_ns(place) or 1 << 62))
+            rows = [["step", "ms", "waits longest for", "ms"]]
+            for place in places[:_ROWS_SHOWN]:
+                length, late = self.length_ns(place), self.late[place]
+                who = ["", ""] if late is None else [self.labels[late.rank], ms(late.waited_ns)]
+                rows.append([self.titles[place], "never finished" if length is None else ms(length), *who])
+            yield Table(rows, title="The longest first:")
+
+
+def step_times(trace: Trace) -> RunSteps:
+    """Measure each step on each rank; of a selection those of which it holds a part."""
+    steps: dict[int, list[TrainingStep]] = defaultdict(list)
+    # To look for steps, all operations are made: not of a million sends that belong to none.
+    for step in training_steps(trace) if trace.whole.rows.has(Stretch) else ():
+        steps[step.number].append(step)
+    if steps:
+        cells = [{each.rank: _cell(each) for each in of_ranks} for _, of_ranks in sorted(steps.items())]
+        titles = [of_ranks[0].title for _, of_ranks in sorted(steps.items())]
+        late = [_late([part for each in of_ranks for part in each.parts]) for _, of_ranks in sorted(steps.items())]
+    else:
+        spans = _spans(trace)
+        titles = list(spans)
+        cells = [
+            {each.rank: StepOnRank(each.start_ns, _length(each), None) for each in found} for found in spans.values()
+        ]
+        late = [None] * len(titles)
+    ranks = sorted({rank for found in cells for rank in found})
+    return RunSteps(tuple(titles), tuple(cells), tuple(late), tuple(ranks), trace.labels)
+
+
+def _cell(step: TrainingStep) -> StepOnRank:
+    waited = [(part.start_ns, part.transfer_ns) for part in step.parts if part.transfer_ns is not None]
+    known = len(waited) == len(step.parts)
+    return StepOnRank(step.start_ns, step.end_ns - step.start_ns, length_ns(union(waited)) if known else None)
+
+
+def _late(parts: list[BucketShare]) -> Late | None:
+    """The rank that came last to the operation in which another waited longest."""
+    waits = [(part.transfer_ns - part.start_ns, part.operation) for part in parts if part.transfer_ns is not None]
+    waited, operation = max(waits, key=lambda each: each[0], default=(0, None))
+    if operation is None or not waited:
+        return None
+    return Late(operation.last_rank, waited, None if operation.bucket is None else operation.bucket.index)
+
+
+def _length(span: Span) -> int | None:
+    return None if span.end_ns is None else span.end_ns - span.start_ns
+
+
+def _spans(trace: Trace) -> dict[str, list[Span]]:
+    """The most usual kind of the user's outermost spans, by name, in the order of their start."""
+    spans = [span for span in trace.of(Span) if _NUMBERED.match(span.name)]
+    kinds = Counter(_NUMBER.sub("#", span.name) for span in spans)
+    if not kinds:
+        return {}
+    [(kind, _)] = kinds.most_common(1)
+    found: dict[str, list[Span]] = defaultdict(list)
+    for span in sorted(spans, key=lambda span: span.start_ns):
+        if _NUMBER.sub("#", span.name) == kind:
+            found[span.name].append(span)
+    return dict(found)

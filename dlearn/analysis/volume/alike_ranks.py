@@ -1,0 +1,89 @@
+"""Ranks that do the same: they send and receive the same, to and from ranks that are alike themselves."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+
+import numpy as np
+
+from dlearn.join.joining import operations
+from dlearn.join.unrolling import messages_of, sums_of
+from dlearn.trace.message import Operation
+from dlearn.trace.tables.operations import Operations
+from dlearn.trace.trace import Trace
+
+Deed = tuple[Hashable, bool, int]
+"""What a rank sends (True) or receives in an operation, and its peer."""
+Deeds = dict[int, list[Deed]]
+"""Of each rank in one operation."""
+Colors = dict[int, int]
+"""Rank -> the number of its group."""
+
+
+def alike_ranks(trace: Trace, ranks: Sequence[int]) -> dict[int, int]:
+    """Rank -> the first of those that do the same in the same order, itself included; none where it is like no other.
+
+    Colour refinement (1-dimensional Weisfeiler-Leman). Where all are alike, as in a ring, none is left out.
+    """
+    shown = operations(trace)
+    deeds = [_deeds(one) for one, _ in shown.alike()]
+    color = dict.fromkeys(ranks, 0)
+    while True:
+        stories: dict[int, Counter[Hashable]] = {rank: Counter([color[rank]]) for rank in ranks}
+        for mine, (_, places) in zip(deeds, shown.alike(), strict=True):
+            for rank in mine.keys() & color.keys():
+                stories[rank][_told(mine[rank], color)] += len(places)
+        refined = _numbered({rank: frozenset(story.items()) for rank, story in stories.items()})
+        if len({*refined.values()}) == len({*color.values()}):
+            break
+        color = refined
+    some = [rank for same in _groups(color) if 1 < len(same) < len(ranks) for rank in same]
+    groups = _groups(_numbered({rank: (color[rank], _in_order(shown, deeds, rank, color)) for rank in some}))
+    return {rank: same[0] for same in groups if len(same) > 1 for rank in same}
+
+
+def _deeds(one: Operation) -> Deeds:
+    """Apart from control messages; where no data travel, that it is called."""
+    found: Deeds = defaultdict(list)
+    sent: list[tuple[int, int, Hashable]]
+    if one.exchange is not None:
+        asked = [each for each in messages_of(one) if not each.control]
+        sent = [(each.src, each.dst, (each.op, each.what, each.payload_bytes)) for each in asked]
+    else:
+        sums = [each for each in sums_of(one) if each.payload_bytes or each.how == "missing"]
+        sent = [(each.src, each.dst, (one.op, one.what, each.how, each.payload_bytes)) for each in sums]
+    for src, dst, what in sent:
+        found[src].append((what, True, dst))
+        found[dst].append((what, False, src))
+    for rank in () if sent or one.exchange is not None else one.ranks:
+        found[rank].append((one.op, True, rank))
+    return found
+
+
+def _told(deeds: Iterable[Deed], color: Colors) -> Hashable:
+    return frozenset((what, sends, color.get(peer)) for what, sends, peer in deeds)
+
+
+def _in_order(shown: Operations, deeds: Sequence[Deeds], rank: int, color: Colors) -> Hashable:
+    """What this rank does, in the order of its own calls; control messages come when they come."""
+    kind = np.empty(len(shown), np.intp)
+    for number, (_, places) in enumerate(shown.alike()):
+        kind[places] = number
+    mine = np.flatnonzero(shown.calls.rank == rank)
+    mine = mine[np.argsort(shown.calls.start_ns[mine], kind="stable")]
+    numbers = kind[shown.calls.operation[mine]].tolist()
+    told = {number: _told(deeds[number].get(rank, ()), color) for number in {*numbers}}
+    return tuple(told[number] for number in numbers if told[number])
+
+
+def _numbered(stories: dict[int, Hashable]) -> Colors:
+    numbers: dict[Hashable, int] = {}
+    return {rank: numbers.setdefault(story, len(numbers)) for rank, story in stories.items()}
+
+
+def _groups(color: Colors) -> list[list[int]]:
+    groups: dict[int, list[int]] = defaultdict(list)
+    for rank, number in color.items():
+        groups[number].append(rank)
+    return list(groups.values())

@@ -1,0 +1,1 @@
+"""Where the nodes of a graph stand: on a circle, or in bands and columns."""

@@ -1,0 +1,61 @@
+"""Where ranks stand on a stage: around a hub, in a row of stages, or in a circle, as they send to each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from dlearn.draw.layout.circle_layout import Pair, Point, hub_of
+
+_BOXES = ((4, 168.0, 96.0), (8, 124.0, 76.0), (16, 76.0, 52.0), (math.inf, 26.0, 20.0))
+"""For up to so many ranks: width and height of a box, in pixels."""
+_HEAD = 24.0
+"""Above a box, for its name."""
+
+
+class Spots(NamedTuple):
+    """The middle of each rank's box, the size of all boxes, and the height of all, in pixels."""
+
+    middles: dict[int, Point]
+    wide: float
+    high: float
+    height: float
+
+    def wire(self, pair: Pair, pairs: Collection[Pair]) -> tuple[Point, Point]:
+        """From the rim of the sender's box to the receiver's; beside the middle where packets go both ways."""
+        (x, y), (to_x, to_y) = self.middles[pair[0]], self.middles[pair[1]]
+        far = math.dist((x, y), (to_x, to_y)) or 1.0
+        across, down = (to_x - x) / far, (to_y - y) / far
+        rim = min(self.wide / 2 / max(1e-6, abs(across)), self.high / 2 / max(1e-6, abs(down))) + 5
+        beside = 6.0 if pair[::-1] in pairs else 0.0
+        x, y = x - down * beside, y + across * beside
+        rim = min(rim, far / 2)
+        return (x + across * rim, y + down * rim), (x + across * (far - rim), y + down * (far - rim))
+
+
+def spots_of(ranks: Sequence[int], pairs: Collection[Pair], width: float) -> Spots:
+    """Place ranks on a stage of this width. The same rules are those of the player's stage (play/stage.js)."""
+    _, wide, high = next(box for box in _BOXES if len(ranks) <= box[0])
+    hub = hub_of(ranks, pairs)
+    places = {rank: place for place, rank in enumerate(ranks)}
+    neighbours = bool(pairs) and all(abs(places[src] - places[dst]) == 1 for src, dst in pairs)
+    if len(ranks) <= 2 or (hub is None and neighbours and len(ranks) <= 8):
+        return _row(ranks, width, wide, high)
+    around = [rank for rank in ranks if rank != hub]
+    apart = 12 if len(ranks) > 16 else 40
+    tall = max(0.3 * width, len(around) * (high + apart) / math.pi, (1 if hub is None else 2) * high + 60)
+    across, down = min(width / 2 - wide / 2 - 12, 1.5 * tall), tall / 2
+    middle = width / 2, down + high / 2 + _HEAD
+    middles = {} if hub is None else {hub: middle}
+    for place, rank in enumerate(around):
+        angle = 2 * math.pi * place / len(around) - math.pi / 2
+        middles[rank] = middle[0] + across * math.cos(angle), middle[1] + down * math.sin(angle)
+    return Spots(middles, wide, high, max(y for _, y in middles.values()) + high / 2 + _HEAD)
+
+
+def _row(ranks: Sequence[int], width: float, wide: float, high: float) -> Spots:
+    gap = min(300.0, width / max(1, len(ranks)))
+    left = (width - gap * len(ranks)) / 2
+    middles = {rank: (left + gap * (place + 0.5), high / 2 + _HEAD) for place, rank in enumerate(ranks)}
+    return Spots(middles, max(24.0, min(wide, gap - 80)), high, high + 2 * _HEAD)

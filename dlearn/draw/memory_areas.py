@@ -1,0 +1,133 @@
+"""What ranks hold while they train: an area for each part of it over time, beside what the textbook says."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from dlearn.analysis.findings import size_text
+from dlearn.analysis.volume.rank_memory import PARTS, RankMemory, rank_memory, textbook, total_bytes
+from dlearn.draw import canvas
+from dlearn.draw.canvas import TEXT_PT, plain, write
+from dlearn.draw.palette import FAINT, INK, look
+from dlearn.shown import count_text, first_few
+from dlearn.trace.memory_held import MemoryHeld
+from dlearn.trace.trace import Trace
+
+_LANE_IN, _GAP_IN = 1.1, 0.3
+_MOST_LANES = 6
+_BAR = 0.05
+"""Width of the bar of the textbook, as a share of the time shown."""
+_COLORS = {
+    "parameters": look("all_reduce").color,
+    "buckets": look("all_to_all").color,
+    "state": look("reduce_scatter").color,
+    "gradients": look("broadcast").color,
+    "gathered": look("all_gather").color,
+    "activations": look("send").color,
+}
+
+
+def memory(trace: Trace, *, ax: Axes | None = None) -> Axes:
+    """Draw what each rank holds over time, in ms: parameters, gradients, buckets, optimizer state, activations.
+
+    A lane for each rank, all on one scale; ranks that hold the same share one. The bar at its right is the textbook's.
+    Recorded with `sources=["memory"]`.
+    """
+    found = rank_memory(trace)
+    alike = _alike(found)
+    lanes = dict(list(alike.items())[:_MOST_LANES])
+    labels = [_label(found, ranks) for ranks in lanes.values()]
+    height = max(1, len(lanes)) * (_LANE_IN + _GAP_IN)
+    ax = ax or canvas.new_axes(height_in=height, left_in=canvas.left_margin_in(labels), right_in=0.85)
+    if not lanes:
+        return canvas.say_empty(ax, f"{found.finding}.")
+    canvas.describe(ax, "A lane for each rank: areas on each other, as high as the bytes that it holds of each part.")
+    shown = [each for ranks in lanes.values() for each in found.held[ranks[0]]]
+    first_ns = min(each.start_ns for each in shown)
+    last = max(1e-6, (max(each.start_ns for each in shown) - first_ns) / 1e6) * 1.04
+    most = max(max(total_bytes(each), sum(textbook(each).values())) for each in shown)
+    tops = [_GAP_IN + place * (_LANE_IN + _GAP_IN) for place in range(len(lanes))]
+    ax.set_xlim(0, last * (1 + 3 * _BAR))
+    ax.set_ylim(height, 0)
+    ax.set_yticks([top + _LANE_IN / 2 for top in tops], labels, parse_math=False, fontsize=TEXT_PT, color=INK)
+    canvas.draw_lanes(ax, [(top, top + _LANE_IN) for top in tops])
+    for top, ranks in zip(tops, lanes.values(), strict=True):
+        held = found.held[ranks[0]]
+        bottom, scale = top + _LANE_IN, _LANE_IN / most
+        draw_held(ax, held, first_ns, last, bottom, scale)
+        draw_textbook(ax, textbook(found.peak(ranks[0])), last, bottom, scale)
+        draw_models(ax, held[-1].model, last, bottom, scale, most)
+    ax.set_xlabel("ms from the first change shown", fontsize=TEXT_PT, color=INK, labelpad=2)
+    canvas.quiet(ax)
+    legend = [Patch(facecolor=_COLORS[part], label=name) for part, name in PARTS.items() if _any_of(shown, part)]
+    return canvas.frame(ax, title=found.finding, legend=legend, notes=notes(shown, len(alike) - len(lanes)))
+
+
+def _alike(found: RankMemory) -> dict[tuple[int, ...], list[int]]:
+    """Ranks by the most that they hold of each part, those that hold most first."""
+    groups: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for rank in found.held:
+        groups[tuple(found.most(rank, part) for part in PARTS)].append(rank)
+    return dict(sorted(groups.items(), key=lambda each: -sum(each[0])))
+
+
+def _label(found: RankMemory, ranks: Sequence[int]) -> str:
+    if len(ranks) == 1:
+        return plain(found.labels[ranks[0]])
+    return plain(f"ranks {first_few([found.labels.short(rank) for rank in ranks], 4)}")
+
+
+def _any_of(shown: Sequence[MemoryHeld], part: str) -> bool:
+    return any(getattr(each, part) for each in shown)
+
+
+def draw_held(ax: Axes, held: Sequence[MemoryHeld], first_ns: int, last: float, bottom: float, scale: float) -> None:
+    """What is held at a moment is held until the next."""
+    at = [(each.start_ns - first_ns) / 1e6 for each in held] + [last]
+    lower = np.zeros(len(at))
+    for part, color in _COLORS.items():
+        sizes = [getattr(each, part) for each in held]
+        upper = lower + np.array([*sizes, sizes[-1]])
+        edges = bottom - lower * scale, bottom - upper * scale
+        if any(sizes):
+            ax.fill_between(at, *edges, step="post", facecolor=color, linewidth=0, zorder=2, gid=part)
+        lower = upper
+
+
+def draw_textbook(ax: Axes, expected: Mapping[str, float], last: float, bottom: float, scale: float) -> None:
+    """What stays for as long as the job trains, in the same colours."""
+    below = 0.0
+    for part in PARTS:
+        size = expected.get(part, 0.0)
+        ax.bar(
+            last * (1 + _BAR), -size * scale, width=last * _BAR, bottom=bottom - below * scale, facecolor=_COLORS[part],
+            edgecolor=INK, linestyle="dotted", linewidth=0.8, gid=f"textbook {part}",
+        )  # fmt: skip
+        below += size
+    write(ax, last * (1 + _BAR), bottom - below * scale - 0.11, "textbook", ha="center", zorder=6)
+
+
+def draw_models(ax: Axes, model: int, last: float, bottom: float, scale: float, most: float) -> None:
+    """Lines at multiples of the model's size: the unit in which the textbook counts."""
+    step = max(1, round(most / max(1, model) / 4))
+    for times in range(step, int(most // max(1, model)) + 1, step):
+        y = bottom - times * model * scale
+        ax.plot([0, last], [y, y], color=FAINT, linewidth=0.6, linestyle="dotted", zorder=3)
+        write(ax, last * (1 + 2 * _BAR), y, f"{times} P", ha="left", color=FAINT)
+
+
+def notes(shown: Sequence[MemoryHeld], left_out: int) -> list[str]:
+    sizes = sorted({each.model for each in shown})
+    told = [f"P is a model's parameters: {first_few([size_text(size) for size in sizes], 3)}."]
+    if _any_of(shown, "buckets"):
+        told.append("DDP's buckets are derived, a place for each gradient; all else is counted.")
+    if _any_of(shown, "activations"):
+        told.append("Activations are what autograd keeps for the backward pass; the textbook says nothing of them.")
+    if left_out:
+        told.append(f"{count_text(left_out, 'more lane')} not drawn, of ranks that hold less.")
+    return told

@@ -1,0 +1,167 @@
+"""Every step of a run on every rank at a glance: how long it took, who waited, and for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+from typing import NamedTuple
+
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from dlearn.analysis.ddp.step_times import RunSteps, step_times
+from dlearn.analysis.findings import time_text
+from dlearn.draw import canvas
+from dlearn.draw.canvas import TEXT_PT, draw_boxes, plain, write
+from dlearn.draw.palette import BYTE_SHADES, COUNTED, FAINT, INK, MISSING, WAITED_FOR
+from dlearn.shown import count_text
+from dlearn.trace.trace import Trace
+
+MOST_COLUMNS = 160
+"""Of more steps some share a column, which shows the longest of them."""
+_BARS_IN, _GAP_IN, _ROW_IN, _TALLEST_IN = 0.9, 0.22, 0.28, 6.4
+_MOST_DOTS = 100
+_WORTH_A_DOT = 0.1
+"""Share of a step that others waited for a rank."""
+_SHADES = LinearSegmentedColormap.from_list("waits", ("#f7fbff", *BYTE_SHADES[1:]))
+
+
+class Column(NamedTuple):
+    """The longest of the steps that share a column, by its place; the first of them, and how many they are."""
+
+    place: int
+    first: int
+    steps: int
+
+
+def steps(trace: Trace, *, ax: Axes | None = None) -> Axes:
+    """Draw a column for each step and a row for each rank, the darker the longer the rank waited; above, how long
+    each step took, on the rank that needed longest.
+
+    Where nobody saw who waited, a cell is as dark as the step was long. Red is a step that a rank never finished.
+    """
+    found = step_times(trace)
+    columns = columns_of(found)
+    labels = [plain(found.labels[rank]) for rank in found.ranks]
+    row = min(_ROW_IN, _TALLEST_IN / max(1, len(labels)))
+    height = _BARS_IN + _GAP_IN + row * max(1, len(labels))
+    ax = ax or canvas.new_axes(height_in=height, left_in=canvas.left_margin_in([*labels, "ms a step"]))
+    if not columns:
+        return canvas.say_empty(ax, f"{found.finding}.")
+    canvas.describe(ax, "A column for each step, a bar as high as it took, and a cell for each rank.")
+    ax.set_xlim(-0.5, len(columns) - 0.5)
+    ax.set_ylim(height, 0)
+    draw_lengths(ax, found, columns)
+    shown, darkest = draw_cells(ax, found, columns, row)
+    label_axes(ax, found, columns, labels, row)
+    return canvas.frame(ax, title=found.finding, legend=legend(found, shown), notes=notes(found, columns, darkest))
+
+
+def columns_of(found: RunSteps) -> list[Column]:
+    """A column for each step, or for as many as share one, so that there are no more than can be told apart."""
+    count = len(found.titles)
+    each = -(-count // MOST_COLUMNS) if count else 1
+    groups = [range(first, min(first + each, count)) for first in range(0, count, each)]
+    # A step that never ended is the longest.
+    return [Column(max(group, key=lambda at: found.length_ns(at) or 1 << 62), group[0], len(group)) for group in groups]
+
+
+def draw_lengths(ax: Axes, found: RunSteps, columns: Sequence[Column]) -> None:
+    """Bars from a line upwards, the odd one darker and with its name; dotted, the median of all."""
+    lengths = found.lengths_ns
+    longest = max(lengths, default=1)
+    scale = (_BARS_IN - 0.22) / longest
+    bars, faces = [], []
+    for at, column in enumerate(columns):
+        length = found.length_ns(column.place)
+        top = _BARS_IN - scale * (longest if length is None else length)
+        bars.append((at - 0.42, at + 0.42, top, _BARS_IN))
+        faces.append(MISSING if length is None else INK if column.place == found.odd else COUNTED)
+        if column.place == found.odd and length is not None:
+            canvas.write(ax, at, top - 0.09, plain(found.titles[column.place]), ha="center", fontweight="bold")
+    draw_boxes(ax, bars, facecolors=faces, edgecolors="none", gid="lengths")
+    if lengths:
+        middle = _BARS_IN - scale * median(lengths)
+        ax.plot(
+            [-0.5, len(columns) - 0.5], [middle, middle], color=INK, linewidth=0.8, linestyle="dotted", gid="median"
+        )
+
+
+def draw_cells(ax: Axes, found: RunSteps, columns: Sequence[Column], row: float) -> tuple[set[str], int]:
+    """Returns what there is to explain, and the darkest cell's time in ns."""
+    waits = any(cell.waited_ns for each in found.cells for cell in each.values())
+    times = {
+        (at, place): (cell.waited_ns or 0) if waits else (cell.length_ns or 0)
+        for at, column in enumerate(columns)
+        for place, rank in enumerate(found.ranks)
+        if (cell := found.cells[column.place].get(rank)) is not None
+    }
+    darkest = max(times.values(), default=0) or 1
+    boxes, faces = [], []
+    shown = {"waits" if waits else "length"}
+    for (at, place), time in times.items():
+        top = _BARS_IN + _GAP_IN + place * row
+        never = found.cells[columns[at].place][found.ranks[place]].length_ns is None
+        boxes.append((at - 0.5, at + 0.5, top, top + row * 0.94))
+        faces.append(MISSING if never else _SHADES(time / darkest))
+        shown |= {"missing"} if never else set()
+    canvas.draw_lanes(ax, [(_BARS_IN + _GAP_IN, _BARS_IN + _GAP_IN + row * len(found.ranks))])
+    draw_boxes(ax, boxes, facecolors=faces, edgecolors="none", zorder=1, gid="cells")
+    dots = _dots(found, columns, row) if len(columns) <= _MOST_DOTS else []
+    if dots:
+        ax.plot(*zip(*dots, strict=True), "o", color=WAITED_FOR, markersize=3.5, zorder=3, gid="waited for")
+        shown |= {"dots"}
+    return shown, darkest
+
+
+def _dots(found: RunSteps, columns: Sequence[Column], row: float) -> list[tuple[float, float]]:
+    dots = []
+    for at, column in enumerate(columns):
+        late, length = found.late[column.place], found.length_ns(column.place)
+        if late is not None and length and late.waited_ns > _WORTH_A_DOT * length and late.rank in found.ranks:
+            dots.append((float(at), _BARS_IN + _GAP_IN + (found.ranks.index(late.rank) + 0.47) * row))
+    return dots
+
+
+def label_axes(ax: Axes, found: RunSteps, columns: Sequence[Column], labels: Sequence[str], row: float) -> None:
+    """Names where they have room: of many ranks every eighth."""
+    every = 1 if row * 72 > TEXT_PT else 8
+    rows = [(_BARS_IN + _GAP_IN + (place + 0.5) * row, name) for place, name in enumerate(labels)][::every]
+    longest = max(found.lengths_ns, default=0)
+    ax.set_yticks([*(at for at, _ in rows)], [*(name for _, name in rows)], parse_math=False)
+    write(ax, -0.02, _BARS_IN - 0.06, "0", ha="right", transform=ax.get_yaxis_transform(), color=FAINT)
+    write(ax, -0.02, 0.22, time_text(longest), ha="right", transform=ax.get_yaxis_transform(), color=FAINT)
+    places = range(0, len(columns), max(1, len(columns) // 10))
+    ax.set_xticks(list(places), [str(columns[at].first) for at in places])
+    ax.set_xlabel("step", fontsize=TEXT_PT, color=INK, labelpad=2)
+    canvas.quiet(ax)
+    ax.spines["bottom"].set_visible(False)
+
+
+def legend(found: RunSteps, shown: set[str]) -> list[Artist]:
+    handles: list[Artist] = [Line2D([], [], color=INK, linestyle="dotted", linewidth=0.8, label="median")]
+    dark = _SHADES(0.8)
+    if "waits" in shown:
+        handles.append(Patch(facecolor=dark, label="waits for others"))
+    if "length" in shown:
+        handles.append(Patch(facecolor=dark, label="how long the rank's step took"))
+    if "dots" in shown:
+        handles.append(
+            Line2D([], [], color=WAITED_FOR, marker="o", linestyle="", markersize=4, label="the others wait for it")
+        )
+    if "missing" in shown:
+        handles.append(Patch(facecolor=MISSING, label="never finished"))
+    return handles
+
+
+def notes(found: RunSteps, columns: Sequence[Column], darkest: int) -> list[str]:
+    told = [f"The darkest cell: {time_text(darkest)}."]
+    most = max(column.steps for column in columns)
+    if most > 1:
+        told.append(f"{count_text(len(found.titles), 'step')}: {most} share a column, which shows the longest of them.")
+    if len(columns) > _MOST_DOTS:
+        told.append("For whom others waited stands in analysis.step_times.")
+    return told

@@ -1,0 +1,212 @@
+// The stage: ranks as machines, placed as they talk to each other, and one packet that moves along its wire. What a
+// rank holds of the operation under way stands in its box: a column for each piece, a colour for each rank whose part
+// is in it. It is a picture of the player like those of pictures.js, and is drawn anew for each step.
+
+const MOVE_MS = 650;
+const MOST_COLORS = 8; // ranks that are told apart by their colours; of more it is told how much is there
+const BOX = [[4, 168, 104], [8, 124, 84], [16, 84, 62], [Infinity, 26, 22]]; // up to so many ranks: width, height
+
+// Where ranks stand ---------------------------------------------------------------------------------------------------
+
+// Once for a walk: who ever sends to whom, and so: around a hub, in a row of stages, or in a circle.
+function stageOf(data) {
+  if (data.stage) return data.stage;
+  const wires = new Map();
+  for (const { src, dst } of data.steps) {
+    if (dst >= 0 && dst !== src) wires.set(`${src} ${dst}`, { src, dst });
+  }
+  const pairs = [...wires.values()];
+  const lanes = data.lanes.map((_, lane) => lane);
+  const hubs = lanes.filter((lane) => pairs.every(({ src, dst }) => src === lane || dst === lane));
+  const hub = lanes.length > 2 && pairs.length > 1 && hubs.length === 1 ? hubs[0] : null;
+  const inRow = lanes.length <= 2 || (hub === null && pairs.length > 0 && pairs.every(({ src, dst }) => Math.abs(src - dst) === 1));
+  const [, wide, high] = BOX.find(([most]) => lanes.length <= most);
+  data.stage = { pairs, hub, inRow: inRow && lanes.length <= 8, wide, high };
+  return data.stage;
+}
+
+function spotsOf({ hub, inRow, wide, high }, lanes, width) {
+  if (inRow) {
+    const gap = Math.min(320, width / lanes.length);
+    const begin = (width - gap * lanes.length) / 2;
+    const spots = lanes.map((_, lane) => [begin + gap * (lane + 0.5), high / 2 + 46]);
+    return { spots, height: high + 92, wide: Math.max(24, Math.min(wide, gap - 90)), high };
+  }
+  const around = lanes.map((_, lane) => lane).filter((lane) => lane !== hub);
+  const apart = lanes.length > 16 ? 12 : 40;
+  const tall = Math.max(0.32 * width, (around.length * (high + apart)) / Math.PI, hub === null ? high + 60 : 2 * high + 60);
+  const [across, down] = [Math.max(10, Math.min(width / 2 - wide / 2 - 12, 1.5 * tall)), tall / 2 + 10];
+  const middle = [width / 2, down + high / 2 + 24];
+  const spots = lanes.map(() => middle);
+  around.forEach((lane, place) => {
+    const angle = (2 * Math.PI * place) / around.length - Math.PI / 2;
+    spots[lane] = [middle[0] + across * Math.cos(angle), middle[1] + down * Math.sin(angle)];
+  });
+  return { spots, height: Math.max(...spots.map(([, y]) => y)) + high / 2 + 24, wide, high };
+}
+
+// From the rim of one box to that of another; beside the middle, where packets go both ways.
+function wireBetween(from, to, { wide, high }, both) {
+  const [dx, dy] = [to[0] - from[0], to[1] - from[1]];
+  const far = Math.hypot(dx, dy) || 1;
+  const rim = Math.min(wide / 2 / Math.max(1e-6, Math.abs(dx / far)), high / 2 / Math.max(1e-6, Math.abs(dy / far))) + 5;
+  const [ax, ay] = both ? [(-dy / far) * 7, (dx / far) * 7] : [0, 0];
+  const at = (along) => [from[0] + (dx / far) * along + ax, from[1] + (dy / far) * along + ay];
+  return [at(Math.min(rim, far / 2)), at(Math.max(far - rim, far / 2))];
+}
+
+// What ranks hold -----------------------------------------------------------------------------------------------------
+
+// After step `until` (-1: before the first): of one board, by lane, its places with their text, share and owners.
+function heldOn(data, number, until) {
+  const held = data.lanes.map(() => new Map());
+  const put = ([board, lane, at, text]) => board === number && held[lane].set(at, data.texts[text]);
+  data.boards[number].start.forEach(put);
+  for (let step = 0; step <= until; step += 1) data.changes[step].forEach(put);
+  return held;
+}
+
+// The board of the operation that is under way, or will be next; those that last stand below all others.
+function boardAt(data, until) {
+  const ofOne = (changes) => changes.find(([board]) => !data.boards[board].lasting);
+  const last = data.changes.slice(0, until + 1).findLast(ofOne) ?? data.changes.slice(until + 1).find(ofOne);
+  if (last) return ofOne(last)[0];
+  return data.boards.findIndex((board) => board.lasting);
+}
+
+function drawCells(box, held, many, { data, wide, high }) {
+  const places = [...held.keys()].sort((a, b) => a - b);
+  if (!places.length) return;
+  const [left, top] = [-wide / 2 + 6, -high / 2 + 6];
+  const [width, height] = [(wide - 12) / places.length, high - 12];
+  const lasting = [...held.values()].some(([, , owners]) => owners.length === 0);
+  places.forEach((at, column) => {
+    const [text, share, owners] = held.get(at);
+    const cell = add(box, "g", { class: "cell" });
+    const [x, gap] = [left + width * column, width > 4 ? 1.5 : 0];
+    add(add(cell, "rect", { class: "slot", x, y: top, width: width - gap, height }), "title", {}, text || "nothing");
+    if (many || lasting) {
+      add(cell, "rect", { class: "share", x, y: top, width: width - gap, height, opacity: share, ...(lasting ? {} : { fill: data.hues[0] }) });
+    } else {
+      const row = height / data.lanes.length;
+      for (const owner of owners) {
+        add(cell, "rect", { x, y: top + row * owner, width: width - gap, height: row - 1, fill: data.hues[owner % data.hues.length] });
+      }
+    }
+    if (lasting && width > 5.6 * text.length) add(cell, "text", { x: x + width / 2, y: top + height / 2 + 4 }, text);
+  });
+}
+
+// The picture ---------------------------------------------------------------------------------------------------------
+
+function drawStage(place, { data, id, step, current, forward }) {
+  const width = Math.max(320, place.clientWidth || 0);
+  const stage = { ...stageOf(data), ...spotsOf(stageOf(data), data.lanes, width) };
+  const { spots, height } = stage;
+  const svg = addSvg(place, { class: "stage", width: "100%", height: height + 34, viewBox: `0 0 ${width} ${height + 34}`, "aria-label": "Ranks and the wires between them; each step is told in words" });
+  addHeads(svg, id);
+  const now = data.steps[current];
+  const until = current ?? -1;
+  const both = (src, dst) => stage.pairs.some((pair) => pair.src === dst && pair.dst === src);
+  for (const { src, dst } of stage.pairs) {
+    const [from, to] = wireBetween(spots[src], spots[dst], stage, both(src, dst));
+    const used = now && now.src === src && now.dst === dst;
+    const red = now?.hung?.[1].includes(src) || (used && now.how === "missing");
+    const state = `wire ${red ? "missing" : used ? "used" : ""}`;
+    add(svg, "line", { class: state, x1: from[0], y1: from[1], x2: to[0], y2: to[1], "marker-end": `url(#${id}${red ? "missing" : "came"})` });
+  }
+  const number = boardAt(data, until);
+  const many = data.lanes.length > MOST_COLORS;
+  const [before, after] = number < 0 ? [[], []] : [heldOn(data, number, until - 1), heldOn(data, number, until)];
+  const boxes = data.lanes.map((name, lane) => drawBox(svg, name, lane, spots[lane], { data, stage, now }));
+  const fill = (held) => boxes.forEach((box, lane) => {
+    box.replaceChildren();
+    if (held[lane]) drawCells(box, held[lane], many, { data, ...stage });
+  });
+  fill(after);
+  drawClock(svg, data, now, width, height);
+  if (now?.hung && stage.wide < 40) {
+    const [waiting, absent] = now.hung;
+    const told = `${waiting.length} ranks wait for ${absent.slice(0, 3).map((lane) => data.lanes[lane]).join(", ")}${absent.length > 3 ? ", ..." : ""}`;
+    add(svg, "text", { class: "work", x: width / 2, y: height / 2 }, told);
+  }
+  if (now && now.dst >= 0 && now.dst !== now.src) {
+    const path = wireBetween(spots[now.src], spots[now.dst], stage, both(now.src, now.dst));
+    const carried = data.changes[current].filter(([board]) => board === number).map(([, , at]) => before[now.src]?.get(at)?.[2] ?? []);
+    const packet = drawPacket(svg, now, new Set(carried.flat()), data, many);
+    const still = !forward || now.how === "missing" || matchMedia("(prefers-reduced-motion: reduce)").matches;
+    if (still) put(packet, path, now.how === "missing" ? 0.12 : 0.5, width);
+    else {
+      fill(before);
+      move(packet, path, width, () => fill(after));
+    }
+  }
+}
+
+function drawBox(svg, name, lane, [x, y], { data, stage, now }) {
+  const { wide, high } = stage;
+  const [waiting, absent] = (now?.hung ?? [[], []]).map((lanes) => lanes.includes(lane));
+  const at = waiting || (now && !now.hung && (now.src === lane || now.dst === lane));
+  const machine = add(svg, "g", { class: `machine ${absent ? "absent" : ""} ${at ? "at" : ""}`, transform: `translate(${x} ${y})` });
+  add(machine, "rect", { class: "box", x: -wide / 2, y: -high / 2, width: wide, height: high, rx: 5 });
+  const inside = add(machine, "g");
+  const small = wide < 40;
+  const text = add(machine, "text", { class: "name", y: small ? 4 : -high / 2 - 6 }, small ? String(lane) : shortened(name, wide / 6.2));
+  add(text, "title", {}, name);
+  if (now?.hung && small) return inside; // told once, in the middle
+  if (waiting) add(machine, "text", { class: "work", y: high / 2 + 15 }, "waits");
+  else if (now && !now.hung && now.dst < 0 && now.src === lane) add(machine, "text", { class: "work", y: high / 2 + 15 }, shortened(now.mark, wide / 5));
+  else if (absent) add(machine, "text", { class: "work", y: high / 2 + 15 }, "never came");
+  return inside;
+}
+
+// Names are cut in the middle: where they differ is mostly at an end.
+function shortened(name, most) {
+  const room = Math.max(3, Math.floor(most));
+  if (name.length <= room) return name;
+  const head = Math.ceil((room - 1) / 2);
+  return `${name.slice(0, head)}…${name.slice(name.length - (room - 1 - head))}`;
+}
+
+function drawPacket(svg, now, owners, data, many) {
+  const side = Math.min(34, 10 + 3 * Math.log10(1 + (now.bytes ?? 0)));
+  const packet = add(svg, "g", { class: `packet ${now.how}` });
+  add(packet, "rect", { x: -side / 2, y: -side / 2, width: side, height: side, rx: 2, fill: now.color });
+  if (!many && owners.size) {
+    const row = side / data.lanes.length;
+    for (const owner of owners) add(packet, "rect", { x: -side / 2, y: -side / 2 + row * owner, width: side, height: row, fill: data.hues[owner % data.hues.length] });
+  }
+  add(packet, "text", { y: -side / 2 - 5 }, labelOf(now));
+  return packet;
+}
+
+function put(packet, [from, to], along, width) {
+  const [x, y] = [from[0] + (to[0] - from[0]) * along, from[1] + (to[1] - from[1]) * along];
+  packet.setAttribute("transform", `translate(${x} ${y})`);
+  const text = packet.querySelector("text"); // it stays inside of the picture
+  const half = 3.2 * text.textContent.length;
+  text.setAttribute("x", Math.max(half - x, Math.min(0, width - half - x)));
+}
+
+function move(packet, path, width, arrived) {
+  let begun = null;
+  const frame = (time) => {
+    if (!packet.isConnected) return;
+    begun ??= time;
+    const part = Math.min(1, (time - begun) / MOVE_MS);
+    put(packet, path, part < 0.5 ? 2 * part * part : 1 - 2 * (1 - part) ** 2, width);
+    if (part < 1) requestAnimationFrame(frame);
+    else arrived();
+  };
+  put(packet, path, 0, width);
+  requestAnimationFrame(frame);
+}
+
+function drawClock(svg, data, now, width, height) {
+  const end = Math.max(1, ...data.steps.map(({ at, until }) => Math.max(at, until)));
+  const x = 12 + ((width - 24) * (now ? Math.max(now.at, now.until) : 0)) / end;
+  add(svg, "line", { class: "clock", x1: 12, x2: width - 12, y1: height + 8, y2: height + 8 });
+  add(svg, "circle", { class: "hand", cx: x, cy: height + 8, r: 5 });
+  add(svg, "text", { class: "axis", x: 12, y: height + 26 }, "0 ms");
+  add(svg, "text", { class: "axis end", x: width - 12, y: height + 26 }, `${(end / 1000).toFixed(2)} ms`);
+}

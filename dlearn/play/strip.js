@@ -1,0 +1,404 @@
+// The strip: every call of every rank over time, to travel in. Above stands the whole run, with a frame around what the
+// lanes below show. The page holds the calls as columns of numbers, a rank after the other, each in the order of start;
+// what is in view is found by bisection, and drawn as bars, or, where these are too many, as shares of the time.
+
+const MARGIN_PX = 92;
+const LANES_PX = 320;
+const TOP_PX = 16; // for the names of steps
+const MOST_DEEP = 4; // rows of calls that a rank is in at the same time
+const ZOOM = 1.35;
+const STUCK = -1; // as the time that a call took: it has not come out
+
+const endOf = ({ start, took }, call) => (took[call] === STUCK ? Infinity : start[call] + Math.max(0, took[call]));
+
+// Calls as typed arrays: the JSON's length, the JSON, and each column, one number in four bytes.
+function columnsOf(bytes) {
+  const view = new DataView(bytes.buffer);
+  const length = view.getUint32(0, true);
+  const data = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length)));
+  let at = 4 + length;
+  const column = (count) => new Int32Array(bytes.buffer, (at += 4 * count) - 4 * count, count);
+  for (const name of ["start", "took", "waited", "operation"]) data[name] = column(data.first.at(-1));
+  for (const name of ["kind", "within"]) data[name] = column(data.operations);
+  return data;
+}
+
+// What can be asked of the columns again and again: when each call and each operation begins, and how deep calls lie.
+function indexed(data) {
+  const { start, took, operation, first } = data;
+  data.begins = new Int32Array(data.operations).fill(2 ** 31 - 1);
+  data.latest = new Int32Array(start.length); // the last end of all calls up to this one
+  data.row = new Uint8Array(start.length);
+  data.depth = data.lanes.map(() => 1);
+  data.lanes.forEach((_, lane) => {
+    const free = new Array(MOST_DEEP).fill(-1);
+    for (let i = first[lane]; i < first[lane + 1]; i += 1) {
+      if (i > first[lane]) start[i] += start[i - 1];
+      const end = Math.min(endOf(data, i), data.length);
+      data.latest[i] = i > first[lane] ? Math.max(end, data.latest[i - 1]) : end;
+      const row = free.findIndex((until) => until <= start[i]);
+      data.row[i] = row < 0 ? MOST_DEEP - 1 : row;
+      free[data.row[i]] = took[i] === STUCK ? Infinity : end;
+      data.depth[lane] = Math.max(data.depth[lane], data.row[i] + 1);
+      data.begins[operation[i]] = Math.min(data.begins[operation[i]], start[i]);
+    }
+  });
+  return data;
+}
+
+// The first place in [from, to) whose value is not below `least`; values do not fall.
+function bisect(values, from, to, least) {
+  while (from < to) {
+    const middle = (from + to) >> 1;
+    if (values[middle] < least) from = middle + 1;
+    else to = middle;
+  }
+  return from;
+}
+
+const inView = ({ first, start, latest }, lane, [from, to]) => {
+  const [begin, end] = [first[lane], first[lane + 1]];
+  return [bisect(latest, begin, end, from), bisect(start, begin, end, to)];
+};
+
+// Drawing -------------------------------------------------------------------------------------------------------------
+
+function sharp(canvas, height) {
+  const [width, ratio] = [canvas.clientWidth, window.devicePixelRatio || 1];
+  Object.assign(canvas, { width: width * ratio, height: height * ratio });
+  canvas.style.height = `${height}px`;
+  const ink = canvas.getContext("2d");
+  ink.scale(ratio, ratio);
+  ink.font = "11px system-ui, sans-serif";
+  return { ink, width };
+}
+
+// The calls of one rank between two heights; `x` says where a time stands.
+function drawLane(ink, data, lane, window, [top, bottom], width, colors) {
+  const [begin, end] = inView(data, lane, window);
+  const scale = (width - MARGIN_PX) / (window[1] - window[0]);
+  const x = (at) => MARGIN_PX + (Math.min(Math.max(at, window[0]), window[1]) - window[0]) * scale;
+  if (end - begin > 2 * width) return drawShares(ink, data, [begin, end], x, [top, bottom], width);
+  const flat = bottom - top < 10; // then one on another
+  const high = (bottom - top) / (flat ? 1 : data.depth[lane]);
+  for (let i = begin; i < end; i += 1) {
+    const { color, mark } = data.kinds[data.kind[data.operation[i]]];
+    const until = endOf(data, i);
+    const [left, middle, right] = [x(data.start[i]), x(data.start[i] + data.waited[i]), x(until)];
+    const y = top + (flat ? 0 : high * data.row[i]);
+    ink.fillStyle = data.took[i] === STUCK ? colors.missing : color;
+    ink.globalAlpha = 0.45;
+    ink.fillRect(left, y + 0.35 * high, middle - left, 0.3 * high);
+    ink.globalAlpha = 1;
+    ink.fillRect(middle, y + 1, Math.max(1, right - middle), flat ? high - 1 : high - 2);
+    if (high > 12 && right - middle > 6.5 * mark.length + 6) {
+      ink.fillStyle = data.inks[color];
+      ink.fillText(mark, middle + 4, y + high / 2 + 4);
+    }
+  }
+}
+
+// For each pixel the share of its time in calls, a colour for each operation and paler while it waits.
+function drawShares(ink, data, [begin, end], x, [top, bottom], width) {
+  const shares = data.colors.map(() => [new Float32Array(width + 1), new Float32Array(width + 1)]);
+  const cover = (into, from, to) => {
+    let [left, last] = [x(from), x(to)];
+    for (let column = left | 0; column < last; column += 1) into[column] += Math.min(last, column + 1) - Math.max(left, column);
+  };
+  for (let i = begin; i < end; i += 1) {
+    const [transfer, waits] = shares[data.kinds[data.kind[data.operation[i]]].look];
+    const middle = data.start[i] + data.waited[i];
+    if (data.waited[i]) cover(waits, data.start[i], middle);
+    cover(transfer, middle, endOf(data, i));
+  }
+  const bars = shares.flatMap(([transfer, waits], look) => [[transfer, data.colors[look], 1], [waits, data.colors[look], 0.45]]);
+  for (let column = MARGIN_PX; column < width; column += 1) {
+    let y = bottom;
+    const whole = Math.max(1, bars.reduce((sum, [values]) => sum + values[column], 0));
+    for (const [values, color, alpha] of bars) {
+      if (!values[column]) continue;
+      const high = ((bottom - top) * values[column]) / whole;
+      ink.globalAlpha = alpha;
+      ink.fillStyle = color;
+      ink.fillRect(column, (y -= high), 1, high);
+    }
+  }
+  ink.globalAlpha = 1;
+}
+
+function drawTraffic(canvas, data, pairs, colors) {
+  const cell = Math.max(2, Math.min(22, Math.floor(200 / data.lanes.length)));
+  const side = cell * data.lanes.length;
+  canvas.style.width = `${side + 2}px`;
+  const { ink } = sharp(canvas, side + 2);
+  const most = Math.max(1, ...pairs.values());
+  ink.strokeStyle = colors.faint;
+  ink.strokeRect(0.5, 0.5, side + 1, side + 1);
+  for (const [pair, bytes] of pairs) {
+    const [src, dst] = [Math.floor(pair / data.lanes.length), pair % data.lanes.length];
+    ink.globalAlpha = 0.25 + (0.75 * bytes) / most;
+    ink.fillStyle = colors.ink;
+    ink.fillRect(1 + cell * dst, 1 + cell * src, cell - 1, cell - 1);
+  }
+}
+
+// One strip -----------------------------------------------------------------------------------------------------------
+
+function mountStrip(root, data) {
+  const find = (selector) => root.querySelector(selector);
+  const [overview, lanes] = [find(".overview"), find(".lanes")];
+  const whole = [0, data.length];
+  const laneHigh = Math.max(5, Math.min(70, LANES_PX / data.lanes.length));
+  const topOf = (lane) => TOP_PX + laneHigh * lane;
+  const low = topOf(data.lanes.length);
+  const lastOf = data.lanes.map((_, lane) => data.first[lane + 1] - 1);
+  let window = whole;
+  let chosenStep = -1; // only what is in this span counts
+  let chosen = -1; // a call
+  let colors = {};
+  let now = -1; // where a player on this page stands
+
+  const ms = (units) => Number(((units * data.unit_ns) / 1e6).toFixed(6));
+  const callsOf = (operation) => data.lanes.flatMap((_, lane) => {
+    const calls = [];
+    const from = bisect(data.start, data.first[lane], data.first[lane + 1], data.begins[operation]);
+    for (let i = from; i <= lastOf[lane]; i += 1) if (data.operation[i] === operation) { calls.push({ i, lane }); break; }
+    return calls;
+  });
+
+  // The Python that selects what is shown, and the operations that it selects.
+  function selection() {
+    const found = [];
+    if (chosen >= 0) found.push(data.operation[chosen]);
+    else for (let each = 0; each < data.operations; each += 1) {
+      const wanted = chosenStep >= 0 ? data.within[each] === chosenStep : data.begins[each] >= window[0] && data.begins[each] < window[1];
+      if (wanted) found.push(each);
+    }
+    const all = window[0] <= 0 && window[1] >= data.length;
+    if (chosen >= 0) {
+      const at = data.begins[data.operation[chosen]];
+      const same = data.kinds[data.kind[data.operation[chosen]]].op;
+      return { found, python: `trace.between(${ms(at)}, ${ms(at + 1)}).where(op=${JSON.stringify(same)})` };
+    }
+    if (chosenStep >= 0) return { found, python: `trace.within(${JSON.stringify(data.spans[chosenStep])})` };
+    return { found, python: all ? "trace" : `trace.between(${ms(window[0])}, ${ms(window[1])})` };
+  }
+
+  function show() {
+    const style = getComputedStyle(root);
+    colors = Object.fromEntries(["ink", "faint", "missing"].map((name) => [name, style.getPropertyValue(`--${name}`)]));
+    drawOverview();
+    drawLanes();
+    tell();
+  }
+
+  function drawOverview() {
+    const high = Math.max(2, Math.min(12, 72 / data.lanes.length));
+    const { ink, width } = sharp(overview, high * data.lanes.length + 2);
+    const scale = (width - MARGIN_PX) / data.length;
+    for (const [lane, from, to, shade] of data.heat) {
+      ink.globalAlpha = shade < 0 ? 1 : 0.12 + (0.88 * shade) / 255;
+      ink.fillStyle = shade < 0 ? colors.missing : colors.ink;
+      ink.fillRect(MARGIN_PX + from * scale, lane * high + 1, Math.max(1, (to - from) * scale - 0.5), high - 1);
+    }
+    ink.globalAlpha = 1;
+    if (!data.heat.length) data.lanes.forEach((_, lane) => drawLane(ink, data, lane, whole, [lane * high + 1, (lane + 1) * high], width, colors));
+    ink.strokeStyle = colors.ink;
+    ink.lineWidth = 2;
+    ink.strokeRect(MARGIN_PX + window[0] * scale, 1, Math.max(3, (window[1] - window[0]) * scale - 1), high * data.lanes.length);
+  }
+
+  function drawLanes() {
+    const { ink, width } = sharp(lanes, low + 20);
+    const x = (at) => MARGIN_PX + ((at - window[0]) * (width - MARGIN_PX)) / (window[1] - window[0]);
+    data.lanes.forEach((name, lane) => {
+      const top = topOf(lane);
+      ink.globalAlpha = 0.25;
+      ink.fillStyle = colors.faint;
+      ink.fillRect(MARGIN_PX, top + 1, width, 1);
+      ink.globalAlpha = 1;
+      ink.fillStyle = colors.ink;
+      if (laneHigh > 10 || lane % 8 === 0) ink.fillText(name, 0, top + laneHigh / 2 + 4, MARGIN_PX - 8);
+      drawLane(ink, data, lane, window, [top + 1, top + laneHigh], width, colors);
+    });
+    if (chosen >= 0) drawChosen(ink, x);
+    ink.fillStyle = colors.faint;
+    for (const [title, from, to] of data.steps) {
+      if (from < window[0] || from > window[1] || x(to) - x(from) < 6.5 * title.length) continue;
+      ink.fillRect(x(from), 2, 0.5, low - 2);
+      ink.fillText(title, x(from) + 4, 11);
+    }
+    if (now >= window[0] && now <= window[1]) ink.fillRect(x(now) - 1, TOP_PX, 3, low - TOP_PX);
+    const [from, to] = window.map((at) => `${ms(at).toLocaleString("en-US", { maximumFractionDigits: 4 })} ms`);
+    ink.fillText(from, MARGIN_PX, low + 16);
+    ink.fillText(to, width - ink.measureText(to).width, low + 16);
+  }
+
+  // All ranks of the chosen operation in a frame, and where the last of them came.
+  function drawChosen(ink, x) {
+    const calls = callsOf(data.operation[chosen]);
+    ink.strokeStyle = colors.ink;
+    ink.lineWidth = laneHigh < 11 ? 0.5 : 2;
+    for (const { i, lane } of calls) {
+      const [left, right] = [Math.max(MARGIN_PX, x(data.start[i])), x(Math.min(endOf(data, i), window[1]))];
+      const [high, row] = laneHigh < 11 ? [laneHigh - 1, 0] : [(laneHigh - 1) / data.depth[lane], data.row[i]];
+      if (right >= left) ink.strokeRect(left - 1, topOf(lane) + 1 + high * row, Math.max(3, right - left + 2), high);
+    }
+    const last = x(Math.max(...calls.map(({ i }) => data.start[i])));
+    if (calls.length < 2 || last < MARGIN_PX) return;
+    ink.setLineDash([3, 3]);
+    ink.strokeRect(last, TOP_PX, 0, low - TOP_PX);
+    ink.setLineDash([]);
+  }
+
+  // Words, Python and traffic of what is chosen, or else of what is in view.
+  function tell() {
+    const { found, python } = selection();
+    const counts = new Map();
+    for (const each of found) counts.set(data.kind[each], (counts.get(data.kind[each]) ?? 0) + 1);
+    const pairs = new Map();
+    let [messages, bytes, unknown] = [0, 0, 0];
+    for (const [kind, times] of counts) {
+      unknown += data.kinds[kind].why ? times : 0;
+      for (const [src, dst, size, count] of data.kinds[kind].pairs) {
+        pairs.set(src * data.lanes.length + dst, (pairs.get(src * data.lanes.length + dst) ?? 0) + size * times);
+        messages += count * times;
+        bytes += size * times;
+      }
+    }
+    const number = (count, name) => `${count.toLocaleString("en-US")} ${name}${count === 1 ? "" : "s"}`;
+    const not = unknown ? ` The messages of ${number(unknown, "operation")} are not known.` : "";
+    const where = chosen >= 0 ? sentenceOf(chosen) : `${number(found.length, "operation")} in view:`;
+    find(".sentence").textContent = `${where} ${number(messages, "message")}, ${sizeText(bytes)} of payload.${not}`;
+    find("code").textContent = python;
+    drawTraffic(find(".traffic"), data, pairs, colors);
+  }
+
+  function sentenceOf(call) {
+    const lane = data.first.findLastIndex((begin) => begin <= call);
+    const kind = data.kinds[data.kind[data.operation[call]]];
+    const time = (units) => `${((units * data.unit_ns) / 1e6).toPrecision(3)} ms`;
+    const last = callsOf(data.operation[call]).reduce((one, other) => (data.start[other.i] > data.start[one.i] ? other : one), { i: call, lane });
+    const waited = data.waited[call] ? `, ${time(data.waited[call])} of it waiting for ${data.lanes[last.lane]}` : "";
+    const took = data.took[call] === STUCK ? "never came out of it" : data.took[call] < 0 ? "was in it; nobody saw its end" : `was in it for ${time(data.took[call])}${waited}`;
+    return `${kind.text}: ${data.lanes[lane]} ${took}.${kind.why ? ` ${kind.why}.` : ` Messages: ${kind.how}.`}`;
+  }
+
+  function look(from, to, step = -1) {
+    const least = Math.min(20, data.length);
+    const wide = Math.min(data.length, Math.max(least, Math.round(to - from)));
+    const begin = Math.round(Math.min(Math.max(0, from), data.length - wide));
+    window = [begin, begin + wide];
+    chosenStep = step;
+    find("select").value = step;
+    show();
+  }
+
+  const middle = () => (chosen >= 0 ? data.start[chosen] : (window[0] + window[1]) / 2);
+  const zoom = (by, at = middle()) => look(at - (at - window[0]) * by, at + (window[1] - at) * by);
+  const pan = (share) => look(window[0] + share * (window[1] - window[0]), window[1] + share * (window[1] - window[0]));
+  const timeAt = (canvas, event, [from, to]) => from + ((event.offsetX - MARGIN_PX) * (to - from)) / Math.max(1, canvas.clientWidth - MARGIN_PX);
+
+  function callAt(event) {
+    const lane = Math.floor((event.offsetY - TOP_PX) / laneHigh);
+    if (!(lane in data.lanes) || event.offsetX < MARGIN_PX) return -1;
+    const [at, near] = [timeAt(lanes, event, window), (2 * (window[1] - window[0])) / lanes.clientWidth];
+    const [begin, end] = inView(data, lane, [at - near, at + near]);
+    for (let i = end - 1; i >= begin; i -= 1) if (endOf(data, i) >= at - near) return i;
+    return -1;
+  }
+
+  function choose(call) {
+    chosen = call;
+    if (call >= 0 && (data.start[call] > window[1] || endOf(data, call) < window[0])) {
+      const wide = window[1] - window[0];
+      return look(data.start[call] - wide / 2, data.start[call] + wide / 2);
+    }
+    show();
+    if (call >= 0) root.dispatchEvent(new CustomEvent("dlearn-call", { bubbles: true, detail: { at_us: data.begin_us + (data.begins[data.operation[call]] * data.unit_ns) / 1000 } }));
+  }
+
+  // From the chosen call to its neighbour in time, or to the next rank's call at that time.
+  function step(by, lanesBy = 0) {
+    const now = chosen >= 0 ? data.first.findLastIndex((begin) => begin <= chosen) : 0;
+    const lane = Math.max(0, Math.min(data.lanes.length - 1, now + lanesBy));
+    const from = chosen >= 0 && !lanesBy ? chosen + by : bisect(data.start, data.first[lane], data.first[lane + 1], chosen >= 0 ? data.start[chosen] : window[0]);
+    if (data.first[lane + 1] > data.first[lane]) choose(Math.max(data.first[lane], Math.min(lastOf[lane], from)));
+  }
+
+  let drag = null;
+  for (const [canvas, span] of [[overview, () => whole], [lanes, () => window]]) {
+    canvas.addEventListener("pointerdown", (event) => {
+      canvas.setPointerCapture(event.pointerId);
+      drag = { canvas, from: timeAt(canvas, event, span()), window, moved: false };
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      if (drag?.canvas !== canvas) {
+        const call = canvas === lanes ? callAt(event) : -1;
+        if (call >= 0 && chosen < 0) find(".sentence").textContent = sentenceOf(call);
+        return;
+      }
+      const at = timeAt(canvas, event, canvas === overview ? whole : drag.window);
+      drag.moved ||= Math.abs(at - drag.from) * canvas.clientWidth > 3 * (span()[1] - span()[0]);
+      if (!drag.moved) return;
+      if (canvas === overview) look(Math.min(at, drag.from), Math.max(at, drag.from));
+      else look(drag.window[0] + drag.from - at, drag.window[1] + drag.from - at);
+    });
+    canvas.addEventListener("pointerup", (event) => {
+      const { moved, from } = drag ?? { moved: true };
+      drag = null;
+      if (moved) return;
+      if (canvas === lanes) choose(callAt(event));
+      else look(from - (window[1] - window[0]) / 2, from + (window[1] - window[0]) / 2);
+    });
+    canvas.addEventListener("pointerleave", () => drag || tell());
+  }
+  lanes.addEventListener("wheel", (event) => {
+    event.preventDefault();
+    if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) pan((event.deltaX || event.deltaY) / 1000);
+    else zoom(event.deltaY > 0 ? ZOOM : 1 / ZOOM, timeAt(lanes, event, window));
+  }, { passive: false });
+  const keys = {
+    ArrowLeft: () => pan(-0.2), ArrowRight: () => pan(0.2), "+": () => zoom(1 / ZOOM), "=": () => zoom(1 / ZOOM), "-": () => zoom(ZOOM),
+    Home: () => look(...whole), n: () => step(1), p: () => step(-1), ArrowUp: () => step(0, -1), ArrowDown: () => step(0, 1), Escape: () => choose(-1),
+  };
+  lanes.addEventListener("keydown", (event) => {
+    if (!(event.key in keys) || event.altKey || event.ctrlKey || event.metaKey) return;
+    event.preventDefault();
+    keys[event.key]();
+  });
+  for (const button of root.querySelectorAll("[data-key]")) button.addEventListener("click", () => keys[button.dataset.key]());
+  find(".copy").addEventListener("click", () => navigator.clipboard?.writeText(find("code").textContent));
+  const steps = find("select");
+  steps.add(new Option("whole run", -1));
+  data.steps.forEach(([title], place) => steps.add(new Option(title, place)));
+  steps.hidden = !data.steps.length;
+  steps.addEventListener("change", () => {
+    chosen = -1;
+    const [, from, to, span] = data.steps[steps.value] ?? ["", ...whole, -1];
+    look(from, to, span);
+  });
+  for (const [place, color] of data.colors.entries()) add(find(".legend"), "span", { style: `--color: ${color}` }, data.legend[place]);
+  add(find(".legend"), "i", {}, "thin: waits for the last rank");
+  document.addEventListener("dlearn-step", ({ detail }) => {
+    now = detail.at_us ? ((detail.at_us - data.begin_us) * 1000) / data.unit_ns : -1;
+    show();
+  });
+  new ResizeObserver(show).observe(root);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
+  root.dlearnStrip = { look, choose, data, get window() { return window; }, get found() { return selection().found; } };
+  show();
+}
+
+for (const root of document.querySelectorAll(".dlearn-strip")) {
+  if (root.dlearnStrip) continue;
+  root.dlearnStrip = true;
+  const packed = root.querySelector("script[type='application/dlearn']").textContent;
+  unpackBytes(packed).then((bytes) => {
+    root.querySelector(".still")?.remove();
+    root.querySelector(".travel").hidden = false;
+    mountStrip(root, indexed(columnsOf(bytes)));
+  }).catch((error) => {
+    root.querySelector(".bar").textContent = `This browser cannot show it (${error}).`;
+  });
+}

@@ -1,0 +1,278 @@
+"""The strip: all calls of all ranks of a run over time, to zoom into, point at and select, in a page without a kernel.
+
+`strip.js` draws what is in view. Here the calls become columns of numbers, which pack well; of operations that are
+alike the words, and who sends how much to whom, stand there once.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import os
+import zlib
+from typing import Any
+
+import numpy as np
+
+from dlearn import draw
+from dlearn.analysis.ddp.step_times import RunSteps, step_times
+from dlearn.draw.palette import SERIES, ink_on, look
+from dlearn.draw.save import closed_after, svg_of
+from dlearn.errors import DlearnError
+from dlearn.join.joining import operations
+from dlearn.join.unrolling import sums_of, why_unknown
+from dlearn.play.page import page, script, style
+from dlearn.shown import count_text, first_few
+from dlearn.trace.event import Span
+from dlearn.trace.message import Operation
+from dlearn.trace.store import printable
+from dlearn.trace.tables.event_table import Column
+from dlearn.trace.tables.operations import Operations
+from dlearn.trace.trace import Trace
+
+_LEAST_UNIT_NS = 100
+_HIGHEST = 2**31 - 2
+"""Of a number in four bytes."""
+_ROOM_FOR_STUCK = 1.15
+"""The page is so much longer than all that was seen, where a call has not come out."""
+_NAMES_SHOWN = 3
+"""Of one colour, in the legend."""
+
+
+class Strip:
+    """All of a trace over time. A notebook shows it, also without a kernel; `to_html` gives a page of its own."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.steps = step_times(trace)
+        calls = len(operations(trace).calls)
+        counted = f"{count_text(calls, 'call')} of {count_text(len(trace.ranks), 'rank')}"
+        found = f": {self.steps.finding}" if self.steps.titles else ""
+        self.title = printable(f"{counted}{found}")
+        self.snippet = _snippet(self.title, packed(trace, self.steps))
+        """Self-contained HTML, to be put into a page."""
+        self._trace = trace
+
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The strip as a page that needs nothing else; written to `path` too, if there is one."""
+        return page(self.title, self.snippet, path)
+
+    def _repr_html_(self) -> str:
+        """With a picture, for a notebook that runs no scripts, as one that nobody trusts yet."""
+        return self.snippet.replace("</p>", f"</p>{_still(self._trace, self.steps)}", 1)
+
+    def __repr__(self) -> str:
+        return self.title
+
+
+def strip(trace: Trace) -> Strip:
+    """Travel through all calls of a trace: the whole run with a frame to move, below it a lane for each rank.
+
+    Drag, wheel and keys move and zoom; what is chosen is told in words, with its line of code, its bytes and how they
+    are known, and in Python that selects the same. DlearnError for a trace without calls.
+    """
+    if not len(operations(trace).calls):
+        raise DlearnError("there is nothing to travel through: this trace holds no call of an operation.")
+    return Strip(trace)
+
+
+# Data -----------------------------------------------------------------------------------------------------------------
+
+
+def packed(trace: Trace, steps: RunSteps) -> bytes:
+    """The JSON's length, the JSON, and the columns, all numbers in four bytes, compressed by zlib."""
+    data, columns = contents(trace, steps)
+    text = json.dumps(data, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 4)
+    parts = [np.array([len(text)], "<i4").tobytes(), text, *(column.astype("<i4").tobytes() for column in columns)]
+    return zlib.compress(b"".join(parts), level=6)
+
+
+def contents(trace: Trace, steps: RunSteps) -> tuple[dict[str, Any], list[Column]]:
+    """What `strip.js` reads. Times are in `unit_ns` from the trace's first event on.
+
+    Columns of calls, by rank and start: its start as the difference to the one before, how long it took (-1: it has not
+    come out, -2: nobody saw its end), how long of that it waited, and its operation; columns of operations: the kind,
+    and the span it lies in.
+    """
+    shown = operations(trace)
+    calls = shown.calls
+    ranks = sorted({*trace.labels, *np.unique(calls.rank).tolist()})
+    last_ns = max(int(calls.start_ns.max()), int(calls.end_ns.max()))  # NONE is lower than any time.
+    begin_ns = trace.whole.first_ns
+    seen_ns = last_ns - begin_ns
+    shown_ns = int(seen_ns * _ROOM_FOR_STUCK) if calls.pending.any() else seen_ns
+    unit_ns = max(_LEAST_UNIT_NS, -(-shown_ns // _HIGHEST))
+
+    order = np.lexsort((calls.start_ns, calls.rank))
+    start = np.maximum(0, calls.start_ns[order] - begin_ns) // unit_ns
+    end_ns = np.where(calls.ended, calls.end_ns, last_ns)[order]
+    took = np.where(calls.ended[order], (end_ns - begin_ns) // unit_ns - start, np.where(calls.pending[order], -1, -2))
+    waits_ns = np.minimum(calls.transfer_ns[order], end_ns) - calls.start_ns[order]
+    alone = shown.waits_for_none[calls.operation[order]]
+    first = np.searchsorted(calls.rank[order], [*ranks, ranks[-1] + 1])
+    lanes = {rank: place for place, rank in enumerate(ranks)}
+    differences = np.diff(start, prepend=0)
+    begins = first[:-1][np.diff(first) > 0]  # of the ranks that call anything
+    differences[begins] = start[begins]
+
+    kinds, kind = _kinds(trace, shown, lanes)
+    families: dict[str, list[str]] = {}
+    for each in kinds:
+        families.setdefault(each["color"], []).append(each["family"] or each["mark"])
+    colors = list(families)
+    for each in kinds:
+        each["look"] = colors.index(each["color"])
+    named, within = _in_steps(trace, shown, steps)
+    cells = _cells(steps, lanes, begin_ns, last_ns, unit_ns)
+    data = {
+        "lanes": [printable(trace.label(rank)) for rank in ranks],
+        "begin_us": begin_ns // 1000,
+        "unit_ns": unit_ns,
+        "length": max(1, shown_ns // unit_ns + 1),
+        "first": first.tolist(),
+        "operations": len(shown),
+        "kinds": kinds,
+        "colors": colors,
+        "legend": [first_few([*dict.fromkeys(names)], _NAMES_SHOWN) for names in families.values()],
+        "inks": {color: ink_on(color) for color in colors},
+        "spans": list(named),
+        "steps": [
+            [printable(title), min(cell[1] for cell in mine), max(cell[2] for cell in mine) + 1, named.get(title, -1)]
+            for title, mine in zip(steps.titles, cells, strict=True)
+        ],
+        "heat": [cell for mine in cells for cell in mine],
+    }
+    return data, [
+        differences,
+        took,
+        np.where(alone, 0, np.maximum(0, waits_ns // unit_ns)),
+        calls.operation[order],
+        kind,
+        within,
+    ]
+
+
+def _kinds(trace: Trace, shown: Operations, lanes: dict[int, int]) -> tuple[list[dict[str, Any]], Column]:
+    """What is the same for operations that differ in nothing but their times, each once; and the kind of each."""
+    places: dict[str, int] = {}
+    kind = np.zeros(len(shown), np.int64)
+    for one, alike in shown.alike():
+        kind[alike] = places.setdefault(json.dumps(_kind(one, trace, lanes)), len(places))
+    return [json.loads(text) for text in places], kind
+
+
+def _kind(one: Operation, trace: Trace, lanes: dict[int, int]) -> dict[str, Any]:
+    expected = sums_of(one)
+    pairs = [
+        [lanes[each.src], lanes[each.dst], each.payload_bytes or 0, each.message_count]
+        for each in expected
+        if each.how != "missing"
+    ]
+    reason = why_unknown(one)
+    sites = dict.fromkeys(end.site for end in one.ends if end.site)
+    where = f" ({', '.join(sites)})" if sites else ""
+    never = [trace.label(rank) for rank in one.missing]
+    where += f", which {first_few(never, _NAMES_SHOWN)} never called" if never else ""
+    return {
+        "op": one.ends[0].op,
+        "text": printable(f"{one.op} of {one.what}{where}"),
+        "mark": printable(f"bucket {one.bucket.index}" if one.bucket is not None else one.op),
+        "color": look(one.op).color if one.bucket is None else SERIES[one.bucket.index % len(SERIES)],
+        "family": look(one.op).family if one.bucket is None else "",
+        "how": ", ".join(sorted({each.how for each in expected})) or "none",
+        "why": "" if reason is None else printable(f"No messages known: {reason}"),
+        "pairs": pairs,
+    }
+
+
+def _in_steps(trace: Trace, shown: Operations, steps: RunSteps) -> tuple[dict[str, int], Column]:
+    """Of each step that is a span of that name its place among these; and of each operation the one it lies in, or -1.
+
+    It lies there as for `Trace.within`: one of its calls does. A call of RPC sets other ranks going: there the page
+    selects by time.
+    """
+    spans = [title for title in steps.titles if title in trace.spans] if not trace.rpc.exchanges else []
+    named = {title: place for place, title in enumerate(spans)}
+    table = trace.whole.table
+    inside = table.of_firsts(lambda event: named.get(event.name, -1) if isinstance(event, Span) else -1, np.int64)
+    inside = np.append(np.append(inside, -1)[table.parent_row], -1)
+    while True:  # As deep as calls lie in each other.
+        deeper = np.where(inside[:-1] < 0, inside[table.parent_row], inside[:-1])
+        if (deeper == inside[:-1]).all():
+            break
+        inside[:-1] = deeper
+    within = np.full(len(shown), -1, np.int64)
+    mine = shown.rows >= 0
+    met = shown.table
+    ends = inside[met.end_row[met.ends_of(shown.rows[mine])]]
+    first = np.cumsum(np.append(0, np.diff(met.first)[shown.rows[mine]]))[:-1]
+    within[mine] = np.maximum.reduceat(ends, first) if len(ends) else []
+    return named, within
+
+
+def _cells(
+    steps: RunSteps, lanes: dict[int, int], begin_ns: int, last_ns: int, unit_ns: int
+) -> list[list[tuple[int, int, int, int]]]:
+    """Of each step its ranks: lane, start, end, and a shade from 0 to 255: the longer it waited, or took, the darker.
+
+    A step that a rank never finished lasts until the last moment seen, and its shade is -1.
+    """
+    everything = [cell for each in steps.cells for cell in each.values()]
+    waits = any(cell.waited_ns for cell in everything)
+    darkest = max(((cell.waited_ns if waits else cell.length_ns) or 0 for cell in everything), default=0) or 1
+    found: list[list[tuple[int, int, int, int]]] = []
+    for each in steps.cells:
+        found.append([])
+        for rank, cell in each.items():
+            end_ns = last_ns if cell.length_ns is None else cell.start_ns + cell.length_ns
+            shade = 255 * ((cell.waited_ns if waits else cell.length_ns) or 0) // darkest
+            ends = (cell.start_ns - begin_ns) // unit_ns, (end_ns - begin_ns) // unit_ns
+            found[-1].append((lanes[rank], *ends, -1 if cell.length_ns is None else shade))
+    return found
+
+
+# HTML -----------------------------------------------------------------------------------------------------------------
+
+_PARTS = """
+<div class="travel" hidden>
+<div class="bar buttons">
+<select aria-label="Go to a step"></select>
+<button type="button" data-key="Home">Whole</button>
+<button type="button" data-key="+">Zoom in</button>
+<button type="button" data-key="-">Zoom out</button>
+<button type="button" data-key="p">Previous call</button>
+<button type="button" data-key="n">Next call</button>
+<button type="button" data-key="Escape">Choose none</button>
+</div>
+<canvas class="overview" role="img" aria-label="The whole run: drag to choose what is shown below"></canvas>
+<p class="note legend"></p>
+<canvas class="lanes" tabindex="0" role="application" aria-label="A lane for each rank. Left and right move, plus and
+minus zoom, N and P go to the next and the previous call, up and down to another rank, Escape chooses none."></canvas>
+<p class="sentence" aria-live="polite"></p>
+<p class="note">The same in Python: <code></code> <button type="button" class="copy">Copy</button></p>
+<p class="note">Who sent to whom in it: from a row's rank to a column's, the stronger the more bytes.</p>
+<canvas class="traffic" role="img" aria-label="Traffic matrix of what is chosen; the sentence has its sum"></canvas>
+</div>
+"""
+
+
+def _still(trace: Trace, steps: RunSteps) -> str:
+    """The picture for pages that run no scripts."""
+    with closed_after():
+        axes = draw.steps(trace) if steps.titles else draw.timeline(trace)
+        svg = svg_of(axes)
+    told = html.escape(str(axes.get_label()), quote=True)
+    return f'<img class="still" alt="{told}" src="data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}">'
+
+
+def _snippet(title: str, data: bytes) -> str:
+    text = base64.b64encode(data).decode()
+    unique = hashlib.sha256(data).hexdigest()[:8]
+    return (
+        f'<div class="dlearn-player dlearn-strip mathjax_ignore tex2jax_ignore" data-strip="{unique}"'
+        f' data-lm-suppress-shortcuts="true"><style>{style()}</style>'
+        f'<p class="title">{html.escape(title)}</p>{_PARTS}'
+        f'<script type="application/dlearn">{text}</script>{script("elements.js", "strip.js")}</div>'
+    )

@@ -1,0 +1,85 @@
+"""A timeline of many ranks: one lane for those that are alike, a lane of its own for whoever is odd."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from traces import Job
+
+from dlearn import draw, operations
+from dlearn.draw.layout.folding import ALIKE, MOST_LANES, fold
+from dlearn.trace.tables.operations import Calls
+
+MS = 10**6
+
+
+def job(folder, *, ranks=64, late=None, never=None):
+    """Two all-reduces; to the second one rank comes 2 ms late, or never."""
+    made = Job(folder, ranks=ranks)
+    for rank in range(ranks):
+        made.span(rank, "step 0", start_ns=0, end_ns=10 * MS)
+    made.collective("all_reduce", size=64, start_ns={rank: MS + 1000 * rank for rank in range(ranks)}, end_ns=3 * MS)
+    starts = {rank: 4 * MS + (2 * MS if rank == late else 0) for rank in range(ranks) if rank != never}
+    made.collective("all_reduce", size=64, ranks=starts, start_ns=starts, end_ns=8 * MS if never is None else None)
+    return made.load()
+
+
+def lanes(ax):
+    return [label.get_text() for label in ax.get_yticklabels()]
+
+
+def texts(ax):
+    return [text.get_text() for text in ax.texts]
+
+
+def test_the_late_rank_has_a_lane_of_its_own_and_the_others_share_one(tmp_path):
+    ax = draw.timeline(job(tmp_path, late=17))
+    assert [name.partition(" and ")[2] for name in lanes(ax)] == ["", "62 more alike"]
+    assert lanes(ax)[0] == "rank 17"
+    assert any("each call within 3% of the picture's width of their median" in text for text in texts(ax))
+    assert "rank 17" in ax.get_title(loc="left")
+
+
+def test_who_never_came_is_not_folded_with_those_who_wait(tmp_path):
+    ax = draw.timeline(job(tmp_path, never=5))
+    assert lanes(ax)[0] == "rank 5"
+    assert lanes(ax)[1].endswith("and 62 more alike")
+
+
+def test_spans_that_all_ranks_have_are_named_once(tmp_path):
+    for ranks, times in ((3, 3), (16, 1)):
+        ax = draw.timeline(job(tmp_path / str(ranks), ranks=ranks))
+        assert len(lanes(ax)) == ranks
+        assert sum(text == "step 0" for text in texts(ax)) == times
+        assert any("Spans are those of rank 0" in text for text in texts(ax)) == (times == 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    ranks=st.integers(1, 60),
+    late=st.dictionaries(st.integers(0, 59), st.integers(0, 1000), max_size=9),
+    kinds=st.lists(st.integers(0, 2), min_size=60, max_size=60),
+)
+def test_every_rank_stands_in_one_lane_with_others_that_are_near(ranks, late, kinds):
+    numbers = np.arange(ranks)
+    start_ns = np.array([late.get(rank, 0) for rank in range(ranks)], np.int64)
+    calls = Calls(
+        operation=numbers, rank=numbers, start_ns=start_ns, end_ns=start_ns + 1, pending=np.zeros(ranks, bool),
+        ops=("a", "b", "c"), op=np.array(kinds[:ranks]),
+    )  # fmt: skip
+    folded = fold(calls, range(ranks), 1000)
+    assert sorted(rank for members in folded.values() for rank in members) == list(range(ranks))
+    assert list(folded) == sorted(folded)
+    for shown, members in folded.items():
+        assert shown in members
+        assert ranks > MOST_LANES or members == (shown,)
+        assert all(kinds[rank] == kinds[shown] for rank in members)
+        assert all(abs(start_ns[rank] - start_ns[shown]) <= 2 * ALIKE * 1000 for rank in members)
+
+
+def test_ranks_that_call_nothing_are_alike(tmp_path):
+    made = Job(tmp_path, ranks=30)
+    made.send(0, 1)
+    made.recv(1, 0)
+    trace = made.load()
+    assert len(operations(trace)) == 1
+    assert [name.partition(" and ")[2] for name in lanes(draw.timeline(trace))] == ["", "", "27 more alike"]

@@ -1,0 +1,120 @@
+"""How long steps took, which one is odd, and the strip that shows them all."""
+
+import matplotlib.pyplot as plt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from traces import Job, tensor
+
+from dlearn import draw, explain
+from dlearn.analysis import step_times
+from dlearn.draw.palette import MISSING
+from dlearn.draw.step_strip import MOST_COLUMNS, columns_of
+
+US = 1000
+MS = 1000 * US
+
+
+@pytest.fixture(autouse=True)
+def close():
+    yield
+    plt.close("all")
+
+
+def named(folder, lengths, *, ranks=2, name="step", never=()):
+    """Spans of so many ms each; `never` are (rank, step) without an end."""
+    job = Job(folder, ranks=ranks)
+    at = 0
+    for step, length in enumerate(lengths):
+        for rank in range(ranks):
+            end = None if (rank, step) in never else at + length * MS
+            job.span(rank, f"{name} {step}", start_ns=at, end_ns=end)
+        at += length * MS
+    return job.load()
+
+
+def trained(folder, late_ms=100):
+    """Eight steps of DDP on two ranks; in step 6 rank 1 comes late to bucket 1."""
+    job = Job(folder, ranks=2)
+    for rank in range(2):
+        for index, size in enumerate((40, 60)):
+            job.bucket(rank, index, {f"p{index}": size}, count=2)
+    for step in range(8):
+        at = step * 1000 * MS
+        late = late_ms * MS if step == 6 else 0
+        for rank in range(2):
+            job.stretch(rank, "forward", at, at + 10 * MS)
+            for index in range(2):
+                job.gradient(rank, f"p{index}", at_ns=at + (12 + 4 * index) * MS + late * rank * index)
+        for index, size in enumerate((40, 60)):
+            starts = {rank: at + (13 + 4 * index) * MS + late * rank * index for rank in range(2)}
+            facts = {"launcher": "reducer", "backward": step, "phase": "backward", "inputs": (tensor(size),)}
+            job.collective("all_reduce", start_ns=starts, end_ns=max(starts.values()) + 2 * MS, **facts)
+        for rank in range(2):
+            job.stretch(rank, "backward", at + 11 * MS, at + 22 * MS + late)
+            job.stretch(rank, "optimizer", at + 23 * MS + late, at + 25 * MS + late)
+    return job.load()
+
+
+def test_the_odd_step_is_named_with_the_rank_and_the_bucket_that_the_others_waited_for(tmp_path):
+    trace = trained(tmp_path)
+    found = step_times(trace)
+    said = "Training step 6 took 125 ms, the median is 25.0 ms: rank 1 came late to bucket 1"
+    assert found.finding == said
+    assert f"{said}." in explain(trace).sentences
+    assert found.cells[6][0].waited_ns == 100 * MS
+    assert found.cells[6][1].waited_ns == 0
+    assert draw.steps(trace).get_title(loc="left").replace("\u00a0", " ") == said
+
+
+def test_no_step_is_odd_where_all_take_as_long(tmp_path):
+    trace = trained(tmp_path, late_ms=0)
+    assert step_times(trace).finding == "8 steps of 25.0 ms (median), 25.0 ms to 25.0 ms"
+    assert step_times(trace).odd_sentence == ""
+
+
+@given(st.lists(st.integers(1, 50), min_size=6, max_size=12), st.integers(1, 5))
+@settings(deadline=None, max_examples=30)
+def test_a_step_of_three_times_the_longest_other_is_always_found(tmp_path_factory, lengths, place):
+    lengths[place] = 3 * max(lengths)
+    found = step_times(named(tmp_path_factory.mktemp("steps"), lengths))
+    assert found.odd == place
+    assert f"Step {place} took" in found.finding
+
+
+def test_spans_of_the_user_are_steps_and_parts_of_steps_are_none(tmp_path):
+    assert step_times(named(tmp_path / "a", [5] * 6, name="iteration")).titles[0] == "iteration 0"
+    assert step_times(named(tmp_path / "b", [5] * 6, name="F")).titles == ()
+
+
+def test_a_step_that_was_never_finished_is_red_and_in_the_title(tmp_path):
+    ax = draw.steps(named(tmp_path, [5] * 6, never=[(1, 5)]))
+    assert ax.get_title(loc="left") == "Step 5 was never finished by rank 1"
+    faces = {each.get_gid(): each.get_facecolors() for each in ax.collections}
+    red = tuple(plt.matplotlib.colors.to_rgba(MISSING))
+    assert [tuple(face) for face in faces["cells"]].count(red) == 1
+
+
+def test_of_500_steps_the_odd_one_is_never_averaged_away(tmp_path):
+    lengths = [10] * 500
+    lengths[321] = 90
+    trace = named(tmp_path, lengths, ranks=3)
+    columns = columns_of(step_times(trace))
+    assert len(columns) <= MOST_COLUMNS
+    assert 321 in [column.place for column in columns]
+    assert sum(column.steps for column in columns) == 500
+    ax = draw.steps(trace)
+    assert "Step 321 took 90.0 ms" in ax.get_title(loc="left").replace("\u00a0", " ")
+    assert "step 321" in [text.get_text() for text in ax.texts]
+
+
+@pytest.mark.parametrize(("ranks", "steps"), [(3, 1), (16, 80), (64, 12)])
+def test_a_cell_for_each_rank_and_step(tmp_path, ranks, steps):
+    ax = draw.steps(named(tmp_path, [5] * steps, ranks=ranks))
+    [cells] = [each for each in ax.collections if each.get_gid() == "cells"]
+    assert len(cells.get_paths()) == ranks * steps
+
+
+def test_no_steps_says_what_to_do(tmp_path):
+    trace = Job(tmp_path, ranks=2).load()
+    assert "dlearn.span" in draw.steps(trace).texts[0].get_text()
