@@ -4,6 +4,7 @@ import matplotlib.pyplot as plt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.colors import to_rgba
 from traces import Job, tensor
 
 from dlearn import draw, explain
@@ -113,6 +114,55 @@ def test_a_cell_for_each_rank_and_step(tmp_path, ranks, steps):
     ax = draw.steps(named(tmp_path, [5] * steps, ranks=ranks))
     [cells] = [each for each in ax.collections if each.get_gid() == "cells"]
     assert len(cells.get_paths()) == ranks * steps
+
+
+@pytest.mark.parametrize("ranks", [2, 64])
+def test_a_hang_after_many_steps_is_a_red_step_that_names_who_never_came(tmp_path, ranks):
+    """The forward pass of the last step has ended, its backward pass has not; rank 1 never began the step."""
+    job = Job(tmp_path, ranks=ranks)
+    for step in range(14):
+        at, stuck = step * 30 * MS, step == 13
+        here = [rank for rank in range(ranks) if not (stuck and rank == 1)]
+        for rank in here:
+            job.stretch(rank, "forward", at, at + 8 * MS)
+        job.collective(
+            "all_reduce", ranks=here, start_ns=at + 10 * MS, end_ns=None if stuck else at + 12 * MS,
+            launcher="reducer", backward=step, phase="backward", inputs=(tensor(40),),
+        )  # fmt: skip
+        for rank in here:
+            job.stretch(rank, "backward", at + 9 * MS, None if stuck else at + 13 * MS)
+            if not stuck:
+                job.stretch(rank, "optimizer", at + 14 * MS, at + 15 * MS)
+    trace = job.load()
+    found = step_times(trace)
+    who = "rank 0 waits" if ranks == 2 else "63 ranks wait"
+    assert found.finding == f"Training step 13 was never finished: {who} for rank 1"
+    assert [rank for rank, cell in found.cells[13].items() if cell.length_ns is None] == [0, *range(2, ranks)]
+    assert all(found.length_ns(place) == 15 * MS for place in range(13))
+    ax = draw.timeline(trace)
+    assert " ".join(ax.get_title(loc="left").split()) == found.finding
+    assert "rank 1" in [label.get_text() for label in ax.get_yticklabels()]
+    cells = next(each for each in ax.collections if each.get_gid() == "cells")
+    red = [color for color in cells.get_facecolors() if tuple(color) == to_rgba(MISSING)]
+    assert len(red) == ranks - 1
+
+
+def test_a_hang_before_the_forward_pass_is_a_step_of_its_own(tmp_path):
+    """DDP's broadcast of the buffers never ended: nothing else was seen of the step."""
+    job = Job(tmp_path, ranks=2)
+    for rank in range(2):
+        job.stretch(rank, "forward", 0, 8 * MS)
+        job.stretch(rank, "backward", 9 * MS, 12 * MS)
+        job.stretch(rank, "optimizer", 13 * MS, 14 * MS)
+    job.collective("broadcast", ranks=[0], start_ns=20 * MS, end_ns=None, phase="forward", inputs=(tensor(4),))
+    found = step_times(job.load())
+    assert found.titles == ("training step 0", "training step 1")
+    assert found.finding == "Training step 1 was never finished: rank 0 waits for rank 1"
+
+
+def test_one_step_names_who_came_late_to_it(tmp_path):
+    found = step_times(trained(tmp_path).between(5990, 6200))
+    assert found.finding == "Training step 6 took 125 ms: rank 1 came late to bucket 1"
 
 
 def test_no_steps_says_what_to_do(tmp_path):

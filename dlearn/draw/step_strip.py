@@ -110,7 +110,7 @@ def draw_cells(ax: Axes, found: RunSteps, columns: Sequence[Column], row: float)
         shown |= {"missing"} if never else set()
     canvas.draw_lanes(ax, [(_BARS_IN + _GAP_IN, _BARS_IN + _GAP_IN + row * len(found.ranks))])
     draw_boxes(ax, boxes, facecolors=faces, edgecolors="none", zorder=1, gid="cells")
-    dots = _dots(found, columns, row) if len(columns) <= _MOST_DOTS else []
+    dots = _dots(found, columns, row)
     if dots:
         ax.plot(*zip(*dots, strict=True), "o", color=WAITED_FOR, markersize=3.5, zorder=3, gid="waited for")
         shown |= {"dots"}
@@ -120,16 +120,24 @@ def draw_cells(ax: Axes, found: RunSteps, columns: Sequence[Column], row: float)
 def _dots(found: RunSteps, columns: Sequence[Column], row: float) -> list[tuple[float, float]]:
     dots = []
     for at, column in enumerate(columns):
+        if len(columns) > _MOST_DOTS and column.place != found.told:
+            continue
         late, length = found.late[column.place], found.length_ns(column.place)
-        if late is not None and length and late.waited_ns > _WORTH_A_DOT * length and late.rank in found.ranks:
+        waits = late is not None and (not length or late.waited_ns > _WORTH_A_DOT * length)
+        if late is not None and waits and late.rank in found.ranks:
             dots.append((float(at), _BARS_IN + _GAP_IN + (found.ranks.index(late.rank) + 0.47) * row))
     return dots
 
 
 def label_axes(ax: Axes, found: RunSteps, columns: Sequence[Column], labels: Sequence[str], row: float) -> None:
-    """Names where they have room: of many ranks every eighth."""
+    """Names where they have room: of many ranks every eighth, and who came late to the step of the title."""
     every = 1 if row * 72 > TEXT_PT else 8
-    rows = [(_BARS_IN + _GAP_IN + (place + 0.5) * row, name) for place, name in enumerate(labels)][::every]
+    named: Sequence[int] = range(0, len(labels), every)
+    late = found.late[found.told] if found.told is not None else None
+    if late is not None and late.rank in found.ranks:
+        own = found.ranks.index(late.rank)
+        named = sorted({own} | {place for place in named if abs(place - own) * row * 72 > TEXT_PT or place == own})
+    rows = [(_BARS_IN + _GAP_IN + (place + 0.5) * row, labels[place]) for place in named]
     longest = max(found.lengths_ns, default=0)
     ax.set_yticks([*(at for at, _ in rows)], [*(name for _, name in rows)], parse_math=False)
     write(ax, -0.02, _BARS_IN - 0.06, "0", ha="right", transform=ax.get_yaxis_transform(), color=FAINT)
@@ -163,5 +171,5 @@ def notes(found: RunSteps, columns: Sequence[Column], darkest: int) -> list[str]
     if most > 1:
         told.append(f"{count_text(len(found.titles), 'step')}: {most} share a column, which shows the longest of them.")
     if len(columns) > _MOST_DOTS:
-        told.append("For whom others waited stands in analysis.step_times.")
+        told.append("For whom others waited in the other steps stands in analysis.step_times.")
     return told

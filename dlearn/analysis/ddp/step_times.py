@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from statistics import median
 from typing import NamedTuple
 
 from dlearn.analysis.ddp.intervals import length_ns, union
 from dlearn.analysis.ddp.training_steps import BucketShare, TrainingStep, training_steps
 from dlearn.analysis.findings import time_text
+from dlearn.analysis.hanging.stuck import Hang, hangs
 from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, ms
 from dlearn.trace.event import Span, Stretch
 from dlearn.trace.trace import Trace
@@ -39,7 +40,8 @@ class StepOnRank(NamedTuple):
 
 
 class Late(NamedTuple):
-    """Whom the others waited for in a step, for how many ns, and in which bucket, if it was one."""
+    """Whom the others waited for in a step, for how many ns, and in which bucket, if it was one; 0 ns where they
+    still do."""
 
     rank: int
     waited_ns: int
@@ -80,11 +82,27 @@ class RunSteps(Answer, frozen=True):
     def finding(self) -> str:
         if not self.titles:
             return 'No steps: give them names, as in dlearn.span("step 3")'
-        never = [place for place in range(len(self.titles)) if self.length_ns(place) is None]
-        if never:
-            who = [rank for rank, cell in self.cells[never[0]].items() if cell.length_ns is None]
-            return f"{self._name(never[0])} was never finished by {', '.join(self.labels[rank] for rank in who[:3])}"
-        return self.odd_sentence or self._usual
+        return self._unfinished or self.odd_sentence or self._usual
+
+    @property
+    def told(self) -> int | None:
+        """The place of the one step that the finding is about, if it is about one."""
+        if len(self.titles) == 1:
+            return 0
+        never = (place for place in range(len(self.titles)) if self.length_ns(place) is None)
+        return next(never, self.odd)
+
+    @property
+    def _unfinished(self) -> str:
+        place = self.told
+        if place is None or self.length_ns(place) is not None:
+            return ""
+        who = [self.labels[rank] for rank, cell in self.cells[place].items() if cell.length_ns is None]
+        late, never = self.late[place], f"{self._name(place)} was never finished"
+        if late is None:
+            return f"{never} by {', '.join(who[:3])}"
+        some = " and ".join(who) if len(who) < 3 else f"{len(who)} ranks"
+        return f"{never}: {some} {'waits' if len(who) == 1 else 'wait'} for {self.labels[late.rank]}"
 
     @property
     def odd_sentence(self) -> str:
@@ -93,20 +111,24 @@ class RunSteps(Answer, frozen=True):
         length = self.length_ns(odd) if odd is not None else None
         if odd is None or length is None:
             return ""
-        told = f"{self._name(odd)} took {time_text(length)}, the median is {time_text(round(median(self.lengths_ns)))}"
-        late = self.late[odd]
-        if late is None or late.waited_ns < length // 4:
-            return told
-        where = "" if late.bucket is None else f" to bucket {late.bucket}"
-        return f"{told}: {self.labels[late.rank]} came late{where}"
+        middle = time_text(round(median(self.lengths_ns)))
+        return f"{self._name(odd)} took {time_text(length)}, the median is {middle}{self._because(odd)}"
 
     @property
     def _usual(self) -> str:
-        lengths = sorted(self.lengths_ns)
+        lengths = self.lengths_ns
         if len(lengths) == 1:
-            return f"{self._name(0)} took {time_text(lengths[0])}"
+            return f"{self._name(0)} took {time_text(lengths[0])}{self._because(0)}"
         steps, middle = count_text(len(lengths), "step"), time_text(round(median(lengths)))
-        return f"{steps} of {middle} (median), {time_text(lengths[0])} to {time_text(lengths[-1])}"
+        return f"{steps} of {middle} (median), {time_text(min(lengths))} to {time_text(max(lengths))}"
+
+    def _because(self, place: int) -> str:
+        """Who came late to it, if others waited for a quarter of the step."""
+        late, length = self.late[place], self.length_ns(place)
+        if late is None or length is None or late.waited_ns < length // 4:
+            return ""
+        where = "" if late.bucket is None else f" to bucket {late.bucket}"
+        return f": {self.labels[late.rank]} came late{where}"
 
     def _name(self, place: int) -> str:
         return self.titles[place][:1].upper() + self.titles[place][1:]
@@ -118,7 +140,8 @@ class RunSteps(Answer, frozen=True):
             rows = [["step", "ms", "waits longest for", "ms"]]
             for place in places[:_ROWS_SHOWN]:
                 length, late = self.length_ns(place), self.late[place]
-                who = ["", ""] if late is None else [self.labels[late.rank], ms(late.waited_ns)]
+                waited = "still" if length is None else ms(late.waited_ns) if late is not None else ""
+                who = ["", ""] if late is None else [self.labels[late.rank], waited]
                 rows.append([self.titles[place], "never finished" if length is None else ms(length), *who])
             yield Table(rows, title="The longest first:")
 
@@ -133,13 +156,17 @@ def step_times(trace: Trace) -> RunSteps:
         cells = [{each.rank: _cell(each) for each in of_ranks} for _, of_ranks in sorted(steps.items())]
         titles = [of_ranks[0].title for _, of_ranks in sorted(steps.items())]
         late = [_late([part for each in of_ranks for part in each.parts]) for _, of_ranks in sorted(steps.items())]
+        over = {each.rank: each.stretches[-1].phase == "optimizer" for of_ranks in steps.values() for each in of_ranks}
     else:
         spans = _spans(trace)
         titles = list(spans)
         cells = [
             {each.rank: StepOnRank(each.start_ns, _length(each), None) for each in found} for found in spans.values()
         ]
-        late = [None] * len(titles)
+        late, over = [None] * len(titles), {}
+    if titles:
+        for hang in hangs(trace):
+            _mark(hang, over, titles, cells, late)
     ranks = sorted({rank for found in cells for rank in found})
     return RunSteps(tuple(titles), tuple(cells), tuple(late), tuple(ranks), trace.labels)
 
@@ -157,6 +184,29 @@ def _late(parts: list[BucketShare]) -> Late | None:
     if operation is None or not waited:
         return None
     return Late(operation.last_rank, waited, None if operation.bucket is None else operation.bucket.index)
+
+
+def _mark(
+    hang: Hang, over: Mapping[int, bool], titles: list[str], cells: list[dict[int, StepOnRank]], late: list[Late | None]
+) -> None:
+    """The step in which the ranks are stuck never ended there; it may be one of which nothing else was seen.
+
+    `over` tells of each rank whether all of its last step was seen.
+    """
+    missing, bucket = hang.operation.missing, hang.operation.bucket
+    for end in hang.operation.ends:
+        began = [place for place, of_ranks in enumerate(cells) if end.rank in of_ranks]
+        if end.rank not in hang.waiting or not began or cells[began[-1]][end.rank].start_ns > end.start_ns:
+            continue
+        place = began[-1] + over.get(end.rank, False)
+        if place == len(cells):
+            titles.append(f"training step {place}")
+            cells.append({})
+            late.append(None)
+        start_ns = cells[place][end.rank].start_ns if end.rank in cells[place] else end.start_ns
+        cells[place][end.rank] = StepOnRank(start_ns, None, None)
+        if late[place] is None and missing:
+            late[place] = Late(missing[0], 0, None if bucket is None else bucket.index)
 
 
 def _length(span: Span) -> int | None:
