@@ -200,7 +200,9 @@ def test_a_hang_of_a_bucket_says_in_the_picture_what_the_sentence_says(tmp_path)
     trace = job.load(died=[1])
     never = "never produced the gradients of a.weight in backward pass 1"
     ax = draw.timeline(trace)
-    assert title(ax).endswith(f"rank 1 {never}, it was killed by SIGKILL")
+    assert title(ax) == "Rank 0 waits for rank 1 in all_reduce #1 (bucket 0: a.weight, a.bias)"
+    notes = [" ".join(text.get_text().split()) for text in ax.texts if text.get_gid() == "note"]
+    assert notes[0] == f"Rank 1 {never}, it was killed by SIGKILL."
     (stuck, absent) = bars_of(operations(trace), trace, until_ns=9 * MS)
     assert stuck.labels == (
         *[f"all_reduce 8 B: rank 1 {never}, it was killed by SIGKILL", f"rank 1 {never}, it was killed by SIGKILL"],

@@ -40,7 +40,7 @@ def test_many_wait_for_many_in_one_readable_sentence(tmp_path):
     job = Job(tmp_path, ranks=100)
     job.collective("barrier", ranks=range(50), end_ns=None)
     (sentence,) = told(job.load())
-    assert "rank 6, rank 7 and 42 more wait for rank 50, " in sentence
+    assert sentence.startswith("50 ranks wait for rank 50, rank 51, ")
     assert sentence.endswith("rank 57 never called it; and 42 more")
 
 

@@ -38,6 +38,8 @@ _NUMBER_AND_UNIT = re.compile(r"(\d) (?=(?:[kMGT]?B|[mµ]?s)\b)")
 _NARROWEST_NAME_PT = 90.0
 _LINE = 1.45
 """Inches of text lines: font size times this."""
+_LONGEST_TITLE = 100
+"""Characters."""
 _ROUNDED = 1.025
 """How much wider a line may become on a screen, where each letter begins at a whole pixel."""
 
@@ -89,9 +91,14 @@ def frame(
 ) -> Axes:
     """Put the finding above, legend and notes below; `above_in` and `below_in` are what the axes' own labels take.
 
+    What a long finding says after its first semicolon becomes the first note.
+
     Legend and notes become part of the picture's description. A figure of `new_axes` grows by them; one that the
     reader brought along keeps its size.
     """
+    if len(title) > _LONGEST_TITLE and "; " in title:
+        title, _, rest = title.partition("; ")
+        notes = [f"{rest[:1].upper()}{rest[1:].removesuffix('.')}.", *notes]
     figure = _figure_of(ax)
     grows = figure if isinstance(figure, Drawing) and not figure.framed else None
     left, width = _whole_width(ax) if grows else (0.0, points(ax, 1.0, along="x"))

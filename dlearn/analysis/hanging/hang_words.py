@@ -134,7 +134,9 @@ def hang_sentence(hang: Hang, trace: Trace, notes: Mapping[int, str] | None = No
     operation = hang.operation
     if operation.exchange is not None:
         return rpc_hang_sentence(operation, trace)
-    who = listed([trace.label(rank) for rank in hang.waiting])
+    # Of many it is enough how many they are: whom they wait for is named.
+    many = len(hang.waiting) > _NAMES_LISTED
+    who = f"{len(hang.waiting)} ranks" if many else listed([trace.label(rank) for rank in hang.waiting])
     verb = "waits" if len(hang.waiting) == 1 else "wait"
     call = _stuck_text(hang, trace)
     if operation.missing:
