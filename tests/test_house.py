@@ -27,13 +27,14 @@ MAY_IMPORT = {
     "recorder": {"trace", "hooks", "analysis"},
     "sources": {"trace", "hooks"},
     "collectives": {"trace", "join", "recorder"},
-    "cluster": {"trace", "hooks", "analysis", "recorder", "collectives"},
+    "network": set(),
+    "cluster": {"trace", "hooks", "analysis", "recorder", "collectives", "network"},
     "scripts": {"trace", "join", "hooks", "analysis", "recorder"},
     "draw": {"trace", "join", "analysis"},
     "play": {"trace", "join", "analysis", "draw"},
     "export": {"trace", "join", "analysis", "draw", "play"},
-    "lessons": {"trace", "join", "analysis", "draw", "play", "cluster", "recorder", "collectives"},
-    "doctor": {"hooks", "cluster", "trace"},
+    "lessons": {"trace", "join", "analysis", "draw", "play", "cluster", "recorder", "collectives", "network"},
+    "doctor": {"hooks", "cluster", "trace", "network"},
     "cli": {"trace", "join", "analysis", "draw", "export", "doctor", "scripts", "lessons"},
 }
 MAY_IMPORT_HEAVY = {

@@ -18,16 +18,20 @@ from typing import Any, Literal
 
 import cloudpickle
 
-from dlearn.cluster import engine_rank, engines, mpi_launch, spares
+from dlearn.cluster import engine_rank, engines, mpi_launch, spares, wired_rank
 from dlearn.cluster.answers import Raised, Returned
 from dlearn.cluster.crew import Crew, Died, Ended, Outcome, Rank
 from dlearn.cluster.faults import rank_error, who
 from dlearn.cluster.launch import DEFAULT_START, StartMethod
 from dlearn.cluster.output import OutputStreams
 from dlearn.cluster.payload import Surroundings, pack, surroundings
-from dlearn.cluster.rank import Call
+from dlearn.cluster.rank import Call, HostPlace
 from dlearn.cluster.run import Run
 from dlearn.errors import Interrupted, SetupError
+from dlearn.network.link import Link
+from dlearn.network.live import LiveNetwork
+from dlearn.network.namespace import DEVICE
+from dlearn.network.plan import Network
 from dlearn.trace.job_facts import Exit, Stopped
 from dlearn.trace.options import Measure, Options
 from dlearn.trace.writer import file_of_rank, note_end
@@ -63,6 +67,10 @@ class Cluster:
     an engine reaches its controller (or that of GLOO_SOCKET_IFNAME there): everybody on that network can reach them,
     and with `rpc=True` have the ranks run anything.
 
+    `network` puts each rank on a network of its own, and between them one that carries packets as slowly as you say:
+    "1 Gbit/s, 100 us", or a `dlearn.network.Network`. While ranks run, `cluster.network` changes it; `run.network`
+    says what was carried.
+
         run = Cluster(3).run(train, 10, timeout=60)
         run.results[0], run.output[0], run.trace
     """
@@ -82,6 +90,7 @@ class Cluster:
         hang_after: float | None = None,
         sources: Sequence[str] = (),
         start: StartMethod = DEFAULT_START,
+        network: Network | Link | str | None = None,
     ) -> None:
         if engine is not None and start != DEFAULT_START:
             raise SetupError("start= is for ranks on this machine; beside engines it is what suits the engine's.")
@@ -97,6 +106,11 @@ class Cluster:
             )
         if backend == "mpi":
             mpi_launch.find_mpi()  # Better said now than at the first run.
+        if network is not None and (engine is not None or backend in ("mpi", "nccl")):
+            raise SetupError(
+                "a chosen network is between ranks of this machine that speak TCP: gloo, dlearn_ring, RPC."
+            )
+        self.network = LiveNetwork(Network.of(network), self.names) if network is not None else None
         if start not in ("forkserver", "spawn"):
             raise SetupError(f"ranks cannot be started by {start!r}; use 'forkserver' or 'spawn'.")
         self.backend, self.init, self.rpc = backend, init, rpc
@@ -135,6 +149,8 @@ class Cluster:
             if self._crew is crew and not crew.alive:
                 self._crew, self._lost = None, True
         self._fill(run, outcomes, streams)
+        if self.network is not None:
+            run.network = self.network.latest()
         if run.recorded:
             _note_ends(run.folder / "trace", outcomes)
         run.error = rank_error(self.names, outcomes, run, timeout, around)
@@ -192,6 +208,8 @@ class Cluster:
     def _start_ranks(self) -> Sequence[Rank]:
         if self._engines:
             return engine_rank.start_ranks(self._engines)
+        if self.network is not None:
+            return wired_rank.start_ranks(self.network, len(self.names), self._start)
         ranks = spares.take(len(self.names), self._start)
         return mpi_launch.seated(ranks) if self.backend == "mpi" else ranks
 
@@ -210,6 +228,7 @@ class Cluster:
             keep=self._inside_with,
             rpc=self.rpc,
             own_log=bool(self._engines),
+            place=HostPlace(DEVICE, rank, len(self.names)) if self.network is not None else None,
         )
 
     def _fill(self, run: Run, outcomes: list[Outcome], streams: OutputStreams) -> None:

@@ -120,7 +120,7 @@ class Crew:
         if healthy and not calls[0].keep:
             # They have closed their files and are leaving by themselves.
             used, self.ranks = self.ranks, []
-            fresh = sum(not rank.beside_engine for rank in used)
+            fresh = sum(isinstance(rank, RankProcess) and rank.leaves_a_spare for rank in used)
             spares.turn_over(partial(_see_off, used), fresh, self._start)
         return outcomes, streams
 

@@ -37,6 +37,7 @@ from dlearn.cluster.payload import is_installed
 from dlearn.cluster.rank import STACK_SIGNAL, Call, stack_file
 from dlearn.cluster.rank import main as rank_main
 from dlearn.errors import SetupError
+from dlearn.network.namespace import Seat
 from dlearn.trace.rpc.agent_log import widen
 
 StartMethod = Literal["forkserver", "spawn"]
@@ -97,6 +98,8 @@ class RankProcess:
     output: Connection
     alive: Connection
     beside_engine = False
+    leaves_a_spare = True
+    """Whether a fresh one is to be ready for the next run."""
     host: str = field(default_factory=socket.gethostname)
     gifts: list[socket.socket] = field(default_factory=list)
     """What the rank gets behind its next call, in this order."""
@@ -231,10 +234,13 @@ def _ensure_running(start: StartMethod) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def start_rank(start: StartMethod) -> RankProcess:
-    """Start one rank process; it waits for its first call. SetupError if no more files can be opened."""
+def start_rank(start: StartMethod, seat: Seat | None = None) -> RankProcess:
+    """Start one rank process; it waits for its first call. SetupError if no more files can be opened.
+
+    With a `seat` it first goes into a network of its own.
+    """
     try:
-        return _start_rank(start)
+        return _start_rank(start, seat)
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
@@ -244,7 +250,7 @@ def start_rank(start: StartMethod) -> RankProcess:
         ) from None
 
 
-def _start_rank(start: StartMethod) -> RankProcess:
+def _start_rank(start: StartMethod, seat: Seat | None) -> RankProcess:
     context = mp.get_context()
     control, their_control = context.Pipe()
     their_alive, alive = context.Pipe(duplex=False)
@@ -252,7 +258,7 @@ def _start_rank(start: StartMethod) -> RankProcess:
     widen(output.fileno())
     arguments = (their_control, their_alive, their_output)
     _ensure_running(start)
-    process = _ForkedRank(target=rank_main, args=arguments, name=start)
+    process = _ForkedRank(target=rank_main, args=(*arguments, seat), name=start)
     process.start()
     for theirs in arguments:
         theirs.close()

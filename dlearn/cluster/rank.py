@@ -14,6 +14,7 @@ import itertools
 import multiprocessing
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -26,9 +27,11 @@ from typing import Any, TextIO
 
 from dlearn.cluster import descendants, mpi_seat, rpc_worker
 from dlearn.cluster.answers import Returned, answer_of_exception, answer_of_value, name_of_end
-from dlearn.cluster.descriptors import receive_descriptor
+from dlearn.cluster.descriptors import receive_descriptor, send_descriptor
 from dlearn.cluster.payload import Surroundings, Unpacker
 from dlearn.errors import SetupError
+from dlearn.network import namespace
+from dlearn.network.namespace import Seat
 from dlearn.trace.options import Options
 
 
@@ -66,12 +69,21 @@ class Call:
     """Beside an engine: the rank takes the agent's log out of its stderr itself, by its own host's clock."""
 
 
+@dataclass(frozen=True)
+class Listen:
+    """What a rank in a network of its own is asked before its call: to open the store's socket there."""
+
+    backlog: int
+
+
 FINISH, CLOSED = "finish", "closed"
 STACK_SIGNAL = signal.SIGUSR1
 
 
-def main(control: Connection, alive: Connection, output: Connection) -> None:
+def main(control: Connection, alive: Connection, output: Connection, seat: Seat | None = None) -> None:
     """Serve calls until told to end. The target of a rank's process."""
+    if seat is not None and not _take_seat(seat, control):
+        return
     # A notebook interrupts its whole process group; ranks are ended by the cluster, not by the keyboard.
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -93,6 +105,9 @@ def main(control: Connection, alive: Connection, output: Connection) -> None:
             break
         if call is None:
             break
+        if isinstance(call, Listen):
+            rank.listen(call)
+            continue
         if not rank.serve(call):
             break
     with contextlib.suppress(Exception):  # Nobody is left to tell.
@@ -100,6 +115,19 @@ def main(control: Connection, alive: Connection, output: Connection) -> None:
     _flush()
     # Threads of gloo and of the user may still run, and an orderly interpreter exit would trip over them.
     _end_with_all_it_started()
+
+
+def _take_seat(seat: Seat, control: Connection) -> bool:
+    """Go into a network of its own, while there is one thread; its device is for the parent. False if refused."""
+    try:
+        device = namespace.enter(seat)
+    except namespace.NotPermitted as refused:
+        control.send(str(refused))
+        return False
+    control.send("")
+    send_descriptor(control, device)
+    os.close(device)
+    return True
 
 
 def stack_file(folder: str | Path, rank: int) -> Path:
@@ -144,12 +172,22 @@ class _Rank:
         self._unpacker = Unpacker()
         self._worker: AbstractContextManager[None] | None = None
         self._stack: TextIO | None = None
+        self._listener: socket.socket | None = None
+
+    def listen(self, asked: Listen) -> None:
+        """Open the socket of the next call's store in this rank's own network."""
+        self._listener = socket.create_server((namespace.address(0), 0), backlog=asked.backlog)
+        self._control.send(self._listener.getsockname())
+
+    def _receive_listener(self) -> int:
+        listener, self._listener = self._listener, None
+        return receive_descriptor(self._control) if listener is None else listener.detach()
 
     def serve(self, call: Call) -> bool:
         """Run one call; False when this process should end after it."""
         if call.backend == "mpi":
             mpi_seat.receive(self._control)
-        listener = receive_descriptor(self._control) if call.rank == 0 else None
+        listener = self._receive_listener() if call.rank == 0 else None
         recording = None
         try:
             _enter(call)
@@ -261,8 +299,6 @@ def _place(call: Call) -> HostPlace:
 
 
 def _loopback_interface() -> str:
-    import socket
-
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in ("lo", "lo0") if name in names), names[0])
 

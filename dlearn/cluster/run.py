@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dlearn.errors import DlearnError, RankError, TraceError
+from dlearn.network.carried import Carried
 from dlearn.shown import Shown, count_text
 from dlearn.trace.trace import Trace
 
@@ -28,6 +29,8 @@ class Run(Shown):
     results: dict[Any, Any] = field(default_factory=dict)
     output: dict[Any, str] = field(default_factory=dict)
     error: RankError | None = None
+    network: Carried | None = None
+    """What the switch has measured, where a network was chosen."""
 
     @cached_property
     def trace(self) -> Trace:

@@ -1,0 +1,6 @@
+"""A network of a chosen speed between the ranks of a cluster, carried by a switch in user space, without root."""
+
+from dlearn.network.link import Link
+from dlearn.network.plan import Network
+
+__all__ = ["Link", "Network"]

@@ -1,0 +1,128 @@
+"""What a network has carried, as its switch has measured it, beside what was asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from dlearn.network.link import Link, rate_text, size_text, time_text
+from dlearn.shown import Answer, Table
+
+LEAST_SECONDS = 0.01
+"""A port that was full for less says nothing about its rate."""
+
+
+class CarriedPort(msgspec.Struct, frozen=True, kw_only=True):
+    """One direction of one cable.
+
+    `asked` is how it is now. `rate` in bit/s is that of packets that left right behind another (None if few did),
+    `late` by how many seconds they left later than is asked, as a mean, `deepest` the most bytes that have waited in
+    its queue. `dropped` packets have found it full, `lost` were to be lost.
+    """
+
+    name: str
+    asked: Link
+    rate: float | None
+    late: float
+    deepest: int
+    packets: int
+    bytes: int
+    dropped: int
+    lost: int
+
+
+class CarriedPair(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank has sent to one other.
+
+    `payload` is that of TCP in bytes, each counted once; `again` what was sent once more. `dropped` packets never came.
+    """
+
+    source: int
+    target: int
+    packets: int
+    payload: int
+    again: int
+    dropped: int
+
+
+class Carried(Answer, frozen=True, kw_only=True):
+    """What the switch has carried since its ranks began.
+
+    `late` and `latest` are the seconds by which packets came later than was asked (median of the last 2,000, most),
+    `processor` the share of a core that the switch took, `most` the bit/s it carried in all while it could do no more.
+    """
+
+    network: str
+    seconds: float
+    processor: float
+    late: float
+    latest: float
+    most: float | None
+    ports: tuple[CarriedPort, ...]
+    pairs: tuple[CarriedPair, ...]
+
+    def paragraphs(self) -> Iterator[str | Table]:
+        payload = sum(pair.payload for pair in self.pairs)
+        yield (
+            f"{self.network}: {size_text(payload)} of payload in {sum(pair.packets for pair in self.pairs):,} packets;"
+            f" they came {_short(self.late)} late (median; at most {_short(self.latest)})"
+        )
+        if self.most is not None:
+            yield (
+                f"the switch was at its limit: then it carried {rate_text(round(self.most, -6))} in all, and links that"
+                " were asked for more were slower than asked"
+            )
+        rows = [self._row(port) for port in self.ports if port.packets or port.dropped or port.lost]
+        head = ("port", "rate asked", "carried", "latency asked", "carried", "queue", "deepest", "packets", "dropped")
+        yield Table([head, *rows], title="latency is the part of this port")
+        pairs = [pair for pair in self.pairs if pair.packets]
+        rows = [
+            (f"{p.source} to {p.target}", f"{p.packets:,}", f"{p.payload:,}", f"{p.again:,}", f"{p.dropped:,}")
+            for p in pairs
+        ]
+        yield Table([("ranks", "packets", "payload B", "again B", "dropped"), *rows])
+        yield f"the switch took {self.processor:.0%} of a core over {self.seconds:.1f} s"
+
+    def _row(self, port: CarriedPort) -> tuple[str, ...]:
+        asked = port.asked
+        return (
+            port.name,
+            "no limit" if asked.rate is None else rate_text(asked.rate),
+            "not full" if port.rate is None else rate_text(float(f"{port.rate:.3g}")),
+            _short(asked.latency),
+            _short(asked.latency + port.late),
+            "waits" if asked.queue is None else size_text(asked.queue),
+            size_text(port.deepest),
+            f"{port.packets:,}",
+            f"{port.dropped + port.lost:,}",
+        )
+
+
+def carried(network: str, ports: Mapping[str, Link], told: Mapping[str, Any]) -> Carried:
+    """The switch's own counts as an answer."""
+    of_ports = [
+        CarriedPort(
+            name=name,
+            asked=link,
+            rate=each["full_bytes"] * 8 / each["full_seconds"] if each["full_seconds"] > LEAST_SECONDS else None,
+            **{key: each[key] for key in ("late", "deepest", "packets", "bytes", "dropped", "lost")},
+        )
+        for (name, link), each in zip(ports.items(), told["ports"], strict=True)
+    ]
+    names = CarriedPair.__struct_fields__
+    return Carried(
+        network=network,
+        seconds=told["seconds"],
+        processor=told["processor"] / told["seconds"],
+        late=told["late"],
+        latest=told["latest"],
+        most=told["breathless_bytes"] * 8 / told["breathless"] if told["breathless"] else None,
+        ports=tuple(of_ports),
+        pairs=tuple(CarriedPair(**dict(zip(names, pair, strict=True))) for pair in told["pairs"]),
+    )
+
+
+def _short(seconds: float) -> str:
+    return time_text(float(f"{seconds:.3g}"))

@@ -1,0 +1,130 @@
+"""Link: how fast, how far, how sure; from words such as "1 Gbit/s, 100 us, loss 1 %", and back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from decimal import Decimal
+from math import isfinite
+from typing import Any
+
+from dlearn.errors import SetupError
+
+RATES = {"bit/s": 1, "kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9, "B/s": 8, "kB/s": 8e3, "MB/s": 8e6, "GB/s": 8e9}
+TIMES = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
+SIZES = {"B": 1, "kB": 1e3, "MB": 1e6, "KiB": 1024, "MiB": 1024**2}
+SHARES = {"%": 0.01}
+UNITS: Mapping[str, Mapping[str, float]] = {
+    "rate": RATES, "latency": TIMES, "jitter": TIMES, "loss": SHARES, "queue": SIZES
+}  # fmt: skip
+RANGES = {"rate": (1e3, 1e11), "latency": (0, 10), "jitter": (0, 10), "loss": (0, 0.9), "queue": (2e3, 1e9)}
+EXAMPLE = '"100 Mbit/s, 2 ms", and after that "jitter 1 ms", "loss 1 %", "queue 64 kB"'
+_WORD = re.compile(r"(?:(rate|latency|jitter|loss|queue)\s+)?(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([A-Za-zµ/%]+)")
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a message meets on its way from one rank to another. Each is a number, or words with a unit.
+
+    `rate` in bit/s (None: no limit), `latency` in seconds one way, `jitter` at most so many seconds more, `loss` as the
+    share of packets that never come, `queue` in bytes: what does not fit any more before a receiver's port is lost.
+    """
+
+    rate: float | None = None
+    latency: float = 0.0
+    jitter: float = 0.0
+    loss: float = 0.0
+    queue: float | None = None
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            given = getattr(self, field.name)
+            if given is None and field.default is None:
+                continue
+            object.__setattr__(self, field.name, _number(field.name, given))
+
+    @classmethod
+    def of(cls, given: Link | str) -> Link:
+        """A link as it is, or the one that the words tell."""
+        return given if isinstance(given, Link) else cls().changed(given)
+
+    def changed(self, words: str) -> Link:
+        """This link with what the words tell anew."""
+        return replace(self, **parse(words))
+
+    def __str__(self) -> str:
+        parts = ["no limit of rate" if self.rate is None else rate_text(self.rate), time_text(self.latency)]
+        if self.jitter:
+            parts.append(f"jitter {time_text(self.jitter)}")
+        if self.loss:
+            parts.append(f"loss {self.loss * 100:.12g} %")
+        if self.queue is not None:
+            parts.append(f"queue {size_text(self.queue)}")
+        return ", ".join(parts)
+
+
+def parse(words: str) -> dict[str, float]:
+    """What the words tell: "100 Mbit/s, 2 ms, loss 1 %". A rate and a latency need no name.
+
+    SetupError, in one sentence, for words that tell none.
+    """
+    if not isinstance(words, str):
+        raise SetupError(f"a network is told in words such as {EXAMPLE}, or is a Network; not {words!r}.")
+    told: dict[str, float] = {}
+    for part in words.split(","):
+        found = _WORD.fullmatch(part.strip())
+        if found is None:
+            raise SetupError(f"{part.strip()!r} tells nothing of a network; write it like {EXAMPLE}.")
+        named, number, unit = found.groups()
+        name = named or next((each for each in ("rate", "latency") if unit in UNITS[each]), None)
+        if name is None:
+            raise SetupError(f"what of the network is {part.strip()!r}? Write it like {EXAMPLE}.")
+        if name in told:
+            raise SetupError(f"{words!r} tells the {name} twice.")
+        told[name] = _number(name, f"{number} {unit}")
+    return told
+
+
+def _number(name: str, given: Any) -> float:
+    """In bit/s, seconds, bytes, or a share of 1; from words, too."""
+    if isinstance(given, str):
+        found = _WORD.fullmatch(given.strip())
+        if found is None or found[1] not in (None, name) or found[3] not in UNITS[name]:
+            raise SetupError(f"{given!r} is no {name} of a link; its units are {', '.join(UNITS[name])}.")
+        given = float(Decimal(found[2]) * Decimal(str(UNITS[name][found[3]])))  # "100 us" is 0.0001, and not nearly.
+    low, high = RANGES[name]
+    is_number = isinstance(given, int | float) and not isinstance(given, bool) and isfinite(given)
+    if not is_number or not low <= given <= high:
+        text = _texts[name]
+        raise SetupError(f"the {name} of a link is {text(low)} to {text(high)}, not {text(given)}.")
+    return float(given)
+
+
+def rate_text(rate: float) -> str:
+    """ "100 Mbit/s"."""
+    return _with_unit(rate, {"bit/s": 1, "kbit/s": 1e3, "Mbit/s": 1e6, "Gbit/s": 1e9})
+
+
+def time_text(seconds: float) -> str:
+    """ "100 us"."""
+    return _with_unit(seconds, {"us": 1e-6, "ms": 1e-3, "s": 1})
+
+
+def size_text(size: float) -> str:
+    """ "64 kB"."""
+    return _with_unit(size, {"B": 1, "kB": 1e3, "MB": 1e6})
+
+
+def _with_unit(number: Any, units: dict[str, float]) -> str:
+    if not isinstance(number, int | float):
+        return repr(number)
+    unit = next((name for name in reversed(units) if number >= units[name]), next(iter(units)))
+    return f"{number / units[unit]:.12g} {unit}"
+
+
+def _share_text(share: Any) -> str:
+    return f"{share * 100:.12g} %" if isinstance(share, int | float) else repr(share)
+
+
+_texts = {"rate": rate_text, "latency": time_text, "jitter": time_text, "loss": _share_text, "queue": size_text}

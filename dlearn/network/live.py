@@ -1,0 +1,166 @@
+"""A cluster's network while it is there: slow a cable, cut a way, heal it, ask what was carried."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from dlearn.errors import SetupError
+from dlearn.network import switch
+from dlearn.network.carried import Carried, carried
+from dlearn.network.link import Link
+from dlearn.network.plan import Network
+
+END_SECONDS = 5.0
+"""How long the switch may take to end that has been told to."""
+ANSWER_SECONDS = 10.0
+
+
+class SwitchProcess:
+    """The switch of one set of ranks: a process of this machine, which ends when its connection closes.
+
+    `lost` once it has ended under the ranks' feet; then `on_loss` is called.
+    """
+
+    def __init__(self, plan: dict[str, Any], tuns: Sequence[int], on_loss: Callable[[], None]) -> None:
+        self.lost = self._closing = False
+        self._on_loss = on_loss
+        self._talking = threading.Lock()
+        self._control, theirs = socket.socketpair()
+        self._control.settimeout(ANSWER_SECONDS)
+        with theirs:
+            command = [sys.executable, "-I", "-S", switch.__file__]
+            self._process = subprocess.Popen(command, stdin=theirs.fileno(), start_new_session=True)
+        self._answers = self._control.makefile("rb")
+        socket.send_fds(self._control, [b"\n"], tuns)
+        self._control.sendall(json.dumps(plan).encode() + b"\n")
+        threading.Thread(target=self._watch, name="dlearn-switch", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _watch(self) -> None:
+        self._process.wait()
+        if not self._closing:
+            self.lost = True
+            self._on_loss()
+
+    def tell(self, order: dict[str, Any]) -> dict[str, Any] | None:
+        """Give an order; the answer is what the switch has counted so far, None if it has ended."""
+        with self._talking, suppress(OSError, ValueError):  # A closed file is a ValueError.
+            self._control.sendall(json.dumps(order).encode() + b"\n")
+            line = self._answers.readline()
+            return dict(json.loads(line)) if line else None
+        return None
+
+    def close(self) -> None:
+        """End it; returns when it is gone, and the ranks' devices with it."""
+        self._closing = True
+        with self._talking:
+            self._answers.close()
+            self._control.close()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+class LiveNetwork:
+    """The network between the ranks of a cluster. What is changed here holds at once, and for later runs too.
+
+    cluster.network.slow(2, "10 Mbit/s")
+    cluster.network.cut(0, 1)
+    cluster.network.heal()
+    cluster.network.carried()
+    """
+
+    def __init__(self, asked: Network, names: Sequence[int | str]) -> None:
+        self.asked = self._now = asked.fitted(len(names))
+        self.packet_bytes = self.asked.packet_bytes
+        self._names = list(names)
+        self._cut: list[list[int]] = []
+        self._paused = False
+        self._switch: SwitchProcess | None = None
+        self._told: Carried | None = None
+
+    def slow(self, rank: int | str, words: str) -> None:
+        """Change the cable of a rank, as in "10 Mbit/s, 5 ms": what the words do not name stays."""
+        self._now = self._now.changed(self._number(rank), words)
+        self._say()
+
+    def cut(self, one: int | str, other: int | str) -> None:
+        """From now on, nothing that one of these two sends comes to the other."""
+        ends = [self._number(one), self._number(other)]
+        if ends[0] == ends[1]:
+            raise SetupError(f"a way has two ends: there is none to cut between rank {one!r} and itself.")
+        self._cut += [ends, ends[::-1]]
+        self._say()
+
+    def pause(self) -> None:
+        """Stop all packets where they are, until `heal`."""
+        self._paused = True
+        self._say()
+
+    def heal(self) -> None:
+        """All links are again as they were asked for, and packets go on."""
+        self._now, self._cut, self._paused = self.asked, [], False
+        self._say()
+
+    @property
+    def is_cut(self) -> list[tuple[int | str, int | str]]:
+        """The two ranks of every way that is cut now."""
+        pairs = dict.fromkeys((a, b) for a, b in self._cut if a < b)
+        return [(self._names[a], self._names[b]) for a, b in pairs]
+
+    def carried(self) -> Carried:
+        """What was carried since the ranks began: of the latest run, or of all of those that stay."""
+        told = self.latest()
+        if told is None:
+            raise SetupError("nothing was carried yet: this network is there while ranks are; run something first.")
+        return told
+
+    def latest(self) -> Carried | None:
+        """The same; None where nothing was."""
+        self._say()
+        return self._told
+
+    def connect(self, tuns: Sequence[int], on_loss: Callable[[], None]) -> SwitchProcess:
+        """A switch between fresh ranks, of which these are the devices."""
+        names = list(self._now.ports(self.packet_bytes))
+        ranks = range(len(self._names))
+        ways = [[a, b, [names.index(name) for name in self._now.way(a, b)]] for a in ranks for b in ranks if a != b]
+        self._told = None
+        self._switch = SwitchProcess({"ports": self._ports(), "ways": ways}, tuns, on_loss)
+        self._say()
+        return self._switch
+
+    def _say(self) -> None:
+        """Tell the switch, if there is one, how the network is to be, and keep what it answers."""
+        if self._switch is None:
+            return
+        told = self._switch.tell({"ports": self._ports(), "cut": self._cut, "paused": self._paused})
+        if told is not None:
+            self._told = carried(str(self._now), self._now.ports(self.packet_bytes), told)
+
+    def _ports(self) -> list[list[float | None]]:
+        return [_in_bytes(link) for link in self._now.ports(self.packet_bytes).values()]
+
+    def _number(self, rank: int | str) -> int:
+        if rank not in self._names:
+            raise SetupError(f"this network has no rank {rank!r}; its ranks are {self._names}.")
+        return self._names.index(rank)
+
+    def __repr__(self) -> str:
+        return f"LiveNetwork({self._now}; ranks {self._names})"
+
+
+def _in_bytes(link: Link) -> list[float | None]:
+    return [(link.rate or 0) / 8, link.latency, link.jitter, link.loss, link.queue]

@@ -1,0 +1,132 @@
+"""A network of a process's own: a user and a network namespace, and in it one device, without root.
+
+The device is a TUN: what the process sends through it comes out of a descriptor, packet by packet, in the hands of
+the switch. No tool (`ip`, `tc`) is needed, and no right. Run as a program, this file tries it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+DEVICE = "net0"
+TRY_SECONDS = 10.0
+_NEW_MOUNTS, _NEW_USER, _NEW_NET = 0x20000, 0x10000000, 0x40000000
+_MS_BIND = 4096
+_SETS_TUN, _TUN_OF_PACKETS = 0x400454CA, 0x1001  # TUNSETIFF; IFF_TUN | IFF_NO_PI
+_GETS_FLAGS, _SETS_FLAGS, _SETS_ADDRESS, _SETS_NETMASK, _SETS_MTU = 0x8913, 0x8914, 0x8916, 0x891C, 0x8922
+_UP = 1
+_TCP = {
+    "ipv4/tcp_congestion_control": "reno",  # As textbooks have it. A machine's own may be bbr, which paces by guesses.
+    "ipv4/tcp_slow_start_after_idle": "0",
+    "ipv4/tcp_no_metrics_save": "1",
+}
+
+
+class Seat(NamedTuple):
+    """One rank's place in a network: its number, how many there are, and the largest packet in bytes."""
+
+    rank: int
+    ranks: int
+    mtu: int
+
+
+class NotPermitted(Exception):
+    """This machine lets no process have a network of its own: why, in a sentence."""
+
+
+def address(rank: int) -> str:
+    return f"10.77.0.{rank + 1}"
+
+
+def enter(seat: Seat) -> int:
+    """Move this process, which has one thread, into a network of its own; its TUN's descriptor.
+
+    NotPermitted where that is not possible.
+    """
+    _unshare()
+    tun = _open_tun()
+    _bring_up(seat)
+    for name, value in _TCP.items():
+        with suppress(OSError):  # A container's may be read-only: then TCP does as that machine has it.
+            Path("/proc/sys/net", name).write_text(value)
+    _name_hosts(seat.ranks)
+    return tun
+
+
+def _bring_up(seat: Seat) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        fcntl.ioctl(way, _SETS_ADDRESS, _request(address(seat.rank)))
+        fcntl.ioctl(way, _SETS_NETMASK, _request("255.255.255.0"))
+        fcntl.ioctl(way, _SETS_MTU, struct.pack("16si20x", DEVICE.encode(), seat.mtu))
+        for name in (DEVICE.encode(), b"lo"):
+            flags = struct.unpack("16sh", fcntl.ioctl(way, _GETS_FLAGS, struct.pack("16sh", name, 0)))[1]
+            fcntl.ioctl(way, _SETS_FLAGS, struct.pack("16sh", name, flags | _UP))
+
+
+def _unshare() -> None:
+    """A user may make a user namespace, and in that all others."""
+    libc, uid, gid = ctypes.CDLL(None, use_errno=True), os.getuid(), os.getgid()
+    if libc.unshare(_NEW_USER | _NEW_NET | _NEW_MOUNTS):
+        raise NotPermitted(
+            f"user namespaces are not permitted here ({os.strerror(ctypes.get_errno())}); a container needs"
+            " --security-opt seccomp=unconfined, a recent Ubuntu kernel.apparmor_restrict_unprivileged_userns=0"
+        )
+    try:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+    except OSError as error:
+        raise NotPermitted(f"a user namespace cannot be set up here ({error.strerror})") from None
+
+
+def _open_tun() -> int:
+    try:
+        tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        fcntl.ioctl(tun, _SETS_TUN, struct.pack("16sH22x", DEVICE.encode(), _TUN_OF_PACKETS))
+    except OSError as error:
+        remedy = "a container needs --device /dev/net/tun"
+        if error.errno == errno.EACCES:
+            remedy = "its administrator can permit it by chmod 666 /dev/net/tun"
+        raise NotPermitted(f"/dev/net/tun cannot be used here ({error.strerror}); {remedy}") from None
+    return tun
+
+
+def _request(of_address: str) -> bytes:
+    """A struct ifreq that sets one of the device's addresses."""
+    return struct.pack("16sHH4s8x", DEVICE.encode(), socket.AF_INET, 0, socket.inet_aton(of_address))
+
+
+def _name_hosts(ranks: int) -> None:
+    """Have this process find a name for each rank's address without a name server: by an /etc/hosts of its own."""
+    # The store of torch has its addresses in IPv6.
+    lines = [f"{way}{address(rank)} rank{rank}\n" for rank in range(ranks) for way in ("", "::ffff:")]
+    with tempfile.NamedTemporaryFile("w", prefix="dlearn-hosts-") as hosts:
+        hosts.write("127.0.0.1 localhost\n" + "".join(lines))
+        hosts.flush()
+        ctypes.CDLL(None).mount(hosts.name.encode(), b"/etc/hosts", None, _MS_BIND, None)
+
+
+def refusal() -> str:
+    """Why no process of this machine may have a network of its own, in a sentence; "" if one may."""
+    if sys.platform != "linux":
+        return "only Linux has network namespaces"
+    tried = subprocess.run([sys.executable, "-I", "-S", __file__], capture_output=True, text=True, timeout=TRY_SECONDS)
+    return (tried.stdout + tried.stderr).strip()
+
+
+if __name__ == "__main__":
+    try:
+        enter(Seat(0, 1, 1500))
+    except NotPermitted as refused:
+        print(refused)

@@ -1,0 +1,130 @@
+"""Network: which cables there are between the ranks, and which ports a packet passes on its way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+from dlearn.errors import SetupError
+from dlearn.network.link import Link
+
+PACKET_SECONDS = 0.0005
+"""A packet is as long as the slowest cable carries in this time: no other waits much longer for it, and the switch
+has some 2,000 a second to carry, at whatever rate."""
+SMALLEST_PACKET, LARGEST_PACKET = 1500, 65_000
+LEAST_PACKETS = 64
+"""A queue that nobody has stated has room for so many."""
+
+
+@dataclass(frozen=True, init=False)
+class Network:
+    """A cable from each rank to one switch: from rank to rank a message takes latency + bytes / rate.
+
+        Network(rate="1 Gbit/s", latency="100 us", queue="64 kB")
+        Network.star(["1 Gbit/s, 100 us", "10 Mbit/s, 5 ms"])                # a cable of its own for each rank
+        Network.racks([2, 2], inside="1 Gbit/s, 50 us", between="100 Mbit/s, 1 ms")
+
+    A cable carries in both directions at the same time, each at its rate. A rank's own port holds its sender back; one
+    towards a rank, or to and from a rack, has a queue, and what finds it full is lost: where several ranks send to one,
+    that is incast. Without a stated `queue` it has room for 64 packets, or twice what is on the way, if that is more.
+    """
+
+    cables: tuple[Link, ...]
+    """One for each rank, or one for all."""
+    sizes: tuple[int, ...] = ()
+    """How many ranks each rack has."""
+    between: Link | None = None
+
+    def __init__(
+        self,
+        *,
+        rate: float | str | None = None,
+        latency: float | str = 0.0,
+        jitter: float | str = 0.0,
+        loss: float | str = 0.0,
+        queue: float | str | None = None,
+    ) -> None:
+        given: dict[str, Any] = {"rate": rate, "latency": latency, "jitter": jitter, "loss": loss, "queue": queue}
+        self._set((Link(**given),))
+
+    def _set(self, cables: tuple[Link, ...], sizes: tuple[int, ...] = (), between: Link | None = None) -> Network:
+        for name, value in (("cables", cables), ("sizes", sizes), ("between", between)):
+            object.__setattr__(self, name, value)
+        return self
+
+    @classmethod
+    def of(cls, given: Network | Link | str) -> Network:
+        """A network as it is, or one of such cables."""
+        return given if isinstance(given, Network) else cls.__new__(cls)._set((Link.of(given),))
+
+    @classmethod
+    def star(cls, cables: Sequence[Link | str]) -> Network:
+        """Each rank has a cable of its own to the switch. From one to another is half of each one's latency."""
+        if isinstance(cables, str) or not cables:
+            raise SetupError("a star has a list of cables, one for each rank.")
+        return cls.__new__(cls)._set(tuple(map(Link.of, cables)))
+
+    @classmethod
+    def racks(cls, sizes: Sequence[int], *, inside: Link | str, between: Link | str) -> Network:
+        """The first `sizes[0]` ranks have a switch of their own, and so on; `between` joins each to the others.
+
+        From one rack to another both latencies add up, and all ranks of a rack share the cable `between`.
+        """
+        if not sizes or not all(isinstance(size, int) and size >= 1 for size in sizes):
+            raise SetupError(f"racks have a list of sizes, such as [2, 2], not {sizes!r}.")
+        return cls.__new__(cls)._set((Link.of(inside),), tuple(sizes), Link.of(between))
+
+    def fitted(self, ranks: int) -> Network:
+        """The same with one cable for each rank. SetupError if it is for another number of ranks."""
+        has = sum(self.sizes) or (len(self.cables) if len(self.cables) > 1 else ranks)
+        if has != ranks:
+            raise SetupError(f"this network is for {has} ranks, and the cluster has {ranks}.")
+        cables = self.cables if len(self.cables) == ranks else self.cables * ranks
+        return Network.__new__(Network)._set(cables, self.sizes, self.between)
+
+    def changed(self, rank: int, words: str) -> Network:
+        """Of a fitted network: the same with another cable of that rank's."""
+        cables = list(self.cables)
+        cables[rank] = cables[rank].changed(words)
+        return Network.__new__(Network)._set(tuple(cables), self.sizes, self.between)
+
+    @property
+    def packet_bytes(self) -> int:
+        """The largest packet."""
+        rates = [link.rate for link in (*self.cables, self.between) if link is not None and link.rate is not None]
+        return round(min(LARGEST_PACKET, max(SMALLEST_PACKET, min(rates, default=1e9) / 8 * PACKET_SECONDS)))
+
+    def ports(self, packet_bytes: int) -> dict[str, Link]:
+        """Every direction of every cable, each with its share of the way's latency; a rank's own has no queue."""
+        half = [_half(link) for link in self.cables]
+        found = {f"from rank {rank}": replace(link, queue=None) for rank, link in enumerate(half)}
+        found |= {f"to rank {rank}": self._with_queue(link, packet_bytes) for rank, link in enumerate(half)}
+        if self.between is not None:
+            one = self._with_queue(_half(self.between), packet_bytes)
+            racks = range(len(self.sizes))
+            found |= {f"from rack {rack}": one for rack in racks} | {f"to rack {rack}": one for rack in racks}
+        return found
+
+    def _with_queue(self, link: Link, packet_bytes: int) -> Link:
+        links = [each for each in (*self.cables, self.between) if each is not None]
+        on_the_way = (link.rate or 0) / 8 * 2 * max(each.latency + each.jitter for each in links)
+        return link if link.queue else replace(link, queue=max(LEAST_PACKETS * packet_bytes, 2 * on_the_way))
+
+    def way(self, source: int, target: int) -> list[str]:
+        """The names of the ports that a packet passes."""
+        ends = list(accumulate(self.sizes))
+        racks = [next((rack for rack, end in enumerate(ends) if rank < end), 0) for rank in (source, target)]
+        through = [] if racks[0] == racks[1] else [f"from rack {racks[0]}", f"to rack {racks[1]}"]
+        return [f"from rank {source}", *through, f"to rank {target}"]
+
+    def __str__(self) -> str:
+        if self.between is not None:
+            return f"racks of {', '.join(map(str, self.sizes))}: {self.cables[0]}; between them {self.between}"
+        return "; ".join(map(str, dict.fromkeys(self.cables)))
+
+
+def _half(link: Link) -> Link:
+    """One of the two ports of a way: both together are the link."""
+    return replace(link, latency=link.latency / 2, jitter=link.jitter / 2, loss=1 - (1 - link.loss) ** 0.5)

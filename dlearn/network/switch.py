@@ -1,0 +1,273 @@
+"""The switch: a process that carries every packet between ranks with the rate, latency and queue of its way.
+
+A program of its own, by the standard library alone: its first line, behind the ranks' TUNs, names the ports and the
+ways; each later line is a command, and has an answer. It ends when its end of the connection closes.
+
+A packet enters a port, waits until those before it have left (or is dropped, where the port's queue is full), leaves at
+the port's rate, and is at the next port after the port's latency. That begins to pass it on before its last byte has
+come, unless it is faster: so a way of two equal ports takes as long as one cable.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import heapq
+import json
+import os
+import random
+import select
+import socket
+import struct
+import time
+from collections import deque
+from contextlib import suppress
+from typing import Any
+
+THIN_BYTES = 120
+"""A packet without payload is smaller. A host sends it before what it has queued, as Linux's fair queues do: else an
+acknowledgement would wait behind all that goes the other way."""
+LARGEST_BYTES = 65_535
+READ_AT_ONCE = 16
+SLICE_SECONDS = 0.05
+"""A slice of time in which the switch has hardly waited: then it carries what it can, and not what was asked."""
+BREATHLESS = 0.05
+RECENT = 2000
+MOST_RANKS = 64
+_TCP, _IPV4 = 6, 4
+_PR_SET_TIMERSLACK = 29
+_HEAD = struct.Struct("!HHI")
+"""Of TCP: ports, sequence number."""
+
+clock = time.monotonic
+
+
+class Port:
+    """One direction of one cable, with what it has carried."""
+
+    def __init__(self, rate: float, latency: float, jitter: float, loss: float, queue: float | None) -> None:
+        self.free = self.last = self.left = self.until = 0.0
+        self.packets = self.bytes = self.dropped = self.lost = 0
+        self.pace = self.deepest = self.full_bytes = self.full_seconds = self.late = 0.0
+        self.set(rate, latency, jitter, loss, queue)
+
+    def set(self, rate: float, latency: float, jitter: float, loss: float, queue: float | None) -> None:
+        """`rate` in bytes a second (0: without limit), `queue` in bytes (None: whoever sends waits)."""
+        pace = 1 / rate if rate else 0.0
+        if pace != self.pace:  # What was carried at another rate says nothing about this one.
+            self.pace, self.full_bytes, self.full_seconds = pace, 0.0, 0.0
+        self.latency, self.jitter, self.loss = latency, jitter, loss
+        self.room = float("inf") if queue is None or not rate else queue * self.pace
+
+    def told(self) -> dict[str, float]:
+        """What the port has carried: bytes, and those of them that left right behind another, in so many seconds."""
+        deepest = self.deepest / self.pace if self.pace else 0
+        return {
+            "packets": self.packets,
+            "bytes": self.bytes,
+            "dropped": self.dropped,
+            "lost": self.lost,
+            "deepest": round(deepest),
+            "full_bytes": self.full_bytes,
+            "full_seconds": self.full_seconds,
+            "late": self.late / self.packets if self.packets else 0.0,
+        }
+
+
+class Way:
+    """What one rank has sent to one other: payload of TCP once, what was sent again, and what never came."""
+
+    def __init__(self, ports: list[Port]) -> None:
+        self.ports, self.cut = ports, False
+        self.packets = self.payload = self.again = self.dropped = 0
+        self._next: dict[int, int] = {}
+
+    def count(self, packet: bytes) -> None:
+        self.packets += 1
+        head = (packet[0] & 15) * 4
+        if packet[9] != _TCP:
+            return
+        source, target, number = _HEAD.unpack_from(packet, head)
+        flags = packet[head + 13]
+        payload = len(packet) - head - (packet[head + 12] >> 4) * 4
+        end = number + payload + (flags & 1) + (flags >> 1 & 1)  # FIN and SYN have a number each.
+        flow = source << 16 | target
+        if flags & 2:
+            self._next[flow] = number
+        new = (end - self._next.get(flow, number)) & 0xFFFFFFFF
+        if new < 1 << 31:
+            self._next[flow] = end & 0xFFFFFFFF
+            self.payload += min(new, payload)
+            self.again += max(0, payload - new)
+        else:
+            self.again += payload
+
+
+class Switch:
+    """Reads packets from the ranks' TUNs, and writes each to its rank's when it is due."""
+
+    def __init__(self, control: socket.socket, plan: dict[str, Any], tuns: list[int]) -> None:
+        self.control, self.tuns = control, tuns
+        self.ports = [Port(*each) for each in plan["ports"]]
+        self.ways = {(a, b): Way([self.ports[each] for each in ports]) for a, b, ports in plan["ways"]}
+        self.due: list[tuple[float, int, int, bytes, Way, float, float, bool]] = []
+        self.number, self.paused_at, self.words = 0, 0.0, b""
+        self.late: deque[float] = deque(maxlen=RECENT)
+        self.latest = self.waited = self.breathless = 0.0
+        self.began, self.carried, self.breathless_bytes = clock(), 0, 0
+        self._slice = self.began, 0.0, 0
+
+    def serve(self) -> None:
+        """Until the other end of the control connection is closed."""
+        rank_of = {tun: rank for rank, tun in enumerate(self.tuns)}
+        ends = [self.control.fileno(), *self.tuns]
+        while True:
+            self._pass_on()
+            wait = max(0.0, self.due[0][0] - clock()) if self.due and not self.paused_at else SLICE_SECONDS
+            before = clock()
+            ready, _, _ = select.select(ends if not self.paused_at else ends[:1], (), (), min(wait, SLICE_SECONDS))
+            now = clock()
+            self.waited += now - before
+            for end in ready:
+                if end in rank_of:
+                    self._read(end, rank_of[end])
+                elif not self._obey():
+                    return
+            if now - self._slice[0] > SLICE_SECONDS:
+                self._close_slice(now)
+
+    def _read(self, tun: int, source: int) -> None:
+        for _ in range(READ_AT_ONCE):
+            try:
+                packet = os.read(tun, LARGEST_BYTES)
+            except BlockingIOError:
+                return
+            way = self.ways.get((source, packet[19] - 1)) if packet[0] >> 4 == _IPV4 else None
+            if way is None:
+                continue  # To an address that no rank has, or the kernel's own IPv6.
+            way.count(packet)
+            now = clock()
+            if way.cut:
+                way.dropped += 1
+            else:
+                self._enter(now, 0, packet, way, now)
+
+    def _pass_on(self) -> None:
+        """All that is due now goes to its next port, or to its rank."""
+        now = clock()
+        while self.due and self.due[0][0] <= now and not self.paused_at:
+            at, _, hop, packet, way, last, left, follows = heapq.heappop(self.due)
+            port, now = way.ports[hop - 1], clock()
+            late = now - at
+            port.late += late
+            if follows:
+                port.full_bytes += len(packet)
+                if left:
+                    port.full_seconds += left + late - port.left
+            port.left = left + late if left else port.left
+            if hop < len(way.ports):
+                self._enter(at, hop, packet, way, last)
+                continue
+            self.late.append(late)
+            self.latest = max(self.latest, late)
+            self.carried += len(packet)
+            if way.cut:
+                way.dropped += 1
+                continue
+            with suppress(OSError):  # The rank has ended, and its device with it; or has no room: TCP sends again.
+                os.write(self.tuns[packet[19] - 1], packet)
+
+    def _enter(self, at: float, hop: int, packet: bytes, way: Way, last: float) -> None:
+        """A packet, whose last byte comes at `last`, comes to a port at `at`."""
+        port, size = way.ports[hop], len(packet)
+        if port.loss and random.random() < port.loss:
+            port.lost += 1
+            way.dropped += 1
+            return
+        lasting = size * port.pace
+        waits = port.free - at
+        if waits > 0 and waits + lasting > port.room:
+            port.dropped += 1
+            way.dropped += 1
+            return
+        port.deepest = max(port.deepest, waits)
+        passes = hop == 0 and size <= THIN_BYTES
+        start = at if waits < 0 or passes else port.free
+        end = max(start + lasting, last)
+        follows, port.until = at < port.until, max(end, port.until)
+        port.free = max(port.free, at) + lasting
+        port.packets += 1
+        port.bytes += size
+        there = end + port.latency
+        if port.jitter:
+            there = port.last = max(port.last, there + random.random() * port.jitter)  # None overtakes another.
+        next_at = there
+        if hop + 1 < len(way.ports):
+            next_at = max(start + port.latency, there - size * way.ports[hop + 1].pace)
+        self.number += 1
+        heapq.heappush(self.due, (next_at, self.number, hop + 1, packet, way, there, 0.0 if passes else end, follows))
+
+    def _close_slice(self, now: float) -> None:
+        began, waited, carried = self._slice
+        if self.waited - waited < BREATHLESS * (now - began):
+            self.breathless += now - began
+            self.breathless_bytes += self.carried - carried
+        self._slice = now, self.waited, self.carried
+
+    # Commands ---------------------------------------------------------------------------------------------------------
+
+    def _obey(self) -> bool:
+        """Carry out the commands that have come; False if no more will."""
+        self.words += (more := self.control.recv(LARGEST_BYTES))
+        *lines, self.words = self.words.split(b"\n")
+        for line in lines:
+            answer = self._carry_out(**json.loads(line))
+            self.control.sendall(json.dumps(answer).encode() + b"\n")
+        return bool(more)
+
+    def _carry_out(self, ports: list[Any], cut: list[Any], paused: bool) -> dict[str, Any]:
+        """Take over how the network is to be now; the answer is what it has carried so far."""
+        for port, each in zip(self.ports, ports, strict=True):
+            port.set(*each)
+        for ends, way in self.ways.items():
+            way.cut = list(ends) in cut
+        if paused and not self.paused_at:
+            self.paused_at = clock()
+        elif self.paused_at and not paused:
+            self._go_on(clock() - self.paused_at)
+        late = sorted(self.late)
+        return {
+            "seconds": clock() - self.began,
+            "processor": time.process_time(),
+            "late": late[len(late) // 2] if late else 0.0,
+            "latest": self.latest,
+            "breathless": self.breathless,
+            "breathless_bytes": self.breathless_bytes,
+            "ports": [port.told() for port in self.ports],
+            "pairs": [[*ends, way.packets, way.payload, way.again, way.dropped] for ends, way in self.ways.items()],
+        }
+
+    def _go_on(self, seconds: float) -> None:
+        """Time stood still for so long."""
+        self.paused_at = 0.0
+        self.due = [
+            (at + seconds, n, hop, packet, way, last + seconds, left and left + seconds, follows)
+            for at, n, hop, packet, way, last, left, follows in self.due
+        ]
+        for port in self.ports:
+            port.free, port.last = port.free + seconds, port.last + seconds
+            port.left, port.until = port.left + seconds, port.until + seconds
+
+
+def main() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1)  # Else each wait ends some 50 us late.
+    with suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, -10)  # A packet that is due should not wait for a rank's computing.
+    control = socket.socket(fileno=os.dup(0))
+    _, tuns, _, _ = socket.recv_fds(control, 1, MOST_RANKS)
+    with control.makefile("rb", 0) as lines:
+        plan = json.loads(lines.readline())
+    Switch(control, plan, tuns).serve()
+
+
+if __name__ == "__main__":
+    main()
