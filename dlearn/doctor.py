@@ -310,6 +310,16 @@ def _judge_sum(total: float, expected: int, found: str) -> str:
     return found
 
 
+def chosen_network() -> str:
+    """Try whether a rank could have a network of its own."""
+    from dlearn.network.namespace import refusal
+
+    refused = refusal()
+    if refused:
+        raise Wanting("warning", refused)
+    return "ranks can have a network of their own, as slow as you say"
+
+
 CHECKS: dict[str, tuple[Callable[[], str], str]] = {
     "system": (system, ""),
     "loopback": (loopback, "allow connections to 127.0.0.1 (a firewall, or a container without network?)"),
@@ -322,6 +332,7 @@ CHECKS: dict[str, tuple[Callable[[], str], str]] = {
     "recorder": (recorder, "install the torch that constraints.txt names: python tools/install_torch.py"),
     "gloo": (gloo, "if loopback is ok: python tools/install_torch.py in dlearn's folder brings a torch with gloo"),
     "socket counters": (counters, "bytes on the wire are not measured; all else works"),
+    "network": (chosen_network, "no Cluster(network=...) here; all else works"),
     "RPC": (rpc_worker, "no rpc=True here; process groups work without it"),
 }
 """How each is checked, and what to do where that fails."""

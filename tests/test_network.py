@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlearn import Cluster
-from dlearn.errors import SetupError
+from dlearn import Cluster, analysis
+from dlearn.doctor import tried
+from dlearn.errors import RankError, SetupError
 from dlearn.network import Link, Network
 from dlearn.network.link import RANGES, parse
 from dlearn.network.namespace import refusal
@@ -124,4 +135,248 @@ def test_an_all_reduce_takes_latency_and_bytes_over_rate():
         assert [value for _, _, value in run.results.values()] == [3, 3]
         # No network of that rate is faster; the upper bound is wide, for busy machines.
         assert 0.200 + 0.010 <= duration(run.results) < 0.4
-        assert "20 Mbit/s, 5 ms" in str(run.network)
+        assert str(run.network).startswith("20 Mbit/s, 5 ms: ")
+        port = next(port for port in run.network.ports if port.name == "from rank 0")
+        assert port.rate == pytest.approx(20e6, rel=0.1)
+        assert port.asked.queue is None
+        assert sum(each.dropped + each.lost for each in run.network.ports) == 0
+
+        cluster.network.slow(1, "100 Mbit/s")  # The other's cable is still as slow.
+        assert duration(cluster.run(all_reduce, 125_000, timeout=60).results) >= 0.210
+        cluster.network.slow(0, "100 Mbit/s")  # 40 ms.
+        assert 0.050 <= duration(cluster.run(all_reduce, 125_000, timeout=60).results) < 0.2
+
+
+def three_sums() -> None:
+    import torch
+    import torch.distributed as dist
+
+    for numbers in (1, 1001, 33_333):
+        dist.all_reduce(torch.ones(numbers))
+
+
+@needs_network
+def test_the_switch_counts_the_bytes_that_the_kernel_counts():
+    with Cluster(3, network="200 Mbit/s, 100 us") as cluster:
+        before = cluster.run(three_sums, timeout=60).network
+        run = cluster.run(three_sums, timeout=60)
+    kernel = analysis.measured_traffic(run.trace)
+    assert not kernel.not_measured
+    for old, new in zip(before.pairs, run.network.pairs, strict=True):
+        if 0 not in (new.source, new.target):  # With rank 0 they talk through the store, too.
+            assert new.payload - old.payload == kernel.sizes[new.source, new.target] > 100_000 * (new.source == 2)
+
+
+@needs_network
+def test_what_is_paused_goes_on_and_what_is_cut_is_said():
+    with Cluster(["left", "right"], network="1 Gbit/s, 100 us") as cluster:
+        cluster.run(all_reduce, 10, timeout=60)
+        cluster.network.pause()
+        threading.Timer(0.5, cluster.network.heal).start()
+        began = time.monotonic()
+        cluster.run(all_reduce, 10, timeout=60)
+        assert time.monotonic() - began >= 0.5
+        cluster.network.cut("left", "right")
+        with pytest.raises(RankError) as error:
+            cluster.run(all_reduce, 10, timeout=1)
+        assert "not done after 1 s" in str(error.value)
+        assert "The way between ranks left and right is cut." in str(error.value)
+        with pytest.raises(SetupError, match="has no rank 2; its ranks are"):
+            cluster.network.slow(2, "1 Mbit/s")
+
+
+# Nothing is left ------------------------------------------------------------------------------------------------------
+
+
+def switches() -> set[int]:
+    """This process's own."""
+    found = set()
+    for process in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess):
+            if any(word.endswith("switch.py") for word in process.cmdline()):
+                found.add(process.pid)
+    return found
+
+
+def of_networks() -> set[int]:
+    """Descendants of this process that are a switch, or have another network than it has."""
+    mine = os.readlink("/proc/self/ns/net")
+    found = switches()
+    for process in psutil.Process().children(recursive=True):
+        with suppress(FileNotFoundError):
+            if os.readlink(f"/proc/{process.pid}/ns/net") != mine:
+                found.add(process.pid)
+    return found
+
+
+def gone(left, seconds: float = 10.0) -> bool:
+    """Whether there is soon none left: ranks are seen off while the user goes on."""
+    deadline = time.monotonic() + seconds
+    while left():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+@needs_network
+def test_a_killed_switch_ends_the_run_in_a_sentence_and_leaves_nothing():
+    cluster = Cluster(2, network="1 Gbit/s, 1 ms")
+
+    def kill_the_switch() -> None:
+        gone(lambda: not switches())  # Until there is one.
+        time.sleep(0.5)
+        for pid in switches():
+            os.kill(pid, signal.SIGKILL)
+
+    threading.Thread(target=kill_the_switch).start()
+    with pytest.raises(RankError, match="lost its network: the switch has ended"):
+        cluster.run(for_ever, timeout=30)
+    assert gone(of_networks)
+
+
+def for_ever() -> None:
+    import torch
+    import torch.distributed as dist
+
+    while True:
+        dist.all_reduce(torch.ones(1000))
+
+
+KILLED = """
+import os, threading, psutil
+from dlearn import Cluster
+from tests.test_network import for_ever
+
+def tell():
+    print(*[child.pid for child in psutil.Process().children(recursive=True)], flush=True)
+
+threading.Timer(2.0, tell).start()
+Cluster(2, network="1 Gbit/s, 1 ms").run(for_ever)
+"""
+
+
+@needs_network
+@pytest.mark.slow
+def test_a_killed_notebook_leaves_nothing(tmp_path):
+    home = str(Path(__file__).parent.parent)
+    environment = {**os.environ, "PYTHONPATH": home}
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED], stdout=subprocess.PIPE, cwd=tmp_path, env=environment, text=True
+    ) as notebook:
+        pids = set(map(int, notebook.stdout.readline().split()))
+        notebook.kill()
+    assert len(pids) >= 4  # Fork server, two ranks, the switch; and multiprocessing's tracker.
+    assert gone(lambda: pids & set(psutil.pids()))
+
+
+@needs_network
+@pytest.mark.slow
+def test_twenty_clusters_leave_nothing():
+    def files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    Cluster(3, network="1 Gbit/s, 100 us").run(all_reduce, 10, timeout=60)
+    assert gone(of_networks)
+    before = files()
+    for _ in range(20):
+        Cluster(3, network="1 Gbit/s, 100 us").run(all_reduce, 10, timeout=60)
+    assert gone(of_networks)
+    assert gone(lambda: files() > before)
+
+
+@needs_network
+@pytest.mark.slow
+def test_lost_packets_cost_time_and_no_bit():
+    plain = Cluster(3).run(random_sums, timeout=60)
+    lossy = Cluster(3, network="100 Mbit/s, 1 ms, loss 5 %").run(random_sums, timeout=250)
+    assert lossy.results == plain.results
+    assert sum(pair.again for pair in lossy.network.pairs) > 0
+    assert sum(port.lost for port in lossy.network.ports) > 0
+
+
+def random_sums() -> bytes:
+    import torch
+    import torch.distributed as dist
+
+    torch.manual_seed(dist.get_rank())
+    numbers = torch.randn(5000)
+    dist.all_reduce(numbers)
+    return numbers.numpy().tobytes()
+
+
+@needs_network
+@pytest.mark.slow
+def test_where_several_send_to_one_its_queue_overflows():
+    network = Network(rate="50 Mbit/s", latency="1 ms", queue="20 kB")
+    run = Cluster(4, network=network).run(gather, timeout=120)
+    dropped = {port.name: port.dropped for port in run.network.ports}
+    assert dropped["to rank 0"] > 0
+    assert dropped["to rank 1"] + dropped["to rank 2"] + dropped["from rank 1"] == 0
+    assert run.results[0] == [0, 1, 2, 3]
+
+
+def gather() -> list[int]:
+    import torch
+    import torch.distributed as dist
+
+    mine = torch.full((100_000,), dist.get_rank(), dtype=torch.int32)
+    into = [torch.empty_like(mine) for _ in range(4)] if dist.get_rank() == 0 else None
+    dist.gather(mine, into)
+    return [int(each[-1]) for each in into or ()]
+
+
+@needs_network
+@pytest.mark.slow
+def test_the_cable_between_racks_is_the_slow_one():
+    racks = Network.racks([1, 2], inside="1 Gbit/s, 50 us", between="20 Mbit/s, 1 ms")
+    run = Cluster(3, network=racks, rpc=True).run(all_reduce, 37_500, timeout=60)
+    # 150 kB, 2 * 2/3 of that in each direction of the cable between: 80 ms.
+    assert 0.080 <= duration(run.results) < 0.3
+    port = next(port for port in run.network.ports if port.name == "from rack 0")
+    assert port.rate == pytest.approx(20e6, rel=0.1)
+
+
+# Where it is not permitted --------------------------------------------------------------------------------------------
+
+FORBIDDEN = """
+import ctypes, os
+from pathlib import Path
+
+uid, gid = os.getuid(), os.getgid()
+assert ctypes.CDLL(None).unshare(0x10000000) == 0
+Path("/proc/self/setgroups").write_text("deny")
+Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
+Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+Path("/proc/sys/user/max_user_namespaces").write_text("0")
+
+from dlearn import Cluster  # Only now, because that starts the fork server.
+from dlearn.doctor import tried
+from dlearn.errors import SetupError
+
+print(tried("network"))
+try:
+    Cluster(2, network="1 ms").run(print)
+except SetupError as error:
+    print(error)
+"""
+
+
+@needs_network
+def test_where_namespaces_are_not_permitted_a_sentence_says_so(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", FORBIDDEN], capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=60
+    )
+    assert done.stderr == ""
+    doctor, remedy, cluster = done.stdout.splitlines()
+    reason = "user namespaces are not permitted here (No space left on device); sysctl user.max_user_namespaces says"
+    assert doctor.startswith("network")
+    assert reason in doctor
+    assert "all else works" in remedy
+    assert cluster.startswith(f"ranks cannot have a network of their own on this machine: {reason}")
+
+
+@needs_network
+def test_doctor_says_that_it_is_permitted():
+    assert tried("network").verdict == "ok"

@@ -154,6 +154,8 @@ class Cluster:
         if run.recorded:
             _note_ends(run.folder / "trace", outcomes)
         run.error = rank_error(self.names, outcomes, run, timeout, around)
+        if run.error is not None and self.network is not None and self.network.trouble():
+            run.error.what += f"\n{self.network.trouble()}"
         if run.error is not None and check:
             raise run.error
         return run

@@ -114,11 +114,12 @@ class LiveNetwork:
         self._now, self._cut, self._paused = self.asked, [], False
         self._say()
 
-    @property
-    def is_cut(self) -> list[tuple[int | str, int | str]]:
-        """The two ranks of every way that is cut now."""
-        pairs = dict.fromkeys((a, b) for a, b in self._cut if a < b)
-        return [(self._names[a], self._names[b]) for a, b in pairs]
+    def trouble(self) -> str:
+        """What keeps packets from coming at all now, in a sentence; "" if nothing does."""
+        if self._paused:
+            return "The network is paused: network.heal() lets it go on."
+        ways = [f"{self._names[a]} and {self._names[b]}" for a, b in self._cut if a < b]
+        return f"The way between ranks {'; '.join(dict.fromkeys(ways))} is cut." if ways else ""
 
     def carried(self) -> Carried:
         """What was carried since the ranks began: of the latest run, or of all of those that stay."""

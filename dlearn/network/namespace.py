@@ -31,6 +31,7 @@ _TCP = {
     "ipv4/tcp_slow_start_after_idle": "0",
     "ipv4/tcp_no_metrics_save": "1",
 }
+_UBUNTU = "a recent Ubuntu needs sysctl kernel.apparmor_restrict_unprivileged_userns=0"
 
 
 class Seat(NamedTuple):
@@ -78,16 +79,17 @@ def _unshare() -> None:
     """A user may make a user namespace, and in that all others."""
     libc, uid, gid = ctypes.CDLL(None, use_errno=True), os.getuid(), os.getgid()
     if libc.unshare(_NEW_USER | _NEW_NET | _NEW_MOUNTS):
-        raise NotPermitted(
-            f"user namespaces are not permitted here ({os.strerror(ctypes.get_errno())}); a container needs"
-            " --security-opt seccomp=unconfined, a recent Ubuntu kernel.apparmor_restrict_unprivileged_userns=0"
-        )
+        error = ctypes.get_errno()
+        remedy = "sysctl user.max_user_namespaces says how many may be"
+        if error != errno.ENOSPC:
+            remedy = "a container needs --security-opt seccomp=unconfined"
+        raise NotPermitted(f"user namespaces are not permitted here ({os.strerror(error)}); {remedy}")
     try:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
         Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
     except OSError as error:
-        raise NotPermitted(f"a user namespace cannot be set up here ({error.strerror})") from None
+        raise NotPermitted(f"user namespaces have no rights here ({error.strerror}); {_UBUNTU}") from None
 
 
 def _open_tun() -> int:
@@ -95,9 +97,8 @@ def _open_tun() -> int:
         tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         fcntl.ioctl(tun, _SETS_TUN, struct.pack("16sH22x", DEVICE.encode(), _TUN_OF_PACKETS))
     except OSError as error:
-        remedy = "a container needs --device /dev/net/tun"
-        if error.errno == errno.EACCES:
-            remedy = "its administrator can permit it by chmod 666 /dev/net/tun"
+        remedies = {errno.EACCES: "its administrator can permit it by chmod 666 /dev/net/tun", errno.EPERM: _UBUNTU}
+        remedy = remedies.get(error.errno or 0, "a container needs --device /dev/net/tun")
         raise NotPermitted(f"/dev/net/tun cannot be used here ({error.strerror}); {remedy}") from None
     return tun
 
