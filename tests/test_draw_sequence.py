@@ -1,6 +1,8 @@
 """What a sequence diagram folds, and what it says at its arrows: by hand, and of real steps."""
 
 import zipfile
+from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from traces import Job
 import dlearn
 from dlearn import Cluster, Trace, draw
 from dlearn.draw import rows
+from dlearn.draw.scene import set_scene
 from dlearn.join.unrolling import messages_of
 
 MS = 1_000_000
@@ -259,6 +262,28 @@ def test_a_timeline_counts_what_rpc_does_for_itself_and_draws_the_rest(tmp_path)
     assert f"{len(control)} control calls that RPC makes for itself, not drawn." in texts(ax)
     assert 0 < len(control) < len(dlearn.operations(trace))
     assert not any("RREF" in text for text in texts(ax))
+
+
+def test_a_timeline_names_what_is_called_by_rpc_and_leaves_out_arrows_without_room(tmp_path):
+    with zipfile.ZipFile(Path(__file__).parent / "frozen" / "lesson-parameter_server.zip") as archive:
+        archive.extractall(tmp_path)
+    trace = Trace.load(tmp_path / "00")
+    for part in (trace, trace.within(trace.spans[-1])):
+        ax = draw.timeline(part)
+        assert any(handle.get_text() == "call of forward" for handle in ax.get_legend().get_texts())
+        assert not any(text.startswith("rpc_sync") for text in texts(ax))
+        heads = defaultdict(list)
+        for arrow in ax.patches:
+            if arrow.get_gid().startswith("message"):
+                heads[arrow.get_gid()].append(ax.transData.transform(arrow._posA_posB[1])[0])
+        assert heads
+        scale = 72 / ax.figure.dpi
+        assert all(after - before > 8 / scale for each in heads.values() for before, after in pairwise(sorted(each)))
+        arrows = set_scene(part, derived=False).arrows
+        asked = sum(not m.control and m.how != "derived" for m in dlearn.messages(part))
+        assert sum(flow.count for flow in arrows.flows) + arrows.crowded == asked
+        left_out = [text for text in texts(ax) if "without room for an arrow" in text]
+        assert sum(int(text.split()[0]) for text in left_out) == arrows.crowded
 
 
 # Real steps -----------------------------------------------------------------------------------------------------------

@@ -20,14 +20,17 @@ Color = str | tuple[float, ...]
 MOST_ARROWS = 250
 _MOST_STEPS = 24
 _NARROWEST_STEP_PT = 14
+_HEADS_APART_PT = 9
 
 
 @dataclass(frozen=True)
 class Arrows:
-    """What can be drawn as arrows; `merged` where one stands for several steps."""
+    """What can be drawn as arrows; `merged` where one stands for several steps. `crowded` counts the messages that have
+    no arrow because another between the same ranks is too near."""
 
     flows: tuple[Flow, ...]
     merged: bool
+    crowded: int = 0
 
 
 def readable(found: Sequence[Sequence[Message]], *, points_per_ns: float) -> Arrows | None:
@@ -42,7 +45,23 @@ def readable(found: Sequence[Sequence[Message]], *, points_per_ns: float) -> Arr
     steps = [flow for messages in timed for flow in flows(messages, by_step=True)]
     pairs = [flow for messages in timed for flow in flows(messages, by_step=False)]
     shown = steps if _have_room(steps, points_per_ns) else pairs
-    return Arrows(tuple(shown), any(flow.count > 1 for flow in shown)) if len(shown) <= MOST_ARROWS else None
+    if len(shown) > MOST_ARROWS:
+        return None
+    apart = [flow for flow in shown if flow.how == "derived"] + _apart(shown, _HEADS_APART_PT / points_per_ns)
+    left_out = sum(flow.count for flow in shown) - sum(flow.count for flow in apart)
+    return Arrows(tuple(apart), any(flow.count > 1 for flow in apart), left_out)
+
+
+def _apart(shown: Sequence[Flow], nearest_ns: float) -> list[Flow]:
+    """Those observed whose heads can be told from the one before, from the same rank to the same; the first is kept."""
+    last: dict[tuple[int, int], int] = {}
+    kept = []
+    for flow in sorted(shown, key=lambda flow: flow.received_ns or 0):
+        before, at = last.get((flow.src, flow.dst)), flow.received_ns or 0
+        if flow.how != "derived" and (before is None or at - before >= nearest_ns):
+            last[flow.src, flow.dst] = at
+            kept.append(flow)
+    return kept
 
 
 def _have_room(steps: Sequence[Flow], points_per_ns: float) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -58,12 +58,27 @@ def bars_of(operations: Iterable[Operation], trace: Trace, *, until_ns: int) -> 
     shown = list(operations)
     kinds = {look(operation.op).family if is_collective(operation) else "" for operation in shown}
     one_kind = len(kinds) == 1 < len(shown) and kinds != {""}
+    functions = _looks_of_functions(shown)
     for place, operation in enumerate(shown):
         hue = SERIES[(operation.bucket.index if operation.bucket else place) % len(SERIES)]
-        own = Look(look(operation.op).family, hue) if one_kind else None
+        own = Look(look(operation.op).family, hue) if one_kind else functions.get(_function(operation))
         bars += [_bar(operation, end, trace, until_ns, own) for end in operation.ends]
         bars += [_absent(operation, rank, trace, until_ns) for rank in operation.missing if rank in trace.ranks]
     return sorted(bars, key=lambda bar: bar.start_ns)
+
+
+def _looks_of_functions(shown: Sequence[Operation]) -> dict[str, Look]:
+    """A hue for each function that is called by RPC, the program's own before torch's, as long as there are hues."""
+    called = Counter(filter(None, map(_function, shown)))
+    first = sorted(called, key=lambda name: (name.startswith("_"), -called[name]))
+    return {name: Look(f"call of {plain(name, most=30)}", hue) for name, hue in zip(first, SERIES[:5], strict=False)}
+
+
+def _function(operation: Operation) -> str:
+    """What a call by RPC calls; "" of all others."""
+    exchange = operation.exchange
+    event = None if exchange is None else exchange.call or exchange.run
+    return event.function if event is not None else ""
 
 
 def is_collective(operation: Operation) -> bool:
@@ -87,7 +102,8 @@ def _bar(operation: Operation, end: End, trace: Trace, until_ns: int, own: Look 
 
 def _labels(operation: Operation, end: End, reasons: Sequence[str]) -> tuple[str, ...]:
     size = payload_bytes(end)
-    short = f"{end.op} {size_text(size)}" if size else end.op
+    name = "gradients" if end.op == "BACKWARD_AUTOGRAD_REQ" else plain(_function(operation), most=30) or end.op
+    short = f"{name} {size_text(size)}" if size else name
     if reasons:
         told = [plain(text, most=160) for reason in reasons for text in (f"{short}: {reason}", reason)]
         return (*told, short)

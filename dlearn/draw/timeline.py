@@ -274,6 +274,8 @@ def notes(ax: Axes, trace: Trace, scene: Scene) -> list[str]:
             told.append(f"{count_text(count, what)} too many to be told apart: choose a shorter part.")
     if scene.arrows.merged and any(flow.count > 1 for flow in scene.arrows.flows):
         told.append("An arrow stands for all messages of one operation between two ranks.")
+    if scene.arrows.crowded:
+        told.append(f"{count_text(scene.arrows.crowded, 'message')} without room for an arrow: choose a shorter part.")
     if scene.density:
         highest = max((max(heights) for heights in scene.density.values()), default=0.0)
         stretch = time_text((scene.end_ns - scene.start_ns) // BINS)
