@@ -278,7 +278,7 @@ def test_a_timeline_names_what_is_called_by_rpc_and_leaves_out_arrows_without_ro
                 heads[arrow.get_gid()].append(ax.transData.transform(arrow._posA_posB[1])[0])
         assert heads
         scale = 72 / ax.figure.dpi
-        assert all(after - before > 8 / scale for each in heads.values() for before, after in pairwise(sorted(each)))
+        assert all(after - before > 4.5 / scale for each in heads.values() for before, after in pairwise(sorted(each)))
         arrows = set_scene(part, derived=False).arrows
         asked = sum(not m.control and m.how != "derived" for m in dlearn.messages(part))
         assert sum(flow.count for flow in arrows.flows) + arrows.crowded == asked

@@ -1,5 +1,7 @@
 """A timeline of many ranks: one lane for those that are alike, a lane of its own for whoever is odd."""
 
+from itertools import pairwise
+
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from traces import Job
 
 from dlearn import draw, operations
 from dlearn.draw.layout.folding import ALIKE, MOST_LANES, fold
+from dlearn.draw.layout.lanes import rows_for
 from dlearn.trace.tables.operations import Calls
 
 MS = 10**6
@@ -83,3 +86,18 @@ def test_ranks_that_call_nothing_are_alike(tmp_path):
     trace = made.load()
     assert len(operations(trace)) == 1
     assert [name.partition(" and ")[2] for name in lanes(draw.timeline(trace))] == ["", "", "27 more alike"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.dictionaries(st.integers(0, 3), st.tuples(st.integers(0, 50), st.integers(0, 20)), min_size=1), max_size=12
+    )
+)
+def test_an_operation_has_one_row_on_all_ranks_and_no_bar_lies_on_another(operations):
+    intervals = [(rank, at, at + long) for each in operations for rank, (at, long) in each.items()]
+    same = [place for place, each in enumerate(operations) for _ in each]
+    rows = rows_for(intervals, same)
+    assert len(set(zip(same, rows, strict=True))) == len(operations)
+    placed = sorted((rank, row, start, end) for (rank, start, end), row in zip(intervals, rows, strict=True))
+    assert all(one[:2] != other[:2] or one[3] <= other[2] for one, other in pairwise(placed))

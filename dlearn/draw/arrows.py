@@ -20,7 +20,7 @@ Color = str | tuple[float, ...]
 MOST_ARROWS = 250
 _MOST_STEPS = 24
 _NARROWEST_STEP_PT = 14
-_HEADS_APART_PT = 9
+_HEADS_APART_PT = 5
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,8 @@ _LINE = 1.45
 """Inches of text lines: font size times this."""
 _LONGEST_TITLE = 100
 """Characters."""
+_CLAUSE = re.compile(r"; (?![^()]*\))")
+"""Not inside of brackets."""
 _ROUNDED = 1.025
 """How much wider a line may become on a screen, where each letter begins at a whole pixel."""
 
@@ -96,8 +98,9 @@ def frame(
     Legend and notes become part of the picture's description. A figure of `new_axes` grows by them; one that the
     reader brought along keeps its size.
     """
-    if len(title) > _LONGEST_TITLE and "; " in title:
-        title, _, rest = title.partition("; ")
+    clauses = _CLAUSE.split(title, maxsplit=1) if len(title) > _LONGEST_TITLE else [title]
+    if clauses[1:]:
+        title, rest = clauses
         notes = [f"{rest[:1].upper()}{rest[1:].removesuffix('.')}.", *notes]
     figure = _figure_of(ax)
     grows = figure if isinstance(figure, Drawing) and not figure.framed else None

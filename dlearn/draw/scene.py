@@ -12,7 +12,7 @@ import numpy as np
 from dlearn.analysis.volume.flows import Sums, over_time
 from dlearn.analysis.walking.own_work import works_alone
 from dlearn.draw.arrows import MOST_ARROWS, Arrows, readable
-from dlearn.draw.bars import Bar, bars_of
+from dlearn.draw.bars import Bar, bars_of, is_collective
 from dlearn.draw.busy import Busy, busy_of
 from dlearn.draw.layout.folding import fold
 from dlearn.draw.layout.lanes import Lane, rows_for, stack
@@ -92,7 +92,9 @@ def set_scene(trace: Trace, *, derived: bool) -> Scene:
     # A bar whose end nobody saw takes some room, so that such bars do not hide each other.
     least_ns = (end_ns - start_ns) // 250
     until = [bar.start_ns + least_ns if bar.state == "not observed" else bar.end_ns for bar in bars]
-    rows = _rows(bars, until)
+    # A collective has one row on all ranks: the eye follows it down.
+    same = [id(bar.operation) if is_collective(bar.operation) else (place,) for place, bar in enumerate(bars)]
+    rows = rows_for([(bar.rank, bar.start_ns, end) for bar, end in zip(bars, until, strict=True)], same)
     if many:
         rows = [row + 1 for row in rows]  # Below the strip that says how busy the rank is.
     all_spans, all_gradients = (trace.rows.where(trace.table.is_a(kind)) for kind in (Span, Gradient))
@@ -103,7 +105,7 @@ def set_scene(trace: Trace, *, derived: bool) -> Scene:
     spans = [span for span in spans if not common_spans or span.rank == ranks[0]]
     gradients = all_gradients.of(Gradient) if len(all_gradients) <= MOST_BARS else []
     gradients = [gradient for gradient in gradients if gradient.rank in folded]
-    span_rows = _rows(spans, [span.end_ns or end_ns for span in spans])
+    span_rows = rows_for([(s.rank, s.start_ns, s.end_ns or end_ns) for s in spans], range(len(spans)))
     sums = over_time(shown, set(everyone), start_ns=start_ns, end_ns=end_ns, bins=BINS)
     hidden = 0 if derived else sums.derived
     wanted = sums.arrows - (0 if derived else sums.derived_arrows)
@@ -179,19 +181,6 @@ def _window(trace: Trace, calls: Calls) -> tuple[int, int]:
     last = max(int(began_ns.max()), int(end_ns.max()))  # NONE is lower than any time.
     length = max(last - start, 1000)
     return start, start + int(length * (1 + _ROOM_FOR_STUCK if calls.pending.any() else 1))
-
-
-def _rows(shown: Sequence[Bar | Span], until_ns: Sequence[int]) -> list[int]:
-    """The row of each in its rank's lane, from its start until then."""
-    places: dict[int, list[int]] = defaultdict(list)
-    for place, each in enumerate(shown):
-        places[each.rank].append(place)
-    rows = [0] * len(shown)
-    for mine in places.values():
-        stretches = [(shown[place].start_ns, until_ns[place]) for place in mine]
-        for place, row in zip(mine, rows_for(stretches), strict=True):
-            rows[place] = row
-    return rows
 
 
 def _shades(works: dict[tuple[int, int], Span]) -> dict[tuple[int, int], int]:

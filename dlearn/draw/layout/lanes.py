@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 ROW_IN = 0.25
 SPAN_IN = 0.2
@@ -68,12 +70,20 @@ def height_in(lanes: dict[int, Lane]) -> float:
     return max(lane.bottom for lane in lanes.values()) + first
 
 
-def rows_for(intervals: Sequence[tuple[int, int]]) -> list[int]:
-    """The first row that is free for each interval (sorted by start), so that none overlaps another in its row."""
-    ends: list[int] = []
-    rows: list[int] = []
-    for start, end in intervals:
-        row = next((row for row, busy in enumerate(ends) if busy <= start), len(ends))
-        ends[row : row + 1] = [end]
-        rows.append(row)
+def rows_for(intervals: Sequence[tuple[int, int, int]], same: Sequence[Hashable]) -> list[int]:
+    """The row of each interval (rank, start, end) in its rank's lane, so that none overlaps another in its row.
+
+    Intervals of the `same` have one row on all ranks: the first that is free on all of them.
+    """
+    parts: dict[Hashable, list[int]] = defaultdict(list)
+    for place, each in enumerate(same):
+        parts[each].append(place)
+    free_at: dict[tuple[int, int], int] = {}
+    rows = [0] * len(intervals)
+    for places in sorted(parts.values(), key=lambda places: min(intervals[place][1] for place in places)):
+        mine = [intervals[place] for place in places]
+        row = next(row for row in count() if all(free_at.get((rank, row), start) <= start for rank, start, _ in mine))
+        for place, (rank, _, end) in zip(places, mine, strict=True):
+            rows[place] = row
+            free_at[rank, row] = end
     return rows
