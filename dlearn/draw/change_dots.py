@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.artist import Artist
@@ -18,33 +20,53 @@ from dlearn.draw.palette import FAINT, GRID, INK, SERIES
 from dlearn.shown import count_text
 from dlearn.trace.trace import Trace
 
-_ROW_IN = 0.26
+_ROW_IN = 0.4
 _MOST_KINDS, _MOST_PAIRS = 12, 12
-_RIGHT_IN = 1.5
-"""For what is said of each row."""
 
 
 def compare(a: Trace, b: Trace, *, names: tuple[str, str] = ("a", "b"), ax: Axes | None = None) -> Axes:
     """Draw the payload bytes that two runs send, a row for each kind of operation and for each pair of ranks: an open
-    dot for `a`, a full one for `b`, and what is only in one of them named."""
+    dot for `a`, a full one for `b`, and what is only in one of them named. Each of the two parts has its own scale."""
     found = compared(a, b, names=names)
-    kinds = _largest({f"{op}, {phase}": each for (phase, op), each in found.by_kind.items()}, _MOST_KINDS)
-    pairs = _largest({f"{src} → {dst}": each for (src, dst), each in found.by_pair.items()}, _MOST_PAIRS)
-    rows = [*kinds.items(), *pairs.items()]
-    labels = [plain(name, most=40) for name, _ in rows]
+    kinds = _largest({_kind_text(*kind): each for kind, each in found.by_kind.items()}, _MOST_KINDS)
+    alike = _alike(found.by_pair)
+    pairs = _largest(alike, _MOST_PAIRS)
+    parts = [part for part in (kinds, pairs) if part]
+    rows = [row for part in parts for row in part.items()]
+    labels = [(plain(name, most=40), change_text(each)) for name, each in rows]
     ax = ax or canvas.new_axes(
-        height_in=_ROW_IN * (len(rows) + 1), left_in=canvas.left_margin_in(labels), right_in=_RIGHT_IN
+        height_in=_ROW_IN * (len(rows) + len(parts)),
+        left_in=canvas.left_margin_in([line for both in labels for line in both]),
     )
     if not rows:
         return canvas.say_empty(ax, "Neither run sends anything that is known.")
     dots = "an open dot for the first run, a full one for the second"
     canvas.describe(ax, f"{found.sentence}.", f"A row for each kind of operation and each pair of ranks: {dots}.")
-    # A line of its own parts pairs of ranks from kinds of operations.
-    heights = [place + (place >= len(kinds)) for place in range(len(rows))]
-    for height, (_, each) in zip(heights, rows, strict=True):
-        _draw_row(ax, height, each)
+    heights: list[float] = []
+    for part in parts:
+        top = heights[-1] + 2.0 if heights else 0.0
+        own = [top + place for place in range(len(part))]
+        largest = max(max(each.a.payload_bytes, each.b.payload_bytes) for each in part.values()) or 1
+        for height, each in zip(own, part.values(), strict=True):
+            _draw_row(ax, height, each, largest)
+        _draw_scale(ax, top - 0.5, own[-1] + 0.5, largest)
+        heights += own
     label_axes(ax, labels, heights)
-    return canvas.frame(ax, title=title(found), legend=legend(found), notes=notes(found, len(kinds), len(pairs)))
+    cut = [(len(kinds), len(found.by_kind), "kinds"), (len(pairs), len(alike), "rows of pairs")]
+    return canvas.frame(ax, title=title(found), legend=legend(found), notes=notes(found, cut), below_in=0.1)
+
+
+def _kind_text(phase: str, op: str) -> str:
+    return op if phase == "none" else f"{op}, {phase}"
+
+
+def _alike(by_pair: dict[tuple[str, str], Difference]) -> dict[str, Difference]:
+    """Pairs of ranks that send the same in both runs have one row."""
+    alike: dict[Difference, list[str]] = defaultdict(list)
+    for (src, dst), each in by_pair.items():
+        alike[each].append(f"{src} → {dst}")
+    more = {each: f" and {len(pairs) - 1} more" if pairs[1:] else "" for each, pairs in alike.items()}
+    return {f"{pairs[0]}{more[each]}": each for each, pairs in alike.items()}
 
 
 def _largest(rows: dict[str, Difference], most: int) -> dict[str, Difference]:
@@ -66,15 +88,23 @@ def title(found: Comparison) -> str:
     return f"{told}, in {count_text(abs(count), 'message')} {'more' if count > 0 else 'fewer'}"
 
 
-def _draw_row(ax: Axes, height: int, each: Difference) -> None:
-    before, after = each.a.payload_bytes, each.b.payload_bytes
+def _draw_scale(ax: Axes, top: float, bottom: float, largest: int) -> None:
+    """Thin lines at a quarter of the largest, a half, and so on; below them what these are."""
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        ax.plot([share, share], [top, bottom], color=GRID, linewidth=0.6, zorder=0)
+    for share in (0.0, 0.5, 1.0):
+        size = size_text(round(share * largest))
+        canvas.write(ax, share, bottom + 0.25, size, ha="center", va="center", fontsize=TEXT_PT, color=FAINT)
+
+
+def _draw_row(ax: Axes, height: float, each: Difference, largest: int) -> None:
+    before, after = each.a.payload_bytes / largest, each.b.payload_bytes / largest
     ax.plot([before, after], [height, height], color=FAINT, linewidth=1.4, zorder=1, gid="change")
     dot: dict[str, Any] = {"marker": "o", "clip_on": False}
     if each.a.message_count:
         ax.plot([before], [height], markersize=7, markerfacecolor="white", markeredgecolor=INK, zorder=2, **dot)
     if each.b.message_count:
         ax.plot([after], [height], markersize=6, color=SERIES[0], markeredgecolor="none", zorder=3, **dot)
-    canvas.write(ax, 1.02, height, change_text(each), transform=ax.get_yaxis_transform(), va="center", fontsize=TEXT_PT)
 
 
 def change_text(each: Difference) -> str:
@@ -91,16 +121,14 @@ def change_text(each: Difference) -> str:
     return ", ".join(filter(None, (sizes, messages)))
 
 
-def label_axes(ax: Axes, labels: list[str], heights: list[int]) -> None:
-    """Bytes from 0; a row's name at its height."""
-    ax.set_ylim(heights[-1] + 0.7, -0.7)
-    ax.set_xlim(left=0, right=(ax.dataLim.x1 or 1) * 1.04)
-    ax.set_yticks(heights, labels, parse_math=False, fontsize=TEXT_PT, color=INK)
-    ax.xaxis.set_major_formatter(lambda size, _: size_text(round(size)))
-    ax.grid(axis="x", color=GRID, linewidth=0.6)
-    ax.set_axisbelow(True)
-    ax.set_xlabel("payload", fontsize=TEXT_PT, color=INK, labelpad=2, loc="left")
+def label_axes(ax: Axes, labels: list[tuple[str, str]], heights: list[float]) -> None:
+    """A row's name at its height, below it what has changed; the bytes stand below each part."""
+    ax.set_ylim(heights[-1] + 1.0, -0.6)
+    ax.set_xlim(-0.1, 1.1)
+    ax.set_yticks(heights, ["\n".join(both) for both in labels], parse_math=False, fontsize=TEXT_PT, color=INK)
+    ax.set_xticks([])
     canvas.quiet(ax)
+    ax.spines["bottom"].set_visible(False)
 
 
 def legend(found: Comparison) -> list[Artist]:
@@ -111,12 +139,9 @@ def legend(found: Comparison) -> list[Artist]:
     ]
 
 
-def notes(found: Comparison, kinds: int, pairs: int) -> list[str]:
-    """What is left out of the picture, and what is in no count."""
-    told = []
-    for name, shown, everything in (("kinds", kinds, found.by_kind), ("pairs of ranks", pairs, found.by_pair)):
-        if len(everything) > shown:
-            told.append(f"Of {len(everything):,} {name} the {shown} whose bytes differ most.")
+def notes(found: Comparison, cut: Sequence[tuple[int, int, str]]) -> list[str]:
+    """What is left out of the picture, and what is in no count; `cut` has rows shown, rows in all, their name."""
+    told = [f"Of {count:,} {name} the {shown} whose bytes differ most." for shown, count, name in cut if count > shown]
     told += [
         f"Not counted: {count_text(count, 'operation')} of {name} whose messages are not known."
         for count, name in zip(found.unexplained, found.names, strict=True)
