@@ -42,6 +42,14 @@ def test_ink_can_be_read_on_what_lies_under_it_by_night_too():
         assert contrast(ink, at_night(fill.lower(), least=3)) >= 4.5, fill
 
 
+def test_edges_and_hatches_are_seen_on_what_they_lie_on_by_night_too():
+    for look in [*LOOKS, *(palette.Look("", color) for color in palette.SERIES)]:
+        line = at_night(to_hex(look.line), least=palette.LINE_AT_NIGHT)
+        assert contrast(line, at_night(to_hex(look.pale), least=3)) >= 2.99, look
+    for fill in (palette.FORWARD, palette.BACKWARD, palette.OPTIMIZER):
+        assert contrast(at_night(palette.FAINT, least=3), at_night(fill.lower(), least=3)) >= 3, fill
+
+
 def test_more_bytes_are_brighter_by_night_and_as_well_told_apart():
     by_day = [palette._luminance(color) for color in palette.BYTE_SHADES]
     by_night = [palette._luminance(shade_at_night(color.lower())) for color in palette.BYTE_SHADES]

@@ -43,6 +43,8 @@ DARK = {
 """The player's colours on light and dark pages."""
 NIGHT = "#111111"
 """The paper of a drawing on a dark page: that of JupyterLab's dark theme."""
+LINE_AT_NIGHT = 5.5
+"""Contrast of edges and hatches with NIGHT: they are seen (3 : 1) on the pale fill of the same look, too."""
 _TWENTIETHS = [part / 20 for part in range(21)]
 _AT_NIGHT = {INK: DARK["ink"], "#000000": DARK["ink"], FAINT: DARK["faint"], MISSING: DARK["missing"]}
 WAITING_HATCH = "/////"

@@ -22,7 +22,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from dlearn.draw.canvas import Drawing, plain
-from dlearn.draw.palette import ON_COLOR, ON_SHADE, at_night, shade_at_night
+from dlearn.draw.palette import LINE_AT_NIGHT, ON_COLOR, ON_SHADE, at_night, shade_at_night
 from dlearn.errors import DlearnError
 
 # What each format would write of the moment or the version it was made with.
@@ -96,7 +96,8 @@ def _night(svg: str) -> str:
             if is_scale:
                 rules.append(f'#cells>[style*="{part}: {color}"]{{{part}:{shade}!important}}')
             if color != ON_COLOR[0]:
-                rules.append(f':not(text,#cells>*)[style*="{part}: {color}"]{{{part}:{shape}!important}}')
+                seen = shape if part == "fill" else at_night(color, least=LINE_AT_NIGHT)
+                rules.append(f':not(text,#cells>*)[style*="{part}: {color}"]{{{part}:{seen}!important}}')
         rules.append(f'[fill="{color}"]{{fill:{shape}}}')
     return f"@media(prefers-color-scheme:dark){{{''.join(rules)}}}"
 
