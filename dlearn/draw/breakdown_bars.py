@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -116,12 +117,15 @@ def title_of(found: Mapping[str, Breakdown]) -> str:
     )
 
 
-def sums_text(each: StepTimes) -> str:
-    """ "forward 1.2 ms, backward 8 ms, waits 2 ms, transfer 3 ms, optimizer 1 ms, hidden 4 ms"."""
+def sums_text(each: StepTimes, wide_pt: float = math.inf) -> str:
+    """ "forward 1.2 ms, backward 8 ms, waits 2 ms, transfer 3 ms, optimizer 1 ms, hidden 4 ms"; of these as many as
+    there is room for, the longest."""
     lengths = {name: each.length_ns(name) for name in _STYLES}
     names: dict[Phase, str] = {"waiting": "waits", "between": "other"}
-    told = (f"{names.get(name, name)} {time_text(lengths[name])}" for name in _STYLES if lengths[name])
-    return ", ".join(told)
+    told = {name: f"{names.get(name, name)} {time_text(lengths[name])}" for name in _STYLES if lengths[name]}
+    while told and text_width(", ".join(told.values()), size=SMALLEST_PT) > wide_pt:
+        del told[min(told, key=lambda name: lengths[name])]
+    return ", ".join(told.values())
 
 
 def draw_parts(ax: Axes, bar: StepBar) -> None:
@@ -139,7 +143,7 @@ def draw_parts(ax: Axes, bar: StepBar) -> None:
             box = {"facecolor": style.color, "edgecolor": "none", "pad": 1.0} if style.hatch else None
             middle = left + width / 2, top + height / 2
             write(ax, *middle, text, ha="center", color=ink_on(style.color), bbox=box, gid=part.phase)
-    sums = canvas.cut(sums_text(bar.of), points(ax, 1.0, along="x"), size=SMALLEST_PT)
+    sums = sums_text(bar.of, points(ax, 1.0, along="x"))
     under = bar.top + _BAR_IN + _HIDDEN_IN + _SUMS_IN / 2
     write(ax, 0, under, sums, fontsize=SMALLEST_PT, gid="sums", clip_on=True)
 
@@ -156,7 +160,10 @@ def mark_last_rank(ax: Axes, bars: Sequence[StepBar], run: Breakdown) -> None:
         ends = bar.top - 0.05, bar.top + _BAR_IN + _HIDDEN_IN
         ax.vlines(at, *ends, colors=INK, linewidth=1.4, zorder=3, gid="last rank")
     align = "left" if at < ax.get_xlim()[1] / 2 else "right"
-    text = canvas.cut(f"{plain(run.labels[last])}, the last, has come", points(ax, 0.5, along="x"), size=TEXT_PT)
+    name, wide = plain(run.labels[last]), points(ax, 0.5, along="x")
+    text = f"{name}, the last, has come"
+    if text_width(text, size=TEXT_PT) > wide:
+        text = canvas.cut(f"{name} has come", wide, size=TEXT_PT)
     write(ax, at, bars[0].top - 0.05, text, ha=align, va="bottom", gid="last rank")
 
 
