@@ -119,15 +119,18 @@ def main(control: Connection, alive: Connection, output: Connection, seat: Seat 
 
 def _take_seat(seat: Seat, control: Connection) -> bool:
     """Go into a network of its own, while there is one thread; its device is for the parent. False if refused."""
-    try:
-        device = namespace.enter(seat)
-    except namespace.NotPermitted as refused:
-        control.send(str(refused))
-        return False
-    control.send("")
-    send_descriptor(control, device)
-    os.close(device)
-    return True
+    refused = ""
+    with contextlib.suppress(BrokenPipeError):  # The parent is gone.
+        try:
+            device = namespace.enter(seat)
+        except namespace.NotPermitted as error:
+            refused = str(error)
+        control.send(refused)
+        if not refused:
+            send_descriptor(control, device)
+            os.close(device)
+            return True
+    return False
 
 
 def stack_file(folder: str | Path, rank: int) -> Path:

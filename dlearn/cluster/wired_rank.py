@@ -23,7 +23,8 @@ class WiredRank(RankProcess):
 
     leaves_a_spare = False
     switch: SwitchProcess
-    others: list[RankProcess]
+    living: list[WiredRank]
+    """All ranks of this network that are not closed."""
 
     @property
     def lost(self) -> str:
@@ -40,8 +41,8 @@ class WiredRank(RankProcess):
 
     def close(self) -> None:
         super().close()
-        self.others.remove(self)
-        if not self.others:
+        self.living.remove(self)
+        if not self.living:
             self.switch.close()
 
 
@@ -64,14 +65,13 @@ def start_ranks(network: LiveNetwork, count: int, start: StartMethod) -> list[Wi
     finally:
         for device in devices:
             os.close(device)
-    others: list[RankProcess] = list(ranks)
     for each in ranks:
-        each.switch, each.others = switch, others
-    return ranks
+        each.switch, each.living = switch, ranks
+    return list(ranks)
 
 
 def _end(ranks: list[WiredRank]) -> None:
-    for rank in ranks:
+    for rank in list(ranks):
         rank.kill()
 
 
