@@ -103,6 +103,8 @@ def test_a_way_has_the_latency_and_the_loss_of_its_links():
     assert kept[0] * kept[1] == pytest.approx(0.9)
     assert ports["from rank 0"].queue is None  # A sender waits for its own port.
     assert ports["from rack 0"].queue == 64 * 1500
+    # 1 Gbit/s puts 125,000 B on the way in a ms, and the longest way takes 2.1 ms there and back.
+    assert racks.window_bytes == 8 * 125_000 * 2.1
 
 
 # Real ranks -----------------------------------------------------------------------------------------------------------

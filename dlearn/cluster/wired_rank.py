@@ -52,7 +52,7 @@ def start_ranks(network: LiveNetwork, count: int, start: StartMethod) -> list[Wi
     devices: list[int] = []
     try:
         for rank in range(count):
-            seat = Seat(rank, count, network.packet_bytes)
+            seat = Seat(rank, count, network.packet_bytes, network.asked.window_bytes)
             ranks.append(WiredRank(**vars(start_rank(start, seat))))
         for each in ranks:
             devices.append(_device(each.control))

@@ -31,15 +31,17 @@ _TCP = {
     "ipv4/tcp_slow_start_after_idle": "0",
     "ipv4/tcp_no_metrics_save": "1",
 }
+_RECEIVES = 4_000_000
 _UBUNTU = "a recent Ubuntu needs sysctl kernel.apparmor_restrict_unprivileged_userns=0"
 
 
 class Seat(NamedTuple):
-    """One rank's place in a network: its number, how many there are, and the largest packet in bytes."""
+    """One rank's place in a network: its number, how many there are, the largest packet and window in bytes."""
 
     rank: int
     ranks: int
     mtu: int
+    window: int
 
 
 class NotPermitted(Exception):
@@ -58,7 +60,9 @@ def enter(seat: Seat) -> int:
     _unshare()
     tun = _open_tun()
     _bring_up(seat)
-    for name, value in _TCP.items():
+    room = max(_RECEIVES, 2 * seat.window)
+    windows = {"ipv4/tcp_wmem": f"4096 {seat.window} {seat.window}", "ipv4/tcp_rmem": f"4096 {room} {room}"}
+    for name, value in (_TCP | windows).items():
         with suppress(OSError):  # A container's may be read-only: then TCP does as that machine has it.
             Path("/proc/sys/net", name).write_text(value)
     _name_hosts(seat.ranks)
@@ -128,6 +132,6 @@ def refusal() -> str:
 
 if __name__ == "__main__":
     try:
-        enter(Seat(0, 1, 1500))
+        enter(Seat(0, 1, 1500, 4_000_000))
     except NotPermitted as refused:
         print(refused)

@@ -10,12 +10,12 @@ from typing import Any
 from dlearn.errors import SetupError
 from dlearn.network.link import Link
 
-PACKET_SECONDS = 0.0005
+PACKET_SECONDS = 0.001
 """A packet is as long as the slowest cable carries in this time: no other waits much longer for it, and the switch
-has some 2,000 a second to carry, at whatever rate."""
-SMALLEST_PACKET, LARGEST_PACKET = 1500, 65_000
-LEAST_PACKETS = 64
-"""A queue that nobody has stated has room for so many."""
+has some 1,000 a second of each to carry, at whatever rate."""
+SMALLEST_PACKET, LARGEST_PACKET = 3000, 65_000
+QUEUE_PACKETS, WINDOW_PACKETS = 64, 48
+"""What a queue that nobody has stated has room for, at least; and what TCP may have on its way."""
 
 
 @dataclass(frozen=True, init=False)
@@ -28,7 +28,7 @@ class Network:
 
     A cable carries in both directions at the same time, each at its rate. A rank's own port holds its sender back; one
     towards a rank, or to and from a rack, has a queue, and what finds it full is lost: where several ranks send to one,
-    that is incast. Without a stated `queue` it has room for 64 packets, or twice what is on the way, if that is more.
+    that is incast. Without a stated `queue` it has room for 64 packets, or for what fills the way there and back.
     """
 
     cables: tuple[Link, ...]
@@ -93,8 +93,8 @@ class Network:
     @property
     def packet_bytes(self) -> int:
         """The largest packet."""
-        rates = [link.rate for link in (*self.cables, self.between) if link is not None and link.rate is not None]
-        return round(min(LARGEST_PACKET, max(SMALLEST_PACKET, min(rates, default=1e9) / 8 * PACKET_SECONDS)))
+        rates = [link.rate for link in self._links() if link.rate is not None]
+        return round(min(LARGEST_PACKET, max(SMALLEST_PACKET, min(rates, default=1e10) / 8 * PACKET_SECONDS)))
 
     def ports(self, packet_bytes: int) -> dict[str, Link]:
         """Every direction of every cable, each with its share of the way's latency; a rank's own has no queue."""
@@ -107,10 +107,23 @@ class Network:
             found |= {f"from rack {rack}": one for rack in racks} | {f"to rack {rack}": one for rack in racks}
         return found
 
+    @property
+    def window_bytes(self) -> int:
+        """What TCP may have on its way: far more than fills the longest, so that it is not the limit.
+
+        Not so much that a packet waits behind 200 ms of others: TCP would take it for lost, and send it again.
+        """
+        return round(max(WINDOW_PACKETS * self.packet_bytes, *(8 * self._on_the_way(link) for link in self._links())))
+
+    def _links(self) -> list[Link]:
+        return [*self.cables, *([] if self.between is None else [self.between])]
+
+    def _on_the_way(self, link: Link) -> float:
+        """The bytes that this link's rate puts on a way there and back."""
+        return (link.rate or 0) / 8 * 2 * sum(each.latency + each.jitter for each in set(self._links()))
+
     def _with_queue(self, link: Link, packet_bytes: int) -> Link:
-        links = [each for each in (*self.cables, self.between) if each is not None]
-        on_the_way = (link.rate or 0) / 8 * 2 * max(each.latency + each.jitter for each in links)
-        return link if link.queue else replace(link, queue=max(LEAST_PACKETS * packet_bytes, 2 * on_the_way))
+        return link if link.queue else replace(link, queue=max(QUEUE_PACKETS * packet_bytes, self._on_the_way(link)))
 
     def way(self, source: int, target: int) -> list[str]:
         """The names of the ports that a packet passes."""
