@@ -15,7 +15,7 @@ from traces import Job, tensor
 
 from dlearn import Cluster, Trace
 from dlearn.analysis import assert_fresh, assert_reduces, assert_traffic
-from dlearn.analysis.checks.patterns import NAMES, edges_of
+from dlearn.analysis.checks.grading import NAMES, edges_of
 from dlearn.errors import DlearnError, TrafficError
 from dlearn.trace.event import NOT_OBSERVED, Collective
 

@@ -1,21 +1,22 @@
 """Chrome's trace format, as https://ui.perfetto.dev and chrome://tracing read it: slices, and arrows between ranks.
 
-The format: "Trace Event Format" (Google, 2016). Times are us. Perfetto lets an arrow begin and end at the slice that
-covers the moment on its track; that is why each call has a track for itself (tracks.py).
+The format: "Trace Event Format" (Google, 2016). Times are us. Each rank is a process, and its slices stand on tracks on
+which none cuts another in two. Perfetto lets an arrow begin and end at the slice that covers the moment on its track:
+so at any moment at most one call is on a track for calls. Spans and stretches may stand inside each other.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from dlearn.analysis.findings import size_text
 from dlearn.analysis.hanging.hang_words import missing_text
 from dlearn.analysis.telling.words import payload_text
-from dlearn.export.tracks import Tracks, parts_of
+from dlearn.join.joining import operations
 from dlearn.join.unrolling import messages_of, why_unknown
 from dlearn.join.waiting import waited_until_ns
 from dlearn.trace.event import Bucket, Event, Gradient, Span, Stretch
@@ -29,6 +30,8 @@ _KNOWN = {
     "derived": "derived from the backend's algorithm; when the arrow begins and ends is no measurement",
     "inferred": "inferred from the protocol's rules",
 }
+PROGRAM, CALLS, GRADIENTS = "spans and phases", "calls", "gradients"
+_ORDER = (PROGRAM, CALLS, GRADIENTS)
 _PIECE = 512
 
 
@@ -226,3 +229,76 @@ def _in_flight(changes: Mapping[tuple[int, float], int]) -> Iterator[Record]:
 
 def _us(duration_ns: int) -> float:
     return duration_ns / 1000
+
+
+# Tracks ---------------------------------------------------------------------------------------------------------------
+
+
+class OnTrack(NamedTuple):
+    """Where something of a rank stands: the `lane`-th track of this kind."""
+
+    rank: int
+    kind: str
+    lane: int
+
+
+class Tracks:
+    """`ids` numbers all tracks, from 1, in the order in which they should be shown."""
+
+    def __init__(self, trace: Trace) -> None:
+        kinds: dict[str, list[Event]] = {
+            PROGRAM: [*trace.of(Span, Stretch)],
+            CALLS: [end for part in parts_of(trace) for end in part.ends],
+            GRADIENTS: [*trace.of(Gradient, Bucket)],
+        }
+        seen = [event for events in kinds.values() for event in events]
+        self.start_ns = min((event.start_ns for event in seen), default=0)
+        self.end_ns = max((max(event.start_ns + 1, event.end_ns or 0) for event in seen), default=1)
+        self._place: dict[tuple[int, int], OnTrack] = {}
+        for kind, events in kinds.items():
+            self._stack(events, kind)
+        used = {*self._place.values(), *(OnTrack(rank, kind, 0) for rank in trace.ranks for kind in (PROGRAM, CALLS))}
+        ordered = sorted(used, key=lambda place: (place.rank, _ORDER.index(place.kind), place.lane))
+        self.ids = {place: number for number, place in enumerate(ordered, 1)}
+
+    def at(self, event: Event, at_ns: int) -> dict[str, Any]:
+        """A moment on the track of an event, as Perfetto names it, in us."""
+        tid = self.ids[self._place[event.rank, event.number]]
+        return {"pid": event.rank + 1, "tid": tid, "ts": (at_ns - self.start_ns) / 1000}
+
+    def interval(self, event: Event) -> tuple[int, int]:
+        """From when to when its slice goes, in ns of the trace's clock.
+
+        What nobody came out of goes on until the end of the trace; where the end was not observed, or is the start, it
+        takes 1 ns, because an arrow needs a slice that lasts.
+        """
+        end_ns = self.end_ns if event.pending else event.end_ns
+        return event.start_ns, max(event.start_ns + 1, end_ns or 0)
+
+    def outer_first(self, event: Event) -> tuple[int, int]:
+        """A key to sort by: of what begins at the same moment the longer one is around the other, so it comes first."""
+        start_ns, end_ns = self.interval(event)
+        return start_ns, -end_ns
+
+    def _stack(self, events: Sequence[Event], kind: str) -> None:
+        """Give each the first lane of its rank where it cuts nothing; calls do not stand inside each other either."""
+        lanes: dict[int, list[list[int]]] = defaultdict(list)  # On each, the ends of what is open: the innermost last.
+        for event in sorted(events, key=self.outer_first):
+            start, end = self.interval(event)
+            mine = lanes[event.rank]
+            for ends in mine:
+                while ends and ends[-1] <= start:
+                    ends.pop()
+            free = (at for at, ends in enumerate(mine) if not ends or (kind != CALLS and end <= ends[-1]))
+            lane = next(free, len(mine))
+            if lane == len(mine):
+                mine.append([])
+            mine[lane].append(end)
+            self._place[event.rank, event.number] = OnTrack(event.rank, kind, lane)
+
+
+def parts_of(trace: Trace) -> Iterator[Operation]:
+    """Every operation; of a glass-box collective, then its steps."""
+    for operation in operations(trace):
+        yield operation
+        yield from operation.steps

@@ -100,7 +100,9 @@ class _Pass:
             named = [
                 table[call.bucket_index]
                 for model, table in self.tables.items()
-                if call.bucket_index in table and self._may_travel(table[call.bucket_index], call.backward, model)
+                # A callback on a thread of gloo's does not know its pass.
+                if call.bucket_index in table
+                and (call.backward is None or self._is_ready(table[call.bucket_index], call.backward, model))
             ]
             return _only(named)
         if call.launcher == "reducer":
@@ -134,10 +136,6 @@ class _Pass:
         """The next bucket of a model; where DDP may skip it, those after it, too."""
         coming = [bucket for index, bucket in sorted(table.items()) if index >= launched]
         return coming if coming and coming[0].may_be_skipped else coming[:1]
-
-    def _may_travel(self, bucket: Bucket, backward: int | None, model: int) -> bool:
-        """A callback on a thread of gloo's does not know its pass."""
-        return backward is None or self._is_ready(bucket, backward, model)
 
     def _is_ready(self, bucket: Bucket, backward: int | None, model: int) -> bool:
         return set(bucket.parameters) <= self.ready[backward, model]

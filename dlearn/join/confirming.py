@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable
 from operator import itemgetter
 
@@ -124,7 +123,5 @@ def _agreements(whole: Trace) -> Rows:
 def _exact_edges(ledger: Ledger, stretches: Iterable[Stretch]) -> set[tuple[int, int]]:
     """The (src, dst) that are explained to the byte within these stretches of the ranks' samples."""
     pairs, _ = ledger.pairs(stretches)
-    by_edge: dict[tuple[int, int], list[int | None]] = defaultdict(list)
-    for pair in pairs:
-        by_edge[pair.src, pair.dst].append(pair.residue_bytes)
-    return {edge for edge, residues in by_edge.items() if set(residues) == {0}}
+    unexplained = {(pair.src, pair.dst) for pair in pairs if pair.residue_bytes != 0}
+    return {(pair.src, pair.dst) for pair in pairs} - unexplained

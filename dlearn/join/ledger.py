@@ -21,7 +21,7 @@ from dlearn.join.joining import once, operations
 from dlearn.join.rpc_messages import FRAMING_ERROR, UNKNOWN, wire_bytes
 from dlearn.join.unrolling import messages_of, sums_of, why_unknown
 from dlearn.join.wire import RPC, Edge, Meter, home, meters
-from dlearn.trace.message import Message, Operation
+from dlearn.trace.message import Operation
 from dlearn.trace.source import ServiceCall
 from dlearn.trace.tables.event_table import Rows
 from dlearn.trace.tables.operations import Operations
@@ -301,7 +301,10 @@ def _of_rpc(operation: Operation, known: dict[int, Meter], ranks: set[int]) -> I
             continue  # It never leaves the process.
         size = wire_bytes(message)
         row = Written((RPC, message.dst), message.payload_bytes or 0, size or 0, message.observer_bytes)
-        reason = _how_it_is_packed(message) if size is None else None
+        reason = None
+        if size is None:
+            unknown = message.op == UNKNOWN
+            reason = Reason(ReasonKind.KIND_UNKNOWN) if unknown else Reason.of(ReasonKind.PACKED_BY_CPP, message.op)
         meter = known.get(message.src)
         section = None if meter is None or message.sent_ns is None else meter.section_at(message.sent_ns)
         if meter is None or section is None or section < meter.known_from:
@@ -319,12 +322,6 @@ def predicted_on_the_wire(operation: Operation) -> tuple[Counter[tuple[int, int]
         reason = cell.unexplained or reason
         predicted.update({(cell.rank, row.edge[1]): row.predicted for row in cell.rows if row.predicted})
     return predicted, reason
-
-
-def _how_it_is_packed(message: Message) -> Reason:
-    if message.op == UNKNOWN:
-        return Reason(ReasonKind.KIND_UNKNOWN)
-    return Reason.of(ReasonKind.PACKED_BY_CPP, message.op)
 
 
 def _prediction(operation: Operation) -> tuple[Counter[tuple[int, int]], Counter[tuple[int, int]], Reason | None]:

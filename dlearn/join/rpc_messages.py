@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from dlearn.trace.event import RpcCall, RpcReply, TensorInfo
-from dlearn.trace.message import Group, How, Message, Operation, RpcEnd, bytes_of
+from dlearn.trace.message import Group, Message, Operation, RpcEnd, bytes_of
 from dlearn.trace.rpc.rpc_board import ACCEPT, BACKWARD, CLEANUP, DELETE, FETCH, FORK, FORWARD, RREF_BACKWARD
 from dlearn.trace.rpc.rpc_exchange import RpcExchange
 from dlearn.trace.rpc.rpc_kinds import REPLY_OF, answer_of, kind_of_reply
@@ -45,7 +47,7 @@ def rpc_operations(trace: Trace) -> Iterator[Operation]:
 
 
 def _operation(exchange: RpcExchange, group: Group) -> Operation:
-    call = exchange.call
+    call, run, cause = exchange.call, exchange.run, exchange.cause
     op = (call.op if call is not None else exchange.kind) or UNKNOWN
     seq = exchange.request.id if exchange.request is not None else call.call if call is not None else 0
     caller = RpcEnd(
@@ -58,28 +60,26 @@ def _operation(exchange: RpcExchange, group: Group) -> Operation:
         ended_by=call.ended_by if call is not None else "log",
         error=call.error if call is not None else "",
         # What C++ sends for a cause on another rank has no span around it here.
-        parent=exchange.cause.parent if exchange.cause is not None and exchange.cause.rank == exchange.src else None,
+        parent=cause.parent if cause is not None and cause.rank == exchange.src else None,
         phase=phase_of(exchange),
         site=call.site if call is not None else "",
         exchange=exchange,
     )
-    ends = [caller]
+    ends: tuple[RpcEnd, ...] = (caller,)
     if exchange.received_ns is not None:
-        ends.append(
-            RpcEnd(
-                number=-2 - 2 * exchange.number,
-                rank=exchange.dst,
-                op=op,
-                seq=seq,
-                start_ns=exchange.received_ns,
-                end_ns=exchange.reply_sent_ns or (exchange.run.end_ns if exchange.run is not None else None),
-                ended_by="log" if exchange.reply_sent_ns is not None or exchange.run is None else exchange.run.ended_by,
-                error=exchange.run.error if exchange.run is not None else "",
-                phase=phase_of(exchange),
-                exchange=exchange,
-            )
+        callee = replace(
+            caller,
+            number=caller.number - 1,
+            rank=exchange.dst,
+            start_ns=exchange.received_ns,
+            end_ns=exchange.reply_sent_ns or (run.end_ns if run is not None else None),
+            ended_by="log" if exchange.reply_sent_ns is not None or run is None else run.ended_by,
+            error=run.error if run is not None else "",
+            parent=None,
+            site="",
         )
-    return Operation(op=op, group=group, seq=seq, ends=tuple(ends), exchange=exchange)
+        ends = (caller, callee)
+    return Operation(op=op, group=group, seq=seq, ends=ends, exchange=exchange)
 
 
 def phase_of(exchange: RpcExchange) -> str:
@@ -112,10 +112,42 @@ def messages_of_exchange(operation: Operation) -> list[Message]:
     assert exchange is not None
     if why_nothing_sent(exchange) is not None:
         return []
-    found = [_request(exchange, operation)]
-    if exchange.reply_sent_ns is not None or exchange.reply_received_ns is not None:
-        found.append(_reply(exchange, operation))
-    return found
+    call, reply = exchange.call, exchange.reply
+    tensors, packed = request_tensors(exchange), _packed_request(exchange)
+    request = Message(
+        src=exchange.src,
+        dst=exchange.dst,
+        op=exchange.kind or UNKNOWN,
+        payload_bytes=_payload(packed, tensors),
+        packed_bytes=packed,
+        observer_bytes=call.observer_bytes if call is not None else 0,
+        tensors=tensors,
+        control=call is None and exchange.kind not in (BACKWARD, FETCH),
+        how="observed" if exchange.known_by == "python" else "inferred",
+        known_by=exchange.known_by,
+        operation=operation,
+        sent_ns=exchange.sent_ns,
+        received_ns=exchange.received_ns,
+    )
+    if exchange.reply_sent_ns is None and exchange.reply_received_ns is None:
+        return [request]
+    tensors, packed = reply_tensors(exchange), _packed_reply(exchange)
+    says_nothing = not tensors and (reply is None or reply.pickled_bytes <= NONE_PICKLED)
+    answer = replace(
+        request,
+        src=exchange.dst,
+        dst=exchange.src,
+        op=kind_of_reply(exchange) or UNKNOWN,
+        payload_bytes=_payload(packed, tensors),
+        packed_bytes=packed,
+        observer_bytes=reply.observer_bytes if reply is not None else 0,
+        tensors=tensors,
+        control=says_nothing and not _result_unseen(exchange),
+        sent_ns=exchange.reply_sent_ns,
+        received_ns=exchange.reply_received_ns,
+        step=1,
+    )
+    return [request, answer]
 
 
 def why_nothing_sent(exchange: RpcExchange) -> Reason | None:
@@ -125,56 +157,9 @@ def why_nothing_sent(exchange: RpcExchange) -> Reason | None:
     return Reason.of(ReasonKind.CALL_FAILED, exchange.call.error)
 
 
-def _request(exchange: RpcExchange, operation: Operation) -> Message:
-    call = exchange.call
-    packed = _packed_request(exchange)
-    tensors = request_tensors(exchange)
-    return Message(
-        src=exchange.src,
-        dst=exchange.dst,
-        op=exchange.kind or UNKNOWN,
-        payload_bytes=_payload(packed, tensors),
-        packed_bytes=packed,
-        observer_bytes=call.observer_bytes if call is not None else 0,
-        tensors=tensors,
-        control=call is None and exchange.kind != BACKWARD and exchange.kind != FETCH,
-        how=how_known(exchange),
-        known_by=exchange.known_by,
-        operation=operation,
-        sent_ns=exchange.sent_ns,
-        received_ns=exchange.received_ns,
-    )
-
-
-def _reply(exchange: RpcExchange, operation: Operation) -> Message:
-    reply = exchange.reply
-    packed = _packed_reply(exchange)
-    tensors = reply_tensors(exchange)
-    return Message(
-        src=exchange.dst,
-        dst=exchange.src,
-        op=kind_of_reply(exchange) or UNKNOWN,
-        payload_bytes=_payload(packed, tensors),
-        packed_bytes=packed,
-        observer_bytes=reply.observer_bytes if reply is not None else 0,
-        tensors=tensors,
-        control=not tensors and (reply is None or reply.pickled_bytes <= NONE_PICKLED) and not _result_unseen(exchange),
-        how=how_known(exchange),
-        known_by=exchange.known_by,
-        operation=operation,
-        sent_ns=exchange.reply_sent_ns,
-        received_ns=exchange.reply_received_ns,
-        step=1,
-    )
-
-
 def _payload(packed: int | None, tensors: tuple[TensorInfo, ...]) -> int | None:
     """Where it is not known how much C++ packed, the tensors alone; without tensors that is not 0, but unknown."""
     return None if packed is None and not tensors else (packed or 0) + bytes_of(tensors)
-
-
-def how_known(exchange: RpcExchange) -> How:
-    return "observed" if exchange.known_by == "python" else "inferred"
 
 
 def _packed_request(exchange: RpcExchange) -> int | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from dlearn.trace.message import Group, Message, Operation, bytes_of
 from dlearn.trace.source import ServiceCall, Source, in_use
 from dlearn.trace.trace import Trace
@@ -53,13 +55,12 @@ def messages_of_call(operation: Operation, call: ServiceCall) -> list[Message]:
     )
     if call.one_way or call.end_ns is None or call.failed:
         return [request]
-    reply = Message(
+    reply = replace(
+        request,
         src=dst,
         dst=src,
-        op=operation.op,
         payload_bytes=bytes_of(call.outputs),
-        how="observed",
-        operation=operation,
+        sent_ns=None,
         received_ns=call.end_ns,
         step=1,
         control=not call.outputs,

@@ -83,7 +83,8 @@ def why_unknown(operation: Operation) -> Reason | None:
     sends = operation.steps or ((operation,) if operation.is_message else ())
     if not sends:
         return _schedule(operation).unknown
-    return None if any(map(_is_paired, sends)) else _why_alone(sends[0])
+    paired = any(send.sender is not None and send.receiver is not None for send in sends)
+    return None if paired else _why_alone(sends[0])
 
 
 def message_count(operation: Operation) -> int:
@@ -115,17 +116,10 @@ def columns_of(one: Operation, times: TransferTimes, places: Sequence[int] | np.
     return _sent(one, times, places) if one.is_message else _derived(one, times, places)
 
 
-def _how_sent(operation: Operation) -> How:
-    """Of a send with its recv."""
-    return "missing" if operation.missing or operation.failed else "observed"
-
-
 def _how(operation: Operation) -> How:
+    if operation.is_message:
+        return "missing" if operation.missing or operation.failed else "observed"
     return "missing" if operation.missing else "derived"
-
-
-def _is_paired(send: Operation) -> bool:
-    return send.sender is not None and send.receiver is not None
 
 
 def _sent(send: Operation, times: TransferTimes, places: np.ndarray) -> MessageColumns:
@@ -142,7 +136,7 @@ def _sent(send: Operation, times: TransferTimes, places: np.ndarray) -> MessageC
         src=np.full(count, send.sender),
         dst=np.full(count, send.receiver),
         payload_bytes=np.full(count, send.payload_bytes),
-        how=np.full(count, HOWS.index(_how_sent(send))),
+        how=np.full(count, HOWS.index(_how(send))),
         sent_ns=times.starts_ns[:, 0] if first.op == "send" else none,
         received_ns=times.ends_ns[:, -1] if last.op == "recv" else none,
         offset_bytes=np.full(count, offset),

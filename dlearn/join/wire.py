@@ -54,11 +54,9 @@ def meters(trace: Trace) -> dict[int, Meter]:
     """The meter of each rank that has at least two samples in this trace."""
     far = _far_ends(trace.processes)
     found: dict[int, Meter] = {}
-    samples: dict[int, list[Counters]] = {}
-    for event in trace.of(Counters):
-        samples.setdefault(event.rank, []).append(event)
+    samples = sorted(trace.of(Counters), key=lambda sample: sample.number)
     for process in trace.processes:
-        mine = sorted(samples.get(process.rank, []), key=lambda sample: sample.number)
+        mine = [sample for sample in samples if sample.rank == process.rank]
         if len(mine) > 1:
             found[process.rank] = _meter(process, mine, far)
     return found
@@ -127,13 +125,13 @@ def _meter(process: Process, samples: Sequence[Counters], far: dict[tuple[int, i
     totals: list[Counter[Edge]] = []
     for place, sample in enumerate(samples):
         for number, sent in enumerate(sample.sent_bytes):
-            if number in edges and edges[number][0] == RPC and place < known_from:
+            edge = edges.get(number)
+            if sent is None or edge is None or (edge[0] == RPC and place < known_from):
                 continue
-            if sent is not None and number in edges:
-                # A connection's own handshake is older than its first sample. A closed one keeps its last.
-                base.setdefault(number, sent)
-                last[number] = sent
-                known_until[edges[number]] = place
+            # A connection's own handshake is older than its first sample. A closed one keeps its last.
+            base.setdefault(number, sent)
+            last[number] = sent
+            known_until[edge] = place
         total: Counter[Edge] = Counter()
         for number, edge in edges.items():
             total[edge] += last.get(number, 0) - base.get(number, 0)

@@ -44,7 +44,7 @@ def assert_fresh(trace: Trace, *, op: str | None = None) -> None:
         for sent, arrives in _replayed(messages):
             src, dst, call = trace.label(sent.src), trace.label(sent.dst), call_text(sent.send)
             if not arrives:
-                if _is_zeros(sent.data):
+                if sent.data.size <= _MOST_ZEROS and sent.data.checksum == _checksum_of_zeros(sent.data.size):
                     raise TrafficError(f"{src} sends {dst} {sent.data.size:,} B of zeros, in {call}{unit.where}")
                 had[sent.src].setdefault(sent.data, f"{src} has sent the same to {dst} in {call}")
             elif sent.data in had[sent.dst]:
@@ -151,10 +151,6 @@ def _replayed(messages: Sequence[Sent]) -> Iterator[tuple[Sent, bool]]:
             raise TrafficError(f"{call_text(messages[place].recv)} ended before its data were sent: a damaged trace")
         left.add(place)
         yield messages[place], arrives
-
-
-def _is_zeros(data: _Data) -> bool:
-    return data.size <= _MOST_ZEROS and data.checksum == _checksum_of_zeros(data.size)
 
 
 @lru_cache

@@ -72,7 +72,7 @@ def _from_the_beginning(operation: Operation, shown: Sequence[Message]) -> bool:
         return False
     if len(shown) == message_count(operation):
         return True
-    every = [each for each in messages_of(operation) if isinstance(each, Message) and each.how != "missing"]
+    every = [each for each in messages_of(operation) if each.how != "missing"]
     return sorted(map(_moment, shown)) == sorted(map(_moment, every))[: len(shown)]
 
 
