@@ -103,7 +103,7 @@ def test_a_room_is_seen_at_a_glance():
     assert {room: files for room, files in rooms.items() if files > 25} == {}
 
 
-@pytest.mark.parametrize("page", ["how-it-works", "new-recorder", "own-questions", "trace-file"])
+@pytest.mark.parametrize("page", ["how-it-works", "network", "new-recorder", "own-questions", "trace-file"])
 def test_pages_name_files_that_are_there(page):
     text = (HOUSE.parent / "docs" / f"{page}.md").read_text()
     named = set(re.findall(r"`([\w/]+\.(?:py|js|css))`", text))
