@@ -9,7 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable, Container, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -169,15 +169,10 @@ def _noted(op: str, note: Callable[[Recording], int]) -> tuple[Recording | None,
     return None, OUTSIDE
 
 
-@contextmanager
-def step(number: int, *, offset_bytes: int, whole_bytes: int) -> Iterator[None]:
+def step(number: int, *, offset_bytes: int, whole_bytes: int) -> AbstractContextManager[None]:
     """What this thread sends inside is step `number` of its collective, and begins at that offset of the whole."""
-    recording = _active
-    if recording is None:
-        yield
-        return
-    with recording.step({"step": number, "offset_bytes": offset_bytes, "whole_bytes": whole_bytes}):
-        yield
+    facts = {"step": number, "offset_bytes": offset_bytes, "whole_bytes": whole_bytes}
+    return nullcontext() if _active is None else _active.step(facts)
 
 
 def start(

@@ -318,23 +318,16 @@ class Recording:
         if self._writer.begun:
             self.sockets.note_strangers()
         self.count()
-        self._close_file()
+        facts = {"works_dropped": self._works_dropped, "left_out": self._left_out}
+        try:
+            self._writer.finish(at_ns=self._clock(), hook_errors=self._hook_errors, **facts)
+        except OSError as error:
+            self.failed("the end of the file", error)
         if self.options.gather and self.desk is not None:
             try:
                 gather(self.desk, self._writer.path)
             except Exception as error:
                 self.failed("the files of the other hosts", error)
-
-    def _close_file(self) -> None:
-        try:
-            self._writer.finish(
-                at_ns=self._clock(),
-                hook_errors=self._hook_errors,
-                works_dropped=self._works_dropped,
-                left_out=self._left_out,
-            )
-        except OSError as error:
-            self.failed("the end of the file", error)
 
     def let_go(self) -> None:
         """In a forked child (a DataLoader's worker): the parent records, the child does not."""

@@ -22,6 +22,7 @@ from dlearn.trace.event import Collective
 from dlearn.trace.trace import Trace
 
 Phase = Literal["forward", "backward", "waiting", "transfer", "optimizer", "between", "hidden"]
+_COLUMNS: tuple[Phase, ...] = ("forward", "backward", "transfer", "waiting", "optimizer", "between")
 
 
 class Part(NamedTuple):
@@ -91,17 +92,19 @@ class Breakdown(Answer, frozen=True):
         if not shown:
             return "No training step of a DDP model"
         count = len({each.number for each in self.items})
-        which = shown[0].title + (f" (the median of {count} by length)" if count > 1 else "")
+        which = f" (the median of {count} by length)" if count > 1 else ""
         together = f"of {len(shown)} ranks' time together, " if len(shown) > 1 else ""
-        said = f"{which[:1].upper()}{which[1:]}, {time_text(_longest(shown))}: {together}{self.shares}"
+        said = self._told(which, together)
         return f"{said}: nobody saw when it ended" if self.exposed is None else said
 
     @property
     def headline(self) -> str:
         """The finding, short enough for a title: "Step 1, 35.0 ms: 7% forward, 50% backward, ..."."""
-        shown = self.middle
-        title = shown[0].title if shown else ""
-        return f"{title[:1].upper()}{title[1:]}, {time_text(_longest(shown))}: {self.shares}" if shown else self.finding
+        return self._told() if self.middle else self.finding
+
+    def _told(self, which: str = "", together: str = "") -> str:
+        title = self.middle[0].title
+        return f"{title[:1].upper()}{title[1:]}{which}, {time_text(_longest(self.middle))}: {together}{self.shares}"
 
     @property
     def shares(self) -> str:
@@ -117,17 +120,10 @@ class Breakdown(Answer, frozen=True):
 
     def rows(self) -> list[list[str]]:
         """A head, and a row for each rank of the median step; ms."""
-        columns: dict[str, Phase] = {
-            "forward": "forward",
-            "backward": "backward",
-            "exposed transfer": "transfer",
-            "exposed waiting": "waiting",
-            "optimizer": "optimizer",
-            "between": "between",
-        }
-        table = [["step", "rank", *columns, "all", "(hidden)"]]
+        parts = ("forward", "backward", "exposed transfer", "exposed waiting", "optimizer", "between")
+        table = [["step", "rank", *parts, "all", "(hidden)"]]
         for each in self.middle:
-            cells = [ms(each.length_ns(phase)) for phase in columns.values()]
+            cells = [ms(each.length_ns(phase)) for phase in _COLUMNS]
             hidden = ms(each.length_ns("hidden"))
             if not each.observed:
                 cells[2:4], hidden = ["not observed"] * 2, "not observed"

@@ -20,7 +20,7 @@ from dlearn.join.unrolling import messages_of
 from dlearn.join.wire import RPC, Meter, meters
 from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text
 from dlearn.trace.event import RpcWindow
-from dlearn.trace.message import Message
+from dlearn.trace.message import Message, bytes_of
 from dlearn.trace.selecting import PHASES
 from dlearn.trace.trace import Trace
 
@@ -40,6 +40,10 @@ class IterationStep(msgspec.Struct, frozen=True, kw_only=True):
     control: bool
     from_driver: bool
     messages: tuple[Message | None, ...]
+
+    @property
+    def first(self) -> Message:
+        return next(message for message in self.messages if message is not None)
 
 
 class PhaseBytes(WireBytes, frozen=True, kw_only=True):
@@ -109,10 +113,9 @@ class Iteration(Answer, frozen=True, kw_only=True):
         return ", ".join(self.labels[rank] for rank in others) or "another worker"
 
     def _sentence(self, step: IterationStep) -> str:
-        first = next(message for message in step.messages if message is not None)
         src, dst = self._ends(step)
-        tensors = sum(tensor.payload_bytes for tensor in first.tensors)
-        none = "no tensor" if first.payload_bytes is not None else "data of unknown size"
+        tensors = bytes_of(step.first.tensors)
+        none = "no tensor" if step.first.payload_bytes is not None else "data of unknown size"
         size = f"{tensors:,} B of tensors" if tensors else none
         return f"{step.phase}: {src} sends {dst} {size}: {step.what}"
 
@@ -123,9 +126,8 @@ class Iteration(Answer, frozen=True, kw_only=True):
         head = [f"{'#':>{digits}}", "phase", "message", "from", "payload", "tensors"]
         table = [[*head, *(f"wire, {name}" for name in names)]]
         for place, step in enumerate(self.steps, 1):
-            first = next(message for message in step.messages if message is not None)
-            tensors = sum(tensor.payload_bytes for tensor in first.tensors)
-            packed = "?" if first.packed_bytes is None else f"{first.packed_bytes:,}"
+            tensors = bytes_of(step.first.tensors)
+            packed = "?" if step.first.packed_bytes is None else f"{step.first.packed_bytes:,}"
             src = "trainer" if step.from_driver else self._others
             row = [f"{place:>{digits}}", step.phase, step.op, src, packed]
             table.append([*row, f"{tensors:,}" if tensors else "", *(_wire(message) for message in step.messages)])
@@ -187,16 +189,14 @@ def _contexts(trace: Trace) -> dict[int, list[RpcWindow]]:
 
 def _messages(trace: Trace, context: RpcWindow) -> list[tuple[str, Message]]:
     """Phase and message, those of one phase together, in the order of sending; a reply stands with its request."""
-    found: list[tuple[int, int, int, str, Message]] = []
+    found: list[tuple[int, int, str, Message]] = []
     for operation in rpc_operations(trace.whole):
         exchange = operation.exchange
-        if exchange is None or exchange.context != context.context:
-            continue
-        phase = phase_of(exchange)
-        for place, message in enumerate(messages_of(operation)):
+        if exchange is not None and exchange.context == context.context:
+            phase = phase_of(exchange)
             order = _PHASES.index(phase) if phase in _PHASES else len(_PHASES)
-            found.append((order, exchange.sent_ns or 0, place, phase, message))
-    found.sort(key=lambda each: each[:3])
+            found += [(order, exchange.sent_ns or 0, phase, message) for message in messages_of(operation)]
+    found.sort(key=lambda each: (each[0], each[1], each[3].step))
     return [(phase, message) for *_, phase, message in found]
 
 

@@ -154,20 +154,15 @@ def _is_setup(operation: Operation) -> bool:
 
 def _told(when: str, told: Sequence[tuple[Operation, int]], trace: Trace) -> list[str]:
     """One sentence for each kind of operation, in the order of first call, with how many times it is there."""
-    kinds: dict[Hashable, list[Operation]] = defaultdict(list)
-    counts: Counter[Hashable] = Counter()
+    kinds: dict[Hashable, list[tuple[Operation, int]]] = defaultdict(list)
     for one, times in told:
-        kind = _kind(one)
-        kinds[kind].append(one)
-        counts[kind] += times
-    groups = list(kinds.items())
-    sentences = [f"{when}: {_sentence(group, counts[kind], trace)}" for kind, group in groups[:_KINDS_SHOWN]]
-    rest = groups[_KINDS_SHOWN:]
-    if rest:
-        sentences.append(
-            f"{when}: {sum(counts[kind] for kind, _ in rest):,} more operations of {len(rest):,} more kinds;"
-            " operations(trace) lists them."
-        )
+        kinds[_kind(one)].append((one, times))
+    groups = [([one for one, _ in kind], sum(times for _, times in kind)) for kind in kinds.values()]
+    sentences = [f"{when}: {_sentence(group, count, trace)}" for group, count in groups[:_KINDS_SHOWN]]
+    more = [count for _, count in groups[_KINDS_SHOWN:]]
+    if more:
+        others = f"{sum(more):,} more operations of {len(more):,} more kinds"
+        sentences.append(f"{when}: {others}; operations(trace) lists them.")
     return sentences
 
 
