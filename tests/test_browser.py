@@ -267,6 +267,26 @@ def test_a_packet_moves_from_sender_to_receiver_and_only_then_is_its_part_there(
         assert root.evaluate(CELLS_SHOWN) == board_texts(reduced, 5)
 
 
+def test_playing_moves_together_what_travels_at_the_same_time(browser, reduced, tmp_path):
+    """In each round of the ring all four ranks send."""
+    with opened(browser, (tmp_path / "stage.html").as_uri()) as page:
+        root = page.locator(".dlearn-player")
+        root.evaluate(GO, 4)
+        root.locator("[data-go=play]").click()
+        expect(root.locator(".packet")).to_have_count(4)
+        root.locator("[data-go=play]").click()
+        assert root.locator(".position").text_content() == f"step 8 of {len(reduced.sentences)}"
+        assert root.locator(".sentence").text_content().startswith("4 messages at the same time. One of them: ")
+        assert root.locator(".wire.used").count() == 4
+        expect(root.locator(".packet").first).to_be_visible()
+        page.wait_for_function(
+            "([root, wanted]) => JSON.stringify((CELLS)(root)) === wanted".replace("CELLS", CELLS_SHOWN),
+            arg=[root.element_handle(), json.dumps(board_texts(reduced, 8), separators=(",", ":"))],
+        )
+        root.locator("[data-go=forward]").click()
+        expect(root.locator(".packet")).to_have_count(1)
+
+
 @pytest.mark.parametrize(("ranks", "wide"), [(2, 800), (16, 800), (64, 1280)])
 def test_the_stage_fits_its_page_with_any_number_of_ranks(browser, tmp_path, ranks, wide):
     job = Job(tmp_path, ranks=ranks)

@@ -97,21 +97,11 @@ def rounds_of(walk: Walkthrough) -> list[Round]:
     """Put steps that follow one another, and happen at the same time, into rounds."""
     rounds: list[Round] = []
     at = 0
-    for _, together in groupby(walk.steps, key=_moment):
+    for _, together in groupby(walk.steps, key=lambda step: step.moment):
         steps = tuple(together)
         rounds.append(Round(steps, at, at + len(steps)))
         at += len(steps)
     return rounds
-
-
-def _moment(step: Step) -> tuple[object, ...]:
-    """Of one operation the step of its algorithm; what ranks do by themselves in between is one moment."""
-    message = step.message
-    if message is None:
-        return (None,)
-    if message.how in ("derived", "missing"):
-        return id(message.operation), message.step
-    return id(message.operation), id(message)
 
 
 def _that_fit(rounds: Sequence[Round]) -> tuple[list[Round], int]:

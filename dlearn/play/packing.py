@@ -9,6 +9,7 @@ import base64
 import json
 import zlib
 from collections.abc import Hashable
+from itertools import chain, groupby, repeat
 from typing import Any
 
 from dlearn.analysis.walking import Board, Change, Step, Walkthrough
@@ -38,7 +39,11 @@ def columns(walk: Walkthrough) -> dict[str, Any]:
     pairs, colors, parts, marks, texts = _List(), _List(), _List(), _List(), _List()
     begins = min((step.at_ns for step in walk.steps), default=0)
     steps: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
-    for step in walk.steps:
+    rounds = chain.from_iterable(
+        repeat(number, len([*together]))
+        for number, (_, together) in enumerate(groupby(walk.steps, key=lambda step: step.moment))
+    )
+    for step, number in zip(walk.steps, rounds, strict=True):
         message = step.message
         src, dst = (lanes[step.rank], -1) if message is None else (lanes[message.src], lanes[message.dst])
         row = (
@@ -55,6 +60,7 @@ def columns(walk: Walkthrough) -> dict[str, Any]:
             marks.place(printable(name_of(step))),
             list(step.lit) if step.lit is not None else 0,
             [[lanes[rank] for rank in side] for side in (step.waiting, step.absent)] if step.absent else 0,
+            number,
         )
         for name, value in zip(_COLUMNS, row, strict=True):
             steps[name].append(value)
@@ -86,7 +92,10 @@ def columns(walk: Walkthrough) -> dict[str, Any]:
     }
 
 
-_COLUMNS = ("src", "dst", "pair", "color", "bytes", "how", "control", "at", "until", "part", "mark", "lit", "hung")
+_COLUMNS = (
+    *("src", "dst", "pair", "color", "bytes", "how", "control"),
+    *("at", "until", "part", "mark", "lit", "hung", "round"),
+)
 
 
 def color_of(step: Step) -> str:

@@ -53,14 +53,14 @@ function mount(root, data) {
   let played = everything; // steps, by their place among all
   let step = data.steps.findIndex((each) => each.hung) + 1; // how many of them have been shown: of a hang, up to that
   let view = "stage";
-  let forward = false; // whether the step before was shown last
+  let moved = []; // the steps that were made to get here, if one was, or a round of messages that travel together
   let timer = null;
 
   function show() {
     const current = played[step - 1];
     picture.replaceChildren();
     picture.style.minWidth = view === "stage" ? "0" : roomy;
-    VIEWS[view](picture, { data, id, played, step, current, forward });
+    VIEWS[view](picture, { data, id, played, step, current, moved });
     drawHeld(find(".holds"), data, current, view !== "sequence", view === "stage");
     showWords(current);
     showTotals();
@@ -75,7 +75,8 @@ function mount(root, data) {
     slider.value = step;
     slider.setAttribute("aria-valuetext", position);
     const nothing = played.length ? `${played.length} steps to come: press Play, Forward, or the right arrow key.` : "No message.";
-    find(".sentence").textContent = step ? data.sentences[current] : nothing;
+    const together = moved.length > 1 ? `${moved.length} messages at the same time. One of them: ` : "";
+    find(".sentence").textContent = step ? together + data.sentences[current] : nothing;
     find(".sentence").style.borderColor = step ? (data.steps[current].hung ? "var(--missing)" : data.steps[current].color) : "";
     find(".phase").value = step ? data.steps[current].part : data.steps[played[0]]?.part ?? -1;
   }
@@ -93,10 +94,17 @@ function mount(root, data) {
     fill(find("tfoot tr"), sum(counts), sum(bytes));
   }
 
-  function go(to) {
+  // Those that follow, and travel at the same time, are shown together when it plays.
+  function endOfRound() {
+    const [first, ...later] = played.slice(step).map((number) => data.steps[number]);
+    const others = later.findIndex(({ dst, round }) => dst < 0 || round !== first.round);
+    return step + 1 + (first?.dst < 0 ? 0 : others < 0 ? later.length : others);
+  }
+
+  function go(to, together = step + 1) {
     const before = step;
     step = Math.max(0, Math.min(played.length, to));
-    forward = step === before + 1;
+    moved = step > before && step <= together ? played.slice(before, step) : [];
     show();
     if (step === played.length) pause();
     if (step !== before) root.dispatchEvent(new CustomEvent("dlearn-step", { bubbles: true, detail: { step, at_us: step && data.begin_us + data.steps[played[step - 1]].at } }));
@@ -104,7 +112,7 @@ function mount(root, data) {
 
   function play() {
     if (step === played.length) go(0);
-    const tick = () => (root.isConnected ? go(step + 1) : pause());
+    const tick = () => (root.isConnected ? go(endOfRound(), endOfRound()) : pause());
     timer = setInterval(tick, PLAY_MS);
     button("play").textContent = "Pause";
   }
@@ -223,10 +231,10 @@ const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
 
 // In the page each fact about the steps is a column of its own, which packs well. Here a step is an object.
 function unfold(data) {
-  const { src, dst, pair, color, bytes, how, control, at, until, part, mark, lit, hung } = data.steps;
+  const { src, dst, pair, color, bytes, how, control, at, until, part, mark, lit, hung, round } = data.steps;
   data.steps = src.map((lane, i) => ({
     src: lane, dst: dst[i], pair: pair[i], color: data.colors[color[i]], bytes: bytes[i], how: HOW[how[i]],
-    control: control[i], at: at[i], until: until[i], part: part[i], mark: data.marks[mark[i]], lit: lit[i] || null, hung: hung[i] || null,
+    control: control[i], at: at[i], until: until[i], part: part[i], mark: data.marks[mark[i]], lit: lit[i] || null, hung: hung[i] || null, round: round[i],
   }));
   return data;
 }

@@ -1,10 +1,10 @@
-// The stage: ranks as machines, placed as they talk to each other, and one packet that moves along its wire. What a
+// The stage: ranks as machines, placed as they talk to each other, and packets that move along their wires. What a
 // rank holds of the operation under way stands in its box: a column for each piece, a colour for each rank whose part
 // is in it. It is a picture of the player like those of pictures.js, and is drawn anew for each step.
 
 const MOVE_MS = 650;
 const MOST_COLORS = 8; // ranks that are told apart by their colours; of more it is told how much is there
-const BOX = [[4, 168, 104], [8, 124, 84], [16, 84, 62], [Infinity, 26, 22]]; // up to so many ranks: width, height
+const BOX = [[4, 168, 104], [8, 124, 84], [16, 84, 62], [Infinity, 22, 18]]; // up to so many ranks: width, height
 
 // Where ranks stand ---------------------------------------------------------------------------------------------------
 
@@ -33,7 +33,7 @@ function spotsOf({ hub, inRow, wide, high }, lanes, width) {
     return { spots, height: high + 92, wide: Math.max(24, Math.min(wide, gap - 90)), high };
   }
   const around = lanes.map((_, lane) => lane).filter((lane) => lane !== hub);
-  const apart = lanes.length > 16 ? 12 : 40;
+  const apart = lanes.length > 16 ? 6 : 40;
   const tall = Math.max(0.32 * width, (around.length * (high + apart)) / Math.PI, hub === null ? high + 60 : 2 * high + 60);
   const [across, down] = [Math.max(10, Math.min(width / 2 - wide / 2 - 12, 1.5 * tall)), tall / 2 + 10];
   const middle = [width / 2, down + high / 2 + 24];
@@ -99,7 +99,7 @@ function drawCells(box, held, many, { data, wide, high }) {
 
 // The picture ---------------------------------------------------------------------------------------------------------
 
-function drawStage(place, { data, id, step, current, forward }) {
+function drawStage(place, { data, id, current, moved }) {
   const width = Math.max(320, place.clientWidth || 0);
   const stage = { ...stageOf(data), ...spotsOf(stageOf(data), data.lanes, width) };
   const { spots, height } = stage;
@@ -107,18 +107,20 @@ function drawStage(place, { data, id, step, current, forward }) {
   addHeads(svg, id);
   const now = data.steps[current];
   const until = current ?? -1;
+  const all = (moved.length ? moved : [current]).filter((each) => each !== undefined);
+  const sent = all.map((each) => data.steps[each]).filter(({ src, dst }) => dst >= 0 && dst !== src);
   const both = (src, dst) => stage.pairs.some((pair) => pair.src === dst && pair.dst === src);
   for (const { src, dst } of stage.pairs) {
     const [from, to] = wireBetween(spots[src], spots[dst], stage, both(src, dst));
-    const used = now && now.src === src && now.dst === dst;
-    const red = now?.hung?.[1].includes(src) || (used && now.how === "missing");
+    const used = sent.find((each) => each.src === src && each.dst === dst);
+    const red = now?.hung?.[1].includes(src) || used?.how === "missing";
     const state = `wire ${red ? "missing" : used ? "used" : ""}`;
     add(svg, "line", { class: state, x1: from[0], y1: from[1], x2: to[0], y2: to[1], "marker-end": `url(#${id}${red ? "missing" : "came"})` });
   }
   const number = boardAt(data, until);
   const many = data.lanes.length > MOST_COLORS;
-  const [before, after] = number < 0 ? [[], []] : [heldOn(data, number, until - 1), heldOn(data, number, until)];
-  const boxes = data.lanes.map((name, lane) => drawBox(svg, name, lane, spots[lane], { data, stage, now }));
+  const [before, after] = number < 0 ? [[], []] : [heldOn(data, number, (all[0] ?? 0) - 1), heldOn(data, number, until)];
+  const boxes = data.lanes.map((name, lane) => drawBox(svg, name, lane, spots[lane], { data, stage, now, sent }));
   const fill = (held) => boxes.forEach((box, lane) => {
     box.replaceChildren();
     if (held[lane]) drawCells(box, held[lane], many, { data, ...stage });
@@ -130,23 +132,24 @@ function drawStage(place, { data, id, step, current, forward }) {
     const told = `${waiting.length} ranks wait for ${absent.slice(0, 3).map((lane) => data.lanes[lane]).join(", ")}${absent.length > 3 ? ", ..." : ""}`;
     add(svg, "text", { class: "work", x: width / 2, y: height / 2 }, told);
   }
-  if (now && now.dst >= 0 && now.dst !== now.src) {
-    const path = wireBetween(spots[now.src], spots[now.dst], stage, both(now.src, now.dst));
-    const carried = data.changes[current].filter(([board]) => board === number).map(([, , at]) => before[now.src]?.get(at)?.[2] ?? []);
-    const packet = drawPacket(svg, now, new Set(carried.flat()), data, many);
-    const still = !forward || now.how === "missing" || matchMedia("(prefers-reduced-motion: reduce)").matches;
-    if (still) put(packet, path, now.how === "missing" ? 0.12 : 0.5, width);
-    else {
-      fill(before);
-      move(packet, path, width, () => fill(after));
-    }
+  const packets = all.filter((each) => sent.includes(data.steps[each])).map((each) => {
+    const packet = data.steps[each];
+    const path = wireBetween(spots[packet.src], spots[packet.dst], stage, both(packet.src, packet.dst));
+    const carried = data.changes[each].filter(([board]) => board === number).map(([, , at]) => before[packet.src]?.get(at)?.[2] ?? []);
+    return [drawPacket(svg, packet, new Set(carried.flat()), data, many, sent.length <= MOST_COLORS), path];
+  });
+  const still = !moved.length || sent.some(({ how }) => how === "missing") || matchMedia("(prefers-reduced-motion: reduce)").matches;
+  if (still) packets.forEach(([packet, path], i) => put(packet, path, sent[i].how === "missing" ? 0.12 : 0.5, width));
+  else if (packets.length) {
+    fill(before);
+    move(packets, width, () => fill(after));
   }
 }
 
-function drawBox(svg, name, lane, [x, y], { data, stage, now }) {
+function drawBox(svg, name, lane, [x, y], { data, stage, now, sent }) {
   const { wide, high } = stage;
   const [waiting, absent] = (now?.hung ?? [[], []]).map((lanes) => lanes.includes(lane));
-  const at = waiting || (now && !now.hung && (now.src === lane || now.dst === lane));
+  const at = waiting || (now && !now.hung && [now, ...sent].some(({ src, dst }) => src === lane || dst === lane));
   const machine = add(svg, "g", { class: `machine ${absent ? "absent" : ""} ${at ? "at" : ""}`, transform: `translate(${x} ${y})` });
   add(machine, "rect", { class: "box", x: -wide / 2, y: -high / 2, width: wide, height: high, rx: 5 });
   const inside = add(machine, "g");
@@ -168,15 +171,15 @@ function shortened(name, most) {
   return `${name.slice(0, head)}…${name.slice(name.length - (room - 1 - head))}`;
 }
 
-function drawPacket(svg, now, owners, data, many) {
-  const side = Math.min(34, 10 + 3 * Math.log10(1 + (now.bytes ?? 0)));
+function drawPacket(svg, now, owners, data, many, label) {
+  const side = Math.min(34, 0.45 * data.stage.wide, 10 + 3 * Math.log10(1 + (now.bytes ?? 0)));
   const packet = add(svg, "g", { class: `packet ${now.how}` });
   add(packet, "rect", { x: -side / 2, y: -side / 2, width: side, height: side, rx: 2, fill: now.color });
   if (!many && owners.size) {
     const row = side / data.lanes.length;
     for (const owner of owners) add(packet, "rect", { x: -side / 2, y: -side / 2 + row * owner, width: side, height: row, fill: data.hues[owner % data.hues.length] });
   }
-  add(packet, "text", { y: -side / 2 - 5 }, labelOf(now));
+  add(packet, "text", { y: -side / 2 - 5 }, label ? labelOf(now) : "");
   return packet;
 }
 
@@ -188,17 +191,18 @@ function put(packet, [from, to], along, width) {
   text.setAttribute("x", Math.max(half - x, Math.min(0, width - half - x)));
 }
 
-function move(packet, path, width, arrived) {
+function move(packets, width, arrived) {
   let begun = null;
+  const putAll = (part) => packets.forEach(([packet, path]) => put(packet, path, part, width));
   const frame = (time) => {
-    if (!packet.isConnected) return;
+    if (!packets[0][0].isConnected) return;
     begun ??= time;
     const part = Math.min(1, (time - begun) / MOVE_MS);
-    put(packet, path, part < 0.5 ? 2 * part * part : 1 - 2 * (1 - part) ** 2, width);
+    putAll(part < 0.5 ? 2 * part * part : 1 - 2 * (1 - part) ** 2);
     if (part < 1) requestAnimationFrame(frame);
     else arrived();
   };
-  put(packet, path, 0, width);
+  putAll(0);
   requestAnimationFrame(frame);
 }
 

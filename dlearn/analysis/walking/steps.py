@@ -62,6 +62,17 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
         """Where in the program: "step 3 · backward"."""
         return " · ".join(each for each in (self.span, self.phase) if each)
 
+    @property
+    def moment(self) -> tuple[object, ...]:
+        """Equal for steps that happen at the same time: of one operation the step of its algorithm; what ranks do by
+        themselves in between is one moment."""
+        message = self.message
+        if message is None:
+            return (None,)
+        if message.how in ("derived", "missing"):
+            return id(message.operation), message.step
+        return id(message.operation), id(message)
+
 
 class Walkthrough(msgspec.Struct, frozen=True, kw_only=True):
     """All steps in their order. `notes` say what the signs mean, what is inferred, and what was left out."""
