@@ -8,8 +8,8 @@ and 48 B for each that comes from there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -30,6 +30,8 @@ from dlearn.trace.wording import Reason, ReasonKind
 
 OperationKey = tuple[int, int]
 """Rank and number of an operation's first end."""
+Way = tuple[int, Edge]
+"""A rank, and the connection into which it writes."""
 Stretch = tuple[int, int, int]
 """A rank, and its samples from which to which."""
 Why = Literal["", "not predicted", "framing", "read early", "not written yet", "not seen"]
@@ -153,36 +155,35 @@ class Ledger:
 
     def pairs(self, stretches: Iterable[Stretch]) -> tuple[list[Pair], Counter[Reason]]:
         """Each (rank, first sample, last sample) -> pairs of ranks, and why operations in there are not explained."""
-        sums = _Sums()
-        measured: Counter[tuple[int, Edge]] = Counter()
-        not_measured: set[tuple[int, Edge]] = set()
+        cells: list[tuple[Cell, int]] = []
+        grown: Counter[Way] = Counter()
+        not_measured: set[Way] = set()
         settled = True
         for rank, first, last in stretches:
             meter = self.meters[rank]
             settled &= bool(meter.still[first]) and bool(meter.still[last])
-            for edge, grown in meter.between(first, last).items():
-                measured[rank, edge] += grown
+            for edge, size in meter.between(first, last).items():
+                grown[rank, edge] += size
             part = self.entries.between(rank, first, last)
             # They stand in the order of sections: the last one of a cell is in the latest section.
             latest = dict(zip(self.entries.cell[part].tolist(), self.entries.section[part].tolist(), strict=True))
             for place, times in zip(*_counted(self.entries.cell[part]), strict=True):
                 cell = self.entries.cells[place]
-                sums.add(cell, times)
+                cells.append((cell, times))
                 # Closed before the section's end: how much was written after the last sample nobody knows.
                 not_measured |= {
                     (rank, row.edge) for row in cell.rows if meter.known_until.get(row.edge, 0) <= latest[place]
                 }
-        seen = sorted({key for key in (*sums.predicted, *measured) if sums.predicted[key] or measured[key]}, key=_order)
-        pairs = [sums.pair(key, None if key in not_measured else measured[key], settled=settled) for key in seen]
-        return pairs, sums.unexplained
+        unexplained: Counter[Reason] = Counter()
+        for cell, times in cells:
+            if cell.unexplained is not None:
+                unexplained[cell.unexplained] += times
+        pairs = _pairs(cells, {**grown, **dict.fromkeys(not_measured)}, settled=settled)
+        return [each for each in pairs if each.predicted_bytes or grown[each.src, (each.group, each.dst)]], unexplained
 
     def unmeasured_pairs(self) -> list[Pair]:
         """What ranks without samples should have written."""
-        sums = _Sums()
-        for cell, times in self.entries.outside():
-            if cell.rank not in self.meters:
-                sums.add(cell, times)
-        return [sums.pair(key, None) for key in sorted(sums.predicted, key=_order)]
+        return _pairs([each for each in self.entries.outside() if each[0].rank not in self.meters], {}, settled=True)
 
 
 def _counted(cells: Rows) -> tuple[list[int], list[int]]:
@@ -192,58 +193,44 @@ def _counted(cells: Rows) -> tuple[list[int], list[int]]:
     return found[order].tolist(), counts[order].tolist()
 
 
-@dataclass
-class _Sums:
-    """Cells added up, by sender and connection."""
-
-    payload: Counter[tuple[int, Edge]] = field(default_factory=Counter)
-    predicted: Counter[tuple[int, Edge]] = field(default_factory=Counter)
-    observer: Counter[tuple[int, Edge]] = field(default_factory=Counter)
-    unexplained: Counter[Reason] = field(default_factory=Counter)
-    not_predicted: set[tuple[int, str]] = field(default_factory=set)
-    """Ranks and groups with calls of which that is so."""
-    message_count: Counter[tuple[int, Edge]] = field(default_factory=Counter)
-    """Of RPC."""
-
-    def add(self, cell: Cell, times: int) -> None:
-        for edge, payload, predicted, observer in cell.rows:
-            self.predicted[cell.rank, edge] += times * predicted
-            self.payload[cell.rank, edge] += times * payload
-            self.observer[cell.rank, edge] += times * observer
-            self.message_count[cell.rank, edge] += times
+def _pairs(cells: Iterable[tuple[Cell, int]], measured: Mapping[Way, int | None], *, settled: bool) -> list[Pair]:
+    """What cells, each so many times, and counters say of each connection, in the order of groups and ranks."""
+    written: dict[Way, list[tuple[Written, int]]] = {way: [] for way, size in measured.items() if size}
+    not_predicted = set()
+    for cell, times in cells:
+        for row in cell.rows:
+            written.setdefault((cell.rank, row.edge), []).append((row, times))
         if cell.unexplained is not None:
-            self.unexplained[cell.unexplained] += times
-            self.not_predicted.add((cell.rank, cell.group))
-
-    def pair(self, key: tuple[int, Edge], measured: int | None, *, settled: bool = True) -> Pair:
-        rank, (group, dst) = key
+            not_predicted.add((cell.rank, cell.group))
+    pairs = []
+    for way, rows in written.items():
+        rank, (group, dst) = way
         pair = Pair(
             src=rank,
             dst=dst,
             group=group,
-            payload_bytes=self.payload[key],
-            predicted_bytes=self.predicted[key],
-            observer_bytes=self.observer[key],
-            measured_bytes=measured,
+            payload_bytes=sum([times * row.payload for row, times in rows]),
+            predicted_bytes=sum([times * row.predicted for row, times in rows]),
+            observer_bytes=sum([times * row.observer for row, times in rows]),
+            measured_bytes=measured.get(way),
         )
-        return msgspec.structs.replace(pair, why=self._why(key, pair.residue_bytes, settled))
-
-    def _why(self, key: tuple[int, Edge], residue: int | None, settled: bool) -> Why:
-        rank, (group, _) = key
-        if not residue:
-            return ""
-        if (rank, group) in self.not_predicted:
-            return "not predicted"
-        if group == RPC and abs(residue) <= FRAMING_ERROR * self.message_count[key]:
-            return "framing"
-        if group == RPC and not settled:
-            return "read early"
-        return "not seen" if residue > 0 else "not written yet"
+        why = _why(pair, sum([times for _, times in rows]), (rank, group) not in not_predicted, settled)
+        pairs.append(msgspec.structs.replace(pair, why=why))
+    return sorted(pairs, key=lambda pair: (pair.group, pair.src, pair.dst))
 
 
-def _order(key: tuple[int, Edge]) -> tuple[str, int, int]:
-    rank, (group, dst) = key
-    return group, rank, dst
+def _why(pair: Pair, message_count: int, is_predicted: bool, settled: bool) -> Why:
+    """`message_count` is that of RPC."""
+    residue = pair.residue_bytes
+    if not residue:
+        return ""
+    if not is_predicted:
+        return "not predicted"
+    if pair.group == RPC and abs(residue) <= FRAMING_ERROR * message_count:
+        return "framing"
+    if pair.group == RPC and not settled:
+        return "read early"
+    return "not seen" if residue > 0 else "not written yet"
 
 
 @once
