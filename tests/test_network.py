@@ -135,11 +135,11 @@ def test_an_all_reduce_takes_latency_and_bytes_over_rate():
     with Cluster(2, network="20 Mbit/s, 5 ms") as cluster:
         run = cluster.run(all_reduce, 125_000, timeout=60)  # 500 kB: each way 500 kB, 200 ms at 20 Mbit/s.
         assert [value for _, _, value in run.results.values()] == [3, 3]
-        # No network of that rate is faster; the upper bound is wide, for busy machines.
+        # No network of that rate is faster; the other bounds are wide, for busy machines.
         assert 0.200 + 0.010 <= duration(run.results) < 0.4
-        assert str(run.network).startswith("20 Mbit/s, 5 ms: ")
+        assert "\nover 20 Mbit/s, 5 ms: " in str(run)
         port = next(port for port in run.network.ports if port.name == "from rank 0")
-        assert port.rate == pytest.approx(20e6, rel=0.1)
+        assert 10e6 < port.rate < 22e6
         assert port.asked.queue is None
         assert sum(each.dropped + each.lost for each in run.network.ports) == 0
 
@@ -338,7 +338,7 @@ def test_the_cable_between_racks_is_the_slow_one():
     # 150 kB, 2 * 2/3 of that in each direction of the cable between: 80 ms.
     assert 0.080 <= duration(run.results) < 0.3
     port = next(port for port in run.network.ports if port.name == "from rack 0")
-    assert port.rate == pytest.approx(20e6, rel=0.1)
+    assert 10e6 < port.rate < 22e6
 
 
 # Where it is not permitted --------------------------------------------------------------------------------------------

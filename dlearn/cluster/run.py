@@ -41,6 +41,8 @@ class Run(Shown):
 
     def paragraphs(self) -> Iterator[str]:
         yield f"failed: {self.error.what}" if self.error else f"{count_text(len(self.results), 'rank')} returned"
+        if self.network is not None:
+            yield f"over {next(self.network.paragraphs())}"
         if self.recorded:
             if self._is_small():
                 # Only where somebody looks at a run: whoever starts one need not wait for this.

@@ -24,9 +24,6 @@ from collections import deque
 from contextlib import suppress
 from typing import Any
 
-THIN_BYTES = 120
-"""A packet without payload is smaller. A host sends it before what it has queued, as Linux's fair queues do: else an
-acknowledgement would wait behind all that goes the other way."""
 LARGEST_BYTES = 65_535
 READ_AT_ONCE = 16
 SLICE_SECONDS = 0.05
@@ -38,6 +35,8 @@ _TCP, _IPV4 = 6, 4
 _PR_SET_TIMERSLACK = 29
 _HEAD = struct.Struct("!HHI")
 """Of TCP: ports, sequence number."""
+
+_COUNTED = "packets", "bytes", "dropped", "lost", "full_bytes", "full_seconds"
 
 clock = time.monotonic
 
@@ -61,17 +60,9 @@ class Port:
 
     def told(self) -> dict[str, float]:
         """What the port has carried: bytes, and those of them that left right behind another, in so many seconds."""
-        deepest = self.deepest / self.pace if self.pace else 0
-        return {
-            "packets": self.packets,
-            "bytes": self.bytes,
-            "dropped": self.dropped,
-            "lost": self.lost,
-            "deepest": round(deepest),
-            "full_bytes": self.full_bytes,
-            "full_seconds": self.full_seconds,
-            "late": self.late / self.packets if self.packets else 0.0,
-        }
+        counted = {name: getattr(self, name) for name in _COUNTED}
+        deepest = round(self.deepest / self.pace) if self.pace else 0
+        return counted | {"deepest": deepest, "late": self.late / max(1, self.packets)}
 
 
 class Way:
@@ -82,16 +73,21 @@ class Way:
         self.packets = self.payload = self.again = self.dropped = 0
         self._next: dict[int, int] = {}
 
-    def count(self, packet: bytes) -> None:
+    def count(self, packet: bytes) -> bool:
+        """Whether it is a mere acknowledgement. A host sends it before what it has queued, as Linux's fair queues do:
+        else it would wait behind all that goes the other way.
+        """
         self.packets += 1
         head = (packet[0] & 15) * 4
         if packet[9] != _TCP:
-            return
+            return False
         source, target, number = _HEAD.unpack_from(packet, head)
         flags = packet[head + 13]
         payload = len(packet) - head - (packet[head + 12] >> 4) * 4
         end = number + payload + (flags & 1) + (flags >> 1 & 1)  # FIN and SYN have a number each.
         flow = source << 16 | target
+        if end == number:
+            return True
         if flags & 2:
             self._next[flow] = number
         new = (end - self._next.get(flow, number)) & 0xFFFFFFFF
@@ -101,6 +97,7 @@ class Way:
             self.again += max(0, payload - new)
         else:
             self.again += payload
+        return False
 
 
 class Switch:
@@ -145,12 +142,11 @@ class Switch:
             way = self.ways.get((source, packet[19] - 1)) if packet[0] >> 4 == _IPV4 else None
             if way is None:
                 continue  # To an address that no rank has, or the kernel's own IPv6.
-            way.count(packet)
-            now = clock()
+            passes, now = way.count(packet), clock()
             if way.cut:
                 way.dropped += 1
             else:
-                self._enter(now, 0, packet, way, now)
+                self._enter(now, 0, packet, way, now, passes)
 
     def _pass_on(self) -> None:
         """All that is due now goes to its next port, or to its rank."""
@@ -177,8 +173,8 @@ class Switch:
             with suppress(OSError):  # The rank has ended, and its device with it; or has no room: TCP sends again.
                 os.write(self.tuns[packet[19] - 1], packet)
 
-    def _enter(self, at: float, hop: int, packet: bytes, way: Way, last: float) -> None:
-        """A packet, whose last byte comes at `last`, comes to a port at `at`."""
+    def _enter(self, at: float, hop: int, packet: bytes, way: Way, last: float, passes: bool = False) -> None:
+        """A packet, whose last byte comes at `last`, comes to a port at `at`; it may pass those that wait there."""
         port, size = way.ports[hop], len(packet)
         if port.loss and random.random() < port.loss:
             port.lost += 1
@@ -191,7 +187,6 @@ class Switch:
             way.dropped += 1
             return
         port.deepest = max(port.deepest, waits)
-        passes = hop == 0 and size <= THIN_BYTES
         start = at if waits < 0 or passes else port.free
         end = max(start + lasting, last)
         follows, port.until = at < port.until, max(end, port.until)
