@@ -7,7 +7,7 @@ two, swapped, are its ends: that tells whom a socket leads to, and whose group i
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -54,9 +54,11 @@ def meters(trace: Trace) -> dict[int, Meter]:
     """The meter of each rank that has at least two samples in this trace."""
     far = _far_ends(trace.processes)
     found: dict[int, Meter] = {}
-    samples = sorted(trace.of(Counters), key=lambda sample: sample.number)
+    samples: dict[int, list[Counters]] = defaultdict(list)
+    for sample in sorted(trace.of(Counters), key=lambda sample: sample.number):
+        samples[sample.rank].append(sample)
     for process in trace.processes:
-        mine = [sample for sample in samples if sample.rank == process.rank]
+        mine = samples[process.rank]
         if len(mine) > 1:
             found[process.rank] = _meter(process, mine, far)
     return found
