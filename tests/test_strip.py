@@ -195,6 +195,62 @@ def test_the_player_on_the_same_page_goes_to_a_chosen_call(tmp_path):
     assert "8 B: uint8[8]" in sentence
 
 
+@in_browser
+def test_a_call_outside_of_what_the_player_plays_is_told_with_the_python_that_plays_it(tmp_path):
+    trace = job(tmp_path).load()
+    page = strip(trace).to_html().replace("<body>", f"<body>{player(trace.within('step 2'))._repr_html_()}")
+    script = (
+        SELECT
+        + """
+        const told = () => say(text("code"), travel.found.length, root.querySelector(".sentence").textContent);
+        await new Promise((done) => setTimeout(done, 50));
+        travel.choose(0); told();
+        const inside = travel.data.begins.findIndex((begin) => begin >= 20000);
+        travel.choose(travel.data.operation.indexOf(inside));
+        told();
+    """
+    )
+    (python, _, outside), (_, _, inside) = after(page, tmp_path, script)
+    told = " The player on this page plays another part of the run; this call is played by "
+    assert outside.endswith(f"{told}player({python}).")
+    assert told not in inside
+    assert "in 24 messages" in repr(player(eval(python, {"trace": trace})))
+
+
+@in_browser
+def test_who_never_came_has_a_red_empty_mark_in_its_lane_while_the_others_wait(tmp_path):
+    made = Job(tmp_path, ranks=3)
+    made.collective("all_reduce", size=300, start_ns=0, end_ns=1_000_000)
+    made.collective("all_reduce", size=300, ranks=[0, 2], start_ns=2_000_000, end_ns=None)
+    trace = made.load()
+    assert [kind["absent"] for kind in held(trace)[0]["kinds"]] == [[], [1]]
+    script = (
+        SELECT
+        + """
+        const red = getComputedStyle(root).getPropertyValue("--missing"), drawn = [];
+        const paint = CanvasRenderingContext2D.prototype, frame = paint.strokeRect, shape = paint.stroke;
+        const plain = Object.assign(find(".traffic").getContext("2d"), { strokeStyle: red }).strokeStyle;
+        paint.strokeRect = function (...at) {
+            if (this.strokeStyle === plain && this.canvas.className === "lanes") drawn.push(at);
+            frame.apply(this, at);
+        };
+        let arrows = 0;
+        paint.stroke = function () { arrows += this.getLineDash().length > 0; shape.apply(this); };
+        travel.look(0, travel.data.length);
+        const lanes = find(".lanes");
+        const begins = 92 + (travel.data.begins[1] * (lanes.clientWidth - 92)) / travel.data.length;
+        say(drawn.length, drawn[0][0] - begins, drawn[0][1], arrows);
+        travel.choose(0);
+        say(arrows);
+    """
+    )
+    [[marks, away, top, arrows], [with_chosen]] = after(strip(trace).to_html(), tmp_path, script)
+    assert (marks, arrows) == (1, 0)
+    assert abs(away) < 1
+    assert top == 16 + 70 + 2  # in the second lane
+    assert with_chosen == 3  # around the ring of three; derived, hence dashed
+
+
 def test_a_step_that_was_never_finished_lasts_until_the_last_moment(tmp_path):
     made = job(tmp_path, steps=5)
     made.span(0, "step 5", start_ns=5_000_000, end_ns=None)

@@ -191,7 +191,10 @@ function mount(root, data) {
   // A call that was chosen in a strip on this page: the player goes to its first step, if it plays that.
   document.addEventListener("dlearn-call", ({ detail }) => {
     const found = played.findIndex((number) => data.begin_us + data.steps[number].at >= Math.floor(detail.at_us));
-    if (found > 0 || (found === 0 && data.begin_us - detail.at_us < 1)) go(found + 1);
+    detail.players += 1;
+    if (found < 0 || (found === 0 && data.begin_us + data.steps[played[0]].at > detail.until_us)) return;
+    detail.followed += 1;
+    go(found + 1);
   });
 
   let width = 0;

@@ -7,6 +7,7 @@ const LANES_PX = 320;
 const TOP_PX = 16; // for the names of steps
 const MOST_DEEP = 4; // rows of calls that a rank is in at the same time
 const ZOOM = 1.35;
+const DASHES = { derived: [5, 3], inferred: [1, 3] };
 const STUCK = -1; // as the time that a call took: it has not come out
 
 const endOf = ({ start, took }, call) => (took[call] === STUCK ? Infinity : start[call] + Math.max(0, took[call]));
@@ -27,6 +28,7 @@ function columnsOf(bytes) {
 function indexed(data) {
   const { start, took, operation, first } = data;
   data.begins = new Int32Array(data.operations).fill(2 ** 31 - 1);
+  data.ends = new Int32Array(data.operations);
   data.latest = new Int32Array(start.length); // the last end of all calls up to this one
   data.row = new Uint8Array(start.length);
   data.depth = data.lanes.map(() => 1);
@@ -41,8 +43,10 @@ function indexed(data) {
       free[data.row[i]] = took[i] === STUCK ? Infinity : end;
       data.depth[lane] = Math.max(data.depth[lane], data.row[i] + 1);
       data.begins[operation[i]] = Math.min(data.begins[operation[i]], start[i]);
+      data.ends[operation[i]] = Math.max(data.ends[operation[i]], end);
     }
   });
+  data.never = [...data.kind.keys()].filter((each) => data.kinds[data.kind[each]].absent.length);
   return data;
 }
 
@@ -186,7 +190,7 @@ function mountStrip(root, data) {
 
   function show() {
     const style = getComputedStyle(root);
-    colors = Object.fromEntries(["ink", "faint", "missing"].map((name) => [name, style.getPropertyValue(`--${name}`)]));
+    colors = Object.fromEntries(["ink", "faint", "missing", "paper"].map((name) => [name, style.getPropertyValue(`--${name}`)]));
     drawOverview();
     drawLanes();
     tell();
@@ -221,6 +225,7 @@ function mountStrip(root, data) {
       if (laneHigh > 10 || lane % 8 === 0) ink.fillText(name, 0, top + laneHigh / 2 + 4, MARGIN_PX - 8);
       drawLane(ink, data, lane, window, [top + 1, top + laneHigh], width, colors);
     });
+    drawNever(ink, x, width);
     if (chosen >= 0) drawChosen(ink, x);
     ink.fillStyle = colors.faint;
     for (const [title, from, to] of data.steps) {
@@ -234,6 +239,51 @@ function mountStrip(root, data) {
     ink.fillText(to, width - ink.measureText(to).width, low + 16);
   }
 
+  // In the lane of each rank that never came to an operation, an empty place for as long as the others are in it.
+  function drawNever(ink, x, width) {
+    ink.strokeStyle = ink.fillStyle = colors.missing;
+    ink.lineWidth = laneHigh < 11 ? 1 : 2;
+    for (const each of data.never) {
+      if (data.begins[each] > window[1] || data.ends[each] < window[0]) continue;
+      const left = Math.max(MARGIN_PX, x(data.begins[each]));
+      const wide = Math.max(3, Math.min(width, x(data.ends[each])) - left - 1);
+      for (const lane of data.kinds[data.kind[each]].absent) {
+        ink.strokeRect(left, topOf(lane) + 2, wide, laneHigh - 3);
+        if (laneHigh > 12 && wide > 90) ink.fillText("✖ never came", left + 6, topOf(lane) + laneHigh / 2 + 4);
+      }
+    }
+  }
+
+  // Who sent to whom in the chosen operation: from when the sender stopped waiting to when the receiver was done.
+  function drawArrows(ink, calls, x) {
+    const of = new Map(calls.map(({ i, lane }) => [lane, i]));
+    const { pairs } = data.kinds[data.kind[data.operation[chosen]]];
+    ink.fillStyle = colors.ink;
+    ink.globalAlpha = Math.max(0.15, Math.min(1, 24 / pairs.length)); // Many together are a shade.
+    for (const [src, dst, , , how] of pairs) {
+      if (src === dst || !of.has(src) || !of.has(dst)) continue;
+      const [sent, got] = [of.get(src), of.get(dst)];
+      const [left, right] = [x(data.start[sent] + data.waited[sent]), x(Math.min(endOf(data, got), data.length))];
+      const [from, to] = [src, dst].map((lane) => topOf(lane) + laneHigh / 2);
+      if (left < MARGIN_PX) continue;
+      const way = Math.atan2(to - from, right - left);
+      ink.beginPath();
+      ink.moveTo(left, from);
+      ink.lineTo(right, to);
+      for (const [color, wide, dash] of [[colors.paper, 4, []], [colors.ink, 1.5, DASHES[how] ?? []]]) {
+        Object.assign(ink, { strokeStyle: color, lineWidth: wide });
+        ink.setLineDash(dash);
+        ink.stroke();
+      }
+      ink.beginPath();
+      ink.moveTo(right, to);
+      for (const side of [-0.4, 0.4]) ink.lineTo(right - 9 * Math.cos(way + side), to - 9 * Math.sin(way + side));
+      ink.fill();
+    }
+    ink.setLineDash([]);
+    Object.assign(ink, { globalAlpha: 1, strokeStyle: colors.ink, lineWidth: laneHigh < 11 ? 0.5 : 2 });
+  }
+
   // All ranks of the chosen operation in a frame, and where the last of them came.
   function drawChosen(ink, x) {
     const calls = callsOf(data.operation[chosen]);
@@ -244,6 +294,7 @@ function mountStrip(root, data) {
       const [high, row] = laneHigh < 11 ? [laneHigh - 1, 0] : [(laneHigh - 1) / data.depth[lane], data.row[i]];
       if (right >= left) ink.strokeRect(left - 1, topOf(lane) + 1 + high * row, Math.max(3, right - left + 2), high);
     }
+    drawArrows(ink, calls, x);
     const last = x(Math.max(...calls.map(({ i }) => data.start[i])));
     if (calls.length < 2 || last < MARGIN_PX) return;
     ink.setLineDash([3, 3]);
@@ -312,10 +363,15 @@ function mountStrip(root, data) {
     chosen = call;
     if (call >= 0 && (data.start[call] > window[1] || endOf(data, call) < window[0])) {
       const wide = window[1] - window[0];
-      return look(data.start[call] - wide / 2, data.start[call] + wide / 2);
-    }
-    show();
-    if (call >= 0) root.dispatchEvent(new CustomEvent("dlearn-call", { bubbles: true, detail: { at_us: data.begin_us + (data.begins[data.operation[call]] * data.unit_ns) / 1000 } }));
+      look(data.start[call] - wide / 2, data.start[call] + wide / 2);
+    } else show();
+    if (call < 0) return;
+    const us = (units) => data.begin_us + (units * data.unit_ns) / 1000;
+    const each = data.operation[call];
+    const detail = { at_us: us(data.begins[each]), until_us: us(data.ends[each]), players: 0, followed: 0 }; // The players of this page count themselves.
+    root.dispatchEvent(new CustomEvent("dlearn-call", { bubbles: true, detail }));
+    const other = " The player on this page plays another part of the run; this call is played by";
+    if (detail.players > detail.followed) find(".sentence").append(`${other} player(${selection().python}).`);
   }
 
   // From the chosen call to its neighbour in time, or to the next rank's call at that time.

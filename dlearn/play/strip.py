@@ -166,7 +166,7 @@ def _kinds(trace: Trace, shown: Operations, lanes: dict[int, int]) -> tuple[list
 def _kind(one: Operation, trace: Trace, lanes: dict[int, int]) -> dict[str, Any]:
     expected = sums_of(one)
     pairs = [
-        [lanes[each.src], lanes[each.dst], each.payload_bytes or 0, each.message_count]
+        [lanes[each.src], lanes[each.dst], each.payload_bytes or 0, each.message_count, each.how]
         for each in expected
         if each.how != "missing"
     ]
@@ -184,6 +184,7 @@ def _kind(one: Operation, trace: Trace, lanes: dict[int, int]) -> dict[str, Any]
         "how": ", ".join(sorted({each.how for each in expected})) or "none",
         "why": "" if reason is None else printable(f"No messages known: {reason}"),
         "pairs": pairs,
+        "absent": [lanes[rank] for rank in one.missing if rank in lanes],
     }
 
 
