@@ -53,7 +53,7 @@ def test_payload_framing_and_what_the_kernel_counted(tmp_path):
 )
 def test_a_residue_is_bold_and_not_red(measured, text, found, tmp_path):
     ax = draw.reconcile(ring_of_two(tmp_path, measured=(776, measured)).load())
-    assert [row[-1] for row in rows(ax)] == ["residue", "0 B", text, text.strip("+-")]
+    assert [row[-1] for row in rows(ax)] == ["residue", "0 B", text, text]
     assert text in bold(ax)
     assert "0 B" not in bold(ax)
     assert not any(to_rgb(each.get_color()) == to_rgb(palette.MISSING) for each in ax.texts)
@@ -63,6 +63,8 @@ def test_a_residue_is_bold_and_not_red(measured, text, found, tmp_path):
 def test_too_much_here_does_not_hide_too_little_there(tmp_path):
     ax = draw.reconcile(ring_of_two(tmp_path, measured=(676, 876)).load())
     assert title(ax) == "The kernel counted 1,552 B: as many as predicted, but not pair by pair: residue 200 B"
+    assert [row[-1] for row in rows(ax)] == ["residue", "-100 B", "+100 B", "0 B"]
+    assert any("residue 0 B (200 B, each pair's taken as positive)." in text for text in texts(ax))
 
 
 def test_not_measured_says_why(tmp_path):

@@ -34,15 +34,15 @@ def named(folder, lengths, *, ranks=2, name="step", never=()):
     return job.load()
 
 
-def trained(folder, late_ms=100):
-    """Eight steps of DDP on two ranks; in step 6 rank 1 comes late to bucket 1."""
+def trained(folder, late_ms=100, steps=8, odd=6):
+    """Steps of DDP on two ranks; in one of them rank 1 comes late to bucket 1."""
     job = Job(folder, ranks=2)
     for rank in range(2):
         for index, size in enumerate((40, 60)):
             job.bucket(rank, index, {f"p{index}": size}, count=2)
-    for step in range(8):
+    for step in range(steps):
         at = step * 1000 * MS
-        late = late_ms * MS if step == 6 else 0
+        late = late_ms * MS if step == odd else 0
         for rank in range(2):
             job.stretch(rank, "forward", at, at + 10 * MS)
             for index in range(2):
@@ -72,6 +72,23 @@ def test_no_step_is_odd_where_all_take_as_long(tmp_path):
     trace = trained(tmp_path, late_ms=0)
     assert step_times(trace).finding == "8 steps of 25.0 ms (median), 25.0 ms to 25.0 ms"
     assert step_times(trace).odd_sentence == ""
+
+
+def test_one_step_names_the_rank_that_needed_longest(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    for rank, length in enumerate((20, 30)):
+        job.span(rank, "step 0", start_ns=0, end_ns=length * MS)
+    assert step_times(job.load()).finding == "Step 0 took 30.0 ms on rank 1, the longest; the shortest 20.0 ms"
+
+
+def test_one_step_names_the_rank_of_a_short_wait_too(tmp_path):
+    # Rank 1 comes 1 ms late to bucket 1 of a step of 26 ms.
+    found = step_times(trained(tmp_path, late_ms=1, steps=1, odd=0))
+    assert found.finding == "Training step 0 took 26.0 ms; the longest wait is 1.00 ms, for rank 1"
+
+
+def test_one_step_that_took_as_long_everywhere_names_no_rank(tmp_path):
+    assert step_times(named(tmp_path, [5])).finding == "Step 0 took 5.00 ms on every rank"
 
 
 @given(st.lists(st.integers(1, 50), min_size=6, max_size=12), st.integers(1, 5))

@@ -94,9 +94,8 @@ def _sizes(part: Pair | WirePart, observed: bool) -> list[str]:
     told.append(size_text(part.predicted_bytes + part.observer_bytes))
     if part.measured_bytes is None:
         return [*told, "not measured", "?"]
-    # That of the whole is a sum of sizes: too much here, too little there.
-    sign = "+" if isinstance(part, Pair) and (part.residue_bytes or 0) > 0 else ""
-    return [*told, size_text(part.measured_bytes), f"{sign}{part.residue_bytes or 0:,} B"]
+    residue = part.measured_bytes - part.predicted_bytes - part.observer_bytes
+    return [*told, size_text(part.measured_bytes), f"{residue:+,} B" if residue else "0 B"]
 
 
 def _name(found: Reconciliation, pair: Pair) -> str:
@@ -111,7 +110,8 @@ def exact_text(name: str, part: Pair | WirePart) -> str:
     told = f"{name}payload {part.payload_bytes:,} B, predicted on the wire {part.predicted_bytes:,} B{ids}"
     if part.measured_bytes is None:
         return f"{told}, not measured."
-    return f"{told}, measured {part.measured_bytes:,} B, residue {part.residue_bytes or 0:,} B."
+    residue = part.residue_text if isinstance(part, WirePart) else f"{part.residue_bytes or 0:,} B"
+    return f"{told}, measured {part.measured_bytes:,} B, residue {residue}."
 
 
 def notes(found: Reconciliation, shown: int) -> list[str]:

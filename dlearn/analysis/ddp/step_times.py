@@ -118,7 +118,7 @@ class RunSteps(Answer, frozen=True):
     def _usual(self) -> str:
         lengths = self.lengths_ns
         if len(lengths) == 1:
-            return f"{self._name(0)} took {time_text(lengths[0])}{self._because(0)}"
+            return f"{self._name(0)} took {time_text(lengths[0])}{self._because(0) or self._most(0)}"
         steps, middle = count_text(len(lengths), "step"), time_text(round(median(lengths)))
         return f"{steps} of {middle} (median), {time_text(min(lengths))} to {time_text(max(lengths))}"
 
@@ -129,6 +129,17 @@ class RunSteps(Answer, frozen=True):
             return ""
         where = "" if late.bucket is None else f" to bucket {late.bucket}"
         return f": {self.labels[late.rank]} came late{where}"
+
+    def _most(self, place: int) -> str:
+        """For whom the longest wait was; where nobody was seen to wait, who needed longest, if it can be told."""
+        late = self.late[place]
+        if late is not None:
+            return f"; the longest wait is {time_text(late.waited_ns)}, for {self.labels[late.rank]}"
+        lengths = {rank: cell.length_ns for rank, cell in self.cells[place].items() if cell.length_ns is not None}
+        longest, shortest = max(lengths, key=lambda rank: lengths[rank]), min(lengths.values())
+        if time_text(shortest) == time_text(lengths[longest]):
+            return " on every rank"
+        return f" on {self.labels[longest]}, the longest; the shortest {time_text(shortest)}"
 
     def _name(self, place: int) -> str:
         return self.titles[place][:1].upper() + self.titles[place][1:]

@@ -60,6 +60,19 @@ class WirePart(msgspec.Struct, frozen=True, kw_only=True):
         return sum(found) if len(found) == len(self.pairs) and self.measured else None
 
     @property
+    def difference_bytes(self) -> int | None:
+        """The sum of the residues with their signs: measured less predicted, and less what the recorder added."""
+        measured = self.measured_bytes
+        return None if measured is None else measured - self.predicted_bytes - self.observer_bytes
+
+    @property
+    def residue_text(self) -> str:
+        """ "-24 B"; where some pairs have more and others less, "0 B (200 B, each pair's taken as positive)"."""
+        more, sizes = self.difference_bytes, self.residue_bytes
+        aside = f" ({sizes:,} B, each pair's taken as positive)" if more is not None and sizes != abs(more) else ""
+        return _size(more) + aside
+
+    @property
     def not_seen_bytes(self) -> int:
         """Bytes that were written and that no recorded call accounts for."""
         return sum(pair.residue_bytes or 0 for pair in self.pairs if pair.why == "not seen")
@@ -90,7 +103,7 @@ class Reconciliation(Answer, frozen=True, kw_only=True):
         if self.not_measured or measured is None:
             why = self.not_measured or whole.note
             return f"{whole.predicted_bytes:,} B predicted on the wire, not measured" + (f": {why}" if why else "")
-        more = measured - whole.predicted_bytes - whole.observer_bytes
+        more = whole.difference_bytes
         if whole.residue_bytes == 0:
             told = "predicted to the byte"
         elif more:
@@ -109,7 +122,7 @@ class Reconciliation(Answer, frozen=True, kw_only=True):
             return f"{whole.what}: {_NOTHING}{aside}."
         told = "not measured"
         if whole.measured_bytes is not None and not self.not_measured:
-            told = f"measured by the kernel {whole.measured_bytes:,} B, residue {whole.residue_bytes:,} B"
+            told = f"measured by the kernel {whole.measured_bytes:,} B, residue {whole.residue_text}"
         payload, predicted = f"payload {whole.payload_bytes:,} B", f"predicted on the wire {whole.predicted_bytes:,} B"
         if whole.observer_bytes:
             predicted += f", the recorder's own ids {whole.observer_bytes:,} B"
@@ -136,7 +149,7 @@ class Reconciliation(Answer, frozen=True, kw_only=True):
             said.append(f"{len(self.parts) - len(off):,} of {len(self.parts):,} parts with residue 0.")
         said += [
             f"{part.what}: predicted {part.predicted_bytes:,} B, measured {_size(part.measured_bytes)},"
-            f" residue {_size(part.residue_bytes)}{f' ({part.note})' if part.note else ''}."
+            f" residue {part.residue_text}{f' ({part.note})' if part.note else ''}."
             for part in off[:_PARTS_SHOWN]
         ]
         if len(off) > _PARTS_SHOWN:
@@ -148,7 +161,8 @@ class Reconciliation(Answer, frozen=True, kw_only=True):
     def _cells(self, part: Pair | WirePart) -> list[str]:
         observer = [f"{part.observer_bytes:,}"] if self.whole.observer_bytes else []
         known = [f"{part.payload_bytes:,}", f"{part.predicted_bytes:,}", *observer]
-        return [*known, _size(part.measured_bytes, ""), _size(part.residue_bytes, "")]
+        residue = part.residue_bytes if isinstance(part, Pair) else part.difference_bytes
+        return [*known, _size(part.measured_bytes, ""), _size(residue, "")]
 
     def paragraphs(self) -> Iterator[Paragraph]:
         if not self.whole.pairs:
