@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import Job, header
@@ -78,7 +79,22 @@ def test_an_arrow_within_the_bound_is_no_problem(tmp_path):
 
 def test_a_clock_that_nobody_read_is_told(tmp_path):
     (problem,) = job_on_two_hosts(tmp_path).load().problems
-    assert problem == ("the clock of host other was never compared with that of the others: compare no times with it")
+    assert problem == (
+        "the clock of host other was never compared with that of the others, or only in readings that no clock can"
+        " give: compare no times with it"
+    )
+
+
+@pytest.mark.parametrize(
+    "readings", [[(0, 2**62, 0)], [(0, 0, 1), (2 * SECOND, SECOND, 1)]], ids=["146 years off", "half as fast again"]
+)
+def test_readings_that_no_clock_can_give_move_nothing(tmp_path, readings):
+    """Once a sum of a time and an offset was larger than 64 bits hold."""
+    job = job_on_two_hosts(tmp_path, *readings)
+    job.collective("barrier", start_ns=2**62 - 9, end_ns=2**62)
+    trace = job.load()
+    assert {event.end_ns for event in trace.events} == {2**62}
+    assert "in readings that no clock can give" in trace.problems[0]
 
 
 @settings(max_examples=200, deadline=None)

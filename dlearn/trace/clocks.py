@@ -30,13 +30,17 @@ APART_NS = 1_000_000_000
 """Two readings nearer than that tell no drift: their own errors would be most of it."""
 NEARLY = 2
 """A reading is nearly as good as the best one up to so many times its error."""
+FURTHEST_NS, FASTEST = 2**61, 1 / 8
+"""No clock is 73 years away, or gains an eighth: readings that say so are damaged. Within both, a time in the range of
+`Nanoseconds` stays within 64 bits when it is moved."""
 
 
 @dataclass(frozen=True)
 class Clock:
     """How one clock is moved to the reference: at `at_ns` by `offset_ns`, changing by `drift` per nanosecond.
 
-    `error_ns` is the bound of the error between the readings; None where the clock was never compared.
+    `error_ns` is the bound of the error between the readings; None where the clock was never compared, or only by
+    readings that no clock can give.
     """
 
     name: str = ""
@@ -119,6 +123,8 @@ def _line(name: str, readings: Sequence[ClockReading]) -> Clock:
         last_ns=late.at_ns if known else best.at_ns,
         drift_known=known,
     )
+    if abs(line.offset_ns) > FURTHEST_NS or abs(line.drift) > FASTEST:
+        return Clock(name, error_ns=None, drift_known=False)
     # A reading in between that this line contradicts: the clock did not drift evenly, so the line is less exact.
     assert line.error_ns is not None
     beside = [abs(line.to_reference(each.at_ns) - each.at_ns - each.offset_ns) - each.error_ns for each in ordered]
@@ -152,7 +158,10 @@ def clock_problems(processes: Sequence[Process], matches: Sequence[Operation]) -
     if never:
         who = f"{', '.join(never[:8])}{', ...' if len(never) > 8 else ''}"
         return [
-            printable(f"the clock of host {who} was never compared with that of the others: compare no times with it")
+            printable(
+                f"the clock of host {who} was never compared with that of the others, or only in readings that no"
+                " clock can give: compare no times with it"
+            )
         ]
     clocks = {process.rank: process.clock for process in processes}
     wrong = [by for each in matches if (by := _backwards_by(each, clocks)) is not None]
