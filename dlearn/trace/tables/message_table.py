@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, NamedTuple, get_args
 
 import numpy as np
 
@@ -51,15 +51,17 @@ class MessageColumns(NamedTuple):
 
     def made(self, operations: Sequence[Operation], confirmed: Iterable[bool]) -> list[Message]:
         """The messages themselves; `operations[i]` is the operation of the i-th."""
-        columns: dict[str, Sequence[Any]] = dict(zip(self._fields, map(or_none, self), strict=True))
-        columns |= {
-            "operation": operations,
-            "op": [operation.op for operation in operations],
-            "how": [HOWS[how] for how in self.how.tolist()],
-            "confirmed": list(confirmed),
-        }
-        rows = zip(*columns.values(), strict=True)
-        return [Message(**dict(zip(columns, row, strict=True))) for row in rows]
+        # Field by field: this runs a million times, and a dict of the names takes four times as long.
+        return [
+            Message(
+                operation=operation, op=operation.op, src=src, dst=dst, payload_bytes=size, how=HOWS[how],
+                sent_ns=sent_ns, received_ns=received_ns, offset_bytes=offset, whole_bytes=whole, step=step,
+                confirmed=agreed,
+            )
+            for operation, agreed, src, dst, size, how, sent_ns, received_ns, offset, whole, step in zip(
+                operations, confirmed, *map(or_none, self[1:]), strict=True
+            )
+        ]  # fmt: skip
 
 
 def together(parts: Sequence[MessageColumns]) -> MessageColumns:

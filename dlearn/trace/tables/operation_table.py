@@ -5,11 +5,11 @@ A row becomes an `Operation` when somebody looks at it; what is asked of a milli
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -186,21 +186,21 @@ class OperationTable:
 
     def made(self, rows: Rows) -> list[Operation]:
         """The operations in these rows, each made once."""
-        missing = [row for row in rows.tolist() if self._made[row] is None]
-        if missing:
-            found = self.events.made(self.end_row[self.ends_of(np.array(missing))])
-            last = 0
-            for row in missing:
-                begin, last = last, last + int(self.first[row + 1] - self.first[row])
-                self._made[row] = self._operation(row, tuple(found[begin:last]))  # type: ignore[arg-type]
+        missing = np.array([row for row in rows.tolist() if self._made[row] is None], np.intp)
+        if len(missing):
+            end_rows = self.end_row[self.ends_of(missing)]
+            found: list[Any] = self.events.made(end_rows)
+            lasts = np.cumsum(self.first[missing + 1] - self.first[missing]).tolist()
+            steps, begins = self.steps
+            inner = zip(begins[missing].tolist(), begins[missing + 1].tolist(), strict=True)
+            for row, (begin, last), within in zip(missing.tolist(), pairwise([0, *lasts]), inner, strict=True):
+                ends = end_rows[begin:last].tolist() if self.cargo else ()
+                self._made[row] = self._operation(row, tuple(found[begin:last]), ends, steps[slice(*within)])
         return [self._made[row] for row in rows.tolist()]
 
-    def _operation(self, row: int, ends: tuple[End, ...]) -> Operation:
+    def _operation(self, row: int, ends: tuple[End, ...], rows: Sequence[int], inner: Rows) -> Operation:
         like = self.likes[self.like[row]]
-        rows = self.end_row[self.first[row] : self.first[row + 1]].tolist() if self.cargo else ()
         carried = [self.cargo[each] for each in rows if each in self.cargo]
-        steps, begins = self.steps
-        inner = steps[begins[row] : begins[row + 1]]
         return Operation(
             op=like.op,
             group=like.group,
