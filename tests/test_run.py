@@ -107,6 +107,15 @@ def test_the_trace_of_a_dead_job_tells_its_story(tmp_path, what, status, told):
 
 
 @slow
+def test_an_abort_at_the_exit_is_told_from_one_in_the_job(tmp_path):
+    at_exit = "import ctypes; ctypes.pythonapi.Py_AtExit(ctypes.CDLL(None).abort)\n"
+    done = dlearn_run(tmp_path, "--nproc-per-node=1", "--trace", "t", script(tmp_path, at_exit + DDP), "well")
+    assert done.returncode == -signal.SIGABRT, done.stderr
+    told = "rank 0 was killed by SIGABRT after its recording was complete: C++ aborted at the exit"
+    assert f"dlearn: {told}, as threads of torch may (status 134).\n" in done.stderr
+
+
+@slow
 def test_a_hang_is_told_while_it_hangs(tmp_path):
     done = dlearn_run(tmp_path, "--nproc-per-node=2", "--hang-after=2", "--trace", "t", script(tmp_path, DDP), "hang")
     assert done.returncode == 0, done.stderr

@@ -36,6 +36,9 @@ def fate(process: Process, trace: Trace) -> str:
     """ "rank 1 was killed by SIGKILL; it was in all_reduce #3 (train.py:14)"."""
     if process.exit_status is not None:
         told = exit_text(process.exit_status)
+        if process.closed and process.exit_status == -signal.SIGABRT:
+            # Shells say 134, and nothing in the trace shows why.
+            told += " after its recording was complete: C++ aborted at the exit, as threads of torch may (status 134)"
     elif process.stopped_ns is not None:
         told = "was still at work when its cluster stopped it"
     else:
