@@ -29,12 +29,11 @@ Verdict = Literal["ok", "warning", "missing", "not known"]
 NAME_WIDTH, VERDICT_WIDTH = len("socket counters"), len("not known")
 NEEDED = ("loopback", "torch", "recorder", "gloo")
 """To record a job here. All else is good to have."""
+LOOPBACK = "127.0.0.1"
 LOOPBACK_NAMES = ("lo", "lo0")
 """Linux, macOS."""
 WAIT_SECONDS = 2.0
 MPI_SECONDS = 10.0
-FIRST_PERSON, NOBODY = 1000, 65534
-"""User ids below the first are the system's, on Linux."""
 
 
 @dataclass(frozen=True)
@@ -126,13 +125,12 @@ def _without_lines_of_cpp() -> Iterator[None]:
 # The machine ----------------------------------------------------------------------------------------------------------
 
 
-def system(name: str = platform.system(), cores: int | None = None) -> str:
+def system() -> str:
     """Name the system, the Python and the cores that this process may run on."""
-    if cores is None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    python = f"Python {platform.python_version()}, {sys.executable}"
-    found = f"{name} {platform.release()}, {platform.machine()}; {python}; {cores} usable cores"
-    if name != "Linux":
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    machine = f"{platform.system()} {platform.release()}, {platform.machine()}"
+    found = f"{machine}; Python {platform.python_version()}, {sys.executable}; {cores} usable cores"
+    if platform.system() != "Linux":
         remedy = "report to us what does not work; on Windows use WSL2: Cluster needs Linux or macOS"
         raise Wanting("warning", f"{found}; dlearn was never run there", remedy)
     if cores == 1:
@@ -140,72 +138,41 @@ def system(name: str = platform.system(), cores: int | None = None) -> str:
     return found
 
 
-def loopback(interfaces: Sequence[str] | None = None, address: str = "127.0.0.1") -> str:
+def loopback() -> str:
     """Bind it and send a byte through it."""
     try:
-        _send_a_byte(address)
+        with (
+            socket.create_server((LOOPBACK, 0)) as server,
+            socket.create_connection(server.getsockname(), timeout=WAIT_SECONDS) as here,
+            server.accept()[0] as there,
+        ):
+            here.sendall(b"1")
+            there.settimeout(WAIT_SECONDS)
+            there.recv(1)
     except OSError as error:
-        raise Wanting("missing", f"{address} cannot be used: {error}") from None
-    name = _loopback_interface(interfaces)
+        raise Wanting("missing", f"{LOOPBACK} cannot be used: {error}") from None
+    name = _loopback_interface()
     if name is None:
         remedy = "set GLOO_SOCKET_IFNAME and TP_SOCKET_IFNAME to its name in scripts"
-        raise Wanting("warning", f"{address} works; no interface is called lo or lo0", remedy)
-    return f"{address} works, on {name}"
+        raise Wanting("warning", f"{LOOPBACK} works; no interface is called lo or lo0", remedy)
+    return f"{LOOPBACK} works, on {name}"
 
 
-def _loopback_interface(interfaces: Sequence[str] | None = None) -> str | None:
-    names = [name for _, name in socket.if_nameindex()] if interfaces is None else interfaces
+def _loopback_interface() -> str | None:
+    names = [name for _, name in socket.if_nameindex()]
     return next((name for name in LOOPBACK_NAMES if name in names), None)
-
-
-def _send_a_byte(address: str) -> None:
-    with socket.create_server((address, 0)) as server:
-        server.settimeout(WAIT_SECONDS)
-        with socket.create_connection(server.getsockname(), timeout=WAIT_SECONDS) as here:
-            there, _ = server.accept()
-            with there:
-                here.sendall(b"1")
-                there.settimeout(WAIT_SECONDS)
-                there.recv(1)
-
-
-def other_people(processes: Path = Path("/proc"), mine: int | None = None) -> str:
-    """Look for processes of other people: to them loopback is open."""
-    if not (processes / "1" / "status").exists():
-        # A system without /proc, or one that shows everybody their own processes only.
-        raise Wanting("not known", "this system does not tell whose processes run here")
-    users = {_user_id(status) for status in processes.glob("[0-9]*/status")}
-    users -= {None, NOBODY, os.getuid() if mine is None else mine}
-    people = sorted(uid for uid in users if uid is not None and uid >= FIRST_PERSON)
-    if people:
-        names = ", ".join(f"user {uid}" for uid in people)
-        raise Wanting(
-            "warning",
-            f"also used by {names}. Loopback is not private: anyone here can connect to an RPC worker's"
-            " port, and have it run code as you (it unpickles)",
-        )
-    return "none has a process here now"
-
-
-def _user_id(status: Path) -> int | None:
-    """Return whose process it is: the line "Uid: 1000 1000 1000 1000"."""
-    try:
-        lines = status.read_text(errors="replace").splitlines()
-    except OSError:
-        return None  # it has ended meanwhile
-    return next((int(line.split()[1]) for line in lines if line.startswith("Uid:")), None)
 
 
 _MPI = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
 
 
-def mpi(python: str = sys.executable, *, seconds: float = MPI_SECONDS) -> str:
+def mpi() -> str:
     """Load mpi4py in a process of its own: a library that does not fit ends the process."""
-    command = [python, "-P", "-c", _MPI]
+    command = [sys.executable, "-P", "-c", _MPI]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=seconds)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=MPI_SECONDS)
     except subprocess.TimeoutExpired:
-        raise Wanting("missing", f"mpi4py was not loaded within {seconds:g} s") from None
+        raise Wanting("missing", f"mpi4py was not loaded within {MPI_SECONDS:g} s") from None
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or [f"its process ended with {done.returncode}"]
         raise Wanting("missing", f"mpi4py cannot be imported: {said[-1]}")
@@ -226,15 +193,7 @@ def torch_build() -> str:
 
     if not dist.is_available():
         raise RuntimeError("built without torch.distributed")
-    return judge_build(torch.__version__, torch.version.cuda)
-
-
-def judge_build(version: str, cuda: str | None, driver: Path = Path("/proc/driver/nvidia/version")) -> str:
-    """A build without CUDA is worth a warning beside an NVIDIA driver."""
-    if cuda is None and driver.exists():
-        remedy = "for NCCL install this torch's build for CUDA, see pytorch.org/get-started"
-        raise Wanting("warning", f"{version}, no CUDA, beside an NVIDIA driver", remedy)
-    return f"{version}, CUDA {cuda}" if cuda is not None else f"{version}, no CUDA"
+    return f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}"
 
 
 def recorder() -> str:
@@ -301,7 +260,7 @@ def rpc_worker() -> str:
         rpc.init_rpc("doctor", rank=0, world_size=1, rpc_backend_options=options)  # type: ignore[no-untyped-call]
         total = rpc.rpc_sync("doctor", torch.add, args=(torch.ones(3), 1))
         rpc.shutdown(graceful=False)
-    return _judge_sum(total.sum().item(), 6, "a worker on loopback called itself")
+    return _judge_sum(total.sum().item(), 6, "a worker on loopback called itself; any user of this machine could call it")
 
 
 def _judge_sum(total: float, expected: int, found: str) -> str:
@@ -323,10 +282,6 @@ def chosen_network() -> str:
 CHECKS: dict[str, tuple[Callable[[], str], str]] = {
     "system": (system, ""),
     "loopback": (loopback, "allow connections to 127.0.0.1 (a firewall, or a container without network?)"),
-    "other people": (
-        other_people,
-        "no rpc=True beside people you do not trust: a container or a machine of your own",
-    ),
     "MPI": (mpi, "for lessons with MPI: pip install mpi4py mpich"),
     "torch": (torch_build, "python tools/install_torch.py in dlearn's folder, with this Python"),
     "recorder": (recorder, "install the torch that constraints.txt names: python tools/install_torch.py"),
