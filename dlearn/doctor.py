@@ -260,7 +260,9 @@ def rpc_worker() -> str:
         rpc.init_rpc("doctor", rank=0, world_size=1, rpc_backend_options=options)  # type: ignore[no-untyped-call]
         total = rpc.rpc_sync("doctor", torch.add, args=(torch.ones(3), 1))
         rpc.shutdown(graceful=False)
-    return _judge_sum(total.sum().item(), 6, "a worker on loopback called itself; any user of this machine could call it")
+    return _judge_sum(
+        total.sum().item(), 6, "a worker on loopback called itself; any user of this machine could call it"
+    )
 
 
 def _judge_sum(total: float, expected: int, found: str) -> str:

@@ -109,6 +109,37 @@ class Queued(ProcessGroup):
             self._thread.submit(carry_out)
         return Done(done)
 
+    def _asked(self, options: Any, tensors: Sequence[torch.Tensor]) -> object:
+        """SUM, MAX, ...; refused here, before anything is queued, if it makes no sense of these tensors."""
+        op: object = dist.ReduceOp.SUM if options is None else options.reduceOp
+        for tensor in tensors:
+            combiner(op, tensor.dtype, self.who)
+        return op
+
+    # What the calls of torch, old and new, have in common ------------------------------------------------------------
+
+    _all_reduce: Callable[[str, Tensors, object], Work]
+    _gather_list: Callable[[Tensors, torch.Tensor], Work]
+    _scatter_list: Callable[[torch.Tensor, Sequence[torch.Tensor], object], Work]
+    """Of one tensor for each rank, all or the own."""
+
+    def allreduce(self, tensors: Any, options: Any = None) -> Work:  # type: ignore[override]
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        return self._all_reduce("all_reduce", tensors, self._asked(options, tensors))
+
+    def allreduce_coalesced(self, tensors: Tensors, options: Any = None) -> Work:
+        return self._all_reduce("all_reduce_coalesced", tensors, self._asked(options, tensors))
+
+    def allgather(self, outputs: Any, inputs: Any, options: Any = None) -> Work:
+        """One tensor from each rank, into a list."""
+        (into,), (mine,) = (outputs, inputs) if isinstance(inputs, list) else ([outputs], [inputs])
+        return self._gather_list(into, mine)
+
+    def reduce_scatter(self, outputs: Any, inputs: Any, options: Any = None) -> Work:  # type: ignore[override]
+        """The own part of a list of tensors, summed over the ranks."""
+        (output,), (parts,) = (outputs, inputs) if isinstance(outputs, list) else ([outputs], [inputs])
+        return self._scatter_list(output, parts, self._asked(options, [output]))
+
 
 class GlassBox(Queued):
     """A process group whose collectives can be watched step by step."""
@@ -132,17 +163,7 @@ class GlassBox(Queued):
 
     # Step by step -----------------------------------------------------------------------------------------------------
 
-    def allreduce(self, tensors: Any, options: Any = None) -> Work:  # type: ignore[override]
-        return self._all_reduce("all_reduce", listed(tensors), options)
-
-    def allreduce_coalesced(self, tensors: Tensors, options: Any = None) -> Work:
-        return self._all_reduce("all_reduce_coalesced", tensors, options)
-
-    def _all_reduce(self, name: str, tensors: Tensors, options: Any) -> Work:
-        op = options.reduceOp if options is not None else dist.ReduceOp.SUM
-        for tensor in tensors:
-            combiner(op, tensor.dtype)  # Refused here, before anything is queued.
-
+    def _all_reduce(self, name: str, tensors: Tensors, op: object) -> Work:
         def steps() -> None:
             for tensor in tensors:
                 in_place(f"ring {name}", ring.all_reduce_steps, tensor, self._steps, op)
@@ -150,8 +171,7 @@ class GlassBox(Queued):
         return self._queue(name, tensors, tensors, steps)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, options: Any = None) -> Work:
-        op = options.reduceOp if options is not None else dist.ReduceOp.SUM
-        combiner(op, input.dtype)
+        op = self._asked(options, [input])
         check_sizes(input, output, self.size())
         steps = partial(ring.reduce_scatter_on, output, input, self._steps, op)
         return self._queue("reduce_scatter_single", [input], [output], steps)
@@ -161,9 +181,7 @@ class GlassBox(Queued):
         steps = partial(ring.all_gather_on, output, input, self._steps)
         return self._queue("all_gather_single", [input], [output], steps)
 
-    def allgather(self, outputs: Any, inputs: Any, options: Any = None) -> Work:
-        """One tensor from each rank, into a list."""
-        (into,), (mine,) = (outputs, inputs) if isinstance(inputs, list) else ([outputs], [inputs])
+    def _gather_list(self, into: Tensors, mine: Any) -> Work:
         check(into, self)
 
         def steps() -> None:
@@ -174,12 +192,7 @@ class GlassBox(Queued):
 
         return self._queue("all_gather", [mine], into, steps, result=[into])
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, options: Any = None) -> Work:  # type: ignore[override]
-        """The own part of a list of tensors, summed over the ranks."""
-        (output,), (parts,) = (outputs, inputs) if isinstance(outputs, list) else ([outputs], [inputs])
-        op = options.reduceOp if options is not None else dist.ReduceOp.SUM
-        combiner(op, output.dtype)
-
+    def _scatter_list(self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: object) -> Work:
         def steps() -> None:
             flat = torch.cat([part.detach().reshape(-1) for part in parts])
             check_sizes(flat, output, self.size())
@@ -189,10 +202,6 @@ class GlassBox(Queued):
 
     _allgather_base = all_gather_single  # type: ignore[assignment]
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
-
-
-def listed(tensors: Any) -> Tensors:
-    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
 class Done(Work):

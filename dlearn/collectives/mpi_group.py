@@ -22,11 +22,11 @@ from mpi4py import MPI
 from torch._C._distributed_c10d import ReduceOp, Work
 
 from dlearn import recorder
-from dlearn.collectives.backend import Queued, listed
+from dlearn.collectives.backend import Queued
 from dlearn.collectives.exchange import check, check_root, check_sizes, in_one_row
 from dlearn.collectives.mpi_rows import Several, bytes_of, for_mpi, row_bytes
 from dlearn.collectives.mpi_wait import MpiWork, wait_for
-from dlearn.collectives.reduction import combiner, kind_of
+from dlearn.collectives.reduction import kind_of
 from dlearn.errors import SetupError
 
 Tensors = list[torch.Tensor]
@@ -77,15 +77,7 @@ class MpiGroup(Queued):
 
     # What is calculated ----------------------------------------------------------------------------------------------
 
-    def allreduce(self, tensors: Any, options: Any = None) -> Work:  # type: ignore[override]
-        return self._all_reduce("all_reduce", listed(tensors), options)
-
-    def allreduce_coalesced(self, tensors: Tensors, options: Any = None) -> Work:
-        return self._all_reduce("all_reduce_coalesced", tensors, options)
-
-    def _all_reduce(self, name: str, tensors: Tensors, options: Any) -> Work:
-        op = _asked(options, tensors)
-
+    def _all_reduce(self, name: str, tensors: Tensors, op: object) -> Work:
         def work() -> None:
             for tensor in tensors:
                 with in_one_row(tensor) as row:
@@ -96,7 +88,7 @@ class MpiGroup(Queued):
         return self._queue(name, tensors, tensors, work)
 
     def reduce(self, tensors: Any, options: Any) -> Work:  # type: ignore[override]
-        (tensor,), root, op = tensors, options.rootRank, _asked(options, tensors)
+        (tensor,), root, op = tensors, options.rootRank, self._asked(options, tensors)
         check_root(root, self.size())
 
         def work() -> None:
@@ -109,11 +101,7 @@ class MpiGroup(Queued):
 
         return self._queue("reduce", [tensor], [tensor], work, root=root)
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, options: Any = None) -> Work:  # type: ignore[override]
-        """The own part of a list of tensors, summed over the ranks."""
-        (output,), (parts,) = (outputs, inputs) if isinstance(outputs, list) else ([outputs], [inputs])
-        op = _asked(options, [output])
-
+    def _scatter_list(self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: object) -> Work:
         def work() -> None:
             self._reduce_scatter("reduce_scatter", output, list(parts), op)
 
@@ -126,7 +114,7 @@ class MpiGroup(Queued):
         return self._reduce_scatter_singles("reduce_scatter_single_coalesced", outputs, inputs, options)
 
     def _reduce_scatter_singles(self, name: str, outputs: Tensors, inputs: Tensors, options: Any) -> Work:
-        op = _asked(options, inputs)
+        op = self._asked(options, inputs)
         for output, whole in zip(outputs, inputs, strict=True):
             check_sizes(whole, output, self.size())
 
@@ -165,9 +153,8 @@ class MpiGroup(Queued):
         mine = self.rank() == root
         return self._queue("broadcast", tensors if mine else [], [] if mine else tensors, work, tensors, root=root)
 
-    def allgather(self, outputs: Any, inputs: Any, options: Any = None) -> Work:
-        """One tensor from each rank, into a list; they may differ in size."""
-        (into,), (mine,) = (outputs, inputs) if isinstance(inputs, list) else ([outputs], [inputs])
+    def _gather_list(self, into: Tensors, mine: torch.Tensor) -> Work:
+        """They may differ in size."""
         return self._all_gather("all_gather", [into], [mine], [into])
 
     def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, options: Any = None) -> Work:
@@ -308,11 +295,3 @@ def _communicator(options: Any) -> MPI.Intracomm:
     if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
         raise SetupError("this MPI cannot be used by several threads (MPI_THREAD_MULTIPLE), as torch does.")
     return comm
-
-
-def _asked(options: Any, tensors: Sequence[torch.Tensor]) -> object:
-    """SUM, MAX, ...; refused here, before anything is queued, if it makes no sense of these tensors."""
-    op: object = options.reduceOp if options is not None else ReduceOp.SUM
-    for tensor in tensors:
-        combiner(op, tensor.dtype, WHO)
-    return op
