@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 import numpy as np
 
 from dlearn.errors import TraceError
 from dlearn.trace.event import Event, Span
 from dlearn.trace.job_facts import AnyLine
+from dlearn.trace.rpc.rpc_kinds import Rpc
 from dlearn.trace.source import UnknownEvent, in_use
 from dlearn.trace.tables.event_table import Column, EventTable, Mask
-
-if TYPE_CHECKING:
-    from dlearn.trace.trace import Trace
+from dlearn.trace.tables.operation_table import OperationTable
 
 PHASES = ("setup", "forward", "backward", "optimizer", "cleanup", "none")
 KINDS = tuple(str(kind.__struct_config__.tag) for kind in get_args(AnyLine) if issubclass(kind, Event))
@@ -49,16 +48,14 @@ def check_kind(kind: str | None, events: Iterable[Event]) -> None:
 # Spans ----------------------------------------------------------------------------------------------------------------
 
 
-def caused_within(whole: Trace, span: str) -> Mask:
+def caused_within(table: EventTable, met: OperationTable, rpc: Rpc, span: str) -> Mask:
     """What is inside spans of this name, and all that it caused on other ranks; a mask of rows of the table."""
-    table = whole.table
     enclosing = table.of_firsts(lambda first: isinstance(first, Span) and first.name == span)
     inside = _below(table, enclosing)
-    met = whole.met
     inside[met.end_row[met.ends_of(np.flatnonzero(met.with_an_end(inside)))]] = True
     calls = [
         (table.row_of(each.call.rank, each.call.number), table.row_of(each.run.rank, each.run.number))
-        for each in whole.rpc.exchanges
+        for each in rpc.exchanges
         if each.call is not None and each.run is not None
     ]
     # What calls of RPC have set going on other ranks, and what that called in turn.
@@ -83,14 +80,13 @@ def _below(table: EventTable, enclosing: Mask) -> Mask:
 # Time -----------------------------------------------------------------------------------------------------------------
 
 
-def begins_of_operations(whole: Trace) -> Column:
+def begins_of_operations(table: EventTable, met: OperationTable, rpc: Rpc) -> Column:
     """Of each event, when its operation began, of a step's the whole collective's; of an RPC's run and reply, when it
     was called. Of any other event its own start."""
-    table, met = whole.table, whole.met
     begins = table.start_ns.copy()
     start_ns = np.where(met.outer >= 0, met.start_ns[met.outer], met.start_ns) if len(met) else met.start_ns
     begins[met.end_row] = np.repeat(start_ns, np.diff(met.first))
-    for each in whole.rpc.exchanges:
+    for each in rpc.exchanges:
         for event in (each.run, each.reply, each.arrival):
             if event is not None and each.call is not None:
                 begins[table.row_of(event.rank, event.number)] = each.call.start_ns

@@ -196,7 +196,7 @@ class Trace(Shown):
         if span not in self.whole.spans:
             known = _some(self.whole.spans) or "none"
             raise TraceError(f"there is no span {span!r} in this trace; its spans are: {known}")
-        return self._keep(self.rows.where(caused_within(self.whole, span)))
+        return self._keep(self.rows.where(caused_within(self.table, self.whole.met, self.whole.rpc, span)))
 
     def between(self, start_ms: float = 0.0, end_ms: float | None = None) -> Trace:
         """What began in this window: from `start_ms`, before `end_ms`, in ms from `first_ns`.
@@ -228,7 +228,7 @@ class Trace(Shown):
     @cached_property
     def begins_ns(self) -> Column:
         """Of each row of the table, when the operation began that it is an end of."""
-        return begins_of_operations(self)
+        return begins_of_operations(self.table, self.met, self.rpc)
 
     def _number(self, rank: int | str) -> int:
         """The rank of this number or name."""

@@ -6,17 +6,18 @@ A row becomes a `Message` when somebody looks at it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, get_args
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 
+from dlearn.errors import optional
 from dlearn.shown import Paragraph, Shown, Table
 from dlearn.trace.message import How, Message, Operation
 from dlearn.trace.tables.event_table import NONE, Column, Lazy, Mask, Rows, or_none
-from dlearn.trace.tables.frames import frame_of_messages
-from dlearn.trace.tables.operations import Operations
+from dlearn.trace.tables.operations import Operations, whole_numbers
 from dlearn.trace.wording import Reason
 
 if TYPE_CHECKING:
@@ -126,8 +127,41 @@ class Messages(Lazy[Message], Shown):
         return tuple((operation, str(reason)) for operation, reason in self.reasons)
 
     def to_frame(self) -> pandas.DataFrame:
-        """One row a message (needs pandas)."""
-        return frame_of_messages(self)
+        """One row a message (needs pandas); docs/own-questions.md describes the columns."""
+        pandas, label = optional("pandas", needed_by="to_frame"), self.labels
+
+        def with_others(values: np.ndarray, question: Callable[[Message], Any]) -> np.ndarray:
+            """A column of all: of a message of RPC or of a service the answer."""
+            others = np.empty(len(self.others), values.dtype)
+            others[:] = [question(message) for message in reversed(self.others)]
+            return np.asarray(np.concatenate([values, others])[self.rows])
+
+        def known(name: str) -> np.ndarray:
+            def value(message: Message) -> Any:
+                found = getattr(message, name)
+                return NONE if found is None else found
+
+            return with_others(getattr(self.columns, name), value)
+
+        def same(of_operation: Callable[[Operation], Any], question: Callable[[Message], Any]) -> np.ndarray:
+            return with_others(self.operations.of_alike(of_operation)[self.columns.operation], question)
+
+        return pandas.DataFrame(
+            {
+                "src": [label[rank] for rank in known("src").tolist()],
+                "dst": [label[rank] for rank in known("dst").tolist()],
+                "op": same(attrgetter("op"), attrgetter("op")),
+                "what": same(attrgetter("what"), attrgetter("what")),
+                "payload_bytes": whole_numbers(known("payload_bytes")),
+                "how": with_others(np.array(HOWS, object)[self.columns.how], attrgetter("how")),
+                "confirmed": with_others(self.confirmed, attrgetter("confirmed")),
+                "sent_ns": whole_numbers(known("sent_ns")),
+                "received_ns": whole_numbers(known("received_ns")),
+                "step": whole_numbers(known("step")),
+                "phase": same(lambda one: one.ends[0].phase, lambda message: message.operation.ends[0].phase),
+                "site": same(lambda one: one.ends[0].site, lambda message: message.operation.ends[0].site),
+            }
+        )
 
     def paragraphs(self) -> Iterator[Paragraph]:
         finding, *reasons = self.sentences()

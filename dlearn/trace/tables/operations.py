@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlearn.errors import optional
 from dlearn.shown import Paragraph, RankNames, Shown, Table, count_text, first_few
 from dlearn.trace.message import Operation
 from dlearn.trace.tables.event_table import NONE, Column, Lazy, Mask, Rows
-from dlearn.trace.tables.frames import frame_of_operations
 from dlearn.trace.tables.operation_table import OperationTable
 
 if TYPE_CHECKING:
@@ -134,6 +134,13 @@ class Operations(Lazy[Operation], Shown):
         places = np.split(order, np.cumsum(np.bincount(kind))[:-1]) if len(kind) else []
         return sorted(zip(self.at(first), places, strict=True), key=lambda each: int(each[1][0]))
 
+    def of_alike(self, question: Callable[[Operation], Any]) -> np.ndarray:
+        """The answer of each operation to what those that are alike share: asked of one of them."""
+        found = np.empty(len(self), object)
+        for one, places in self.alike():
+            found[places] = question(one)
+        return found
+
     def counted(self) -> list[tuple[Operation, int]]:
         """`alike`, with how many there are of each."""
         return [(one, len(places)) for one, places in self.alike()]
@@ -223,7 +230,28 @@ class Operations(Lazy[Operation], Shown):
 
     def to_frame(self) -> pandas.DataFrame:
         """One row an operation (needs pandas); docs/own-questions.md describes the columns."""
-        return frame_of_operations(self)
+        pandas, label, same = optional("pandas", needed_by="to_frame"), self.labels, self.of_alike
+        return pandas.DataFrame(
+            {
+                "op": same(lambda one: one.op),
+                "group": same(lambda one: one.group.name),
+                "seq": self.seq,
+                "ranks": same(lambda one: len(one.ends)).astype(np.int64),
+                "src": same(lambda one: None if one.sender is None else label[one.sender]),
+                "dst": same(lambda one: None if one.receiver is None else label[one.receiver]),
+                "phase": same(lambda one: one.ends[0].phase),
+                "site": same(lambda one: one.ends[0].site),
+                "start_ns": self.start_ns,
+                "transfer_ns": self.transfer_ns,
+                "end_ns": whole_numbers(self.end_ns),
+                "last_rank": [label[rank] for rank in self.calls.last_rank.tolist()],
+                "given_bytes": same(lambda one: one.given_bytes).astype(np.int64),
+                "bucket": pandas.array(same(lambda one: one.bucket and one.bucket.index), dtype="Int64"),
+                "missing": same(lambda one: ", ".join(label[rank] for rank in one.missing)),
+                "problem": same(lambda one: one.problem),
+                "what": same(lambda one: one.what),
+            }
+        )
 
     def paragraphs(self) -> Iterator[Paragraph]:
         kinds = Counter[str]()
@@ -250,3 +278,10 @@ class Operations(Lazy[Operation], Shown):
         if each.sender is not None and each.receiver is not None:
             return f"{self.labels[each.sender]} -> {self.labels[each.receiver]}"
         return first_few([self.labels[rank] for rank in each.ranks], _RANKS_SHOWN)
+
+
+def whole_numbers(values: Column) -> Any:
+    """For pandas; of its kind that has room for none where one is not known."""
+    if not (values == NONE).any():
+        return values
+    return optional("pandas", needed_by="to_frame").arrays.IntegerArray(values, values == NONE)
