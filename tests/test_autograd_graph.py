@@ -9,12 +9,14 @@ import pytest
 import rpc_graph_jobs
 from matplotlib.text import Text
 from test_player import after, in_browser
+from text_boxes import faults
+from traces import Job, tensor
 
 from dlearn import Cluster, Trace, analysis, draw, messages
 from dlearn.analysis.rpc.networkx_graph import condense
 from dlearn.join.autograd_graph import join_graph
 from dlearn.play import player
-from dlearn.trace.event import AutogradNode
+from dlearn.trace.event import AutogradNode, AutogradRun
 
 WORKERS = ["w0", "w1", "w2"]
 
@@ -153,6 +155,54 @@ def test_nothing_overlaps_in_the_picture(run, context, nodes, crossings):
         way = wire.get_window_extent()
         assert not [each for each in (*boxes, *labels) if way.overlaps(each.padded(-3))]  # It touches its own ends.
     plt.close(ax.figure)
+
+
+def arrows(ax):
+    """From which column to which each gradient goes, from the top."""
+    wires = [patch for patch in ax.patches if (patch.get_gid() or "").startswith("wire")]
+    return [tuple(round(x) for x, _ in patch._posA_posB) for patch in wires]
+
+
+@pytest.mark.parametrize(("context", "nodes", "crossings"), CASES)
+def test_in_a_narrow_column_every_crossing_is_drawn(run, context, nodes, crossings):
+    with draw.small():
+        ax = draw.autograd(run.trace, context=context)
+    assert faults(ax.figure) == []
+    assert len(arrows(ax)) == crossings
+    if len(nodes) == 3:  # No room for the nodes.
+        assert arrows(ax) == [(wire.src.rank, wire.dst.rank) for wire in join_graph(run.trace, context).wires]
+        words = " ".join(text.get_text() for text in ax.figure.findobj(Text))
+        held = ", ".join(f"{worker} {count}" for worker, count in nodes.items())
+        assert f"({held})" in " ".join(words.split())
+    plt.close(ax.figure)
+
+
+def chain(folder, ranks):
+    """A gradient that goes from each worker to the next."""
+    job = Job(folder, ranks=ranks)
+    for rank in range(ranks):
+        if rank:
+            node = {"name": "SendRpcBackward", "next": (1,) if rank < ranks - 1 else ()}
+            job.event(AutogradNode, rank, context=1, node=0, shapes=((8,),), message=rank, **node)
+        if rank < ranks - 1:
+            number = min(rank, 1)
+            node = {"name": "RecvRpcBackward", "shapes": ((8,),), "message": rank + 1}
+            job.event(AutogradNode, rank, context=1, node=number, **node)
+            sent = {"start_ns": 10 * rank, "end_ns": 10 * rank + 5, "tensors": (tensor(32),)}
+            job.event(AutogradRun, rank, context=1, node=number, **sent)
+    return job.load()
+
+
+def test_crossings_of_16_workers_fit_in_a_narrow_column_and_those_of_64_are_said_to_be_too_many(tmp_path):
+    for ranks in (16, 64):
+        (tmp_path / str(ranks)).mkdir()
+    with draw.small():
+        ax = draw.autograd(chain(tmp_path / "16", 16))
+        many = draw.autograd(chain(tmp_path / "64", 64))
+    assert faults(ax.figure) == []
+    assert arrows(ax) == [(rank, rank + 1) for rank in range(15)]
+    assert "126 nodes is too large to draw" in many.texts[0].get_text()
+    plt.close("all")
 
 
 def test_the_title_states_the_finding(run):

@@ -9,6 +9,7 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from pictures import drawings
+from test_group_map import parallel
 from test_palette import LOOKS
 
 from dlearn import draw
@@ -48,6 +49,16 @@ def test_edges_and_hatches_are_seen_on_what_they_lie_on_by_night_too():
         assert contrast(line, at_night(to_hex(look.pale), least=3)) >= 2.99, look
     for fill in (palette.FORWARD, palette.BACKWARD, palette.OPTIMIZER):
         assert contrast(at_night(palette.FAINT, least=3), at_night(fill.lower(), least=3)) >= 3, fill
+
+
+def test_borders_of_cells_are_seen_on_them_by_day_and_by_night(tmp_path):
+    rows = draw.groups(parallel(tmp_path, data=2, tensor=8, pipeline=4)).collections
+    cells = {(to_hex(row.get_edgecolor()[0]), to_hex(fill)) for row in rows for fill in row.get_facecolor()}
+    assert len(cells) == 1 + len(palette.SERIES)
+    for border, fill in cells:
+        assert contrast(border, fill) >= 3, fill
+        line = at_night(border, least=palette.LINE_AT_NIGHT)
+        assert contrast(line, at_night(fill, least=3)) >= 3, fill
 
 
 def test_more_bytes_are_brighter_by_night_and_as_well_told_apart():

@@ -1,8 +1,11 @@
 """The map of process groups, by its cells: which rank is in which group."""
 
+from contextlib import nullcontext
+
 import matplotlib.pyplot as plt
 import pytest
 import torch.distributed as dist
+from text_boxes import faults
 from traces import Job
 
 from dlearn import Cluster, draw
@@ -44,7 +47,8 @@ def test_three_ways_of_parallel_work_are_three_kinds(tmp_path):
         "groups 4 groups of 2, 2 apart": [0, 2, 1, 3, 4, 6, 5, 7],
         "groups 4 groups of 2, 4 apart": [0, 4, 1, 5, 2, 6, 3, 7],
     }
-    assert [text.get_text() for text in ax.texts][:8] == ["0", "0", "1", "1", "2", "2", "3", "3"]
+    numbers = [text.get_text() for text in ax.texts if text.get_text().isdigit()]
+    assert numbers[:8] == ["0", "0", "1", "1", "2", "2", "3", "3"]
 
 
 @pytest.mark.parametrize(("data", "tensor", "pipeline"), [(1, 3, 1), (2, 4, 2), (2, 8, 4)])
@@ -52,14 +56,39 @@ def test_every_group_has_its_members_and_no_rank_twice_in_a_row(tmp_path, data, 
     trace = parallel(tmp_path, data=data, tensor=tensor, pipeline=pipeline)
     found = groups_of(trace)
     rows = rows_of(found)
+    count = data * tensor * pipeline
     assert sorted(map(repr, found)) == sorted(repr(group) for row in rows for group in row.groups)
     for row in rows:
         ranks = [rank for group in row.groups for rank in group.members]
         assert len({*ranks}) == len(ranks)
-    ax = draw.groups(trace)
-    assert len(ax.get_xticklabels()) <= 24
-    assert not any(text.startswith("Colours repeat") for text in (each.get_text() for each in ax.texts))
-    plt.close(ax.figure)
+    for small in (False, True):
+        with draw.small() if small else nullcontext():
+            ax = draw.groups(trace)
+        assert faults(ax.figure) == []
+        assert len(ax.get_xticklabels()) <= 24
+        assert numbered(ax, rows, count) == {
+            (row.text, rank): str(number)
+            for row in rows
+            if len(row.groups) > 1
+            for number, group in enumerate(row.groups)
+            for rank in group.members
+        }
+        plt.close(ax.figure)
+
+
+def numbered(ax, rows, ranks):
+    """By row and rank the number that stands in its cell: cells go on in the lines below, from left to right."""
+    length = round(ax.get_xlim()[1])
+    cells = [text for text in ax.texts if text.get_text().isdigit()]
+    lines = sorted({text.get_position()[1] for text in cells})
+    names = [row.text for row in rows if len(row.groups) > 1 for _ in range(0, ranks, length)]
+    found = {}
+    for text in cells:
+        x, y = text.get_position()
+        at = lines.index(y)
+        assert at < len(names)
+        found[names[at], length * (at % -(-ranks // length)) + int(x)] = text.get_text()
+    return found
 
 
 def test_groups_that_share_a_rank_stand_in_two_rows(tmp_path):

@@ -6,6 +6,7 @@ from functools import partial
 import matplotlib.pyplot as plt
 import pytest
 import torch
+from text_boxes import faults
 from torch import nn
 from torch.nn.modules import module as hooked
 from torch.optim import optimizer as hooked_optimizer
@@ -264,7 +265,16 @@ def many(folder, ranks, steps):
 
 @pytest.mark.parametrize(("ranks", "steps"), [(3, 1), (16, 80), (64, 5)])
 def test_ranks_that_hold_the_same_share_a_lane(tmp_path, ranks, steps):
-    ax = draw.memory(many(tmp_path, ranks, steps))
+    trace = many(tmp_path, ranks, steps)
+    with draw.small():
+        ax = draw.memory(trace)
+    assert faults(ax.figure) == []
+    assert ax.get_position().width > 0.8, "names take no room of the areas"
+    areas = [each.get_window_extent() for each in ax.collections if each.get_gid() not in (None, "lanes")]
+    named = [each.get_window_extent() for each in ax.texts if each.get_text() == "textbook"]
+    assert named
+    assert not [name for name in named if any(name.overlaps(area) for area in areas)]
+    ax = draw.memory(trace)
     labels = [each.get_text() for each in ax.get_yticklabels()]
     assert labels == (["ranks 0, 1, 2"] if ranks == 3 else ["rank 7", f"ranks 0, 1, 2, 3 and {ranks - 5} more"])
     assert "holds at most" in ax.get_title(loc="left")

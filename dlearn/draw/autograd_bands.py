@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -13,11 +14,13 @@ from matplotlib.patches import FancyArrowPatch, Patch, Rectangle
 from dlearn.analysis.findings import size_text
 from dlearn.analysis.rpc.networkx_graph import condense, graph_finding
 from dlearn.draw import canvas
+from dlearn.draw.arrows import draw_arrow
 from dlearn.draw.canvas import TEXT_PT, cut, plain, points, text_width
 from dlearn.draw.layout.circle_layout import curve, meets
 from dlearn.draw.layout.graph_layout import Layout, lay_out
 from dlearn.draw.palette import FAINT, INK, LANE, MISSING, STRIP, look
 from dlearn.join.autograd_graph import AutogradGraph, Edge, Key, Node, contexts_with_graph, join_graph
+from dlearn.shown import first_few
 from dlearn.trace.trace import Trace
 
 _BOX_PT = 17.0
@@ -28,6 +31,7 @@ _EDGE_PT = 9.0
 """Between two boxes: room for an arrow's head."""
 _PAD_PT = 7.0
 _WIDEST_PT = 90.0
+_CROSSING_IN, _MOST_CROSSINGS = 0.36, 40
 
 
 class Box(NamedTuple):
@@ -45,7 +49,10 @@ class Box(NamedTuple):
 
 
 def autograd(trace: Trace, *, context: int | None = None, ax: Axes | None = None) -> Axes:
-    """Draw the graph that the backward pass went through in a context, by default the last: to the right is later."""
+    """Draw the graph that the backward pass went through in a context, by default the last: to the right is later.
+
+    Where there is no room for its nodes, only what crosses: from the top, in the order in which it went.
+    """
     whole = join_graph(trace, context)
     left_in = canvas.left_margin_in([plain(trace.label(rank)) for rank in {node.key.rank for node in whole.nodes}])
     width = points(ax, 1.0, along="x") if ax else (canvas.width_in() - left_in - 0.15) * 72
@@ -56,14 +63,13 @@ def autograd(trace: Trace, *, context: int | None = None, ax: Axes | None = None
         graph = condense(whole)
         layout = lay_out(graph)
         columns = place_columns(graph, layout, width)
+    contexts = len(contexts_with_graph(trace)) if context is None else 1
+    if columns is None:
+        return draw_crossings(trace, whole, contexts, ax)
     tops, height = place_bands(layout)
     ax = ax or canvas.new_axes(height_in=max(1.0, height / 72), left_in=left_in)
     if not whole.nodes:
         return canvas.say_empty(ax, "This trace holds no autograd graph: record it with graph=True.")
-    if columns is None:
-        return canvas.say_empty(
-            ax, f"A graph of {len(whole.nodes):,} nodes is too large to draw: see analysis.autograd_graph."
-        )
     canvas.describe(
         ax, "A band for each worker; in it a box for each node of the graph, and arrows to those that come after it."
     )
@@ -75,11 +81,40 @@ def autograd(trace: Trace, *, context: int | None = None, ax: Axes | None = None
         draw_edge(ax, edge, boxes)
     for node in graph.nodes:
         draw_node(ax, node, boxes[node.key], graph)
-    contexts = len(contexts_with_graph(trace)) if context is None else 1
+    told = ["To the right is the direction of the backward pass; distances are no times.", *notes(whole, contexts)]
+    if len(graph.nodes) < len(whole.nodes):
+        told.append(f"Drawn as one box: nodes that only one other leads to ({len(whole.nodes):,} nodes in all).")
+    return canvas.frame(ax, title=graph_finding(whole), legend=legend(graph), notes=told, above_in=0.05, below_in=0.1)
+
+
+def draw_crossings(trace: Trace, graph: AutogradGraph, contexts: int, ax: Axes | None) -> Axes:
+    """A column for each worker, and from the top an arrow for each gradient that crosses, in the order they went."""
+    count = Counter(node.key.rank for node in graph.nodes)
+    place = {rank: column for column, rank in enumerate(sorted(count))}
+    ax = ax or canvas.new_axes(height_in=max(1, len(graph.wires)) * _CROSSING_IN, left_in=0.15)
+    wide = points(ax, 1 / len(place), along="x")
+    if wide < TEXT_PT + 2 or len(graph.wires) > _MOST_CROSSINGS:
+        return canvas.say_empty(
+            ax, f"A graph of {len(graph.nodes):,} nodes is too large to draw: see analysis.autograd_graph."
+        )
+    canvas.describe(ax, "A column for each worker; from the top an arrow for each gradient that crosses.")
+    ax.set_xlim(-0.5, len(place) - 0.5)
+    ax.set_ylim(len(graph.wires), 0)
+    ax.set_yticks([])
+    above_in = canvas.names_on_top(ax, [*place.values()], [trace.label(rank) for rank in place], wide)
+    ax.vlines([*place.values()], 0, len(graph.wires), colors=FAINT, linewidth=0.8, zorder=1)
+    for y, wire in enumerate(graph.wires):
+        start, end, label = place[wire.src.rank], place[wire.dst.rank], " ".join(wire_label(wire))
+        _draw_wire(ax, wire, (start, y + 0.75), (end, y + (0.75 if start != end else 0.95)))
+        half = (text_width(label, size=TEXT_PT) / 2 + 2) / wide
+        middle = min(max((start + end) / 2, half - 0.5), len(place) - 0.5 - half)
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
+        canvas.write(ax, middle, y + 0.4, label, ha="center", bbox=box, zorder=3, gid="wire label")
+    held = first_few([f"{plain(trace.label(rank))} {count[rank]:,}" for rank in place], 8)
+    room = f"Only what crosses, in the order it went: there is no room for {len(graph.nodes):,} nodes ({held})."
     return canvas.frame(
-        ax, title=graph_finding(whole), legend=legend(graph), notes=notes(whole, graph, contexts), above_in=0.05,
-        below_in=0.1,
-    )  # fmt: skip
+        ax, title=graph_finding(graph), notes=[room, *notes(graph, contexts)], above_in=above_in, below_in=0.1
+    )
 
 
 # Places ---------------------------------------------------------------------------------------------------------------
@@ -163,7 +198,10 @@ def draw_bands(ax: Axes, trace: Trace, layout: Layout, tops: Sequence[float], wi
 def draw_edge(ax: Axes, edge: Edge, boxes: dict[Key, Box]) -> None:
     src, dst = boxes[edge.src], boxes[edge.dst]
     if edge.kind == "wire":
-        _draw_wire(ax, edge, src, dst)
+        down = 1 if dst.y > src.y else -1
+        _draw_wire(ax, edge, (src.x, src.y + down * _BOX_PT / 2), (dst.x, dst.y - down * _BOX_PT / 2))
+        y, label = max(src.y, dst.y) - _ROW_PT / 2 - 4 - _BETWEEN_PT / 2, "\n".join(wire_label(edge))
+        canvas.write(ax, dst.x + 5, y, label, va="center", linespacing=1.1, zorder=5, gid="wire label")
         return
     start, end = (src.x + src.half, src.y), (dst.x - dst.half, dst.y)
     others = [box.edges for key, box in boxes.items() if key not in (edge.src, edge.dst)]
@@ -180,17 +218,9 @@ def draw_edge(ax: Axes, edge: Edge, boxes: dict[Key, Box]) -> None:
     )  # fmt: skip
 
 
-def _draw_wire(ax: Axes, wire: Edge, src: Box, dst: Box) -> None:
-    down = 1 if dst.y > src.y else -1
-    start, end = (src.x, src.y + down * _BOX_PT / 2), (dst.x, dst.y - down * _BOX_PT / 2)
-    ax.add_patch(
-        FancyArrowPatch(
-            start, end, arrowstyle="-|>", mutation_scale=10, linewidth=1.2, color=INK, shrinkA=0, shrinkB=0, zorder=4,
-            linestyle="solid" if wire.tensors else "dotted", gid=f"wire {wire.src.rank} to {wire.dst.rank}",
-        )
-    )  # fmt: skip
-    y, label = max(src.y, dst.y) - _ROW_PT / 2 - 4 - _BETWEEN_PT / 2, "\n".join(wire_label(wire))
-    canvas.write(ax, dst.x + 5, y, label, va="center", linespacing=1.1, zorder=5, gid="wire label")
+def _draw_wire(ax: Axes, wire: Edge, start: tuple[float, float], end: tuple[float, float]) -> None:
+    how, gid = "observed" if wire.tensors else "inferred", f"wire {wire.src.rank} to {wire.dst.rank}"
+    draw_arrow(ax, start, end, how=how, gid=gid, width=1.2)
 
 
 def draw_node(ax: Axes, node: Node, box: Box, graph: AutogradGraph) -> None:
@@ -220,8 +250,8 @@ def legend(graph: AutogradGraph) -> list[Artist]:
     return found
 
 
-def notes(whole: AutogradGraph, shown: AutogradGraph, contexts: int) -> list[str]:
-    told = ["To the right is the direction of the backward pass; distances are no times."]
+def notes(whole: AutogradGraph, contexts: int) -> list[str]:
+    told = []
     if contexts > 1:
         told.append(f"The last of {contexts:,} contexts that have a graph.")
     repeated = next(
@@ -230,6 +260,4 @@ def notes(whole: AutogradGraph, shown: AutogradGraph, contexts: int) -> list[str
     if repeated is not None:
         size, shape = size_text(repeated.payload_bytes), list(repeated.shape)
         told.append(f"A gradient that repeats its numbers is sent without the repetitions: {shape} in {size}.")
-    if len(shown.nodes) < len(whole.nodes):
-        told.append(f"Drawn as one box: nodes that only one other leads to ({len(whole.nodes):,} nodes in all).")
     return told + [f"Incomplete: {problem}." for problem in whole.problems]

@@ -52,8 +52,9 @@ def compare(a: Trace, b: Trace, *, names: tuple[str, str] = ("a", "b"), ax: Axes
         _draw_scale(ax, top - 0.5, own[-1] + 0.5, largest)
         heights += own
     label_axes(ax, labels, heights)
+    told = ["Kinds and pairs have a scale each, below them."] if parts[1:] else []
     cut = [(len(kinds), len(found.by_kind), "kinds"), (len(pairs), len(alike), "rows of pairs")]
-    return canvas.frame(ax, title=title(found), legend=legend(found), notes=notes(found, cut), below_in=0.1)
+    return canvas.frame(ax, title=title(found), legend=legend(found), notes=told + notes(found, cut), below_in=0.1)
 
 
 def _kind_text(phase: str, op: str) -> str:

@@ -10,18 +10,16 @@ from matplotlib.axes import Axes
 
 from dlearn.draw import canvas
 from dlearn.draw.canvas import SMALLEST_PT, plain, points, text_width
-from dlearn.draw.palette import SERIES, TO_ITSELF, ink_on
+from dlearn.draw.palette import FAINT, SERIES, TO_ITSELF, ink_on
 from dlearn.shown import count_text
 from dlearn.trace.message import Group
 from dlearn.trace.process_groups import join_groups
 from dlearn.trace.trace import Trace
 
-_ROW_IN = 0.38
+_LINE_IN, _NAME_IN = 0.3, 0.24
+"""A line of cells, and the name of a row above it."""
 _GAP = 0.12
-"""Between rows, in rows."""
-_NARROWEST_PT = 7.0
-"""A cell that holds a number, upright."""
-_MOST_NAMES = 24
+"""Between lines, in lines."""
 _KINDS_NAMED = 4
 
 
@@ -34,21 +32,47 @@ class GroupRow:
 
 
 def groups(trace: Trace, *, ax: Axes | None = None) -> Axes:
-    """Draw ranks from left to right, and below them a row for each kind of process group, a colour for each group."""
+    """Draw ranks from left to right, and a row for each kind of process group, a colour and a number for each group.
+
+    Where a line has no room for all ranks, each row goes on in the lines below.
+    """
     rows = rows_of(groups_of(trace))
     ranks = sorted({*trace.ranks, *(rank for row in rows for group in row.groups for rank in group.members)})
-    left_in = canvas.left_margin_in([row.text for row in rows])
-    ax = ax or canvas.new_axes(height_in=_ROW_IN * max(len(rows), 1), left_in=left_in)
+    names = {rank: plain(trace.label(rank)) for rank in ranks}
+    left_in = canvas.left_margin_in(names.values())
+    width = points(ax, 1.0, along="x") if ax else (canvas.width_in() - left_in - 0.15) * 72
+    lines = lines_of(ranks, rows, width)
+    row_in = _NAME_IN + _LINE_IN * len(lines)
+    ax = ax or canvas.new_axes(height_in=row_in * max(len(rows), 1), left_in=left_in if lines[1:] else 0.2)
     if not rows:
         return canvas.say_empty(ax, "No process group was recorded.")
     told = (_sentence(trace, group) for row in rows for group in row.groups)
     canvas.describe(ax, "A row for each kind of process group, a cell for each member.", *told)
-    ax.set_xlim(0, len(ranks))
-    ax.set_ylim(len(rows), 0)
-    numbered = [_draw_row(ax, at, row, ranks) for at, row in enumerate(rows)]
-    above_in = _label_sides(ax, trace, rows, ranks)
-    notes = [] if all(numbered) else ["Colours repeat: there are more groups than colours, and no room for numbers."]
-    return canvas.frame(ax, title=title(rows, ranks), notes=notes, above_in=above_in, below_in=0.08)
+    ax.set_xlim(0, len(lines[0]))
+    ax.set_ylim(row_in * len(rows), 0)
+    tops = [row_in * at + _NAME_IN for at in range(len(rows))]
+    for top, row in zip(tops, rows, strict=True):
+        canvas.write(ax, 0, top - _NAME_IN / 2, row.text)
+        _draw_row(ax, top, row, lines)
+    if not lines[1:]:
+        ax.set_yticks([])
+        wide = points(ax, 1 / len(ranks), along="x")
+        above_in = canvas.names_on_top(ax, [at + 0.5 for at in range(len(ranks))], [*names.values()], wide)
+        return canvas.frame(ax, title=title(rows, ranks), above_in=above_in, below_in=0.08)
+    middles = [top + _LINE_IN * (at + (1 - _GAP) / 2) for top in tops for at in range(len(lines))]
+    ax.set_yticks(middles, [names[line[0]] for line in lines] * len(rows), parse_math=False)
+    ax.set_xticks([])
+    canvas.names_only(ax)
+    notes = [f"A line has {len(lines[0])} ranks, from the one that is named."]
+    return canvas.frame(ax, title=title(rows, ranks), notes=notes, below_in=0.08)
+
+
+def lines_of(ranks: Sequence[int], rows: Sequence[GroupRow], width: float) -> list[Sequence[int]]:
+    """All ranks in one line, if `width` points have room for their groups' numbers; else in lines of a power of two."""
+    most = max((len(row.groups) for row in rows), default=1) - 1
+    room = max(1, int(width / (text_width(str(most), size=SMALLEST_PT) + 4)))
+    length = max(1, len(ranks)) if len(ranks) <= room else 2 ** (room.bit_length() - 1)
+    return [ranks[at : at + length] for at in range(0, len(ranks), length)]
 
 
 def groups_of(trace: Trace) -> list[Group]:
@@ -83,35 +107,23 @@ def title(rows: Sequence[GroupRow], ranks: Sequence[int]) -> str:
     return f"{count_text(len(ranks), 'rank')} in {count_text(len(kinds), 'kind')} of groups: {told}"
 
 
-def _draw_row(ax: Axes, at: int, row: GroupRow, ranks: Sequence[int]) -> bool:
-    """Draw a cell for each member; return whether groups can be told apart, by number or by colour."""
-    place = {rank: number for number, rank in enumerate(ranks)}
-    wide = points(ax, 1.0, along="x") / len(ranks)
-    widest = text_width(str(len(row.groups) - 1), size=SMALLEST_PT) + 2
-    room = wide >= _NARROWEST_PT
+def _draw_row(ax: Axes, top: float, row: GroupRow, lines: Sequence[Sequence[int]]) -> None:
+    """Draw a cell for each member, with its group's number if there are several."""
+    place = {rank: (x, top + _LINE_IN * at) for at, line in enumerate(lines) for x, rank in enumerate(line)}
     boxes, colors = [], []
     for number, group in enumerate(row.groups):
         color = TO_ITSELF if group.default else SERIES[number % len(SERIES)]
         for rank in group.members:
-            x = place[rank]
-            boxes.append((x, x + 1, at + _GAP, at + 1 - _GAP))
+            x, y = place[rank]
+            boxes.append((x, x + 1, y, y + _LINE_IN * (1 - _GAP)))
             colors.append(color)
-            if room and len(row.groups) > 1:
+            if len(row.groups) > 1:
+                middle = x + 0.5, y + _LINE_IN * (1 - _GAP) / 2
                 canvas.write(
-                    ax, x + 0.5, at + 0.5, str(number), ha="center", va="center", fontsize=SMALLEST_PT,
-                    color=ink_on(color), rotation=0 if widest <= wide else 90,
-                )  # fmt: skip
-    canvas.draw_boxes(ax, boxes, facecolors=colors, edgecolors="white", linewidths=0.8, gid=f"groups {row.text}")
-    return room or len(row.groups) <= len(SERIES)
-
-
-def _label_sides(ax: Axes, trace: Trace, rows: Sequence[GroupRow], ranks: Sequence[int]) -> float:
-    """Name the kinds at the left, the ranks on top; return the inches on top."""
-    every = 1 if len(ranks) <= _MOST_NAMES else 8
-    shown = range(0, len(ranks), every)
-    wide = points(ax, every / len(ranks), along="x")
-    ax.set_yticks([at + 0.5 for at in range(len(rows))], [row.text for row in rows], parse_math=False)
-    return canvas.names_on_top(ax, [at + 0.5 for at in shown], [trace.label(ranks[at]) for at in shown], wide)
+                    ax, *middle, str(number), ha="center", va="center", fontsize=SMALLEST_PT, color=ink_on(color)
+                )
+    edge = FAINT if row.groups[0].default else "white"
+    canvas.draw_boxes(ax, boxes, facecolors=colors, edgecolors=edge, linewidths=0.8, gid=f"groups {row.text}")
 
 
 def _steps(group: Group) -> tuple[int, ...]:

@@ -12,13 +12,15 @@ from matplotlib.patches import Patch
 from dlearn.analysis.findings import size_text
 from dlearn.analysis.volume.rank_memory import PARTS, RankMemory, rank_memory, textbook, total_bytes
 from dlearn.draw import canvas
-from dlearn.draw.canvas import TEXT_PT, plain, write
+from dlearn.draw.canvas import TEXT_PT, cut, plain, points, text_width, write
 from dlearn.draw.palette import FAINT, INK, look
 from dlearn.shown import count_text, first_few
 from dlearn.trace.memory_held import MemoryHeld
 from dlearn.trace.trace import Trace
 
 _LANE_IN, _GAP_IN = 1.1, 0.3
+_NAME_IN = 0.1
+"""From a lane to the middle of its name, which stands above: at its left it would take the room of the areas."""
 _MOST_LANES = 6
 _BAR = 0.05
 """Width of the bar of the textbook, as a share of the time shown."""
@@ -43,7 +45,7 @@ def memory(trace: Trace, *, ax: Axes | None = None) -> Axes:
     lanes = dict(list(alike.items())[:_MOST_LANES])
     labels = [_label(found, ranks) for ranks in lanes.values()]
     height = max(1, len(lanes)) * (_LANE_IN + _GAP_IN)
-    ax = ax or canvas.new_axes(height_in=height, left_in=canvas.left_margin_in(labels), right_in=0.85)
+    ax = ax or canvas.new_axes(height_in=height, left_in=0.3, right_in=0.3)
     if not lanes:
         return canvas.say_empty(ax, f"{found.finding}.")
     canvas.describe(ax, "A lane for each rank: areas on each other, as high as the bytes that it holds of each part.")
@@ -54,16 +56,21 @@ def memory(trace: Trace, *, ax: Axes | None = None) -> Axes:
     tops = [_GAP_IN + place * (_LANE_IN + _GAP_IN) for place in range(len(lanes))]
     ax.set_xlim(0, last * (1 + 3 * _BAR))
     ax.set_ylim(height, 0)
-    ax.set_yticks([top + _LANE_IN / 2 for top in tops], labels, parse_math=False, fontsize=TEXT_PT, color=INK)
+    room = points(ax, 1 / (1 + 3 * _BAR), along="x") - text_width("textbook", size=TEXT_PT)
+    names = [cut(label, room, size=TEXT_PT) for label in labels]
+    ax.set_yticks([top - _NAME_IN for top in tops], names, parse_math=False, fontsize=TEXT_PT, color=INK, ha="left")
     canvas.draw_lanes(ax, [(top, top + _LANE_IN) for top in tops])
     for top, ranks in zip(tops, lanes.values(), strict=True):
         held = found.held[ranks[0]]
         bottom, scale = top + _LANE_IN, _LANE_IN / most
         draw_held(ax, held, first_ns, last, bottom, scale)
         draw_textbook(ax, textbook(found.peak(ranks[0])), last, bottom, scale)
+        write(ax, last * (1 + _BAR), top - _NAME_IN, "textbook", ha="center")
         draw_models(ax, held[-1].model, last, bottom, scale, most)
     ax.set_xlabel("ms from the first change shown", fontsize=TEXT_PT, color=INK, labelpad=2)
+    ax.set_xticks([tick for tick in ax.get_xticks() if 0 <= tick <= last])
     canvas.quiet(ax)
+    ax.tick_params(axis="y", pad=0)
     legend = [Patch(facecolor=_COLORS[part], label=name) for part, name in PARTS.items() if _any_of(shown, part)]
     return canvas.frame(ax, title=found.finding, legend=legend, notes=notes(shown, len(alike) - len(lanes)))
 
@@ -109,7 +116,6 @@ def draw_textbook(ax: Axes, expected: Mapping[str, float], last: float, bottom: 
             edgecolor=INK, linestyle="dotted", linewidth=0.8, gid=f"textbook {part}",
         )  # fmt: skip
         below += size
-    write(ax, last * (1 + _BAR), bottom - below * scale - 0.11, "textbook", ha="center", zorder=6)
 
 
 def draw_models(ax: Axes, model: int, last: float, bottom: float, scale: float, most: float) -> None:
