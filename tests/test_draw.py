@@ -14,7 +14,7 @@ from traces import Job, tensor
 
 from dlearn import draw, operations
 from dlearn.analysis import traffic
-from dlearn.analysis.findings import finding, sequence_finding, size_text, time_text, traffic_finding
+from dlearn.analysis.findings import sequence_finding, size_text, time_text, traffic_finding
 from dlearn.draw import palette, rows
 from dlearn.draw.bars import bars_of
 from dlearn.draw.canvas import plain, wrap
@@ -77,11 +77,16 @@ def test_waiting_is_drawn_apart_from_the_transfer(late):
     assert "ms" in ax.get_xlabel()
 
 
-def test_the_title_is_the_finding(late):
-    """A ring of 3 sends 2 * 2/3 of the payload from each rank: 4 MB; rank 2 is waited for from 0 to 40 ms."""
-    assert title(draw.timeline(late)) == (
-        "Each rank sends 4.00 MB = 4/3 × 3.00 MB to the rank before it; calls wait for rank 2: 40.0 ms"
-    )
+def test_the_title_is_the_longest_wait_which_stands_on_its_bar(late):
+    """Rank 0 waits from 0 to 40 ms, rank 1 from 10. A ring of 3 sends 2 * 2/3 of the payload from each rank: 4 MB."""
+    ax = draw.timeline(late)
+    assert title(ax) == "Longest wait: rank 0 for rank 2, 40.0 ms in all_reduce #1"
+    [on_bar] = [text for text in ax.texts if text.get_gid() == "longest wait"]
+    assert on_bar.get_text() == "40.0 ms"
+    assert on_bar.get_position()[0] == 20
+    assert picture_parts(ax, "waiting all_reduce")[0].get_paths()[0].contains_point(on_bar.get_position())
+    notes = [" ".join(text.get_text().split()) for text in ax.texts if text.get_gid() == "note"]
+    assert notes[0] == "Each rank sends 4.00 MB = 4/3 × 3.00 MB to the rank before it."
 
 
 def test_an_arrow_for_each_pair_of_ranks_dashed_because_derived(late):
@@ -244,15 +249,14 @@ def test_a_span_without_calls_is_a_box_with_one_shade_for_each_kind(tmp_path):
     assert {"F0", "F1", "B0", "B1", "step 7"} <= set(texts(ax))
 
 
-def test_too_many_messages_become_a_strip_and_a_sentence(tmp_path):
+def test_too_many_messages_become_a_sentence(tmp_path):
     """3 arrows for each of 100 operations are more than 250; a ring of 3 with 1200 B has 24 messages."""
     job = Job(tmp_path, ranks=3)
     for i in range(100):
         job.collective("all_reduce", size=1200, start_ns=i * MS, end_ns=(i + 1) * MS)
     ax = draw.timeline(job.load(), arrows=True)
     assert arrows_of(ax) == []
-    assert len(picture_parts(ax, "density")) == 3
-    assert any("2,400 messages not drawn as arrows" in text for text in texts(ax))
+    assert "2,400 messages without room for an arrow: choose a shorter part." in texts(ax)
 
 
 def test_too_many_calls_become_the_share_of_time_in_them_and_a_hang_stays_red(tmp_path):
@@ -591,7 +595,8 @@ def test_a_barrier_sends_messages_without_data(tmp_path):
 def test_sizes_that_differ_by_a_last_chunk_are_about_the_same(tmp_path):
     job = Job(tmp_path, ranks=3)
     job.collective("all_reduce", inputs=(tensor(4000, dtype="float32"),))
-    assert finding(job.load()).startswith("Each rank sends about 5.33 kB to the rank before it"), "2 * 2/3 of 4,000 B"
+    told = traffic_finding(traffic(job.load()))
+    assert told.startswith("Each rank sends about 5.33 kB to the rank before it"), "2 * 2/3 of 4,000 B"
 
 
 @pytest.mark.parametrize(

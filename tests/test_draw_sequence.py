@@ -15,6 +15,7 @@ from traces import Job
 
 import dlearn
 from dlearn import Cluster, Trace, draw
+from dlearn.analysis.findings import time_text
 from dlearn.draw import rows
 from dlearn.draw.scene import set_scene
 from dlearn.join.unrolling import messages_of
@@ -264,6 +265,29 @@ def test_a_timeline_counts_what_rpc_does_for_itself_and_draws_the_rest(tmp_path)
     assert not any("RREF" in text for text in texts(ax))
 
 
+def test_a_call_by_rpc_waits_while_its_callee_works(tmp_path):
+    """The first iteration of two trainers: each calls forward, sends its gradient back and asks for a step."""
+    with zipfile.ZipFile(Path(__file__).parent / "frozen" / "lesson-parameter_server.zip") as archive:
+        archive.extractall(tmp_path)
+    trace = Trace.load(tmp_path / "00").within("iteration 1")
+    scene = set_scene(trace, derived=False)
+    served = defaultdict(set)
+    for bar, row in zip(scene.bars, scene.rows, strict=True):
+        if bar.operation.exchange is None:
+            continue
+        caller = bar.operation.exchange.src
+        assert bar.waited_ns == (bar.end_ns - bar.start_ns if bar.rank == caller else 0)
+        served[bar.rank, caller].add(row)
+    assert {key: len(rows) for key, rows in served.items()} == {(0, 1): 1, (0, 2): 1, (1, 1): 1, (2, 2): 1}
+    assert served[0, 1] != served[0, 2], "a row for each that it serves"
+    ax = draw.timeline(trace)
+    longest = max(scene.bars, key=lambda bar: bar.waited_ns)
+    said = f"Longest wait: trainer1 for ps, {time_text(longest.waited_ns)} in _script_local_optimizer_step"
+    assert " ".join(ax.get_title(loc="left").split()) == said
+    told = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert "thin: waits for the last rank or an answer" in told
+
+
 def test_a_timeline_names_what_is_called_by_rpc_and_leaves_out_arrows_without_room(tmp_path):
     with zipfile.ZipFile(Path(__file__).parent / "frozen" / "lesson-parameter_server.zip") as archive:
         archive.extractall(tmp_path)
@@ -272,13 +296,15 @@ def test_a_timeline_names_what_is_called_by_rpc_and_leaves_out_arrows_without_ro
         ax = draw.timeline(part)
         assert any(handle.get_text() == "call of forward" for handle in ax.get_legend().get_texts())
         assert not any(text.startswith("rpc_sync") for text in texts(ax))
-        heads = defaultdict(list)
+        tips = defaultdict(list)
         for arrow in ax.patches:
             if arrow.get_gid().startswith("message"):
-                heads[arrow.get_gid()].append(ax.transData.transform(arrow._posA_posB[1])[0])
-        assert heads
-        scale = 72 / ax.figure.dpi
-        assert all(after - before > 4.5 / scale for each in heads.values() for before, after in pairwise(sorted(each)))
+                (x0, y0), (x1, y1) = (ax.transData.transform(at) * 72 / ax.figure.dpi for at in arrow._posA_posB)
+                _, src, _, dst = arrow.get_gid().split()
+                tips[src, y0 > y1].append(x0)
+                tips[dst, y0 < y1].append(x1)
+        assert tips
+        assert all(after - before > 8 for each in tips.values() for before, after in pairwise(sorted(each)))
         arrows = set_scene(part, derived=False).arrows
         asked = sum(not m.control and m.how != "derived" for m in dlearn.messages(part))
         assert sum(flow.count for flow in arrows.flows) + arrows.crowded == asked

@@ -10,6 +10,7 @@ from traces import Job
 from dlearn import draw, operations
 from dlearn.draw.layout.folding import ALIKE, MOST_LANES, fold
 from dlearn.draw.layout.lanes import rows_for
+from dlearn.draw.scene import set_scene
 from dlearn.trace.tables.operations import Calls
 
 MS = 10**6
@@ -77,6 +78,46 @@ def test_every_rank_stands_in_one_lane_with_others_that_are_near(ranks, late, ki
         assert ranks > MOST_LANES or members == (shown,)
         assert all(kinds[rank] == kinds[shown] for rank in members)
         assert all(abs(start_ns[rank] - start_ns[shown]) <= 2 * ALIKE * 1000 for rank in members)
+
+
+def test_a_bucket_has_one_row_on_all_ranks_and_in_all_steps(tmp_path):
+    """In step 0 bucket 2 comes when bucket 0 is over, in step 1 all three overlap."""
+    made = Job(tmp_path, ranks=3)
+    for rank in range(3):
+        for index in range(3):
+            made.bucket(rank, index, {f"p{index}": 4}, count=3)
+    facts = {"launcher": "reducer", "phase": "backward", "size": 4}
+    for step, starts in enumerate(((10, 15, 30), (110, 112, 114))):
+        for at in starts:
+            late = {rank: (at + rank) * MS for rank in range(3)}
+            made.collective("all_reduce", start_ns=late, end_ns=(at + 12) * MS, backward=step, **facts)
+    scene = set_scene(made.load(), derived=False)
+    rows = {(bar.operation.bucket.index, row) for bar, row in zip(scene.bars, scene.rows, strict=True)}
+    assert len(scene.bars) == 18
+    assert rows == {(0, 0), (1, 1), (2, 2)}
+
+
+def test_the_critical_path_of_one_step_is_an_outline(tmp_path):
+    """Rank 1 comes last to the last bucket, at 40 ms, which rank 0 leaves last, at 60 ms: both are outlined."""
+    made = Job(tmp_path, ranks=2)
+    for rank in range(2):
+        made.bucket(rank, 0, {"a": 4})
+        made.span(rank, "step 1", end_ns=100 * MS)
+        made.stretch(rank, "forward", 0, 10 * MS)
+        made.gradient(rank, "a", at_ns=(20 + 19 * rank) * MS)
+    facts = {"launcher": "reducer", "backward": 0, "phase": "backward", "size": 4}
+    made.collective("all_reduce", start_ns={0: 21 * MS, 1: 40 * MS}, end_ns={0: 60 * MS, 1: 50 * MS}, **facts)
+    for rank in range(2):
+        made.stretch(rank, "backward", 12 * MS, (62 - 2 * rank) * MS)
+    trace = made.load()
+    ax = draw.timeline(trace)
+    [path] = [part for part in ax.collections if part.get_gid() == "critical path"]
+    boxes = [outline.get_extents() for outline in path.get_paths()]
+    assert [(box.x0, box.x1) for box in boxes] == [(0, 40), (40, 60), (60, 62)]
+    tops = [lane.get_extents().y0 for lane in next(p for p in ax.collections if p.get_gid() == "lanes").get_paths()]
+    assert [box.y0 > tops[1] for box in boxes] == [True, False, False]
+    assert "critical path of the step" in [text.get_text() for text in ax.get_legend().get_texts()]
+    assert [leg.start_ns for leg in set_scene(trace.where(rank=0), derived=False).path] == [40 * MS, 60 * MS]
 
 
 def test_ranks_that_call_nothing_are_alike(tmp_path):

@@ -9,7 +9,6 @@ from dlearn.analysis.hanging.hang_words import listed, missing_text, never, tell
 from dlearn.analysis.hanging.stuck import hangs
 from dlearn.analysis.volume.traffic import Traffic, WireTraffic, traffic
 from dlearn.join.unrolling import PairSum
-from dlearn.join.waiting import waiting
 from dlearn.shown import RankNames, count_text
 from dlearn.trace.message import End, Operation
 from dlearn.trace.trace import Trace
@@ -21,24 +20,9 @@ _MOST_PARTS = 64
 """A fraction with a larger denominator says less than the two numbers."""
 
 
-def finding(trace: Trace) -> str:
-    """What a picture of this trace shows: a hang, else who sends how much and who is waited for longest."""
-    stuck = _hang_finding(trace)
-    if stuck:
-        return stuck
-    waited = waiting(trace)
-    sent = traffic_finding(traffic(trace))
-    if not waited:
-        return sent
-    rank = max(waited, key=lambda rank: waited[rank])
-    # The calls wait; the ranks may be at work meanwhile.
-    longest = "" if len(waited) == 1 else " longest"
-    return f"{sent}; calls wait{longest} for {trace.label(rank)}: {time_text(waited[rank])}"
-
-
 def sequence_finding(trace: Trace) -> str:
     """A hang, else who sends how much in how many messages."""
-    stuck = _hang_finding(trace)
+    stuck = hang_finding(trace)
     if stuck:
         return stuck
     sent = traffic(trace)
@@ -48,7 +32,7 @@ def sequence_finding(trace: Trace) -> str:
     return traffic_finding(sent) + (f", in {count_text(count, 'message')}" if count else "")
 
 
-def _hang_finding(trace: Trace) -> str:
+def hang_finding(trace: Trace) -> str:
     """The first hang; nothing where nothing hangs."""
     told = tell(hangs(trace), trace)[:1]
     return "".join(capital(sentence, speaker, trace.labels) for speaker, sentence, _ in told)

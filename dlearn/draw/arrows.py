@@ -1,13 +1,13 @@
-"""Arrows from rank to rank while they can be read, and the bytes over time where they cannot."""
+"""Arrows from rank to rank, where they can be read."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
-import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.collections import PolyCollection
 from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch
 
@@ -20,23 +20,24 @@ Color = str | tuple[float, ...]
 MOST_ARROWS = 250
 _MOST_STEPS = 24
 _NARROWEST_STEP_PT = 14
-_HEADS_APART_PT = 5
+_APART_PT = 9
 
 
 @dataclass(frozen=True)
 class Arrows:
     """What can be drawn as arrows; `merged` where one stands for several steps. `crowded` counts the messages that have
-    no arrow because another between the same ranks is too near."""
+    no arrow because another is too near."""
 
     flows: tuple[Flow, ...]
     merged: bool
     crowded: int = 0
 
 
-def readable(found: Sequence[Sequence[Message]], *, points_per_ns: float) -> Arrows | None:
+def readable(found: Sequence[Sequence[Message]], ranks: Sequence[int], *, points_per_ns: float) -> Arrows | None:
     """An arrow for each step if all have room, else for each pair of ranks in an operation; None if that is too many.
 
-    `found` holds the messages of each operation. One rule for the whole picture: an arrow means the same everywhere.
+    `found` holds the messages of each operation, between these `ranks`, from the top. One rule for the whole picture:
+    an arrow means the same everywhere.
     """
     timed = [
         [message for message in messages if message.sent_ns is not None and message.received_ns is not None]
@@ -47,21 +48,48 @@ def readable(found: Sequence[Sequence[Message]], *, points_per_ns: float) -> Arr
     shown = steps if _have_room(steps, points_per_ns) else pairs
     if len(shown) > MOST_ARROWS:
         return None
-    apart = [flow for flow in shown if flow.how == "derived"] + _apart(shown, _HEADS_APART_PT / points_per_ns)
+    apart = [flow for flow in shown if flow.how == "derived"] + _apart(shown, ranks, _APART_PT / points_per_ns)
     left_out = sum(flow.count for flow in shown) - sum(flow.count for flow in apart)
     return Arrows(tuple(apart), any(flow.count > 1 for flow in apart), left_out)
 
 
-def _apart(shown: Sequence[Flow], nearest_ns: float) -> list[Flow]:
-    """Those observed whose heads can be told from the one before, from the same rank to the same; the first is kept."""
-    last: dict[tuple[int, int], int] = {}
-    kept = []
-    for flow in sorted(shown, key=lambda flow: flow.received_ns or 0):
-        before, at = last.get((flow.src, flow.dst)), flow.received_ns or 0
-        if flow.how != "derived" and (before is None or at - before >= nearest_ns):
-            last[flow.src, flow.dst] = at
-            kept.append(flow)
+def _apart(shown: Sequence[Flow], ranks: Sequence[int], nearest_ns: float) -> list[Flow]:
+    """Those observed that are nowhere too near to another where they leave, pass or reach a lane.
+
+    A request and its reply are both kept, or none, as of calls that are over at once; of two that touch those that last
+    longer.
+    """
+    together: dict[int, list[Flow]] = defaultdict(list)
+    for flow in shown:
+        if flow.how != "derived":
+            together[id(flow.operation)].append(flow)
+    taken: dict[tuple[int, int], list[float]] = defaultdict(list)
+    kept: list[Flow] = []
+    for each in sorted(together.values(), key=_lasted_ns, reverse=True):
+        edges = [edge for flow in each for edge in _edges(flow, ranks)]
+        long = each[0].operation.exchange is None or _lasted_ns(each) >= nearest_ns
+        own = all(one[0] != other[0] or abs(one[1] - other[1]) >= nearest_ns for one, other in combinations(edges, 2))
+        if long and own and all(abs(at - other) >= nearest_ns for edge, at in edges for other in taken[edge]):
+            kept += each
+            for edge, at in edges:
+                taken[edge].append(at)
     return kept
+
+
+def _lasted_ns(together: Sequence[Flow]) -> int:
+    """Of the bars that these arrows join, or of the arrows where an end was not seen."""
+    operation = together[0].operation
+    end_ns = operation.end_ns or max(flow.received_ns or 0 for flow in together)
+    return end_ns - operation.start_ns
+
+
+def _edges(flow: Flow, ranks: Sequence[int]) -> Iterator[tuple[tuple[int, int], float]]:
+    """The lanes that an arrow touches, on the side of which gap, and when, as if it crossed all gaps equally fast."""
+    src, dst = ranks.index(flow.src), ranks.index(flow.dst)
+    sent, received = flow.sent_ns or 0, flow.received_ns or 0
+    for gap in range(min(src, dst), max(src, dst)):
+        for lane in (gap, gap + 1):
+            yield (lane, gap), sent + (received - sent) * (lane - src) / (dst - src)
 
 
 def _have_room(steps: Sequence[Flow], points_per_ns: float) -> bool:
@@ -82,17 +110,6 @@ def draw_arrow(
             joinstyle="miter", gid=gid,
         )
     )  # fmt: skip
-
-
-def draw_steps(
-    ax: Axes, lower: np.ndarray, upper: np.ndarray, *, right: float, box: tuple[float, float], color: Color, gid: str
-) -> None:
-    """Steps over time as an area from `lower` to `upper`, both from 0, the bottom of the box, to 1, its top."""
-    top, bottom = box
-    at = np.linspace(0, right, len(upper) + 1).repeat(2)[1:-1]
-    above, below = (np.column_stack([at, bottom - edge.repeat(2) * (bottom - top)]) for edge in (upper, lower))
-    outline = np.concatenate([above, below[::-1]])
-    ax.add_collection(PolyCollection([outline], facecolor=color, edgecolor="none", zorder=2, gid=gid), autolim=False)
 
 
 def in_legend(how: str) -> Line2D:

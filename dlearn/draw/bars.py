@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
-from dlearn.analysis.findings import absent_texts, size_text, stuck_reasons
+from dlearn.analysis.findings import absent_texts, size_text, stuck_reasons, time_text
 from dlearn.draw.canvas import TEXT_PT, draw_boxes, plain, points, points_per_ms, text_width, write
 from dlearn.draw.palette import INK, LANE, MISSING, SERIES, WAITING_HATCH, Look, look
 from dlearn.join.waiting import waited_until_ns
@@ -26,7 +26,8 @@ Box = tuple[float, float, float, float]
 """Left and right in ms, top and bottom in inches."""
 
 _HATCHED_FROM_PT = 6
-_THIN = 0.3
+_EDGED_FROM_PT = 2.5
+THIN = 0.3
 """Share of a bar's height that waiting leaves free on either side."""
 _MOST_LABELS = 400
 
@@ -34,6 +35,8 @@ _MOST_LABELS = 400
 @dataclass(frozen=True)
 class Bar:
     """One rank's part in one operation: waiting until `transfer_ns`, then transferring until `end_ns`.
+
+    A call by RPC waits for the answer all the time.
 
     `state` says how it ended: "stuck" reaches the right edge, "absent" is the call that this rank never made.
     """
@@ -50,6 +53,11 @@ class Bar:
     """What to write on it, the longest first."""
     look: Look
     """Of operations that are all of one kind each has a hue, the same on all ranks."""
+
+    @property
+    def waited_ns(self) -> int:
+        """How long it waits, of one that came to its end."""
+        return self.transfer_ns - self.start_ns if self.state == "ended" else 0
 
 
 def bars_of(operations: Iterable[Operation], trace: Trace, *, until_ns: int) -> list[Bar]:
@@ -94,6 +102,9 @@ def _bar(operation: Operation, end: End, trace: Trace, until_ns: int, own: Look 
     elif end.ended_by == NOT_OBSERVED or end.end_ns is None:
         state, until = "not observed", end.start_ns
     waited = waited_until_ns(operation, end)
+    asks = operation.exchange is not None and len(operation.ends) > 1 and end is operation.ends[0]
+    if asks and state != "failed":
+        waited = None  # The callee works meanwhile.
     transfer = until if waited is None else min(waited, until)
     reasons = stuck_reasons(operation, end, trace)
     labels, style = _labels(operation, end, reasons), own or look(end.op)
@@ -102,7 +113,7 @@ def _bar(operation: Operation, end: End, trace: Trace, until_ns: int, own: Look 
 
 def _labels(operation: Operation, end: End, reasons: Sequence[str]) -> tuple[str, ...]:
     size = payload_bytes(end)
-    name = "gradients" if end.op == "BACKWARD_AUTOGRAD_REQ" else plain(_function(operation), most=30) or end.op
+    name = _name(operation, end)
     short = f"{name} {size_text(size)}" if size else name
     if reasons:
         told = [plain(text, most=160) for reason in reasons for text in (f"{short}: {reason}", reason)]
@@ -112,6 +123,21 @@ def _labels(operation: Operation, end: End, reasons: Sequence[str]) -> tuple[str
     bucket = f"bucket {operation.bucket.index}" if operation.bucket else ""
     both = ", ".join(each for each in (bucket, group) if each)
     return (*((f"{short}, {both}", both) if both else ()), short, *((size_text(size),) if size else ()))
+
+
+def _name(operation: Operation, end: End) -> str:
+    return "gradients" if end.op == "BACKWARD_AUTOGRAD_REQ" else plain(_function(operation), most=30) or end.op
+
+
+def wait_text(bar: Bar, trace: Trace) -> str:
+    """ "Longest wait: rank 0 for rank 2, 40.0 ms in all_reduce #1"."""
+    operation = bar.operation
+    what = f"bucket {operation.bucket.index}" if operation.bucket else f"{bar.op} #{operation.seq}"
+    if operation.exchange is not None:
+        what = _name(operation, operation.ends[0])
+    last_rank = operation.last_rank if operation.exchange is None else operation.ends[1].rank
+    who, whom = trace.label(bar.rank), trace.label(last_rank)
+    return f"Longest wait: {who} for {whom}, {time_text(bar.waited_ns)} in {what}"
 
 
 def _absent(operation: Operation, rank: int, trace: Trace, until_ns: int) -> Bar:
@@ -139,12 +165,12 @@ def draw_bars(ax: Axes, placed: Sequence[tuple[Bar, Box]], *, transfer_at: Seque
         if middle > left and bar.state in ENDS_RED:
             stuck[bar.look].append((left, middle, top, bottom))
         elif middle > left:
-            thinner = _THIN * (bottom - top)
+            thinner = THIN * (bottom - top)
             waiting[bar.look].append((left, middle, top + thinner, bottom - thinner))
         if middle < right:
             moving[bar.look].append((middle, right, top, bottom))
     for style, boxes in waiting.items():
-        _draw_boxes(ax, boxes, style.pale, style.line, "", zorder=2, gid=f"waiting {style.family}")
+        _draw_boxes(ax, boxes, style.pale, style.line, "", zorder=2, gid=f"waiting {style.family}", narrow=style.line)
     for style, boxes in stuck.items():
         _draw_boxes(ax, boxes, style.pale, style.line, WAITING_HATCH, zorder=2, gid=f"waiting {style.family}")
     for style, boxes in moving.items():
@@ -154,16 +180,18 @@ def draw_bars(ax: Axes, placed: Sequence[tuple[Bar, Box]], *, transfer_at: Seque
 
 
 def _draw_boxes(
-    ax: Axes, boxes: Sequence[Box], face: Color, edge: Color, hatch: str, *, zorder: float, gid: str
-) -> None:
-    """Edges and hatches only on boxes that are wide enough to show them: on others they would hide the colour."""
-    narrow = _HATCHED_FROM_PT / points_per_ms(ax)
-    wide = [box for box in boxes if box[1] - box[0] >= narrow]
-    others = [box for box in boxes if box[1] - box[0] < narrow]
+    ax: Axes, boxes: Sequence[Box], face: Color, edge: Color, hatch: str, *, zorder: float, gid: str,
+    narrow: Color | None = None,
+) -> None:  # fmt: skip
+    """Edges and hatches only on boxes that are wide enough to show them: on others, `narrow`, they would hide the
+    colour."""
+    least = (_HATCHED_FROM_PT if hatch else _EDGED_FROM_PT) / points_per_ms(ax)
+    wide = [box for box in boxes if box[1] - box[0] >= least]
+    others = [box for box in boxes if box[1] - box[0] < least]
     if wide:
         draw_boxes(ax, wide, facecolor=face, edgecolor=edge, hatch=hatch, linewidth=0.4, zorder=zorder, gid=gid)
     if others:
-        draw_boxes(ax, others, facecolor=face, edgecolor="none", zorder=zorder, gid=f"{gid}, narrow")
+        draw_boxes(ax, others, facecolor=narrow or face, edgecolor="none", zorder=zorder, gid=f"{gid}, narrow")
 
 
 def _draw_faults(ax: Axes, placed: Sequence[tuple[Bar, Box]]) -> None:
@@ -187,7 +215,8 @@ def label_bars(ax: Axes, placed: Sequence[tuple[Bar, Box]], *, transfer_at: Sequ
     scale = points_per_ms(ax)
     row_pt = points(ax, 1.0, along="y") / max(1e-9, abs(ax.get_ylim()[1] - ax.get_ylim()[0]))
     follows = _next_in_row([box for _, box in placed], ax.get_xlim()[1])
-    said: set[int] = set()
+    said: set[Hashable] = set()
+    shared = look("rpc_sync")
     absent = {id(bar.operation) for bar, _ in placed if bar.state == "absent"}
     from_the_top = sorted(zip(placed, transfer_at, follows, strict=True), key=lambda each: each[0][1][2])
     for (bar, box), transfer, following in from_the_top:
@@ -196,7 +225,7 @@ def label_bars(ax: Axes, placed: Sequence[tuple[Bar, Box]], *, transfer_at: Sequ
             continue
         # What all ranks do in an operation is said once, and who never came to it where it is missing.
         once = bar.state == "ended" and is_collective(bar.operation)
-        if once and id(bar.operation) in said:
+        if (once and id(bar.operation) in said) or (bar.state == "ended" and transfer >= right > left):
             continue
         labels = bar.labels[-1:] if bar.state == "stuck" and id(bar.operation) in absent else bar.labels
         start, end, face, ink = _wider_part(bar, left, right, min(max(transfer, left), right))
@@ -204,14 +233,16 @@ def label_bars(ax: Axes, placed: Sequence[tuple[Bar, Box]], *, transfer_at: Sequ
         y = (top + bottom) / 2
         for label in labels:
             width = text_width(label, size=TEXT_PT)
+            # The legend names its colour, or its name was said in this lane.
+            told = bar.look != shared or (bar.rank, label) in said
             if width <= inside:
                 _write(ax, (start + end) / 2, y, label, ink, face, "center")
-                said.add(id(bar.operation))
-                break
-            if width <= beside:
+            elif width <= beside and not (told and bar.state == "ended" and bar.operation.exchange is not None):
                 _write(ax, right + 3 / scale, y, label, INK, LANE, "left")
-                said.add(id(bar.operation))
-                break
+            else:
+                continue
+            said |= {id(bar.operation), (bar.rank, label)}
+            break
 
 
 def _wider_part(bar: Bar, left: float, right: float, middle: float) -> tuple[float, float, Color, str]:

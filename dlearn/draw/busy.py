@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
 
-from dlearn.draw.arrows import Color, draw_steps
+from dlearn.draw.arrows import Color
 from dlearn.draw.palette import Look, look
 from dlearn.join.columns import disjoint, spread
 from dlearn.trace.tables.operations import Calls
@@ -65,5 +66,16 @@ def draw_busy(ax: Axes, busy: Busy, *, rank: int, right: float, box: tuple[float
     lower = np.zeros(len(whole))
     for color, shares, gid in everything:
         upper = lower + shares / whole
-        draw_steps(ax, lower, upper, right=right, box=box, color=color, gid=gid)
+        _draw_steps(ax, lower, upper, right=right, box=box, color=color, gid=gid)
         lower = upper
+
+
+def _draw_steps(
+    ax: Axes, lower: np.ndarray, upper: np.ndarray, *, right: float, box: tuple[float, float], color: Color, gid: str
+) -> None:
+    """Steps over time as an area from `lower` to `upper`, both from 0, the bottom of the box, to 1, its top."""
+    top, bottom = box
+    at = np.linspace(0, right, len(upper) + 1).repeat(2)[1:-1]
+    above, below = (np.column_stack([at, bottom - edge.repeat(2) * (bottom - top)]) for edge in (upper, lower))
+    outline = np.concatenate([above, below[::-1]])
+    ax.add_collection(PolyCollection([outline], facecolor=color, edgecolor="none", zorder=2, gid=gid), autolim=False)

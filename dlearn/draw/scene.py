@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 
-from dlearn.analysis.volume.flows import Sums, over_time
+from dlearn.analysis.ddp.device_view import on_device
+from dlearn.analysis.ddp.overlap import Leg, critical_path
+from dlearn.analysis.ddp.training_steps import training_steps
+from dlearn.analysis.volume.flows import Sums, count_messages
 from dlearn.analysis.walking.own_work import works_alone
 from dlearn.draw.arrows import MOST_ARROWS, Arrows, readable
 from dlearn.draw.bars import Bar, bars_of, is_collective
 from dlearn.draw.busy import Busy, busy_of
+from dlearn.draw.canvas import width_in
 from dlearn.draw.layout.folding import fold
 from dlearn.draw.layout.lanes import Lane, rows_for, stack
 from dlearn.join.joining import everybody, operations
@@ -30,7 +34,8 @@ MOST_BARS = 4000
 MOST_SPAN_ROWS = 3
 _ROOM_FOR_STUCK = 0.6
 """What never ended lasts this much longer than all that was seen, so that its reason can be read."""
-_USUAL_WIDTH_PT = 560.0
+_LANES_WIDTH = 0.86
+"""Of the figure's, as a rule."""
 _MOST_RANKS = 64
 _MOST_NAMED = 4
 """Ranks that have their spans' names each."""
@@ -59,15 +64,20 @@ class Scene:
     sums: Sums
     common_spans: bool
     """Whether the spans of the first rank stand for those of all, which have the same names."""
-    density: dict[int, list[float]]
-    """Bytes that each rank sends in each of `BINS` stretches, where there are too many messages for arrows."""
     hidden: int
     """Derived messages that were not asked for."""
     control: int
     """Calls that RPC makes for itself, which are not drawn."""
+    path: tuple[Leg, ...]
+    """The critical path, where one step is shown and all of its ranks have lanes."""
     busy: Busy | None
     """The share of time that each rank spends in calls, where these are too many for bars: only those that went wrong
     are in `bars` then."""
+
+    @property
+    def longest_wait(self) -> Bar | None:
+        waits = [bar for bar in self.bars if bar.waited_ns > 0]
+        return max(waits, key=lambda bar: bar.waited_ns, default=None)
 
     def ms(self, at_ns: int) -> float:
         return (at_ns - self.start_ns) / 1e6
@@ -92,9 +102,7 @@ def set_scene(trace: Trace, *, derived: bool) -> Scene:
     # A bar whose end nobody saw takes some room, so that such bars do not hide each other.
     least_ns = (end_ns - start_ns) // 250
     until = [bar.start_ns + least_ns if bar.state == "not observed" else bar.end_ns for bar in bars]
-    # A collective has one row on all ranks: the eye follows it down.
-    same = [id(bar.operation) if is_collective(bar.operation) else (place,) for place, bar in enumerate(bars)]
-    rows = rows_for([(bar.rank, bar.start_ns, end) for bar, end in zip(bars, until, strict=True)], same)
+    rows = _rows(bars, until)
     if many:
         rows = [row + 1 for row in rows]  # Below the strip that says how busy the rank is.
     all_spans, all_gradients = (trace.rows.where(trace.table.is_a(kind)) for kind in (Span, Gradient))
@@ -106,7 +114,7 @@ def set_scene(trace: Trace, *, derived: bool) -> Scene:
     gradients = all_gradients.of(Gradient) if len(all_gradients) <= MOST_BARS else []
     gradients = [gradient for gradient in gradients if gradient.rank in folded]
     span_rows = rows_for([(s.rank, s.start_ns, s.end_ns or end_ns) for s in spans], range(len(spans)))
-    sums = over_time(shown, set(everyone), start_ns=start_ns, end_ns=end_ns, bins=BINS)
+    sums = count_messages(shown, set(everyone))
     hidden = 0 if derived else sums.derived
     wanted = sums.arrows - (0 if derived else sums.derived_arrows)
     arrows = _arrows(shown, ranks, start_ns, end_ns, derived=derived) if wanted <= MOST_ARROWS else None
@@ -130,16 +138,41 @@ def set_scene(trace: Trace, *, derived: bool) -> Scene:
                 rank: min(depth, MOST_SPAN_ROWS) for rank, depth in _depth([s.rank for s in spans], span_rows).items()
             },
             strips={gradient.rank for gradient in gradients},
-            density=arrows is None,
         ),
-        arrows=arrows or Arrows((), merged=False),
+        arrows=arrows or Arrows((), merged=False, crowded=sums.count - hidden),
         sums=sums,
         common_spans=common_spans,
-        density={rank: sums.sent_bytes[rank] for rank in ranks if rank in sums.sent_bytes} if arrows is None else {},
-        hidden=hidden if arrows is not None else 0,
+        hidden=hidden,
+        path=_critical_path(trace, ranks),
         control=0 if many else len(shown) - len(kept),
         busy=busy_of(calls, start_ns=start_ns, end_ns=end_ns, bins=BINS) if many else None,
     )
+
+
+def _rows(bars: Sequence[Bar], until_ns: Sequence[int]) -> list[int]:
+    """A collective has one row on all ranks, and a bucket in all steps, as the calls between two ranks by RPC."""
+    same = [id(bar.operation) if is_collective(bar.operation) else (place,) for place, bar in enumerate(bars)]
+    kinds = [_kind(bar) for bar in bars]
+    times = [(bar.start_ns, end) for bar, end in zip(bars, until_ns, strict=True)]
+    # Those of a kind that overlap each other are of as many kinds.
+    apart = rows_for([((bar.rank, kind), *when) for bar, kind, when in zip(bars, kinds, times, strict=True)], same)
+    ranks = [(bar.rank, *when) for bar, when in zip(bars, times, strict=True)]
+    return rows_for(ranks, list(zip(kinds, apart, strict=True)))
+
+
+def _kind(bar: Bar) -> Hashable:
+    operation = bar.operation
+    if is_collective(operation):
+        return operation.bucket.index if operation.bucket else operation.op
+    return bar.rank, bar.op if operation.exchange is None else operation.ranks
+
+
+def _critical_path(trace: Trace, ranks: Sequence[int]) -> tuple[Leg, ...]:
+    steps = training_steps(trace)
+    if len({step.number for step in steps}) != 1 or on_device(trace) is not trace:
+        return ()  # A GPU's times are not those of this picture.
+    path = critical_path(steps)
+    return path if {leg.rank for leg in path} <= {*ranks} else ()
 
 
 def _are_common(spans: Sequence[Span], ranks: Sequence[int]) -> bool:
@@ -206,4 +239,4 @@ def _arrows(shown: Operations, ranks: Sequence[int], start_ns: int, end_ns: int,
         return message.src in lanes and message.dst in lanes and asked_for and not message.control
 
     found = [list(filter(is_shown, messages_of(operation))) for operation in shown]
-    return readable(found, points_per_ns=_USUAL_WIDTH_PT / (end_ns - start_ns))
+    return readable(found, ranks, points_per_ns=_LANES_WIDTH * 72 * width_in() / (end_ns - start_ns))

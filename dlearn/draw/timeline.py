@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from itertools import groupby
 
-import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from dlearn.analysis.ddp.overlap import COMPUTED
 from dlearn.analysis.ddp.step_times import step_times
-from dlearn.analysis.findings import finding, size_text, time_text
+from dlearn.analysis.findings import hang_finding, time_text, traffic_finding
 from dlearn.analysis.telling.words import problem_sentences
 from dlearn.analysis.volume.flows import Flow
+from dlearn.analysis.volume.traffic import traffic
 from dlearn.draw import canvas
-from dlearn.draw.arrows import draw_arrow, draw_steps, in_legend
-from dlearn.draw.bars import ENDS_RED, Bar, Box, draw_bars, is_collective, label_bars
+from dlearn.draw.arrows import MOST_ARROWS, draw_arrow, in_legend
+from dlearn.draw.bars import ENDS_RED, THIN, Bar, Box, draw_bars, is_collective, label_bars, wait_text
 from dlearn.draw.busy import draw_busy
 from dlearn.draw.canvas import TEXT_PT, plain, points_per_ms, text_width
 from dlearn.draw.layout.folding import ALIKE
 from dlearn.draw.layout.lanes import SPAN_IN, STRIP_IN, height_in
-from dlearn.draw.palette import DENSITY, FAINT, GRID, INK, LANE, MISSING, STRIP, WAITING_HATCH, WORKS
-from dlearn.draw.scene import BINS, MOST_SPAN_ROWS, Scene, set_scene
+from dlearn.draw.palette import FAINT, GRID, INK, LANE, MISSING, STRIP, WAITING_HATCH, WORKS
+from dlearn.draw.scene import MOST_SPAN_ROWS, Scene, set_scene
 from dlearn.draw.step_strip import steps
 from dlearn.shown import count_text
 from dlearn.trace.message import Operation
@@ -59,8 +61,14 @@ def timeline(trace: Trace, *, arrows: bool = False, ax: Axes | None = None) -> A
     draw_gradients(ax, scene)
     draw_calls(ax, scene)
     draw_last_ranks(ax, scene)
+    draw_path(ax, scene)
     draw_messages(ax, scene)
-    return canvas.frame(ax, title=finding(trace), legend=legend(scene), notes=notes(ax, trace, scene))
+    hang, longest, sent = hang_finding(trace), scene.longest_wait, traffic_finding(traffic(trace))
+    title, more = hang or sent, []
+    if longest is not None and not hang:
+        title, more = wait_text(longest, trace), [f"{sent}."]
+        write_wait(ax, scene, longest)
+    return canvas.frame(ax, title=title, legend=legend(scene), notes=[*more, *notes(ax, trace, scene)])
 
 
 def _new_axes(trace: Trace, scene: Scene) -> Axes:
@@ -148,6 +156,15 @@ def draw_calls(ax: Axes, scene: Scene) -> None:
             draw_busy(ax, scene.busy, rank=rank, right=scene.ms(scene.end_ns), box=lane.bar(0))
 
 
+def write_wait(ax: Axes, scene: Scene, bar: Bar) -> None:
+    """How long it is, on the bar that the title tells of, if there is room."""
+    left, right, time = scene.ms(bar.start_ns), scene.ms(bar.transfer_ns), time_text(bar.waited_ns)
+    if text_width(time, size=TEXT_PT) + 12 < (right - left) * points_per_ms(ax):
+        middle = sum(scene.lanes[bar.rank].bar(scene.rows[scene.bars.index(bar)])) / 2
+        box = {"facecolor": LANE, "edgecolor": "none", "pad": 1.0}
+        canvas.write(ax, (left + right) / 2, middle, time, ha="center", bbox=box, zorder=6, gid="longest wait")
+
+
 def draw_last_ranks(ax: Axes, scene: Scene) -> None:
     """A line where the last rank has come to an operation, from which on all can send, and a mark on that rank."""
     waited = waited_for(scene)
@@ -160,6 +177,21 @@ def draw_last_ranks(ax: Axes, scene: Scene) -> None:
         ax.plot([at, at], [top, bottom], color=color, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1.8, gid="last rank")
         if last is not None:
             ax.plot([at], [sum(last) / 2], marker=">", markersize=6, color=color, markeredgecolor="white", zorder=5)
+
+
+def draw_path(ax: Axes, scene: Scene) -> None:
+    """An outline around the bars and, where a rank computes, the strips that the end of the step waited for."""
+    boxes: list[Box] = []
+    rows = {(bar.rank, bar.transfer_ns): row for bar, row in zip(scene.bars, scene.rows, strict=True)}
+    for (rank, computes), legs in groupby(scene.path, key=lambda leg: (leg.rank, leg.what in COMPUTED)):
+        mine, lane = list(legs), scene.lanes[rank]
+        left, right = max(mine[0].start_ns, scene.start_ns), min(mine[-1].end_ns, scene.end_ns)
+        row = rows.get((rank, mine[0].start_ns))
+        if left < right and computes:
+            boxes.append((scene.ms(left), scene.ms(right), lane.strip_top, lane.bars_top))
+        elif left < right and row is not None:  # A selection may leave it out.
+            boxes.append((scene.ms(left), scene.ms(right), *lane.bar(row)))
+    canvas.draw_boxes(ax, boxes, facecolor="none", edgecolor=INK, linewidth=2, zorder=3, gid="critical path")
 
 
 def waited_for(scene: Scene) -> dict[Operation, list[tuple[Bar, int]]]:
@@ -180,29 +212,27 @@ def is_last(bar: Bar) -> bool:
 
 
 def draw_messages(ax: Axes, scene: Scene) -> None:
-    """Arrows between the bars of sender and receiver, or, where they are too many, the bytes over time."""
+    """Arrows between the bars of sender and receiver."""
     places = {(id(bar.operation), bar.rank): i for i, bar in enumerate(scene.bars)}
     for flow in scene.arrows.flows:
         src, dst = places.get((id(flow.operation), flow.src)), places.get((id(flow.operation), flow.dst))
         top, bottom = _tips(scene, flow, src, dst)
         sent, received = _times(scene, flow, dst)
         draw_arrow(ax, (sent, top), (received, bottom), how=flow.how, gid=f"message {flow.src} to {flow.dst}")
-    highest = max((max(heights) for heights in scene.density.values()), default=0.0) or 1.0
-    for rank, heights in scene.density.items():
-        lane, upper = scene.lanes[rank], np.array(heights) / highest
-        draw_steps(
-            ax, np.zeros(len(heights)), upper, right=scene.ms(scene.end_ns), box=(lane.density_top + 0.04, lane.bottom),
-            color=DENSITY, gid="density",
-        )  # fmt: skip
 
 
 def _tips(scene: Scene, flow: Flow, src: int | None, dst: int | None) -> tuple[float, float]:
     """From the sender's bar to the receiver's: the edges that face each other, so that the text stays free."""
-    edges = [
-        scene.lanes[rank].bar(scene.rows[place]) if place is not None else (scene.lanes[rank].middle,) * 2
-        for rank, place in ((flow.src, src), (flow.dst, dst))
-    ]
-    return (edges[0][1], edges[1][0]) if edges[0][0] < edges[1][0] else (edges[0][0], edges[1][1])
+    sender, receiver = _edges(scene, flow.src, src), _edges(scene, flow.dst, dst)
+    return (sender[1], receiver[0]) if sender[0] < receiver[0] else (sender[0], receiver[1])
+
+
+def _edges(scene: Scene, rank: int, place: int | None) -> tuple[float, float]:
+    if place is None:
+        return (scene.lanes[rank].middle,) * 2
+    bar, (top, bottom) = scene.bars[place], scene.lanes[rank].bar(scene.rows[place])
+    thinner = THIN * (bottom - top) if bar.waited_ns and bar.transfer_ns >= bar.end_ns else 0.0
+    return top + thinner, bottom - thinner
 
 
 def _times(scene: Scene, flow: Flow, dst: int | None) -> tuple[float, float]:
@@ -226,8 +256,10 @@ def legend(scene: Scene) -> list[Artist]:
         )
         for each in families.values()
     ]  # fmt: skip
-    if any(bar.transfer_ns > bar.start_ns and bar.state not in ENDS_RED for bar in scene.bars):
-        handles.append(Line2D([], [], color=FAINT, linewidth=3, label="thin: waits for the last rank"))
+    answers = {bar.operation.exchange is not None for bar in scene.bars if bar.waited_ns > 0}
+    if answers:
+        waits = " or ".join({False: "the last rank", True: "an answer"}[each] for each in sorted(answers))
+        handles.append(Line2D([], [], color=FAINT, linewidth=3, label=f"thin: waits for {waits}"))
         if 0 < len(waited_for(scene)) <= _MOST_LINES:
             handles.append(
                 Line2D(
@@ -245,6 +277,8 @@ def legend(scene: Scene) -> list[Artist]:
         handles.append(marker)
     for how in dict.fromkeys(flow.how for flow in scene.arrows.flows):
         handles.append(in_legend(how))
+    if scene.path:
+        handles.append(Patch(facecolor="none", edgecolor=INK, linewidth=2, label="critical path of the step"))
     red = [told for state, told in ENDS_RED.items() if any(bar.state == state for bar in scene.bars)]
     if red:
         handles.append(Line2D([], [], color=MISSING, linewidth=4, label="; ".join(red)))
@@ -276,17 +310,11 @@ def notes(ax: Axes, trace: Trace, scene: Scene) -> list[str]:
         told.append("An arrow stands for all messages of one operation between two ranks.")
     if scene.arrows.crowded:
         told.append(f"{count_text(scene.arrows.crowded, 'message')} without room for an arrow: choose a shorter part.")
-    if scene.density:
-        highest = max((max(heights) for heights in scene.density.values()), default=0.0)
-        stretch = time_text((scene.end_ns - scene.start_ns) // BINS)
-        told.append(
-            f"{scene.sums.count:,} messages not drawn as arrows: the grey strip of a rank shows the bytes that it"
-            f" sends, at most {size_text(round(highest))} in {stretch}."
-        )
     if scene.control:
         told.append(f"{count_text(scene.control, 'control call')} that RPC makes for itself, not drawn.")
     if scene.hidden:
-        told.append(f"{count_text(scene.hidden, 'derived message')} without arrows: arrows=True draws them.")
+        asked = ": arrows=True draws them" if scene.sums.derived_arrows <= MOST_ARROWS else ""
+        told.append(f"{count_text(scene.hidden, 'derived message')} without arrows{asked}.")
     if any(flow.how == "derived" for flow in scene.arrows.flows):
         told.append("Derived: from gloo's algorithm; the time of the transfer is shared out, not measured.")
     if any(bar.state == "stuck" for bar in scene.bars):

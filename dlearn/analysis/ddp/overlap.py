@@ -137,7 +137,7 @@ class Overlap(Answer, frozen=True):
         if not step.path:
             return f"{step.title}: what it waited for was not observed"
         told = []
-        for rank, legs in groupby(step.path, key=lambda leg: leg.rank if leg.what in _COMPUTED else None):
+        for rank, legs in groupby(step.path, key=lambda leg: leg.rank if leg.what in COMPUTED else None):
             name = "" if rank is None else f"{self.labels[rank]} "
             told.append(name + ", ".join(f"{leg.what} {time_text(leg.end_ns - leg.start_ns)}" for leg in legs))
         return f"{step.title}, {time_text(step.path[-1].end_ns - step.path[0].start_ns)}: {'; '.join(told)}"
@@ -162,7 +162,7 @@ class Overlap(Answer, frozen=True):
         return max(self.steps, key=lambda step: step.path[-1].end_ns - step.path[0].start_ns if step.path else -1)
 
 
-_COMPUTED = ("forward", "backward", "optimizer", "between")
+COMPUTED = ("forward", "backward", "optimizer", "between")
 
 
 def overlap(trace: Trace) -> Overlap:

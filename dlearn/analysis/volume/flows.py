@@ -8,7 +8,6 @@ from collections.abc import Container, Hashable, Iterable
 import msgspec
 import numpy as np
 
-from dlearn.join.columns import spread
 from dlearn.join.unrolling import PairSum, messages_of, sums_of, why_unknown
 from dlearn.trace.message import How, Message, Operation
 from dlearn.trace.tables.event_table import NONE
@@ -36,13 +35,11 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 class Sums(msgspec.Struct, frozen=True):
     """What is left of messages that are too many to look at one by one.
 
-    `sent_bytes` are the payload bytes that each rank sends in each of equal stretches of time. `count` messages have
-    their times, `never_came` have none. `arrows` would be needed with one for each pair of ranks in an operation.
-    `derived` and `derived_arrows` are those of them that are derived. `unexplained` counts the operations whose
-    messages are not known, by reason.
+    `count` messages have their times, `never_came` have none. `arrows` would be needed with one for each pair of ranks
+    in an operation. `derived` and `derived_arrows` are those of them that are derived. `unexplained` counts the
+    operations whose messages are not known, by reason.
     """
 
-    sent_bytes: dict[int, list[float]]
     count: int
     never_came: int
     arrows: int
@@ -51,12 +48,8 @@ class Sums(msgspec.Struct, frozen=True):
     unexplained: dict[Reason, int]
 
 
-def over_time(shown: Operations, ranks: Container[int], *, start_ns: int, end_ns: int, bins: int) -> Sums:
-    """All messages between these ranks, by sender and time: those of an operation are spread evenly over its transfer.
-
-    Of one whose time is known at one end only, all counts there; without any time it counts nowhere.
-    """
-    sent: dict[int, list[np.ndarray]] = defaultdict(list)
+def count_messages(shown: Operations, ranks: Container[int]) -> Sums:
+    """All messages between these ranks."""
     count = never_came = arrows = derived = derived_arrows = 0
     unexplained: Counter[Reason] = Counter()
     leaves, _ = shown.leaves()
@@ -65,26 +58,17 @@ def over_time(shown: Operations, ranks: Container[int], *, start_ns: int, end_ns
         reason = None if sums else why_unknown(one)
         if reason is not None:
             unexplained[reason] += len(places)
-        for (src, dst, how, size, times), first_ns, last_ns in sums:
+        for (src, dst, how, _, times), first_ns, last_ns in sums:
             if src not in ranks or dst not in ranks:
                 continue
             if how == "missing":
                 never_came += times * len(places)
-            both, any_time = (first_ns != NONE) & (last_ns != NONE), (first_ns != NONE) | (last_ns != NONE)
-            count += times * int(both.sum())
-            arrows += int(both.sum())
-            derived += times * int(both.sum()) * (how == "derived")
-            derived_arrows += int(both.sum()) * (how == "derived")
-            begins, ends = np.where(first_ns == NONE, last_ns, first_ns), np.where(last_ns == NONE, first_ns, last_ns)
-            sent[src].append(np.stack([begins, ends, np.full(len(begins), size or 0)])[:, any_time])
-    width_ns = (end_ns - start_ns) / bins
-    sent_bytes: dict[int, list[float]] = {}
-    for rank, parts in sent.items():
-        begins, ends, sizes = np.concatenate(parts, axis=1)
-        begin, end = ((at - start_ns) / width_ns for at in (begins, ends))
-        if len(sizes):
-            sent_bytes[rank] = spread(begin, np.maximum(begin, end), sizes.astype(float), bins=bins).tolist()
-    return Sums(sent_bytes, count, never_came, arrows, derived, derived_arrows, unexplained)
+            both = int(((first_ns != NONE) & (last_ns != NONE)).sum())
+            count += times * both
+            arrows += both
+            derived += times * both * (how == "derived")
+            derived_arrows += both * (how == "derived")
+    return Sums(count, never_came, arrows, derived, derived_arrows, unexplained)
 
 
 def _timed_sums(one: Operation, leaves: Operations, places: np.ndarray) -> list[tuple[PairSum, np.ndarray, np.ndarray]]:

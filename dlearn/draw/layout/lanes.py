@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right, insort
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,6 @@ class Lane:
     bars_top: float
     row: float
     rows: int
-    density_top: float
     bottom: float
 
     def bar(self, row: int) -> tuple[float, float]:
@@ -36,7 +36,7 @@ class Lane:
 
     @property
     def middle(self) -> float:
-        return (self.bars_top + self.density_top) / 2 if self.rows else (self.top + self.bottom) / 2
+        return (self.bars_top + self.bottom) / 2 if self.rows else (self.top + self.bottom) / 2
 
 
 def stack(
@@ -45,9 +45,8 @@ def stack(
     rows: dict[int, int],
     spans: dict[int, int],
     strips: set[int],
-    density: bool,
 ) -> dict[int, Lane]:
-    """Lanes from the top, each as high as its rows of bars and spans, its strip of gradients, its density need."""
+    """Lanes from the top, each as high as its rows of bars and spans, and its strip of gradients need."""
     lanes: dict[int, Lane] = {}
     gap = _GAP_IN if len(ranks) <= 8 else _NARROW_GAP_IN
     y = gap / 2
@@ -56,9 +55,8 @@ def stack(
         row = min(ROW_IN, _MOST_BAR_ROWS_IN / max(1, count))
         strip = y + spans.get(rank, 0) * SPAN_IN
         bars = strip + (STRIP_IN if rank in strips else 0)
-        below = bars + count * row
-        bottom = below + (ROW_IN if density else 0)
-        lanes[rank] = Lane(rank, y, spans.get(rank, 0), strip, bars, row, count, below, bottom)
+        bottom = bars + count * row
+        lanes[rank] = Lane(rank, y, spans.get(rank, 0), strip, bars, row, count, bottom)
         y = bottom + gap
     return lanes
 
@@ -70,20 +68,26 @@ def height_in(lanes: dict[int, Lane]) -> float:
     return max(lane.bottom for lane in lanes.values()) + first
 
 
-def rows_for(intervals: Sequence[tuple[int, int, int]], same: Sequence[Hashable]) -> list[int]:
-    """The row of each interval (rank, start, end) in its rank's lane, so that none overlaps another in its row.
+def rows_for(intervals: Sequence[tuple[Hashable, int, int]], same: Sequence[Hashable]) -> list[int]:
+    """The row of each interval (lane, start, end) in its lane, so that none overlaps another in its row.
 
-    Intervals of the `same` have one row on all ranks: the first that is free on all of them.
+    Intervals of the `same` have one row in all lanes: the first that is free for all of them.
     """
     parts: dict[Hashable, list[int]] = defaultdict(list)
     for place, each in enumerate(same):
         parts[each].append(place)
-    free_at: dict[tuple[int, int], int] = {}
+    taken: dict[tuple[Hashable, int], list[tuple[int, int]]] = defaultdict(list)
     rows = [0] * len(intervals)
     for places in sorted(parts.values(), key=lambda places: min(intervals[place][1] for place in places)):
         mine = [intervals[place] for place in places]
-        row = next(row for row in count() if all(free_at.get((rank, row), start) <= start for rank, start, _ in mine))
-        for place, (rank, _, end) in zip(places, mine, strict=True):
+        row = next(row for row in count() if all(_is_free(taken[lane, row], *when) for lane, *when in mine))
+        for place, (lane, start, end) in zip(places, mine, strict=True):
             rows[place] = row
-            free_at[rank, row] = end
+            insort(taken[lane, row], (start, end))
     return rows
+
+
+def _is_free(taken: Sequence[tuple[int, int]], start: int, end: int) -> bool:
+    """Whether this interval overlaps none of those, which are in their order and do not overlap each other."""
+    after = bisect_right(taken, (start, end))
+    return all(until <= start or end <= at for at, until in taken[max(0, after - 1) : after + 1])
