@@ -269,10 +269,10 @@ for exhibit in museum.EXHIBITS:
 # %%
 assert len(visits) == 15
 for visited in visits:
-    assert visited.exhibit.is_told_by(visited.sentence)
+    assert visited.exhibit.is_told_by(visited.sentence), visited.files
     if visited.hung:
-        assert visited.sentence in visited.live  # from the live cluster,
-        assert visited.sentence in visited.error  # at its end, and from the files: the same
+        assert visited.sentence in visited.live, visited.live  # from the live cluster,
+        assert visited.sentence in visited.error, visited.error  # at its end, and from the files: the same
     if visited.seconds is not None:
         assert visited.seconds < 5
 

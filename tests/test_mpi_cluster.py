@@ -168,6 +168,9 @@ def ask_the_other() -> int:
     import torch.distributed.rpc as rpc
     from mpi4py import MPI
 
+    # Of objects the first collective duplicates the communicator, and holds Python's lock until all ranks have come:
+    # a rank that is there already could not answer the other's call.
+    MPI.COMM_WORLD.allreduce(1)
     return rpc.rpc_sync(f"worker{1 - MPI.COMM_WORLD.rank}", os.getpid) + 0 * MPI.COMM_WORLD.allreduce(1)
 
 

@@ -21,7 +21,7 @@ QUICK = ("unused_parameter", "swapped_of_equal_shape", "dead_rank")
 )
 def test_an_exhibit_is_told_in_its_sentence(name):
     shown = exhibit(name)
-    seen = visited(shown)
+    seen = museum.visit(shown, timeout=4)
     assert shown.is_told_by(seen.sentence), seen.files
     if shown.ends != "wrong":
         assert seen.sentence in seen.error
@@ -31,15 +31,6 @@ def test_an_exhibit_is_told_in_its_sentence(name):
         assert shown.ends != "hangs" or "SIGABRT" in seen.error
         assert seen.live == ()
     assert Cluster(2, record=False).run(abs, -1).results == {0: 1, 1: 1}, "and the next run works"
-
-
-def visited(shown):
-    """Once it was given the time to get stuck, and then to be told."""
-    for seconds in (4, 8, 16, 32):
-        seen = museum.visit(shown, timeout=seconds)
-        if not seen.hung or seen.sentence in seen.live:
-            break
-    return seen
 
 
 def test_there_are_at_least_twelve_and_each_is_shown_in_a_few_lines():
