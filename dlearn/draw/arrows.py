@@ -47,18 +47,19 @@ def readable(found: Sequence[Sequence[Message]], *, points_per_ns: float) -> Arr
     shown = steps if _have_room(steps, points_per_ns) else pairs
     if len(shown) > MOST_ARROWS:
         return None
-    apart = [flow for flow in shown if flow.how == "derived"] + _apart(shown, _HEADS_APART_PT / points_per_ns)
+    observed = [flow for flow in shown if flow.how != "derived"]
+    apart = [flow for flow in shown if flow.how == "derived"] + _apart(observed, _HEADS_APART_PT / points_per_ns)
     left_out = sum(flow.count for flow in shown) - sum(flow.count for flow in apart)
     return Arrows(tuple(apart), any(flow.count > 1 for flow in apart), left_out)
 
 
 def _apart(shown: Sequence[Flow], nearest_ns: float) -> list[Flow]:
-    """Those observed whose heads can be told from the one before, from the same rank to the same; the first is kept."""
+    """Those whose heads can be told from the one before, from the same rank to the same; the first is kept."""
     last: dict[tuple[int, int], int] = {}
     kept = []
     for flow in sorted(shown, key=lambda flow: flow.received_ns or 0):
         before, at = last.get((flow.src, flow.dst)), flow.received_ns or 0
-        if flow.how != "derived" and (before is None or at - before >= nearest_ns):
+        if before is None or at - before >= nearest_ns:
             last[flow.src, flow.dst] = at
             kept.append(flow)
     return kept
