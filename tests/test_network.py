@@ -138,13 +138,14 @@ def quickest(cluster, numbers: int) -> float:
 @needs_network
 def test_an_all_reduce_takes_latency_and_bytes_over_rate():
     with Cluster(2, network="20 Mbit/s, 5 ms") as cluster:
-        run = cluster.run(all_reduce, 125_000, timeout=60)  # 500 kB: each way 500 kB, 200 ms at 20 Mbit/s.
+        took = quickest(cluster, 125_000)  # 500 kB: each way 500 kB, 200 ms at 20 Mbit/s.
+        run = cluster.run(all_reduce, 125_000, timeout=60)
         assert [value for _, _, value in run.results.values()] == [3, 3]
         # No network of that rate is faster. How near it comes to it, benchmarks/network.py says.
-        assert duration(run.results) >= 0.200 + 0.010
+        assert 0.200 + 0.010 <= took < 0.4
         assert "\nover 20 Mbit/s, 5 ms: " in str(run)
         port = next(port for port in run.network.ports if port.name == "from rank 0")
-        assert 4e6 < port.rate < 22e6, "what was carried, not what was asked; late packets lower it"
+        assert 10e6 < port.rate < 22e6, "what was carried, not what was asked"
         assert port.asked.queue is None
         assert sum(each.dropped + each.lost for each in run.network.ports) == 0
 
@@ -326,12 +327,15 @@ def test_where_several_send_to_one_its_queue_overflows():
 
 
 def gather() -> list[int]:
+    """Five times: on a busy machine the ranks may come to one of them one after the other."""
     import torch
     import torch.distributed as dist
 
     mine = torch.full((100_000,), dist.get_rank(), dtype=torch.int32)
     into = [torch.empty_like(mine) for _ in range(4)] if dist.get_rank() == 0 else None
-    dist.gather(mine, into)
+    for _ in range(5):
+        dist.barrier()
+        dist.gather(mine, into)
     return [int(each[-1]) for each in into or ()]
 
 
@@ -339,11 +343,12 @@ def gather() -> list[int]:
 @pytest.mark.slow
 def test_the_cable_between_racks_is_the_slow_one():
     racks = Network.racks([1, 2], inside="1 Gbit/s, 50 us", between="20 Mbit/s, 1 ms")
-    run = Cluster(3, network=racks, rpc=True).run(all_reduce, 37_500, timeout=60)
-    # 150 kB, 2 * 2/3 of that in each direction of the cable between: 80 ms.
-    assert duration(run.results) >= 0.080
+    with Cluster(3, network=racks, rpc=True) as cluster:
+        # 150 kB, 2 * 2/3 of that in each direction of the cable between: 80 ms.
+        assert 0.080 <= quickest(cluster, 37_500) < 0.3
+        run = cluster.run(all_reduce, 37_500, timeout=60)
     port = next(port for port in run.network.ports if port.name == "from rack 0")
-    assert 4e6 < port.rate < 22e6
+    assert 10e6 < port.rate < 22e6
 
 
 # Where it is not permitted --------------------------------------------------------------------------------------------

@@ -48,21 +48,21 @@ def readable(found: Sequence[Sequence[Message]], ranks: Sequence[int], *, points
     shown = steps if _have_room(steps, points_per_ns) else pairs
     if len(shown) > MOST_ARROWS:
         return None
-    apart = [flow for flow in shown if flow.how == "derived"] + _apart(shown, ranks, _APART_PT / points_per_ns)
+    observed = [flow for flow in shown if flow.how != "derived"]
+    apart = [flow for flow in shown if flow.how == "derived"] + _apart(observed, ranks, _APART_PT / points_per_ns)
     left_out = sum(flow.count for flow in shown) - sum(flow.count for flow in apart)
     return Arrows(tuple(apart), any(flow.count > 1 for flow in apart), left_out)
 
 
 def _apart(shown: Sequence[Flow], ranks: Sequence[int], nearest_ns: float) -> list[Flow]:
-    """Those observed that are nowhere too near to another where they leave, pass or reach a lane.
+    """Those that are nowhere too near to another where they leave, pass or reach a lane.
 
     A request and its reply are both kept, or none, as of calls that are over at once; of two that touch those that last
     longer.
     """
     together: dict[int, list[Flow]] = defaultdict(list)
     for flow in shown:
-        if flow.how != "derived":
-            together[id(flow.operation)].append(flow)
+        together[id(flow.operation)].append(flow)
     taken: dict[tuple[int, int], list[float]] = defaultdict(list)
     kept: list[Flow] = []
     for each in sorted(together.values(), key=_lasted_ns, reverse=True):

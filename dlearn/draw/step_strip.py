@@ -91,7 +91,8 @@ def draw_lengths(ax: Axes, found: RunSteps, columns: Sequence[Column]) -> None:
 
 
 def draw_cells(ax: Axes, found: RunSteps, columns: Sequence[Column], row: float) -> tuple[set[str], int]:
-    """Returns what there is to explain, and the darkest cell's time in ns."""
+    """Returns what there is to explain, and the strongest cell's time in ns: the darkest by day, the
+    brightest on a dark page."""
     waits = any(cell.waited_ns for each in found.cells for cell in each.values())
     times = {
         (at, place): (cell.waited_ns or 0) if waits else (cell.length_ns or 0)
@@ -166,7 +167,7 @@ def legend(found: RunSteps, shown: set[str]) -> list[Artist]:
 
 
 def notes(found: RunSteps, columns: Sequence[Column], darkest: int) -> list[str]:
-    told = [f"The darkest cell: {time_text(darkest)}."]
+    told = [f"The strongest cell: {time_text(darkest)}."]
     most = max(column.steps for column in columns)
     if most > 1:
         told.append(f"{count_text(len(found.titles), 'step')}: {most} share a column, which shows the longest of them.")

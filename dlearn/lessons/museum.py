@@ -89,13 +89,14 @@ _OUT_OF_ORDER = tuple(
 """PowerSGD: what one rank sends for one bucket meets what the other rank sends for the other."""
 _NO_THREAD_LEFT = tuple(
     f"rank 0 and rank 1 wait in {call}; all ranks called it, and it does not end;"
-    f" rank 0 called it {first}, rank 1 {second}"
+    f" rank 0 called it {first}, rank 1 {second}**"
     for call in _CALLS
     for first in _MAKERS
     for second in _MAKERS
     if "thread" in first + second
 )
-"""PowerSGD: a callback holds one of gloo's two threads until its all-reduce is done, which needs one of them."""
+"""PowerSGD: a callback holds one of gloo's two threads until its all-reduce is done, which needs one of them. One run of
+thirty had begun the next all-reduce, too, which waited behind it."""
 
 EXHIBITS = (
     Exhibit(

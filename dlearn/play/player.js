@@ -112,7 +112,8 @@ function mount(root, data) {
 
   function play() {
     if (step === played.length) go(0);
-    const tick = () => (root.isConnected ? go(endOfRound(), endOfRound()) : pause());
+    const next = (end) => go(end, end);
+    const tick = () => (root.isConnected ? next(endOfRound()) : pause());
     timer = setInterval(tick, PLAY_MS);
     button("play").textContent = "Pause";
   }
