@@ -1,5 +1,6 @@
 """Pictures, by their artists: lanes, bars, arrows, labels, titles; and as bytes."""
 
+import re
 import subprocess
 import sys
 from xml.etree import ElementTree
@@ -351,8 +352,7 @@ def test_of_many_ranks_every_eighth_has_its_name_and_the_sums_are_bars(tmp_path)
     sent, received = ax.containers
     assert [bar.get_width() / sent[1].get_width() for bar in sent] == pytest.approx([3, *[1] * 63])
     assert [bar.get_height() / sent[1].get_width() for bar in received] == pytest.approx([1, 3, *[1] * 62])
-    said = "The shade grows with the bytes, to 300 B; the longest bar is 300 B. analysis.traffic has each number."
-    assert said in ax.get_label()
+    assert "The shade grows with the bytes, to 300 B; the longest bar is 300 B. Grey: a rank" in ax.get_label()
 
 
 def test_every_number_can_be_read_on_its_cell(late):
@@ -391,7 +391,7 @@ def test_messages_stand_in_their_order_from_top_to_bottom(tmp_path):
     assert ax.get_ylim()[0] > ax.get_ylim()[1], "time runs downwards"
     assert {"uint8[4] 4 B", "uint8[8] 8 B"} <= set(texts(ax))
     assert [label.get_text() for label in ax.get_xticklabels()] == ["rank 0", "rank 1"]
-    assert title(ax) == "Rank 1 sends the most: 8 B of 12 B, in 2 messages"
+    assert title(ax) == "Rank 1 sends the most: 8 B of 12 B; 2 messages in all"
 
 
 def test_what_never_came_is_red_with_its_reason(tmp_path):
@@ -590,6 +590,39 @@ def test_a_barrier_sends_messages_without_data(tmp_path):
     trace = job.load()
     assert traffic_finding(traffic(trace)) == "No rank sends data"
     assert sequence_finding(trace) == "8 messages without data"
+
+
+def test_messages_in_a_title_are_of_those_whose_bytes_stand_there(tmp_path):
+    """A ring of 3 has 24 messages, 8 from each rank; with a send more they are no pair's any more."""
+    job = Job(tmp_path / "ring", ranks=3)
+    job.collective("all_reduce", size=1200)
+    told = "Each rank sends 1.60 kB = 4/3 × 1.20 kB to the rank before it"
+    assert sequence_finding(job.load()) == f"{told}, in 8 messages"
+    job = Job(tmp_path / "more", ranks=3)
+    job.collective("all_reduce", size=1200)
+    job.send(0, 1, size=4000)
+    job.recv(1, 0, size=4000)
+    assert sequence_finding(job.load()) == "Rank 0 sends the most: 5.60 kB of 8.80 kB; 25 messages in all"
+
+
+@pytest.mark.parametrize("view", [draw.sequence, draw.traffic, draw.traffic_graph])
+@pytest.mark.parametrize("ranks", [3, 30])
+def test_a_hang_is_the_title_of_every_view_and_what_never_came_has_no_solid_line(tmp_path, view, ranks):
+    job = Job(tmp_path, ranks=ranks)
+    job.collective("all_reduce", size=1200)
+    job.collective("all_reduce", size=1200, ranks=range(1, ranks), start_ns=100, end_ns=None)
+    trace = job.load()
+    ax = view(trace)
+    who = "Rank 1 and rank 2 wait" if ranks == 3 else "29 ranks wait"
+    assert " ".join(title(ax).split()).startswith(f"{who} for rank 0 in all_reduce #2")
+    assert not [arrow for arrow in ax.patches if arrow.get_linestyle() == "solid" and arrow.get_ec() == palette.MISSING]
+    told = " ".join(texts(ax))
+    assert ("too many for arrows" in told) is (view is draw.traffic_graph and ranks == 30)
+    if view is draw.sequence and ranks == 30:
+        first = sum(count for pair, count in traffic(trace).message_count.items())
+        left_out = int(re.search(r"Not drawn: ([\d,]+) messages of ranks", told)[1].replace(",", ""))
+        assert left_out < first, "of those that came"
+        assert re.search(r"Not drawn: [\d,]+ messages that never came", told)
 
 
 def test_sizes_that_differ_by_a_last_chunk_are_about_the_same(tmp_path):

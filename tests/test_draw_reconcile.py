@@ -72,7 +72,8 @@ def test_not_measured_says_why(tmp_path):
     job.collective("all_reduce", size=200)
     ax = draw.reconcile(job.load())
     assert title(ax) == "1,552 B predicted on the wire, not measured"
-    assert [row[-2:] for row in rows(ax)[1:]] == [["not measured", "?"]] * 3
+    assert rows(ax)[0] == ["", "payload", "framing", "predicted"]
+    assert [row[-1] for row in rows(ax)[1:]] == ["776 B", "776 B", "1.55 kB"]
     assert "Why: the trace holds no socket counters." in texts(ax)
     assert not ax.patches
 
@@ -106,6 +107,15 @@ def test_of_many_pairs_those_that_are_off_come_first_and_the_others_are_counted(
     assert "8 more pairs of ranks not drawn: see analysis.reconcile." in texts(ax)
 
 
+@pytest.mark.parametrize("measured", [(776, 976), (None, None)])
+def test_a_narrow_column_keeps_what_is_predicted(tmp_path, measured):
+    with draw.small():
+        found = rows(draw.reconcile(ring_of_two(tmp_path, measured=measured).load()))
+    assert found[0][found[1].index("776 B")] in ("predicted", "measured")
+    assert "predicted" in found[0]
+    assert ("residue" in found[0]) is (measured[0] is not None)
+
+
 def test_nothing_that_could_be_compared(tmp_path):
     ax = draw.reconcile(Job(tmp_path, ranks=2).load())
     assert title(ax) == "Nothing to draw"
@@ -115,7 +125,7 @@ def test_narrow_axes_have_fewer_columns_and_rows(tmp_path):
     figure, (left, right) = plt.subplots(1, 2, figsize=(7, 1.1))
     trace = ring_of_two(tmp_path, measured=(776, 976)).load()
     assert draw.reconcile(trace, ax=left) is left
-    assert rows(left)[:2] == [["", "measured", "residue"], ["rank 1 to r…", "976 B", "+200 B"]]
+    assert rows(left)[:2] == [["", "measured", "residue"], ["rank 1 to rank 0", "976 B", "+200 B"]]
     assert "1 more pair of ranks not drawn" in " ".join(texts(left))
     assert tuple(figure.get_size_inches()) == (7, 1.1)
     assert not right.texts

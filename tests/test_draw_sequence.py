@@ -239,13 +239,27 @@ def test_a_message_from_one_to_another_is_no_ring(tmp_path):
     assert not any("ring" in text for text in texts(ax))
 
 
+@pytest.mark.parametrize("ranks", [2, 3, 6, 16])
+def test_what_stands_above_arrows_is_cut_between_its_parts(tmp_path, ranks):
+    job = Job(tmp_path, ranks=ranks)
+    for rank in range(ranks):
+        job.bucket(rank, 0, {"a.long.name.of.a.weight": 40_000, "another.long.name.of.a.bias": 40})
+    job.collective("all_reduce", launcher="reducer", backward=0, phase="backward", size=40_040)
+    job.collective("all_reduce", size=40_040, ranks=range(1, ranks), start_ns=100, end_ns=None)
+    with draw.small():
+        told = [text for text in texts(draw.sequence(job.load())) if text.startswith("all_reduce")]
+    assert len(told) == 2
+    assert not any("…" in text for text in told)
+    assert told[1].endswith("rank 0 never called it")
+
+
 def test_a_job_with_a_parameter_server_is_one_picture(tmp_path):
     """As it was recorded: three iterations of two trainers, 168 messages."""
     with zipfile.ZipFile(Path(__file__).parent / "frozen" / "lesson-parameter_server.zip") as archive:
         archive.extractall(tmp_path)
     ax = draw.sequence(Trace.load(tmp_path / "00"))
     assert [label.get_text() for label in ax.get_xticklabels()] == ["ps", "each of 2: trainer1, trainer2"]
-    assert ax.get_title(loc="left") == "trainer1 and trainer2 send 17.9\xa0kB each, ps 6.92\xa0kB, in 168 messages"
+    assert ax.get_title(loc="left") == "trainer1 and trainer2 send 17.9\xa0kB each, ps 6.92\xa0kB; 168 messages in all"
     phases = [text for text in texts(ax) if text in ("forward", "backward", "optimizer", "cleanup")]
     assert phases[:3] == ["forward", "backward", "optimizer"]
     assert "forward(float32[16, 1, 8, 8]) 4.47 kB" in texts(ax)

@@ -122,7 +122,7 @@ def test_the_width_says_how_many_bytes_and_the_note_says_how(tmp_path):
         arrows(ax)[gid].get_linewidth() for gid in ("message 0 to 1", "message 1 to 2", "message 2 to 0")
     )
     assert half - none == pytest.approx((wide - none) / 2), "a quarter of the bytes: half of the width"
-    assert "1 message without data" in texts(ax)
+    assert "no data" in texts(ax)
     assert "The width of an arrow grows with the square root of its bytes." in texts(ax)
 
 
@@ -269,4 +269,6 @@ def test_ranks_that_would_lie_on_each_other_are_a_matrix(tmp_path):
     assert len(draw.traffic_graph(trace).patches) >= 2 * 16  # a box and an arrow for each
     with draw.small():
         ax = draw.traffic_graph(trace)
-        assert ax.get_label() == draw.traffic(trace).get_label()
+        why = "No room for a circle of these ranks, so a matrix as of draw.traffic. "
+        assert why in ax.get_label()
+        assert ax.get_label().replace(why, "") == draw.traffic(trace).get_label()

@@ -26,10 +26,14 @@ def sequence_finding(trace: Trace) -> str:
     if stuck:
         return stuck
     sent = traffic(trace)
-    count = sum(sent.message_count.values())
-    if count and not sent.total_bytes:
-        return f"{count_text(count, 'message')} without data"
-    return traffic_finding(sent) + (f", in {count_text(count, 'message')}" if count else "")
+    counts = {pair: count for pair, count in sent.message_count.items() if count}
+    if counts and not sent.total_bytes:
+        return f"{count_text(sum(counts.values()), 'message')} without data"
+    told, each = _pattern(sent), set(counts.values())
+    if told and len(each) == 1 and all(map(sent.payload_bytes.get, counts)):
+        return f"{told}, in {count_text(each.pop(), 'message')}"
+    # The bytes are a rank's or a pair's; a number of all messages must not look as if it were, too.
+    return traffic_finding(sent) + (f"; {count_text(sum(counts.values()), 'message')} in all" if counts else "")
 
 
 def hang_finding(trace: Trace) -> str:
@@ -64,27 +68,36 @@ def absent_texts(operation: Operation, rank: int, op: str, trace: Trace) -> tupl
 
 def traffic_finding(sent: Traffic) -> str:
     """The pattern of the bytes: "Each rank sends 28.9 kB to the rank before it"."""
-    pairs = {pair: size for pair, size in sent.payload_bytes.items() if size}
-    if not pairs:
+    if not any(sent.payload_bytes.values()):
         nothing = "No rank sends data" if sent.message_count else "No rank was seen sending anything"
         return "No message is known" if sent.unexplained else nothing
-    names, ranks = sent.labels, sent.ranks
+    return _pattern(sent) or _who_sends_most(sent)
+
+
+def _pattern(sent: Traffic) -> str:
+    """What each pair of ranks that sends sends, if these form a pattern that has a name."""
+    pairs = {pair: size for pair, size in sent.payload_bytes.items() if size}
+    names, ranks, alike = sent.labels, sent.ranks, _alike(list(pairs.values()))
     senders, receivers = sorted({src for src, _ in pairs}), sorted({dst for _, dst in pairs})
-    alike = _alike(list(pairs.values()))
+    if not alike:
+        return ""
     if len(pairs) == 1:
         told = f"{names[senders[0]]} sends {alike} to {names[receivers[0]]}, nothing comes back"
         return capital(told, senders[0], names)
-    if alike and len(pairs) == len(ranks) * (len(ranks) - 1):
+    if len(pairs) == len(ranks) * (len(ranks) - 1):
         return f"Each rank sends {alike} to {'the other' if len(ranks) == 2 else 'every other rank'}"
     for step, neighbour in ((-1, "before"), (1, "after")):
-        if alike and set(pairs) == _ring(ranks, step):
+        if set(pairs) == _ring(ranks, step):
             times = _times(set(pairs.values()), sent.reduced_bytes)
             return f"Each rank sends {alike}{times} to the rank {neighbour} it"
-    if alike and len(senders) == 1:
+    if len(senders) == 1:
         others = "every other rank" if len(pairs) == len(ranks) - 1 else f"{len(pairs)} ranks"
         return capital(f"{names[senders[0]]} sends {alike} to {others}", senders[0], names)
-    if alike and len(receivers) == 1:
-        return f"{len(pairs)} ranks send {alike} each to {names[receivers[0]]}"
+    return f"{len(pairs)} ranks send {alike} each to {names[receivers[0]]}" if len(receivers) == 1 else ""
+
+
+def _who_sends_most(sent: Traffic) -> str:
+    names, ranks = sent.labels, sent.ranks
     from_each = {rank: sent.bytes_from(rank=rank) for rank in ranks}
     all_alike = _alike(list(from_each.values()))
     if all_alike:
@@ -155,8 +168,8 @@ def in_words(pairs: Sequence[PairSum]) -> str:
 
 def _alike(sizes: Sequence[int]) -> str:
     """The one size that all these are, within 5 % (a ring's last chunk is smaller); nothing if they differ more."""
-    least, most = min(sizes), max(sizes)
-    if least < 0.95 * most:
+    least, most = min(sizes, default=0), max(sizes, default=0)
+    if least < 0.95 * most or not sizes:
         return ""
     return size_text(most) if least == most else f"about {size_text(round(sum(sizes) / len(sizes)))}"
 

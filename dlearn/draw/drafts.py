@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple
@@ -57,7 +57,8 @@ class Block:
 
     op: str = ""
     phase: str = ""
-    head: str = ""
+    heads: tuple[str, ...] = ()
+    """What stands above, the longest first."""
     rows: tuple[ArrowRow, ...] = ()
     bar: str = ""
     over: tuple[int, int] = (0, 0)
@@ -69,7 +70,7 @@ class Block:
     def heights(self) -> list[float]:
         """Of the head, of each line below it, and of the gap to the next block, in rows."""
         lines = [1.0 if any(arrow.label for arrow in row) else 0.7 for row in self.rows] or [1.0 if self.bar else 0.0]
-        return [0.8 if self.head else 0.0, *lines, 0.3 if self.head else 0.15]
+        return [0.8 if self.heads else 0.0, *lines, 0.3 if self.heads else 0.15]
 
     @property
     def height(self) -> float:
@@ -85,6 +86,7 @@ class Draft(NamedTuple):
     block: Block | None = None
     control: Amount = NOTHING
     left_out: Amount = NOTHING
+    never: Amount = NOTHING
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,8 @@ class Drafting:
         if found:
             return self._of_messages(operation, found)
         out = [pair for pair in sums_of(operation) if self.lines.hides(pair.src, pair.dst)]
-        amount = Amount(sum(pair.message_count for pair in out), sum(pair.payload_bytes or 0 for pair in out))
-        return Draft(self._of_pairs(operation), left_out=amount)
+        came, never = (_amount(pair for pair in out if (pair.how == "missing") is gone) for gone in (False, True))
+        return Draft(self._of_pairs(operation), left_out=came, never=never)
 
     # A message has its name on its arrow ------------------------------------------------------------------------------
 
@@ -117,9 +119,9 @@ class Drafting:
         mine = [each for each in found if self.control or not each.control]
         drawn = [each for each in mine if self.lines.draws(each.src, each.dst)]
         arrows = [(self._arrow(each, self._name(operation, each)),) for each in drawn]
-        reason = self._stuck(operation) if operation.pending or operation.missing else ""
+        reasons = self._stuck(operation) if operation.pending or operation.missing else ()
         return Draft(
-            self._block(operation, reason, arrows) if arrows else None,
+            self._block(operation, reasons, arrows) if arrows else None,
             control=_amount([each for each in found if each.control and not self.control]),
             left_out=_amount([each for each in mine if self.lines.hides(each.src, each.dst)]),
         )
@@ -136,6 +138,7 @@ class Drafting:
     def _arrow(self, message: Message, name: str) -> MessageArrow:
         src, dst = self.lines.column[message.src], self.lines.column[message.dst]
         room = max(_LONGEST_LABEL_PT, abs(src - dst) * self.column_pt - 8)
+        room = min(room, len(self.lines.names) * self.column_pt - 8)
         label = cut(plain(name, most=120), room, size=TEXT_PT)
         return MessageArrow(
             src, dst, (message.src, message.dst), message.how, message.payload_bytes, 1, label,
@@ -161,18 +164,19 @@ class Drafting:
         column = self.lines.column
         inside = [pair for pair in mine if column[pair.src] == column[pair.dst]]
         silent = not self.steps and not operation.missing and not any(pair.payload_bytes for pair in mine)
-        size, reason = payload_bytes(operation.ends[0]), self._stuck(operation)
+        size, reasons = payload_bytes(operation.ends[0]), self._stuck(operation)
         name = f"{operation.op} {size_text(size)}" if size else operation.op
-        what = reason or operation.describe(most=NAMES_SHOWN, tagged=self.tagged)
+        what = operation.describe(most=NAMES_SHOWN, tagged=self.tagged)
+        told = reasons or tuple(dict.fromkeys((what, what.split(":")[0])))
         if not pairs:
             unknown = str(why_unknown(operation) or "nothing travels")
-            return self._block(operation, f"{name}: {what}" if what else name, bar=unknown)
+            return self._block(operation, _heads([name], told), bar=unknown)
         apart = self._apart(mine, one_step=len(steps) == 1)
         rows = [] if silent or inside else [row for step in steps for row in self._rows(operation, step, apart)]
         if not rows or (len(rows) > _MOST_LINES and not self.steps):
-            return self._block(operation, reason, bar=f"{name}: {in_words(pairs)}")
-        name += "" if apart else f", each arrow {sizes_text(mine)}"
-        return self._block(operation, f"{name}: {what}" if what else name, rows)
+            return self._block(operation, reasons, bar=f"{name}: {in_words(pairs)}")
+        names = [name] if apart else [f"{name}, each arrow {sizes_text(mine)}", name]
+        return self._block(operation, _heads(names, told), rows)
 
     def _steps(self, operation: Operation) -> list[list[PairSum]]:
         if not self.steps or operation.missing:
@@ -236,26 +240,36 @@ class Drafting:
 
     # Both -------------------------------------------------------------------------------------------------------------
 
-    def _block(self, operation: Operation, head: str, rows: Sequence[ArrowRow] = (), bar: str = "") -> Block:
+    def _block(self, operation: Operation, heads: Sequence[str], rows: Sequence[ArrowRow] = (), bar: str = "") -> Block:
         members = {*operation.group.members, *operation.ranks} & {*self.lines.column}
         columns = {self.lines.column[rank] for rank in members}
         return Block(
             op=operation.op,
             phase=_phase(operation),
-            head=plain(head, most=200),
+            heads=tuple(plain(head, most=200) for head in heads),
             rows=tuple(rows),
             bar=plain(bar, most=120),
             over=(min(columns, default=0), max(columns, default=0)),
             stuck=bool(self._stuck(operation)),
         )
 
-    def _stuck(self, operation: Operation) -> str:
+    def _stuck(self, operation: Operation) -> tuple[str, ...]:
+        """Why it does not end, the longest first; nothing if it did."""
         reasons = (stuck_reasons(operation, end, self.trace) for end in operation.ends)
-        return next((found[0] for found in reasons if found), "")
+        return next(filter(None, reasons), ())
 
 
-def _amount(messages: Sequence[Message]) -> Amount:
-    return Amount(len(messages), sum(each.payload_bytes or 0 for each in messages))
+def _heads(names: Sequence[str], told: Sequence[str]) -> tuple[str, ...]:
+    """What may stand above an operation, the longest first: its name, with what is told of it as long as there is
+    room."""
+    whole, brief = next(iter(told), ""), next(iter(told[-1:]), "")
+    named = [f"{name}: {what}" for what in dict.fromkeys((whole, brief)) if what for name in names]
+    return (*named, *names)
+
+
+def _amount(found: Iterable[Message | PairSum]) -> Amount:
+    counts = [(each.message_count if isinstance(each, PairSum) else 1, each.payload_bytes or 0) for each in found]
+    return Amount(sum(count for count, _ in counts), sum(size for _, size in counts))
 
 
 def _phase(operation: Operation) -> str:

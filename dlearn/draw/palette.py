@@ -100,8 +100,13 @@ _LOOKS = {
 _OTHER = Look("other", "#BDBDBD", "*")
 
 Color = str | tuple[float, float, float]
-Line = Literal["solid"] | tuple[float, tuple[int, int]]
-LINES: dict[str, Line] = {"observed": "solid", "derived": (0, (4, 2)), "inferred": (0, (1, 2)), "missing": "solid"}
+Line = Literal["solid"] | tuple[float, tuple[int, ...]]
+LINES: dict[str, Line] = {
+    "observed": "solid",
+    "derived": (0, (4, 2)),
+    "inferred": (0, (1, 2)),
+    "missing": (0, (5, 2, 1, 2)),
+}
 
 
 def look(op: str) -> Look:

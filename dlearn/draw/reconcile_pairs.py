@@ -18,7 +18,7 @@ from dlearn.trace.trace import Trace
 
 _ROW_IN = 0.25
 _MOST_PAIRS = 12
-_GAP_PT = 16.0
+_GAP_PT, _LEAST_GAP_PT = 16.0, 7.0
 
 
 def reconcile(trace: Trace, *, ax: Axes | None = None) -> Axes:
@@ -60,16 +60,18 @@ def draw_table(ax: Axes, found: Reconciliation, pairs: Sequence[Pair]) -> None:
     ax.set_ylim((len(pairs) + 2) * _ROW_IN, 0)
     ax.set_axis_off()
     columns = list(zip(*rows_of(found, pairs), strict=True))
-    widths = [max(text_width(text, size=TEXT_PT, bold=True) for text in column) + _GAP_PT for column in columns]
-    while sum(widths) > width and len(columns) > 3:
-        least = max(1, len(columns) - 4)  # Of the prediction its parts, from the last one on, then itself.
-        del columns[least], widths[least]
+    texts = [max(text_width(text, size=TEXT_PT, bold=True) for text in column) for column in columns]
+    while sum(texts) + len(texts) * _LEAST_GAP_PT > width and len(columns) > 3:
+        least = 1 if columns[2][0] in ("predicted", "measured") else 2
+        del columns[least], texts[least]  # What the prediction is made of, then the payload, then itself.
+    gap = _GAP_PT if sum(texts) + len(texts) * _GAP_PT <= width else _LEAST_GAP_PT
+    widths = [text + gap for text in texts]
     widths[0] = min(widths[0], width - sum(widths[1:]))
     spread = min(3 * _GAP_PT, (width - sum(widths)) / len(widths))
     for place, column in enumerate(columns):
         right = sum(widths[: place + 1]) + place * spread
         for row, text in enumerate(column):
-            is_off = place == len(columns) - 1 and text not in ("?", "0 B")
+            is_off = column[0] == "residue" and text not in ("?", "0 B")
             bold = "bold" if is_off or row in (0, len(pairs) + 1) else "normal"
             x, align = (right, "right") if place else (0.0, "left")
             shown = cut(text, widths[place], size=TEXT_PT)
@@ -78,12 +80,14 @@ def draw_table(ax: Axes, found: Reconciliation, pairs: Sequence[Pair]) -> None:
 
 
 def rows_of(found: Reconciliation, pairs: Sequence[Pair]) -> list[list[str]]:
-    """A head, the pairs, the sum of all that there are."""
+    """A head, the pairs, the sum of all that there are; what was measured, if anything was."""
     observed = found.whole.observer_bytes > 0
-    head = ["", "payload", "framing", *(["recorder's ids"] if observed else []), "predicted", "measured", "residue"]
+    measured = any(pair.measured_bytes is not None for pair in found.whole.pairs)
+    head = ["", "payload", "framing", *(["recorder's ids"] if observed else []), "predicted"]
+    head += ["measured", "residue"] if measured else []
     all_pairs = f"in all ({count_text(len(found.whole.pairs), 'pair')})"
     named = [(_name(found, pair), pair) for pair in pairs] + [(all_pairs, found.whole)]
-    return [head, *([name, *_sizes(part, observed)] for name, part in named)]
+    return [head, *([name, *_sizes(part, observed)][: len(head)] for name, part in named)]
 
 
 def _sizes(part: Pair | WirePart, observed: bool) -> list[str]:
@@ -106,8 +110,9 @@ def _name(found: Reconciliation, pair: Pair) -> str:
 
 def exact_text(name: str, part: Pair | WirePart) -> str:
     """ "rank 0 to rank 1: payload 200 B, predicted on the wire 776 B, measured 776 B, residue 0 B." """
-    ids = f", the recorder's own ids {part.observer_bytes:,} B" if part.observer_bytes else ""
-    told = f"{name}payload {part.payload_bytes:,} B, predicted on the wire {part.predicted_bytes:,} B{ids}"
+    ids = f" ({part.observer_bytes:,} B of it the recorder's own ids)" if part.observer_bytes else ""
+    predicted = part.predicted_bytes + part.observer_bytes
+    told = f"{name}payload {part.payload_bytes:,} B, predicted on the wire {predicted:,} B{ids}"
     if part.measured_bytes is None:
         return f"{told}, not measured."
     residue = part.residue_text if isinstance(part, WirePart) else f"{part.residue_bytes or 0:,} B"

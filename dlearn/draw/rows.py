@@ -44,7 +44,8 @@ class Cycle:
 class Rows:
     """`merged`: an arrow may stand for several steps. `before` and `after` count operations that did not fit.
 
-    `control` are RPC's own messages, which are not drawn, `left_out` those of ranks that have no lifeline.
+    `control` are RPC's own messages, which are not drawn, `left_out` those of ranks that have no lifeline, `never`
+    those of them that never came.
     """
 
     lines: Lifelines
@@ -54,6 +55,7 @@ class Rows:
     after: int = 0
     control: Amount = NOTHING
     left_out: Amount = NOTHING
+    never: Amount = NOTHING
 
     @property
     def arrows(self) -> list[MessageArrow]:
@@ -86,8 +88,12 @@ def _drafted(trace: Trace, width_pt: float, *, few: bool, steps: bool) -> Rows:
     blocks = _in_steps(trace, shown, drafts)
     whole = Rows(lines, tuple(Cycle((block,)) for block in blocks), merged=not steps)
     rows = whole if few else _cut(lines, fold(blocks, most_rows=MOST_ROWS))
-    control, left_out = (draft.control for draft in drafts), (draft.left_out for draft in drafts)
-    return replace(rows, control=_sum_of(control), left_out=_sum_of(left_out))
+    return replace(
+        rows,
+        control=_sum_of(draft.control for draft in drafts),
+        left_out=_sum_of(draft.left_out for draft in drafts),
+        never=_sum_of(draft.never for draft in drafts),
+    )
 
 
 def _sum_of(amounts: Iterable[Amount]) -> Amount:

@@ -99,9 +99,11 @@ def _draw_block(ax: Axes, block: Block, y: float) -> None:
     """What the program asked for, over its arrows."""
     count = round(ax.get_xlim()[1] + 0.5)
     column_pt = points(ax, 1.0, along="x") / count
-    if block.head:
+    if block.heads:
         left, size = block.over[0] - 0.4, count * column_pt - 4
-        head = cut(block.head, size - (left + 0.5) * column_pt, size=TEXT_PT)
+        room = size - (left + 0.5) * column_pt
+        fitting = (head for head in block.heads if text_width(head, size=TEXT_PT) <= room)
+        head = next(fitting, None) or cut(block.heads[-1], room, size=TEXT_PT)
         write(ax, left, y + 0.4, head, color=MISSING if block.stuck else INK, zorder=5, bbox=_PAPER)
     at = y + block.heights[0]
     for row, height in zip(block.rows, block.heights[1:], strict=False):
@@ -168,7 +170,11 @@ def notes(trace: Trace, rows: Rows) -> list[str]:
         told.append("The ring is closed: the arrow that leaves at one side comes in at the other.")
     if rows.merged and any(arrow.count > 1 for arrow in rows.arrows):
         told.append("An arrow stands for all messages of one operation between two ranks.")
-    whose = {"that RPC sends for itself": rows.control, "of ranks without a lifeline": rows.left_out}
+    whose = {
+        "that RPC sends for itself": rows.control,
+        "of ranks without a lifeline": rows.left_out,
+        "that never came, of ranks without a lifeline": rows.never,
+    }
     for what, (count, size) in whose.items():
         told += [f"Not drawn: {count_text(count, 'message')} {what}, {size_text(size)}."] if count else []
     if rows.lines.stands_for:

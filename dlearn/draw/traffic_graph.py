@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Patch
 
 from dlearn import analysis
-from dlearn.analysis.findings import pair_sentences, size_text, traffic_finding
+from dlearn.analysis.findings import hang_finding, pair_sentences, size_text, traffic_finding
 from dlearn.analysis.volume.traffic import Traffic
 from dlearn.draw import canvas
 from dlearn.draw.arrows import in_legend
@@ -29,8 +29,8 @@ from dlearn.draw.layout.circle_layout import (
     place_ranks,
 )  # fmt: skip
 from dlearn.draw.palette import INK, LANE, LINES, MISSING, Color, look
+from dlearn.draw.traffic_matrix import draw_matrix
 from dlearn.draw.traffic_matrix import notes as traffic_notes
-from dlearn.draw.traffic_matrix import traffic
 from dlearn.shown import count_text
 from dlearn.trace.trace import Trace
 
@@ -64,11 +64,12 @@ def traffic_graph(trace: Trace, *, ax: Axes | None = None) -> Axes:
 
     More than 24 ranks, or 60 arrows, or more than have room, are drawn as `traffic` draws them.
     """
-    sent = analysis.traffic(trace)
+    sent, hang = analysis.traffic(trace), hang_finding(trace)
     ranks = sorted(sent.labels)
     arrows = arrows_of(sent)
     if len(ranks) > MOST_RANKS or len(arrows) > MOST_ARROWS:
-        return traffic(trace, ax=ax)
+        many = count_text(len(ranks), "rank") if len(ranks) > MOST_RANKS else count_text(len(arrows), "pair")
+        return draw_matrix(sent, hang, ax, f"{many}: too many for arrows, so a matrix as of draw.traffic.")
     pairs = [arrow.pair for arrow in arrows]
     height = height_pt(ranks, pairs)
     if not ranks:
@@ -81,7 +82,7 @@ def traffic_graph(trace: Trace, *, ax: Axes | None = None) -> Axes:
     names = dict(zip(ranks, cut_names([sent.labels[rank] for rank in ranks], _WIDEST_NAME_PT), strict=True))
     places = place_ranks(names, pairs, size)
     if have_no_room(places.values()):
-        return traffic(trace, ax=ax)
+        return draw_matrix(sent, hang, ax, "No room for a circle of these ranks, so a matrix as of draw.traffic.")
     ax = ax or canvas.new_axes(height_in=height / 72, left_in=0.15)
     canvas.describe(ax, *pair_sentences(sent))
     set_scale(ax, size)
@@ -93,8 +94,8 @@ def traffic_graph(trace: Trace, *, ax: Axes | None = None) -> Axes:
         write_labels(ax, arrows, labels)
     else:
         write_sums(ax, sent, places)
-    told = notes(sent, arrows, labelled=labels is not None)
-    return canvas.frame(ax, title=traffic_finding(sent), legend=legend(arrows), notes=told, below_in=0.08)
+    told = [*([f"{traffic_finding(sent)}."] if hang else []), *notes(sent, arrows, labelled=labels is not None)]
+    return canvas.frame(ax, title=hang or traffic_finding(sent), legend=legend(arrows), notes=told, below_in=0.08)
 
 
 def arrows_of(sent: Traffic) -> list[Arrow]:
@@ -109,7 +110,7 @@ def arrows_of(sent: Traffic) -> list[Arrow]:
         if pair not in sent.message_count:
             arrows.append(Arrow(pair, "missing", "", f"never came: {size_text(sent.never_came[pair])}", 1.0))
             continue
-        label = size_text(size) if size else f"{count_text(sent.message_count[pair], 'message')} without data"
+        label = size_text(size) if size else "no data"
         width = _THINNEST_PT + (thickest - _THINNEST_PT) * (size / most) ** 0.5
         equal = most < _ALIKE * min(sizes)
         arrows.append(Arrow(pair, sent.known[pair][0], sent.ops[pair], label, _EQUAL_PT if equal else width))

@@ -11,6 +11,7 @@ from matplotlib.colors import LinearSegmentedColormap
 from dlearn import analysis
 from dlearn.analysis.findings import (
     Scale,
+    hang_finding,
     pair_sentences,
     size_text,
     three_digits,
@@ -47,6 +48,11 @@ def traffic(trace: Trace, *, bytes: Bytes = "payload", ax: Axes | None = None) -
     Payload, or those on the wire: "predicted", or "measured" where the kernel counted exactly this part of the trace.
     """
     sent = bytes_of(trace, bytes)
+    return draw_matrix(sent, hang_finding(trace), ax)
+
+
+def draw_matrix(sent: Traffic | WireTraffic, hang: str, ax: Axes | None, *why: str) -> Axes:
+    """Draw it, with the hang as its title if there is one; `why` it is no other picture stands below."""
     ax = ax or _new_axes(sent)
     if not sent.ranks:
         return canvas.say_empty(ax, "This trace holds no process.")
@@ -56,8 +62,8 @@ def traffic(trace: Trace, *, bytes: Bytes = "payload", ax: Axes | None = None) -
     draw_cells(ax, sent)
     unit = write_numbers(ax, sent)
     above_in = label_sides(ax, sent)
-    told = [*([unit] if unit else []), *notes(sent)]
-    return canvas.frame(ax, title=title(sent), notes=told, above_in=above_in, below_in=0.08)
+    told = [*why, *([f"{title(sent)}."] if hang else []), *unit, *notes(sent)]
+    return canvas.frame(ax, title=hang or title(sent), notes=told, above_in=above_in, below_in=0.08)
 
 
 def bytes_of(trace: Trace, bytes: Bytes) -> Traffic | WireTraffic:
@@ -105,7 +111,7 @@ def _shade(sent: Matrix, src: int, dst: int) -> str | tuple[float, float, float]
     return red, green, blue
 
 
-def write_numbers(ax: Axes, sent: Matrix) -> str:
+def write_numbers(ax: Axes, sent: Matrix) -> list[str]:
     """Write bytes in each cell, sums at the right and below, and return what to say of them.
 
     Where cells are narrow, all are in one unit: that of the largest cell, or of the sums, where these would not fit.
@@ -113,17 +119,18 @@ def write_numbers(ax: Axes, sent: Matrix) -> str:
     """
     most = max(sent.sizes.values(), default=0)
     units = dict.fromkeys(unit_of(size) for size in (most, sent.total_bytes))
-    for text, note in ((size_text, ""), *((_in_unit(unit), f"Numbers in {unit[0]}.") for unit in units)):
+    for text, unit in ((size_text, ""), *((_in_unit(unit), f"Numbers in {unit[0]}. ") for unit in units)):
         size = _size_that_fits(ax, sent, text)
         if size >= SMALLEST_PT:
             _write_all(ax, sent, text, size)
-            return note
+            all_send = sum(src != dst for src, dst in sent.sizes) == len(sent.ranks) * (len(sent.ranks) - 1)
+            return [f"{unit}{'' if all_send else 'A dot: nothing sent. '}Grey: a rank to itself."]
     draw_sums(ax, sent)
     longest = max(map(max, _sums(sent)))
-    return (
+    return [
         f"The shade grows with the bytes, to {size_text(most)}; the longest bar is {size_text(longest)}."
-        " analysis.traffic has each number."
-    )
+        " Grey: a rank to itself. analysis.traffic has each number."
+    ]
 
 
 def _sums(sent: Matrix) -> tuple[list[int], list[int]]:
@@ -190,11 +197,16 @@ def label_sides(ax: Axes, sent: Matrix) -> float:
     places = [place + 0.5 for place in range(0, count, every)] + [count + margin / 2]
     wide = points(ax, min(every, margin) / (count + margin), along="x")
     ax.set_yticks(places, [*names, "received"], parse_math=False)
-    middle = count / 2 / (count + margin)
-    ax.set_xlabel("to", x=middle, fontsize=TEXT_PT, color=INK)
-    ax.set_ylabel("from", y=1 - middle, fontsize=TEXT_PT, color=INK)
-    ax.xaxis.set_label_position("top")
-    return canvas.names_on_top(ax, places, [*names, "sent in all"], wide) + 0.22
+    ax.set_ylabel("from", y=1 - count / 2 / (count + margin), fontsize=TEXT_PT, color=INK)
+    above_in = canvas.names_on_top(ax, places, [*names, "sent in all"], wide)
+    first = ax.get_xticklabels()[0]
+    name_pt = TEXT_PT if first.get_rotation() else text_width(first.get_text(), size=TEXT_PT)
+    beside = max(0.0, name_pt - points(ax, 1 / (count + margin), along="x")) / 2
+    ax.annotate(
+        "to:", (0, 1), (-6 - beside, 3), xycoords="axes fraction", textcoords="offset points", ha="right", va="bottom",
+        fontsize=TEXT_PT, color=INK,
+    )  # fmt: skip
+    return above_in
 
 
 def notes(sent: Matrix) -> list[str]:
