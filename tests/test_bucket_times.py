@@ -64,7 +64,7 @@ def test_the_tables_before_and_after_the_rebuild(tmp_path):
     assert "  bucket 1: 60 B: a" in lines
     # The last gradient at 380 µs, the first launch on rank 0 at 312 µs.
     assert found.finding == (
-        "Backward pass 1: the first of 2 buckets goes 68.0 µs before the last gradient is ready (rank 0)"
+        "Backward pass 1: the first of 2 buckets is launched 68.0 µs before the last gradient is ready (rank 0)"
     )
 
 
@@ -164,4 +164,4 @@ def test_a_real_run_has_every_gradient_in_a_bucket_that_was_sent_and_done(tmp_pa
         assert each.never_ready == ()
         assert each.begins_ns <= min(at for _, at in each.ready)
         assert max(at for _, at in each.ready) <= each.launched_ns <= each.transfer_ns <= each.done_ns
-    assert draw.buckets(trace).get_title(loc="left").startswith("Backward pass 1: the first of 2 buckets goes ")
+    assert draw.buckets(trace).get_title(loc="left").startswith("Backward pass 1: the first of 2 buckets is launched ")

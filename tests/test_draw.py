@@ -592,6 +592,14 @@ def test_a_barrier_sends_messages_without_data(tmp_path):
     assert sequence_finding(trace) == "8 messages without data"
 
 
+def test_a_receive_waits_for_the_other_rank(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.send(0, 1, start_ns=30 * MS, end_ns=40 * MS)
+    job.recv(1, 0, start_ns=0, end_ns=40 * MS)
+    told = [text.get_text() for text in draw.timeline(job.load()).get_legend().get_texts()]
+    assert "thin: waits for the other rank" in told
+
+
 def test_messages_in_a_title_are_of_those_whose_bytes_stand_there(tmp_path):
     """A ring of 3 has 24 messages, 8 from each rank; with a send more they are no pair's any more."""
     job = Job(tmp_path / "ring", ranks=3)

@@ -299,7 +299,7 @@ def test_a_call_by_rpc_waits_while_its_callee_works(tmp_path):
     said = f"Longest wait: trainer1 for ps, {time_text(longest.waited_ns)} in _script_local_optimizer_step"
     assert " ".join(ax.get_title(loc="left").split()) == said
     told = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert "thin: waits for the last rank or an answer" in told
+    assert "thin: waits for an answer or the last rank" in told
 
 
 def test_a_timeline_names_what_is_called_by_rpc_and_leaves_out_arrows_without_room(tmp_path):

@@ -9,6 +9,7 @@ from traces import Job, tensor
 
 from dlearn import draw, explain
 from dlearn.analysis import step_times
+from dlearn.draw import step_strip
 from dlearn.draw.palette import MISSING
 from dlearn.draw.step_strip import MOST_COLUMNS, columns_of
 
@@ -111,6 +112,24 @@ def test_a_step_that_was_never_finished_is_red_and_in_the_title(tmp_path):
     faces = {each.get_gid(): each.get_facecolors() for each in ax.collections}
     red = tuple(plt.matplotlib.colors.to_rgba(MISSING))
     assert [tuple(face) for face in faces["cells"]].count(red) == 1
+    assert len(faces["lengths"]) == 5, "only what was measured has a height"
+    [unfinished] = [each for each in ax.collections if each.get_gid() == "never finished"]
+    assert len(unfinished.get_paths()) == 1
+    assert not len(unfinished.get_facecolors())
+
+
+def test_a_shade_is_a_share_of_the_median_step_and_the_key_tells_it(tmp_path):
+    """Steps of 25 ms; in one of them 5 ms are waited, in another a whole second."""
+    found = step_times(trained(tmp_path / "short", late_ms=5))
+    assert found.shades[6] == {0: pytest.approx(5 / 25), 1: 0}
+    assert found.longest_sentence == "The longest is training step 6: 30.0 ms"
+    assert step_times(trained(tmp_path / "long", late_ms=1000)).shades[6] == {0: 1, 1: 0}
+    ax = draw.steps(trained(tmp_path / "drawn", late_ms=5))
+    key = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert key[1:4] == ["waits 6.25 ms", "12.5 ms", "25.0 ms: a median step, or more"]
+    cells = next(each for each in ax.collections if each.get_gid() == "cells")
+    dark = min(cells.get_facecolors(), key=sum)
+    assert tuple(dark) == step_strip._SHADES(5 / 25)
 
 
 def test_of_500_steps_the_odd_one_is_never_averaged_away(tmp_path):

@@ -214,7 +214,7 @@ def test_a_call_outside_of_what_the_player_plays_is_told_with_the_python_that_pl
     told = " The player on this page plays another part of the run; this call is played by "
     assert outside.endswith(f"{told}player({python}).")
     assert told not in inside
-    assert "in 24 messages" in repr(player(eval(python, {"trace": trace})))
+    assert "in 8 messages: 24 steps" in repr(player(eval(python, {"trace": trace})))
 
 
 @in_browser

@@ -140,9 +140,9 @@ def draw_parts(ax: Axes, bar: StepBar) -> None:
         )  # fmt: skip
         text = "waits" if part.phase == "waiting" else part.phase
         if not hidden and part.phase != "between" and text_width(text, size=TEXT_PT) + 6 <= width * points_per_ms(ax):
-            box = {"facecolor": style.color, "edgecolor": "none", "pad": 1.0} if style.hatch else None
+            box = {"facecolor": style.color, "edgecolor": "none", "pad": 1.0}
             middle = left + width / 2, top + height / 2
-            write(ax, *middle, text, ha="center", color=ink_on(style.color), bbox=box, gid=part.phase)
+            write(ax, *middle, text, ha="center", color=ink_on(style.color), bbox=box, zorder=4, gid=part.phase)
     sums = sums_text(bar.of, points(ax, 1.0, along="x"))
     under = bar.top + _BAR_IN + _HIDDEN_IN + _SUMS_IN / 2
     write(ax, 0, under, sums, fontsize=SMALLEST_PT, gid="sums", clip_on=True)
@@ -161,7 +161,7 @@ def mark_last_rank(ax: Axes, bars: Sequence[StepBar], run: Breakdown) -> None:
         ax.vlines(at, *ends, colors=INK, linewidth=1.4, zorder=3, gid="last rank")
     align = "left" if at < ax.get_xlim()[1] / 2 else "right"
     name, wide = plain(run.labels[last]), points(ax, 0.5, along="x")
-    text = f"{name}, the last, has come"
+    text = f"the longest wait ends: {name} has come"
     if text_width(text, size=TEXT_PT) > wide:
         text = canvas.cut(f"{name} has come", wide, size=TEXT_PT)
     write(ax, at, bars[0].top - 0.05, text, ha=align, va="bottom", gid="last rank")
@@ -181,6 +181,8 @@ def notes(found: Mapping[str, Breakdown], shown: Sequence[StepTimes]) -> list[st
     told = []
     if any(len({each.number for each in run.items}) > 1 for run in found.values()):
         told.append("The step of median length; shares are of all ranks' time together.")
+    if len(found) == 1 and shown:
+        told += [f"In all: {run.shares}." for run in found.values()]
     told += dict.fromkeys(run.note for run in found.values() if run.note)
     if any(not each.observed for each in shown):
         told.append("When the communication ended was not observed: forward and backward hold it, where they waited.")

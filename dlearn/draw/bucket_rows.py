@@ -1,4 +1,4 @@
-"""DDP's buckets: when each gradient is ready, when its bucket goes, how long it waits, and when it is done."""
+"""DDP's buckets: when each gradient is ready, when its bucket is launched, how long it waits, and when it is done."""
 
 from __future__ import annotations
 
@@ -205,6 +205,8 @@ def legend(rows: Sequence[BucketRow]) -> list[Artist]:
     handles: list[Artist] = [
         Line2D([], [], color=INK, marker="|", linestyle="", markersize=7, label="a gradient is ready"),
     ]
+    if any(len(row.of.ready) > 1 for row in rows):
+        handles.append(Line2D([], [], color=FAINT, linewidth=0.8, label="gradients wait for their bucket"))
     first = rows[0].look
     if any(row.of.waited_ns or row.of.missing for row in rows):
         label = "launched, waits for the last rank"

@@ -41,7 +41,8 @@ def steps(trace: Trace, *, ax: Axes | None = None) -> Axes:
     """Draw a column for each step and a row for each rank, the darker the longer the rank waited; above, how long
     each step took, on the rank that needed longest.
 
-    Where nobody saw who waited, a cell is as dark as the step was long. Red is a step that a rank never finished.
+    A cell has its full shade where the rank waits as long as a step takes in the median; where nobody saw who waited,
+    it is as dark as the step was long. Red is a step that a rank never finished, and dashed, as it has no length.
     """
     found = step_times(trace)
     columns = columns_of(found)
@@ -55,9 +56,9 @@ def steps(trace: Trace, *, ax: Axes | None = None) -> Axes:
     ax.set_xlim(-0.5, len(columns) - 0.5)
     ax.set_ylim(height, 0)
     draw_lengths(ax, found, columns)
-    shown, darkest = draw_cells(ax, found, columns, row)
+    shown = draw_cells(ax, found, columns, row)
     label_axes(ax, found, columns, labels, row)
-    return canvas.frame(ax, title=found.finding, legend=legend(found, shown), notes=notes(found, columns, darkest))
+    return canvas.frame(ax, title=found.finding, legend=legend(found, shown), notes=notes(found, columns))
 
 
 def columns_of(found: RunSteps) -> list[Column]:
@@ -74,15 +75,21 @@ def draw_lengths(ax: Axes, found: RunSteps, columns: Sequence[Column]) -> None:
     lengths = found.lengths_ns
     longest = max(lengths, default=1)
     scale = (_BARS_IN - 0.22) / longest
-    bars, faces = [], []
+    bars, faces, open_ended = [], [], []
     for at, column in enumerate(columns):
         length = found.length_ns(column.place)
-        top = _BARS_IN - scale * (longest if length is None else length)
-        bars.append((at - 0.42, at + 0.42, top, _BARS_IN))
-        faces.append(MISSING if length is None else INK if column.place == found.odd else COUNTED)
-        if column.place == found.odd and length is not None:
-            canvas.write(ax, at, top - 0.09, plain(found.titles[column.place]), ha="center", fontweight="bold")
+        box = (at - 0.42, at + 0.42, _BARS_IN - scale * (longest if length is None else length), _BARS_IN)
+        if length is None:
+            open_ended.append(box)
+            continue
+        bars.append(box)
+        faces.append(INK if column.place == found.odd else COUNTED)
+        if column.place == found.odd:
+            canvas.write(ax, at, box[2] - 0.09, plain(found.titles[column.place]), ha="center", fontweight="bold")
     draw_boxes(ax, bars, facecolors=faces, edgecolors="none", gid="lengths")
+    draw_boxes(
+        ax, open_ended, facecolor="none", edgecolor=MISSING, linestyle=(0, (3, 2)), linewidth=1.2, gid="never finished"
+    )
     if lengths:
         middle = _BARS_IN - scale * median(lengths)
         ax.plot(
@@ -90,32 +97,22 @@ def draw_lengths(ax: Axes, found: RunSteps, columns: Sequence[Column]) -> None:
         )
 
 
-def draw_cells(ax: Axes, found: RunSteps, columns: Sequence[Column], row: float) -> tuple[set[str], int]:
-    """Returns what there is to explain, and the strongest cell's time in ns: the darkest by day, the
-    brightest on a dark page."""
-    waits = any(cell.waited_ns for each in found.cells for cell in each.values())
-    times = {
-        (at, place): (cell.waited_ns or 0) if waits else (cell.length_ns or 0)
-        for at, column in enumerate(columns)
-        for place, rank in enumerate(found.ranks)
-        if (cell := found.cells[column.place].get(rank)) is not None
-    }
-    darkest = max(times.values(), default=0) or 1
-    boxes, faces = [], []
-    shown = {"waits" if waits else "length"}
-    for (at, place), time in times.items():
-        top = _BARS_IN + _GAP_IN + place * row
-        never = found.cells[columns[at].place][found.ranks[place]].length_ns is None
-        boxes.append((at - 0.5, at + 0.5, top, top + row * 0.94))
-        faces.append(MISSING if never else _SHADES(time / darkest))
-        shown |= {"missing"} if never else set()
+def draw_cells(ax: Axes, found: RunSteps, columns: Sequence[Column], row: float) -> set[str]:
+    """Returns what there is to explain."""
+    boxes, faces, shown, shades = [], [], set[str](), found.shades
+    rows = {rank: _BARS_IN + _GAP_IN + place * row for place, rank in enumerate(found.ranks)}
+    for at, column in enumerate(columns):
+        for rank, cell in found.cells[column.place].items():
+            boxes.append((at - 0.5, at + 0.5, rows[rank], rows[rank] + row * 0.94))
+            faces.append(MISSING if cell.length_ns is None else _SHADES(shades[column.place][rank]))
+            shown |= {"missing"} if cell.length_ns is None else set()
     canvas.draw_lanes(ax, [(_BARS_IN + _GAP_IN, _BARS_IN + _GAP_IN + row * len(found.ranks))])
     draw_boxes(ax, boxes, facecolors=faces, edgecolors="none", zorder=1, gid="cells")
     dots = _dots(found, columns, row)
     if dots:
         ax.plot(*zip(*dots, strict=True), "o", color=WAITED_FOR, markersize=3.5, zorder=3, gid="waited for")
         shown |= {"dots"}
-    return shown, darkest
+    return shown
 
 
 def _dots(found: RunSteps, columns: Sequence[Column], row: float) -> list[tuple[float, float]]:
@@ -152,11 +149,12 @@ def label_axes(ax: Axes, found: RunSteps, columns: Sequence[Column], labels: Seq
 
 def legend(found: RunSteps, shown: set[str]) -> list[Artist]:
     handles: list[Artist] = [Line2D([], [], color=INK, linestyle="dotted", linewidth=0.8, label="median")]
-    dark = _SHADES(0.8)
-    if "waits" in shown:
-        handles.append(Patch(facecolor=dark, label="waits for others"))
-    if "length" in shown:
-        handles.append(Patch(facecolor=dark, label="how long the rank's step took"))
+    what = "waits" if found.waits_seen else "took"
+    whole = "a median step, or more" if found.waits_seen else "the longest"
+    for share in (0.25, 0.5, 1.0):
+        label = time_text(round(share * found.full_ns))
+        label = f"{what} {label}" if share == 0.25 else f"{label}: {whole}" if share == 1 else label
+        handles.append(Patch(facecolor=_SHADES(share), label=label))
     if "dots" in shown:
         handles.append(
             Line2D([], [], color=WAITED_FOR, marker="o", linestyle="", markersize=4, label="the others wait for it")
@@ -166,8 +164,8 @@ def legend(found: RunSteps, shown: set[str]) -> list[Artist]:
     return handles
 
 
-def notes(found: RunSteps, columns: Sequence[Column], darkest: int) -> list[str]:
-    told = [f"The strongest cell: {time_text(darkest)}."]
+def notes(found: RunSteps, columns: Sequence[Column]) -> list[str]:
+    told = [f"{found.longest_sentence}."] if found.longest_sentence else []
     most = max(column.steps for column in columns)
     if most > 1:
         told.append(f"{count_text(len(found.titles), 'step')}: {most} share a column, which shows the longest of them.")

@@ -256,9 +256,8 @@ def legend(scene: Scene) -> list[Artist]:
         )
         for each in families.values()
     ]  # fmt: skip
-    answers = {bar.operation.exchange is not None for bar in scene.bars if bar.waited_ns > 0}
-    if answers:
-        waits = " or ".join({False: "the last rank", True: "an answer"}[each] for each in sorted(answers))
+    waits = " or ".join(dict.fromkeys(_awaited(bar) for bar in scene.bars if bar.waited_ns > 0))
+    if waits:
         handles.append(Line2D([], [], color=FAINT, linewidth=3, label=f"thin: waits for {waits}"))
         if 0 < len(waited_for(scene)) <= _MOST_LINES:
             handles.append(
@@ -274,7 +273,7 @@ def legend(scene: Scene) -> list[Artist]:
         handles.append(Patch(facecolor=WORKS[0], edgecolor=FAINT, linewidth=0.4, label="a span without calls"))
     if scene.gradients:
         marker = Line2D([], [], color=INK, marker="|", linestyle="", markersize=7, label="a gradient is ready")
-        handles.append(marker)
+        handles += [marker, Patch(facecolor=STRIP, label="from the first gradient to the last")]
     for how in dict.fromkeys(flow.how for flow in scene.arrows.flows):
         handles.append(in_legend(how))
     if scene.path:
@@ -283,6 +282,12 @@ def legend(scene: Scene) -> list[Artist]:
     if red:
         handles.append(Line2D([], [], color=MISSING, linewidth=4, label="; ".join(red)))
     return handles
+
+
+def _awaited(bar: Bar) -> str:
+    if bar.operation.exchange is not None:
+        return "an answer"
+    return "the last rank" if is_collective(bar.operation) else "the other rank"
 
 
 def notes(ax: Axes, trace: Trace, scene: Scene) -> list[str]:

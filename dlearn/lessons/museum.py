@@ -95,8 +95,8 @@ _NO_THREAD_LEFT = tuple(
     for second in _MAKERS
     if "thread" in first + second
 )
-"""PowerSGD: a callback holds one of gloo's two threads until its all-reduce is done, which needs one of them. One run
-in thirty had begun the next all-reduce, too, which waited behind it."""
+"""PowerSGD: a callback holds one of gloo's two threads until its all-reduce is done, which needs one of them.
+One run of 300 had begun the next all-reduce, too, which waited behind it."""
 
 EXHIBITS = (
     Exhibit(

@@ -216,19 +216,16 @@ def _in_steps(trace: Trace, shown: Operations, steps: RunSteps) -> tuple[dict[st
 def _cells(
     steps: RunSteps, lanes: dict[int, int], begin_ns: int, last_ns: int, unit_ns: int
 ) -> list[list[tuple[int, int, int, int]]]:
-    """Of each step its ranks: lane, start, end, and a shade from 0 to 255: the longer it waited, or took, the darker.
+    """Of each step its ranks: lane, start, end, and a shade from 0 to 255, as `draw.steps` shades them.
 
     A step that a rank never finished lasts until the last moment seen, and its shade is -1.
     """
-    everything = [cell for each in steps.cells for cell in each.values()]
-    waits = any(cell.waited_ns for cell in everything)
-    darkest = max(((cell.waited_ns if waits else cell.length_ns) or 0 for cell in everything), default=0) or 1
     found: list[list[tuple[int, int, int, int]]] = []
-    for each in steps.cells:
+    for each, shades in zip(steps.cells, steps.shades, strict=True):
         found.append([])
         for rank, cell in each.items():
             end_ns = last_ns if cell.length_ns is None else cell.start_ns + cell.length_ns
-            shade = 255 * ((cell.waited_ns if waits else cell.length_ns) or 0) // darkest
+            shade = int(255 * shades[rank])
             ends = (cell.start_ns - begin_ns) // unit_ns, (end_ns - begin_ns) // unit_ns
             found[-1].append((lanes[rank], *ends, -1 if cell.length_ns is None else shade))
     return found

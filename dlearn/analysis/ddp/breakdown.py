@@ -94,17 +94,20 @@ class Breakdown(Answer, frozen=True):
         count = len({each.number for each in self.items})
         which = f" (the median of {count} by length)" if count > 1 else ""
         together = f"of {len(shown)} ranks' time together, " if len(shown) > 1 else ""
-        said = self._told(which, together)
+        said = f"{self._step(which)}: {together}{self.shares}"
         return f"{said}: nobody saw when it ended" if self.exposed is None else said
 
     @property
     def headline(self) -> str:
-        """The finding, short enough for a title: "Step 1, 35.0 ms: 7% forward, 50% backward, ..."."""
-        return self._told() if self.middle else self.finding
+        """The largest share, as a title: "Step 1, 35.0 ms: 50% is backward"."""
+        if not self.middle:
+            return self.finding
+        most = max(self.shares.split(", "), key=lambda share: int(share.split("%")[0]) if "%" in share else 0)
+        return f"{self._step()}: {most.replace('% ', '% is ')}"
 
-    def _told(self, which: str = "", together: str = "") -> str:
+    def _step(self, which: str = "") -> str:
         title = self.middle[0].title
-        return f"{title[:1].upper()}{title[1:]}{which}, {time_text(_longest(self.middle))}: {together}{self.shares}"
+        return f"{title[:1].upper()}{title[1:]}{which}, {time_text(_longest(self.middle))}"
 
     @property
     def shares(self) -> str:

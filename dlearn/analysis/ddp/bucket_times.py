@@ -100,7 +100,7 @@ class BucketTimes(Answer, frozen=True):
 
     @property
     def finding(self) -> str:
-        """What the last example shows of the first rank: how long before the last gradient the first bucket went."""
+        """What the last example shows of the first rank: how long before the last gradient its first launch was."""
         if not self.items:
             return "No backward pass through a DDP model"
         if self.stuck:
@@ -114,9 +114,9 @@ class BucketTimes(Answer, frozen=True):
         if not launched:
             told = f"{count_text(len(mine), 'bucket')}, none is sent"
         elif not ready or min(launched) >= max(ready):
-            told = f"{first} goes when all gradients are ready"
+            told = f"{first} is launched when all gradients are ready"
         else:
-            told = f"{first} goes {time_text(max(ready) - min(launched))} before the last gradient is ready"
+            told = f"{first} is launched {time_text(max(ready) - min(launched))} before the last gradient is ready"
         whose = f" ({self.labels[shown[0].rank]})" if len({each.rank for each in shown}) > 1 else ""
         title = mine[0].title
         return f"{title[:1].upper()}{title[1:]}: {told}{whose}"

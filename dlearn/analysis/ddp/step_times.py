@@ -69,6 +69,37 @@ class RunSteps(Answer, frozen=True):
         return [each for each in found if each is not None]
 
     @property
+    def waits_seen(self) -> bool:
+        """Whether somebody saw how long ranks waited: then that is what a cell's shade tells, else how long it took."""
+        return any(cell.waited_ns for each in self.cells for cell in each.values())
+
+    @property
+    def full_ns(self) -> int:
+        """What the strongest shade means: waiting for a whole step, as they are in the median; or the longest step."""
+        if not self.lengths_ns:
+            return max((cell.waited_ns or 0 for each in self.cells for cell in each.values()), default=0) or 1
+        return round(median(self.lengths_ns)) if self.waits_seen else max(self.lengths_ns)
+
+    @property
+    def shades(self) -> list[dict[int, float]]:
+        """Of each step on each rank a number from 0 to 1: that waited, or took, `full_ns` or longer."""
+        waits, full_ns = self.waits_seen, self.full_ns
+
+        def shade(cell: StepOnRank) -> float:
+            return min(1.0, ((cell.waited_ns if waits else cell.length_ns) or 0) / full_ns)
+
+        return [{rank: shade(cell) for rank, cell in each.items()} for each in self.cells]
+
+    @property
+    def longest_sentence(self) -> str:
+        """ "The longest is step 40: 29.1 ms: rank 1 came late to bucket 1"; nothing where the finding tells it."""
+        lengths = {place: length for place in range(len(self.titles)) if (length := self.length_ns(place)) is not None}
+        longest = max(lengths, key=lambda place: lengths[place], default=None)
+        if longest is None or longest == self.told or time_text(lengths[longest]) == time_text(min(lengths.values())):
+            return ""
+        return f"The longest is {self.titles[longest]}: {time_text(lengths[longest])}{self._because(longest)}"
+
+    @property
     def odd(self) -> int | None:
         """The place of the longest step, if it is odd; the first, in which much is made ready, is not asked."""
         found = {place: self.length_ns(place) for place in range(1, len(self.titles))}
