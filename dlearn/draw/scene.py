@@ -17,7 +17,7 @@ from dlearn.analysis.walking.own_work import works_alone
 from dlearn.draw.arrows import MOST_ARROWS, Arrows, readable
 from dlearn.draw.bars import Bar, bars_of, is_collective
 from dlearn.draw.busy import Busy, busy_of
-from dlearn.draw.canvas import width_in
+from dlearn.draw.canvas import plain, width_in
 from dlearn.draw.layout.folding import fold
 from dlearn.draw.layout.lanes import Lane, rows_for, stack
 from dlearn.join.joining import everybody, operations
@@ -83,9 +83,9 @@ class Scene:
         return (at_ns - self.start_ns) / 1e6
 
     def name(self, rank: int, label: str) -> str:
-        """What stands beside the lane of this rank."""
+        """What stands beside the lane of this rank, in one line or two."""
         alike = len(self.folded[rank]) - 1
-        return f"{label} and {alike:,} more alike" if alike else label
+        return f"{plain(label)}\nand {alike:,} alike" if alike else plain(label)
 
 
 def set_scene(trace: Trace, *, derived: bool) -> Scene:

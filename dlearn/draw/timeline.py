@@ -72,7 +72,7 @@ def timeline(trace: Trace, *, arrows: bool = False, ax: Axes | None = None) -> A
 
 
 def _new_axes(trace: Trace, scene: Scene) -> Axes:
-    labels = [plain(scene.name(rank, trace.label(rank))) for rank in scene.ranks]
+    labels = [line for rank in scene.ranks for line in scene.name(rank, trace.label(rank)).splitlines()]
     return canvas.new_axes(height_in=min(height_in(scene.lanes), _TALLEST_IN), left_in=canvas.left_margin_in(labels))
 
 
@@ -83,7 +83,7 @@ def label_axes(ax: Axes, trace: Trace, scene: Scene) -> None:
     ax.set_ylim(height_in(scene.lanes), 0)
     canvas.draw_lanes(ax, [(lane.top, lane.bottom) for lane in lanes])
     ax.set_yticks(
-        [lane.middle for lane in lanes], [plain(scene.name(lane.rank, trace.label(lane.rank))) for lane in lanes],
+        [lane.middle for lane in lanes], [scene.name(lane.rank, trace.label(lane.rank)) for lane in lanes],
         parse_math=False, fontsize=TEXT_PT, color=INK,
     )  # fmt: skip
     ax.set_xlabel("ms from the first event shown", fontsize=TEXT_PT, color=INK, labelpad=2)
