@@ -29,7 +29,7 @@ MAY_IMPORT = {
     "collectives": {"trace", "join", "recorder"},
     "network": set(),
     "cluster": {"trace", "hooks", "analysis", "recorder", "collectives", "network"},
-    "scripts": {"trace", "join", "hooks", "analysis", "recorder"},
+    "scripts": {"trace", "join", "hooks", "analysis", "recorder", "network"},
     "draw": {"trace", "join", "analysis"},
     "play": {"trace", "join", "analysis", "draw"},
     "export": {"trace", "join", "analysis", "draw", "play"},

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlearn import Cluster, analysis
+from dlearn import Cluster, Trace, analysis, draw
+from dlearn.analysis.telling.words import network_sentences
 from dlearn.doctor import tried
 from dlearn.errors import RankError, SetupError
 from dlearn.network import Link, Network
@@ -173,6 +174,17 @@ def test_the_switch_counts_the_bytes_that_the_kernel_counts():
     for old, new in zip(before.pairs, run.network.pairs, strict=True):
         if 0 not in (new.source, new.target):  # With rank 0 they talk through the store, too.
             assert new.payload - old.payload == kernel.sizes[new.source, new.target] > 100_000 * (new.source == 2)
+    found = analysis.reconcile(run.trace)
+    assert found.exact, "prediction and kernel"
+    for pair in found.whole.pairs:  # the third witness
+        more = found.switched[pair.src, pair.dst][0] - pair.measured_bytes
+        assert more == 0 if 0 not in (pair.src, pair.dst) else 0 <= more < 1000
+    assert found.third_witness.endswith("more than these connections, all of it to and from rank 0, where the store is")
+    loaded = Trace.load(run.folder / "trace")
+    assert network_sentences(loaded) == ["Over a chosen network: 200 Mbit/s, 100 us."]
+    assert not loaded.problems
+    assert "Over a chosen network: 200 Mbit/s, 100 us." in [text.get_text() for text in draw.timeline(loaded).texts]
+    assert not analysis.reconcile(loaded.where(rank=[1, 2])).switched, "of a part the switch knows nothing"
 
 
 @needs_network
@@ -394,3 +406,69 @@ def test_where_namespaces_are_not_permitted_a_sentence_says_so(tmp_path):
 @needs_network
 def test_doctor_says_that_it_is_permitted():
     assert tried("network").verdict == "ok"
+
+
+# Scripts -------------------------------------------------------------------------------------------------------------
+
+SCRIPT = """\
+import os, sys, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+numbers = torch.ones(250_000)
+dist.barrier()
+begin = time.perf_counter()
+dist.all_reduce(numbers)
+again = "0" == os.environ["TORCHELASTIC_RESTART_COUNT"] and "again" in sys.argv
+print(numbers[0].item(), time.perf_counter() - begin, flush=True)
+sys.exit(3 if again and dist.get_rank() == 1 else 0)
+"""
+
+
+def dlearn_run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-c", "import sys; from dlearn.cli import main; sys.exit(main())", "run", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
+
+
+@needs_network
+@pytest.mark.slow
+def test_ranks_of_torchrun_find_their_network_and_the_trace_says_so(tmp_path):
+    """A sum of 1 MB over 2 ranks and 20 Mbit/s: 0.4 s, whatever the machine does beside."""
+    network = ("--network", "20 Mbit/s, 1 ms", "--trace", "t")
+    done = dlearn_run(tmp_path, *network, "--nproc-per-node=2", "train.py")
+    assert done.returncode == 0, done.stderr
+    told = [line.split() for line in done.stdout.splitlines()]
+    assert [line[0] for line in told] == ["2.0", "2.0"]
+    assert all(float(seconds) >= 0.4 for _, seconds in told)
+    assert "dlearn: over 20 Mbit/s, 1 ms: 2.0" in done.stderr
+    found = analysis.reconcile(Trace.load(tmp_path / "t"))
+    assert found.exact
+    assert set(found.switched) == {(0, 1), (1, 0)}
+    assert "Over a chosen network: 20 Mbit/s, 1 ms." in done.stderr
+
+
+@needs_network
+@pytest.mark.slow
+def test_ranks_that_torchrun_starts_again_have_a_network_again(tmp_path):
+    network = ("--network", "1 Gbit/s, 100 us", "--trace", "t", "--max-restarts", "1")
+    done = dlearn_run(tmp_path, *network, "--nproc-per-node=2", "train.py", "again")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("2.0 ") == 4
+    for attempt in (0, 1):
+        trace = Trace.load(tmp_path / "t", attempt=attempt)
+        assert all(process.network.asked == "1 Gbit/s, 100 us" for process in trace.processes)
+        assert all(sum(size for size, _ in process.network.sent.values()) > 10**6 for process in trace.processes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--network", "fast", "--nproc-per-node=2", "train.py"), "'fast' tells nothing of a network"),
+        (("--network", "1 Gbit/s", "train.py"), "is for ranks that torchrun starts: say --nproc-per-node, too"),
+        (("--network", "1 Gbit/s", "--nnodes=2", "--nproc-per-node=2", "train.py"), "is for the ranks of one machine"),
+    ],
+)
+def test_what_dlearn_run_cannot_put_on_a_network_is_a_sentence(tmp_path, arguments, sentence):
+    done = dlearn_run(tmp_path, *arguments)
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert len(done.stderr.splitlines()) == 1

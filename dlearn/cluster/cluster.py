@@ -11,7 +11,7 @@ import shutil
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -32,7 +32,7 @@ from dlearn.network.link import Link
 from dlearn.network.live import LiveNetwork
 from dlearn.network.namespace import DEVICE
 from dlearn.network.plan import Network
-from dlearn.trace.job_facts import Exit, Stopped
+from dlearn.trace.job_facts import Exit, Stopped, Switched
 from dlearn.trace.options import Measure, Options
 from dlearn.trace.writer import file_of_rank, note_end
 
@@ -142,6 +142,8 @@ class Cluster:
         crew, around = self._crew_for_call(), surroundings()
         try:
             calls = [self._call(rank, name, payload, around, run) for rank, name in enumerate(self.names)]
+            if self.network is not None:
+                self.network.begin()
             outcomes, streams = crew.call(calls, timeout)
         except KeyboardInterrupt:
             raise Interrupted(f"the ranks were ended; what they had recorded is in {run.folder}/trace") from None
@@ -152,7 +154,10 @@ class Cluster:
         if self.network is not None:
             run.network = self.network.latest()
         if run.recorded:
-            _note_ends(run.folder / "trace", outcomes)
+            _note_ends(run.folder / "trace", map(_end, outcomes))
+            if self.network is not None:
+                asked = str(self.network.asked)
+                _note_ends(run.folder / "trace", (Switched(asked=asked, sent=sent) for sent in self.network.sent()))
         run.error = rank_error(self.names, outcomes, run, timeout, around)
         if run.error is not None and self.network is not None and self.network.trouble():
             run.error.what += f"\n{self.network.trouble()}"
@@ -311,17 +316,19 @@ def _changed_ns(folder: Path) -> int:
         return 0  # Another notebook of this folder has just tidied it away.
 
 
-def _note_ends(folder: Path, outcomes: Sequence[Outcome]) -> None:
-    """Of a rank that died, or was ended here, its trace file says how."""
-    for rank, outcome in enumerate(outcomes):
-        end = _end(outcome)
+def _note_ends(folder: Path, ends: Iterable[Exit | Stopped | Switched | None]) -> None:
+    """Of a rank that died, or was ended here, its trace file says how; and what its network carried."""
+    for rank, end in enumerate(ends):
         if end is not None:
             try:
                 path = file_of_rank(folder, rank)
                 if path is not None:
                     note_end(path, end)
             except OSError as error:  # A full disk costs this line, and not the results of the others.
-                print(f"dlearn: the trace does not say how rank {rank} ended: {error.strerror}", file=sys.stderr)
+                print(
+                    f"dlearn: the trace does not say how rank {rank} ended, or what it sent: {error.strerror}",
+                    file=sys.stderr,
+                )
 
 
 def _end(outcome: Outcome) -> Exit | Stopped | None:

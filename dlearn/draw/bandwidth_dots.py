@@ -11,6 +11,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from dlearn.analysis.costs.bandwidth import Bandwidth, bandwidths, speed_text
 from dlearn.analysis.findings import size_text
+from dlearn.analysis.telling.words import network_sentences
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT
 from dlearn.draw.palette import GRID, INK, SERIES
@@ -39,6 +40,7 @@ def bandwidth(trace: Trace, *, ax: Axes | None = None) -> Axes:
     ]
     label_axes(ax, shown)
     notes = ["A dot is the median of equal operations, its bar goes from the slowest to the fastest."]
+    notes += network_sentences(trace)
     empty = len(told.items) - len(shown)
     notes += [f"Not here: {count_text(empty, 'kind')} of operations in which nothing travels."] if empty else []
     notes += [f"Not here: {count:,} × {why}." for why, count in list(told.left_out.items())[: canvas.MOST_PROBLEMS]]

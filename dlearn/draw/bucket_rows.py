@@ -13,6 +13,7 @@ from matplotlib.patches import Patch
 
 from dlearn.analysis.ddp.bucket_times import BucketTime, BucketTimes, begins_of, bucket_times
 from dlearn.analysis.findings import size_text
+from dlearn.analysis.telling.words import network_sentences
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT, cut, plain, points, points_per_ms, text_width, write
 from dlearn.draw.palette import FAINT, INK, MISSING, SERIES, WAITING_HATCH, Look
@@ -44,7 +45,9 @@ def buckets(trace: Trace, *, ax: Axes | None = None) -> Axes:
     draw_gradients(ax, rows)
     draw_transfers(ax, rows)
     write_headings(ax, rows)
-    return canvas.frame(ax, title=found.finding, legend=legend(rows), notes=notes(found, rows, left_out))
+    return canvas.frame(
+        ax, title=found.finding, legend=legend(rows), notes=[*notes(found, rows, left_out), *network_sentences(trace)]
+    )
 
 
 @dataclass(frozen=True)

@@ -84,10 +84,16 @@ def rows_of(found: Reconciliation, pairs: Sequence[Pair]) -> list[list[str]]:
     observed = found.whole.observer_bytes > 0
     measured = any(pair.measured_bytes is not None for pair in found.whole.pairs)
     head = ["", "payload", "framing", *(["recorder's ids"] if observed else []), "predicted"]
-    head += ["measured", "residue"] if measured else []
+    switched = found.switched and len({pair.group for pair in found.whole.pairs}) == 1
+    head += (["measured", *(["switch"] if switched else []), "residue"]) if measured else []
     all_pairs = f"in all ({count_text(len(found.whole.pairs), 'pair')})"
     named = [(_name(found, pair), pair) for pair in pairs] + [(all_pairs, found.whole)]
-    return [head, *([name, *_sizes(part, observed)][: len(head)] for name, part in named)]
+    table = [[name, *_sizes(part, observed)] for name, part in named]
+    for (_, part), row in zip(named, table, strict=True):
+        ends = [(part.src, part.dst)] if isinstance(part, Pair) else [*found.switched]
+        sizes = [found.switched[each][0] for each in ends if each in found.switched]
+        row[-1:-1] = [size_text(sum(sizes)) if sizes else ""] if switched else []
+    return [head, *(row[: len(head)] for row in table)]
 
 
 def _sizes(part: Pair | WirePart, observed: bool) -> list[str]:
@@ -125,6 +131,7 @@ def notes(found: Reconciliation, shown: int) -> list[str]:
     why = "; ".join(note for note in (found.not_measured, found.whole.note) if note)
     if why:
         told.append(plain(f"Why: {why}.", most=300))
+    told += [f"{found.third_witness}."] if found.switched else []
     left_out = len(found.whole.pairs) - shown
     if left_out:
         told.append(f"{count_text(left_out, 'more pair')} of ranks not drawn: see analysis.reconcile.")

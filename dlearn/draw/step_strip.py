@@ -14,6 +14,7 @@ from matplotlib.patches import Patch
 
 from dlearn.analysis.ddp.step_times import RunSteps, step_times
 from dlearn.analysis.findings import time_text
+from dlearn.analysis.telling.words import network_sentences
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT, draw_boxes, plain, write
 from dlearn.draw.palette import BYTE_SHADES, COUNTED, FAINT, INK, MISSING, WAITED_FOR
@@ -58,7 +59,9 @@ def steps(trace: Trace, *, ax: Axes | None = None) -> Axes:
     draw_lengths(ax, found, columns)
     shown = draw_cells(ax, found, columns, row)
     label_axes(ax, found, columns, labels, row)
-    return canvas.frame(ax, title=found.finding, legend=legend(found, shown), notes=notes(found, columns))
+    return canvas.frame(
+        ax, title=found.finding, legend=legend(found, shown), notes=[*notes(found, columns), *network_sentences(trace)]
+    )
 
 
 def columns_of(found: RunSteps) -> list[Column]:

@@ -14,7 +14,7 @@ from matplotlib.patches import Patch
 from dlearn.analysis.ddp.overlap import COMPUTED
 from dlearn.analysis.ddp.step_times import step_times
 from dlearn.analysis.findings import hang_finding, time_text, traffic_finding
-from dlearn.analysis.telling.words import problem_sentences
+from dlearn.analysis.telling.words import network_sentences, problem_sentences
 from dlearn.analysis.volume.flows import Flow
 from dlearn.analysis.volume.traffic import traffic
 from dlearn.draw import canvas
@@ -292,7 +292,7 @@ def _awaited(bar: Bar) -> str:
 
 def notes(ax: Axes, trace: Trace, scene: Scene) -> list[str]:
     """What the picture does not show, or shows in another way than a reader would think."""
-    told = problem_sentences(trace, canvas.MOST_PROBLEMS)
+    told = [*problem_sentences(trace, canvas.MOST_PROBLEMS), *network_sentences(trace)]
     if scene.busy:
         told.append(
             f"{scene.busy.calls:,} calls are too many for bars: the height of a strip is the share of the time that the"

@@ -13,7 +13,7 @@ from typing import Any
 
 from dlearn.errors import SetupError
 from dlearn.network import switch
-from dlearn.network.carried import Carried, carried
+from dlearn.network.carried import Carried, CarriedPair, carried
 from dlearn.network.link import Link
 from dlearn.network.plan import Network
 
@@ -90,6 +90,7 @@ class LiveNetwork:
         self._paused = False
         self._switch: SwitchProcess | None = None
         self._told: Carried | None = None
+        self._before: dict[tuple[int, int], CarriedPair] = {}
 
     def slow(self, rank: int | str, words: str) -> None:
         """Change the cable of a rank, as in "10 Mbit/s, 5 ms": what the words do not name stays."""
@@ -133,12 +134,27 @@ class LiveNetwork:
         self._say()
         return self._told
 
+    def begin(self) -> None:
+        """From here on a run's own bytes are counted."""
+        told = self.latest()
+        self._before = {(pair.source, pair.target): pair for pair in told.pairs} if told else {}
+
+    def sent(self) -> list[dict[int, tuple[int, int]]]:
+        """Since `begin`, of each rank what it sent to each other: TCP's payload in bytes, and what it sent again."""
+        told = self.latest()
+        found: list[dict[int, tuple[int, int]]] = [{} for _ in self._names]
+        for pair in told.pairs if told else ():
+            old = self._before.get((pair.source, pair.target))
+            payload, again = (0, 0) if old is None else (old.payload, old.again)
+            found[pair.source][pair.target] = pair.payload - payload, pair.again - again
+        return found
+
     def connect(self, tuns: Sequence[int], on_loss: Callable[[], None]) -> SwitchProcess:
         """A switch between fresh ranks, of which these are the devices."""
         names = list(self._now.ports(self.packet_bytes))
         ranks = range(len(self._names))
         ways = [[a, b, [names.index(name) for name in self._now.way(a, b)]] for a in ranks for b in ranks if a != b]
-        self._told = None
+        self._told, self._before = None, {}
         self._switch = SwitchProcess({"ports": self._ports(), "ways": ways}, tuns, on_loss)
         self._say()
         return self._switch

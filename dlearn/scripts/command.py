@@ -10,19 +10,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 from dlearn.errors import SetupError, WrongArguments
 from dlearn.scripts.order import Order
+from dlearn.scripts.wired import wired_run
 from dlearn.trace.job_facts import Exit
 from dlearn.trace.source import find
 from dlearn.trace.writer import note_end
 
 USAGE = """\
 usage: dlearn run [--trace DIR] [--steps A:B] [--hang-after SECONDS] [--graph] [--gather]
-                  [--sources NAME,NAME] [torchrun's own options] (script.py | -m module) [args ...]
+                  [--sources NAME,NAME] [--network WORDS] [torchrun's own options]
+                  (script.py | -m module) [args ...]
 
 Run a script that knows nothing of dlearn, and record every process of it: torchrun's ranks, those that it spawns or
 starts as other Pythons, and theirs. Without options of torchrun it is started as `python script.py`; with any, as
@@ -34,6 +36,7 @@ torchrun does (see `torchrun --help`): `dlearn run --nproc-per-node 2 train.py`.
   --graph               the graph of each distributed autograd context, too
   --gather              at the end, bring the files of other hosts to rank 0's folder
   --sources NAME,NAME   recorders that are off by default: tcp_store, or another that is installed
+  --network WORDS       the ranks talk over a network that is so slow: "100 Mbit/s, 2 ms" (Linux; docs/network.md)
 """
 
 
@@ -60,7 +63,11 @@ def run(arguments: Sequence[str]) -> int:
     )
     os.environ.update(order.environment())
     try:
-        status, ended = _torchrun(rest) if torchrun else _python(rest)
+        words = own.get("--network")
+        with wired_run(words, rest if torchrun else None, folder) if words is not None else nullcontext() as wired:
+            status, ended = _torchrun(rest) if torchrun else _python(rest)
+            if wired is not None:
+                wired.note()
         _tell(folder, ended)
     finally:
         for each in made:
@@ -73,7 +80,7 @@ def run(arguments: Sequence[str]) -> int:
 
 # Arguments ------------------------------------------------------------------------------------------------------------
 
-_WITH_VALUE = ("--trace", "--steps", "--hang-after", "--sources")
+_WITH_VALUE = ("--trace", "--steps", "--hang-after", "--sources", "--network")
 _ALONE = ("--graph", "--gather")
 
 

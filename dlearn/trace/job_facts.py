@@ -1,6 +1,7 @@
 """What a process finds out about its job while it runs: lines of its file that are no events.
 
-Others write about it, too: an `Exit` is added by the command that started the process, when it has ended.
+Others write about it, too: an `Exit`, and a `Switched`, is added by the command that started the process, when it has
+ended.
 """
 
 from __future__ import annotations
@@ -64,6 +65,17 @@ class Stopped(Line, tag="stopped", frozen=True, kw_only=True):
     at_ns: Nanoseconds
 
 
+class Switched(Line, tag="network", frozen=True, kw_only=True):
+    """The process was on a network that was chosen: `asked` in words; `sent` is what its switch counted, by rank.
+
+    Of each rank that it sent to, TCP's payload in bytes, each once, and those that it sent again. Where ranks stay for
+    several runs, of this one.
+    """
+
+    asked: str
+    sent: dict[int, tuple[Count, Count]]
+
+
 class DeviceReading(Line, tag="device clock", frozen=True, kw_only=True):
     """At `at_ns` of this process's clock, give or take `error_ns`, `device_ns` had passed on a GPU since its first."""
 
@@ -91,7 +103,7 @@ class DeviceTime(Line, tag="device time", frozen=True, kw_only=True):
 # Every line that a file may hold -------------------------------------------------------------------------------------
 
 ProcessLine = event.Header | event.Footer | event.GroupFact | event.Socket | event.Worker | event.NotMeasured
-JobFact = Joined | ClockReading | Peer | Place | Exit | Stopped | DeviceReading | DeviceTime
+JobFact = Joined | ClockReading | Peer | Place | Exit | Stopped | Switched | DeviceReading | DeviceTime
 Call = event.Collective | event.PointToPoint | Probe
 DdpEvent = event.Bucket | event.Gradient | event.Stretch
 RpcEvent = event.RpcCall | event.RpcRun | event.RpcReply | event.RpcArrival | event.RpcWindow

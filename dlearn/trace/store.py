@@ -27,7 +27,18 @@ from dlearn.trace.event import (
     Socket,
     Worker,
 )
-from dlearn.trace.job_facts import AnyLine, ClockReading, DeviceReading, DeviceTime, Exit, Joined, Peer, Place, Stopped
+from dlearn.trace.job_facts import (
+    AnyLine,
+    ClockReading,
+    DeviceReading,
+    DeviceTime,
+    Exit,
+    Joined,
+    Peer,
+    Place,
+    Stopped,
+    Switched,
+)
 from dlearn.trace.short_events import Damage, fill_in_ends, split, table_of, take_out
 from dlearn.trace.short_lines import ENDED_BY, REPEATED
 from dlearn.trace.source import Make, SourceFact, makers
@@ -66,6 +77,8 @@ class Recorded:
     """As the command that started it saw it; below 0 the signal that killed it. None where nobody knows."""
     stopped_ns: int | None = None
     """When its cluster stopped it, still at work, on its own clock: at the timeout, or after another rank's fault."""
+    network: Switched | None = None
+    """The network that was chosen for it, and what the switch counted."""
     footer: Footer | None = None
     complete: bool = True
     """Whether every line that it wrote is here. If not, a call that is not here may still have been made."""
@@ -116,7 +129,8 @@ def read(path: Path) -> ProcessFile:
     file = ProcessFile(path, _read_header(path, next(blocks, b"")))
     damage, lines = _read_lines(file, blocks)
     damaged = [f"line {number}{why}" for number, why in sorted(damage.items())]
-    file.problems += _lost(file, damaged, lines - (file.exit_status is not None))
+    by_others = (file.exit_status is not None) + (file.network is not None)
+    file.problems += _lost(file, damaged, lines - by_others)
     if file.problems:
         file.complete = False
         _excuse_ends(file)
@@ -346,6 +360,8 @@ def _take(file: ProcessFile, line: AnyLine | Event) -> None:
             file.exit_status = line.status
         case Stopped():
             file.stopped_ns = line.at_ns
+        case Switched():
+            file.network = line
 
 
 def _take_later(file: ProcessFile, line: End | DeviceTime) -> None:

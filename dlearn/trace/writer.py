@@ -15,7 +15,7 @@ import msgspec
 
 from dlearn.errors import TraceError
 from dlearn.trace.event import End, Event, Footer, Header, Line
-from dlearn.trace.job_facts import Exit, Stopped
+from dlearn.trace.job_facts import Exit, Stopped, Switched
 from dlearn.trace.short_lines import Remembered, end_line
 
 MAX_LINE_BYTES = 1 << 20
@@ -164,8 +164,8 @@ class Writer:
 # How a process ended, added by whoever started it: one that dies cannot write that ------------------------------------
 
 
-def note_end(path: Path, end: Exit | Stopped) -> None:
-    """Add how it ended, on a line of its own even if the last was cut off."""
+def note_end(path: Path, end: Exit | Stopped | Switched) -> None:
+    """Add how it ended, or what its network carried, on a line of its own even if the last was cut off."""
     with path.open("a+b") as stream:
         if stream.seek(0, os.SEEK_END):
             stream.seek(-1, os.SEEK_END)

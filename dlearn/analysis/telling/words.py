@@ -102,7 +102,14 @@ def overview(trace: Trace) -> str:
     return (
         f"{count_text(len(trace.processes), 'rank')} ({backends}): {explained:,} of"
         f" {count_text(len(everything), 'operation')} explained by {count_text(known.total(), 'message')} ({kinds})."
+        + "".join(f" {sentence}" for sentence in network_sentences(trace))
     )
+
+
+def network_sentences(trace: Trace) -> list[str]:
+    """ "Over a chosen network: 1 Gbit/s, 100 us."; nothing of any other."""
+    asked = dict.fromkeys(process.network.asked for process in trace.processes if process.network is not None)
+    return [f"Over a chosen network: {'; '.join(asked)}."] if asked else []
 
 
 def problem_sentences(trace: Trace, most: int | None = None) -> list[str]:

@@ -89,6 +89,9 @@ class Reconciliation(Answer, frozen=True, kw_only=True):
     labels: RankNames
     intrusive: bool
     not_measured: str = ""
+    switched: dict[tuple[int, int], tuple[int, int]] = msgspec.field(default_factory=dict)
+    """Of a chosen network, for each pair of ranks: TCP's payload in bytes, as the switch counted it, and what was sent
+    again. Of the whole recording only."""
 
     @property
     def exact(self) -> bool:
@@ -132,12 +135,38 @@ class Reconciliation(Answer, frozen=True, kw_only=True):
         """The table as text: a head, a row for each pair of ranks, the sum."""
         several = len({pair.group for pair in self.whole.pairs}) > 1
         head = ["payload", "predicted", *(["observer"] if self.whole.observer_bytes else []), "measured", "residue"]
+        head += ["switch"] if self.switched else []
         table = [["from", "to", *(["group"] if several else []), *head]]
         for pair in self.whole.pairs:
             names = [self.labels[pair.src], self.labels[pair.dst], *([pair.whose] if several else [])]
-            table.append([*names, *self._cells(pair)])
-        table.append(["in all", "", *([""] if several else []), *self._cells(self.whole)])
+            table.append([*names, *self._cells(pair), *self._switch_cell(pair)])
+        sums = [f"{sum(size for size, _ in self.switched.values()):,}"] if self.switched else []
+        table.append(["in all", "", *([""] if several else []), *self._cells(self.whole), *sums])
         return table
+
+    def _switch_cell(self, pair: Pair) -> list[str]:
+        """What the switch counted between two ranks, of all groups together; beside the first of their connections."""
+        first = next(each for each in self.whole.pairs if (each.src, each.dst) == (pair.src, pair.dst))
+        found = self.switched.get((pair.src, pair.dst))
+        return [f"{found[0]:,}" if found and pair is first else ""] if self.switched else []
+
+    @property
+    def third_witness(self) -> str:
+        """ "The switch carried 12,345 B of TCP's payload: 100 B more than was measured, all to or from rank 0"."""
+        if not self.switched:
+            return ""
+        carried, again = (sum(column) for column in zip(*self.switched.values(), strict=True))
+        told = f"The switch carried {carried:,} B of TCP's payload, each byte once ({again:,} B were sent again)"
+        if self.not_measured or self.whole.measured_bytes is None:
+            return told
+        more = {pair: size for pair, (size, _) in self.switched.items()}
+        for pair in self.whole.pairs:
+            more[pair.src, pair.dst] = more.get((pair.src, pair.dst), 0) - (pair.measured_bytes or 0)
+        apart = {pair for pair, size in more.items() if size}
+        if not apart:
+            return f"{told}, as the kernel counted"
+        where = ", all of it to and from rank 0, where the store is" if all(0 in pair for pair in apart) else ""
+        return f"{told}, {sum(more.values()):,} B more than these connections{where}"
 
     def sentences(self) -> list[str]:
         """What the table does not say: the parts, and what stands against an exact answer."""
@@ -154,6 +183,8 @@ class Reconciliation(Answer, frozen=True, kw_only=True):
         ]
         if len(off) > _PARTS_SHOWN:
             said.append(f"And {len(off) - _PARTS_SHOWN:,} more parts: see .parts.")
+        if self.switched:
+            said.append(f"{self.third_witness}.")
         if self.intrusive:
             said.append('Measured with measure="phase", which changes the times.')
         return said
@@ -186,7 +217,17 @@ def reconcile(trace: Trace) -> Reconciliation:
         labels=trace.labels,
         intrusive=any(still is not None for meter in known.values() for still in meter.still),
         not_measured="" if whole.measured else why_not_measured(trace),
+        switched=_switched(trace),
     )
+
+
+def _switched(trace: Trace) -> dict[tuple[int, int], tuple[int, int]]:
+    return {
+        (process.rank, rank): sent
+        for process in trace.processes
+        if process.network is not None and trace.selected_from is None
+        for rank, sent in process.network.sent.items()
+    }
 
 
 # The parts ------------------------------------------------------------------------------------------------------------

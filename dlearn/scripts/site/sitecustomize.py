@@ -1,13 +1,16 @@
 """Python imports this when it starts, in every process of a job under `dlearn run`: the folder is first on PYTHONPATH.
 
-It gives way to the `sitecustomize` that it hides, and has the process recorded once the program has imported torch.
+It gives way to the `sitecustomize` that it hides, and has the process recorded once the program has imported torch. A
+rank that is to have a network of its own goes there first, while it has one thread.
 """
 
 from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import json
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
@@ -60,6 +63,33 @@ def attach() -> None:
     attach()
 
 
+def take_seat(seats: str) -> None:
+    """Go into a network of its own, hand over its device, and wait until all ranks have."""
+    path = os.path.join(os.path.dirname(os.path.dirname(_HERE)), "network", "namespace.py")
+    spec = importlib.util.spec_from_file_location("dlearn_namespace", path)
+    assert spec is not None
+    assert spec.loader is not None
+    namespace = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(namespace)
+    rank = int(os.environ["RANK"])
+    with socket.socket(socket.AF_UNIX) as way:
+        way.connect(seats)
+        seat = json.loads(way.makefile("rb", 0).readline())
+        device = namespace.enter(namespace.Seat(rank, **seat))
+        socket.send_fds(way, [json.dumps([rank, os.getpid()]).encode()], [device])
+        os.close(device)
+        if not way.recv(2):
+            raise SystemExit("dlearn: this rank found no network: dlearn run has ended.")
+    interfaces = dict.fromkeys(("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), namespace.DEVICE)
+    # The agent's store is on loopback, which is another one here: rank 0 has one of its own.
+    os.environ.update(interfaces, MASTER_ADDR=namespace.address(0), TORCHELASTIC_USE_AGENT_STORE="False")
+
+
+def is_rank() -> bool:
+    """What the launcher itself has started as a rank; a rank's own children are in its network already."""
+    return "RANK" in os.environ and os.getppid() == json.loads(os.environ["DLEARN_RUN"])["launcher"]
+
+
 def give_way() -> None:
     sys.path[:] = [path for path in sys.path if path != _HERE]
     hidden = importlib.machinery.PathFinder.find_spec("sitecustomize")
@@ -69,5 +99,7 @@ def give_way() -> None:
         hidden.loader.exec_module(module)
 
 
+if "DLEARN_RUN_NETWORK" in os.environ and is_rank():
+    take_seat(os.environ["DLEARN_RUN_NETWORK"])
 sys.meta_path.insert(0, AfterTorch())
 give_way()
