@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from dlearn.errors import TraceError
+from dlearn.trace import job_facts
 from dlearn.trace.ends import learn
 from dlearn.trace.event import (
     FORMATS,
@@ -27,18 +28,7 @@ from dlearn.trace.event import (
     Socket,
     Worker,
 )
-from dlearn.trace.job_facts import (
-    AnyLine,
-    ClockReading,
-    DeviceReading,
-    DeviceTime,
-    Exit,
-    Joined,
-    Peer,
-    Place,
-    Stopped,
-    Switched,
-)
+from dlearn.trace.job_facts import AnyLine, ClockReading, DeviceReading, DeviceTime, Peer, Place, Switched
 from dlearn.trace.short_events import Damage, fill_in_ends, split, table_of, take_out
 from dlearn.trace.short_lines import ENDED_BY, REPEATED
 from dlearn.trace.source import Make, SourceFact, makers
@@ -345,7 +335,7 @@ def _take(file: ProcessFile, line: AnyLine | Event) -> None:
             file.worker = line  # After shutdown and init_rpc again, the last one.
         case NotMeasured():
             file.not_measured = line.reason
-        case Joined():
+        case job_facts.Joined():
             file.joined.add(line.job)
         case ClockReading():
             file.clocks.append(line)
@@ -356,9 +346,9 @@ def _take(file: ProcessFile, line: AnyLine | Event) -> None:
         case Place():
             if file.place is None or not file.place.ended:
                 file.place = line
-        case Exit():
+        case job_facts.Exit():
             file.exit_status = line.status
-        case Stopped():
+        case job_facts.Stopped():
             file.stopped_ns = line.at_ns
         case Switched():
             file.network = line
