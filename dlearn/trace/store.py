@@ -68,7 +68,6 @@ class Recorded:
     stopped_ns: int | None = None
     """When its cluster stopped it, still at work, on its own clock: at the timeout, or after another rank's fault."""
     network: Switched | None = None
-    """The network that was chosen for it, and what the switch counted."""
     footer: Footer | None = None
     complete: bool = True
     """Whether every line that it wrote is here. If not, a call that is not here may still have been made."""
@@ -119,15 +118,13 @@ def read(path: Path) -> ProcessFile:
     file = ProcessFile(path, _read_header(path, next(blocks, b"")))
     damage, lines = _read_lines(file, blocks)
     damaged = [f"line {number}{why}" for number, why in sorted(damage.items())]
-    by_others = (file.exit_status is not None) + (file.network is not None)
-    file.problems += _lost(file, damaged, lines - by_others)
+    file.problems += _lost(file, damaged, lines - (file.exit_status is not None) - (file.network is not None))
     if file.problems:
         file.complete = False
         _excuse_ends(file)
     if file.footer and file.footer.works_dropped:
-        file.problems.append(
-            printable(f"{path.name}: sends and receives whose end was not observed: {file.footer.works_dropped:,}")
-        )
+        unseen = f"{file.footer.works_dropped:,}"
+        file.problems.append(printable(f"{path.name}: sends and receives whose end was not observed: {unseen}"))
     return file
 
 
