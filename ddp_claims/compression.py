@@ -9,6 +9,7 @@ loss jumps from epoch to epoch, one seed of fp16 and of bf16 ended higher by mor
 
 from __future__ import annotations
 
+import time
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,7 +22,9 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_claims.comm_hooks import bf16
+from ddp_claims.conditions import no_network
 from ddp_claims.convergence import SEEDS, differences, keeps, seeds_text, spread, training_loss
+from ddp_claims.samples import ratios
 from ddp_claims.verdicts import Check, Claim, Result
 from dlearn.cluster import Cluster
 from dlearn.draw.palette import SERIES
@@ -41,6 +44,9 @@ METHODS = ("plain", "fp16", "bf16", *(f"PowerSGD {rank}" for rank in POWERSGD_RA
 PLAIN_STEPS = 2
 """PowerSGD leaves the first steps alone: in them, DDP still makes its buckets."""
 EPOCHS, BATCH, LEARNING_RATE, MOMENTUM = 8, 25, 0.02, 0.9
+TIMED_STEPS = 14
+NETWORK = "10 Mbit/s, 1 ms"
+"""Slow enough that bytes cost more than what packs them."""
 MOST_POINTS = 1.0
 """Percentage points of held-out accuracy that are "a tiny amount": 3 of 297 images."""
 
@@ -75,6 +81,21 @@ def recorded_steps() -> None:
         for step in range(PLAIN_STEPS + 2):
             with span(method if step == PLAIN_STEPS + 1 else f"{method}: before"):
                 cross_entropy(model(images[:BATCH]), labels[:BATCH]).backward()  # type: ignore[no-untyped-call]
+
+
+def timed_steps() -> dict[str, list[float]]:
+    """On a rank: seconds of each step with each method, in turn."""
+    images, labels = digits.shard(dist.get_rank(), dist.get_world_size())
+    made = {method: compressed(method, seed=0) for method in METHODS}
+    seconds: dict[str, list[float]] = {method: [] for method in METHODS}
+    for step in range(PLAIN_STEPS + TIMED_STEPS):
+        for method, model in made.items():
+            dist.barrier()
+            start = time.perf_counter()
+            cross_entropy(model(images[:BATCH]), labels[:BATCH]).backward()  # type: ignore[no-untyped-call]
+            if step >= PLAIN_STEPS:
+                seconds[method].append(time.perf_counter() - start)
+    return seconds
 
 
 def sent(trace: Trace, method: str) -> tuple[int, ...]:
@@ -147,6 +168,7 @@ def compression() -> Result:
         kept(ends, "fp16", "bf16"),
         *(kept(ends, f"PowerSGD {rank}") for rank in POWERSGD_RANKS),
         as_accurate(accuracies),
+        *faster(),
     )
     return Result(checks, picture(sizes, ends), f"{RANKS} ranks, gloo, {len(SEEDS)} seeds; the bytes are exact")
 
@@ -195,6 +217,19 @@ def as_accurate(accuracies: dict[str, list[float]]) -> Check:
         + ", ".join(f"{name} {max(0.0, points):.1f}" for name, points in lost.items()),
         all(points <= MOST_POINTS for points in lost.values()),
     )
+
+
+def faster() -> list[Check]:
+    """Whether fewer bytes are less time, over a network that is slow enough to tell."""
+    says = f"over {NETWORK}, a step with {{method}} is faster"
+    if no_network():
+        return [Check(says.format(method="fp16"), no_network(), None)]
+    seconds: dict[str, list[float]] = Cluster(RANKS, record=False, network=NETWORK).run(timed_steps).results[0]
+    found = {method: ratios(seconds["plain"], seconds[method]) for method in ("fp16", "PowerSGD 1")}
+    return [
+        Check(says.format(method=method), f"without it takes {each.text('times')} as long", each.interval[0] > 1)
+        for method, each in found.items()
+    ]
 
 
 def picture(sizes: dict[str, tuple[int, ...]], ends: dict[str, list[float]]) -> Axes:

@@ -1,9 +1,15 @@
-"""What a time depends on, in words: with more ranks than cores, waiting for a core is part of every time."""
+"""What a time depends on: with more ranks than cores, waiting for a core is part of every time; and on the network.
+
+On the loopback interface a transfer is copying, which takes the same cores as computing does. Over a network that is
+chosen it takes time, and no core but some of the switch's: only there is something to hide.
+"""
 
 from __future__ import annotations
 
 import os
+from functools import cache
 
+from dlearn.network.namespace import refusal
 from dlearn.shown import count_text
 
 
@@ -16,3 +22,9 @@ def ranks_on_cores(ranks: int) -> str:
     """ "2 ranks on 2 cores", or what it means that there are more ranks."""
     said = f"{count_text(ranks, 'rank')} on {cores()} cores"
     return said if ranks <= cores() else f"{said}: they take turns, which is part of the times"
+
+
+@cache
+def no_network() -> str:
+    """Why no network can be chosen here; empty if one can."""
+    return refusal()

@@ -78,8 +78,8 @@ found
 # What is that good for? While one bucket travels, the next one is computed.
 #
 # Over the loopback interface "travelling" is copying, done by the same two cores that compute: there is little to
-# hide. So the ranks get a real link, if this machine lets us: two network namespaces of Linux, and a cable of 100
-# Mbit/s between them. **Predict first:** on which of the two does overlap pay?
+# hide. So the ranks get a network of 100 Mbit/s, if this machine lets us choose one. **Predict first:** on
+# which of the two does overlap pay?
 
 # %%
 find("DD4")
@@ -124,8 +124,8 @@ find("DD8")
 
 # %% [markdown]
 # If one process group cannot use the whole link, why not several, in turn? Torch once had such groups, and has them no
-# more. A communication hook does the same: one bucket to each group. **Predict first**, for two ranks on two cores:
-# faster?
+# more. A communication hook does the same: one bucket to each group. gloo sends a large tensor in parts, and waits for
+# the other side between them; over 1 Gbit/s and 10 ms that is long. **Predict first**, with three groups: faster?
 
 # %%
 find("DD9")
@@ -217,7 +217,7 @@ Report(tuple(findings))
 #
 # 1. DD1's knee depends on the machine. Make the message of `ddp_claims/message_size.py` larger: does an
 #    element become cheaper still?
-# 2. DD4 at a cable of `10mbit`: how much can be hidden at most, if the transfer takes ten times as long as the backward
-#    pass? Change `RATE` in `overlapping.py` and try.
+# 2. DD4 over `10 Mbit/s`: how much can be hidden at most, if the transfer takes ten times as long as the backward
+#    pass? Change `NETWORK` in `overlapping.py` and try.
 # 3. A claim that is *not confirmed here*: which machine would you need to test it fairly, and what would you change in
 #    the run?

@@ -3,98 +3,20 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_claims import CLAIMS, claim, link, rules
+from ddp_claims import CLAIMS, claim, rules
 from ddp_claims.__main__ import main
 from ddp_claims.comm_hooks import RoundRobin
 from ddp_claims.samples import Samples, ratios
 from dlearn import Cluster
-from dlearn.errors import DlearnError
 from dlearn.lessons import charts
-
-needs_hosts = pytest.mark.skipif(bool(link.why_not()), reason=f"no hosts: {link.why_not()}")
-
-
-def ranks_over_a_cable() -> set[int]:
-    found = (each for each in psutil.process_iter(["cmdline"]) if link.__name__ in (each.info["cmdline"] or ()))
-    return {each.pid for each in found}
-
-
-def slow_transfer() -> list[float]:
-    data = torch.ones(250_000)
-    start = time.perf_counter()
-    dist.all_reduce(data)
-    return [time.perf_counter() - start, float(data[0])]
-
-
-def fails_on_rank_1() -> None:
-    if dist.get_rank() == 1:
-        raise ValueError("no cable here")
-    dist.barrier()
-
-
-@needs_hosts
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_a_cable_carries_its_rate_and_is_gone_afterwards():
-    before = ranks_over_a_cable()
-    found = link.run_over("20mbit", slow_transfer)
-    for seconds, total in found:
-        assert total == 2.0
-        # Each rank sends 1 MB. A token bucket lets a burst of 64 kB through, and then no more than its rate.
-        assert seconds > (1_000_000 - 64_000) * 8 / 20e6
-    assert ranks_over_a_cable() == before
-
-
-@needs_hosts
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_a_rank_that_fails_over_the_cable_is_named_and_nothing_stays():
-    before = ranks_over_a_cable()
-    with pytest.raises(DlearnError, match="rank 1 failed over the cable: ValueError: no cable here"):
-        link.run_over("100mbit", fails_on_rank_1)
-    assert ranks_over_a_cable() == before
-
-
-def sleep_for_ever() -> None:
-    time.sleep(1000)
-
-
-@needs_hosts
-@pytest.mark.slow
-@pytest.mark.timeout(120)
-def test_ranks_over_a_cable_end_with_whoever_asked_for_them(tmp_path):
-    """However it ends: here it is killed. Their hosts have no names, and are gone with them."""
-    before = ranks_over_a_cable()
-    code = "import test_ddp_paper_times as t; t.link.run_over('100mbit', t.sleep_for_ever)"
-    asking = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parent)
-    try:
-        wait_until(lambda: len(ranks_over_a_cable() - before) == 2)
-    finally:
-        asking.kill()
-        asking.wait()
-    wait_until(lambda: ranks_over_a_cable() == before)
-
-
-def wait_until(so) -> None:
-    deadline = time.monotonic() + 40
-    while not so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
-def test_without_its_tools_there_is_no_cable_and_the_reason_is_said(monkeypatch):
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert "no ip and tc and unshare and nsenter here" in link.why_not.__wrapped__()
 
 
 def train_round_robin(count: int) -> tuple[list[torch.Tensor], int]:
