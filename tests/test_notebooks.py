@@ -15,6 +15,8 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image, ImageChops, ImageStat
 
+from dlearn.network.namespace import refusal
+
 if TYPE_CHECKING:
     import nbformat  # Where it is used: with the names of the web that it knows, it takes 2.5 s.
 
@@ -147,6 +149,8 @@ def test_the_notebook_runs_and_every_text_of_its_pictures_can_be_read(build, sou
     notebook = build.read(source)
     if "mpi" in notebook.metadata.dlearn["needs"]:
         pytest.importorskip("mpi4py", reason="this lesson needs the extra `mpi`")
+    if "network" in notebook.metadata.dlearn["needs"] and refusal():
+        pytest.skip(refusal())
     start, seen = tmp_path / "start.py", tmp_path / "pictures"
     start.write_text(WATCH.format(tests=str(Path(__file__).parent), seen=str(seen)))
     monkeypatch.setenv("PYTHONSTARTUP", str(start))

@@ -1,0 +1,195 @@
+# ---
+# jupyter:
+#   dlearn:
+#     ids: [DD12]
+#     minutes: 0.6
+#     needs: [network]
+#     peak_mb: 600
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # A slow network: what do bytes cost, and when does it pay to send fewer?
+#
+# On one machine a transfer costs processor time, and hardly any other. So speed does not tell a ring from a star there,
+# and compressing gradients never pays. Here you choose the network: each rank is put on one of its own, and a switch
+# carries its packets with the rate and the latency that you say. gloo and DDP know nothing of it. (Linux only, no root;
+# `dlearn doctor` says whether this machine permits it, and what to do if not.)
+#
+# ## What does an all-reduce take?
+#
+# A message takes latency + bytes / rate. In a ring of n ranks each rank sends 2(n - 1) times, an n-th of the data each
+# time. **Predict first:** two ranks, 20 Mbit/s, a latency of 1 ms. How long does an all-reduce of 1 MB take? And of 4
+# bytes?
+
+# %%
+import time
+
+import torch
+import torch.distributed as dist
+
+from dlearn import Cluster
+from dlearn.lessons import charts
+
+my_guess_ms = {"1 MB": None, "4 B": None}
+LATENCY = 0.001
+
+
+def law(size, rate, ranks=2):
+    """Seconds of a ring: `size` in bytes, `rate` in bit/s."""
+    return 2 * (ranks - 1) * (LATENCY + size / ranks * 8 / rate)
+
+
+def all_reduce_seconds(sizes, rounds=3):
+    """The quickest of a few, for each size in bytes."""
+    found = []
+    for size in sizes:
+        data, taken = torch.ones(size // 4), []
+        for _ in range(rounds):
+            dist.barrier()
+            start = time.perf_counter()
+            dist.all_reduce(data)
+            taken.append(time.perf_counter() - start)
+        found.append(min(taken))
+    return found
+
+
+def over(rate):
+    return f"{rate / 1e6:g} Mbit/s, 1 ms"
+
+
+run = Cluster(2, network=over(20e6)).run(all_reduce_seconds, [1_000_000, 4])
+large, small = run.results[0]
+print(f"1 MB: {large * 1e3:.0f} ms, the law says {law(1_000_000, 20e6) * 1e3:.0f}", my_guess_ms["1 MB"] or "")
+print(f"4 B: {small * 1e3:.1f} ms, the law says {law(4, 20e6) * 1e3:.1f}", my_guess_ms["4 B"] or "")
+run.network
+
+# %% [markdown]
+# The second is 250,000 times smaller, and only 200 times quicker: it is all latency (and what gloo asks before it
+# sends). The table is the switch's own account, as asked and as carried. Now a curve for three rates, and dots for what
+# was measured:
+
+# %%
+RATES = (5e6, 20e6, 80e6)
+SIZES = [4_000, 16_000, 64_000, 256_000, 1_000_000]
+found = {rate: Cluster(2, network=over(rate), record=False).run(all_reduce_seconds, SIZES).results[0] for rate in RATES}
+series = {}
+for rate in RATES:
+    series[f"{rate / 1e6:g} Mbit/s"] = charts.Series(SIZES, [1e3 * each for each in found[rate]], between="")
+for rate in RATES:
+    points = [1e3 * law(size, rate) for size in SIZES]
+    series[f"the law at {rate / 1e6:g} Mbit/s"] = charts.Series(SIZES, points, derived=True)
+far = {rate: found[rate][-1] / law(SIZES[-1], rate) for rate in RATES}
+charts.lines(
+    series,
+    title=f"1 MB takes {min(far.values()):.2f} to {max(far.values()):.2f} times what the law says",
+    x="bytes of the all-reduce",
+    y="ms",
+    log="xy",
+    ticks=[(size, f"{size // 1000} kB") for size in SIZES],
+)
+
+# %%
+assert all(found[rate][-1] >= law(SIZES[-1], rate) for rate in RATES)  # no network is quicker than it is
+assert all(found[rate][-1] < 1.5 * law(SIZES[-1], rate) for rate in RATES)
+assert found[5e6][-1] > 10 * found[80e6][-1]  # 16 times the rate
+assert large > law(1_000_000, 20e6)
+assert large < 300 * small
+
+# %% [markdown]
+# ## When does it pay to send fewer bytes?
+#
+# The lesson [compression](compression.ipynb) counts what hooks save: of the 104,488 bytes of gradients, PowerSGD of
+# rank 1 sends 3,408, in three all-reduces instead of one. That costs computing, and two more all-reduces. On loopback,
+# and over 5 Mbit/s:
+
+# %%
+from statistics import median
+
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+from dlearn.lessons import digits, models
+
+START = 2  # PowerSGD leaves the first two steps alone, while DDP still makes its buckets
+BYTES = {"plain": 104_488, "fp16": 52_244, "PowerSGD": 3_408}  # of a step; see the lesson compression
+
+
+def steps(rounds=15):
+    """Seconds of each step with each hook, in turn."""
+    images, labels = (part[:25] for part in digits.shard(dist.get_rank(), dist.get_world_size()))
+    made = {name: DistributedDataParallel(models.MLP()) for name in BYTES}
+    made["fp16"].register_comm_hook(None, fp16_compress_hook)
+    made["PowerSGD"].register_comm_hook(
+        PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=START), powerSGD_hook
+    )
+    taken = {name: [] for name in BYTES}
+    for number in range(START + rounds):
+        for name, model in made.items():
+            dist.barrier()
+            start = time.perf_counter()
+            cross_entropy(model(images), labels).backward()
+            if number >= START:
+                taken[name].append(time.perf_counter() - start)
+    return {name: median(each) for name, each in taken.items()}
+
+
+near = Cluster(2, record=False).run(steps).results[0]
+slow = Cluster(2, record=False, network=over(5e6)).run(steps).results[0]
+for name in BYTES:
+    print(f"{name:9} {near[name] * 1e3:6.1f} ms on loopback, {slow[name] * 1e3:6.1f} ms over {over(5e6)}")
+
+# %% [markdown]
+# **Predict first:** below which rate does PowerSGD pay? What it costs, you can see on loopback: the difference to
+# plain, and four latencies more (two all-reduces, of two messages each). What it saves is bytes / rate. Where both are
+# equal, the curves cross:
+
+# %%
+my_guess_mbit = None
+saved = BYTES["plain"] - BYTES["PowerSGD"]
+costs = max(0.0, near["PowerSGD"] - near["plain"]) + 4 * LATENCY
+crossing = saved * 8 / costs
+print(f"predicted: below {crossing / 1e6:.0f} Mbit/s", my_guess_mbit or "")
+
+# %%
+tried = (10e6, 40e6, 160e6, 640e6)
+at = {rate: Cluster(2, record=False, network=over(rate)).run(steps).results[0] for rate in tried}
+ratios = {name: [at[rate]["plain"] / at[rate][name] for rate in tried] for name in ("fp16", "PowerSGD")}
+pays = [rate for rate, ratio in zip(tried, ratios["PowerSGD"], strict=True) if ratio > 1]
+charts.lines(
+    {name: charts.Series(tried, each) for name, each in ratios.items()}
+    | {"both take as long": charts.Series(tried, [1] * len(tried), derived=True)},
+    title=f"PowerSGD is {ratios['PowerSGD'][0]:.1f} times as fast over {tried[0] / 1e6:g} Mbit/s,"
+    f" and {ratios['PowerSGD'][-1]:.1f} times over {tried[-1] / 1e6:g}",
+    x="rate of the network",
+    y="a plain step, times one with the hook",
+    log="x",
+    ticks=[(rate, f"{rate / 1e6:g} Mbit/s") for rate in tried],
+    mark=(min(max(crossing, tried[0]), tried[-1]), "predicted"),
+)
+
+# %%
+assert slow["plain"] > 1.3 * slow["fp16"] > 1.3 * slow["PowerSGD"]  # half of the bytes, then a thirtieth of them
+assert ratios["PowerSGD"][0] > 1.3  # 100 kB less take 80 ms less
+assert ratios["PowerSGD"][-1] < 1  # where 100 kB take 1 ms, four latencies take 4
+assert pays
+assert max(pays) < tried[-1]
+
+# %% [markdown]
+# ## And a script of yours?
+#
+# `dlearn run --network "100 Mbit/s, 2 ms" --nproc-per-node=4 train.py` puts torchrun's ranks on such a network, and the
+# trace says so. The claims DD4, DD9 and DD17 of [ddp_paper](ddp_paper.ipynb) are tried over one, too: overlap, several
+# groups in turn, the best size of a bucket.
+#
+# ## Exercises
+#
+# 1. Choose a latency of 20 ms: which of the two, fp16 or PowerSGD, suffers, and why? Where do the curves cross now?
+# 2. `Network.star(["1 Gbit/s, 100 us", "1 Gbit/s, 100 us", "10 Mbit/s, 5 ms"])` gives one of three ranks a bad cable.
+#    What does the ring take, and who waits for whom (`draw.timeline`)?
+# 3. Which bucket size is best at a latency of 20 ms? Predict it from the number of buckets, and try.
