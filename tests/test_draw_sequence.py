@@ -279,6 +279,25 @@ def test_a_timeline_counts_what_rpc_does_for_itself_and_draws_the_rest(tmp_path)
     assert not any("RREF" in text for text in texts(ax))
 
 
+def test_arrows_of_a_collective_are_all_there_or_one_for_each_pair(tmp_path):
+    """Rings of glass boxes, as they were recorded: none is broken, none is left out for want of room."""
+    with zipfile.ZipFile(Path(__file__).parent / "frozen" / "lesson-ring_all_reduce.zip") as archive:
+        archive.extractall(tmp_path)
+    seen = 0
+    for folder in sorted(path for path in tmp_path.iterdir() if path.is_dir()):
+        trace = Trace.load(folder)
+        for one in dlearn.operations(trace):
+            if one.op != "all_reduce" or not one.steps:
+                continue
+            scene = set_scene(trace.where(op="all_reduce"), derived=False)
+            flows = [flow for flow in scene.arrows.flows if flow.operation.seq == one.seq]
+            sent = {(message.src, message.dst) for message in messages_of(one)}
+            assert not flows or {(flow.src, flow.dst) for flow in flows} == sent
+            assert not flows or sum(flow.count for flow in flows) == len(messages_of(one))
+            seen += bool(flows)
+    assert seen
+
+
 def test_a_call_by_rpc_waits_while_its_callee_works(tmp_path):
     """The first iteration of two trainers: each calls forward, sends its gradient back and asks for a step."""
     with zipfile.ZipFile(Path(__file__).parent / "frozen" / "lesson-parameter_server.zip") as archive:

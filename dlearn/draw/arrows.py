@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import pairwise
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -45,11 +45,12 @@ def readable(found: Sequence[Sequence[Message]], ranks: Sequence[int], *, points
     ]
     steps = [flow for messages in timed for flow in flows(messages, by_step=True)]
     pairs = [flow for messages in timed for flow in flows(messages, by_step=False)]
-    shown = steps if _have_room(steps, points_per_ns) else pairs
+    nearest_ns = _APART_PT / points_per_ns
+    shown = steps if _have_room(steps, points_per_ns) and _told_apart(steps, nearest_ns) else pairs
     if len(shown) > MOST_ARROWS:
         return None
     observed = [flow for flow in shown if flow.how != "derived"]
-    apart = [flow for flow in shown if flow.how == "derived"] + _apart(observed, ranks, _APART_PT / points_per_ns)
+    apart = [flow for flow in shown if flow.how == "derived"] + _apart(observed, ranks, nearest_ns)
     left_out = sum(flow.count for flow in shown) - sum(flow.count for flow in apart)
     return Arrows(tuple(apart), any(flow.count > 1 for flow in apart), left_out)
 
@@ -57,23 +58,52 @@ def readable(found: Sequence[Sequence[Message]], ranks: Sequence[int], *, points
 def _apart(shown: Sequence[Flow], ranks: Sequence[int], nearest_ns: float) -> list[Flow]:
     """Those that are nowhere too near to another where they leave, pass or reach a lane.
 
-    A request and its reply are both kept, or none, as of calls that are over at once; of two that touch those that last
-    longer.
+    All arrows of an operation are kept, or none: a request without its reply, or a ring that is broken somewhere, would
+    mislead. Of two operations that touch, the one that lasts longer; a call that is over at once has no room.
     """
     together: dict[int, list[Flow]] = defaultdict(list)
     for flow in shown:
         together[id(flow.operation)].append(flow)
-    taken: dict[tuple[int, int], list[float]] = defaultdict(list)
+    taken: dict[Hashable, list[float]] = defaultdict(list)
     kept: list[Flow] = []
     for each in sorted(together.values(), key=_lasted_ns, reverse=True):
-        edges = [edge for flow in each for edge in _edges(flow, ranks)]
+        edges = [edge for flow in each for edge in (_heads(flow) if _is_collective(each) else _edges(flow, ranks))]
         long = each[0].operation.exchange is None or _lasted_ns(each) >= nearest_ns
-        own = all(one[0] != other[0] or abs(one[1] - other[1]) >= nearest_ns for one, other in combinations(edges, 2))
-        if long and own and all(abs(at - other) >= nearest_ns for edge, at in edges for other in taken[edge]):
+        if (
+            long
+            and _are_apart(edges, nearest_ns)
+            and all(abs(at - other) >= nearest_ns for edge, at in edges for other in taken[edge])
+        ):
             kept += each
             for edge, at in edges:
                 taken[edge].append(at)
     return kept
+
+
+def _told_apart(steps: Sequence[Flow], nearest_ns: float) -> bool:
+    """Whether the observed steps of each collective are."""
+    together: dict[int, list[Flow]] = defaultdict(list)
+    for flow in steps:
+        if flow.how != "derived":
+            together[id(flow.operation)].append(flow)
+    collectives = [each for each in together.values() if _is_collective(each)]
+    return all(_are_apart([head for flow in each for head in _heads(flow)], nearest_ns) for each in collectives)
+
+
+def _is_collective(together: Sequence[Flow]) -> bool:
+    """Its arrows cross each other by nature: only those from the same rank to the same must be apart."""
+    return len({(flow.src, flow.dst) for flow in together}) > 2
+
+
+def _are_apart(edges: Sequence[tuple[Hashable, float]], nearest_ns: float) -> bool:
+    at = defaultdict(list)
+    for edge, when in edges:
+        at[edge].append(when)
+    return all(later - before >= nearest_ns for each in at.values() for before, later in pairwise(sorted(each)))
+
+
+def _heads(flow: Flow) -> list[tuple[Hashable, float]]:
+    return [(("head", flow.src, flow.dst), flow.received_ns or 0)]
 
 
 def _lasted_ns(together: Sequence[Flow]) -> int:
@@ -83,7 +113,7 @@ def _lasted_ns(together: Sequence[Flow]) -> int:
     return end_ns - operation.start_ns
 
 
-def _edges(flow: Flow, ranks: Sequence[int]) -> Iterator[tuple[tuple[int, int], float]]:
+def _edges(flow: Flow, ranks: Sequence[int]) -> Iterator[tuple[Hashable, float]]:
     """The lanes that an arrow touches, on the side of which gap, and when, as if it crossed all gaps equally fast."""
     src, dst = ranks.index(flow.src), ranks.index(flow.dst)
     sent, received = flow.sent_ns or 0, flow.received_ns or 0
