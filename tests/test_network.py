@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -472,3 +473,18 @@ def test_what_dlearn_run_cannot_put_on_a_network_is_a_sentence(tmp_path, argumen
     assert done.returncode == 2
     assert sentence in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+@needs_network
+def test_a_rank_that_finds_no_seat_ends_and_does_not_run_on_another_network(tmp_path):
+    """Its Python would go on after a fault in sitecustomize."""
+    site = Path(__file__).parent.parent / "dlearn" / "scripts" / "site"
+    order = json.dumps({"launcher": os.getpid()})
+    environment = {**os.environ, "PYTHONPATH": str(site), "RANK": "0", "DLEARN_RUN": order}
+    environment["DLEARN_RUN_NETWORK"] = str(tmp_path / "nobody")
+    done = subprocess.run(
+        [sys.executable, "-c", "print('it runs')"], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == "dlearn: this rank found no network: FileNotFoundError: [Errno 2] No such file or directory\n"

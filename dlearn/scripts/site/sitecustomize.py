@@ -79,7 +79,7 @@ def take_seat(seats: str) -> None:
         socket.send_fds(way, [json.dumps([rank, os.getpid()]).encode()], [device])
         os.close(device)
         if not way.recv(2):
-            raise SystemExit("dlearn: this rank found no network: dlearn run has ended.")
+            raise ConnectionError("dlearn run has ended")
     interfaces = dict.fromkeys(("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), namespace.DEVICE)
     # The agent's store is on loopback, which is another one here: rank 0 has one of its own.
     os.environ.update(interfaces, MASTER_ADDR=namespace.address(0), TORCHELASTIC_USE_AGENT_STORE="False")
@@ -100,6 +100,10 @@ def give_way() -> None:
 
 
 if "DLEARN_RUN_NETWORK" in os.environ and is_rank():
-    take_seat(os.environ["DLEARN_RUN_NETWORK"])
+    try:
+        take_seat(os.environ["DLEARN_RUN_NETWORK"])
+    except Exception as error:  # Python would go on without: on the machine's own network, and say nothing of it.
+        print(f"dlearn: this rank found no network: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)
 sys.meta_path.insert(0, AfterTorch())
 give_way()
