@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from pictures import drawings
 from test_group_map import parallel
 from test_palette import LOOKS
+from test_step_times import named, trained
 
 from dlearn import draw
 from dlearn.draw import palette
@@ -140,3 +141,24 @@ def test_a_drawing_takes_theme_and_width_of_its_cell_and_shares_no_id(browser, e
             red, green, blue = plt.imread(tmp_path / "seen.png")[2, 2, :3]
             assert (red, green, blue) == pytest.approx((1, 1, 1) if light else (17 / 255,) * 3, abs=0.01)
             assert image.get_attribute("alt").count(".") >= 2
+
+
+FILLS = """id => [...document.querySelectorAll(`[id^="${id}"] > [style]`)].map(each => getComputedStyle(each).fill)"""
+
+
+@needs_browser
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_key_has_the_shade_of_the_cells_that_it_explains(browser, tmp_path, scheme):
+    """In one of eight steps rank 0 waits as long as all others take; a step was never finished."""
+    waits = draw.steps(trained(tmp_path / "a", late_ms=1000))
+    never = draw.steps(named(tmp_path / "b", [5, 10, 20], never=[(1, 2)]))
+    for name, ax in {"waits": waits, "never": never}.items():
+        draw.save(ax, tmp_path / f"{name}.svg")
+        with opened(browser, (tmp_path / f"{name}.svg").as_uri()) as page:
+            page.emulate_media(color_scheme=scheme)
+            key, cells = page.evaluate(FILLS, "key of cells"), page.evaluate(FILLS, "cells")
+        assert key[2] in cells, "the longest"
+        assert set(key[3:]) <= set(cells), "never finished"
+        lights = [contrast(rgb(each), (1, 1, 1)) for each in key[:3]]
+        assert lights == sorted(lights, reverse=scheme == "dark"), "the more, the further from the page"
+        assert len({*key}) == len(key) == 3 + (name == "never")

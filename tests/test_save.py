@@ -149,7 +149,7 @@ def test_numbers_of_narrow_cells_share_their_unit(tmp_path):
     found = {text.get_position(): text.get_text() for text in ax.texts}
     assert found[1.5, 0.5] == "40.0"
     assert found[0.5, 15.5] == "640"
-    assert "Numbers in kB." in found.values()
+    assert "Numbers in kB. Grey: a rank to itself." in found.values()
 
 
 @pytest.mark.slow

@@ -325,10 +325,8 @@ def _note_ends(folder: Path, ends: Iterable[Exit | Stopped | Switched | None]) -
                 if path is not None:
                     note_end(path, end)
             except OSError as error:  # A full disk costs this line, and not the results of the others.
-                print(
-                    f"dlearn: the trace does not say how rank {rank} ended, or what it sent: {error.strerror}",
-                    file=sys.stderr,
-                )
+                what = "sent over its network" if isinstance(end, Switched) else "ended"
+                print(f"dlearn: the trace does not say how rank {rank} {what}: {error.strerror}", file=sys.stderr)
 
 
 def _end(outcome: Outcome) -> Exit | Stopped | None:

@@ -88,16 +88,17 @@ def _night(svg: str) -> str:
     The ground is painted: a light page whose reader's system is dark would else show light text on white.
     """
     rules, is_scale = [f"text{{fill:{at_night('#000000', least=4.5)}}}"], 'id="cells"' in svg
+    cells = ':is(#cells,[id^="key of cells"])'  # What explains a scale is turned over with it.
     for color in sorted(set(_COLOR.findall(svg))):
         text, shape, shade = at_night(color, least=4.5), at_night(color, least=3), shade_at_night(color)
         if color not in ON_COLOR:
             rules.append(f'text[style*="fill: {color}"]{{fill:{shade if color in ON_SHADE else text}!important}}')
         for part in ("fill", "stroke"):
             if is_scale:
-                rules.append(f'#cells>[style*="{part}: {color}"]{{{part}:{shade}!important}}')
+                rules.append(f'{cells}>[style*="{part}: {color}"]{{{part}:{shade}!important}}')
             if color != ON_COLOR[0]:
                 seen = shape if part == "fill" else at_night(color, least=LINE_AT_NIGHT)
-                rules.append(f':not(text,#cells>*)[style*="{part}: {color}"]{{{part}:{seen}!important}}')
+                rules.append(f':not(text,{cells}>*)[style*="{part}: {color}"]{{{part}:{seen}!important}}')
         rules.append(f'[fill="{color}"]{{fill:{shape}}}')
     return f"@media(prefers-color-scheme:dark){{{''.join(rules)}}}"
 

@@ -59,9 +59,11 @@ def steps(trace: Trace, *, ax: Axes | None = None) -> Axes:
     draw_lengths(ax, found, columns)
     shown = draw_cells(ax, found, columns, row)
     label_axes(ax, found, columns, labels, row)
-    return canvas.frame(
-        ax, title=found.finding, legend=legend(found, shown), notes=[*notes(found, columns), *network_sentences(trace)]
-    )
+    told = [*notes(found, columns), *network_sentences(trace)]
+    ax = canvas.frame(ax, title=found.finding, legend=legend(found, shown), notes=told)
+    for place, patch in enumerate(ax.get_legend().get_patches()):  # type: ignore[union-attr]
+        patch.set_gid(f"key of cells {place}")
+    return ax
 
 
 def columns_of(found: RunSteps) -> list[Column]:
