@@ -419,7 +419,7 @@ dist.barrier()
 begin = time.perf_counter()
 dist.all_reduce(numbers)
 again = "0" == os.environ["TORCHELASTIC_RESTART_COUNT"] and "again" in sys.argv
-print(numbers[0].item(), time.perf_counter() - begin, flush=True)
+os.write(1, f"{numbers[0].item()} {time.perf_counter() - begin}\\n".encode())  # a line of one rank in one piece
 sys.exit(3 if again and dist.get_rank() == 1 else 0)
 """
 
