@@ -626,6 +626,21 @@ def test_a_rank_that_lost_the_fork_server_is_not_blamed():
     assert Cluster(1).run(programs.count).results == {0: 1}
 
 
+def test_a_fork_server_that_is_dying_is_not_asked_twice_in_vain():
+    """It refuses, until the system says that it has ended; then there is another."""
+
+    class Dying:
+        refused = 0
+
+        def connect_to_new_process(self, descriptors):
+            if self.refused < 3:
+                self.refused += 1
+                raise ConnectionRefusedError
+            return 7, 8
+
+    assert launch._ask(Dying(), []) == (7, 8)
+
+
 def test_ranks_start_processes_as_the_notebook_does():
     def method() -> str:
         import multiprocessing

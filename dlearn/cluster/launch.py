@@ -74,6 +74,8 @@ _STACK_LINE = re.compile(r'File "(.+)", line (\d+) in ')
 
 STACK_SECONDS = 0.5
 """How long a rank may take to write where it is."""
+DEATH_SECONDS = 2.0
+"""How long the system may take to report the death of a fork server that no longer listens."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -304,7 +306,7 @@ class _PopenWithoutMain(Popen):
         return self.returncode
 
     def _connect(self, server: Any, data: bytes) -> None:
-        self.sentinel, writer = server.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
+        self.sentinel, writer = _ask(server, self._fds)  # type: ignore[attr-defined]
         # The child takes the end of this pipe for our death.
         kept = os.dup(writer)
         self.finalizer = util.Finalize(self, util.close_fds, (kept, self.sentinel))  # type: ignore[attr-defined]
@@ -312,6 +314,22 @@ class _PopenWithoutMain(Popen):
             stream.write(data)
         self.pid = forkserver.read_signed(self.sentinel)
         _forked.add(self.pid)
+
+
+def _ask(server: Any, descriptors: list[int]) -> tuple[int, int]:
+    """Have the fork server start a process.
+
+    One that was killed listens no more some time before the system says that it has ended; after that, it is another.
+    """
+    deadline = time.monotonic() + DEATH_SECONDS
+    while True:
+        try:
+            found: tuple[int, int] = server.connect_to_new_process(descriptors)
+            return found
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.005)
 
 
 def _see_that_files_can_be_opened() -> None:
