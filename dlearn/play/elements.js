@@ -21,3 +21,16 @@ async function unpackBytes(packed) {
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
+
+// A page may hold several of a kind, each with a script of its own: whichever runs takes all that no other has taken.
+// Where a browser cannot do it, the still picture and the words stay, and the page says why.
+function mountAll(selector, taken, mount) {
+  for (const root of document.querySelectorAll(selector)) {
+    if (root[taken]) continue;
+    root[taken] = true;
+    const packed = root.querySelector("script[type='application/dlearn']").textContent;
+    unpackBytes(packed).then((bytes) => mount(root, bytes)).catch((error) => {
+      root.querySelector(".bar").textContent = `This browser cannot show it (${error}).`;
+    });
+  }
+}

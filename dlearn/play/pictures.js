@@ -121,29 +121,42 @@ const VIEWS = { stage: drawStage, sequence: drawRows, graph: drawGraph };
 
 // What each rank holds ------------------------------------------------------------------------------------------------
 
+// After step `until` (-1: before the first): of one board, by lane, its places with text, share, owners, and whether
+// that step put them there.
+function heldOn(data, number, until) {
+  const held = data.lanes.map(() => new Map());
+  const put = ([board, lane, at, text], fresh) => {
+    if (board === number) held[lane].set(at, [...data.texts[text], fresh]);
+  };
+  for (const change of data.boards[number].start) put(change, false);
+  for (let step = 0; step <= until; step += 1) {
+    for (const change of data.changes[step]) put(change, step === until);
+  }
+  return held;
+}
+
+// The board of the operation that changed last, or else will change first; -1 if none does.
+function boardAt(data, until) {
+  const ofOne = (changes) => changes.find(([board]) => !data.boards[board].lasting);
+  const last = data.changes.slice(0, until + 1).findLast(ofOne) ?? data.changes.slice(until + 1).find(ofOne);
+  return last ? ofOne(last)[0] : -1;
+}
+
 // `named`: the picture above has no column for each rank, so the columns say whose they are.
 // `shown`: the stage shows what there is of the operation under way.
 function drawHeld(place, data, current, named, shown) {
   place.replaceChildren();
   const until = current ?? -1;
-  // Of the boards of single operations the one that changed last, or else will change first.
-  const ofOne = (changes) => changes.find(([board]) => !data.boards[board].lasting);
-  const last = data.changes.slice(0, until + 1).findLast(ofOne) ?? data.changes.slice(until + 1).find(ofOne);
-  const recent = last && ofOne(last)[0];
-  data.boards.forEach((board, place_of) => {
-    if (!board.lasting && (shown || place_of !== recent)) return;
-    const held = new Map();
-    const put = ([of, lane, at, text], fresh) => of === place_of && held.set(`${lane} ${at}`, [lane, at, ...data.texts[text], fresh]);
-    for (const change of board.start) put(change, false);
-    for (let number = 0; number <= until; number += 1) for (const change of data.changes[number]) put(change, number === until);
+  const recent = shown ? -1 : boardAt(data, until);
+  data.boards.forEach((board, number) => {
+    if (!board.lasting && number !== recent) return;
     add(place, "p", { class: "note" }, board.title);
     if (named && !place.querySelector(".names")) addNames(place, data);
     const dense = data.lanes.length > MOST_TEXTS; // cells of colour, not text
     const columns = add(place, "div", { class: dense ? "columns dense" : "columns" });
-    data.lanes.forEach((name, lane) => {
-      const column = add(columns, "ul", { "aria-label": `${name} holds` });
-      const own = [...held.values()].filter((each) => each[0] === lane).sort((a, b) => a[1] - b[1]);
-      for (const [, at, text, share, , fresh] of own) {
+    heldOn(data, number, until).forEach((held, lane) => {
+      const column = add(columns, "ul", { "aria-label": `${data.lanes[lane]} holds` });
+      for (const [at, [text, share, , fresh]] of [...held].sort(([one], [other]) => one - other)) {
         if (!text && !dense) continue;
         const chip = add(column, "li", { class: fresh ? "fresh" : "", title: `${at + 1}: ${text}` });
         chip.style.setProperty("--share", `${100 * share}%`);

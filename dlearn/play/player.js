@@ -130,14 +130,14 @@ function mount(root, data) {
     forward: () => go(step + 1),
     end: () => go(played.length),
   };
-  for (const [name, move] of Object.entries(moves)) {
-    button(name).addEventListener("click", () => {
-      pause();
-      move();
-      // A button that has just been disabled loses the keyboard.
-      if (button(name).disabled) picture.focus({ preventScroll: true });
-    });
-  }
+  find(".buttons").addEventListener("click", ({ target }) => {
+    const move = moves[target.dataset.go];
+    if (!move) return;
+    pause();
+    move();
+    // A button that has just been disabled loses the keyboard.
+    if (target.disabled) picture.focus({ preventScroll: true });
+  });
   button("play").addEventListener("click", () => (timer ? pause() : play()));
   slider.addEventListener("input", () => {
     pause();
@@ -218,9 +218,7 @@ function mount(root, data) {
 
 function addTotal(body, pair) {
   const row = body.insertRow();
-  const name = row.appendChild(document.createElement("th"));
-  name.scope = "row";
-  name.textContent = pair;
+  add(row, "th", { scope: "row" }, pair);
   row.insertCell();
   row.insertCell();
   return row;
@@ -243,13 +241,6 @@ function unfold(data) {
   return data;
 }
 
-// A page may hold several players, each with a script of its own: whichever runs takes all that no other has taken.
-for (const root of document.querySelectorAll(".dlearn-player[data-player]")) {
-  if (root.dlearnPlayer) continue;
-  root.dlearnPlayer = true;
-  const packed = root.querySelector("script[type='application/dlearn']").textContent;
-  // Where a browser cannot do it, the still picture and the words stay, and the page says why.
-  unpackBytes(packed).then((bytes) => mount(root, unfold(JSON.parse(new TextDecoder().decode(bytes))))).catch((error) => {
-    root.querySelector(".bar").textContent = `This browser cannot play it (${error}).`;
-  });
-}
+mountAll(".dlearn-player[data-player]", "dlearnPlayer", (root, bytes) => {
+  mount(root, unfold(JSON.parse(new TextDecoder().decode(bytes))));
+});

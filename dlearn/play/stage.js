@@ -57,23 +57,6 @@ function wireBetween(from, to, { wide, high }, both) {
 
 // What ranks hold -----------------------------------------------------------------------------------------------------
 
-// After step `until` (-1: before the first): of one board, by lane, its places with their text, share and owners.
-function heldOn(data, number, until) {
-  const held = data.lanes.map(() => new Map());
-  const put = ([board, lane, at, text]) => board === number && held[lane].set(at, data.texts[text]);
-  data.boards[number].start.forEach(put);
-  for (let step = 0; step <= until; step += 1) data.changes[step].forEach(put);
-  return held;
-}
-
-// The board of the operation that is under way, or will be next; those that last stand below all others.
-function boardAt(data, until) {
-  const ofOne = (changes) => changes.find(([board]) => !data.boards[board].lasting);
-  const last = data.changes.slice(0, until + 1).findLast(ofOne) ?? data.changes.slice(until + 1).find(ofOne);
-  if (last) return ofOne(last)[0];
-  return data.boards.findIndex((board) => board.lasting);
-}
-
 function drawCells(box, held, many, { data, wide, high }) {
   const places = [...held.keys()].sort((a, b) => a - b);
   if (!places.length) return;
@@ -117,7 +100,8 @@ function drawStage(place, { data, id, current, moved }) {
     const state = `wire ${red ? "missing" : used ? "used" : ""}`;
     add(svg, "line", { class: state, x1: from[0], y1: from[1], x2: to[0], y2: to[1], "marker-end": `url(#${id}${red ? "missing" : "came"})` });
   }
-  const number = boardAt(data, until);
+  const recent = boardAt(data, until);
+  const number = recent < 0 ? data.boards.findIndex(({ lasting }) => lasting) : recent;
   const many = data.lanes.length > MOST_COLORS;
   const [before, after] = number < 0 ? [[], []] : [heldOn(data, number, (all[0] ?? 0) - 1), heldOn(data, number, until)];
   const boxes = data.lanes.map((name, lane) => drawBox(svg, name, lane, spots[lane], { data, stage, now, sent }));

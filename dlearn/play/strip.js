@@ -446,15 +446,8 @@ function mountStrip(root, data) {
   show();
 }
 
-for (const root of document.querySelectorAll(".dlearn-strip")) {
-  if (root.dlearnStrip) continue;
-  root.dlearnStrip = true;
-  const packed = root.querySelector("script[type='application/dlearn']").textContent;
-  unpackBytes(packed).then((bytes) => {
-    root.querySelector(".still")?.remove();
-    root.querySelector(".travel").hidden = false;
-    mountStrip(root, indexed(columnsOf(bytes)));
-  }).catch((error) => {
-    root.querySelector(".bar").textContent = `This browser cannot show it (${error}).`;
-  });
-}
+mountAll(".dlearn-strip", "dlearnStrip", (root, bytes) => {
+  root.querySelector(".still")?.remove();
+  root.querySelector(".travel").hidden = false;
+  mountStrip(root, indexed(columnsOf(bytes)));
+});
