@@ -14,6 +14,8 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
+import numpy as np
+
 from dlearn.trace.wording import Reason
 
 SEGMENT_BYTES = 1 << 20
@@ -39,6 +41,11 @@ class Schedule:
 
     sends: tuple[Send, ...] = ()
     unknown: Reason | None = None
+
+    @cached_property
+    def columns(self) -> np.ndarray:
+        """The fields of `Send`, a row each: a job repeats its operations."""
+        return np.array(self.sends, np.int64).T
 
     @cached_property
     def bytes_by_pair(self) -> Counter[tuple[int, int]]:

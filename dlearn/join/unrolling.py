@@ -186,10 +186,11 @@ def _derived(one: Operation, times: TransferTimes, places: np.ndarray) -> Messag
 
     A rank that was done early had got all by then: what it needed is before, and so is what that needed.
     """
-    sends = _schedule(one).sends
+    schedule = _schedule(one)
+    sends = schedule.sends
     if not sends:
         return together(())
-    step, src, dst, offset, length = np.array(sends, np.int64).T
+    step, src, dst, offset, length = schedule.columns
     count, steps = len(places), int(step.max()) + 1
     transfer_ns, end_ns = times.transfer_ns[:, None], times.end_ns[:, None]
     members = np.array(one.group.members)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, groupby
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from dlearn.analysis.ddp.training_steps import TrainingStep, training_steps
 from dlearn.analysis.findings import capital, sequence_finding, size_text
@@ -23,6 +24,7 @@ from dlearn.join.confirming import messages as all_messages
 from dlearn.shown import RankNames, count_text
 from dlearn.trace.event import PointToPoint
 from dlearn.trace.message import Message
+from dlearn.trace.tables.event_table import Rows
 from dlearn.trace.tables.message_table import Messages
 from dlearn.trace.trace import Trace
 
@@ -102,17 +104,19 @@ class _Played(NamedTuple):
 
 def _played(trace: Trace, found: Messages, most: int) -> _Played:
     """All, if what came is no more than `most`. Else the last step in which all came; of a hang what was before it."""
-    came = [message for message in found if message.how != "missing"]
-    if len(came) <= most:
+    missing = found.missing
+    if len(found) - missing.sum() <= most:
         return _Played(trace, found, sequence_finding(trace))
     if hangs(trace):
+        came, never = found.at(np.flatnonzero(~missing)), found.at(np.flatnonzero(missing))
         before = [message for message in came if message.operation is came[-1].operation]
-        never = [message for message in found if message.how == "missing"]
         return _Played(trace, [*before[-most:], *never], sequence_finding(trace))
-    for name, part, inside in _steps_from_the_last(trace, came):
-        if 0 < len(inside) <= most and all(message.how != "missing" for message in inside):
-            size = size_text(sum(message.payload_bytes or 0 for message in inside))
-            return _Played(part, inside, f"{name}: {len(inside):,} of {count_text(len(found), 'message')}, {size}")
+    for name, part, places in _steps_from_the_last(trace, found):
+        if 0 < len(places) <= most:
+            inside = all_messages(part).at(places)
+            if all(message.how != "missing" for message in inside):
+                size = size_text(sum(message.payload_bytes or 0 for message in inside))
+                return _Played(part, inside, f"{name}: {len(inside):,} of {count_text(len(found), 'message')}, {size}")
     return _Played(trace, found, _chosen_title(found, most))
 
 
@@ -125,24 +129,35 @@ def _chosen_title(chosen: Sequence[Message], most: int) -> str:
     return f"{count_text(len(shown), 'message')} with {size}"
 
 
-def _steps_from_the_last(trace: Trace, came: Sequence[Message]) -> Iterator[tuple[str, Trace, Sequence[Message]]]:
-    """The program's own spans that are called steps; else the training steps of DDP, as their stretches tell them."""
+def _steps_from_the_last(trace: Trace, found: Messages) -> Iterator[tuple[str, Trace, Rows]]:
+    """The program's own spans that are called steps; else the training steps of DDP, as their stretches tell them.
+
+    Each with a part of the trace, and the places of its messages there.
+    """
     names = [name for name in trace.spans if name.startswith("step")]
     for name in reversed(names):
         part = trace.within(name)
-        yield f"{name} of {len(names):,}", part, all_messages(part)
+        yield f"{name} of {len(names):,}", part, np.arange(len(all_messages(part)))
     steps = training_steps(trace)
-    count = len({step.number for step in steps})
-    for number in reversed(range(count)):
-        on_rank = {step.rank: step for step in steps if step.number == number}
-        yield f"Training step {number} of {count:,}", trace, [each for each in came if _is_in(each, on_rank)]
+    if not steps:
+        return
+    number = _numbers(found, steps)
+    count = max(step.number for step in steps) + 1
+    for step in reversed(range(count)):
+        yield f"Training step {step} of {count:,}", trace, np.flatnonzero(number == step)
 
 
-def _is_in(message: Message, on_rank: Mapping[int, TrainingStep]) -> bool:
-    """Whether its sender called it in its own step."""
-    step = on_rank.get(message.src)
-    starts = (end.start_ns for end in message.operation.ends if end.rank == message.src)
-    return step is not None and any(step.start_ns <= at_ns <= step.end_ns for at_ns in starts)
+def _numbers(found: Messages, steps: Iterable[TrainingStep]) -> Rows:
+    """Of each message the number of the training step in which its sender called it; -1 of one that is in none."""
+    src, called_ns = found.src, found.called_ns
+    number = np.full(len(found), -1)
+    for rank, own in groupby(sorted(steps, key=lambda step: (step.rank, step.number)), key=lambda step: step.rank):
+        mine = np.flatnonzero(src == rank)
+        each = list(own)
+        place = np.searchsorted([step.start_ns for step in each], called_ns[mine], "right") - 1
+        inside = (place >= 0) & (called_ns[mine] <= np.array([step.end_ns for step in each])[place])
+        number[mine[inside]] = np.array([step.number for step in each])[place[inside]]
+    return number
 
 
 # A collective that some rank never called: one step, which names who waits and who never came -------------------------

@@ -116,6 +116,38 @@ class Messages(Lazy[Message], Shown):
             self._made[place] = next(found) if row >= 0 else self.others[~row]
         return [message for place in places.tolist() if (message := self._made[place]) is not None]
 
+    def _with_others(self, values: np.ndarray, question: Callable[[Message], Any]) -> np.ndarray:
+        """A column of all: of a message of RPC or of a service the answer."""
+        others = np.empty(len(self.others), values.dtype)
+        others[:] = [question(message) for message in reversed(self.others)]
+        return np.asarray(np.concatenate([values, others])[self.rows])
+
+    @property
+    def src(self) -> Rows:
+        """Who sent each of them."""
+        return self._with_others(self.columns.src, attrgetter("src"))
+
+    @property
+    def missing(self) -> Mask:
+        """Those that never came."""
+        how = self._with_others(self.columns.how, lambda message: HOWS.index(message.how))
+        return np.asarray(how == HOWS.index("missing"))
+
+    @property
+    def called_ns(self) -> Column:
+        """When its sender called the operation of each; NONE where nobody saw that."""
+        calls, ranks = self.operations.calls, 1 + max(self.labels, default=0)
+        keys = calls.operation * ranks + calls.rank
+        order = np.argsort(keys, kind="stable")
+        wanted = self.columns.operation * ranks + self.columns.src
+        place = order[np.searchsorted(keys[order], wanted).clip(max=len(keys) - 1)] if len(keys) else wanted
+        start_ns = np.where(keys[place] == wanted, calls.start_ns[place], NONE)
+
+        def of_other(message: Message) -> int:
+            return next((end.start_ns for end in message.operation.ends if end.rank == message.src), NONE)
+
+        return self._with_others(start_ns, of_other)
+
     @cached_property
     def reasons(self) -> tuple[tuple[Operation, Reason], ...]:
         """Each operation that gave no message, with the reason."""
@@ -130,21 +162,15 @@ class Messages(Lazy[Message], Shown):
         """One row a message (needs pandas); docs/own-questions.md describes the columns."""
         pandas, label = optional("pandas", needed_by="to_frame"), self.labels
 
-        def with_others(values: np.ndarray, question: Callable[[Message], Any]) -> np.ndarray:
-            """A column of all: of a message of RPC or of a service the answer."""
-            others = np.empty(len(self.others), values.dtype)
-            others[:] = [question(message) for message in reversed(self.others)]
-            return np.asarray(np.concatenate([values, others])[self.rows])
-
         def known(name: str) -> np.ndarray:
             def value(message: Message) -> Any:
                 found = getattr(message, name)
                 return NONE if found is None else found
 
-            return with_others(getattr(self.columns, name), value)
+            return self._with_others(getattr(self.columns, name), value)
 
         def same(of_operation: Callable[[Operation], Any], question: Callable[[Message], Any]) -> np.ndarray:
-            return with_others(self.operations.of_alike(of_operation)[self.columns.operation], question)
+            return self._with_others(self.operations.of_alike(of_operation)[self.columns.operation], question)
 
         return pandas.DataFrame(
             {
@@ -153,8 +179,8 @@ class Messages(Lazy[Message], Shown):
                 "op": same(attrgetter("op"), attrgetter("op")),
                 "what": same(attrgetter("what"), attrgetter("what")),
                 "payload_bytes": whole_numbers(known("payload_bytes")),
-                "how": with_others(np.array(HOWS, object)[self.columns.how], attrgetter("how")),
-                "confirmed": with_others(self.confirmed, attrgetter("confirmed")),
+                "how": self._with_others(np.array(HOWS, object)[self.columns.how], attrgetter("how")),
+                "confirmed": self._with_others(self.confirmed, attrgetter("confirmed")),
                 "sent_ns": whole_numbers(known("sent_ns")),
                 "received_ns": whole_numbers(known("received_ns")),
                 "step": whole_numbers(known("step")),
