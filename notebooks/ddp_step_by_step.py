@@ -158,7 +158,8 @@ for operation in operations(built.trace):
 # %% [markdown]
 # Rank 0's model wins. Three calls: have all the same number of parameters (`all_gather` of one number)? Are they of
 # the same shapes (sizes and strides)? Then rank 0 sends all of them, as large as a step's gradients. A picture that
-# begins with the first step hides that.
+# begins with the first step hides that. So does DDP's own docstring: "Parameters are never broadcast between
+# processes". True of the steps, not of the constructor: 111,960 B.
 
 # %%
 setup = operations(built.trace)
@@ -169,6 +170,7 @@ assert [each.op for each in setup] == ["all_gather", "broadcast", "broadcast"]
 sizes = 2 * sum(parameter.dim() for parameter in models.ConvNet().parameters())
 assert [each.ends[0].inputs[0].shape for each in setup] == [(1,), (sizes,), (27_990,)]
 assert traffic(built.trace).payload_bytes == {(0, 1): 8 + 224 + 111_960, (1, 0): 8}
+assert operations(built.trace.where(op="all_reduce")) == ()
 
 # %% [markdown]
 # ## Sum or mean?
@@ -387,7 +389,11 @@ bucket_times(run.trace)
 # In step 0 there is one bucket, whatever `bucket_cap_mb` says, with the parameters as the model lists them: DDP does
 # not know yet in which order the gradients come. It looks, and before the next forward pass it builds the buckets that
 # stay, in the order of *coming*: the last layer first. A bucket is closed when it has reached the cap of 9,437 B. A
-# gradient is never cut, which is why one has 101,160 B.
+# gradient is never cut, which is why one has 101,160 B. (With `find_unused_parameters=True` the first buckets stay:
+# there DDP starts with the reverse of the list, cut at the cap, and does not build again.)
+#
+# If you do not give `bucket_cap_mb`, the *first* bucket is closed at 1 MiB, so that sending starts early, and only the
+# others at 25 MiB. The exercise at the end is about that.
 #
 # Ranks could disagree about that order. So rank 0 sends its own: two small broadcasts in the second forward pass.
 #
@@ -829,12 +835,26 @@ assert there == [False, True]
 # `bucket_cap_mb`, how many bytes does each rank send in the tenth step, and in how many all-reduces? Work it out,
 # write your two numbers instead of `None`, and run the cell.
 
+
 # %%
+def ten_steps():
+    model = DistributedDataParallel(Deep())
+    for step in range(10):
+        with span(f"step {step}"):
+            model(torch.ones(4, 256)).sum().backward()
+
+
 bytes_sent, all_reduces = None, None
 
+tenth = Cluster(3).run(ten_steps).trace.within("step 9").where(op="all_reduce")
+gradients = 4 * 8 * (256 * 256 + 256)
+assert traffic(tenth).total_bytes == 2 * (3 - 1) * gradients  # of all three ranks
+first = operations(tenth)[0].ends[0].inputs[0].payload_bytes
+assert 2**20 <= first < 2**20 + gradients / 8  # closed at 1 MiB, with the gradients that it then had
+
 if bytes_sent is not None:
-    assert bytes_sent == 2 * (3 - 1) / 3 * 4 * 8 * (256 * 256 + 256), "no: 2 (n-1)/n of the gradients"
-    assert all_reduces == 1, "no: 2.1 MB are less than the cap of 25"
+    assert bytes_sent == 2 * (3 - 1) / 3 * gradients, "no: a ring; what share of the gradients is one chunk?"
+    assert all_reduces == len(operations(tenth)), "no: how large is the first bucket if nobody gives a cap?"
     print("Right.")
 
 # %% [markdown]

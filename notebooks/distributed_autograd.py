@@ -29,7 +29,7 @@ import torch.distributed.rpc as rpc
 from torch import nn
 
 from dlearn import Cluster, draw, messages, play, span
-from dlearn.analysis import autograd_graph
+from dlearn.analysis import autograd_graph, hangs
 
 WORKERS = ["w0", "w1", "w2"]
 
@@ -330,7 +330,9 @@ for name in EXPECTED:
 
 # %% [markdown]
 # They agree in every case, from whom to whom and in bytes. So the rule is short: **every message that brought a tensor
-# which needs a gradient is answered by one message with its gradient**, however often the tensor is used where it came.
+# which needs a gradient is answered by one message with its gradient**, no matter how often the tensor is used where it
+# came, as long as it is used. Of a message from which *nothing* reaches the loss no gradient comes, and torch waits for
+# it for ever.
 #
 # ## Exercise
 #
@@ -355,6 +357,32 @@ if my_number is not None:
 
 # %% [markdown]
 # Then draw it, `draw.autograd(recorded["ninth"])`, and take the `detach()` away. What is added to the picture?
+#
+# ## Fetched and not used
+#
+# The exception, run with a limit: two fetches of one value, of which only one reaches the loss. **Predict first:** who
+# waits, and for what?
+
+
+# %%
+def one_unused(w1, w2, head, x):
+    hidden = w1.remote().forward(head(x))
+    used, _ = hidden.to_here(), hidden.to_here()
+    return used.sum()
+
+
+stuck = Cluster(WORKERS, rpc=True, graph=True).run({"w0": drive}, [one_unused], timeout=6, check=False)
+print(stuck.error)
+
+# %% [markdown]
+# w1 sent two values and counts on two gradients. One has come and stands in the sentence: w1 "has it and has not
+# begun", for it waits for the other, which w0 will never send: that value is in no loss. Fetch once, or use what you
+# fetch.
+
+# %%
+(wait,) = hangs(stuck.trace)
+assert wait.operation.op == "BACKWARD_AUTOGRAD_REQ"
+assert [stuck.trace.label(end.rank) for end in wait.operation.ends] == ["w0", "w1"]
 
 # %% [markdown]
 # *Text and figures: CC BY 4.0. Code: MIT.*

@@ -89,7 +89,7 @@ def the_log():
 # What is it at most with three trainers? Whose is the largest? And what is it with `push_together`?
 
 # %%
-my_guess = {"push": None, "push_together": None}
+my_guess = {"push": None, "push_together": None}  # the largest staleness
 
 
 def train(send, rows_touched, seed):
@@ -259,6 +259,10 @@ print(f"two times {SPARSE} of {ROWS} rows, picked by chance: {by_chance:.1f} %")
 # %%
 assert all(share == 100 for share, _ in collisions["no lock, dense"])
 assert round(by_chance, 1) == 6.2
+
+# Two pairs are uncorrelated, even with an update in common: the standard deviation is that of a binomial distribution.
+for share, pairs in collisions["no lock, sparse"]:
+    assert abs(share - by_chance) < 5 * math.sqrt(by_chance * (100 - by_chance) / pairs)
 
 # %% [markdown]
 # ## Exercise

@@ -216,8 +216,6 @@ assert sent == [65_536, 38_952]  # fc2.weight is rank 0's: 128 · 128 · 4 B; al
 # %% [markdown]
 # A parameter is never cut: rank 0 got the largest, `fc2.weight`, rank 1 all others.
 #
-# A parameter is never cut: rank 0 got the largest, `fc2.weight`, rank 1 all others.
-#
 # And FSDP? Go through its step: what is gathered, when, and what becomes of it before the gradients are scattered?
 
 # %%

@@ -14,9 +14,10 @@
 # %% [markdown]
 # # Sum or average?
 #
-# One text on distributed training *sums* the gradients of the workers. PyTorch *averages* them. A forum answer says
-# that with M workers "the gradient will be M times smaller", and another one that the learning rate must be M times
-# larger. **Who is right?** All of them, for some run on a single device. The question is: which one?
+# One text on distributed training *sums* the gradients of the workers. PyTorch *averages* them. The documentation of
+# DDP said that with M workers "the gradient will be M times smaller", and a forum answer says that the learning rate
+# must be M times larger. **Who is right?** All of them, for some run on a single device. The question is: which one?
+# (Today's docstring adds "if the loss is summed (NOT averaged as usual)". At the end of this lesson you know why.)
 #
 # So each cell here trains on real ranks, and then looks for the run on **one** device that leads to the same
 # parameters: equal to 1e-6, or it does not count.

@@ -105,6 +105,8 @@ for run in runs["server, synchronous"]:
     assert sent(run, "gradients").total_bytes == STEPS * N * (P + 16)  # and the loss, and that version
     assert sent(run, "parameters").payload_bytes[1, 3] == STEPS * (P + 8)  # passed on
 assert apart(expected, sgd.first_numbers()) > 0.1
+for run in runs["all-reduce"]:
+    assert all(torch.equal(run.results[name].numbers, run.results["worker1"].numbers) for name in TRAINERS)
 
 # %% [markdown]
 # ## Does the server need a whole model?
