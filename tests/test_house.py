@@ -33,12 +33,13 @@ MAY_IMPORT = {
     "draw": {"trace", "join", "analysis"},
     "play": {"trace", "join", "analysis", "draw"},
     "export": {"trace", "join", "analysis", "draw", "play"},
-    "lessons": {"trace", "join", "analysis", "draw", "play", "cluster", "recorder", "collectives", "network"},
+    "lessons": {"trace", "join", "analysis", "draw", "play", "cluster", "recorder", "collectives", "network", "course"},
+    "course": {"trace", "join", "analysis", "cluster", "recorder", "collectives"},
     "doctor": {"hooks", "cluster", "trace", "network"},
     "cli": {"trace", "join", "analysis", "draw", "export", "doctor", "scripts", "lessons"},
 }
 MAY_IMPORT_HEAVY = {
-    "torch": {"hooks", "recorder", "sources", "collectives", "cluster", "scripts", "lessons", "doctor"},
+    "torch": {"hooks", "recorder", "sources", "collectives", "cluster", "scripts", "lessons", "course", "doctor"},
     "matplotlib": {"draw", "lessons"},
     "pandas": {"trace", "analysis"},
     "mpi4py": {"hooks", "collectives", "cluster"},

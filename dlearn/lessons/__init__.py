@@ -1,1 +1,16 @@
 """What lessons share: data, models, and the demo. Nothing else in dlearn needs this folder."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dlearn.course import check, predict, report
+
+__all__ = ["check", "predict", "report"]
+
+
+def __getattr__(name: str) -> object:
+    """The course's functions, loaded with torch at first use: the demo needs neither."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("dlearn.course"), name)

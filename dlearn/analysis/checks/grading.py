@@ -46,16 +46,17 @@ _WITHOUT_DATA = {"barrier", "monitored_barrier"}
 def assert_traffic(
     trace: Trace,
     *,
-    op: str | None = None,
+    op: str | tuple[str, ...] | None = None,
     bytes_per_rank: Bytes | Mapping[int, Bytes] | None = None,
     pattern: Pattern | None = None,
 ) -> None:
     """Raise TrafficError, with both traffic matrices, unless the ranks sent as much as was asked for, and to whom.
 
     `op` is a collective ("all_reduce"), or "send" for an algorithm written by hand; without it, all but barriers count.
-    Each collective has to fit by itself. The sends of one process group count together, so select the span of one
-    exercise: `trace.within("my ring")`. No such operation, one that hangs, or one whose messages are not known is a
-    failure, too.
+    Each collective has to fit by itself; those named in a tuple count together, whatever is not there: an all-reduce is
+    as good as a reduce-scatter and an all-gather. The sends of one process group count together, too, so select the
+    span of one exercise: `trace.within("my ring")`. No such operation, one that hangs, or one whose messages are not
+    known is a failure, too.
 
     `bytes_per_rank` is the payload that each rank sends, `2 * (n - 1) / n * S` in a ring all-reduce of S bytes; where
     the ranks differ, a dict (who is not in it sends nothing). All ranks together must send as much to the byte. A
@@ -94,17 +95,18 @@ class Unit:
     def where(self) -> str:
         """In which of several collectives; nothing of sends."""
         first = self.operations[0]
-        return "" if _is_p2p(first) else f", in {call_text(first.ends[0])}"
+        return "" if _is_p2p(first) or len(self.operations) > 1 else f", in {call_text(first.ends[0])}"
 
 
-def units(trace: Trace, op: str | None) -> list[Unit]:
+def units(trace: Trace, op: str | tuple[str, ...] | None) -> list[Unit]:
     """What `op` selects. Raises TrafficError where there is nothing, or where not all of it is known and done."""
     everything = operations(trace)
     asked = [each for each in everything if _is_asked(each, op)]
     if not asked:
         others = Counter(each.op for each in everything)
         found = ", ".join(f"{count:,} × {name}" for name, count in others.most_common(_RANKS_SHOWN)) or "no operation"
-        raise TrafficError(f"there is no {op or 'operation with data'} in this trace; there is: {found}")
+        wanted = " or ".join(op) if isinstance(op, tuple) else op or "operation with data"
+        raise TrafficError(f"there is no {wanted} in this trace; there is: {found}")
     stuck = hangs(trace)
     if stuck:
         raise TrafficError(hang_sentence(stuck[0], trace))
@@ -115,11 +117,15 @@ def units(trace: Trace, op: str | None) -> list[Unit]:
             raise TrafficError(f"{call_text(each.ends[0])}: {why}")
         if _is_p2p(each):
             sends[id(each.group)].append(each)
+    if isinstance(op, tuple):
+        return [Unit(tuple(asked), trace)]
     collectives = [(each,) for each in asked if not _is_p2p(each)]
     return [Unit(tuple(one), trace) for one in (*sends.values(), *collectives)]
 
 
-def _is_asked(operation: Operation, op: str | None) -> bool:
+def _is_asked(operation: Operation, op: str | tuple[str, ...] | None) -> bool:
+    if isinstance(op, tuple):
+        return any(_is_asked(operation, each) for each in op)
     if op == "send":
         return _is_p2p(operation)  # A recv that nobody has sent for, too.
     return operation.op not in _WITHOUT_DATA if op is None else operation.op == op

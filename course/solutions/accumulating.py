@@ -1,0 +1,81 @@
+"""Exercise `accumulation`: two right loops, and wrong ones with what the grade says of them."""
+
+from contextlib import nullcontext
+
+import torch
+
+
+@torch.no_grad()
+def step(ddp, rate):
+    for parameter in ddp.parameters():
+        parameter -= rate * parameter.grad
+        parameter.grad = None
+
+
+def group_by_group(ddp, batches, loss, every, rate):
+    for begin in range(0, len(batches), every):
+        group = batches[begin : begin + every]
+        for batch in group[:-1]:
+            with ddp.no_sync():
+                (loss(ddp, batch) / len(group)).backward()
+        (loss(ddp, group[-1]) / len(group)).backward()
+        step(ddp, rate)
+
+
+def one_loop(ddp, batches, loss, every, rate):
+    whole = len(batches) // every * every
+    for number, batch in enumerate(batches, start=1):
+        last = number % every == 0 or number == len(batches)
+        size = every if number <= whole else len(batches) - whole
+        with nullcontext() if last else ddp.no_sync():
+            loss(ddp, batch).div(size).backward()
+        if last:
+            step(ddp, rate)
+
+
+def around_the_backward_only(ddp, batches, loss, every, rate):
+    for begin in range(0, len(batches), every):
+        group = batches[begin : begin + every]
+        for number, batch in enumerate(group, start=1):
+            found = loss(ddp, batch) / len(group)
+            with nullcontext() if number == len(group) else ddp.no_sync():
+                found.backward()
+        step(ddp, rate)
+
+
+def without_no_sync(ddp, batches, loss, every, rate):
+    for begin in range(0, len(batches), every):
+        group = batches[begin : begin + every]
+        for batch in group:
+            (loss(ddp, batch) / len(group)).backward()
+        step(ddp, rate)
+
+
+def forgets_the_last(ddp, batches, loss, every, rate):
+    group_by_group(ddp, batches[: len(batches) // every * every], loss, every, rate)
+
+
+def does_not_divide(ddp, batches, loss, every, rate):
+    group_by_group(ddp, batches, lambda model, batch: every * loss(model, batch), every, rate)
+
+
+def divides_the_last_by_every(ddp, batches, loss, every, rate):
+    whole = len(batches) // every * every
+    group_by_group(ddp, batches[:whole], loss, every, rate)
+    group_by_group(ddp, batches[whole:], loss, every, rate / every)
+
+
+def never_synchronises(ddp, batches, loss, every, rate):
+    with ddp.no_sync():
+        group_by_group(ddp, batches, loss, every, rate)
+
+
+RIGHT = (group_by_group, one_loop)
+WRONG = (
+    (around_the_backward_only, "each rank sends 9,120 B instead of 5,472 B"),
+    (without_no_sync, "each rank sends 9,120 B instead of 5,472 B"),
+    (forgets_the_last, "each rank sends 3,648 B instead of 5,472 B"),
+    (does_not_divide, "away from what one device computes"),
+    (divides_the_last_by_every, "away from what one device computes"),
+    (never_synchronises, "there is no all_reduce"),
+)

@@ -1,0 +1,105 @@
+"""Exercise `ddp_by_hand`: two right ways to average one flat gradient, and wrong answers with what the grade says."""
+
+import torch
+import torch.distributed as dist
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+
+def from_rank_0(model):
+    weights = parameters_to_vector(model.parameters()).detach()
+    dist.broadcast(weights, 0)
+    vector_to_parameters(weights, model.parameters())
+
+
+def flat_gradient(model, batch, loss):
+    model.zero_grad()
+    loss(model, batch).backward()
+    return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+@torch.no_grad()
+def step(model, gradient, rate):
+    place = 0
+    for parameter in model.parameters():
+        parameter -= rate * gradient[place : place + parameter.numel()].view_as(parameter)
+        place += parameter.numel()
+
+
+def flat(model, batches, loss, rate):
+    from_rank_0(model)
+    for batch in batches:
+        gradient = flat_gradient(model, batch, loss)
+        dist.all_reduce(gradient)
+        step(model, gradient / dist.get_world_size(), rate)
+
+
+def scattered_and_gathered(model, batches, loss, rate):
+    n = dist.get_world_size()
+    from_rank_0(model)
+    for batch in batches:
+        gradient = flat_gradient(model, batch, loss) / n
+        mine = torch.empty(len(gradient) // n, dtype=gradient.dtype)
+        dist.reduce_scatter_single(mine, gradient)
+        dist.all_gather_single(gradient, mine)
+        step(model, gradient, rate)
+
+
+def sums(model, batches, loss, rate):
+    from_rank_0(model)
+    for batch in batches:
+        gradient = flat_gradient(model, batch, loss)
+        dist.all_reduce(gradient)
+        step(model, gradient, rate)
+
+
+def averages_twice(model, batches, loss, rate):
+    n = dist.get_world_size()
+    from_rank_0(model)
+    for batch in batches:
+        gradient = flat_gradient(model, batch, loss) / n
+        dist.all_reduce(gradient)
+        step(model, gradient / n, rate)
+
+
+def begins_with_its_own(model, batches, loss, rate):
+    """Equal seeds would hide it."""
+    for batch in batches:
+        gradient = flat_gradient(model, batch, loss)
+        dist.all_reduce(gradient)
+        step(model, gradient / dist.get_world_size(), rate)
+
+
+def one_call_a_parameter(model, batches, loss, rate):
+    n = dist.get_world_size()
+    from_rank_0(model)
+    for batch in batches:
+        flat_gradient(model, batch, loss)
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+        step(model, torch.cat([parameter.grad.flatten() for parameter in model.parameters()]) / n, rate)
+
+
+def gathers_all_gradients(model, batches, loss, rate):
+    n = dist.get_world_size()
+    from_rank_0(model)
+    for batch in batches:
+        gradient = flat_gradient(model, batch, loss)
+        everybodys = torch.empty(n * len(gradient), dtype=gradient.dtype)
+        dist.all_gather_single(everybodys, gradient)
+        step(model, everybodys.view(n, -1).mean(0), rate)
+
+
+def sends_nothing(model, batches, loss, rate):
+    for batch in batches:
+        step(model, flat_gradient(model, batch, loss), rate)
+
+
+RIGHT = (flat, scattered_and_gathered)
+WRONG = (
+    (sums, "away from what one device computes"),
+    (averages_twice, "away from what one device computes"),
+    (begins_with_its_own, "are left with different parameters"),
+    (one_call_a_parameter, "12 collective calls average the gradients of 3 steps"),
+    (gathers_all_gradients, "each rank sends 10,944 B instead of 7,296 B"),
+    (sends_nothing, "there is no all_reduce or"),
+)

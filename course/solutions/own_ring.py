@@ -1,0 +1,101 @@
+"""Exercise `ring`: right answers in two styles, and wrong ones with what the grade says of them."""
+
+import torch
+import torch.distributed as dist
+
+
+def swap(chunk, like, step):
+    """Send `chunk` to the neighbour at distance `step`, and return what comes from the other side."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    came = torch.empty_like(like)
+    sending = dist.isend(chunk, (rank + step) % n)
+    dist.recv(came, (rank - step) % n)
+    sending.wait()
+    return came
+
+
+def to_the_right(tensor):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    chunks = tensor.chunk(n)
+    for step in range(n - 1):  # reduce-scatter
+        get = chunks[(rank - step - 1) % n]
+        get += swap(chunks[(rank - step) % n], get, 1)
+    for step in range(n - 1):  # all-gather
+        get = chunks[(rank - step) % n]
+        get.copy_(swap(chunks[(rank + 1 - step) % n], get, 1))
+
+
+def to_the_left_and_filled_up(tensor):
+    """Equal chunks of another length: the tensor is made longer first, as for a length that n does not divide."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    longer = torch.cat([tensor, tensor.new_zeros(-len(tensor) % n)])
+    chunks = longer.chunk(n)
+    for step in range(n - 1):
+        get = chunks[(rank + step + 1) % n]
+        get += swap(chunks[(rank + step) % n], get, -1)
+    for step in range(n - 1):
+        get = chunks[(rank + step) % n]
+        get.copy_(swap(chunks[(rank - 1 + step) % n], get, -1))
+    tensor.copy_(longer[: len(tensor)])
+
+
+def whole_tensors(tensor):
+    """Right in its sum, at n/2 times the price."""
+    passing = tensor.clone()
+    for _ in range(dist.get_world_size() - 1):
+        passing = swap(passing, tensor, 1)
+        tensor += passing
+
+
+def zeros(tensor):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    chunks = tensor.chunk(n)
+    for step in range(2 * (n - 1)):
+        get = chunks[(rank - step - 1) % n]
+        get += swap(torch.zeros_like(get), get, 1)
+
+
+def always_its_own_chunk(tensor):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    chunks = tensor.chunk(n)
+    for step in range(2 * (n - 1)):
+        get = chunks[(rank - step - 1) % n]
+        get += swap(chunks[rank], get, 1)
+
+
+def never_adds(tensor):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    chunks = tensor.chunk(n)
+    for step in range(2 * (n - 1)):
+        get = chunks[(rank - step - 1) % n]
+        get.copy_(swap(chunks[(rank - step) % n], get, 1))
+
+
+def gathers_one_too_late(tensor):
+    """Off by one in the second half: right on two ranks only."""
+    rank, n = dist.get_rank(), dist.get_world_size()
+    chunks = tensor.chunk(n)
+    for step in range(n - 1):
+        get = chunks[(rank - step - 1) % n]
+        get += swap(chunks[(rank - step) % n], get, 1)
+    for step in range(n - 1):
+        get = chunks[(rank + step) % n]
+        get.copy_(swap(chunks[(rank + 1 + step) % n], get, 1))
+
+
+def all_receive_first(tensor):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    came = torch.empty_like(tensor)
+    dist.recv(came, (rank - 1) % n)
+    dist.send(tensor, (rank + 1) % n)
+
+
+RIGHT = (to_the_right, to_the_left_and_filled_up)
+WRONG = (
+    (whole_tensors, "each rank sends 19,200 B instead of 12,800 B"),
+    (zeros, "of zeros"),
+    (always_its_own_chunk, "stale data"),
+    (never_adds, "stale data"),
+    (gathers_one_too_late, "stale data"),
+    (all_receive_first, "rank 0 and rank 1 wait for each other"),
+)

@@ -1,0 +1,84 @@
+"""Exercise `sharded_optimizer`: two right answers, and wrong ones with what the grade says of them."""
+
+import torch
+import torch.distributed as dist
+
+
+def zero_1(parameters, gradient_of, steps, rate, momentum):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    size = len(parameters) // n
+    mine = slice(rank * size, (rank + 1) * size)
+    state = torch.zeros(size, dtype=parameters.dtype)
+    for step in range(steps):
+        gradient = torch.empty_like(state)
+        dist.reduce_scatter_single(gradient, gradient_of(parameters, step) / n)
+        state.mul_(momentum).add_(gradient)
+        dist.all_gather_single(parameters, parameters[mine] - rate * state)
+    return state
+
+
+def with_lists(parameters, gradient_of, steps, rate, momentum):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    blocks = list(parameters.chunk(n))
+    state = torch.zeros_like(blocks[rank])
+    for step in range(steps):
+        gradient = torch.empty_like(state)
+        dist.reduce_scatter(gradient, list(gradient_of(parameters, step).chunk(n)))
+        state = momentum * state + gradient / n
+        dist.all_gather(blocks, blocks[rank] - rate * state)
+    return state
+
+
+def all_reduces_and_gathers(parameters, gradient_of, steps, rate, momentum):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    size = len(parameters) // n
+    mine = slice(rank * size, (rank + 1) * size)
+    state = torch.zeros(size, dtype=parameters.dtype)
+    for step in range(steps):
+        gradient = gradient_of(parameters, step)
+        dist.all_reduce(gradient)
+        state = momentum * state + gradient[mine] / n
+        dist.all_gather_single(parameters, parameters[mine] - rate * state)
+    return state
+
+
+def keeps_all_of_it(parameters, gradient_of, steps, rate, momentum):
+    n = dist.get_world_size()
+    state = torch.zeros_like(parameters)
+    for step in range(steps):
+        gradient = gradient_of(parameters, step)
+        dist.all_reduce(gradient)
+        state = momentum * state + gradient / n
+        parameters -= rate * state
+    return state
+
+
+def takes_the_sum(parameters, gradient_of, steps, rate, momentum):
+    n = dist.get_world_size()
+    return zero_1(parameters, lambda *given: n * gradient_of(*given), steps, rate, momentum)
+
+
+def never_gathers(parameters, gradient_of, steps, rate, momentum):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    mine = parameters.chunk(n)[rank]
+    state = torch.zeros_like(mine)
+    for step in range(steps):
+        gradient = torch.empty_like(state)
+        dist.reduce_scatter_single(gradient, gradient_of(parameters, step) / n)
+        state = momentum * state + gradient
+        mine -= rate * state
+    return state
+
+
+def returns_nothing(parameters, gradient_of, steps, rate, momentum):
+    zero_1(parameters, gradient_of, steps, rate, momentum)
+
+
+RIGHT = (zero_1, with_lists)
+WRONG = (
+    (all_reduces_and_gathers, "each rank sends 43,200 B instead of 28,800 B"),
+    (keeps_all_of_it, "rank 0 keeps 9,600 B of momentum instead of 4,800 B"),
+    (takes_the_sum, "away from what one device computes"),
+    (never_gathers, "each rank sends 14,400 B instead of 28,800 B"),
+    (returns_nothing, "rank 0 returns no tensor"),
+)

@@ -1,0 +1,16 @@
+"""Exercises that are graded by what crossed the wire, and predictions that are kept until the answer is known.
+
+    from dlearn import lessons
+    lessons.check("ring", my_ring)                 # in a notebook: passed, or the finding and one hint
+    lessons.predict("ring.bytes", 24_000)          # keeps what you expect, in a file beside your notebook
+
+In pytest, `pytest -p dlearn.course.pytest_plugin` offers the fixture `cluster` (2, 3 and 4 ranks on the glass-box ring)
+and the same checks. Solutions, and the wrong answers that the checks know, stand apart in the repository, in
+`course/solutions`.
+"""
+
+from dlearn.course.attempt import ResultError, assert_one_device
+from dlearn.course.exercise import Exercise, Grade, check
+from dlearn.course.predictions import predict, report
+
+__all__ = ["Exercise", "Grade", "ResultError", "assert_one_device", "check", "predict", "report"]

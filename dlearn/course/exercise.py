@@ -1,0 +1,96 @@
+"""An exercise, and the grade of a submission: one finding, one hint, never the solution."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from dlearn.course.attempt import Attempt, Drive, attempt
+from dlearn.errors import DlearnError, RankError
+from dlearn.shown import Shown
+
+SECONDS = 20.0
+"""For each number of ranks: what takes longer hangs."""
+
+
+class Criterion(NamedTuple):
+    """`holds` raises a DlearnError where the attempt does not fit; `hint` is the next thing to think of."""
+
+    holds: Callable[[Attempt], None]
+    hint: str
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """What is asked, on how many ranks it is tried, what runs there, and what has to hold, in order."""
+
+    id: str
+    asks: str
+    drive: Drive
+    criteria: tuple[Criterion, ...]
+    ranks: tuple[int, ...] = (2, 3, 4)
+
+
+@dataclass(frozen=True, repr=False)
+class Grade(Shown):
+    """The outcome of `check`: passed, or on how many ranks it failed, why, and one hint."""
+
+    exercise: str
+    passed: bool
+    tried: tuple[int, ...]
+    finding: str = ""
+    hint: str = ""
+
+    def paragraphs(self) -> Iterator[str]:
+        if self.passed:
+            ranks = ", ".join(map(str, self.tried))
+            yield f"{self.exercise}: passed, by its result and by what crossed the wire, on {ranks} ranks"
+            return
+        yield f"{self.exercise}: not yet. On {self.tried[-1]} ranks:"
+        yield self.finding
+        yield f"Hint: {self.hint}"
+
+
+def check(id: str, submission: Any, *, student: str = "", seconds: float = SECONDS) -> Grade:
+    """Run a submission on each number of ranks that its exercise names, and grade it by result, traffic and freshness.
+
+    `student` chooses the random data, so that no two students can share an answer. The first criterion that does not
+    hold ends it. Nothing is raised: what went wrong, a hang or an exception of the submission too, is in the grade.
+    """
+    exercise = find(id)
+    tried: list[int] = []
+    for ranks in exercise.ranks:
+        tried.append(ranks)
+        failed = first_failure(exercise, submission, ranks=ranks, seed=zlib.crc32(student.encode()), seconds=seconds)
+        if failed is not None:
+            finding, hint = failed
+            return Grade(id, passed=False, tried=tuple(tried), finding=finding, hint=hint)
+    return Grade(id, passed=True, tried=tuple(tried))
+
+
+def first_failure(
+    exercise: Exercise, submission: Any, *, ranks: int, seed: int, seconds: float = SECONDS
+) -> tuple[str, str] | None:
+    """The finding and the hint of the first criterion that does not hold on so many ranks; None where all hold."""
+    try:
+        tried = attempt(exercise.drive, submission, ranks=ranks, seed=seed, seconds=seconds)
+    except RankError as error:
+        told = "\n".join(part for part in (error.what, error.details.rstrip()) if part)
+        return told, "It has to end without an error before it is graded: which rank, and which line of yours?"
+    for criterion in exercise.criteria:
+        try:
+            criterion.holds(tried)
+        except DlearnError as error:
+            return str(error), criterion.hint
+    return None
+
+
+def find(id: str) -> Exercise:
+    """The exercise of that name. Raises DlearnError with all names where there is none."""
+    from dlearn.course.exercises import EXERCISES
+
+    if id not in EXERCISES:
+        raise DlearnError(f"there is no exercise {id!r}; there are: {', '.join(EXERCISES)}")
+    return EXERCISES[id]

@@ -1,0 +1,365 @@
+"""The exercises: what each asks, the data that it runs on, and what has to hold.
+
+Each `drive_...` runs on every rank and returns what the criteria compare; all data are float64 and come from the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from math import ceil, log2
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dlearn.analysis import assert_fresh, assert_reduces, assert_traffic
+from dlearn.analysis.checks.grading import units
+from dlearn.course.attempt import Attempt, ResultError, assert_one_device, assert_rounds, numbers, submitted
+from dlearn.course.exercise import Criterion, Exercise
+from dlearn.errors import TrafficError
+
+ITEMS = 1_200
+"""Of a tensor; 2, 3 and 4 divide it. 8 B each."""
+STEPS, RATE, MOMENTUM = 3, 0.1, 0.9
+AVERAGING = ("all_reduce", "reduce_scatter_single", "reduce_scatter", "all_gather_single", "all_gather")
+"""What gradients can be averaged with: an all-reduce is a reduce-scatter and an all-gather."""
+
+
+def _here() -> tuple[int, int]:
+    return dist.get_rank(), dist.get_world_size()
+
+
+def _ring_bytes(ranks: int, items: int) -> float:
+    return 2 * (ranks - 1) / ranks * items * 8
+
+
+# A ring all-reduce ----------------------------------------------------------------------------------------------------
+
+
+def drive_ring(all_reduce: Callable[[torch.Tensor], None], seed: int) -> torch.Tensor:
+    mine = numbers(ITEMS, seed, dist.get_rank())
+    with submitted():
+        all_reduce(mine)
+    return mine
+
+
+def _ring_sum(tried: Attempt) -> None:
+    assert_one_device(tried.results, sum_of_all(tried))
+
+
+def sum_of_all(tried: Attempt) -> torch.Tensor:
+    return torch.stack([numbers(ITEMS, tried.seed, rank) for rank in range(tried.ranks)]).sum(0)
+
+
+def _ring_traffic(tried: Attempt) -> None:
+    assert_traffic(tried.trace, op="send", bytes_per_rank=_ring_bytes(tried.ranks, ITEMS), pattern="ring")
+
+
+RING = Exercise(
+    "ring",
+    "`f(tensor)` leaves the sum of all ranks' tensors in each, by sends to one neighbour: an all-reduce as a ring, with"
+    " 2 (n-1)/n of the tensor sent by each rank.",
+    drive_ring,
+    (
+        Criterion(_ring_traffic, "Cut the tensor into n chunks. How many leave a rank, and how large is each?"),
+        Criterion(
+            lambda tried: assert_fresh(tried.trace, op="send"),
+            "Follow one chunk round the ring. Which chunk does rank r send in step k?",
+        ),
+        Criterion(
+            lambda tried: assert_reduces(tried.trace, op="send"),
+            "In the first n-1 steps, what must be done with a chunk before it is passed on?",
+        ),
+        Criterion(
+            _ring_sum, "The traffic is a ring's. Write down, for n = 3, which chunk each rank adds in each step."
+        ),
+    ),
+)
+
+# A broadcast along a tree ---------------------------------------------------------------------------------------------
+
+
+def _root(ranks: int, seed: int) -> int:
+    return (seed + 1) % ranks
+
+
+def drive_tree(broadcast: Callable[[torch.Tensor, int], None], seed: int) -> torch.Tensor:
+    rank, n = _here()
+    mine = numbers(ITEMS, seed, rank)
+    with submitted():
+        broadcast(mine, _root(n, seed))
+    return mine
+
+
+def _tree_rounds(tried: Attempt) -> None:
+    assert_rounds(tried.trace, root=_root(tried.ranks, tried.seed), most=ceil(log2(tried.ranks)))
+
+
+def _tree_result(tried: Attempt) -> None:
+    assert_one_device(tried.results, numbers(ITEMS, tried.seed, _root(tried.ranks, tried.seed)), tolerance=0)
+
+
+TREE = Exercise(
+    "tree_broadcast",
+    "`f(tensor, root)` copies the root's tensor to all ranks by sends, each rank gets it once, and after ceil(log2 n)"
+    " rounds all have it.",
+    drive_tree,
+    (
+        Criterion(_tree_rounds, "After a round twice as many ranks can send. Who should help the root in the second?"),
+        Criterion(_tree_result, "Count ranks from the root on: (rank - root) % n is 0 there."),
+    ),
+    ranks=(2, 3, 4, 5),
+)
+
+# DDP by hand ----------------------------------------------------------------------------------------------------------
+
+MODEL = (5, 12, 12)
+"""Inputs, hidden units and outputs: 228 numbers in four parameters, and 2, 3 and 4 divide that."""
+MODEL_ITEMS = (5 + 1) * 12 + (12 + 1) * 12
+BATCH = 4
+
+
+def _model(*seed: int) -> nn.Module:
+    inputs, hidden, outputs = MODEL
+    model = nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)).double()
+    nn.utils.vector_to_parameters(numbers(MODEL_ITEMS, *seed) - 0.5, model.parameters())
+    return model
+
+
+def _batches(seed: int, rank: int, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    inputs, _, outputs = MODEL
+    return [
+        (
+            numbers(BATCH * inputs, seed, rank, step, 1).view(BATCH, inputs),
+            numbers(BATCH * outputs, seed, rank, step, 2).view(BATCH, outputs),
+        )
+        for step in range(count)
+    ]
+
+
+def _flat(model: nn.Module) -> torch.Tensor:
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def loss_of(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """The mean squared error of one batch: what students get as `loss`."""
+    outputs: torch.Tensor = model(batch[0])
+    return (outputs - batch[1]).square().mean()
+
+
+def _one_device(tried: Attempt, groups: Iterator[range]) -> torch.Tensor:
+    """Rank 0's model after one step for each group of micro-batches, all ranks' images taken as one batch."""
+    model = _model(tried.seed, 0)
+    data = [_batches(tried.seed, rank, MICRO_BATCHES) for rank in range(tried.ranks)]
+    for group in groups:
+        losses = [loss_of(model, mine[step]) for mine in data for step in group]
+        model.zero_grad()
+        torch.stack(losses).mean().backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.sub_(RATE * parameter.grad)
+    return _flat(model)
+
+
+def drive_ddp(train: Callable[..., None], seed: int) -> torch.Tensor:
+    rank = dist.get_rank()
+    model = _model(seed, rank)  # another one on each rank
+    with submitted():
+        train(model, _batches(seed, rank, STEPS), loss_of, RATE)
+    return _flat(model)
+
+
+def _ddp_equal(tried: Attempt) -> None:
+    _same_everywhere(tried)
+    assert_one_device(tried.results, _one_device(tried, (range(step, step + 1) for step in range(STEPS))))
+
+
+def _same_everywhere(tried: Attempt) -> None:
+    for rank, found in sorted(tried.results.items()):
+        if not torch.equal(found, tried.results[0]):
+            apart = (found - tried.results[0]).abs().max().item()
+            raise ResultError(f"ranks 0 and {rank} are left with different parameters, up to {apart:.3g} apart")
+
+
+def _ddp_traffic(tried: Attempt) -> None:
+    assert_traffic(
+        tried.trace, op=AVERAGING, bytes_per_rank=STEPS * _ring_bytes(tried.ranks, MODEL_ITEMS), pattern="ring"
+    )
+
+
+def _few_calls(tried: Attempt) -> None:
+    (unit,) = units(tried.trace, AVERAGING)
+    calls, most = len(unit.operations), 2 * STEPS  # a reduce-scatter and an all-gather are two
+    if calls > most:
+        raise TrafficError(
+            f"{calls} collective calls average the gradients of {STEPS} steps; at most {most} are needed"
+        )
+
+
+DDP = Exercise(
+    "ddp_by_hand",
+    "`f(model, batches, loss, rate)` trains each rank's model (the ranks begin with different ones: rank 0's counts) as"
+    " one device would with all batches of a step together. Plain SGD; the gradients of a step in one flat tensor.",
+    drive_ddp,
+    (
+        Criterion(_ddp_traffic, "What has to be averaged in a step, once, and how large is it?"),
+        Criterion(_few_calls, "One collective for all gradients of a step: which tensor could hold them all?"),
+        Criterion(_ddp_equal, "With what do the ranks begin? And is it the sum or the mean, how often divided?"),
+    ),
+)
+
+# Gradient accumulation ------------------------------------------------------------------------------------------------
+
+MICRO_BATCHES, EVERY = 5, 2
+"""Groups of 2, 2 and 1."""
+
+
+def _groups() -> Iterator[range]:
+    for begin in range(0, MICRO_BATCHES, EVERY):
+        yield range(begin, min(begin + EVERY, MICRO_BATCHES))
+
+
+def drive_accumulation(train: Callable[..., None], seed: int) -> torch.Tensor:
+    model = _model(seed, 0)
+    ddp = DistributedDataParallel(model)
+    with submitted():
+        train(ddp, _batches(seed, dist.get_rank(), MICRO_BATCHES), loss_of, EVERY, RATE)
+    return _flat(model)
+
+
+def _accumulation_traffic(tried: Attempt) -> None:
+    groups = len(list(_groups()))
+    assert_traffic(
+        tried.trace, op=AVERAGING, bytes_per_rank=groups * _ring_bytes(tried.ranks, MODEL_ITEMS), pattern="ring"
+    )
+
+
+def _accumulation_equal(tried: Attempt) -> None:
+    _same_everywhere(tried)
+    assert_one_device(tried.results, _one_device(tried, _groups()))
+
+
+ACCUMULATION = Exercise(
+    "accumulation",
+    f"`f(ddp, batches, loss, every, rate)` takes one SGD step after each `every` of {MICRO_BATCHES} micro-batches, and"
+    " one after the rest, as one device would with the micro-batches of a group as one batch; gradients travel once for"
+    " each group.",
+    drive_accumulation,
+    (
+        Criterion(_accumulation_traffic, "Which pass decides whether DDP sends: the forward or the backward?"),
+        Criterion(
+            _accumulation_equal, "How many micro-batches are in the last group, and by what is its loss divided?"
+        ),
+    ),
+)
+
+# A parameter server ---------------------------------------------------------------------------------------------------
+
+
+def _target(seed: int, worker: int) -> torch.Tensor:
+    return numbers(ITEMS, seed, worker, 3)
+
+
+def drive_server(train: Callable[..., None], seed: int) -> torch.Tensor:
+    rank = dist.get_rank()
+    parameters = numbers(ITEMS, seed, 0) if rank == 0 else torch.zeros(ITEMS, dtype=torch.float64)
+    target = _target(seed, rank)
+
+    def gradient_of(parameters: torch.Tensor, step: int) -> torch.Tensor:
+        return (parameters - target) * (1 + target * step)
+
+    with submitted():
+        train(parameters, gradient_of, STEPS, RATE)
+    return parameters
+
+
+def _server_traffic(tried: Attempt) -> None:
+    size = STEPS * ITEMS * 8
+    wanted = {rank: size if rank else (tried.ranks - 1) * size for rank in range(tried.ranks)}
+    assert_traffic(tried.trace, op="send", bytes_per_rank=wanted, pattern="star")
+
+
+def _server_equal(tried: Attempt) -> None:
+    parameters = numbers(ITEMS, tried.seed, 0)
+    targets = [_target(tried.seed, worker) for worker in range(1, tried.ranks)]
+    for step in range(STEPS):
+        gradients = [(parameters - target) * (1 + target * step) for target in targets]
+        parameters = parameters - RATE * torch.stack(gradients).mean(0)
+    assert_one_device({0: tried.results[0]}, parameters)
+
+
+SERVER = Exercise(
+    "parameter_server",
+    "`f(parameters, gradient_of, steps, rate)`: rank 0 keeps `parameters`, and in each step sends them to all others;"
+    " these send back `gradient_of(parameters, step)`, and rank 0 takes an SGD step with the mean, in place. Sends of"
+    " tensors only.",
+    drive_server,
+    (
+        Criterion(
+            _server_traffic, "Per step and worker: one tensor there, one back. What else travels, or goes missing?"
+        ),
+        Criterion(
+            lambda tried: assert_fresh(tried.trace, op="send"),
+            "What must rank 0 have done between two times that it sends the parameters?",
+        ),
+        Criterion(_server_equal, "With n-1 workers, by what is the step divided? In which step is each gradient used?"),
+    ),
+    ranks=(3, 4),
+)
+
+# A sharded optimizer --------------------------------------------------------------------------------------------------
+
+
+def drive_sharded(train: Callable[..., Any], seed: int) -> tuple[torch.Tensor, int]:
+    rank = dist.get_rank()
+    parameters, target = numbers(ITEMS, seed, 0), _target(seed, rank)
+
+    def gradient_of(parameters: torch.Tensor, step: int) -> torch.Tensor:
+        return (parameters - target) * (1 + target * step)
+
+    with submitted():
+        state = train(parameters, gradient_of, STEPS, RATE, MOMENTUM)
+    kept = state.numel() * state.element_size() if isinstance(state, torch.Tensor) else -1
+    return parameters, kept
+
+
+def _sharded_traffic(tried: Attempt) -> None:
+    assert_traffic(tried.trace, op=AVERAGING, bytes_per_rank=STEPS * _ring_bytes(tried.ranks, ITEMS), pattern="ring")
+
+
+def _sharded_state(tried: Attempt) -> None:
+    share = ITEMS // tried.ranks * 8
+    for rank, (_, kept) in sorted(tried.results.items()):
+        if kept < 0:
+            raise ResultError(f"rank {rank} returns no tensor: return the momentum that it keeps")
+        if kept != share:
+            raise ResultError(f"rank {rank} keeps {kept:,} B of momentum instead of {share:,} B, 1/{tried.ranks} of it")
+
+
+def _sharded_equal(tried: Attempt) -> None:
+    parameters, momentum = numbers(ITEMS, tried.seed, 0), torch.zeros(ITEMS, dtype=torch.float64)
+    targets = [_target(tried.seed, rank) for rank in range(tried.ranks)]
+    for step in range(STEPS):
+        gradients = [(parameters - target) * (1 + target * step) for target in targets]
+        momentum = MOMENTUM * momentum + torch.stack(gradients).mean(0)
+        parameters = parameters - RATE * momentum
+    assert_one_device({rank: found for rank, (found, _) in tried.results.items()}, parameters)
+
+
+SHARDED = Exercise(
+    "sharded_optimizer",
+    "`f(parameters, gradient_of, steps, rate, momentum)`: SGD with momentum on the mean of all ranks' gradients, in"
+    " place, where each rank keeps the momentum of its own 1/n of the parameters only, and returns it (ZeRO-1). n"
+    " divides the length. No rank sends more than in an all-reduce.",
+    drive_sharded,
+    (
+        Criterion(_sharded_traffic, "Which part of the summed gradient does a rank need that updates 1/n of all?"),
+        Criterion(_sharded_state, "Momentum is needed where the update is computed, and nowhere else."),
+        Criterion(_sharded_equal, "Sum or mean? And what do the other ranks have to get after the update?"),
+    ),
+)
+
+EXERCISES = {each.id: each for each in (RING, TREE, DDP, ACCUMULATION, SERVER, SHARDED)}

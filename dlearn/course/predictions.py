@@ -1,0 +1,143 @@
+"""What a student expected, kept before the answer is known: a small file beside the notebook, and no server."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlearn.errors import DlearnError
+from dlearn.shown import Shown
+
+FILE = Path("dlearn-predictions.json")
+"""In the folder that the notebook runs in: {id: [{"expected": ..., "seen": ...}, ...]}, oldest first."""
+
+Answer = float | str | dict[str, float]
+"""A number, one of the choices, or a table: who -> whom ("0>1") and how much."""
+
+
+@dataclass(frozen=True, repr=False)
+class Prediction(Shown):
+    """What was expected of one question; `right` once it is compared with what was seen."""
+
+    id: str
+    expected: Answer
+    seen: Answer | None = None
+    tolerance: float = 0.0
+
+    @property
+    def right(self) -> bool | None:
+        if self.seen is None:
+            return None
+        return _fits(self.expected, self.seen, self.tolerance)
+
+    def against(self, seen: Answer, *, tolerance: float = 0.0) -> Prediction:
+        """Keep what was seen beside what was expected; numbers fit if they differ by no more than `tolerance`, a share
+        of what was seen."""
+        entries = _load()
+        entries[self.id][-1].update(seen=seen, tolerance=tolerance)
+        _save(entries)
+        return Prediction(self.id, self.expected, seen, tolerance)
+
+    def paragraphs(self) -> Iterator[str]:
+        if self.seen is None:
+            yield f"{self.id}: you expect {_text(self.expected)}. Kept; now run the next cell."
+            return
+        yield f"{self.id}: you expected {_text(self.expected)}, seen was {_text(self.seen)}: {_mark(self.right)}"
+
+
+def predict(id: str, expected: Answer | None, *, choices: Sequence[str] = ()) -> Prediction | None:
+    """Keep what a student expects, before the cell that shows it: a number, a choice, or a table of who -> whom.
+
+    None, the dots that the lesson leaves, keeps nothing. A second answer is kept behind the first: `report()` shows
+    the first and the last. Raises DlearnError where the answer is none of `choices`, or cannot be kept.
+    """
+    if expected is None:
+        return None
+    if choices and expected not in choices:
+        raise DlearnError(f"{id}: {expected!r} is none of the choices; these are: {', '.join(choices)}")
+    if not isinstance(expected, int | float | str | dict):
+        raise DlearnError(f"{id}: expected is a number, a text or a dict, not {type(expected).__name__}")
+    entries = _load()
+    entries.setdefault(id, []).append({"expected": expected})
+    _save(entries)
+    return Prediction(id, expected)
+
+
+@dataclass(frozen=True, repr=False)
+class BeforeAndAfter(Shown):
+    """For each question the first and the last prediction."""
+
+    pairs: tuple[tuple[Prediction, Prediction], ...]
+
+    @property
+    def before(self) -> int:
+        """How many were right at first."""
+        return sum(first.right is True for first, _ in self.pairs)
+
+    @property
+    def after(self) -> int:
+        """How many were right at last."""
+        return sum(last.right is True for _, last in self.pairs)
+
+    def paragraphs(self) -> Iterator[str]:
+        if not self.pairs:
+            yield "no predictions yet"
+            return
+        yield f"{self.before} of {len(self.pairs)} right at first, {self.after} at last"
+        for first, last in self.pairs:
+            later = "" if last is first else f"; at last {_text(last.expected)}: {_mark(last.right)}"
+            yield f"{first.id}: {_text(first.expected)}: {_mark(first.right)}{later}"
+
+
+def report() -> BeforeAndAfter:
+    """All predictions of this folder, before and after."""
+    pairs = []
+    for id, entries in _load().items():
+        kept = [Prediction(id, each["expected"], each.get("seen"), each.get("tolerance", 0.0)) for each in entries]
+        pairs.append((kept[0], kept[-1]))
+    return BeforeAndAfter(tuple(pairs))
+
+
+def _fits(expected: Answer, seen: Answer, tolerance: float) -> bool:
+    if isinstance(seen, dict):
+        return (
+            isinstance(expected, dict)
+            and expected.keys() == seen.keys()
+            and all(_fits(expected[key], seen[key], tolerance) for key in seen)
+        )
+    if isinstance(seen, str) or not isinstance(expected, int | float):
+        return expected == seen
+    return abs(expected - seen) <= tolerance * abs(seen)
+
+
+def _mark(right: bool | None) -> str:
+    return {True: "right", False: "not so", None: "not yet compared"}[right]
+
+
+def _text(answer: Answer) -> str:
+    if isinstance(answer, dict):
+        return ", ".join(f"{key} {_text(value)}" for key, value in answer.items())
+    return answer if isinstance(answer, str) else f"{answer:,}"
+
+
+def _load() -> dict[str, list[dict[str, Any]]]:
+    if not FILE.exists():
+        return {}
+    try:
+        entries = json.loads(FILE.read_text(encoding="utf-8"))
+        if all(each and all("expected" in dict(one) for one in each) for each in entries.values()):
+            return dict(entries)
+    except (ValueError, AttributeError, TypeError):
+        pass
+    raise DlearnError(f"{FILE} holds no predictions: move it away, and predict again")
+
+
+def _save(entries: dict[str, list[dict[str, Any]]]) -> None:
+    """Write all anew, in one step: a kernel that dies leaves the old file or the new one."""
+    beside = FILE.with_suffix(".part")
+    beside.write_text(json.dumps(entries, indent=1), encoding="utf-8")
+    os.replace(beside, FILE)
