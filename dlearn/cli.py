@@ -37,7 +37,7 @@ PICTURES = (
 )
 """The drawings that need a trace and nothing else."""
 
-FORMATS = ("gif", "html", "mermaid", "perfetto")
+FORMATS = ("gif", "html", "mermaid", "perfetto", "webp")
 """The functions of `dlearn.export` that need a trace and nothing else."""
 
 MARKDOWN = (".md", ".markdown")
@@ -210,8 +210,8 @@ def export(options: argparse.Namespace) -> None:
 def _files_of(form: str, trace: Trace, path: Path) -> Sequence[File]:
     from dlearn import export  # matplotlib takes a moment
 
-    if form == "gif":
-        return [(path, [export.gif(trace, tell=_progress if sys.stderr.isatty() else None)])]
+    if form in ("gif", "webp"):
+        return [(path, [getattr(export, form)(trace, tell=_progress if sys.stderr.isatty() else None)])]
     made = getattr(export, form)(trace)
     if form == "mermaid":
         return _mermaid_files(made, path)

@@ -119,10 +119,27 @@ def test_names_are_cut_to_their_room(tmp_path, written):
     assert max(map(len, written)) < 150
 
 
+def test_a_webp_shows_the_same_at_the_same_times_in_fewer_bytes(tmp_path):
+    shown = player(all_reduce(tmp_path / "job").load())
+    shown.to_gif(tmp_path / "one.gif")
+    shown.to_gif(tmp_path / "one.webp")
+    with Image.open(tmp_path / "one.gif") as gif, Image.open(tmp_path / "one.webp") as webp:
+        assert webp.format == "WEBP"
+        assert (webp.n_frames, webp.size, webp.info["loop"]) == (gif.n_frames, gif.size, 0)
+        gif.seek(gif.n_frames - 1)
+        webp.seek(webp.n_frames - 1)
+        webp.load()
+        assert gif.info["duration"] == webp.info["duration"] == 3000
+        drawn = [np.asarray(each.convert("RGB")).astype(int) for each in (gif, webp)]
+    far = np.abs(drawn[0] - drawn[1]).max(axis=2) > 48  # A GIF has 64 colours.
+    assert far.mean() < 0.01
+    assert (tmp_path / "one.webp").stat().st_size < (tmp_path / "one.gif").stat().st_size
+
+
 @pytest.mark.parametrize(
     ("name", "seconds", "why"),
     [
-        ("a.mp4", 1, "is saved as .gif"),
+        ("a.mp4", 1, "is saved as .gif or .webp"),
         ("a.gif", 0, "can show one for 0.1 to 60"),
         ("nowhere/a.gif", 1, "there is no folder"),
     ],

@@ -308,6 +308,52 @@ def overlap(one: dict[str, float], other: dict[str, float]) -> bool:
     return across and one["y"] < other["y"] + other["height"] and other["y"] < one["y"] + one["height"]
 
 
+GRID = """root => {
+    const rows = new Map();
+    for (const rect of root.querySelectorAll('.heat')) {
+        const [x, y, width, opacity] = ['x', 'y', 'width', 'opacity'].map((name) => Number(rect.getAttribute(name)));
+        rows.set(y, [...(rows.get(y) ?? []), [x, width, (opacity - 0.08) / 0.92]]);
+    }
+    return [...rows].sort(([one], [other]) => one - other).map(([, runs]) => runs.sort(([one], [other]) => one - other));
+}"""
+
+
+def test_of_many_ranks_one_grid_holds_what_the_board_says_and_forward_goes_round_by_round(browser, tmp_path):
+    job = Job(tmp_path, ranks=24)
+    job.collective("all_reduce", size=24 * 64, end_ns=900_000)
+    shown = player(job.load())
+    shown.to_html(tmp_path / "grid.html")
+    [board] = shown.walk.boards
+    with opened(browser, (tmp_path / "grid.html").as_uri()) as page:
+        page.emulate_media(reduced_motion="reduce")
+        root = page.locator(".dlearn-player")
+        for rounds in (0, 1, 2, 3):
+            held = shown.walk.held(board, 24 * rounds)
+            columns = 1 + max(place for _, place in held)
+            for rank, runs in enumerate(root.evaluate(GRID)):
+                cell = sum(width for _, width, _ in runs) / columns
+                shares = [share for _, width, share in runs for _ in range(round(width / cell))]
+                assert shares == pytest.approx([held[rank, place].share for place in range(columns)])
+            root.locator("[data-go=forward]").click()
+            assert root.locator(".position").text_content() == f"step {24 * (rounds + 1)} of {len(shown.sentences)}"
+            assert root.locator(".packet").count() == 24
+        root.locator("[data-go=back]").click()
+        assert root.locator(".position").text_content() == f"step 72 of {len(shown.sentences)}"
+
+
+@pytest.mark.parametrize("hub", [0, 1])
+def test_three_ranks_around_one_stand_in_a_row_with_it_in_the_middle(browser, tmp_path, hub):
+    job = Job(tmp_path, ranks=3)
+    for rank in {0, 1, 2} - {hub}:
+        job.send(rank, hub, size=8, start_ns=10 * rank, end_ns=10 * rank + 5)
+        job.recv(hub, rank, size=8, start_ns=10 * rank, end_ns=10 * rank + 5)
+    player(job.load()).to_html(tmp_path / "row.html")
+    with opened(browser, (tmp_path / "row.html").as_uri()) as page:
+        boxes = [box.bounding_box() for box in page.locator(".machine .box").all()]
+        assert len({box["y"] for box in boxes}) == 1
+        assert sorted(range(3), key=lambda rank: boxes[rank]["x"])[1] == hub
+
+
 # In JupyterLab --------------------------------------------------------------------------------------------------------
 
 CELLS = [

@@ -204,13 +204,27 @@ def test_a_call_outside_of_what_the_player_plays_is_told_with_the_python_that_pl
         + """
         const told = () => say(text("code"), travel.found.length, root.querySelector(".sentence").textContent);
         await new Promise((done) => setTimeout(done, 50));
+        const stage = document.querySelector(".dlearn-player[data-player]");
+        stage.querySelector("[data-view=stage]").click();
         travel.choose(0); told();
+        const count = (selector) => stage.querySelectorAll(selector).length;
+        const words = (selector) => stage.querySelector(selector).textContent;
+        say(words(".position"), words(".sentence"), count(".packet"), count(".wire.used"), stage.querySelector(".totals").hidden);
+        stage.dlearnPlayer.go(1);
+        say(words(".position"), stage.querySelector(".totals").hidden);
         const inside = travel.data.begins.findIndex((begin) => begin >= 20000);
         travel.choose(travel.data.operation.indexOf(inside));
         told();
     """
     )
-    (python, _, outside), (_, _, inside) = after(page, tmp_path, script)
+    (python, _, outside), (position, sentence, packets, wires, hidden), back, (_, _, inside) = after(
+        page, tmp_path, script
+    )
+    assert position == "outside of what is played"
+    assert outside.startswith(sentence)
+    assert packets == wires > 0
+    assert hidden
+    assert back == ["step 1 of 26", False]
     told = " The player on this page plays another part of the run; this call is played by "
     assert outside.endswith(f"{told}player({python}).")
     assert told not in inside

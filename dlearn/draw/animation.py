@@ -1,4 +1,5 @@
-"""A walk through a trace as an animated GIF: packets move from rank to rank, for slides and pages that play nothing.
+"""A walk through a trace as an animated GIF or WebP: packets move from rank to rank, for slides and pages that play
+nothing.
 
 What moves at the same time (messages of one operation in the same step of its algorithm) moves together.
 """
@@ -28,6 +29,7 @@ from dlearn.draw.palette import FAINT, GRID, HELD, INK, LANE, MISSING, SERIES, l
 from dlearn.errors import DlearnError
 from dlearn.shown import count_text
 
+ENDINGS = (".gif", ".webp")
 MOST_FRAMES = 40
 _MOVING = (3, 6)
 """Fewest and most frames in which a packet moves."""
@@ -61,16 +63,17 @@ def animate(
     seconds: float = 1.2,
     tell: Callable[[int, int], object] | None = None,
 ) -> None:
-    """Write a GIF that takes so many seconds for what happens at the same time, in at most 40 frames.
+    """Write a GIF or a WebP that takes so many seconds for what happens at the same time, in at most 40 frames.
 
     What is left out stands in it. `tell` hears how many frames are done, and of how many.
     """
-    if Path(path).suffix.lower() != ".gif":
-        raise DlearnError(f"{Path(path).name!r}: an animation is saved as .gif.")
+    ending = Path(path).suffix.lower()
+    if ending not in ENDINGS:
+        raise DlearnError(f"{Path(path).name!r}: an animation is saved as {' or '.join(ENDINGS)}.")
     if not walk.steps:
         raise DlearnError("there is nothing to animate: no message is known here, and nothing that a rank did.")
     if not 0.1 <= seconds <= 60:
-        raise DlearnError(f"{seconds} seconds for a step: a GIF can show one for 0.1 to 60.")
+        raise DlearnError(f"{seconds} seconds for a step: an animation can show one for 0.1 to 60.")
     if not Path(path).parent.is_dir():
         raise DlearnError(f"cannot write {path}: there is no folder {Path(path).parent}. Make it, or choose another.")
     rounds, moving = _that_fit(rounds_of(walk))
@@ -86,11 +89,16 @@ def animate(
             if tell is not None:
                 tell(len(frames), count)
     milliseconds[-1] = round(1000 * _LAST_SECONDS)
-    # With the colours of all frames in one palette only what changes is written.
+    first, *more = map(Image.fromarray, frames) if ending == ".webp" else _in_one_palette(frames)
+    how = {"lossless": True, "quality": 50, "method": 3} if ending == ".webp" else {"optimize": False}
+    first.save(path, save_all=True, append_images=more, duration=milliseconds, loop=0, **how)
+
+
+def _in_one_palette(frames: Sequence[np.ndarray]) -> list[Image.Image]:
+    """Of a GIF only what changes is written, if all frames have the same colours."""
     some = Image.fromarray(np.vstack(frames[:: max(1, len(frames) // 6)]))
     colors = some.quantize(_COLORS, dither=Image.Dither.NONE)
-    first, *more = [Image.fromarray(each).quantize(palette=colors, dither=Image.Dither.NONE) for each in frames]
-    first.save(path, save_all=True, append_images=more, duration=milliseconds, loop=0, optimize=False)
+    return [Image.fromarray(each).quantize(palette=colors, dither=Image.Dither.NONE) for each in frames]
 
 
 def rounds_of(walk: Walkthrough) -> list[Round]:

@@ -37,6 +37,7 @@ function mount(root, data) {
   const id = root.dataset.player;
   const everything = data.steps.map((_, number) => number);
   const messages = everything.filter((number) => data.steps[number].dst >= 0);
+  const many = data.lanes.length > MOST_BOXES;
   const carryData = messages.filter((number) => !data.steps[number].control);
 
   find(".bar").innerHTML = CONTROLS;
@@ -82,6 +83,7 @@ function mount(root, data) {
   }
 
   function showTotals() {
+    find(".totals").hidden = false;
     const counts = data.pairs.map(() => 0);
     const bytes = data.pairs.map(() => 0);
     // What never came was not sent, as far as anybody knows.
@@ -94,11 +96,17 @@ function mount(root, data) {
     fill(find("tfoot tr"), sum(counts), sum(bytes));
   }
 
-  // Those that follow, and travel at the same time, are shown together when it plays.
+  // Those that follow, and travel at the same time, are shown together when it plays; of many ranks always.
+  const together = (number, other) => [number, other].every((each) => data.steps[each].dst >= 0) && data.steps[number].round === data.steps[other].round;
   function endOfRound() {
-    const [first, ...later] = played.slice(step).map((number) => data.steps[number]);
-    const others = later.findIndex(({ dst, round }) => dst < 0 || round !== first.round);
-    return step + 1 + (first?.dst < 0 ? 0 : others < 0 ? later.length : others);
+    let end = step + 1;
+    while (end < played.length && together(played[step], played[end])) end += 1;
+    return end;
+  }
+  function beginOfRound() {
+    let begin = step - 1;
+    while (begin > 0 && together(played[begin - 1], played[step - 1])) begin -= 1;
+    return begin;
   }
 
   function go(to, together = step + 1) {
@@ -126,8 +134,8 @@ function mount(root, data) {
 
   const moves = {
     start: () => go(0),
-    back: () => go(step - 1),
-    forward: () => go(step + 1),
+    back: () => go(many ? beginOfRound() : step - 1),
+    forward: () => (many ? go(endOfRound(), endOfRound()) : go(step + 1)),
     end: () => go(played.length),
   };
   find(".buttons").addEventListener("click", ({ target }) => {
@@ -193,10 +201,25 @@ function mount(root, data) {
   document.addEventListener("dlearn-call", ({ detail }) => {
     const found = played.findIndex((number) => data.begin_us + data.steps[number].at >= Math.floor(detail.at_us));
     detail.players += 1;
-    if (found < 0 || (found === 0 && data.begin_us + data.steps[played[0]].at > detail.until_us)) return;
+    pause();
+    if (found < 0 || (found === 0 && data.begin_us + data.steps[played[0]].at > detail.until_us)) return showElsewhere(detail);
     detail.followed += 1;
     go(found + 1);
   });
+
+  // What the part that is played has not: only who sends to whom is known of it here. Any step leads back to the part.
+  function showElsewhere({ lanes, pairs, color, mark, sentence }) {
+    if (lanes.length !== data.lanes.length || !lanes.every((name, lane) => name.endsWith(data.lanes[lane]))) return;
+    const steps = pairs.map(([src, dst, bytes, , how]) => ({ src, dst, bytes, how, color, mark, at: 0, until: 0, round: 0 }));
+    const all = [...steps.keys()];
+    const other = { ...data, steps, changes: steps.map(() => []), boards: [], stage: null, elsewhere: true };
+    picture.replaceChildren();
+    (view === "sequence" ? drawRows : drawStage)(picture, { data: other, id, played: all, step: all.length, current: all.at(-1), moved: all });
+    drawHeld(find(".holds"), other, -1, true, true);
+    find(".totals").hidden = true;
+    find(".position").textContent = "outside of what is played";
+    find(".sentence").textContent = sentence;
+  }
 
   let width = 0;
   const resized = () => {

@@ -64,7 +64,8 @@ class Player:
         return page(self.title, self.snippet, path)
 
     def to_gif(self, path: str | os.PathLike[str], *, seconds: float = 1.2) -> None:
-        """As an animation of the stage, in at most 40 frames: for slides, and pages that play nothing."""
+        """As an animation of the stage, in at most 40 frames: for slides, and pages that play nothing. A path that ends
+        in .webp makes a WebP of it."""
         animate(self.walk, path, seconds=seconds)
 
     def _repr_html_(self) -> str:

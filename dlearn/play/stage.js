@@ -1,9 +1,11 @@
 // The stage: ranks as machines, placed as they talk to each other, and packets that move along their wires. What a
 // rank holds of the operation under way stands in its box: a column for each piece, a colour for each rank whose part
-// is in it. It is a picture of the player like those of pictures.js, and is drawn anew for each step.
+// is in it; of many ranks all that they hold is one grid in the middle. It is a picture of the player like those of
+// pictures.js, and is drawn anew for each step.
 
 const MOVE_MS = 650;
 const MOST_COLORS = 8; // ranks that are told apart by their colours; of more it is told how much is there
+const MOST_BOXES = 16; // ranks with a box that holds something
 const BOX = [[4, 168, 104], [8, 124, 84], [16, 84, 62], [Infinity, 22, 18]]; // up to so many ranks: width, height
 
 // Where ranks stand ---------------------------------------------------------------------------------------------------
@@ -19,22 +21,24 @@ function stageOf(data) {
   const lanes = data.lanes.map((_, lane) => lane);
   const hubs = lanes.filter((lane) => pairs.every(({ src, dst }) => src === lane || dst === lane));
   const hub = lanes.length > 2 && pairs.length > 1 && hubs.length === 1 ? hubs[0] : null;
-  const inRow = lanes.length <= 2 || (hub === null && pairs.length > 0 && pairs.every(({ src, dst }) => Math.abs(src - dst) === 1));
+  const chain = hub === null && pairs.length > 0 && pairs.every(({ src, dst }) => Math.abs(src - dst) === 1);
+  const [one, ...others] = lanes.filter((lane) => lane !== hub);
+  const row = hub !== null && others.length === 1 ? [one, hub, ...others] : lanes;
   const [, wide, high] = BOX.find(([most]) => lanes.length <= most);
-  data.stage = { pairs, hub, inRow: inRow && lanes.length <= 8, wide, high };
+  data.stage = { pairs, hub, row: lanes.length <= 2 || row !== lanes || (chain && lanes.length <= 8) ? row : null, wide, high };
   return data.stage;
 }
 
-function spotsOf({ hub, inRow, wide, high }, lanes, width) {
-  if (inRow) {
+function spotsOf({ hub, row, wide, high }, lanes, width) {
+  if (row) {
     const gap = Math.min(320, width / lanes.length);
     const begin = (width - gap * lanes.length) / 2;
-    const spots = lanes.map((_, lane) => [begin + gap * (lane + 0.5), high / 2 + 46]);
+    const spots = lanes.map((_, lane) => [begin + gap * (row.indexOf(lane) + 0.5), high / 2 + 46]);
     return { spots, height: high + 92, wide: Math.max(24, Math.min(wide, gap - 90)), high };
   }
   const around = lanes.map((_, lane) => lane).filter((lane) => lane !== hub);
-  const apart = lanes.length > 16 ? 6 : 40;
-  const tall = Math.max(0.32 * width, (around.length * (high + apart)) / Math.PI, hub === null ? high + 60 : 2 * high + 60);
+  const apart = lanes.length > MOST_BOXES ? 6 : 40;
+  const tall = Math.max(0.32 * width, (around.length * (high + apart)) / Math.PI, hub === null ? high + 60 : 2 * high + 130);
   const [across, down] = [Math.max(10, Math.min(width / 2 - wide / 2 - 12, 1.5 * tall)), tall / 2 + 10];
   const middle = [width / 2, down + high / 2 + 24];
   const spots = lanes.map(() => middle);
@@ -42,7 +46,8 @@ function spotsOf({ hub, inRow, wide, high }, lanes, width) {
     const angle = (2 * Math.PI * place) / around.length - Math.PI / 2;
     spots[lane] = [middle[0] + across * Math.cos(angle), middle[1] + down * Math.sin(angle)];
   });
-  return { spots, height: Math.max(...spots.map(([, y]) => y)) + high / 2 + 24, wide, high };
+  const inside = [middle, 0.64 * (across - wide), 0.68 * (down - high)];
+  return { spots, height: Math.max(...spots.map(([, y]) => y)) + high / 2 + 24, wide, high, inside };
 }
 
 // From the rim of one box to that of another; beside the middle, where packets go both ways.
@@ -80,6 +85,22 @@ function drawCells(box, held, many, { data, wide, high }) {
   });
 }
 
+// A row for each rank, a column for each piece: the darker, the more of it is there.
+function drawGrid(group, held, { inside: [[x, y], wide, high] }) {
+  const columns = 1 + Math.max(...held.flatMap((each) => [...each.keys()]));
+  const [width, height] = [(2 * wide) / columns, (2 * high) / held.length];
+  held.forEach((each, lane) => {
+    const shares = Array.from({ length: columns }, (_, at) => each.get(at)?.[1] ?? 0);
+    const begins = shares.flatMap((share, at) => (share === shares[at - 1] ? [] : [at]));
+    begins.forEach((at, i) => {
+      const run = { x: x - wide + width * at, width: width * ((begins[i + 1] ?? columns) - at), y: y - high + height * lane, height };
+      add(group, "rect", { class: "heat", ...run, opacity: 0.08 + 0.92 * shares[at] });
+    });
+  });
+  add(group, "text", { class: "axis", x: x - wide, y: y - high - 6 }, `down: rank 0 to ${held.length - 1}`);
+  add(group, "text", { class: "axis end", x: x + wide, y: y + high + 14 }, `across: ${columns} pieces; the darker, the more ranks' parts are in it`);
+}
+
 // The picture ---------------------------------------------------------------------------------------------------------
 
 function drawStage(place, { data, id, current, moved }) {
@@ -98,23 +119,28 @@ function drawStage(place, { data, id, current, moved }) {
     const used = sent.find((each) => each.src === src && each.dst === dst);
     const red = now?.hung?.[1].includes(src) || used?.how === "missing";
     const state = `wire ${red ? "missing" : used ? "used" : ""}`;
-    add(svg, "line", { class: state, x1: from[0], y1: from[1], x2: to[0], y2: to[1], "marker-end": `url(#${id}${red ? "missing" : "came"})` });
+    add(svg, "line", { class: state, x1: from[0], y1: from[1], x2: to[0], y2: to[1], "marker-end": `url(#${id}head)` });
   }
   const recent = boardAt(data, until);
   const number = recent < 0 ? data.boards.findIndex(({ lasting }) => lasting) : recent;
   const many = data.lanes.length > MOST_COLORS;
   const [before, after] = number < 0 ? [[], []] : [heldOn(data, number, (all[0] ?? 0) - 1), heldOn(data, number, until)];
   const boxes = data.lanes.map((name, lane) => drawBox(svg, name, lane, spots[lane], { data, stage, now, sent }));
-  const fill = (held) => boxes.forEach((box, lane) => {
-    box.replaceChildren();
-    if (held[lane]) drawCells(box, held[lane], many, { data, ...stage });
-  });
+  const grid = add(svg, "g");
+  const fill = (held) => {
+    grid.replaceChildren();
+    if (data.lanes.length > MOST_BOXES && stage.inside) return now?.hung || held.every((each) => !each.size) || drawGrid(grid, held, stage);
+    boxes.forEach((box, lane) => {
+      box.replaceChildren();
+      if (held[lane]) drawCells(box, held[lane], many, { data, ...stage });
+    });
+  };
   fill(after);
-  drawClock(svg, data, now, width, height);
+  if (!data.elsewhere) drawClock(svg, data, now, width, height);
   if (now?.hung && stage.wide < 40) {
     const [waiting, absent] = now.hung;
     const told = `${waiting.length} ranks wait for ${absent.slice(0, 3).map((lane) => data.lanes[lane]).join(", ")}${absent.length > 3 ? ", ..." : ""}`;
-    add(svg, "text", { class: "work", x: width / 2, y: height / 2 }, told);
+    add(svg, "text", { class: "work", x: width / 2, y: stage.inside[0][1] }, told);
   }
   const packets = all.filter((each) => sent.includes(data.steps[each])).map((each) => {
     const packet = data.steps[each];

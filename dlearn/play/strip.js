@@ -368,7 +368,9 @@ function mountStrip(root, data) {
     if (call < 0) return;
     const us = (units) => data.begin_us + (units * data.unit_ns) / 1000;
     const each = data.operation[call];
-    const detail = { at_us: us(data.begins[each]), until_us: us(data.ends[each]), players: 0, followed: 0 }; // The players of this page count themselves.
+    const { pairs, mark, color } = data.kinds[data.kind[each]];
+    const shown = { lanes: data.lanes, pairs, mark, color, sentence: sentenceOf(call) };
+    const detail = { ...shown, at_us: us(data.begins[each]), until_us: us(data.ends[each]), players: 0, followed: 0 }; // The players of this page count themselves.
     root.dispatchEvent(new CustomEvent("dlearn-call", { bubbles: true, detail }));
     const other = " The player on this page plays another part of the run; this call is played by";
     if (detail.players > detail.followed) find(".sentence").append(`${other} player(${selection().python}).`);

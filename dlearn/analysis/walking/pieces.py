@@ -22,7 +22,8 @@ from dlearn.trace.message import Message, Operation, family_of_op
 from dlearn.trace.trace import Trace
 
 _SUMS = ("all_reduce", "reduce", "reduce_scatter")
-_MOST_PIECES = 64
+_MOST_PIECES = 128
+"""As many as gloo's ring of 64 ranks cuts its data into."""
 _MOST_NAMES = 4
 _UNKNOWN = -1
 

@@ -29,6 +29,8 @@ from dlearn.trace.tables.message_table import Messages
 from dlearn.trace.trace import Trace
 
 MOST_MESSAGES = 300
+MOST_OF_ONE = 20_000
+"""Of one operation: in a ring 64 ranks send 16,128, which move in 252 rounds."""
 MOST_OWN_STEPS = 300
 """Of what ranks do by themselves."""
 _MOST_QUIET_RANKS = 64
@@ -46,7 +48,8 @@ def walkthrough(
 ) -> Walkthrough:
     """Step by step through all messages of the trace, or only these, and through what ranks do between them.
 
-    Of a trace with more than 300 messages one whole step. A collective that some rank never called is one step.
+    Of a trace with more than 300 messages one whole step, or, where a step has more, one whole collective. A collective
+    that some rank never called is one step.
     `tags` are the program's own names of the tags of its sends.
     """
     found = all_messages(trace)
@@ -54,7 +57,8 @@ def walkthrough(
     if asked is None:
         part, asked, finding = _played(trace, found, MOST_MESSAGES)
     chosen = _in_order([message for message in asked if not _is_hung(message)])
-    ordered = chosen[:MOST_MESSAGES]
+    of_one = len({id(message.operation) for _, message in chosen}) == 1
+    ordered = chosen[: max(MOST_MESSAGES, MOST_OF_ONE) if of_one else MOST_MESSAGES]
     shown = [message for _, message in ordered]
     told = [source(part, shown) for source in _SOURCES]
     never = _never_came(trace, asked)
@@ -110,14 +114,33 @@ def _played(trace: Trace, found: Messages, most: int) -> _Played:
     if hangs(trace):
         came, never = found.at(np.flatnonzero(~missing)), found.at(np.flatnonzero(missing))
         before = [message for message in came if message.operation is came[-1].operation]
-        return _Played(trace, [*before[-most:], *never], sequence_finding(trace))
+        return _Played(trace, [*before[-MOST_OF_ONE:], *never], sequence_finding(trace))
     for name, part, places in _steps_from_the_last(trace, found):
         if 0 < len(places) <= most:
             inside = all_messages(part).at(places)
             if all(message.how != "missing" for message in inside):
-                size = size_text(sum(message.payload_bytes or 0 for message in inside))
-                return _Played(part, inside, f"{name}: {len(inside):,} of {count_text(len(found), 'message')}, {size}")
+                return _Played(part, inside, _part_title(name, inside, found))
+    for places in _collectives_from_the_last(found):
+        inside = found.at(places)
+        if all(message.how != "missing" for message in inside):
+            operation = inside[0].operation
+            what = f" ({operation.what})" if operation.what else ""
+            return _Played(trace, inside, _part_title(f"{operation.op} #{operation.seq}{what}", inside, found))
     return _Played(trace, found, _chosen_title(found, most))
+
+
+def _part_title(name: str, inside: Sequence[Message], found: Messages) -> str:
+    size = size_text(sum(message.payload_bytes or 0 for message in inside))
+    return f"{name}: {len(inside):,} of {count_text(len(found), 'message')}, {size}"
+
+
+def _collectives_from_the_last(found: Messages) -> Iterator[Rows]:
+    """The places of the messages of each operation that has several, carries data and can be played whole."""
+    order = np.argsort(found.operation, kind="stable")
+    ends = np.cumsum(np.bincount(found.operation[found.operation >= 0]))
+    for places in reversed(np.split(order[np.sum(found.operation < 0) :], ends[:-1])):
+        if 1 < len(places) <= MOST_OF_ONE and found[int(places[0])].payload_bytes:
+            yield np.sort(places)
 
 
 def _chosen_title(chosen: Sequence[Message], most: int) -> str:

@@ -127,6 +127,11 @@ class Messages(Lazy[Message], Shown):
         """Who sent each of them."""
         return self._with_others(self.columns.src, attrgetter("src"))
 
+    @cached_property
+    def operation(self) -> Rows:
+        """The place among the operations of what each is part of; -1 of one of RPC or of a service."""
+        return self._with_others(self.columns.operation, lambda _: -1)
+
     @property
     def missing(self) -> Mask:
         """Those that never came."""
