@@ -314,7 +314,8 @@ GRID = """root => {
         const [x, y, width, opacity] = ['x', 'y', 'width', 'opacity'].map((name) => Number(rect.getAttribute(name)));
         rows.set(y, [...(rows.get(y) ?? []), [x, width, (opacity - 0.08) / 0.92]]);
     }
-    return [...rows].sort(([one], [other]) => one - other).map(([, runs]) => runs.sort(([one], [other]) => one - other));
+    const inOrder = (found) => found.sort(([one], [other]) => one - other);
+    return inOrder([...rows]).map(([, runs]) => inOrder(runs));
 }"""
 
 
@@ -339,6 +340,23 @@ def test_of_many_ranks_one_grid_holds_what_the_board_says_and_forward_goes_round
             assert root.locator(".packet").count() == 24
         root.locator("[data-go=back]").click()
         assert root.locator(".position").text_content() == f"step 72 of {len(shown.sentences)}"
+
+
+def test_who_never_came_is_an_empty_place_with_red_wires_and_what_is_derived_moves_along_dashes(browser, tmp_path):
+    job = Job(tmp_path, ranks=3)
+    job.collective("all_reduce", size=300, start_ns=0, end_ns=1_000_000)
+    job.collective("all_reduce", size=300, ranks=[0, 2], start_ns=2_000_000, end_ns=None)
+    player(job.load()).to_html(tmp_path / "hung.html")
+    with opened(browser, (tmp_path / "hung.html").as_uri()) as page:
+        root = page.locator(".dlearn-player")
+        cells = [machine.locator(".cell").count() for machine in root.locator(".machine").all()]
+        assert (cells[0], cells[1], cells[2]) == (cells[0], 0, cells[0])
+        assert cells[0] > 0
+        assert root.locator(".wire.missing").count() > 0
+        root.evaluate(GO, 1)
+        dashes = "wire => getComputedStyle(wire).strokeDasharray"
+        assert root.locator(".wire.used").evaluate(dashes) != "none"
+        assert root.locator(".wire:not(.used)").first.evaluate(dashes) == "none"
 
 
 @pytest.mark.parametrize("hub", [0, 1])

@@ -209,9 +209,10 @@ def test_a_call_outside_of_what_the_player_plays_is_told_with_the_python_that_pl
         travel.choose(0); told();
         const count = (selector) => stage.querySelectorAll(selector).length;
         const words = (selector) => stage.querySelector(selector).textContent;
-        say(words(".position"), words(".sentence"), count(".packet"), count(".wire.used"), stage.querySelector(".totals").hidden);
+        const totals = stage.querySelector(".totals");
+        say(words(".position"), words(".sentence"), count(".packet"), count(".wire.used"), totals.hidden);
         stage.dlearnPlayer.go(1);
-        say(words(".position"), stage.querySelector(".totals").hidden);
+        say(words(".position"), totals.hidden);
         const inside = travel.data.begins.findIndex((begin) => begin >= 20000);
         travel.choose(travel.data.operation.indexOf(inside));
         told();

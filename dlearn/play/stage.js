@@ -118,7 +118,7 @@ function drawStage(place, { data, id, current, moved }) {
     const [from, to] = wireBetween(spots[src], spots[dst], stage, both(src, dst));
     const used = sent.find((each) => each.src === src && each.dst === dst);
     const red = now?.hung?.[1].includes(src) || used?.how === "missing";
-    const state = `wire ${red ? "missing" : used ? "used" : ""}`;
+    const state = `wire ${red ? "missing" : used ? `used ${used.how}` : ""}`;
     add(svg, "line", { class: state, x1: from[0], y1: from[1], x2: to[0], y2: to[1], "marker-end": `url(#${id}head)` });
   }
   const recent = boardAt(data, until);
@@ -132,7 +132,7 @@ function drawStage(place, { data, id, current, moved }) {
     if (data.lanes.length > MOST_BOXES && stage.inside) return now?.hung || held.every((each) => !each.size) || drawGrid(grid, held, stage);
     boxes.forEach((box, lane) => {
       box.replaceChildren();
-      if (held[lane]) drawCells(box, held[lane], many, { data, ...stage });
+      if (held[lane] && !now?.hung?.[1].includes(lane)) drawCells(box, held[lane], many, { data, ...stage });
     });
   };
   fill(after);
