@@ -246,8 +246,11 @@ def _own_steps(
     if all_of_it:
         return steps
     times = [at_ns for at_ns, _ in messages] + [step.at_ns for step in never]
-    ends = [message.received_ns for _, message in messages if message.received_ns is not None]
-    return [step for step in steps if times and min(times) <= step.at_ns <= max([*times, *ends])]
+    if not times:
+        return []
+    last_ns = max(chain(times, (message.received_ns or 0 for _, message in messages)))
+    first_ns = min(times)
+    return [step for step in steps if first_ns <= step.at_ns <= last_ns]
 
 
 def _of_message(
