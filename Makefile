@@ -3,7 +3,7 @@
 PYTHON ?= python3
 export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test test-all test-torch check lab notebooks paper bench clean
+.PHONY: help demo test test-all test-torch check lab notebooks course paper bench clean
 .NOTPARALLEL:  # two stages at once would write into the same .venv
 
 help:  ## show this list
@@ -44,14 +44,17 @@ notebooks: .venv/.notebooks  ## execute all notebooks again and save them with t
 	.venv/bin/python notebooks/build.py
 	.venv/bin/python -m dlearn.lessons.gallery --out docs/pictures
 
+course: .venv/.notebooks  ## write a course's notebooks to course-out/: students' without answers, a teacher's
+	.venv/bin/python course/build.py --out course-out
+
 paper: .venv/.demo  ## run the claims of the paper on DDP again; figures and verdicts go to docs/ddp_paper/
 	.venv/bin/python -m ddp_claims --out docs/ddp_paper
 
 bench: .venv/.bench  ## run every benchmark, one after the other
 	@set -e; for file in benchmarks/*.py; do echo "== $$file"; .venv/bin/python "$$file"; done
 
-clean:  ## remove .venv (test-torch's too), demo-out and caches; recorded runs in .dlearn stay
-	rm -rf .venv .venv-torch-* demo-out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean:  ## remove .venv (test-torch's too), demo-out, course-out and caches; recorded runs in .dlearn stay
+	rm -rf .venv .venv-torch-* demo-out course-out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Jupyter wants to be told that root is meant, as in a container.

@@ -13,7 +13,7 @@ from dlearn.shown import count_text
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Verdict = Literal["confirmed", "not confirmed here", "cannot be tested here"]
+Verdict = Literal["confirmed", "partly tested", "not confirmed here", "cannot be tested here"]
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,17 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """Not confirmed if one check fails; confirmed if all that can be tested hold, and at least one can."""
+        """Not confirmed if one check fails, confirmed if all hold; partly tested if some hold and others cannot run."""
         tested = [check.holds for check in self.result.checks if check.holds is not None]
         if not tested:
             return "cannot be tested here"
-        return "confirmed" if all(tested) else "not confirmed here"
+        if not all(tested):
+            return "not confirmed here"
+        return "partly tested" if self.untested else "confirmed"
 
     @property
     def mark(self) -> str:
-        """✓, ✗ or ?."""
+        """✓, ✗ or ?, the last one for what is partly tested, too."""
         return {"confirmed": "✓", "not confirmed here": "✗"}.get(self.verdict, "?")
 
     @property
@@ -90,7 +92,7 @@ class Finding:
 
     @property
     def headline(self) -> str:
-        """ "DD17 three rules: confirmed; 1 of 3 checks cannot be tested here"."""
+        """ "DD17 three rules: partly tested; 1 of 3 checks cannot be tested here"."""
         said = f"{self.claim.id} {self.claim.title}: {self.verdict}"
         failed = [check for check in self.result.checks if check.holds is False]
         if failed and len(self.result.checks) > 1:

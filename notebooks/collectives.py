@@ -14,6 +14,11 @@
 # %% [markdown]
 # # Collectives: what does each one send, and to whom?
 #
+# **Goals.** You will be able to name nine collectives with the bytes that each rank sends; read the algorithm off the
+# traffic matrix.
+#
+# **Before this:** [send_and_receive](send_and_receive.ipynb). **Takes** about 40 minutes.
+#
 # A *collective* is a call that all ranks make together: broadcast, reduce, all-reduce and so on. The program
 # says **what** everybody has afterwards. It does not say **how** the bytes get there. Does rank 0 send to all,
 # does a message go round in a ring, or through a tree? That is up to the backend, here gloo.

@@ -14,6 +14,11 @@
 # %% [markdown]
 # # Compressed gradients: how many bytes, and at what price?
 #
+# **Goals.** You will be able to write a communication hook; predict the bytes of fp16, PowerSGD and top-k; judge the
+# loss against the seeds' spread.
+#
+# **Before this:** [ddp_step_by_step](ddp_step_by_step.ipynb). **Takes** about 40 minutes.
+#
 # A gradient is 4 bytes for each parameter. Must it be? With 2 bytes for a number the traffic is half, and there are
 # ways to send far less. **What is sent then, to the byte, and what happens to the loss?** And is there anything else
 # that changes the traffic of DDP: the optimizer, the layers?

@@ -14,6 +14,12 @@
 # %% [markdown]
 # # The paper on DDP, run again
 #
+# **Goals.** You will be able to judge a published claim by a run; tell confirmed from not tested; name the control
+# that is missing.
+#
+# **Before this:** [ddp_step_by_step](ddp_step_by_step.ipynb), [gradient_accumulation](gradient_accumulation.ipynb).
+# **Takes** about 55 minutes.
+#
 # *PyTorch Distributed: Experiences on Accelerating Data Parallel Training* (Li et al., VLDB 2020,
 # [arXiv 2006.15704](https://arxiv.org/abs/2006.15704)) says why DistributedDataParallel is built as it is. It was
 # measured on 256 GPUs. How much of it can be seen on a laptop?
@@ -21,6 +27,8 @@
 # Eighteen claims, each a run on real ranks, each with a verdict that is **computed** from what was seen:
 #
 # - **confirmed**: every check holds.
+# - **partly tested**: all that could run hold, and something could not, with the reason. That confirms nothing: what is
+#   missing may be the claim itself.
 # - **not confirmed here**: a check does not hold. That is a statement about this machine, and this run.
 # - **cannot be tested here**, with the reason.
 #
@@ -113,7 +121,7 @@ found
 
 # %%
 found = find("DD7")
-assert found.verdict == "confirmed"
+assert found.verdict == "partly tested"  # bytes: exact; a nearly linear speed-up cannot be seen on so few cores
 found
 
 # %% [markdown]
@@ -156,7 +164,9 @@ found
 find("DD12")
 
 # %% [markdown]
-# And what does it cost to synchronise less often? Not in bytes, but in what is learnt:
+# And what does it cost to synchronise less often? Not in bytes, but in what is learnt. The paper gives a reason, too:
+# more gradients add up before a step, so the step is long. **Predict first:** which run would show that the long step
+# is *not* the reason?
 
 # %%
 find("DD13")
@@ -181,7 +191,7 @@ found
 
 # %%
 found = find("DD16")
-assert found.verdict == "confirmed"
+assert found.verdict == "partly tested"  # no second device
 found
 
 # %% [markdown]
@@ -209,7 +219,9 @@ found
 from ddp_claims import Report
 
 assert [each.claim.id for each in findings] == [each.id for each in CLAIMS]
-assert all(each.verdict in ("confirmed", "not confirmed here", "cannot be tested here") for each in findings)
+about_times_or_losses = {"DD1", "DD2", "DD4", "DD8", "DD9", "DD12", "DD13", "DD17"}
+failed = {each.claim.id for each in findings if each.verdict == "not confirmed here"}
+assert failed <= about_times_or_losses  # bytes, counts and orders are the same on every machine
 Report(tuple(findings))
 
 # %% [markdown]

@@ -14,6 +14,11 @@
 # %% [markdown]
 # # DDP, step by step
 #
+# **Goals.** You will be able to say what DDP's constructor and each step send; predict its buckets; say which hook
+# fires when.
+#
+# **Before this:** [ring_all_reduce](ring_all_reduce.ipynb). **Takes** about 75 minutes.
+#
 # `DistributedDataParallel` (DDP) is one line in a training script, and from then on several processes train one model.
 # **What does that line send, when, and why in such pieces? And how does it get in between at all?** Here we take a
 # training step apart.

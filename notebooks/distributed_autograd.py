@@ -14,6 +14,11 @@
 # %% [markdown]
 # # Distributed autograd: where does the backward pass cross?
 #
+# **Goals.** You will be able to count the messages that carry gradients; say where the backward pass crosses, and
+# when it hangs.
+#
+# **Before this:** [model_parallel](model_parallel.ipynb). **Takes** about 30 minutes.
+#
 # A network is spread over three workers, w0, w1 and w2. w0 calls the stages on the others by RPC, and afterwards one
 # line, `dist_autograd.backward`, finds the gradients of all parameters, wherever they are. **How many messages carry
 # gradients from one worker to another, and why just these?** If you use the same remote value twice: is that one

@@ -14,6 +14,10 @@
 # %% [markdown]
 # # An embedding table on a server: what crosses the wire?
 #
+# **Goals.** You will be able to predict what a lookup in a remote table sends, there and back.
+#
+# **Before this:** [parameter_server](parameter_server.ipynb). **Takes** about 30 minutes.
+#
 # A table has 50,000 rows of 64 numbers, 12,800,000 bytes, and lives on a server. A trainer holds 16 bags of 8 indices,
 # and needs the sum of the 8 rows of each bag. Then it trains, and the table's gradient has to get to the server. **How
 # many bytes is that?** The whole table, the rows that are used, or less?

@@ -14,6 +14,11 @@
 # %% [markdown]
 # # Gradient accumulation: what does `no_sync` save?
 #
+# **Goals.** You will be able to place `no_sync` so that it saves traffic; scale the loss of micro-batches; treat a
+# short last group right.
+#
+# **Before this:** [ddp_step_by_step](ddp_step_by_step.ipynb). **Takes** about 35 minutes.
+#
 # A batch that is too large for the memory can be had in parts: compute the gradients of some *micro-batches* one after
 # the other, let them add up in `.grad`, and let the optimizer step once. But DDP would send the gradients after each
 # part, and only their sum is needed. `no_sync()` keeps it from that. **How many bytes does it save, exactly? Which

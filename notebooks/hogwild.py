@@ -14,6 +14,10 @@
 # %% [markdown]
 # # Hogwild: a server without a lock
 #
+# **Goals.** You will be able to measure the staleness of an update; say why sparse tables bear it.
+#
+# **Before this:** [parameter_server](parameter_server.ipynb). **Takes** about 25 minutes.
+#
 # *Hogwild!* (Niu et al., 2011) trains with many threads that write into one memory, and none of them takes a lock.
 # Across machines there is no such memory: a trainer pulls values, computes, and pushes an update, and meanwhile the
 # others have pushed theirs. **How old are the values that an update was computed from? And why does that hurt a

@@ -14,6 +14,10 @@
 # %% [markdown]
 # # Model parallel: what crosses the cut?
 #
+# **Goals.** You will be able to predict the bytes that cross a cut; find the batch from which on DDP sends less.
+#
+# **Before this:** [parameter_server](parameter_server.ipynb). **Takes** about 30 minutes.
+#
 # A model may be too large for one machine. Then one half of it lives here and the other half there, and each
 # training step goes over the cut: forward, and back again. **What exactly travels there? Does the batch size
 # matter? And does that send less than DDP, or more?**

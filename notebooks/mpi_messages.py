@@ -14,6 +14,10 @@
 # %% [markdown]
 # # The messages of an MPI program
 #
+# **Goals.** You will be able to record a Python MPI program; find the eager limit; say which program hangs above it.
+#
+# **Before this:** [send_and_receive](send_and_receive.ipynb). **Takes** about 35 minutes.
+#
 # MPI programs send from rank to rank, as torch does: but how do I *see* what they send? And is a `Send` of MPI
 # done when a `send` of torch is? Here are real ranks of a real MPI job, started from a cell by
 # `backend="mpi"` (`pip install mpi4py mpich`; nothing is compiled). The programs are mpi4py's, as they are.

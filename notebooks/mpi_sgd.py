@@ -14,6 +14,11 @@
 # %% [markdown]
 # # SGD on MPI: does a server need a handshake?
 #
+# **Goals.** You will be able to say what a handshake protects; write a server over MPI that needs none.
+#
+# **Before this:** [mpi_messages](mpi_messages.ipynb),
+# [synchronous_or_asynchronous](synchronous_or_asynchronous.ipynb). **Takes** about 25 minutes.
+#
 # A classic program: over MPI, a server takes gradients from `ANY_SOURCE`, layer by layer. Before a worker may send, it
 # says HELLO, and waits until the server answers READY: so the server listens to one worker at a time. **What does the
 # handshake cost, and what happens without it?** You run it on real MPI ranks, started from this notebook.

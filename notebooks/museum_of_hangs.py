@@ -14,6 +14,11 @@
 # %% [markdown]
 # # A museum of hangs
 #
+# **Goals.** You will be able to read who waits for whom; tell a hang from a silent wrong result; repair uneven
+# batches.
+#
+# **Before this:** [quickstart](quickstart.ipynb). **Takes** about 35 minutes.
+#
 # A distributed program that is wrong often says nothing: it stands still. After half an hour a timeout ends
 # it, with a message about "recv" that names no rank and no line. Here are fifteen such programs, on real
 # ranks: those that hang, those that die, and, worse, those that return a wrong number without an error.

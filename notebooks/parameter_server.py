@@ -14,6 +14,11 @@
 # %% [markdown]
 # # A parameter server: every message
 #
+# **Goals.** You will be able to count the messages of an iteration over RPC; say where the gradients live; compare
+# designs by their bytes.
+#
+# **Before this:** [send_and_receive](send_and_receive.ipynb). **Takes** about 50 minutes.
+#
 # The model lives on one process, the *server*; two *trainers* hold the images. A trainer sends its images over, gets
 # the outputs back, and computes the loss. **Which messages does one iteration of training have, and where do the
 # gradients live?** Here you record every one of them, also those that nobody asked for.

@@ -14,6 +14,10 @@
 # %% [markdown]
 # # Pipeline parallel: what does the order of the work change?
 #
+# **Goals.** You will be able to predict what crosses each cut; tell GPipe from 1F1B by order, memory and bubble.
+#
+# **Before this:** [model_parallel](model_parallel.ipynb). **Takes** about 35 minutes.
+#
 # A model in three stages, one on each rank. While one stage computes, the others would wait; so the batch is cut into
 # *micro-batches* that follow each other through the stages. **How many bytes cross each cut for a micro-batch? Does
 # their number m matter? And what does the schedule 1F1B do better than GPipe?**

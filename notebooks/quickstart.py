@@ -14,6 +14,11 @@
 # %% [markdown]
 # # Quickstart: who sends what to whom?
 #
+# **Goals.** You will be able to start real ranks from a cell; say who sends what to whom in an all-reduce; name the
+# rank and the line that a hang waits for.
+#
+# **Before this:** basic PyTorch: a model, a loss, an optimizer. **Takes** about 25 minutes.
+#
 # ## 1. Watch
 #
 # Three Python processes, numbered 0, 1 and 2: their *ranks*. Each has six numbers of its own. After an *all-reduce*

@@ -14,6 +14,11 @@
 # %% [markdown]
 # # Send and receive: what does "blocking" wait for?
 #
+# **Goals.** You will be able to say what a blocking send waits for; cure a send/send deadlock; build an all-reduce
+# from sends.
+#
+# **Before this:** [quickstart](quickstart.ipynb). **Takes** about 30 minutes.
+#
 # Everything that ranks do together is made of two calls: one rank *sends* a tensor, another *receives* it.
 # Both exist in two forms. `send` and `recv` **block**: they return when they are done. `isend` and `irecv`
 # return at once with a `work`, and `work.wait()` blocks.

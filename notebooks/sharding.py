@@ -14,6 +14,11 @@
 # %% [markdown]
 # # Sharding: what do ZeRO and FSDP send, and what do they save?
 #
+# **Goals.** You will be able to say what ZeRO-1 and FSDP send and hold in a step, against DDP.
+#
+# **Before this:** [ddp_step_by_step](ddp_step_by_step.ipynb), [collectives](collectives.ipynb). **Takes** about 35
+# minutes.
+#
 # Under DDP every rank holds everything: all parameters, all gradients, all of the optimizer's state. With Adam
 # that is four times the model, on each rank. *Sharding* cuts some of it into n parts, and each rank keeps one:
 #

@@ -14,6 +14,12 @@
 # %% [markdown]
 # # A slow network: what do bytes cost, and when does it pay to send fewer?
 #
+# **Goals.** You will be able to predict an all-reduce's time from rate and latency; find the rate below which
+# compression pays.
+#
+# **Before this:** [compression](compression.ipynb), [trees_and_rings](trees_and_rings.ipynb). **Takes** about 25
+# minutes.
+#
 # On one machine a transfer costs processor time, and hardly any other. So speed does not tell a ring from a star there,
 # and compressing gradients never pays. Here you choose the network: each rank is put on one of its own, and a switch
 # carries its packets with the rate and the latency that you say. gloo and DDP know nothing of it. (Linux only, no root;

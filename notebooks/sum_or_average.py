@@ -14,6 +14,11 @@
 # %% [markdown]
 # # Sum or average?
 #
+# **Goals.** You will be able to say which run on one device a distributed run is equal to; choose reduction and
+# learning rate accordingly.
+#
+# **Before this:** [quickstart](quickstart.ipynb). **Takes** about 40 minutes.
+#
 # One text on distributed training *sums* the gradients of the workers. PyTorch *averages* them. The documentation of
 # DDP said that with M workers "the gradient will be M times smaller", and a forum answer says that the learning rate
 # must be M times larger. **Who is right?** All of them, for some run on a single device. The question is: which one?

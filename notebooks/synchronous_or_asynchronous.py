@@ -14,6 +14,12 @@
 # %% [markdown]
 # # Synchronous or asynchronous?
 #
+# **Goals.** You will be able to tell five kinds of SGD (BSP, ASP, local steps) apart by bytes, staleness and copies
+# of the model.
+#
+# **Before this:** [parameter_server](parameter_server.ipynb), [sum_or_average](sum_or_average.ipynb). **Takes** about
+# 40 minutes.
+#
 # Three workers hold the images, and one model is to be trained. They may wait for each other or not; there may be a
 # server or not. Textbooks have a drawing for each. **Who sends what to whom, how old is the model that a gradient was
 # computed from, and what does it do to the loss?** Here you run the whole family on one task, and count.

@@ -14,6 +14,11 @@
 # %% [markdown]
 # # Trees and rings: which all-reduce is the fastest?
 #
+# **Goals.** You will be able to price an all-reduce in the alpha-beta model; say when a tree beats a ring; tell algbw
+# from busbw.
+#
+# **Before this:** [ring_all_reduce](ring_all_reduce.ipynb). **Takes** about 45 minutes.
+#
 # An all-reduce gives every rank the sum of all ranks' data. There are many ways to do that, with one and the
 # same result: in a ring, in a tree, all through one rank. **Which one should a library take, and from what
 # size on?** And when somebody says "this all-reduce does 10 GB/s": **is that algbw or busbw**, and what is

@@ -53,7 +53,7 @@ def finding(*checks):
         ([YES], "confirmed"),
         ([YES, NO], "not confirmed here"),
         ([NO, UNKNOWN], "not confirmed here"),
-        ([YES, UNKNOWN], "confirmed"),
+        ([YES, UNKNOWN], "partly tested"),
         ([UNKNOWN, UNKNOWN], "cannot be tested here"),
         ([], "cannot be tested here"),
     ],

@@ -1,0 +1,117 @@
+"""What students are handed: no outputs, and no answer in sight before it is asked for."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+NOTEBOOKS = ROOT / "notebooks"
+
+
+@pytest.fixture(scope="module")
+def course():
+    spec = importlib.util.spec_from_file_location("course_build", ROOT / "course" / "build.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def made(course, tmp_path_factory):
+    out = tmp_path_factory.mktemp("course") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["build.py", "--out", str(out)])
+        assert course.main() == 0
+        assert course.main() == 0, "once more, into the same folder"
+    return out
+
+
+def test_students_get_every_lesson_without_outputs_and_without_solutions(course, made):
+    lessons = {path.name for path in NOTEBOOKS.glob("*.ipynb")}
+    assert {path.name for path in (made / "student").iterdir()} == lessons | {"README.md"}
+    for path in (made / "student").glob("*.ipynb"):
+        notebook = course.nbformat.read(path, as_version=4)
+        course.nbformat.validate(notebook)
+        code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+        assert code
+        assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
+        checks = [cell for cell in code if course.is_check(cell.source)]
+        assert all(cell.metadata.jupyter.source_hidden for cell in checks)
+
+
+def test_the_teacher_gets_executed_lessons_and_the_solutions(made):
+    for path in NOTEBOOKS.glob("*.ipynb"):
+        assert (made / "teacher" / path.name).read_bytes() == path.read_bytes()
+    solutions = {path.name for path in (made / "teacher" / "solutions").iterdir()}
+    assert solutions == {path.name for path in (ROOT / "course" / "solutions").glob("*.py")}
+
+
+def test_what_follows_a_prediction_is_behind_a_click(course, made):
+    notebook = course.nbformat.read(made / "student" / "ring_all_reduce.ipynb", as_version=4)
+    text = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    told = re.search(r"<details>.*?</details>", text, re.DOTALL)[0]
+    assert "Every rank sends one chunk in every step" in told
+    assert "Predict first" not in told
+    assert text.count("<details>") == text.count("</details>") >= 3
+
+
+def test_folding_keeps_headings_and_questions_in_sight(course):
+    assert course.folded("It is 4.\n\n## Next\n\nWhy?").endswith("</details>\n\n## Next\n\nWhy?")
+    assert course.folded("It is 4.\n\n**Predict first:** 8?").endswith("</details>\n\n**Predict first:** 8?")
+    for plain in ("## Next\n\nIt is 4.", "**Predict first:** 8?"):
+        assert course.folded(plain) == plain
+
+
+def test_a_folder_that_was_not_made_by_it_is_left_alone(course, tmp_path, monkeypatch, capsys):
+    (tmp_path / "mine.txt").write_text("mine")
+    monkeypatch.setattr(sys, "argv", ["build.py", "--out", str(tmp_path)])
+    assert course.main() == 1
+    assert "was not made by this" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+# Goals, and what comes before -----------------------------------------------------------------------------------------
+
+BEFORE = re.compile(r"\*\*Before this:\*\* (.*?) \*\*Takes\*\* about (\d+) minutes\.")
+
+
+def paths() -> dict[str, list[str]]:
+    """The three paths of notebooks/README.md: their names, with their lessons in order."""
+    text = (NOTEBOOKS / "README.md").read_text().partition("## Three paths")[2].partition("\n## ")[0]
+    return {
+        name: re.findall(r"\]\((\w+)\.ipynb\)", lessons) for name, lessons in re.findall(r"\*\*(.*?)\*\*(.*)", text)
+    }
+
+
+def head(lesson: str) -> tuple[list[str], int]:
+    """What the head of a lesson names as its prerequisites, and its minutes."""
+    source = (NOTEBOOKS / f"{lesson}.py").read_text().replace("\n# ", " ")
+    assert "**Goals.** You will be able to " in source
+    before, minutes = BEFORE.search(source).groups()
+    return re.findall(r"\]\((\w+)\.ipynb\)", before), int(minutes)
+
+
+def test_there_are_three_paths_and_none_leads_through_a_lesson_before_what_it_builds_on():
+    assert list(paths()) == ["90 minutes", "One day", "One term"]
+    for name, lessons in paths().items():
+        seen: list[str] = []
+        for lesson in lessons:
+            needs, _ = head(lesson)
+            missing = {each for each in needs if each in lessons and each not in seen}
+            assert not missing, f"{name}: {lesson} comes before {missing}"
+            seen.append(lesson)
+    assert sum(head(each)[1] for each in paths()["90 minutes"]) <= 100
+    assert sum(head(each)[1] for each in paths()["One day"]) <= 8 * 60
+    with_a_head = {path.stem for path in NOTEBOOKS.glob("*.py") if "**Goals.**" in path.read_text()}
+    assert {*paths()["One term"]} == with_a_head
+
+
+def test_the_map_is_what_the_lessons_say_they_build_on():
+    drawn = re.findall(r"^ +(\w+) --> (\w+)$", (NOTEBOOKS / "README.md").read_text(), re.MULTILINE)
+    told = [(need, lesson) for lesson in {*paths()["One term"]} for need in head(lesson)[0]]
+    assert sorted(drawn) == sorted(told)
