@@ -62,26 +62,27 @@ function wireBetween(from, to, { wide, high }, both) {
 
 // What ranks hold -----------------------------------------------------------------------------------------------------
 
-function drawCells(box, held, many, { data, wide, high }) {
-  const places = [...held.keys()].sort((a, b) => a - b);
+function drawCells(box, held, many, { data, lasting, wide, high }) {
+  const places = [...held.keys()].filter((at) => !lasting || held.get(at)[0]).sort((a, b) => a - b);
   if (!places.length) return;
-  const [left, top] = [-wide / 2 + 6, -high / 2 + 6];
-  const [width, height] = [(wide - 12) / places.length, high - 12];
-  const lasting = [...held.values()].some(([, , owners]) => owners.length === 0);
-  places.forEach((at, column) => {
+  const [across, down] = lasting ? [1, places.length] : [places.length, 1]; // what lasts has words, one below the other
+  const [width, height] = [(wide - 12) / across, (high - 12) / down];
+  const gap = Math.min(width, height) > 4 ? 1.5 : 0;
+  places.forEach((at, place) => {
     const [text, share, owners] = held.get(at);
     const cell = add(box, "g", { class: "cell" });
-    const [x, gap] = [left + width * column, width > 4 ? 1.5 : 0];
-    add(add(cell, "rect", { class: "slot", x, y: top, width: width - gap, height }), "title", {}, text || "nothing");
+    const [x, y] = [-wide / 2 + 6 + width * (place % across), -high / 2 + 6 + height * (place % down)];
+    const whole = { x, y, width: width - gap, height: height - (lasting ? gap : 0) };
+    add(add(cell, "rect", { class: "slot", ...whole }), "title", {}, text || "nothing");
     if (many || lasting) {
-      add(cell, "rect", { class: "share", x, y: top, width: width - gap, height, opacity: share, ...(lasting ? {} : { fill: data.hues[0] }) });
+      add(cell, "rect", { class: "share", ...whole, opacity: share, ...(lasting ? {} : { fill: data.hues[0] }) });
     } else {
       const row = height / data.lanes.length;
       for (const owner of owners) {
-        add(cell, "rect", { x, y: top + row * owner, width: width - gap, height: row - 1, fill: data.hues[owner % data.hues.length] });
+        add(cell, "rect", { x, y: y + row * owner, width: width - gap, height: row - 1, fill: data.hues[owner % data.hues.length] });
       }
     }
-    if (lasting && width > 5.6 * text.length) add(cell, "text", { x: x + width / 2, y: top + height / 2 + 4 }, text);
+    if (lasting && width > 5.6 * text.length && height > 12) add(cell, "text", { x: x + width / 2, y: y + height / 2 + 4 }, text);
   });
 }
 
@@ -132,7 +133,7 @@ function drawStage(place, { data, id, current, moved }) {
     if (data.lanes.length > MOST_BOXES && stage.inside) return now?.hung || held.every((each) => !each.size) || drawGrid(grid, held, stage);
     boxes.forEach((box, lane) => {
       box.replaceChildren();
-      if (held[lane] && !now?.hung?.[1].includes(lane)) drawCells(box, held[lane], many, { data, ...stage });
+      if (held[lane] && !now?.hung?.[1].includes(lane)) drawCells(box, held[lane], many, { data, lasting: data.boards[number].lasting, ...stage });
     });
   };
   fill(after);
