@@ -111,6 +111,15 @@ class RankNames(dict[int, str]):
         """ "2" of one that has no name; else its name."""
         return str(rank) if self[rank] == f"rank {rank}" else self[rank]
 
+    def together(self, ranks: Sequence[int], most: int = 3) -> str:
+        """ "rank 1", "ranks 1 and 2", "ranks 1, 2, 3 and 5 more"."""
+        if len(ranks) == 1:
+            return self[ranks[0]]
+        numbered = all(self[rank] == f"rank {rank}" for rank in ranks)
+        names = [self.short(rank) if numbered else self[rank] for rank in ranks]
+        told = first_few(names, most) if len(names) > most else f"{', '.join(names[:-1])} and {names[-1]}"
+        return "ranks " * numbered + told
+
 
 def ms(duration_ns: int) -> str:
     """ "18.14": with two decimals, for columns in ms."""

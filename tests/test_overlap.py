@@ -215,8 +215,8 @@ def test_the_step_of_median_length_is_shown(tmp_path):
     lines = [each.get_segments()[0] for each in ax.collections if each.get_gid() == "last rank"]
     assert [line[0][0] for line in lines] == pytest.approx([0.331] * 2)
     texts = [text.get_text() for text in ax.texts]
-    assert "the longest wait ends: rank 1 has come" in texts
-    assert "forward 100 µs, backward 149 µs, waits 40.0 µs, transfer 81.0 µs" in " ".join(texts)
+    assert "the longest wait ends: rank 1 has come to all_reduce #6" in texts
+    assert "forward 100 µs, backward 149 µs, waits 40.0 µs, transfer 81.0 µs" in " ".join(texts).replace("\u00a0", " ")
     assert " ".join(ax.get_title(loc="left").split()) == ("Training step 2, 410 µs: 40% is backward")
     assert "In all: 27% forward, 40% backward, 22% communication that is not hidden." in texts
 

@@ -71,7 +71,7 @@ def test_the_odd_step_is_named_with_the_rank_and_the_bucket_that_the_others_wait
 
 def test_no_step_is_odd_where_all_take_as_long(tmp_path):
     trace = trained(tmp_path, late_ms=0)
-    assert step_times(trace).finding == "8 steps of 25.0 ms (median), 25.0 ms to 25.0 ms"
+    assert step_times(trace).finding == "8 steps of 25.0 ms each"
     assert step_times(trace).odd_sentence == ""
 
 
@@ -113,9 +113,27 @@ def test_a_step_that_was_never_finished_is_red_and_in_the_title(tmp_path):
     red = tuple(plt.matplotlib.colors.to_rgba(MISSING))
     assert [tuple(face) for face in faces["cells"]].count(red) == 1
     assert len(faces["lengths"]) == 5, "only what was measured has a height"
-    [unfinished] = [each for each in ax.collections if each.get_gid() == "never finished"]
-    assert len(unfinished.get_paths()) == 1
-    assert not len(unfinished.get_facecolors())
+    [unfinished] = [each for each in ax.lines if each.get_gid() == "never finished"]
+    assert list(unfinished.get_xdata()) == [5]
+    assert unfinished.get_color() == MISSING
+
+
+def test_ranks_that_come_last_at_the_same_time_are_named_together(tmp_path):
+    job = Job(tmp_path, ranks=3)
+    for rank in range(3):
+        job.stretch(rank, "forward", 0, 10 * MS)
+        job.stretch(rank, "backward", 11 * MS, 40 * MS)
+        job.stretch(rank, "optimizer", 41 * MS, 50 * MS)
+    starts = {0: 12 * MS, 1: 32 * MS, 2: 32 * MS}
+    facts = {"launcher": "reducer", "backward": 0, "phase": "backward", "inputs": (tensor(40),), "by": "wait"}
+    job.collective("all_reduce", start_ns=starts, end_ns=39 * MS, **facts)
+    trace = job.load()
+    assert step_times(trace).late[0].ranks == (1, 2)
+    assert step_times(trace).finding == "Training step 0 took 50.0 ms: ranks 1 and 2 came late"
+    [dots] = [each for each in draw.steps(trace).lines if each.get_gid() == "waited for"]
+    assert len(dots.get_xdata()) == 2
+    texts = [text.get_text() for text in draw.breakdown(trace).texts]
+    assert "the longest wait ends: ranks 1 and 2 have come to all_reduce #1" in texts
 
 
 def test_a_shade_is_a_share_of_the_median_step_and_the_key_tells_it(tmp_path):

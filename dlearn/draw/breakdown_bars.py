@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,14 +11,14 @@ from matplotlib.patches import Patch
 
 from dlearn.analysis.ddp.breakdown import Breakdown, Phase, StepTimes
 from dlearn.analysis.ddp.breakdown import breakdown as parts_of
-from dlearn.analysis.findings import time_text
+from dlearn.analysis.findings import hang_finding, time_text
 from dlearn.draw import canvas
-from dlearn.draw.canvas import SMALLEST_PT, TEXT_PT, plain, points, points_per_ms, text_width, write
+from dlearn.draw.canvas import SMALLEST_PT, TEXT_PT, plain, points, points_per_ms, text_width, wrap, write
 from dlearn.draw.palette import BACKWARD, FAINT, FORWARD, INK, OPTIMIZER, WAITING_HATCH, ink_on, look
 from dlearn.trace.trace import Trace
 
-_HEAD_IN, _BAR_IN, _HIDDEN_IN, _SUMS_IN, _GAP_IN = 0.24, 0.28, 0.08, 0.19, 0.1
-_ROW_IN = _BAR_IN + _HIDDEN_IN + _SUMS_IN + _GAP_IN
+_HEAD_IN, _BAR_IN, _HIDDEN_IN, _SUMS_IN, _GAP_IN = 0.24, 0.28, 0.08, 0.16, 0.13
+"""`_SUMS_IN` is of a line."""
 _MOST_BARS = 8
 _SENT = look("all_reduce")
 
@@ -39,18 +38,24 @@ _STYLES: dict[Phase, Style] = {
     "waiting": Style("waits for the last rank", _SENT.pale, _SENT.color, WAITING_HATCH),
     "transfer": Style("transfer", _SENT.color, _SENT.color),
     "optimizer": Style("optimizer", OPTIMIZER, FAINT, "..."),
-    "between": Style("other work, between the phases", "white", FAINT),
+    "between": Style("other work, between the phases", "white", FAINT, "\\\\\\"),
     "hidden": Style("communication hidden behind the backward pass", _SENT.pale, _SENT.color),
 }
 
 
 class StepBar(NamedTuple):
-    """One rank's step, drawn from `top`; `begin_ns` is when the first rank of its run began."""
+    """One rank's step, drawn from `top`; `begin_ns` is when the first rank of its run began, `sums` what it was spent
+    on, line by line."""
 
     label: str
     of: StepTimes
+    sums: list[str]
     top: float
     begin_ns: int
+
+    @property
+    def bottom(self) -> float:
+        return self.top + _BAR_IN + _HIDDEN_IN + _SUMS_IN * len(self.sums) + _GAP_IN
 
     def ms(self, at_ns: int) -> float:
         return (at_ns - self.begin_ns) / 1e6
@@ -64,10 +69,11 @@ def breakdown(traces: Trace | Mapping[str, Trace], *, ax: Axes | None = None) ->
     """
     runs = {"": traces} if isinstance(traces, Trace) else traces
     found = {name: parts_of(trace) for name, trace in runs.items()}
-    blocks = blocks_of(found)
+    left_in = canvas.left_margin_in(label_of(each, name, run) for name, run in found.items() for each in run.middle)
+    blocks = blocks_of(found, canvas.points_wide(ax, left_in=left_in))
     shown = [bar for bars in blocks for bar in bars]
-    height = shown[-1].top + _ROW_IN if shown else 1.0
-    ax = ax or canvas.new_axes(height_in=height, left_in=canvas.left_margin_in(bar.label for bar in shown))
+    height = shown[-1].bottom if shown else 1.0
+    ax = ax or canvas.new_axes(height_in=height, left_in=left_in)
     if not shown:
         return canvas.say_empty(ax, "This trace holds no training step of a DDP model.")
     canvas.describe(ax, *(f"{bar.label}: {sums_text(bar.of)}." for bar in shown))
@@ -81,11 +87,13 @@ def breakdown(traces: Trace | Mapping[str, Trace], *, ax: Axes | None = None) ->
         mark_last_rank(ax, bars, run)
     ax.set_xlabel("ms from when the first rank's step began", fontsize=TEXT_PT, color=INK, labelpad=2)
     canvas.quiet(ax)
-    told = notes(found, [bar.of for bar in shown])
-    return canvas.frame(ax, title=title_of(found), legend=legend(ax, shown), notes=told)
+    title, told = title_of(found), notes(found, [bar.of for bar in shown])
+    hang = next(filter(None, map(hang_finding, runs.values())), "")
+    told = [f"Of the steps that ended: {title}.", *told] if hang else told
+    return canvas.frame(ax, title=hang or title, legend=legend(ax, shown), notes=told)
 
 
-def blocks_of(found: Mapping[str, Breakdown]) -> list[list[StepBar]]:
+def blocks_of(found: Mapping[str, Breakdown], wide_pt: float) -> list[list[StepBar]]:
     """The bars of each run from the top; of too many ranks those that wait least and those that wait longest."""
     blocks: list[list[StepBar]] = []
     top, most = 0.0, max(2, _MOST_BARS // max(1, len(found)))
@@ -97,8 +105,9 @@ def blocks_of(found: Mapping[str, Breakdown]) -> list[list[StepBar]]:
         blocks.append([])
         top += _HEAD_IN
         for each in sorted(steps, key=lambda each: each.rank):
-            blocks[-1].append(StepBar(label_of(each, name, run), each, top, begin))
-            top += _ROW_IN
+            sums = wrap(sums_text(each), wide_pt, size=SMALLEST_PT)
+            blocks[-1].append(StepBar(label_of(each, name, run), each, sums, top, begin))
+            top = blocks[-1][-1].bottom
     return blocks
 
 
@@ -117,15 +126,12 @@ def title_of(found: Mapping[str, Breakdown]) -> str:
     )
 
 
-def sums_text(each: StepTimes, wide_pt: float = math.inf) -> str:
-    """ "forward 1.2 ms, backward 8 ms, waits 2 ms, transfer 3 ms, optimizer 1 ms, hidden 4 ms"; of these as many as
-    there is room for, the longest."""
-    lengths = {name: each.length_ns(name) for name in _STYLES}
+def sums_text(each: StepTimes) -> str:
+    """ "forward 1.2 ms, backward 8 ms, waits 2 ms, transfer 3 ms, optimizer 1 ms, hidden 4 ms"; a name stays with its
+    number."""
     names: dict[Phase, str] = {"waiting": "waits", "between": "other"}
-    told = {name: f"{names.get(name, name)} {time_text(lengths[name])}" for name in _STYLES if lengths[name]}
-    while told and text_width(", ".join(told.values()), size=SMALLEST_PT) > wide_pt:
-        del told[min(told, key=lambda name: lengths[name])]
-    return ", ".join(told.values())
+    lengths = {names.get(name, name): each.length_ns(name) for name in _STYLES}
+    return ", ".join(f"{name}\u00a0{time_text(length)}" for name, length in lengths.items() if length)
 
 
 def draw_parts(ax: Axes, bar: StepBar) -> None:
@@ -143,27 +149,31 @@ def draw_parts(ax: Axes, bar: StepBar) -> None:
             box = {"facecolor": style.color, "edgecolor": "none", "pad": 1.0}
             middle = left + width / 2, top + height / 2
             write(ax, *middle, text, ha="center", color=ink_on(style.color), bbox=box, zorder=4, gid=part.phase)
-    sums = sums_text(bar.of, points(ax, 1.0, along="x"))
-    under = bar.top + _BAR_IN + _HIDDEN_IN + _SUMS_IN / 2
-    write(ax, 0, under, sums, fontsize=SMALLEST_PT, gid="sums", clip_on=True)
+    for line, sums in enumerate(bar.sums):
+        under = bar.top + _BAR_IN + _HIDDEN_IN + _SUMS_IN * (line + 0.6)
+        write(ax, 0, under, sums, fontsize=SMALLEST_PT, gid="sums", clip_on=True)
 
 
 def mark_last_rank(ax: Axes, bars: Sequence[StepBar], run: Breakdown) -> None:
     """A line through all ranks where the longest wait ended: the last rank has come."""
-    waits = [part for bar in bars for part in bar.of.parts if part.last_rank is not None]
+    waits = [(part, part.awaited) for bar in bars for part in bar.of.parts if part.awaited is not None]
     if not waits:
         return
-    longest = max(waits, key=lambda part: part.end_ns - part.start_ns)
-    at, last = bars[0].ms(longest.end_ns), longest.last_rank
-    assert last is not None
+    longest, awaited = max(waits, key=lambda each: each[0].end_ns - each[0].start_ns)
+    at = bars[0].ms(longest.end_ns)
     for bar in bars:
         ends = bar.top - 0.05, bar.top + _BAR_IN + _HIDDEN_IN
         ax.vlines(at, *ends, colors=INK, linewidth=1.4, zorder=3, gid="last rank")
-    align = "left" if at < ax.get_xlim()[1] / 2 else "right"
-    name, wide = plain(run.labels[last]), points(ax, 0.5, along="x")
-    text = f"the longest wait ends: {name} has come"
-    if text_width(text, size=TEXT_PT) > wide:
-        text = canvas.cut(f"{name} has come", wide, size=TEXT_PT)
+    share = at / ax.get_xlim()[1]
+    align = "left" if share < 0.5 else "right"
+    name = plain(run.labels.together(awaited.last_ranks))
+    has, wide = "has" if len(awaited.last_ranks) == 1 else "have", points(ax, max(share, 1 - share), along="x")
+    where = f"bucket {awaited.bucket.index}" if awaited.bucket else f"{awaited.op} #{awaited.seq}"
+    brief = f"{where}: {name}"
+    full = f"the longest wait ends: {name} {has} come to {where}", f"{name} {has} come to {where}"
+    text = next(
+        (each for each in full if text_width(each, size=TEXT_PT) <= wide), canvas.cut(brief, wide, size=TEXT_PT)
+    )
     write(ax, at, bars[0].top - 0.05, text, ha=align, va="bottom", gid="last rank")
 
 

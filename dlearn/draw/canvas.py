@@ -82,6 +82,11 @@ def new_axes(*, height_in: float, left_in: float, right_in: float = 0.15) -> Axe
     return figure.add_axes((left_in / whole, 0.0, (whole - left_in - right_in) / whole, 1.0), facecolor="white")
 
 
+def points_wide(ax: Axes | None, *, left_in: float, right_in: float = 0.15) -> float:
+    """How wide these axes are, or those that `new_axes` would make."""
+    return (width_in() - left_in - right_in) * _POINTS if ax is None else points(ax, 1.0, along="x")
+
+
 def frame(
     ax: Axes,
     *,

@@ -43,7 +43,7 @@ def steps(trace: Trace, *, ax: Axes | None = None) -> Axes:
     each step took, on the rank that needed longest.
 
     A cell has its full shade where the rank waits as long as a step takes in the median; where nobody saw who waited,
-    it is as dark as the step was long. Red is a step that a rank never finished, and dashed, as it has no length.
+    it is as dark as the step was long. Red is a step that a rank never finished: a cross, as it has no length.
     """
     found = step_times(trace)
     columns = columns_of(found)
@@ -80,21 +80,23 @@ def draw_lengths(ax: Axes, found: RunSteps, columns: Sequence[Column]) -> None:
     lengths = found.lengths_ns
     longest = max(lengths, default=1)
     scale = (_BARS_IN - 0.22) / longest
-    bars, faces, open_ended = [], [], []
+    bars, faces, endless = [], [], []
     for at, column in enumerate(columns):
         length = found.length_ns(column.place)
-        box = (at - 0.42, at + 0.42, _BARS_IN - scale * (longest if length is None else length), _BARS_IN)
         if length is None:
-            open_ended.append(box)
+            endless.append(at)
             continue
+        box = (at - 0.42, at + 0.42, _BARS_IN - scale * length, _BARS_IN)
         bars.append(box)
         faces.append(INK if column.place == found.odd else COUNTED)
         if column.place == found.odd:
             canvas.write(ax, at, box[2] - 0.09, plain(found.titles[column.place]), ha="center", fontweight="bold")
     draw_boxes(ax, bars, facecolors=faces, edgecolors="none", gid="lengths")
-    draw_boxes(
-        ax, open_ended, facecolor="none", edgecolor=MISSING, linestyle=(0, (3, 2)), linewidth=1.2, gid="never finished"
-    )
+    # A mark on the line, and no bar: it has no length.
+    ax.plot(
+        endless, [_BARS_IN - 0.06] * len(endless), "x", color=MISSING, markersize=6, markeredgewidth=2,
+        zorder=3, gid="never finished",
+    )  # fmt: skip
     if lengths:
         middle = _BARS_IN - scale * median(lengths)
         ax.plot(
@@ -127,8 +129,9 @@ def _dots(found: RunSteps, columns: Sequence[Column], row: float) -> list[tuple[
             continue
         late, length = found.late[column.place], found.length_ns(column.place)
         waits = late is not None and (not length or late.waited_ns > _WORTH_A_DOT * length)
-        if late is not None and waits and late.rank in found.ranks:
-            dots.append((float(at), _BARS_IN + _GAP_IN + (found.ranks.index(late.rank) + 0.47) * row))
+        for rank in late.ranks if late is not None and waits else ():
+            if rank in found.ranks:
+                dots.append((float(at), _BARS_IN + _GAP_IN + (found.ranks.index(rank) + 0.47) * row))
     return dots
 
 
@@ -137,8 +140,8 @@ def label_axes(ax: Axes, found: RunSteps, columns: Sequence[Column], labels: Seq
     every = 1 if row * 72 > TEXT_PT else 8
     named: Sequence[int] = range(0, len(labels), every)
     late = found.late[found.told] if found.told is not None else None
-    if late is not None and late.rank in found.ranks:
-        own = found.ranks.index(late.rank)
+    if late is not None and late.ranks[0] in found.ranks:
+        own = found.ranks.index(late.ranks[0])
         named = sorted({own} | {place for place in named if abs(place - own) * row * 72 > TEXT_PT or place == own})
     rows = [(_BARS_IN + _GAP_IN + (place + 0.5) * row, labels[place]) for place in named]
     longest = max(found.lengths_ns, default=0)
@@ -155,7 +158,8 @@ def label_axes(ax: Axes, found: RunSteps, columns: Sequence[Column], labels: Seq
 def legend(found: RunSteps, shown: set[str]) -> list[Artist]:
     handles: list[Artist] = [Line2D([], [], color=INK, linestyle="dotted", linewidth=0.8, label="median")]
     what = "waits" if found.waits_seen else "took"
-    whole = "a median step, or more" if found.waits_seen else "the longest"
+    whole = ("a median step" if len(found.lengths_ns) > 1 else "the whole step") + ", or more"
+    whole = whole if found.waits_seen else "the longest"
     for share in (0.25, 0.5, 1.0):
         label = time_text(round(share * found.full_ns))
         label = f"{what} {label}" if share == 0.25 else f"{label}: {whole}" if share == 1 else label

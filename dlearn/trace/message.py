@@ -175,6 +175,12 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return max(self.ends, key=lambda end: end.start_ns).rank
 
     @property
+    def last_ranks(self) -> tuple[int, ...]:
+        """All that called it at that same nanosecond: where clocks are coarse, more than one."""
+        last = self.transfer_ns
+        return tuple(sorted(end.rank for end in self.ends if end.start_ns == last))
+
+    @property
     def pending(self) -> bool:
         """Some rank is still inside it."""
         return any(end.pending for end in self.ends)

@@ -19,6 +19,7 @@ from dlearn.analysis.ddp.training_steps import TrainingStep, training_steps, uns
 from dlearn.analysis.findings import time_text
 from dlearn.shown import Answer, Paragraph, RankNames, Table, ms
 from dlearn.trace.event import Collective
+from dlearn.trace.message import Operation
 from dlearn.trace.trace import Trace
 
 Phase = Literal["forward", "backward", "waiting", "transfer", "optimizer", "between", "hidden"]
@@ -26,12 +27,12 @@ _COLUMNS: tuple[Phase, ...] = ("forward", "backward", "transfer", "waiting", "op
 
 
 class Part(NamedTuple):
-    """What a rank did from `start_ns` to `end_ns` on the trace's clock; of what waits: for which rank, the last."""
+    """What a rank did from `start_ns` to `end_ns` on the trace's clock; of what waits: in which operation."""
 
     phase: Phase
     start_ns: int
     end_ns: int
-    last_rank: int | None = None
+    awaited: Operation | None = None
 
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,17 +169,24 @@ def _parts(step: TrainingStep) -> StepTimes:
     forward, backward = union(step.of("forward")), union(step.of("backward"))
     optimizer = without(union(step.of("optimizer")), [*forward, *backward])
     inside = union([*forward, *backward, *optimizer])
-    told: list[tuple[Phase, int | None, list[Interval]]] = [
-        ("forward", None, without(forward, exposed)),
-        ("backward", None, without(without(backward, forward), exposed)),
-        ("optimizer", None, without(optimizer, exposed)),
-        ("between", None, without([(step.start_ns, step.end_ns)], inside)),
-        ("transfer", None, transfer),
-        *(("waiting", last, intervals) for last, intervals in waiting.items()),
-        ("hidden", None, common(busy, computing)),
+    told: list[tuple[Phase, list[Interval]]] = [
+        ("forward", without(forward, exposed)),
+        ("backward", without(without(backward, forward), exposed)),
+        ("optimizer", without(optimizer, exposed)),
+        ("between", without([(step.start_ns, step.end_ns)], inside)),
+        ("transfer", transfer),
+        ("hidden", common(busy, computing)),
     ]
-    parts = tuple(Part(phase, *each, last) for phase, last, intervals in told for each in intervals)
-    return StepTimes(number=step.number, title=step.title, rank=step.rank, observed=observed, parts=parts)
+    parts = [Part(phase, *each) for phase, intervals in told for each in intervals]
+    parts += [Part("waiting", *each, _awaited(step, last, each)) for last in waiting for each in waiting[last]]
+    return StepTimes(number=step.number, title=step.title, rank=step.rank, observed=observed, parts=tuple(parts))
+
+
+def _awaited(step: TrainingStep, last: int, wait: Interval) -> Operation:
+    """The operation to which the last rank came when this wait ended; of several waits in one, the last."""
+    shares = [part for part in step.parts if part.operation.last_rank == last and part.start_ns < wait[1]]
+    begun = [part for part in shares if part.transfer_ns is not None and part.transfer_ns >= wait[1]]
+    return min(begun, key=lambda part: part.transfer_ns or 0).operation
 
 
 def _longest(step: Sequence[StepTimes]) -> int:

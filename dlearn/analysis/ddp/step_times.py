@@ -40,10 +40,10 @@ class StepOnRank(NamedTuple):
 
 
 class Late(NamedTuple):
-    """Whom the others waited for in a step, for how many ns, and in which bucket, if it was one; 0 ns where they
-    still do."""
+    """Whom the others waited for in a step (several only where they came at the same nanosecond, or not at all), for
+    how many ns, and in which bucket, if it was one; 0 ns where they still do."""
 
-    rank: int
+    ranks: tuple[int, ...]
     waited_ns: int
     bucket: int | None
 
@@ -128,12 +128,12 @@ class RunSteps(Answer, frozen=True):
         place = self.told
         if place is None or self.length_ns(place) is not None:
             return ""
-        who = [self.labels[rank] for rank, cell in self.cells[place].items() if cell.length_ns is None]
+        stuck = [rank for rank, cell in self.cells[place].items() if cell.length_ns is None]
         late, never = self.late[place], f"{self._name(place)} was never finished"
         if late is None:
-            return f"{never} by {', '.join(who[:3])}"
-        some = " and ".join(who) if len(who) < 3 else f"{len(who)} ranks"
-        return f"{never}: {some} {'waits' if len(who) == 1 else 'wait'} for {self.labels[late.rank]}"
+            return f"{never} by {self.labels.together(stuck)}"
+        some = self.labels.together(stuck) if len(stuck) < 3 else f"{len(stuck)} ranks"
+        return f"{never}: {some} {'waits' if len(stuck) == 1 else 'wait'} for {self.labels.together(late.ranks)}"
 
     @property
     def odd_sentence(self) -> str:
@@ -151,7 +151,8 @@ class RunSteps(Answer, frozen=True):
         if len(lengths) == 1:
             return f"{self._name(0)} took {time_text(lengths[0])}{self._because(0) or self._most(0)}"
         steps, middle = count_text(len(lengths), "step"), time_text(round(median(lengths)))
-        return f"{steps} of {middle} (median), {time_text(min(lengths))} to {time_text(max(lengths))}"
+        least, most = time_text(min(lengths)), time_text(max(lengths))
+        return f"{steps} of {middle} each" if least == most else f"{steps} of {middle} (median), {least} to {most}"
 
     def _because(self, place: int) -> str:
         """Who came late to it, if others waited for a quarter of the step."""
@@ -159,13 +160,13 @@ class RunSteps(Answer, frozen=True):
         if late is None or length is None or late.waited_ns < length // 4:
             return ""
         where = "" if late.bucket is None else f" to bucket {late.bucket}"
-        return f": {self.labels[late.rank]} came late{where}"
+        return f": {self.labels.together(late.ranks)} came late{where}"
 
     def _most(self, place: int) -> str:
         """For whom the longest wait was; where nobody was seen to wait, who needed longest, if it can be told."""
         late = self.late[place]
         if late is not None:
-            return f"; the longest wait is {time_text(late.waited_ns)}, for {self.labels[late.rank]}"
+            return f"; the longest wait is {time_text(late.waited_ns)}, for {self.labels.together(late.ranks)}"
         lengths = {rank: cell.length_ns for rank, cell in self.cells[place].items() if cell.length_ns is not None}
         longest, shortest = max(lengths, key=lambda rank: lengths[rank]), min(lengths.values())
         if time_text(shortest) == time_text(lengths[longest]):
@@ -183,7 +184,7 @@ class RunSteps(Answer, frozen=True):
             for place in places[:_ROWS_SHOWN]:
                 length, late = self.length_ns(place), self.late[place]
                 waited = "still" if length is None else ms(late.waited_ns) if late is not None else ""
-                who = ["", ""] if late is None else [self.labels[late.rank], waited]
+                who = ["", ""] if late is None else [self.labels.together(late.ranks), waited]
                 rows.append([self.titles[place], "never finished" if length is None else ms(length), *who])
             yield Table(rows, title="The longest first:")
 
@@ -225,7 +226,7 @@ def _late(parts: list[BucketShare]) -> Late | None:
     waited, operation = max(waits, key=lambda each: each[0], default=(0, None))
     if operation is None or not waited:
         return None
-    return Late(operation.last_rank, waited, None if operation.bucket is None else operation.bucket.index)
+    return Late(operation.last_ranks, waited, None if operation.bucket is None else operation.bucket.index)
 
 
 def _mark(
@@ -248,7 +249,7 @@ def _mark(
         start_ns = cells[place][end.rank].start_ns if end.rank in cells[place] else end.start_ns
         cells[place][end.rank] = StepOnRank(start_ns, None, None)
         if late[place] is None and missing:
-            late[place] = Late(missing[0], 0, None if bucket is None else bucket.index)
+            late[place] = Late(missing, 0, None if bucket is None else bucket.index)
 
 
 def _length(span: Span) -> int | None:
