@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   dlearn:
-#     ids: [DM2, DD2, DD3, DD4, DD14, DD15, DD16, DD18, Q6, Q7]
+#     ids: [DM2, DD2, DD3, DD4, DD14, DD15, DD16, DD18, Q3, Q6, Q7]
 #     minutes: 0.4
 #     needs: []
 #     peak_mb: 800

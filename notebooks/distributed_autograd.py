@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   dlearn:
-#     ids: [DM4, DM6, PS2]
+#     ids: [DM4, DM6, PS2, Q10]
 #     minutes: 0.2
 #     needs: []
 #     peak_mb: 700
@@ -388,6 +388,49 @@ print(stuck.error)
 (wait,) = hangs(stuck.trace)
 assert wait.operation.op == "BACKWARD_AUTOGRAD_REQ"
 assert [stuck.trace.label(end.rank) for end in wait.operation.ends] == ["w0", "w1"]
+
+# %% [markdown]
+# ## A parameter that is sent itself
+#
+# One more trap, and this one is silent. w0 sends three tensors that need a gradient: a plain one, an `nn.Parameter`,
+# and that parameter times 1. **Predict first:** for which of them does `get_gradients` hold a gradient on w0?
+
+
+# %%
+def twice(x):
+    return 2 * x
+
+
+def is_leaf(x):
+    return x.is_leaf
+
+
+def send_each():
+    plain, own = torch.ones(3, requires_grad=True), nn.Parameter(torch.ones(3))
+    found = {}
+    for name, leaf, given in (("plain", plain, plain), ("Parameter", own, own), ("Parameter · 1", own, own * 1)):
+        with dist_autograd.context() as context:
+            result = rpc.rpc_sync("w1", twice, (given,))
+            dist_autograd.backward(context, [result.sum()])
+            has_one = leaf in dist_autograd.get_gradients(context)
+            found[name] = result.requires_grad, rpc.rpc_sync("w1", is_leaf, (given,)), has_one
+    return found
+
+
+found = Cluster(WORKERS, rpc=True).run({"w0": send_each}).results["w0"]
+for name, (needed, leaf, has_one) in found.items():
+    print(f"{name:14} the result needs a gradient: {needed}; arrives as a leaf: {leaf}; w0 has a gradient: {has_one}")
+
+# %% [markdown]
+# Not for the parameter. It arrives on w1 as a leaf, cut off from the one that was sent; no error is raised, and the
+# optimizer on w0 has nothing to apply. Times 1 it is a result like any other, and its gradient comes home.
+
+# %%
+assert found == {
+    "plain": (True, False, True),
+    "Parameter": (True, True, False),
+    "Parameter · 1": (True, False, True),
+}
 
 # %% [markdown]
 # *Text and figures: CC BY 4.0. Code: MIT.*

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   dlearn:
-#     ids: [PS1, PS2, PS3, PS5, PS7]
+#     ids: [PS1, PS2, PS3, PS5, PS7, Q9, Q12]
 #     minutes: 0.4
 #     needs: []
 #     peak_mb: 700
@@ -24,6 +24,8 @@
 # gradients live?** Here you record every one of them, also those that nobody asked for.
 
 # %%
+import warnings
+
 import matplotlib.pyplot as plt
 import networkx as nx
 import torch
@@ -33,8 +35,9 @@ import torch.distributed.rpc as rpc
 from torch import nn
 from torch.nn.functional import cross_entropy, max_pool2d, relu
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
+from torch.profiler import ProfilerActivity, profile
 
-from dlearn import Cluster, draw, messages, play, span
+from dlearn import Cluster, draw, messages, operations, play, span
 from dlearn.analysis import autograd_graph, iteration, iterations, reconcile
 from dlearn.lessons import digits
 
@@ -530,6 +533,43 @@ assert checked["four_calls", above] > checked["pull_push", above]
 # batches and few outputs speak for the remote forward. And gradients tell more about the data than most people think:
 # that it stays at home does not make it secret.
 #
+# ## Is RPC alive, and can torch's profiler see it?
+#
+# PyTorch's documentation (of 2.9, for one) says of RPC that its APIs "are stable and in maintenance mode", and
+# discourages what CUDA cannot do there. So learn here how such a system talks; for a new one, look at process groups
+# first.
+#
+# And its profiler? **Predict first:** three calls, profiled on the trainer that makes them. In how many of its events
+# is there a word of RPC?
+
+
+# %%
+def profiled():
+    with warnings.catch_warnings(record=True) as told, profile(activities=[ProfilerActivity.CPU]) as seen:
+        warnings.simplefilter("always")
+        with span("profiled"):
+            for _ in range(3):
+                rpc.rpc_sync("server", torch.add, (torch.ones(3), 1))
+    return [event.key for event in seen.key_averages()], [each.category for each in told]
+
+
+calls = Cluster(["server", "trainer"], rpc=True).run({"trainer": profiled})
+names, told = calls.results["trainer"]
+asked = [each for each in operations(calls.trace.within("profiled")) if each.op == "rpc_sync"]
+print(f"the profiler's events: {', '.join(names)}; dlearn's: {len(asked)} calls")
+
+# %% [markdown]
+# None. It sees that `torch.ones` was computed here, and nothing that was sent; on the server it sees nothing at all. It
+# says so, on stderr: it "will profile the caller, but not the worker".
+
+# %%
+assert not any("rpc" in each.lower() or "send" in each.lower() for each in names)
+assert "aten::add" not in names  # that was computed on the server
+assert "will profile the caller, but not the worker" in calls.output["trainer"]
+assert len(asked) == 3
+assert not {DeprecationWarning, FutureWarning} & {*told}
+
+# %% [markdown]
 # ## Exercise
 #
 # Three trainers, and the images need a gradient. How many messages does one iteration of all three have now? One more

@@ -1,7 +1,7 @@
 # ---
 # jupyter:
 #   dlearn:
-#     ids: [Q7, Q8]
+#     ids: [Q7, Q8, Q15]
 #     minutes: 0.4
 #     needs: []
 #     peak_mb: 900
@@ -349,6 +349,79 @@ assert same.total.added_bytes == same.total.added_messages == 0
 # %% [markdown]
 # P bytes of memory less, on every rank, and the traffic is the same to the byte.
 #
+# ## Or cut the layers: tensor parallel
+#
+# Another cut keeps the images whole and cuts the *matrices*: of two linear layers the first by columns, so that each
+# rank computes half of the hidden units, and the second by rows, so that each has a share of every output. **Predict
+# first:** which collectives does such a pair of layers need in a step, forward and backward, and what decides their
+# size: the weights, or the batch?
+
+
+# %%
+class Copied(torch.autograd.Function):
+    """Each rank goes on with the same input: backward, its gradients are summed."""
+
+    @staticmethod
+    def forward(context, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(context, gradient):
+        dist.all_reduce(gradient)
+        return gradient
+
+
+class Summed(torch.autograd.Function):
+    """The shares of all ranks are summed: backward, each has the same gradient."""
+
+    @staticmethod
+    def forward(context, x):
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient
+
+
+# %%
+BATCH, WIDTH, HIDDEN = 16, 64, 256
+
+
+def cut(x):
+    torch.manual_seed(0)
+    first, second = torch.randn(HIDDEN, WIDTH).double(), torch.randn(WIDTH, HIDDEN).double()
+    rank, n = dist.get_rank(), dist.get_world_size()
+    columns, rows = first.chunk(n)[rank], second.chunk(n, dim=1)[rank]
+    x = x.clone().requires_grad_()
+    with span("step"):
+        y = Summed.apply(torch.relu(Copied.apply(x) @ columns.T) @ rows.T)
+        y.square().sum().backward()
+    whole = x.detach().clone().requires_grad_()
+    expected = torch.relu(whole @ first.T) @ second.T
+    expected.square().sum().backward()
+    return torch.allclose(y, expected) and torch.allclose(x.grad, whole.grad)
+
+
+cut_runs = {size: Cluster(2).run(cut, torch.ones(size, WIDTH).double()) for size in (BATCH, 2 * BATCH)}
+for size, run in cut_runs.items():
+    told = [f"{each.op} of {each.ends[0].inputs[0].payload_bytes:,} B" for each in operations(run.trace.within("step"))]
+    print(f"{size} images: {', then '.join(told)}")
+
+# %% [markdown]
+# One all-reduce forward, one backward, each as large as the *activations* at the cut: batch times width. Weights and
+# their gradients never travel. That is why tensor parallel stays within a machine: it sends in every layer, and nothing
+# can go on before it has come.
+
+# %%
+for size, run in cut_runs.items():
+    calls = operations(run.trace.within("step"))
+    assert [each.op for each in calls] == ["all_reduce", "all_reduce"]
+    assert all(each.ends[0].inputs[0].payload_bytes == size * WIDTH * 8 for each in calls)
+    assert [each.ends[0].phase for each in calls] == ["none", "backward"]
+    assert run.results == {0: True, 1: True}  # as on one device, forward and backward
+
+# %% [markdown]
 # ## Answers
 #
 # For each rank, in (n-1)/n · P a step; memory with Adam, in P, right after a step:
