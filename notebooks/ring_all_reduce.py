@@ -35,7 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dlearn import Cluster, draw, lessons, messages, play, span
 from dlearn.analysis import reconcile, traffic
 from dlearn.collectives import ring
-from dlearn.course.exercises import EXERCISES
+from dlearn.course.catalogue import EXERCISES
 from dlearn.lessons import digits, models
 
 # %% [markdown]
@@ -344,7 +344,7 @@ assert "stale" in stale.finding
 # %% [markdown]
 # ## And the others
 #
-# Five more exercises are graded in the same way. What does each ask?
+# More exercises are graded in the same way. What does each ask?
 
 # %%
 for each in EXERCISES.values():

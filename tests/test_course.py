@@ -13,13 +13,15 @@ from dlearn import lessons
 from dlearn.analysis import assert_fresh, assert_traffic
 from dlearn.course import assert_one_device
 from dlearn.course.attempt import numbers
-from dlearn.course.exercises import EXERCISES
+from dlearn.course.catalogue import EXERCISES
 from dlearn.errors import DlearnError
 
 pytest_plugins = ["dlearn.course.pytest_plugin"]
 sys.path.insert(0, str(Path(__file__).parent.parent / "course" / "solutions"))
 import accumulating  # noqa: E402
+import cut_layers  # noqa: E402
 import hand_made_ddp  # noqa: E402
+import largest_only  # noqa: E402
 import one_server  # noqa: E402
 import own_ring  # noqa: E402
 import tree  # noqa: E402
@@ -32,6 +34,8 @@ SOLUTIONS = {
     "accumulation": accumulating,
     "parameter_server": one_server,
     "sharded_optimizer": zero_1,
+    "top_k_hook": largest_only,
+    "column_row": cut_layers,
 }
 right = [pytest.param(id, each, id=f"{id}-{each.__name__}") for id, of in SOLUTIONS.items() for each in of.RIGHT]
 wrong = [

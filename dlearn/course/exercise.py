@@ -89,7 +89,7 @@ def first_failure(
 
 def find(id: str) -> Exercise:
     """The exercise of that name. Raises DlearnError with all names where there is none."""
-    from dlearn.course.exercises import EXERCISES
+    from dlearn.course.catalogue import EXERCISES
 
     if id not in EXERCISES:
         raise DlearnError(f"there is no exercise {id!r}; there are: {', '.join(EXERCISES)}")

@@ -1,4 +1,4 @@
-"""The exercises: what each asks, the data that it runs on, and what has to hold.
+"""Six exercises, from a ring to a sharded optimizer: what each asks, the data that it runs on, and what has to hold.
 
 Each `drive_...` runs on every rank and returns what the criteria compare; all data are float64 and come from the seed.
 """
@@ -31,7 +31,8 @@ def _here() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def _ring_bytes(ranks: int, items: int) -> float:
+def ring_bytes(ranks: int, items: int) -> float:
+    """What each rank sends in an all-reduce of so many float64."""
     return 2 * (ranks - 1) / ranks * items * 8
 
 
@@ -54,7 +55,7 @@ def sum_of_all(tried: Attempt) -> torch.Tensor:
 
 
 def _ring_traffic(tried: Attempt) -> None:
-    assert_traffic(tried.trace, op="send", bytes_per_rank=_ring_bytes(tried.ranks, ITEMS), pattern="ring")
+    assert_traffic(tried.trace, op="send", bytes_per_rank=ring_bytes(tried.ranks, ITEMS), pattern="ring")
 
 
 RING = Exercise(
@@ -186,7 +187,7 @@ def _same_everywhere(tried: Attempt) -> None:
 
 def _ddp_traffic(tried: Attempt) -> None:
     assert_traffic(
-        tried.trace, op=AVERAGING, bytes_per_rank=STEPS * _ring_bytes(tried.ranks, MODEL_ITEMS), pattern="ring"
+        tried.trace, op=AVERAGING, bytes_per_rank=STEPS * ring_bytes(tried.ranks, MODEL_ITEMS), pattern="ring"
     )
 
 
@@ -233,7 +234,7 @@ def drive_accumulation(train: Callable[..., None], seed: int) -> torch.Tensor:
 def _accumulation_traffic(tried: Attempt) -> None:
     groups = len(list(_groups()))
     assert_traffic(
-        tried.trace, op=AVERAGING, bytes_per_rank=groups * _ring_bytes(tried.ranks, MODEL_ITEMS), pattern="ring"
+        tried.trace, op=AVERAGING, bytes_per_rank=groups * ring_bytes(tried.ranks, MODEL_ITEMS), pattern="ring"
     )
 
 
@@ -327,7 +328,7 @@ def drive_sharded(train: Callable[..., Any], seed: int) -> tuple[torch.Tensor, i
 
 
 def _sharded_traffic(tried: Attempt) -> None:
-    assert_traffic(tried.trace, op=AVERAGING, bytes_per_rank=STEPS * _ring_bytes(tried.ranks, ITEMS), pattern="ring")
+    assert_traffic(tried.trace, op=AVERAGING, bytes_per_rank=STEPS * ring_bytes(tried.ranks, ITEMS), pattern="ring")
 
 
 def _sharded_state(tried: Attempt) -> None:
@@ -361,5 +362,3 @@ SHARDED = Exercise(
         Criterion(_sharded_equal, "Sum or mean? And what do the other ranks have to get after the update?"),
     ),
 )
-
-EXERCISES = {each.id: each for each in (RING, TREE, DDP, ACCUMULATION, SERVER, SHARDED)}

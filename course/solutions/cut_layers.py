@@ -1,0 +1,98 @@
+"""Exercise `column_row`: two right answers, and wrong ones with what the grade says of them."""
+
+import torch
+import torch.distributed as dist
+
+
+class Copied(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(context, gradient):
+        gradient = gradient.contiguous()
+        dist.all_reduce(gradient)
+        return gradient
+
+
+class Summed(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x):
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient
+
+
+class SummedBothWays(torch.autograd.Function):
+    """As torch.distributed.nn's all_reduce: its gradient is summed, too."""
+
+    @staticmethod
+    def forward(context, x):
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(context, gradient):
+        total = gradient.clone()
+        dist.all_reduce(total)
+        return total
+
+
+def two_functions(x, columns, rows):
+    return Summed.apply(torch.relu(Copied.apply(x) @ columns.T) @ rows.T)
+
+
+def by_hand(x, columns, rows):
+    """The input's gradient is summed by a hook, the output by adding what the others have as a constant."""
+    x = x.view_as(x)
+    x.register_hook(lambda gradient: summed(gradient))
+    mine = torch.relu(x @ columns.T) @ rows.T
+    return mine + (summed(mine.detach()) - mine.detach())
+
+
+def summed(tensor):
+    total = tensor.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total)
+    return total
+
+
+def forgets_the_backward(x, columns, rows):
+    return Summed.apply(torch.relu(x @ columns.T) @ rows.T)
+
+
+def forgets_the_forward(x, columns, rows):
+    return torch.relu(Copied.apply(x) @ columns.T) @ rows.T
+
+
+def sums_the_outputs_gradient(x, columns, rows):
+    return SummedBothWays.apply(torch.relu(x @ columns.T) @ rows.T)
+
+
+def gathers_the_weights(x, columns, rows):
+    n = dist.get_world_size()
+    first = torch.empty(n * len(columns), columns.shape[1], dtype=columns.dtype)
+    second = torch.empty(n * len(columns), len(rows), dtype=rows.dtype)
+    dist.all_gather_single(first, columns.detach())
+    dist.all_gather_single(second, rows.detach().T.contiguous())
+    return torch.relu(x @ first.T) @ second
+
+
+def sums_before_the_relu(x, columns, rows):
+    """Adds hidden units of different ranks."""
+    return Summed.apply(torch.relu(Summed.apply(Copied.apply(x) @ columns.T)) @ rows.T)
+
+
+RIGHT = (two_functions, by_hand)
+WRONG = (
+    (forgets_the_backward, "each rank sends 960 B instead of 1,920 B"),
+    (forgets_the_forward, "each rank sends 960 B instead of 1,920 B"),
+    (sums_the_outputs_gradient, "away from what one device computes"),
+    (gathers_the_weights, "each rank sends 3,840 B instead of 1,920 B"),
+    (sums_before_the_relu, "each rank sends 2,496 B instead of 1,920 B"),
+)
