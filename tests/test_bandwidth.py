@@ -6,6 +6,7 @@ from traces import Job, tensor
 from dlearn import draw
 from dlearn.analysis import operations
 from dlearn.analysis.costs.bandwidth import bandwidth, bandwidths
+from dlearn.draw.palette import look
 from dlearn.errors import DlearnError
 from dlearn.trace.event import NOT_OBSERVED
 
@@ -135,6 +136,14 @@ def test_a_dot_is_the_median_and_its_bar_the_spread(tmp_path):
     title = " ".join(ax.get_title(loc="left").split())
     assert title == "all_reduce on 4 ranks reaches 1.50 GB/s at 4.00 MB, 3.00 MB/s at 4.00 kB"
     assert "Not here: 1 × barrier: nccl-tests define no bandwidth for it." in ax.get_label()
+
+
+def test_an_op_has_the_colour_that_it_has_in_all_pictures(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    for at, op in enumerate(("broadcast", "all_reduce")):
+        job.collective(op, size=4000, root=0 if op == "broadcast" else None, start_ns=at * MS, end_ns=(at + 1) * MS)
+    colors = {line.get_gid(): line.get_color() for line in draw.bandwidth(job.load()).lines}
+    assert colors == {f"{op} on 2 ranks": look(op).line for op in ("all_reduce", "broadcast")}
 
 
 def test_a_trace_without_bandwidths_says_so(tmp_path):

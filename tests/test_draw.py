@@ -248,6 +248,8 @@ def test_a_span_without_calls_is_a_box_with_one_shade_for_each_kind(tmp_path):
     assert first == second != third == fourth
     assert len(picture_parts(ax, "spans")[0].get_segments()) == 1  # the step around them
     assert {"F0", "F1", "B0", "B1", "step 7"} <= set(texts(ax))
+    key = {patch.get_label(): patch.get_facecolor() for patch in ax.get_legend().get_patches()}
+    assert key == {"span without calls: F": first, "span without calls: B": third}
 
 
 def test_too_many_messages_become_a_sentence(tmp_path):

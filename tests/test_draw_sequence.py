@@ -17,6 +17,7 @@ import dlearn
 from dlearn import Cluster, Trace, draw
 from dlearn.analysis.findings import time_text
 from dlearn.draw import rows
+from dlearn.draw.bars import function_of
 from dlearn.draw.scene import set_scene
 from dlearn.join.unrolling import messages_of
 
@@ -277,6 +278,24 @@ def test_a_timeline_counts_what_rpc_does_for_itself_and_draws_the_rest(tmp_path)
     assert f"{len(control)} control calls that RPC makes for itself, not drawn." in texts(ax)
     assert 0 < len(control) < len(dlearn.operations(trace))
     assert not any("RREF" in text for text in texts(ax))
+    # Of the start-up, in which the workers meet, there is a sentence; the axis begins with the program's own calls.
+    called = [each for each in dlearn.operations(trace) if function_of(each)]
+    first = next(each.start_ns for each in called if not function_of(each).startswith("_"))
+    assert trace.events[0].start_ns < set_scene(trace, derived=False).start_ns <= first
+    [told] = [text for text in texts(ax) if "start-up" in text]
+    assert told.startswith("Before the program's first call: ")
+    assert not any(
+        bar.start_ns < set_scene(trace, derived=False).start_ns for bar in set_scene(trace, derived=False).bars
+    )
+
+
+def test_in_a_narrow_column_what_is_cut_is_never_the_bytes(tmp_path):
+    with zipfile.ZipFile(Path(__file__).parent / "frozen" / "lesson-parameter_server.zip") as archive:
+        archive.extractall(tmp_path)
+    with draw.small():
+        told = [text for text in texts(draw.sequence(Trace.load(tmp_path / "00"))) if "(" in text or "result" in text]
+    assert len(told) > 5
+    assert all(text.endswith(" B") or text.endswith("kB") for text in told)
 
 
 def test_arrows_of_a_collective_are_all_there_or_one_for_each_pair(tmp_path):
@@ -338,8 +357,9 @@ def test_a_timeline_names_what_is_called_by_rpc_and_leaves_out_arrows_without_ro
                 tips[dst, y0 < y1].append(x1)
         assert tips
         assert all(after - before > 8 for each in tips.values() for before, after in pairwise(sorted(each)))
-        arrows = set_scene(part, derived=False).arrows
-        asked = sum(not m.control and m.how != "derived" for m in dlearn.messages(part))
+        scene = set_scene(part, derived=False)
+        arrows, drawn = scene.arrows, [m for m in dlearn.messages(part) if m.operation.start_ns >= scene.start_ns]
+        asked = sum(not m.control and m.how != "derived" for m in drawn)
         assert sum(flow.count for flow in arrows.flows) + arrows.crowded == asked
         left_out = [text for text in texts(ax) if "without room for an arrow" in text]
         assert sum(int(text.split()[0]) for text in left_out) == arrows.crowded

@@ -14,7 +14,7 @@ from dlearn.analysis.findings import size_text
 from dlearn.analysis.telling.words import network_sentences
 from dlearn.draw import canvas
 from dlearn.draw.canvas import TEXT_PT
-from dlearn.draw.palette import GRID, INK, SERIES
+from dlearn.draw.palette import GRID, INK, look
 from dlearn.shown import count_text
 from dlearn.trace.trace import Trace
 
@@ -34,10 +34,7 @@ def bandwidth(trace: Trace, *, ax: Axes | None = None) -> Axes:
     lines: dict[tuple[str, int], list[Bandwidth]] = {}
     for each in shown:
         lines.setdefault((each.op, each.ranks), []).append(each)
-    handles = [
-        draw_op(ax, found, _MARKERS[place % len(_MARKERS)], SERIES[place % len(SERIES)])
-        for place, found in enumerate(lines.values())
-    ]
+    handles = [draw_op(ax, found, _MARKERS[place % len(_MARKERS)]) for place, found in enumerate(lines.values())]
     label_axes(ax, shown)
     notes = ["A dot is the median of equal operations, its bar goes from the slowest to the fastest."]
     notes += network_sentences(trace)
@@ -58,8 +55,9 @@ def title(items: Sequence[Bandwidth]) -> str:
     return f"{told}, {speed_text(least.bus_bandwidth)} at {size_text(least.size_bytes)}"
 
 
-def draw_op(ax: Axes, found: list[Bandwidth], marker: str, color: str) -> Line2D:
-    """Draw one op on one number of ranks."""
+def draw_op(ax: Axes, found: list[Bandwidth], marker: str) -> Line2D:
+    """Draw one op on one number of ranks, in the colour that the op has in all pictures."""
+    color = look(found[0].op).line
     sizes = [each.size_bytes for each in found]
     speeds = [each.bus_bandwidth for each in found]
     slow = [each.bus_bandwidth * each.duration_ns / (each.slowest_ns or each.duration_ns) for each in found]

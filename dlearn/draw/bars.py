@@ -69,7 +69,7 @@ def bars_of(operations: Iterable[Operation], trace: Trace, *, until_ns: int) -> 
     functions = _looks_of_functions(shown)
     for place, operation in enumerate(shown):
         hue = SERIES[(operation.bucket.index if operation.bucket else place) % len(SERIES)]
-        own = Look(look(operation.op).family, hue) if one_kind else functions.get(_function(operation))
+        own = Look(look(operation.op).family, hue) if one_kind else functions.get(function_of(operation))
         bars += [_bar(operation, end, trace, until_ns, own) for end in operation.ends]
         bars += [_absent(operation, rank, trace, until_ns) for rank in operation.missing if rank in trace.ranks]
     return sorted(bars, key=lambda bar: bar.start_ns)
@@ -77,12 +77,12 @@ def bars_of(operations: Iterable[Operation], trace: Trace, *, until_ns: int) -> 
 
 def _looks_of_functions(shown: Sequence[Operation]) -> dict[str, Look]:
     """A hue for each function that is called by RPC, the program's own before torch's, as long as there are hues."""
-    called = Counter(filter(None, map(_function, shown)))
+    called = Counter(filter(None, map(function_of, shown)))
     first = sorted(called, key=lambda name: (name.startswith("_"), -called[name]))
     return {name: Look(f"call of {plain(name, most=30)}", hue) for name, hue in zip(first, SERIES[:5], strict=False)}
 
 
-def _function(operation: Operation) -> str:
+def function_of(operation: Operation) -> str:
     """What a call by RPC calls; "" of all others."""
     exchange = operation.exchange
     event = None if exchange is None else exchange.call or exchange.run
@@ -126,7 +126,7 @@ def _labels(operation: Operation, end: End, reasons: Sequence[str]) -> tuple[str
 
 
 def _name(operation: Operation, end: End) -> str:
-    return "gradients" if end.op == "BACKWARD_AUTOGRAD_REQ" else plain(_function(operation), most=30) or end.op
+    return "gradients" if end.op == "BACKWARD_AUTOGRAD_REQ" else plain(function_of(operation), most=30) or end.op
 
 
 def wait_text(bar: Bar, trace: Trace) -> str:

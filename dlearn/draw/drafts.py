@@ -126,20 +126,24 @@ class Drafting:
             left_out=_amount([each for each in mine if self.lines.hides(each.src, each.dst)]),
         )
 
-    def _name(self, operation: Operation, message: Message) -> str:
+    def _name(self, operation: Operation, message: Message) -> tuple[str, str, str]:
+        """What went wrong, what travels, and how much: in a narrow picture only the middle is cut."""
         alone = operation.exchange is None
         what = operation.describe(most=NAMES_SHOWN, tagged=False) if alone else message.describe(most=NAMES_SHOWN)
-        text = f"{what} {size_text(message.payload_bytes)}".strip()
-        text += f", tag {operation.tag}" if self.tagged and operation.tag is not None else ""
-        if message.src == message.dst:
-            return f"to itself: {text}"
-        return f"never came: {text}" if message.how == "missing" else text
+        more = f" {size_text(message.payload_bytes)}".rstrip()
+        more += f", tag {operation.tag}" if self.tagged and operation.tag is not None else ""
+        wrong = "never came: " if message.how == "missing" else ""
+        return "to itself: " if message.src == message.dst else wrong, plain(what, most=120), more
 
-    def _arrow(self, message: Message, name: str) -> MessageArrow:
+    def _arrow(self, message: Message, name: tuple[str, str, str]) -> MessageArrow:
         src, dst = self.lines.column[message.src], self.lines.column[message.dst]
         room = max(_LONGEST_LABEL_PT, abs(src - dst) * self.column_pt - 8)
         room = min(room, len(self.lines.names) * self.column_pt - 8)
-        label = cut(plain(name, most=120), room, size=TEXT_PT)
+        before, what, more = name
+        left = room - text_width(before + more, size=TEXT_PT)
+        whats = what, what.split(": ")[0]
+        shown = next((each for each in whats if text_width(each, size=TEXT_PT) <= left), None)
+        label = f"{before}{shown or cut(whats[-1], left, size=TEXT_PT)}{more}".strip()
         return MessageArrow(
             src, dst, (message.src, message.dst), message.how, message.payload_bytes, 1, label,
             self._middle(src, dst, label), message.control,

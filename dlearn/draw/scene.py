@@ -15,7 +15,7 @@ from dlearn.analysis.ddp.training_steps import training_steps
 from dlearn.analysis.volume.flows import Sums, count_messages
 from dlearn.analysis.walking.own_work import works_alone
 from dlearn.draw.arrows import MOST_ARROWS, Arrows, readable
-from dlearn.draw.bars import Bar, bars_of, is_collective
+from dlearn.draw.bars import Bar, bars_of, function_of, is_collective
 from dlearn.draw.busy import Busy, busy_of
 from dlearn.draw.canvas import plain, width_in
 from dlearn.draw.layout.folding import fold
@@ -68,6 +68,8 @@ class Scene:
     """Derived messages that were not asked for."""
     control: int
     """Calls that RPC makes for itself, which are not drawn."""
+    start_up: int
+    """Calls that RPC made before the program's first, which are not drawn either."""
     path: tuple[Leg, ...]
     """The critical path, where one step is shown and all of its ranks have lanes."""
     busy: Busy | None
@@ -92,12 +94,14 @@ def set_scene(trace: Trace, *, derived: bool) -> Scene:
     """Everything that a timeline of this trace shows; arrows of `derived` messages, too, if they are asked for."""
     shown = operations(trace)
     calls = shown.calls
-    start_ns, end_ns = _window(trace, calls)
+    many = len(calls) > MOST_BARS
+    begun = set() if many or trace is not trace.whole else _start_up(shown)
+    drawn = [each for each in shown if id(each) not in begun] if begun else shown
+    start_ns, end_ns = _window(trace, calls, min((each.start_ns for each in drawn), default=0) if begun else None)
     everyone = ranks_shown(trace)
     folded = fold(calls, everyone, end_ns - start_ns)
     ranks = tuple(folded)
-    many = len(calls) > MOST_BARS
-    kept = _gone_wrong(shown) if many else [each for each in shown if not is_control(each)]
+    kept = _gone_wrong(shown) if many else [each for each in drawn if not is_control(each)]
     bars = [bar for bar in bars_of(kept, trace, until_ns=end_ns) if bar.rank in folded]
     # A bar whose end nobody saw takes some room, so that such bars do not hide each other.
     least_ns = (end_ns - start_ns) // 250
@@ -117,7 +121,7 @@ def set_scene(trace: Trace, *, derived: bool) -> Scene:
     sums = count_messages(shown, set(everyone))
     hidden = 0 if derived else sums.derived
     wanted = sums.arrows - (0 if derived else sums.derived_arrows)
-    arrows = _arrows(shown, ranks, start_ns, end_ns, derived=derived) if wanted <= MOST_ARROWS else None
+    arrows = _arrows(drawn, ranks, start_ns, end_ns, derived=derived) if wanted <= MOST_ARROWS else None
     return Scene(
         ranks=ranks,
         folded=folded,
@@ -144,7 +148,8 @@ def set_scene(trace: Trace, *, derived: bool) -> Scene:
         common_spans=common_spans,
         hidden=hidden,
         path=_critical_path(trace, ranks),
-        control=0 if many else len(shown) - len(kept),
+        control=0 if many else len(drawn) - len(kept),
+        start_up=len(begun),
         busy=busy_of(calls, start_ns=start_ns, end_ns=end_ns, bins=BINS) if many else None,
     )
 
@@ -191,6 +196,14 @@ def is_control(operation: Operation) -> bool:
     return bool(found) and all(message.control for message in found)
 
 
+def _start_up(shown: Operations) -> set[int]:
+    """The calls by which RPC's workers meet, which were over before the program's first call, by `id`."""
+    own = [each for each in shown if function_of(each).startswith("_") and not (each.failed or each.pending)]
+    mine = {id(each) for each in own}
+    first_ns = min((each.start_ns for each in shown if function_of(each) and id(each) not in mine), default=0)
+    return {id(each) for each in own if each.end_ns is not None and each.end_ns <= first_ns}
+
+
 def _gone_wrong(shown: Operations) -> list[Operation]:
     """The first of those that some rank did not come to or out of."""
     wrong = (each for each in shown.unusual() if each.missing or each.pending or each.failed)
@@ -203,10 +216,11 @@ def ranks_shown(trace: Trace) -> tuple[int, ...]:
     return tuple(sorted(found if len(found) <= _MOST_RANKS else trace.ranks))
 
 
-def _window(trace: Trace, calls: Calls) -> tuple[int, int]:
-    """From the first moment seen to the last one; longer where something never ended."""
+def _window(trace: Trace, calls: Calls, from_ns: int | None) -> tuple[int, int]:
+    """From the first moment that is drawn to the last one; longer where something never ended."""
     seen = trace.rows.where(trace.table.is_a(Span, Gradient)).rows
-    began_ns = np.append(calls.start_ns, trace.table.start_ns[seen])
+    starts_ns = calls.start_ns if from_ns is None else np.maximum(calls.start_ns, from_ns)
+    began_ns = np.append(starts_ns, trace.table.start_ns[seen])
     if not len(began_ns):
         return 0, 1000
     start = int(began_ns.min())
@@ -216,9 +230,14 @@ def _window(trace: Trace, calls: Calls) -> tuple[int, int]:
     return start, start + int(length * (1 + _ROOM_FOR_STUCK if calls.pending.any() else 1))
 
 
+def stem_of(span: Span) -> str:
+    """ "F" of "F0", "F1" and "F2"."""
+    return span.name.strip("0123456789 ")
+
+
 def _shades(works: dict[tuple[int, int], Span]) -> dict[tuple[int, int], int]:
     """ "F0", "F1" and "F2" have one shade, "B0" and "B1" the next."""
-    stems = {key: span.name.strip("0123456789 ") for key, span in works.items()}
+    stems = {key: stem_of(span) for key, span in works.items()}
     shades = {stem: shade for shade, stem in enumerate(dict.fromkeys(stems.values()))}
     return {key: shades[stem] for key, stem in stems.items()}
 
@@ -230,7 +249,9 @@ def _depth(ranks: Sequence[int], rows: Sequence[int]) -> dict[int, int]:
     return depth
 
 
-def _arrows(shown: Operations, ranks: Sequence[int], start_ns: int, end_ns: int, *, derived: bool) -> Arrows | None:
+def _arrows(
+    shown: Sequence[Operation], ranks: Sequence[int], start_ns: int, end_ns: int, *, derived: bool
+) -> Arrows | None:
     """The messages of each operation that has any, between these ranks; None if they are too many."""
     lanes = set(ranks)
 

@@ -25,7 +25,7 @@ from dlearn.draw.canvas import TEXT_PT, plain, points_per_ms, text_width
 from dlearn.draw.layout.folding import ALIKE
 from dlearn.draw.layout.lanes import SPAN_IN, STRIP_IN, height_in
 from dlearn.draw.palette import FAINT, GRID, INK, LANE, MISSING, STRIP, WAITING_HATCH, WORKS
-from dlearn.draw.scene import MOST_SPAN_ROWS, Scene, set_scene
+from dlearn.draw.scene import MOST_SPAN_ROWS, Scene, set_scene, stem_of
 from dlearn.draw.step_strip import steps
 from dlearn.shown import count_text
 from dlearn.trace.message import Operation
@@ -269,8 +269,9 @@ def legend(scene: Scene) -> list[Artist]:
     if any(bar.transfer_ns > bar.start_ns and bar.state in ENDS_RED for bar in scene.bars):
         label = "hatched: waits"
         handles.append(Patch(facecolor=GRID, edgecolor=FAINT, hatch=WAITING_HATCH, linewidth=0.4, label=label))
-    if scene.works:
-        handles.append(Patch(facecolor=WORKS[0], edgecolor=FAINT, linewidth=0.4, label="a span without calls"))
+    for shade, names in sorted(works_of(scene).items()):
+        label = plain(f"span without calls: {', '.join(names)}".removesuffix(": "))
+        handles.append(Patch(facecolor=WORKS[shade], edgecolor=FAINT, linewidth=0.4, label=label))
     if scene.gradients:
         marker = Line2D([], [], color=INK, marker="|", linestyle="", markersize=7, label="a gradient is ready")
         handles += [marker, Patch(facecolor=STRIP, label="from the first gradient to the last")]
@@ -282,6 +283,16 @@ def legend(scene: Scene) -> list[Artist]:
     if red:
         handles.append(Line2D([], [], color=MISSING, linewidth=4, label="; ".join(red)))
     return handles
+
+
+def works_of(scene: Scene) -> dict[int, dict[str, None]]:
+    """By shade the names of the spans without calls, less their numbers."""
+    found: dict[int, dict[str, None]] = defaultdict(dict)
+    for span in scene.spans:
+        shade = scene.works.get((span.rank, span.number))
+        if shade is not None:
+            found[shade % len(WORKS)][stem_of(span)] = None
+    return found
 
 
 def _awaited(bar: Bar) -> str:
@@ -315,6 +326,10 @@ def notes(ax: Axes, trace: Trace, scene: Scene) -> list[str]:
         told.append("An arrow stands for all messages of one operation between two ranks.")
     if scene.arrows.crowded:
         told.append(f"{count_text(scene.arrows.crowded, 'message')} without room for an arrow: choose a shorter part.")
+    if scene.start_up:
+        told.append(
+            f"Before the program's first call: {count_text(scene.start_up, 'call')} of RPC's start-up, not drawn."
+        )
     if scene.control:
         told.append(f"{count_text(scene.control, 'control call')} that RPC makes for itself, not drawn.")
     if scene.hidden:
