@@ -35,7 +35,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.rpc as rpc
 
-from dlearn import Cluster, draw, messages, play, span
+from dlearn import Cluster, draw, lessons, messages, play, span
 
 # %% [markdown]
 # ## The server
@@ -93,7 +93,8 @@ def the_log():
 # What is it at most with three trainers? Whose is the largest? And what is it with `push_together`?
 
 # %%
-my_guess = {"push": None, "push_together": None}  # the largest staleness
+my_guess = lessons.predict("hogwild.largest staleness with push_together", None)
+my_guess
 
 
 def train(send, rows_touched, seed):
@@ -161,6 +162,8 @@ for name in DESIGNS:
 # the thin lines reach from the least to the most of the runs.
 
 # %%
+if my_guess:
+    print(my_guess.against(max(max(values) for values in stale["collected, sparse"])))
 most = max(max(values) for name in DESIGNS for values in stale[name])
 figure, all_axes = plt.subplots(1, 2, figsize=(7, 2.9), sharey=True, layout="constrained")
 for axes, name in zip(all_axes, ("no lock, sparse", "collected, sparse"), strict=True):

@@ -37,7 +37,7 @@ from torch.nn.functional import cross_entropy, max_pool2d, relu
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from torch.profiler import ProfilerActivity, profile
 
-from dlearn import Cluster, draw, messages, operations, play, span
+from dlearn import Cluster, draw, lessons, messages, operations, play, span
 from dlearn.analysis import autograd_graph, iteration, iterations, reconcile
 from dlearn.lessons import digits
 
@@ -92,7 +92,7 @@ class Stub(nn.Module):
 # **Predict first:** how many messages does one iteration of one trainer have? Write down who sends what.
 
 # %%
-my_guess = None
+my_guess = lessons.predict("parameter_server.messages of a trainer", None)
 
 
 def train(batch_size):
@@ -119,7 +119,9 @@ WORKERS = ["ps", "trainer1", "trainer2"]
 with Cluster(WORKERS, rpc=True) as cluster:
     run = cluster.run({"trainer1": train, "trainer2": train}, B)
 one = iteration(run.trace)
-print(f"you guessed {my_guess}; for each trainer it is {len(one.steps)}, for both {len(one.messages)}")
+if my_guess:
+    print(my_guess.against(len(one.steps)))
+print(f"for each trainer it is {len(one.steps)}, for both {len(one.messages)}")
 
 # %% [markdown]
 # ## You were told 4

@@ -24,13 +24,21 @@
 # Three Python processes, numbered 0, 1 and 2: their *ranks*. Each has six numbers of its own. After an *all-reduce*
 # each has the sums over all three, and there is nobody in the middle.
 #
-# Run the cell. **Predict first:** who sends to whom? Then press Play: which way round do they go?
+# **Predict first:** to whom does rank 0 send? Write one of the choices instead of `None`. It is kept in a file beside
+# this notebook, and nowhere else. Then run the next cell, and press Play: which way round do they go?
 
 # %%
+import os
+
 import torch
 import torch.distributed as dist
 
-from dlearn import Cluster, Trace, analysis, draw, explain, messages, play
+from dlearn import Cluster, Trace, analysis, draw, explain, lessons, messages, play
+
+my_way = lessons.predict("quickstart.way", None, choices=("to rank 1", "to rank 2", "to both"))
+my_way
+
+# %%
 
 
 def add_up():
@@ -55,6 +63,11 @@ play.player(run.trace)
 assert run.results == {0: 6.0, 1: 6.0, 2: 6.0}
 assert analysis.reconcile(run.trace).whole.residue_bytes == 0
 assert {(message.src, message.dst) for message in messages(run.trace)} == {(1, 0), (2, 1), (0, 2)}
+processes = {process.header.pid for process in run.trace.processes}
+assert len(processes | {os.getpid()}) == 4  # three real ones, and this kernel
+if my_way:
+    (dst,) = {message.dst for message in messages(run.trace) if message.src == 0}
+    print(my_way.against(f"to rank {dst}"))
 
 # %% [markdown]
 # ## 2. Break it
@@ -124,7 +137,7 @@ assert all(measured >= predicted for measured, predicted in zip(turn.bars.measur
 # instead of `None`.
 
 # %%
-my_guess = None
+my_guess = lessons.predict("quickstart.messages of an iteration", None)
 
 
 def serve(trainer):
@@ -136,7 +149,7 @@ def serve(trainer):
 with Cluster(["ps", "trainer"], rpc=True) as cluster:
     served = cluster.run({"trainer": serve}, 0).trace
 one = analysis.iteration(served)
-print(f"You guessed {my_guess}; it is {len(one.messages)}.")
+print(my_guess.against(len(one.messages)) if my_guess else f"It is {len(one.messages)}.")
 play.player(served, messages=one.messages)
 
 # %% [markdown]

@@ -75,6 +75,28 @@ def test_a_folder_that_was_not_made_by_it_is_left_alone(course, tmp_path, monkey
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_student_predicts_writes_a_ring_and_passes(build, course, made):
+    """The student's notebook of the ring, filled in as by a student, and executed."""
+    notebook = course.nbformat.read(made / "student" / "ring_all_reduce.ipynb", as_version=4)
+    source = (ROOT / "course" / "solutions" / "own_ring.py").read_text()
+    ring = "def to_the_right" + source.split("def to_the_right")[1].split("\n\n\n")[0]
+    for cell in notebook.cells:
+        cell.source = cell.source.replace('predict("ring.steps", None)', 'predict("ring.steps", 12)')
+        if cell.source.startswith('lessons.check("ring", my_ring)'):
+            helper = source.split("def swap")[1].split("\n\n\n")[0].replace("(chunk", "_by(chunk", 1)
+            mine = ring.replace("swap(", "swap_by(")
+            cell.source = (
+                f"def swap{helper}\n\n\n{mine}\n\n\nprint(lessons.check('ring', to_the_right))\nlessons.report()"
+            )
+    build.execute(notebook)
+    shown = "\n".join(str(output) for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs)
+    assert "you expected 12, seen was 6: not so" in shown
+    assert "ring: passed, by its result and by what crossed the wire, on 2, 3, 4 ranks" in shown
+    assert "0 of 1 right at first, 0 at last" in shown
+
+
 # Goals, and what comes before -----------------------------------------------------------------------------------------
 
 BEFORE = re.compile(r"\*\*Before this:\*\* (.*?) \*\*Takes\*\* about (\d+) minutes\.")
