@@ -24,8 +24,8 @@
 # must be M times larger. **Who is right?** All of them, for some run on a single device. The question is: which one?
 # (Today's docstring adds "if the loss is summed (NOT averaged as usual)". At the end of this lesson you know why.)
 #
-# So each cell here trains on real ranks, and then looks for the run on **one** device that leads to the same
-# parameters: equal to 1e-6, or it does not count.
+# The examples of one step on all ranks together are its **global batch**. Each cell here trains on real ranks, and
+# then looks for the run on **one** device that leads to the same parameters: equal to 1e-6, or it does not count.
 
 # %%
 import matplotlib.pyplot as plt

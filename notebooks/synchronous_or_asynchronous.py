@@ -48,13 +48,14 @@ def apart(a, b):
 print(f"{sgd.P:,} parameters, P = {P:,} B; {GRADIENTS} gradients a run")
 
 # %% [markdown]
-# All train the same small network on the digits. A batch takes worker 1 some 5 ms, worker 2 some 10, worker 3 some 15:
-# nobody's machines are equally fast. In every member of the family, a gradient enters the model with a third of the
-# learning rate, so that as many images mean as long a way.
+# All train the same small network on the digits. A batch takes worker 1 some 5 ms, worker 2 some 10, worker 3 some
+# 15: nobody's machines are equally fast, and worker 3 is the **straggler**. In every member of the family, a gradient
+# enters the model with a third of the learning rate, so that as many images mean as long a way.
 #
 # ## Synchronous, without a server
 #
-# This you know: everybody has a model, everybody averages.
+# This you know: everybody has a model, everybody averages. That all wait for each other in every step is called **BSP**
+# (bulk synchronous parallel).
 
 # %%
 print(inspect.getsource(sgd.all_reduced))
@@ -136,9 +137,11 @@ assert by_kind.bytes_to(rank=0) == P  # worker 1 fills the list, once
 #
 # ## Asynchronous
 #
-# Now nobody waits. The server takes a gradient from whoever comes (`recv` without a source), makes an update of it at
-# once, and answers that worker alone. With the parameters goes their *version*, the number of updates so far, and it
-# comes back with the gradient: so the server knows how many updates came in between, the gradient's **staleness**.
+# Now nobody waits (**ASP**, asynchronous parallel; where the fastest may be a number of steps ahead and no more, it
+# is **SSP**, stale synchronous parallel, which is not run here). The server takes a gradient from whoever comes
+# (`recv` without a source), makes an update of it at once, and answers that worker alone. With the parameters goes
+# their *version*, the number of updates so far, and it comes back with the gradient: so the server knows how many
+# updates came in between, the gradient's **staleness**.
 
 # %%
 print(inspect.getsource(sgd.serve))
@@ -146,7 +149,7 @@ print(inspect.getsource(sgd.serve))
 # %% [markdown]
 # Hogwild goes further: over RPC, each call is served by a thread of its own, and `push` writes into the parameters
 # whatever the other threads are doing. The opposite way is *local SGD*: no server, and nobody sends anything for k = 5
-# steps; then all average their parameters.
+# steps; then all average their parameters (*parameter averaging*).
 
 # %%
 print(inspect.getsource(sgd.pull))

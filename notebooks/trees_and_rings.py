@@ -88,6 +88,8 @@ print(f"{BALLS[-1] // 4:,} times the bytes took {factor:,.1f} times as long; you
 #
 #     time = latency + bytes / bandwidth
 #
+# Papers call this the **alpha-beta model**, or Hockney's: alpha is the latency, beta the time of a byte.
+#
 # `fit` finds the two constants of this machine. Their product is the size at which both parts cost the same.
 
 # %%
@@ -101,7 +103,7 @@ assert 1 < factor < 2**20 / 100  # by far not a million
 # %% [markdown]
 # ## A tree, by hand
 #
-# Now an all-reduce of four ranks. The tree works in levels. *Inward*, half of the ranks that still have
+# Now an all-reduce of four ranks. The (*binomial*) tree works in levels. *Inward*, half of the ranks that still have
 # something send it to the other half, which adds. Then rank 0 has the sum, and the same way *outward*
 # everybody gets it.
 
@@ -141,7 +143,8 @@ assert all(found == [6.0] * 8 for found in by_hand.results.values())  # 0 + 1 + 
 #
 # - `ring`: everybody passes a quarter of the data to the neighbour and adds; then the finished quarters go
 #   round
-# - `halving_doubling`: partners exchange halves, then quarters; then backwards
+# - `halving_doubling`: partners exchange halves, then quarters; then backwards (recursive halving and doubling, or
+#   Rabenseifner's algorithm)
 # - `star`: everybody sends all to rank 0, and rank 0 sends everybody the sum
 #
 # A **step** is what can happen at the same time: its messages wait for those of the step before, and for
@@ -240,7 +243,13 @@ for name, (steps, size) in seen.items():
 # %% [markdown]
 # Theory and record agree to the byte. This does not depend on the machine: the ring takes 6 steps and 1.5 S,
 # the tree 4 steps and 4 S, the star 6 steps and 6 S. Halving-doubling has the steps of the tree *and* the
-# bytes of the ring.
+# bytes of the ring. No all-reduce can do with fewer than 2 (n-1)/n · S, if no switch adds for it: ring and
+# halving-doubling are **bandwidth-optimal**.
+#
+# So why does not everybody take halving-doubling? What follows is textbook knowledge, and not measured here. Its
+# partners are 1, 2, 4, ... ranks apart: in one of the steps all data cross the middle of the network at once, where
+# links are shared, while a ring only uses links between neighbours. It wants a power of two. And a ring cuts large data
+# into pieces that follow each other without a pause.
 #
 # So few steps are good for small data, where latency is all; few bytes are good for large data.
 
