@@ -12,6 +12,8 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -22,12 +24,15 @@ from dlearn.cluster import engine_rank, engines, mpi_launch, spares, wired_rank
 from dlearn.cluster.answers import Raised, Returned
 from dlearn.cluster.crew import Crew, Died, Ended, Outcome, Rank
 from dlearn.cluster.faults import rank_error, who
+from dlearn.cluster.held_run import HeldRun
 from dlearn.cluster.launch import DEFAULT_START, StartMethod
 from dlearn.cluster.output import OutputStreams
 from dlearn.cluster.payload import Surroundings, pack, surroundings
 from dlearn.cluster.rank import Call, HostPlace
 from dlearn.cluster.run import Run
 from dlearn.errors import Interrupted, SetupError
+from dlearn.live.keeper import Keeper
+from dlearn.live.schedule import Hold
 from dlearn.network.link import Link
 from dlearn.network.live import LiveNetwork
 from dlearn.network.namespace import DEVICE
@@ -71,6 +76,11 @@ class Cluster:
     "1 Gbit/s, 100 us", or a `dlearn.network.Network`. While ranks run, `cluster.network` changes it; `run.network`
     says what was carried.
 
+    `hold=True` has every call wait at a gate before torch gets it, until you let it through: `run` returns at once
+    with a run whose `step()`, `release(rank)`, `run_until(op=)` and `free()` do so (docs/live.md). With
+    `hold=lambda call: call.op == "send"` only such calls wait; with `hold=run.schedule` all are let through in the
+    order of that run.
+
         run = Cluster(3).run(train, 10, timeout=60)
         run.results[0], run.output[0], run.trace
     """
@@ -91,6 +101,7 @@ class Cluster:
         sources: Sequence[str] = (),
         start: StartMethod = DEFAULT_START,
         network: Network | Link | str | None = None,
+        hold: Hold = False,
     ) -> None:
         if engine is not None and start != DEFAULT_START:
             raise SetupError("start= is for ranks on this machine; beside engines it is what suits the engine's.")
@@ -111,6 +122,9 @@ class Cluster:
                 "a chosen network is between ranks of this machine that speak TCP: gloo, dlearn_ring, RPC."
             )
         self.network = LiveNetwork(Network.of(network), self.names) if network is not None else None
+        if hold is not False and (engine is not None or backend in ("mpi", "nccl") or not record):
+            raise SetupError("hold= is for recorded ranks of this machine, over gloo, dlearn_ring or RPC.")
+        self._hold_calls = hold
         if start not in ("forkserver", "spawn"):
             raise SetupError(f"ranks cannot be started by {start!r}; use 'forkserver' or 'spawn'.")
         self.backend, self.init, self.rpc = backend, init, rpc
@@ -119,6 +133,7 @@ class Cluster:
         self._start: StartMethod = start if engine is None else "forkserver"
         self._inside_with = False
         self._crew: Crew | None = None
+        self._held_run: Callable[[], HeldRun | None] = lambda: None
         self._lost = False
 
     def run(
@@ -132,16 +147,31 @@ class Cluster:
 
         Returns when all are done. Raises RankError if a rank fails, or if they are not done after `timeout` seconds
         (None waits for ever); with `check=False` the error stands in `run.error` instead.
+
+        With `hold` it returns at once, a `HeldRun` that has no timeout and whose `join()` raises what this would.
         """
         if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < float("inf")):
             raise SetupError(f"timeout is a number of seconds above 0, or None to wait for ever, not {timeout!r}.")
         functions = self._functions(function)
         payload = pack(functions, args)
+        if self._inside_with and (held := self._held_run()) is not None and held.under_way:
+            raise SetupError("a held run of these ranks is under way: free() and join() it, or end() it, first.")
         run = Run(_new_folder(), self.record is not None)
         _hold(run)
         crew, around = self._crew_for_call(), surroundings()
+        calls = [self._call(rank, name, payload, around, run) for rank, name in enumerate(self.names)]
+        if self._hold_calls is False:
+            return self._carry_out(run, crew, calls, timeout, check=check)
+        keeper = Keeper(self.names, self._hold_calls)
+        calls = [replace(call, gate=keeper.address) for call in calls]
+        finish = partial(self._carry_out, run, crew, calls, None, check=False)
+        held = HeldRun.of(run, keeper, finish, end=partial(_end_ranks, tuple(crew.ranks)))
+        self._held_run = weakref.ref(held)  # Whoever forgets it ends it.
+        return held
+
+    def _carry_out(self, run: Run, crew: Crew, calls: list[Call], timeout: float | None, *, check: bool) -> Run:
+        around = calls[0].surroundings
         try:
-            calls = [self._call(rank, name, payload, around, run) for rank, name in enumerate(self.names)]
             if self.network is not None:
                 self.network.begin()
             outcomes, streams = crew.call(calls, timeout)
@@ -174,6 +204,8 @@ class Cluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if (held := self._held_run()) is not None:
+            held.end()
         self._inside_with = self._lost = False
         if self._crew is not None:
             self._crew.stop()
@@ -277,6 +309,11 @@ def _names(ranks: int | Sequence[str] | None) -> tuple[Name, ...]:
 
 def _is_name(name: str) -> bool:
     return 1 <= len(name) <= LONGEST_NAME and name.isprintable() and not name.isdigit()
+
+
+def _end_ranks(ranks: Iterable[Rank]) -> None:
+    for rank in ranks:
+        rank.kill()
 
 
 # Runs -----------------------------------------------------------------------------------------------------------------

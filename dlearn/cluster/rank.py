@@ -65,6 +65,7 @@ class Call:
     rpc: bool = False
     store: tuple[str, int] = ("127.0.0.1", 0)
     place: HostPlace | None = None
+    gate: str = ""
     own_log: bool = False
     """Beside an engine: the rank takes the agent's log out of its stderr itself, by its own host's clock."""
 
@@ -188,6 +189,8 @@ class _Rank:
 
     def serve(self, call: Call) -> bool:
         """Run one call; False when this process should end after it."""
+        from dlearn.hooks import gate
+
         if call.backend == "mpi":
             mpi_seat.receive(self._control)
         listener = self._receive_listener() if call.rank == 0 else None
@@ -196,11 +199,16 @@ class _Rank:
             _enter(call)
             self._listen_for_stack_signal(call)
             recording = _start_recording(call)
+            if call.gate:
+                gate.forget_timeouts()
             functions, args = self._set_up(call, listener)
             function = functions[call.rank]
             me = os.getpid()
             with self._rpc_worker(call, recording):
+                if call.gate:
+                    gate.meet(call.gate, call.rank, recording)
                 value = function(*args) if function is not None else None
+                gate.function_over()
             if os.getpid() != me:
                 # The function forked, and this is the copy. Only the rank itself answers.
                 _flush()
@@ -208,6 +216,7 @@ class _Rank:
             outcome = answer_of_value(value) if function is not None else Returned(None)
         except BaseException as error:
             outcome = answer_of_exception(error, call.surroundings)
+        gate.leave()
         _flush()
         if recording is not None:
             recording.count()  # While all are here: a connection to a rank that has ended cannot be read any more.

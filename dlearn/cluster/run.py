@@ -10,7 +10,7 @@ from typing import Any
 
 from dlearn.errors import DlearnError, RankError, TraceError
 from dlearn.network.carried import Carried
-from dlearn.shown import Shown, count_text
+from dlearn.shown import Paragraph, Shown, count_text
 from dlearn.trace.trace import Trace
 
 _AT_ONCE_BYTES = 10_000_000
@@ -39,7 +39,7 @@ class Run(Shown):
             raise DlearnError("this run was not recorded (record=False)")
         return Trace.load(self.folder / "trace")
 
-    def paragraphs(self) -> Iterator[str]:
+    def paragraphs(self) -> Iterator[Paragraph]:
         yield f"failed: {self.error.what}" if self.error else f"{count_text(len(self.results), 'rank')} returned"
         if self.network is not None:
             yield f"over {next(self.network.paragraphs())}"

@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import FakeProcessGroup, HashStore, ProcessGroup
 from torch.distributed import distributed_c10d
 
 from dlearn.errors import SetupError
-from dlearn.hooks import Emit, Undo, callers
+from dlearn.hooks import Emit, Undo, callers, gate
 from dlearn.hooks.c10d.c10d_ops import (
     COLLECTIVES,
     POINT_TO_POINT,
@@ -105,6 +105,8 @@ class _OpWatch:
         def kernel(keyset: Any, *args: Any) -> Any:
             if signature.is_traced(args):
                 return signature.redispatch(keyset & _AFTER, *args)
+            if gate.current is not None:
+                _wait_at(gate.current, signature, args)
             call = None
             try:
                 call = begins(signature, args)
@@ -171,6 +173,15 @@ class _OpWatch:
     def _p2p_launched(self, signature: Signature, args: tuple[Any, ...], call: _Call, result: Any) -> None:
         work = Work.unbox(result)
         self.waiting.hold(work, call.number, signature.size(args), any_source=signature.peer is None)
+
+
+def _wait_at(closed: gate.Gate, signature: Signature, args: tuple[Any, ...]) -> None:
+    group = ProcessGroup.unbox(args[signature.group])
+    to = args[signature.peer] if signature.peer is not None else None
+    if to is not None and group in distributed_c10d._world.pg_group_ranks:
+        to = distributed_c10d.get_global_rank(group, to)
+    given = tensors_of(args, signature.gives)
+    closed.wait(signature.op.name, to, sum(each.numel() * each.element_size() for each in given))
 
 
 def _is_coalesced(signature: Signature, args: tuple[Any, ...]) -> bool:

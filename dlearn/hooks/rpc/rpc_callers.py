@@ -13,6 +13,7 @@ import torch
 from torch._C._distributed_rpc import PyRRef
 from torch.distributed.rpc import api, rref_proxy
 
+from dlearn.hooks import gate
 from dlearn.hooks.callers import caller
 from dlearn.hooks.patches import Patches
 from dlearn.hooks.rpc.rpc_script_size import packed_call
@@ -50,6 +51,10 @@ def _python_caller(calls: RpcCalls, remote: bool, original: Any) -> Any:
         rrefs = calls.forks.pop(thread, ())
         context = calls.context.get(thread)
         call = calls.next_id()
+        if gate.current is not None and not observing_now():
+            gate.current.wait(
+                f"{'remote' if remote else 'rpc'} {function_name(function, arguments)}", to.name, len(pickled)
+            )
         start_ns = time.monotonic_ns()
         trailer = TRAILER.pack(kind, call.caller, call.number, -1 if context is None else context, MAGIC)
         result = original(to, pickled + trailer, tensors, timeout, is_async)
@@ -87,6 +92,9 @@ def _cpp_caller(calls: RpcCalls, remote: bool, flavour: str, original: Any) -> A
     before, own_place = 1 if flavour == "builtin" else 2, flavour == "script" and not remote
 
     def invoke(to: Any, function: str, *args: Any, **kwargs: Any) -> Any:
+        if gate.current is not None and not observing_now():
+            name = to.name if hasattr(to, "name") else api.get_worker_info(to).name
+            gate.current.wait(f"rpc {function.rpartition('.')[2].removeprefix('aten::')}", name, 0)
         call = calls.next_id()
         start_ns = time.monotonic_ns()
         result = original(to, function, *args, **kwargs)

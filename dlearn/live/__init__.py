@@ -1,0 +1,1 @@
+"""A running job, held: its calls wait, and are let through one by one."""

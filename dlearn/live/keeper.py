@@ -1,0 +1,165 @@
+"""The notebook's end of the gate: what waits, and who is let through. The ranks' end is dlearn/hooks/gate.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from dlearn.errors import DlearnError, SetupError
+from dlearn.live.schedule import HeldCall, Hold, Name, Passed
+
+
+class Keeper:
+    """Keeps the gate of one run. A condition is asked of each call here, in this process.
+
+    `trouble` says why nothing can be let through any more: the condition raised, or a schedule does not fit.
+    """
+
+    def __init__(self, names: Sequence[Name], hold: Hold) -> None:
+        if not (hold is True or callable(hold) or (isinstance(hold, Sequence) and not isinstance(hold, str))):
+            raise SetupError(f"hold is True, a function of a call, or a run's schedule, not {type(hold).__name__}.")
+        self._names = tuple(names)
+        self._condition: Callable[[HeldCall], object] | None = hold if callable(hold) else None
+        self._ahead = list(hold) if isinstance(hold, Sequence) else []
+        self.replaying = isinstance(hold, Sequence)
+        self.changed = threading.Condition()
+        self.calls: list[HeldCall] = []
+        self.passed: list[Passed] = []
+        self.ended: set[Name] = set()
+        self.trouble = ""
+        self.on_trouble: Callable[[], None] = lambda: None
+        self._open = False
+        self._ways: dict[Name, socket.socket] = {}
+        self._folder = tempfile.mkdtemp(prefix="dlearn-")  # Nobody else may enter it.
+        self.address = os.path.join(self._folder, "gate")
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(self.address)
+        self._listener.listen(len(self._names))
+        threading.Thread(target=self._meet, daemon=True, name="dlearn-gate").start()
+
+    def _meet(self) -> None:
+        with suppress(OSError):  # Closed before all had come.
+            for _ in self._names:
+                way, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(way,), daemon=True, name="dlearn-gate").start()
+        self._listener.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _serve(self, way: socket.socket) -> None:
+        name = None
+        with way, way.makefile("rb") as lines, suppress(OSError):
+            for line in lines:
+                told = json.loads(line)
+                if name is None:
+                    name = self._names[told["rank"]]
+                    self._came(name, way)
+                else:
+                    self._arrived(name, told)
+        with self.changed:
+            if name is not None:
+                self.ended.add(name)
+                self.calls = [call for call in self.calls if call.rank != name]
+            self._replay()
+            self.changed.notify_all()
+
+    def _came(self, name: Name, way: socket.socket) -> None:
+        with self.changed:
+            self._ways[name] = way
+            if self._open:
+                way.shutdown(socket.SHUT_RDWR)
+
+    def _arrived(self, name: Name, told: dict[str, Any]) -> None:
+        to = told.pop("to")
+        call = HeldCall(rank=name, to=self._names[to] if isinstance(to, int) else to, **told)
+        try:
+            held = self._condition is None or bool(self._condition(call))
+        except Exception as error:  # It is the user's.
+            self._fail(f"the condition of hold= raised {type(error).__name__} at {call}: {error}; the ranks were ended")
+            return
+        with self.changed:
+            self.calls.append(call)
+            if not held:
+                self._pass(call)
+            self._replay()
+            self.changed.notify_all()
+
+    def _fail(self, why: str) -> None:
+        with self.changed:
+            self.trouble = self.trouble or why
+            self.changed.notify_all()
+        self.on_trouble()
+
+    def _pass(self, call: HeldCall) -> None:
+        beside = frozenset((each.rank, each.number) for each in self.calls if each != call)
+        self.calls.remove(call)
+        self.passed.append(Passed(call.rank, call.number, call.op, beside))
+        with suppress(OSError):  # The rank has just ended.
+            self._ways[call.rank].sendall(b"%d\n" % call.number)
+
+    def _replay(self) -> None:
+        """Let through what is next in the schedule, once all those wait that waited with it then."""
+        while self.replaying and self._ahead and not self._open:
+            due = self._ahead[0]
+            waiting = {(call.rank, call.number): call for call in self.calls}
+            call = waiting.get((due.rank, due.number))
+            if call is None or not due.beside <= waiting.keys():
+                return
+            if call.op != due.op:
+                threading.Thread(
+                    target=self._fail,
+                    args=(f"the schedule has {due.op} as call {due.number} of rank {due.rank}, and it is {call}",),
+                ).start()  # Ending the ranks takes a moment, and we have the lock.
+                return
+            self._ahead.pop(0)
+            self._pass(call)
+        if self.replaying and not self._ahead:
+            self._let_all_through()
+
+    def let_through(self, choose: Callable[[list[HeldCall]], HeldCall | None], patience: float) -> HeldCall | None:
+        """Wait for a call that `choose` picks and let it through; None if none came in time, or all ranks ended."""
+        with self.changed:
+            self.changed.wait_for(lambda: choose(self.calls) or self.over or self.trouble, patience)
+            if self.trouble:
+                raise DlearnError(self.trouble)
+            call = choose(self.calls)
+            if call is not None:
+                self._pass(call)
+            return call
+
+    def settled(self, patience: float) -> list[HeldCall]:
+        """What waits, once each rank that has not ended waits, or after `patience` seconds."""
+        with self.changed:
+            self.changed.wait_for(lambda: self._all_wait() or self.trouble, patience)
+            return list(self.calls)
+
+    def _all_wait(self) -> bool:
+        return {call.rank for call in self.calls} | self.ended >= set(self._names)
+
+    @property
+    def over(self) -> bool:
+        return self.ended >= set(self._names)
+
+    def free(self) -> None:
+        with self.changed:
+            self._let_all_through()
+
+    def _let_all_through(self) -> None:
+        """The end of a rank's connection opens its gate."""
+        self._open = True
+        self.calls = []
+        for way in self._ways.values():
+            with suppress(OSError):
+                way.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Also before all have come."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self.free()

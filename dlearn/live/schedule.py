@@ -1,0 +1,45 @@
+"""Calls that wait at the gate, and the order in which they were let through."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+Name = int | str
+
+
+@dataclass(frozen=True)
+class HeldCall:
+    """A call that waits before torch gets it: which of its rank's calls (from 1), to whom, payload, line of code.
+
+    `to` is a rank of the cluster, the name of an RPC worker, or None: all of the group, or from any.
+    """
+
+    rank: Name
+    number: int
+    op: str
+    to: Name | None
+    bytes: int
+    site: str
+    phase: str
+    bucket: int | None = None
+
+    def __str__(self) -> str:
+        to = {"send": f" to {self.to}", "recv": f" from {self.to}"}.get(self.op, f" to {self.to}")
+        line = f" ({self.site})" if self.site else ""
+        return f"rank {self.rank}'s {self.op}{to if self.to is not None else ''}{line}"
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A call that was let through, and who else waited with which of its calls then."""
+
+    rank: Name
+    number: int
+    op: str
+    beside: frozenset[tuple[Name, int]] = frozenset()
+
+
+Schedule = Sequence[Passed]
+Hold = bool | Callable[[HeldCall], object] | Schedule
+"""What is held: everything, what a condition says, or everything in the order of a schedule."""

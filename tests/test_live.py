@@ -1,0 +1,248 @@
+"""A held job: its calls wait at the gate, and go on in the order that is asked for. Real ranks."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.distributed.rpc as rpc
+from torch.nn.parallel import DistributedDataParallel
+
+from dlearn import Cluster
+from dlearn.errors import DlearnError, RankError, SetupError
+
+
+def sum_and_send():
+    me, tensor = dist.get_rank(), torch.ones(4)
+    dist.all_reduce(tensor)
+    if me == 0:
+        dist.send(tensor, 1)
+    else:
+        dist.recv(tensor, 0)
+    return os.getpid()
+
+
+def both_send_first():
+    me, tensor = dist.get_rank(), torch.ones(4)
+    dist.send(tensor, 1 - me)
+    dist.recv(tensor, 1 - me)
+
+
+def train():
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(dist.get_rank())
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 64)).square().sum().backward()
+        optimizer.step()
+    return [parameter.detach().numpy().tobytes() for parameter in model.parameters()]
+
+
+def reduce_a_hundred():
+    tensor = torch.arange(1000.0).sin() * (dist.get_rank() + 1)
+    dist.all_reduce(tensor)
+    return tensor.numpy().tobytes()
+
+
+WEIGHT = [10]
+
+
+def read_weight():
+    return WEIGHT[0]
+
+
+def write_weight(value):
+    WEIGHT[0] = value
+
+
+def add_one():
+    """Read, then write: two workers lose an update if both read first."""
+    seen = rpc.rpc_sync("server", read_weight)
+    rpc.rpc_sync("server", write_weight, args=(seen + 1,))
+
+
+def lives(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def all_end(pids, seconds=20):
+    deadline = time.monotonic() + seconds
+    while any(map(lives, pids)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return not any(map(lives, pids))
+
+
+def test_calls_wait_and_are_let_through_one_by_one():
+    run = Cluster(2, hold=True).run(sum_and_send)
+    assert {(call.rank, call.op, call.bytes) for call in run.waiting} == {(0, "all_reduce", 16), (1, "all_reduce", 16)}
+    assert "test_live.py:" in run.waiting[0].site
+    assert "all_reduce" in repr(run.waiting)
+    assert "2 calls wait" in str(run)
+    first = run.step()
+    (left,) = run.waiting
+    assert left.rank != first.rank
+    run.release(left.rank)
+    run.release(0)
+    assert run.waiting[0].op == "recv"
+    assert [(each.rank, each.op) for each in run.schedule][2:] == [(0, "send")]
+    run.free().join(60)
+    assert sorted(run.results) == [0, 1]
+    assert "held before all_reduce" in {getattr(event, "name", "") for event in run.trace.events}
+    assert all_end(run.results.values())
+
+
+def test_a_deadlock_is_named_while_nobody_has_timed_out():
+    run = Cluster(2, hold=True).run(both_send_first)
+    run.release(0)
+    run.release(1)
+    assert run.waiting == ()
+    assert "send" in run.hang
+    assert "rank 0" in run.hang
+    assert "rank 1" in run.hang
+    with pytest.raises(DlearnError, match=r"has not ended after 0.1 s; .*rank 0"):
+        run.join(0.1)
+    run.end()
+    with pytest.raises(RankError):
+        run.join()
+
+
+@pytest.mark.parametrize("order", ["in turn", "rank 1 last"])
+@pytest.mark.slow
+def test_what_is_held_is_bit_equal(order):
+    free = Cluster(2).run(train).results
+    run = Cluster(2, hold=True).run(train)
+    while run.waiting:
+        if order == "rank 1 last" and any(call.rank == 0 for call in run.waiting):
+            run.release(0)
+        else:
+            run.step()
+    assert run.join(60).results == free
+
+
+@pytest.mark.slow
+def test_a_held_ring_is_bit_equal():
+    free = Cluster(3, backend="dlearn_ring").run(reduce_a_hundred).results
+    run = Cluster(3, backend="dlearn_ring", hold=True).run(reduce_a_hundred)
+    ops = []
+    while run.waiting:
+        ops.append(run.step().op)
+    assert run.join(60).results == free
+    assert {"send", "recv"} <= set(ops)
+    assert len(ops) >= 3 * 2 * 4  # Each rank sends and receives in 2 (n - 1) steps.
+
+
+@pytest.mark.slow
+def test_a_lost_update_happens_on_demand_and_again():
+    def job(hold):
+        return Cluster(["server", "a", "b"], rpc=True, hold=hold).run(then_tell)
+
+    def then_tell():
+        if dist.get_rank():
+            add_one()
+        dist.barrier()
+        return rpc.rpc_sync("server", read_weight)
+
+    for order, left in (("abab", 11), ("aabb", 12)):
+        run = job(True)
+        for name in order:
+            run.release(name)
+            while name not in {call.rank for call in run.waiting}:
+                pass  # Its answer has come when its next call waits.
+        schedule = run.schedule
+        assert run.free().join(60).results["server"] == left
+        assert job(schedule).join(60).results["server"] == left
+
+
+def test_a_condition_holds_what_it_says():
+    run = Cluster(2, hold=lambda call: call.op == "send").run(sum_and_send)
+    (call,) = run.waiting
+    assert (call.rank, call.op, call.to) == (0, "send", 1)
+    run.free().join(60)
+    assert run.error is None
+
+
+def test_run_until_stops_before_it():
+    run = Cluster(2, hold=True).run(sum_and_send)
+    call = run.run_until(op="send")
+    assert (call.rank, call.op) == (0, "send")
+    assert call in run.waiting
+    assert run.run_until(op="gather") is None
+    run.join(60)
+
+
+def test_a_condition_that_raises_ends_the_job_in_one_sentence():
+    run = Cluster(2, hold=lambda call: 1 / 0).run(sum_and_send)
+    with pytest.raises(DlearnError, match=r"the condition of hold= raised ZeroDivisionError at rank .'s all_reduce"):
+        run.join(60)
+
+
+def test_a_schedule_of_another_program_is_refused():
+    run = Cluster(2, hold=True).run(sum_and_send)
+    run.step()
+    schedule = run.schedule
+    run.end()
+    with pytest.raises(DlearnError, match="the schedule has all_reduce as call 1 of rank"):
+        Cluster(2, hold=schedule).run(both_send_first).join(60)
+
+
+def test_a_held_rank_that_is_killed_is_told_as_ever():
+    run = Cluster(2, hold=lambda call: call.op == "barrier").run(barrier_after_pid)
+    while len(run.waiting) < 2:
+        pass
+    os.kill(int(next((run.folder / "trace").glob("*.jsonl")).stem.rsplit("-", 1)[1]), signal.SIGKILL)
+    with pytest.raises(RankError, match="SIGKILL"):
+        run.join(60)
+
+
+def barrier_after_pid():
+    dist.barrier()
+
+
+def test_a_run_that_is_forgotten_ends_its_ranks():
+    cluster = Cluster(2, hold=True)
+    run = cluster.run(sum_and_send)
+    assert len(run.waiting) == 2
+    pids = [int(path.stem.rsplit("-", 1)[1]) for path in (run.folder / "trace").glob("*.jsonl")]
+    thread = run._job.thread
+    del run, cluster
+    gc.collect()
+    thread.join(30)
+    assert len(pids) == 2
+    assert all_end(pids)
+
+
+@pytest.mark.slow
+def test_a_kernel_that_is_killed_leaves_no_held_rank(tmp_path):
+    program = tmp_path / "held.py"
+    program.write_text(
+        "import time\nimport torch.distributed as dist\nfrom dlearn import Cluster\n"
+        "def f():\n    dist.barrier()\n"
+        "if __name__ == '__main__':\n"
+        "    run = Cluster(2, hold=True).run(f)\n    assert len(run.waiting) == 2\n"
+        "    print(*(p.stem.rsplit('-', 1)[1] for p in (run.folder / 'trace').glob('*.jsonl')), flush=True)\n"
+        "    time.sleep(100)\n"
+    )
+    kernel = subprocess.Popen([sys.executable, program], stdout=subprocess.PIPE, text=True, cwd=tmp_path)
+    with kernel:
+        pids = list(map(int, kernel.stdout.readline().split()))
+        kernel.kill()
+    assert len(pids) == 2
+    assert all_end(pids)
+
+
+def test_what_cannot_be_held_is_refused():
+    with pytest.raises(SetupError, match="hold= is for recorded ranks"):
+        Cluster(2, hold=True, record=False)
+    with pytest.raises(SetupError, match="hold is True, a function of a call, or a run's schedule, not str"):
+        Cluster(2, hold="yes").run(sum_and_send)
