@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from matplotlib.colors import to_rgb
 from text_boxes import faults
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -296,6 +297,21 @@ def test_in_a_narrow_column_what_is_cut_is_never_the_bytes(tmp_path):
         told = [text for text in texts(draw.sequence(Trace.load(tmp_path / "00"))) if "(" in text or "result" in text]
     assert len(told) > 5
     assert all(text.endswith(" B") or text.endswith("kB") for text in told)
+
+
+def test_an_arrow_for_several_messages_lies_behind_the_bars_in_the_colour_of_its_own(tmp_path):
+    """Three buckets of a step over glass boxes, which travel at the same time."""
+    with zipfile.ZipFile(Path(__file__).parent / "frozen" / "lesson-ring_all_reduce.zip") as archive:
+        archive.extractall(tmp_path)
+    trace = Trace.load(tmp_path / "06")
+    step = trace.within("step 1")
+    bars = {bar.look.line for bar in set_scene(step, derived=False).bars if bar.operation.bucket}
+    ax = draw.timeline(step)
+    arrows = [patch for patch in ax.patches if str(patch.get_gid()).startswith("message")]
+    assert len(arrows) == 3 * 3
+    assert {to_rgb(arrow.get_edgecolor()) for arrow in arrows} == {to_rgb(color) for color in bars}
+    boxes = [each for each in ax.collections if str(each.get_gid()).startswith("transfer")]
+    assert max(arrow.get_zorder() for arrow in arrows) < min(each.get_zorder() for each in boxes)
 
 
 def test_arrows_of_a_collective_are_all_there_or_one_for_each_pair(tmp_path):

@@ -201,6 +201,29 @@ def test_a_hang_after_many_steps_is_a_red_step_that_names_who_never_came(tmp_pat
     assert len(red) == ranks - 1
 
 
+def test_a_breakdown_and_buckets_of_a_run_that_hangs_name_the_hang(tmp_path):
+    job = Job(tmp_path, ranks=3)
+    for rank in range(3):
+        job.bucket(rank, 0, {"p0": 40}, count=1)
+    for step in range(2):
+        at, facts = step * 30 * MS, {"launcher": "reducer", "backward": step, "phase": "backward"}
+        here = [0, 2] if step else [0, 1, 2]
+        for rank in range(3):
+            job.stretch(rank, "forward", at, at + 8 * MS)
+            job.gradient(rank, "p0", at_ns=at + 9 * MS, backward=step)
+        end = None if step else at + 12 * MS
+        job.collective("all_reduce", ranks=here, start_ns=at + 10 * MS, end_ns=end, inputs=(tensor(40),), **facts)
+        for rank in here:
+            job.stretch(rank, "backward", at + 8 * MS, None if step else at + 13 * MS)
+    trace = job.load()
+    told = " ".join(draw.breakdown(trace).get_title(loc="left").split())
+    assert told.startswith("Rank 0 and rank 2 wait for rank 1 in all_reduce #2")
+    ax = draw.buckets(trace)
+    assert " ".join(ax.get_title(loc="left").split()) == "Ranks 0 and 2 wait for rank 1 in bucket 0 of backward pass 1"
+    key = [text.get_text() for text in ax.get_legend().get_texts()]
+    assert {"a gradient is ready", "stuck: a rank never sent this bucket"} <= {*key}
+
+
 def test_a_hang_before_the_forward_pass_is_a_step_of_its_own(tmp_path):
     """DDP's broadcast of the buffers never ended: nothing else was seen of the step."""
     job = Job(tmp_path, ranks=2)

@@ -131,12 +131,12 @@ def _have_room(steps: Sequence[Flow], points_per_ns: float) -> bool:
 
 def draw_arrow(
     ax: Axes, start: tuple[float, float], end: tuple[float, float], *, how: str, gid: str = "",
-    color: Color | None = None, width: float = 1.0,
+    color: Color | None = None, width: float = 1.0, zorder: float = 4,
 ) -> None:  # fmt: skip
     ax.add_patch(
         FancyArrowPatch(
             start, end, arrowstyle="-|>", mutation_scale=10, linewidth=width, linestyle=LINES[how],
-            color=color or line_color(how), shrinkA=0, shrinkB=0, zorder=4, connectionstyle="arc3",
+            color=color or line_color(how), shrinkA=0, shrinkB=0, zorder=zorder, connectionstyle="arc3",
             joinstyle="miter", gid=gid,
         )
     )  # fmt: skip

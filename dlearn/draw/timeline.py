@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from itertools import groupby
+from typing import Any
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
@@ -218,7 +219,12 @@ def draw_messages(ax: Axes, scene: Scene) -> None:
         src, dst = places.get((id(flow.operation), flow.src)), places.get((id(flow.operation), flow.dst))
         top, bottom = _tips(scene, flow, src, dst)
         sent, received = _times(scene, flow, dst)
-        draw_arrow(ax, (sent, top), (received, bottom), how=flow.how, gid=f"message {flow.src} to {flow.dst}")
+        name, place, more = f"message {flow.src} to {flow.dst}", dst if src is None else src, dict[str, Any]()
+        if flow.count > 1:  # As long as they are together: behind bars and their texts, in the colour of their own.
+            more["zorder"] = 1.7
+        if flow.count > 1 and flow.how != "missing" and place is not None:
+            more["color"] = scene.bars[place].look.line
+        draw_arrow(ax, (sent, top), (received, bottom), how=flow.how, gid=name, **more)
 
 
 def _tips(scene: Scene, flow: Flow, src: int | None, dst: int | None) -> tuple[float, float]:

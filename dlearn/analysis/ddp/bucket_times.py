@@ -122,9 +122,12 @@ class BucketTimes(Answer, frozen=True):
         return f"{title[:1].upper()}{title[1:]}: {told}{whose}"
 
     def _why_stuck(self, stuck: BucketTime) -> str:
-        """ "Rank 0 waits for rank 1 in bucket 0 of step 3: there b.weight, b.bias are never ready"."""
-        late = stuck.missing[0]
-        said = f"{self.labels[stuck.rank]} waits for {self.labels[late]} in bucket {stuck.index} of {stuck.title}"
+        """ "Ranks 0 and 2 wait for rank 1 in bucket 0 of step 3: there b.weight, b.bias are never ready"."""
+        late, place = stuck.missing[0], (stuck.backward, stuck.model, stuck.index)
+        same = (each for each in self.items if (each.backward, each.model, each.index) == place)
+        waiting = sorted({each.rank for each in same if each.missing})
+        said = f"{self.labels.together(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for"
+        said += f" {self.labels.together(stuck.missing)} in bucket {stuck.index} of {stuck.title}"
         own = (stuck.backward, late, stuck.model, stuck.index)
         there = next((each for each in self.items if (each.backward, each.rank, each.model, each.index) == own), None)
         if there is not None and there.never_ready:
