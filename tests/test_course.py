@@ -19,6 +19,7 @@ from dlearn.errors import DlearnError
 pytest_plugins = ["dlearn.course.pytest_plugin"]
 sys.path.insert(0, str(Path(__file__).parent.parent / "course" / "solutions"))
 import accumulating  # noqa: E402
+import across_machines  # noqa: E402
 import cut_layers  # noqa: E402
 import hand_made_ddp  # noqa: E402
 import largest_only  # noqa: E402
@@ -30,6 +31,7 @@ import zero_1  # noqa: E402
 SOLUTIONS = {
     "ring": own_ring,
     "tree_broadcast": tree,
+    "hierarchical": across_machines,
     "ddp_by_hand": hand_made_ddp,
     "accumulation": accumulating,
     "parameter_server": one_server,
@@ -83,7 +85,9 @@ def test_an_exception_of_a_submission_is_a_finding():
 
 
 def test_an_unknown_exercise_names_those_that_there_are():
-    with pytest.raises(DlearnError, match="no exercise 'rings'; there are: ring, tree_broadcast, ddp_by_hand"):
+    with pytest.raises(
+        DlearnError, match="no exercise 'rings'; there are: ring, tree_broadcast, hierarchical, ddp_by_hand"
+    ):
         lessons.check("rings", crashes)
 
 
