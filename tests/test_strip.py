@@ -93,7 +93,7 @@ def test_names_are_text(tmp_path):
 def test_a_notebook_nobody_trusts_shows_a_picture(tmp_path):
     shown = strip(job(tmp_path).load())
     assert '<img class="still" alt="A column for each step' in shown._repr_html_()
-    assert repr(shown) == "30 calls of 3 ranks: 6 steps of 900 µs (median), 900 µs to 900 µs"
+    assert repr(shown) == "30 calls of 3 ranks: 6 steps of 900 µs each"
 
 
 SELECT = """

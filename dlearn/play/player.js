@@ -62,7 +62,7 @@ function mount(root, data) {
     picture.replaceChildren();
     picture.style.minWidth = view === "stage" ? "0" : roomy;
     VIEWS[view](picture, { data, id, played, step, current, moved });
-    drawHeld(find(".holds"), data, current, view !== "sequence", view === "stage");
+    drawHeld(find(".holds"), data, current, view !== "sequence", view === "stage" || many); // of many the stage has a grid
     showWords(current);
     showTotals();
     for (const name of ["start", "back"]) button(name).disabled = step === 0;
