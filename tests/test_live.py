@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent import futures
 
 import pytest
 import torch
@@ -95,6 +96,9 @@ def test_calls_wait_and_are_let_through_one_by_one():
     run.release(left.rank)
     run.release(0)
     assert run.waiting[0].op == "recv"
+    assert run.ranks[1].startswith("waits at the gate: recv from 0 (")
+    assert run.ranks[0].startswith("in send #1 (")
+    assert run.ranks[1] in str(run)
     assert [(each.rank, each.op) for each in run.schedule][2:] == [(0, "send")]
     run.free().join(60)
     assert sorted(run.results) == [0, 1]
@@ -246,3 +250,38 @@ def test_what_cannot_be_held_is_refused():
         Cluster(2, hold=True, record=False)
     with pytest.raises(SetupError, match="hold is True, a function of a call, or a run's schedule, not str"):
         Cluster(2, hold="yes").run(sum_and_send)
+
+
+def group_timeouts():
+    pair = dist.new_group([0, 1])
+    return [str(group._get_backend(torch.device("cpu")).options._timeout) for group in (dist.group.WORLD, pair)]
+
+
+def test_groups_of_a_held_job_wait_for_days():
+    run = Cluster(2, hold=True).run(group_timeouts).free().join(60)
+    assert run.results[0] == ["20 days, 0:00:00"] * 2
+
+
+def a_thousand_sends():
+    """Each on a thread of its own, so that all wait at the same time."""
+    me, tensors = dist.get_rank(), torch.zeros(1000, 1)
+    if me == 0:
+        tensors += torch.arange(1000.0)[:, None]
+    post = dist.isend if me == 0 else dist.irecv
+    with futures.ThreadPoolExecutor(1000) as pool:
+        works = list(pool.map(lambda tag: post(tensors[tag], 1 - me, tag=tag), range(1000)))
+    for work in works:
+        work.wait()
+    return tensors.sum().item()
+
+
+@pytest.mark.slow
+def test_two_thousand_waiting_calls():
+    run = Cluster(2, hold=True).run(a_thousand_sends)
+    deadline = time.monotonic() + 60
+    while len(run.waiting) < 2000 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(run.waiting) == 2000
+    run.release(0, count=500)
+    assert len(run.waiting) == 1500
+    assert run.free().join(60).results == {0: 499500.0, 1: 499500.0}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from dlearn.analysis.hanging.hang_words import tell
-from dlearn.analysis.hanging.stuck import hangs
+from dlearn.analysis.hanging.stuck import hangs, inside
 from dlearn.cluster.run import Run
 from dlearn.errors import DlearnError
 from dlearn.live.keeper import Keeper
@@ -69,6 +69,21 @@ class HeldRun(Run):
         """What has been recorded so far."""
         return Trace.load(self.folder / "trace")
 
+    @property
+    def ranks(self) -> dict[Name, str]:
+        """What each rank does now: waits at the gate, is inside a call, computes, or has ended."""
+        trace, held = self.trace, {call.rank: call for call in self._keeper.calls}
+
+        def now(rank: int, name: Name) -> str:
+            if name in held:
+                return f"waits at the gate: {held[name].text}"
+            call = inside(trace, rank)
+            if call is not None:
+                return f"in {call.op} #{call.seq}" + f" ({call.site})" * bool(call.site)
+            return "has ended" if self._keeper.has_ended(name) else "computes"
+
+        return {name: now(rank, name) for rank, name in enumerate(self._keeper.names)}
+
     def step(self) -> HeldCall | None:
         """Let the call through that waits longest; None when all ranks have ended."""
         return self._let_through(lambda calls: next(iter(calls), None), "no rank")
@@ -128,10 +143,10 @@ class HeldRun(Run):
         if not self.under_way:
             yield from super().paragraphs()
             return
-        waiting = self.waiting
-        yield f"held: {len(waiting)} calls wait at the gate, {len(self.schedule)} were let through"
-        if waiting:
-            yield waiting.table()
+        yield f"held: {len(self.waiting)} calls wait at the gate, {len(self.schedule)} were let through"
+        yield Table([("rank", "now"), *((str(name), now) for name, now in self.ranks.items())], numbers=0)
+        if self.hang:
+            yield self.hang
 
     @property
     def _keeper(self) -> Keeper:

@@ -25,7 +25,7 @@ class Keeper:
     def __init__(self, names: Sequence[Name], hold: Hold) -> None:
         if not (hold is True or callable(hold) or (isinstance(hold, Sequence) and not isinstance(hold, str))):
             raise SetupError(f"hold is True, a function of a call, or a run's schedule, not {type(hold).__name__}.")
-        self._names = tuple(names)
+        self.names = tuple(names)
         self._condition: Callable[[HeldCall], object] | None = hold if callable(hold) else None
         self._ahead = list(hold) if isinstance(hold, Sequence) else []
         self.replaying = isinstance(hold, Sequence)
@@ -41,12 +41,12 @@ class Keeper:
         self.address = os.path.join(self._folder, "gate")
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self.address)
-        self._listener.listen(len(self._names))
+        self._listener.listen(len(self.names))
         threading.Thread(target=self._meet, daemon=True, name="dlearn-gate").start()
 
     def _meet(self) -> None:
         with suppress(OSError):  # Closed before all had come.
-            for _ in self._names:
+            for _ in self.names:
                 way, _ = self._listener.accept()
                 threading.Thread(target=self._serve, args=(way,), daemon=True, name="dlearn-gate").start()
         self._listener.close()
@@ -58,7 +58,7 @@ class Keeper:
             for line in lines:
                 told = json.loads(line)
                 if name is None:
-                    name = self._names[told["rank"]]
+                    name = self.names[told["rank"]]
                     self._came(name, way)
                 else:
                     self._arrived(name, told)
@@ -77,7 +77,7 @@ class Keeper:
 
     def _arrived(self, name: Name, told: dict[str, Any]) -> None:
         to = told.pop("to")
-        call = HeldCall(rank=name, to=self._names[to] if isinstance(to, int) else to, **told)
+        call = HeldCall(rank=name, to=self.names[to] if isinstance(to, int) else to, **told)
         try:
             held = self._condition is None or bool(self._condition(call))
         except Exception as error:  # It is the user's.
@@ -140,11 +140,15 @@ class Keeper:
             return list(self.calls)
 
     def _all_wait(self) -> bool:
-        return {call.rank for call in self.calls} | self.ended >= set(self._names)
+        return {call.rank for call in self.calls} | self.ended >= set(self.names)
+
+    def has_ended(self, name: Name) -> bool:
+        """Of a rank whose gate was opened for good this is not known."""
+        return name in self.ended and not self._open
 
     @property
     def over(self) -> bool:
-        return self.ended >= set(self._names)
+        return self.ended >= set(self.names)
 
     def free(self) -> None:
         with self.changed:

@@ -25,9 +25,15 @@ class HeldCall:
     bucket: int | None = None
 
     def __str__(self) -> str:
-        to = {"send": f" to {self.to}", "recv": f" from {self.to}"}.get(self.op, f" to {self.to}")
+        return f"rank {self.rank}'s {self.text}"
+
+    @property
+    def text(self) -> str:
+        """ "send to 1 (train.py:7)"."""
+        way = "from" if self.op == "recv" else "to"
+        to = f" {way} {self.to}" if self.to is not None else ""
         line = f" ({self.site})" if self.site else ""
-        return f"rank {self.rank}'s {self.op}{to if self.to is not None else ''}{line}"
+        return f"{self.op}{to}{line}"
 
 
 @dataclass(frozen=True)
