@@ -88,6 +88,14 @@ def test_one_step_names_the_rank_of_a_short_wait_too(tmp_path):
     assert found.finding == "Training step 0 took 26.0 ms; the longest wait is 1.00 ms, for rank 1"
 
 
+def test_the_key_of_a_single_step_and_of_one_that_never_ended(tmp_path):
+    def key(trace):
+        return [text.get_text() for text in draw.steps(trace).get_legend().get_texts()]
+
+    assert "26.0 ms: the whole step, or more" in key(trained(tmp_path / "one", late_ms=1, steps=1, odd=0))
+    assert key(named(tmp_path / "never", [5] * 6, never=[(1, 5)]))[-2:] == ["5.00 ms: the longest", "never finished"]
+
+
 def test_one_step_that_took_as_long_everywhere_names_no_rank(tmp_path):
     assert step_times(named(tmp_path, [5])).finding == "Step 0 took 5.00 ms on every rank"
 

@@ -132,12 +132,15 @@ def _name(operation: Operation, end: End) -> str:
 def wait_text(bar: Bar, trace: Trace) -> str:
     """ "Longest wait: rank 0 for rank 2, 40.0 ms in all_reduce #1"."""
     operation = bar.operation
-    what = f"bucket {operation.bucket.index}" if operation.bucket else f"{bar.op} #{operation.seq}"
-    if operation.exchange is not None:
-        what = _name(operation, operation.ends[0])
+    what = told_briefly(operation) if operation.exchange is None else _name(operation, operation.ends[0])
     last_rank = operation.last_rank if operation.exchange is None else operation.ends[1].rank
     who, whom = trace.label(bar.rank), trace.label(last_rank)
     return f"Longest wait: {who} for {whom}, {time_text(bar.waited_ns)} in {what}"
+
+
+def told_briefly(operation: Operation) -> str:
+    """ "bucket 2", "all_reduce #3"."""
+    return f"bucket {operation.bucket.index}" if operation.bucket else f"{operation.op} #{operation.seq}"
 
 
 def _absent(operation: Operation, rank: int, trace: Trace, until_ns: int) -> Bar:

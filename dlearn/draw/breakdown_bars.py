@@ -13,6 +13,7 @@ from dlearn.analysis.ddp.breakdown import Breakdown, Phase, StepTimes
 from dlearn.analysis.ddp.breakdown import breakdown as parts_of
 from dlearn.analysis.findings import hang_finding, time_text
 from dlearn.draw import canvas
+from dlearn.draw.bars import told_briefly
 from dlearn.draw.canvas import SMALLEST_PT, TEXT_PT, plain, points, points_per_ms, text_width, wrap, write
 from dlearn.draw.palette import BACKWARD, FAINT, FORWARD, INK, OPTIMIZER, WAITING_HATCH, ink_on, look
 from dlearn.trace.trace import Trace
@@ -168,11 +169,10 @@ def mark_last_rank(ax: Axes, bars: Sequence[StepBar], run: Breakdown) -> None:
     align = "left" if share < 0.5 else "right"
     name = plain(run.labels.together(awaited.last_ranks))
     has, wide = "has" if len(awaited.last_ranks) == 1 else "have", points(ax, max(share, 1 - share), along="x")
-    where = f"bucket {awaited.bucket.index}" if awaited.bucket else f"{awaited.op} #{awaited.seq}"
-    brief = f"{where}: {name}"
-    full = f"the longest wait ends: {name} {has} come to {where}", f"{name} {has} come to {where}"
+    where = told_briefly(awaited)
+    told = f"the longest wait ends: {name} {has} come to {where}", f"{name} {has} come to {where}", f"{where}: {name}"
     text = next(
-        (each for each in full if text_width(each, size=TEXT_PT) <= wide), canvas.cut(brief, wide, size=TEXT_PT)
+        (each for each in told if text_width(each, size=TEXT_PT) <= wide), canvas.cut(told[-1], wide, size=TEXT_PT)
     )
     write(ax, at, bars[0].top - 0.05, text, ha=align, va="bottom", gid="last rank")
 
