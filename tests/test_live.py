@@ -11,6 +11,7 @@ from concurrent import futures
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from torch.nn.parallel import DistributedDataParallel
 
@@ -44,6 +45,38 @@ def train():
         model(torch.randn(8, 64)).square().sum().backward()
         optimizer.step()
     return [parameter.detach().numpy().tobytes() for parameter in model.parameters()]
+
+
+LAYER = torch.nn.Linear(4, 1, bias=False)
+
+
+def forward_on_server(x):
+    return LAYER(x)
+
+
+def read_layer():
+    return LAYER.weight.detach().numpy().tobytes()
+
+
+def step_on_server(context):
+    gradient = dist_autograd.get_gradients(context)[LAYER.weight]
+    with torch.no_grad():
+        LAYER.weight -= 0.1 * gradient
+
+
+def set_layer():
+    with torch.no_grad():
+        LAYER.weight.fill_(0.5)
+
+
+def train_over_rpc():
+    rpc.rpc_sync("server", set_layer)
+    for step in range(3):
+        with dist_autograd.context() as context:
+            out = rpc.rpc_sync("server", forward_on_server, args=(torch.arange(4.0) + step,))
+            dist_autograd.backward(context, [out.sum()])
+            rpc.rpc_sync("server", step_on_server, args=(context,))
+    return rpc.rpc_sync("server", read_layer)
 
 
 def reduce_a_hundred():
@@ -166,6 +199,19 @@ def test_a_lost_update_happens_on_demand_and_again():
         schedule = run.schedule
         assert run.free().join(60).results["server"] == left
         assert job(schedule).join(60).results["server"] == left
+
+
+@pytest.mark.slow
+def test_a_held_parameter_server_is_bit_equal():
+    names = ["server", "trainer"]
+    free = Cluster(names, rpc=True).run({"trainer": train_over_rpc}).results
+    run = Cluster(names, rpc=True, hold=True).run({"trainer": train_over_rpc})
+    for _ in range(3 * 2 + 2):
+        run.release("trainer")
+    run.free().join(60)
+    assert len(free["trainer"]) == 16
+    assert run.results == free
+    assert [each.op for each in run.schedule][-1] == "rpc read_layer"
 
 
 def test_a_condition_holds_what_it_says():
