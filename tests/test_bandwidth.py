@@ -140,10 +140,12 @@ def test_a_dot_is_the_median_and_its_bar_the_spread(tmp_path):
 
 def test_an_op_has_the_colour_that_it_has_in_all_pictures(tmp_path):
     job = Job(tmp_path, ranks=2)
-    for at, op in enumerate(("broadcast", "all_reduce")):
+    for at, op in enumerate(("broadcast", "all_reduce", "all_gather")):
         job.collective(op, size=4000, root=0 if op == "broadcast" else None, start_ns=at * MS, end_ns=(at + 1) * MS)
-    colors = {line.get_gid(): line.get_color() for line in draw.bandwidth(job.load()).lines}
-    assert colors == {f"{op} on 2 ranks": look(op).line for op in ("all_reduce", "broadcast")}
+    lines = {line.get_gid().split()[0]: line for line in draw.bandwidth(job.load()).lines}
+    assert {op: line.get_color() for op, line in lines.items()} == {op: look(op).line for op in lines}
+    # The two blues: one is hatched in bars, and open here.
+    assert lines["all_gather"].get_markerfacecolor() == "white" != lines["all_reduce"].get_markerfacecolor()
 
 
 def test_a_trace_without_bandwidths_says_so(tmp_path):

@@ -56,15 +56,26 @@ def title(items: Sequence[Bandwidth]) -> str:
 
 
 def draw_op(ax: Axes, found: list[Bandwidth], marker: str) -> Line2D:
-    """Draw one op on one number of ranks, in the colour that the op has in all pictures."""
-    color = look(found[0].op).line
+    """Draw one op on one number of ranks, in the colour that the op has everywhere; open, where that is hatched."""
+    style = look(found[0].op)
+    color, inside = style.line, "white" if style.hatch else style.line
     sizes = [each.size_bytes for each in found]
     speeds = [each.bus_bandwidth for each in found]
     slow = [each.bus_bandwidth * each.duration_ns / (each.slowest_ns or each.duration_ns) for each in found]
     fast = [each.bus_bandwidth * each.duration_ns / (each.fastest_ns or each.duration_ns) for each in found]
     name = f"{found[0].op} on {found[0].ranks} ranks"
     ax.vlines(sizes, slow, fast, color=color, linewidth=1.2, gid=f"spread {name}")
-    (line,) = ax.plot(sizes, speeds, color=color, linewidth=0.8, marker=marker, markersize=5, label=name, gid=name)
+    (line,) = ax.plot(
+        sizes,
+        speeds,
+        color=color,
+        linewidth=0.8,
+        marker=marker,
+        markersize=5,
+        markerfacecolor=inside,
+        label=name,
+        gid=name,
+    )
     return line
 
 
