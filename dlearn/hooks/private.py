@@ -27,7 +27,7 @@ NAMES = {
     "torch._C._distributed_c10d": "FakeProcessGroup GradBucket HashStore PrefixStore TCPStore _dump_fr_trace_json"
     " ProcessGroup.unbox ProcessGroup._get_sequence_number_for_group"
     " Store.clone Store.queue_len Store.queue_pop Store.queue_push Work.unbox Work._source_rank",
-    "torch._C._distributed_rpc": "PyRRef _get_current_rpc_agent _is_current_rpc_agent_set",
+    "torch._C._distributed_rpc": "PyRRef _get_current_rpc_agent _is_current_rpc_agent_set _set_rpc_timeout",
     "torch._C._dynamo.eval_frame": "_FrameAction.SKIP _FrameExecStrategy set_code_exec_strategy",
     "torch.autograd": "_engine_run_backward",
     "torch.autograd.graph": "_engine_run_backward",
