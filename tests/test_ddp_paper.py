@@ -231,7 +231,7 @@ UNTESTED = {"DD7": 1, "DD16": 1}
 @pytest.mark.parametrize("id", ["DD3", "DD5", "DD6", "DD7", "DD10", "DD11", "DD14", "DD15", "DD16", "DD18"])
 def test_a_claim_on_bytes_counts_and_orders_is_confirmed(id):
     found = claim(id).find()
-    assert found.verdict == "confirmed", found
+    assert found.verdict == ("partly tested" if id in UNTESTED else "confirmed"), found
     assert len(found.untested) == UNTESTED.get(id, 0), found
     assert found.result.picture is not None
 

@@ -189,8 +189,6 @@ class _Rank:
 
     def serve(self, call: Call) -> bool:
         """Run one call; False when this process should end after it."""
-        from dlearn.hooks import gate
-
         if call.backend == "mpi":
             mpi_seat.receive(self._control)
         listener = self._receive_listener() if call.rank == 0 else None
@@ -199,16 +197,18 @@ class _Rank:
             _enter(call)
             self._listen_for_stack_signal(call)
             recording = _start_recording(call)
-            if call.gate:
+            gate = importlib.import_module("dlearn.hooks.gate") if call.gate else None
+            if gate is not None:
                 gate.forget_timeouts()
             functions, args = self._set_up(call, listener)
             function = functions[call.rank]
             me = os.getpid()
             with self._rpc_worker(call, recording):
-                if call.gate:
+                if gate is not None:
                     gate.meet(call.gate, call.rank, recording)
                 value = function(*args) if function is not None else None
-                gate.function_over()
+                if gate is not None:
+                    gate.function_over()
             if os.getpid() != me:
                 # The function forked, and this is the copy. Only the rank itself answers.
                 _flush()
@@ -216,7 +216,8 @@ class _Rank:
             outcome = answer_of_value(value) if function is not None else Returned(None)
         except BaseException as error:
             outcome = answer_of_exception(error, call.surroundings)
-        gate.leave()
+        if "dlearn.hooks.gate" in sys.modules:
+            sys.modules["dlearn.hooks.gate"].leave()
         _flush()
         if recording is not None:
             recording.count()  # While all are here: a connection to a rank that has ended cannot be read any more.

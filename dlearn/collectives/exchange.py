@@ -10,15 +10,17 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import ProcessGroup, ReduceOp, Work
+from torch._C._distributed_c10d import ProcessGroup, ReduceOp
 
 from dlearn import recorder
 from dlearn.collectives.reduction import GLASS_BOX, combiner, kind_of
 from dlearn.errors import PeerError, SetupError
+
+T = TypeVar("T")
 
 
 class Chunk(NamedTuple):
@@ -74,14 +76,17 @@ class Exchange:
         if give is not None and to is not None and give.stop > give.start:
             size, itemsize = self.flat.numel(), self.flat.element_size()
             with recorder.step(step, offset_bytes=give.start * itemsize, whole_bytes=size * itemsize):
-                sending = self._group.send([self.flat[give.start : give.stop]], to, self._tag)
+                given = [self.flat[give.start : give.stop]]
+                not_taken = f"step {step}: rank {to} did not take what rank {self.rank} sends"
+                sending = self._unless_gone(lambda: self._group.send(given, to, self._tag), not_taken)
         if take is not None and by is not None and take.stop > take.start:
             arriving = self._room(take.stop - take.start) if combine else self.flat[take.start : take.stop]
-            receiving = self._group.recv([arriving], by, self._tag)
+            nothing_came = f"step {step}: nothing came from rank {by}"
+            receiving = self._unless_gone(lambda: self._group.recv([arriving], by, self._tag), nothing_came)
         if sending is not None:
-            self._wait(sending, f"step {step}: rank {to} did not take what rank {self.rank} sends")
+            self._unless_gone(sending.wait, not_taken)
         if receiving is not None:
-            self._wait(receiving, f"step {step}: nothing came from rank {by}")
+            self._unless_gone(receiving.wait, nothing_came)
             if combine and take is not None and self._combine is not None:
                 self._combine(self.flat[take.start : take.stop], arriving)
 
@@ -96,9 +101,10 @@ class Exchange:
             self._scratch = self.flat.new_empty(count)
         return self._scratch[:count]
 
-    def _wait(self, work: Work, what: str) -> None:
+    def _unless_gone(self, act: Callable[[], T], what: str) -> T:
+        """Of a peer that is gone already, gloo refuses to begin a send or a receive."""
         try:
-            work.wait()
+            return act()
         except RuntimeError as error:
             why = str(error).splitlines()[0].rpartition("] ")[2]
             hint = "It is gone, never called this, or called it with another size or type"
