@@ -86,7 +86,7 @@ class HeldRun(Run):
 
     def step(self) -> HeldCall | None:
         """Let the call through that waits longest; None when all ranks have ended."""
-        return self._let_through(lambda calls: next(iter(calls), None), "no rank")
+        return self._let_through(lambda calls: next(iter(calls), None), "any rank")
 
     def release(self, rank: Name, count: int = 1) -> None:
         """Let the next `count` calls of this rank through, each when it comes."""
@@ -108,7 +108,7 @@ class HeldRun(Run):
         while not found:
             with self._keeper.changed:
                 self._keeper.changed.wait_for(lambda: choose(self._keeper.calls) or self._keeper.over, PATIENCE_SECONDS)
-            if not found and self._let_through(passes, "no rank") is None:
+            if not found and self._let_through(passes, "any rank") is None:
                 return None
         return found[0]
 
@@ -155,7 +155,7 @@ class HeldRun(Run):
     def _let_through(self, choose: Callable[[list[HeldCall]], Any], who: str, *, one: bool = False) -> HeldCall | None:
         call = self._keeper.let_through(choose, PATIENCE_SECONDS)
         if call is None and (one or not self._keeper.over):
-            raise DlearnError(f"{who} has a call waiting after {PATIENCE_SECONDS:.0f} s: {self._why_not()}")
+            raise DlearnError(f"no call of {who} came in {PATIENCE_SECONDS:.0f} s: {self._why_not()}")
         return call
 
     def _why_not(self) -> str:
