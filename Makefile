@@ -3,7 +3,7 @@
 PYTHON ?= python3
 export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test test-all test-torch check lab notebooks course paper bench clean
+.PHONY: help demo test test-all test-torch gpu check lab notebooks course site paper bench clean
 .NOTPARALLEL:  # two stages at once would write into the same .venv
 
 help:  ## show this list
@@ -35,6 +35,9 @@ test-torch:  ## run the quick tests with another torch, in a .venv of its own: m
 
 OTHER = .venv-torch-$(VERSION)-$(notdir $(PYTHON))
 
+gpu: .venv/.test  ## run what one GPU can show of NCCL and CUDA; without one, every test skips and says so
+	.venv/bin/python -m pytest tests/gpu
+
 check: .venv/.check  ## ruff and mypy
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
@@ -47,14 +50,17 @@ notebooks: .venv/.notebooks  ## execute all notebooks again and save them with t
 course: .venv/.notebooks  ## write a course's notebooks to course-out/: students' without answers, a teacher's
 	.venv/bin/python course/build.py --out course-out
 
+site: .venv/.site  ## write the course as a site to site-out/html: lessons, questions, glossary, guide; works offline
+	.venv/bin/python course/make_site.py --out site-out
+
 paper: .venv/.demo  ## run the claims of the paper on DDP again; figures and verdicts go to docs/ddp_paper/
 	.venv/bin/python -m ddp_claims --out docs/ddp_paper
 
 bench: .venv/.bench  ## run every benchmark, one after the other
 	@set -e; for file in benchmarks/*.py; do echo "== $$file"; .venv/bin/python "$$file"; done
 
-clean:  ## remove .venv (test-torch's too), demo-out, course-out and caches; recorded runs in .dlearn stay
-	rm -rf .venv .venv-torch-* demo-out course-out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+clean:  ## remove .venv (test-torch's too), demo-out, course-out, site-out and caches; recorded runs in .dlearn stay
+	rm -rf .venv .venv-torch-* demo-out course-out site-out build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Jupyter wants to be told that root is meant, as in a container.
@@ -103,10 +109,12 @@ end = echo "$$(($$(date +%s) - $$(cat .venv/.unfinished)))" > $@; rm .venv/.unfi
 .venv/.check: packages = --group check
 .venv/.notebooks: what = what executes notebooks (45 MB to fetch)
 .venv/.notebooks: packages = -e ".[notebook,mpi]" --group notebooks
+.venv/.site: what = what makes the site (20 MB to fetch)
+.venv/.site: packages = --group site
 .venv/.bench: what = what the benchmarks compare with (21 MB to fetch)
 .venv/.bench: packages = --group bench
 
-.venv/.lab .venv/.test .venv/.test-all .venv/.check .venv/.notebooks .venv/.bench: .venv/.demo
+.venv/.lab .venv/.test .venv/.test-all .venv/.check .venv/.notebooks .venv/.site .venv/.bench: .venv/.demo
 	@echo "Adding to .venv: $(what)"
 	@$(begin)
 	@$(pip_install) $(packages)

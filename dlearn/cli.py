@@ -16,6 +16,7 @@ from dlearn.analysis.volume.message_lines import csv_lines, json_lines, text_lin
 from dlearn.errors import DlearnError, SetupError, TraceError, WrongArguments
 from dlearn.join.confirming import messages as messages_of
 from dlearn.scripts.command import run
+from dlearn.trace import readers
 from dlearn.trace.event import AutogradNode
 from dlearn.trace.trace import Trace
 
@@ -32,6 +33,7 @@ PICTURES = (
     "sequence",
     "steps",
     "timeline",
+    "topology",
     "traffic",
     "traffic_graph",
 )
@@ -89,10 +91,13 @@ def parser() -> argparse.ArgumentParser:
         (doctor.doctor, "say what works on this machine, and what to do about the rest"),
         (explain, "say in words what a trace holds: who sent what to whom, who died where, who waits for whom"),
         (messages, "print every message of a trace: from, to, bytes, when, what"),
+        (import_, "make a trace of other tools' files: of torch's Flight Recorder or profiler, NCCL's log, OTF2"),
+        (scrub, "write a trace again without hosts, paths and names, so that it can be sent"),
         (draw, "draw a trace and save the picture"),
         (export, "write a trace for Perfetto or Mermaid, as a page to step through, or as a GIF"),
+        (lessons, "for a teacher: grade a folder of submissions, or count what a class predicted"),
     ):
-        name = command.__name__
+        name = command.__name__.rstrip("_")
         made[name] = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         made[name].set_defaults(command=command)
     made["demo"].add_argument(
@@ -107,6 +112,13 @@ def parser() -> argparse.ArgumentParser:
     made["export"].add_argument("format", metavar="FORMAT", choices=FORMATS, help=", ".join(FORMATS))
     for name in ("explain", "messages", "draw", "export"):
         _add_trace(made[name])
+    for name in ("import", "scrub"):
+        made[name].add_argument(
+            "files", metavar="PATH", nargs="+", type=Path, help="a file, or a folder or .tar.gz of them"
+        )
+        made[name].add_argument(
+            "-o", "--out", metavar="DIR", type=Path, required=True, help="the new folder of the trace"
+        )
     form = made["messages"].add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one array; times in ns, sizes in bytes")
     form.add_argument("--csv", action="store_true", help="the same fields")
@@ -115,12 +127,25 @@ def parser() -> argparse.ArgumentParser:
     _add_out(
         made["export"], "a file of that name is replaced; of mermaid a .md holds all diagrams, else each has a file"
     )
+    _add_lessons(made["lessons"])
     return top
+
+
+def _add_lessons(parser: argparse.ArgumentParser) -> None:
+    """`lessons stats FOLDER`, and `lessons grade EXERCISE FOLDER`."""
+    kinds = parser.add_subparsers(metavar="WHAT", dest="what", required=True)
+    stats = kinds.add_parser("stats", help="what a class predicted, without names")
+    stats.add_argument("folder", metavar="FOLDER", help="with all students' dlearn-predictions.json below it")
+    grade = kinds.add_parser("grade", help="grade each .py of a folder by an exercise; one line of CSV each")
+    grade.add_argument("exercise", metavar="EXERCISE", help='as `lessons.check` names it: "ring"')
+    grade.add_argument("folder", metavar="FOLDER", type=Path, help="STUDENT.py each, with a function of that name")
+    grade.add_argument("--function", metavar="NAME", help="the function's name (default: the exercise's)")
+    grade.add_argument("--seconds", metavar="N", type=float, default=120.0, help="for each (default: %(default)g)")
 
 
 def _add_trace(parser: argparse.ArgumentParser) -> None:
     """The arguments that `_load` reads."""
-    text = "its folder, with one .jsonl file per process; of several hosts, the folder from each"
+    text = "its folder, with one .jsonl file per process (of several hosts, the folder from each), or what import takes"
     parser.add_argument("trace", metavar="TRACE", nargs="+", help=text)
     parser.add_argument(
         "--attempt", metavar="N", type=int, help="of a job that was restarted; from 0 (default: the last)"
@@ -157,6 +182,16 @@ def explain(options: argparse.Namespace) -> None:
     print(explanation(_load(options, tell_problems=False)))
 
 
+def lessons(options: argparse.Namespace) -> None:
+    from dlearn import lessons
+
+    if options.what == "stats":
+        print(lessons.stats(options.folder))
+        return
+    for line in lessons.grade(options.exercise, options.folder, function=options.function, seconds=options.seconds):
+        print(line, flush=True)
+
+
 def messages(options: argparse.Namespace) -> None:
     found = messages_of(_load(options))
     lines = json_lines if options.json else csv_lines if options.csv else text_lines
@@ -164,6 +199,31 @@ def messages(options: argparse.Namespace) -> None:
         print(line)
     if found.unexplained and lines is not text_lines:  # the text ends with it
         print(f"dlearn: {found}", file=sys.stderr)
+
+
+def import_(options: argparse.Namespace) -> None:
+    """Write other tools' files as a trace, and say what it is."""
+    _new_folder(options.out)
+    for left_out in readers.translate(options.files, options.out):
+        print(f"dlearn: {left_out}", file=sys.stderr)
+    print(Trace.load(options.out))
+
+
+def scrub(options: argparse.Namespace) -> None:
+    """Write a trace, or what `import` takes, without names, and say what was replaced."""
+    from dlearn.export.scrubbing import scrub as written
+
+    _new_folder(options.out)
+    print(f"{written(options.files, options.out)}. Look at {options.out} before you send it.")
+
+
+def _new_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()):
+            raise WrongArguments(f"{folder} is not empty. Give a new folder as -o.")
+    except OSError as error:
+        raise SetupError(f"cannot write {folder}: {error.strerror}. Give another -o.") from None
 
 
 def draw(options: argparse.Namespace) -> None:

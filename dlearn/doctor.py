@@ -1,7 +1,6 @@
 """`dlearn doctor`: what works on this machine, and what to do about the rest.
 
-Each check looks at one thing: it returns what it has found, or raises Wanting. Those of torch run in this process:
-the first that fails says why, and the others are not asked where torch is missing.
+A check returns what it has found, or raises Wanting. Where torch is missing, the checks after it are not made.
 """
 
 from __future__ import annotations
@@ -20,9 +19,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dlearn.errors import SetupError
+
+if TYPE_CHECKING:
+    import torch
 
 Verdict = Literal["ok", "warning", "missing", "not known"]
 
@@ -30,8 +32,6 @@ NAME_WIDTH, VERDICT_WIDTH = len("socket counters"), len("not known")
 NEEDED = ("loopback", "torch", "recorder", "gloo")
 """To record a job here. All else is good to have."""
 LOOPBACK = "127.0.0.1"
-LOOPBACK_NAMES = ("lo", "lo0")
-"""Linux, macOS."""
 WAIT_SECONDS = 2.0
 MPI_SECONDS = 10.0
 
@@ -55,15 +55,20 @@ class Finding:
 class Wanting(Exception):
     """What a check has found is not good enough. Without a remedy of its own it is that of the check."""
 
-    def __init__(self, verdict: Verdict, found: str, remedy: str = "") -> None:
+    def __init__(self, found: str, *, verdict: Verdict = "missing", remedy: str = "") -> None:
         super().__init__(found)
         self.verdict, self.remedy = verdict, remedy
 
 
 def doctor(options: argparse.Namespace) -> None:
     """Raises SetupError where no job can be recorded here."""
-    findings = []
-    for finding in examine():
+    findings: list[Finding] = []
+    for name in CHECKS:
+        # One after the other, as they become known: torch takes seconds to load.
+        if any(each.name == "torch" and each.verdict == "missing" for each in findings):
+            finding = Finding(name, "not known", "not asked, because of torch", "see torch, then ask again")
+        else:
+            finding = tried(name)
         findings.append(finding)
         if not options.json:
             print(finding, flush=True)
@@ -74,18 +79,6 @@ def doctor(options: argparse.Namespace) -> None:
         raise SetupError(f"no job can be recorded on this machine; what it lacks, above: {', '.join(missing)}.")
     if not options.json:
         print("\nJobs can be recorded on this machine.")
-
-
-def examine() -> Iterator[Finding]:
-    """Yield one finding after the other, as they become known; torch takes seconds to load."""
-    verdicts: dict[str, Verdict] = {}
-    for name in CHECKS:
-        if verdicts.get("torch") == "missing":
-            finding = Finding(name, "not known", "not asked, because of torch", "see torch, then ask again")
-        else:
-            finding = tried(name)
-        verdicts[name] = finding.verdict
-        yield finding
 
 
 def tried(name: str) -> Finding:
@@ -132,9 +125,9 @@ def system() -> str:
     found = f"{machine}; Python {platform.python_version()}, {sys.executable}; {cores} usable cores"
     if platform.system() != "Linux":
         remedy = "report to us what does not work; on Windows use WSL2: Cluster needs Linux or macOS"
-        raise Wanting("warning", f"{found}; dlearn was never run there", remedy)
+        raise Wanting(f"{found}; dlearn was never run there", verdict="warning", remedy=remedy)
     if cores == 1:
-        raise Wanting("warning", found, "trust bytes, not times; or add a second core")
+        raise Wanting(found, verdict="warning", remedy="trust bytes, not times; or add a second core")
     return found
 
 
@@ -150,17 +143,18 @@ def loopback() -> str:
             there.settimeout(WAIT_SECONDS)
             there.recv(1)
     except OSError as error:
-        raise Wanting("missing", f"{LOOPBACK} cannot be used: {error}") from None
+        raise Wanting(f"{LOOPBACK} cannot be used: {error}") from None
     name = _loopback_interface()
     if name is None:
         remedy = "set GLOO_SOCKET_IFNAME and TP_SOCKET_IFNAME to its name in scripts"
-        raise Wanting("warning", f"{LOOPBACK} works; no interface is called lo or lo0", remedy)
+        raise Wanting(f"{LOOPBACK} works; no interface is called lo or lo0", verdict="warning", remedy=remedy)
     return f"{LOOPBACK} works, on {name}"
 
 
 def _loopback_interface() -> str | None:
+    """Its name on Linux, or on macOS."""
     names = [name for _, name in socket.if_nameindex()]
-    return next((name for name in LOOPBACK_NAMES if name in names), None)
+    return next((name for name in ("lo", "lo0") if name in names), None)
 
 
 _MPI = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
@@ -172,10 +166,10 @@ def mpi() -> str:
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=MPI_SECONDS)
     except subprocess.TimeoutExpired:
-        raise Wanting("missing", f"mpi4py was not loaded within {MPI_SECONDS:g} s") from None
+        raise Wanting(f"mpi4py was not loaded within {MPI_SECONDS:g} s") from None
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or [f"its process ended with {done.returncode}"]
-        raise Wanting("missing", f"mpi4py cannot be imported: {said[-1]}")
+        raise Wanting(f"mpi4py cannot be imported: {said[-1]}")
     return " ".join(done.stdout.strip("\x00\n").partition("\n")[0].split())
 
 
@@ -213,7 +207,7 @@ def gloo() -> str:
     total = torch.ones(3)
     dist.all_reduce(total)
     dist.destroy_process_group()
-    return _judge_sum(total.sum().item(), 3, "a group of one rank, summed over")
+    return _judge_sum(total, 3, "a group of one rank, summed over")
 
 
 def counters() -> str:
@@ -229,18 +223,16 @@ def counters() -> str:
     host: Any = SimpleNamespace(fact=told.append, failed=fail)
     watched = Sockets(host)
     watched.note_strangers()
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as here:
+    with socket.create_server((LOOPBACK, 0)) as server, socket.create_connection(server.getsockname()) as here:
         there, _ = server.accept()
         with there:
             if not watched.watch(RPC):
                 reasons = [line.reason for line in told if isinstance(line, NotMeasured)]
-                raise Wanting(
-                    "missing", (reasons or [f"{sys.platform} tells no process about the bytes in its sockets"])[-1]
-                )
+                raise Wanting((reasons or [f"{sys.platform} tells no process about the bytes in its sockets"])[-1])
             here.sendall(bytes(1000))
             counted = max(count or 0 for count in watched.sent_bytes())
     if counted != 1000:
-        raise Wanting("missing", f"the kernel counted {counted:,} of 1,000 B written")
+        raise Wanting(f"the kernel counted {counted:,} of 1,000 B written")
     return "the kernel counted 1,000 of 1,000 B written (TCP_INFO)"
 
 
@@ -260,15 +252,23 @@ def rpc_worker() -> str:
         rpc.init_rpc("doctor", rank=0, world_size=1, rpc_backend_options=options)  # type: ignore[no-untyped-call]
         total = rpc.rpc_sync("doctor", torch.add, args=(torch.ones(3), 1))
         rpc.shutdown(graceful=False)
-    return _judge_sum(
-        total.sum().item(), 6, "a worker on loopback called itself; any user of this machine could call it"
-    )
+    return _judge_sum(total, 6, "a worker on loopback called itself")
 
 
-def _judge_sum(total: float, expected: int, found: str) -> str:
-    if total != expected:
-        raise Wanting("missing", f"{found}, and got {total} where {expected} is right")
+def _judge_sum(total: torch.Tensor, expected: int, found: str) -> str:
+    if total.sum() != expected:
+        raise Wanting(f"{found}, and got {total.sum()} where {expected} is right")
     return found
+
+
+def private_ranks() -> str:
+    """Try whether ranks could be where no other user of this machine reaches them."""
+    from dlearn.network.namespace import refusal
+
+    refused = refusal("unshare")
+    if refused:
+        raise Wanting(f"other users of this machine can reach RPC workers: {refused}", verdict="warning")
+    return "Cluster(rpc=True) keeps its workers where no other user of this machine reaches them"
 
 
 def chosen_network() -> str:
@@ -277,7 +277,7 @@ def chosen_network() -> str:
 
     refused = refusal()
     if refused:
-        raise Wanting("warning", refused)
+        raise Wanting(refused, verdict="warning")
     return "ranks can have a network of their own, as slow as you say"
 
 
@@ -290,6 +290,7 @@ CHECKS: dict[str, tuple[Callable[[], str], str]] = {
     "gloo": (gloo, "if loopback is ok: python tools/install_torch.py in dlearn's folder brings a torch with gloo"),
     "socket counters": (counters, "bytes on the wire are not measured; all else works"),
     "network": (chosen_network, "no Cluster(network=...) here; all else works"),
+    "private": (private_ranks, "use rpc=True only beside people whom you trust"),
     "RPC": (rpc_worker, "no rpc=True here; process groups work without it"),
 }
 """How each is checked, and what to do where that fails."""

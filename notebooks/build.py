@@ -180,8 +180,10 @@ def one_picture(data: NotebookNode) -> None:
 
 
 def is_empty(output: NotebookNode) -> bool:
-    """Whether it shows nothing: the place where a progress line stood."""
-    return output.output_type == "display_data" and not any(output.data.values())
+    """Whether it shows nothing, or what stands there only because a run took a moment."""
+    return output.output_type == "display_data" and (
+        not any(output.data.values()) or output.metadata.get("dlearn") == "live"
+    )
 
 
 @contextmanager

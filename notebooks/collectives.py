@@ -117,7 +117,7 @@ for name in COLLECTIVES:
 # give every number of the table.
 
 
-# %%
+# %% tags=["MP2"]
 def formula(name, n):
     """What each rank sends, as a multiple of S. Rank 0 is the root."""
     share = (n - 1) / n
@@ -199,7 +199,7 @@ print("you guessed from 0 to 3 in a star:", my_guess_0_to_3)
 # %% [markdown]
 # A star would show S and the framing, 1,200,096 bytes. In the broadcast there is nothing between 0 and 3. The
 # 48 bytes from 1 to 0 are the answer of a receiver. So it is no star, and no ring either, where rank 2 would
-# hear from rank 1. It is a **tree**: first rank 0 sends to 1; then 0 to 2 and 1 to 3. That makes two rounds
+# hear from rank 1. It is a **binomial tree**: first rank 0 sends to 1; then 0 to 2 and 1 to 3. That makes two rounds
 # for four ranks, and one more whenever n doubles. In the picture, look at the two last arrows: must one of
 # them wait for the other?
 
@@ -262,7 +262,7 @@ for src, dst in left:
 # stops when the parts are finished.
 
 
-# %%
+# %% tags=["Q8"]
 def half_a_ring(size):
     n = dist.get_world_size()
     part = torch.empty(size // 4 // n)
@@ -287,7 +287,7 @@ for n in runs:
 # and again before backward, and reduce-scatters the gradients. With a true reduce-scatter, ZeRO-2 costs the same
 # bytes as DDP, and FSDP 1.5 times as many. **Predict first:** how many times as many on gloo?
 
-# %%
+# %% tags=["Q8"]
 my_zero2_guess, my_fsdp_guess = None, None
 
 ddp, gather = sent("all_reduce", 4)[0], sent("all_gather", 4)[0]

@@ -109,7 +109,7 @@ last = {name: run.trace.within(f"{name}, step {START + 1}") for name in HOOKS}
 half = analysis.compare(last["plain"], last["fp16"], names=("plain", "fp16"))
 half
 
-# %%
+# %% tags=["DD12"]
 P = sum(4 * each.numel() for each in models.MLP().parameters())
 assert sizes("plain") == [P] == [104_488]
 assert sizes("fp16") == sizes("bf16") == [P / 2]
@@ -408,7 +408,7 @@ for what, trace in traces.items():
 # - **BatchNorm** has buffers, the running mean and variance (and a count of steps). Rank 0 broadcasts them in each
 #   forward pass: 1,032 bytes here.
 
-# %%
+# %% tags=["DM3"]
 assert per_rank["SGD"] == per_rank["Adam"] == [P, P]
 assert per_rank["fp16 and Adam"] == [P / 2, P / 2]
 assert sum(per_rank["ZeRO"]) == 2 * P + P

@@ -152,6 +152,7 @@ print(broken.error)
 
 # %%
 stuck = broken.trace.spans[-1]
+assert dist.distributed_c10d.default_pg_timeout.total_seconds() == 30 * 60
 assert "all ranks called it, and it does not end" in str(broken.error)
 assert "The way between ranks 0 and 1 is cut." in str(broken.error)
 draw.timeline(broken.trace.within(stuck))

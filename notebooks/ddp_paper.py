@@ -17,7 +17,7 @@
 # **Goals.** You will be able to judge a published claim by a run; tell confirmed from not tested; name the control
 # that is missing.
 #
-# **Before this:** [ddp_step_by_step](ddp_step_by_step.ipynb), [gradient_accumulation](gradient_accumulation.ipynb).
+# **Before this:** [ddp_overlap](ddp_overlap.ipynb), [gradient_accumulation](gradient_accumulation.ipynb).
 # **Takes** about 55 minutes.
 #
 # *PyTorch Distributed: Experiences on Accelerating Data Parallel Training* (Li et al., VLDB 2020,

@@ -169,7 +169,7 @@ run.end()
 # %%
 again = held(stuck)
 while len(again.schedule) < len(stuck) or not again.hang:
-    pass
+    assert again.under_way
 assert not again.waiting
 print(again.hang)
 assert "in rpc_sync take()" in again.hang

@@ -139,7 +139,7 @@ axes = draw.autograd(recorded["needs_gradient"])
 # 5 · 8 different numbers of 4 bytes.
 
 
-# %%
+# %% tags=["PS2"]
 def crossings(name):
     """From whom to whom, and how many bytes, for every gradient that goes to another worker; in no order."""
     graph = autograd_graph(recorded[name])
@@ -201,7 +201,7 @@ axes = draw.autograd(recorded["fetched_twice"])
 in_context = [m for m in messages(recorded["fetched_twice"]) if m.operation.exchange.context is not None]
 play.player(recorded["fetched_twice"], messages=in_context, title="Fetched twice: two gradients cross")
 
-# %%
+# %% tags=["DM6"]
 assert crossings("used_twice") == [("w0", "w1", 160)]
 assert crossings("fetched_twice") == [("w0", "w1", 160)] * 2
 
@@ -309,7 +309,7 @@ for name, guess in my_guess.items():
     told = f"{pieces(name):8}{len(crossings(name)):11}{len(backward_messages(name)):10}{guess!s:>12}"
     print(f"{name:18}{counts}{told}")
 
-# %%
+# %% tags=["DM4"]
 EXPECTED = {  # nodes on w0, w1 and w2; pieces; crossings
     "needs_no_gradient": ([2, 6, 0], 2, 1),
     "needs_gradient": ([4, 7, 0], 3, 2),
@@ -425,7 +425,7 @@ for name, (needed, leaf, has_one) in found.items():
 # Not for the parameter. It arrives on w1 as a leaf, cut off from the one that was sent; no error is raised, and the
 # optimizer on w0 has nothing to apply. Times 1 it is a result like any other, and its gradient comes home.
 
-# %%
+# %% tags=["Q10"]
 assert found == {
     "plain": (True, False, True),
     "Parameter": (True, True, False),

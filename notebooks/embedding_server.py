@@ -113,7 +113,7 @@ for (name, guess), message in zip(my_guess.items(), carrying, strict=True):
 # numbers. And backward? Not the gradient of the table, but **the gradient of what came back**: it has the size of the
 # sums. Only the server needs to know which rows they were made of, and it has known that since the forward pass.
 
-# %%
+# %% tags=["PS4"]
 assert [tensor_bytes(message) for message in carrying] == [
     BAGS * EACH * 8 + BAGS * 8,  # indices and offsets
     BAGS * WIDTH * 4,

@@ -87,7 +87,7 @@ for n, sizes in sent.items():
 # Exactly one n-th. A micro-batch inside `no_sync` sends nothing, the last sends as much as ever: by then the gradients
 # of all n are *one* sum, and that is as large as the parameters.
 
-# %%
+# %% tags=["DD6"]
 full = 4 * sum(parameter.numel() for parameter in models.ConvNet().parameters())
 assert full == 111_960
 for n, sizes in sent.items():
@@ -194,7 +194,7 @@ for inside, (size, same) in decides.items():
 # Around the forward only, it has its full effect, also on a backward pass that is outside: nothing is sent, and nobody
 # says so. So put both inside, as `train` does.
 
-# %%
+# %% tags=["Q5"]
 assert decides == {
     (): (full, True),
     ("backward",): (full, True),

@@ -109,7 +109,7 @@ def fetched(B):
 seen = Cluster(["stage0", "stage1"], rpc=True, graph=True).run({"stage0": fetched}, 8)
 axes = draw.autograd(seen.trace)
 
-# %%
+# %% tags=["DM4"]
 graph = autograd_graph(seen.trace)
 wires = [(a, b) for a, b, kind in graph.edges(data="kind") if kind == "wire"]
 names = [tuple(graph.nodes[node]["name"].split("::")[-1] for node in wire) for wire in wires]
@@ -138,7 +138,7 @@ told
 # %%
 axes = draw.scaling(told)
 
-# %%
+# %% tags=["DM5"]
 assert [line.slope for line in told.growing] == [4 * 3 * 16 * 16, 4 * 8 * 16 * 16, 4 * 8 * 16 * 16]
 assert [line.slope for line in told.growing] == [3_072, 8_192, 8_192]
 assert all(line.exact and line.deviation_bytes <= 4 for line in told.lines)
@@ -191,7 +191,7 @@ with Cluster(["stage0", "stage1"], rpc=True, measure="phase") as counting:
         (measured[name],) = (each.measured_bytes for each in phases if (each.phase, each.src) == ("backward", 0))
 print(measured)
 
-# %%
+# %% tags=["DM7"]
 assert measured["mean of squares"] > 65_536
 assert 4 < measured["sum"] < 400
 with cluster:
@@ -235,7 +235,7 @@ for B, step in steps.items():
 # each of the twelve messages of a step has its framing: about 3 kB in all, more than the framing of DDP's one
 # all-reduce.
 
-# %%
+# %% tags=["DM8"]
 assert split.parameter_bytes(size) == 143_272 == 4 * 35_818
 assert split.boundary_bytes(size) == 8_192
 assert round(predicted, 2) == 17.49

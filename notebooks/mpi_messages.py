@@ -58,7 +58,7 @@ print("rank 0 has seen (source, tag):", *run.results[0])
 # %%
 axes = draw.sequence(run.trace)
 
-# %%
+# %% tags=["Q13"]
 observed = messages(run.trace)
 assert {message.how for message in observed} == {"observed"}
 sizes = [(m.src, m.dst, m.payload_bytes) for m in observed if "object" not in m.what]
@@ -112,7 +112,7 @@ run = Cluster(2, backend="mpi", init=False).run(late_receiver, [1_000, 1_000_000
 # %%
 axes = draw.timeline(run.trace.where(kind="p2p"))
 
-# %%
+# %% tags=["MP1"]
 small, large = run.trace.where(op="send").events
 small_recv, large_recv = run.trace.where(op="recv").events
 
@@ -262,7 +262,7 @@ for op in table[2]:
     )
     print(f"{op:15} {'   '.join(first):30} {'   '.join(other)}")
 
-# %%
+# %% tags=["MP2"]
 for n, found in table.items():
     b, w = 400, 400 * n  # a block, and one for each rank
     others = n - 1
@@ -316,7 +316,7 @@ axes = draw.timeline(over_mpi.trace)
 # %% [markdown]
 # One bucket, one all-reduce of all gradients: DDP asks for the same. What is different below is the sums' order.
 
-# %%
+# %% tags=["MP7"]
 [(mpi, ours), (gloo, theirs)] = (each.results[0] for each in (over_mpi, over_gloo))
 largest = max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
 print(f"{mpi} and {gloo}: the largest difference of two gradients is {largest:.1e}")

@@ -58,7 +58,7 @@ def apart(a, b):
 # The members of [synchronous_or_asynchronous](synchronous_or_asynchronous.ipynb), now on MPI. **Predict first:** are
 # the parameters the same as on gloo, to the last bit?
 
-# %%
+# %% tags=["MP3"]
 STEPS = 20
 everyone, two = sgd.alone(STEPS, 3), sgd.alone(STEPS, WORKERS)
 MEMBERS = {
@@ -190,7 +190,7 @@ for each in (run, one_each):
 #
 # **Predict first:** what will the server make an update of? Will MPI complain?
 
-# %%
+# %% tags=["MP6"]
 careless = run_on_mpi(handshake.interleaved)
 whose = {
     checksum: NAMES[worker] for worker in (1, 2) for row in careless.results[NAMES[worker]].sent for checksum in row
@@ -242,12 +242,48 @@ for name, each_run in by_itself.items():
 
 # %% [markdown]
 # `from_anyone` without a handshake mixes now and then, or in no run at all: the worst kind of error, which no test
-# finds reliably, and the loss does not show. `from_one` is the third way, and it never does:
+# finds reliably, and the loss does not show. Unless *you* are the network: with `hold=True` each send and receive waits
+# at a gate until you let it through (more of this in [race_by_hand](race_by_hand.ipynb)). The same function, nothing
+# slowed down, one gradient of each worker. **Predict first:** whose are the layers of the first update? And what is
+# left for the second?
+
+# %%
+ORDER = "server, server, worker1, worker2"  # the parameters: two sends, and their receives
+ORDER += ", worker1, server, worker2, worker2, server, worker2 and server"  # three layers, each taken at once
+ORDER += ", server"  # the first layer of the second update: there is one
+
+held = Cluster(NAMES, backend="mpi", hold=True).run(handshake.without_handshake, 1)
+for names in ORDER.split(", "):
+    for name in names.split(" and "):
+        held.release(name)
+    while name not in {call.rank for call in held.waiting}:
+        pass  # Its next call waits: so this one is done.
+held.waiting
+
+# %% [markdown]
+# Worker 1 stands at the gate with its second layer. The server has made an update of its first and two of worker 2's,
+# and wants the second layer of the next one. The gate is opened for the rest; and with the schedule it comes again, to
+# the last bit:
+
+# %%
+schedule = held.schedule
+patchwork = held.free().join(60).results["server"]
+again = Cluster(NAMES, backend="mpi", hold=schedule).run(handshake.without_handshake, 1).join(60).results["server"]
+for number, each in enumerate(patchwork.taken, start=1):
+    print(f"update {number}: layers of", ", ".join(NAMES[worker] for worker in each.workers))
+
+assert [each.workers for each in patchwork.taken] == [(1, 2, 2), (2, 1, 1)]
+assert again.taken == patchwork.taken
+assert again.numbers.equal(patchwork.numbers)
+
+# %% [markdown]
+# No update of the two is a worker's gradient, and now it is a test that fails each time. `from_one` is the third way,
+# and it never mixes:
 
 # %%
 print(inspect.getsource(handshake.from_one))
 
-# %%
+# %% tags=["MP6"]
 assert not any(found["from_one"] + found["with_handshake"])
 safe = run_on_mpi(handshake.interleaved, handshake.from_one)  # the order that was fatal
 assert mixed(safe.results["server"].taken, all_sent(safe)) == []

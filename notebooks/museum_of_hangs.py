@@ -282,6 +282,29 @@ for visited in visits:
         assert visited.seconds < 5
 
 # %% [markdown]
+# ## One of them, live
+#
+# Until now each was ended by a timeout. In your own notebook, a cell that takes longer than two seconds shows a row for
+# each rank, and after three seconds of waiting the sentence appears there, while it hangs. A held job hangs for as long
+# as you like to look (lead it there yourself in [deadlock_by_hand](deadlock_by_hand.ipynb)): here both sends of the
+# circle were let through.
+
+# %%
+live = Cluster(2, hold=True).run(hangs.send_send_cycle)
+live.release(0)
+live.release(1)
+assert len(live.waiting) == 0  # nothing is at the gate: both are inside of torch
+live
+
+# %%
+print(live.hang)
+assert live.ranks.keys() == {0, 1}
+assert all("in send #1" in now for now in live.ranks.values())
+assert "rank 0" in live.hang
+assert "rank 1" in live.hang
+live.end()
+
+# %% [markdown]
 # And the notebook? It has lost nothing. The next run starts as if nothing had happened:
 
 # %%

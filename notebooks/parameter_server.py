@@ -152,6 +152,30 @@ assert all(None not in step.messages for step in one.steps)  # each of them for 
 assert run.trace.rpc.complete
 
 # %% [markdown]
+# ## Who is first?
+#
+# Two trainers, one server: the order of their calls is a matter of luck, unless you hold them. **Predict first:** you
+# let the two first calls of trainer2 through, and none of trainer1's. Who waits for whom?
+
+# %%
+held = Cluster(WORKERS, rpc=True, hold=True).run({"trainer1": train, "trainer2": train}, B)
+held.release("trainer2", 2)
+held.waiting
+
+# %%
+for name, now in held.ranks.items():
+    print(f"{name:9} {now}")
+
+# %% [markdown]
+# Nobody for anybody: a trainer needs only the server. It meets the other one at the barrier before the optimizer's
+# step, and not before. [race_by_hand](race_by_hand.ipynb) makes a server lose an update that way.
+
+# %%
+assert {passed.rank for passed in held.schedule} == {"trainer2"}
+assert held.ranks["trainer1"].startswith("waits at the gate")
+assert held.free().join(60).results.keys() == run.results.keys()
+
+# %% [markdown]
 # ## Picture
 #
 # Step through them with the arrow keys. Watch the two trainers: the server serves both at the same time, so their

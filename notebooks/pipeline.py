@@ -123,7 +123,7 @@ for (src, dst, what), times in sorted(crossing(gpipe[6]).items()):
 #
 # Over each cut, for each micro-batch: **B/m · width · 4 bytes** forward, and as many back.
 
-# %%
+# %% tags=["Q14"]
 step = messages(gpipe[6].trace.within("step 1"))
 assert {each.payload_bytes for each in step} == {BATCH // 6 * WIDTH * 4} == {2_048}
 assert Counter((each.src, each.dst) for each in step) == {(0, 1): 6, (1, 0): 6, (1, 2): 6, (2, 1): 6}
@@ -190,7 +190,7 @@ for name, run in (("GPipe", gpipe[6]), ("1F1B", one_each[6])):
 # Each rank does the same twelve pieces, in another order, and every message and every byte is the same. In 1F1B the
 # last rank takes strict turns; a rank before it first does one more forward pass for each stage that follows.
 
-# %%
+# %% tags=["Q14"]
 forwards, backwards = ([f"{way}{number}" for number in range(6)] for way in "FB")
 assert crossing(gpipe[6]) == crossing(one_each[6])
 assert order_of(gpipe[6]) == [forwards + backwards] * 3

@@ -59,7 +59,7 @@ play.player(run.trace)
 # it follows from the algorithm of gloo, which carries it out. The kernel's own counters agree with it, to the byte:
 # `analysis.reconcile(run.trace)`.
 
-# %%
+# %% tags=["Q11"]
 assert run.results == {0: 6.0, 1: 6.0, 2: 6.0}
 assert analysis.reconcile(run.trace).whole.residue_bytes == 0
 assert {(message.src, message.dst) for message in messages(run.trace)} == {(1, 0), (2, 1), (0, 2)}
@@ -125,7 +125,7 @@ turn
 # number for each of its 35,818 parameters before anything is sent, whatever B is. (Without a kernel you see the picture
 # only. The lesson `model_parallel` finds where the bars meet.)
 
-# %%
+# %% tags=["DM2"]
 assert turn.bars.predicted == (2 * 35_818 * 4, 8 * 16_384)
 assert all(measured >= predicted for measured, predicted in zip(turn.bars.measured, turn.bars.predicted, strict=True))
 
@@ -206,6 +206,6 @@ if my_answer is not None:
     print("Right.")
 
 # %% [markdown]
-# Next: `ddp_step_by_step` takes a training step apart, its buckets and who waits for whom.
+# Next: `ddp_step_by_step` takes a training step apart: what DDP sends, and in which buckets.
 #
 # *Text and figures: CC BY 4.0. Code: MIT.*

@@ -135,6 +135,31 @@ assert len(player.walk.steps) == 2 * (N - 1) * N
 assert len(complete) == (N - 1) * N + N  # each chunk is completed once, and then sent N - 1 times
 
 # %% [markdown]
+# ## One rank runs ahead
+#
+# Each step is a send and a receive, and here you may hold them: with `hold=True` each waits until you let it go on.
+# **Predict first:** you let only rank 0's calls through. In which of its six steps does it stop?
+
+# %%
+held = Cluster(N, hold=True).run(watched)
+held.release(0, 2)  # the send and the receive of its first step
+held
+
+# %%
+print(held.ranks)
+print(f"{len(held.waiting)} calls at the gate: of ranks", sorted({call.rank for call in held.waiting}))
+
+# %% [markdown]
+# In the first: its chunk is on the way, but what it is to add comes from rank 1, whose send waits at the gate. So
+# nobody is ever more than a step ahead of the neighbour that feeds it. Let them all go, and the sum is the same:
+
+# %%
+assert {call.rank for call in held.waiting} == {1, 2, 3}
+assert held.ranks[0].startswith("in ")
+held.free().join(60)
+assert held.results == run.results
+
+# %% [markdown]
 # ## Left, not right
 #
 # The arrows go from rank r to rank r-1, to the *left*, and most pictures in books show the reverse. We did not choose

@@ -99,7 +99,7 @@ axes = draw.timeline(run.trace)
 # `isend` only hands the job over; `wait` pays. (MPI is different: small messages go out at once, *eagerly*,
 # into a buffer of the receiver.)
 
-# %%
+# %% tags=["MP1"]
 [send] = run.trace.where(op="send").events
 [recv] = run.trace.where(op="recv").events
 
@@ -129,7 +129,7 @@ print(run.error)
 # Each rank waits until the other receives, and neither comes to its `recv`: a *deadlock*. In the trace, two
 # sends have begun and none has ended.
 
-# %%
+# %% tags=["MP1"]
 assert run.error is not None
 assert run.results == {}
 calls = run.trace.where(kind="p2p").events
@@ -262,7 +262,7 @@ print("sums that differ, ring to the right:", to_the_right.results[0])
 # To the right, many sums differ. So gloo's all-reduce is a ring at all these sizes, and it turns towards
 # rank r-1. (Eight numbers alone would prove little: their sums can agree by chance.)
 
-# %%
+# %% tags=["DM1"]
 assert all(found == [0, 0, 0, 0] for found in to_the_left.results.values())
 assert all(count > 0 for count in to_the_right.results[0][1:])
 assert [size * 4 for size in SIZES] == [32, 4_000, 2**20, 28 * 2**20]

@@ -160,7 +160,7 @@ assert kinds["FSDP, kept"] == {"all_gather_single": 3, "reduce_scatter_single": 
 # handles: it cuts each tensor along its first dimension, and the last layer has ten rows, which four ranks share as
 # twelve. (DDP's ring cuts anywhere, and needs no such filling.)
 
-# %%
+# %% tags=["Q8"]
 for n, ways in steps.items():
     rows = sum(4 * -(-len(each) // n) * n * each[0].numel() for each in models.MLP().parameters())
     size = {"DDP": P, "ZeRO-1": P, "FSDP": rows, "FSDP, kept": rows}
@@ -340,7 +340,7 @@ with Cluster(2) as pair:
 print("gradients and bucket:  (storages, bytes)", apart.results[0], " as views:", shared.results[0])
 print(analysis.compare(apart.trace.within("step 2"), shared.trace.within("step 2"), names=("apart", "shared")).sentence)
 
-# %%
+# %% tags=["Q7"]
 assert apart.results[0] == (7, 2 * P)
 assert shared.results[0] == (1, P)
 same = analysis.compare(apart.trace.within("step 2"), shared.trace.within("step 2"))
@@ -413,7 +413,7 @@ for size, run in cut_runs.items():
 # their gradients never travel. That is why tensor parallel stays within a machine: it sends in every layer, and nothing
 # can go on before it has come.
 
-# %%
+# %% tags=["Q15"]
 for size, run in cut_runs.items():
     calls = operations(run.trace.within("step"))
     assert [each.op for each in calls] == ["all_reduce", "all_reduce"]

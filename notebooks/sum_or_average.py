@@ -63,7 +63,7 @@ def apart(a, b):
 # epoch have if each device takes batches of 32? And if the 32 are divided, 16 for each?
 
 
-# %%
+# %% tags=["SA1"]
 def epoch(batch, lr=LR, reduction="mean"):
     """One epoch on this rank's share of the examples, every n-th one, in batches of `batch`."""
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -94,7 +94,7 @@ assert (updates(one), updates(kept), updates(divided)) == (4, 2, 4)
 #
 # Both are training; they are not the same training. Against one device with the same data in the same order:
 
-# %%
+# %% tags=["SA2"]
 of_64 = Cluster(1).run(epoch, 2 * BATCH)
 print(f"16 each, against one device with 32: {apart(divided.results[0], one.results[0]):.0e} apart")
 print(f"32 each, against one device with 32: {apart(kept.results[0], one.results[0]):.0e}")
@@ -115,7 +115,7 @@ assert torch.equal(kept.results[0], kept.results[1])  # the ranks agree, bit by 
 # The gradients of two ranks are 1 and 2. What does DDP make of them, and what does a server that adds them up?
 
 
-# %%
+# %% tags=["SA3"]
 def gradients_1_and_2():
     weight = nn.Linear(1, 1, bias=False)
     model = DistributedDataParallel(weight)
@@ -137,7 +137,7 @@ assert run.results[1][0] == 1.5
 # collective; two programs that give the same data have the same one:
 
 
-# %%
+# %% tags=["SA3"]
 def give(number):
     dist.all_reduce(torch.tensor([number * (dist.get_rank() + 1.0)]))
 
@@ -211,7 +211,7 @@ def alone(reduction, lr):
     return flat(model)
 
 
-# %%
+# %% tags=["SA4"]
 n, lr = 2, 0.01
 rows = []
 with Cluster(n) as ranks, Cluster(n, backend="mpi") as of_mpi, Cluster(n + 1) as with_one_more:
@@ -255,7 +255,7 @@ assert rows == [
 # times fewer updates per epoch. The linear scaling rule (Goyal et al., 2017) says: n times the learning rate. Is one
 # update with n·lr the same as n updates with lr? **Predict first:** exactly, nearly, or not at all?
 
-# %%
+# %% tags=["SA5"]
 far = {}
 for small in (0.001, 0.01, 0.1):
     n_updates = Cluster(1).run(epoch, BATCH, small).results[0]  # 4 updates of 32
@@ -279,7 +279,7 @@ assert all(scaled < plain / 5 for scaled, plain in far.values())
 # Each rank could also step by itself, with its own gradient, and then all average their *parameters*. **Predict
 # first:** with SGD, is it the same? With momentum? With Adam?
 
-# %%
+# %% tags=["SA6"]
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=LR),
     "SGD, momentum 0.9": lambda p: torch.optim.SGD(p, lr=LR, momentum=0.9),
@@ -327,7 +327,7 @@ assert difference["Adam"] > 1e-3
 # bytes. How many bytes does the server send and receive in a step? And a rank of DDP's ring?
 
 
-# %%
+# %% tags=["SA7"]
 def server_step():
     """One step with a server, its messages one by one: parameters out, gradients in."""
     rank, n = dist.get_rank(), dist.get_world_size()

@@ -96,7 +96,7 @@ plt.show()
 # And the result? Both are what *one* device computes with the three batches as one.
 
 
-# %%
+# %% tags=["MP3"]
 def sent(run, kind):
     """Payload bytes in spans of this name, by (sender, receiver)."""
     return analysis.traffic(run.trace.within(kind))
@@ -124,7 +124,7 @@ for run in runs["all-reduce"]:
 # %%
 print(inspect.getsource(sgd.BareList))
 
-# %%
+# %% tags=["MP5"]
 print(f"a bare list against a whole model: {apart(bare.results['server'].numbers, expected):.0e} apart")
 
 assert apart(bare.results["server"].numbers, expected) < 1e-6
@@ -224,7 +224,7 @@ print(f"no lock, over RPC: {spread(threads, '{}')} threads of the server have wr
 #
 # What holds in each run, whatever the times:
 
-# %%
+# %% tags=["MP4"]
 for name, each_run in runs.items():
     for run in each_run:
         log = updates(run)

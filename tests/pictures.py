@@ -19,6 +19,7 @@ from dlearn.trace.event import AutogradNode, AutogradRun
 from dlearn.trace.memory_held import MemoryHeld
 from dlearn.trace.source import describe
 from dlearn.trace.trace import Trace
+from dlearn.trace.wiring import ChannelLink, Ring, Wired
 
 US = 1000
 ENDINGS = ("svg", "png", "pdf")
@@ -40,6 +41,7 @@ def drawings(folder: Path, *, name: str = "") -> dict[str, Axes]:
         "sequence": draw.sequence(trace),
         "steps": draw.steps(trace),
         "timeline": draw.timeline(trace),
+        "topology": draw.topology(wired(folder / "wired", name)),
         "traffic": draw.traffic(trace),
         "traffic_graph": draw.traffic_graph(trace),
     }
@@ -64,6 +66,16 @@ def training(folder: Path, name: str = "") -> Trace:
         job.stretch(rank, "backward", 110 * US, 350 * US)
         job.stretch(rank, "optimizer", 360 * US, 380 * US)
         job.counters(rank, 1252 + 200 * rank)
+    return job.load()
+
+
+def wired(folder: Path, name: str = "") -> Trace:
+    """Two hosts of a rank each, and NCCL's ring of them."""
+    job = ranks(folder, name)
+    for rank, lines in enumerate(job.files):
+        link = ChannelLink(0, 1 - rank, f"NET/{name}/0", "ring")
+        rings = (Ring((0, 1), (0,)),) if rank == 0 else ()
+        lines.append(Wired(group="world", host=f"host {rank}{name}", device=0, channels=1, links=(link,), rings=rings))
     return job.load()
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlearn.trace.rpc import agent_log
-from dlearn.trace.rpc.agent_log import Filter, Moment, line_times, moments
+from dlearn.trace.rpc.agent_log import Filter, Moment, line_time, moments
 
 SENDING = b"[V1121 15:47:36.741144657 tensorpipe_agent.cpp:894] RPC agent for tr1 is sending request #0 to ps\n"
 RUNNING = (
@@ -58,19 +58,16 @@ def test_however_it_is_cut_nothing_is_lost_and_nothing_swallowed(parts, cuts):
 
 
 def test_a_line_says_who_sent_what_to_whom():
-    assert list(moments(iter([SENDING, b"no such line\n", RUNNING]), year=2026)) == [
-        Moment(
-            "is sending request", "tr1", 0, "ps", (int(time.mktime((2026, 11, 21, 15, 47, 36, 0, 0, -1))), 741144657)
-        ),
-        Moment(
-            "is running request", "tr1", 0, "ps", (int(time.mktime((2026, 11, 21, 15, 47, 36, 0, 0, -1))), 741999999)
-        ),
+    stamp = b"written 5700000000 to 5800000000\n"
+    assert list(moments(iter([stamp, SENDING, b"no such line\n", RUNNING]), year=2026, wall_ns=0)) == [
+        Moment("is sending request", "tr1", 0, "ps", 5_741_144_657),
+        Moment("is running request", "tr1", 0, "ps", 5_741_999_999),
     ]
 
 
 @given(st.binary(max_size=200))
 def test_damaged_lines_are_passed_over(noise):
-    list(moments(iter([noise, SENDING[:60] + noise]), year=2026))
+    list(moments(iter([noise, SENDING[:60] + noise]), year=2026, wall_ns=0))
 
 
 MS, SECOND = 10**6, 10**9
@@ -78,9 +75,10 @@ WALL_NS = 1_795_000_000 * SECOND
 """A wall clock whose seconds begin with the monotonic clock's."""
 
 
-def printed(at_ns, *, wall_ns=WALL_NS, late_ns=0, written=None):
-    """A line as torch 2.13 prints it: the coarse wall clock's second, the monotonic clock's fraction."""
-    return Moment("is sending request", "a", 0, "b", ((at_ns + wall_ns - late_ns) // SECOND, at_ns % SECOND), written)
+def time_of(at_ns, written, *, wall_ns=WALL_NS, late_ns=0):
+    """What is found of a line as torch 2.13 prints it: the coarse wall clock's second, the other's fraction."""
+    second = (at_ns + wall_ns - late_ns) // SECOND
+    return line_time(second * SECOND - WALL_NS, at_ns % SECOND, *written)
 
 
 @st.composite
@@ -102,41 +100,23 @@ def logs(draw):
     return truth, lags, windows
 
 
-@given(logs(), st.integers(0, SECOND), st.integers(-5 * SECOND, 5 * SECOND))
-def test_each_stamped_line_has_one_moment_and_the_right_one(log, phase, stepped):
+@given(logs(), st.integers(-5 * SECOND, 5 * SECOND))
+def test_each_line_has_one_moment_and_the_right_one(log, stepped):
     """Over gaps of seconds, with a late coarse clock, and a wall clock that somebody sets in the middle."""
     truth, lags, windows = log
-    wall = WALL_NS + phase
-    lines = [
-        printed(at, wall_ns=wall + (stepped if place > len(truth) // 2 else 0), late_ns=late, written=written)
+    found = [
+        time_of(at, written, wall_ns=WALL_NS + (stepped if place > len(truth) // 2 else 0), late_ns=late)
         for place, (at, late, written) in enumerate(zip(truth, lags, windows, strict=True))
     ]
-    assert line_times(lines, wall) == truth
-
-
-@given(logs(), st.integers(0, SECOND))
-def test_without_stamps_a_line_is_a_second_off_at_most(log, phase):
-    truth, lags, _ = log
-    lines = [printed(at, wall_ns=WALL_NS + phase, late_ns=late) for at, late in zip(truth, lags, strict=True)]
-    found = line_times(lines, WALL_NS + phase)
-    assert all(abs(at - true) in (0, SECOND) for at, true in zip(found, truth, strict=True))
-
-
-def test_a_line_at_a_border_of_seconds_stands_between_its_neighbours():
-    """Once dated a second wrong: each was given to the nearest of its neighbours, and over a pause that is not sure."""
-    for truth, late in (((-400 * MS, 3 * MS, 703 * MS), 0), ((-600 * MS, 500_000, 700 * MS), 4 * MS)):
-        times = [7 * SECOND + at for at in truth]
-        lines = [printed(at, late_ns=late) for at in times]
-        assert line_times(lines, WALL_NS) == times
+    assert found == truth
 
 
 def test_a_reader_that_was_held_up_for_seconds_leaves_it_to_the_wall_clock():
     truth = [7 * SECOND + 300 * MS, 8 * SECOND + 400 * MS, 10 * SECOND + 500 * MS]
     written = (7 * SECOND, 11 * SECOND)
-    assert line_times([printed(at, written=written) for at in truth], WALL_NS) == truth
+    assert [time_of(at, written) for at in truth] == truth
     # If somebody set that, too, it may be any second since the last look: the last one is taken.
-    set_back = line_times([printed(truth[1], wall_ns=WALL_NS + 3600 * SECOND, written=written)], WALL_NS)
-    assert set_back == [10 * SECOND + 400 * MS]
+    assert time_of(truth[1], written, wall_ns=WALL_NS + 3600 * SECOND) == 10 * SECOND + 400 * MS
 
 
 def test_stamps_stand_in_the_log_and_are_read_again(tmp_path):
@@ -146,9 +126,10 @@ def test_stamps_stand_in_the_log_and_are_read_again(tmp_path):
     os.write(writer, b"mine\n" + SENDING)
     assert filtered.feed(filtered.read(reader)) == b"mine\n"
     stamp, line = filtered.take_lines().splitlines(keepends=True)
-    [moment] = moments(iter([stamp, line]), year=2026)
-    assert moment.written[0] == 1000
-    assert moment.written[1] <= time.monotonic_ns()
+    _, since, _, until = stamp.split()
+    assert int(since) == 1000 < int(until) <= time.monotonic_ns()
+    [moment] = moments(iter([stamp, line]), year=2026, wall_ns=0)
+    assert moment.at_ns % SECOND == 741144657
     assert filtered.take_lines() == b""
     for end in (reader, writer):
         os.close(end)

@@ -1,4 +1,4 @@
-"""Which files belong together: one job, its attempts, folders of several hosts, a program that took another's place."""
+"""Which files belong together: one job, its attempts, folders of several hosts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from traces import Job, header
 
 from dlearn.errors import TraceError
-from dlearn.recorder.headers import refuse_other_traces
+from dlearn.recorder import refuse_other_traces
 from dlearn.trace.attempts import attempts, refuse_two_jobs
 from dlearn.trace.job_facts import Exit, Joined, Peer
 from dlearn.trace.store import ProcessFile, read
@@ -133,18 +133,6 @@ def test_a_copy_of_a_file_counts_once(tmp_path):
         job.write()
     trace = Trace.load(tmp_path / "a", tmp_path / "b")
     assert (len(trace.processes), len(trace.events), trace.problems) == (1, 1, ())
-
-
-def test_a_program_that_took_anothers_place_is_one_process(tmp_path):
-    """`exec`: the same pid, and the first recorded nothing but that it began."""
-    for start, name in [(0, "host-1000.jsonl"), (5, "host-1000-2.jsonl")]:
-        job = Job(tmp_path, ranks=1)
-        job.headers = [header(0, start_ns=start)]
-        job.files = [[]]
-        job.write(died=[] if start else [0])
-        (tmp_path / "host-1000.jsonl").rename(tmp_path / f"x{name}")
-    trace = Trace.load(tmp_path)
-    assert [process.path.name for process in trace.processes] == ["xhost-1000-2.jsonl"]
 
 
 def test_the_exit_of_a_process_is_read_and_is_no_line_of_its_own(tmp_path):

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import Job, header
 
-from dlearn.analysis.telling.story import clock_sentence
+from dlearn.analysis.telling.words import clock_sentence
 from dlearn.trace.clocks import SLEW, Clock, _line
 from dlearn.trace.job_facts import ClockReading
 
@@ -53,7 +53,7 @@ def test_a_reading_that_contradicts_the_line_widens_its_bound(tmp_path):
 
 
 def test_the_bound_grows_away_from_the_readings():
-    once = Clock("b", error_ns=100, first_ns=SECOND, last_ns=SECOND, drift_known=False)
+    once = Clock("b", error_ns=100, first_ns=SECOND, last_ns=SECOND)
     assert once.error_at(SECOND) == 100
     assert once.error_at(3 * SECOND) == 100 + 2 * SECOND * SLEW == 1_000_100
     twice = Clock("b", error_ns=100, first_ns=0, last_ns=10 * SECOND)

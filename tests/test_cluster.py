@@ -27,9 +27,10 @@ from installed_torch import gloo_gives_up_when_a_call_says, own_words
 from dlearn import Cluster, DlearnError
 from dlearn.analysis.hanging.stuck import CALLS_SEEN, hangs
 from dlearn.cluster import crew, launch, spares
-from dlearn.cluster.output import MOST_BYTES, Printed, ProgressLine
+from dlearn.cluster.output import MOST_BYTES, Printed
 from dlearn.cluster.run import Run
 from dlearn.errors import RankError, SetupError
+from dlearn.live.live_display import LiveDisplay
 
 
 @pytest.fixture(autouse=True)
@@ -229,8 +230,9 @@ def test_the_progress_line_disappears_from_a_terminal(tmp_path):
     assert process.wait(timeout=60) == 0
     seconds = re.search(rb"\r\033\[Kdlearn: 1 of 1 ranks at work, (\d+) s", shown)
     assert seconds is not None
-    assert int(seconds[1]) >= ProgressLine.AFTER_SECONDS
-    assert shown.endswith(b" s\r\033[Kdone\r\n")
+    assert int(seconds[1]) >= LiveDisplay.AFTER_SECONDS
+    assert re.search(rb" s\r\nrank 0 +computes", shown)
+    assert shown.endswith(b"\r\033[K\033[1A\033[Kdone\r\n")  # Both lines are gone.
 
 
 # Loopback only --------------------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ import torch
 from traces import Job, tensor
 
 from dlearn import Cluster, Trace, analysis, draw, operations
-from dlearn.analysis.ddp.device_view import on_device
 from dlearn.analysis.ddp.overlap import Times
+from dlearn.analysis.ddp.training_steps import on_device
 from dlearn.hooks.cuda_times import PATIENCE_NS, READ_AGAIN_NS, CudaTimes
 from dlearn.trace.device_times import device_spans
 from dlearn.trace.event import NOT_OBSERVED, Collective, Gradient, Stretch
@@ -214,12 +214,12 @@ def test_each_group_waits_on_a_stream_of_its_own(gpu, lines, times):
 
 def test_where_no_gpu_is_nothing_of_cuda_is_touched(monkeypatch):
     untouchable = CudaTimes(Lines(), cuda=None)
-    assert untouchable.gpu(torch.device("cpu")) is untouchable.gpu(None) is None
+    assert untouchable.mark(torch.device("cpu")) is None
     assert untouchable.mark(None) is None
     untouchable.between(1, None, None)
     untouchable.close()
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    assert CudaTimes(Lines(), cuda=None).gpu(GPU) is None, "our stream would hold up the program's"
+    assert CudaTimes(Lines(), cuda=None).mark(GPU) is None, "our stream would hold up the program's"
 
 
 def test_a_gpu_that_captures_a_graph_or_does_not_answer_is_left_alone(gpu, lines, times):
@@ -266,8 +266,8 @@ def test_the_hooks_tell_it_of_every_stretch_gradient_and_collective(tmp_path, mo
             def __init__(self, emit):
                 super().__init__(emit, cuda=Gpu(time_of_day), clock=time_of_day)
 
-            def gpu(self, device):
-                return device and GPU
+            def mark(self, device):
+                return super().mark(device and GPU)
 
         class time_of_day:
             now_ns = property(lambda self: time.monotonic_ns())

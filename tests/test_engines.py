@@ -292,12 +292,13 @@ def test_on_one_host_everything_stays_on_loopback_and_between_hosts_each_has_its
 
 
 def test_what_was_recorded_comes_in_pieces(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine_relay, "PARCEL_BYTES", 4)
+    monkeypatch.setattr(engine_relay, "PIECE_BYTES", 4)
     (tmp_path / "run" / "trace").mkdir(parents=True)
-    (tmp_path / "run" / "trace" / "a").write_bytes(b"aaaaaa")
     (tmp_path / "run" / "trace" / "b").write_bytes(b"bb")
-    parcels = [engine_relay.parcel(str(tmp_path / "run"), first) for first in (0, 4, 8)]
-    assert parcels == [([("a", b"aaaa")], False), ([("a", b"aa"), ("b", b"bb")], False), ([], True)]
+    (tmp_path / "run" / "trace" / "a").write_bytes(b"aaaaaa")
+    folder = str(tmp_path / "run")
+    assert engine_relay.files(folder) == ["a", "b"]
+    assert [engine_relay.piece(folder, "a", first) for first in (0, 4, 6)] == [b"aaaa", b"aa", b""]
 
 
 def test_a_rank_whose_notebook_does_not_ask_any_more_is_ended(monkeypatch):

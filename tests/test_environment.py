@@ -116,6 +116,7 @@ DEMO = "--no-compile -e ."
         ("test-all", [DEMO, '-e ".[lab,mpi]" --group test-all']),
         ("check", [DEMO, "--group check"]),
         ("notebooks", [DEMO, '-e ".[notebook,mpi]" --group notebooks']),
+        ("site", [DEMO, "--group site"]),
         ("bench", [DEMO, "--group bench"]),
     ],
 )

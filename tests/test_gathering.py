@@ -8,8 +8,7 @@ from datetime import timedelta
 from torch.distributed import HashStore, TCPStore
 
 from dlearn.hooks.c10d.collectives import _Probe
-from dlearn.hooks.network.clock import Desk
-from dlearn.recorder.gathering import _END, _receive, gather
+from dlearn.hooks.network.clock import _END, Desk, _receive, gather
 
 
 def test_a_file_that_stops_coming_is_kept_as_far_as_it_came_and_told(tmp_path, capsys):

@@ -9,7 +9,7 @@ from text_boxes import faults
 from traces import Job
 
 from dlearn import Cluster, draw
-from dlearn.draw.group_map import groups_of, rows_of
+from dlearn.draw.maps.group_map import groups_of, rows_of
 
 
 def parallel(folder, *, data, tensor, pipeline):

@@ -5,7 +5,7 @@ from traces import Job
 from dlearn.analysis import hangs, mismatches
 from dlearn.analysis.hanging.hang_words import hang_sentence, tell, whereabouts
 from dlearn.analysis.hanging.stuck import Pace, inside, pace
-from dlearn.analysis.telling.story import story
+from dlearn.analysis.telling.words import story
 from dlearn.trace.event import NOT_OBSERVED, REFUSED, End
 from dlearn.trace.job_facts import Exit, Place, Stopped
 from dlearn.trace.trace import Trace

@@ -178,16 +178,24 @@ def test_output_is_live(kernel, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_progress_line_shows_and_disappears(kernel, tmp_path):
+@pytest.mark.parametrize("before", ["run = ", ""])
+def test_rows_stand_in_one_output_which_becomes_the_card_of_the_run(kernel, tmp_path, before):
     kernel.run("import programs")
-    request = kernel.client.execute("run = Cluster(2).run(programs.wait_for, 'seen')")
+    request = kernel.client.execute(f"{before}Cluster(2).run(programs.wait_for, 'seen')")
     first = kernel.wait_for("display_data")
     (tmp_path / "seen").touch()
     shown = kernel.outputs(request)
-    lines = [output["data"]["text/plain"] for output in shown if output["kind"] == "update_display_data"]
+    last = [output["data"] for output in shown if output["kind"] == "update_display_data"][-1]
     assert first["data"]["text/plain"].startswith("dlearn: 2 of 2 ranks at work, ")
-    assert lines[-1] == ""
-    assert text_of(shown) == ""
+    assert first["metadata"] == {"dlearn": "live"}
+    assert "<td" in first["data"]["text/html"]
+    if before:
+        assert last["text/plain"].startswith("2 ranks returned")
+        assert last["text/html"].startswith("<p><strong>2 ranks returned")
+    else:  # The cell shows the card itself.
+        assert last == {"text/plain": ""}
+        (card,) = (output for output in shown if output["kind"] == "execute_result")
+        assert "2 ranks returned" in card["data"]["text/html"]
 
 
 @pytest.mark.parametrize("body", ["while True: pass", "dist.recv(torch.ones(1), 1 - dist.get_rank())"])
@@ -218,9 +226,15 @@ def test_a_hang_is_told_and_the_next_cell_works(kernel):
 
 
 def test_the_kernels_death_ends_its_ranks(kernel, tmp_path):
-    """Ranks that never pause, each with a child in a session of its own. The last test: the kernel is gone then."""
+    """Ranks whose other threads never get to run, each with a child in a session of its own.
+
+    The last test: the kernel is gone then.
+    """
     kernel.run(
-        f"import programs\ndef stuck():\n    programs.with_helper({str(tmp_path / 'pids')!r})\n    while True: pass"
+        "import programs, re\n"
+        "def stuck():\n"
+        f"    programs.with_helper({str(tmp_path / 'pids')!r})\n"
+        "    re.match('(a+)+b', 'a' * 50)  # One call of C, which lasts for hours and does not let go of the GIL."
     )
     kernel.client.execute("Cluster(3).run(stuck)")
     files = [tmp_path / f"pids{rank}" for rank in range(3)]

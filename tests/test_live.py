@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from concurrent import futures
 
@@ -137,6 +138,36 @@ def test_calls_wait_and_are_let_through_one_by_one():
     assert sorted(run.results) == [0, 1]
     assert "held before all_reduce" in {getattr(event, "name", "") for event in run.trace.events}
     assert all_end(run.results.values())
+
+
+OPENED = threading.Event()
+
+
+def wait_until_opened():
+    OPENED.wait(60)
+
+
+def open_up():
+    OPENED.set()
+
+
+def test_a_rank_that_waits_for_an_answer_does_not_compute():
+    def wait():
+        rpc.rpc_sync("server", wait_until_opened)
+
+    def end_it():
+        rpc.rpc_sync("server", open_up)
+
+    run = Cluster(["server", "a", "b"], rpc=True, hold=True).run({"a": wait, "b": end_it})
+    assert {call.rank for call in run.waiting} == {"a", "b"}
+    run.release("a")
+    end = time.monotonic() + 30
+    while run.ranks["a"] == "computes" and time.monotonic() < end:  # On its way into the call.
+        time.sleep(0.01)
+    assert run.ranks["a"].startswith("waits for server in rpc_sync wait_until_opened() (tests/test_live.py:")
+    assert run.ranks["b"].startswith("waits at the gate")
+    run.free().join(60)
+    assert set(run.ranks.values()) == {"has ended"}
 
 
 def test_a_deadlock_is_named_while_nobody_has_timed_out():

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from traces import Job
 
 from dlearn import draw, operations
-from dlearn.draw.layout.folding import ALIKE, MOST_LANES, fold
-from dlearn.draw.layout.lanes import rows_for
+from dlearn.draw.layout.lanes import ALIKE, MOST_LANES, fold, rows_for
 from dlearn.draw.scene import set_scene
 from dlearn.trace.tables.operations import Calls
 

@@ -6,7 +6,7 @@ from traces import Job
 from dlearn import Cluster
 from dlearn.analysis import mismatches
 from dlearn.analysis.hanging.mismatches import mismatch_sentences
-from dlearn.analysis.telling.story import story
+from dlearn.analysis.telling.words import story
 from dlearn.lessons import hangs as halls
 from dlearn.lessons import museum
 from dlearn.lessons.museum import EXHIBITS, exhibit

@@ -10,7 +10,9 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from statistics import median
 
 import psutil
 import pytest
@@ -84,6 +86,9 @@ def test_any_other_words_are_refused_in_one_sentence(words):
         (lambda: Link(latency="1 Mbit/s"), "'1 Mbit/s' is no latency of a link; its units are ns, us, µs, ms, s."),
         (lambda: Network.star("1 Gbit/s"), "a star has a list of cables"),
         (lambda: Network.racks([2, 0], inside="1 ms", between="1 ms"), "racks have a list of sizes"),
+        (lambda: Network.links({(0, 0): "1 ms"}, others="1 ms"), "a single link is between two ranks, not (0, 0)"),
+        (lambda: Network.links({0: "1 ms"}, others="1 ms"), "a single link is between two ranks, not 0"),
+        (lambda: Cluster(2, network=Network.links({(0, "ps"): "1 ms"}, others="1 ms")), "no rank 'ps'; its ranks are"),
         (lambda: Network.of(5), "a network is told in words"),
         (lambda: Cluster(3, network=Network.racks([2, 2], inside="1 ms", between="1 ms")), "is for 4 ranks"),
         (lambda: Cluster(2, network="1 ms", backend="mpi"), "ranks of this machine that speak TCP"),
@@ -96,7 +101,7 @@ def test_what_is_no_network_is_refused(make, sentence):
 
 
 def test_a_way_has_the_latency_and_the_loss_of_its_links():
-    racks = Network.racks([2, 2], inside="1 Gbit/s, 50 us, loss 10 %", between="10 Mbit/s, 1 ms").fitted(4)
+    racks = Network.racks([2, 2], inside="1 Gbit/s, 50 us, loss 10 %", between="10 Mbit/s, 1 ms").fitted(range(4))
     ports = racks.ports(1500)
     assert racks.way(0, 1) == ["from rank 0", "to rank 1"]
     assert racks.way(1, 2) == ["from rank 1", "from rack 0", "to rack 1", "to rank 2"]
@@ -107,6 +112,17 @@ def test_a_way_has_the_latency_and_the_loss_of_its_links():
     assert ports["from rack 0"].queue == 64 * 1500
     # 1 Gbit/s puts 125,000 B on the way in a ms, and the longest way takes 2.1 ms there and back.
     assert racks.window_bytes == 8 * 125_000 * 2.1
+
+
+def test_a_single_link_is_a_way_of_its_own_between_two_named_ranks():
+    one = Network.links({("c", "a"): "10 Mbit/s, 5 ms"}, others="1 Gbit/s, 100 us").fitted(["a", "b", "c"])
+    ports = one.ports(one.packet_bytes)
+    assert one.way(0, 2) == ["rank 0 to rank 2"]
+    assert one.way(2, 0) == ["rank 2 to rank 0"]
+    assert one.way(2, 1) == ["from rank 2", "to rank 1"]
+    assert ports["rank 0 to rank 2"] == ports["rank 2 to rank 0"] == Link(10e6, 0.005)
+    assert one.packet_bytes == 3000, "as the slowest needs it"
+    assert str(one) == "1 Gbit/s, 100 us; between ranks 0 and 2 10 Mbit/s, 5 ms"
 
 
 # Real ranks -----------------------------------------------------------------------------------------------------------
@@ -206,6 +222,74 @@ def test_what_is_paused_goes_on_and_what_is_cut_is_said():
             cluster.network.slow(2, "1 Mbit/s")
 
 
+def compute(seconds: float) -> tuple[float, float]:
+    """Seconds that it took, and of a core."""
+    import time
+
+    import torch
+
+    numbers = torch.randn(300, 300)
+    torch.mm(numbers, numbers)
+    began, computed = time.monotonic(), time.process_time()
+    while time.process_time() - computed < seconds:
+        torch.mm(numbers, numbers)
+    return time.monotonic() - began, time.process_time() - computed
+
+
+@needs_network
+@pytest.mark.slow
+def test_a_straggler_computes_as_slowly_as_asked_and_nobody_else_does():
+    with Cluster(2, network="1 Gbit/s, 100 us") as cluster:
+        cluster.network.straggler(rank=1, factor=3)
+        run = cluster.run(compute, 0.3, timeout=60)
+        took, computed = run.results[1]
+        assert took > 2.8 * computed, "however busy the machine is: it is stopped for that time"
+        (told,) = run.network.stragglers
+        assert (told.rank, told.asked) == (1, 3)
+        assert told.computed >= 0.3
+        assert told.reached == pytest.approx(3, rel=0.1)
+        assert "rank 1's computing was to take 3 times as long, and took" in str(run.network)
+        cluster.network.heal()
+        assert cluster.run(compute, 0.1, timeout=60).network.stragglers == ()
+
+
+@needs_network
+@pytest.mark.slow
+def test_a_straggler_that_only_waits_is_not_stopped():
+    with Cluster(2, network="1 Gbit/s, 100 us") as cluster:
+        cluster.run(nap, timeout=60)  # To load what there is to load.
+        cluster.network.straggler(rank=1, factor=5)
+        (told,) = cluster.run(nap, timeout=60).network.stragglers
+    assert told.computed < 0.5, "else 1 s would be 5"
+
+
+def nap() -> None:
+    import time
+
+    time.sleep(1)
+
+
+@needs_network
+@pytest.mark.slow
+def test_a_straggler_that_does_not_end_is_told_as_one_that_computes():
+    with Cluster(2, network="1 Gbit/s, 100 us") as cluster:
+        cluster.run(nap, timeout=60)  # To load what there is to load.
+        cluster.network.straggler(rank=1, factor=5)
+        with pytest.raises(RankError) as error:
+            cluster.run({1: partial(compute, 1000)}, timeout=2)
+    assert "is stopped" not in str(error.value)
+    assert "rank 1 is at tests/test_network.py:" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("rank", "factor", "sentence"),
+    [(2, 3, "has no rank 2"), (1, 0.5, "1 to 100 times as long, not 0.5"), (1, "3", "1 to 100 times as long, not '3'")],
+)
+def test_what_is_no_straggler_is_refused(rank, factor, sentence):
+    with pytest.raises(SetupError, match=sentence):
+        Cluster(2, network="1 ms").network.straggler(rank, factor)
+
+
 # Nothing is left ------------------------------------------------------------------------------------------------------
 
 
@@ -245,14 +329,14 @@ def test_a_killed_switch_ends_the_run_in_a_sentence_and_leaves_nothing():
     cluster = Cluster(2, network="1 Gbit/s, 1 ms")
 
     def kill_the_switch() -> None:
-        gone(lambda: not switches())  # Until there is one.
+        gone(lambda: not switches(), 60)  # Until there is one.
         time.sleep(0.5)
         for pid in switches():
             os.kill(pid, signal.SIGKILL)
 
     threading.Thread(target=kill_the_switch).start()
     with pytest.raises(RankError, match="lost its network: the switch has ended"):
-        cluster.run(for_ever, timeout=30)
+        cluster.run(for_ever, timeout=100)
     assert gone(of_networks)
 
 
@@ -275,21 +359,36 @@ def tell():
     print(*[child.pid for child in psutil.Process().children(recursive=True)], flush=True)
 
 threading.Thread(target=tell).start()
-Cluster(2, network="1 Gbit/s, 1 ms").run(for_ever)
+cluster = Cluster(2, network="1 Gbit/s, 1 ms")
+cluster.network.straggler(rank=1, factor=FACTOR)
+cluster.run(for_ever)
 """
+
+
+def is_stopped(pid: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+    return False
 
 
 @needs_network
 @pytest.mark.slow
-def test_a_killed_notebook_leaves_nothing(tmp_path):
+@pytest.mark.parametrize("factor", [1, 100])
+def test_a_killed_notebook_leaves_nothing(tmp_path, factor):
+    """Not even a rank that is stopped as a straggler while its notebook and the switch are killed."""
     home = str(Path(__file__).parent.parent)
     environment = {**os.environ, "PYTHONPATH": home}
+    script = KILLED.replace("FACTOR", str(factor))
     with subprocess.Popen(
-        [sys.executable, "-c", KILLED], stdout=subprocess.PIPE, cwd=tmp_path, env=environment, text=True
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=tmp_path, env=environment, text=True
     ) as notebook:
         pids = set(map(int, notebook.stdout.readline().split()))
+        assert len(pids) >= 5
+        if factor > 1:
+            assert gone(lambda: not any(map(is_stopped, pids)))  # Until one is.
+            (switch,) = (pid for pid in pids if any(w.endswith("switch.py") for w in psutil.Process(pid).cmdline()))
+            os.kill(switch, signal.SIGKILL)
         notebook.kill()
-    assert len(pids) >= 5
     assert gone(lambda: pids & set(psutil.pids()))
 
 
@@ -362,6 +461,39 @@ def test_the_cable_between_racks_is_the_slow_one():
         run = cluster.run(all_reduce, 37_500, timeout=60)
     port = next(port for port in run.network.ports if port.name == "from rack 0")
     assert 10e6 < port.rate < 22e6
+
+
+@needs_network
+@pytest.mark.slow
+def test_a_single_link_is_slow_for_its_two_ranks_only():
+    slow = Network.links({(0, 2): "10 Mbit/s, 5 ms"}, others="1 Gbit/s, 100 us")
+    run = Cluster(3, network=slow).run(to_each_other, timeout=60)
+    near, far = (median(run.results[0][rank]) for rank in (1, 2))
+    assert far >= 0.200 + 0.010  # 250 kB at 10 Mbit/s, and gloo asks before it sends.
+    assert near < far / 2
+    carried = {port.name: port.rate for port in run.network.ports}
+    assert 5e6 < carried["rank 0 to rank 2"] < 11e6
+
+
+def to_each_other() -> dict[int, list[float]]:
+    """Seconds of each of three sends of 250 kB from rank 0 to each other rank, until it says that it came."""
+    import time
+
+    import torch
+    import torch.distributed as dist
+
+    taken, data, rank = {}, torch.ones(62_500), dist.get_rank()
+    for other in (1, 2):
+        for _ in range(3):
+            began = time.monotonic()
+            if rank == 0:
+                dist.send(data, other)
+                dist.recv(data[:1], other)
+            elif rank == other:
+                dist.recv(data, 0)
+                dist.send(data[:1], 0)
+            taken.setdefault(other, []).append(time.monotonic() - began)
+    return taken
 
 
 # Where it is not permitted --------------------------------------------------------------------------------------------

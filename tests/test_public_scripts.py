@@ -28,8 +28,10 @@ SCRIPTS = Path(__file__).parent / "scripts"
 
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    # torch's programs write an XML report, with a package of its own, wherever CI is set.
+    # torch's programs write an XML report, with a package of its own, wherever CI is set. Their master asks trainers
+    # over RPC as soon as it has its own process group, which a trainer may not have yet: torch's switch has it wait.
     own = {"ACCELERATE_USE_CPU": "1", "HF_HUB_OFFLINE": "1", "TEMP_DIR": str(folder / "temporary"), "CI": ""}
+    own["TORCH_DIST_INIT_BARRIER"] = "1"
     return subprocess.run(
         [sys.executable, "-m", *command],
         cwd=folder,

@@ -11,7 +11,8 @@ from traces import Job, header
 
 from dlearn.errors import TraceError
 from dlearn.trace.event import NOT_OBSERVED, Collective, End, Footer, GroupFact, Header, PointToPoint, Span
-from dlearn.trace.store import printable, read
+from dlearn.trace.printable import printable
+from dlearn.trace.store import read
 from dlearn.trace.trace import Trace
 from dlearn.trace.writer import MAX_LINE_BYTES, Writer
 

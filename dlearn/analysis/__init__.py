@@ -12,13 +12,16 @@ from dlearn.analysis.ddp.bucket_times import BucketTimes, bucket_times
 from dlearn.analysis.ddp.overlap import Overlap, overlap
 from dlearn.analysis.ddp.step_times import RunSteps, step_times
 from dlearn.analysis.hanging.mismatches import Mismatch, mismatches
+from dlearn.analysis.hanging.roots import Root, roots
 from dlearn.analysis.hanging.stuck import Hang, hangs
+from dlearn.analysis.hanging.victims import Victim, victims
 from dlearn.analysis.rpc.iteration import Iteration, iteration, iterations
 from dlearn.analysis.rpc.networkx_graph import autograd_graph
 from dlearn.analysis.telling.words import Explanation, explain
 from dlearn.analysis.volume.comparing import Comparison, compare
 from dlearn.analysis.volume.rank_memory import RankMemory, rank_memory
 from dlearn.analysis.volume.reconcile import Reconciliation, reconcile
+from dlearn.analysis.volume.topology import Topology, topologies, topology
 from dlearn.analysis.volume.traffic import Traffic, WireTraffic, measured_traffic, predicted_traffic, traffic
 from dlearn.join.confirming import messages
 from dlearn.join.joining import operations
@@ -36,9 +39,12 @@ __all__ = [
     "Overlap",
     "RankMemory",
     "Reconciliation",
+    "Root",
     "RunSteps",
     "Scaling",
+    "Topology",
     "Traffic",
+    "Victim",
     "WireTraffic",
     "assert_fresh",
     "assert_reduces",
@@ -61,7 +67,11 @@ __all__ = [
     "predicted_traffic",
     "rank_memory",
     "reconcile",
+    "roots",
     "scaling",
     "step_times",
+    "topologies",
+    "topology",
     "traffic",
+    "victims",
 ]

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from dlearn.analysis.hanging.hang_words import listed, missing_text, never, tell, why_missing, why_stuck
+from dlearn.analysis.hanging.hang_words import (
+    listed,
+    missing_text,
+    never,
+    tell,
+    why_missing,
+    why_stuck,
+)
+from dlearn.analysis.hanging.roots import roots, roots_title
 from dlearn.analysis.hanging.stuck import hangs
 from dlearn.analysis.volume.traffic import Traffic, WireTraffic, traffic
 from dlearn.join.unrolling import PairSum
@@ -37,7 +45,9 @@ def sequence_finding(trace: Trace) -> str:
 
 
 def hang_finding(trace: Trace) -> str:
-    """The first hang; nothing where nothing hangs."""
+    """Who holds the others up, else the first hang; nothing where nothing hangs."""
+    if title := roots_title(trace):
+        return capital(title, roots(trace)[0].rank, trace.labels)
     told = tell(hangs(trace), trace)[:1]
     return "".join(capital(sentence, speaker, trace.labels) for speaker, sentence, _ in told)
 
@@ -87,7 +97,7 @@ def _pattern(sent: Traffic) -> str:
     if len(pairs) == len(ranks) * (len(ranks) - 1):
         return f"Each rank sends {alike} to {'the other' if len(ranks) == 2 else 'every other rank'}"
     for step, neighbour in ((-1, "before"), (1, "after")):
-        if set(pairs) == _ring(ranks, step):
+        if set(pairs) == {(rank, ranks[(place + step) % len(ranks)]) for place, rank in enumerate(ranks)}:
             times = _times(set(pairs.values()), sent.reduced_bytes)
             return f"Each rank sends {alike}{times} to the rank {neighbour} it"
     if len(senders) == 1:
@@ -109,6 +119,11 @@ def _who_sends_most(sent: Traffic) -> str:
         told = f"{listed([names[rank] for rank in who])} send {size_text(most)} each, {listed(each)}"
         if len(told) <= _LONGEST_FINDING:
             return capital(told, who[0], names)
+    to_each = {rank: sent.bytes_to(rank=rank) for rank in ranks}
+    receiver = max(to_each, key=lambda rank: to_each[rank])
+    if len(who) > 1 and list(to_each.values()).count(to_each[receiver]) == 1:
+        told = f"{names[receiver]} receives the most: {size_text(to_each[receiver])} of {size_text(sent.total_bytes)}"
+        return capital(told, receiver, names)
     if len(who) > 1:
         return f"{len(who)} of {len(ranks)} ranks send the most: {size_text(most)} each"
     told = f"{names[who[0]]} sends the most: {size_text(most)} of {size_text(sent.total_bytes)}"
@@ -118,10 +133,10 @@ def _who_sends_most(sent: Traffic) -> str:
 def pair_sentences(sent: Traffic | WireTraffic) -> list[str]:
     """ "rank 0 sends rank 1 28.9 kB (derived).", those that send most first."""
     pairs = sorted(sent.sizes.items(), key=lambda pair: (-pair[1], pair[0]))
-    told = [
-        f"{sent.labels[src]} sends {sent.labels[dst]} {size_text(size)} ({_known(sent, (src, dst))})."
-        for (src, dst), size in pairs[:_PAIRS_TOLD]
-    ]
+    told = []
+    for (src, dst), size in pairs[:_PAIRS_TOLD]:
+        known = sent.known[src, dst] if isinstance(sent, Traffic) else (f"on the wire, {sent.counted}",)
+        told.append(f"{sent.labels[src]} sends {sent.labels[dst]} {size_text(size)} ({', partly '.join(known)}).")
     rest = pairs[_PAIRS_TOLD:]
     if rest:
         told.append(f"{count_text(len(rest), 'more pair')}: {size_text(sum(size for _, size in rest))}.")
@@ -129,10 +144,6 @@ def pair_sentences(sent: Traffic | WireTraffic) -> list[str]:
     return told + [
         f"{size_text(size)} from {sent.labels[src]} to {sent.labels[dst]} never came." for (src, dst), size in missing
     ]
-
-
-def _known(sent: Traffic | WireTraffic, pair: tuple[int, int]) -> str:
-    return ", partly ".join(sent.known[pair]) if isinstance(sent, Traffic) else f"on the wire, {sent.counted}"
 
 
 def sizes_text(pairs: Sequence[PairSum]) -> str:
@@ -228,7 +239,3 @@ def capital(sentence: str, rank: int | None, labels: RankNames) -> str:
     """With a capital, as it begins with this rank; but where that has a name of its own, as it is."""
     numbered = rank is not None and labels.short(rank) == str(rank)
     return sentence[:1].upper() + sentence[1:] if numbered else sentence
-
-
-def _ring(ranks: Sequence[int], step: int) -> set[tuple[int, int]]:
-    return {(rank, ranks[(place + step) % len(ranks)]) for place, rank in enumerate(ranks)}

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import inspect
-import os
 import reprlib
-import secrets
-import shutil
 import sys
 import time
 import weakref
@@ -20,7 +16,7 @@ from typing import Any, Literal
 
 import cloudpickle
 
-from dlearn.cluster import engine_rank, engines, mpi_launch, spares, wired_rank
+from dlearn.cluster import enclosed_rank, engine_rank, engines, mpi_launch, spares, wired_rank
 from dlearn.cluster.answers import Raised, Returned
 from dlearn.cluster.crew import Crew, Died, Ended, Outcome, Rank
 from dlearn.cluster.faults import rank_error, who
@@ -29,13 +25,14 @@ from dlearn.cluster.launch import DEFAULT_START, StartMethod
 from dlearn.cluster.output import OutputStreams
 from dlearn.cluster.payload import Surroundings, pack, surroundings
 from dlearn.cluster.rank import Call, HostPlace
-from dlearn.cluster.run import Run
+from dlearn.cluster.run import Run, keep_folder, new_folder
 from dlearn.errors import Interrupted, SetupError
 from dlearn.live.keeper import Keeper
+from dlearn.live.live_display import LiveDisplay
 from dlearn.live.schedule import Hold
 from dlearn.network.link import Link
 from dlearn.network.live import LiveNetwork
-from dlearn.network.namespace import DEVICE
+from dlearn.network.namespace import DEVICE, NotPermitted
 from dlearn.network.plan import Network
 from dlearn.trace.job_facts import Exit, Stopped, Switched
 from dlearn.trace.options import Measure, Options
@@ -44,9 +41,9 @@ from dlearn.trace.writer import file_of_rank, note_end
 Function = Callable[..., Any]
 Name = int | str
 
-RUNS_KEPT = 20
 MOST_RANKS = 64
 LONGEST_NAME = 40
+EXPOSED = "other users of this machine could reach its RPC workers"
 
 
 class Cluster:
@@ -59,7 +56,9 @@ class Cluster:
     works unchanged. With `backend="mpi"` the ranks are those of a real MPI job of MPICH's on this machine: mpi4py's
     `MPI.COMM_WORLD` is ready, and, unless `init=False`, a process group over it. With `rpc=True`
     every rank is an RPC worker of its own name (of a number: "worker0"), on loopback and over TCP, so that its bytes
-    are counted; it serves until all functions have returned.
+    are counted; it serves until all functions have returned. Whoever reaches a worker can have it run anything: so
+    these ranks share a network with nobody else in it, and with no way out (no download); where that is not permitted,
+    `run.exposed` says why. `private=False` leaves them on this machine's loopback; True insists, without RPC, too.
 
     What ranks send is recorded unless `record=False`; `measure`, `checksums`, `graph`, `hang_after` and `sources` are
     those of `dlearn.record`. `start` is "forkserver", or "spawn", the default on macOS: each rank loads torch itself,
@@ -93,6 +92,7 @@ class Cluster:
         backend: Literal["gloo", "nccl", "mpi", "dlearn_ring"] = "gloo",
         init: bool = True,
         rpc: bool = False,
+        private: bool | None = None,
         record: bool = True,
         measure: Measure | None = "span",
         checksums: bool = False,
@@ -122,11 +122,17 @@ class Cluster:
                 "a chosen network is between ranks of this machine that speak TCP: gloo, dlearn_ring, RPC."
             )
         self.network = LiveNetwork(Network.of(network), self.names) if network is not None else None
-        if hold is not False and (engine is not None or backend in ("mpi", "nccl") or not record):
-            raise SetupError("hold= is for recorded ranks of this machine, over gloo, dlearn_ring or RPC.")
+        if hold is not False and (engine is not None or backend == "nccl" or not record):
+            raise SetupError("hold= is for recorded ranks of this machine, over gloo, dlearn_ring, MPI or RPC.")
         self._hold_calls = hold
         if start not in ("forkserver", "spawn"):
             raise SetupError(f"ranks cannot be started by {start!r}; use 'forkserver' or 'spawn'.")
+        here = engine is None and backend in ("gloo", "dlearn_ring")
+        if private and not here:
+            raise SetupError("private= is for ranks of this machine over gloo, dlearn_ring or RPC.")
+        wanted = rpc if private is None else private
+        self._private, self._must_be_private = here and network is None and wanted, bool(private)
+        self._exposed = EXPOSED if rpc and network is None else ""
         self.backend, self.init, self.rpc = backend, init, rpc
         options = Options(measure, checksums, graph=graph, hang_after=hang_after, sources=sources)
         self.record = options if record else None
@@ -156,9 +162,10 @@ class Cluster:
         payload = pack(functions, args)
         if self._inside_with and (held := self._held_run()) is not None and held.under_way:
             raise SetupError("a held run of these ranks is under way: free() and join() it, or end() it, first.")
-        run = Run(_new_folder(), self.record is not None)
-        _hold(run)
+        run = Run(new_folder(), self.record is not None)
+        keep_folder(run)
         crew, around = self._crew_for_call(), surroundings()
+        run.private, run.exposed = self._private and not self._exposed, self._exposed
         calls = [self._call(rank, name, payload, around, run) for rank, name in enumerate(self.names)]
         if self._hold_calls is False:
             return self._carry_out(run, crew, calls, timeout, check=check)
@@ -170,11 +177,20 @@ class Cluster:
         return held
 
     def _carry_out(self, run: Run, crew: Crew, calls: list[Call], timeout: float | None, *, check: bool) -> Run:
+        with LiveDisplay() as display:
+            self._follow(run, crew, calls, timeout, display)
+            if run.error is not None and check:
+                raise run.error
+            display.become(run)
+        run.display = display
+        return run
+
+    def _follow(self, run: Run, crew: Crew, calls: list[Call], timeout: float | None, display: LiveDisplay) -> None:
         around = calls[0].surroundings
         try:
             if self.network is not None:
                 self.network.begin()
-            outcomes, streams = crew.call(calls, timeout)
+            outcomes, streams = crew.call(calls, timeout, display)
         except KeyboardInterrupt:
             raise Interrupted(f"the ranks were ended; what they had recorded is in {run.folder}/trace") from None
         finally:
@@ -191,9 +207,6 @@ class Cluster:
         run.error = rank_error(self.names, outcomes, run, timeout, around)
         if run.error is not None and self.network is not None and self.network.trouble():
             run.error.what += f"\n{self.network.trouble()}"
-        if run.error is not None and check:
-            raise run.error
-        return run
 
     def __enter__(self) -> Cluster:
         if self._inside_with:
@@ -249,6 +262,14 @@ class Cluster:
             return engine_rank.start_ranks(self._engines)
         if self.network is not None:
             return wired_rank.start_ranks(self.network, len(self.names), self._start)
+        if self._private:
+            self._exposed = ""
+            try:
+                return enclosed_rank.start_ranks(len(self.names), self._start)
+            except NotPermitted as refused:
+                if self._must_be_private:
+                    raise SetupError(f"these ranks cannot be private on this machine: {refused}.") from None
+                self._exposed = f"{EXPOSED}: {refused}"
         ranks = spares.take(len(self.names), self._start)
         return mpi_launch.seated(ranks) if self.backend == "mpi" else ranks
 
@@ -316,43 +337,6 @@ def _end_ranks(ranks: Iterable[Rank]) -> None:
         rank.kill()
 
 
-# Runs -----------------------------------------------------------------------------------------------------------------
-
-_HELD = "held"
-"""A file in a run's folder with the pid of the process that has its `Run` in hand, so that nobody tidies it away."""
-
-
-def _new_folder() -> Path:
-    """A new folder in `.dlearn/runs`, where the newest 20 runs are kept, and those that a notebook still holds."""
-    home = Path(".dlearn", "runs").resolve()  # The notebook may change its directory later.
-    folder = home / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-    try:
-        # What ran here, and on which hosts, is the business of no other user of the machine.
-        home.parent.mkdir(mode=0o700, exist_ok=True)
-        (folder / "trace").mkdir(parents=True)
-        (folder / _HELD).write_text(str(os.getpid()))
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        hint = "Make room on its disk" if full else "Work in a folder that you may write to"
-        raise SetupError(f"runs cannot be kept in {home} here: {error.strerror}. {hint}.") from None
-    runs = sorted((path for path in home.iterdir() if path.is_dir()), key=_changed_ns)
-    for old in runs[:-RUNS_KEPT]:
-        if not _is_held(old):
-            shutil.rmtree(old, ignore_errors=True)
-    return folder
-
-
-def _hold(run: Run) -> None:
-    weakref.finalize(run, (run.folder / _HELD).unlink, missing_ok=True).atexit = False  # Then the pid is nobody's.
-
-
-def _changed_ns(folder: Path) -> int:
-    try:
-        return folder.stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0  # Another notebook of this folder has just tidied it away.
-
-
 def _note_ends(folder: Path, ends: Iterable[Exit | Stopped | Switched | None]) -> None:
     """Of a rank that died, or was ended here, its trace file says how; and what its network carried."""
     for rank, end in enumerate(ends):
@@ -373,11 +357,3 @@ def _end(outcome: Outcome) -> Exit | Stopped | None:
         case Ended(at_ns=int(at_ns)):
             return Stopped(at_ns=at_ns)
     return None
-
-
-def _is_held(folder: Path) -> bool:
-    try:
-        os.kill(int((folder / _HELD).read_text()), 0)
-    except (OSError, ValueError):
-        return False
-    return True

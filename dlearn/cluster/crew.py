@@ -18,9 +18,12 @@ from dlearn.cluster.answers import Raised, Returned
 from dlearn.cluster.engine_rank import EngineRank
 from dlearn.cluster.grace import Grace
 from dlearn.cluster.launch import RankProcess, StackLine, StartMethod
-from dlearn.cluster.output import OutputStreams, ProgressLine
+from dlearn.cluster.output import OutputStreams
 from dlearn.cluster.rank import FINISH, Call
+from dlearn.cluster.strangers import users_connected_to
 from dlearn.errors import SetupError
+from dlearn.live.live_display import LiveDisplay
+from dlearn.live.live_rows import LiveRows
 from dlearn.trace.rpc.agent_log import LOOK_SECONDS, PAUSE_SECONDS, SUFFIX
 
 GRACE_SECONDS = 0.5
@@ -84,23 +87,29 @@ class Crew:
     def alive(self) -> bool:
         return bool(self.ranks) and all(rank.lives for rank in self.ranks)
 
-    def call(self, calls: Sequence[Call], timeout: float | None) -> tuple[list[Outcome], OutputStreams]:
-        """Run one call to its end on all ranks. If anything goes wrong here, or is interrupted, no rank survives."""
+    def call(
+        self, calls: Sequence[Call], timeout: float | None, display: LiveDisplay
+    ) -> tuple[list[Outcome], OutputStreams]:
+        """Run one call to its end on all ranks. If anything goes wrong here, or is interrupted, no rank survives.
+
+        Meanwhile the display shows what they do; of held calls, whose run shows itself, it does not.
+        """
         if not self._busy.acquire(blocking=False):
             raise SetupError("these ranks are at work on another run: use a Cluster of its own in each thread.")
         try:
-            return self._call(calls, timeout)
+            return self._call(calls, timeout, display)
         finally:
             self._busy.release()
 
-    def _call(self, calls: Sequence[Call], timeout: float | None) -> tuple[list[Outcome], OutputStreams]:
+    def _call(
+        self, calls: Sequence[Call], timeout: float | None, display: LiveDisplay
+    ) -> tuple[list[Outcome], OutputStreams]:
         logs = [_agent_log(call, rank) for call, rank in zip(calls, self.ranks, strict=True)]
         streams = OutputStreams(self.tags, logs)
-        progress = ProgressLine()
         try:
             store = self.ranks[0].listen(backlog=len(calls) * 4)
             calls = [replace(call, store=store) for call in calls]
-            outcomes = self._lost_before() or self._send_and_follow(calls, streams, progress, timeout)
+            outcomes = self._lost_before() or self._send_and_follow(calls, streams, display, timeout)
             healthy = all(isinstance(outcome, Returned | Raised) for outcome in outcomes)
             self._finish(outcomes, streams, keep=healthy and calls[0].keep)
             if healthy:
@@ -115,7 +124,7 @@ class Crew:
         finally:
             if self._sender is not None:
                 self._sender.join()
-            progress.clear()
+            display.step_aside()
             streams.finish()
         if healthy and not calls[0].keep:
             # They have closed their files and are leaving by themselves.
@@ -135,19 +144,21 @@ class Crew:
         ]
 
     def _send_and_follow(
-        self, calls: Sequence[Call], streams: OutputStreams, progress: ProgressLine, timeout: float | None
+        self, calls: Sequence[Call], streams: OutputStreams, display: LiveDisplay, timeout: float | None
     ) -> list[Outcome]:
         # On a thread: a rank that does not read must not hold up the clock. It ends when the ranks do.
         self._sender = threading.Thread(target=_send, args=(list(self.ranks), calls), daemon=True)
         self._sender.start()
-        return self._follow(calls, streams, progress, timeout)
+        return self._follow(calls, streams, display, timeout)
 
     def _follow(
-        self, calls: Sequence[Call], streams: OutputStreams, progress: ProgressLine, timeout: float | None
+        self, calls: Sequence[Call], streams: OutputStreams, display: LiveDisplay, timeout: float | None
     ) -> list[Outcome]:
         outcomes: list[Outcome | None] = [None] * len(self.ranks)
         deadline = time.monotonic() + timeout if timeout is not None else None
         grace: Grace | None = None
+        look_again_ns = 0
+        rows = LiveRows(Path(calls[0].folder, "trace"), self.tags)
         with selectors.DefaultSelector() as selector:
             for index, rank in enumerate(self.ranks):
                 selector.register(rank.control, selectors.EVENT_READ, ("control", index))
@@ -156,6 +167,9 @@ class Crew:
                 selector.register(rank.sentinel, selectors.EVENT_READ, ("death", index))
             while any(outcome is None for outcome in outcomes):
                 asked_ns = time.monotonic_ns()
+                if asked_ns > look_again_ns:
+                    self._refuse_strangers(calls[0])
+                    look_again_ns = asked_ns + round(1e9 * LOOK_SECONDS)
                 look = LOOK_SECONDS if grace is None else LOOK_SECONDS / 5
                 wait = look if deadline is None else min(look, max(0.0, deadline - time.monotonic()))
                 ready = [key.data for key, _ in selector.select(wait)]
@@ -178,10 +192,11 @@ class Crew:
                         # The first fault. The others get a moment to fail by themselves, and to say why.
                         grace = Grace(GRACE_SECONDS, self._pids_here(outcomes))
                 if streams.waiting:
-                    progress.clear()
+                    display.step_aside()
                     streams.show()
                 running = sum(outcome is None for outcome in outcomes)
-                progress.update(f"dlearn: {running} of {len(outcomes)} ranks at work")
+                if not calls[0].gate:
+                    display.update(f"dlearn: {running} of {len(outcomes)} ranks at work", rows)
                 if deadline is not None and time.monotonic() >= deadline:
                     break
                 if grace is not None and grace.is_over(self._pids_here(outcomes)):
@@ -189,12 +204,24 @@ class Crew:
                 if streams.logging and running:
                     # Each of its lines would wake this process up, and take the ranks' time.
                     time.sleep(PAUSE_SECONDS)
+        self._refuse_strangers(calls[0])
         late = [rank for rank, outcome in enumerate(outcomes) if outcome is None]
         for index, stack in zip(late, self._stacks(calls, late), strict=True):
             rank = self.ranks[index]
             halted = rank.halted
             outcomes[index] = Ended(stack, rank.pause(), halted)
         return [outcome or Ended() for outcome in outcomes]
+
+    def _refuse_strangers(self, call: Call) -> None:
+        """SetupError if another user of this machine has connected to RPC workers, which can be had to run anything."""
+        open_to_others = call.rpc and all(type(rank) is RankProcess for rank in self.ranks)
+        users = users_connected_to(rank.pid or 0 for rank in self.ranks) if open_to_others else ()
+        for uid in sorted(users):
+            raise SetupError(
+                f"user {uid} of this machine has connected to these ranks, and may have had them run anything as you:"
+                f" they were ended. What they had recorded is in {call.folder}. Where dlearn doctor says that private"
+                " ranks are possible, leave out private=False."
+            )
 
     def _pids_here(self, outcomes: Sequence[Outcome | None]) -> list[int]:
         """Of the ranks on this machine that are still at work."""

@@ -4,7 +4,7 @@ On Linux the orphans among a process's descendants become its own children if it
 (PR_SET_CHILD_SUBREAPER; else they become children of the system's first process). The fork server
 and each rank ask: what a rank has started stays below it while it lives, and below the fork server
 when it is gone. What the notebook itself has started is never there. (macOS has nothing like that:
-there a daemon outlives its rank. So it does on Linux where a spawned rank dies all of a sudden.)
+there a daemon outlives its rank.)
 """
 
 from __future__ import annotations
@@ -17,11 +17,21 @@ import time
 from collections.abc import Collection
 from contextlib import ExitStack, suppress
 from functools import partial
+from multiprocessing import forkserver
 from pathlib import Path
 
 END_SECONDS = 2.0
 """How long processes may take to end that have been killed: they may be waiting for a disk."""
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+def end_with_fork_server() -> None:
+    """This rank is killed by the system when its fork server ends, even while it is stopped; it uses that no more."""
+    # With its end of this pipe open, a rank that is stopped would keep the fork server after the notebook's end.
+    os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
+    forkserver._forkserver.__init__()  # type: ignore[misc]
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def adopt() -> None:
@@ -33,10 +43,15 @@ def adopt() -> None:
 def end_children(parent: int, *, but: Collection[int] = ()) -> None:
     """End every process that this adopter has started or taken in, and all of theirs; not the children `but`."""
     deadline = time.monotonic() + END_SECONDS
-    while sum(_end(child, parent) for child in _children(parent) if child not in but):
-        if time.monotonic() > deadline:
+    ended: list[int] | None = None
+    while time.monotonic() < deadline:
+        found = [child for child in _children(parent) if child not in but]
+        if sum(_end(child, parent) for child in found):
+            time.sleep(0.001)  # Then their own children have come here.
+        elif found == ended:
             return
-        time.sleep(0.001)  # Then their own children have come here.
+        else:
+            ended = found  # Since they were listed: what the last one had may have come here after that.
 
 
 def _children(parent: int) -> list[int]:
@@ -64,5 +79,7 @@ def _end(child: int, parent: int) -> bool:
 def _lives_below(child: int, parent: int) -> bool:
     with suppress(OSError):
         state, its_parent = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[:2]
-        return int(its_parent) == parent and state not in "ZX"
+        # Its first thread may be gone before another one that has its children.
+        ended = state in "ZX" and len(os.listdir(f"/proc/{child}/task")) <= 1
+        return int(its_parent) == parent and not ended
     return False

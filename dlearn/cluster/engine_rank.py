@@ -24,8 +24,8 @@ from dlearn.cluster.answers import Raised
 from dlearn.cluster.engine_relay import Report
 from dlearn.cluster.engines import ANSWER_SECONDS, Engine, EngineGone
 from dlearn.cluster.launch import StackLine
-from dlearn.cluster.output import ProgressLine
 from dlearn.cluster.rank import Call
+from dlearn.live.live_display import LiveDisplay
 from dlearn.trace.rpc.agent_log import widen
 
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.05, 0.5
@@ -160,13 +160,10 @@ class EngineRank:
             self.lost += f"; what it had recorded stayed there, in {self._folders[0]}/trace"
 
     def _fetch(self, there: str, here: Path) -> None:
-        first, whole = 0, False
-        while not whole:
-            pieces, whole = self.engine.ask(engine_relay.parcel, there, first)
-            for name, piece in pieces:
-                with (here / Path(name).name).open("ab") as file:
+        for name in self.engine.ask(engine_relay.files, there):
+            with (here / Path(name).name).open("wb") as file:
+                while piece := self.engine.ask(engine_relay.piece, there, name, file.tell()):
                     file.write(piece)
-                first += len(piece)
         # Not before all of it is here.
         self.engine.ask(shutil.rmtree, there, True)
 
@@ -227,7 +224,7 @@ def _on_our_clock(message: Any, report: Report, asked_ns: int) -> Any:
 def start_ranks(engines: Sequence[Engine]) -> list[EngineRank]:
     """A fresh rank beside each engine. If one cannot be waited for, none is left."""
     ranks = [EngineRank(engine) for engine in engines]  # They start at the same time.
-    progress = ProgressLine()
+    progress = LiveDisplay()
     try:
         for rank in ranks:
             while not rank.is_there(LONGEST_SECONDS):

@@ -28,7 +28,7 @@ LEASE_SECONDS = 60.0
 """A rank whose notebook has not asked for so long has lost it, and is ended."""
 OUTPUT_BYTES = 2 * PIPE_BYTES
 """As much of what a rank prints goes into one report: more than its pipe can hold."""
-PARCEL_BYTES = 8 << 20
+PIECE_BYTES = 8 << 20
 DEATH_SECONDS = 2.0
 
 
@@ -114,21 +114,16 @@ def end(key: str) -> None:
         spares.turn_over(hosted.process.close, 1, DEFAULT_START)
 
 
-def parcel(folder: str, first: int) -> tuple[list[tuple[str, bytes]], bool]:
-    """Pieces (name, bytes) of what was recorded in `folder`, all files in a row, from byte `first` on.
+def files(folder: str) -> list[str]:
+    """The names of what was recorded in `folder`."""
+    return sorted(path.name for path in Path(folder, "trace").glob("*"))
 
-    True with the last ones.
-    """
-    pieces, room = [], PARCEL_BYTES
-    for path in sorted(Path(folder, "trace").glob("*")):
-        size = path.stat().st_size
-        if first < size and room:
-            with path.open("rb") as file:
-                file.seek(first)
-                pieces.append((path.name, file.read(room)))
-            room -= len(pieces[-1][1])
-        first = max(0, first - size)
-    return pieces, bool(room)
+
+def piece(folder: str, name: str, first: int) -> bytes:
+    """Some of a recorded file, from byte `first` on; nothing at its end."""
+    with Path(folder, "trace", name).open("rb") as file:
+        file.seek(first)
+        return file.read(PIECE_BYTES)
 
 
 def _moved_here(call: Call, hosted: _Hosted) -> Call:

@@ -153,8 +153,9 @@ def _check(engines: Sequence[Engine]) -> None:
     python, first = platform.python_version(), engines[0]
     for engine in engines:
         there = engine.told
-        if not there["dlearn"]:
-            raise SetupError(f"{engine} has no dlearn: install it there, in the engine's own Python.")
+        for package in ("dlearn", "torch"):
+            if not there[package]:
+                raise SetupError(f"{engine} has no {package}: install it there, in the engine's own Python.")
         if there["dlearn"] != dlearn.__version__:
             raise SetupError(
                 f"{engine} has dlearn {there['dlearn']}, and this notebook {dlearn.__version__}: install the same."
@@ -164,8 +165,6 @@ def _check(engines: Sequence[Engine]) -> None:
                 f"{engine} runs Python {there['python']}, and this notebook {python}: functions travel only between"
                 " the same minor versions."
             )
-        if not there["torch"]:
-            raise SetupError(f"{engine} has no torch: install it there, in the engine's own Python.")
         if there["torch"] != first.told["torch"]:
             raise SetupError(
                 f"{engine} has torch {there['torch']}, and {first} has {first.told['torch']}: install the same."

@@ -30,6 +30,8 @@ _BROKEN_CONNECTION = (
     "EOF: end of file (this error originated at tensorpipe",
 )
 """What gloo and the store say on the ranks that were left behind. Never the cause."""
+_NO_WAY_OUT = ("Network is unreachable", "Temporary failure in name resolution", "Name or service not known")
+"""What the system says in a network that has no way out."""
 
 
 def rank_error(
@@ -211,6 +213,8 @@ def _hint(outcome: Outcome, run: Run) -> str:
         return "the system may have run out of memory (fewer ranks, smaller batches)."
     if isinstance(outcome, Died):
         return "error.run.output holds what each rank printed, error.run.trace what it sent."
+    if isinstance(outcome, Raised) and run.private and any(words in outcome.message for words in _NO_WAY_OUT):
+        return "these ranks reach each other and nothing else; Cluster(..., private=False) gives them a way out."
     return ""
 
 

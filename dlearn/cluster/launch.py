@@ -34,10 +34,9 @@ from typing import Any, Literal, NamedTuple
 from dlearn.cluster import descendants
 from dlearn.cluster.descriptors import send_descriptor
 from dlearn.cluster.payload import is_installed
-from dlearn.cluster.rank import STACK_SIGNAL, Call, stack_file
+from dlearn.cluster.rank import STACK_SIGNAL, Call, Enter, stack_file
 from dlearn.cluster.rank import main as rank_main
 from dlearn.errors import SetupError
-from dlearn.network.namespace import Seat
 from dlearn.trace.rpc.agent_log import widen
 
 StartMethod = Literal["forkserver", "spawn"]
@@ -47,7 +46,7 @@ DEFAULT_START: StartMethod = "forkserver" if sys.platform == "linux" else "spawn
 _servers: dict[StartMethod, Any] = {"forkserver": forkserver.ForkServer(), "spawn": forkserver.ForkServer()}
 """Not the one of multiprocessing: what that has forked are the notebook's own processes."""
 _servers["forkserver"].set_forkserver_preload(["dlearn.cluster.preload"])
-_servers["spawn"].set_forkserver_preload([])
+_servers["spawn"].set_forkserver_preload(["dlearn.cluster.server_end"] if sys.platform == "linux" else [])
 _forked: set[int] = set()
 """The ranks below it that have not been seen off. What else is there was left by ranks that are gone."""
 _forking = threading.Lock()
@@ -236,13 +235,21 @@ def _ensure_running(start: StartMethod) -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def start_rank(start: StartMethod, seat: Seat | None = None) -> RankProcess:
+def start_rank(start: StartMethod, enter: Enter | None = None) -> RankProcess:
     """Start one rank process; it waits for its first call. SetupError if no more files can be opened.
 
-    With a `seat` it first goes into a network of its own.
+    With `enter` it first goes into a network of its own.
     """
+    context = mp.get_context()
     try:
-        return _start_rank(start, seat)
+        control, their_control = context.Pipe()
+        their_alive, alive = context.Pipe(duplex=False)
+        output, their_output = context.Pipe(duplex=False)
+        widen(output.fileno())
+        arguments = (their_control, their_alive, their_output)
+        _ensure_running(start)
+        process = _ForkedRank(target=rank_main, args=(*arguments, enter), name=start)
+        process.start()
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
@@ -250,18 +257,6 @@ def start_rank(start: StartMethod, seat: Seat | None = None) -> RankProcess:
             "this process may open no more files, and each rank needs five of them: use fewer ranks,"
             " or raise the limit (ulimit -n)."
         ) from None
-
-
-def _start_rank(start: StartMethod, seat: Seat | None) -> RankProcess:
-    context = mp.get_context()
-    control, their_control = context.Pipe()
-    their_alive, alive = context.Pipe(duplex=False)
-    output, their_output = context.Pipe(duplex=False)
-    widen(output.fileno())
-    arguments = (their_control, their_alive, their_output)
-    _ensure_running(start)
-    process = _ForkedRank(target=rank_main, args=(*arguments, seat), name=start)
-    process.start()
     for theirs in arguments:
         theirs.close()
     return RankProcess(process, control, output, alive)

@@ -28,6 +28,13 @@ LINE_BYTES = 4096
 ABORTED = "ended the MPI job"
 """What a rank has done that has called MPI's Abort."""
 _SHARED = Path("/dev/shm")
+_ALWAYS = {
+    "init": "response_to_init pmi_version=1 pmi_subversion=1 rc=0",
+    "get_maxes": "maxes kvsname_max=256 keylen_max=64 vallen_max=1024",
+    "get_appnum": "appnum appnum=0",
+    "finalize": "finalize_ack",
+}
+"""What is answered to these, whoever asks."""
 
 
 def find_mpi() -> None:
@@ -77,12 +84,8 @@ class Job:
 
     def _answer(self, rank: int, asked: dict[str, str]) -> None:
         match asked.get("cmd", ""):
-            case "init":
-                answer = "response_to_init pmi_version=1 pmi_subversion=1 rc=0"
-            case "get_maxes":
-                answer = "maxes kvsname_max=256 keylen_max=64 vallen_max=1024"
-            case "get_appnum":
-                answer = "appnum appnum=0"
+            case command if command in _ALWAYS:
+                answer = _ALWAYS[command]
             case "get_universe_size":
                 answer = f"universe_size size={len(self._ends)}"
             case "get_my_kvsname":
@@ -106,8 +109,6 @@ class Job:
                 if pid is not None:
                     os.kill(pid, signal.SIGKILL)
                 return
-            case "finalize":
-                answer = "finalize_ack"
             case other:
                 answer = f"{other}_result rc=-1 msg=not_supported"
         self._tell(rank, answer)

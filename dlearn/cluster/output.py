@@ -1,15 +1,14 @@
-"""What the ranks print: shown live, a line at a time, tagged by rank, and kept. And the line that shows a long run."""
+"""What the ranks print: shown live, a line at a time, tagged by rank, and kept."""
 
 from __future__ import annotations
 
 import os
 import sys
-import time
 from collections import Counter
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from dlearn.trace.rpc.agent_log import PIPE_BYTES, Filter
 
@@ -151,44 +150,3 @@ class OutputStreams:
 
 def _text(data: bytes | bytearray) -> str:
     return data.decode(errors="replace")
-
-
-class ProgressLine:
-    """One line that says that something still runs. It appears after two seconds and is gone at the end."""
-
-    AFTER_SECONDS = 2.0
-
-    def __init__(self) -> None:
-        self._start = time.monotonic()
-        self._shown = ""
-        self._display: Any = None
-
-    def update(self, text: str) -> None:
-        elapsed = time.monotonic() - self._start
-        line = f"{text}, {elapsed:.0f} s"
-        if elapsed >= self.AFTER_SECONDS and line != self._shown:
-            self._show(line)
-
-    def clear(self) -> None:
-        """Take the line away; it comes back with the next update."""
-        if self._shown:
-            self._show("")
-
-    def _show(self, line: str) -> None:
-        if self._display is not None:
-            self._display.update({"text/plain": line}, raw=True)
-        elif _in_notebook():
-            from IPython.display import display
-
-            self._display = display({"text/plain": line}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-        elif sys.stderr.isatty():
-            print(f"\r\033[K{line}", end="", file=sys.stderr, flush=True)
-        else:
-            return
-        self._shown = line
-
-
-def _in_notebook() -> bool:
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return shell is not None and hasattr(shell, "kernel")

@@ -3,11 +3,9 @@
 `torch._dynamo` is the surprise: constructing a DDP model imports it, 4 s in every fresh process.
 """
 
-import atexit
 import gc
 import os
 import sys
-import warnings
 from contextlib import suppress
 from multiprocessing import spawn
 from pickle import UnpicklingError
@@ -24,19 +22,17 @@ import torch.nn.parallel
 import torch.optim  # noqa: F401
 
 import dlearn.cluster.rank
-from dlearn.cluster import descendants
 from dlearn.errors import SetupError
 
 with suppress(SetupError):  # A torch that does not fit: each rank says so, where it is told to the user.
-    import dlearn.recorder  # noqa: F401
+    import dlearn.recorder
     from dlearn.hooks.c10d import collectives
 
     # Once here instead of once in every rank.
     collectives.self_test()
 
-# What ranks leave behind that are gone comes here; multiprocessing's server sees it off, and is surprised.
-descendants.adopt()
-warnings.filterwarnings("ignore", message="forkserver: waitpid returned unexpected pid")
+# The last: at the server's end it goes first, and nothing goes after it.
+import dlearn.cluster.server_end  # noqa: F401
 
 
 def tell(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
@@ -50,9 +46,6 @@ def tell(kind: type[BaseException], error: BaseException, traceback: TracebackTy
 
 
 sys.excepthook = tell
-
-# The server has nothing to tidy up when it ends. (triton, which torch 2.15 brings, would list there what it leaks.)
-atexit.register(os._exit, 0)
 
 # What is loaded stays: without this, a rank's first garbage collection would copy all of it into its own memory.
 gc.freeze()

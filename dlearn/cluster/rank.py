@@ -17,10 +17,9 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TextIO
@@ -30,8 +29,7 @@ from dlearn.cluster.answers import Returned, answer_of_exception, answer_of_valu
 from dlearn.cluster.descriptors import receive_descriptor, send_descriptor
 from dlearn.cluster.payload import Surroundings, Unpacker
 from dlearn.errors import SetupError
-from dlearn.network import namespace
-from dlearn.network.namespace import Seat
+from dlearn.network.namespace import NotPermitted
 from dlearn.trace.options import Options
 
 
@@ -74,16 +72,20 @@ class Call:
 class Listen:
     """What a rank in a network of its own is asked before its call: to open the store's socket there."""
 
+    address: str
     backlog: int
 
+
+Enter = Callable[[], int | None]
+"""Moves a process of one thread into a network of its own; its device, if the parent is to hold that; NotPermitted."""
 
 FINISH, CLOSED = "finish", "closed"
 STACK_SIGNAL = signal.SIGUSR1
 
 
-def main(control: Connection, alive: Connection, output: Connection, seat: Seat | None = None) -> None:
+def main(control: Connection, alive: Connection, output: Connection, enter: Enter | None = None) -> None:
     """Serve calls until told to end. The target of a rank's process."""
-    if seat is not None and not _take_seat(seat, control):
+    if enter is not None and not _take_seat(enter, control):
         return
     # A notebook interrupts its whole process group; ranks are ended by the cluster, not by the keyboard.
     os.setpgid(0, 0)
@@ -92,7 +94,7 @@ def main(control: Connection, alive: Connection, output: Connection, seat: Seat 
     # What the function starts is started as in the notebook, not by a fork server just because this
     # rank was; and if it wants one, by its own: below ours are ranks, and what they left behind.
     multiprocessing.set_start_method(None, force=True)
-    forkserver._forkserver.__init__()  # type: ignore[misc]
+    descendants.end_with_fork_server()
     descendants.adopt()
     _redirect(output)
     threading.Thread(target=_end_with_parent, args=(alive,), daemon=True, name="dlearn-parent").start()
@@ -118,19 +120,19 @@ def main(control: Connection, alive: Connection, output: Connection, seat: Seat 
     _end_with_all_it_started()
 
 
-def _take_seat(seat: Seat, control: Connection) -> bool:
+def _take_seat(enter: Enter, control: Connection) -> bool:
     """Go into a network of its own, while there is one thread; its device is for the parent. False if refused."""
-    refused = ""
     with contextlib.suppress(BrokenPipeError):  # The parent is gone.
         try:
-            device = namespace.enter(seat)
-        except namespace.NotPermitted as error:
-            refused = str(error)
-        control.send(refused)
-        if not refused:
+            device = enter()
+        except NotPermitted as error:
+            control.send(str(error))
+            return False
+        control.send("")
+        if device is not None:
             send_descriptor(control, device)
             os.close(device)
-            return True
+        return True
     return False
 
 
@@ -180,7 +182,7 @@ class _Rank:
 
     def listen(self, asked: Listen) -> None:
         """Open the socket of the next call's store in this rank's own network."""
-        self._listener = socket.create_server((namespace.address(0), 0), backlog=asked.backlog)
+        self._listener = socket.create_server((asked.address, 0), backlog=asked.backlog)
         self._control.send(self._listener.getsockname())
 
     def _receive_listener(self) -> int:
@@ -205,7 +207,7 @@ class _Rank:
             me = os.getpid()
             with self._rpc_worker(call, recording):
                 if gate is not None:
-                    gate.meet(call.gate, call.rank, recording)
+                    gate.meet(call.gate, call.rank, call.world_size, recording)
                 value = function(*args) if function is not None else None
                 if gate is not None:
                     gate.function_over()

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from functools import partial
-from multiprocessing.connection import Connection
 
 from dlearn.cluster.descriptors import receive_descriptor
-from dlearn.cluster.launch import RankProcess, StartMethod, start_rank
-from dlearn.cluster.rank import Listen
+from dlearn.cluster.enclosed_rank import EnclosedRank
+from dlearn.cluster.launch import StackLine, StartMethod, start_rank
+from dlearn.cluster.rank import Call
 from dlearn.errors import SetupError
 from dlearn.network.live import LiveNetwork, SwitchProcess
-from dlearn.network.namespace import Seat, address
-
-SEAT_SECONDS = 60.0
-"""How long a rank may take to come into its network: one that is spawned loads torch before."""
+from dlearn.network.namespace import Seat, address, enter
 
 
-class WiredRank(RankProcess):
+class WiredRank(EnclosedRank):
     """A rank in a network of its own. With the last of them that is closed, the switch ends."""
 
-    leaves_a_spare = False
+    address = address(0)
     switch: SwitchProcess
+    network: LiveNetwork
     living: list[WiredRank]
     """All ranks of this network that are not closed."""
 
@@ -30,14 +27,13 @@ class WiredRank(RankProcess):
     def lost(self) -> str:
         return "lost its network: the switch has ended" if self.switch.lost else super().lost
 
-    def listen(self, backlog: int, address: str = address(0)) -> tuple[str, int]:
-        """Have the rank itself open the socket: from here, its network cannot be reached."""
-        with suppress(OSError, EOFError):  # It has ended; following it will tell.
-            self.control.send(Listen(backlog))
-            if self.control.poll(SEAT_SECONDS):
-                found: tuple[str, int] = self.control.recv()
-                return found
-        return address, 0
+    def stack(self, call: Call) -> tuple[StackLine, ...]:
+        self.network.let_compute()
+        return super().stack(call)
+
+    def pause(self) -> int:
+        self.network.let_compute()  # Else the switch would let it go on.
+        return super().pause()
 
     def close(self) -> None:
         super().close()
@@ -53,20 +49,21 @@ def start_ranks(network: LiveNetwork, count: int, start: StartMethod) -> list[Wi
     try:
         for rank in range(count):
             seat = Seat(rank, count, network.packet_bytes, network.asked.window_bytes)
-            ranks.append(WiredRank(**vars(start_rank(start, seat))))
+            ranks.append(WiredRank(**vars(start_rank(start, partial(enter, seat)))))
         for each in ranks:
-            devices.append(_device(each.control))
-        switch = network.connect(devices, partial(_end, ranks))
+            devices.append(_device(each))
+        pids = [each.pid for each in ranks if each.pid is not None]
+        switch = network.connect(devices, pids, partial(_end, ranks))
     except BaseException:
         _end(ranks)
         for each in ranks:
-            RankProcess.close(each)
+            EnclosedRank.close(each)
         raise
     finally:
         for device in devices:
             os.close(device)
     for each in ranks:
-        each.switch, each.living = switch, ranks
+        each.switch, each.living, each.network = switch, ranks, network
     return list(ranks)
 
 
@@ -75,12 +72,8 @@ def _end(ranks: list[WiredRank]) -> None:
         rank.kill()
 
 
-def _device(control: Connection) -> int:
+def _device(rank: WiredRank) -> int:
     """The end of a rank's network device that the switch will hold."""
-    refused = "a rank did not come into its network"
-    with suppress(EOFError, ConnectionResetError):
-        if control.poll(SEAT_SECONDS):
-            refused = control.recv()
-    if refused:
+    if refused := rank.refused():
         raise SetupError(f"ranks cannot have a network of their own on this machine: {refused}.")
-    return receive_descriptor(control)
+    return receive_descriptor(rank.control)

@@ -6,9 +6,8 @@
 `init_process_group("mpi4py", init_method="mpi4py://")` under mpiexec, or `Cluster(4, backend="mpi")`.
 """
 
-from dlearn.collectives import backend, halving_doubling, mpi_backend, ring, star, tree
+from dlearn.collectives import backend, halving_doubling, ring, star, tree
 
 __all__ = ["halving_doubling", "ring", "star", "tree"]
 
 backend.register()
-mpi_backend.register()

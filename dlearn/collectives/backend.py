@@ -10,8 +10,9 @@ process group, which pass torch's dispatcher, where a recording sees them.
 
 from __future__ import annotations
 
+import importlib.util
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
@@ -20,26 +21,44 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, Work
+from torch.distributed.rendezvous import register_rendezvous_handler
 from torch.futures import Future
 
 from dlearn import recorder
 from dlearn.collectives import ring
-from dlearn.collectives.exchange import check, check_sizes, in_place
-from dlearn.collectives.reduction import GLASS_BOX, combiner
+from dlearn.collectives.exchange import GLASS_BOX, check, check_sizes, combiner, in_place
+from dlearn.errors import not_installed
 
 Tensors = list[torch.Tensor]
 
-NAME = "dlearn_ring"
+NAME, MPI4PY = "dlearn_ring", "mpi4py"
 
 
 def register() -> None:
-    """Make the backend known to torch; once is enough."""
-    if NAME not in dist.Backend.backend_list:
-        dist.Backend.register_backend(NAME, _make, extended_api=True, devices=["cpu"])
+    """Make the backends of this package known to torch; once is enough.
+
+    `init_process_group("mpi4py", init_method="mpi4py://")` works then; mpi4py is imported when somebody asks for it.
+    """
+    if NAME in dist.Backend.backend_list:
+        return
+    dist.Backend.register_backend(NAME, lambda options, _: GlassBox(options), extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend(
+        MPI4PY, lambda options, _: _mpi_group().MpiGroup(options), extended_api=True, devices=["cpu"]
+    )
+    register_rendezvous_handler(MPI4PY, _meet)  # type: ignore[no-untyped-call]
 
 
-def _make(options: Any, _: object) -> GlassBox:
-    return GlassBox(options)
+def _meet(url: str, *_: Any, **__: Any) -> Iterator[tuple[Any, int, int]]:
+    yield _mpi_group().meet()
+    raise RuntimeError("ranks of MPI meet once per init_process_group; they are not restarted.")
+
+
+def _mpi_group() -> Any:
+    if importlib.util.find_spec("mpi4py") is None:
+        raise not_installed("mpi4py", needed_by="the backend mpi4py")
+    from dlearn.collectives import mpi_group
+
+    return mpi_group
 
 
 class Steps(ProcessGroup):

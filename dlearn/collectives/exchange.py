@@ -10,17 +10,35 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, ReduceOp
 
 from dlearn import recorder
-from dlearn.collectives.reduction import GLASS_BOX, combiner, kind_of
 from dlearn.errors import PeerError, SetupError
 
 T = TypeVar("T")
+
+GLASS_BOX = "glass-box collectives"
+"""Who refuses something, in words."""
+
+Combine = Callable[[torch.Tensor, torch.Tensor], object]
+"""Takes the second tensor into the first, in place."""
+
+_COMBINE: dict[object, Combine] = {
+    ReduceOp.SUM: torch.Tensor.add_,
+    ReduceOp.AVG: torch.Tensor.add_,  # and divided by the ranks at the end
+    ReduceOp.PRODUCT: torch.Tensor.mul_,
+    ReduceOp.MIN: lambda mine, theirs: torch.minimum(mine, theirs, out=mine),
+    ReduceOp.MAX: lambda mine, theirs: torch.maximum(mine, theirs, out=mine),
+    ReduceOp.BAND: torch.Tensor.bitwise_and_,
+    ReduceOp.BOR: torch.Tensor.bitwise_or_,
+    ReduceOp.BXOR: torch.Tensor.bitwise_xor_,
+}
+_BITWISE = (ReduceOp.BAND, ReduceOp.BOR, ReduceOp.BXOR)
+_ORDERED = (ReduceOp.MIN, ReduceOp.MAX)
 
 
 class Chunk(NamedTuple):
@@ -44,12 +62,10 @@ class Exchange:
         self._group = group
         self._combine = combiner(op, flat.dtype) if op is not None else None
         self._average = op is not None and kind_of(op) == ReduceOp.AVG
-        self._scratch = flat.new_empty(0)
         self._tag = zlib.crc32(f"{name} {flat.dtype} {flat.numel()} {about}".encode()) >> 2
 
-    @property
-    def whole(self) -> Chunk:
-        return Chunk(0, self.flat.numel())
+        self.whole = Chunk(0, flat.numel())
+        self._scratch = flat.new_empty(0)
 
     def blocks(self, count: int) -> tuple[Chunk, ...]:
         """The whole in `count` parts, as even as they can be."""
@@ -72,7 +88,6 @@ class Exchange:
         is gone, or does not answer within the group's timeout.
         """
         sending = receiving = None
-        arriving = self.flat[0:0]
         if give is not None and to is not None and give.stop > give.start:
             size, itemsize = self.flat.numel(), self.flat.element_size()
             with recorder.step(step, offset_bytes=give.start * itemsize, whole_bytes=size * itemsize):
@@ -80,15 +95,16 @@ class Exchange:
                 not_taken = f"step {step}: rank {to} did not take what rank {self.rank} sends"
                 sending = self._unless_gone(lambda: self._group.send(given, to, self._tag), not_taken)
         if take is not None and by is not None and take.stop > take.start:
-            arriving = self._room(take.stop - take.start) if combine else self.flat[take.start : take.stop]
+            mine = self.flat[take.start : take.stop]
+            arriving = self._room(len(mine)) if combine else mine
             nothing_came = f"step {step}: nothing came from rank {by}"
             receiving = self._unless_gone(lambda: self._group.recv([arriving], by, self._tag), nothing_came)
         if sending is not None:
             self._unless_gone(sending.wait, not_taken)
         if receiving is not None:
             self._unless_gone(receiving.wait, nothing_came)
-            if combine and take is not None and self._combine is not None:
-                self._combine(self.flat[take.start : take.stop], arriving)
+            if combine and self._combine is not None:
+                self._combine(mine, arriving)
 
     def finish(self, part: Chunk | None = None) -> None:
         """Once all shares are combined in `part` (else in the whole): a mean is a sum divided by the ranks."""
@@ -120,16 +136,6 @@ def in_one_row(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     copy = tensor.detach().reshape(-1).contiguous()
     yield copy
     tensor.detach().copy_(copy.view(tensor.shape))
-
-
-def default_group(group: ProcessGroup | None) -> ProcessGroup:
-    if group is not None:
-        return group
-    if not dist.is_initialized():
-        raise SetupError("there is no process group here: call init_process_group first, or run this on a Cluster.")
-    world = dist.group.WORLD
-    assert world is not None
-    return world
 
 
 def check(tensors: Sequence[torch.Tensor], group: ProcessGroup, who: str = GLASS_BOX) -> None:
@@ -173,10 +179,49 @@ def in_place(name: str, plan: Plan, tensor: torch.Tensor, group: ProcessGroup, o
         plan(Exchange(name, flat, group, op, about))
 
 
-def reported(
-    name: str, group: ProcessGroup | None, tensors: Sequence[torch.Tensor]
-) -> tuple[ProcessGroup, recorder.Outer]:
-    """The group, and the collective as a recording shows it; for a call by the user."""
-    known = default_group(group)
+@contextmanager
+def reported(name: str, group: ProcessGroup | None, tensors: Sequence[torch.Tensor]) -> Iterator[ProcessGroup]:
+    """Report what is done inside as the user's call of a collective; gives `group` or the default one."""
+    if group is None and not dist.is_initialized():
+        raise SetupError("there is no process group here: call init_process_group first, or run this on a Cluster.")
+    known = group or dist.group.WORLD
+    assert known is not None
     check(tensors, known)
-    return known, recorder.operation(name, known, tensors)
+    with recorder.operation(name, known, tensors):
+        yield known
+
+
+class AllReduce(Protocol):
+    """The call of an algorithm's all-reduce."""
+
+    def __call__(
+        self, tensor: torch.Tensor, group: ProcessGroup | None = None, op: object = dist.ReduceOp.SUM
+    ) -> None: ...
+
+
+def all_reduce_by(name: str, plan: Plan) -> AllReduce:
+    """Make the `all_reduce` that carries out this plan."""
+
+    def all_reduce(tensor: torch.Tensor, group: ProcessGroup | None = None, op: object = dist.ReduceOp.SUM) -> None:
+        """Put the sum (or `op`) of all ranks' tensors into each of them, in place."""
+        with reported("all_reduce", group, [tensor]) as known:
+            in_place(f"{name} all_reduce", plan, tensor, known, op)
+
+    return all_reduce
+
+
+# What "reduce" means: how the shares of two ranks become one, item by item -------------------------------------------
+
+
+def kind_of(op: object) -> object:
+    """SUM, MAX, ...: torch passes some operations inside an object of their own."""
+    return getattr(op, "op", op)
+
+
+def combiner(op: object, dtype: torch.dtype, who: str = GLASS_BOX) -> Combine:
+    """How `op` takes one tensor of this type into another. SetupError for what no algorithm here can do."""
+    kind, fractions = kind_of(op), dtype.is_floating_point or dtype.is_complex
+    refused = (kind == ReduceOp.AVG and not fractions) or (kind in _BITWISE and fractions)
+    if kind not in _COMBINE or refused or (kind in _ORDERED and dtype.is_complex):
+        raise SetupError(f"{who} know no {getattr(kind, 'name', kind)} of {dtype}.")
+    return _COMBINE[kind]

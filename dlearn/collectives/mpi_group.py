@@ -12,26 +12,27 @@ are summed in float32 (complex64) and rounded once, at the end. A mean is MPI's 
 
 from __future__ import annotations
 
+import socket
 import threading
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from mpi4py import MPI
-from torch._C._distributed_c10d import ReduceOp, Work
+from torch._C._distributed_c10d import ReduceOp, TCPStore, Work
 
 from dlearn import recorder
 from dlearn.collectives.backend import Queued
-from dlearn.collectives.exchange import check, check_root, check_sizes, in_one_row
-from dlearn.collectives.mpi_rows import Several, bytes_of, for_mpi, row_bytes
+from dlearn.collectives.exchange import check, check_root, check_sizes, in_one_row, kind_of
 from dlearn.collectives.mpi_wait import MpiWork, wait_for
-from dlearn.collectives.reduction import kind_of
 from dlearn.errors import SetupError
 
 Tensors = list[torch.Tensor]
 
 WHO = "collectives over mpi4py"
+LOOPBACK = "127.0.0.1"
 
 
 class MpiGroup(Queued):
@@ -46,6 +47,10 @@ class MpiGroup(Queued):
         self._timeout_seconds = options.timeout.total_seconds()
         self._closing = threading.Event()
         self._under_way: list[tuple[MPI.Request, torch.Tensor]] = []
+
+    def _queue(self, name: str, inputs: Sequence[torch.Tensor], *more: Any, **facts: Any) -> Work:
+        recorder.hold(name, self, inputs)
+        return super()._queue(name, inputs, *more, **facts)
 
     # torch asks for these by their names in C++. It would keep the others in a backend of its own, and there is none.
 
@@ -102,9 +107,7 @@ class MpiGroup(Queued):
         return self._queue("reduce", [tensor], [tensor], work, root=root)
 
     def _scatter_list(self, output: torch.Tensor, parts: Sequence[torch.Tensor], op: object) -> Work:
-        def work() -> None:
-            self._reduce_scatter("reduce_scatter", output, list(parts), op)
-
+        work = partial(self._reduce_scatter, "reduce_scatter", output, parts, op)
         return self._queue("reduce_scatter", parts, [output], work)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, options: Any = None) -> Work:
@@ -175,9 +178,9 @@ class MpiGroup(Queued):
     def _all_gather(self, name: str, into: Sequence[Tensors], inputs: Tensors, result: Any) -> Work:
         def work() -> None:
             for each, mine in zip(into, inputs, strict=True):
-                with Several(each) as blocks, in_one_row(mine) as row:
-                    counts = blocks.counts if len(each) == self.size() else [mine.nbytes] * self.size()
-                    self._wait(name, self._comm.Iallgatherv(bytes_of(row), [bytes_of(blocks.row), counts]))
+                with as_one_row(each) as blocks, in_one_row(mine) as row:
+                    counts = sizes_of(each) if len(each) == self.size() else [mine.nbytes] * self.size()
+                    self._wait(name, self._comm.Iallgatherv(bytes_of(row), [bytes_of(blocks), counts]))
 
         return self._queue(name, inputs, [tensor for each in into for tensor in each], work, result)
 
@@ -186,8 +189,8 @@ class MpiGroup(Queued):
         check_root(root, self.size())
 
         def work() -> None:
-            with Several(into) as blocks, in_one_row(mine) as row:
-                room = [bytes_of(blocks.row), blocks.counts] if self.rank() == root else None
+            with as_one_row(into) as blocks, in_one_row(mine) as row:
+                room = [bytes_of(blocks), sizes_of(into)] if self.rank() == root else None
                 self._wait("gather", self._comm.Igatherv(bytes_of(row), room, root))
 
         return self._queue("gather", [mine], into, work, [into], root=root)
@@ -197,16 +200,16 @@ class MpiGroup(Queued):
         check_root(root, self.size())
 
         def work() -> None:
-            with Several(given, back=False) as blocks, in_one_row(mine) as row:
-                sent = [bytes_of(blocks.row), blocks.counts] if self.rank() == root else None
+            with as_one_row(given, back=False) as blocks, in_one_row(mine) as row:
+                sent = [bytes_of(blocks), sizes_of(given)] if self.rank() == root else None
                 self._wait("scatter", self._comm.Iscatterv(sent, bytes_of(row), root))
 
         return self._queue("scatter", given, [mine], work, root=root)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, options: Any = None) -> Work:
         def work() -> None:
-            with Several(inputs, back=False) as given, Several(outputs) as blocks:
-                sent, room = [bytes_of(given.row), given.counts], [bytes_of(blocks.row), blocks.counts]
+            with as_one_row(inputs, back=False) as given, as_one_row(outputs) as blocks:
+                sent, room = [bytes_of(given), sizes_of(inputs)], [bytes_of(blocks), sizes_of(outputs)]
                 self._wait("all_to_all", self._comm.Ialltoallv(sent, room))
 
         return self._queue("all_to_all", inputs, outputs, work)
@@ -238,34 +241,32 @@ class MpiGroup(Queued):
     def send(self, tensors: Tensors, to: int, tag: int) -> Work:
         (tensor,) = tensors
         check(tensors, self, WHO)
+        recorder.hold("send", self, [tensor], peer=to)
         seen = recorder.posted("send", self, tensor, peer=to, tag=tag)
         row = tensor.detach().reshape(-1).contiguous()
-        request = self._comm.Isend(bytes_of(row), to, tag)
-        return self._posted(f"send to rank {to}", request, ExitStack(), row, seen)
+        return self._work(f"send to rank {to}", self._comm.Isend(bytes_of(row), to, tag), row, seen)
 
-    def recv(self, tensors: Tensors, by: int, tag: int) -> Work:
-        return self._receive(tensors, by, tag)
-
-    def recv_anysource(self, tensors: Tensors, tag: int) -> Work:
-        return self._receive(tensors, None, tag)
-
-    def _receive(self, tensors: Tensors, by: int | None, tag: int) -> Work:
+    def recv(self, tensors: Tensors, by: int | None, tag: int) -> Work:
         (tensor,) = tensors
         check(tensors, self, WHO)
+        recorder.hold("recv", self, [tensor], peer=by)
         seen = recorder.posted("recv", self, tensor, peer=by, tag=tag)
         held = ExitStack()  # At its end what came is copied to where it belongs.
         row = held.enter_context(in_one_row(tensor))
         request = self._comm.Irecv(bytes_of(row), MPI.ANY_SOURCE if by is None else by, tag)
-        name = f"recv from {'any rank' if by is None else f'rank {by}'}"
-        return self._posted(name, request, held, row, seen)
+        sender = "any rank" if by is None else f"rank {by}"
+        return self._work(f"recv from {sender}", request, row, seen, held)
 
-    def _posted(
-        self, name: str, request: MPI.Request, held: ExitStack, row: torch.Tensor, seen: recorder.Posted
+    def recv_anysource(self, tensors: Tensors, tag: int) -> Work:
+        return self.recv(tensors, None, tag)
+
+    def _work(
+        self, name: str, request: MPI.Request, row: torch.Tensor, seen: recorder.Posted, held: ExitStack | None = None
     ) -> Work:
         # Nobody need keep the Work of a send, and MPI may read the row until somebody has seen the end.
         self._under_way = [each for each in self._under_way if each[0]]
         self._under_way.append((request, row))
-        return MpiWork(request, held, row, seen, name, self._patience)
+        return MpiWork(request, held or ExitStack(), row, seen, name, self._patience)
 
     # Waiting ---------------------------------------------------------------------------------------------------------
 
@@ -295,3 +296,96 @@ def _communicator(options: Any) -> MPI.Intracomm:
     if MPI.Query_thread() != MPI.THREAD_MULTIPLE:
         raise SetupError("this MPI cannot be used by several threads (MPI_THREAD_MULTIPLE), as torch does.")
     return comm
+
+
+def meet() -> tuple[Any, int, int]:
+    """Return store, rank and size: the ranks of an MPI job meet in a store that rank 0 serves on loopback.
+
+    SetupError if they are on more than one host: they need a store that all can reach.
+    """
+    world = MPI.COMM_WORLD
+    here = world.Split_type(MPI.COMM_TYPE_SHARED)
+    together = here.size == world.size
+    here.Free()
+    if not together:
+        raise SetupError(
+            'init_method="mpi4py://" is for ranks on one host; on several give init_process_group a store of your own,'
+            " with MPI's rank and size."
+        )
+    if world.rank != 0:
+        return TCPStore(LOOPBACK, world.bcast(None), world.size, is_master=False), world.rank, world.size
+    with socket.create_server((LOOPBACK, 0), backlog=4 * world.size) as listener:
+        port = world.bcast(listener.getsockname()[1])
+        store = TCPStore(
+            LOOPBACK, port, world.size, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+    return store, 0, world.size
+
+
+# Tensors as MPI takes them --------------------------------------------------------------------------------------------
+
+
+_OPERATIONS: dict[object, MPI.Op] = {
+    ReduceOp.SUM: MPI.SUM,
+    ReduceOp.AVG: MPI.SUM,  # and divided by the ranks at the end
+    ReduceOp.PRODUCT: MPI.PROD,
+    ReduceOp.MIN: MPI.MIN,
+    ReduceOp.MAX: MPI.MAX,
+    ReduceOp.BAND: MPI.BAND,
+    ReduceOp.BOR: MPI.BOR,
+    ReduceOp.BXOR: MPI.BXOR,
+}
+# Of truth values, as torch has it: their sum is "or", their product "and".
+_OF_TRUTH: dict[object, MPI.Op] = {
+    ReduceOp.SUM: MPI.BOR,
+    ReduceOp.PRODUCT: MPI.BAND,
+    ReduceOp.MIN: MPI.BAND,
+    ReduceOp.MAX: MPI.BOR,
+    ReduceOp.BAND: MPI.BAND,
+    ReduceOp.BOR: MPI.BOR,
+    ReduceOp.BXOR: MPI.BXOR,
+}
+
+
+def for_mpi(row: torch.Tensor, op: object) -> tuple[torch.Tensor, MPI.Op]:
+    """The items in a type that MPI calculates with: themselves, or a copy."""
+    mpi_op = _OPERATIONS[kind_of(op)]
+    if row.dtype == torch.bool:
+        return row.view(torch.uint8), _OF_TRUTH[kind_of(op)]
+    if row.is_floating_point() and row.element_size() < 4:
+        return row.float(), mpi_op
+    if row.dtype == torch.complex32:
+        return row.to(torch.complex64), mpi_op
+    return row, mpi_op
+
+
+def bytes_of(row: torch.Tensor) -> Any:
+    """What MPI sends of it, whatever its type."""
+    return row.view(torch.uint8).numpy()
+
+
+def row_bytes(tensor: torch.Tensor, rows: Sequence[int], ranks: int) -> list[int]:
+    """Bytes for each rank: of as many rows of the tensor as the program says, else of even shares."""
+    size = tensor.nbytes
+    if not rows:
+        if len(tensor) % ranks:
+            raise SetupError(f"{len(tensor)} rows cannot be shared out evenly to {ranks} ranks.")
+        return [size // ranks] * ranks
+    if len(rows) != ranks or sum(rows) != len(tensor):
+        raise SetupError(f"{list(rows)} rows for {ranks} ranks do not make up the {len(tensor)} of the tensor.")
+    return [count * (size // max(1, len(tensor))) for count in rows]
+
+
+def sizes_of(tensors: Sequence[torch.Tensor]) -> list[int]:
+    return [tensor.nbytes for tensor in tensors]
+
+
+@contextmanager
+def as_one_row(tensors: Sequence[torch.Tensor], *, back: bool = True) -> Iterator[torch.Tensor]:
+    """Lay copies of the tensors in one row; with `back` they get at the end what the row then holds."""
+    flat = [tensor.detach().reshape(-1) for tensor in tensors]
+    row = torch.cat(flat) if flat else torch.empty(0)
+    yield row
+    if back and flat:
+        for tensor, part in zip(tensors, torch.split(row, [len(each) for each in flat]), strict=True):
+            tensor.detach().copy_(part.view(tensor.shape))

@@ -15,33 +15,22 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 
-from dlearn.collectives.exchange import Chunk, Exchange, check_sizes, in_place, reported
+from dlearn.collectives.exchange import Chunk, Exchange, all_reduce_by, check_sizes, in_place, reported
 from dlearn.join.gloo_schedules import chunk_bounds
-
-
-def all_reduce(tensor: torch.Tensor, group: ProcessGroup | None = None, op: object = dist.ReduceOp.SUM) -> None:
-    """The sum (or `op`) of all ranks' tensors, on every rank, in place."""
-    group, outer = reported("all_reduce", group, [tensor])
-    with outer:
-        in_place("ring all_reduce", all_reduce_steps, tensor, group, op)
 
 
 def reduce_scatter(
     output: torch.Tensor, input: torch.Tensor, group: ProcessGroup | None = None, op: object = dist.ReduceOp.SUM
 ) -> None:
     """Rank r gets the sum of all ranks' block r; `input` has n blocks of `output`'s size."""
-    group, outer = reported("reduce_scatter_single", group, [input, output])
-    check_sizes(input, output, group.size())
-    with outer:
-        reduce_scatter_on(output, input, group, op)
+    with reported("reduce_scatter_single", group, [input, output]) as known:
+        reduce_scatter_on(output, input, known, op)
 
 
 def all_gather(output: torch.Tensor, input: torch.Tensor, group: ProcessGroup | None = None) -> None:
     """Every rank gets all ranks' `input`, one behind the other; `output` has room for n of them."""
-    group, outer = reported("all_gather_single", group, [input, output])
-    check_sizes(output, input, group.size())
-    with outer:
-        all_gather_on(output, input, group)
+    with reported("all_gather_single", group, [input, output]) as known:
+        all_gather_on(output, input, known)
 
 
 # The steps ------------------------------------------------------------------------------------------------------------
@@ -78,6 +67,7 @@ def gloos_chunks(x: Exchange) -> tuple[Chunk, ...]:
 
 
 def reduce_scatter_on(output: torch.Tensor, input: torch.Tensor, group: ProcessGroup, op: object) -> None:
+    check_sizes(input, output, group.size())
     # The input is the caller's: sums are made in a copy.
     flat = input.detach().reshape(-1).clone()
     x = Exchange("ring reduce_scatter", flat, group, op)
@@ -88,11 +78,15 @@ def reduce_scatter_on(output: torch.Tensor, input: torch.Tensor, group: ProcessG
 
 
 def all_gather_on(output: torch.Tensor, input: torch.Tensor, group: ProcessGroup) -> None:
-    in_place("ring all_gather", lambda x: gather_steps(x, input), output, group, None)
+    check_sizes(output, input, group.size())
+
+    def steps(x: Exchange) -> None:
+        blocks = x.blocks(x.size)
+        mine = blocks[x.rank]
+        x.flat[mine.start : mine.stop].copy_(input.detach().reshape(-1))
+        all_gather_steps(x, blocks)
+
+    in_place("ring all_gather", steps, output, group, None)
 
 
-def gather_steps(x: Exchange, input: torch.Tensor) -> None:
-    blocks = x.blocks(x.size)
-    mine = blocks[x.rank]
-    x.flat[mine.start : mine.stop].copy_(input.detach().reshape(-1))
-    all_gather_steps(x, blocks)
+all_reduce = all_reduce_by("ring", all_reduce_steps)

@@ -5,23 +5,9 @@ The simplest algorithm, and the slowest: 2 (n-1) whole tensors go through one ra
 
 from __future__ import annotations
 
-import torch
-import torch.distributed as dist
-from torch._C._distributed_c10d import ProcessGroup
-
-from dlearn.collectives.exchange import Exchange, in_place, reported
+from dlearn.collectives.exchange import Exchange, all_reduce_by
 
 CENTRE = 0
-
-
-def all_reduce(tensor: torch.Tensor, group: ProcessGroup | None = None, op: object = dist.ReduceOp.SUM) -> None:
-    """The sum (or `op`) of all ranks' tensors, on every rank, in place; added in the order of ranks."""
-    group, outer = reported("all_reduce", group, [tensor])
-    with outer:
-        in_place("star all_reduce", all_reduce_steps, tensor, group, op)
-
-
-# The steps ------------------------------------------------------------------------------------------------------------
 
 
 def all_reduce_steps(x: Exchange) -> None:
@@ -39,3 +25,6 @@ def all_reduce_steps(x: Exchange) -> None:
             x.trade(step, give=x.whole, to=rank)
         elif x.rank == rank:
             x.trade(step, take=x.whole, by=CENTRE)
+
+
+all_reduce = all_reduce_by("star", all_reduce_steps)

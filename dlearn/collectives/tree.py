@@ -13,32 +13,23 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 
-from dlearn.collectives.exchange import Exchange, check_root, in_place, reported
-
-
-def all_reduce(tensor: torch.Tensor, group: ProcessGroup | None = None, op: object = dist.ReduceOp.SUM) -> None:
-    """The sum (or `op`) of all ranks' tensors, on every rank, in place."""
-    group, outer = reported("all_reduce", group, [tensor])
-    with outer:
-        in_place("tree all_reduce", all_reduce_steps, tensor, group, op)
+from dlearn.collectives.exchange import Exchange, all_reduce_by, check_root, in_place, reported
 
 
 def reduce(
     tensor: torch.Tensor, root: int = 0, group: ProcessGroup | None = None, op: object = dist.ReduceOp.SUM
 ) -> None:
     """The sum (or `op`) of all ranks' tensors, at the root (a group rank), in place; the others' are overwritten."""
-    group, outer = reported("reduce", group, [tensor])
-    check_root(root, group.size())
-    with outer:
-        in_place("tree reduce", lambda x: reduce_steps(x, root), tensor, group, op, about=root)
+    with reported("reduce", group, [tensor]) as known:
+        check_root(root, known.size())
+        in_place("tree reduce", lambda x: reduce_steps(x, root), tensor, known, op, about=root)
 
 
 def broadcast(tensor: torch.Tensor, root: int = 0, group: ProcessGroup | None = None) -> None:
     """The root's tensor (a group rank's), on every rank, in place."""
-    group, outer = reported("broadcast", group, [tensor])
-    check_root(root, group.size())
-    with outer:
-        in_place("tree broadcast", lambda x: broadcast_steps(x, root), tensor, group, None, about=root)
+    with reported("broadcast", group, [tensor]) as known:
+        check_root(root, known.size())
+        in_place("tree broadcast", lambda x: broadcast_steps(x, root), tensor, known, None, about=root)
 
 
 # The steps ------------------------------------------------------------------------------------------------------------
@@ -74,3 +65,6 @@ def reduce_steps(x: Exchange, root: int) -> None:
 def depth(ranks: int) -> int:
     """ceil(log2 n): the steps in which one rank reaches all."""
     return (ranks - 1).bit_length()
+
+
+all_reduce = all_reduce_by("tree", all_reduce_steps)

@@ -10,7 +10,21 @@ and the same checks. Solutions, and the wrong answers that the checks know, stan
 """
 
 from dlearn.course.attempt import ResultError, assert_one_device
+from dlearn.course.class_stats import stats
+from dlearn.course.diagnosis import five_hangs
 from dlearn.course.exercise import Exercise, Grade, check
 from dlearn.course.predictions import predict, report
+from dlearn.course.submissions import grade
 
-__all__ = ["Exercise", "Grade", "ResultError", "assert_one_device", "check", "predict", "report"]
+__all__ = [
+    "Exercise",
+    "Grade",
+    "ResultError",
+    "assert_one_device",
+    "check",
+    "five_hangs",
+    "grade",
+    "predict",
+    "report",
+    "stats",
+]

@@ -44,9 +44,10 @@ class Prediction(Shown):
 
     def paragraphs(self) -> Iterator[str]:
         if self.seen is None:
-            yield f"{self.id}: you expect {_text(self.expected)}. Kept; now run the next cell."
+            yield f"{self.id}: you expect {answer_text(self.expected)}. Kept; now run the next cell."
             return
-        yield f"{self.id}: you expected {_text(self.expected)}, seen was {_text(self.seen)}: {_mark(self.right)}"
+        expected, seen = answer_text(self.expected), answer_text(self.seen)
+        yield f"{self.id}: you expected {expected}, seen was {seen}: {_mark(self.right)}"
 
 
 def predict(id: str, expected: Answer | None, *, choices: Sequence[str] = ()) -> Prediction | None:
@@ -89,17 +90,21 @@ class BeforeAndAfter(Shown):
             return
         yield f"{self.before} of {len(self.pairs)} right at first, {self.after} at last"
         for first, last in self.pairs:
-            later = "" if last is first else f"; at last {_text(last.expected)}: {_mark(last.right)}"
-            yield f"{first.id}: {_text(first.expected)}: {_mark(first.right)}{later}"
+            later = "" if last is first else f"; at last {answer_text(last.expected)}: {_mark(last.right)}"
+            yield f"{first.id}: {answer_text(first.expected)}: {_mark(first.right)}{later}"
 
 
 def report() -> BeforeAndAfter:
     """All predictions of this folder, before and after."""
-    pairs = []
-    for id, entries in _load().items():
-        kept = [Prediction(id, each["expected"], each.get("seen"), each.get("tolerance", 0.0)) for each in entries]
-        pairs.append((kept[0], kept[-1]))
-    return BeforeAndAfter(tuple(pairs))
+    return BeforeAndAfter(tuple((kept[0], kept[-1]) for kept in kept_in(FILE).values()))
+
+
+def kept_in(file: Path) -> dict[str, list[Prediction]]:
+    """All predictions of a file, by question, oldest first."""
+    return {
+        id: [Prediction(id, each["expected"], each.get("seen"), each.get("tolerance", 0.0)) for each in entries]
+        for id, entries in _load(file).items()
+    }
 
 
 def _fits(expected: Answer, seen: Answer, tolerance: float) -> bool:
@@ -118,22 +123,22 @@ def _mark(right: bool | None) -> str:
     return {True: "right", False: "not so", None: "not yet compared"}[right]
 
 
-def _text(answer: Answer) -> str:
+def answer_text(answer: Answer) -> str:
     if isinstance(answer, dict):
-        return ", ".join(f"{key} {_text(value)}" for key, value in answer.items())
+        return ", ".join(f"{key} {answer_text(value)}" for key, value in answer.items())
     return answer if isinstance(answer, str) else f"{answer:,}"
 
 
-def _load() -> dict[str, list[dict[str, Any]]]:
-    if not FILE.exists():
+def _load(file: Path = FILE) -> dict[str, list[dict[str, Any]]]:
+    if not file.exists():
         return {}
     try:
-        entries = json.loads(FILE.read_text(encoding="utf-8"))
+        entries = json.loads(file.read_text(encoding="utf-8"))
         if all(each and all("expected" in dict(one) for one in each) for each in entries.values()):
             return dict(entries)
     except (ValueError, AttributeError, TypeError):
         pass
-    raise DlearnError(f"{FILE} holds no predictions: move it away, and predict again")
+    raise DlearnError(f"{file} holds no predictions: move it away, and predict again")
 
 
 def _save(entries: dict[str, list[dict[str, Any]]]) -> None:

@@ -6,7 +6,8 @@ from dlearn.draw.breakdown_bars import breakdown
 from dlearn.draw.bucket_rows import buckets
 from dlearn.draw.canvas import small
 from dlearn.draw.change_dots import compare
-from dlearn.draw.group_map import groups
+from dlearn.draw.maps.group_map import groups
+from dlearn.draw.maps.topology_map import topology
 from dlearn.draw.memory_areas import memory
 from dlearn.draw.reconcile_pairs import reconcile
 from dlearn.draw.save import save
@@ -32,6 +33,7 @@ __all__ = [
     "small",
     "steps",
     "timeline",
+    "topology",
     "traffic",
     "traffic_graph",
 ]

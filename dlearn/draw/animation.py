@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from dlearn.analysis.findings import size_text
 from dlearn.analysis.walking import Board, Change, Step, Walkthrough
 from dlearn.draw.arrows import draw_arrow
 from dlearn.draw.canvas import cut, draw_boxes, plain, wrap, write
-from dlearn.draw.layout.stage_spots import spots_of
+from dlearn.draw.layout.stage_spots import WIDTH, spots_of
 from dlearn.draw.palette import FAINT, GRID, HELD, INK, LANE, MISSING, SERIES, look
 from dlearn.errors import DlearnError
 from dlearn.shown import count_text
@@ -33,7 +33,7 @@ ENDINGS = (".gif", ".webp")
 MOST_FRAMES = 40
 _MOVING = (3, 6)
 """Fewest and most frames in which a packet moves."""
-_WIDTH, _TOP, _BELOW = 760, 84, 34
+_WIDTH, _TOP, _BELOW = round(WIDTH), 84, 34
 _LAST_SECONDS = 3.0
 _COLORS = 64
 _DPI = 72
@@ -103,13 +103,9 @@ def _in_one_palette(frames: Sequence[np.ndarray]) -> list[Image.Image]:
 
 def rounds_of(walk: Walkthrough) -> list[Round]:
     """Put steps that follow one another, and happen at the same time, into rounds."""
-    rounds: list[Round] = []
-    at = 0
-    for _, together in groupby(walk.steps, key=lambda step: step.moment):
-        steps = tuple(together)
-        rounds.append(Round(steps, at, at + len(steps)))
-        at += len(steps)
-    return rounds
+    rounds = [tuple(together) for _, together in groupby(walk.steps, key=lambda step: step.moment)]
+    ends = list(accumulate(map(len, rounds)))
+    return [Round(steps, end - len(steps), end) for steps, end in zip(rounds, ends, strict=True)]
 
 
 def _that_fit(rounds: Sequence[Round]) -> tuple[list[Round], int]:
@@ -117,12 +113,9 @@ def _that_fit(rounds: Sequence[Round]) -> tuple[list[Round], int]:
     fewest, most = _MOVING
     sending = sum(each.sends for each in rounds)
     moving = max(fewest, min(most, (MOST_FRAMES - len(rounds) + sending) // max(1, sending)))
-    kept: list[Round] = []
-    for each in rounds:
-        if kept and sum(moving if one.sends else 1 for one in [*kept, each]) > MOST_FRAMES:
-            break
-        kept.append(each)
-    return kept, moving
+    frames = accumulate(moving if each.sends else 1 for each in rounds)
+    fitting = sum(1 for count in frames if count <= MOST_FRAMES)
+    return list(rounds[: max(1, fitting)]), moving
 
 
 # A frame --------------------------------------------------------------------------------------------------------------
@@ -135,7 +128,7 @@ class Stage:
         self.walk, self.left_out = walk, left_out
         self.ranks = list(walk.labels)
         self.pairs = dict.fromkeys((each.src, each.dst) for each in walk.messages if each.src != each.dst)
-        self.spots = spots_of(self.ranks, self.pairs, _WIDTH)
+        self.spots = spots_of(self.ranks, self.pairs)
         self.bottom = round(self.spots.height + _BELOW)
 
     def frame(self, round_: Round, part: float) -> np.ndarray:

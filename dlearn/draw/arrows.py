@@ -12,10 +12,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import FancyArrowPatch
 
 from dlearn.analysis.volume.flows import Flow, flows
-from dlearn.draw.palette import LINES, line_color
+from dlearn.draw.palette import LINES, Color, line_color
 from dlearn.trace.message import Message
-
-Color = str | tuple[float, ...]
 
 MOST_ARROWS = 250
 _MOST_STEPS = 24
@@ -61,12 +59,9 @@ def _apart(shown: Sequence[Flow], ranks: Sequence[int], nearest_ns: float) -> li
     All arrows of an operation are kept, or none: a request without its reply, or a ring that is broken somewhere, would
     mislead. Of two operations that touch, the one that lasts longer; a call that is over at once has no room.
     """
-    together: dict[int, list[Flow]] = defaultdict(list)
-    for flow in shown:
-        together[id(flow.operation)].append(flow)
     taken: dict[Hashable, list[float]] = defaultdict(list)
     kept: list[Flow] = []
-    for each in sorted(together.values(), key=_lasted_ns, reverse=True):
+    for each in sorted(_by_operation(shown), key=_lasted_ns, reverse=True):
         edges = [edge for flow in each for edge in (_heads(flow) if _is_collective(each) else _edges(flow, ranks))]
         long = each[0].operation.exchange is None or _lasted_ns(each) >= nearest_ns
         if (
@@ -82,12 +77,15 @@ def _apart(shown: Sequence[Flow], ranks: Sequence[int], nearest_ns: float) -> li
 
 def _told_apart(steps: Sequence[Flow], nearest_ns: float) -> bool:
     """Whether the observed steps of each collective are."""
-    together: dict[int, list[Flow]] = defaultdict(list)
-    for flow in steps:
-        if flow.how != "derived":
-            together[id(flow.operation)].append(flow)
-    collectives = [each for each in together.values() if _is_collective(each)]
+    collectives = filter(_is_collective, _by_operation([flow for flow in steps if flow.how != "derived"]))
     return all(_are_apart([head for flow in each for head in _heads(flow)], nearest_ns) for each in collectives)
+
+
+def _by_operation(shown: Sequence[Flow]) -> list[list[Flow]]:
+    together: dict[int, list[Flow]] = defaultdict(list)
+    for flow in shown:
+        together[id(flow.operation)].append(flow)
+    return list(together.values())
 
 
 def _is_collective(together: Sequence[Flow]) -> bool:

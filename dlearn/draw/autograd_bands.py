@@ -18,7 +18,7 @@ from dlearn.draw.arrows import draw_arrow
 from dlearn.draw.canvas import TEXT_PT, cut, plain, points, text_width
 from dlearn.draw.layout.circle_layout import curve, meets
 from dlearn.draw.layout.graph_layout import Layout, lay_out
-from dlearn.draw.palette import FAINT, INK, LANE, MISSING, STRIP, look
+from dlearn.draw.palette import FAINT, INK, MISSING, STRIP, Color, look
 from dlearn.join.autograd_graph import AutogradGraph, Edge, Key, Node, contexts_with_graph, join_graph
 from dlearn.shown import first_few
 from dlearn.trace.trace import Trace
@@ -55,16 +55,14 @@ def autograd(trace: Trace, *, context: int | None = None, ax: Axes | None = None
     """
     whole = join_graph(trace, context)
     left_in = canvas.left_margin_in([plain(trace.label(rank)) for rank in {node.key.rank for node in whole.nodes}])
-    width = points(ax, 1.0, along="x") if ax else (canvas.width_in() - left_in - 0.15) * 72
-    graph = whole
-    layout = lay_out(graph)
-    columns = place_columns(graph, layout, width)
-    if columns is None:
-        graph = condense(whole)
+    width = canvas.points_wide(ax, left_in=left_in)
+    contexts = len(contexts_with_graph(trace)) if context is None else 1
+    for graph in (whole, condense(whole)):
         layout = lay_out(graph)
         columns = place_columns(graph, layout, width)
-    contexts = len(contexts_with_graph(trace)) if context is None else 1
-    if columns is None:
+        if columns is not None:
+            break
+    else:
         return draw_crossings(trace, whole, contexts, ax)
     tops, height = place_bands(layout)
     ax = ax or canvas.new_axes(height_in=max(1.0, height / 72), left_in=left_in)
@@ -73,10 +71,9 @@ def autograd(trace: Trace, *, context: int | None = None, ax: Axes | None = None
     canvas.describe(
         ax, "A band for each worker; in it a box for each node of the graph, and arrows to those that come after it."
     )
-    ax.set_xlim(0, width)
-    ax.set_ylim(height, 0)
+    ax.set(xlim=(0, width), ylim=(height, 0))
     boxes = place_boxes(graph, layout, columns, tops)
-    draw_bands(ax, trace, layout, tops, width)
+    draw_bands(ax, trace, layout, tops)
     for edge in graph.edges:
         draw_edge(ax, edge, boxes)
     for node in graph.nodes:
@@ -98,8 +95,7 @@ def draw_crossings(trace: Trace, graph: AutogradGraph, contexts: int, ax: Axes |
             ax, f"A graph of {len(graph.nodes):,} nodes is too large to draw: see analysis.autograd_graph."
         )
     canvas.describe(ax, "A column for each worker; from the top an arrow for each gradient that crosses.")
-    ax.set_xlim(-0.5, len(place) - 0.5)
-    ax.set_ylim(len(graph.wires), 0)
+    ax.set(xlim=(-0.5, len(place) - 0.5), ylim=(len(graph.wires), 0))
     ax.set_yticks([])
     above_in = canvas.names_on_top(ax, [*place.values()], [trace.label(rank) for rank in place], wide)
     ax.vlines([*place.values()], 0, len(graph.wires), colors=FAINT, linewidth=0.8, zorder=1)
@@ -108,8 +104,7 @@ def draw_crossings(trace: Trace, graph: AutogradGraph, contexts: int, ax: Axes |
         _draw_wire(ax, wire, (start, y + 0.75), (end, y + (0.75 if start != end else 0.95)))
         half = (text_width(label, size=TEXT_PT) / 2 + 2) / wide
         middle = min(max((start + end) / 2, half - 0.5), len(place) - 0.5 - half)
-        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}
-        canvas.write(ax, middle, y + 0.4, label, ha="center", bbox=box, zorder=3, gid="wire label")
+        canvas.write(ax, middle, y + 0.4, label, on="white", ha="center", zorder=3, gid="wire label")
     held = first_few([f"{plain(trace.label(rank))} {count[rank]:,}" for rank in place], 8)
     room = f"Only what crosses, in the order it went: there is no room for {len(graph.nodes):,} nodes ({held})."
     return canvas.frame(
@@ -184,13 +179,11 @@ def wire_label(wire: Edge) -> list[str]:
 # Drawing --------------------------------------------------------------------------------------------------------------
 
 
-def draw_bands(ax: Axes, trace: Trace, layout: Layout, tops: Sequence[float], width: float) -> None:
-    heights = [rows * _ROW_PT + 8 for rows in layout.rows]
-    for top, height in zip(tops, heights, strict=True):
-        ax.add_patch(Rectangle((0, top), width, height, facecolor=LANE, linewidth=0, zorder=0, gid="band"))
-    names = [plain(trace.label(rank)) for rank in layout.bands]
-    middles = [top + height / 2 for top, height in zip(tops, heights, strict=True)]
-    ax.set_yticks(middles, names, parse_math=False)
+def draw_bands(ax: Axes, trace: Trace, layout: Layout, tops: Sequence[float]) -> None:
+    bottoms = [top + rows * _ROW_PT + 8 for top, rows in zip(tops, layout.rows, strict=True)]
+    canvas.draw_lanes(ax, zip(tops, bottoms, strict=True))
+    middles = [(top + bottom) / 2 for top, bottom in zip(tops, bottoms, strict=True)]
+    canvas.name_rows(ax, middles, [plain(trace.label(rank)) for rank in layout.bands])
     ax.set_xticks([])
     canvas.names_only(ax)
 
@@ -240,24 +233,19 @@ def draw_node(ax: Axes, node: Node, box: Box, graph: AutogradGraph) -> None:
 
 def legend(graph: AutogradGraph) -> list[Artist]:
     names = {node.short for node in graph.nodes}
-    found: list[Artist] = []
-    if names & {"send", "recv"}:
-        found.append(Patch(facecolor=look("send").pale, edgecolor=INK, label="end of a message of the forward pass"))
-    if "AccumulateGrad" in names:
-        found.append(Patch(facecolor=STRIP, edgecolor=INK, label="gradient collected"))
-    if any(not node.timed_by for node in graph.nodes):
-        found.append(Patch(facecolor="white", edgecolor=INK, linestyle="dotted", label="not seen to run"))
-    return found
+    unseen = any(not node.timed_by for node in graph.nodes)
+    kinds: list[tuple[object, Color, str, str]] = [
+        (names & {"send", "recv"}, look("send").pale, "solid", "end of a message of the forward pass"),
+        ("AccumulateGrad" in names, STRIP, "solid", "gradient collected"),
+        (unseen, "white", "dotted", "not seen to run"),
+    ]
+    return [Patch(facecolor=face, edgecolor=INK, ls=line, label=label) for there, face, line, label in kinds if there]
 
 
 def notes(whole: AutogradGraph, contexts: int) -> list[str]:
-    told = []
-    if contexts > 1:
-        told.append(f"The last of {contexts:,} contexts that have a graph.")
-    repeated = next(
-        (each for wire in whole.wires for each in wire.tensors if each.payload_bytes < each.logical_bytes), None
-    )
-    if repeated is not None:
-        size, shape = size_text(repeated.payload_bytes), list(repeated.shape)
+    told = [f"The last of {contexts:,} contexts that have a graph."] if contexts > 1 else []
+    sent = [each for wire in whole.wires for each in wire.tensors]
+    for each in [each for each in sent if each.payload_bytes < each.logical_bytes][:1]:
+        shape, size = list(each.shape), size_text(each.payload_bytes)
         told.append(f"A gradient that repeats its numbers is sent without the repetitions: {shape} in {size}.")
     return told + [f"Incomplete: {problem}." for problem in whole.problems]

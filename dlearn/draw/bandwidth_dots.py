@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
@@ -65,18 +66,8 @@ def draw_op(ax: Axes, found: list[Bandwidth], marker: str) -> Line2D:
     fast = [each.bus_bandwidth * each.duration_ns / (each.fastest_ns or each.duration_ns) for each in found]
     name = f"{found[0].op} on {found[0].ranks} ranks"
     ax.vlines(sizes, slow, fast, color=color, linewidth=1.2, gid=f"spread {name}")
-    (line,) = ax.plot(
-        sizes,
-        speeds,
-        color=color,
-        linewidth=0.8,
-        marker=marker,
-        markersize=5,
-        markerfacecolor=inside,
-        label=name,
-        gid=name,
-    )
-    return line
+    dots: dict[str, Any] = {"marker": marker, "markersize": 5, "markerfacecolor": inside}
+    return ax.plot(sizes, speeds, color=color, linewidth=0.8, label=name, gid=name, **dots)[0]
 
 
 def label_axes(ax: Axes, items: Sequence[Bandwidth]) -> None:
@@ -95,9 +86,8 @@ def label_axes(ax: Axes, items: Sequence[Bandwidth]) -> None:
         axis.set_minor_locator(NullLocator())
     ax.grid(color=GRID, linewidth=0.6)
     ax.set_axisbelow(True)
-    ax.set_xlabel("size, as nccl-tests count it", fontsize=TEXT_PT, color=INK, labelpad=2, loc="left")
     ax.set_ylabel("bus bandwidth", fontsize=TEXT_PT, color=INK)
-    canvas.quiet(ax)
+    canvas.quiet(ax, "size, as nccl-tests count it", loc="left")
 
 
 def _decade(number: float) -> float:

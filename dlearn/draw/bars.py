@@ -1,30 +1,32 @@
-"""Bars: what each rank was doing in each operation, and the text that fits on it."""
+"""Bars: what each rank was doing in each operation, and the text that fits on it.
+
+Where calls are too many for bars, a strip: the share of each stretch of time that a rank spends in them.
+"""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
+from matplotlib.collections import PolyCollection
 
 from dlearn.analysis.findings import absent_texts, size_text, stuck_reasons, time_text
-from dlearn.draw.canvas import TEXT_PT, draw_boxes, plain, points, points_per_ms, text_width, write
-from dlearn.draw.palette import INK, LANE, MISSING, SERIES, WAITING_HATCH, Look, look
+from dlearn.draw.canvas import TEXT_PT, Box, draw_boxes, draw_lines, plain, points, points_per_ms, text_width, write
+from dlearn.draw.palette import INK, LANE, MISSING, SERIES, WAITING_HATCH, Color, Look, look
+from dlearn.join.columns import disjoint, spread
 from dlearn.join.waiting import waited_until_ns
 from dlearn.trace.event import NOT_OBSERVED, Collective
 from dlearn.trace.message import End, Operation, payload_bytes
+from dlearn.trace.tables.operations import Calls
 from dlearn.trace.trace import Trace
 
 State = Literal["ended", "failed", "stuck", "not observed", "absent"]
 ENDS_RED = {"stuck": "stuck: no end was seen", "failed": "failed: an error ended it"}
 """The red end of a bar, as the legend tells it."""
-Color = str | tuple[float, ...]
-Box = tuple[float, float, float, float]
-"""Left and right in ms, top and bottom in inches."""
-
 _HATCHED_FROM_PT = 6
 _EDGED_FROM_PT = 2.5
 THIN = 0.3
@@ -158,27 +160,26 @@ def _absent(operation: Operation, rank: int, trace: Trace, until_ns: int) -> Bar
 
 def draw_bars(ax: Axes, placed: Sequence[tuple[Bar, Box]], *, transfer_at: Sequence[float]) -> None:
     """Waiting is thin and pale, transfer thick. `transfer_at[i]` is where, in ms, the i-th bar's transfer begins."""
-    waiting: dict[Look, list[Box]] = defaultdict(list)
-    moving: dict[Look, list[Box]] = defaultdict(list)
-    stuck: dict[Look, list[Box]] = defaultdict(list)
+    parts: dict[tuple[str, Look], list[Box]] = defaultdict(list)
     for (bar, (left, right, top, bottom)), transfer in zip(placed, transfer_at, strict=True):
         if bar.state == "absent":
             continue
         middle = min(max(transfer, left), right)
         if middle > left and bar.state in ENDS_RED:
-            stuck[bar.look].append((left, middle, top, bottom))
+            parts["stuck", bar.look].append((left, middle, top, bottom))
         elif middle > left:
             thinner = THIN * (bottom - top)
-            waiting[bar.look].append((left, middle, top + thinner, bottom - thinner))
+            parts["waiting", bar.look].append((left, middle, top + thinner, bottom - thinner))
         if middle < right:
-            moving[bar.look].append((middle, right, top, bottom))
-    for style, boxes in waiting.items():
-        _draw_boxes(ax, boxes, style.pale, style.line, "", zorder=2, gid=f"waiting {style.family}", narrow=style.line)
-    for style, boxes in stuck.items():
-        _draw_boxes(ax, boxes, style.pale, style.line, WAITING_HATCH, zorder=2, gid=f"waiting {style.family}")
-    for style, boxes in moving.items():
-        edge = style.ink if style.hatch else "white"
-        _draw_boxes(ax, boxes, style.color, edge, style.hatch, zorder=2.1, gid=f"transfer {style.family}")
+            parts["transfer", bar.look].append((middle, right, top, bottom))
+    for (part, style), boxes in parts.items():
+        gid = f"{part} {style.family}".replace("stuck", "waiting")
+        if part == "transfer":
+            edge = style.ink if style.hatch else "white"
+            _draw_boxes(ax, boxes, style.color, edge, style.hatch, zorder=2.1, gid=gid)
+        else:
+            hatch, narrow = (WAITING_HATCH, None) if part == "stuck" else ("", style.line)
+            _draw_boxes(ax, boxes, style.pale, style.line, hatch, zorder=2, gid=gid, narrow=narrow)
     _draw_faults(ax, placed)
 
 
@@ -201,13 +202,11 @@ def _draw_faults(ax: Axes, placed: Sequence[tuple[Bar, Box]]) -> None:
     """A thick red end where a rank is stuck or got an error, a dashed red box for a call that never came."""
     stuck = [[(right, top), (right, bottom)] for bar, (_, right, top, bottom) in placed if bar.state in ENDS_RED]
     if stuck:
-        ax.add_collection(LineCollection(stuck, colors=MISSING, linewidths=4, zorder=5, gid="stuck", clip_on=False))
+        draw_lines(ax, stuck, colors=MISSING, linewidths=4, zorder=5, gid="stuck", clip_on=False)
     absent = [box for bar, box in placed if bar.state == "absent"]
     if absent:
-        dashed = (0, (3, 2))
-        draw_boxes(
-            ax, absent, facecolor="white", edgecolor=MISSING, linestyle=dashed, linewidth=1.2, zorder=2, gid="absent"
-        )
+        dashed: dict[str, Any] = {"linestyle": (0, (3, 2)), "linewidth": 1.2}
+        draw_boxes(ax, absent, facecolor="white", edgecolor=MISSING, zorder=2, gid="absent", **dashed)
 
 
 # Labels ---------------------------------------------------------------------------------------------------------------
@@ -239,9 +238,9 @@ def label_bars(ax: Axes, placed: Sequence[tuple[Bar, Box]], *, transfer_at: Sequ
             # The legend names its colour, or its name was said in this lane.
             told = bar.look != shared or (bar.rank, label) in said
             if width <= inside:
-                _write(ax, (start + end) / 2, y, label, ink, face, "center")
+                write(ax, (start + end) / 2, y, label, on=face, ha="center", color=ink, zorder=6, clip_on=True)
             elif width <= beside and not (told and bar.state == "ended" and bar.operation.exchange is not None):
-                _write(ax, right + 3 / scale, y, label, INK, LANE, "left")
+                write(ax, right + 3 / scale, y, label, on=LANE, zorder=6, clip_on=True)
             else:
                 continue
             said |= {id(bar.operation), (bar.rank, label)}
@@ -260,15 +259,71 @@ def _wider_part(bar: Bar, left: float, right: float, middle: float) -> tuple[flo
 
 def _next_in_row(boxes: Sequence[Box], edge: float) -> list[float]:
     """Where the next bar of the same row begins."""
-    following: dict[float, float] = {}
+    following: dict[float, float] = defaultdict(lambda: edge)
     nexts = [edge] * len(boxes)
     for i in sorted(range(len(boxes)), key=lambda i: -boxes[i][0]):
         left, _, top, _ = boxes[i]
-        nexts[i] = following.get(top, edge)
-        following[top] = left
+        nexts[i], following[top] = following[top], left
     return nexts
 
 
-def _write(ax: Axes, x: float, y: float, text: str, ink: str, behind: Color, align: Literal["left", "center"]) -> None:
-    box = {"facecolor": behind, "edgecolor": "none", "pad": 1.0}
-    write(ax, x, y, text, ha=align, color=ink, bbox=box, zorder=6, clip_on=True)
+# Strips ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Busy:
+    """For each rank and look, a share from 0 to 1 for each bin. Calls at the same time count once.
+
+    In `waiting`, all of the rank's calls of that look wait for a last rank; in `transfer`, one or more do not.
+    """
+
+    calls: int
+    transfer: dict[tuple[int, Look], np.ndarray]
+    waiting: dict[tuple[int, Look], np.ndarray]
+
+
+def busy_of(calls: Calls, *, start_ns: int, end_ns: int, bins: int) -> Busy:
+    """Of the calls whose end was seen; all of the time from `start_ns` to `end_ns`, in `bins`."""
+    width_ns = (end_ns - start_ns) / bins
+    until_ns = np.where(calls.ended, calls.end_ns, calls.start_ns)
+    start, end = (calls.start_ns - start_ns) / width_ns, (until_ns - start_ns) / width_ns
+    middle = (calls.transfer_ns - start_ns) / width_ns
+    # A call that was done before the last rank came has waited for nobody.
+    middle = np.where(end <= middle, start, middle)
+    transfer: dict[tuple[int, Look], np.ndarray] = {}
+    waiting: dict[tuple[int, Look], np.ndarray] = {}
+    looks = list(dict.fromkeys(map(look, calls.ops)))
+    number = np.array([looks.index(look(name)) for name in calls.ops])
+    kind = calls.rank * len(looks) + number[calls.op]
+    for each in np.unique(kind[calls.ended]):
+        mine = np.flatnonzero((kind == each) & calls.ended)
+        key = (int(each) // len(looks), looks[int(each) % len(looks)])
+        inside = _covered(start[mine], end[mine], bins)
+        transfer[key] = _covered(middle[mine], end[mine], bins)
+        waiting[key] = np.maximum(inside - transfer[key], 0)
+    return Busy(len(calls), transfer, waiting)
+
+
+def _covered(start: np.ndarray, end: np.ndarray, bins: int) -> np.ndarray:
+    begun, over = disjoint(start, end)
+    return spread(begun, over, over - begun, bins=bins)
+
+
+def draw_busy(ax: Axes, busy: Busy, *, rank: int, right: float, box: tuple[float, float]) -> None:
+    """Stacked from the bottom: what is transferred in its colour, what waits paler. A full strip is all of the time."""
+    mine = {look: shares for (owner, look), shares in busy.transfer.items() if owner == rank}
+    everything: list[tuple[Color, np.ndarray, str]] = []
+    everything += [(look.color, shares, f"time in {look.family}") for look, shares in mine.items()]
+    everything += [(look.pale, busy.waiting[rank, look], f"time waiting in {look.family}") for look in mine]
+    # Calls of several kinds at the same time share the strip.
+    whole = np.maximum(1, sum(shares for _, shares, _ in everything))
+    lower, (top, bottom) = np.zeros_like(whole), box
+    for color, shares, gid in everything:
+        upper = lower + shares / whole
+        at = np.linspace(0, right, len(upper) + 1).repeat(2)[1:-1]
+        above, below = (np.column_stack([at, bottom - edge.repeat(2) * (bottom - top)]) for edge in (upper, lower))
+        outline = np.concatenate([above, below[::-1]])
+        ax.add_collection(
+            PolyCollection([outline], facecolor=color, edgecolor="none", zorder=2, gid=gid), autolim=False
+        )
+        lower = upper

@@ -78,16 +78,13 @@ def breakdown(traces: Trace | Mapping[str, Trace], *, ax: Axes | None = None) ->
     if not shown:
         return canvas.say_empty(ax, "This trace holds no training step of a DDP model.")
     canvas.describe(ax, *(f"{bar.label}: {sums_text(bar.of)}." for bar in shown))
-    ax.set_xlim(0, 1.01 * max(bar.ms(part.end_ns) for bar in shown for part in bar.of.parts))
-    ax.set_ylim(height, 0)
-    middles, labels = [bar.top + _BAR_IN / 2 for bar in shown], [bar.label for bar in shown]
-    ax.set_yticks(middles, labels, parse_math=False, fontsize=TEXT_PT, color=INK)
+    ax.set(xlim=(0, 1.01 * max(bar.ms(part.end_ns) for bar in shown for part in bar.of.parts)), ylim=(height, 0))
+    canvas.name_rows(ax, [bar.top + _BAR_IN / 2 for bar in shown], [bar.label for bar in shown])
     for bar in shown:
         draw_parts(ax, bar)
     for bars, run in zip(blocks, found.values(), strict=True):
         mark_last_rank(ax, bars, run)
-    ax.set_xlabel("ms from when the first rank's step began", fontsize=TEXT_PT, color=INK, labelpad=2)
-    canvas.quiet(ax)
+    canvas.quiet(ax, "ms from when the first rank's step began")
     title, told = title_of(found), notes(found, [bar.of for bar in shown])
     hang = next(filter(None, map(hang_finding, runs.values())), "")
     told = [f"Of the steps that ended: {title}.", *told] if hang else told
@@ -147,9 +144,8 @@ def draw_parts(ax: Axes, bar: StepBar) -> None:
         )  # fmt: skip
         text = "waits" if part.phase == "waiting" else part.phase
         if not hidden and part.phase != "between" and text_width(text, size=TEXT_PT) + 6 <= width * points_per_ms(ax):
-            box = {"facecolor": style.color, "edgecolor": "none", "pad": 1.0}
-            middle = left + width / 2, top + height / 2
-            write(ax, *middle, text, ha="center", color=ink_on(style.color), bbox=box, zorder=4, gid=part.phase)
+            middle, ink = (left + width / 2, top + height / 2), ink_on(style.color)
+            write(ax, *middle, text, on=style.color, ha="center", color=ink, zorder=4, gid=part.phase)
     for line, sums in enumerate(bar.sums):
         under = bar.top + _BAR_IN + _HIDDEN_IN + _SUMS_IN * (line + 0.6)
         write(ax, 0, under, sums, fontsize=SMALLEST_PT, gid="sums", clip_on=True)

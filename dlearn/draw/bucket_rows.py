@@ -136,13 +136,10 @@ def _bucket_text(each: BucketTime, *, several_models: bool) -> str:
 def label_axes(ax: Axes, rows: Sequence[BucketRow], height: float) -> None:
     last = max(row.last_ms for row in rows) or 1.0
     # What is stuck lasts longer than anything that was seen.
-    ax.set_xlim(-0.005 * last, (1.2 if any(row.of.missing for row in rows) else 1.02) * last)
-    ax.set_ylim(height, 0)
+    ax.set(xlim=(-0.005 * last, (1.2 if any(row.of.missing for row in rows) else 1.02) * last), ylim=(height, 0))
     canvas.draw_lanes(ax, [(row.top, row.top + _ROW_IN) for row in rows])
-    labels = [row.label for row in rows]
-    ax.set_yticks([row.middle for row in rows], labels, parse_math=False, fontsize=TEXT_PT, color=INK)
-    ax.set_xlabel("ms from the start of the backward pass", fontsize=TEXT_PT, color=INK, labelpad=2)
-    canvas.quiet(ax)
+    canvas.name_rows(ax, [row.middle for row in rows], [row.label for row in rows])
+    canvas.quiet(ax, "ms from the start of the backward pass")
 
 
 def draw_gradients(ax: Axes, rows: Sequence[BucketRow]) -> None:
@@ -205,9 +202,8 @@ def write_headings(ax: Axes, rows: Sequence[BucketRow]) -> None:
 
 
 def legend(rows: Sequence[BucketRow]) -> list[Artist]:
-    handles: list[Artist] = [
-        Line2D([], [], color=INK, marker="|", linestyle="", markersize=7, label="a gradient is ready"),
-    ]
+    ready = Line2D([], [], color=INK, marker="|", linestyle="", markersize=7, label="a gradient is ready")
+    handles: list[Artist] = [ready]
     if any(len(row.of.ready) > 1 for row in rows):
         handles.append(Line2D([], [], color=FAINT, linewidth=0.8, label="gradients wait for their bucket"))
     first = rows[0].look

@@ -8,18 +8,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib.pyplot as plt
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.collections import PolyCollection
+from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.textpath import TextToPath
 from matplotlib.transforms import ScaledTranslation
 
-from dlearn.draw.palette import FAINT, INK, LANE
+from dlearn.draw.palette import FAINT, INK, LANE, Color
 
 WIDTH_IN = 9.0
 _SMALL_IN = 400 / 96
@@ -208,9 +208,14 @@ def text_width(text: str, *, size: float, bold: bool = False) -> float:
     return width
 
 
-def write(ax: Axes, x: float, y: float, text: str, **more: Any) -> None:
-    """Text of the usual size and colour on one line, in which no "$" begins a formula; `more` as `ax.text` takes it."""
+def write(ax: Axes, x: float, y: float, text: str, *, on: Color | None = None, pad: float = 1.0, **more: Any) -> None:
+    """Text of the usual size and colour on one line, in which no "$" begins a formula; `more` as `ax.text` takes it.
+
+    A box of the colour `on` keeps it free of what is drawn below it.
+    """
     usual: dict[str, Any] = {"va": "center_baseline", "fontsize": TEXT_PT, "color": INK, "parse_math": False}
+    if on is not None:
+        usual["bbox"] = {"facecolor": on, "edgecolor": "none", "pad": pad}
     ax.text(x, y, text, **usual | more)
 
 
@@ -301,6 +306,11 @@ def draw_boxes(ax: Axes, boxes: Iterable[Box], **style: Any) -> None:
     ax.add_collection(PolyCollection([corners(*box) for box in boxes], **style), autolim=False)
 
 
+def draw_lines(ax: Axes, lines: Iterable[Sequence[tuple[float, float]]], **style: Any) -> None:
+    """One collection of lines through points; `style` as a LineCollection takes it."""
+    ax.add_collection(LineCollection(list(lines), **style), autolim=False)
+
+
 def draw_lanes(ax: Axes, bands: Iterable[tuple[float, float]]) -> None:
     """A pale band over the whole width from each top to each bottom."""
     boxes = [(0.0, 1.0, top, bottom) for top, bottom in bands]
@@ -314,8 +324,15 @@ def names_only(ax: Axes) -> None:
         spine.set_visible(False)
 
 
-def quiet(ax: Axes) -> None:
-    """Leave only the axis that carries a scale."""
+def name_rows(ax: Axes, heights: Iterable[float], names: Iterable[str]) -> None:
+    """Write names at the left of rows."""
+    ax.set_yticks(list(heights), list(names), parse_math=False, fontsize=TEXT_PT, color=INK)
+
+
+def quiet(ax: Axes, scale: str = "", *, loc: Literal["left", "center"] = "center") -> None:
+    """Leave only the axis that carries a scale, and say below which one that is."""
+    if scale:
+        ax.set_xlabel(scale, fontsize=TEXT_PT, color=INK, labelpad=2, loc=loc)
     for side in ("top", "right", "left"):
         ax.spines[side].set_visible(False)
     ax.spines["bottom"].set_color(FAINT)

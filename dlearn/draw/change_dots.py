@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.artist import Artist
@@ -15,7 +14,7 @@ from dlearn.analysis import compare as compared
 from dlearn.analysis.findings import size_text
 from dlearn.analysis.volume.comparing import Difference
 from dlearn.draw import canvas
-from dlearn.draw.canvas import TEXT_PT, plain
+from dlearn.draw.canvas import plain
 from dlearn.draw.palette import FAINT, GRID, INK, SERIES
 from dlearn.shown import count_text
 from dlearn.trace.trace import Trace
@@ -54,7 +53,13 @@ def compare(a: Trace, b: Trace, *, names: tuple[str, str] = ("a", "b"), ax: Axes
     label_axes(ax, labels, heights)
     told = ["Kinds and pairs have a scale each, below them."] if parts[1:] else []
     cut = [(len(kinds), len(found.by_kind), "kinds"), (len(pairs), len(alike), "rows of pairs")]
-    return canvas.frame(ax, title=title(found), legend=legend(found), notes=told + notes(found, cut), below_in=0.1)
+    told += [f"Of {count:,} {name} the {shown} whose bytes differ most." for shown, count, name in cut if count > shown]
+    told += [
+        f"Not counted: {count_text(count, 'operation')} of {name} whose messages are not known."
+        for count, name in zip(found.unexplained, found.names, strict=True)
+        if count
+    ]
+    return canvas.frame(ax, title=title(found), legend=legend(found), notes=told, below_in=0.1)
 
 
 def _kind_text(phase: str, op: str) -> str:
@@ -91,11 +96,10 @@ def title(found: Comparison) -> str:
 
 def _draw_scale(ax: Axes, top: float, bottom: float, largest: int) -> None:
     """Thin lines at a quarter of the largest, a half, and so on; below them what these are."""
-    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
-        ax.plot([share, share], [top, bottom], color=GRID, linewidth=0.6, zorder=0)
+    ax.vlines([0.0, 0.25, 0.5, 0.75, 1.0], top, bottom, color=GRID, linewidth=0.6, zorder=0)
     for share in (0.0, 0.5, 1.0):
         size = size_text(round(share * largest))
-        canvas.write(ax, share, bottom + 0.25, size, ha="center", va="center", fontsize=TEXT_PT, color=FAINT)
+        canvas.write(ax, share, bottom + 0.25, size, ha="center", va="center", color=FAINT)
 
 
 def _draw_row(ax: Axes, height: float, each: Difference, largest: int) -> None:
@@ -124,9 +128,8 @@ def change_text(each: Difference) -> str:
 
 def label_axes(ax: Axes, labels: list[tuple[str, str]], heights: list[float]) -> None:
     """A row's name at its height, below it what has changed; the bytes stand below each part."""
-    ax.set_ylim(heights[-1] + 1.0, -0.6)
-    ax.set_xlim(-0.1, 1.1)
-    ax.set_yticks(heights, ["\n".join(both) for both in labels], parse_math=False, fontsize=TEXT_PT, color=INK)
+    ax.set(xlim=(-0.1, 1.1), ylim=(heights[-1] + 1.0, -0.6))
+    canvas.name_rows(ax, heights, ["\n".join(both) for both in labels])
     ax.set_xticks([])
     canvas.quiet(ax)
     ax.spines["bottom"].set_visible(False)
@@ -138,14 +141,3 @@ def legend(found: Comparison) -> list[Artist]:
         Line2D([], [], marker="o", linestyle="", markersize=7, markerfacecolor="white", markeredgecolor=INK, label=a),
         Line2D([], [], marker="o", linestyle="", markersize=6, color=SERIES[0], label=b),
     ]
-
-
-def notes(found: Comparison, cut: Sequence[tuple[int, int, str]]) -> list[str]:
-    """What is left out of the picture, and what is in no count; `cut` has rows shown, rows in all, their name."""
-    told = [f"Of {count:,} {name} the {shown} whose bytes differ most." for shown, count, name in cut if count > shown]
-    told += [
-        f"Not counted: {count_text(count, 'operation')} of {name} whose messages are not known."
-        for count, name in zip(found.unexplained, found.names, strict=True)
-        if count
-    ]
-    return told

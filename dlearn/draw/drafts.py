@@ -224,16 +224,12 @@ class Drafting:
         rows: list[list[MessageArrow]] = []
         for arrow in arrows:
             left, right = self._extent(arrow)
-            fitting = (
-                row
-                for row in rows
-                if all(right <= begin or left >= end for begin, end in map(self._extent, row)) or arrow.wraps
-            )
-            row = next(fitting, None)
-            if row is None:
-                rows.append([arrow])
+            for row in rows:
+                if arrow.wraps or all(right <= begin or left >= end for begin, end in map(self._extent, row)):
+                    row.append(arrow)
+                    break
             else:
-                row.append(arrow)
+                rows.append([arrow])
         return [tuple(row) for row in rows]
 
     def _extent(self, arrow: MessageArrow) -> tuple[float, float]:

@@ -54,8 +54,7 @@ def memory(trace: Trace, *, ax: Axes | None = None) -> Axes:
     last = max(1e-6, (max(each.start_ns for each in shown) - first_ns) / 1e6) * 1.04
     most = max(max(total_bytes(each), sum(textbook(each).values())) for each in shown)
     tops = [_GAP_IN + place * (_LANE_IN + _GAP_IN) for place in range(len(lanes))]
-    ax.set_xlim(0, last * (1 + 3 * _BAR))
-    ax.set_ylim(height, 0)
+    ax.set(xlim=(0, last * (1 + 3 * _BAR)), ylim=(height, 0))
     room = points(ax, 1 / (1 + 3 * _BAR), along="x") - text_width("textbook", size=TEXT_PT)
     names = [cut(label, room, size=TEXT_PT) for label in labels]
     ax.set_yticks([top - _NAME_IN for top in tops], names, parse_math=False, fontsize=TEXT_PT, color=INK, ha="left")
@@ -67,9 +66,8 @@ def memory(trace: Trace, *, ax: Axes | None = None) -> Axes:
         draw_textbook(ax, textbook(found.peak(ranks[0])), last, bottom, scale)
         write(ax, last * (1 + _BAR), top - _NAME_IN, "textbook", ha="center")
         draw_models(ax, held[-1].model, last, bottom, scale, most)
-    ax.set_xlabel("ms from the first change shown", fontsize=TEXT_PT, color=INK, labelpad=2)
     ax.set_xticks([tick for tick in ax.get_xticks() if 0 <= tick <= last])
-    canvas.quiet(ax)
+    canvas.quiet(ax, "ms from the first change shown")
     ax.tick_params(axis="y", pad=0)
     legend = [Patch(facecolor=_COLORS[part], label=name) for part, name in PARTS.items() if _any_of(shown, part)]
     return canvas.frame(ax, title=found.finding, legend=legend, notes=notes(shown, len(alike) - len(lanes)))

@@ -56,8 +56,7 @@ def title_of(found: Reconciliation) -> str:
 def draw_table(ax: Axes, found: Reconciliation, pairs: Sequence[Pair]) -> None:
     """Numbers stand right in their columns; in a narrow picture what the prediction is made of is left out."""
     width = points(ax, 1.0, along="x")
-    ax.set_xlim(0, width)
-    ax.set_ylim((len(pairs) + 2) * _ROW_IN, 0)
+    ax.set(xlim=(0, width), ylim=((len(pairs) + 2) * _ROW_IN, 0))
     ax.set_axis_off()
     columns = list(zip(*rows_of(found, pairs), strict=True))
     texts = [max(text_width(text, size=TEXT_PT, bold=True) for text in column) for column in columns]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import accumulate, groupby
 
 import numpy as np
 
 from dlearn.analysis.telling.repeats import repeats
 from dlearn.analysis.volume.comparing import Amount
-from dlearn.analysis.walking.parts import WalkParts
+from dlearn.analysis.walking.steps import WalkParts
 from dlearn.draw.drafts import MOST_LIFELINES, NOTHING, Block, Draft, Drafting, Lifelines, MessageArrow, lifelines
 from dlearn.join.joining import operations
 from dlearn.join.unrolling import message_count, messages_of
@@ -38,6 +38,11 @@ class Cycle:
     @property
     def height(self) -> float:
         return sum(block.height for block in self.blocks)
+
+    @property
+    def count(self) -> int:
+        """Operations."""
+        return len(self.blocks) * self.times
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ def rows_of(trace: Trace, width_pt: float) -> Rows:
     if sum(message_count(one) * times for one, times in shown.counted()) <= _FEW_ROWS * MOST_LIFELINES:
         for steps, most in ((True, _FEW_STEPS), (False, _FEW_ROWS)):
             rows = _drafted(trace, width_pt, few=True, steps=steps)
-            if _height(rows.cycles) <= most:
+            if sum(cycle.height for cycle in rows.cycles) <= most:
                 return rows
     return _drafted(trace, width_pt, few=False, steps=False)
 
@@ -88,16 +93,9 @@ def _drafted(trace: Trace, width_pt: float, *, few: bool, steps: bool) -> Rows:
     blocks = _in_steps(trace, shown, drafts)
     whole = Rows(lines, tuple(Cycle((block,)) for block in blocks), merged=not steps)
     rows = whole if few else _cut(lines, fold(blocks, most_rows=MOST_ROWS))
-    return replace(
-        rows,
-        control=_sum_of(draft.control for draft in drafts),
-        left_out=_sum_of(draft.left_out for draft in drafts),
-        never=_sum_of(draft.never for draft in drafts),
-    )
-
-
-def _sum_of(amounts: Iterable[Amount]) -> Amount:
-    return Amount(*map(sum, zip(NOTHING, *amounts, strict=True)))
+    _, *not_drawn = zip(*drafts, strict=True) if drafts else ((), (), (), ())
+    control, left_out, never = (Amount(*map(sum, zip(NOTHING, *amounts, strict=True))) for amounts in not_drawn)
+    return replace(rows, control=control, left_out=left_out, never=never)
 
 
 def _in_steps(trace: Trace, shown: Operations, drafts: Sequence[Draft]) -> list[Block]:
@@ -112,37 +110,21 @@ def _in_steps(trace: Trace, shown: Operations, drafts: Sequence[Draft]) -> list[
     return [replace(block, step=parts.span_of(shown[place]) if parts else "") for place, block in blocks]
 
 
-def _height(cycles: Iterable[Cycle]) -> float:
-    return sum(cycle.height for cycle in cycles)
-
-
 def _cut(lines: Lifelines, cycles: Sequence[Cycle]) -> Rows:
     """As much as fits from the top, and at least one operation; what is repeated is kept whole or not at all.
 
     Where that would leave out the steps that make up the job, the picture begins with these.
     """
-    steps = max((cycle for cycle in cycles if cycle.steps), key=_count_of, default=None)
+    steps = max((cycle for cycle in cycles if cycle.steps), key=lambda cycle: cycle.count, default=None)
     first = cycles.index(steps) if steps is not None and steps not in _that_fit(cycles) else 0
     kept = _that_fit(cycles[first:])
-    before, after = _count(cycles[:first]), _count(cycles[first + len(kept) :])
+    before, after = (sum(cycle.count for cycle in some) for some in (cycles[:first], cycles[first + len(kept) :]))
     return Rows(lines, tuple(kept), merged=True, before=before, after=after)
 
 
-def _that_fit(cycles: Sequence[Cycle]) -> list[Cycle]:
-    kept: list[Cycle] = []
-    for cycle in cycles:
-        if kept and _height([*kept, cycle]) > MOST_ROWS:
-            break
-        kept.append(cycle)
-    return kept
-
-
-def _count(cycles: Iterable[Cycle]) -> int:
-    return sum(_count_of(cycle) for cycle in cycles)
-
-
-def _count_of(cycle: Cycle) -> int:
-    return len(cycle.blocks) * cycle.times
+def _that_fit(cycles: Sequence[Cycle]) -> Sequence[Cycle]:
+    fitting = sum(height <= MOST_ROWS for height in accumulate(cycle.height for cycle in cycles))
+    return cycles[: max(1, fitting)]
 
 
 # What is repeated is drawn once ---------------------------------------------------------------------------------------

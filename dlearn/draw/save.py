@@ -38,6 +38,10 @@ _PATH, _HUNDREDTHS = re.compile(r'<path [^>]*?d="[^"]*"'), re.compile(r"(\.\d\d)
 _COLOR = re.compile(r"(?:fill|stroke)(?:: |=\")(#[0-9a-f]{6})")
 _WIDEST = 1.25
 """How much larger than on paper a notebook with room for it shows a drawing."""
+_THEMES = "".join(
+    f"body[data-jp-theme-light={light}] .dlearn-drawing{{color-scheme:{scheme}}}"
+    for light, scheme in (("true", "light"), ("false", "dark"))
+)
 _MOST = 20_000
 """Characters of a description."""
 
@@ -111,12 +115,8 @@ def html_of(figure: Figure) -> str:
     # All drawings of a notebook have the same scale, also those that fill only a part of their figure.
     share = min(100, width_pt / figure.get_figwidth() / 0.72)
     width = f"width:{share:.0f}%;max-width:{_WIDEST * width_pt / 0.75:.0f}px"
-    themes = "".join(
-        f"body[data-jp-theme-light={light}] .dlearn-drawing{{color-scheme:{scheme}}}"
-        for light, scheme in (("true", "light"), ("false", "dark"))
-    )
     return (
-        f'<style>{themes}</style><img class="dlearn-drawing" alt="{told}" style="display:block;{width}"'
+        f'<style>{_THEMES}</style><img class="dlearn-drawing" alt="{told}" style="display:block;{width}"'
         f' src="data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}">'
     )
 

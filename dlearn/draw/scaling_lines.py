@@ -104,17 +104,15 @@ def label_axes(ax: Axes, told: Scaling, top: float) -> None:
     for size in told.sizes:
         if size and (size - shown[-1]) * wide > text_width(f"{size:,}", size=TEXT_PT) + 6:
             shown.append(size)
-    ax.set_xlim(0, right / (1 - _WIDEST_LABEL))
-    ax.set_ylim(0, top)
+    ax.set(xlim=(0, right / (1 - _WIDEST_LABEL)), ylim=(0, top))
     ax.set_xticks(shown, [f"{size:,}" for size in shown], fontsize=TEXT_PT, color=INK)
     ticks = [tick for tick in ax.get_yticks() if 0 <= tick <= top]
     ax.set_yticks(ticks, [size_text(round(tick)) for tick in ticks], fontsize=TEXT_PT, color=INK)
     ax.hlines(ticks, 0, right, colors=GRID, linewidth=0.6, zorder=0)
     ax.spines["bottom"].set_bounds(0, right)
     name = "examples in a batch (B)" if told.name == "B" else told.name
-    ax.set_xlabel(name, fontsize=TEXT_PT, color=INK, labelpad=2, loc="left")
     ax.set_ylabel("payload of a message", fontsize=TEXT_PT, color=INK)
-    canvas.quiet(ax)
+    canvas.quiet(ax, name, loc="left")
 
 
 def label_lines(ax: Axes, families: Sequence[Family], right: float) -> None:

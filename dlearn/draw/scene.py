@@ -9,17 +9,14 @@ from itertools import islice
 
 import numpy as np
 
-from dlearn.analysis.ddp.device_view import on_device
 from dlearn.analysis.ddp.overlap import Leg, critical_path
-from dlearn.analysis.ddp.training_steps import training_steps
+from dlearn.analysis.ddp.training_steps import on_device, training_steps
 from dlearn.analysis.volume.flows import Sums, count_messages
 from dlearn.analysis.walking.own_work import works_alone
 from dlearn.draw.arrows import MOST_ARROWS, Arrows, readable
-from dlearn.draw.bars import Bar, bars_of, function_of, is_collective
-from dlearn.draw.busy import Busy, busy_of
+from dlearn.draw.bars import Bar, Busy, bars_of, busy_of, function_of, is_collective
 from dlearn.draw.canvas import plain, width_in
-from dlearn.draw.layout.folding import fold
-from dlearn.draw.layout.lanes import Lane, rows_for, stack
+from dlearn.draw.layout.lanes import Lane, fold, rows_for, stack
 from dlearn.join.joining import everybody, operations
 from dlearn.join.unrolling import messages_of
 from dlearn.trace.event import Gradient, Span
@@ -30,7 +27,7 @@ from dlearn.trace.trace import Trace
 
 BINS = 200
 MOST_BARS = 4000
-"""Of each of bars, spans, ticks: more of them cannot be told apart. Then strips are drawn, not bars (draw/busy.py)."""
+"""Of each of bars, spans, ticks: more of them cannot be told apart. Then strips are drawn, not bars (draw/bars.py)."""
 MOST_SPAN_ROWS = 3
 _ROOM_FOR_STUCK = 0.6
 """What never ended lasts this much longer than all that was seen, so that its reason can be read."""

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from itertools import groupby
 from math import log10
+from typing import Any
 
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
@@ -24,7 +23,7 @@ from dlearn.trace.trace import Trace
 
 _ROW_IN = 0.3
 _LEFT_IN, _RIGHT_IN = 1.2, 0.15
-_PAPER = {"facecolor": LANE, "edgecolor": "none", "pad": 0.3}
+_PAPER: dict[str, Any] = {"on": LANE, "pad": 0.3}
 """Below text, so that no lifeline goes through it."""
 
 
@@ -33,7 +32,7 @@ def sequence(trace: Trace, *, ax: Axes | None = None) -> Axes:
 
     What repeats, and ranks that do the same, are drawn once; the thicker an arrow, the more bytes.
     """
-    rows = rows_of(trace, points(ax, 1.0, along="x") if ax else (canvas.width_in() - _LEFT_IN - _RIGHT_IN) * 72)
+    rows = rows_of(trace, canvas.points_wide(ax, left_in=_LEFT_IN, right_in=_RIGHT_IN))
     height = 0.3 + sum(cycle.height for cycle in rows.cycles)
     ax = ax or canvas.new_axes(height_in=max(0.6, height * _ROW_IN), left_in=_LEFT_IN, right_in=_RIGHT_IN)
     if not rows.cycles:
@@ -49,8 +48,9 @@ def sequence(trace: Trace, *, ax: Axes | None = None) -> Axes:
         if cycle.times > 1:
             _draw_times(ax, cycle, top, top + cycle.height - 0.15)
         top += cycle.height
+    legend = [in_legend(how) for how in dict.fromkeys(arrow.how for arrow in rows.arrows)]
     return canvas.frame(
-        ax, title=sequence_finding(trace), legend=legend(rows), notes=notes(trace, rows), above_in=above_in,
+        ax, title=sequence_finding(trace), legend=legend, notes=notes(trace, rows), above_in=above_in,
         below_in=0.08,
     )  # fmt: skip
 
@@ -58,15 +58,10 @@ def sequence(trace: Trace, *, ax: Axes | None = None) -> Axes:
 def draw_lifelines(ax: Axes, lines: Lifelines, height: float) -> float:
     """Returns the inches that the names take on top."""
     count = len(lines.names)
-    ax.set_xlim(-0.5, count - 0.5)
-    ax.set_ylim(height, 0)
-    ax.add_collection(
-        LineCollection(
-            [[(column, 0.0), (column, height)] for column in range(count)], colors=FAINT, linewidths=1, zorder=1,
-            linestyles=[":" if column in lines.gaps else "-" for column in range(count)], gid="lifelines",
-        ),
-        autolim=False,
-    )  # fmt: skip
+    ax.set(xlim=(-0.5, count - 0.5), ylim=(height, 0))
+    ends = [[(column, 0.0), (column, height)] for column in range(count)]
+    dotted = [":" if column in lines.gaps else "-" for column in range(count)]
+    canvas.draw_lines(ax, ends, colors=FAINT, linewidths=1, zorder=1, linestyles=dotted, gid="lifelines")
     ax.set_yticks([])
     names = [plain(name) for name in lines.names]
     return canvas.names_on_top(ax, range(count), names, points(ax, 1.0, along="x") / count)
@@ -104,7 +99,7 @@ def _draw_block(ax: Axes, block: Block, y: float) -> None:
         room = size - (left + 0.5) * column_pt
         fitting = (head for head in block.heads if text_width(head, size=TEXT_PT) <= room)
         head = next(fitting, None) or cut(block.heads[-1], room, size=TEXT_PT)
-        write(ax, left, y + 0.4, head, color=MISSING if block.stuck else INK, zorder=5, bbox=_PAPER)
+        write(ax, left, y + 0.4, head, color=MISSING if block.stuck else INK, zorder=5, **_PAPER)
     at = y + block.heights[0]
     for row, height in zip(block.rows, block.heights[1:], strict=False):
         for arrow in row:
@@ -137,30 +132,20 @@ def _draw_arrow(ax: Axes, arrow: MessageArrow, block: Block, y: float) -> None:
         )  # fmt: skip
     if arrow.label:
         ink = FAINT if arrow.control else line_color(arrow.how)
-        write(ax, arrow.middle, y - 0.14, arrow.label, ha="center", va="bottom", color=ink, zorder=5, bbox=_PAPER)
+        write(ax, arrow.middle, y - 0.14, arrow.label, ha="center", va="bottom", color=ink, zorder=5, **_PAPER)
 
 
 def _draw_times(ax: Axes, cycle: Cycle, top: float, bottom: float) -> None:
     """A bracket at the far left: all this, so many times."""
     inch = 72 / points(ax, 1.0, along="x")
     x = -(_LEFT_IN - 0.22) * inch
-    ax.add_line(
-        Line2D(
-            [x + 0.05 * inch, x, x, x + 0.05 * inch], [top, top, bottom, bottom], transform=ax.get_yaxis_transform(),
-            color=INK, linewidth=1, clip_on=False,
-        )
-    )  # fmt: skip
+    bracket = [x + 0.05 * inch, x, x, x + 0.05 * inch], [top, top, bottom, bottom]
+    ax.add_line(Line2D(*bracket, transform=ax.get_yaxis_transform(), color=INK, linewidth=1, clip_on=False))
     room = (bottom - top) * _ROW_IN * 72 + 6
-    texts = [f"× {cycle.times:,} steps"] if cycle.steps else []
-    shown = next((text for text in texts if text_width(text, size=TEXT_PT) <= room), f"× {cycle.times:,}")
-    write(
-        ax, x - 0.04 * inch, (top + bottom) / 2, shown, transform=ax.get_yaxis_transform(), rotation=90,
-        ha="right", va="center",
-    )  # fmt: skip
-
-
-def legend(rows: Rows) -> list[Artist]:
-    return [in_legend(how) for how in dict.fromkeys(arrow.how for arrow in rows.arrows)]
+    told = f"× {cycle.times:,} steps" if cycle.steps else ""
+    told = told if told and text_width(told, size=TEXT_PT) <= room else f"× {cycle.times:,}"
+    upright: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "center"}
+    write(ax, x - 0.04 * inch, (top + bottom) / 2, told, transform=ax.get_yaxis_transform(), **upright)
 
 
 def notes(trace: Trace, rows: Rows) -> list[str]:

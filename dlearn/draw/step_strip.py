@@ -54,8 +54,7 @@ def steps(trace: Trace, *, ax: Axes | None = None) -> Axes:
     if not columns:
         return canvas.say_empty(ax, f"{found.finding}.")
     canvas.describe(ax, "A column for each step, a bar as high as it took, and a cell for each rank.")
-    ax.set_xlim(-0.5, len(columns) - 0.5)
-    ax.set_ylim(height, 0)
+    ax.set(xlim=(-0.5, len(columns) - 0.5), ylim=(height, 0))
     draw_lengths(ax, found, columns)
     shown = draw_cells(ax, found, columns, row)
     label_axes(ax, found, columns, labels, row)
@@ -150,8 +149,7 @@ def label_axes(ax: Axes, found: RunSteps, columns: Sequence[Column], labels: Seq
     write(ax, -0.02, 0.22, time_text(longest), ha="right", transform=ax.get_yaxis_transform(), color=FAINT)
     places = range(0, len(columns), max(1, len(columns) // 10))
     ax.set_xticks(list(places), [str(columns[at].first) for at in places])
-    ax.set_xlabel("step", fontsize=TEXT_PT, color=INK, labelpad=2)
-    canvas.quiet(ax)
+    canvas.quiet(ax, "step")
     ax.spines["bottom"].set_visible(False)
 
 

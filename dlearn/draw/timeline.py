@@ -8,7 +8,6 @@ from typing import Any
 
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
@@ -20,11 +19,9 @@ from dlearn.analysis.volume.flows import Flow
 from dlearn.analysis.volume.traffic import traffic
 from dlearn.draw import canvas
 from dlearn.draw.arrows import MOST_ARROWS, draw_arrow, in_legend
-from dlearn.draw.bars import ENDS_RED, THIN, Bar, Box, draw_bars, is_collective, label_bars, wait_text
-from dlearn.draw.busy import draw_busy
-from dlearn.draw.canvas import TEXT_PT, plain, points_per_ms, text_width
-from dlearn.draw.layout.folding import ALIKE
-from dlearn.draw.layout.lanes import SPAN_IN, STRIP_IN, height_in
+from dlearn.draw.bars import ENDS_RED, THIN, Bar, draw_bars, draw_busy, is_collective, label_bars, wait_text
+from dlearn.draw.canvas import TEXT_PT, Box, plain, points_per_ms, text_width
+from dlearn.draw.layout.lanes import ALIKE, SPAN_IN, STRIP_IN, height_in
 from dlearn.draw.palette import FAINT, GRID, INK, LANE, MISSING, STRIP, WAITING_HATCH, WORKS
 from dlearn.draw.scene import MOST_SPAN_ROWS, Scene, set_scene, stem_of
 from dlearn.draw.step_strip import steps
@@ -39,6 +36,7 @@ _NARROWEST_PT = 1.0
 _MOST_WIDENED = 400
 _MOST_LINES = 24
 """Operations whose last rank is marked."""
+_LAST_RANK: dict[str, Any] = {"linewidth": 0.9, "linestyle": (0, (2, 2))}
 
 
 def timeline(trace: Trace, *, arrows: bool = False, ax: Axes | None = None) -> Axes:
@@ -80,21 +78,17 @@ def _new_axes(trace: Trace, scene: Scene) -> Axes:
 def label_axes(ax: Axes, trace: Trace, scene: Scene) -> None:
     width = scene.ms(scene.end_ns)
     lanes = scene.lanes.values()
-    ax.set_xlim(-0.005 * width, 1.01 * width)
-    ax.set_ylim(height_in(scene.lanes), 0)
+    ax.set(xlim=(-0.005 * width, 1.01 * width), ylim=(height_in(scene.lanes), 0))
     canvas.draw_lanes(ax, [(lane.top, lane.bottom) for lane in lanes])
-    ax.set_yticks(
-        [lane.middle for lane in lanes], [scene.name(lane.rank, trace.label(lane.rank)) for lane in lanes],
-        parse_math=False, fontsize=TEXT_PT, color=INK,
-    )  # fmt: skip
-    ax.set_xlabel("ms from the first event shown", fontsize=TEXT_PT, color=INK, labelpad=2)
-    canvas.quiet(ax)
+    names = [scene.name(lane.rank, trace.label(lane.rank)) for lane in lanes]
+    canvas.name_rows(ax, [lane.middle for lane in lanes], names)
+    canvas.quiet(ax, "ms from the first event shown")
 
 
 def draw_spans(ax: Axes, scene: Scene) -> None:
     """A bracket above the bars of its rank, a box where nothing is called in it; with its name where there is room."""
     brackets: list[list[tuple[float, float]]] = []
-    boxes: list[list[tuple[float, float]]] = []
+    boxes: list[Box] = []
     colors: list[str] = []
     scale = points_per_ms(ax)
     for span, row in zip(scene.spans, scene.span_rows, strict=True):
@@ -111,16 +105,14 @@ def draw_spans(ax: Axes, scene: Scene) -> None:
             brackets.append([(left, foot), (left, line), (right, line), (right, foot)])
         else:
             behind, margin, pad = WORKS[shade % len(WORKS)], 2, 0.0
-            boxes.append([(left, top), (left, bottom), (right, bottom), (right, top)])
+            boxes.append((left, right, top, bottom))
             colors.append(behind)
         name = plain(span.name, most=30)
         if text_width(name, size=TEXT_PT) + margin < (right - left) * scale:
-            box = {"facecolor": behind, "edgecolor": "none", "pad": pad}
-            canvas.write(ax, (left + right) / 2, line, name, ha="center", bbox=box, zorder=6, clip_on=True)
-    ax.add_collection(
-        PolyCollection(boxes, facecolors=colors, edgecolor=FAINT, linewidth=0.4, zorder=1, gid="works"), autolim=False
-    )
-    ax.add_collection(LineCollection(brackets, colors=FAINT, linewidths=0.8, zorder=1, gid="spans"), autolim=False)
+            middle = (left + right) / 2
+            canvas.write(ax, middle, line, name, on=behind, pad=pad, ha="center", zorder=6, clip_on=True)
+    canvas.draw_boxes(ax, boxes, facecolors=colors, edgecolor=FAINT, linewidth=0.4, zorder=1, gid="works")
+    canvas.draw_lines(ax, brackets, colors=FAINT, linewidths=0.8, zorder=1, gid="spans")
 
 
 def draw_gradients(ax: Axes, scene: Scene) -> None:
@@ -129,15 +121,14 @@ def draw_gradients(ax: Axes, scene: Scene) -> None:
     for gradient in scene.gradients:
         passes[gradient.rank, gradient.backward, gradient.model].append(scene.ms(gradient.start_ns))
     ticks: list[list[tuple[float, float]]] = []
-    strips: list[list[tuple[float, float]]] = []
+    strips: list[Box] = []
     for (rank, _, _), times in passes.items():
         top = scene.lanes[rank].strip_top + 0.02
         bottom = top + STRIP_IN - 0.03
-        left, right = min(times), max(times)
-        strips.append(canvas.corners(left, right, top, bottom))
+        strips.append((min(times), max(times), top, bottom))
         ticks += [[(time, top), (time, bottom)] for time in times]
-    ax.add_collection(PolyCollection(strips, facecolor=STRIP, zorder=1, gid="backward"), autolim=False)
-    ax.add_collection(LineCollection(ticks, colors=INK, linewidths=0.8, zorder=1.5, gid="gradients"), autolim=False)
+    canvas.draw_boxes(ax, strips, facecolor=STRIP, zorder=1, gid="backward")
+    canvas.draw_lines(ax, ticks, colors=INK, linewidths=0.8, zorder=1.5, gid="gradients")
 
 
 def draw_calls(ax: Axes, scene: Scene) -> None:
@@ -162,8 +153,7 @@ def write_wait(ax: Axes, scene: Scene, bar: Bar) -> None:
     left, right, time = scene.ms(bar.start_ns), scene.ms(bar.transfer_ns), time_text(bar.waited_ns)
     if text_width(time, size=TEXT_PT) + 12 < (right - left) * points_per_ms(ax):
         middle = sum(scene.lanes[bar.rank].bar(scene.rows[scene.bars.index(bar)])) / 2
-        box = {"facecolor": LANE, "edgecolor": "none", "pad": 1.0}
-        canvas.write(ax, (left + right) / 2, middle, time, ha="center", bbox=box, zorder=6, gid="longest wait")
+        canvas.write(ax, (left + right) / 2, middle, time, on=LANE, ha="center", zorder=6, gid="longest wait")
 
 
 def draw_last_ranks(ax: Axes, scene: Scene) -> None:
@@ -175,7 +165,7 @@ def draw_last_ranks(ax: Axes, scene: Scene) -> None:
         last = next((lane.bar(row) for (bar, row), lane in zip(bars, lanes, strict=True) if is_last(bar)), None)
         top, bottom = min(lane.bars_top for lane in lanes), max(lane.bottom for lane in lanes)
         color = bars[0][0].look.line
-        ax.plot([at, at], [top, bottom], color=color, linewidth=0.9, linestyle=(0, (2, 2)), zorder=1.8, gid="last rank")
+        ax.plot([at, at], [top, bottom], color=color, zorder=1.8, gid="last rank", **_LAST_RANK)
         if last is not None:
             ax.plot([at], [sum(last) / 2], marker=">", markersize=6, color=color, markeredgecolor="white", zorder=5)
 
@@ -255,29 +245,19 @@ def legend(scene: Scene) -> list[Artist]:
     looks = [bar.look for bar in scene.bars] + [each for _, each in (scene.busy.transfer if scene.busy else ())]
     families = {each.family: each for each in reversed(looks)}
     hues = len({each.color for each in looks}) > len(families)
-    handles: list[Artist] = [
-        Patch(
-            facecolor=each.color, edgecolor=each.ink, hatch=each.hatch, linewidth=0.4,
-            label=f"{each.family}, a colour for each" * hues or each.family,
-        )
-        for each in families.values()
-    ]  # fmt: skip
+    aside = ", a colour for each" * hues
+    handles: list[Artist] = [_key(each.family + aside, each.color, each.ink, each.hatch) for each in families.values()]
     waits = " or ".join(dict.fromkeys(_awaited(bar) for bar in scene.bars if bar.waited_ns > 0))
     if waits:
         handles.append(Line2D([], [], color=FAINT, linewidth=3, label=f"thin: waits for {waits}"))
         if 0 < len(waited_for(scene)) <= _MOST_LINES:
-            handles.append(
-                Line2D(
-                    [], [], color=FAINT, linewidth=0.9, linestyle=(0, (2, 2)), marker=">", markersize=6,
-                    label="the last rank has come",
-                )
-            )  # fmt: skip
+            label = "the last rank has come"
+            handles.append(Line2D([], [], color=FAINT, marker=">", markersize=6, label=label, **_LAST_RANK))
     if any(bar.transfer_ns > bar.start_ns and bar.state in ENDS_RED for bar in scene.bars):
-        label = "hatched: waits"
-        handles.append(Patch(facecolor=GRID, edgecolor=FAINT, hatch=WAITING_HATCH, linewidth=0.4, label=label))
+        handles.append(_key("hatched: waits", GRID, FAINT, WAITING_HATCH))
     for shade, names in sorted(works_of(scene).items()):
         label = plain(f"span without calls: {', '.join(names)}".removesuffix(": "))
-        handles.append(Patch(facecolor=WORKS[shade], edgecolor=FAINT, linewidth=0.4, label=label))
+        handles.append(_key(label, WORKS[shade], FAINT))
     if scene.gradients:
         marker = Line2D([], [], color=INK, marker="|", linestyle="", markersize=7, label="a gradient is ready")
         handles += [marker, Patch(facecolor=STRIP, label="from the first gradient to the last")]
@@ -289,6 +269,10 @@ def legend(scene: Scene) -> list[Artist]:
     if red:
         handles.append(Line2D([], [], color=MISSING, linewidth=4, label="; ".join(red)))
     return handles
+
+
+def _key(label: str, face: str, edge: str, hatch: str = "") -> Patch:
+    return Patch(facecolor=face, edgecolor=edge, hatch=hatch, linewidth=0.4, label=label)
 
 
 def works_of(scene: Scene) -> dict[int, dict[str, None]]:
@@ -342,7 +326,8 @@ def notes(ax: Axes, trace: Trace, scene: Scene) -> list[str]:
         asked = ": arrows=True draws them" if scene.sums.derived_arrows <= MOST_ARROWS else ""
         told.append(f"{count_text(scene.hidden, 'derived message')} without arrows{asked}.")
     if any(flow.how == "derived" for flow in scene.arrows.flows):
-        told.append("Derived: from gloo's algorithm; the time of the transfer is shared out, not measured.")
+        whose = f"{traffic(trace).derived_from}'s"
+        told.append(f"Derived: from {whose} algorithm; the time of the transfer is shared out, not measured.")
     if any(bar.state == "stuck" for bar in scene.bars):
         told.append("Stuck calls last longer than drawn: the axis ends with the last event that was seen.")
     if scene.sums.never_came:

@@ -73,27 +73,27 @@ def traffic_graph(trace: Trace, *, ax: Axes | None = None) -> Axes:
     pairs = [arrow.pair for arrow in arrows]
     height = height_pt(ranks, pairs)
     if not ranks:
-        return canvas.say_empty(
-            ax or canvas.new_axes(height_in=height / 72, left_in=0.15), "This trace holds no process."
-        )
-    size = (72 * (canvas.width_in() - 0.3), height)
-    if ax is not None:
-        size = (points(ax, 1.0, along="x"), points(ax, 1.0, along="y"))
+        ax = ax or canvas.new_axes(height_in=height / 72, left_in=0.15)
+        return canvas.say_empty(ax, "This trace holds no process.")
+    size = (canvas.points_wide(ax, left_in=0.15), height if ax is None else points(ax, 1.0, along="y"))
     names = dict(zip(ranks, cut_names([sent.labels[rank] for rank in ranks], _WIDEST_NAME_PT), strict=True))
     places = place_ranks(names, pairs, size)
     if have_no_room(places.values()):
         return draw_matrix(sent, hang, ax, "No room for a circle of these ranks, so a matrix as of draw.traffic.")
     ax = ax or canvas.new_axes(height_in=height / 72, left_in=0.15)
     canvas.describe(ax, *pair_sentences(sent))
-    set_scale(ax, size)
+    # The axes' own unit is the point, so that curves, boxes and text have one measure.
+    ax.set(xlim=(0, size[0]), ylim=(0, size[1]), xticks=[], yticks=[])
+    ax.set_axis_off()
     boxes = draw_boxes(ax, places, names)
     for arrow in arrows:
         draw_arrow(ax, arrow, places, boxes, bend_of(arrow.pair, pairs))
     labels = place_labels({each.pair: each.label for each in arrows}, places, size)
-    if labels is not None:
-        write_labels(ax, arrows, labels)
-    else:
+    if labels is None:
         write_sums(ax, sent, places)
+    for arrow in arrows:
+        if labels is not None:
+            _write(ax, labels[arrow.pair], arrow.label, color=MISSING if arrow.how == "missing" else INK)
     told = [*([f"{traffic_finding(sent)}."] if hang else []), *notes(sent, arrows, labelled=labels is not None)]
     return canvas.frame(ax, title=hang or traffic_finding(sent), legend=legend(arrows), notes=told, below_in=0.08)
 
@@ -115,15 +115,6 @@ def arrows_of(sent: Traffic) -> list[Arrow]:
         equal = most < _ALIKE * min(sizes)
         arrows.append(Arrow(pair, sent.known[pair][0], sent.ops[pair], label, _EQUAL_PT if equal else width))
     return arrows
-
-
-def set_scale(ax: Axes, size: tuple[float, float]) -> None:
-    """The axes' own unit is the point, so that curves, boxes and text have one measure."""
-    ax.set_xlim(0, size[0])
-    ax.set_ylim(0, size[1])
-    ax.set_xticks([])
-    ax.set_yticks([])
-    ax.set_axis_off()
 
 
 def draw_boxes(ax: Axes, places: Mapping[int, Spot], names: Mapping[int, str]) -> dict[int, Patch]:
@@ -157,11 +148,6 @@ def draw_arrow(ax: Axes, arrow: Arrow, places: Mapping[int, Spot], boxes: Mappin
         )  # fmt: skip
 
 
-def write_labels(ax: Axes, arrows: Sequence[Arrow], labels: Mapping[Pair, Point]) -> None:
-    for arrow in arrows:
-        _write(ax, labels[arrow.pair], arrow.label, color=MISSING if arrow.how == "missing" else INK)
-
-
 def write_sums(ax: Axes, sent: Traffic, places: Mapping[int, Spot]) -> None:
     """Write what each rank sends in all outside of it: the arrows are too many for their numbers."""
     middle = points(ax, 0.5, along="y")
@@ -172,21 +158,18 @@ def write_sums(ax: Axes, sent: Traffic, places: Mapping[int, Spot]) -> None:
 
 
 def _write(ax: Axes, at: Point, text: str, *, behind: str = "white", **more: Any) -> None:
-    box = {"facecolor": behind, "edgecolor": "none", "pad": 0.5}
-    canvas.write(ax, *at, text, zorder=4, bbox=box, **{"ha": "center"} | more)
+    canvas.write(ax, *at, text, on=behind, pad=0.5, zorder=4, **{"ha": "center"} | more)
 
 
 def legend(arrows: Iterable[Arrow]) -> list[Artist]:
     """Say what each colour and line is: the op that sends most, and how that is known."""
-    kinds = {(arrow.color, arrow.how): arrow for arrow in arrows}
-    handles: list[Artist] = []
-    for (color, how), arrow in kinds.items():
-        if how == "missing":
-            handles.append(in_legend(how))
-            continue
-        label = f"{look(arrow.op).family}, {how}"
-        handles.append(Line2D([], [], color=color, linestyle=LINES[how], linewidth=_EQUAL_PT, label=label))
-    return handles
+    kinds = {(arrow.color, arrow.how): look(arrow.op).family for arrow in arrows}
+    return [
+        in_legend(how)
+        if how == "missing"
+        else Line2D([], [], color=color, linestyle=LINES[how], linewidth=_EQUAL_PT, label=f"{family}, {how}")
+        for (color, how), family in kinds.items()
+    ]
 
 
 def notes(sent: Traffic, arrows: Sequence[Arrow], *, labelled: bool) -> list[str]:

@@ -94,8 +94,7 @@ def draw_cells(ax: Axes, sent: Matrix) -> None:
             boxes.append((column, column + 1, row, row + 1))
             faces.append(_shade(sent, src, dst))
     canvas.draw_boxes(ax, boxes, facecolors=faces, edgecolors="white", linewidths=1, gid="cells")
-    ax.set_xlim(0, count + _margin(count))
-    ax.set_ylim(count + _margin(count), 0)
+    ax.set(xlim=(0, count + _margin(count)), ylim=(count + _margin(count), 0))
 
 
 def _margin(count: int) -> float:
@@ -173,20 +172,19 @@ def _size_that_fits(ax: Axes, sent: Matrix, text: Callable[[int], str]) -> float
 
 def _write_all(ax: Axes, sent: Matrix, text: Callable[[int], str], size: float) -> None:
     count = len(sent.ranks)
+    style: dict[str, Any] = {"ha": "center", "fontsize": size}
     for row, src in enumerate(sent.ranks):
         for column, dst in enumerate(sent.ranks):
             sent_bytes = sent.sizes.get((src, dst), 0)
             if src != dst or (src, dst) in sent.sizes:
                 ink = black_or_white(_shade(sent, src, dst), ON_SHADE) if sent_bytes else FAINT
-                _write(ax, column + 0.5, row + 0.5, text(sent_bytes) if sent_bytes else "·", ink, size)
-    for place, rank in enumerate(sent.ranks):
-        _write(ax, count + _SUM / 2, place + 0.5, text(sent.bytes_from(rank=rank)), INK, size)
-        _write(ax, place + 0.5, count + _SUM / 2, text(sent.bytes_to(rank=rank)), INK, size)
-    _write(ax, count + _SUM / 2, count + _SUM / 2, text(sent.total_bytes), INK, size, weight="bold")
-
-
-def _write(ax: Axes, x: float, y: float, text: str, ink: str, size: float, weight: str = "normal") -> None:
-    ax.text(x, y, text, ha="center", va="center_baseline", fontsize=size, color=ink, fontweight=weight)
+                shown = text(sent_bytes) if sent_bytes else "·"
+                canvas.write(ax, column + 0.5, row + 0.5, shown, color=ink, **style)
+    beside = count + _SUM / 2
+    for place, (out, into) in enumerate(zip(*_sums(sent), strict=True)):
+        canvas.write(ax, beside, place + 0.5, text(out), **style)
+        canvas.write(ax, place + 0.5, beside, text(into), **style)
+    canvas.write(ax, beside, beside, text(sent.total_bytes), fontweight="bold", **style)
 
 
 def label_sides(ax: Axes, sent: Matrix) -> float:
@@ -212,7 +210,8 @@ def label_sides(ax: Axes, sent: Matrix) -> float:
 def notes(sent: Matrix) -> list[str]:
     told = []
     if isinstance(sent, Traffic) and sent.by_how:
-        parts = ", ".join(f"{size_text(size)} {_HOW[how]}" for how, size in sent.by_how.items())
+        how_known = _HOW | {"derived": f"derived from {sent.derived_from}'s algorithm"}
+        parts = ", ".join(f"{size_text(size)} {how_known[how]}" for how, size in sent.by_how.items())
         told.append(f"Payload bytes: {parts}.")
     if isinstance(sent, WireTraffic) and sent.counted == "predicted":
         told.append("Predicted: payload, its framing, and what the receiver sends back. Not measured.")
@@ -223,7 +222,6 @@ def notes(sent: Matrix) -> list[str]:
 
 _HOW = {
     "observed": "observed",
-    "derived": "derived from gloo's algorithm",
     "inferred": "inferred",
     "missing": "expected that never came (not counted)",
 }

@@ -18,7 +18,7 @@ from dlearn.analysis.telling.words import NAMES_SHOWN, payload_text
 from dlearn.join.joining import everybody, operations
 from dlearn.join.unrolling import messages_of, why_unknown
 from dlearn.trace.message import Message, Operation, payload_bytes
-from dlearn.trace.store import printable
+from dlearn.trace.printable import printable
 from dlearn.trace.trace import Trace
 
 MOST_EDGES, MOST_CHARACTERS = 500, 50_000

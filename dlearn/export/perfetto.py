@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -21,7 +22,7 @@ from dlearn.join.unrolling import messages_of, why_unknown
 from dlearn.join.waiting import waited_until_ns
 from dlearn.trace.event import Bucket, Event, Gradient, Span, Stretch
 from dlearn.trace.message import End, Message, Operation, RpcEnd, payload_bytes
-from dlearn.trace.store import printable
+from dlearn.trace.printable import printable
 from dlearn.trace.trace import Trace
 
 Record = dict[str, Any]
@@ -44,14 +45,11 @@ def perfetto(trace: Trace) -> Iterator[str]:
     """
     yield '{"displayTimeUnit":"ns","traceEvents":[\n'
     tracks = Tracks(trace)
-    between = ""
-    piece: list[str] = []
-    for record in _records(trace, tracks):
-        piece.append(msgspec.json.encode(record).decode())
-        if len(piece) >= _PIECE:
-            yield between + ",\n".join(piece)
-            between, piece = ",\n", []
-    yield (between if piece else "") + ",\n".join(piece) + "\n]}\n"
+    records, between = _records(trace, tracks), ""
+    while piece := [msgspec.json.encode(record).decode() for record in islice(records, _PIECE)]:
+        yield between + ",\n".join(piece)
+        between = ",\n"
+    yield "\n]}\n"
 
 
 def _records(trace: Trace, tracks: Tracks) -> Iterator[Record]:
@@ -101,14 +99,8 @@ def _slice(event: Event, name: str, category: str, tracks: Tracks, args: Record)
         args = {**args, "end": "not observed"}
     if event.error:
         args = {**args, "error": printable(event.error)}
-    return {
-        "ph": "X",
-        "name": printable(name),
-        "cat": category,
-        **tracks.at(event, start_ns),
-        "dur": _us(end_ns - start_ns),
-        "args": args,
-    }
+    what = {"ph": "X", "name": printable(name), "cat": category}
+    return {**what, **tracks.at(event, start_ns), "dur": (end_ns - start_ns) / 1000, "args": args}
 
 
 def _calls(part: Operation, told: Record, tracks: Tracks) -> Iterator[Record]:
@@ -138,7 +130,7 @@ def _inside_of(part: Operation, end: End, tracks: Tracks) -> Iterator[Record]:
     place = {"ph": "X", "cat": "waiting"}
     for name, begin, over in (("waiting", start_ns, until_ns), ("transfer", until_ns, end_ns)):
         if until_ns > start_ns and over > begin:
-            yield {**place, "name": name, **tracks.at(end, begin), "dur": _us(over - begin), "args": {}}
+            yield {**place, "name": name, **tracks.at(end, begin), "dur": (over - begin) / 1000, "args": {}}
 
 
 def _told(part: Operation, sent: Sequence[Message], arrows: int, trace: Trace) -> Record:
@@ -165,17 +157,12 @@ def _told(part: Operation, sent: Sequence[Message], arrows: int, trace: Trace) -
 def _instant(event: Gradient | Bucket, tracks: Tracks) -> Record:
     args: Record = {"bytes": event.bytes}
     if isinstance(event, Gradient):
-        name, args["backward"] = f"gradient of {event.parameter}", event.backward
+        what, name, args["backward"] = "gradient", f"gradient of {event.parameter}", event.backward
     else:
-        name, args["parameters"] = f"bucket {event.index} of {event.count}", printable(", ".join(event.parameters))
-    return {
-        "ph": "i",
-        "s": "t",
-        "name": printable(name),
-        "cat": "gradient" if isinstance(event, Gradient) else "bucket",
-        **tracks.at(event, event.start_ns),
-        "args": args,
-    }
+        what, name = "bucket", f"bucket {event.index} of {event.count}"
+        args["parameters"] = printable(", ".join(event.parameters))
+    mark = {"ph": "i", "s": "t", "name": printable(name), "cat": what}
+    return {**mark, **tracks.at(event, event.start_ns), "args": args}
 
 
 # Arrows ---------------------------------------------------------------------------------------------------------------
@@ -198,10 +185,7 @@ def _arrow(message: Message, part: Operation, tracks: Tracks) -> tuple[Record, R
     if message.sent_ns is None or message.received_ns is None:
         args["times"] = "not observed: the arrow begins or ends somewhere in its call"
     what = {"name": f"{payload_text(message)}, {message.how}", "cat": message.how}
-    return (
-        {**what, **tracks.at(ends[0], sent_ns), "args": args},
-        {**what, **tracks.at(ends[1], received_ns)},
-    )
+    return {**what, **tracks.at(ends[0], sent_ns), "args": args}, {**what, **tracks.at(ends[1], received_ns)}
 
 
 def _ends(message: Message, ends: Sequence[End]) -> tuple[End, End] | None:
@@ -225,10 +209,6 @@ def _in_flight(changes: Mapping[tuple[int, float], int]) -> Iterator[Record]:
     for (pid, ts), change in sorted(changes.items()):
         total += change
         yield {"ph": "C", "name": "bytes in flight", "pid": pid, "ts": ts, "args": {"bytes": total}}
-
-
-def _us(duration_ns: int) -> float:
-    return duration_ns / 1000
 
 
 # Tracks ---------------------------------------------------------------------------------------------------------------

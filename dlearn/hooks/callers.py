@@ -31,7 +31,6 @@ from torch.optim import Optimizer
 
 from dlearn.hooks import Emit, Undo
 from dlearn.hooks.patches import Patches
-from dlearn.hooks.private import untraced
 from dlearn.trace.site import file_label
 
 
@@ -105,20 +104,12 @@ def caller(frame: FrameType | None) -> Caller:
 def install(emit: Emit) -> Undo:
     """Remember who hands work to a pool of threads, until undone: what torch sends there has no user code around it."""
 
-    def make(original: Any) -> Any:
-        @untraced
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-            original(self, *args, **kwargs)
-            try:
-                phase, _, site, _ = _walk(sys._getframe(1), look_for_bucket=False)
-                self._dlearn_submitter = phase or "none", site
-            except Exception as error:
-                emit.failed("who hands work to a pool of threads", error)
-
-        return __init__
+    def handed_over(result: None, item: Any, *args: Any, **kwargs: Any) -> None:
+        phase, _, site, _ = _walk(sys._getframe(1), look_for_bucket=False)
+        item._dlearn_submitter = phase or "none", site
 
     undo = Patches()
-    undo.replace(_WorkItem, "__init__", make)
+    undo.around(emit, _WorkItem, "__init__", after=handed_over)
     return undo.close
 
 
@@ -174,8 +165,10 @@ def _bucket_of(called_by_cpp: FrameType | None) -> int | None:
 
 def _make_note(code: CodeType) -> _Note:
     name = code.co_filename
-    machinery = (*_MACHINERY, *_compiled())
-    if name.startswith(machinery) or (name.startswith(_DLEARN_DIR) and not name.startswith(_LESSONS_DIR)):
+    # What torch.compile has made is called by the user's function that it was made of.
+    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), "torchinductor_"))
+    ours = name.startswith(_DLEARN_DIR) and not name.startswith(_LESSONS_DIR)
+    if ours or name.startswith((*_MACHINERY, _FX_CODE, cache)):
         note = _Note(code, recorder=name.startswith(_DLEARN_DIR))
     else:
         note = _Note(code, site=file_label(name, cell_names, _working_directory()), own=not name.startswith(_INSTALLED))
@@ -195,12 +188,6 @@ def _working_directory() -> str:
         return os.getcwd()
     except FileNotFoundError:  # Somebody has deleted it, and the program goes on.
         return os.devnull  # No file is below that.
-
-
-def _compiled() -> tuple[str, str]:
-    """Where code comes from that torch.compile has made: the user's function that it made it of calls it."""
-    cache = os.path.join(tempfile.gettempdir(), "torchinductor_")
-    return _FX_CODE, os.environ.get("TORCHINDUCTOR_CACHE_DIR", cache)
 
 
 def _known() -> dict[int, _Note]:

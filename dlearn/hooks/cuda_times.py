@@ -73,28 +73,20 @@ class CudaTimes:
         # With one hardware queue for all streams, a stream of ours that waits would hold up the program's kernels.
         self._off = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
 
-    def gpu(self, device: torch.device | None) -> torch.device | None:
-        """This device, if its times can be told here: it is a GPU."""
-        return device if device is not None and device.type == "cuda" and not self._off else None
-
-    def mark(self, gpu: torch.device | None) -> Mark | None:
-        """Where the current stream is now; None without a GPU, or where it cannot be told."""
-        if gpu is None:
+    def mark(self, device: torch.device | None) -> Mark | None:
+        """Where the current stream of this GPU is now; None of another device, or where it cannot be told."""
+        if device is None or device.type != "cuda" or self._off:
             return None
         try:
-            capturing = self._cuda.is_current_stream_capturing()
-            return None if capturing else self._mark(gpu, self._cuda.current_stream(gpu))
+            since = None if self._cuda.is_current_stream_capturing() else self._read(device)
+            if since is None:
+                return None
+            event = self._cuda.Event(enable_timing=True)
+            event.record(self._cuda.current_stream(device))
+            return Mark(event, device, since)
         except Exception as error:
             self._emit.failed("the time of a GPU", error)
             return None
-
-    def _mark(self, device: torch.device, stream: Any) -> Mark | None:
-        since = self._read(device)
-        if since is None:
-            return None
-        event = self._cuda.Event(enable_timing=True)
-        event.record(stream)
-        return Mark(event, device, since)
 
     def collective(self, number: int, begun: Mark, work: Work | None, group: str) -> None:
         """Event `number` is over when its Work's future is, on the GPU; without a Work when its stream is here."""
@@ -103,10 +95,10 @@ class CudaTimes:
             return
         future = work.get_future()
         if future.done():  # Else it completes on the host, and waiting for it would make the program wait.
-            stream = self._stream(begun.device, group)
-            with self._cuda.stream(stream):
+            with self._cuda.stream(self._stream(begun.device, group)):
                 future.wait()
-            self.between(number, begun, self._mark(begun.device, stream))
+                ended = self.mark(begun.device)
+            self.between(number, begun, ended)
 
     def between(self, number: int, begun: Mark | None, ended: Mark | None, *, blocks: bool = False) -> None:
         """What event `number` launched lies between these two; it `blocks` the stream that called it."""

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import socket
 import sys
 import threading
 from contextlib import suppress
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed import distributed_c10d, rpc
 
-from dlearn.hooks import Emit
 from dlearn.hooks.callers import caller
 from dlearn.trace.event import Span
+
+if TYPE_CHECKING:
+    from dlearn.hooks.host import Host
 
 NO_TIMEOUT = timedelta(days=20)
 """Of process groups: who was let through waits inside torch for those that were not. (Some count it in 31 bits.)"""
@@ -31,16 +34,22 @@ current: Gate | None = None
 class Gate:
     """A rank's end of the connection; calls on any thread may wait."""
 
-    def __init__(self, address: str, rank: int, emit: Emit) -> None:
-        self._emit = emit
+    def __init__(self, address: str, emit: Host) -> None:
+        self._address, self._emit = address, emit
         self._way = socket.socket(socket.AF_UNIX)
-        self._way.connect(address)
         self._sending = threading.Lock()
         self._numbers = itertools.count(1)
         self._waiting: dict[int, threading.Event] = {}
         self._open = False
         self._function_over = False
-        self._send({"rank": rank})
+        self.met = False
+
+    def meet(self, rank: int, size: int) -> None:
+        """Tell the other end who comes."""
+        self.met = True
+        with suppress(OSError):  # It has gone, or has let all go: so nothing waits.
+            self._way.connect(self._address)
+        self._send({"rank": rank, "size": size})
         threading.Thread(target=self._listen, daemon=True, name="dlearn-gate").start()
 
     def wait(self, op: str, to: int | str | None, payload_bytes: int) -> None:
@@ -50,13 +59,17 @@ class Gate:
         made_by = caller(sys._getframe())
         arrived = threading.Event()
         with self._sending:
+            if not self.met:
+                forget_rpc_timeout()
+                self.meet(*_who_am_i())
             number = next(self._numbers)
             self._waiting[number] = arrived
             call = {"number": number, "op": op, "to": to, "bytes": payload_bytes, "site": made_by.site}
-            self._send(call | {"phase": made_by.phase, "bucket": made_by.bucket_index})
+            call |= {"phase": made_by.phase, "bucket": made_by.bucket_index, "spans": self._emit.span_names()}
+            self._send(call)
         if self._open:
             return  # Since we looked; who opened it may not have seen this call.
-        span = self._emit.event(Span, name=f"held before {op}")
+        span = self._emit.event(Span, name=f"held before {op}", held=op)
         arrived.wait()
         self._emit.end(span, by="return")
 
@@ -81,20 +94,41 @@ class Gate:
         self._way.close()
 
 
+def _who_am_i() -> tuple[int, int]:
+    """The rank that this process has taken, and how many there are: by its process group, else by RPC."""
+    if distributed_c10d.is_initialized():
+        return distributed_c10d.get_rank(), distributed_c10d.get_world_size()
+    from torch._C._distributed_rpc import _get_current_rpc_agent
+
+    return rpc.get_worker_info().id, len(_get_current_rpc_agent().get_worker_infos())
+
+
 def forget_timeouts() -> None:
     """Process groups that are made from now on wait for who is held; a timeout that the program gives stays its own."""
     distributed_c10d.default_pg_timeout = NO_TIMEOUT
 
 
-def meet(address: str, rank: int, emit: Emit) -> None:
-    """Every call of this process waits from now on."""
-    global current
+def forget_rpc_timeout() -> None:
+    """Who calls by RPC waits for ever for who is held."""
     if rpc.is_available():
         from torch._C._distributed_rpc import _is_current_rpc_agent_set, _set_rpc_timeout
 
         if _is_current_rpc_agent_set():
             _set_rpc_timeout(0)  # For ever.
-    current = Gate(address, rank, emit)
+
+
+def meet(address: str, rank: int, size: int, emit: Host) -> None:
+    """Every call of this process waits from now on."""
+    global current
+    forget_rpc_timeout()
+    current = Gate(address, emit)
+    current.meet(rank, size)
+
+
+def expect(address: str, emit: Host) -> None:
+    """Every call of this process waits from now on; which rank it is, is known with the first."""
+    global current
+    current = Gate(address, emit)
 
 
 def function_over() -> None:
@@ -109,3 +143,13 @@ def leave() -> None:
     if current is not None:
         current.close()
     current = None
+
+
+def _forked() -> None:
+    """The copy of a rank is no rank, and nobody reads what it would hear; that of a launcher becomes one."""
+    global current
+    if current is not None and current.met:
+        current = None
+
+
+os.register_at_fork(after_in_child=_forked)

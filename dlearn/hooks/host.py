@@ -39,3 +39,6 @@ class Host(Emit, Protocol):
 
     def begin_step(self, number: int) -> None:
         """Note that the optimizer has made `number` steps: the next one begins."""
+
+    def span_names(self) -> list[str]:
+        """Name the program's spans that this thread is inside of, the outermost first."""

@@ -8,7 +8,10 @@ from typing import Any
 
 from torch.jit import _builtins
 
+from dlearn.hooks.private import untraced
 from dlearn.trace.source import Emit, byte_strings
+
+_Watch = Callable[..., object] | None
 
 
 class Patches(ExitStack):
@@ -31,11 +34,32 @@ class Patches(ExitStack):
         setattr(owner, name, after)
         self.callback(setattr, owner, name, before)
 
+    def around(self, emit: Emit, owner: Any, name: str, *, before: _Watch = None, after: _Watch = None) -> None:
+        """Call `before` with a call's arguments, `after` with its result and these; neither can break it."""
 
-def guarded(emit: Emit, where: str, do: Callable[..., object], *args: Any) -> None:
+        def make(original: Any) -> Any:
+            @untraced
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                if before is not None:
+                    guarded(emit, name, before, *args, **kwargs)
+                result = original(*args, **kwargs)
+                if after is not None:
+                    guarded(emit, name, after, result, *args, **kwargs)
+                return result
+
+            return wrapper
+
+        self.replace(owner, name, make)
+
+    def put(self, owner: Any, name: str, value: Any) -> None:
+        """Put this in its place."""
+        self.replace(owner, name, lambda _: value)
+
+
+def guarded(emit: Emit, where: str, do: Callable[..., object], *args: Any, **kwargs: Any) -> None:
     """Call `do`; what goes wrong in it never reaches the program."""
     try:
-        do(*args)
+        do(*args, **kwargs)
     except Exception as error:
         emit.failed(where, error)
 

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from dlearn.trace.event import AutogradNode, AutogradRun, TensorInfo
-from dlearn.trace.rpc.rpc_board import BACKWARD
-from dlearn.trace.rpc.rpc_exchange import RpcExchange, workers
+from dlearn.trace.rpc.rpc_exchange import BACKWARD, RpcExchange, workers
 from dlearn.trace.trace import Trace
 
 WORKER_BITS = 48
@@ -91,21 +90,21 @@ def join_graph(trace: Trace, context: int | None = None) -> AutogradGraph:
         context = next(reversed(contexts_with_graph(trace)), None)
     found = [event for event in trace.whole.of(AutogradNode) if event.context == context]
     runs = {Key(event.rank, event.node): event for event in trace.whole.of(AutogradRun) if event.context == context}
-    nodes = {key: _node(event, runs.get(key)) for event in found if (key := Key(event.rank, event.node))}
-    edges = [
-        Edge(Key(event.rank, event.node), Key(event.rank, following)) for event in found for following in event.next
-    ]
-    edges = list(dict.fromkeys(edge for edge in edges if edge.dst in nodes))
+    nodes: dict[Key, Node] = {}
+    ways: dict[Edge, None] = {}
+    for event in found:
+        key = Key(event.rank, event.node)
+        node = Node(key, event.name, event.shapes, event.parameter, event.message)
+        if run := runs.get(key):
+            node = replace(node, start_ns=run.start_ns, end_ns=run.end_ns, timed_by="hook")
+        nodes[key] = node
+        ways |= {Edge(key, Key(event.rank, following)): None for following in event.next}
+    edges = [edge for edge in ways if edge.dst in nodes]
     wires, problems = _join(trace, nodes.values(), runs)
     for wire in wires:
         following = [nodes[edge.dst] for edge in edges if edge.src == wire.dst]
         nodes[wire.dst] = _arrived(nodes[wire.dst], nodes[wire.src], trace.whole.rpc.exchanges, following)
     return AutogradGraph(context, tuple(nodes.values()), (*edges, *wires), tuple(problems))
-
-
-def _node(event: AutogradNode, run: AutogradRun | None) -> Node:
-    node = Node(Key(event.rank, event.node), event.name, event.shapes, event.parameter, event.message)
-    return node if run is None else replace(node, start_ns=run.start_ns, end_ns=run.end_ns, timed_by="hook")
 
 
 def _join(trace: Trace, nodes: Iterable[Node], runs: dict[Key, AutogradRun]) -> tuple[list[Edge], list[str]]:

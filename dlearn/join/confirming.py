@@ -14,7 +14,7 @@ from dlearn.join.unrolling import TransferTimes, columns_of, message_count, mess
 from dlearn.join.wire import meters
 from dlearn.trace.message import Message
 from dlearn.trace.tables.event_table import Mask, Rows
-from dlearn.trace.tables.message_table import MessageColumns, Messages, together
+from dlearn.trace.tables.message_table import Messages, together
 from dlearn.trace.tables.operations import Operations
 from dlearn.trace.trace import Trace
 from dlearn.trace.wording import Reason, ReasonKind
@@ -32,7 +32,14 @@ def messages(trace: Trace) -> Messages:
     """
     asked = operations(trace)
     fits = _fits(asked)
-    columns = together([part.of(fits[part.operation]) for part in _columns(asked)])
+    leaves, outer = asked.leaves()
+    parts = []
+    for one, places in leaves.alike():
+        mine = places[fits[outer[places]] & (leaves.rows[places] >= 0)]
+        if len(mine):
+            parts.append(columns_of(one, TransferTimes(*leaves.times(mine)), mine))
+    columns = together(parts)
+    columns = columns._replace(operation=outer[columns.operation])
     others: list[tuple[int, Message]] = []
     for place in np.flatnonzero(fits & (asked.rows < 0)).tolist():
         others += [(place, message) for message in messages_of(asked[place])]
@@ -52,32 +59,13 @@ def messages(trace: Trace) -> Messages:
     return Messages(asked, columns, sent, told, sorted(reasons.items(), key=itemgetter(0)))
 
 
-def _columns(asked: Operations) -> list[MessageColumns]:
-    """The messages of all sends and collectives, of those that are alike at once."""
-    leaves, outer = asked.leaves()
-    found = [
-        columns_of(one, TransferTimes(*leaves.times(places)), places)
-        for one, places in leaves.alike()
-        if leaves.rows[places[0]] >= 0
-    ]
-    return [part._replace(operation=outer[part.operation]) for part in found]
-
-
 def _fits(asked: Operations) -> Mask:
-    """Which operations have their messages made: all, or if that is too many, each in turn for which there is room.
-
-    So a small one may still fit after a large one that did not.
-    """
+    """Which operations have their messages made: the first, without those that have too many on their own."""
     counts = np.zeros(len(asked), np.int64)
     for one, places in asked.alike():
         counts[places] = message_count(one)
-    if counts.sum() <= MOST_MESSAGES:
-        return np.ones(len(asked), bool)
-    fits, room = np.zeros(len(asked), bool), MOST_MESSAGES
-    for place, count in enumerate(counts.tolist()):
-        if count <= room:
-            fits[place], room = True, room - count
-    return fits
+    few = counts <= MOST_MESSAGES
+    return np.asarray(few & (np.cumsum(np.where(few, counts, 0)) <= MOST_MESSAGES))
 
 
 # Agreement of counters and predictions --------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def schedule_of(calls: Sequence[Collective], ranks: int) -> Schedule:
     # Of a scatter and a broadcast only the root has inputs. In a scatter it has one for each rank.
     given = call.outputs if call.op == "scatter" else call.inputs or call.outputs
     itemsizes = tuple(_itemsize(tensor.dtype) for tensor in given)
-    if call.op in _ALL_TO_ALL:
+    if call.op in ALL_TO_ALL:
         return _all_to_all(calls, ranks, itemsizes)
     sizes = tuple(tensor.payload_bytes for tensor in given)
     if call.op == "all_gather_single_coalesced":
@@ -109,7 +109,7 @@ def _itemsize(dtype: str) -> int:
 
 _ITEMSIZE = {"64": 8, "128": 16, "32": 4, "16": 2, "8": 1}
 _ROOTED = {"broadcast", "reduce", "gather", "scatter"}
-_ALL_TO_ALL = {"all_to_all", "all_to_all_single"}
+ALL_TO_ALL = {"all_to_all", "all_to_all_single"}
 
 
 @lru_cache(maxsize=64)  # A training loop repeats the same few operations.

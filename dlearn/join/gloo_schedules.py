@@ -37,10 +37,14 @@ class Send(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """All messages of one operation, in the order of steps; none, and the reason, where they are not known."""
+    """All messages of one operation, in the order of steps; none, and the reason, where they are not known.
+
+    `inferred`: those of the algorithm that was probably chosen, which nothing says.
+    """
 
     sends: tuple[Send, ...] = ()
     unknown: Reason | None = None
+    inferred: bool = False
 
     @cached_property
     def columns(self) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import wraps
 from typing import TypeVar
@@ -11,7 +11,8 @@ import numpy as np
 
 from dlearn.join import buckets
 from dlearn.join.rpc_messages import rpc_operations
-from dlearn.join.services import service_operations
+from dlearn.trace.message import Group, Operation, bytes_of
+from dlearn.trace.source import ServiceCall, in_use
 from dlearn.trace.tables.operation_table import OperationTable
 from dlearn.trace.tables.operations import Operations
 from dlearn.trace.trace import Trace
@@ -48,6 +49,26 @@ def operations(trace: Trace) -> Operations:
 def _table(whole: Trace) -> OperationTable:
     """All that was met, with what DDP has it carry."""
     return replace(whole.met, cargo=buckets.assign(whole))
+
+
+def service_operations(trace: Trace) -> Iterator[Operation]:
+    """Each call of a service as an operation of its caller and the rank that was asked, as far as its Source knows."""
+    for source in in_use.values():
+        kinds = tuple(kind.columns for kind in source.kinds if issubclass(kind.columns, ServiceCall))
+        calls = trace.of(*kinds)
+        hosts = source.hosts(trace.whole) if calls and source.hosts is not None else {}
+        for call in calls:
+            host = hosts.get((call.rank, call.number))
+            members = (call.rank,) if host in (None, call.rank) else (call.rank, host)
+            yield Operation(
+                op=call.op,
+                group=Group(source.name, source.name, members, default=False),
+                seq=call.seq,
+                ends=(call,),
+                sender=call.rank,
+                receiver=host,
+                payload_bytes=bytes_of(call.tensors),
+            )
 
 
 def everybody(trace: Trace) -> set[int]:

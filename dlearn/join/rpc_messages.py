@@ -12,9 +12,20 @@ from msgspec.structs import replace
 
 from dlearn.trace.event import RpcCall, RpcReply, TensorInfo
 from dlearn.trace.message import Group, Message, Operation, RpcEnd, bytes_of
-from dlearn.trace.rpc.rpc_board import ACCEPT, BACKWARD, CLEANUP, DELETE, FETCH, FORK, FORWARD, RREF_BACKWARD
-from dlearn.trace.rpc.rpc_exchange import RpcExchange
-from dlearn.trace.rpc.rpc_kinds import REPLY_OF, answer_of, kind_of_reply
+from dlearn.trace.rpc.rpc_exchange import (
+    ACCEPT,
+    BACKWARD,
+    CLEANUP,
+    DELETE,
+    FETCH,
+    FORK,
+    FORWARD,
+    REPLY_OF,
+    RREF_BACKWARD,
+    RpcExchange,
+    answer_of,
+    kind_of_reply,
+)
 from dlearn.trace.trace import Trace
 from dlearn.trace.wording import NONE_PICKLED, Reason, ReasonKind, reply_tensors, request_tensors
 
@@ -37,16 +48,12 @@ _EMPTY = {"RREF_BACKWARD_RESP", "RREF_ACK", "CLEANUP_AUTOGRAD_CONTEXT_RESP", "BA
 
 def rpc_operations(trace: Trace) -> Iterator[Operation]:
     """Each request with its reply as one operation; none of them is left out."""
-    groups: dict[tuple[int, int], Group] = {}
     for exchange in trace.rpc.exchanges:
-        if exchange.call is not None and exchange.call.observer:
-            continue
-        pair = (exchange.src, exchange.dst)
-        group = groups.setdefault(pair, Group("rpc", "rpc", tuple(dict.fromkeys(pair)), default=False))
-        yield _operation(exchange, group)
+        if exchange.call is None or not exchange.call.observer:
+            yield _operation(exchange)
 
 
-def _operation(exchange: RpcExchange, group: Group) -> Operation:
+def _operation(exchange: RpcExchange) -> Operation:
     call, run, cause = exchange.call, exchange.run, exchange.cause
     op = (call.op if call is not None else exchange.kind) or UNKNOWN
     seq = exchange.request.id if exchange.request is not None else call.call if call is not None else 0
@@ -79,6 +86,8 @@ def _operation(exchange: RpcExchange, group: Group) -> Operation:
             site="",
         )
         ends = (caller, callee)
+    members = tuple(dict.fromkeys((exchange.src, exchange.dst)))
+    group = Group("rpc", "rpc", members, default=False)
     return Operation(op=op, group=group, seq=seq, ends=ends, exchange=exchange)
 
 
@@ -142,7 +151,8 @@ def messages_of_exchange(operation: Operation) -> list[Message]:
         packed_bytes=packed,
         observer_bytes=reply.observer_bytes if reply is not None else 0,
         tensors=tensors,
-        control=says_nothing and not _result_unseen(exchange),
+        # A C++ call's result never passes Python.
+        control=says_nothing and not _has_unseen_result(call),
         sent_ns=exchange.reply_sent_ns,
         received_ns=exchange.reply_received_ns,
         step=1,
@@ -215,15 +225,10 @@ def _number_bytes(number: int | None) -> int:
     return 2 if number < 2**8 else 3 if number < 2**16 else 5 if number < 2**31 else 10
 
 
-def _result_unseen(exchange: RpcExchange) -> bool:
-    """A C++ call's result never passes Python."""
-    call = exchange.call
-    return (
-        call is not None
-        and call.flavour != "python"
-        and call.op != "remote"
-        and not call.function.endswith("local_optimizer_step")
-    )
+def _has_unseen_result(call: RpcCall | None) -> bool:
+    if call is None or call.flavour == "python" or call.op == "remote":
+        return False
+    return not call.function.endswith("local_optimizer_step")
 
 
 # The wire -------------------------------------------------------------------------------------------------------------

@@ -12,13 +12,13 @@ from itertools import starmap
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
-from dlearn.join import gloo
+from dlearn.join import gloo, nccl_rings
 from dlearn.join.gloo_schedules import Schedule, Send
 from dlearn.join.rpc_messages import messages_of_exchange, why_nothing_sent
-from dlearn.join.services import messages_of_call
 from dlearn.trace.event import Collective, PointToPoint
-from dlearn.trace.message import How, Message, Operation
+from dlearn.trace.message import How, Message, Operation, bytes_of
 from dlearn.trace.mpi_facts import CANCELLED
 from dlearn.trace.source import ServiceCall, in_use
 from dlearn.trace.tables.event_table import NONE, Column
@@ -66,10 +66,41 @@ def messages_of(operation: Operation) -> list[Message]:
     if operation.refused:
         return []
     if isinstance(call := operation.ends[0], ServiceCall):
-        return messages_of_call(operation, call)
+        return _messages_of_call(operation, call)
     parts = [columns_of(part, TransferTimes.of(part)) for part in operation.steps or (operation,)]
     columns = together(parts)
     return columns.made([operation] * len(columns.src), [False] * len(columns.src))
+
+
+def _messages_of_call(operation: Operation, call: ServiceCall) -> list[Message]:
+    """The request and, once it has come, the reply; nothing where it is not known who was asked."""
+    src, dst = operation.sender, operation.receiver
+    if src is None or dst is None:
+        return []
+    request = Message(
+        src=src,
+        dst=dst,
+        op=operation.op,
+        payload_bytes=operation.payload_bytes,
+        how="observed",
+        operation=operation,
+        sent_ns=call.start_ns,
+        tensors=call.tensors,
+    )
+    if call.one_way or call.end_ns is None or call.failed:
+        return [request]
+    reply = replace(
+        request,
+        src=dst,
+        dst=src,
+        payload_bytes=bytes_of(call.outputs),
+        sent_ns=None,
+        received_ns=call.end_ns,
+        step=1,
+        control=not call.outputs,
+        tensors=call.outputs,
+    )
+    return [request, reply]
 
 
 def why_unknown(operation: Operation) -> Reason | None:
@@ -101,7 +132,8 @@ def sums_of(operation: Operation) -> list[PairSum]:
         return [PairSum(each.src, each.dst, each.how, each.payload_bytes, 1) for each in messages_of(operation)]
     if operation.refused:
         return []
-    schedule, members, how = _schedule(operation), operation.group.members, _how(operation)
+    schedule, members = _schedule(operation), operation.group.members
+    how = _how(operation, schedule)
     return [
         PairSum(members[src], members[dst], how, schedule.bytes_by_pair[src, dst], count)
         for (src, dst), count in schedule.count_by_pair.items()
@@ -116,10 +148,13 @@ def columns_of(one: Operation, times: TransferTimes, places: Sequence[int] | np.
     return _sent(one, times, places) if one.is_message else _derived(one, times, places)
 
 
-def _how(operation: Operation) -> How:
-    if operation.is_message:
-        return "missing" if operation.missing or operation.failed else "observed"
-    return "missing" if operation.missing else "derived"
+def _how(operation: Operation, schedule: Schedule | None = None) -> How:
+    """Of a collective by its schedule; a message that was seen has none."""
+    if operation.missing or (schedule is None and operation.failed):
+        return "missing"
+    if schedule is None:
+        return "observed"
+    return "inferred" if schedule.inferred else "derived"
 
 
 def _sent(send: Operation, times: TransferTimes, places: np.ndarray) -> MessageColumns:
@@ -163,9 +198,12 @@ def _schedule(operation: Operation) -> Schedule:
         return Schedule(unknown=operation.misfit)
     if not members:
         return gloo.unknown(ReasonKind.GROUP_LOST)
-    if backend == "mpi4py":
+    if backend in ("mpi4py", "MPI"):
         return gloo.unknown(ReasonKind.MPI_CHOOSES)
-    if backend != "gloo" and (source is None or not source.schedule):
+    # torch sends each part of an all-to-all by NCCL's send and recv (torch/csrc/cuda/nccl.cpp): straight to its rank.
+    straight = backend == "nccl" and operation.op in gloo.ALL_TO_ALL
+    wiring = operation.group.wiring if backend == "nccl" and not straight else None
+    if backend != "gloo" and not straight and wiring is None and (source is None or not source.schedule):
         return gloo.unknown(ReasonKind.NO_SCHEDULE, backend, operation.op)
     if operation.pending and not operation.missing:
         return gloo.unknown(ReasonKind.NOT_OVER)
@@ -173,6 +211,8 @@ def _schedule(operation: Operation) -> Schedule:
         return gloo.unknown(ReasonKind.FAILED)
     calls = [end for end in operation.ends if isinstance(end, Collective)]
     calls.sort(key=lambda call: members.index(call.rank))
+    if wiring is not None:
+        return nccl_rings.schedule_of(calls[0], len(members), wiring)
     if source is None:
         return gloo.schedule_of(calls, len(members))
     steps = source.schedule if isinstance(source.schedule, str) else source.schedule(calls, len(members))
@@ -218,7 +258,7 @@ def _derived(one: Operation, times: TransferTimes, places: np.ndarray) -> Messag
         src=each(members[src]),
         dst=each(members[dst]),
         payload_bytes=each(length),
-        how=each(HOWS.index(_how(one))),
+        how=each(HOWS.index(_how(one, schedule))),
         sent_ns=each(moments(step, -sent_from, sent_until)),
         received_ns=each(moments(step + 1, -received_from, received_until)),
         offset_bytes=each(offset),

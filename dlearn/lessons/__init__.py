@@ -4,9 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dlearn.course import check, predict, report
+    from dlearn.course import check, grade, predict, report, stats
 
-__all__ = ["check", "predict", "report"]
+__all__ = ["check", "grade", "predict", "report", "stats"]
 
 
 def __getattr__(name: str) -> object:

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Literal
 
 from dlearn.analysis.hanging.stuck import hangs
-from dlearn.analysis.telling.story import story
+from dlearn.analysis.telling.words import story
 from dlearn.cluster import Cluster
 from dlearn.cluster.run import Run
 from dlearn.lessons import hangs as halls

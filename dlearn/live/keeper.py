@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -15,17 +16,22 @@ from typing import Any
 from dlearn.errors import DlearnError, SetupError
 from dlearn.live.schedule import HeldCall, Hold, Name, Passed
 
+COME_SECONDS = 30.0
+"""How long ranks may take to come to the gate: each has to load torch where it was not forked."""
+
 
 class Keeper:
     """Keeps the gate of one run. A condition is asked of each call here, in this process.
 
+    Without `names` (a script's ranks) they are numbers, as many as the first that comes says.
     `trouble` says why nothing can be let through any more: the condition raised, or a schedule does not fit.
     """
 
-    def __init__(self, names: Sequence[Name], hold: Hold) -> None:
+    def __init__(self, names: Sequence[Name] | None, hold: Hold) -> None:
         if not (hold is True or callable(hold) or (isinstance(hold, Sequence) and not isinstance(hold, str))):
             raise SetupError(f"hold is True, a function of a call, or a run's schedule, not {type(hold).__name__}.")
-        self.names = tuple(names)
+        self.names: tuple[Name, ...] = tuple(names or ())
+        self._expected = len(names) if names is not None else None
         self._condition: Callable[[HeldCall], object] | None = hold if callable(hold) else None
         self._ahead = list(hold) if isinstance(hold, Sequence) else []
         self.replaying = isinstance(hold, Sequence)
@@ -33,6 +39,7 @@ class Keeper:
         self.calls: list[HeldCall] = []
         self.passed: list[Passed] = []
         self.ended: set[Name] = set()
+        self.closed = False
         self.trouble = ""
         self.on_trouble: Callable[[], None] = lambda: None
         self._open = False
@@ -41,12 +48,12 @@ class Keeper:
         self.address = os.path.join(self._folder, "gate")
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self.address)
-        self._listener.listen(len(self.names))
+        self._listener.listen(self._expected or 64)
         threading.Thread(target=self._meet, daemon=True, name="dlearn-gate").start()
 
     def _meet(self) -> None:
         with suppress(OSError):  # Closed before all had come.
-            for _ in self.names:
+            for _ in range(self._expected) if self._expected is not None else itertools.count():
                 way, _ = self._listener.accept()
                 threading.Thread(target=self._serve, args=(way,), daemon=True, name="dlearn-gate").start()
         self._listener.close()
@@ -58,25 +65,31 @@ class Keeper:
             for line in lines:
                 told = json.loads(line)
                 if name is None:
-                    name = self.names[told["rank"]]
-                    self._came(name, way)
+                    name = self._came(told["rank"], told["size"], way)
                 else:
                     self._arrived(name, told)
         with self.changed:
-            if name is not None:
+            if name is not None and self._ways.get(name) is way:
                 self.ended.add(name)
                 self.calls = [call for call in self.calls if call.rank != name]
             self._replay()
             self.changed.notify_all()
 
-    def _came(self, name: Name, way: socket.socket) -> None:
+    def _came(self, rank: int, size: int, way: socket.socket) -> Name:
         with self.changed:
+            if self._expected is None:
+                self.names = tuple(range(max(size, rank + 1, len(self.names))))
+            name = self.names[rank]
             self._ways[name] = way
+            self.ended.discard(name)  # A script's rank may have been started again.
             if self._open:
                 way.shutdown(socket.SHUT_RDWR)
+            self.changed.notify_all()
+        return name
 
     def _arrived(self, name: Name, told: dict[str, Any]) -> None:
         to = told.pop("to")
+        told["spans"] = tuple(told["spans"])
         call = HeldCall(rank=name, to=self.names[to] if isinstance(to, int) else to, **told)
         try:
             held = self._condition is None or bool(self._condition(call))
@@ -134,21 +147,26 @@ class Keeper:
             return call
 
     def settled(self, patience: float) -> list[HeldCall]:
-        """What waits, once each rank that has not ended waits, or after `patience` seconds."""
+        """What waits, once each rank that has not ended waits, or `patience` seconds after all have come."""
         with self.changed:
+            self.changed.wait_for(lambda: len(self._ways) >= (self._expected or 0) or self.closed, COME_SECONDS)
             self.changed.wait_for(lambda: self._all_wait() or self.trouble, patience)
             return list(self.calls)
 
     def _all_wait(self) -> bool:
-        return {call.rank for call in self.calls} | self.ended >= set(self.names)
+        return self.closed or (bool(self.names) and {call.rank for call in self.calls} | self.ended >= set(self.names))
 
     def has_ended(self, name: Name) -> bool:
         """Of a rank whose gate was opened for good this is not known."""
         return name in self.ended and not self._open
 
     @property
+    def is_open(self) -> bool:
+        return self._open
+
+    @property
     def over(self) -> bool:
-        return self.ended >= set(self.names)
+        return self.closed or (bool(self.names) and self.ended >= set(self.names))
 
     def free(self) -> None:
         with self.changed:
@@ -158,12 +176,14 @@ class Keeper:
         """The end of a rank's connection opens its gate."""
         self._open = True
         self.calls = []
+        self.changed.notify_all()
         for way in self._ways.values():
             with suppress(OSError):
                 way.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Also before all have come."""
+        self.closed = True
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self.free()

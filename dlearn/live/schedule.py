@@ -12,7 +12,8 @@ Name = int | str
 class HeldCall:
     """A call that waits before torch gets it: which of its rank's calls (from 1), to whom, payload, line of code.
 
-    `to` is a rank of the cluster, the name of an RPC worker, or None: all of the group, or from any.
+    `to` is a rank of the cluster, the name of an RPC worker, or None: all of the group, or from any. `spans` are the
+    names of the program's spans that it is made in.
     """
 
     rank: Name
@@ -23,6 +24,7 @@ class HeldCall:
     site: str
     phase: str
     bucket: int | None = None
+    spans: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"rank {self.rank}'s {self.text}"

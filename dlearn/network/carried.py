@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -47,6 +47,15 @@ class CarriedPair(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int
 
 
+class CarriedRank(msgspec.Struct, frozen=True, kw_only=True):
+    """A rank whose computing was slowed: the factor asked, and the one reached over the seconds that it computed."""
+
+    rank: int
+    asked: float
+    reached: float | None
+    computed: float
+
+
 class Carried(Answer, frozen=True, kw_only=True):
     """What the switch has carried since its ranks began.
 
@@ -62,6 +71,7 @@ class Carried(Answer, frozen=True, kw_only=True):
     most: float | None
     ports: tuple[CarriedPort, ...]
     pairs: tuple[CarriedPair, ...]
+    stragglers: tuple[CarriedRank, ...]
 
     def paragraphs(self) -> Iterator[str | Table]:
         payload = sum(pair.payload for pair in self.pairs)
@@ -83,6 +93,12 @@ class Carried(Answer, frozen=True, kw_only=True):
             for p in pairs
         ]
         yield Table([("ranks", "packets", "payload B", "again B", "dropped"), *rows])
+        for each in self.stragglers:
+            reached = "-" if each.reached is None else f"{each.reached:.2f}"
+            yield (
+                f"rank {each.rank}'s computing was to take {each.asked:g} times as long, and took {reached} times"
+                f" ({_short(each.computed)} of computing)"
+            )
         yield f"the switch took {self.processor:.0%} of a core over {self.seconds:.1f} s"
 
     def _row(self, port: CarriedPort) -> tuple[str, ...]:
@@ -100,8 +116,8 @@ class Carried(Answer, frozen=True, kw_only=True):
         )
 
 
-def carried(network: str, ports: Mapping[str, Link], told: Mapping[str, Any]) -> Carried:
-    """The switch's own counts as an answer."""
+def carried(network: str, ports: Mapping[str, Link], pids: Sequence[int], told: Mapping[str, Any]) -> Carried:
+    """The switch's own counts as an answer. `pids` are the ranks' processes."""
     of_ports = [
         CarriedPort(
             name=name,
@@ -121,7 +137,13 @@ def carried(network: str, ports: Mapping[str, Link], told: Mapping[str, Any]) ->
         most=told["breathless_bytes"] * 8 / told["breathless"] if told["breathless"] else None,
         ports=tuple(of_ports),
         pairs=tuple(CarriedPair(**dict(zip(names, pair, strict=True))) for pair in told["pairs"]),
+        stragglers=tuple(_slowed(pids.index(pid), *counts) for pid, *counts in told["stragglers"] if pid in pids),
     )
+
+
+def _slowed(rank: int, asked: float, computed: float, stopped: float) -> CarriedRank:
+    reached = 1 + stopped / computed if computed else None
+    return CarriedRank(rank=rank, asked=asked, reached=reached, computed=computed)
 
 
 def _short(seconds: float) -> str:

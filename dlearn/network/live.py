@@ -20,6 +20,7 @@ from dlearn.network.plan import Network
 END_SECONDS = 5.0
 """How long the switch may take to end that has been told to."""
 ANSWER_SECONDS = 10.0
+MOST_FACTOR = 100
 
 
 class SwitchProcess:
@@ -78,16 +79,19 @@ class LiveNetwork:
 
     cluster.network.slow(2, "10 Mbit/s")
     cluster.network.cut(0, 1)
+    cluster.network.straggler(rank=1, factor=3)
     cluster.network.heal()
     cluster.network.carried()
     """
 
     def __init__(self, asked: Network, names: Sequence[int | str]) -> None:
-        self.asked = self._now = asked.fitted(len(names))
+        self.asked = self._now = asked.fitted(names)
         self.packet_bytes = self.asked.packet_bytes
         self._names = list(names)
         self._cut: list[list[int]] = []
         self._paused = False
+        self._factors: dict[int, float] = {}
+        self._pids: list[int] = []
         self._switch: SwitchProcess | None = None
         self._told: Carried | None = None
         self._before: dict[tuple[int, int], CarriedPair] = {}
@@ -110,9 +114,26 @@ class LiveNetwork:
         self._paused = True
         self._say()
 
+    def straggler(self, rank: int | str, factor: float) -> None:
+        """From now on, what this rank computes takes `factor` times as long; 1: no longer than by itself.
+
+        The rank is stopped for a few ms, again and again, after as many that it has computed. While it waits for
+        others it computes nothing, and is not stopped.
+        """
+        is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
+        if not is_number or not 1 <= factor <= MOST_FACTOR:
+            raise SetupError(f"computing can take 1 to {MOST_FACTOR} times as long, not {factor!r}.")
+        self._factors[self._number(rank)] = factor
+        self._say()
+
+    def let_compute(self) -> None:
+        """Stop no rank any more: these ranks are being ended."""
+        self._pids = []
+        self._say()
+
     def heal(self) -> None:
-        """All links are again as they were asked for, and packets go on."""
-        self._now, self._cut, self._paused = self.asked, [], False
+        """All links are again as they were asked for, packets go on, and no rank is slowed."""
+        self._now, self._cut, self._paused, self._factors = self.asked, [], False, {}
         self._say()
 
     def trouble(self) -> str:
@@ -149,12 +170,12 @@ class LiveNetwork:
             found[pair.source][pair.target] = pair.payload - payload, pair.again - again
         return found
 
-    def connect(self, tuns: Sequence[int], on_loss: Callable[[], None]) -> SwitchProcess:
-        """A switch between fresh ranks, of which these are the devices."""
+    def connect(self, tuns: Sequence[int], pids: Sequence[int], on_loss: Callable[[], None]) -> SwitchProcess:
+        """A switch between fresh ranks, of which these are the devices and the processes."""
         names = list(self._now.ports(self.packet_bytes))
         ranks = range(len(self._names))
         ways = [[a, b, [names.index(name) for name in self._now.way(a, b)]] for a in ranks for b in ranks if a != b]
-        self._told, self._before = None, {}
+        self._told, self._before, self._pids = None, {}, list(pids)
         self._switch = SwitchProcess({"ports": self._ports(), "ways": ways}, tuns, on_loss)
         self._say()
         return self._switch
@@ -163,9 +184,12 @@ class LiveNetwork:
         """Tell the switch, if there is one, how the network is to be, and keep what it answers."""
         if self._switch is None:
             return
-        told = self._switch.tell({"ports": self._ports(), "cut": self._cut, "paused": self._paused})
+        factors = [(pid, self._factors.get(rank, 1)) for rank, pid in enumerate(self._pids)]
+        slowed = [(pid, factor) for pid, factor in factors if factor > 1]
+        order = {"ports": self._ports(), "cut": self._cut, "paused": self._paused, "stragglers": slowed}
+        told = self._switch.tell(order)
         if told is not None:
-            self._told = carried(str(self._now), self._now.ports(self.packet_bytes), told)
+            self._told = carried(str(self._now), self._now.ports(self.packet_bytes), self._pids, told)
 
     def _ports(self) -> list[list[float | None]]:
         return [_in_bytes(link) for link in self._now.ports(self.packet_bytes).values()]

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 DEVICE = "net0"
 TRY_SECONDS = 10.0
-_NEW_MOUNTS, _NEW_USER, _NEW_NET = 0x20000, 0x10000000, 0x40000000
+NEW_MOUNTS, _NEW_USER, _NEW_NET = 0x20000, 0x10000000, 0x40000000
 _MS_BIND = 4096
 _SETS_TUN, _TUN_OF_PACKETS = 0x400454CA, 0x1001  # TUNSETIFF; IFF_TUN | IFF_NO_PI
 _GETS_FLAGS, _SETS_FLAGS, _SETS_ADDRESS, _SETS_NETMASK, _SETS_MTU = 0x8913, 0x8914, 0x8916, 0x891C, 0x8922
@@ -53,36 +53,38 @@ def address(rank: int) -> str:
 
 
 def enter(seat: Seat) -> int:
-    """Move this process, which has one thread, into a network of its own; its TUN's descriptor.
-
-    NotPermitted where that is not possible.
-    """
-    _unshare()
+    """Move this process, which has one thread, into a network of its own; its TUN's descriptor. Or NotPermitted."""
+    unshare()
     tun = _open_tun()
-    _bring_up(seat)
+    _give_address(seat)
+    bring_up(DEVICE.encode(), b"lo")
     room = max(_RECEIVES, 2 * seat.window)
     windows = {"ipv4/tcp_wmem": f"4096 {seat.window} {seat.window}", "ipv4/tcp_rmem": f"4096 {room} {room}"}
     for name, value in (_TCP | windows).items():
         with suppress(OSError):  # A container's may be read-only: then TCP does as that machine has it.
             Path("/proc/sys/net", name).write_text(value)
-    _name_hosts(seat.ranks)
+    name_hosts({address(rank): f"rank{rank}" for rank in range(seat.ranks)} | {"127.0.0.1": "localhost"})
     return tun
 
 
-def _bring_up(seat: Seat) -> None:
+def _give_address(seat: Seat) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
         fcntl.ioctl(way, _SETS_ADDRESS, _request(address(seat.rank)))
         fcntl.ioctl(way, _SETS_NETMASK, _request("255.255.255.0"))
         fcntl.ioctl(way, _SETS_MTU, struct.pack("16si20x", DEVICE.encode(), seat.mtu))
-        for name in (DEVICE.encode(), b"lo"):
+
+
+def bring_up(*devices: bytes) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as way:
+        for name in devices:
             flags = struct.unpack("16sh", fcntl.ioctl(way, _GETS_FLAGS, struct.pack("16sh", name, 0)))[1]
             fcntl.ioctl(way, _SETS_FLAGS, struct.pack("16sh", name, flags | _UP))
 
 
-def _unshare() -> None:
-    """A user may make a user namespace, and in that all others."""
+def unshare() -> None:
+    """Give this process a network with nothing in it: a user may make a user namespace, and in that all others."""
     libc, uid, gid = ctypes.CDLL(None, use_errno=True), os.getuid(), os.getgid()
-    if libc.unshare(_NEW_USER | _NEW_NET | _NEW_MOUNTS):
+    if libc.unshare(_NEW_USER | _NEW_NET | NEW_MOUNTS):
         error = ctypes.get_errno()
         remedy = "sysctl user.max_user_namespaces says how many may be"
         if error != errno.ENOSPC:
@@ -112,26 +114,25 @@ def _request(of_address: str) -> bytes:
     return struct.pack("16sHH4s8x", DEVICE.encode(), socket.AF_INET, 0, socket.inet_aton(of_address))
 
 
-def _name_hosts(ranks: int) -> None:
-    """Have this process find a name for each rank's address without a name server: by an /etc/hosts of its own."""
-    # The store of torch has its addresses in IPv6.
-    lines = [f"{way}{address(rank)} rank{rank}\n" for rank in range(ranks) for way in ("", "::ffff:")]
+def name_hosts(names: dict[str, str]) -> None:
+    """Have this process find a name for each address without a name server: by an /etc/hosts of its own."""
     with tempfile.NamedTemporaryFile("w", prefix="dlearn-hosts-") as hosts:
-        hosts.write("127.0.0.1 localhost\n" + "".join(lines))
+        # The store of torch has its addresses in IPv6.
+        hosts.writelines(f"{way}{ip} {name}\n" for ip, name in names.items() for way in ("", "::ffff:"))
         hosts.flush()
         ctypes.CDLL(None).mount(hosts.name.encode(), b"/etc/hosts", None, _MS_BIND, None)
 
 
-def refusal() -> str:
-    """Why no process of this machine may have a network of its own, in a sentence; "" if one may."""
+def refusal(how: str = "enter") -> str:
+    """Why no process of this machine may `enter` a network, or `unshare` one, in a sentence; "" if one may."""
     if sys.platform != "linux":
         return "only Linux has network namespaces"
-    tried = subprocess.run([sys.executable, "-I", "-S", __file__], capture_output=True, text=True, timeout=TRY_SECONDS)
-    return (tried.stdout + tried.stderr).strip()
+    command = [sys.executable, "-I", "-S", __file__, how]
+    return subprocess.run(command, stdout=-1, stderr=-2, text=True, timeout=TRY_SECONDS).stdout.strip()
 
 
 if __name__ == "__main__":
     try:
-        enter(Seat(0, 1, 1500, 4_000_000))
+        unshare() if sys.argv[1] == "unshare" else enter(Seat(0, 1, 1500, 4_000_000))
     except NotPermitted as refused:
         print(refused)

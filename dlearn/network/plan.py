@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -18,6 +18,10 @@ QUEUE_PACKETS, WINDOW_PACKETS = 64, 48
 """What a queue that nobody has stated has room for, at least; and what TCP may have on its way."""
 
 
+Pair = tuple[int | str, int | str]
+"""Two ranks, by their names; of a fitted network by their numbers."""
+
+
 @dataclass(frozen=True, init=False)
 class Network:
     """A cable from each rank to one switch: from rank to rank a message takes latency + bytes / rate.
@@ -25,6 +29,7 @@ class Network:
         Network(rate="1 Gbit/s", latency="100 us", queue="64 kB")
         Network.star(["1 Gbit/s, 100 us", "10 Mbit/s, 5 ms"])                # a cable of its own for each rank
         Network.racks([2, 2], inside="1 Gbit/s, 50 us", between="100 Mbit/s, 1 ms")
+        Network.links({("ps", "a"): "10 Mbit/s, 5 ms"}, others="1 Gbit/s, 100 us")  # one link apart from the switch
 
     A cable carries in both directions at the same time, each at its rate. A rank's own port holds its sender back; one
     towards a rank, or to and from a rack, has a queue, and what finds it full is lost: where several ranks send to one,
@@ -36,6 +41,8 @@ class Network:
     sizes: tuple[int, ...] = ()
     """How many ranks each rack has."""
     between: Link | None = None
+    single: tuple[tuple[Pair, Link], ...] = ()
+    """Of pairs of ranks that have a link apart from the switch."""
 
     def __init__(
         self,
@@ -49,8 +56,15 @@ class Network:
         given: dict[str, Any] = {"rate": rate, "latency": latency, "jitter": jitter, "loss": loss, "queue": queue}
         self._set((Link(**given),))
 
-    def _set(self, cables: tuple[Link, ...], sizes: tuple[int, ...] = (), between: Link | None = None) -> Network:
-        for name, value in (("cables", cables), ("sizes", sizes), ("between", between)):
+    def _set(
+        self,
+        cables: tuple[Link, ...],
+        sizes: tuple[int, ...] = (),
+        between: Link | None = None,
+        single: tuple[tuple[Pair, Link], ...] = (),
+    ) -> Network:
+        values = {"cables": cables, "sizes": sizes, "between": between, "single": single}
+        for name, value in values.items():
             object.__setattr__(self, name, value)
         return self
 
@@ -76,19 +90,37 @@ class Network:
             raise SetupError(f"racks have a list of sizes, such as [2, 2], not {sizes!r}.")
         return cls.__new__(cls)._set((Link.of(inside),), tuple(sizes), Link.of(between))
 
-    def fitted(self, ranks: int) -> Network:
-        """The same with one cable for each rank. SetupError if it is for another number of ranks."""
+    @classmethod
+    def links(cls, single: Mapping[Pair, Link | str], *, others: Link | str) -> Network:
+        """Two ranks, by number or name, have a link of their own, in both directions; all else has cables `others`.
+
+        What one sends over such a link waits at no queue but its own, and nobody else shares it.
+        """
+        for ends in single:
+            if not isinstance(ends, tuple) or len(set(ends)) != 2:
+                raise SetupError(f"a single link is between two ranks, not {ends!r}.")
+        own = tuple((ends, Link.of(link)) for ends, link in single.items())
+        return cls.__new__(cls)._set((Link.of(others),), single=own)
+
+    def fitted(self, names: Sequence[int | str]) -> Network:
+        """The same with one cable for each rank. SetupError if it is for others, or another number of them."""
+        ranks = len(names)
+        for end in (end for ends, _ in self.single for end in ends):
+            if end not in names:
+                raise SetupError(f"a single link leads to no rank {end!r}; its ranks are {list(names)}.")
+        pairs = [sorted((names.index(a), names.index(b))) for (a, b), _ in self.single]
+        numbered = tuple(((a, b), link) for (a, b), (_, link) in zip(pairs, self.single, strict=True))
         has = sum(self.sizes) or (len(self.cables) if len(self.cables) > 1 else ranks)
         if has != ranks:
             raise SetupError(f"this network is for {has} ranks, and the cluster has {ranks}.")
         cables = self.cables if len(self.cables) == ranks else self.cables * ranks
-        return Network.__new__(Network)._set(cables, self.sizes, self.between)
+        return Network.__new__(Network)._set(cables, self.sizes, self.between, numbered)
 
     def changed(self, rank: int, words: str) -> Network:
         """Of a fitted network: the same with another cable of that rank's."""
         cables = list(self.cables)
         cables[rank] = cables[rank].changed(words)
-        return Network.__new__(Network)._set(tuple(cables), self.sizes, self.between)
+        return Network.__new__(Network)._set(tuple(cables), self.sizes, self.between, self.single)
 
     @property
     def packet_bytes(self) -> int:
@@ -105,6 +137,8 @@ class Network:
             one = self._with_queue(_half(self.between), packet_bytes)
             racks = range(len(self.sizes))
             found |= {f"from rack {rack}": one for rack in racks} | {f"to rack {rack}": one for rack in racks}
+        for (a, b), link in self.single:
+            found |= dict.fromkeys((_direct(a, b), _direct(b, a)), replace(link, queue=None))
         return found
 
     @property
@@ -116,7 +150,7 @@ class Network:
         return round(max(WINDOW_PACKETS * self.packet_bytes, *(8 * self._on_the_way(link) for link in self._links())))
 
     def _links(self) -> list[Link]:
-        return [*self.cables, *([] if self.between is None else [self.between])]
+        return [*self.cables, *([] if self.between is None else [self.between]), *dict(self.single).values()]
 
     def _on_the_way(self, link: Link) -> float:
         """The bytes that this link's rate puts on a way there and back."""
@@ -127,6 +161,8 @@ class Network:
 
     def way(self, source: int, target: int) -> list[str]:
         """The names of the ports that a packet passes."""
+        if any({source, target} == set(ends) for ends, _ in self.single):
+            return [_direct(source, target)]
         ends = list(accumulate(self.sizes))
         racks = [next((rack for rack, end in enumerate(ends) if rank < end), 0) for rank in (source, target)]
         through = [] if racks[0] == racks[1] else [f"from rack {racks[0]}", f"to rack {racks[1]}"]
@@ -135,7 +171,12 @@ class Network:
     def __str__(self) -> str:
         if self.between is not None:
             return f"racks of {', '.join(map(str, self.sizes))}: {self.cables[0]}; between them {self.between}"
-        return "; ".join(map(str, dict.fromkeys(self.cables)))
+        single = [f"between ranks {ends[0]} and {ends[1]} {link}" for ends, link in self.single]
+        return "; ".join([*map(str, dict.fromkeys(self.cables)), *single])
+
+
+def _direct(source: int | str, target: int | str) -> str:
+    return f"rank {source} to rank {target}"
 
 
 def _half(link: Link) -> Link:

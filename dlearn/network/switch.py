@@ -17,6 +17,7 @@ import json
 import os
 import random
 import select
+import signal
 import socket
 import struct
 import time
@@ -37,6 +38,9 @@ _HEAD = struct.Struct("!HHI")
 """Of TCP: ports, sequence number."""
 
 _COUNTED = "packets", "bytes", "dropped", "lost", "full_bytes", "full_seconds"
+
+PACE_SECONDS = 0.002
+"""How often the switch looks at a rank whose computing it slows, and the least time for which it stops one."""
 
 clock = time.monotonic
 
@@ -100,6 +104,48 @@ class Way:
         return False
 
 
+class Straggler:
+    """A process that is stopped, again and again, so that what it computes takes `factor` times as long.
+
+    It may be ended while it is stopped; and ranks are ended by the system when their fork server ends, which the
+    notebook's end is the end of. So none stays stopped for ever, whoever is killed meanwhile.
+    """
+
+    def __init__(self, pid: int, factor: float) -> None:
+        self.factor, self.slept, self.stopped_at, self.until = factor, 0.0, 0.0, 0.0
+        self._handle = os.pidfd_open(pid)  # Its number may mean another process one day; this does not.
+        self._processor = ~pid << 3 | 2  # CLOCK_PROCESS_CPUTIME_ID of that process: the C macro MAKE_PROCESS_CPUCLOCK.
+        self._began = self.computed = time.clock_gettime(self._processor)
+
+    def pace(self) -> None:
+        """Stop it when it owes a pause for what it has computed, and let it go on when that is over."""
+        with suppress(OSError):  # It has ended.
+            self.computed = time.clock_gettime(self._processor)
+            now = clock()
+            owed = (self.factor - 1) * (self.computed - self._began) - self.slept
+            if not self.stopped_at and owed >= PACE_SECONDS:
+                signal.pidfd_send_signal(self._handle, signal.SIGSTOP)
+                self.stopped_at, self.until = now, now + owed
+            elif self.stopped_at and now >= self.until:
+                self.go_on()
+
+    def go_on(self) -> None:
+        """Let it go on, if it is stopped."""
+        if self.stopped_at:
+            self.slept += clock() - self.stopped_at
+            self.stopped_at = 0.0
+            with suppress(OSError):
+                signal.pidfd_send_signal(self._handle, signal.SIGCONT)
+
+    def end(self) -> None:
+        self.go_on()
+        os.close(self._handle)
+
+    def told(self) -> list[float]:
+        """Seconds that it has computed, and that it was stopped."""
+        return [self.computed - self._began, self.slept]
+
+
 class Switch:
     """Reads packets from the ranks' TUNs, and writes each to its rank's when it is due."""
 
@@ -113,6 +159,7 @@ class Switch:
         self.latest = self.waited = self.breathless = 0.0
         self.began, self.carried, self.breathless_bytes = clock(), 0, 0
         self._slice = self.began, 0.0, 0
+        self.stragglers: dict[int, Straggler] = {}
 
     def serve(self) -> None:
         """Until the other end of the control connection is closed."""
@@ -120,9 +167,14 @@ class Switch:
         ends = [self.control.fileno(), *self.tuns]
         while True:
             self._pass_on()
-            wait = max(0.0, self.due[0][0] - clock()) if self.due and not self.paused_at else SLICE_SECONDS
+            wait = SLICE_SECONDS
+            for straggler in self.stragglers.values():
+                straggler.pace()
+                wait = PACE_SECONDS
+            if self.due and not self.paused_at:
+                wait = min(wait, max(0.0, self.due[0][0] - clock()))
             before = clock()
-            ready, _, _ = select.select(ends if not self.paused_at else ends[:1], (), (), min(wait, SLICE_SECONDS))
+            ready, _, _ = select.select(ends if not self.paused_at else ends[:1], (), (), wait)
             now = clock()
             self.waited += now - before
             for end in ready:
@@ -220,8 +272,11 @@ class Switch:
             self.control.sendall(json.dumps(answer).encode() + b"\n")
         return bool(more)
 
-    def _carry_out(self, ports: list[Any], cut: list[Any], paused: bool) -> dict[str, Any]:
+    def _carry_out(
+        self, ports: list[Any], cut: list[Any], paused: bool, stragglers: list[tuple[int, float]]
+    ) -> dict[str, Any]:
         """Take over how the network is to be now; the answer is what it has carried so far."""
+        self._slow_down(dict(stragglers))
         for port, each in zip(self.ports, ports, strict=True):
             port.set(*each)
         for ends, way in self.ways.items():
@@ -239,8 +294,17 @@ class Switch:
             "breathless": self.breathless,
             "breathless_bytes": self.breathless_bytes,
             "ports": [port.told() for port in self.ports],
+            "stragglers": [[pid, each.factor, *each.told()] for pid, each in self.stragglers.items()],
             "pairs": [[*ends, way.packets, way.payload, way.again, way.dropped] for ends, way in self.ways.items()],
         }
+
+    def _slow_down(self, factors: dict[int, float]) -> None:
+        """From now on these processes compute slowly, each by its factor, and no other does."""
+        for pid in [pid for pid, each in self.stragglers.items() if factors.get(pid) != each.factor]:
+            self.stragglers.pop(pid).end()
+        for pid in factors.keys() - self.stragglers:
+            with suppress(OSError):  # It has ended.
+                self.stragglers[pid] = Straggler(pid, factors[pid])
 
     def _go_on(self, seconds: float) -> None:
         """Time stood still for so long."""
@@ -263,7 +327,12 @@ def main() -> None:
     _, tuns, _, _ = socket.recv_fds(control, 1, MOST_RANKS)
     with control.makefile("rb", 0) as lines:
         plan = json.loads(lines.readline())
-    Switch(control, plan, tuns).serve()
+    switch = Switch(control, plan, tuns)
+    try:
+        switch.serve()
+    finally:
+        for straggler in switch.stragglers.values():
+            straggler.end()
 
 
 if __name__ == "__main__":

@@ -8,16 +8,17 @@ from __future__ import annotations
 import base64
 import json
 import zlib
-from collections.abc import Hashable
-from itertools import chain, groupby, repeat
+from collections import defaultdict
+from collections.abc import Hashable, Iterable
 from typing import Any
 
 from dlearn.analysis.walking import Board, Change, Step, Walkthrough
 from dlearn.draw.layout.graph_layout import lay_out
+from dlearn.draw.layout.stage_spots import WIDTH, Spots, spots_of
 from dlearn.draw.palette import GRADIENT, NODE, SERIES, WORK, look
 from dlearn.join.autograd_graph import AutogradGraph
 from dlearn.shown import RankNames
-from dlearn.trace.store import printable
+from dlearn.trace.printable import printable
 
 MOST_NAMES = 8
 """Of more ranks each is its number alone, if it has no name of its own."""
@@ -38,31 +39,31 @@ def columns(walk: Walkthrough) -> dict[str, Any]:
     short = [printable(walk.labels.short(rank)) for rank in walk.labels]
     pairs, colors, parts, marks, texts = _List(), _List(), _List(), _List(), _List()
     begins = min((step.at_ns for step in walk.steps), default=0)
-    steps: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
-    rounds = chain.from_iterable(
-        repeat(number, len([*together]))
-        for number, (_, together) in enumerate(groupby(walk.steps, key=lambda step: step.moment))
-    )
-    for step, number in zip(walk.steps, rounds, strict=True):
+    steps: dict[str, list[Any]] = defaultdict(list)
+    moment: object = None
+    number = -1
+    for step in walk.steps:
         message = step.message
         src, dst = (lanes[step.rank], -1) if message is None else (lanes[message.src], lanes[message.dst])
-        row = (
-            src,
-            dst,
-            pairs.place((src, dst)) if message is not None else -1,
-            colors.place(color_of(step)),
-            message.payload_bytes if message is not None else 0,
-            _HOW.index(message.how if message is not None else "missing" if step.absent else "observed"),
-            int(step.control),
-            (step.at_ns - begins) // 1000,
-            (step.until_ns - begins) // 1000 if step.until_ns is not None else -1,
-            parts.place(printable(step.part)),
-            marks.place(printable(name_of(step))),
-            list(step.lit) if step.lit is not None else 0,
-            [[lanes[rank] for rank in side] for side in (step.waiting, step.absent)] if step.absent else 0,
-            number,
-        )
-        for name, value in zip(_COLUMNS, row, strict=True):
+        how = message.how if message is not None else "missing" if step.absent else "observed"
+        moment, number = step.moment, number + (step.moment != moment)
+        row = {
+            "src": src,
+            "dst": dst,
+            "pair": pairs.place((src, dst)) if message is not None else -1,
+            "color": colors.place(color_of(step)),
+            "bytes": message.payload_bytes if message is not None else 0,
+            "how": _HOW.index(how),
+            "control": int(step.control),
+            "at": (step.at_ns - begins) // 1000,
+            "until": (step.until_ns - begins) // 1000 if step.until_ns is not None else -1,
+            "part": parts.place(printable(step.part)),
+            "mark": marks.place(printable(name_of(step))),
+            "lit": list(step.lit) if step.lit is not None else 0,
+            "hung": [[lanes[rank] for rank in side] for side in (step.waiting, step.absent)] if step.absent else 0,
+            "round": number,
+        }
+        for name, value in row.items():
             steps[name].append(value)
     boards = {board.title: place for place, board in enumerate(walk.boards)}
 
@@ -83,6 +84,7 @@ def columns(walk: Walkthrough) -> dict[str, Any]:
         "changes": [[change(each) for each in step.changes if each.rank in lanes] for step in walk.steps],
         "boards": [board(each) for each in walk.boards],
         "graphs": [_graph(each, walk.labels) for each in walk.graphs],
+        "stage": _stage(walk, lanes),
         "pairs": [f"{names[src]} → {names[dst]}" for src, dst in pairs.items],
         "colors": colors.items,
         "hues": SERIES,
@@ -90,12 +92,6 @@ def columns(walk: Walkthrough) -> dict[str, Any]:
         "marks": marks.items,
         "texts": texts.items,
     }
-
-
-_COLUMNS = (
-    *("src", "dst", "pair", "color", "bytes", "how", "control"),
-    *("at", "until", "part", "mark", "lit", "hung", "round"),
-)
 
 
 def color_of(step: Step) -> str:
@@ -128,6 +124,24 @@ class _List:
     @property
     def items(self) -> list[Any]:
         return list(self._places)
+
+
+def _stage(walk: Walkthrough, lanes: dict[int, int]) -> dict[str, Any]:
+    """Where the ranks stand, in their order, and which of them send to which."""
+    pairs = dict.fromkeys((lanes[each.src], lanes[each.dst]) for each in walk.messages if each.src != each.dst)
+    return _packed(spots_of(range(len(lanes)), pairs), pairs)
+
+
+def circle(ranks: int, wires: Iterable[tuple[int, int]]) -> dict[str, Any]:
+    """A stage on which the ranks stand in a circle, whichever of them send to which: that may not be known yet."""
+    return _packed(spots_of(range(ranks), ()), wires)
+
+
+def _packed(spots: Spots, wires: Iterable[tuple[int, int]]) -> dict[str, Any]:
+    """As stage.js takes it: sizes and places on a stage of `width` pixels."""
+    middles = [[round(part, 1) for part in middle] for _, middle in sorted(spots.middles.items())]
+    size = {"wide": spots.wide, "high": spots.high, "height": round(spots.height, 1), "width": WIDTH}
+    return {"spots": middles, "pairs": [list(wire) for wire in wires], "row": int(spots.in_row), **size}
 
 
 def _graph(graph: AutogradGraph, labels: RankNames) -> dict[str, Any]:

@@ -11,6 +11,18 @@ from dlearn.draw.palette import DARK, LIGHT
 from dlearn.errors import SetupError
 
 
+class Page:
+    """What a notebook shows, also without a kernel, and what can be a page of its own."""
+
+    title: str
+    snippet: str
+    """Self-contained HTML, to be put into a page."""
+
+    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """The same as a page that needs nothing else; written to `path` too, if there is one."""
+        return page(self.title, self.snippet, path)
+
+
 def page(title: str, snippet: str, path: str | os.PathLike[str] | None = None) -> str:
     """A page of its own around a snippet, whose title becomes its heading; written to `path` too, if there is one."""
     headed = snippet.replace('<p class="title">', '<p class="title" role="heading" aria-level="1">', 1)

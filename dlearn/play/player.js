@@ -97,15 +97,15 @@ function mount(root, data) {
   }
 
   // Those that follow, and travel at the same time, are shown together when it plays; of many ranks always.
-  const together = (number, other) => [number, other].every((each) => data.steps[each].dst >= 0) && data.steps[number].round === data.steps[other].round;
+  const sameRound = (number, other) => [number, other].every((each) => data.steps[each].dst >= 0) && data.steps[number].round === data.steps[other].round;
   function endOfRound() {
     let end = step + 1;
-    while (end < played.length && together(played[step], played[end])) end += 1;
+    while (end < played.length && sameRound(played[step], played[end])) end += 1;
     return end;
   }
   function beginOfRound() {
     let begin = step - 1;
-    while (begin > 0 && together(played[begin - 1], played[step - 1])) begin -= 1;
+    while (begin > 0 && sameRound(played[begin - 1], played[step - 1])) begin -= 1;
     return begin;
   }
 
@@ -212,7 +212,7 @@ function mount(root, data) {
     if (lanes.length !== data.lanes.length || !lanes.every((name, lane) => name.endsWith(data.lanes[lane]))) return;
     const steps = pairs.map(([src, dst, bytes, , how]) => ({ src, dst, bytes, how, color, mark, at: 0, until: 0, round: 0 }));
     const all = [...steps.keys()];
-    const other = { ...data, steps, changes: steps.map(() => []), boards: [], stage: null, elsewhere: true };
+    const other = { ...data, steps, changes: steps.map(() => []), boards: [], stage: { ...data.stage, pairs: pairs.filter(([src, dst]) => src !== dst) }, elsewhere: true };
     picture.replaceChildren();
     (view === "sequence" ? drawRows : drawStage)(picture, { data: other, id, played: all, step: all.length, current: all.at(-1), moved: all });
     drawHeld(find(".holds"), other, -1, true, true);
@@ -256,11 +256,11 @@ const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
 
 // In the page each fact about the steps is a column of its own, which packs well. Here a step is an object.
 function unfold(data) {
-  const { src, dst, pair, color, bytes, how, control, at, until, part, mark, lit, hung, round } = data.steps;
-  data.steps = src.map((lane, i) => ({
-    src: lane, dst: dst[i], pair: pair[i], color: data.colors[color[i]], bytes: bytes[i], how: HOW[how[i]],
-    control: control[i], at: at[i], until: until[i], part: part[i], mark: data.marks[mark[i]], lit: lit[i] || null, hung: hung[i] || null, round: round[i],
-  }));
+  const columns = Object.entries(data.steps);
+  data.steps = data.sentences.map((_, i) => {
+    const { color, how, mark, lit, hung, ...step } = Object.fromEntries(columns.map(([name, values]) => [name, values[i]]));
+    return { ...step, color: data.colors[color], how: HOW[how], mark: data.marks[mark], lit: lit || null, hung: hung || null };
+  });
   return data;
 }
 

@@ -17,11 +17,11 @@ from dlearn.draw.palette import LINES
 from dlearn.errors import DlearnError
 from dlearn.play.bridge import Bridge
 from dlearn.play.packing import MOST_NAMES, packed
-from dlearn.play.page import page, script, style
+from dlearn.play.page import Page, script, style
 from dlearn.play.still import MOST_ROWS, dashes, still
 from dlearn.shown import count_text
 from dlearn.trace.message import Message
-from dlearn.trace.store import printable
+from dlearn.trace.printable import printable
 from dlearn.trace.tables.message_table import Messages
 from dlearn.trace.trace import Trace
 
@@ -30,7 +30,7 @@ _LANE_PX, _NUMBER_PX = 46, 12
 _SCRIPTS = ("elements.js", "pictures.js", "stage.js", "player.js")
 
 
-class Player:
+class Player(Page):
     """Steps of a real run. A notebook shows it, also without a kernel; `to_html` gives a page of its own."""
 
     def __init__(self, walk: Walkthrough) -> None:
@@ -39,7 +39,6 @@ class Player:
         self.sentences = tuple(printable(step.sentence) for step in walk.steps)
         self.notes = tuple(printable(note) for note in walk.notes)
         name, self.snippet = _snippet(walk, self.title, self.sentences, self.notes)
-        """Self-contained HTML, to be put into a page."""
         hung = (place for place, step in enumerate(walk.steps, 1) if step.absent)
         self.bridge = Bridge(name, last=len(self.sentences), step=next(hung, 0))
 
@@ -58,10 +57,6 @@ class Player:
     def on_step(self, callback: Callable[[int], object]) -> None:
         """Call `callback(step)` after each change of `step`, made here or on the page."""
         self.bridge.on_step(callback)
-
-    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The player as a page that needs nothing else; written to `path` too, if there is one."""
-        return page(self.title, self.snippet, path)
 
     def to_gif(self, path: str | os.PathLike[str], *, seconds: float = 1.2) -> None:
         """As an animation of the stage, in at most 40 frames: for slides, and pages that play nothing. A path that ends
@@ -95,7 +90,8 @@ def player(
 
     It plays whatever the trace has: sends, collectives with the pieces of their data, the buckets of DDP, calls by RPC
     with the contexts of distributed autograd, its graph, and the user's spans. Of more than 300 messages it plays one
-    whole step, the last; of a hang what was before it. The title says so.
+    whole step, the last, or one whole collective (up to 20,000 messages of one operation); of a hang what was before
+    it. The title says so.
     `tags` are the program's own names of the tags of its sends: {1: "HELLO"}. DlearnError for messages that are none.
     """
     if messages is not None and not (isinstance(messages, Sequence | Messages) and all(map(_is_message, messages))):

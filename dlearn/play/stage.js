@@ -5,49 +5,22 @@
 
 const MOVE_MS = 650;
 const MOST_COLORS = 8; // ranks that are told apart by their colours; of more it is told how much is there
+const MOST_APART = 320; // from one rank of a row to the next
 const MOST_BOXES = 16; // ranks with a box that holds something
-const BOX = [[4, 168, 104], [8, 124, 84], [16, 84, 62], [Infinity, 22, 18]]; // up to so many ranks: width, height
 
 // Where ranks stand ---------------------------------------------------------------------------------------------------
 
-// Once for a walk: who ever sends to whom, and so: around a hub, in a row of stages, or in a circle.
-function stageOf(data) {
-  if (data.stage) return data.stage;
-  const wires = new Map();
-  for (const { src, dst } of data.steps) {
-    if (dst >= 0 && dst !== src) wires.set(`${src} ${dst}`, { src, dst });
-  }
-  const pairs = [...wires.values()];
-  const lanes = data.lanes.map((_, lane) => lane);
-  const hubs = lanes.filter((lane) => pairs.every(({ src, dst }) => src === lane || dst === lane));
-  const hub = lanes.length > 2 && pairs.length > 1 && hubs.length === 1 ? hubs[0] : null;
-  const chain = hub === null && pairs.length > 0 && pairs.every(({ src, dst }) => Math.abs(src - dst) === 1);
-  const [one, ...others] = lanes.filter((lane) => lane !== hub);
-  const row = hub !== null && others.length === 1 ? [one, hub, ...others] : lanes;
-  const [, wide, high] = BOX.find(([most]) => lanes.length <= most);
-  data.stage = { pairs, hub, row: lanes.length <= 2 || row !== lanes || (chain && lanes.length <= 8) ? row : null, wide, high };
-  return data.stage;
-}
-
-function spotsOf({ hub, row, wide, high }, lanes, width) {
-  if (row) {
-    const gap = Math.min(320, width / lanes.length);
-    const begin = (width - gap * lanes.length) / 2;
-    const spots = lanes.map((_, lane) => [begin + gap * (row.indexOf(lane) + 0.5), high / 2 + 46]);
-    return { spots, height: high + 92, wide: Math.max(24, Math.min(wide, gap - 90)), high };
-  }
-  const around = lanes.map((_, lane) => lane).filter((lane) => lane !== hub);
-  const apart = lanes.length > MOST_BOXES ? 6 : 40;
-  const tall = Math.max(0.32 * width, (around.length * (high + apart)) / Math.PI, hub === null ? high + 60 : 2 * high + 130);
-  const [across, down] = [Math.max(10, Math.min(width / 2 - wide / 2 - 12, 1.5 * tall)), tall / 2 + 10];
-  const middle = [width / 2, down + high / 2 + 24];
-  const spots = lanes.map(() => middle);
-  around.forEach((lane, place) => {
-    const angle = (2 * Math.PI * place) / around.length - Math.PI / 2;
-    spots[lane] = [middle[0] + across * Math.cos(angle), middle[1] + down * Math.sin(angle)];
-  });
-  const inside = [middle, 0.64 * (across - wide), 0.68 * (down - high)];
-  return { spots, height: Math.max(...spots.map(([, y]) => y)) + high / 2 + 24, wide, high, inside };
+// Python has placed them on a stage of some width (draw/layout/stage_spots.py): here it is as wide as the page. In the
+// middle of a circle is room for a grid.
+function stageOf({ stage }, page) {
+  const [first, second] = stage.spots.map(([x]) => x).sort((one, other) => one - other);
+  const [gap, edge] = [second - first || MOST_APART, stage.wide / 2 + 12];
+  const scale = stage.row ? Math.min(MOST_APART, page / stage.spots.length) / gap : (page - 2 * edge) / (stage.width - 2 * edge);
+  const spots = stage.spots.map(([x, y]) => [page / 2 + (x - stage.width / 2) * scale, y]);
+  const wide = stage.row ? Math.max(24, Math.min(stage.wide, gap * scale - 90)) : stage.wide;
+  const [top, bottom] = [Math.min(...spots.map(([, y]) => y)), Math.max(...spots.map(([, y]) => y))];
+  const inside = [[page / 2, (top + bottom) / 2], 0.64 * (page / 2 - edge - wide), 0.68 * ((bottom - top) / 2 - stage.high)];
+  return { ...stage, spots, wide, inside };
 }
 
 // From the rim of one box to that of another; beside the middle, where packets go both ways.
@@ -86,8 +59,8 @@ function drawCells(box, held, many, { data, lasting, wide, high }) {
   });
 }
 
-// A row for each rank, a column for each piece: the darker, the more of it is there.
-function drawGrid(group, held, { inside: [[x, y], wide, high] }) {
+// A row for each rank, a column for each place of the board: the darker, the more of it is there.
+function drawGrid(group, held, { title, lasting }, lanes, { inside: [[x, y], wide, high] }) {
   const columns = 1 + Math.max(...held.flatMap((each) => [...each.keys()]));
   const [width, height] = [(2 * wide) / columns, (2 * high) / held.length];
   held.forEach((each, lane) => {
@@ -98,15 +71,15 @@ function drawGrid(group, held, { inside: [[x, y], wide, high] }) {
       add(group, "rect", { class: "heat", ...run, opacity: 0.08 + 0.92 * shares[at] });
     });
   });
-  add(group, "text", { class: "axis", x: x - wide, y: y - high - 6 }, `down: rank 0 to ${held.length - 1}`);
-  add(group, "text", { class: "axis end", x: x + wide, y: y + high + 14 }, `across: ${columns} pieces; the darker, the more ranks' parts are in it`);
+  add(group, "text", { class: "axis", x: x - wide, y: y - high - 6 }, `down: ${lanes[0]} to ${lanes.at(-1)}`);
+  add(group, "text", { class: "axis end", x: x + wide, y: y + high + 14 }, lasting ? `across: ${title}` : `across: ${columns} pieces; the darker, the more ranks' parts are in it`);
 }
 
 // The picture ---------------------------------------------------------------------------------------------------------
 
 function drawStage(place, { data, id, current, moved }) {
   const width = Math.max(320, place.clientWidth || 0);
-  const stage = { ...stageOf(data), ...spotsOf(stageOf(data), data.lanes, width) };
+  const stage = stageOf(data, width);
   const { spots, height } = stage;
   const svg = addSvg(place, { class: "stage", width: "100%", height: height + 34, viewBox: `0 0 ${width} ${height + 34}`, "aria-label": "Ranks and the wires between them; each step is told in words" });
   addHeads(svg, id);
@@ -114,8 +87,8 @@ function drawStage(place, { data, id, current, moved }) {
   const until = current ?? -1;
   const all = (moved.length ? moved : [current]).filter((each) => each !== undefined);
   const sent = all.map((each) => data.steps[each]).filter(({ src, dst }) => dst >= 0 && dst !== src);
-  const both = (src, dst) => stage.pairs.some((pair) => pair.src === dst && pair.dst === src);
-  for (const { src, dst } of stage.pairs) {
+  const both = (src, dst) => stage.pairs.some(([from, to]) => from === dst && to === src);
+  for (const [src, dst] of stage.pairs) {
     const [from, to] = wireBetween(spots[src], spots[dst], stage, both(src, dst));
     const used = sent.find((each) => each.src === src && each.dst === dst);
     const red = now?.hung?.[1].includes(src) || used?.how === "missing";
@@ -130,7 +103,7 @@ function drawStage(place, { data, id, current, moved }) {
   const grid = add(svg, "g");
   const fill = (held) => {
     grid.replaceChildren();
-    if (data.lanes.length > MOST_BOXES && stage.inside) return now?.hung || held.every((each) => !each.size) || drawGrid(grid, held, stage);
+    if (data.lanes.length > MOST_BOXES && !stage.row) return now?.hung || held.every((each) => !each.size) || drawGrid(grid, held, data.boards[number], data.lanes, stage);
     boxes.forEach((box, lane) => {
       box.replaceChildren();
       if (held[lane] && !now?.hung?.[1].includes(lane)) drawCells(box, held[lane], many, { data, lasting: data.boards[number].lasting, ...stage });

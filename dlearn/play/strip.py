@@ -10,7 +10,6 @@ import base64
 import hashlib
 import html
 import json
-import os
 import zlib
 from typing import Any
 
@@ -23,11 +22,11 @@ from dlearn.draw.save import closed_after, svg_of
 from dlearn.errors import DlearnError
 from dlearn.join.joining import operations
 from dlearn.join.unrolling import sums_of, why_unknown
-from dlearn.play.page import page, script, style
+from dlearn.play.page import Page, script, style
 from dlearn.shown import count_text, first_few
 from dlearn.trace.event import Span
 from dlearn.trace.message import Operation
-from dlearn.trace.store import printable
+from dlearn.trace.printable import printable
 from dlearn.trace.tables.event_table import Column
 from dlearn.trace.tables.operations import Operations
 from dlearn.trace.trace import Trace
@@ -41,7 +40,7 @@ _NAMES_SHOWN = 3
 """Of one colour, in the legend."""
 
 
-class Strip:
+class Strip(Page):
     """All of a trace over time. A notebook shows it, also without a kernel; `to_html` gives a page of its own."""
 
     def __init__(self, trace: Trace) -> None:
@@ -51,12 +50,7 @@ class Strip:
         found = f": {self.steps.finding}" if self.steps.titles else ""
         self.title = printable(f"{counted}{found}")
         self.snippet = _snippet(self.title, packed(trace, self.steps))
-        """Self-contained HTML, to be put into a page."""
         self._trace = trace
-
-    def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The strip as a page that needs nothing else; written to `path` too, if there is one."""
-        return page(self.title, self.snippet, path)
 
     def _repr_html_(self) -> str:
         """With a picture, for a notebook that runs no scripts, as one that nobody trusts yet."""

@@ -8,25 +8,34 @@ from __future__ import annotations
 
 import atexit
 import os
+import socket
+import sys
+import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
+import msgspec
 import torch
 from torch._C._distributed_c10d import ProcessGroup
+from torch.distributed import distributed_c10d
 
+import dlearn
 from dlearn.errors import TraceError
+from dlearn.hooks import gate
 from dlearn.hooks.c10d.collectives import note_collective, note_p2p
 from dlearn.hooks.mpi.mpi_hook import plain as unrecorded
-from dlearn.recorder.headers import make_header, own_header, own_path, refuse_other_traces
+from dlearn.hooks.network.clock import clock_name, job_of_process
+from dlearn.hooks.patches import ended
 from dlearn.recorder.recording import OUTSIDE, Recording
-from dlearn.trace.event import Header
+from dlearn.trace.event import FORMAT, Header
 from dlearn.trace.options import Measure, Options
+from dlearn.trace.store import read
 
 __all__ = [
-    "Outer",
     "Posted",
     "Recording",
+    "hold",
     "make_header",
     "operation",
     "posted",
@@ -94,22 +103,6 @@ def span(name: str) -> Iterator[None]:
         recording.close_span(number)
 
 
-class Outer:
-    """A collective of a Python process group, while it is under way."""
-
-    def __init__(self, recording: Recording | None, number: int) -> None:
-        self._recording, self._number = recording, number
-
-    def __enter__(self) -> None:
-        if self._recording is not None:
-            self._recording.enter(self._number)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if self._recording is not None:
-            self._recording.leave(self._number)
-            self._recording.end(self._number, by="return", error=kind.__name__ if kind is not None else "")
-
-
 class Posted:
     """A send or receive of a Python process group. If nobody waits for it, its end is not observed."""
 
@@ -133,7 +126,7 @@ def operation(
     outputs: Sequence[torch.Tensor] = (),
     root: int | None = None,
     splits: Sequence[int] = (),
-) -> Outer:
+) -> AbstractContextManager[None]:
     """Report a collective that a Python process group carries out itself; it starts now.
 
     What is sent inside `with operation(...):`, on whatever thread, is its steps; it ends there. Python process groups
@@ -141,10 +134,20 @@ def operation(
     """
 
     def note(to: Recording) -> int:
-        known, checksums = to.groups.of(group), to.options.checksums
-        return note_collective(op, known, tensors, outputs, to, root=root, splits=splits, checksums=checksums)
+        return note_collective(to, op, to.groups.of(group), tensors, outputs, root=root, splits=splits)
 
-    return Outer(*_noted(op, note))
+    recording, number = _noted(op, note)
+    return nullcontext() if recording is None else _inside(recording, number)
+
+
+@contextmanager
+def _inside(recording: Recording, number: int) -> Iterator[None]:
+    with ended(recording, number):
+        recording.enter(number)
+        try:
+            yield
+        finally:
+            recording.leave(number)
 
 
 def posted(op: str, group: ProcessGroup, tensor: torch.Tensor, *, peer: int | None, tag: int) -> Posted:
@@ -154,9 +157,16 @@ def posted(op: str, group: ProcessGroup, tensor: torch.Tensor, *, peer: int | No
     """
 
     def note(to: Recording) -> int:
-        return note_p2p(op, to.groups.of(group), tensor, peer, tag, to, checksums=to.options.checksums)
+        return note_p2p(to, op, to.groups.of(group), tensor, peer, tag)
 
     return Posted(*_noted(op, note))
+
+
+def hold(op: str, group: ProcessGroup, tensors: Sequence[torch.Tensor], *, peer: int | None = None) -> None:
+    """In a held job, wait until this call of a Python process group may be made. `peer` is a rank of the group."""
+    if gate.current is not None:
+        to = distributed_c10d.get_global_rank(group, peer) if peer is not None else None
+        gate.current.wait(op, to, sum(each.numel() * each.element_size() for each in tensors))
 
 
 def _noted(op: str, note: Callable[[Recording], int]) -> tuple[Recording | None, int]:
@@ -236,3 +246,82 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+# The first line of a file: which job the process belongs to, and which rank it is -------------------------------------
+
+
+def make_header(*, job: str, rank: int | None = None, name: str = "", world_size: int | None = None) -> Header:
+    """The first line of this process's file."""
+    return Header(
+        format=FORMAT,
+        job=job,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        torch=str(torch.__version__),
+        dlearn=dlearn.__version__,
+        start_ns=time.monotonic_ns(),
+        restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        rank=rank,
+        name=name,
+        world_size=world_size,
+        clock=clock_name(),
+    )
+
+
+def own_header() -> Header:
+    job, rank, world_size = job_of_process()
+    return make_header(job=job, rank=rank, world_size=world_size)
+
+
+def own_path(path: Path) -> Path:
+    """`path`, or one beside it: a program that takes the place of another (`exec`) has the same pid."""
+    number = 1
+    free = path
+    while free.exists():
+        number += 1
+        free = path.with_name(f"{path.stem}-{number}{path.suffix}")
+    return free
+
+
+def refuse_other_traces(folder: Path, header: Header) -> None:
+    """TraceError if the folder holds a trace of another job, or of this rank: then that job has run before."""
+    for path in folder.glob("*.jsonl"):
+        with path.open("rb") as stream:
+            first = stream.readline(1 << 20)
+        try:
+            other = msgspec.json.decode(first, type=Header)
+        except msgspec.MsgspecError:
+            continue  # No trace file; `Trace.load` will say so.
+        if (other.host, other.pid) == (header.host, header.pid):
+            continue  # This process's own, which is not written anew either.
+        again = other.rank is not None and (other.rank, other.restart) == (header.rank, header.restart)
+        same = header.job != "" and other.job == header.job
+        if again or not (same or _may_be_one_job(path, other, header)):
+            raise TraceError(
+                f"{folder} holds a trace of another job already ({path.name}); nothing is overwritten."
+                " Give another folder."
+            )
+
+
+def _may_be_one_job(path: Path, other: Header, header: Header) -> bool:
+    """Whether the two have met already; or one does not know its job yet, and the other still runs and met nobody."""
+    file = read(path)
+    if header.job and header.job in file.joined:
+        return True
+    if (header.job and other.job) or file.joined or file.footer is not None:
+        return False
+    return other.clock != header.clock or _runs(other.pid)
+
+
+def _runs(pid: int) -> bool:
+    """Whether there is such a process on this host, as far as can be asked."""
+    if sys.platform == "win32":  # There a signal, even 0, is no question.
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -36,8 +36,8 @@ class HangWatch:
         self._recording, self._path, self.after = recording, path, after
         self._program = threading.get_ident()
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True, name="dlearn-hang-watch")
         self._noted_ns = self._told_ns = -1
+        self._thread = threading.Thread(target=self._look, daemon=True, name="dlearn-hang-watch")
 
     def start(self) -> None:
         self._thread.start()

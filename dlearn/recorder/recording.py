@@ -19,11 +19,10 @@ from typing import Any
 
 from dlearn.hooks.c10d.groups import Groups
 from dlearn.hooks.cuda_times import CudaTimes
-from dlearn.hooks.network.clock import Desk
+from dlearn.hooks.network.clock import Desk, gather
 from dlearn.hooks.network.sockets import RPC, Sockets
 from dlearn.hooks.rpc.rpc_agent_log import AgentLog
 from dlearn.recorder import sources
-from dlearn.recorder.gathering import gather
 from dlearn.recorder.hang_watch import HangWatch
 from dlearn.trace.event import (
     NOT_OBSERVED,
@@ -109,6 +108,7 @@ class Recording:
         self._numbers = itertools.count()
         self._owner = threading.get_ident()
         self._open_spans: dict[int, list[int]] = {self._owner: []}
+        self._span_names: dict[int, str] = {}
         self._hook_errors = self._works_dropped = self._left_out = 0
         self.posted: set[int] = set()
         """Sends and receives of Python process groups that nobody has waited for yet."""
@@ -196,7 +196,9 @@ class Recording:
         spans = self._open_spans.get(thread, []) if thread is not None else []
         inside = {"parent": spans[-1] if spans else None} if thread is not None else {}
         try:
-            number = self.event(Span, name=str(name).encode("utf-8", "replace").decode()[:LONGEST_SPAN], **inside)
+            text = str(name).encode("utf-8", "replace").decode()[:LONGEST_SPAN]
+            number = self.event(Span, name=text, **inside)
+            self._span_names[number] = text
         except Exception as error:  # The name is anybody's object.
             self.failed("a span", error)
             number = next(self._numbers)
@@ -208,6 +210,12 @@ class Recording:
         self.count()
         self.leave(number, thread)
         self.end(number, by="return")
+        self._span_names.pop(number, None)
+
+    def span_names(self) -> list[str]:
+        """The program's spans that this thread is inside of, the outermost first."""
+        inside = self._open_spans.get(threading.get_ident()) or self._open_spans[self._owner]
+        return [self._span_names[number] for number in inside if number in self._span_names]
 
     def enter(self, number: int, thread: int | None = None) -> None:
         """What this thread reports from now on happens inside event `number`."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlearn.hooks.c10d import collectives, group_watch
-from dlearn.hooks.ddp import ddp, optimizer_steps
+from dlearn.hooks.ddp import ddp
 from dlearn.hooks.mpi import mpi_hook
 from dlearn.hooks.rpc import rpc_hook
 from dlearn.trace.event import (
@@ -51,7 +51,7 @@ OWN = (
         _kinds(RpcCall, RpcRun, RpcReply, RpcArrival, RpcWindow, AutogradNode, AutogradRun),
     ),
     Source("sockets", group_watch.install, _kinds(Counters)),
-    Source("steps", optimizer_steps.install, _kinds(Span)),
+    Source("steps", ddp.install_steps, _kinds(Span)),
 )
 """What torch and mpi4py do. The colours of their operations are in draw/palette.py."""
 

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from dlearn import recorder
-from dlearn.hooks.network.job import job_of_process
+from dlearn.hooks import gate
+from dlearn.hooks.network.clock import job_of_process
 from dlearn.scripts.order import Order, order_of_process
 from dlearn.trace.options import Options
 
@@ -46,6 +47,12 @@ def _record(order: Order) -> None:
         follow=True,
         lazy=not is_rank,
     )
+    if order.gate:
+        gate.forget_timeouts()
+        if rank is not None and world_size is not None:
+            gate.meet(order.gate, rank, world_size, recording)
+        else:
+            gate.expect(order.gate, recording)
     # A child that multiprocessing forks ends without Python's own `atexit`.
     multiprocessing.util.register_after_fork(
         recording, lambda own: multiprocessing.util.Finalize(own, own.stop, exitpriority=-100)

@@ -14,8 +14,12 @@ from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
+
 from dlearn.errors import SetupError, WrongArguments
+from dlearn.scripts.live_terminal import live_rows
 from dlearn.scripts.order import Order
+from dlearn.scripts.prompt import held_at_a_prompt
 from dlearn.scripts.wired import wired_run
 from dlearn.trace.job_facts import Exit
 from dlearn.trace.source import find
@@ -23,7 +27,7 @@ from dlearn.trace.writer import note_end
 
 USAGE = """\
 usage: dlearn run [--trace DIR] [--steps A:B] [--hang-after SECONDS] [--graph] [--gather]
-                  [--sources NAME,NAME] [--network WORDS] [torchrun's own options]
+                  [--live | --hold] [--sources NAME,NAME] [--network WORDS] [torchrun's own options]
                   (script.py | -m module) [args ...]
 
 Run a script that knows nothing of dlearn, and record every process of it: torchrun's ranks, those that it spawns or
@@ -35,6 +39,8 @@ torchrun does (see `torchrun --help`): `dlearn run --nproc-per-node 2 train.py`.
   --hang-after SECONDS  say who waits for whom when nothing has happened for so long (default: 60; 0: never)
   --graph               the graph of each distributed autograd context, too
   --gather              at the end, bring the files of other hosts to rank 0's folder
+  --live                what each rank does now, in rows at the foot of the terminal
+  --hold                every call waits until you let it through, at a prompt; help there says how (docs/live.md)
   --sources NAME,NAME   recorders that are off by default: tcp_store, or another that is installed
   --network WORDS       the ranks talk over a network that is so slow: "100 Mbit/s, 2 ms" (Linux; docs/network.md)
 """
@@ -48,6 +54,8 @@ def run(arguments: Sequence[str]) -> int:
     own, rest = _take_own_options(arguments)
     torchrun = _options_of_torchrun(rest)
     several_hosts = torchrun and any(each.split("=")[0].replace("_", "-") == "--nnodes" for each in rest)
+    if "--hold" in own and (several_hosts or "--live" in own or sys.platform == "win32"):
+        raise WrongArguments("dlearn run --hold is for the ranks of one host (without --nnodes), and without --live.")
     folder = Path(own.get("--trace") or _default_folder(rest)).resolve()
     _refuse_old_trace(folder, several_hosts=several_hosts)
     made = _make(folder)
@@ -61,10 +69,15 @@ def run(arguments: Sequence[str]) -> int:
         gather="--gather" in own,
         sources=_sources(own.get("--sources", "")),
     )
-    os.environ.update(order.environment())
     try:
         words = own.get("--network")
-        with wired_run(words, rest if torchrun else None, folder) if words is not None else nullcontext() as wired:
+        with (
+            wired_run(words, rest if torchrun else None, folder) if words is not None else nullcontext() as wired,
+            live_rows(folder) if "--live" in own else nullcontext(),
+            held_at_a_prompt(folder) if "--hold" in own else nullcontext() as held,
+        ):
+            order = msgspec.structs.replace(order, gate=held.keeper.address if held is not None else "")
+            os.environ.update(order.environment())
             status, ended = _torchrun(rest) if torchrun else _python(rest)
             if wired is not None:
                 wired.note()
@@ -81,7 +94,7 @@ def run(arguments: Sequence[str]) -> int:
 # Arguments ------------------------------------------------------------------------------------------------------------
 
 _WITH_VALUE = ("--trace", "--steps", "--hang-after", "--sources", "--network")
-_ALONE = ("--graph", "--gather")
+_ALONE = ("--graph", "--gather", "--live", "--hold")
 
 
 def _take_own_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:

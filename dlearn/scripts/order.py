@@ -10,7 +10,8 @@ VARIABLE = "DLEARN_RUN"
 
 
 class Order(msgspec.Struct, frozen=True):
-    """Record into `folder`. `launcher` is the pid of `dlearn run`; `job` is empty where other hosts take part."""
+    """Record into `folder`. `launcher` is the pid of `dlearn run`; `job` is empty where other hosts take part; `gate`
+    is where the calls of a held job wait."""
 
     folder: str
     job: str
@@ -20,6 +21,7 @@ class Order(msgspec.Struct, frozen=True):
     hang_after: float | None = None
     gather: bool = False
     sources: tuple[str, ...] = ()
+    gate: str = ""
 
     def environment(self) -> dict[str, str]:
         """What the job's processes get beside their own."""

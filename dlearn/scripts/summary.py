@@ -5,8 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from dlearn.analysis.telling.story import story
-from dlearn.analysis.telling.words import overview, problem_sentences, rpc_overview
+from dlearn.analysis.telling.words import overview, problem_sentences, rpc_overview, story
 from dlearn.analysis.volume.reconcile import reconcile
 from dlearn.errors import TraceError
 from dlearn.join.waiting import waiting

@@ -99,7 +99,7 @@ class WiredRun:
             self._switch.close()
         seated = [self._seated.pop(rank) for rank in range(self._ranks)]
         self._pids = pids = [pid for _, _, pid in seated]
-        self._switch = self.network.connect([device for _, device, _ in seated], lambda: _end(pids))
+        self._switch = self.network.connect([device for _, device, _ in seated], pids, lambda: _end(pids))
         for asking, device, _ in seated:
             os.close(device)
             asking.sendall(b"go")

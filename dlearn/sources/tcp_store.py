@@ -40,7 +40,7 @@ def install(emit: Emit) -> Undo:
     from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store, TCPStore
 
     from dlearn.hooks.callers import caller
-    from dlearn.hooks.network.job import innermost
+    from dlearn.hooks.network.clock import innermost
     from dlearn.hooks.network.sockets import listens
     from dlearn.hooks.patches import Patches, reported
 
@@ -69,12 +69,8 @@ def install(emit: Emit) -> Undo:
         # Gloo asks the store that it was given, which passes it on. (Only a function becomes a method.)
         return lambda store, *args, **kwargs: request(getattr(store, "passes_to", store), *args, **kwargs)
 
-    def prefixed(make: Any) -> Any:
-        def __init__(self: Store, prefix: str, store: Store) -> None:
-            make(self, prefix, store)
-            prefixes[self] = f"{prefix_of(store)}{prefix}/"
-
-        return __init__
+    def prefixed(_: None, made: Store, prefix: str, store: Store) -> None:
+        prefixes[made] = f"{prefix_of(store)}{prefix}/"
 
     def make_gloo(make: Any) -> Any:
         def __init__(self: Any, store: Any, *args: Any, **kwargs: Any) -> None:
@@ -90,7 +86,7 @@ def install(emit: Emit) -> Undo:
     Passes: Any = type("Passes", (Store,), asked)
     for op in asked.keys() & set(REQUESTS):
         patches.replace(Store, op, partial(watched, op, "Python"))
-    patches.replace(PrefixStore, "__init__", prefixed)
+    patches.around(emit, PrefixStore, "__init__", after=prefixed)
     patches.replace(ProcessGroupGloo, "__init__", make_gloo)
     return patches.close
 

@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
+import numpy as np
 
-from dlearn.trace.event import Event
 from dlearn.trace.job_facts import ClockReading
-from dlearn.trace.store import ProcessFile, printable
+from dlearn.trace.store import ProcessFile
 from dlearn.trace.tables.event_table import NONE
 
 if TYPE_CHECKING:
-    from dlearn.trace.message import Operation
     from dlearn.trace.process import Process
+    from dlearn.trace.tables.operation_table import OperationTable
 
 SLEW = 500e-6
 """Assumed, not measured: how fast two clocks may part where nobody looked twice. Linux corrects a clock's frequency by
@@ -50,7 +50,7 @@ class Clock:
     error_ns: int | None = 0
     first_ns: int = 0
     last_ns: int = 0
-    drift_known: bool = True
+    """The first and the last reading that count; the same where no drift is known."""
 
     def to_reference(self, at_ns: int) -> int:
         """The reference clock's time when this clock shows `at_ns`."""
@@ -62,7 +62,7 @@ class Clock:
     def drift_error(self) -> float | None:
         """By how much the drift may be wrong; None where nobody looked twice."""
         apart = self.last_ns - self.first_ns
-        return 2 * (self.error_ns or 0) / apart if self.drift_known and apart else None
+        return 2 * (self.error_ns or 0) / apart if apart else None
 
     def error_at(self, at_ns: int) -> int:
         """By how much that may be wrong: more, the further it is from the nearest reading."""
@@ -82,7 +82,9 @@ def align(files: Sequence[ProcessFile]) -> dict[str, Clock]:
     for file in files:
         readings[clock_name(file)] += file.clocks
     references = [reading.reference for each in readings.values() for reading in each]
-    reference = references[0] if references else clock_name(min(files, key=_seniority))
+    # Without readings the clock of the lowest rank.
+    senior = min(files, key=lambda file: (2**53 if file.header.rank is None else file.header.rank, file.path.name))
+    reference = references[0] if references else clock_name(senior)
     clocks: dict[str, Clock] = {}
     for file in files:
         name = clock_name(file)
@@ -98,37 +100,26 @@ def clock_name(file: ProcessFile) -> str:
     return file.header.clock or f"host {file.header.host}"
 
 
-def _seniority(file: ProcessFile) -> tuple[int, str]:
-    return (file.header.rank if file.header.rank is not None else 2**53, file.path.name)
-
-
 def _line(name: str, readings: Sequence[ClockReading]) -> Clock:
     """Through the best reading, and the one furthest from it among those nearly as good."""
     if not readings:
-        return Clock(name, error_ns=None, drift_known=False)
+        return Clock(name, error_ns=None)
     ordered = sorted(readings, key=lambda reading: reading.at_ns)
     best = min(ordered, key=lambda each: each.error_ns)
     good = [each for each in ordered if each.error_ns <= NEARLY * best.error_ns]
     other = max(good, key=lambda each: abs(each.at_ns - best.at_ns))
+    if abs(other.at_ns - best.at_ns) < APART_NS:
+        other = best
     early, late = sorted((best, other), key=lambda each: each.at_ns)
     apart = late.at_ns - early.at_ns
-    known = apart >= APART_NS
-    line = Clock(
-        name,
-        at_ns=best.at_ns,
-        offset_ns=best.offset_ns,
-        drift=(late.offset_ns - early.offset_ns) / apart if known else 0.0,
-        error_ns=max(early.error_ns, late.error_ns) if known else best.error_ns,
-        first_ns=early.at_ns if known else best.at_ns,
-        last_ns=late.at_ns if known else best.at_ns,
-        drift_known=known,
-    )
-    if abs(line.offset_ns) > FURTHEST_NS or abs(line.drift) > FASTEST:
-        return Clock(name, error_ns=None, drift_known=False)
+    drift = (late.offset_ns - early.offset_ns) / apart if apart else 0.0
+    if abs(best.offset_ns) > FURTHEST_NS or abs(drift) > FASTEST:
+        return Clock(name, error_ns=None)
+    error_ns = max(early.error_ns, late.error_ns)
+    line = Clock(name, best.at_ns, best.offset_ns, drift, error_ns, early.at_ns, late.at_ns)
     # A reading in between that this line contradicts: the clock did not drift evenly, so the line is less exact.
-    assert line.error_ns is not None
     beside = [abs(line.to_reference(each.at_ns) - each.at_ns - each.offset_ns) - each.error_ns for each in ordered]
-    return replace(line, error_ns=max([line.error_ns, *beside]))
+    return replace(line, error_ns=max(error_ns, *beside))
 
 
 _MOMENTS = ("start_ns", "end_ns", "handed_ns", "arrived_ns", "returned_ns")
@@ -152,23 +143,21 @@ def _move(file: ProcessFile, clock: Clock) -> None:
 # What clocks have got wrong ------------------------------------------------------------------------------------------
 
 
-def clock_problems(processes: Sequence[Process], matches: Sequence[Operation]) -> list[str]:
+def clock_problems(processes: Sequence[Process], met: OperationTable) -> list[str]:
     """What keeps the times of several clocks from being compared, in words; nothing where all is well."""
     never = sorted({process.header.host for process in processes if process.clock.error_ns is None})
     if never:
-        who = f"{', '.join(never[:8])}{', ...' if len(never) > 8 else ''}"
+        who = ", ".join(never[:8]) + (", ..." if len(never) > 8 else "")
         return [
-            printable(
-                f"the clock of host {who} was never compared with that of the others, or only in readings that no"
-                " clock can give: compare no times with it"
-            )
+            f"the clock of host {who} was never compared with that of the others, or only in"
+            " readings that no clock can give: compare no times with it"
         ]
-    clocks = {process.rank: process.clock for process in processes}
-    wrong = [by for each in matches if (by := _backwards_by(each, clocks)) is not None]
-    if not wrong:
+    backwards = _backwards_by({process.rank: process.clock for process in processes}, met)
+    wrong = backwards[backwards > 0]
+    if not len(wrong):
         return []
     return [
-        f"{len(wrong):,} of {len(matches):,} operations end before they can, by up to {max(wrong) / 1000:,.1f} us"
+        f"{len(wrong):,} of {len(met):,} operations end before they can, by up to {wrong.max() / 1000:,.1f} us"
         " beyond the bound of the clocks' error: one of the hosts' clocks was set, or did not run evenly"
     ]
 
@@ -177,22 +166,16 @@ _ALL_WAIT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrie
 """What the names of collectives begin with that end on no rank before they have begun on all."""
 
 
-def _backwards_by(match: Operation, clocks: dict[int, Clock]) -> int | None:
-    """By how many nanoseconds an end lies before a start that it needs, beyond the bound of both clocks' errors."""
-    ends = match.ends
-    if match.missing or any(end.failed for end in ends):
-        return None
-    if match.sender is None and not ends[0].op.startswith(_ALL_WAIT):
-        return None
-    pairs = [(begun, done) for begun in ends for done in ends if begun.op != "recv" and done.op != "send"]
-    found = [
-        begun.start_ns - done.end_ns - _bound(begun, clocks) - _bound(done, clocks)
-        for begun, done in pairs
-        if done.end_ns is not None and clocks[begun.rank] is not clocks[done.rank]
-    ]
-    worst = max(found, default=0)
-    return worst if worst > 0 else None
-
-
-def _bound(end: Event, clocks: dict[int, Clock]) -> int:
-    return clocks[end.rank].error_at(end.start_ns - clocks[end.rank].offset_ns)
+def _backwards_by(clocks: dict[int, Clock], met: OperationTable) -> np.ndarray:
+    """By how many ns operations end on one rank before they begin on another, beyond the clocks' bounds."""
+    events = met.events
+    error_ns = np.zeros(len(events))
+    for rank, clock in clocks.items():
+        mine = events.rank == rank
+        error_ns[mine] = [clock.error_at(at - clock.offset_ns) for at in events.start_ns[mine].tolist()]
+    op = events.of_firsts(lambda first: getattr(first, "op", ""), object)
+    begun = np.where(op == "recv", -np.inf, events.start_ns - error_ns)
+    over = np.where((op == "send") | (events.end_ns == NONE), np.inf, events.end_ns + error_ns)
+    backwards = met.over_ends(np.maximum, begun) - met.over_ends(np.minimum, over)
+    waits = np.array([like.sender is not None or like.op.startswith(_ALL_WAIT) for like in met.likes], bool)
+    return np.asarray(backwards[waits[met.like] & ~met.is_missing & ~met.failed])

@@ -37,8 +37,7 @@ def device_spans(
         clocks[reading.device].append(reading)
     found: dict[int, DeviceSpan] = {}
     for each in times:
-        clock = clocks.get(each.device)
-        if clock:
+        if clock := clocks.get(each.device):
             (start, one), (end, other) = _on_host(each.start_ns, clock), _on_host(each.end_ns, clock)
             by = CUDA_EVENT_IN_LINE if each.blocks else CUDA_EVENT
             found[each.event] = DeviceSpan(to_reference(start), to_reference(end), max(one, other), by)

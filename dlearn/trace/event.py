@@ -259,9 +259,10 @@ class Stretch(Event, tag="stretch", frozen=True, kw_only=True):
 
 
 class Span(Event, tag="span", frozen=True, kw_only=True):
-    """A stretch of the program that the user named: `with dlearn.span("step 3"):`."""
+    """A stretch that the user named, `with dlearn.span("step 3"):`, or in which the call `held` waited at a gate."""
 
     name: str
+    held: str = ""
 
 
 class Counters(Event, tag="counters", frozen=True, kw_only=True):

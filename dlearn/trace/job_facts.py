@@ -10,6 +10,7 @@ from dlearn.trace import event
 from dlearn.trace.event import Count, Line, Nanoseconds
 from dlearn.trace.mpi_facts import Probe
 from dlearn.trace.source import SourceFact
+from dlearn.trace.wiring import Wired
 
 RETURNED = "returned"
 
@@ -76,6 +77,26 @@ class Switched(Line, tag="network", frozen=True, kw_only=True):
     sent: dict[int, tuple[Count, Count]]
 
 
+class Imported(Line, tag="imported", frozen=True, kw_only=True):
+    """The file was made from another tool's: `source` says from which, and what its times are. `complete`: whether a
+    call that is not in it was never made. Calls that it did not tell enough about are `unexplained`, and as long."""
+
+    source: str
+    complete: bool
+    unexplained: Count = 0
+    unexplained_ns: Count = 0
+
+
+class Reached(Line, tag="reached", frozen=True, kw_only=True):
+    """How far the process had come in a group: the numbers of the last call that it made there, and of the last that
+    ended, where there were none before -1. `inferred`: which group that is told of is not written, but follows."""
+
+    group: str
+    called: int
+    ended: int
+    inferred: bool = False
+
+
 class DeviceReading(Line, tag="device clock", frozen=True, kw_only=True):
     """At `at_ns` of this process's clock, give or take `error_ns`, `device_ns` had passed on a GPU since its first."""
 
@@ -104,9 +125,10 @@ class DeviceTime(Line, tag="device time", frozen=True, kw_only=True):
 
 ProcessLine = event.Header | event.Footer | event.GroupFact | event.Socket | event.Worker | event.NotMeasured
 JobFact = Joined | ClockReading | Peer | Place | Exit | Stopped | Switched | DeviceReading | DeviceTime
+OfOtherTool = Imported | Reached | Wired
 Call = event.Collective | event.PointToPoint | Probe
 DdpEvent = event.Bucket | event.Gradient | event.Stretch
 RpcEvent = event.RpcCall | event.RpcRun | event.RpcReply | event.RpcArrival | event.RpcWindow
 GraphEvent = event.AutogradNode | event.AutogradRun
 Other = SourceFact | event.End | event.Span | event.Counters
-AnyLine = ProcessLine | JobFact | Call | DdpEvent | RpcEvent | GraphEvent | Other
+AnyLine = ProcessLine | JobFact | OfOtherTool | Call | DdpEvent | RpcEvent | GraphEvent | Other

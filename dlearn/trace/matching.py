@@ -6,7 +6,7 @@ anyone, or with any tag, stands in the line of what it got, by its own place amo
 fit (another op, another size) is still one exchange: that is what went wrong in it. A call that was refused meets none:
 it takes no number, and beside it stand only calls of the same op that other ranks were refused in the same place.
 
-All of it is sorting rows of numbers; what is told of ends that are alike is told once (`Like`).
+All of it is sorting rows of numbers; what is told of ends that are alike is told once.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dlearn.trace.event import Collective, PointToPoint
-from dlearn.trace.message import End, Group, payload_bytes, tensors_of
+from dlearn.trace.message import End, Group, Operation, payload_bytes, tensors_of
 from dlearn.trace.mpi_facts import CANCELLED, PICKLED
 from dlearn.trace.process import Process
 from dlearn.trace.process_groups import join_groups, member
 from dlearn.trace.tables.event_table import WAS_REFUSED, EventTable, Mask, Rows
-from dlearn.trace.tables.operation_table import Like, OperationTable
+from dlearn.trace.tables.operation_table import OperationTable
 from dlearn.trace.wording import Reason, ReasonKind
 
 _EQUAL_SIZES = {
@@ -37,6 +37,10 @@ _EQUAL_SIZES = {
 """Collectives that every rank must call with as many bytes as the others."""
 _TOLD = 8
 """Sizes or dtypes in the reason why calls do not fit together."""
+
+
+Groups = dict[tuple[int, str], Group]
+"""By rank and by its name there."""
 
 
 class _Met(NamedTuple):
@@ -61,11 +65,13 @@ def match(processes: Sequence[Process], table: EventTable) -> OperationTable:
             groups[event.rank, event.group] = Group(event.group, "unknown", (), default=False)
     complete = {process.rank for process in processes if process.complete}
     alone, paired = _sends(table, groups, complete)
-    met = (alone, _collectives(table, groups, complete), paired)
+    came = _collectives(table, groups, complete)
+    came.missing.update(_not_reached(table, groups, processes, came))
+    met = (alone, came, paired)
     return _ordered(table, groups, met)
 
 
-def _ordered(table: EventTable, groups: dict[tuple[int, str], Group], met: Sequence[_Met]) -> OperationTable:
+def _ordered(table: EventTable, groups: Groups, met: Sequence[_Met]) -> OperationTable:
     end_row = np.concatenate([each.end_row for each in met])
     counts = np.concatenate([np.diff(each.first) for each in met])
     first = np.append(0, np.cumsum(counts))
@@ -90,7 +96,7 @@ def _ordered(table: EventTable, groups: dict[tuple[int, str], Group], met: Seque
 # Collectives ----------------------------------------------------------------------------------------------------------
 
 
-def _collectives(table: EventTable, groups: dict[tuple[int, str], Group], complete: set[int]) -> _Met:
+def _collectives(table: EventTable, groups: Groups, complete: set[int]) -> _Met:
     rows = np.flatnonzero(table.is_a(Collective))
     of_firsts = [groups[e.rank, e.group] if isinstance(e, Collective) else None for e in table.firsts]
     numbers = _numbered(of_firsts, by=id)
@@ -116,6 +122,25 @@ def _collectives(table: EventTable, groups: dict[tuple[int, str], Group], comple
         here = set(rank[first[number] : first[number + 1]].tolist())
         missing[number] = tuple(each for each in witnesses[int(group[number])] if each not in here)
     return _Met(first, ends, missing, np.minimum.reduceat(ends, begins))
+
+
+def _not_reached(
+    table: EventTable, groups: Groups, processes: Sequence[Process], met: _Met
+) -> dict[int, tuple[int, ...]]:
+    """Who had not come as far as a collective, of processes that lack calls but say how far they came."""
+    called = {(id(groups[process.rank, name]), process.rank): each.called
+              for process in processes for name, each in process.reached.items()
+              if not process.complete and (process.rank, name) in groups}  # fmt: skip
+    missing: dict[int, tuple[int, ...]] = {}
+    for number in range(len(met.order)) if called else ():
+        rows = met.end_row[met.first[number] : met.first[number + 1]]
+        event = table.firsts[table.like[rows[0]]]
+        assert isinstance(event, Collective)
+        group, seq, here = groups[event.rank, event.group], int(table.seq[rows[0]]), set(table.rank[rows].tolist())
+        late = (rank for rank in group.members if called.get((id(group), rank), seq) < seq and rank not in here)
+        if absent := {*late, *met.missing.get(number, ())}:
+            missing[number] = tuple(sorted(absent))
+    return missing
 
 
 def _exchanges(table: EventTable, rows: Rows, group: Rows) -> Rows:
@@ -153,7 +178,7 @@ class _Channel(NamedTuple):
     tag: int
 
 
-def _sends(table: EventTable, groups: dict[tuple[int, str], Group], complete: set[int]) -> tuple[_Met, _Met]:
+def _sends(table: EventTable, groups: Groups, complete: set[int]) -> tuple[_Met, _Met]:
     """The calls that stay alone, as they were refused or no rank is the peer; and all others."""
     rows = np.flatnonzero(table.is_a(PointToPoint))
     channels = [
@@ -235,10 +260,10 @@ def _numbered(values: Sequence[Any], by: Callable[[Any], Any] = lambda value: va
 # What operations with the same ends share -----------------------------------------------------------------------------
 
 
-def _likes(table: EventTable, groups: dict[tuple[int, str], Group], first: Rows, ends: Rows) -> tuple[Rows, list[Like]]:
-    """Which of the `Like` each operation is, and these."""
+def _likes(table: EventTable, groups: Groups, first: Rows, ends: Rows) -> tuple[Rows, list[Operation]]:
+    """What operations with the same ends share, and which of these each operation is like."""
     counts, of_ends = np.diff(first), table.like[ends]
-    like, likes = np.empty(len(counts), np.intp), list[Like]()
+    like, likes = np.empty(len(counts), np.intp), list[Operation]()
     for count in np.unique(counts).tolist():
         mine = np.flatnonzero(counts == count)
         keys = of_ends[first[mine][:, None] + np.arange(count)]
@@ -251,14 +276,16 @@ def _likes(table: EventTable, groups: dict[tuple[int, str], Group], first: Rows,
     return like, likes
 
 
-def _like(ends: Sequence[Collective | PointToPoint], groups: dict[tuple[int, str], Group]) -> Like:
+def _like(ends: Sequence[Collective | PointToPoint], groups: Groups) -> Operation:
     first = ends[0]
     group = groups[first.rank, first.group]
     if isinstance(first, PointToPoint):
         sender, receiver = sides(first, group)
-        return Like(
+        return Operation(
             op="send" if sender is not None and receiver is not None else first.op,
             group=group,
+            seq=0,
+            ends=(),
             misfit=_misfit_of_send(first, ends[1]) if len(ends) == 2 else None,
             sender=sender,
             receiver=receiver,
@@ -267,7 +294,8 @@ def _like(ends: Sequence[Collective | PointToPoint], groups: dict[tuple[int, str
     calls = [end for end in ends if isinstance(end, Collective)]
     ops = list(dict.fromkeys([end.op for end in calls]))
     role = next((end for end in calls if end.inputs), first).role
-    return Like(op="/".join(ops), group=group, misfit=_misfit_of_calls(calls, ops), role=role)
+    misfit = _misfit_of_calls(calls, ops)
+    return Operation(op="/".join(ops), group=group, seq=0, ends=(), misfit=misfit, role=role)
 
 
 def _misfit_of_send(send: End, recv: End) -> Reason | None:

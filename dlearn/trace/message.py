@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Literal
 
 import msgspec
@@ -11,6 +10,7 @@ import msgspec
 from dlearn.trace.event import Bucket, Collective, Event, PointToPoint, TensorInfo
 from dlearn.trace.rpc.rpc_exchange import RpcExchange
 from dlearn.trace.source import ServiceCall
+from dlearn.trace.wiring import Wiring
 from dlearn.trace.wording import (
     EVERY_PARAMETER,
     Reason,
@@ -21,8 +21,6 @@ from dlearn.trace.wording import (
     tensors_text,
 )
 
-_error = attrgetter("error")
-
 How = Literal["observed", "derived", "inferred", "missing"]
 
 
@@ -32,12 +30,16 @@ def family_of_op(op: str) -> str:
 
 
 class Group(msgspec.Struct, frozen=True):
-    """A process group as the whole job sees it: `members[i]` is the rank (of the trace) of group rank `i`."""
+    """A process group as the whole job sees it: `members[i]` is the rank (of the trace) of group rank `i`.
+
+    `wiring` is what NCCL's log says of it; None where there is none.
+    """
 
     name: str
     backend: str
     members: tuple[int, ...]
     default: bool
+    wiring: Wiring | None = None
 
 
 class RpcEnd(Event, tag="rpc end", frozen=True, kw_only=True):
@@ -187,7 +189,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def failed(self) -> bool:
-        return any(map(_error, self.ends))
+        return any(end.failed for end in self.ends)
 
     @property
     def refused(self) -> bool:

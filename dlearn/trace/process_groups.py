@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from itertools import count
 
 import msgspec
 
-from dlearn.trace.event import Collective, Event, GroupFact, PointToPoint
+from dlearn.trace.event import Collective, Event, GroupFact, Line, PointToPoint
 from dlearn.trace.message import Group
 from dlearn.trace.process import Process
+from dlearn.trace.wiring import Wiring
 
 _set = msgspec.structs.force_setattr
 
 
-def agree_on_names(processes: Sequence[Process], events: Iterable[Event]) -> tuple[Process, ...]:
-    """The processes, and in place the events, with one name for each group: a process counts those of one name that it
-    has seen itself, so that one that was made again may be "1~2" for one member and "1" for another."""
+def agree_on_names(processes: Sequence[Process], events: Iterable[Event]) -> None:
+    """Give each group one name, in place: a process counts those of one name that it has seen itself, so that one that
+    was made again may be "1~2" for one member and "1" for another."""
     members: dict[str, list[tuple[int, str]]] = defaultdict(list)
     taken: set[str] = set()
     for process in processes:
@@ -33,27 +34,21 @@ def agree_on_names(processes: Sequence[Process], events: Iterable[Event]) -> tup
             name += "~2"
         taken.add(name)
         names |= {end: name for end in ends if end[1] != name}
-    if not names:
-        return tuple(processes)
-    for event in events:
-        if isinstance(event, Collective | PointToPoint) and (event.rank, event.group) in names:
-            _set(event, "group", names[event.rank, event.group])
-    return tuple(
-        _renamed(process, {old: new for (rank, old), new in names.items() if rank == process.rank})
-        for process in processes
-    )
 
+    def rename(line: Line, rank: int, *fields: str) -> None:
+        for field in fields:
+            old = getattr(line, field)
+            _set(line, field, names.get((rank, old), old))
 
-def _renamed(process: Process, names: dict[str, str]) -> Process:
-    facts = (
-        msgspec.structs.replace(fact, name=names.get(fact.name, fact.name), within=names.get(fact.within, fact.within))
-        for fact in process.groups.values()
-    )
-    sockets = {
-        number: msgspec.structs.replace(each, group=names.get(each.group, each.group))
-        for number, each in process.sockets.items()
-    }
-    return replace(process, groups={fact.name: fact for fact in facts}, sockets=sockets)
+    for event in events if names else ():
+        if isinstance(event, Collective | PointToPoint):
+            rename(event, event.rank, "group")
+    for process in processes if names else ():
+        for fact in process.groups.values():
+            rename(fact, process.rank, "name", "within")
+        for socket in process.sockets.values():
+            rename(socket, process.rank, "group")
+        process.groups = {fact.name: fact for fact in process.groups.values()}
 
 
 def join_groups(processes: Sequence[Process]) -> dict[tuple[int, str], Group]:
@@ -63,36 +58,37 @@ def join_groups(processes: Sequence[Process]) -> dict[tuple[int, str], Group]:
         for fact in process.groups.values():
             same = facts[fact.name, fact.ranks, fact.size, process.header.restart]
             same.setdefault(fact.rank, (process.rank, fact))
-    rank_of = _GlobalRanks(processes)
+    absent = (
+        ranks[i] if ranks else i for (_, ranks, size, _), found in facts.items() for i in range(size) if i not in found
+    )
+    rank_of = _ranks_in_trace(absent, processes)
+    wired_by = {process.rank: process.wired for process in processes}
     joined: dict[tuple[int, str], Group] = {}
     for (name, ranks, size, _), found in facts.items():
         # Of a member that wrote no line about the group, the others know its global rank.
         members = tuple(found[i][0] if i in found else rank_of[ranks[i] if ranks else i] for i in range(size))
         fact = next(iter(found.values()))[1]
-        group = Group(name, fact.backend, members, fact.default)
+        wired = {i: one for i, (rank, _) in found.items() if (one := wired_by[rank].get(name)) is not None}
+        group = Group(name, fact.backend, members, fact.default, Wiring(wired) if wired else None)
         for rank, _ in found.values():
             joined[rank, name] = group
     return joined
 
 
-class _GlobalRanks(dict[int, int]):
-    """Global rank -> rank in the trace: as its process says, else the same number, else the next free one."""
-
-    def __init__(self, processes: Sequence[Process]) -> None:
-        for process in processes:
-            for fact in process.groups.values():
-                if fact.default and process.rank not in self.values():
-                    self.setdefault(fact.rank, process.rank)
-        self._taken = set(self.values())
-        self._next = max((process.rank for process in processes), default=-1) + 1
-
-    def __missing__(self, global_rank: int) -> int:
-        rank = global_rank
-        while rank in self._taken:
-            rank, self._next = self._next, self._next + 1
-        self._taken.add(rank)
-        self[global_rank] = rank
-        return rank
+def _ranks_in_trace(absent: Iterable[int], processes: Sequence[Process]) -> dict[int, int]:
+    """Global rank -> rank in the trace: as its process says; of the absent the same number, or the next free one."""
+    known: dict[int, int] = {}
+    for process in processes:
+        for fact in process.groups.values():
+            if fact.default and process.rank not in known.values():
+                known.setdefault(fact.rank, process.rank)
+    free = count(max((process.rank for process in processes), default=-1) + 1)
+    taken = set(known.values())
+    for each in absent:
+        if each not in known:
+            known[each] = each if each not in taken else next(rank for rank in free if rank not in taken)
+            taken.add(known[each])
+    return known
 
 
 def member(group: Group, index: int | None) -> int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import get_args
 
 import numpy as np
@@ -11,7 +10,7 @@ from dlearn.errors import TraceError
 from dlearn.trace.event import Event, Span
 from dlearn.trace.job_facts import AnyLine
 from dlearn.trace.rpc.rpc_kinds import Rpc
-from dlearn.trace.source import UnknownEvent, in_use
+from dlearn.trace.source import in_use
 from dlearn.trace.tables.event_table import Column, EventTable, Mask
 from dlearn.trace.tables.operation_table import OperationTable
 
@@ -22,27 +21,21 @@ FAMILIES = tuple(dict.fromkeys(kind.split()[0] for kind in KINDS))
 
 
 def kind_of(event: Event) -> str:
-    return event.unknown if isinstance(event, UnknownEvent) else str(type(event).__struct_config__.tag)
-
-
-def family_of(event: Event) -> str:
-    return kind_of(event).split()[0]
+    return str(type(event).__struct_config__.tag)
 
 
 def is_of(event: Event, kind: str) -> bool:
     """Whether it is of this kind, or of this family of kinds."""
-    return kind in (kind_of(event), family_of(event))
+    own = kind_of(event)
+    return kind in (own, own.split()[0])
 
 
-def check_kind(kind: str | None, events: Iterable[Event]) -> None:
-    """TraceError if it is none of dlearn's own kinds, of those of a Source in use here, nor of those of `events`."""
-    if kind is None or kind in (*KINDS, *FAMILIES):
-        return
-    others = {kind.tag: None for source in in_use.values() for kind in source.kinds}
-    others |= dict.fromkeys(name for event in events for name in (kind_of(event), family_of(event)))
-    if kind not in others:
-        known = ", ".join(dict.fromkeys((*KINDS, *FAMILIES, *others)))
-        raise TraceError(f"there is no kind {kind!r} of events; the kinds are: {known}")
+def check_kind(kind: str) -> None:
+    """TraceError if it is none of dlearn's own kinds, nor of those of a Source in use here."""
+    others = [each.tag for source in in_use.values() for each in source.kinds]
+    known = dict.fromkeys((*KINDS, *FAMILIES, *others, *(tag.split()[0] for tag in others)))
+    if kind not in known:
+        raise TraceError(f"there is no kind {kind!r} of events; the kinds are: {', '.join(known)}")
 
 
 # Spans ----------------------------------------------------------------------------------------------------------------

@@ -3,12 +3,11 @@
 docs/new-recorder.md walks through one, dlearn/sources/tcp_store.py.
 
 A file names the kinds of a Source that is not dlearn's own, with their columns, before the first event of them. Who
-reads it and has the Source installed gets its classes; anybody else an `UnknownEvent` for each.
+reads it and has not installed the Source is told how many events were left out.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import msgspec
 
 from dlearn.errors import SetupError
-from dlearn.trace.event import NOT_OBSERVED, Collective, Event, Line, TensorInfo
+from dlearn.trace.event import Collective, Event, Line, TensorInfo
 
 if TYPE_CHECKING:
     from dlearn.trace.trace import Trace
@@ -168,69 +167,20 @@ class SourceFact(Line, tag="source", frozen=True, kw_only=True):
     kinds: dict[str, KindFact]
 
 
-class UnknownEvent(Event, tag="unknown", frozen=True, kw_only=True):
-    """An event of a Source that is not installed here. `unknown` is its kind; `columns` are its own, as in the file."""
-
-    source: str
-    unknown: str
-    lasts: bool
-    columns: dict[str, Any]
-
-    @property
-    def pending(self) -> bool:
-        """Started, should end, and nobody has seen the end."""
-        return self.lasts and self.end_ns is None and self.ended_by != NOT_OBSERVED
-
-
-Make = Callable[[dict[str, Any]], Event]
-"""Makes an event of the columns of a line. Raises ValueError where they are damaged."""
-
-
 def describe(source: Source) -> SourceFact:
     """What a file says of a Source before its first event."""
     facts = {kind.tag: KindFact(kind.columns.__struct_fields__, kind.columns.ends) for kind in source.kinds}
     return SourceFact(name=source.name, kinds=facts)
 
 
-def makers(fact: SourceFact) -> dict[str, Make]:
-    """How events of these kinds are read here: into the Source's own classes, if it is installed with these columns."""
+def classes(fact: SourceFact) -> dict[str, type[Event] | str]:
+    """The classes of these kinds; the Source's name where it is not installed here with the same columns."""
     source = in_use.get(fact.name)
     if source is None:
         with suppress(SetupError):
             source = find(fact.name) if ":" not in fact.name else None  # A file is to name no module to load.
-    own = {kind.tag: kind.columns for kind in source.kinds} if source is not None else {}
-    made: dict[str, Make] = {}
-    for tag, kind in fact.kinds.items():
-        columns = own.get(tag)
-        known = columns is not None and columns.__struct_fields__ == kind.columns
-        made[tag] = _maker(columns) if known and columns is not None else _maker_of_unknown(fact.name, tag, kind)
-    return made
-
-
-def _maker(columns: type[Event]) -> Make:
-    return lambda fields: msgspec.convert(fields, columns)
-
-
-def _maker_of_unknown(source: str, tag: str, kind: KindFact) -> Make:
-    def make(fields: dict[str, Any]) -> Event:
-        own = {name: value for name, value in fields.items() if name not in _COMMON}
-        if not own.keys() <= set(kind.columns):
-            raise ValueError(f"an event of kind {tag[:40]!r} with other columns than the file has said")
-        common = {name: fields[name] for name in fields.keys() & set(Event.__struct_fields__)}
-        facts = {"source": source, "unknown": tag, "lasts": kind.ends, "columns": own}
-        return msgspec.convert(common | facts, UnknownEvent)
-
-    return make
-
-
-_COMMON = {"kind", *Event.__struct_fields__}
-
-
-def problems_of(events: Iterable[Event]) -> list[str]:
-    """How many events are of kinds that are not known here, in a sentence for each kind."""
-    counts = Counter((event.source, event.unknown) for event in events if isinstance(event, UnknownEvent))
-    return [
-        f"{count:,} events of the unknown kind {kind!r} are kept, and not explained: their source {name!r} is not"
-        " installed here"
-        for (name, kind), count in counts.items()
-    ]
+    found: dict[str, type[Event] | str] = dict.fromkeys(fact.kinds, fact.name)
+    for kind in source.kinds if source is not None else ():
+        if kind.tag in fact.kinds and fact.kinds[kind.tag].columns == kind.columns.__struct_fields__:
+            found[kind.tag] = kind.columns
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from copy import copy
 from dataclasses import dataclass, field
@@ -13,26 +14,17 @@ import msgspec
 import numpy as np
 
 from dlearn.errors import TraceError
+from dlearn.trace import event as seen
 from dlearn.trace import job_facts
-from dlearn.trace.ends import learn
-from dlearn.trace.event import (
-    FORMATS,
-    NOT_OBSERVED,
-    End,
-    Event,
-    Footer,
-    GroupFact,
-    Header,
-    NotMeasured,
-    RpcReply,
-    Socket,
-    Worker,
-)
-from dlearn.trace.job_facts import AnyLine, ClockReading, DeviceReading, DeviceTime, Peer, Place, Switched
+from dlearn.trace.event import FORMATS, NOT_OBSERVED, Collective, End, Event, Footer, Header, PointToPoint
+from dlearn.trace.job_facts import AnyLine, DeviceTime
+from dlearn.trace.mpi_facts import ANY_TAG, Probe
+from dlearn.trace.printable import is_plain, printable, printable_all
 from dlearn.trace.short_events import Damage, fill_in_ends, split, table_of, take_out
 from dlearn.trace.short_lines import ENDED_BY, REPEATED
-from dlearn.trace.source import Make, SourceFact, makers
+from dlearn.trace.source import ServiceCall, SourceFact, classes
 from dlearn.trace.tables.event_table import UNSEEN, EventTable, find, of_events
+from dlearn.trace.wiring import Wired
 from dlearn.trace.writer import MAX_LINE_BYTES
 
 UNLISTED_MEMBERS = 256
@@ -55,19 +47,25 @@ class Recorded:
 
     path: Path
     header: Header
-    groups: dict[str, GroupFact] = field(default_factory=dict)
-    sockets: dict[int, Socket] = field(default_factory=dict)
-    worker: Worker | None = None
+    groups: dict[str, seen.GroupFact] = field(default_factory=dict)
+    sockets: dict[int, seen.Socket] = field(default_factory=dict)
+    worker: seen.Worker | None = None
     """Of a process that uses RPC: its name and id there."""
     not_measured: str = ""
     """Why the bytes on the wire are not known; empty where they are."""
-    place: Place | None = None
+    place: job_facts.Place | None = None
     """Where the program was when it had done nothing for a while."""
     exit_status: int | None = None
     """As the command that started it saw it; below 0 the signal that killed it. None where nobody knows."""
     stopped_ns: int | None = None
     """When its cluster stopped it, still at work, on its own clock: at the timeout, or after another rank's fault."""
-    network: Switched | None = None
+    network: job_facts.Switched | None = None
+    imported: job_facts.Imported | None = None
+    """Where the file was made from another tool's."""
+    reached: dict[str, job_facts.Reached] = field(default_factory=dict)
+    """How far it had come in a group, where another tool says so."""
+    wired: dict[str, Wired] = field(default_factory=dict)
+    """How NCCL has wired it in a group, where NCCL's log says so."""
     footer: Footer | None = None
     complete: bool = True
     """Whether every line that it wrote is here. If not, a call that is not here may still have been made."""
@@ -87,13 +85,15 @@ class ProcessFile(Recorded):
     """Those that short lines may be like, as they began."""
     short: EventTable = field(default_factory=lambda: of_events(()))
     """Those of short lines, by number."""
-    kinds: dict[str, Make] = field(default_factory=dict)
-    """Of Sources that are not dlearn's own."""
+    kinds: dict[str, type[Event] | str] = field(default_factory=dict)
+    """Of Sources that are not dlearn's own: the class, or the name of a Source that is not installed here."""
+    unknown: dict[int, str] = field(default_factory=dict)
+    """The numbers of the events that were left out for that, and their kinds."""
     joined: set[str] = field(default_factory=set)
     """Where the process met others: what they all called their job there."""
-    clocks: list[ClockReading] = field(default_factory=list)
-    peers: dict[int, Peer] = field(default_factory=dict)
-    device_clocks: list[DeviceReading] = field(default_factory=list)
+    clocks: list[job_facts.ClockReading] = field(default_factory=list)
+    peers: dict[int, job_facts.Peer] = field(default_factory=dict)
+    device_clocks: list[job_facts.DeviceReading] = field(default_factory=list)
     device_times: list[DeviceTime] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -140,7 +140,7 @@ def _read_lines(file: ProcessFile, blocks: Iterable[bytes]) -> tuple[Damage, int
         ends.append(block.ends)
         for number, line in block.others.items():
             try:
-                decoded = _decode_line(line, file.kinds)
+                decoded = _decode_line(line, file)
                 if isinstance(decoded, End | DeviceTime):
                     later.append((number, decoded))
                 else:
@@ -163,13 +163,6 @@ def _read_lines(file: ProcessFile, blocks: Iterable[bytes]) -> tuple[Damage, int
         except ValueError as error:
             damage[number] = _why(error)
     return damage, read
-
-
-def printable(text: str) -> str:
-    """`text` on one line: control characters, marks that turn the direction of writing and the like are escaped."""
-    if text.isprintable():
-        return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _lost(file: ProcessFile, damaged: list[str], lines: int) -> list[str]:
@@ -220,44 +213,33 @@ def _blocks(path: Path) -> Iterator[bytes]:
         raise TraceError(printable(f"{path}: cannot be read: {error.strerror}")) from None
 
 
-def _is_plain(data: bytes) -> bool:
-    """Whether no string in there needs a closer look: nothing is escaped, everything can be printed."""
-    if b"\\" in data:
-        return False
-    if data.isascii():
-        return b"\x7f" not in data  # Any other control character is damage to a JSON string.
-    try:
-        return data.decode().replace("\n", "").isprintable()
-    except UnicodeDecodeError:
-        return False
-
-
-def _decode_line(line: bytes, kinds: dict[str, Make]) -> AnyLine | Event:
+def _decode_line(line: bytes, file: ProcessFile) -> AnyLine | Event | None:
+    """None for an event of a Source that is not installed here."""
     if len(line) > MAX_LINE_BYTES or not line.endswith(b"\n"):
         raise ValueError
     if line.startswith(b"["):
         raise ValueError("a line of numbers has six of them, or three")
-    decoded: AnyLine
-    if kinds and (make := kinds.get(_kind_of_line(line))) is not None:
-        return make(_printable_all(msgspec.json.decode(line)))
-    if _is_plain(line):
-        decoded = _decoder.decode(line)
-    else:
-        decoded = msgspec.convert(_printable_all(msgspec.json.decode(line)), AnyLine)
-    return decoded
+    if not file.kinds and is_plain(line):
+        plain: AnyLine = _decoder.decode(line)
+        return plain
+    fields = printable_all(msgspec.json.decode(line))
+    kind = str(fields.get("kind")) if isinstance(fields, dict) else ""
+    columns: Any = file.kinds.get(kind, AnyLine)
+    if not isinstance(columns, str):
+        found: AnyLine | Event = msgspec.convert(fields, columns)
+        return found
+    event = msgspec.convert(fields | {"kind": "Event"}, Event)
+    file.unknown[event.number] = kind
+    return None
 
 
-class _Kind(msgspec.Struct):
-    """What any line has."""
-
-    kind: str
-
-
-_kind = msgspec.json.Decoder(_Kind)
-
-
-def _kind_of_line(line: bytes) -> str:
-    return printable(_kind.decode(line).kind)
+def left_out(files: Iterable[ProcessFile]) -> list[str]:
+    """How many events are of kinds that are not known here, in a sentence for each kind."""
+    counts = Counter((kind, file.kinds[kind]) for file in files for kind in file.unknown.values())
+    return [
+        f"{count:,} events of the kind {kind!r} are left out: their source {source!r} is not installed here"
+        for (kind, source), count in counts.items()
+    ]
 
 
 def _why_damaged(line: bytes, error: Exception) -> str:
@@ -268,18 +250,6 @@ def _why_damaged(line: bytes, error: Exception) -> str:
 
 def _why(error: Exception) -> str:
     return f": {str(error)[:120]}"
-
-
-def _printable_all(value: Any) -> Any:
-    match value:
-        case str():
-            return printable(value)
-        case list():
-            return [_printable_all(each) for each in value]
-        case dict():
-            return {printable(key): _printable_all(each) for key, each in value.items()}
-        case _:
-            return value
 
 
 class _Version(msgspec.Struct, tag_field="kind", tag="header"):
@@ -293,7 +263,7 @@ def _read_header(path: Path, line: bytes | None) -> Header:
     if not line:
         raise TraceError(printable(f"{path}, line 1: the file is empty or no trace; expected a header line"))
     try:
-        fields = _printable_all(msgspec.json.decode(line))
+        fields = printable_all(msgspec.json.decode(line))
         version = msgspec.convert(fields, _Version)
         if version.format in FORMATS:
             return msgspec.convert(fields, Header)
@@ -306,7 +276,7 @@ def _read_header(path: Path, line: bytes | None) -> Header:
     )
 
 
-def _take(file: ProcessFile, line: AnyLine | Event) -> None:
+def _take(file: ProcessFile, line: AnyLine | Event | None) -> None:
     """Put one line where it belongs. Raises ValueError if it contradicts the lines before it."""
     match line:  # The most frequent first: there may be millions.
         case Event():
@@ -317,55 +287,59 @@ def _take(file: ProcessFile, line: AnyLine | Event) -> None:
             if file.footer is not None:
                 raise ValueError("a second footer")
             file.footer = line
-        case GroupFact():
+        case seen.GroupFact():
             _check_group(line)
             if file.groups.setdefault(line.name, line) != line:
                 raise ValueError(f"group {line.name[:40]!r} a second time, and different")
-        case Socket():
+        case seen.Socket():
             if file.sockets.setdefault(line.id, line) != line:
                 raise ValueError(f"socket {line.id} a second time, and different")
         case SourceFact():
             if not _OWN_KINDS.isdisjoint(line.kinds):
                 raise ValueError(f"source {line.name[:40]!r} has kinds that are dlearn's own")
-            file.kinds |= makers(line)
-        case Worker():
+            file.kinds |= classes(line)
+        case seen.Worker():
             file.worker = line  # After shutdown and init_rpc again, the last one.
-        case NotMeasured():
+        case seen.NotMeasured():
             file.not_measured = line.reason
         case job_facts.Joined():
             file.joined.add(line.job)
-        case ClockReading():
+        case job_facts.ClockReading():
             file.clocks.append(line)
-        case DeviceReading():
+        case job_facts.DeviceReading():
             file.device_clocks.append(line)
-        case Peer():
+        case job_facts.Peer():
             file.peers[line.rank] = line
-        case Place():
+        case job_facts.Place():
             if file.place is None or not file.place.ended:
                 file.place = line
         case job_facts.Exit():
             file.exit_status = line.status
         case job_facts.Stopped():
             file.stopped_ns = line.at_ns
-        case Switched():
+        case job_facts.Switched():
             file.network = line
+        case job_facts.Imported():
+            file.imported, file.complete = line, line.complete
+        case job_facts.Reached():
+            file.reached[line.group] = line
+        case Wired():
+            file.wired[line.group] = line
 
 
 def _take_later(file: ProcessFile, line: End | DeviceTime) -> None:
     """What is told of an event once all events are here. Raises ValueError if it contradicts them."""
     if isinstance(line, End):
         _end(file, line)
-    elif line.start_ns <= line.end_ns and (line.event in file.events or _is_short(file, line.event)):
+        return
+    is_short = find(np.array([line.event]), file.short.number)[1].any()
+    if line.start_ns <= line.end_ns and (line.event in file.events or is_short):
         file.device_times.append(line)
     else:
         raise ValueError(f"the time of event {line.event} on a GPU, which cannot be")
 
 
-def _is_short(file: ProcessFile, event: int) -> bool:
-    return bool(find(np.array([event]), file.short.number)[1][0])
-
-
-def _check_group(group: GroupFact) -> None:
+def _check_group(group: seen.GroupFact) -> None:
     if group.rank >= group.size or len(group.ranks) not in (0, group.size) or len(set(group.ranks)) < len(group.ranks):
         raise ValueError(f"group {group.name[:40]!r} contradicts itself")
     if not group.ranks and group.size > UNLISTED_MEMBERS:
@@ -380,12 +354,14 @@ def _begin(file: ProcessFile, event: Event) -> None:
     file.events[event.number] = event
     if type(event) in REPEATED and file.header.format > 4:
         file.firsts[event.number] = copy(event)
-    if isinstance(event, RpcReply) and event.run is not None and event.returned_ns is not None:
+    if isinstance(event, seen.RpcReply) and event.run is not None and event.returned_ns is not None:
         _end(file, End(event=event.run, by="return", at_ns=event.returned_ns))
 
 
 def _end(file: ProcessFile, end: End) -> None:
     event = file.events.get(end.event)
+    if end.event in file.unknown:
+        return
     if event is None:
         raise ValueError(f"the end of event {end.event}, which is not in the file")
     if event.end_ns is not None or event.ended_by:
@@ -397,4 +373,19 @@ def _end(file: ProcessFile, end: End) -> None:
         _set(event, "end_ns", end.at_ns)
     if end.error != event.error:
         _set(event, "error", end.error)
-    learn(event, end)
+    _learn(event, end)
+
+
+def _learn(event: Event, end: End) -> None:
+    """Fill in what only the end tells; what the start has said of peer and tag stays."""
+    if isinstance(event, PointToPoint | Probe):
+        if end.peer is not None and event.peer is None:
+            _set(event, "peer", end.peer)
+        if end.tag is not None and event.tag == ANY_TAG:
+            _set(event, "tag", end.tag)
+    if end.result is not None and isinstance(event, seen.RpcCall | seen.RpcWindow):
+        _set(event, "result", end.result)
+    if end.inputs and isinstance(event, Collective):
+        _set(event, "inputs", end.inputs)
+    if end.outputs and isinstance(event, Collective | PointToPoint | ServiceCall):
+        _set(event, "tensors" if isinstance(event, PointToPoint) else "outputs", end.outputs)

@@ -14,18 +14,19 @@ import numpy as np
 
 from dlearn.errors import TraceError
 from dlearn.shown import RankNames, Shown
-from dlearn.trace.attempts import attempts, refuse_two_jobs, strangers, without_copies, without_replaced
+from dlearn.trace import readers
+from dlearn.trace.attempts import attempts, refuse_two_jobs, strangers, without_replaced
 from dlearn.trace.clocks import Clock, align, clock_name, clock_problems
 from dlearn.trace.device_times import device_spans
 from dlearn.trace.event import Counters, Event, Span
 from dlearn.trace.matching import match
+from dlearn.trace.printable import printable
 from dlearn.trace.process import Process
 from dlearn.trace.process_groups import agree_on_names
 from dlearn.trace.rpc.rpc_kinds import Rpc, join_rpc
 from dlearn.trace.selecting import PHASES, begins_of_operations, caused_within, check_kind, is_of, kind_of
-from dlearn.trace.source import problems_of
-from dlearn.trace.store import ProcessFile, Recorded, printable, read
-from dlearn.trace.tables.event_table import Column, Events, EventTable, Mask, as_events, joined
+from dlearn.trace.store import ProcessFile, Recorded, left_out, read
+from dlearn.trace.tables.event_table import Column, Events, EventTable, Mask, joined, of_events
 from dlearn.trace.tables.operation_table import OperationTable
 from dlearn.trace.tables.operations import Operations
 
@@ -56,22 +57,22 @@ class Trace(Shown):
         if not folders:
             raise TraceError("Trace.load needs a folder: Trace.load('traces/ddp').")
         path = Path(folders[0])
-        files, problems = _read_all(folders)
+        files, problems = _read_any([Path(folder) for folder in folders])
+        problems += readers.notes([file.imported for file in files if file.imported is not None])
         refuse_two_jobs(path, files)
-        problems += [
-            printable(f"{file.path.name}: whether this process is of the job is not known: it met no other")
-            for file in strangers(files)
-        ]
+        for file in strangers(files):
+            problems.append(f"{file.path.name}: whether this process is of the job is not known: it met no other")
         files = _choose(attempts(files), attempt, problems)
         problems += [problem for file in files for problem in file.problems]
         world = _world_size(files)
         clocks = align(files)
         processes, events = _assign_ranks(files, world, problems, clocks)
         problems += _missing_processes(path, files, processes, world)
-        problems += problems_of(events.firsts) if any(file.kinds for file in files) else []
+        problems += left_out(files)
         trace = cls(path, processes, Events(events))
-        problems += clock_problems(trace.processes, trace.matches) if len(clocks) > 1 else []
-        object.__setattr__(trace, "problems", tuple(problems))  # Frozen for everybody else; it is still being made.
+        problems += clock_problems(trace.processes, trace.met) if len(clocks) > 1 else []
+        # Frozen for everybody else; it is still being made.
+        object.__setattr__(trace, "problems", tuple(map(printable, problems)))
         return trace
 
     def __post_init__(self) -> None:
@@ -80,7 +81,8 @@ class Trace(Shown):
             table = self.selected_from.table
             rows = sorted(table.row_of(event.rank, event.number) for event in events)
             events = Events(table, np.array(rows, np.intp))
-        object.__setattr__(self, "events", as_events(events))  # Frozen for everybody else.
+        rows_of_table = events if isinstance(events, Events) else Events(of_events(tuple(events)))
+        object.__setattr__(self, "events", rows_of_table)  # Frozen for everybody else.
 
     @property
     def table(self) -> EventTable:
@@ -177,7 +179,8 @@ class Trace(Shown):
         """The events of this kind ("collective", "p2p", "rpc", ...), op ("all_reduce"), phase ("backward"), and of this
         rank or these (numbers or names). An operation that has one of them stays whole, with its ends on other ranks.
         """
-        check_kind(kind, self.table.firsts)
+        if kind is not None:
+            check_kind(kind)
         if phase is not None and phase not in (*PHASES, *self.whole.phases):
             raise TraceError(f"there is no phase {phase!r}; the phases are: {', '.join(PHASES)}")
         chosen = self.rows.table.of_firsts(
@@ -188,7 +191,8 @@ class Trace(Shown):
             )
         )
         if rank is not None:
-            chosen &= np.isin(self.table.rank, [self._number(each) for each in _several(rank)])
+            several = (rank,) if isinstance(rank, int | str) else rank
+            chosen &= np.isin(self.table.rank, [self._number(each) for each in several])
         return self._keep(self.rows.where(chosen))
 
     def within(self, span: str) -> Trace:
@@ -248,7 +252,7 @@ class Trace(Shown):
             kinds[kind_of(first)] += count
         events = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common()) or "no events"
         names = _some([process.label for process in self.processes])
-        dead = [process.label for process in self.processes if not process.closed]
+        dead = [each.label for each in self.processes if not each.closed and each.imported is None]
         yield f"Trace of {len(self.processes)} processes ({names}): {events}"
         if dead:
             yield f"  died, or still runs: {_some(dead)}"
@@ -259,12 +263,20 @@ class Trace(Shown):
 _NAMES_SHOWN = 8
 
 
-def _several(rank: int | str | Collection[int | str]) -> Collection[int | str]:
-    return (rank,) if isinstance(rank, int | str) else rank
-
-
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
+
+
+def _read_any(paths: Sequence[Path]) -> tuple[list[ProcessFile], list[str]]:
+    """Our own files there, with NCCL's log beside them, or what another tool's files hold."""
+    if readers.is_own(paths):
+        logs = [path for path in paths if path.suffix != ".jsonl" and os.path.isfile(path)]
+        files, problems = _read_all([path for path in paths if path not in logs])
+        return files, problems + (readers.beside(logs, files) if logs else [])
+    with readers.room() as folder:
+        not_told = readers.translate(paths, Path(folder))
+        files, problems = _read_all([folder])
+    return files, problems + not_told
 
 
 def _read_all(folders: Sequence[str | os.PathLike[str]]) -> tuple[list[ProcessFile], list[str]]:
@@ -279,7 +291,7 @@ def _read_all(folders: Sequence[str | os.PathLike[str]]) -> tuple[list[ProcessFi
                 )
             for name in sorted(path.glob("*.jsonl")):
                 if name.is_file() and name.stat().st_size == 0:
-                    problems.append(printable(f"{name.name} is empty: its process died before it could write"))
+                    problems.append(f"{name.name} is empty: its process died before it could write")
                 else:
                     files.append(read(name))
         except OSError as error:
@@ -287,7 +299,9 @@ def _read_all(folders: Sequence[str | os.PathLike[str]]) -> tuple[list[ProcessFi
     if not files:
         where = ", ".join(str(folder) for folder in folders)
         raise TraceError(printable(f"{where} holds no trace: there is no .jsonl file with a line in it."))
-    return without_replaced(without_copies(files)), problems
+    # Folders of several hosts may hold copies of the same file.
+    different = {(file.header.job, file.path.name): file for file in files}
+    return without_replaced(list(different.values())), problems
 
 
 def _choose(found: list[list[ProcessFile]], attempt: int | None, problems: list[str]) -> list[ProcessFile]:
@@ -313,7 +327,7 @@ def _world_size(files: list[ProcessFile]) -> int:
 def _assign_ranks(
     files: list[ProcessFile], world: int, problems: list[str], clocks: dict[str, Clock]
 ) -> tuple[tuple[Process, ...], EventTable]:
-    """Give each process its rank: the cluster's or launcher's (recorder/headers.py), else the default group's, else the
+    """Give each process its rank: the cluster's or launcher's (recorder/), else the default group's, else the
     next number that nobody can have."""
     taken: dict[int, ProcessFile] = {}
     strays: list[ProcessFile] = []
@@ -322,11 +336,12 @@ def _assign_ranks(
         if rank is None or rank in taken:
             if rank is not None:
                 other = taken[rank].path.name
-                problems.append(printable(f"{file.path.name}: says that it is rank {rank}, as {other} does"))
+                problems.append(f"{file.path.name}: says that it is rank {rank}, as {other} does")
             strays.append(file)
         else:
             taken[rank] = file
-    labels = {rank: file.header.name or _worker_name(file) or f"rank {rank}" for rank, file in taken.items()}
+    workers = {rank: file.worker.name for rank, file in taken.items() if file.worker is not None}
+    labels = {rank: file.header.name or workers.get(rank) or f"rank {rank}" for rank, file in taken.items()}
     for file in strays:
         rank = max(world - 1, *taken) + 1 if taken else world
         taken[rank] = file
@@ -343,12 +358,8 @@ def _assign_ranks(
         )
         for rank, file in sorted(taken.items())
     )
-    return agree_on_names(processes, table.firsts), table
-
-
-def _worker_name(file: ProcessFile) -> str:
-    """A process that uses RPC goes by its name there."""
-    return file.worker.name if file.worker is not None else ""
+    agree_on_names(processes, table.firsts)
+    return processes, table
 
 
 def _own_rank(file: ProcessFile) -> int | None:
@@ -374,4 +385,4 @@ def _missing_processes(path: Path, files: list[ProcessFile], processes: tuple[Pr
     peers = {rank: peer for file in files for rank, peer in file.peers.items() if rank in absent}
     places = [f"rank {rank}'s is {peer.path} on host {peer.host}" for rank, peer in sorted(peers.items())]
     hint = f"{'; '.join(places)}: copy it here" if places else "if it ran on another host, copy its file here"
-    return [printable(f"{found} ({hint})")]
+    return [f"{found} ({hint})"]

@@ -11,9 +11,8 @@ import msgspec
 from dlearn.shown import first_few
 from dlearn.trace.event import Bucket, RpcWindow, TensorInfo
 from dlearn.trace.mpi_facts import PICKLED
-from dlearn.trace.rpc.rpc_board import ACCEPT, BACKWARD, CLEANUP, DELETE, FETCH, FORK, FORWARD
-from dlearn.trace.rpc.rpc_exchange import RpcExchange
-from dlearn.trace.rpc.rpc_kinds import answer_of, kind_of_reply
+from dlearn.trace.rpc import rpc_exchange as rpc
+from dlearn.trace.rpc.rpc_exchange import BACKWARD, FETCH, FORWARD, RpcExchange, answer_of, kind_of_reply
 
 NONE_PICKLED = 4
 """Bytes of `None`, pickled."""
@@ -44,6 +43,9 @@ class ReasonKind(Enum):
     SOURCE_SAYS = "{}"
     MPI_CHOOSES = "MPI's library chooses how, and does not say"
     NO_SCHEDULE = "no schedule of {}'s {} is known here yet"
+    RING_UNKNOWN = "NCCL's log does not hold a whole ring of this group"
+    RAN_OTHERWISE = "NCCL chose {} for it, and no ring"
+    SWITCH_OR_RING = "NCCL may have let a switch add up (NVLS), and the log does not say what it chose"
     LONG_SCHEDULE = "its schedule has more than {} messages"
     SPARSE_SUMS = "gloo first adds up what a sparse tensor has twice; how much is left is not recorded"
     SPARSE_UNSEEN = "how many values the ranks whose calls are not recorded had is not known"
@@ -89,17 +91,11 @@ def tensor_text(tensor: TensorInfo, dimensions: Sequence[int | str] = ()) -> str
     if tensor.dtype == PICKLED:
         return "Python object"
     sparse = "sparse " if tensor.sparse else ""
-    return f"{sparse}{tensor.dtype}{_shape_text(dimensions or tensor.shape)}"
+    sizes = ", ".join(map(str, dimensions or tensor.shape))
+    return f"{sparse}{tensor.dtype}[{sizes}]"
 
 
-def _shape_text(dimensions: Sequence[int | str]) -> str:
-    return f"[{', '.join(map(str, dimensions))}]"
-
-
-# Of a million calls only a few differ: their texts are made once, and kept once.
-
-
-@lru_cache
+@lru_cache  # Of a million calls only a few differ.
 def tensors_text(tensors: tuple[TensorInfo, ...]) -> str:
     """ "float32[8, 3], int64[8]": the first few."""
     return first_few([tensor_text(each) for each in tensors], TENSORS_NAMED)
@@ -114,10 +110,10 @@ def bucket_text(bucket: Bucket, most: int = EVERY_PARAMETER) -> str:
 # RPC ------------------------------------------------------------------------------------------------------------------
 
 _ROLES = {
-    ACCEPT: "the owner of an RRef takes note of a new copy of it",
-    FORK: "a user asks the owner of an RRef for a copy of its own",
-    DELETE: "a copy of an RRef is gone",
-    CLEANUP: "the autograd context ends",
+    rpc.ACCEPT: "the owner of an RRef takes note of a new copy of it",
+    rpc.FORK: "a user asks the owner of an RRef for a copy of its own",
+    rpc.DELETE: "a copy of an RRef is gone",
+    rpc.CLEANUP: "the autograd context ends",
     BACKWARD: "gradient",
     FETCH: "fetch the value of an RRef",
     "RREF_ACK": "understood",

@@ -62,15 +62,6 @@ class Writer:
                 f"{self.path} exists already: this process is being recorded there, or was. Give another folder."
             ) from None
 
-    def _begin(self, line: Line | bytes) -> bool:
-        """Make the file that has waited for this line. A footer alone is no reason."""
-        header, self._waiting = self._waiting, None
-        if header is None or isinstance(line, Footer):
-            return False
-        self._open()
-        self.write(header)
-        return True
-
     def event(self, kind: type[Event], facts: dict[str, Any]) -> None:
         """Append an event; one that is like another before it as a short line. Raises OSError as `write` does."""
         short, alike = self._remembered.begin(kind, facts)
@@ -89,8 +80,12 @@ class Writer:
 
     def _write(self, line: Line | bytes) -> bool:
         """Whether it stands in the file."""
-        if self._fd is None and not self._begin(line):
-            return False
+        if self._fd is None:
+            header, self._waiting = self._waiting, None
+            if header is None or isinstance(line, Footer):
+                return False  # A footer alone is no reason to make the file that has waited for a line.
+            self._open()
+            self.write(header)
         data = line if isinstance(line, bytes) else _encode(line) + b"\n"
         # Without the header the file is no trace, and the footer says how much is not in it: these two always fit.
         if len(data) > self._room and not isinstance(line, Header | Footer):

@@ -22,8 +22,8 @@ from dlearn.join.gloo_schedules import SEGMENT_BYTES
 from dlearn.join.joining import operations
 from dlearn.join.unrolling import why_unknown
 from dlearn.shown import Table, count_text
-from dlearn.trace.event import Collective, PointToPoint, TensorInfo
-from dlearn.trace.message import End, Operation
+from dlearn.trace.event import Collective, PointToPoint
+from dlearn.trace.message import Operation
 from dlearn.trace.trace import Trace
 
 Bytes = float | Fraction
@@ -182,20 +182,24 @@ class _Plan:
 
     @property
     def item_bytes(self) -> int:
-        tensors = [tensor for each in self.unit.operations for end in each.ends for tensor in _tensors(end)]
+        ends = [end for each in self.unit.operations for end in each.ends]
+        tensors = [
+            tensor
+            for end in ends
+            for tensor in ((*end.inputs, *end.outputs) if isinstance(end, Collective) else end.tensors)
+        ]
         return max((each.logical_bytes // prod(each.shape) for each in tensors if prod(each.shape)), default=1)
 
     @property
     def is_filled_up(self) -> bool:
         """Whether the tensor was made longer, to have equal chunks: by less than an item in each message."""
         sent = {rank: self.seen.bytes_from(rank=rank) for rank in self.unit.members}
+        messages: Counter[int] = Counter()
+        for (src, _), count in self.seen.message_count.items():
+            messages[src] += count
         return len({*sent.values()}) == 1 and all(
-            0 <= sent[rank] - wanted < self.item_bytes * self.messages_from(rank)
-            for rank, wanted in (self.wanted or {}).items()
+            0 <= sent[rank] - wanted < self.item_bytes * messages[rank] for rank, wanted in (self.wanted or {}).items()
         )
-
-    def messages_from(self, rank: int) -> int:
-        return sum(count for (src, _), count in self.seen.message_count.items() if src == rank)
 
 
 def _plan(unit: Unit, bytes_per_rank: Bytes | Mapping[int, Bytes] | None, pattern: Pattern | None) -> _Plan:
@@ -215,10 +219,6 @@ def _plan(unit: Unit, bytes_per_rank: Bytes | Mapping[int, Bytes] | None, patter
 def _pairs(seen: Traffic) -> frozenset[Edge]:
     """Who sends data to whom: a message of no bytes is none."""
     return frozenset(pair for pair, size in seen.payload_bytes.items() if size)
-
-
-def _tensors(end: End) -> tuple[TensorInfo, ...]:
-    return (*end.inputs, *end.outputs) if isinstance(end, Collective) else end.tensors
 
 
 # What is wrong with it ------------------------------------------------------------------------------------------------
@@ -255,9 +255,8 @@ def _wrong_sizes(plan: _Plan) -> str:
         return ""
     short = {rank: wanted - plan.seen.bytes_from(rank=rank) for rank, wanted in plan.wanted.items()}
     rank = max(short, key=lambda rank: abs(short[rank]))
-    if plan.seen.total_bytes == round(sum(plan.wanted.values())) and abs(short[rank]) <= plan.slack_bytes:
-        return ""
-    if plan.is_filled_up:
+    right = plan.seen.total_bytes == round(sum(plan.wanted.values())) and abs(short[rank]) <= plan.slack_bytes
+    if right or plan.is_filled_up:
         return ""
     spread = max(short.values()) - min(short.values())
     alike = len(short) > 1 and spread <= plan.slack_bytes and 2 * spread <= abs(short[rank])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from fractions import Fraction
 from math import prod
 
 import msgspec
@@ -143,15 +142,14 @@ class Scaling(Answer, frozen=True, kw_only=True):
     def sentences(self) -> list[str]:
         """The finding, a formula for each message that grows, and the others together."""
         told = [f"{self.finding}."]
-        told += [f"{self.between(line)}, {line.what}: {line.formula}." for line in self.growing]
-        told += [f"{self.between(line)}, {line.what}: {line.formula}." for line in self.lines if not line.known]
+        unknown = [line for line in self.lines if not line.known]
+        told += [f"{self.between(line)}, {line.what}: {line.formula}." for line in (*self.growing, *unknown)]
         rest = [line for line in self.lines if line.known and not line.varies]
         if rest and self.growing:
             totals = [sum(column) for column in zip(*(line.payload_bytes for line in rest), strict=True)]
             does = "does" if len(rest) == 1 else "do"
-            told.append(
-                f"The other {count_text(len(rest), 'message')} {does} not depend on {self.name}: {_range_text(totals)}."
-            )
+            others = f"The other {count_text(len(rest), 'message')} {does} not depend on {self.name}"
+            told.append(f"{others}: {_range_text(totals)}.")
         return told
 
     def rows(self) -> list[list[str]]:
@@ -232,14 +230,13 @@ def _refuse_strangers(found: Mapping[int, Mapping[Key, Message]], runs: Mapping[
 
 def _line(key: Key, same: Sequence[Message], sizes: tuple[int, ...], name: str) -> ScalingLine:
     src, dst, op, _ = key
+    over_rpc = any(message.operation.exchange is not None for message in same)
     tensors = [sum(tensor.payload_bytes for tensor in message.tensors) for message in same]
     payloads = [message.payload_bytes or 0 for message in same]
     # Of an RPC, what is packed around the tensors is told apart; a message of a collective is all data.
-    data = tensors if any(message.operation.exchange is not None for message in same) else payloads
-    exact_slope = _through_all(sizes, data)
-    slope = exact_slope if exact_slope is not None else float(np.polyfit(sizes, payloads, 1)[0])
+    data = tensors if over_rpc else payloads
+    slope = _slope(sizes, data)
     shapes = [[tensor for tensor in message.tensors if tensor.payload_bytes] for message in same]
-    factors = _factors(shapes, sizes, name)
     return ScalingLine(
         src=src,
         dst=dst,
@@ -249,62 +246,51 @@ def _line(key: Key, same: Sequence[Message], sizes: tuple[int, ...], name: str) 
         sizes=sizes,
         payload_bytes=tuple(payloads),
         tensor_bytes=tuple(data),
-        slope=slope,
-        exact=exact_slope is not None,
-        known=all(message.packed_bytes is not None or message.operation.exchange is None for message in same),
-        factors=factors if exact_slope is not None else "",
+        slope=slope if slope is not None else float(np.polyfit(sizes, payloads, 1)[0]),
+        exact=slope is not None,
+        known=not over_rpc or all(message.packed_bytes is not None for message in same),
+        factors=_factors(shapes, sizes, name) if slope is not None else "",
     )
 
 
 # Lines ----------------------------------------------------------------------------------------------------------------
 
 
-def _through_all(xs: Sequence[int], ys: Sequence[int]) -> int | float | None:
+def _slope(xs: Sequence[int], ys: Sequence[int]) -> int | float | None:
     """The slope of the line on which all points lie, in whole numbers; None if there is none."""
-    x, y = xs[0], ys[0]
-    run, rise = xs[-1] - x, ys[-1] - y
-    if any((each - x) * rise != (other - y) * run for each, other in zip(xs, ys, strict=True)):
+    run, rise = xs[-1] - xs[0], ys[-1] - ys[0]
+    if any((x - xs[0]) * rise != (y - ys[0]) * run for x, y in zip(xs, ys, strict=True)):
         return None
-    slope = Fraction(rise, run)
-    return slope.numerator if slope.denominator == 1 else float(slope)
+    return rise / run if rise % run else rise // run
 
 
 def _factors(tensors: Sequence[Sequence[TensorInfo]], sizes: Sequence[int], name: str) -> str:
     """Of each tensor the size of an element and the dimensions that stay: where the slope comes from."""
     if len({len(each) for each in tensors}) != 1:
         return ""
-    products = []
-    for same in zip(*tensors, strict=True):
-        product = _product(same, sizes, name)
-        if product is None:
-            return ""
-        products += [product] if product else []
-    return " + ".join(products)
+    columns = zip(*tensors, strict=True)
+    products = [_product(same, sizes, name) for same in columns if len({each.shape for each in same}) > 1]
+    return " + ".join(products) if all(products) else ""
 
 
-def _product(same: Sequence[TensorInfo], sizes: Sequence[int], name: str) -> str | None:
-    """Of one tensor; nothing if it stays the same, None if its shape does not tell."""
-    if len({each.shape for each in same}) == 1:
+def _product(same: Sequence[TensorInfo], sizes: Sequence[int], name: str) -> str:
+    """ "4 B × C 3 × H 16": of one tensor that varies; empty if its shapes do not show it."""
+    first = same[0]
+    alike = len({(len(each.shape), each.dtype) for each in same}) == 1
+    dense = all(not each.sparse and each.payload_bytes == each.logical_bytes and all(each.shape) for each in same)
+    if not alike or not dense or not all(sizes):
         return ""
-    if len({(len(each.shape), each.dtype) for each in same}) != 1 or any(
-        each.sparse or each.payload_bytes != each.logical_bytes or not all(each.shape) for each in same
-    ):
-        return None
-    columns = list(zip(*(each.shape for each in same), strict=True))
-    varying = [place for place, column in enumerate(columns) if len(set(column)) > 1]
-    if len(varying) != 1:
-        return None
-    place = varying[0]
-    times = columns[place][0] // sizes[0] if sizes[0] else 0
-    if any(dimension != times * size for dimension, size in zip(columns[place], sizes, strict=True)):
-        return None
-    names = _DIMENSIONS.get(len(columns), "")
-    known = names and (place == 0 or names[place] == name)
-    stay = [
-        f"{names[i]} {column[0]:,}" if known else f"{column[0]:,}" for i, column in enumerate(columns) if i != place
-    ]
-    item = same[0].logical_bytes // prod(same[0].shape)
-    return " × ".join([f"{item} B", *([f"{times:,}"] if times != 1 else []), *stay])
+    shapes = np.array([each.shape for each in same])
+    (varying,) = np.nonzero((shapes != shapes[0]).any(axis=0))
+    times, rest = np.divmod(shapes[:, varying[0]], sizes)
+    if len(varying) != 1 or rest.any() or len(set(times.tolist())) != 1:
+        return ""
+    names = _DIMENSIONS.get(shapes.shape[1], "")
+    if not names or (varying[0] and names[varying[0]] != name):
+        names = " " * shapes.shape[1]
+    stay = [f"{names[i]} {size:,}".strip() for i, size in enumerate(first.shape) if i != varying[0]]
+    several = [f"{times[0]:,}"] if times[0] != 1 else []
+    return " × ".join([f"{first.logical_bytes // prod(first.shape)} B", *several, *stay])
 
 
 # Words ----------------------------------------------------------------------------------------------------------------
@@ -317,15 +303,12 @@ def _what(same: Sequence[Message], sizes: tuple[int, ...], name: str) -> str:
         return same[0].what
     texts = []
     for tensors in zip(*carried, strict=True):
-        columns = zip(*(each.shape for each in tensors), strict=True)
-        texts.append(tensor_text(tensors[0], [_dimension(column, sizes, name) for column in columns]))
+        dimensions = []
+        for column in zip(*(each.shape for each in tensors), strict=True):
+            varying = name if column == sizes else "…"
+            dimensions.append(str(column[0]) if len(set(column)) == 1 else varying)
+        texts.append(tensor_text(tensors[0], dimensions))
     return same[0].describe(tensors=first_few(texts, TENSORS_NAMED))
-
-
-def _dimension(column: tuple[int, ...], sizes: tuple[int, ...], name: str) -> str:
-    if len(set(column)) == 1:
-        return str(column[0])
-    return name if column == sizes else "…"
 
 
 def _number(value: int | float) -> str:

@@ -12,10 +12,10 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from dlearn.analysis.ddp.device_view import device_note, on_device
+from dlearn.analysis.ddp.gate_time import gate_note
 from dlearn.analysis.ddp.intervals import Interval, common, union, without
 from dlearn.analysis.ddp.overlap import moments
-from dlearn.analysis.ddp.training_steps import TrainingStep, training_steps, unseen_note
+from dlearn.analysis.ddp.training_steps import TrainingStep, device_note, on_device, training_steps, unseen_note
 from dlearn.analysis.findings import time_text
 from dlearn.shown import Answer, Paragraph, RankNames, Table, ms
 from dlearn.trace.event import Collective
@@ -62,7 +62,8 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Breakdown(Answer, frozen=True):
-    """The parts of each training step on each rank. `note` is what a reader must know of a GPU's times; else empty."""
+    """The parts of each training step on each rank. `note` is what a reader must know of a GPU's or a held job's
+    times; else empty."""
 
     items: tuple[StepTimes, ...]
     labels: RankNames
@@ -148,7 +149,8 @@ def breakdown(trace: Trace) -> Breakdown:
     calls = [end for step in steps for part in step.parts for end in part.operation.ends if isinstance(end, Collective)]
     on_gpu = any(tensor.device != "cpu" for call in calls for tensor in call.inputs)
     note = device_note(trace) or (_LAUNCHED if on_gpu else "") or unseen_note(trace)
-    return Breakdown(tuple(_parts(step) for step in steps), trace.labels, note)
+    notes = " ".join(filter(None, (note, gate_note(trace))))
+    return Breakdown(tuple(_parts(step) for step in steps), trace.labels, notes)
 
 
 _LAUNCHED = "On a GPU: the times of the CPU that launches the kernels, which run on by themselves."

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from dlearn.analysis.ddp.device_view import device_note, on_device
-from dlearn.analysis.ddp.training_steps import RankEvents, by_rank, unseen_note
+from dlearn.analysis.ddp.training_steps import RankEvents, by_rank, device_note, on_device, unseen_note
 from dlearn.analysis.findings import capital, time_text
 from dlearn.join.buckets import UNKNOWN
 from dlearn.join.gradients import Pass, passes
@@ -123,16 +122,18 @@ class BucketTimes(Answer, frozen=True):
 
     def _why_stuck(self, stuck: BucketTime) -> str:
         """ "Ranks 0 and 2 wait for rank 1 in bucket 0 of step 3: there b.weight, b.bias are never ready"."""
-        late, place = stuck.missing[0], (stuck.backward, stuck.model, stuck.index)
-        same = (each for each in self.items if (each.backward, each.model, each.index) == place)
-        waiting = sorted({each.rank for each in same if each.missing})
+        same = {
+            each.rank: each
+            for each in self.items
+            if (each.backward, each.model, each.index) == (stuck.backward, stuck.model, stuck.index)
+        }
+        waiting = sorted(rank for rank, each in same.items() if each.missing)
         said = f"{self.labels.together(waiting)} {'waits' if len(waiting) == 1 else 'wait'} for"
         said += f" {self.labels.together(stuck.missing)} in bucket {stuck.index} of {stuck.title}"
-        own = (stuck.backward, late, stuck.model, stuck.index)
-        there = next((each for each in self.items if (each.backward, each.rank, each.model, each.index) == own), None)
-        if there is not None and there.never_ready:
-            names = there.never_ready
-            said += f": there {first_few(names, 1)} {'is' if len(names) == 1 else 'are'} never ready"
+        late = same.get(stuck.missing[0])
+        if late is not None and late.never_ready:
+            verb = "is" if len(late.never_ready) == 1 else "are"
+            said += f": there {first_few(late.never_ready, 1)} {verb} never ready"
         return capital(said, stuck.rank, self.labels)
 
     def rows(self) -> list[list[str]]:
@@ -158,7 +159,7 @@ class BucketTimes(Answer, frozen=True):
     def paragraphs(self) -> Iterator[Paragraph]:
         if not self.items:
             yield "no backward pass through a DDP model"
-        for table in self.tables if self.items else ():
+        for table in self.tables:
             size = sum(each.bytes for each in table)
             yield f"{_BUILT.get(table[0].built, table[0].built)}: {len(table)}, {size:,} B"
             for each in table:
@@ -194,7 +195,8 @@ def bucket_times(trace: Trace) -> BucketTimes:
     note = device_note(trace) or unseen_note(trace)
     trace = on_device(trace)
     asked = operations(trace)
-    carriers: dict[_Key, list[tuple[Operation, End]]] = defaultdict(list)
+    # By rank, its graph task, model and bucket.
+    carriers: dict[tuple[int, int | None, int, int], list[tuple[Operation, End]]] = defaultdict(list)
     for operation in asked:
         for end in operation.ends:
             if operation.bucket is not None and isinstance(end, Collective):
@@ -204,22 +206,17 @@ def bucket_times(trace: Trace) -> BucketTimes:
     tables: dict[tuple[int, int], list[Bucket]] = defaultdict(list)
     for event in trace.whole.of(Bucket):
         tables[event.rank, event.model].append(event)
-    items = [
-        _bucket_time(
-            each, bucket, by_rank(trace.whole), carriers.get((each.rank, each.task, each.model, bucket.index), [])
-        )
-        for of_model in passes(trace.whole).values()
-        for each in of_model
-        if not wanted.isdisjoint((gradient.rank, gradient.number) for gradient in each.gradients)
-        for bucket in _table_at(tables[each.rank, each.model], each.gradients[0].number)
-    ]
+    known = by_rank(trace.whole)
+    items = []
+    for each in (each for of_model in passes(trace.whole).values() for each in of_model):
+        if wanted.isdisjoint((gradient.rank, gradient.number) for gradient in each.gradients):
+            continue
+        for bucket in _table_at(tables[each.rank, each.model], each.gradients[0].number):
+            calls = carriers.get((each.rank, each.task, each.model, bucket.index), [])
+            items.append(_bucket_time(each, bucket, known, calls))
     items.sort(key=lambda each: (each.backward, each.rank, each.model, each.index))
     not_told = sum(operation.bucket is None and operation.role == UNKNOWN for operation in asked)
     return BucketTimes(tuple(items), trace.labels, not_told, note)
-
-
-_Key = tuple[int, int | None, int, int]
-"""Rank, its graph task, model, bucket."""
 
 
 def _table_at(known: Sequence[Bucket], number: int) -> tuple[Bucket, ...]:

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from dlearn.analysis.ddp.device_view import device_note, on_device
+from dlearn.analysis.ddp.gate_time import gate_note
 from dlearn.analysis.ddp.intervals import Interval, common, length_ns, union, without
-from dlearn.analysis.ddp.training_steps import TrainingStep, training_steps, unseen_note
+from dlearn.analysis.ddp.training_steps import TrainingStep, device_note, on_device, training_steps, unseen_note
 from dlearn.analysis.findings import time_text
 from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, ms
 from dlearn.trace.trace import Trace
@@ -85,7 +85,7 @@ class StepOverlap(msgspec.Struct, frozen=True, kw_only=True):
 class Overlap(Answer, frozen=True):
     """The communication of each training step: hidden and exposed, waiting and transfer, and the critical path.
 
-    `note`: whose times they are, where they are a GPU's.
+    `note`: whose times they are, where they are a GPU's, and which waiting was the gate's of a held job.
     """
 
     steps: tuple[StepOverlap, ...]
@@ -180,7 +180,8 @@ def overlap(trace: Trace) -> Overlap:
         )
         for number, of_ranks in sorted(steps.items())
     ]
-    return Overlap(tuple(found), trace.labels, device_note(trace) or unseen_note(trace))
+    notes = filter(None, (device_note(trace) or unseen_note(trace), gate_note(trace)))
+    return Overlap(tuple(found), trace.labels, " ".join(notes))
 
 
 def share_of(step: TrainingStep) -> Share:

@@ -7,11 +7,13 @@ Steps are DDP's training steps; where there are none, the user's spans that are 
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from statistics import median
 from typing import NamedTuple
 
+from dlearn.analysis.ddp.gate_time import gate_note
 from dlearn.analysis.ddp.intervals import length_ns, union
 from dlearn.analysis.ddp.training_steps import BucketShare, TrainingStep, training_steps
 from dlearn.analysis.findings import time_text
@@ -49,13 +51,14 @@ class Late(NamedTuple):
 
 
 class RunSteps(Answer, frozen=True):
-    """By step, in order, its name and what each rank had of it."""
+    """By step, in order, its name and what each rank had of it. `note`: which waiting was the gate's of a held job."""
 
     titles: tuple[str, ...]
     cells: tuple[dict[int, StepOnRank], ...]
     late: tuple[Late | None, ...]
     ranks: tuple[int, ...]
     labels: RankNames
+    note: str = ""
 
     def length_ns(self, place: int) -> int | None:
         """How long a step took, on the rank that needed longest; None where a rank never finished it."""
@@ -63,14 +66,19 @@ class RunSteps(Answer, frozen=True):
         return None if None in lengths else max(length for length in lengths if length is not None)
 
     @property
+    def _finished(self) -> dict[int, int]:
+        """Place and length of all steps that every rank has finished."""
+        lengths = {place: self.length_ns(place) for place in range(len(self.titles))}
+        return {place: length for place, length in lengths.items() if length is not None}
+
+    @property
     def lengths_ns(self) -> list[int]:
         """Of all steps that every rank has finished."""
-        found = [self.length_ns(place) for place in range(len(self.titles))]
-        return [each for each in found if each is not None]
+        return list(self._finished.values())
 
     @property
     def waits_seen(self) -> bool:
-        """Whether somebody saw how long ranks waited: then that is what a cell's shade tells, else how long it took."""
+        """Whether it is known how long ranks waited: then that is what a cell's shade shows, else how long it took."""
         return any(cell.waited_ns for each in self.cells for cell in each.values())
 
     @property
@@ -83,17 +91,17 @@ class RunSteps(Answer, frozen=True):
     @property
     def shades(self) -> list[dict[int, float]]:
         """Of each step on each rank a number from 0 to 1: that waited, or took, `full_ns` or longer."""
-        waits, full_ns = self.waits_seen, self.full_ns
-
-        def shade(cell: StepOnRank) -> float:
-            return min(1.0, ((cell.waited_ns if waits else cell.length_ns) or 0) / full_ns)
-
-        return [{rank: shade(cell) for rank, cell in each.items()} for each in self.cells]
+        column = "waited_ns" if self.waits_seen else "length_ns"
+        full_ns = self.full_ns
+        return [
+            {rank: min(1.0, (getattr(cell, column) or 0) / full_ns) for rank, cell in each.items()}
+            for each in self.cells
+        ]
 
     @property
     def longest_sentence(self) -> str:
-        """ "The longest is step 40: 29.1 ms: rank 1 came late to bucket 1"; nothing where the finding tells it."""
-        lengths = {place: length for place in range(len(self.titles)) if (length := self.length_ns(place)) is not None}
+        """ "The longest is step 40: 29.1 ms: rank 1 came late to bucket 1"; empty where the finding says so."""
+        lengths = self._finished
         longest = max(lengths, key=lambda place: lengths[place], default=None)
         if longest is None or longest == self.told or time_text(lengths[longest]) == time_text(min(lengths.values())):
             return ""
@@ -101,9 +109,8 @@ class RunSteps(Answer, frozen=True):
 
     @property
     def odd(self) -> int | None:
-        """The place of the longest step, if it is odd; the first, in which much is made ready, is not asked."""
-        found = {place: self.length_ns(place) for place in range(1, len(self.titles))}
-        lengths = {place: length for place, length in found.items() if length is not None}
+        """The place of the longest step, if it is odd; the first, in which much is made ready, does not count."""
+        lengths = {place: length for place, length in self._finished.items() if place}
         if len(lengths) < _FEWEST:
             return None
         longest = max(lengths, key=lambda place: lengths[place])
@@ -113,7 +120,10 @@ class RunSteps(Answer, frozen=True):
     def finding(self) -> str:
         if not self.titles:
             return 'No steps: give them names, as in dlearn.span("step 3")'
-        return self._unfinished or self.odd_sentence or self._usual
+        place = self.told
+        if place is not None and place not in self._finished:
+            return self._unfinished(place)
+        return self.odd_sentence or self._usual
 
     @property
     def told(self) -> int | None:
@@ -123,11 +133,7 @@ class RunSteps(Answer, frozen=True):
         never = (place for place in range(len(self.titles)) if self.length_ns(place) is None)
         return next(never, self.odd)
 
-    @property
-    def _unfinished(self) -> str:
-        place = self.told
-        if place is None or self.length_ns(place) is not None:
-            return ""
+    def _unfinished(self, place: int) -> str:
         stuck = [rank for rank, cell in self.cells[place].items() if cell.length_ns is None]
         late, never = self.late[place], f"{self._name(place)} was never finished"
         if late is None:
@@ -137,13 +143,12 @@ class RunSteps(Answer, frozen=True):
 
     @property
     def odd_sentence(self) -> str:
-        """ "Step 17 took 206 ms, the median is 34.0 ms: rank 1 came late to bucket 0"; nothing where none is odd."""
+        """ "Step 17 took 206 ms, the median is 34.0 ms: rank 1 came late to bucket 0"; empty where none is odd."""
         odd = self.odd
-        length = self.length_ns(odd) if odd is not None else None
-        if odd is None or length is None:
+        if odd is None:
             return ""
         middle = time_text(round(median(self.lengths_ns)))
-        return f"{self._name(odd)} took {time_text(length)}, the median is {middle}{self._because(odd)}"
+        return f"{self._name(odd)} took {time_text(self._finished[odd])}, the median is {middle}{self._because(odd)}"
 
     @property
     def _usual(self) -> str:
@@ -156,18 +161,18 @@ class RunSteps(Answer, frozen=True):
 
     def _because(self, place: int) -> str:
         """Who came late to it, if others waited for a quarter of the step."""
-        late, length = self.late[place], self.length_ns(place)
-        if late is None or length is None or late.waited_ns < length // 4:
+        late = self.late[place]
+        if late is None or late.waited_ns < self._finished[place] // 4:
             return ""
         where = "" if late.bucket is None else f" to bucket {late.bucket}"
         return f": {self.labels.together(late.ranks)} came late{where}"
 
     def _most(self, place: int) -> str:
-        """For whom the longest wait was; where nobody was seen to wait, who needed longest, if it can be told."""
+        """For whom the longest wait was; where no wait was seen, who needed longest, if that differs."""
         late = self.late[place]
         if late is not None:
             return f"; the longest wait is {time_text(late.waited_ns)}, for {self.labels.together(late.ranks)}"
-        lengths = {rank: cell.length_ns for rank, cell in self.cells[place].items() if cell.length_ns is not None}
+        lengths = {rank: cell.length_ns or 0 for rank, cell in self.cells[place].items()}
         longest, shortest = max(lengths, key=lambda rank: lengths[rank]), min(lengths.values())
         if time_text(shortest) == time_text(lengths[longest]):
             return " on every rank"
@@ -187,31 +192,32 @@ class RunSteps(Answer, frozen=True):
                 who = ["", ""] if late is None else [self.labels.together(late.ranks), waited]
                 rows.append([self.titles[place], "never finished" if length is None else ms(length), *who])
             yield Table(rows, title="The longest first:")
+        if self.note:
+            yield self.note
 
 
 def step_times(trace: Trace) -> RunSteps:
     """Measure each step on each rank; of a selection those of which it holds a part."""
-    steps: dict[int, list[TrainingStep]] = defaultdict(list)
     # To look for steps, all operations are made: not of a million sends that belong to none.
-    for step in training_steps(trace) if trace.whole.rows.has(Stretch) else ():
-        steps[step.number].append(step)
+    found = training_steps(trace) if trace.whole.rows.has(Stretch) else ()
+    steps = [list(of_ranks) for _, of_ranks in groupby(found, key=lambda step: step.number)]
     if steps:
-        cells = [{each.rank: _cell(each) for each in of_ranks} for _, of_ranks in sorted(steps.items())]
-        titles = [of_ranks[0].title for _, of_ranks in sorted(steps.items())]
-        late = [_late([part for each in of_ranks for part in each.parts]) for _, of_ranks in sorted(steps.items())]
-        over = {each.rank: each.stretches[-1].phase == "optimizer" for of_ranks in steps.values() for each in of_ranks}
+        titles = [of_ranks[0].title for of_ranks in steps]
+        cells = [{each.rank: _cell(each) for each in of_ranks} for of_ranks in steps]
+        late = [_late([part for each in of_ranks for part in each.parts]) for of_ranks in steps]
     else:
         spans = _spans(trace)
         titles = list(spans)
         cells = [
-            {each.rank: StepOnRank(each.start_ns, _length(each), None) for each in found} for found in spans.values()
+            {each.rank: StepOnRank(each.start_ns, _length(each), None) for each in of_name}
+            for of_name in spans.values()
         ]
-        late, over = [None] * len(titles), {}
-    if titles:
-        for hang in hangs(trace):
-            _mark(hang, over, titles, cells, late)
-    ranks = sorted({rank for found in cells for rank in found})
-    return RunSteps(tuple(titles), tuple(cells), tuple(late), tuple(ranks), trace.labels)
+        late = [None] * len(titles)
+    over = {each.rank: each.stretches[-1].phase == "optimizer" for each in found}
+    for hang in hangs(trace) if titles else ():
+        _mark(hang, over, titles, cells, late)
+    ranks = sorted({rank for of_step in cells for rank in of_step})
+    return RunSteps(tuple(titles), tuple(cells), tuple(late), tuple(ranks), trace.labels, gate_note(trace))
 
 
 def _cell(step: TrainingStep) -> StepOnRank:
@@ -257,14 +263,13 @@ def _length(span: Span) -> int | None:
 
 
 def _spans(trace: Trace) -> dict[str, list[Span]]:
-    """The most usual kind of the user's outermost spans, by name, in the order of their start."""
-    spans = [span for span in trace.of(Span) if _NUMBERED.match(span.name)]
-    kinds = Counter(_NUMBER.sub("#", span.name) for span in spans)
-    if not kinds:
-        return {}
-    [(kind, _)] = kinds.most_common(1)
+    """The most usual kind of the user's spans, by name, in the order of their start."""
+    kinds: dict[str, list[Span]] = defaultdict(list)
+    for span in trace.of(Span):
+        if _NUMBERED.match(span.name):
+            kinds[_NUMBER.sub("#", span.name)].append(span)
     found: dict[str, list[Span]] = defaultdict(list)
-    for span in sorted(spans, key=lambda span: span.start_ns):
-        if _NUMBER.sub("#", span.name) == kind:
-            found[span.name].append(span)
-    return dict(found)
+    usual = max(kinds.values(), key=lambda spans: len(spans), default=[])
+    for span in sorted(usual, key=lambda span: span.start_ns):
+        found[span.name].append(span)
+    return found

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from dlearn.analysis.hanging.stuck import Hang, Pace, group_of, inside, places, refusals
+from dlearn.analysis.hanging.stuck import Hang, Pace, came_out, group_of, inside, places, refusals
 from dlearn.join.gradients import unready
 from dlearn.shown import first_few
-from dlearn.trace.event import Bucket, Collective
+from dlearn.trace.event import Collective
 from dlearn.trace.message import End, Group, Operation, RpcEnd
 from dlearn.trace.trace import Trace
 
@@ -38,52 +38,48 @@ def tell(found: Sequence[Hang], trace: Trace, notes: Mapping[int, str] | None = 
     rest = _without_outer_calls(found)
     while rest:
         hang = rest.pop(0)
-        behind = [each for each in rest if _is_behind(each, hang)]
+        behind = [each for each in rest if _is_behind(each.operation, hang)]
         rest = [each for each in rest if each not in behind]
         circle = _circle(hang, rest)
         if circle:
             rest = [each for each in rest if each not in circle]
             told.append(Told(min(each.waiting[0] for each in circle), _circle_sentence(circle, trace), circle[0]))
-        else:
-            told.append(Told(_speaker(hang), hang_sentence(hang, trace, notes) + _behind_text(behind), hang))
+            continue
+        sentence, exchange = hang_sentence(hang, trace, notes), hang.operation.exchange
+        if behind:
+            calls = [f"{each.operation.op} #{each.operation.seq}" for each in behind]
+            sentence += f"; behind it {_wait(calls)} {listed(calls)}"
+        speaker = exchange.src if exchange is not None else min(hang.waiting, default=None)
+        told.append(Told(speaker, sentence, hang))
     return told
 
 
-def _speaker(hang: Hang) -> int | None:
-    exchange = hang.operation.exchange
-    return exchange.src if exchange is not None else min(hang.waiting, default=None)
+def _wait(who: Sequence[object]) -> str:
+    return "waits" if len(who) == 1 else "wait"
 
 
 # What hangs because of something else ---------------------------------------------------------------------------------
 
 
-def _is_behind(later: Hang, first: Hang) -> bool:
+def _is_behind(later: Operation, hang: Hang) -> bool:
     """A later call of the same group, for which a rank is missing that never came to the first, or is stuck in it."""
-    one, other = first.operation, later.operation
-    if one.group != other.group or one.seq >= other.seq or not _are_collectives(one, other):
+    first = hang.operation
+    if first.group != later.group or first.seq >= later.seq:
         return False
-    return bool(other.missing) and {*other.missing} <= {*one.missing, *first.waiting}
-
-
-def _are_collectives(*operations: Operation) -> bool:
-    return all(isinstance(each.ends[0], Collective) for each in operations)
-
-
-def _behind_text(behind: Sequence[Hang]) -> str:
-    calls = [f"{each.operation.op} #{each.operation.seq}" for each in behind]
-    return f"; behind it {'waits' if len(calls) == 1 else 'wait'} {listed(calls)}" if calls else ""
+    if not all(isinstance(each.ends[0], Collective) for each in (first, later)):
+        return False
+    return bool(later.missing) and {*later.missing} <= {*first.missing, *hang.waiting}
 
 
 def _without_outer_calls(found: Sequence[Hang]) -> list[Hang]:
     """Less the calls by RPC whose function has made a call of its own that does not return: that one is told."""
-    calls = [each.operation.exchange.call for each in found if each.operation.exchange is not None]
-    makers = {(call.rank, call.parent) for call in calls if call is not None}
-    rest = []
-    for hang in found:
-        run = hang.operation.exchange.run if hang.operation.exchange is not None else None
-        if run is None or (run.rank, run.number) not in makers:
-            rest.append(hang)
-    return rest
+    exchanges = [hang.operation.exchange for hang in found]
+    makers = {(each.call.rank, each.call.parent) for each in exchanges if each is not None and each.call is not None}
+    return [
+        hang
+        for hang, each in zip(found, exchanges, strict=True)
+        if each is None or each.run is None or (each.run.rank, each.run.number) not in makers
+    ]
 
 
 def _circle(first: Hang, rest: Sequence[Hang]) -> list[Hang]:
@@ -122,8 +118,10 @@ def _stuck_text(hang: Hang, trace: Trace) -> str:
     end = next((end for end in operation.ends if end.rank in hang.waiting), operation.ends[0])
     # Where hooks called it for several buckets, that is why it is stuck.
     hooks = {each.bucket_index for each in operation.ends if isinstance(each, Collective)}
-    bucket = operation.bucket if len(hooks) == 1 else None
-    return call_text(end, _group_text(operation.group, None, trace), _bucket_text(bucket))
+    bucket, text = operation.bucket, ""
+    if bucket is not None and len(hooks) == 1:
+        text = f"bucket {bucket.index}: {first_few(bucket.parameters, _PARAMETERS_LISTED)}"
+    return call_text(end, _group_text(operation.group, None, trace), text)
 
 
 # One hang -------------------------------------------------------------------------------------------------------------
@@ -137,12 +135,12 @@ def hang_sentence(hang: Hang, trace: Trace, notes: Mapping[int, str] | None = No
     # Of many it is enough how many they are: whom they wait for is named.
     many = len(hang.waiting) > _NAMES_LISTED
     who = f"{len(hang.waiting)} ranks" if many else listed([trace.label(rank) for rank in hang.waiting])
-    verb = "waits" if len(hang.waiting) == 1 else "wait"
+    told = f"{who} {_wait(hang.waiting)}"
     call = _stuck_text(hang, trace)
     if operation.missing:
         missing = listed([trace.label(rank) for rank in operation.missing])
-        return f"{who} {verb} for {missing} in {call}; {why_missing(operation, trace, notes)}"
-    return f"{who} {verb} in {call}; {why_stuck(operation, trace)}"
+        return f"{told} for {missing} in {call}; {why_missing(operation, trace, notes)}"
+    return f"{told} in {call}; {why_stuck(operation, trace)}"
 
 
 def pace_text(pace: Pace) -> str:
@@ -170,7 +168,7 @@ def rpc_hang_sentence(operation: Operation, trace: Trace) -> str:
     busy = _busy_text(exchange.dst, trace)
     if exchange.received_ns is not None:
         return f"{told}; {callee} has it and has not begun{busy}"
-    return f"{told}; {f'{callee} has not begun it{busy}' if busy else 'it has not arrived there'}"
+    return f"{told}; {callee} has not begun it{busy}" if busy else f"{told}; it has not arrived there"
 
 
 def _busy_text(rank: int, trace: Trace) -> str:
@@ -224,13 +222,16 @@ def why_missing(
         did = (found.brief if brief else found.did) or verb(operation)
         but = f", {found.but}" if found.but and not brief else ""
         told.append(f"{trace.label(rank)} never {did}{but}")
-    more = [f"and {len(missing) - _NAMES_LISTED:,} more"] if len(missing) > _NAMES_LISTED else []
-    return "; ".join([*told, *more])
+    if len(missing) > _NAMES_LISTED:
+        told.append(f"and {len(missing) - _NAMES_LISTED:,} more")
+    return "; ".join(told)
 
 
 def why_stuck(operation: Operation, trace: Trace) -> str:
     if operation.misfit is not None:
         return operation.problem + sites_text(operation, trace) + _makers_text(operation, trace)
+    if out := came_out(operation, trace):
+        return f"{listed([trace.label(rank) for rank in out])} came out of it"
     if operation.unseen:
         who = listed([trace.label(rank) for rank in operation.unseen])
         return f"the file of {who} is not here or not whole, so nobody knows whether it came"
@@ -299,10 +300,6 @@ def _group_text(group: Group | None, other: Group | None, trace: Trace) -> str:
     if group.default:
         return " of the default group" if other is not None else ""
     return f" of the group of {listed([trace.label(rank) for rank in group.members])}"
-
-
-def _bucket_text(bucket: Bucket | None) -> str:
-    return f"bucket {bucket.index}: {first_few(bucket.parameters, _PARAMETERS_LISTED)}" if bucket is not None else ""
 
 
 def missing_text(operation: Operation, trace: Trace) -> str:

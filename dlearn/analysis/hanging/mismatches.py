@@ -22,6 +22,9 @@ _ROOTED = {"broadcast", "reduce", "gather", "gather_single", "scatter", "barrier
 """Here the root may well stand in a branch of its own, or nothing is computed."""
 
 
+Suspicion = Literal["calls", "sites", "data"]
+
+
 class Mismatch(msgspec.Struct, frozen=True):
     """`why`: "calls" do not fit together · called from different "sites" · the same "data" from all ranks.
 
@@ -30,7 +33,7 @@ class Mismatch(msgspec.Struct, frozen=True):
     """
 
     operation: Operation
-    why: Literal["calls", "sites", "data"]
+    why: Suspicion
 
 
 def mismatches(trace: Trace) -> tuple[Mismatch, ...]:
@@ -42,24 +45,21 @@ def mismatches(trace: Trace) -> tuple[Mismatch, ...]:
     suspects = [place for one, places in asked.alike() if _may_be_wrong(one) for place in places.tolist()]
     for operation in asked.at(np.array(sorted(suspects), np.intp)):
         calls = [end for end in operation.ends if isinstance(end, Collective)]
-        if len(calls) < 2 or operation.missing or operation.refused or id(operation) in stuck:
-            continue
-        why = _why(operation, calls, summed)
-        if why is not None:
-            found.append(Mismatch(operation, why))
+        if len(calls) > 1 and not operation.missing and not operation.refused and id(operation) not in stuck:
+            why = _why(operation, calls, summed)
+            if why is not None:
+                found.append(Mismatch(operation, why))
     return tuple(found)
 
 
 def _may_be_wrong(one: Operation) -> bool:
     """Whether there is anything to look at in an operation, and in those like it."""
     calls = [end for end in one.ends if isinstance(end, Collective)]
-    told = {call.site for call in calls} | {call.checksum for call in calls if call.checksum is not None}
-    return one.misfit is not None or len(told) > 1
+    checked = any(call.checksum is not None for call in calls)
+    return one.misfit is not None or checked or len({call.site for call in calls}) > 1
 
 
-def _why(
-    operation: Operation, calls: Sequence[Collective], summed: set[tuple[str, int]]
-) -> Literal["calls", "sites", "data"] | None:
+def _why(operation: Operation, calls: Sequence[Collective], summed: set[tuple[str, int]]) -> Suspicion | None:
     if operation.misfit is not None:
         return "calls"
     if operation.op == "all_reduce" and _is_summed_again(operation, calls, summed):

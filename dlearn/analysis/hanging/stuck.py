@@ -101,7 +101,8 @@ def places(trace: Trace) -> dict[int, str]:
         if process.exit_status is not None:
             found[process.rank] = exit_text(process.exit_status)
         elif place is not None and place.ended:
-            found[process.rank] = _ended_text(place.ended)
+            texts = {RETURNED: "has returned from its function", SystemExit.__name__: "has called sys.exit"}
+            found[process.rank] = texts.get(place.ended, f"has raised {place.ended}")
         elif process.closed and some_go_on:
             found[process.rank] = "closed its recording, which a process that dies does not"
         elif place is not None:
@@ -109,12 +110,6 @@ def places(trace: Trace) -> dict[int, str]:
             if event is None or at_ns >= max(event.start_ns, event.end_ns or 0):
                 found[process.rank] = f"is at {place.site}"
     return found
-
-
-def _ended_text(how: str) -> str:
-    if how == RETURNED:
-        return "has returned from its function"
-    return "has called sys.exit" if how == SystemExit.__name__ else f"has raised {how}"
 
 
 def exit_text(status: int) -> str:
@@ -158,6 +153,16 @@ def _usual_until_ns(trace: Trace) -> dict[int, int]:
             usual_ns = max(SOON_NS, heapq.nlargest(WAITS_SEEN, calls)[-1])
             since[process.rank] = process.clock.to_reference(process.stopped_ns) - usual_ns
     return since
+
+
+def came_out(operation: Operation, trace: Trace) -> tuple[int, ...]:
+    """Members who are known to have come out of a collective whose end others wait for: then it is on their own
+    GPUs that those wait."""
+    if operation.is_message:
+        return ()
+    others = (process for process in trace.processes if process.rank in operation.group.members)
+    name = operation.ends[0].group if isinstance(operation.ends[0], Collective) else ""
+    return tuple(each.rank for each in others if name in each.reached and each.reached[name].ended >= operation.seq)
 
 
 def ended_well(operation: Operation) -> bool:

@@ -82,13 +82,13 @@ class Iteration(Answer, frozen=True, kw_only=True):
         ]
         told += [f"{place}. {self._sentence(step)}" for place, step in enumerate(self.story, 1)]
         rest = Counter((*self._ends(step), step.op, step.what) for step in self.steps if step.control)
-        added = sum(times for (_, _, op, _), times in rest.items() if op != UNKNOWN)
-        told.append(f"The other {added} are what the runtime adds:")
-        for (src, dst, op, what), times in rest.items():
-            if op != UNKNOWN:
-                told.append(f"{times} x {op} ({src} -> {dst}): {what}")
-        ways = [f"{times} x {src} -> {dst}" for (src, dst, op, _), times in rest.items() if op == UNKNOWN]
-        return [*told, *([f"Of {len(unknown)} the kind is not known: {', '.join(ways)}"] if unknown else [])]
+        added = {kind: times for kind, times in rest.items() if kind[2] != UNKNOWN}
+        told.append(f"The other {sum(added.values())} are what the runtime adds:")
+        told += [f"{times} x {op} ({src} -> {dst}): {what}" for (src, dst, op, what), times in added.items()]
+        if unknown:
+            ways = [f"{rest[kind]} x {kind[0]} -> {kind[1]}" for kind in rest if kind not in added]
+            told.append(f"Of {len(unknown)} the kind is not known: {', '.join(ways)}")
+        return told
 
     def _count(self) -> str:
         """ "28 messages, 14 for each of 2"."""
@@ -121,16 +121,18 @@ class Iteration(Answer, frozen=True, kw_only=True):
 
     def rows(self) -> list[list[str]]:
         """The table as text: a message a row; bytes on the wire, a column for each trainer."""
-        names = [self.labels[rank] for rank in self.drivers]
         digits = len(str(len(self.steps)))
-        head = [f"{'#':>{digits}}", "phase", "message", "from", "payload", "tensors"]
-        table = [[*head, *(f"wire, {name}" for name in names)]]
+        wires = [f"wire, {self.labels[rank]}" for rank in self.drivers]
+        table = [[f"{'#':>{digits}}", "phase", "message", "from", "payload", "tensors", *wires]]
         for place, step in enumerate(self.steps, 1):
-            tensors = bytes_of(step.first.tensors)
-            packed = "?" if step.first.packed_bytes is None else f"{step.first.packed_bytes:,}"
+            tensors, packed = bytes_of(step.first.tensors), step.first.packed_bytes
             src = "trainer" if step.from_driver else self._others
-            row = [f"{place:>{digits}}", step.phase, step.op, src, packed]
-            table.append([*row, f"{tensors:,}" if tensors else "", *(_wire(message) for message in step.messages)])
+            row = [f"{place:>{digits}}", step.phase, step.op, src, "?" if packed is None else f"{packed:,}"]
+            row.append(f"{tensors:,}" if tensors else "")
+            for message in step.messages:
+                size = wire_bytes(message) if message is not None else None
+                row.append("" if message is None else "?" if size is None else f"{size:,}")
+            table.append(row)
         return table
 
     def phase_rows(self) -> list[list[str]]:
@@ -165,17 +167,13 @@ def iteration(trace: Trace, number: int | None = None) -> Iteration:
     if not 0 <= number < count:
         raise TraceError(f"the trace has {count} iterations, 0 to {count - 1}; there is no iteration {number}.")
     drivers = tuple(sorted(contexts))
-    mine = {rank: contexts[rank][number] for rank in drivers}
-    told = {rank: _messages(trace, window) for rank, window in mine.items()}
+    told = {rank: _messages(trace, contexts[rank][number]) for rank in drivers}
     known = meters(trace.whole)
+    phases: list[PhaseBytes] = []
+    for rank in drivers:
+        phases += _phases(trace, rank, contexts[rank][number], told[rank], known.get(rank))
     return Iteration(
-        number=number,
-        drivers=drivers,
-        steps=_steps(drivers, told),
-        phases=tuple(
-            each for rank in drivers for each in _phases(trace, rank, mine[rank], told[rank], known.get(rank))
-        ),
-        labels=trace.labels,
+        number=number, drivers=drivers, steps=_steps(drivers, told), phases=tuple(phases), labels=trace.labels
     )
 
 
@@ -256,22 +254,17 @@ def _measured(trace: Trace, rank: int, context: RpcWindow, meter: Meter | None) 
     if not meter.received or all(still is None for still in meter.still):
         return {}
     times = meter.times_ns
-    before = [bisect_right(times, at_ns) - 1 for at_ns in (context.start_ns, backward.start_ns, release.start_ns)]
-    after = [bisect_left(times, at_ns or 0) for at_ns in (backward.end_ns, release.end_ns)]
+    before = [bisect_right(times, event.start_ns) - 1 for event in (context, backward, release)]
+    after = [bisect_left(times, event.end_ns or 0) for event in (backward, release)]
     borders = (before[0], before[1], after[0], before[2], after[1])
     found: dict[tuple[str, int, int], int] = {}
     for phase, (first, last) in zip(_PHASES, pairwise(borders), strict=True):
-        if not 0 <= first < len(times) or not 0 <= last < len(times) or first < meter.known_from:
+        if not max(0, meter.known_from) <= first < len(times) or not 0 <= last < len(times):
             continue
-        for edge, size in meter.between(first, last).items():
-            if edge[0] == RPC:
-                found[phase, rank, edge[1]] = size
-        for edge, size in meter.received[last].items():
-            if edge[0] == RPC:
-                found[phase, edge[1], rank] = size - meter.received[first][edge]
+        for (group, other), size in meter.between(first, last).items():
+            if group == RPC:
+                found[phase, rank, other] = size
+        for (group, other), size in meter.received[last].items():
+            if group == RPC:
+                found[phase, other, rank] = size - meter.received[first][group, other]
     return found
-
-
-def _wire(message: Message | None) -> str:
-    size = wire_bytes(message) if message is not None else None
-    return "" if message is None else "?" if size is None else f"{size:,}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 
@@ -9,10 +10,14 @@ import numpy as np
 
 from dlearn.analysis.ddp.step_times import step_times
 from dlearn.analysis.ddp.training_steps import last_step
-from dlearn.analysis.hanging.hang_words import listed, missing_text
+from dlearn.analysis.hanging.hang_words import listed, missing_text, pace_text, tell, whereabouts
+from dlearn.analysis.hanging.mismatches import mismatch_sentences, mismatches
+from dlearn.analysis.hanging.roots import root_sentences
+from dlearn.analysis.hanging.stuck import exit_text, hangs, pace
+from dlearn.analysis.hanging.victims import victim_sentences
 from dlearn.analysis.rpc.iteration import Iteration, iteration, iterations
-from dlearn.analysis.telling.story import clock_sentence, left_out_sentence, story
 from dlearn.analysis.volume.reconcile import reconcile
+from dlearn.analysis.volume.topology import topologies
 from dlearn.analysis.volume.traffic import Traffic, traffic_of
 from dlearn.join.confirming import confirmed
 from dlearn.join.joining import operations
@@ -20,6 +25,7 @@ from dlearn.join.unrolling import sums_of, why_unknown
 from dlearn.shown import Answer, Paragraph, count_text, first_few
 from dlearn.trace.event import Collective
 from dlearn.trace.message import Message, Operation, payload_bytes
+from dlearn.trace.process import Process
 from dlearn.trace.source import ServiceCall
 from dlearn.trace.trace import Trace
 
@@ -29,6 +35,8 @@ _SIZES_SHOWN = 8
 """Different sizes of messages in one sentence."""
 _KINDS_SHOWN = 40
 """Sentences about kinds of operations, for one part of a trace."""
+_WIRINGS_TOLD = 3
+"""Groups of which is told how NCCL has wired them."""
 
 
 _PHASES = {"forward": "the forward pass", "backward": "the backward pass", "optimizer": "the optimizer's step"}
@@ -59,10 +67,11 @@ def explain(trace: Trace) -> Explanation:
     sentences = [overview(trace)]
     if trace.rpc.exchanges:
         sentences.append(rpc_overview(trace))
+    sentences += [sentence for each in topologies(trace)[:_WIRINGS_TOLD] for sentence in each.sentences]
     told = iteration(trace) if iterations(trace) else None
     asked = [(one, times) for one, times in last.counted() if told is None or one.exchange is None]
     if step:
-        before = [(one, times) for one, times in everything.counted() if _is_setup(one)]
+        before = [(one, times) for one, times in everything.counted() if all(end.phase == "setup" for end in one.ends)]
         sentences += _told("Before training", before, trace)
     sentences += _told(f"In {part}" if step else "In all", asked, trace)
     sent = traffic_of(last, trace)
@@ -73,10 +82,9 @@ def explain(trace: Trace) -> Explanation:
     if on_the_wire.whole.pairs:
         sentences.append(on_the_wire.sentence)
     odd = step_times(trace).odd_sentence
-    sentences += [f"{odd}."] if odd else []
-    sentences += [sentence for sentence in (clock_sentence(trace), left_out_sentence(trace)) if sentence]
-    sentences += story(trace)
-    sentences += problem_sentences(trace)
+    more = (f"{odd}." if odd else "", clock_sentence(trace), left_out_sentence(trace))
+    sentences += [sentence for sentence in more if sentence]
+    sentences += [*story(trace), *problem_sentences(trace)]
     return Explanation(part, tuple(sentences), sent, told)
 
 
@@ -84,7 +92,9 @@ def overview(trace: Trace) -> str:
     """How large the job was, and how much of it is explained."""
     everything = operations(trace)
     names = sorted({one.group.backend for one, _ in everything.alike()})
-    backends = ", ".join(names) or "no process group used"
+    # What another tool wrote need not tell all groups that were used.
+    imported = any(process.imported is not None for process in trace.processes)
+    backends = ", ".join(names) or ("no process group told of" if imported else "no process group used")
     explained = 0
     sent: list[tuple[int, int, int, int]] = []
     known: Counter[str] = Counter()
@@ -153,10 +163,6 @@ def totals(part: str, sent: Traffic, over: str) -> str:
     without = f"; {count_text(sent.unexplained, 'operation')} not counted" if sent.unexplained else ""
     without += f"; {count_text(sent.unsized, 'message')} of unknown size not counted" if sent.unsized else ""
     return f"In {part} {told}, {sent.total_bytes:,} B in all{itself}{missing}{without}."
-
-
-def _is_setup(operation: Operation) -> bool:
-    return all(end.phase == "setup" for end in operation.ends)
 
 
 def _told(when: str, told: Sequence[tuple[Operation, int]], trace: Trace) -> list[str]:
@@ -319,3 +325,70 @@ def message_sentence(message: Message, trace: Trace) -> str:
         return f"{src} was to send {dst} {size}{why}{what}; it never came (missing)."
     how = message.how + (", confirmed by the kernel's counters" if message.confirmed else "")
     return f"{src} sends {dst} {size}{why}{what} ({how})."
+
+
+# What became of the processes of a job -------------------------------------------------------------------------------
+
+
+_MISMATCHES_TOLD = 4
+"""What went through and may be wrong: sentences about it."""
+
+
+def story(trace: Trace) -> list[str]:
+    """How each process that did not end well ended, what is stuck, what may be wrong; nothing where all is well."""
+    # Status 0 without an end of the file is `os._exit(0)`: well, too.
+    # Of what another tool wrote, no end was to be expected: the process was at work.
+    ended = [
+        each
+        for each in trace.processes
+        if (each.exit_status or (each.exit_status is None and not each.closed)) and each.imported is None
+    ]
+    # Those first that were not told to end, as torchrun tells the others of a rank that has failed.
+    fates = [fate(process, trace) for process in sorted(ended, key=lambda each: each.exit_status == -signal.SIGTERM)]
+    stuck = [*root_sentences(trace), *victim_sentences(trace)] or [each.sentence for each in tell(hangs(trace), trace)]
+    went = pace(trace)
+    if went is not None and went.slow:
+        stuck.append(f"It was {pace_text(went)}")
+    odd = [f"Observed: {each}" for each in mismatch_sentences(mismatches(trace), trace)]
+    if len(odd) > _MISMATCHES_TOLD:
+        odd[_MISMATCHES_TOLD:] = [f"Observed: {len(odd) - _MISMATCHES_TOLD:,} more of this kind"]
+    return [f"{sentence}." for sentence in (*fates, *stuck, *odd)]
+
+
+def fate(process: Process, trace: Trace) -> str:
+    """ "rank 1 was killed by SIGKILL; it was in all_reduce #3 (train.py:14)"."""
+    if process.exit_status is not None:
+        told = exit_text(process.exit_status)
+        if process.closed and process.exit_status == -signal.SIGABRT:
+            # Shells say 134, and nothing in the trace shows why.
+            told += " after its recording was complete: C++ aborted at the exit, as threads of torch may (status 134)"
+    elif process.stopped_ns is not None:
+        told = "was still at work when its cluster stopped it"
+    else:
+        told = "left a file without an end: it was killed, or still runs"
+    where = whereabouts(trace, process.rank)
+    if not where and process.place is not None and process.place.site:
+        where = f"was at {process.place.site}"
+    return f"{process.label} {told}" + (f"; it {where}" if where else "")
+
+
+def clock_sentence(trace: Trace) -> str:
+    """How the times of several hosts were put on one clock; nothing where all have the same."""
+    moved = {process.clock.name: process for process in trace.processes if process.clock.name}
+    told = []
+    for process in moved.values():
+        clock = process.clock
+        if clock.error_ns is None:
+            continue
+        drift = "drift not measured"
+        if clock.drift_error is not None:
+            drift = f"drift {clock.drift * 1e6:+.1f} ppm, give or take {clock.drift_error * 1e6:.1f}"
+        offset, error = f"{clock.offset_ns / 1e9:+,.6f} s", f"{clock.error_ns / 1000:,.1f} us"
+        told.append(f"{process.header.host}'s is moved by {offset}, give or take {error} ({drift})")
+    return f"{len(told) + 1} clocks: {'; '.join(told)}." if told else ""
+
+
+def left_out_sentence(trace: Trace) -> str:
+    """How much was not asked for; nothing where all was."""
+    count = sum(process.footer.left_out for process in trace.processes if process.footer is not None)
+    return f"Some steps only, as asked: {count:,} events outside them were not recorded." if count else ""

@@ -11,7 +11,6 @@ from dlearn.join.joining import operations
 from dlearn.join.rpc_messages import phase_of
 from dlearn.join.unrolling import sums_of
 from dlearn.shown import Answer, Paragraph, Table, count_text
-from dlearn.trace.message import Operation
 from dlearn.trace.trace import Trace
 
 _ROWS_SHOWN = 40
@@ -66,11 +65,8 @@ class Comparison(Answer, frozen=True, kw_only=True):
     @property
     def sentence(self) -> str:
         """The totals: "fp16 sends 2,600 B less than plain (2,600 instead of 5,200 B), in as many messages"."""
-        unknown = [
-            f"{count_text(count, 'operation')} of {name}"
-            for name, count in zip(self.names, self.unexplained, strict=True)
-            if count
-        ]
+        pairs = zip(self.names, self.unexplained, strict=True)
+        unknown = [f"{count_text(count, 'operation')} of {name}" for name, count in pairs if count]
         not_counted = f"; not counted: {' and '.join(unknown)} whose messages are not known" if unknown else ""
         return self._difference() + not_counted
 
@@ -123,11 +119,12 @@ def _by_kind(trace: Trace) -> Amounts:
     """By phase and operation."""
     found: Amounts = {}
     for one, times in operations(trace).counted():
-        kind = (_phase(one), one.op)
+        phase = phase_of(one.exchange) if one.exchange is not None else one.ends[0].phase
         for each in sums_of(one):
             if each.how != "missing":
-                count, size = found.get(kind, Amount())
-                found[kind] = Amount(count + times * each.message_count, size + times * (each.payload_bytes or 0))
+                count, size = found.get((phase, one.op), Amount())
+                added = times * each.message_count, times * (each.payload_bytes or 0)
+                found[phase, one.op] = Amount(count + added[0], size + added[1])
     return found
 
 
@@ -138,13 +135,9 @@ def _by_pair(sent: Traffic) -> Amounts:
     }
 
 
-def _phase(operation: Operation) -> str:
-    return phase_of(operation.exchange) if operation.exchange is not None else operation.ends[0].phase
-
-
 def _side_by_side(a: Amounts, b: Amounts) -> dict[tuple[str, str], Difference]:
     """Those of `a` in its order, then those that only `b` has."""
-    return {key: Difference(a.get(key, Amount()), b.get(key, Amount())) for key in (*a, *(k for k in b if k not in a))}
+    return {key: Difference(a.get(key, Amount()), b.get(key, Amount())) for key in {**a, **b}}
 
 
 def _cells(each: Difference) -> list[str]:

@@ -5,6 +5,7 @@ Compared for the whole recording, for each span, and with `measure="phase"` for 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -50,14 +51,21 @@ class WirePart(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def measured_bytes(self) -> int | None:
         """None where the counters of one sender are not known."""
-        found = [pair.measured_bytes for pair in self.pairs if pair.measured_bytes is not None]
-        return sum(found) if len(found) == len(self.pairs) and self.measured else None
+        return self._sum(pair.measured_bytes for pair in self.pairs)
 
     @property
     def residue_bytes(self) -> int | None:
         """The residues of all pairs, each taken as positive: too much here does not make up for too little there."""
-        found = [abs(pair.residue_bytes) for pair in self.pairs if pair.residue_bytes is not None]
-        return sum(found) if len(found) == len(self.pairs) and self.measured else None
+        residues = (pair.residue_bytes for pair in self.pairs)
+        return self._sum(None if residue is None else abs(residue) for residue in residues)
+
+    def _sum(self, sizes: Iterable[int | None]) -> int | None:
+        total = 0
+        for size in sizes:
+            if size is None:
+                return None
+            total += size
+        return total if self.measured else None
 
     @property
     def difference_bytes(self) -> int | None:
@@ -133,22 +141,23 @@ class Reconciliation(Answer, frozen=True, kw_only=True):
 
     def rows(self) -> list[list[str]]:
         """The table as text: a head, a row for each pair of ranks, the sum."""
-        several = len({pair.group for pair in self.whole.pairs}) > 1
-        head = ["payload", "predicted", *(["observer"] if self.whole.observer_bytes else []), "measured", "residue"]
-        head += ["switch"] if self.switched else []
-        table = [["from", "to", *(["group"] if several else []), *head]]
+        head = ["from", "to", "group", "payload", "predicted", "observer", "measured", "residue", "switch"]
+        empty = {
+            "group": len({pair.group for pair in self.whole.pairs}) < 2,
+            "observer": not self.whole.observer_bytes,
+            "switch": not self.switched,
+        }
+        # The switch counts all groups together: its number stands beside the first connection of two ranks.
+        switched = {pair: f"{size:,}" for pair, (size, _) in self.switched.items()}
+        in_all = f"{sum(size for size, _ in self.switched.values()):,}"
+        table = [head]
         for pair in self.whole.pairs:
-            names = [self.labels[pair.src], self.labels[pair.dst], *([pair.whose] if several else [])]
-            table.append([*names, *self._cells(pair), *self._switch_cell(pair)])
-        sums = [f"{sum(size for size, _ in self.switched.values()):,}"] if self.switched else []
-        table.append(["in all", "", *([""] if several else []), *self._cells(self.whole), *sums])
-        return table
-
-    def _switch_cell(self, pair: Pair) -> list[str]:
-        """What the switch counted between two ranks, of all groups together; beside the first of their connections."""
-        first = next(each for each in self.whole.pairs if (each.src, each.dst) == (pair.src, pair.dst))
-        found = self.switched.get((pair.src, pair.dst))
-        return [f"{found[0]:,}" if found and pair is first else ""] if self.switched else []
+            names = [self.labels[pair.src], self.labels[pair.dst], pair.whose]
+            sizes = _cells(pair, pair.residue_bytes)
+            table.append([*names, *sizes, switched.pop((pair.src, pair.dst), "")])
+        table.append(["in all", "", "", *_cells(self.whole, self.whole.difference_bytes), in_all])
+        shown = [place for place, name in enumerate(head) if not empty.get(name)]
+        return [[row[place] for place in shown] for row in table]
 
     @property
     def third_witness(self) -> str:
@@ -189,12 +198,6 @@ class Reconciliation(Answer, frozen=True, kw_only=True):
             said.append('Measured with measure="phase", which changes the times.')
         return said
 
-    def _cells(self, part: Pair | WirePart) -> list[str]:
-        observer = [f"{part.observer_bytes:,}"] if self.whole.observer_bytes else []
-        known = [f"{part.payload_bytes:,}", f"{part.predicted_bytes:,}", *observer]
-        residue = part.residue_bytes if isinstance(part, Pair) else part.difference_bytes
-        return [*known, _size(part.measured_bytes, ""), _size(residue, "")]
-
     def paragraphs(self) -> Iterator[Paragraph]:
         if not self.whole.pairs:
             yield self.sentence
@@ -205,29 +208,29 @@ class Reconciliation(Answer, frozen=True, kw_only=True):
         yield from self.sentences()
 
 
+def _cells(part: Pair | WirePart, residue: int | None) -> list[str]:
+    known = [f"{size:,}" for size in (part.payload_bytes, part.predicted_bytes, part.observer_bytes)]
+    return [*known, _size(part.measured_bytes, ""), _size(residue, "")]
+
+
 @once
 def reconcile(trace: Trace) -> Reconciliation:
     """For each pair of ranks: payload, predicted bytes on the wire, measured bytes, and what is left between them."""
     ledger = ledger_of(trace)
-    known = ledger.meters
     whole = _whole(trace, ledger)
     return Reconciliation(
         whole=whole,
         parts=(*_spans(trace, ledger), *_single_operations(ledger)),
         labels=trace.labels,
-        intrusive=any(still is not None for meter in known.values() for still in meter.still),
+        intrusive=any(still is not None for meter in ledger.meters.values() for still in meter.still),
         not_measured="" if whole.measured else why_not_measured(trace),
-        switched=_switched(trace),
+        switched={
+            (process.rank, rank): sent
+            for process in trace.processes
+            if process.network is not None and trace.selected_from is None
+            for rank, sent in process.network.sent.items()
+        },
     )
-
-
-def _switched(trace: Trace) -> dict[tuple[int, int], tuple[int, int]]:
-    return {
-        (process.rank, rank): sent
-        for process in trace.processes
-        if process.network is not None and trace.selected_from is None
-        for rank, sent in process.network.sent.items()
-    }
 
 
 # The parts ------------------------------------------------------------------------------------------------------------
@@ -291,7 +294,7 @@ def _not_predicted(unexplained: Counter[Reason]) -> list[str]:
 
 
 def _residues(pairs: Iterable[Pair]) -> list[str]:
-    """Where each residue comes from, with the bytes of all pairs of ranks of which that is so."""
+    """Where each residue comes from, with the bytes of all pairs of ranks."""
     sizes: Counter[tuple[Why, str]] = Counter()
     for pair in pairs:
         sizes[pair.why, pair.group] += abs(pair.residue_bytes or 0)
@@ -303,31 +306,27 @@ def _residues(pairs: Iterable[Pair]) -> list[str]:
 
 
 def _connections(group: str) -> str:
-    match group:
-        case "":
-            return "connections of no known group"
-        case "?":
-            return "connections older than the recording"
-    return f"the connections of {'RPC' if group == RPC else f'group {group}'}"
+    if group == "?":
+        return "connections older than the recording"
+    if not group:
+        return "connections of no known group"
+    return "the connections of RPC" if group == RPC else f"the connections of group {group}"
 
 
 def _spans(trace: Trace, ledger: Ledger) -> Iterator[WirePart]:
     """Each span that has a sample at both ends, with the same span on the other ranks."""
     together: dict[tuple[str, int], list[Stretch]] = defaultdict(list)
-    samples: dict[tuple[int, int], list[int]] = defaultdict(list)
+    samples: dict[tuple[int, int | None], list[int]] = defaultdict(list)
     for sample in trace.of(Counters):
-        if sample.parent is not None:
-            samples[sample.rank, sample.parent].append(sample.number)
+        samples[sample.rank, sample.parent].append(sample.number)
     times: Counter[tuple[int, str]] = Counter()
     for event in sorted(trace.of(Span), key=lambda event: event.number):
-        if event.rank not in ledger.meters:
-            continue
         numbers = samples[event.rank, event.number]
-        if len(numbers) < 2:
+        if event.rank not in ledger.meters or len(numbers) < 2:
             continue
-        places = {number: place for place, number in enumerate(ledger.meters[event.rank].numbers)}
-        first, last = places[min(numbers)], places[max(numbers)]
-        together[event.name, times[event.rank, event.name]].append((event.rank, first, last))
+        known = ledger.meters[event.rank].numbers
+        stretch = event.rank, bisect_left(known, min(numbers)), bisect_left(known, max(numbers))
+        together[event.name, times[event.rank, event.name]].append(stretch)
         times[event.rank, event.name] += 1
     for (name, _), stretches in together.items():
         yield _part(name, stretches, ledger)
@@ -356,10 +355,11 @@ def _part(what: str, stretches: Sequence[Stretch], ledger: Ledger) -> WirePart:
 
 
 def _framing(part: WirePart) -> str:
-    rpc = {pair.group == RPC for pair in part.pairs}
-    of_gloo = ["framing of 96 B a message and 48 B back"] if False in rpc else []
-    of_rpc = [f"framing of {MESSAGE_BYTES} B a message and more for tensors"] if True in rpc else []
-    return " and, for RPC, ".join([*of_gloo, *of_rpc])
+    texts = {
+        False: "framing of 96 B a message and 48 B back",
+        True: f"framing of {MESSAGE_BYTES} B a message and more for tensors",
+    }
+    return " and, for RPC, ".join(texts[of_rpc] for of_rpc in sorted({pair.group == RPC for pair in part.pairs}))
 
 
 def _size(size: int | None, unit: str = " B") -> str:

@@ -76,10 +76,9 @@ class Matrix(Answer, frozen=True):
     def _pair_rows(self) -> list[list[str]]:
         pairs = sorted(self.sizes.items(), key=lambda pair: (-pair[1], pair[0]))
         table = [["from", "to", "bytes"]]
-        for (src, dst), size in pairs[:_PAIRS_SHOWN]:
-            table.append([self.labels[src], self.labels[dst], f"{size:,}"])
-        rest = sum(size for _, size in pairs[_PAIRS_SHOWN:])
+        table += [[self.labels[src], self.labels[dst], f"{size:,}"] for (src, dst), size in pairs[:_PAIRS_SHOWN]]
         if len(pairs) > _PAIRS_SHOWN:
+            rest = sum(size for _, size in pairs[_PAIRS_SHOWN:])
             table.append([f"{len(pairs) - _PAIRS_SHOWN:,} more pairs", "", f"{rest:,}"])
         return table
 
@@ -94,7 +93,7 @@ class Traffic(Matrix, frozen=True):
     `payload_bytes`. `known` says how the bytes of a pair are known, most of them first. `unexplained` is the number of
     operations whose messages are not known, `unsized` that of messages whose size is not. `reduced_bytes` is what each
     rank hands to the all-reduces, where nothing else was asked for; else 0. `ops` names the op of most of a pair's
-    bytes.
+    bytes, `derived_from` the backends by whose algorithms it follows who sends them.
     """
 
     payload_bytes: dict[tuple[int, int], int]
@@ -106,15 +105,19 @@ class Traffic(Matrix, frozen=True):
     unexplained: int
     unsized: int = 0
     reduced_bytes: int = 0
+    derived_from: str = ""
 
     @property
     def sizes(self) -> dict[tuple[int, int], int]:
         return self.payload_bytes
 
     def not_known(self) -> list[str]:
-        told = [f"not counted: {count_text(self.unexplained, 'operation')} whose messages are not known"]
-        unsized = [f"not counted: {count_text(self.unsized, 'message')} whose size is not known"]
-        return told * bool(self.unexplained) + unsized * bool(self.unsized)
+        told = []
+        if self.unexplained:
+            told.append(f"not counted: {count_text(self.unexplained, 'operation')} whose messages are not known")
+        if self.unsized:
+            told.append(f"not counted: {count_text(self.unsized, 'message')} whose size is not known")
+        return told
 
 
 class WireTraffic(Matrix, frozen=True):
@@ -154,6 +157,7 @@ def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
     sums: Counter[tuple[PairSum, str]] = Counter()
     unexplained = unsized = reduced = 0
     only_all_reduces = True
+    backends: set[str] = set()
     for one, times in alike:
         if one.op == "all_reduce" and one.misfit is None:
             reduced += times * payload_bytes(one.ends[0])
@@ -162,6 +166,7 @@ def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
         found = sums_of(one)
         for each in found:
             sums[each, one.op] += times
+        backends |= {one.group.backend for each in found if each.how == "derived"}
         unexplained += times * (not found and why_unknown(one) is not None)
     sizes: Counter[tuple[int, int]] = Counter()
     counts: Counter[tuple[int, int]] = Counter()
@@ -197,6 +202,7 @@ def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
         unexplained,
         unsized,
         reduced_bytes,
+        " and ".join(sorted(backends)),
     )
 
 

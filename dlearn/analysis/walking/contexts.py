@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dlearn.analysis.walking.parts import WalkParts
-from dlearn.analysis.walking.steps import Board, Change, Step, WalkSource
+from dlearn.analysis.walking.steps import Board, Change, Step, WalkParts, WalkSource
 from dlearn.join.autograd_graph import Node, join_graph
 from dlearn.join.rpc_messages import phase_of
 from dlearn.trace.event import AutogradNode
 from dlearn.trace.message import Message
-from dlearn.trace.rpc.rpc_board import BACKWARD
-from dlearn.trace.rpc.rpc_exchange import RpcExchange
+from dlearn.trace.rpc.rpc_exchange import BACKWARD, RpcExchange
 from dlearn.trace.trace import Trace
 
 BOARD = "Contexts of distributed autograd (what is in them is inferred)"
@@ -56,9 +54,8 @@ def _from_the_first_on(trace: Trace, messages: Sequence[Message]) -> set[int]:
     for exchange in sorted(trace.whole.rpc.exchanges, key=lambda each: each.sent_ns or 0):
         if exchange.context is not None and exchange.sent_ns is not None:
             first.setdefault(exchange.context, exchange)
-    here = {
-        id(message.operation.exchange) for message in messages if not message.step
-    }  # its request, not its reply alone
+    # Their requests: a reply alone does not count.
+    here = {id(message.operation.exchange) for message in messages if not message.step}
     return {context for context, exchange in first.items() if id(exchange) in here}
 
 
@@ -114,13 +111,9 @@ def nodes(trace: Trace, messages: Sequence[Message]) -> WalkSource:
 def _sentence(node: Node, trace: Trace) -> str:
     who = trace.label(node.key.rank)
     seen = {"hook": "observed", "log": "observed in the agent's log"}.get(node.timed_by, "inferred from the next node")
-    match node.short:
-        case "recv":
-            told = ", which sends the gradient back to where the value came from"
-        case "send":
-            told = ", which takes in the gradient of a value that was sent"
-        case "AccumulateGrad":
-            told = f", which adds the gradient of {node.parameter or 'a parameter'} to its context"
-        case _:
-            told = ""
-    return f"{who} runs {node.short}{told} ({seen})."
+    does = {
+        "recv": ", which sends the gradient back to where the value came from",
+        "send": ", which takes in the gradient of a value that was sent",
+        "AccumulateGrad": f", which adds the gradient of {node.parameter or 'a parameter'} to its context",
+    }
+    return f"{who} runs {node.short}{does.get(node.short, '')} ({seen})."

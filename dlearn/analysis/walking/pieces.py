@@ -163,22 +163,23 @@ def _carried(messages: Sequence[Message], cuts: Sequence[int], begin: Holding) -
             for piece, mask in carried[place].items():
                 holds[message.dst, piece] = merge(holds.get((message.dst, piece), 0), mask)
         else:
-            for piece in _covered(message, cuts):
-                carried[place][piece] = holds.get((message.src, piece), 0)
+            for piece, (low, high) in enumerate(pairwise(cuts)):
+                if message.offset_bytes <= low and high <= _end(message):
+                    carried[place][piece] = holds.get((message.src, piece), 0)
     return carried
 
 
 def _order(messages: Sequence[Message]) -> Iterator[tuple[int, bool]]:
     """The place of each message, when it leaves and when it arrives: for each rank in the order of its own clock, and
     after it has left. The clocks of two hosts may differ."""
-    own: dict[int, list[tuple[int, bool, int]]] = defaultdict(list)
+    own: dict[int, list[tuple[tuple[int, bool, int], int, bool]]] = defaultdict(list)
     for place, message in enumerate(messages):
         left = _moment(message)
         arrived = left if message.how == "derived" else message.received_ns
-        own[message.src].append((left, False, place))
+        own[message.src].append(((left, False, place), place, False))
         if arrived is not None:
-            own[message.dst].append((arrived, True, place))
-    yield from replay({rank: [(event, event[2], event[1]) for event in events] for rank, events in own.items()})
+            own[message.dst].append(((arrived, True, place), place, True))
+    yield from replay(own)
 
 
 def replay(own: Mapping[int, Iterable[tuple[tuple[int, ...], int, bool]]]) -> Iterator[tuple[int, bool]]:
@@ -194,11 +195,6 @@ def replay(own: Mapping[int, Iterable[tuple[tuple[int, ...], int, bool]]]) -> It
         _, place, arrives = min(ready or heads, key=lambda events: events[0]).popleft()
         sent.add(place)
         yield place, arrives
-
-
-def _covered(message: Message, cuts: Sequence[int]) -> list[int]:
-    end = _end(message)
-    return [i for i, (low, high) in enumerate(pairwise(cuts)) if message.offset_bytes <= low and high <= end]
 
 
 def _end(message: Message) -> int:

@@ -15,11 +15,9 @@ from dlearn.analysis.hanging.hang_words import missing_text, tell
 from dlearn.analysis.hanging.stuck import Hang, hangs
 from dlearn.analysis.telling.words import message_sentence, problem_sentences
 from dlearn.analysis.walking.contexts import contexts, nodes
-from dlearn.analysis.walking.own_work import works
-from dlearn.analysis.walking.parts import WalkParts
+from dlearn.analysis.walking.own_work import gradients, works
 from dlearn.analysis.walking.pieces import pieces
-from dlearn.analysis.walking.ready_gradients import gradients
-from dlearn.analysis.walking.steps import Step, WalkSource, Walkthrough
+from dlearn.analysis.walking.steps import Step, WalkParts, WalkSource, Walkthrough
 from dlearn.join.confirming import messages as all_messages
 from dlearn.shown import RankNames, count_text
 from dlearn.trace.event import PointToPoint
@@ -56,9 +54,11 @@ def walkthrough(
     part, asked, finding = trace, messages, ""
     if asked is None:
         part, asked, finding = _played(trace, found, MOST_MESSAGES)
-    chosen = _in_order([message for message in asked if not _is_hung(message)])
+    # By the time of sending, which is never after what follows from it, and then by step.
+    chosen = [(_sent_ns(message), message) for message in asked if not _is_hung(message)]
+    chosen.sort(key=lambda each: (each[0], each[1].step))
     of_one = len({id(message.operation) for _, message in chosen}) == 1
-    ordered = chosen[: max(MOST_MESSAGES, MOST_OF_ONE) if of_one else MOST_MESSAGES]
+    ordered = chosen[: MOST_OF_ONE if of_one else MOST_MESSAGES]
     shown = [message for _, message in ordered]
     told = [source(part, shown) for source in _SOURCES]
     never = _never_came(trace, asked)
@@ -136,11 +136,11 @@ def _part_title(name: str, inside: Sequence[Message], found: Messages) -> str:
 
 def _collectives_from_the_last(found: Messages) -> Iterator[Rows]:
     """The places of the messages of each operation that has several, carries data and can be played whole."""
-    order = np.argsort(found.operation, kind="stable")
-    ends = np.cumsum(np.bincount(found.operation[found.operation >= 0]))
-    for places in reversed(np.split(order[np.sum(found.operation < 0) :], ends[:-1])):
-        if 1 < len(places) <= MOST_OF_ONE and found[int(places[0])].payload_bytes:
-            yield np.sort(places)
+    counts = np.bincount(found.operation[found.operation >= 0])
+    for operation in reversed(np.flatnonzero((counts > 1) & (counts <= MOST_OF_ONE))):
+        places = np.flatnonzero(found.operation == operation)
+        if found[int(places[0])].payload_bytes:
+            yield places
 
 
 def _chosen_title(chosen: Sequence[Message], most: int) -> str:
@@ -198,8 +198,9 @@ def _never_came(trace: Trace, messages: Iterable[Message]) -> list[Step]:
     stuck = hangs(trace)
     told = [(each.hang, capital(each.sentence, each.speaker, trace.labels)) for each in tell(stuck, trace)]
     known = {id(each.operation) for each in stuck}
-    for operation in (each for place, each in hung.items() if place not in known):
-        told.append((Hang(operation, operation.ranks), f"{operation.op}: {missing_text(operation, trace)}"))
+    for place, operation in hung.items():
+        if place not in known:
+            told.append((Hang(operation, operation.ranks), f"{operation.op}: {missing_text(operation, trace)}"))
     where = WalkParts(trace)
     return [_hung_step(hang, sentence, where) for hang, sentence in told if id(hang.operation) in hung]
 
@@ -222,12 +223,6 @@ def _hung_step(hang: Hang, sentence: str, where: WalkParts) -> Step:
 
 
 # Steps, in their order ------------------------------------------------------------------------------------------------
-
-
-def _in_order(messages: Sequence[Message] | Messages) -> list[tuple[int, Message]]:
-    """By the time of sending, which is never after what follows from it, and then by step."""
-    timed = [(_sent_ns(message), message) for message in messages]
-    return sorted(timed, key=lambda each: (each[0], each[1].step))
 
 
 def _sent_ns(message: Message) -> int:

@@ -6,6 +6,7 @@ leads to another worker stands in the first row of its band, the way to the para
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
@@ -34,9 +35,11 @@ class Layout:
 def lay_out(graph: AutogradGraph) -> Layout:
     bands = tuple(sorted({node.key.rank for node in graph.nodes}))
     board = _Board({rank: band for band, rank in enumerate(bands)})
-    following, before = _neighbours(graph)
+    following: dict[Key, list[Key]] = {node.key: [] for node in graph.nodes}
+    for edge in graph.edges:
+        following[edge.src].append(edge.dst)
     to_send = {edge.src: edge.dst for edge in graph.wires}
-    waiting = {node.key: len(before[node.key]) for node in graph.nodes}
+    waiting = Counter(edge.dst for edge in graph.edges)
     column = {node.key: 0 for node in graph.nodes}
     length, leads = _look_ahead(graph, following)
     ready: list[tuple[int, int, int, Key]] = []
@@ -95,15 +98,6 @@ class _Board:
     def _put(self, key: Key, cell: Cell) -> None:
         self.cells[key] = cell
         self._taken.add(cell)
-
-
-def _neighbours(graph: AutogradGraph) -> tuple[dict[Key, list[Key]], dict[Key, list[Key]]]:
-    following: dict[Key, list[Key]] = {node.key: [] for node in graph.nodes}
-    before: dict[Key, list[Key]] = {node.key: [] for node in graph.nodes}
-    for edge in graph.edges:
-        following[edge.src].append(edge.dst)
-        before[edge.dst].append(edge.src)
-    return following, before
 
 
 def _look_ahead(graph: AutogradGraph, following: Mapping[Key, list[Key]]) -> tuple[dict[Key, int], dict[Key, bool]]:

@@ -1,4 +1,7 @@
-"""Lanes: where each rank's spans, gradients and bars stand, so that nothing of one rank hides anything else of it."""
+"""Lanes: where each rank's spans, gradients and bars stand, so that nothing of one rank hides anything else of it.
+
+Of many ranks that call the same at almost the same times, one lane stands for all; whoever is odd has its own.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,15 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
+import numpy as np
+
+from dlearn.trace.tables.event_table import NONE
+from dlearn.trace.tables.operations import Calls
+
+MOST_LANES = 24
+"""Up to so many ranks each has a lane."""
+ALIKE = 0.03
+"""Calls of ranks that are alike begin and end within this share of the picture of the same time."""
 ROW_IN = 0.25
 SPAN_IN = 0.2
 STRIP_IN = 0.12
@@ -39,13 +51,32 @@ class Lane:
         return (self.bars_top + self.bottom) / 2 if self.rows else (self.top + self.bottom) / 2
 
 
-def stack(
-    ranks: Sequence[int],
-    *,
-    rows: dict[int, int],
-    spans: dict[int, int],
-    strips: set[int],
-) -> dict[int, Lane]:
+def fold(calls: Calls, ranks: Sequence[int], length_ns: int) -> dict[int, tuple[int, ...]]:
+    """Each rank that has a lane, with those that it stands for, itself included. `length_ns`: of the whole picture.
+
+    Alike are ranks that call the same ops in the same order, each within `ALIKE` of the median's times; the one that
+    is nearest to the median stands for them.
+    """
+    if len(ranks) <= MOST_LANES:
+        return {rank: (rank,) for rank in ranks}
+    order = np.lexsort((calls.start_ns, calls.rank))
+    mine = {rank: order[calls.rank[order] == rank] for rank in ranks}
+    same: dict[bytes, list[int]] = defaultdict(list)
+    for rank, places in mine.items():
+        unseen = calls.end_ns[places] == NONE  # What hangs is like what hangs.
+        same[np.append(calls.op[places], unseen).tobytes()].append(rank)
+    folded: dict[int, tuple[int, ...]] = {}
+    for members in same.values():
+        times = np.array([np.append(calls.start_ns[mine[rank]], calls.end_ns[mine[rank]]) for rank in members])
+        far = np.abs(times - np.median(times, axis=0)).max(axis=1, initial=0)
+        alike = [rank for rank, apart in zip(members, far, strict=True) if apart <= ALIKE * length_ns]
+        folded |= {rank: (rank,) for rank in members if rank not in alike}
+        if alike:
+            folded[members[int(far.argmin())]] = tuple(alike)
+    return {rank: folded[rank] for rank in sorted(folded)}
+
+
+def stack(ranks: Sequence[int], *, rows: dict[int, int], spans: dict[int, int], strips: set[int]) -> dict[int, Lane]:
     """Lanes from the top, each as high as its rows of bars and spans, and its strip of gradients need."""
     lanes: dict[int, Lane] = {}
     gap = _GAP_IN if len(ranks) <= 8 else _NARROW_GAP_IN

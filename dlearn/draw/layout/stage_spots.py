@@ -1,4 +1,4 @@
-"""Where ranks stand on a stage: around a hub, in a row of stages, or in a circle, as they send to each other."""
+"""Where ranks stand on a stage, as they send to each other: around a hub, in a row, or in a circle."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from dlearn.draw.layout.circle_layout import Pair, Point, hub_of
 
-_BOXES = ((4, 168.0, 96.0), (8, 124.0, 76.0), (16, 76.0, 52.0), (math.inf, 26.0, 20.0))
+WIDTH = 760.0
+_BOXES = ((4, 168.0, 104.0), (8, 124.0, 84.0), (16, 76.0, 62.0), (math.inf, 24.0, 18.0))
 """For up to so many ranks: width and height of a box, in pixels."""
 _HEAD = 24.0
 """Above a box, for its name."""
@@ -21,6 +22,7 @@ class Spots(NamedTuple):
     wide: float
     high: float
     height: float
+    in_row: bool
 
     def wire(self, pair: Pair, pairs: Collection[Pair]) -> tuple[Point, Point]:
         """From the rim of the sender's box to the receiver's; beside the middle where packets go both ways."""
@@ -34,28 +36,25 @@ class Spots(NamedTuple):
         return (x + across * rim, y + down * rim), (x + across * (far - rim), y + down * (far - rim))
 
 
-def spots_of(ranks: Sequence[int], pairs: Collection[Pair], width: float) -> Spots:
-    """Place ranks on a stage of this width. The same rules are those of the player's stage (play/stage.js)."""
+def spots_of(ranks: Sequence[int], pairs: Collection[Pair]) -> Spots:
+    """Place ranks on a stage of WIDTH pixels, by who sends to whom in these pairs."""
     _, wide, high = next(box for box in _BOXES if len(ranks) <= box[0])
     hub = hub_of(ranks, pairs)
-    places = {rank: place for place, rank in enumerate(ranks)}
-    neighbours = bool(pairs) and all(abs(places[src] - places[dst]) == 1 for src, dst in pairs)
-    if len(ranks) <= 2 or (hub is None and neighbours and len(ranks) <= 8):
-        return _row(ranks, width, wide, high)
     around = [rank for rank in ranks if rank != hub]
-    apart = 12 if len(ranks) > 16 else 40
-    tall = max(0.3 * width, len(around) * (high + apart) / math.pi, (1 if hub is None else 2) * high + 60)
-    across, down = min(width / 2 - wide / 2 - 12, 1.5 * tall), tall / 2
-    middle = width / 2, down + high / 2 + _HEAD
-    middles = {} if hub is None else {hub: middle}
+    row = [around[0], hub, around[1]] if hub is not None and len(around) == 2 else [*ranks]
+    places = {rank: place for place, rank in enumerate(row)}
+    neighbours = bool(pairs) and all(abs(places[src] - places[dst]) == 1 for src, dst in pairs)
+    if len(row) <= 2 or (neighbours and len(row) <= 8):
+        gap = min(320.0, WIDTH / max(1, len(row)))
+        left = (WIDTH - gap * len(row)) / 2
+        middles = {rank: (left + gap * (place + 0.5), high / 2 + _HEAD) for rank, place in places.items()}
+        return Spots(middles, max(24.0, min(wide, gap - 90)), high, high + 2 * _HEAD, in_row=True)
+    apart = 8 if len(ranks) > 16 else 40
+    tall = max(0.32 * WIDTH, len(around) * (high + apart) / math.pi, high + 60 if hub is None else 2 * high + 130)
+    across, down = min(WIDTH / 2 - wide / 2 - 12, 1.5 * tall), tall / 2
+    center = WIDTH / 2, down + high / 2 + _HEAD
+    middles = {} if hub is None else {hub: center}
     for place, rank in enumerate(around):
         angle = 2 * math.pi * place / len(around) - math.pi / 2
-        middles[rank] = middle[0] + across * math.cos(angle), middle[1] + down * math.sin(angle)
-    return Spots(middles, wide, high, max(y for _, y in middles.values()) + high / 2 + _HEAD)
-
-
-def _row(ranks: Sequence[int], width: float, wide: float, high: float) -> Spots:
-    gap = min(300.0, width / max(1, len(ranks)))
-    left = (width - gap * len(ranks)) / 2
-    middles = {rank: (left + gap * (place + 0.5), high / 2 + _HEAD) for place, rank in enumerate(ranks)}
-    return Spots(middles, max(24.0, min(wide, gap - 80)), high, high + 2 * _HEAD)
+        middles[rank] = center[0] + across * math.cos(angle), center[1] + down * math.sin(angle)
+    return Spots(middles, wide, high, max(y for _, y in middles.values()) + high / 2 + _HEAD, in_row=False)

@@ -68,33 +68,27 @@ class Signature:
         missing = [name for name in (op.gives, op.gets, op.group) if name and name not in names]
         if missing:
             raise unfit(f"its c10d::{op.schema} has no argument {missing[0]!r}")
+
+        def place(*wanted: str) -> int | None:
+            return next((names.index(name) for name in wanted if name in names), None)
+
         self.op = op
         self.group = names.index(op.group)
-        self.gives = names.index(op.gives) if op.gives else None
-        self.gets = names.index(op.gets) if op.gets else None
-        self.root = names.index("root_rank") if "root_rank" in names else None
+        self.gives, self.gets = place(op.gives), place(op.gets)
+        self.root, self.peer = place("root_rank"), place("dst", "src")
         self.tag = names.index("tag") if "tag" in names else -1
-        self.splits = names.index("input_split_sizes") if "input_split_sizes" in names else None
-        self.peer = next((names.index(name) for name in ("dst", "src") if name in names), None)
-        self._async_op = names.index("async_op") if "async_op" in names else None
+        self.splits, self._async_op = place("input_split_sizes"), place("async_op")
         self.redispatch = overload._handle.redispatch_boxed
         self._returns = len(returns)
-        self._work = next((i for i, each in enumerate(returns) if each.endswith("c10d.Work")), None)
+        self.work = next((i for i, each in enumerate(returns) if each.endswith("c10d.Work")), None)
 
-    def size(self, args: tuple[Any, ...]) -> int:
-        """Bytes of the tensors that a Work of this call keeps alive."""
-        return sum(
-            each.numel() * each.element_size() for where in (self.gives, self.gets) for each in tensors_of(args, where)
-        )
+    def tensors(self, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+        """All that the call gives and gets: a Work of it keeps them alive."""
+        return (*tensors_of(args, self.gives), *tensors_of(args, self.gets))
 
     def output(self, args: tuple[Any, ...]) -> torch.Tensor | None:
         """The first tensor that the call fills."""
         return next(iter(tensors_of(args, self.gets if self.gets is not None else self.gives)), None)
-
-    def device(self, args: tuple[Any, ...]) -> torch.device | None:
-        """Where its tensors are; None if it has none."""
-        tensors = (*tensors_of(args, self.gives), *tensors_of(args, self.gets))
-        return tensors[0].device if tensors else None
 
     def is_traced(self, args: tuple[Any, ...]) -> bool:
         """Whether it is only planned, on tensors without data (fake, or on "meta"): nothing will be sent.
@@ -111,14 +105,10 @@ class Signature:
         # An argument that equals its default is not passed on, and this one's is True.
         return self._async_op is not None and self._async_op < len(args) and args[self._async_op] is False
 
-    @property
-    def has_work(self) -> bool:
-        return self._work is not None
-
     def work_of(self, result: Any) -> Work | None:
-        if self._work is None:
+        if self.work is None:
             return None
-        return Work.unbox(result if self._returns == 1 else result[self._work])
+        return Work.unbox(result if self._returns == 1 else result[self.work])
 
 
 def overload_of(schema: str) -> Any:
@@ -168,6 +158,10 @@ def checksum_given(tensors: Sequence[torch.Tensor]) -> int | None:
     if not sums or any(each is None for each in sums):
         return None
     return sums[0] if len(sums) == 1 else zlib.crc32(repr(sums).encode())
+
+
+def bytes_of(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(each.numel() * each.element_size() for each in tensors)
 
 
 def tensors_of(args: tuple[Any, ...], index: int | None) -> Sequence[torch.Tensor]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
@@ -22,11 +21,12 @@ from torch._C._distributed_c10d import FakeProcessGroup, HashStore, ProcessGroup
 from torch.distributed import distributed_c10d
 
 from dlearn.errors import SetupError
-from dlearn.hooks import Emit, Undo, callers, gate
+from dlearn.hooks import Undo, callers, gate
 from dlearn.hooks.c10d.c10d_ops import (
     COLLECTIVES,
     POINT_TO_POINT,
     Signature,
+    bytes_of,
     checksum,
     checksum_given,
     describe_one,
@@ -44,6 +44,7 @@ from dlearn.hooks.host import Host
 from dlearn.hooks.patches import Patches
 from dlearn.hooks.private import unfit, untraced
 from dlearn.trace.event import NOT_OBSERVED, REFUSED, Collective, PointToPoint
+from dlearn.trace.options import Options
 
 
 def install(host: Host) -> Undo:
@@ -52,14 +53,14 @@ def install(host: Host) -> Undo:
     With the option `checksums`, of what is sent from point to point and given to collectives, too.
     """
     self_test()
-    with ExitStack() as undo:
+    with Patches() as undo:
         undo.callback(host.times.close)
-        undo.callback(_install(host, host.groups, host.times, host.options.checksums))
+        _install(host, undo)
         undo.callback(callers.install(host))
         return undo.pop_all().close
 
 
-def _install(emit: Emit, groups: Groups, times: CudaTimes, checksums: bool) -> Undo:
+def _install(host: Host, undo: Patches) -> None:
     ops = [*here(COLLECTIVES), *POINT_TO_POINT]
     for op in ops:
         overload_of(op.schema)
@@ -67,7 +68,7 @@ def _install(emit: Emit, groups: Groups, times: CudaTimes, checksums: bool) -> U
             raise SetupError(
                 f"another tool, or another recording, already watches c10d::{op.schema} in this process. Stop it first."
             )
-    watch, undo = _OpWatch(emit, groups, times, checksums), Patches()
+    watch = _OpWatch(host)
     undo.callback(watch.callbacks.release)
     undo.callback(watch.waiting.release)
     undo.replace(Work, "wait", watch.waiting.watch_wait)
@@ -76,7 +77,6 @@ def _install(emit: Emit, groups: Groups, times: CudaTimes, checksums: bool) -> U
     undo.callback(library._destroy)
     for op in ops:
         library.impl(op.schema, watch.kernel(Signature(op)), "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
-    return undo.close
 
 
 class _Call(NamedTuple):
@@ -90,16 +90,16 @@ class _Call(NamedTuple):
 class _OpWatch:
     """What the kernels of one recording share."""
 
-    def __init__(self, emit: Emit, groups: Groups, times: CudaTimes, checksums: bool) -> None:
-        self._emit, self._groups, self._times, self._checksums = emit, groups, times, checksums
-        self.waiting, self.callbacks = WaitingWorks(emit), Callbacks(emit)
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self.waiting, self.callbacks = WaitingWorks(host), Callbacks(host)
 
     def kernel(self, signature: Signature) -> Callable[..., Any]:
         """What stands at the dispatcher for one op."""
-        emit = self._emit
-        point_to_point = signature.op in POINT_TO_POINT
-        begins = self._p2p_begins if point_to_point else self._collective_begins
-        launched = self._p2p_launched if point_to_point else self._collective_launched
+        emit = self._host
+        begins, launched = self._collective_begins, self._collective_launched
+        if signature.op in POINT_TO_POINT:
+            begins, launched = self._p2p_begins, self._p2p_launched
 
         @untraced
         def kernel(keyset: Any, *args: Any) -> Any:
@@ -117,7 +117,9 @@ class _OpWatch:
             except BaseException as error:
                 if call is not None:
                     # A monitored barrier has no Work: it raises when it has waited in vain.
-                    emit.end(call.number, by=REFUSED if signature.has_work else "return", error=type(error).__name__)
+                    emit.end(
+                        call.number, by=REFUSED if signature.work is not None else "return", error=type(error).__name__
+                    )
                 raise
             if call is not None:
                 try:
@@ -129,50 +131,49 @@ class _OpWatch:
         return kernel
 
     def _collective_begins(self, signature: Signature, args: tuple[Any, ...]) -> _Call:
-        group = self._groups.of_boxed(args[signature.group])
+        group = self._host.groups.of(ProcessGroup.unbox(args[signature.group]))
         root = args[signature.root] if signature.root is not None else None
         inputs, outputs = tensors_of(args, signature.gives), tensors_of(args, signature.gets)
         if signature.op.name == "broadcast" and group.rank != root:
             inputs, outputs = (), inputs
-        splits, checksums = split_bytes(args, signature), self._checksums
-        number = note_collective(
-            signature.op.name, group, inputs, outputs, self._emit, root=root, splits=splits, checksums=checksums
-        )
+        splits, op = split_bytes(args, signature), signature.op.name
+        number = note_collective(self._host, op, group, inputs, outputs, root=root, splits=splits)
         begun = None
         if group.on_gpu and not _is_coalesced(signature, args):
-            begun = self._times.mark(self._times.gpu(signature.device(args)))
+            devices = [each.device for each in signature.tensors(args)]
+            begun = self._host.times.mark(devices[0] if devices else None)
         return _Call(number, group, begun)
 
     def _collective_launched(self, signature: Signature, args: tuple[Any, ...], call: _Call, result: Any) -> None:
         number, group, begun = call
         work = signature.work_of(result)
         if work is None and group.end_by_callback:
-            self._emit.end(number, by="return")
+            self._host.end(number, by="return")
         elif work is None or not group.end_by_callback:
             # NCCL completes its futures when the kernel is queued, so a callback would lie.
-            self._emit.end(number, by=NOT_OBSERVED)
+            self._host.end(number, by=NOT_OBSERVED)
         elif signature.waits_at_once(args) and type(work) is Work:
             # The caller holds its tensors. (A Work of another class has a `wait` of its own.)
             self.waiting.hold(work, number)
         elif (future := future_of(work)) is not None:
             self.callbacks.watch(number, future)
         else:
-            self.waiting.hold(work, number, signature.size(args), output=signature.output(args))
+            size = bytes_of(signature.tensors(args))
+            self.waiting.hold(work, number, size, output=signature.output(args))
         if begun is not None:
-            self._times.collective(number, begun, work, group.name)
+            self._host.times.collective(number, begun, work, group.name)
 
     def _p2p_begins(self, signature: Signature, args: tuple[Any, ...]) -> _Call:
-        group = self._groups.of_boxed(args[signature.group])
+        group = self._host.groups.of(ProcessGroup.unbox(args[signature.group]))
         peer = args[signature.peer] if signature.peer is not None else None
         (tensor,) = tensors_of(args, signature.gives)
-        tag, checksums = args[signature.tag], self._checksums
-        return _Call(
-            note_p2p(signature.op.name, group, tensor, peer, tag, self._emit, checksums=checksums), group, None
-        )
+        number = note_p2p(self._host, signature.op.name, group, tensor, peer, args[signature.tag])
+        return _Call(number, group, None)
 
     def _p2p_launched(self, signature: Signature, args: tuple[Any, ...], call: _Call, result: Any) -> None:
         work = Work.unbox(result)
-        self.waiting.hold(work, call.number, signature.size(args), any_source=signature.peer is None)
+        size = bytes_of(signature.tensors(args))
+        self.waiting.hold(work, call.number, size, any_source=signature.peer is None)
 
 
 def _wait_at(closed: gate.Gate, signature: Signature, args: tuple[Any, ...]) -> None:
@@ -180,8 +181,7 @@ def _wait_at(closed: gate.Gate, signature: Signature, args: tuple[Any, ...]) -> 
     to = args[signature.peer] if signature.peer is not None else None
     if to is not None and group in distributed_c10d._world.pg_group_ranks:
         to = distributed_c10d.get_global_rank(group, to)
-    given = tensors_of(args, signature.gives)
-    closed.wait(signature.op.name, to, sum(each.numel() * each.element_size() for each in given))
+    closed.wait(signature.op.name, to, bytes_of(tensors_of(args, signature.gives)))
 
 
 def _is_coalesced(signature: Signature, args: tuple[Any, ...]) -> bool:
@@ -192,22 +192,21 @@ def _is_coalesced(signature: Signature, args: tuple[Any, ...]) -> bool:
 
 
 def note_collective(
+    host: Host,
     op: str,
     group: OwnGroup,
     inputs: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor],
-    emit: Emit,
     *,
     root: int | None = None,
     splits: Sequence[int] = (),
-    checksums: bool = False,
 ) -> int:
     """A collective with the tensors that this rank gives and gets.
 
     Those of a Python process group the dispatcher does not see; they come from `operation`.
     """
     made_by = caller(sys._getframe())
-    return emit.event(
+    return host.event(
         Collective,
         op=op,
         group=group.name,
@@ -220,19 +219,17 @@ def note_collective(
         backward=made_by.backward,
         bucket_index=made_by.bucket_index,
         splits=tuple(splits),
-        checksum=checksum_given(inputs) if checksums and inputs else None,
+        checksum=checksum_given(inputs) if host.options.checksums and inputs else None,
         phase=made_by.phase,
         site=made_by.site,
     )
 
 
-def note_p2p(
-    op: str, group: OwnGroup, tensor: torch.Tensor, peer: int | None, tag: int, emit: Emit, *, checksums: bool
-) -> int:
+def note_p2p(host: Host, op: str, group: OwnGroup, tensor: torch.Tensor, peer: int | None, tag: int) -> int:
     """A send or a receive."""
     made_by = caller(sys._getframe())
     offset, whole = place_of(tensor)
-    return emit.event(
+    return host.event(
         PointToPoint,
         op=op,
         group=group.name,
@@ -242,7 +239,7 @@ def note_p2p(
         tensors=(describe_one(tensor),),
         offset_bytes=offset,
         whole_bytes=whole,
-        checksum=checksum(tensor) if checksums and op == "send" else None,
+        checksum=checksum(tensor) if host.options.checksums and op == "send" else None,
         phase=made_by.phase,
         site=made_by.site,
     )
@@ -258,14 +255,12 @@ def self_test() -> None:
     if _self_test_passed:
         return
     probe: Any = _Probe()
-    undo = _install(probe, Groups(probe), CudaTimes(probe), checksums=False)
-    try:
+    with Patches() as undo:
+        _install(probe, undo)
         pg = ProcessGroup(HashStore(), 0, 1)
         fake = getattr(FakeProcessGroup, "_create_internal", FakeProcessGroup)  # The class itself in torch 2.8.
         pg._register_backend(torch.device("cpu"), ProcessGroup.BackendType.CUSTOM, fake(0, 1))
         pg.allreduce([torch.zeros(1)]).wait()
-    finally:
-        undo()
     if probe.seen != ["fact", "event", "end"]:
         raise unfit(f"the self-test saw {probe.seen or 'nothing'} of one all_reduce")
     _self_test_passed = True
@@ -276,6 +271,7 @@ class _Probe:
 
     def __init__(self) -> None:
         self.seen: list[str] = []
+        self.options, self.groups, self.times = Options(), Groups(self), CudaTimes(self)
 
     def __getattr__(self, name: str) -> Any:
         def called(*what: Any, **_: Any) -> int:

@@ -1,15 +1,13 @@
-"""Process groups, and what comes and goes with them: the connections that are counted, and the desk of the clocks."""
+"""Process groups that come and go: the connections that are counted, and the desk where clocks are compared."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 
-from dlearn.hooks import Emit, Undo
-from dlearn.hooks.c10d.groups import Made
+from dlearn.hooks import Undo
 from dlearn.hooks.host import Host
 from dlearn.hooks.patches import Patches, guarded
 
@@ -17,72 +15,40 @@ from dlearn.hooks.patches import Patches, guarded
 def install(host: Host) -> Undo:
     """Describe each group when it is made, or now; watch its sockets, whose counters are read, and open the desk."""
     groups, sockets, desk, count = host.groups, host.sockets, host.desk, host.count
+    c10d, undo = dist.distributed_c10d, Patches()
     present: list[str] = []
-    for group in list(dist.distributed_c10d._world.pg_map):
+    for group in list(c10d._world.pg_map):
         guarded(host, "a process group", lambda known=group: present.append(groups.of(known).name))
     sockets.begin(present)
     count()
 
-    def watch_its_own(new: Made) -> None:
-        if new.group is not None and sockets.watch(groups.of(new.group).name):
-            count()
+    def making(*args: Any, **_: Any) -> None:
+        sockets.making(args[4])  # The store in which its members meet.
 
-    def read_for_the_last_time(group: object) -> None:
+    def made(result: Any, *args: Any, group_desc: Any = None, **_: Any) -> None:
+        size, rank, ranks, _backend, store = args[:5]
+        if isinstance(result[0], ProcessGroup):  # Else this process is no member.
+            groups.made(result[0], ranks or range(size))
+            if sockets.watch(groups.of(result[0]).name):
+                count()
+        if desk is not None and group_desc == "default_pg":
+            desk.join("group", store, rank, size)
+
+    def destroying(group: Any = None) -> None:
+        everything = group is None or group is dist.GroupMember.WORLD
+        if desk is not None and everything:
+            desk.close()
         sockets.note_strangers()
         count()
+        groups.destroying(None if everything else group)
 
-    made: list[_Listener] = [groups.made, watch_its_own]
-    destroying: list[_Listener] = [read_for_the_last_time, groups.destroying]
-    undo = Patches()
     if desk is not None:
-        made.append(desk.made)
-        destroying.insert(0, desk.destroying)
         undo.callback(guarded, host, "the clocks", desk.close)
         if dist.is_initialized():
-            store = dist.distributed_c10d._get_default_store()
+            store = c10d._get_default_store()
             guarded(host, "the clocks", desk.join, "group", store, dist.get_rank(), dist.get_world_size())
     undo.callback(groups.release)
-    _watch(host, undo, making=[sockets.making], made=made, destroying=destroying)
-    return undo.close
-
-
-_Listener = Callable[[Any], object]
-
-
-def _watch(
-    emit: Emit,
-    patches: Patches,
-    *,
-    making: Sequence[_Listener],
-    made: Sequence[_Listener],
-    destroying: Sequence[_Listener],
-) -> None:
-    """Call these before a process group is made in a store, after it, and before one is destroyed (None: all)."""
-
-    def tell(listeners: Sequence[_Listener], what: object) -> None:
-        for listener in listeners:
-            guarded(emit, "a process group", listener, what)
-
-    def new_group(original: Any) -> Any:
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            size, rank, ranks, _, store = args[:5]
-            tell(making, store)
-            result = original(*args, **kwargs)
-            group = result[0] if isinstance(result[0], ProcessGroup) else None
-            tell(made, Made(group, kwargs.get("group_desc") == "default_pg", store, rank, size, ranks or range(size)))
-            return result
-
-        return wrapper
-
-    def destroy_group(original: Any) -> Any:
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            group = args[0] if args else kwargs.get("group")
-            tell(destroying, None if group is dist.GroupMember.WORLD else group)
-            return original(*args, **kwargs)
-
-        return wrapper
-
-    c10d = dist.distributed_c10d
-    patches.replace(c10d, "_new_process_group_helper", new_group)
+    undo.around(host, c10d, "_new_process_group_helper", before=making, after=made)
     for owner in (c10d, dist):
-        patches.replace(owner, "destroy_process_group", destroy_group)
+        undo.around(host, owner, "destroy_process_group", before=destroying)
+    return undo.close

@@ -10,17 +10,16 @@ from __future__ import annotations
 import itertools
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import ProcessGroup, Store, _dump_fr_trace_json  # type: ignore[attr-defined]
+from torch._C._distributed_c10d import ProcessGroup, _dump_fr_trace_json  # type: ignore[attr-defined]
 
 from dlearn.hooks import Emit
-from dlearn.hooks.network.job import word_in
+from dlearn.hooks.network.clock import word_in
 from dlearn.trace.event import GroupFact
 
 
@@ -40,20 +39,6 @@ class OwnGroup:
     p2ps: Iterator[int]
 
 
-class Made(NamedTuple):
-    """A process group that torch has just made; `group` is None in a process that is no member.
-
-    `rank` is this process's in it, `ranks` are its members', in the default group.
-    """
-
-    group: ProcessGroup | None
-    default: bool
-    store: Store | None
-    rank: int
-    size: int
-    ranks: Sequence[int]
-
-
 class Groups:
     """The process groups of this process, by identity."""
 
@@ -64,14 +49,14 @@ class Groups:
         self._uses: Counter[str] = Counter()
         self._kept: list[ProcessGroup] = []
 
-    def made(self, made: Made) -> None:
-        """Describe it at once: who never calls anything on it is its member, too."""
+    def made(self, group: ProcessGroup, ranks: Iterable[int]) -> None:
+        """Describe it at once: who never calls anything on it is its member, too. `ranks` are its members."""
         self._kept.clear()
-        if made.group is not None and made.group not in self._known:
-            self._known[made.group] = self._meet(made.group, made.ranks)
+        if group not in self._known:
+            self._known[group] = self._meet(group, ranks)
 
     def destroying(self, group: ProcessGroup | None) -> None:
-        """Keep it a little longer than the program does, until the next is made.
+        """Keep it a little longer than the program does, until the next is made; None stands for all groups.
 
         Where a DDP model holds the last reference and is deleted, torch waits for gloo's threads and keeps Python's
         lock: it hangs if one of them needs that, to let go of a tensor, or for our own callback. Where the last one is
@@ -79,7 +64,7 @@ class Groups:
         that is not kept.)
         """
         if group is None:
-            self._kept.clear()
+            self.release()
         else:
             self._kept.append(group)
 
@@ -91,9 +76,6 @@ class Groups:
         """ "1", and the second time "1~2"."""
         self._uses[name] += 1
         return name if self._uses[name] == 1 else f"{name}{between}{self._uses[name]}"
-
-    def of_boxed(self, boxed: Any) -> OwnGroup:
-        return self.of(ProcessGroup.unbox(boxed))
 
     def of(self, pg: ProcessGroup) -> OwnGroup:
         last = self._last

@@ -4,31 +4,37 @@ DDP's reducer is C++. Its buckets can be read (`_get_zeros_like_grad_buckets`, o
 reducer's mutex) and change at most once, when DDP rebuilds them in the order in which gradients came. The
 ready times come from torch's own hook on each parameter. Which all-reduce carries which bucket is not decided here:
 that is an inference, and lives in join/buckets.py.
+
+And the stretches of a training step that send nothing (forward, backward, optimizer), from begin to end: without them
+nobody knows what an all-reduce was hidden behind. They are noted from the first forward pass of a DDP model on, a line
+each, written when it is over. Of a model on a GPU they are launched only: when the GPU did it, cuda_times.py finds out.
 """
 
 from __future__ import annotations
 
 import itertools
+import time
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from dlearn.hooks import Emit, Undo
-from dlearn.hooks.cuda_times import CudaTimes
-from dlearn.hooks.ddp.stretches import Stretches
+from dlearn.hooks import Undo
+from dlearn.hooks.cuda_times import Mark
 from dlearn.hooks.host import Host
 from dlearn.hooks.patches import Patches
 from dlearn.hooks.private import untraced
-from dlearn.trace.event import Bucket, Gradient
+from dlearn.trace.event import Bucket, Gradient, Stretch
 
 
 def install(host: Host) -> Undo:
     """Report buckets, ready gradients and stretches of every DDP model that runs from now on."""
-    watch, stretches = _Watch(host, host.times), Stretches(host, host.times)
+    watch, stretches = _Watch(host), Stretches(host)
 
     @untraced
     def begins(ddp: DistributedDataParallel) -> None:
@@ -61,8 +67,8 @@ def install(host: Host) -> Undo:
 class _Watch:
     """The DDP models of this process, numbered in the order of their first forward pass."""
 
-    def __init__(self, emit: Emit, times: CudaTimes) -> None:
-        self._emit, self._times = emit, times
+    def __init__(self, host: Host) -> None:
+        self._emit, self._times = host, host.times
         self._numbers = itertools.count()
         self._models: WeakKeyDictionary[DistributedDataParallel, tuple[int, bool]] = WeakKeyDictionary()
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
@@ -101,16 +107,15 @@ class _Watch:
     def _watch_gradients(self, ddp: DistributedDataParallel, model: int, names: dict[int, str]) -> None:
         for parameter in ddp.module.parameters():
             if parameter.requires_grad:
-                gpu = self._times.gpu(parameter.device)
-                hook = self._ready(model, names[id(parameter)], parameter.nbytes, gpu)
+                hook = self._ready(model, names[id(parameter)], parameter.nbytes, parameter.device)
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
 
-    def _ready(self, model: int, name: str, size: int, gpu: torch.device | None) -> Any:
+    def _ready(self, model: int, name: str, size: int, device: torch.device) -> Any:
         @untraced
         def ready(parameter: torch.Tensor) -> None:
             try:
                 task = torch._C._current_graph_task_id()
-                now = self._times.mark(gpu)
+                now = self._times.mark(device)
                 number = self._emit.event(
                     Gradient,
                     model=model,
@@ -130,3 +135,117 @@ class _Watch:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+
+# Stretches of a training step -----------------------------------------------------------------------------------------
+
+
+_FAKES = torch._C._TorchDispatchModeKey.FAKE
+
+
+class _Begun(NamedTuple):
+    at_ns: int
+    on_gpu: Mark | None
+
+
+class Stretches:
+    """When each stretch that has not ended began."""
+
+    def __init__(self, host: Host) -> None:
+        self.undo = Patches()
+        self._emit, self._times = host, host.times
+        self._follows = False
+        self._device: torch.device | None = None
+        self._forward: WeakKeyDictionary[DistributedDataParallel, _Begun] = WeakKeyDictionary()
+        self._optimizer: dict[int, _Begun] = {}
+
+    def forward_begins(self, ddp: DistributedDataParallel) -> None:
+        if not self._follows:
+            self._follows = True
+            self._follow_backward()
+            self._follow_optimizers()
+        self._device = ddp.device
+        self._forward[ddp] = self._begins()
+
+    @untraced
+    def forward_ends(self, ddp: DistributedDataParallel) -> None:
+        began = self._forward.pop(ddp, None)
+        if torch.is_grad_enabled():  # Else it is an evaluation, and no part of a training step.
+            self._note("forward", began)
+
+    def _follow_backward(self) -> None:
+        """`Tensor.backward` and `autograd.grad` reach the engine through this one name."""
+
+        def make(original: Any) -> Any:
+            @untraced
+            def run_backward(*args: Any, **kwargs: Any) -> Any:
+                # Inside another, as checkpointing runs parts again; or traced only, on fakes, by a compiler.
+                if torch._C._current_graph_task_id() >= 0 or torch._C._get_dispatch_mode(_FAKES) is not None:
+                    return original(*args, **kwargs)
+                began = self._begins()
+                try:
+                    result = original(*args, **kwargs)
+                except BaseException as failure:
+                    self._note("backward", began, error=type(failure).__name__)
+                    raise
+                self._note("backward", began)
+                return result
+
+            return run_backward
+
+        self.undo.replace(torch.autograd, "_engine_run_backward", make)
+
+    def _follow_optimizers(self) -> None:
+        @untraced
+        def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
+            self._optimizer[id(optimizer)] = self._begins()
+
+        @untraced
+        def ends(optimizer: Any, args: Any, kwargs: Any) -> None:
+            self._note("optimizer", self._optimizer.pop(id(optimizer), None))
+
+        self.undo.callback(register_optimizer_step_pre_hook(begins).remove)
+        self.undo.callback(register_optimizer_step_post_hook(ends).remove)
+
+    def _begins(self) -> _Begun:
+        """Now, and for a model on a GPU when its stream comes to this place."""
+        on_gpu = self._times.mark(self._device)
+        return _Begun(time.monotonic_ns(), on_gpu)
+
+    def _note(self, phase: str, began: _Begun | None, *, error: str = "") -> None:
+        if began is None:
+            return
+        try:
+            facts = {"start_ns": began.at_ns, "end_ns": time.monotonic_ns(), "ended_by": "return", "error": error}
+            number = self._emit.event(Stretch, phase=phase, **facts)
+            if began.on_gpu is not None:
+                self._times.between(number, began.on_gpu, self._times.mark(began.on_gpu.device))
+        except Exception as failure:
+            self._emit.failed(f"the end of {phase}", failure)
+
+
+# Steps that are counted without the user's help -----------------------------------------------------------------------
+
+
+def install_steps(host: Host) -> Undo:
+    """Where only some steps are recorded, tell `host` when the program's optimizer has made its n-th step.
+
+    Of several optimizers, the first's that is still there: where each phase of a training has one of its own, the count
+    goes on.
+    """
+    if host.options.steps is None:
+        return lambda: None
+    host.begin_step(0)
+    numbers = itertools.count(1)
+    counted: weakref.ref[Any] | None = None
+
+    @untraced
+    def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+        nonlocal counted
+        if counted is None or counted() is None:
+            counted = weakref.ref(optimizer)
+        if counted() is optimizer:
+            host.begin_step(next(numbers))
+
+    handle = register_optimizer_step_post_hook(stepped)
+    return lambda: handle.remove()

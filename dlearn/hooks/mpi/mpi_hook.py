@@ -32,9 +32,9 @@ def install(emit: Emit) -> Undo:
     undo = ExitStack()
 
     def watch() -> None:
-        from dlearn.hooks.mpi import mpi_names
+        from dlearn.hooks.mpi import mpi_calls
 
-        undo.callback(mpi_names.replace(emit))
+        undo.callback(mpi_calls.replace(emit))
 
     if _MPI in sys.modules:
         watch()

@@ -7,16 +7,15 @@ import os
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from mpi4py import MPI
 
-from dlearn.hooks import Emit
+from dlearn.hooks import Emit, gate
 from dlearn.hooks.callers import caller
-from dlearn.hooks.mpi.mpi_payload import Infos, received
-from dlearn.trace.event import NOT_OBSERVED, Collective, Event, GroupFact, PointToPoint
-from dlearn.trace.mpi_facts import CANCELLED, Probe
+from dlearn.trace.event import NOT_OBSERVED, Collective, Event, GroupFact, PointToPoint, TensorInfo
+from dlearn.trace.mpi_facts import CANCELLED, PICKLED, Probe
 
 Result = TypeVar("Result")
 
@@ -61,26 +60,22 @@ class Watch:
         self._collectives: defaultdict[str, Iterator[int]] = defaultdict(partial(itertools.count, 1))
         self._p2ps: defaultdict[str, Iterator[int]] = defaultdict(partial(itertools.count, 1))
 
-    def close(self) -> None:
-        """Nobody has waited for these."""
-        for post in list(self.open.values()):
-            post.ended(by=NOT_OBSERVED)
-
     def point_to_point(self, op: str, comm: Any, peer: int, tag: int, tensors: Infos) -> Post:
         """A send, a recv, or a probe, which takes nothing out of the line."""
         group, known = self._group(comm), peer if peer != MPI.ANY_SOURCE else None
         if op == "probe":
             return Post(self, self._event(Probe, group=group, peer=known, tag=tag), receives=True)
+        _wait_at_gate(op, None if known is None else world_ranks(comm)[known], tensors)
         seq = next(self._p2ps[group])
         number = self._event(PointToPoint, op=op, group=group, peer=known, tag=tag, seq=seq, tensors=tensors)
         return Post(self, number, room=tensors, receives=op == "recv")
 
     def collective(self, op: str, comm: Any, root: int | None, inputs: Infos, outputs: Infos) -> Post:
         group = self._group(comm)
+        _wait_at_gate(op, None, inputs)
         seq = next(self._collectives[group])
-        return Post(
-            self, self._event(Collective, op=op, group=group, seq=seq, root=root, inputs=inputs, outputs=outputs)
-        )
+        facts = {"root": root, "inputs": inputs, "outputs": outputs}
+        return Post(self, self._event(Collective, op=op, group=group, seq=seq, **facts))
 
     def _event(self, kind: type[Event], **facts: Any) -> int:
         made_by = caller(sys._getframe())
@@ -103,8 +98,22 @@ class Watch:
         return name
 
 
+def _wait_at_gate(op: str, to: int | None, given: Infos) -> None:
+    """Of a held job: mpi4py has not got the call yet. Of a `sendrecv` first the send waits, then the receive."""
+    if gate.current is not None:
+        gate.current.wait(op, to, sum(each.payload_bytes for each in given))
+
+
 active: Watch | None = None
 """The recording that is on. The classes live on without one, as objects that the program holds."""
+
+
+def stop() -> None:
+    """End the recording: nobody has waited for what is open."""
+    global active
+    watch, active = active, None
+    for post in list(watch.open.values()) if watch is not None else ():
+        post.ended(by=NOT_OBSERVED)
 
 
 def watching(what: Callable[[Watch], Result]) -> Result | None:
@@ -265,3 +274,76 @@ def _ended(request: Any, **how: Any) -> None:
 
 _METHODS: dict[str, Callable[..., Any]] = {each: _waiting(each) for name in _NAMES for each in (name, name.lower())}
 Request = standing_class("Request", RequestCalls, _METHODS)
+
+
+# What travels: a buffer or [buffer, count, type] ----------------------------------------------------------------------
+
+
+_KINDS = {"f": "float", "i": "int", "u": "uint", "c": "complex", "b": "bool"}
+
+Infos = tuple[TensorInfo, ...]
+
+
+def described(spec: Any, *, blocks: int = 1) -> Infos:
+    """The data of one argument; none of None and IN_PLACE. Of a single count each of `blocks` ranks has that much."""
+    if spec is None or spec is MPI.IN_PLACE:
+        return ()
+    buffer, counts, datatype = _parts(spec)
+    item_bytes, dtype = _type_of(buffer, datatype)
+    if counts is None:
+        count = _bytes_of(buffer) // max(item_bytes, 1)
+    else:
+        count = counts * blocks if isinstance(counts, int) else sum(map(int, counts))
+    return (TensorInfo((count,), dtype, "cpu", count * item_bytes, count * item_bytes),)
+
+
+def received(room: Infos, got_bytes: int) -> Infos:
+    """Of a receive that is over: what has come, if that is not what there was room for."""
+    if room and room[0].payload_bytes == got_bytes:
+        return ()
+    known = room[0] if room and room[0].shape[0] else None
+    if known is None:
+        return pickled(got_bytes)
+    count = got_bytes * known.shape[0] // max(known.payload_bytes, 1)
+    return (TensorInfo((count,), known.dtype, "cpu", got_bytes, got_bytes),)
+
+
+def pickled(count: int) -> Infos:
+    """Python objects, as the bytes that pickle has made of them."""
+    return (TensorInfo((count,), PICKLED, "cpu", count, count),)
+
+
+def _parts(spec: Any) -> tuple[Any, int | Sequence[int] | None, Any]:
+    """Buffer, counts, type of `buffer`, [buffer, type], [buffer, count, type], [buffer, counts, displacements, type] or
+    [buffer, (counts, displacements), type]."""
+    if not isinstance(spec, list | tuple):
+        return spec, None, None
+    buffer, *rest = spec
+    datatype = rest.pop() if rest and (isinstance(rest[-1], MPI.Datatype | str) or rest[-1] is None) else None
+    counts = rest[0] if rest else None
+    if isinstance(counts, tuple) and len(counts) == 2 and len(rest) == 1 and not isinstance(counts[0], int):
+        counts = counts[0]
+    return buffer, counts, datatype
+
+
+def _type_of(buffer: Any, datatype: Any) -> tuple[int, str]:
+    if isinstance(datatype, str):
+        datatype = MPI.Datatype.fromcode(datatype)
+    if datatype is not None:
+        return datatype.Get_size(), _name(datatype.typestr)
+    dtype = getattr(buffer, "dtype", None)
+    if dtype is not None:
+        return int(dtype.itemsize), str(dtype).removeprefix("torch.")
+    view = memoryview(buffer)
+    return view.itemsize, _name(MPI.Datatype.fromcode(view.format).typestr)
+
+
+@cache
+def _name(typestr: str) -> str:
+    """ "f8" -> "float64", as numpy and torch call it; what neither has a name for is bytes."""
+    kind, size = typestr[:1], typestr[1:]
+    return f"{_KINDS[kind]}{int(size) * 8}" if kind in _KINDS and size.isdigit() else "bytes"
+
+
+def _bytes_of(buffer: Any) -> int:
+    return int(buffer.nbytes) if hasattr(buffer, "nbytes") else memoryview(buffer).nbytes

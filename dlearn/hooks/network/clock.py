@@ -1,4 +1,4 @@
-"""Which clock a process reads, and how it stands to the job's: four time stamps over the job's own store.
+"""Which job a process belongs to, and how its clock stands to the job's: four time stamps over the job's own store.
 
 When a default group is made, a thread of each rank greets rank 0 through the store in which the ranks have just met:
 no port is opened, and the program waits for nobody. Rank 0 notes who is there and where each writes its file. A rank
@@ -13,11 +13,13 @@ That is how NTP does it (RFC 5905, section 8); the bound holds however unequal t
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import socket
 import sys
 import threading
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,12 +28,11 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from dlearn.hooks import Emit
-from dlearn.hooks.c10d.groups import Made
-from dlearn.hooks.network.job import innermost, word_in
 from dlearn.trace.job_facts import ClockReading, Joined, Peer
+from dlearn.trace.rpc.agent_log import log_path
 
 ROUNDS = 200
 READING_SECONDS = 0.1
@@ -76,20 +77,10 @@ class Desk:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self.store: Store | None = None
-        self.rank, self.size = 0, 1
+        self.rank = 0
         self.peers: dict[int, Peer] = {}
         self.out_of_reach = False
         """Whether ranks met in a store through which nobody can be asked, while some may be on other hosts."""
-
-    def made(self, made: Made) -> None:
-        """Open when a default group is made."""
-        if made.default:
-            self.join("group", made.store, made.rank, made.size)
-
-    def destroying(self, group: object) -> None:
-        """Close before it is destroyed."""
-        if group is None:
-            self.close()
 
     def close(self) -> None:
         """The last readings; then the threads end."""
@@ -114,21 +105,18 @@ class Desk:
         """Open where ranks meet, for a default group or for RPC: all of them find the same name for the job."""
         if store is None:
             return  # MPI's groups meet without a store.
-        job = word_in(store, "dlearn/job")
-        if job:
+        if job := word_in(store, "dlearn/job"):
             self._emit.fact(Joined(job=job))
-        self._open(where, store, rank, size)
-
-    def _open(self, where: str, store: Store, rank: int, size: int | None) -> None:
         self.close()
         self._met[where] += 1
         known = innermost(store)
-        self.out_of_reach = not isinstance(known, TCPStore) and (size or 0) > 1 and not _one_host(size or 0)
-        if size is None or size < 2 or not isinstance(known, TCPStore) or _one_host(size):
+        others = size is not None and size > 1 and not _one_host(size)
+        self.out_of_reach = others and not isinstance(known, TCPStore)
+        if not others or not isinstance(known, TCPStore):
             return
         self._ignore_port(known.port)
         self._place = f"dlearn/desk {where} {self._met[where]}"
-        self.rank, self.size, self.store = rank, size, store
+        self.rank, self.store = rank, store
         self._over = threading.Event()
         serve = self._answer if rank == 0 else self._ask
         # A clone holds no server, only a connection of its own.
@@ -230,3 +218,111 @@ class Desk:
 def _one_host(size: int) -> bool:
     """Whether the launcher has said that all ranks are on this host: then they have one clock, and one folder."""
     return os.environ.get("LOCAL_WORLD_SIZE") == str(size) == os.environ.get("WORLD_SIZE")
+
+
+# Which job ------------------------------------------------------------------------------------------------------------
+
+
+_MPI_VARIABLES = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
+"""How MPICH's and Open MPI's mpiexec tell a process who it is. (All of one host have the same parent.)"""
+
+
+def job_of_process() -> tuple[str, int | None, int | None]:
+    """Job, rank and size of a process that the user started: from the default group, or by its launcher's variables.
+
+    The job is "" where nothing is known of it yet, as of ranks that were started one by one.
+    """
+    environment = os.environ
+    if dist.is_initialized():
+        found = word_in(dist.distributed_c10d._get_default_store(), "dlearn/job")
+        return found or f"{socket.gethostname()}-{os.getppid()}", dist.get_rank(), dist.get_world_size()
+    if "RANK" in environment and "WORLD_SIZE" in environment:
+        meeting_point = f"{environment.get('MASTER_ADDR', '')}:{environment.get('MASTER_PORT', '')}"
+        job = f"{environment.get('TORCHELASTIC_RUN_ID', '')}@{meeting_point}"
+        return job, int(environment["RANK"]), int(environment["WORLD_SIZE"])
+    for rank, size in _MPI_VARIABLES:
+        if {rank, size} <= environment.keys():
+            return f"{socket.gethostname()}-{os.getppid()}", int(environment[rank]), int(environment[size])
+    if multiprocessing.parent_process() is not None:
+        # Ranks that a script spawns have nothing else in common yet.
+        return f"children of {socket.gethostname()}-{os.getppid()}", None, None
+    return "", None, None
+
+
+def word_in(store: Store | None, key: str) -> str:
+    """What all who meet in this store find under `key`: the first of them writes it. Waits for nobody.
+
+    "" where the store can hold nothing, as torch's FakeStore, or is gone; MPI's groups meet without one.
+    """
+    mine = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns():x}"
+    try:
+        return str(store.compare_set(key, "", mine).decode()) if store is not None else ""
+    except RuntimeError:
+        return ""
+
+
+def innermost(store: Store | None) -> Store | None:
+    """The store itself that has been given prefixes."""
+    while isinstance(store, PrefixStore):
+        store = store.underlying_store
+    return store
+
+
+# The files of other hosts ---------------------------------------------------------------------------------------------
+
+
+PIECE_BYTES, PIECES_AHEAD = 1 << 20, 4
+"""Files go through the job's store, which is there (no port, no password, no shared disk), but slow, and its memory
+small: so compressed, in pieces, a few at a time."""
+PIECE_SECONDS = 60.0
+"""How long the next piece, or room for it, is waited for."""
+_END = b"end"
+
+
+def gather(desk: Desk, path: Path) -> None:
+    """Rank 0 waits for the files of all others whose folder it does not see; they send theirs."""
+    if desk.store is None:
+        if desk.out_of_reach:
+            print("dlearn: no files were gathered: the job's store is no TCPStore. Copy them by hand.", file=sys.stderr)
+        return
+    store: Store = desk.store.clone()  # type: ignore[attr-defined]
+    store.set_timeout(timedelta(seconds=PIECE_SECONDS))
+    if desk.rank:
+        first = desk.peers.get(0)
+        if first is None or not (path.parent / Path(first.path).name).exists():
+            for file in (path, log_path(path)):
+                _send(store, f"dlearn/file/{desk.rank}", file)
+        return
+    for rank, peer in sorted(desk.peers.items()):
+        name = Path(peer.path.replace("\\", "/")).name
+        if (path.parent / name).exists():
+            continue
+        for target in (path.parent / name, log_path(path.parent / name)):
+            _receive(store, f"dlearn/file/{rank}", target, f"rank {rank}'s file {peer.path} on host {peer.host}")
+
+
+def _send(store: Store, queue: str, file: Path) -> None:
+    if file.exists():
+        with file.open("rb") as stream:
+            while piece := stream.read(PIECE_BYTES):
+                deadline = time.monotonic() + PIECE_SECONDS
+                while store.queue_len(queue) >= PIECES_AHEAD:
+                    if time.monotonic() > deadline:
+                        return  # Rank 0 has stopped to take them, and says so.
+                    time.sleep(0.001)
+                store.queue_push(queue, zlib.compress(piece, 1))
+    store.queue_push(queue, _END)
+
+
+def _receive(store: Store, queue: str, target: Path, what: str) -> None:
+    """Write each piece as it comes: a file may be larger than the memory, and half of one is better than none."""
+    stream = None
+    try:
+        while (piece := store.queue_pop(queue)) != _END:
+            stream = stream or target.open("xb")
+            stream.write(zlib.decompress(piece))
+    except RuntimeError as error:
+        print(f"dlearn: {what} did not come whole ({str(error).splitlines()[0]}): copy it by hand.", file=sys.stderr)
+    finally:
+        if stream is not None:
+            stream.close()

@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import Store, TCPStore
 from torch._C._distributed_rpc import _get_current_rpc_agent, _is_current_rpc_agent_set
 
 from dlearn.hooks import Emit
-from dlearn.hooks.network.job import innermost
+from dlearn.hooks.network.clock import innermost
 from dlearn.trace.event import NotMeasured, Socket
 
 RPC = "rpc"
@@ -54,13 +54,6 @@ _OPEN_CALLS = "agent.client_active_calls", "agent.server_active_calls"
 # struct tcp_info in <linux/tcp.h>: bytes received, not yet sent, sent, and those sent again after a loss.
 # A single read of the buffer, so that no other thread's sample comes between its parts.
 _COUNTS = struct.Struct("=128x Q 8x I 52x Q Q")
-
-
-class _Bytes(NamedTuple):
-    """What the kernel has counted on one connection."""
-
-    written: int
-    received: int
 
 
 _rpc_inodes: set[int] = set()
@@ -119,13 +112,11 @@ class Sockets:
 
     def sent_bytes(self) -> tuple[int | None, ...]:
         """Bytes that this process has written into each connection so far; None for one that is closed."""
-        counted = map(self._counted, self._connections)
-        return tuple(each and each.written for each in counted)
+        return tuple(self._counted(each)[0] for each in self._connections)
 
     def received_bytes(self) -> tuple[int | None, ...]:
         """Bytes that have come to this process through each connection so far; nothing where no RPC is used."""
-        counted = map(self._counted, self._connections if self._rpc else ())
-        return tuple(each and each.received for each in counted)
+        return tuple(self._counted(each)[1] for each in self._connections) if self._rpc else ()
 
     def forget(self) -> None:
         """In a forked child: the connections are its parent's."""
@@ -157,21 +148,19 @@ class Sockets:
     def _busy(self) -> int:
         return _open_calls() + _threads_at_work() if self._rpc else 0
 
-    def _counted(self, connection: _Connection) -> _Bytes | None:
+    def _counted(self, connection: _Connection) -> tuple[int | None, int | None]:
+        """Bytes that were written and received; None if it is closed, or the kernel does not count them."""
         assert self._getsockopt is not None
-        try:
-            if os.fstat(connection.fd).st_ino != connection.inode:
-                return None
-        except OSError:
-            return None
         size = ctypes.c_uint32(_COUNTS.size)
-        if self._getsockopt(connection.fd, socket.IPPROTO_TCP, socket.TCP_INFO, connection.info, ctypes.byref(size)):
-            return None
-        if size.value < _COUNTS.size:
-            return None
-        received, not_sent, sent, again = _COUNTS.unpack(connection.info)
-        # What waits in the kernel for the receiver has been written, too.
-        return _Bytes(sent - again + not_sent, received)
+        with suppress(OSError):
+            if os.fstat(connection.fd).st_ino == connection.inode:
+                where = connection.fd, socket.IPPROTO_TCP, socket.TCP_INFO
+                failed = self._getsockopt(*where, connection.info, ctypes.byref(size))
+                if not failed and size.value >= _COUNTS.size:
+                    received, not_sent, sent, again = _COUNTS.unpack(connection.info)
+                    # What waits in the kernel for the receiver has been written, too.
+                    return sent - again + not_sent, received
+        return None, None
 
     def watch(self, group: str | None) -> bool:
         """Watch the connections that are new as this group's, or RPC's; with None they are not counted.
@@ -199,10 +188,9 @@ class Sockets:
                 continue  # The program's own business, as is with whom it has it.
             self._hosts.add(remote[0])
             connection = _Connection(fd, inode, ctypes.create_string_buffer(_COUNTS.size))
-            if self._counted(connection) is None:
-                self._emit.fact(
-                    NotMeasured(reason="this kernel's TCP_INFO does not count bytes (older than Linux 4.19)")
-                )
+            if self._counted(connection)[0] is None:
+                reason = "this kernel's TCP_INFO does not count bytes (older than Linux 4.19)"
+                self._emit.fact(NotMeasured(reason=reason))
                 continue
             number = len(self._connections)
             self._connections.append(connection)

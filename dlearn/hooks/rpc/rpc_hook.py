@@ -12,7 +12,6 @@ are reported as windows, and `analysis` finds in the agent's own log what was se
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch.distributed.rpc as rpc
@@ -23,8 +22,7 @@ from dlearn.hooks import Undo
 from dlearn.hooks.host import Host
 from dlearn.hooks.patches import Patches, guarded
 from dlearn.hooks.rpc.autograd import Graph
-from dlearn.hooks.rpc.rpc_callers import watch_callers
-from dlearn.hooks.rpc.rpc_pickler import watch_pickler
+from dlearn.hooks.rpc.rpc_calls import watch_callers, watch_pickler
 from dlearn.hooks.rpc.rpc_state import RpcCalls, error_of
 from dlearn.hooks.rpc.rpc_windows import watch_windows
 from dlearn.trace.event import Worker
@@ -64,47 +62,34 @@ def _end_unanswered(calls: RpcCalls) -> None:
 def watch_agents(calls: RpcCalls, patches: Patches) -> None:
     host, log = calls.host, ""
 
-    def strangers(_: object) -> None:
-        # The connections that are there before the agent's are none of its own.
+    def not_the_agents(*_: Any, **__: Any) -> None:
+        """Connections that are there before the agent's are none of its own."""
         host.sockets.watch(None)
 
-    def make_agent(_: object) -> None:
+    def making(*_: Any, **__: Any) -> None:
         nonlocal log
-        guarded(host, "init_rpc", host.sockets.watch, None)
+        guarded(host, "init_rpc", not_the_agents)
         try:
             log = host.log.open()
         except Exception as error:
             log = f"{type(error).__name__}: {error}"
 
-    def made_agent(given: Mapping[str, Any]) -> None:
+    def made(*_: Any, store: Any, rank: int, world_size: int | None, **__: Any) -> None:
         host.watch_rpc_sockets()
         if host.desk is not None:  # RPC's workers meet in a store, too.
-            host.desk.join("rpc", given["store"], given["rank"], given["world_size"])
+            host.desk.join("rpc", store, rank, world_size)
 
-    def around(before: _OnCall = _nothing, after: _OnCall = _nothing) -> Any:
-        def make(original: Any) -> Any:
-            def wrapper(*args: Any, **kwargs: Any) -> Any:
-                guarded(host, original.__name__, before, kwargs)
-                result = original(*args, **kwargs)
-                guarded(host, original.__name__, after, kwargs)
-                return result
+    def disconnecting(*_: Any, **__: Any) -> None:
+        host.disconnecting()
 
-            return wrapper
-
-        return make
+    def meet(*_: Any, **__: Any) -> None:
+        _meet(calls, _get_current_rpc_agent(), log)
 
     # Before the shutdown is final everybody is done, and the connections are still there.
-    patches.replace(api, "_finalize_shutdown", around(lambda _: host.disconnecting()))
-    patches.replace(backend_registry, "init_backend", around(make_agent, made_agent))
-    patches.replace(backend_registry, "_init_process_group", around(after=strangers))
-    patches.replace(api, "_init_rpc_states", around(after=lambda _: _meet(calls, _get_current_rpc_agent(), log)))
-
-
-_OnCall = Callable[[Mapping[str, Any]], object]
-
-
-def _nothing(_: Mapping[str, Any]) -> None:
-    pass
+    patches.around(host, api, "_finalize_shutdown", before=disconnecting)
+    patches.around(host, backend_registry, "init_backend", before=making, after=made)
+    patches.around(host, backend_registry, "_init_process_group", after=not_the_agents)
+    patches.around(host, api, "_init_rpc_states", after=meet)
 
 
 def _meet(calls: RpcCalls, agent: Any, log: str) -> None:

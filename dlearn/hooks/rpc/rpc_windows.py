@@ -52,16 +52,10 @@ def watch_windows(calls: RpcCalls, patches: Patches) -> None:
 
         return make
 
-    def new_context(original: Any) -> Any:
-        def wrapper() -> Any:
-            guarded(emit, "a context", count)
-            context = original()
-            number = context._context_id()
-            calls.context[this_thread()] = number
-            calls.contexts_open[number] = emit.event(RpcWindow, op="context", context=number)
-            return context
-
-        return wrapper
+    def new_context(context: Any) -> None:
+        number = context._context_id()
+        calls.context[this_thread()] = number
+        calls.contexts_open[number] = emit.event(RpcWindow, op="context", context=number)
 
     def release_context(original: Any) -> Any:
         def wrapper(number: int) -> Any:
@@ -92,8 +86,12 @@ def watch_windows(calls: RpcCalls, patches: Patches) -> None:
 
     def backward(original: Any) -> Any:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            context, roots = (args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(_ROOTS_OF))
-            if type(context) is not int or not _are_tensors(roots):
+            # As C++ names them.
+            given = dict(zip(("contextId", "roots"), args, strict=False)) | kwargs
+            context: Any = given.get("contextId")
+            roots: Any = given.get("roots")
+            fits = type(context) is int and isinstance(roots, list | tuple)
+            if not fits or not all(isinstance(each, torch.Tensor) for each in roots):
                 return original(*args, **kwargs)  # Torch says what is wrong with them.
             with backward_pass(context, roots, caller(sys._getframe()).site):
                 return original(*args, **kwargs)
@@ -113,17 +111,9 @@ def watch_windows(calls: RpcCalls, patches: Patches) -> None:
 
     patches.replace(PyRRef, "to_here", at_owner("to_here"))
     patches.replace(PyRRef, "backward", backward_of_rref)
-    patches.replace(dist_autograd, "_new_context", new_context)
+    patches.around(emit, dist_autograd, "_new_context", before=count, after=new_context)
     patches.replace(dist_autograd, "_release_context", release_context)
     patches.replace(dist_autograd, "backward", backward)
-
-
-_ROOTS_OF = ("contextId", "roots")
-"""The first arguments of a backward pass, as C++ names them."""
-
-
-def _are_tensors(roots: Any) -> bool:
-    return isinstance(roots, list | tuple) and all(isinstance(each, torch.Tensor) for each in roots)
 
 
 def _fetched(calls: RpcCalls, op: str, value: Any, owner: int) -> RpcResult | None:

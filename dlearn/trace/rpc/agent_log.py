@@ -7,20 +7,18 @@ whatever ends the job. The log names no kind of message; rpc_kinds.py infers it.
 
 torch 2.13 prints the wall clock's whole seconds and the *monotonic* clock's fraction. The fraction is exact and the
 second is not: it may be the one before, and somebody may set the clock. So the filter stamps what it reads with its
-own monotonic clock, and `line_times` finds the one moment of that fraction that lies between two stamps.
+own monotonic clock, and `line_time` finds the one moment of that fraction that lies between two stamps.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import select
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
-from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
@@ -105,16 +103,13 @@ class Filter:
 
 
 class Moment(NamedTuple):
-    """One line: what happened to request `id` of worker `src`, sent to `dst`. `clock` holds the digits as printed."""
+    """One line: what happened to request `id` of worker `src`, sent to `dst`, at `at_ns` (monotonic clock)."""
 
     what: str
     src: str
     id: int
     dst: str
-    clock: tuple[int, int]
-    """Seconds since the epoch, and nanoseconds below the second."""
-    written: tuple[int, int] | None = None
-    """Between which moments of the monotonic clock, in ns; None where the log has no stamps."""
+    at_ns: int
 
 
 _SENT, _CAME = ("is sending request", "sent request", "received response"), ("received request", "is running request")
@@ -126,9 +121,12 @@ _LINE = re.compile(
 _STAMP = re.compile(rb"written (\d{1,19}) to (\d{1,19})\n")
 
 
-def moments(lines: Iterator[bytes], *, year: int) -> Iterator[Moment]:
-    """What each line says; lines about other things (and damaged ones) are passed over."""
-    written: tuple[int, int] | None = None
+def moments(lines: Iterator[bytes], *, year: int, wall_ns: int) -> Iterator[Moment]:
+    """What each line says; lines about other things (and damaged ones) are passed over.
+
+    `wall_ns` is how far the wall clock was ahead of the monotonic one when the agent began.
+    """
+    written = (0, 0)
     for line in lines:
         stamp = _STAMP.fullmatch(line[:LONGEST_LINE])
         if stamp is not None:
@@ -143,52 +141,25 @@ def moments(lines: Iterator[bytes], *, year: int) -> Iterator[Moment]:
             continue
         me, what, number, peer = found[7].decode(), found[8].decode(), int(found[9]), found[10].decode(errors="replace")
         src, dst = (me, peer) if what in _SENT else (peer, me)
-        yield Moment(what, src, number, dst, (seconds, fraction), written)
+        yield Moment(what, src, number, dst, line_time(seconds * _SECOND - wall_ns, fraction, *written))
 
 
 _SECOND = 10**9
-_DOUBT_NS = 10**8
-"""Nearer than this to a border between seconds a line may belong to either: the printed second is the kernel's coarse
-clock's, up to 10 ms late, and torch's thread may lose the processor between its two looks at the time."""
 _HELD_UP_NS = 250 * 10**6
 """How long a line may be on its way from torch's look at the clock into the pipe."""
 
 
-def line_times(lines: Sequence[Moment], wall_ns: int) -> list[int]:
-    """When the lines of a log were written, in ns of the process's monotonic clock.
+def line_time(printed_ns: int, fraction: int, since: int, until: int) -> int:
+    """When a line was written, in ns: at this fraction of a second, after `since` and before `until`.
 
-    Where neither stamps nor neighbours tell which second it was, the likeliest. `wall_ns` is how far the wall clock was
-    ahead when the agent began.
+    `printed_ns` is when the printed second began, by the wall clock.
     """
-    possible = [_possible(line, wall_ns) for line in lines]
-    # A log is written in order: a line stands between the nearest ones that are known, but for threads that raced.
-    after = accumulate((each[0] if len(each) == 1 else -math.inf for each in possible), max)
-    before = accumulate((each[0] if len(each) == 1 else math.inf for each in reversed(possible)), min)
-    found = []
-    for times, first, last in zip(possible, after, reversed([*before]), strict=True):
-        fitting = (at for at in times if first - _HELD_UP_NS <= at <= last + _HELD_UP_NS)
-        found.append(next(fitting, times[0]))
-    return found
-
-
-def _possible(line: Moment, wall_ns: int) -> tuple[int, ...]:
-    """The moments of the printed fraction that lie between the stamps; without stamps, in the printed second."""
-    seconds, fraction = line.clock
-    begins = seconds * _SECOND - wall_ns
-    inside = (fraction - begins) % _SECOND
-    by_wall = [begins + inside]
-    if inside < _DOUBT_NS:
-        by_wall.append(begins + inside + _SECOND)
-    elif inside > _SECOND - _DOUBT_NS:
-        by_wall.append(begins + inside - _SECOND)
-    if line.written is None:
-        return tuple(by_wall)
-    since, until = line.written
     last = until - (until - fraction) % _SECOND
     if until - since + _HELD_UP_NS < _SECOND:
-        return (last,)
+        return last
     # Who reads the pipe was held up for a second. The wall clock helps, unless it was set.
-    return tuple(at for at in by_wall if since - _HELD_UP_NS <= at <= until) or (last,)
+    by_wall = printed_ns + (fraction - printed_ns) % _SECOND
+    return by_wall if since - _HELD_UP_NS <= by_wall <= until else last
 
 
 def widen(pipe: int) -> None:

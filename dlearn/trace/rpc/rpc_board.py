@@ -1,4 +1,4 @@
-"""Which request of the agents' logs belongs to which claim, and the names of the kinds.
+"""Which request of the agents' logs belongs to which claim.
 
 A claim says: a request of this kind was sent by this worker within this stretch of time. Several may fit the same
 requests, so they are matched by augmenting paths (Kuhn's algorithm for bipartite graphs): a claim whose requests are
@@ -7,7 +7,7 @@ all taken has a holder move on to another request of the holder's own stretch.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,10 +15,6 @@ from operator import attrgetter
 
 from dlearn.trace.event import Event, RpcWindow
 from dlearn.trace.rpc.rpc_exchange import KnownBy, Request, RpcExchange
-
-FORWARD, BACKWARD = "FORWARD_AUTOGRAD_REQ", "BACKWARD_AUTOGRAD_REQ"
-FETCH, CLEANUP, RREF_BACKWARD = "RREF_FETCH_CALL", "CLEANUP_AUTOGRAD_CONTEXT_REQ", "RREF_BACKWARD_REQ"
-ACCEPT, FORK, DELETE = "RREF_CHILD_ACCEPT", "RREF_FORK_REQUEST", "RREF_USER_DELETE"
 
 Cause = tuple[Event | None, int | None]
 """The call or window that a request belongs to, and its autograd context."""
@@ -81,14 +77,10 @@ class RequestBoard:
         return sorted(unclaimed, key=_sent)
 
     def _all_within(self, stretch: SentBetween) -> list[Request]:
-        found: list[Request] = []
-        place = bisect_left(self._times.get(stretch.src, []), stretch.first_ns)
-        for request in self._by_src.get(stretch.src, [])[place:]:
-            if stretch.last_ns is not None and request.first_ns > stretch.last_ns:
-                break
-            if stretch.dst is None or request.dst == stretch.dst:
-                found.append(request)
-        return found
+        times = self._times.get(stretch.src, [])
+        last = len(times) if stretch.last_ns is None else bisect_right(times, stretch.last_ns)
+        inside = slice(bisect_left(times, stretch.first_ns), last)
+        return [each for each in self._by_src.get(stretch.src, [])[inside] if stretch.dst in (None, each.dst)]
 
     def _augment(self, exchange: RpcExchange) -> bool:
         """Find the shortest chain of holders that move on, the last one to a free request; whether there is one."""
@@ -103,19 +95,16 @@ class RequestBoard:
                 wanted_by[request] = asker
                 holder = self._holder.get(request)
                 if holder is None:
-                    self._hand_on(request, wanted_by)
+                    free: Request | None = request
+                    while free is not None:
+                        asker = wanted_by[free]
+                        before = asker.request
+                        self._give(free, asker)
+                        free = before
                     return True
                 if holder in self._claims:
                     without.append(holder)
         return False
-
-    def _hand_on(self, free: Request, wanted_by: dict[Request, RpcExchange]) -> None:
-        request: Request | None = free
-        while request is not None:
-            exchange = wanted_by[request]
-            before = exchange.request
-            self._give(request, exchange)
-            request = before
 
     def _give(self, request: Request, exchange: RpcExchange) -> None:
         self._holder[request] = exchange

@@ -16,11 +16,31 @@ from operator import attrgetter
 from typing import Literal
 
 from dlearn.errors import TraceError
-from dlearn.trace.event import Event, RpcArrival, RpcCall, RpcReply, RpcRun, RpcWindow
+from dlearn.trace.event import Event, RpcArrival, RpcCall, RpcReply, RpcResult, RpcRun, RpcWindow, Worker
 from dlearn.trace.process import Process
 from dlearn.trace.rpc import agent_log
 
 KnownBy = Literal["python", "window", "rule", "unknown"]
+
+FORWARD, BACKWARD = "FORWARD_AUTOGRAD_REQ", "BACKWARD_AUTOGRAD_REQ"
+FETCH, CLEANUP, RREF_BACKWARD = "RREF_FETCH_CALL", "CLEANUP_AUTOGRAD_CONTEXT_REQ", "RREF_BACKWARD_REQ"
+ACCEPT, FORK, DELETE = "RREF_CHILD_ACCEPT", "RREF_FORK_REQUEST", "RREF_USER_DELETE"
+
+REPLY_OF = {
+    "PYTHON_CALL": "PYTHON_RET",
+    "SCRIPT_CALL": "SCRIPT_RET",
+    "PYTHON_REMOTE_CALL": "REMOTE_RET",
+    "SCRIPT_REMOTE_CALL": "REMOTE_RET",
+    FORWARD: "FORWARD_AUTOGRAD_RESP",
+    BACKWARD: "BACKWARD_AUTOGRAD_RESP",
+    FETCH: "RREF_FETCH_RET",
+    CLEANUP: "CLEANUP_AUTOGRAD_CONTEXT_RESP",
+    ACCEPT: "RREF_ACK",
+    FORK: "RREF_ACK",
+    DELETE: "RREF_ACK",
+    RREF_BACKWARD: "RREF_BACKWARD_RESP",
+    "": "",
+}
 
 
 _FIELDS = {
@@ -80,39 +100,71 @@ class RpcExchange:
     worker_ids: tuple[int, int] = (0, 0)
     """RPC's own ids of the two."""
 
+    def _logged(self, name: str, seen_ns: int | None) -> int | None:
+        """A time as the agents' logs tell it, else as Python saw it."""
+        at_ns: int | None = getattr(self.request, name, None)
+        return seen_ns if at_ns is None else at_ns
+
     @property
     def sent_ns(self) -> int | None:
-        if self.request is not None and self.request.sending_ns is not None:
-            return self.request.sending_ns
-        return self.call.handed_ns if self.call is not None else None
+        return self._logged("sending_ns", self.call.handed_ns if self.call is not None else None)
 
     @property
     def received_ns(self) -> int | None:
-        if self.request is not None and self.request.received_ns is not None:
-            return self.request.received_ns
-        return self.run.arrived_ns if self.run is not None else None
+        return self._logged("received_ns", self.run.arrived_ns if self.run is not None else None)
 
     @property
     def reply_sent_ns(self) -> int | None:
-        if self.request is not None and self.request.replying_ns is not None:
-            return self.request.replying_ns
-        return self.reply.start_ns if self.reply is not None else None
+        return self._logged("replying_ns", self.reply.start_ns if self.reply is not None else None)
 
     @property
     def reply_received_ns(self) -> int | None:
-        if self.request is not None and self.request.answered_ns is not None:
-            return self.request.answered_ns
-        if self.arrival is not None:
-            return self.arrival.start_ns
-        return self.call.end_ns if self.call is not None and self.call.ended_by == "reply" else None
+        answered = self.call is not None and self.call.ended_by == "reply"
+        seen_ns = self.call.end_ns if self.call is not None and answered else None
+        return self._logged("answered_ns", seen_ns if self.arrival is None else self.arrival.start_ns)
+
+
+def kind_of_reply(exchange: RpcExchange) -> str:
+    """The message type of a reply. In a context it is wrapped where a tensor in it needs a gradient."""
+    call, answer = exchange.call, answer_of(exchange)
+    if exchange.reply is None and exchange.cause is not None and exchange.cause.failed:
+        return "EXCEPTION"
+    if call is not None and call.op == "remote":
+        return "REMOTE_RET"
+    if exchange.kind != FORWARD or (answer is not None and answer.needs_grad):
+        return REPLY_OF[exchange.kind]
+    if call is None:
+        return REPLY_OF[FETCH]
+    if call.flavour == "python":
+        return "PYTHON_RET"
+    # Where nobody saw the result: a builtin hands its need of a gradient on.
+    return REPLY_OF[FORWARD] if call.needs_grad and answer is None else "SCRIPT_RET"
+
+
+def answer_of(exchange: RpcExchange) -> RpcReply | RpcResult | None:
+    """What was sent back: as Python packed it there, or, where C++ did, as the caller got it."""
+    if exchange.reply is not None:
+        return exchange.reply
+    if exchange.call is not None:
+        return exchange.call.result
+    cause = exchange.cause
+    return cause.result if isinstance(cause, RpcWindow) and exchange.kind in (FETCH, FORWARD) else None
+
+
+def kind_of_call(call: RpcCall) -> str:
+    """The message type of a call. In a context it is wrapped, to carry autograd's ids; a builtin only if need be."""
+    if call.context is not None and (call.flavour != "builtin" or call.needs_grad):
+        return FORWARD
+    packed_by = "PYTHON" if call.flavour == "python" else "SCRIPT"
+    return f"{packed_by}_REMOTE_CALL" if call.op == "remote" else f"{packed_by}_CALL"
 
 
 @dataclass
 class Workers:
     """RPC's names and ids of the processes, as ranks of the trace."""
 
-    by_id: dict[int, int] = field(default_factory=dict)
-    by_name: dict[str, int] = field(default_factory=dict)
+    by_id: dict[int, int]
+    by_name: dict[str, int]
 
     def rank(self, worker: int | None) -> int:
         """Return the rank of this worker, -1 where none is known."""
@@ -120,12 +172,8 @@ class Workers:
 
 
 def workers(processes: Sequence[Process]) -> Workers:
-    found = Workers()
-    for process in processes:
-        if process.worker is not None:
-            found.by_id[process.worker.id] = process.rank
-            found.by_name[process.worker.name] = process.rank
-    return found
+    known = [(process.worker, process.rank) for process in processes if process.worker is not None]
+    return Workers({worker.id: rank for worker, rank in known}, {worker.name: rank for worker, rank in known})
 
 
 def requests(processes: Sequence[Process], known: Workers) -> tuple[list[Request], list[str]]:
@@ -142,7 +190,7 @@ def requests(processes: Sequence[Process], known: Workers) -> tuple[list[Request
         # An agent that is made again, by another init_rpc, counts its requests from 0 again: the nth line of a kind
         # about request 7 to a worker is about that worker's nth request 7.
         told: Counter[tuple[str, int, int, int]] = Counter()
-        for moment, at_ns in _read_log(process):
+        for moment in _read_log(process, process.worker):
             src, dst = known.by_name.get(moment.src), known.by_name.get(moment.dst)
             name = _FIELDS.get(moment.what)
             if src is None or dst is None or name is None:
@@ -150,23 +198,19 @@ def requests(processes: Sequence[Process], known: Workers) -> tuple[list[Request
             line = (name, src, dst, moment.id)
             request = found.setdefault((src, dst, moment.id, told[line]), Request(src, dst, moment.id))
             told[line] += 1
-            setattr(request, name, at_ns)
+            setattr(request, name, process.clock.to_reference(moment.at_ns))
     return sorted(found.values(), key=attrgetter("first_ns")), problems
 
 
-def _read_log(process: Process) -> list[tuple[agent_log.Moment, int]]:
-    worker = process.worker
-    assert worker is not None
+def _read_log(process: Process, worker: Worker) -> list[agent_log.Moment]:
     path = agent_log.log_path(process.path)
     # The lines name no year: that of the recording's start, as near as its clocks tell.
     year = time.localtime((process.header.start_ns + worker.wall_ns) / 1e9).tm_year
     try:
         with path.open("rb") as stream:
-            told = list(agent_log.moments(iter(stream), year=year))
+            return list(agent_log.moments(iter(stream), year=year, wall_ns=worker.wall_ns))
     except OSError as error:
         raise TraceError(f"{os.fspath(path)}: cannot be read: {error.strerror}") from None
-    times = agent_log.line_times(told, worker.wall_ns)
-    return [(moment, process.clock.to_reference(at_ns)) for moment, at_ns in zip(told, times, strict=True)]
 
 
 # The ends that Python saw ---------------------------------------------------------------------------------------------

@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
 
-from dlearn.trace.event import Event, RpcCall, RpcReply, RpcResult, RpcRun, RpcWindow
+from dlearn.trace.event import Event, RpcCall, RpcReply, RpcRun, RpcWindow
 from dlearn.trace.process import Process
-from dlearn.trace.rpc.rpc_board import (
+from dlearn.trace.rpc.rpc_board import Cause, RequestBoard, SentBetween, shortest_first, stretch_of
+from dlearn.trace.rpc.rpc_exchange import (
     ACCEPT,
     BACKWARD,
     CLEANUP,
@@ -31,29 +32,16 @@ from dlearn.trace.rpc.rpc_board import (
     FORK,
     FORWARD,
     RREF_BACKWARD,
-    RequestBoard,
-    SentBetween,
-    shortest_first,
-    stretch_of,
+    KnownBy,
+    Request,
+    RpcExchange,
+    Seen,
+    Workers,
+    kind_of_call,
+    requests,
+    seen,
+    workers,
 )
-from dlearn.trace.rpc.rpc_exchange import KnownBy, Request, RpcExchange, Seen, Workers, requests, seen, workers
-from dlearn.trace.rpc.rpc_references import deletions, references
-
-REPLY_OF = {
-    "PYTHON_CALL": "PYTHON_RET",
-    "SCRIPT_CALL": "SCRIPT_RET",
-    "PYTHON_REMOTE_CALL": "REMOTE_RET",
-    "SCRIPT_REMOTE_CALL": "REMOTE_RET",
-    FORWARD: "FORWARD_AUTOGRAD_RESP",
-    BACKWARD: "BACKWARD_AUTOGRAD_RESP",
-    FETCH: "RREF_FETCH_RET",
-    CLEANUP: "CLEANUP_AUTOGRAD_CONTEXT_RESP",
-    ACCEPT: "RREF_ACK",
-    FORK: "RREF_ACK",
-    DELETE: "RREF_ACK",
-    RREF_BACKWARD: "RREF_BACKWARD_RESP",
-    "": "",
-}
 
 
 @dataclass(frozen=True)
@@ -129,52 +117,18 @@ def join_rpc(processes: Sequence[Process], events: Sequence[Event]) -> Rpc:
     return Rpc(tuple(exchanges), len(found), tuple(gaps))
 
 
-def kind_of_reply(exchange: RpcExchange) -> str:
-    """The message type of a reply. In a context it is wrapped where a tensor in it needs a gradient."""
-    call, answer = exchange.call, answer_of(exchange)
-    if exchange.reply is None and exchange.cause is not None and exchange.cause.failed:
-        return "EXCEPTION"
-    if call is not None and call.op == "remote":
-        return "REMOTE_RET"
-    if exchange.kind != FORWARD or (answer is not None and answer.needs_grad):
-        return REPLY_OF[exchange.kind]
-    if call is None:
-        return REPLY_OF[FETCH]
-    if call.flavour == "python":
-        return "PYTHON_RET"
-    # Where nobody saw the result: a builtin hands its need of a gradient on.
-    return REPLY_OF[FORWARD] if call.needs_grad and answer is None else "SCRIPT_RET"
-
-
-def answer_of(exchange: RpcExchange) -> RpcReply | RpcResult | None:
-    """What was sent back: as Python packed it there, or, where C++ did, as the caller got it."""
-    if exchange.reply is not None:
-        return exchange.reply
-    if exchange.call is not None:
-        return exchange.call.result
-    cause = exchange.cause
-    return cause.result if isinstance(cause, RpcWindow) and exchange.kind in (FETCH, FORWARD) else None
-
-
-def kind_of_call(call: RpcCall) -> str:
-    """The message type of a call. In a context it is wrapped, to carry autograd's ids; a builtin only if need be."""
-    if call.context is not None and (call.flavour != "builtin" or call.needs_grad):
-        return FORWARD
-    packed_by = "PYTHON" if call.flavour == "python" else "SCRIPT"
-    return f"{packed_by}_REMOTE_CALL" if call.op == "remote" else f"{packed_by}_CALL"
-
-
 def join(saw: Seen, logged: Sequence[Request], known: Workers) -> list[RpcExchange]:
     """Every request as an exchange, with all that is known of it; and the calls that the log does not have."""
     board = RequestBoard(logged)
     _python_calls(saw, board, known)
     _fetches(saw, board, known)
     _backward(saw, board, known)
-    # What a stretch of Python tells before what only a rule does: two messages may be under way at the same time.
-    references(saw, board, known)
+    # What a stretch tells before what only an order does: two messages may be under way at the same time.
+    asked = _references(saw, board, known)
     _cleanups(saw, board)
+    _acceptances(asked, board)
     _backward_in_cpp(saw, board)
-    deletions(saw, board, known)
+    _deletions(saw, board, known)
     _unknown(saw, board)
     exchanges = sorted(board.exchanges, key=lambda exchange: exchange.sent_ns or exchange.received_ns or 0)
     over = {window.context: window.end_ns for window in saw.windows["backward"] if window.end_ns is not None}
@@ -287,7 +241,8 @@ def _backward_in_cpp(saw: Seen, board: RequestBoard) -> None:
 def _cleanups(saw: Seen, board: RequestBoard) -> None:
     """From the driver inside its release; from there on, by each worker to all that it has met in this context.
 
-    A worker does so when the first such request comes to it.
+    A worker does so once, while it works on the first such request that its threads take up: with two under way that
+    need not be the one that came first. So each of them is a stretch in which it may have passed the end on.
     """
     met: dict[tuple[int, int | None], set[int]] = defaultdict(set)
     for exchange in board.exchanges:
@@ -297,20 +252,129 @@ def _cleanups(saw: Seen, board: RequestBoard) -> None:
     for window in saw.windows["release"]:
         # When it begins there, until when, and where.
         waves: list[tuple[int, int, int]] = [(window.start_ns, window.end_ns or 2**62, window.rank)]
-        told: set[int] = set()
+        told: set[tuple[int, int]] = set()
         while waves:
             first_ns, last_ns, rank = heappop(waves)
-            if rank in told:
-                continue
-            told.add(rank)
             for dst in sorted(met[rank, window.context]):
+                if (rank, dst) in told:
+                    continue
                 known_by: KnownBy = "window" if rank == window.rank else "rule"
-                misfit = partial(_not_passed_on, board, met[dst, window.context])
+                misfit = partial(_no_cleanup, board, met[dst, window.context], last_ns)
                 cause, stretch = (window, window.context), SentBetween(rank, first_ns, last_ns, dst)
                 told_it = board.claim(CLEANUP, known_by, cause, stretch, misfit)
-                came = told_it.request.received_ns if told_it is not None and told_it.request is not None else None
-                if told_it is not None and came is not None:
-                    heappush(waves, (came, told_it.reply_sent_ns or 2**62, dst))
+                if told_it is None:
+                    continue
+                told.add((rank, dst))
+                if told_it.received_ns is not None:
+                    heappush(waves, (told_it.received_ns, told_it.reply_sent_ns or 2**62, dst))
+
+
+def _no_cleanup(board: RequestBoard, peers: set[int], last_ns: int, request: Request) -> int:
+    """How unlike the end of a context: to how many peers its receiver sends nothing while it works on it counts most.
+
+    Then how long before the end of its sender's own work it went, which is the last thing that is done there.
+    """
+    if request.received_ns is None:
+        return _IMPOSSIBLE_NS * len(peers)
+    meanwhile = [SentBetween(request.dst, request.received_ns, request.replying_ns, peer) for peer in peers]
+    silent = sum(not board.within(each) for each in meanwhile)
+    return silent * _IMPOSSIBLE_NS + min(last_ns - request.first_ns, _IMPOSSIBLE_NS - 1)
+
+
+# Remote references ----------------------------------------------------------------------------------------------------
+
+Asked = list[tuple[RpcExchange, int]]
+"""The requests for a copy, each with the rank that waits to be told that it is accepted."""
+
+
+def _references(saw: Seen, board: RequestBoard, known: Workers) -> Asked:
+    """What is sent while a reference is unpacked."""
+    asked: Asked = []
+    causes = _Causes(board.exchanges)
+    for window in shortest_first(saw.windows["rref"]):
+        owner, parent = known.rank(window.to), known.rank(window.parent_worker)
+        if parent == owner:
+            continue  # The owner took note of the copy when it sent it.
+        cause = causes.of(window, parent)
+        if owner == window.rank:
+            board.claim(ACCEPT, "window", cause, stretch_of(window, parent))
+            continue
+        exchange = board.claim(FORK, "window", cause, stretch_of(window, owner), partial(_delay, parent, board))
+        if exchange is not None:
+            asked.append((exchange, parent))
+    return asked
+
+
+def _acceptances(asked: Asked, board: RequestBoard) -> None:
+    """What follows another message: it can be told apart only when all that has a stretch of its own is claimed."""
+    calls = [exchange for exchange in board.exchanges if exchange.call is not None]
+    for exchange, parent in sorted(asked, key=lambda each: each[0].reply_received_ns or 0):
+        granted = _granted(exchange.request, parent, board)
+        if granted is not None:
+            board.take(granted, ACCEPT, "rule", (exchange.cause, exchange.context))
+    for exchange in calls:
+        _unpacked_in_cpp(exchange, board)
+
+
+def _granted(asked: Request | None, parent: int, board: RequestBoard) -> Request | None:
+    """The acceptance that follows when the owner has answered a request for a copy."""
+    if asked is None or asked.answered_ns is None:
+        return None
+    return next(iter(board.within(SentBetween(asked.src, asked.answered_ns, None, parent))), None)
+
+
+def _delay(parent: int, board: RequestBoard, asked: Request) -> int:
+    granted = _granted(asked, parent, board)
+    if granted is None or granted.sending_ns is None or asked.answered_ns is None:
+        return 2**62
+    return granted.sending_ns - asked.answered_ns
+
+
+def _unpacked_in_cpp(asked: RpcExchange, board: RequestBoard) -> None:
+    """A TorchScript call unpacks its RRefs in C++: their owner accepts them while it works on the call."""
+    call, request = asked.call, asked.request
+    if call is None or request is None or call.flavour == "python" or request.received_ns is None:
+        return
+    mine = [rref for rref in call.rrefs if rref.owner == call.to]
+    candidates = board.within(SentBetween(asked.dst, request.received_ns, request.replying_ns, asked.src))
+    for each in candidates[: len(mine)]:
+        board.take(each, ACCEPT, "rule", (call, asked.context))
+
+
+class _Causes:
+    """The message whose unpacking a window belongs to: the call that is being taken in, or the reply."""
+
+    def __init__(self, exchanges: Sequence[RpcExchange]) -> None:
+        self._spans: dict[tuple[int, int], list[tuple[int, int, RpcExchange]]] = defaultdict(list)
+        for exchange in exchanges:
+            run, call, request = exchange.run, exchange.call, exchange.request
+            if run is not None:
+                self._spans[run.rank, exchange.src].append((run.arrived_ns, run.start_ns, exchange))
+            if call is not None and call.ended_by == "reply" and call.end_ns is not None:
+                first = request.answered_ns if request is not None and request.answered_ns else call.handed_ns
+                self._spans[call.rank, exchange.dst].append((first, call.end_ns, exchange))
+
+    def of(self, window: RpcWindow, sender: int) -> Cause:
+        """Of a message from `sender`: a server takes in the messages of several workers at the same time."""
+        around = [each for each in self._spans[window.rank, sender] if each[0] <= window.start_ns <= each[1]]
+        if not around:
+            return window, window.context
+        exchange = min(around, key=lambda each: each[1] - each[0])[2]
+        return exchange.call or window, exchange.context
+
+
+def _deletions(saw: Seen, board: RequestBoard, known: Workers) -> None:
+    """What is left can only be the end of a copy, if the sender has copies of the receiver's values."""
+    copies: Counter[tuple[int, int]] = Counter()
+    for call in saw.calls:
+        if call.op == "remote":
+            copies[call.rank, known.rank(call.to)] += 1
+    for window in saw.windows["rref"]:
+        copies[window.rank, known.rank(window.to)] += 1
+    for request in board.left():
+        if copies[request.src, request.dst] > 0 and request.src != request.dst:
+            copies[request.src, request.dst] -= 1
+            board.take(request, DELETE, "rule")
 
 
 def _unknown(saw: Seen, board: RequestBoard) -> None:
@@ -333,11 +397,3 @@ def _unknown(saw: Seen, board: RequestBoard) -> None:
         contexts = [context for context in common if is_open(context, request.first_ns)]
         if len(contexts) == 1:
             exchange.context = contexts[0]
-
-
-def _not_passed_on(board: RequestBoard, peers: set[int], request: Request) -> int:
-    """To how many of the receiver's peers it sends nothing while it works on this request."""
-    if request.received_ns is None:
-        return len(peers)
-    meanwhile = [SentBetween(request.dst, request.received_ns, request.replying_ns, peer) for peer in peers]
-    return sum(not board.within(each) for each in meanwhile)

@@ -7,7 +7,7 @@ an event when somebody looks at it. What is asked of millions of them is asked o
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, TypeVar, overload
@@ -155,30 +155,13 @@ def or_none(values: Column) -> list[int | None]:
 def of_events(events: Collection[Event]) -> EventTable:
     """The table of these events, in their order: each the only one of its like."""
     count = len(events)
-
-    def column(name: str) -> Column:
+    columns: dict[str, Any] = {}
+    for name in ("rank", *_VARYING):
         values = (getattr(event, name, None) for event in events)
-        return np.fromiter((NONE if value is None else value for value in values), np.int64, count)
-
-    return EventTable(
-        firsts=list(events),
-        like=np.arange(count),
-        rank=column("rank"),
-        number=column("number"),
-        start_ns=column("start_ns"),
-        end_ns=column("end_ns"),
-        ended_by=np.fromiter(map(place_of_end, events), np.int8, count),
-        parent=column("parent"),
-        seq=column("seq"),
-        backward=column("backward"),
-    )
-
-
-def place_of_end(event: Event) -> int:
-    """What stands in `ended_by` for it."""
-    if not event.ended_by:
-        return NO_END
-    return ENDED_BY.index(event.ended_by) if event.ended_by in ENDED_BY else OTHER
+        columns[name] = np.fromiter((NONE if value is None else value for value in values), np.int64, count)
+    places = {"": NO_END} | {by: place for place, by in enumerate(ENDED_BY)}
+    ended_by = np.fromiter((places.get(event.ended_by, OTHER) for event in events), np.int8, count)
+    return EventTable(list(events), np.arange(count), ended_by=ended_by, **columns)
 
 
 def joined(tables: Sequence[EventTable]) -> EventTable:
@@ -267,8 +250,3 @@ class Events(Lazy[Event]):
     def where(self, chosen: Mask) -> Events:
         """Those whose row of the table is chosen."""
         return Events(self.table, self.rows[chosen[self.rows]])
-
-
-def as_events(events: Iterable[Event]) -> Events:
-    """A table of any events."""
-    return events if isinstance(events, Events) else Events(of_events(tuple(events)))

@@ -15,9 +15,8 @@ import msgspec
 import numpy as np
 
 from dlearn.trace.event import Bucket, Collective
-from dlearn.trace.message import End, Group, Operation
+from dlearn.trace.message import End, Operation
 from dlearn.trace.tables.event_table import NONE, WAS_REFUSED, Column, EventTable, Mask, Rows
-from dlearn.trace.wording import Reason
 
 
 class Cargo(NamedTuple):
@@ -27,26 +26,15 @@ class Cargo(NamedTuple):
     role: str = ""
 
 
-class Like(msgspec.Struct, frozen=True, kw_only=True):
-    """What operations whose ends are alike share; the fields are those of `Operation`."""
-
-    op: str
-    group: Group
-    misfit: Reason | None
-    role: str = ""
-    sender: int | None = None
-    receiver: int | None = None
-    payload_bytes: int = 0
-
-
 @dataclass(eq=False)
 class OperationTable:
     """The ends of row i are the events in rows `end_row[first[i] : first[i + 1]]`: members by rank, a send before its
-    recv. `missing` holds the ranks that never called it; `cargo` what DDP has it carry, by the row of an end.
+    recv. What it shares with others of such ends says `likes[like[i]]`, an operation without ends. `missing` holds the
+    ranks that never called it; `cargo` what DDP has it carry, by the row of an end.
     """
 
     events: EventTable
-    likes: list[Like]
+    likes: list[Operation]
     like: Rows
     first: Rows
     end_row: Rows
@@ -114,50 +102,48 @@ class OperationTable:
         fate[list(self.missing)] = [fates[missing] for missing in self.missing.values()]
         for flags in (self.pending, self.failed, self.refused):
             fate = 2 * fate + flags
-        fate = fate * (len(self.cargo) + 1) + self._carried()
+        carried = self._carried()
+        fate = fate * (carried.max(initial=0) + 1) + carried
         with_steps = self.outer[self.outer >= 0]
         kinds = self.like * (fate.max(initial=0) + 1) + fate
         kinds[with_steps] = ~with_steps
         return np.asarray(kinds)
 
     def _carried(self) -> Column:
-        """The same number for operations of which the same ends carry the same; 0 for nothing."""
-        found = np.zeros(len(self), np.int64)
-        if self.cargo:
-            numbers: dict[tuple[int, ...], int] = {(): 0}
-            of_rows = {row: id(cargo.bucket or cargo.role) for row, cargo in self.cargo.items()}
-            ends, first = self.end_row.tolist(), self.first.tolist()
-            for place, (begin, end) in enumerate(pairwise(first)):
-                key = tuple([of_rows[row] for row in ends[begin:end] if row in of_rows])
-                found[place] = numbers.setdefault(key, len(numbers))
-        return found
+        """The same number for operations that carry the same; 0 for nothing."""
+        numbers: dict[int, int] = {}
+        carried = np.zeros(len(self.events), np.int64)
+        for row, cargo in self.cargo.items():
+            carried[row] = numbers.setdefault(id(cargo.bucket or cargo.role), len(numbers) + 1)
+        most, least = self.over_ends(np.maximum, carried), self.over_ends(np.minimum, carried)
+        return np.asarray(most * (len(numbers) + 1) + least)
 
     @cached_property
     def start_ns(self) -> Column:
         """When the first rank called it."""
-        return self._over_ends(np.minimum, self.events.start_ns)
+        return self.over_ends(np.minimum, self.events.start_ns)
 
     @cached_property
     def transfer_ns(self) -> Column:
         """When the last rank called it."""
-        return self._over_ends(np.maximum, self.events.start_ns)
+        return self.over_ends(np.maximum, self.events.start_ns)
 
     @cached_property
     def end_ns(self) -> Column:
         """When the last rank was done; NONE where some rank is not, or nobody saw it."""
-        end_ns = self._over_ends(np.maximum, self.events.end_ns)
-        unknown = self._over_ends(np.minimum, self.events.end_ns) == NONE
+        end_ns = self.over_ends(np.maximum, self.events.end_ns)
+        unknown = self.over_ends(np.minimum, self.events.end_ns) == NONE
         unknown[list(self.missing)] = True
         return np.where(unknown, NONE, end_ns)
 
     @cached_property
     def pending(self) -> Mask:
         """Some rank is still inside it."""
-        return self._over_ends(np.logical_or, self.events.pending)
+        return self.over_ends(np.logical_or, self.events.pending)
 
     @cached_property
     def failed(self) -> Mask:
-        return self._over_ends(np.logical_or, self.events.of_firsts(lambda first: bool(first.error)))
+        return self.over_ends(np.logical_or, self.events.of_firsts(lambda first: bool(first.error)))
 
     @cached_property
     def refused(self) -> Mask:
@@ -176,13 +162,14 @@ class OperationTable:
         misfit = np.fromiter((like.misfit is not None for like in self.likes), bool, len(self.likes))
         return np.asarray((self.end_ns == NONE) | self.failed | self.refused | misfit[self.like])
 
-    def _over_ends(self, how: np.ufunc, values: np.ndarray) -> np.ndarray:
+    def over_ends(self, how: np.ufunc, values: np.ndarray) -> np.ndarray:
+        """These values of events, reduced over the ends of each operation."""
         found = values[self.end_row]
         return np.asarray(how.reduceat(found, self.first[:-1])) if len(found) else found
 
     def with_an_end(self, chosen: Mask) -> Mask:
         """Which of them have an end among the chosen events."""
-        return self._over_ends(np.logical_or, chosen)
+        return self.over_ends(np.logical_or, chosen)
 
     def made(self, rows: Rows) -> list[Operation]:
         """The operations in these rows, each made once."""
@@ -201,17 +188,13 @@ class OperationTable:
     def _operation(self, row: int, ends: tuple[End, ...], rows: Sequence[int], inner: Rows) -> Operation:
         like = self.likes[self.like[row]]
         carried = [self.cargo[each] for each in rows if each in self.cargo]
-        return Operation(
-            op=like.op,
-            group=like.group,
+        found: Operation = msgspec.structs.replace(
+            like,
             seq=ends[0].seq,
             ends=ends,
             missing=self.missing.get(row, ()),
-            misfit=like.misfit,
             bucket=next((each.bucket for each in carried if each.bucket is not None), None),
             role=next((each.role for each in carried if each.role), like.role),
-            sender=like.sender,
-            receiver=like.receiver,
-            payload_bytes=like.payload_bytes,
             steps=tuple(self.made(inner)) if len(inner) else (),
         )
+        return found

@@ -1,0 +1,121 @@
+"""Exercise `fsdp_by_hand`: two right steps, and wrong ones with what the grade says of them."""
+
+import torch
+import torch.distributed as dist
+
+
+def gathered(shard):
+    whole = torch.empty(len(shard) * dist.get_world_size(), dtype=shard.dtype)
+    dist.all_gather_single(whole, shard)
+    return whole
+
+
+def scattered(gradient):
+    n = dist.get_world_size()
+    mine = torch.empty(len(gradient) // n, dtype=gradient.dtype)
+    dist.reduce_scatter_single(mine, gradient)
+    return mine / n
+
+
+def layer_by_layer(shards, x, forward, backward):
+    inputs = [x]
+    for shard in shards:
+        inputs.append(forward(gathered(shard), inputs[-1]))
+    gradient, found = inputs[-1], []
+    for layer in reversed(range(len(shards))):
+        gradient, of_weights = backward(gathered(shards[layer]), inputs[layer], inputs[layer + 1], gradient)
+        found.insert(0, scattered(of_weights))
+        del of_weights
+    return found
+
+
+def next_one_ahead(shards, x, forward, backward):
+    """Gathers the next layer before the one at hand is used, as FSDP's prefetching does; lists of shards."""
+    inputs, ahead = [x], with_lists(shards[0])
+    for layer in range(len(shards)):
+        weights = ahead
+        ahead = with_lists(shards[layer + 1]) if layer + 1 < len(shards) else None
+        inputs.append(forward(weights, inputs[-1]))
+        del weights
+    gradient, found = inputs[-1], [None] * len(shards)
+    for layer in range(len(shards) - 1, -1, -1):
+        gradient, whole = backward(with_lists(shards[layer]), inputs[layer], inputs[layer + 1], gradient)
+        mine = torch.empty_like(shards[layer])
+        dist.reduce_scatter(mine, list((whole / dist.get_world_size()).chunk(dist.get_world_size())))
+        found[layer] = mine
+        del whole
+    return found
+
+
+def with_lists(shard):
+    blocks = [torch.empty_like(shard) for _ in range(dist.get_world_size())]
+    dist.all_gather(blocks, shard)
+    return torch.cat(blocks)
+
+
+def gathers_all_at_once(shards, x, forward, backward):
+    inputs, whole = [x], [gathered(shard) for shard in shards]
+    for weights in whole:
+        inputs.append(forward(weights, inputs[-1]))
+    gradient, found, whole = inputs[-1], [], [gathered(shard) for shard in shards]
+    for layer in reversed(range(len(shards))):
+        gradient, of_weights = backward(whole[layer], inputs[layer], inputs[layer + 1], gradient)
+        found.insert(0, scattered(of_weights))
+    return found
+
+
+def gathers_once_and_keeps(shards, x, forward, backward):
+    inputs, whole = [x], [gathered(shard) for shard in shards]
+    for weights in whole:
+        inputs.append(forward(weights, inputs[-1]))
+    gradient, found = inputs[-1], []
+    for layer in reversed(range(len(shards))):
+        gradient, of_weights = backward(whole[layer], inputs[layer], inputs[layer + 1], gradient)
+        found.insert(0, scattered(of_weights))
+    return found
+
+
+def all_reduces_gradients(shards, x, forward, backward):
+    def scattered_by_all_reduce(gradient):
+        dist.all_reduce(gradient)
+        return gradient.chunk(dist.get_world_size())[dist.get_rank()].clone() / dist.get_world_size()
+
+    return with_scatter(scattered_by_all_reduce, shards, x, forward, backward)
+
+
+def takes_the_sum(shards, x, forward, backward):
+    return [each * dist.get_world_size() for each in layer_by_layer(shards, x, forward, backward)]
+
+
+def last_layer_first(shards, x, forward, backward):
+    return list(reversed(layer_by_layer(shards, x, forward, backward)))
+
+
+def never_scatters(shards, x, forward, backward):
+    def own(gradient):
+        return gradient.chunk(dist.get_world_size())[dist.get_rank()].clone()
+
+    return with_scatter(own, shards, x, forward, backward)
+
+
+def with_scatter(scatter, shards, x, forward, backward):
+    inputs = [x]
+    for shard in shards:
+        inputs.append(forward(gathered(shard), inputs[-1]))
+    gradient, found = inputs[-1], []
+    for layer in reversed(range(len(shards))):
+        gradient, of_weights = backward(gathered(shards[layer]), inputs[layer], inputs[layer + 1], gradient)
+        found.insert(0, scatter(of_weights))
+        del of_weights
+    return found
+
+
+RIGHT = (layer_by_layer, next_one_ahead)
+WRONG = (
+    (gathers_all_at_once, "tensors of the size of a whole layer at once; 2 are enough"),
+    (gathers_once_and_keeps, "each rank sends 13,824 B instead of 20,736 B"),
+    (all_reduces_gradients, "each rank sends 27,648 B instead of 20,736 B"),
+    (takes_the_sum, "away from what one device computes"),
+    (last_layer_first, "away from what one device computes"),
+    (never_scatters, "each rank sends 13,824 B instead of 20,736 B"),
+)

@@ -1,0 +1,169 @@
+"""Which way NCCL's data go: hosts, rings and links of a process group, as NCCL's log tells them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from dlearn.join import nccl_rings
+from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, first_few
+from dlearn.trace.event import Collective, TensorInfo
+from dlearn.trace.message import Group
+from dlearn.trace.process_groups import join_groups
+from dlearn.trace.trace import Trace
+from dlearn.trace.wiring import Choice, Ring, Wiring
+
+_ROWS_SHOWN = 24
+_RANKS_SHOWN = 40
+_CHOICES_TOLD = 3
+
+
+class LinkSum(NamedTuple):
+    """All links from one rank to another of one kind and for one use: ranks of the trace, and how many channels."""
+
+    src: int
+    dst: int
+    kind: str
+    use: str
+    channels: int
+    vias: tuple[str, ...]
+    cards: tuple[str, ...]
+
+
+class Topology(Answer, frozen=True):
+    """How NCCL wired one process group. `hosts` are those whose ranks left lines, with these; ranks are the trace's.
+
+    `rings` are whole, with the number of their channels; None of them ran where NCCL chose something else (`choices`),
+    as it may where a switch adds up (`switch`).
+    """
+
+    group: Group
+    labels: RankNames
+    hosts: dict[str, tuple[int, ...]]
+    edges: tuple[LinkSum, ...]
+    rings: tuple[Ring, ...]
+    channels: int
+    choices: tuple[Choice, ...]
+    switch: bool
+
+    @property
+    def host_of(self) -> dict[int, str]:
+        return {rank: host for host, ranks in self.hosts.items() for rank in ranks}
+
+    def crossings(self, ring: Ring) -> list[tuple[int, int]]:
+        """The pairs of ranks by which a ring goes from one host to another."""
+        host_of = self.host_of
+        pairs = pairwise((*ring.order, ring.order[0]))
+        return [(src, dst) for src, dst in pairs if host_of.get(src) != host_of.get(dst)]
+
+    def sent(self, op: str, payload_bytes: int, *, root: int = 0) -> dict[tuple[int, int], int]:
+        """Bytes from each rank to each in one collective of these rings, if it runs on rings; empty where none can.
+
+        `payload_bytes` is what one rank gives; of a broadcast what its `root` (a rank in the group) gives.
+        """
+        given = TensorInfo((payload_bytes,), "uint8", "cuda", payload_bytes, payload_bytes)
+        call = Collective(number=0, start_ns=0, op=op, group=self.group.name, seq=1, inputs=(given,), root=root)
+        members = self.group.members
+        assert self.group.wiring is not None
+        schedule = nccl_rings.schedule_of(call, len(members), self.group.wiring)
+        return {(members[src], members[dst]): size for (src, dst), size in schedule.bytes_by_pair.items()}
+
+    def between_hosts(self, sent: dict[tuple[int, int], int]) -> dict[tuple[str, str], int]:
+        """The same bytes from each host to each other."""
+        host_of, sums = self.host_of, Counter[tuple[str, str]]()
+        for (src, dst), size in sent.items():
+            if host_of.get(src) != host_of.get(dst):
+                sums[host_of.get(src, "?"), host_of.get(dst, "?")] += size
+        return dict(sums)
+
+    @property
+    def sentences(self) -> list[str]:
+        """What the log says, without its tables."""
+        ranks = count_text(len(self.group.members), "rank")
+        where = f"{ranks} of group {self.group.name} on {count_text(len(self.hosts), 'host')}"
+        count = sum(len(ring.channels) for ring in self.rings)
+        if count:
+            orders = f", in {count_text(len(self.rings), 'different order')}" if len(self.rings) > 1 else ""
+            crossing = {len(self.crossings(ring)) for ring in self.rings}
+            most = f"; each goes from host to host {max(crossing)} times" if len(self.hosts) > 1 else ""
+            told = [f"NCCL has made {count_text(count, 'ring')} of the {where}{orders}{most}"]
+        else:
+            told = [f"NCCL has wired the {where}; its log holds no whole ring of them"]
+        kinds = Counter[str]()
+        for edge in self.edges:
+            kinds["/".join(edge.vias[0].split("/")[:2])] += edge.channels
+        cards = sorted({card for edge in self.edges for card in edge.cards})
+        over = f" (cards {', '.join(cards)})" if cards else ""
+        links = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common()) or "none"
+        told.append(f"Links, one way and channel by channel: {links}{over}")
+        chosen = [f"{each.algorithm}/{each.protocol} for {each.op} of {each.bytes:,} B" for each in self.choices]
+        if chosen:
+            told.append(f"NCCL chose {first_few(chosen, _CHOICES_TOLD)}")
+        else:
+            told.append(
+                "Which algorithm NCCL chose the log does not say (NCCL_DEBUG_SUBSYS=INIT,TUNING would): messages of its"
+                " collectives are inferred, those of its rings, if it chose these"
+            )
+        if self.switch:
+            told.append("NCCL has prepared to let a switch add up (NVLS): what it did so went round no ring")
+        return [f"{sentence}." for sentence in told]
+
+    def paragraphs(self) -> Iterator[Paragraph]:
+        yield from self.sentences
+        if self.rings:
+            rows = [["channels", "ring", "from host to host"]]
+            for ring in self.rings[:_ROWS_SHOWN]:
+                order = first_few([self.labels.short(rank) for rank in ring.order], _RANKS_SHOWN, " -> ")
+                crossing = [f"{src} -> {dst}" for src, dst in self.crossings(ring)]
+                rows.append([", ".join(map(str, ring.channels)), order, first_few(crossing, 8)])
+            yield Table(rows, names=3, title="Rings, as the data go")
+        if self.choices:
+            rows = [["op", "algorithm", "protocol", "channels", "bytes"]]
+            for each in sorted(self.choices, key=lambda one: (one.op, one.bytes))[:_ROWS_SHOWN]:
+                channels = f"{each.channels[0]} to {each.channels[-1]}" if each.channels else ""
+                rows.append([each.op, each.algorithm, each.protocol, channels, f"{each.bytes:,}"])
+            yield Table(rows, names=4, title="What NCCL chose")
+
+
+def topology(trace: Trace, *, group: str | None = None) -> Topology | None:
+    """How NCCL wired this group, by default the largest of which its log tells; None where it tells of none."""
+    found = topologies(trace)
+    return next((each for each in found if group in (None, each.group.name)), None)
+
+
+def topologies(trace: Trace) -> list[Topology]:
+    """The same of all groups of which NCCL's log tells, the largest first."""
+    groups = {id(each.wiring): each for each in join_groups(trace.processes).values() if each.wiring is not None}
+    wired = sorted(groups.values(), key=lambda each: -len(each.members))
+    return [_topology(trace, group, group.wiring) for group in wired if group.wiring is not None]
+
+
+def _topology(trace: Trace, group: Group, wiring: Wiring) -> Topology:
+    members = group.members
+    hosts: dict[str, list[int]] = defaultdict(list)
+    links: dict[tuple[int, int, str, str], list[tuple[str, str]]] = defaultdict(list)
+    for rank, wired in sorted(wiring.members.items()):
+        hosts[wired.host].append(members[rank])
+        for link in wired.links:
+            if link.to < len(members):
+                links[members[rank], members[link.to], link.kind, link.use].append((link.via, link.card))
+    edges = [_edge(*ends, found) for ends, found in links.items()]
+    rings = [Ring(tuple(members[rank] for rank in ring.order), ring.channels) for ring in wiring.rings]
+    return Topology(
+        group,
+        trace.labels,
+        {host: tuple(ranks) for host, ranks in hosts.items()},
+        tuple(edges),
+        tuple(rings),
+        wiring.channels,
+        wiring.choices,
+        wiring.switch,
+    )
+
+
+def _edge(src: int, dst: int, kind: str, use: str, found: Sequence[tuple[str, str]]) -> LinkSum:
+    vias = tuple(dict.fromkeys(via for via, _ in found))
+    cards = tuple(sorted({card for _, card in found if card}))
+    return LinkSum(src, dst, kind, use, len(found), vias, cards)

@@ -1,0 +1,56 @@
+"""Other users of this machine who have connected to ranks: found in the system's own table of connections."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+ESTABLISHED, LISTENS = "01", "0A"
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
+
+
+class Connection(NamedTuple):
+    """A line of such a table: ports of its two sides, state, user, and the number of the socket."""
+
+    local: int
+    remote: int
+    state: str
+    uid: int
+    inode: str
+
+
+def users_connected_to(pids: Iterable[int]) -> set[int]:
+    """The users, but for this process's own, who hold a connection to a port on which one of these processes listens.
+
+    Empty where the system tells nobody (it is no Linux).
+    """
+    table = [*_connections()]
+    own = {inode for pid in pids for inode in _sockets(pid)}
+    ports = {each.local for each in table if each.state == LISTENS and each.inode in own}
+    connected = (each for each in table if each.state == ESTABLISHED and each.remote in ports)
+    return {each.uid for each in connected if each.uid != os.getuid()}
+
+
+def _connections() -> Iterator[Connection]:
+    for table in TABLES:
+        with suppress(OSError):
+            for line in table.read_text().splitlines()[1:]:
+                _, local, remote, state, _, _, _, uid, _, inode, *_ = line.split()
+                yield Connection(_port(local), _port(remote), state, int(uid), inode)
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2], 16)
+
+
+def _sockets(pid: int) -> Iterator[str]:
+    with suppress(OSError):  # It has just ended.
+        for link in os.scandir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                if found := _SOCKET.fullmatch(os.readlink(link)):
+                    yield found[1]

@@ -1,0 +1,383 @@
+"""Both ends of an RPC: the six functions of torch in which every way to call ends, and the pickler of both."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import torch
+from torch._C._distributed_rpc import PyRRef
+from torch.distributed.rpc import api, rref_proxy
+from torch.distributed.rpc.internal import PythonUDF, RemoteException, _InternalRPCPickler
+
+from dlearn.hooks import gate
+from dlearn.hooks.callers import caller
+from dlearn.hooks.patches import Patches, guarded
+from dlearn.hooks.rpc.rpc_state import (
+    CALL,
+    FETCHED,
+    MAGIC,
+    REMOTE,
+    REPLY,
+    TRAILER,
+    AnsweredCall,
+    CallId,
+    RpcCalls,
+    describe_all,
+    error_of,
+    flatten,
+    observing_now,
+    packed_call,
+    result_of_cpp,
+    tensors_in,
+    this_thread,
+)
+from dlearn.hooks.rpc.rpc_windows import watch_crossings, watch_return
+from dlearn.trace.event import RpcArrival, RpcCall, RpcReply, RpcRun, RpcWindow, RRefFork
+
+
+def watch_callers(calls: RpcCalls, patches: Patches) -> None:
+    for op in ("rpc", "remote"):
+        remote = op == "remote"
+        patches.replace(api, f"_invoke_{op}_python_udf", partial(_python_caller, calls, remote))
+        patches.replace(api, f"_invoke_{op}_builtin", partial(_cpp_caller, calls, remote, "builtin"))
+        patches.replace(api, f"_invoke_{op}_torchscript", partial(_cpp_caller, calls, remote, "script"))
+
+
+def _python_caller(calls: RpcCalls, remote: bool, original: Any) -> Any:
+    def invoke(to: Any, pickled: bytes, tensors: list[torch.Tensor], timeout: float, is_async: bool) -> Any:
+        thread = this_thread()
+        function, arguments = calls.function.pop(thread, (None, ()))
+        rrefs = calls.forks.pop(thread, ())
+        context, call = calls.context.get(thread), calls.next_id()
+        if gate.current is not None and not observing_now() and not _is_torchs_own(function):
+            op = f"{'remote' if remote else 'rpc'} {function_name(function, arguments)}"
+            gate.current.wait(op, to.name, len(pickled))
+        start_ns = time.monotonic_ns()
+        kind = REMOTE if remote else CALL
+        trailer = TRAILER.pack(kind, call.caller, call.number, -1 if context is None else context, MAGIC)
+        result = original(to, pickled + trailer, tensors, timeout, is_async)
+        try:
+            times = {"start_ns": start_ns, "handed_ns": time.monotonic_ns()}
+            parameters = [each for each in flatten(arguments) if isinstance(each, torch.nn.Parameter)]
+            number = calls.emit.event(
+                RpcCall,
+                function=function_name(function, arguments),
+                flavour="python",
+                to=to.id,
+                call=call.number,
+                pickled_bytes=len(pickled),
+                observer_bytes=len(trailer),
+                context=context,
+                rrefs=tuple(rrefs),
+                detached=tuple(f"Parameter{list(each.shape)}" for each in parameters),
+                **times,
+                **_facts(tensors, remote),
+            )
+            if remote:
+                calls.futures.watch(number, result._get_future())
+            else:
+                calls.waiting[call] = number, result, to.id
+        except Exception as error:
+            calls.emit.failed("an RPC", error)
+        return result
+
+    return invoke
+
+
+def _cpp_caller(calls: RpcCalls, remote: bool, flavour: str, original: Any) -> Any:
+    # The user's arguments come after the timeout and, for TorchScript, a flag; or they have a place of their own.
+    before, own_place = 1 if flavour == "builtin" else 2, flavour == "script" and not remote
+
+    def invoke(to: Any, function: str, *args: Any, **kwargs: Any) -> Any:
+        worker = to if hasattr(to, "id") else api.get_worker_info(to)
+        name = function.removeprefix("aten::").rpartition(".")[2]
+        if gate.current is not None and not observing_now():
+            gate.current.wait(f"rpc {name}", worker.name, 0)
+        call = calls.next_id()
+        start_ns = time.monotonic_ns()
+        result = original(to, function, *args, **kwargs)
+        try:
+            times = {"start_ns": start_ns, "handed_ns": time.monotonic_ns()}
+            given, named = args[:2] if own_place else (args[before:], kwargs)
+            rrefs = [each for each in flatten((given, named)) if isinstance(each, PyRRef)]
+            facts, context = _facts(tensors_in((given, named)), remote), calls.known_context()
+            if facts["needs_grad"] and context is not None:
+                watch_return(calls, context, worker.id)
+            number = calls.emit.event(
+                RpcCall,
+                function=name,
+                flavour=flavour,
+                to=worker.id,
+                call=call.number,
+                pickled_bytes=packed_call(function, given, named, remote=remote),
+                context=context,
+                rrefs=tuple(RRefFork(each.owner().id, "") for each in rrefs),
+                **times,
+                **facts,
+            )
+            if remote:
+                calls.futures.watch(number, result._get_future())
+            else:
+                calls.futures.watch(number, result, partial(_answer, calls, worker.id, context))
+        except Exception as error:
+            calls.emit.failed("an RPC", error)
+        return result
+
+    return invoke
+
+
+def _answer(calls: RpcCalls, worker: int, context: int | None, value: Any) -> dict[str, Any]:
+    """A reply that has never passed Python is known by what the caller gets."""
+    if context is not None:
+        watch_crossings(calls, tensors_in(value), context, worker)
+    return {"result": result_of_cpp(value)}
+
+
+def _facts(tensors: Sequence[torch.Tensor], remote: bool) -> dict[str, Any]:
+    """Of any call, whoever packs it."""
+    frame = sys._getframe(1)
+    made_by = caller(frame)
+    return {
+        "op": "remote" if remote else _sync_or_async(frame),
+        "tensors": describe_all(tensors),
+        "needs_grad": any(each.requires_grad for each in tensors),
+        "observer": observing_now(),
+        "site": made_by.site,
+        "phase": made_by.phase,
+    }
+
+
+_LOOKED_BACK = 7
+"""Frames between the function that is patched and the user's call: an RRef's method has some of its own."""
+
+
+def _sync_or_async(hook: FrameType) -> str:
+    """Which of the two called `_invoke_rpc`: only the stack knows."""
+    frame = hook.f_back
+    for _ in range(_LOOKED_BACK):
+        if frame is None:
+            break
+        if frame.f_code.co_name in ("rpc_sync", "rpc_async"):
+            return frame.f_code.co_name
+        frame = frame.f_back
+    return "rpc_async"
+
+
+def _is_torchs_own(function: Any) -> bool:
+    """With these all workers meet when RPC is set up and shut down: no call of the program, that could be held."""
+    return getattr(function, "__module__", "") == api.__name__
+
+
+def function_name(function: Any, arguments: tuple[Any, ...]) -> str:
+    """ "Net.forward" of a method of an RRef's value is "forward"; else the function's own qualified name."""
+    if function in (rref_proxy._local_invoke, rref_proxy._local_invoke_async_execution) and len(arguments) > 1:
+        return str(arguments[1])
+    return str(getattr(function, "__qualname__", type(function).__name__))
+
+
+# Requests and replies as they are packed and unpacked -----------------------------------------------------------------
+
+
+def watch_pickler(calls: RpcCalls, patches: Patches) -> None:
+    emit, graph = calls.emit, calls.graph
+
+    def serialize(original: Any) -> Any:
+        def wrapper(self: Any, value: Any) -> tuple[bytes, list[torch.Tensor]]:
+            thread = this_thread()
+            calls.forks.pop(thread, None)
+            try:
+                data, tensors = original(self, value)
+            except BaseException:
+                answer = calls.answering.pop(thread, None)
+                if answer is not None and answer.run is not None:
+                    emit.end(answer.run, by="return")
+                raise
+            try:
+                context = calls.context.get(thread, -1)
+                if isinstance(value, PythonUDF):
+                    calls.function[thread] = value.func, (*value.args, *value.kwargs.values())
+                else:
+                    context = calls.answering.get(thread, (None, context))[1]
+                    data += _note_reply(calls, thread, value, data, tensors)
+                if graph is not None:
+                    graph.tensors(context, tensors)
+            except Exception as error:
+                emit.failed("an RPC's data", error)
+            return data, tensors
+
+        return wrapper
+
+    def deserialize(original: Any) -> Any:
+        def wrapper(self: Any, data: bytes, tensors: list[torch.Tensor]) -> Any:
+            if len(data) < TRAILER.size or data[-4:] != MAGIC:
+                return original(self, data, tensors)
+            kind, worker, number, context, _ = TRAILER.unpack(data[-TRAILER.size :])
+            call = CallId(worker, number)
+            arrived_ns = time.monotonic_ns()
+            thread = this_thread()
+            if context < 0 and kind == FETCHED:
+                context = calls.context.get(thread, -1)  # The owner does not know it; who fetches does.
+            value = original(self, data, tensors)
+            try:
+                watch_crossings(calls, tensors, context, _came_from(calls, call, kind))
+                if kind in (CALL, REMOTE):
+                    value = _note_request(calls, call, value, arrived_ns, context, remote=kind == REMOTE)
+                else:
+                    _note_arrival(calls, call, arrived_ns, fetched=kind == FETCHED)
+                if graph is not None:
+                    graph.tensors(context, tensors)
+            except Exception as error:
+                emit.failed("an RPC's data", error)
+            return value
+
+        return wrapper
+
+    # RemoteModule packs its RRef by these two as well, and not by the pickler's own methods.
+    def packed_rref(packed: Any, _: Any) -> None:
+        owner, _, _, creator, local = packed[:5]
+        calls.forks.setdefault(this_thread(), []).append(RRefFork(owner, f"{creator}:{local}"))
+
+    def taken_in(start_ns: int, owner: int, _: int, __: int, creator: int, local: int, parent: int) -> None:
+        end, fork = {"end_ns": time.monotonic_ns(), "ended_by": "return"}, f"{creator}:{local}"
+        emit.event(RpcWindow, op="rref", start_ns=start_ns, to=owner, parent_worker=parent, fork=fork, **end)
+
+    def unpack_rref(original: Any) -> Any:
+        def wrapper(packed: Any) -> Any:
+            start_ns = time.monotonic_ns()
+            rref = original.__func__(packed)
+            guarded(emit, "an RRef", taken_in, start_ns, *packed[:6])
+            return rref
+
+        return staticmethod(wrapper)
+
+    patches.replace(_InternalRPCPickler, "serialize", serialize)
+    patches.replace(_InternalRPCPickler, "deserialize", deserialize)
+    patches.around(emit, PyRRef, "_serialize", after=packed_rref)
+    patches.replace(PyRRef, "_deserialize", unpack_rref)
+
+
+def _came_from(calls: RpcCalls, call: CallId, kind: bytes) -> int | None:
+    """The worker that sent this: a call's caller, a fetched value's owner; a reply's is who was called."""
+    if kind != REPLY:
+        return call.caller
+    known = calls.waiting.get(call)
+    return known[2] if known is not None else None
+
+
+def _note_reply(calls: RpcCalls, thread: int, value: Any, data: bytes, tensors: Sequence[torch.Tensor]) -> bytes:
+    """The result of the call that this thread has just run, or else a value that somebody fetches."""
+    answer = calls.answering.pop(thread, None)
+    fetched = answer is None
+    if answer is None:
+        answer = AnsweredCall(calls.next_id(), calls.context.get(thread, -1))
+    call, context = answer.call, answer.context
+    trailer = TRAILER.pack(FETCHED if fetched else REPLY, call.caller, call.number, context, MAGIC)
+    calls.emit.event(
+        RpcReply,
+        caller=call.caller,
+        call=call.number,
+        fetched=fetched,
+        run=answer.run,
+        returned_ns=answer.returned_ns,
+        tensors=describe_all(tensors),
+        pickled_bytes=len(data),
+        observer_bytes=len(trailer),
+        rrefs=tuple(calls.forks.pop(thread, ())),
+        needs_grad=any(each.requires_grad for each in tensors),
+        error=value.exception_type.__name__ if isinstance(value, RemoteException) else "",
+        parent=None,
+    )
+    return trailer
+
+
+def _note_arrival(calls: RpcCalls, call: CallId, arrived_ns: int, *, fetched: bool) -> None:
+    if fetched:
+        calls.fetched.add(this_thread())
+        calls.emit.event(RpcArrival, caller=call.caller, call=call.number, start_ns=arrived_ns)
+    known = calls.waiting.pop(call, None)
+    if known is not None:
+        calls.emit.end(known[0], by="reply")
+
+
+def _note_request(calls: RpcCalls, call: CallId, value: Any, arrived_ns: int, context: int, *, remote: bool) -> Any:
+    if not isinstance(value, PythonUDF):  # The function is not known here: torch answers with the error.
+        calls.answering[this_thread()] = AnsweredCall(call, context)
+        return value
+    name = function_name(value.func, value.args)
+    return PythonUDF(_Run(calls, call, value.func, name, arrived_ns, context, remote), value.args, value.kwargs)
+
+
+@dataclass
+class _Run:
+    """The user's function on the callee; `number` is that of its event, once it has begun.
+
+    It does not hold the arguments: these would live longer, and the remote references among them be given back late.
+    """
+
+    calls: RpcCalls
+    call: CallId
+    function: Any
+    name: str
+    arrived_ns: int
+    context: int
+    remote: bool
+    number: int = -1
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        calls, thread = self.calls, this_thread()
+        guarded(calls.emit, "a call that came", self._begin, thread, args, kwargs)
+        try:
+            result = self.function(*args, **kwargs)
+        except BaseException as error:
+            self._end(thread, error=type(error).__name__)
+            raise
+        if isinstance(result, torch._C.Future) and hasattr(self.function, "_wrapped_async_rpc_function"):
+            calls.emit.leave(self.number)
+            calls.context.pop(thread, None)
+
+            def then(future: Any) -> Any:
+                # The reply is packed right after this, in this thread.
+                self._end(this_thread(), error=error_of(future))
+                return future.value()
+
+            return result.then(then)
+        if self.remote and calls.graph is not None and self.context >= 0:
+            # It stays here for now; when it is fetched, nobody may know in which context it was made.
+            guarded(calls.emit, "a remote value", lambda: calls.graph.tensors(self.context, tensors_in(result)))
+        self._end(thread)
+        return result
+
+    def _begin(self, thread: int, args: Any, kwargs: Any) -> None:
+        calls, context = self.calls, self.context if self.context >= 0 else None
+        self.number = calls.emit.event(
+            RpcRun,
+            function=self.name,
+            caller=self.call.caller,
+            call=self.call.number,
+            arrived_ns=self.arrived_ns,
+            context=context,
+            parent=None,
+        )
+        calls.emit.enter(self.number)
+        if context is not None:
+            # Not where the call was unpacked: it may have waited for an RRef, and run in another thread.
+            calls.context[thread] = context
+            # C++ makes the node that sends gradients of what came back only after the call was unpacked.
+            watch_crossings(calls, tensors_in((args, kwargs)), context, self.call.caller)
+
+    def _end(self, thread: int, error: str = "") -> None:
+        calls, number = self.calls, self.number
+        calls.context.pop(thread, None)
+        if number >= 0:
+            calls.emit.leave(number)
+            if self.remote or error:
+                calls.emit.end(number, by="return", error=error)
+        if not self.remote:
+            run = number if number >= 0 and not error else None
+            calls.answering[thread] = AnsweredCall(self.call, self.context, run, time.monotonic_ns())

@@ -1,0 +1,268 @@
+"""One rank's trace file, read while it grows: what is open in it, and how its last seconds were spent.
+
+Of what is new at each look only the end is read line by line: whoever stands still has written last what it stands in.
+So a fast job is not slowed down by being watched, and no byte more is on the wire.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+WINDOW_BYTES = 16_000
+"""Of what is new, so much at the end is read line by line."""
+LANE_SECONDS = 10
+CALLS = ("collective", "p2p", "rpc call")
+BARS = "·▁▂▃▄▅▆▇█"
+"""The share of a second that a rank was inside of calls: from none to all of it."""
+WAITED = "░"
+"""A second in which a rank was seen waiting for a late one."""
+_NS = 1_000_000_000
+_LONG_LINE = re.compile(rb"^\{.*$", re.MULTILINE)
+
+
+class Size(msgspec.Struct):
+    """What is counted of a tensor."""
+
+    payload_bytes: int = 0
+
+
+class AnyFields(msgspec.Struct):
+    """Those fields of any line of a trace file that a row is made of."""
+
+    kind: str
+    number: int = -1
+    op: str = ""
+    group: str = ""
+    seq: int = 0
+    start_ns: int = 0
+    end_ns: int | None = None
+    site: str = ""
+    name: str = ""
+    function: str = ""
+    event: int = -1
+    at_ns: int | None = None
+    rank: int | None = None
+    ranks: tuple[int, ...] = ()
+    launcher: str = ""
+    backward: int = -1
+    bucket_index: int | None = None
+    count: int = 0
+    inputs: tuple[Size, ...] = ()
+    tensors: tuple[Size, ...] = ()
+    pid: int = 0
+    host: str = ""
+    held: str = ""
+
+    @property
+    def given_bytes(self) -> int:
+        """The payload that the rank hands to this call; of a receive none."""
+        tensors = () if self.op == "recv" else self.tensors
+        return sum(each.payload_bytes for each in (*self.inputs, *tensors))
+
+
+decode = msgspec.json.Decoder(AnyFields).decode
+
+
+@dataclass
+class Second:
+    """What a rank did in one second: how long it was inside of calls, what it gave them, how much was not read."""
+
+    inside_ns: int = 0
+    unread_ns: int = 0
+    given_bytes: int = 0
+    waited: bool = False
+
+
+@dataclass
+class Follower:
+    """One file, read as it grows: the calls that are open, by number, and how far the rank came in each group."""
+
+    path: Path
+    rank: int
+    pid: int = 0
+    read_to: int = 0
+    first: dict[int, AnyFields] = field(default_factory=dict)
+    open: dict[int, AnyFields] = field(default_factory=dict)
+    reached: dict[str, int] = field(default_factory=dict)
+    groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    spans: dict[int, AnyFields] = field(default_factory=dict)
+    seconds: dict[int, Second] = field(default_factory=dict)
+    buckets: int = 0
+    last_ns: int = 0
+    begun_ns: int = 0
+    ended: bool = False
+    skipped: bool = False
+    """Whether lines of it were not read: they may be calls in a group that is not in `reached`."""
+    _of_backward: Counter[int] = field(default_factory=Counter)
+    _inside_since_ns: int = 0
+    _unread_from_ns: int = 0
+
+    @classmethod
+    def of(cls, path: Path, otherwise: int) -> Follower | None:
+        """Follow this file; None while its first line is not whole. Without a rank in it, it is `otherwise`."""
+        with path.open("rb") as stream:
+            line = stream.readline()
+        if not line.endswith(b"\n"):
+            return None
+        head = decode(line)
+        here = head.host == socket.gethostname()
+        return cls(path, otherwise if head.rank is None else head.rank, pid=head.pid if here else 0)
+
+    def catch_up(self) -> None:
+        with self.path.open("rb") as stream:
+            stream.seek(self.read_to)
+            new = stream.read()
+        new = new[: new.rfind(b"\n") + 1]  # A line may be half written.
+        self.read_to += len(new)
+        cut = new.rfind(b"\n", 0, max(len(new) - WINDOW_BYTES, 0)) + 1
+        with suppress(ValueError, KeyError):  # Damage is told when the trace is read as a whole.
+            if cut:
+                self._skip(new[:cut])
+            for line in new[cut:].splitlines():
+                self._take(line)
+        now = time.monotonic_ns() // _NS
+        self.seconds = {second: told for second, told in self.seconds.items() if second > now - LANE_SECONDS - 1}
+
+    def _skip(self, lines: bytes) -> None:
+        """Of these only what is told once; how long they took is seen from the first line behind them."""
+        self.skipped = True
+        self._leave(self.last_ns)
+        self.open.clear()
+        self.spans.clear()
+        self._of_backward.clear()
+        self._unread_from_ns = self.last_ns
+        for line in _LONG_LINE.findall(lines):
+            self._learn(decode(line))
+
+    def _take(self, line: bytes) -> None:
+        if line.startswith(b"{"):
+            told = decode(line)
+            self._learn(told)
+            if told.kind == "end":
+                self._end(told.event, told.at_ns or 0)
+            elif told.end_ns is None:
+                self._begin(told)
+            return
+        numbers = [int(each) for each in line[1:-1].split(b",")]
+        if len(numbers) == 3:
+            self._end(numbers[0], numbers[1])
+        else:
+            like, number, start_ns, _, seq, backward = numbers
+            varying = {"number": number, "start_ns": start_ns, "seq": seq, "backward": backward}
+            self._begin(msgspec.structs.replace(self.first[like], **varying))
+
+    def _learn(self, told: AnyFields) -> None:
+        """What holds from here on, whether or not the lines behind it are read."""
+        match told.kind:
+            case "group":
+                self.groups[told.name] = told.ranks
+            case "span":
+                self.spans[told.number] = told
+            case "bucket":
+                self.buckets = told.count
+            case "footer":
+                self.ended = True
+            case _:
+                self.first[told.number] = told
+
+    def _begin(self, call: AnyFields) -> None:
+        if call.kind not in CALLS:
+            return
+        if self._unread_from_ns:
+            self._add(self._unread_from_ns, call.start_ns, "unread_ns")
+            self._unread_from_ns = 0
+        if call.launcher == "reducer" and call.op == "all_reduce":
+            # DDP launches its buckets in their order; what follows them is none.
+            bucket = self._of_backward[call.backward]
+            self._of_backward[call.backward] += 1
+            call = msgspec.structs.replace(call, bucket_index=bucket if bucket < self.buckets else None)
+        if not self.open:
+            self._inside_since_ns = call.start_ns
+        self.open[call.number] = call
+        self._second(call.start_ns).given_bytes += call.given_bytes
+        self.begun_ns = self.begun_ns or call.start_ns
+        self.last_ns = max(self.last_ns, call.start_ns)
+        if call.kind == "collective":
+            self.reached[call.group] = max(self.reached.get(call.group, 0), call.seq)
+
+    def _end(self, number: int, at_ns: int) -> None:
+        call = self.open.pop(number, None)
+        self.spans.pop(number, None)
+        self.last_ns = max(self.last_ns, at_ns)
+        if call is not None and not self.open:
+            self._leave(at_ns)
+
+    def _leave(self, at_ns: int) -> None:
+        if self._inside_since_ns:
+            self._add(self._inside_since_ns, at_ns, "inside_ns")
+        self._inside_since_ns = 0
+
+    def _second(self, at_ns: int) -> Second:
+        return self.seconds.setdefault(at_ns // _NS, Second())
+
+    def _add(self, from_ns: int, to_ns: int, what: str) -> None:
+        """Share a stretch out over the seconds of the lane."""
+        from_ns = max(from_ns, to_ns - (LANE_SECONDS + 1) * _NS)
+        while from_ns < to_ns:
+            until_ns = min(to_ns, (from_ns // _NS + 1) * _NS)
+            second = self._second(from_ns)
+            setattr(second, what, getattr(second, what) + until_ns - from_ns)
+            from_ns = until_ns
+
+    # What a row shows -----------------------------------------------------------------------------------------------
+
+    def first_open(self) -> AnyFields | None:
+        """The call that this rank is inside of: of several the first."""
+        return min(self.open.values(), key=lambda each: each.start_ns, default=None)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether its process is known to have ended without closing its file."""
+        if not self.pid or self.ended:
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            return False
+        return False
+
+    def lane(self, now_ns: int) -> str:
+        """A letter for each of the last whole seconds; of those before its first call, and unread ones, a space."""
+        if self._inside_since_ns:  # Share out what has passed of the call that it is in.
+            self._add(self._inside_since_ns, now_ns, "inside_ns")
+            self._inside_since_ns = now_ns
+        now = now_ns // _NS
+        return "".join(self._letter(second) for second in range(now - LANE_SECONDS, now))
+
+    def _letter(self, number: int) -> str:
+        second = self.seconds.get(number, Second())
+        known_ns = _NS - second.unread_ns
+        if not self.begun_ns or number < self.begun_ns // _NS or known_ns <= 0:
+            return " "
+        share = min(1.0, second.inside_ns / known_ns)
+        return WAITED if second.waited else BARS[round(share * (len(BARS) - 1))]
+
+    def bytes_per_second(self, now_ns: int) -> float | None:
+        """Payload given to calls in these seconds, by what was read of them; None before the first call."""
+        if not self.begun_ns:
+            return None
+        since_ns = max(self.begun_ns, now_ns - LANE_SECONDS * _NS)
+        told = [each for second, each in self.seconds.items() if (second + 1) * _NS > since_ns]
+        known_ns = now_ns - since_ns - sum(each.unread_ns for each in told)
+        return sum(each.given_bytes for each in told) / known_ns * 1e9 if known_ns > 0 else None
+
+    def waits_since(self, start_ns: int, now_ns: int) -> None:
+        """Whom it waits for has not come yet: all seconds since then were waiting."""
+        for second in range(max(start_ns // _NS + 1, now_ns // _NS - LANE_SECONDS), now_ns // _NS + 1):
+            self._second(second * _NS).waited = True

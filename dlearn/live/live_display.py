@@ -1,0 +1,106 @@
+"""What still runs, shown while it does: in a notebook one output that changes in place, in a terminal some lines."""
+
+from __future__ import annotations
+
+import html
+import sys
+import time
+from typing import Any
+
+from dlearn.live.live_rows import LiveRows
+from dlearn.shown import Shown
+
+LIVE = {"dlearn": "live"}
+"""Metadata of the output: whoever saves a notebook can tell what depended on how long a cell took."""
+_HANG_STYLE = "color:var(--jp-error-color1,#b40426);margin:2px 0"
+_ROWS_STYLE = "font-family:var(--jp-code-font-family,monospace);white-space:pre"
+
+
+class LiveDisplay:
+    """It appears after two seconds and changes once a second; at the end it is gone, or has become the run's card."""
+
+    AFTER_SECONDS, AGAIN_SECONDS = 2.0, 1.0
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._next = self._start + self.AFTER_SECONDS
+        self._lines: list[str] = []
+        self._output: Any = None
+        self._cell = -1
+
+    def __enter__(self) -> LiveDisplay:
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        if failure[0] is not None:
+            self.clear()
+
+    def update(self, head: str, rows: LiveRows | None = None) -> None:
+        """Show the head, how long it has taken, and the rows, which are read only if they are to be shown."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + self.AGAIN_SECONDS
+        head = f"{head}, {now - self._start:.0f} s"
+        if in_a_notebook():
+            self._show_output(head, rows)
+        elif sys.stderr.isatty():
+            self._show_lines([head, *(rows.lines() if rows is not None else [])])
+
+    def step_aside(self) -> None:
+        """Something else is about to be printed: the lines of a terminal come back below it."""
+        if self._lines:
+            self._show_lines([])
+
+    def clear(self) -> None:
+        self.step_aside()
+        if self._output is not None:
+            self._replace({"text/plain": ""})
+
+    def become(self, run: Shown) -> None:
+        """The run has ended: its card takes the place of the rows, where there were any."""
+        if self._output is not None:
+            self._replace({"text/html": run._repr_html_(), "text/plain": str(run)})
+
+    def make_way(self) -> None:
+        """The card is about to be shown by the cell itself: once is enough."""
+        if self._output is not None and self._cell == _cell_now():
+            self._replace({"text/plain": ""})
+            self._output = None
+
+    def _show_output(self, head: str, rows: LiveRows | None) -> None:
+        table = rows.table() if rows is not None else None
+        hang = rows.hang if rows is not None else ""
+        told = [head, *(table.lines() if table is not None else []), *hang.splitlines()]
+        shown = f"<p><strong>{html.escape(head)}</strong></p>"
+        if table is not None and len(table.rows) > 1:
+            shown += f'<div style="{_ROWS_STYLE}">{table.html()}</div>'
+        for sentence in hang.splitlines():
+            shown += f'<p role="status" style="{_HANG_STYLE}">{html.escape(sentence)}</p>'
+        self._replace({"text/html": shown, "text/plain": "\n".join(told)})
+
+    def _replace(self, data: dict[str, str]) -> None:
+        if self._output is not None:
+            self._output.update(data, raw=True, metadata=LIVE)
+            return
+        from IPython.display import display
+
+        self._cell = _cell_now()
+        self._output = display(data, raw=True, display_id=True, metadata=LIVE)  # type: ignore[no-untyped-call]
+
+    def _show_lines(self, lines: list[str]) -> None:
+        up = "\033[1A\033[K" * (len(self._lines) - 1)
+        print(f"\r\033[K{up}" + "\n".join(lines), end="", file=sys.stderr, flush=True)
+        self._lines = lines
+
+
+def in_a_notebook() -> bool:
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and hasattr(shell, "kernel")
+
+
+def _cell_now() -> int:
+    """The number of the cell that runs."""
+    shell = sys.modules["IPython"].get_ipython()
+    return int(shell.execution_count) if shell is not None else -1

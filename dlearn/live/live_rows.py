@@ -1,0 +1,184 @@
+"""What each rank does now, in a row each, and who hangs: read from the trace files that are being written anyway."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlearn.analysis.findings import size_text
+from dlearn.analysis.hanging.hang_words import tell
+from dlearn.analysis.hanging.stuck import Hang, hangs, places
+from dlearn.errors import TraceError
+from dlearn.live.follower import AnyFields, Follower
+from dlearn.shown import Table
+from dlearn.trace.printable import printable
+from dlearn.trace.trace import Trace
+
+MOST_ROWS = 8
+WIDTH = 80
+WAITS_SECONDS = 1.0
+"""Less is no wait that a reader would ask about."""
+HANGS_SECONDS = 3.0
+"""Whoever is inside of a call for longer makes us ask who hangs."""
+MOST_BYTES = 50_000_000
+"""Of a larger trace it is not asked: reading it would take seconds."""
+SHARE = 0.005
+"""Of a core, at most, for asking who hangs."""
+_LONGEST_NAME = 12
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a rank does, and did: `doing` is "in all_reduce #12, bucket 1" or "waits 1.3 s for rank 2 in ...".
+
+    `lane` has a letter for each of the last ten seconds, `bytes_per_second` is the payload given to calls in them.
+    """
+
+    rank: int
+    name: str
+    lane: str
+    bytes_per_second: float | None
+    step: str
+    doing: str
+    site: str = ""
+
+    @property
+    def rate(self) -> str:
+        return "" if self.bytes_per_second is None else f"{size_text(round(self.bytes_per_second))}/s"
+
+    @property
+    def now(self) -> str:
+        step = f"{self.step}: " if self.step else ""
+        return printable(f"{step}{self.doing}" + f" ({self.site})" * bool(self.site))
+
+    def line(self, widest: int) -> str:
+        """As text, with so much room for the name."""
+        name = f"{self.name:{widest}.{widest}}"
+        return f"{name}  {self.lane}  {self.rate:>9}  {self.now}"[:WIDTH]
+
+
+class LiveRows:
+    """The ranks whose files are in a folder. `names` are what they are called; without it, by their numbers."""
+
+    def __init__(self, folder: Path, names: Sequence[str] = ()) -> None:
+        self._folder, self._names = folder, names
+        self._files: dict[Path, Follower] = {}
+        self._asked: frozenset[tuple[int, int]] = frozenset()
+        self._ask_again = 0.0
+        self.hang = ""
+        """Who waits for whom, and where, once somebody has waited for three seconds; "" if nobody does."""
+
+    def rows(self) -> list[Row]:
+        """Read on, and tell: a row a rank."""
+        try:
+            self._find()
+            for follower in self._files.values():
+                follower.catch_up()
+        except OSError:  # The folder has just been tidied away, or is not there yet.
+            return []
+        self._ask_who_hangs()
+        return [self._row(each) for each in sorted(self._files.values(), key=lambda each: each.rank)]
+
+    def lines(self) -> list[str]:
+        """The first rows as text, at most 80 columns wide, and the sentence of a hang, in as many lines as it takes."""
+        rows = self.rows()
+        widest = min(max((len(row.name) for row in rows[:MOST_ROWS]), default=0), _LONGEST_NAME)
+        told = [row.line(widest) for row in rows[:MOST_ROWS]]
+        told += [f"and {len(rows) - MOST_ROWS} more ranks"] * (len(rows) > MOST_ROWS)
+        return told + _wrapped(self.hang)
+
+    def table(self) -> Table:
+        """All rows, for a page."""
+        head = ("rank", "last 10 s", "payload", "now")
+        return Table([head, *((row.name, row.lane, row.rate, row.now) for row in self.rows())], names=2, numbers=1)
+
+    def _find(self) -> None:
+        for path in self._folder.glob("*.jsonl"):
+            if path not in self._files and (new := Follower.of(path, len(self._files))) is not None:
+                self._files[path] = new
+
+    def _name(self, rank: int) -> str:
+        return self._names[rank] if rank < len(self._names) else f"rank {rank}"
+
+    def _row(self, rank: Follower) -> Row:
+        now_ns = time.monotonic_ns()
+        call = rank.first_open()
+        held = next((each.held for each in rank.spans.values() if each.held), "")
+        late = list(self._late(rank, call)) if call is not None else []
+        for_s = (now_ns - (call.start_ns if call is not None else rank.last_ns)) / 1e9
+        site = ""
+        if rank.ended or rank.is_gone:
+            doing = "has ended" if rank.ended else "gone"
+        elif held:
+            doing = f"waits at the gate, before {held}"
+        elif call is None:
+            doing = "computes" + f" for {for_s:.1f} s" * (bool(rank.last_ns) and for_s >= WAITS_SECONDS)
+        else:
+            site = call.site
+            if late and for_s >= WAITS_SECONDS:
+                rank.waits_since(call.start_ns, now_ns)
+                names = ", ".join(self._name(each) for each in late[:3]) + ", ..." * (len(late) > 3)
+                doing = f"waits {for_s:.1f} s for {names} in {_what(call)}"
+            else:
+                doing = f"in {_what(call)}" + f" for {for_s:.1f} s" * (for_s >= WAITS_SECONDS)
+        steps = [each.name for each in rank.spans.values() if not each.held]
+        step = steps[-1] if steps else ""
+        lane = rank.lane(now_ns)
+        return Row(rank.rank, self._name(rank.rank), lane, rank.bytes_per_second(now_ns), step, doing, site)
+
+    def _late(self, rank: Follower, call: AnyFields) -> Iterator[int]:
+        """The members of its group that have not come as far; of whom nothing is known, nothing is said."""
+        members = rank.groups.get(call.group, ()) if call.kind == "collective" else ()
+        for other in self._files.values():
+            if other.rank in members and other.reached.get(call.group, call.seq if other.skipped else 0) < call.seq:
+                yield other.rank
+
+    # Who hangs ------------------------------------------------------------------------------------------------------
+
+    def _ask_who_hangs(self) -> None:
+        """Read the whole trace once for each set of calls that last too long: it says for whom they wait, and why."""
+        now = time.monotonic()
+        long_ago_ns = time.monotonic_ns() - round(1e9 * HANGS_SECONDS)
+        files = [each for each in self._files.values() if not each.ended]
+        stuck = frozenset(
+            (each.rank, call.number) for each in files for call in each.open.values() if call.start_ns < long_ago_ns
+        )
+        if not stuck:
+            self._asked, self.hang = stuck, ""
+        elif stuck != self._asked and now >= self._ask_again:
+            began = time.thread_time()
+            self._asked, self.hang = stuck, self._told()
+            self._ask_again = now + (time.thread_time() - began) / SHARE
+
+    def _told(self) -> str:
+        if sum(each.read_to for each in self._files.values()) > MOST_BYTES:
+            return "a call lasts long; this trace is too large to be read while it grows: see explain(run.trace)"
+        try:
+            trace = Trace.load(self._folder)
+        except TraceError:  # A line is half written, or the first is: the rows say what is known.
+            return ""
+        stuck = [each for each in hangs(trace) if waits_for_a_call(each)]
+        known = places(trace)
+        idle = [each.rank for each in self._files.values() if not each.open and each.rank not in known]
+        return "\n".join(told.sentence for told in tell(stuck, trace, dict.fromkeys(idle, "computes")))
+
+
+def waits_for_a_call(hang: Hang) -> bool:
+    """Not of a collective that all have come to: its data is under way, and the network may be slow."""
+    operation = hang.operation
+    return bool(operation.missing) or operation.misfit is not None or operation.exchange is not None
+
+
+def _what(call: AnyFields) -> str:
+    """ "all_reduce #12, bucket 1"."""
+    if call.function:
+        return f"{call.op} {call.function}()"
+    bucket = f", bucket {call.bucket_index}" if call.bucket_index is not None else ""
+    return f"{call.op} #{call.seq}{bucket}"
+
+
+def _wrapped(sentence: str) -> list[str]:
+    return [each for line in sentence.splitlines() for each in textwrap.wrap(printable(line), WIDTH)]

@@ -1,0 +1,158 @@
+"""`dlearn run --hold`: the job's calls wait at the gate, and a prompt on the terminal lets them through.
+
+Its commands are lines of the standard input, which the script itself does not get. At the end of the input, the gate is
+opened for good.
+"""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from dlearn.errors import DlearnError
+from dlearn.live.held_job import HeldJob
+from dlearn.live.keeper import Keeper
+from dlearn.shown import Table
+
+HELP = """\
+waiting          the calls that wait at the gate, and who hangs
+ranks            what each rank does now
+step [N]         let the call through that waits longest; N of them
+release RANK [N] let the next call of this rank through; N of them
+until OP         let all through up to the first such call: until all_reduce
+until span NAME  let all through up to the first call in this span: until span step 3
+free             open the gate for good
+end              end the job (SIGTERM)
+"""
+LOOK_SECONDS = 0.2
+
+
+class HeldScript(HeldJob):
+    """The ranks of a script, as many as come."""
+
+    def __init__(self, folder: Path) -> None:
+        self.keeper, self.trace_folder = Keeper(None, True), folder
+
+    @property
+    def under_way(self) -> bool:
+        return not self.keeper.over
+
+
+@contextmanager
+def held_at_a_prompt(folder: Path) -> Iterator[HeldScript]:
+    """While the block lasts, the standard input is the prompt's, and the script has none."""
+    job, over = HeldScript(folder), threading.Event()
+    mine, nothing = os.dup(0), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    thread = threading.Thread(target=_serve, args=(job, mine, over), daemon=True, name="dlearn-prompt")
+    thread.start()
+    try:
+        yield job
+    finally:
+        over.set()
+        job.keeper.close()
+        thread.join()
+        os.dup2(mine, 0)
+        os.close(mine)
+
+
+def _serve(job: HeldScript, mine: int, over: threading.Event) -> None:
+    _say("dlearn: this job is held: its calls wait until you let them through; help says how")
+    with job.keeper.changed:
+        while not (job.keeper.calls or over.is_set()):
+            job.keeper.changed.wait(LOOK_SECONDS)
+    if not over.is_set():
+        _waiting(job)
+    for line in _lines(mine, over):
+        if line.strip() == "free" or over.is_set():
+            break
+        try:
+            _obey(job, line.split())
+        except DlearnError as error:
+            _say(f"dlearn: {error}")
+    if not over.is_set():
+        _say("dlearn: the gate is open")
+    job.free()
+
+
+def _lines(mine: int, over: threading.Event) -> Iterator[str]:
+    """Each line of the input when it is whole, until its end, or that of the job."""
+    unfinished = b""
+    with selectors.DefaultSelector() as selector:
+        try:
+            selector.register(mine, selectors.EVENT_READ)
+            wait: Callable[[], object] = lambda: selector.select(LOOK_SECONDS)  # noqa: E731
+        except PermissionError:  # A file: it is always ready.
+            wait = lambda: True  # noqa: E731
+        _ask(mine)
+        while not over.is_set():
+            if not wait():
+                continue
+            came = os.read(mine, 4096)
+            *whole, unfinished = (unfinished + came).split(b"\n")
+            for line in whole:
+                yield line.decode(errors="replace")
+                _ask(mine)
+            if not came:
+                break
+    if unfinished:
+        yield unfinished.decode(errors="replace")
+
+
+def _ask(mine: int) -> None:
+    if os.isatty(mine):
+        _say("held> ", end="")
+
+
+def _obey(job: HeldScript, words: list[str]) -> None:
+    match words:
+        case []:
+            return
+        case ["help"]:
+            _say(HELP, end="")
+        case ["waiting"]:
+            _waiting(job)
+        case ["ranks"]:
+            rows = [("rank", "now"), *((str(name), now) for name, now in job.ranks.items())]
+            _say("\n".join(Table(rows, numbers=0).lines()))
+        case ["step", *count] if _is_count(count):
+            for _ in range(int(count[0]) if count else 1):
+                call = job.step()
+                _say(f"let through: {call}" if call is not None else "all ranks have ended")
+        case ["release", rank, *count] if rank.isdecimal() and _is_count(count):
+            job.release(int(rank), int(count[0]) if count else 1)
+        case ["until", "span", *name] if name:
+            _reached(job.run_until(span=" ".join(name)))
+        case ["until", op]:
+            _reached(job.run_until(op=op))
+        case ["end"]:
+            os.kill(os.getpid(), signal.SIGTERM)
+        case _:
+            raise DlearnError(f"{' '.join(words)!r} is no command here; help shows them.")
+
+
+def _is_count(words: list[str]) -> bool:
+    return not words or (len(words) == 1 and words[0].isdecimal())
+
+
+def _reached(call: Any) -> None:
+    _say(f"waits: {call}" if call is not None else "no such call came; all ranks have ended")
+
+
+def _waiting(job: HeldScript) -> None:
+    waiting = job.waiting
+    _say(repr(waiting) if waiting else "no call waits at the gate")
+    if len({call.rank for call in waiting}) < len(job.keeper.names) and (hang := job.hang):
+        _say(hang)
+
+
+def _say(text: str, end: str = "\n") -> None:
+    print(text, end=end, file=sys.stderr, flush=True)
