@@ -18,10 +18,10 @@ lab: .venv/.lab  ## open the quickstart in JupyterLab, reachable from this machi
 	.venv/bin/jupyter lab --ip=127.0.0.1 --ServerApp.root_dir=. $(allow_root) notebooks/quickstart.ipynb
 
 test: .venv/.test  ## run the quick tests
-	$(call with_times,.venv/bin/python -m pytest $(two_at_once))
+	$(call with_times,$(pytest) $(two_at_once))
 
-test-all: .venv/.test-all  ## run all tests, the slow ones too
-	$(call with_times,.venv/bin/python -m pytest $(two_at_once) && .venv/bin/python -m pytest -m slow)
+test-all: test .venv/.test-all  ## run all tests, the slow ones too
+	$(call with_times,$(pytest) -m "slow and not alone" -n 2 --dist worksteal && $(pytest) -m "slow and alone")
 
 test-torch:  ## run the quick tests with another torch, in a .venv of its own: make test-torch VERSION=2.11.0
 	@[ -n "$(VERSION)" ] || { echo "Say which torch: make test-torch VERSION=2.11.0" >&2; exit 1; }
@@ -66,7 +66,10 @@ clean:  ## remove .venv (test-torch's too), demo-out, course-out, site-out and c
 # Jupyter wants to be told that root is meant, as in a container.
 allow_root = $(if $(filter 0,$(shell id -u)),--allow-root)
 
-# Quick tests wait for their ranks half of the time. Slow ones load the machine, or measure, and run alone.
+# PYTEST_OPTIONS is what .ci/run adds.
+pytest = .venv/bin/python -m pytest $(PYTEST_OPTIONS)
+
+# Tests wait for their ranks half of the time. Those that measure, or load the machine, are marked and run alone.
 two_at_once = -n 2 --dist loadfile
 
 # Run it, then say how long the set-up before it took, once; its exit status is make's.

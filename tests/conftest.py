@@ -7,6 +7,7 @@ from pathlib import Path
 
 import matplotlib
 import pytest
+from second_try import pytest_addoption, pytest_configure  # noqa: F401 (pytest finds them here)
 
 matplotlib.use("agg")  # Pictures are drawn into memory: no window opens.
 

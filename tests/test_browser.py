@@ -28,6 +28,7 @@ from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: nobody can click"),
     pytest.mark.timeout(300),
 ]
@@ -458,7 +459,6 @@ def lesson(browser, lab) -> Iterator[Page]:
         yield page
 
 
-@pytest.mark.slow
 def test_in_jupyterlab_mouse_and_keys_step_through_a_real_run(lesson, artifacts):
     root = lesson.locator(".dlearn-player").first
     cell = lesson.locator(".jp-Cell.jp-mod-active")
@@ -472,7 +472,6 @@ def test_in_jupyterlab_mouse_and_keys_step_through_a_real_run(lesson, artifacts)
     photograph(root, artifacts, "jupyterlab")
 
 
-@pytest.mark.slow
 def test_in_jupyterlab_page_and_python_follow_each_other(lesson):
     first, second = lesson.locator(".dlearn-player").all()
     run_cell(lesson, 3)
@@ -491,7 +490,6 @@ def test_in_jupyterlab_page_and_python_follow_each_other(lesson):
     expect(run_cell(lesson, 2)).to_have_text("0 0\n")
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("lesson")
 def test_an_exported_notebook_plays_without_network_and_kernel(browser, lab, artifacts):
     lab.run("nbconvert", "--to", "html", "lesson.ipynb")
@@ -503,7 +501,6 @@ def test_an_exported_notebook_plays_without_network_and_kernel(browser, lab, art
         photograph(first, artifacts, "exported")
 
 
-@pytest.mark.slow
 def test_a_committed_lesson_tells_before_it_is_trusted_and_plays_after(browser, lab, artifacts):
     committed = Path(shutil.copy(NOTEBOOKS / "parameter_server.ipynb", lab.folder))
     snippet = next(html for html in shown_html(committed) if "dlearn-player" in html)

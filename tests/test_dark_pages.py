@@ -108,6 +108,7 @@ def rgb(css):
 
 
 @needs_browser
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_text_can_be_read_in_the_page_of_its_reader(browser, every, tmp_path, scheme):
     for name, ax in every.items():
@@ -122,6 +123,7 @@ def test_all_text_can_be_read_in_the_page_of_its_reader(browser, every, tmp_path
 
 
 @needs_browser
+@pytest.mark.slow
 @pytest.mark.parametrize("light", [True, False])
 def test_a_drawing_takes_theme_and_width_of_its_cell_and_shares_no_id(browser, every, tmp_path, light):
     """The theme is JupyterLab's, also where the reader's system asks for the other one."""
@@ -147,6 +149,7 @@ FILLS = """id => [...document.querySelectorAll(`[id^="${id}"] > [style]`)].map(e
 
 
 @needs_browser
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_key_has_the_shade_of_the_cells_that_it_explains(browser, tmp_path, scheme):
     """In one of eight steps rank 0 waits as long as all others take; a step was never finished."""

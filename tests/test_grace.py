@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from dlearn.cluster.grace import Grace
+from dlearn.cluster.crew import Grace
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="only Linux keeps a process on one core")
 
@@ -54,6 +54,6 @@ def test_a_rank_that_would_run_and_does_not_gets_more():
 
 
 def test_nobody_gets_more_for_ever(monkeypatch):
-    monkeypatch.setattr("dlearn.cluster.grace.MOST_SECONDS", MOMENT_S)
+    monkeypatch.setattr("dlearn.cluster.crew.MOST_GRACE_SECONDS", MOMENT_S)
     with processes(8, "while True: pass") as pids:
         assert after_a_moment(Grace(MOMENT_S, pids), pids)

@@ -19,7 +19,7 @@ from playwright.sync_api import Browser, Locator, Page, expect
 from test_browser import opened, ready, run_cell, save
 
 browser, lab, artifacts = test_browser.browser, test_browser.lab, test_browser.artifacts
-pytestmark = [*test_browser.pytestmark, pytest.mark.slow]
+pytestmark = test_browser.pytestmark
 
 IMPORTS = """
 import time

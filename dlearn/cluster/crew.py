@@ -6,7 +6,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,7 +16,6 @@ from pathlib import Path
 from dlearn.cluster import spares
 from dlearn.cluster.answers import Raised, Returned
 from dlearn.cluster.engine_rank import EngineRank
-from dlearn.cluster.grace import Grace
 from dlearn.cluster.launch import RankProcess, StackLine, StartMethod
 from dlearn.cluster.output import OutputStreams
 from dlearn.cluster.rank import FINISH, Call
@@ -28,6 +27,8 @@ from dlearn.trace.rpc.agent_log import LOOK_SECONDS, PAUSE_SECONDS, SUFFIX
 
 GRACE_SECONDS = 0.5
 """After one rank has failed: how long the others may take to notice, before they are ended; longer if they starve."""
+MOST_GRACE_SECONDS = 5.0
+"""After which no rank gets more time."""
 CLOSE_SECONDS = 5.0
 """How long ranks may take to close their trace files after the end."""
 LEAVE_SECONDS = 1.0
@@ -311,3 +312,32 @@ def _send(ranks: Sequence[Rank], calls: Sequence[Call]) -> None:
     for rank, call in zip(ranks, calls, strict=True):
         with suppress(OSError):  # It died already; following it will tell.
             rank.send(call)
+
+
+class Grace:
+    """How long the other ranks may take to fail by themselves after a first fault, and to say why.
+
+    Where other work takes the cores, a rank that has found its peer gone is runnable and does not run: it gets more
+    time, up to a limit.
+    """
+
+    def __init__(self, seconds: float, pids: Collection[int]) -> None:
+        self.seconds = seconds
+        self._began = time.monotonic()
+        self._waited_before = {pid: _waited_seconds(pid) for pid in pids}
+
+    def is_over(self, pids: Collection[int]) -> bool:
+        """Whether these, which have not ended yet, have had their time: more, if they waited half of it for a core."""
+        passed = time.monotonic() - self._began
+        if passed < self.seconds or passed >= max(self.seconds, MOST_GRACE_SECONDS):
+            return passed >= self.seconds
+        return all(_waited_seconds(pid) - self._waited_before.get(pid, 0.0) < passed / 2 for pid in pids)
+
+
+def _waited_seconds(pid: int) -> float:
+    """How long the process's threads have been runnable and did not run; 0 where the system does not tell."""
+    waited_ns = 0
+    for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):  # Linux, Documentation/scheduler/sched-stats.
+        with suppress(OSError):  # It has ended.
+            waited_ns += int(thread.read_text().split()[1])
+    return waited_ns / 1e9

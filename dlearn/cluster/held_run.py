@@ -66,7 +66,7 @@ class HeldRun(HeldJob, Run):
         if not self.under_way:
             yield from Run.paragraphs(self)
             return
-        yield f"held: {len(self.waiting)} calls wait at the gate, {len(self.schedule)} were let through"
+        yield f"held: {len(self.keeper.calls)} calls wait at the gate, {len(self.schedule)} were let through"
         yield Table([("rank", "now"), *((str(name), now) for name, now in self.ranks.items())], numbers=0)
         if self.hang:
             yield self.hang

@@ -1,7 +1,7 @@
 """Where a call of a held job waits, before it is handed to torch. The other end is dlearn/live/keeper.py.
 
-A line of JSON says what waits, a line back lets it through. When the connection ends (the notebook is gone, or has let
-the job go), nothing waits any more.
+A line of JSON says what waits, a line back lets it through, or asks what this rank does. When the connection ends (the
+notebook is gone, or has let the job go), nothing waits any more.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed import distributed_c10d, rpc
 
+from dlearn.hooks.activity import look
 from dlearn.hooks.callers import caller
 from dlearn.trace.event import Span
 
@@ -87,7 +88,12 @@ class Gate:
     def _listen(self) -> None:
         with suppress(OSError), self._way.makefile("rb") as lines:
             for line in lines:
-                self._waiting.pop(int(line)).set()
+                if line.startswith(b"?"):
+                    activity = look(function_over=self._function_over)
+                    with self._sending:
+                        self._send({"asked": int(line[1:])} | activity._asdict())
+                else:
+                    self._waiting.pop(int(line)).set()
         self._open = True
         for arrived in list(self._waiting.values()):
             arrived.set()

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from dlearn.analysis.hanging.hang_words import tell
 from dlearn.analysis.hanging.stuck import exit_text, hangs, inside
-from dlearn.errors import DlearnError
+from dlearn.errors import DlearnError, TraceError
 from dlearn.live.keeper import Keeper
 from dlearn.live.live_rows import waits_for_a_call
 from dlearn.live.schedule import HeldCall, Name, Passed
+from dlearn.live.settling import settle
 from dlearn.shown import Table
 from dlearn.trace.trace import Trace
 
 PATIENCE_SECONDS = 10.0
-"""How long a call is waited for that is to be let through."""
-SETTLE_SECONDS = 0.5
+"""So long `waiting` waits for ranks that compute, once another waits at the gate; and any wait, for a transfer."""
 
 
 class WaitingCalls(tuple[HeldCall, ...]):
@@ -46,8 +47,17 @@ class HeldJob:
 
     @property
     def waiting(self) -> WaitingCalls:
-        """The calls that wait: once every rank waits or has ended, or half a second has passed."""
-        return WaitingCalls(self.keeper.settled(SETTLE_SECONDS))
+        """The calls that wait at the gate, once every rank waits there, is inside a call of torch's, or has ended.
+
+        Ranks that start or compute are waited for: as long as it takes while no call waits, else for ten seconds.
+        """
+        self._settle(lambda seconds: self.keeper.calls and seconds >= PATIENCE_SECONDS)
+        return WaitingCalls(self.keeper.calls)
+
+    def waiting_within(self, limit: float) -> WaitingCalls:
+        """The calls that wait at the gate; ranks that compute are waited for `limit` seconds at most."""
+        self._settle(lambda seconds: seconds >= limit)
+        return WaitingCalls(self.keeper.calls)
 
     @property
     def schedule(self) -> tuple[Passed, ...]:
@@ -57,7 +67,9 @@ class HeldJob:
     @property
     def hang(self) -> str:
         """Who waits inside torch for whom, in words, by the records so far; "" if nothing does."""
-        trace, names = self.trace, self.keeper.names
+        trace, names = self._recorded(), self.keeper.names
+        if trace is None:
+            return ""
         gate = {names.index(call.rank): f"waits at the gate with {call.op}" for call in self.keeper.calls}
         # What all have come to goes on when its steps are let through.
         stuck = [each for each in hangs(trace) if not gate or waits_for_a_call(each)]
@@ -65,14 +77,22 @@ class HeldJob:
 
     @property
     def trace(self) -> Trace:
-        """What has been recorded so far."""
+        """What has been recorded so far. TraceError before any rank has begun."""
         return Trace.load(self.trace_folder)
+
+    def _recorded(self) -> Trace | None:
+        try:
+            return self.trace
+        except TraceError:
+            return None
 
     @property
     def ranks(self) -> dict[Name, str]:
-        """What each rank does now: waits at the gate, is inside a call, waits for the answer of one or runs one for
-        somebody, computes, has ended."""
-        trace, held = self.trace, {call.rank: call for call in self.keeper.calls}
+        """What each rank does now: starts, waits at the gate, is inside a call, waits for the answer of one or runs one
+        for somebody, computes, has ended."""
+        trace, held = self._recorded(), {call.rank: call for call in self.keeper.calls}
+        if trace is None:
+            return dict.fromkeys(self.keeper.names, "starting" if self.under_way else "has ended")
         asked = {each.src: each for each in trace.rpc.exchanges if each.call is not None and each.call.pending}
 
         runs = {each.dst: each for each in trace.rpc.exchanges if each.run is not None and each.run.pending}
@@ -81,6 +101,8 @@ class HeldJob:
         def now(rank: int, name: Name) -> str:
             if name in held:
                 return f"waits at the gate: {held[name].text}"
+            if not self.keeper.has_come(name) and self.under_way:
+                return "starting"
             process, call = known.get(rank), inside(trace, rank)
             if process is not None and process.exit_status is not None:
                 return exit_text(process.exit_status)
@@ -99,25 +121,38 @@ class HeldJob:
 
         return {name: now(rank, name) for rank, name in enumerate(self.keeper.names)}
 
-    def step(self) -> HeldCall | None:
-        """Let the call through that waits longest; None when all ranks have ended."""
-        return self._let_through(lambda calls: next(iter(calls), None), "any rank")
+    def step(self, *, patience: float | None = None) -> HeldCall | None:
+        """Let the call through that waits longest; None when all ranks have ended.
 
-    def release(self, rank: Name, count: int = 1) -> None:
-        """Let the next `count` calls of this rank through, each when it comes."""
+        A rank that starts or computes is waited for, with `patience` for so many seconds. DlearnError if no call comes.
+        """
+        call = self._let_through(lambda calls: next(iter(calls), None), patience)
+        if call is None and not self.keeper.over:
+            raise self._nothing_came("any rank")
+        return call
+
+    def release(self, rank: Name, count: int = 1, *, patience: float | None = None) -> None:
+        """Let the next `count` calls of this rank through, each when it comes; `patience` and errors as for `step`."""
         for _ in range(count):
-            self._let_through(lambda calls: next((c for c in calls if c.rank == rank), None), f"rank {rank}", one=True)
+            if self._let_through(lambda calls: next((c for c in calls if c.rank == rank), None), patience) is None:
+                raise self._nothing_came(f"rank {rank}")
 
     def let_through_now(self, rank: Name | None = None) -> HeldCall | None:
         """Let the first call that waits (of this rank) through; None if none waits."""
         return self.keeper.let_through(
-            lambda calls: next((call for call in calls if rank is None or call.rank == rank), None), patience=0
+            lambda calls: next((call for call in calls if rank is None or call.rank == rank), None)
         )
 
-    def run_until(self, *, op: str | None = None, rank: Name | None = None, span: str | None = None) -> HeldCall | None:
+    def run_until(
+        self,
+        *,
+        op: str | None = None,
+        rank: Name | None = None,
+        span: str | None = None,
+        patience: float | None = None,
+    ) -> HeldCall | None:
         """Let all calls through up to the first of this op, this rank, or in this span of the program's, which waits
-        then; None if there was none."""
-        found: list[HeldCall] = []
+        then; None if there was none. `patience` and errors as for `step`."""
 
         def is_it(call: HeldCall) -> bool:
             return (
@@ -126,35 +161,54 @@ class HeldJob:
                 and (span is None or span in call.spans)
             )
 
-        def choose(calls: list[HeldCall]) -> HeldCall | None:
-            found[:] = [call for call in calls if is_it(call)][:1]
-            return calls[0] if calls else None
-
         def passes(calls: list[HeldCall]) -> HeldCall | None:
-            first = choose(calls)
-            return None if found else first
+            return None if any(map(is_it, calls)) else next(iter(calls), None)
 
-        while not found:
-            with self.keeper.changed:
-                self.keeper.changed.wait_for(lambda: choose(self.keeper.calls) or self.keeper.over, PATIENCE_SECONDS)
-            if not found and self._let_through(passes, "any rank") is None:
-                return None
-        return found[0]
+        while self._let_through(passes, patience, lambda: self.keeper.calls) is not None:
+            pass
+        found = next(filter(is_it, self.keeper.calls), None)
+        if found is None and not self.keeper.over:
+            raise self._nothing_came("any rank")
+        return found
 
     def free(self) -> Self:
         """Open the gate for good; returns this run, whose `join()` waits for its end."""
         self.keeper.free()
         return self
 
-    def _let_through(self, choose: Callable[[list[HeldCall]], Any], who: str, *, one: bool = False) -> HeldCall | None:
-        call = self.keeper.let_through(choose, PATIENCE_SECONDS)
-        if call is None and (one or not self.keeper.over):
-            raise DlearnError(f"no call of {who} came in {PATIENCE_SECONDS:.0f} s: {self._why_not()}")
-        return call
+    def _let_through(
+        self,
+        choose: Callable[[list[HeldCall]], HeldCall | None],
+        patience: float | None,
+        came: Callable[[], object] | None = None,
+    ) -> HeldCall | None:
+        """Let the call through that `choose` picks, once it picks one (or `came`); None if none of that comes."""
+        has_come = came or (lambda: choose(self.keeper.calls))
+        self._settle(lambda seconds: has_come() or (patience is not None and seconds >= patience))
+        return self.keeper.let_through(choose)
+
+    def _settle(self, enough: Callable[[float], object]) -> None:
+        """Wait until no rank can come to the gate by itself: also those do that are inside of what can still end."""
+        began = time.monotonic()
+        while (ranks := settle(self.keeper, enough)) and self._some_come_out(ranks):
+            if time.monotonic() - began >= PATIENCE_SECONDS:
+                return
+
+    def _some_come_out(self, ranks: frozenset[Name]) -> bool:
+        """Whether one of these is inside of a call to which all have come: over a slow network it takes a while."""
+        trace = self._recorded()
+        if trace is None:
+            return False
+        stuck = {rank for hang in hangs(trace) if waits_for_a_call(hang) for rank in hang.waiting}
+        numbers = {number for number, name in enumerate(self.keeper.names) if name in ranks}
+        return any(inside(trace, number) is not None for number in numbers - stuck)
+
+    def _nothing_came(self, who: str) -> DlearnError:
+        return DlearnError(f"no call of {who} comes to the gate: {self._why_not()}")
 
     def _why_not(self) -> str:
         """What is known of a job that does not go on."""
         if self.keeper.over:
             return "all ranks have ended"
-        waiting = ", ".join(map(str, self.keeper.calls)) or "nothing"
-        return f"{self.hang or 'nobody hangs'}. Waiting at the gate: {waiting}"
+        each = (f"rank {name} {now}" if isinstance(name, int) else f"{name} {now}" for name, now in self.ranks.items())
+        return self.hang or "; ".join(each)

@@ -22,6 +22,7 @@ from dlearn.trace.printable import printable
 AGAIN_SECONDS = 1.0
 """So often it is asked what the ranks do and who hangs, if nothing comes to the gate meanwhile."""
 SETTLE_SECONDS = 0.3
+"""So long it is waited, after a change, for those that follow at once."""
 MOST_SENT = 1000
 """Waiting calls that a page is told of."""
 State = dict[str, Any]
@@ -103,7 +104,7 @@ class HeldPage:
         while True:
             with self._keeper.changed:
                 self._keeper.changed.wait(AGAIN_SECONDS)
-            self._keeper.settled(SETTLE_SECONDS)
+                self._keeper.changed.wait_for(self._keeper.all_wait, SETTLE_SECONDS)
             began = time.thread_time()
             state = self._tell()
             if state["state"] == "over":

@@ -16,9 +16,6 @@ from typing import Any
 from dlearn.errors import DlearnError, SetupError
 from dlearn.live.schedule import HeldCall, Hold, Name, Passed
 
-COME_SECONDS = 30.0
-"""How long ranks may take to come to the gate: each has to load torch where it was not forked."""
-
 
 class Keeper:
     """Keeps the gate of one run. A condition is asked of each call here, in this process.
@@ -40,6 +37,10 @@ class Keeper:
         self.passed: list[Passed] = []
         self.ended: set[Name] = set()
         self.closed = False
+        self.changes = 0
+        """How often a rank has come, called, gone on or ended."""
+        self.answers: dict[int, dict[Name, dict[str, Any]]] = {}
+        """What each rank says that it does, by the number of the question."""
         self.trouble = ""
         self.on_trouble: Callable[[], None] = lambda: None
         self._open = False
@@ -66,9 +67,14 @@ class Keeper:
                 told = json.loads(line)
                 if name is None:
                     name = self._came(told["rank"], told["size"], way)
-                else:
+                elif "number" in told:
                     self._arrived(name, told)
+                else:
+                    with self.changed:
+                        self.answers.get(told.pop("asked"), {})[name] = told
+                        self.changed.notify_all()
         with self.changed:
+            self.changes += 1
             if name is not None and self._ways.get(name) is way:
                 self.ended.add(name)
                 self.calls = [call for call in self.calls if call.rank != name]
@@ -84,6 +90,7 @@ class Keeper:
             self.ended.discard(name)  # A script's rank may have been started again.
             if self._open:
                 way.shutdown(socket.SHUT_RDWR)
+            self.changes += 1
             self.changed.notify_all()
         return name
 
@@ -97,6 +104,7 @@ class Keeper:
             self._fail(f"the condition of hold= raised {type(error).__name__} at {call}: {error}; the ranks were ended")
             return
         with self.changed:
+            self.changes += 1
             self.calls.append(call)
             if not held:
                 self._pass(call)
@@ -111,6 +119,7 @@ class Keeper:
 
     def _pass(self, call: HeldCall) -> None:
         beside = frozenset((each.rank, each.number) for each in self.calls if each != call)
+        self.changes += 1
         self.calls.remove(call)
         self.passed.append(Passed(call.rank, call.number, call.op, beside))
         with suppress(OSError):  # The rank has just ended.
@@ -135,10 +144,9 @@ class Keeper:
         if self.replaying and not self._ahead:
             self._let_all_through()
 
-    def let_through(self, choose: Callable[[list[HeldCall]], HeldCall | None], patience: float) -> HeldCall | None:
-        """Wait for a call that `choose` picks and let it through; None if none came in time, or all ranks ended."""
+    def let_through(self, choose: Callable[[list[HeldCall]], HeldCall | None]) -> HeldCall | None:
+        """Let the call through that `choose` picks of those that wait now; None if it picks none."""
         with self.changed:
-            self.changed.wait_for(lambda: choose(self.calls) or self.over or self.trouble, patience)
             if self.trouble:
                 raise DlearnError(self.trouble)
             call = choose(self.calls)
@@ -146,14 +154,18 @@ class Keeper:
                 self._pass(call)
             return call
 
-    def settled(self, patience: float) -> list[HeldCall]:
-        """What waits, once each rank that has not ended waits, or `patience` seconds after all have come."""
-        with self.changed:
-            self.changed.wait_for(lambda: len(self._ways) >= (self._expected or 0) or self.closed, COME_SECONDS)
-            self.changed.wait_for(lambda: self._all_wait() or self.trouble, patience)
-            return list(self.calls)
+    def ask(self, number: int) -> set[Name]:
+        """Ask each rank that is here what it does; its answer will be in `answers`, under this number."""
+        here = self._ways.keys() - self.ended
+        for name in here:
+            with suppress(OSError):  # The rank has just ended.
+                self._ways[name].sendall(b"?%d\n" % number)
+        return here
 
-    def _all_wait(self) -> bool:
+    def has_come(self, name: Name) -> bool:
+        return name in self._ways
+
+    def all_wait(self) -> bool:
         return self.closed or (bool(self.names) and {call.rank for call in self.calls} | self.ended >= set(self.names))
 
     def has_ended(self, name: Name) -> bool:
@@ -170,6 +182,7 @@ class Keeper:
 
     def free(self) -> None:
         with self.changed:
+            self.changes += 1
             self._let_all_through()
 
     def _let_all_through(self) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dlearn.errors import DlearnError
-from dlearn.live.held_job import HeldJob
+from dlearn.live.held_job import PATIENCE_SECONDS, HeldJob
 from dlearn.live.keeper import Keeper
 from dlearn.shown import Table
 
@@ -32,6 +32,8 @@ free             open the gate for good
 end              end the job (SIGTERM)
 """
 LOOK_SECONDS = 0.2
+SHOW_SECONDS = 2.0
+"""So long `waiting` waits at most for ranks that compute: a prompt cannot be interrupted."""
 
 
 class HeldScript(HeldJob):
@@ -125,14 +127,14 @@ def _obey(job: HeldScript, words: list[str]) -> None:
             _say("\n".join(Table(rows, numbers=0).lines()))
         case ["step", *count] if _is_count(count):
             for _ in range(int(count[0]) if count else 1):
-                call = job.step()
+                call = job.step(patience=PATIENCE_SECONDS)
                 _say(f"let through: {call}" if call is not None else "all ranks have ended")
         case ["release", rank, *count] if rank.isdecimal() and _is_count(count):
-            job.release(int(rank), int(count[0]) if count else 1)
+            job.release(int(rank), int(count[0]) if count else 1, patience=PATIENCE_SECONDS)
         case ["until", "span", *name] if name:
-            _reached(job.run_until(span=" ".join(name)))
+            _reached(job.run_until(span=" ".join(name), patience=PATIENCE_SECONDS))
         case ["until", op]:
-            _reached(job.run_until(op=op))
+            _reached(job.run_until(op=op, patience=PATIENCE_SECONDS))
         case ["end"]:
             os.kill(os.getpid(), signal.SIGTERM)
         case _:
@@ -148,7 +150,7 @@ def _reached(call: Any) -> None:
 
 
 def _waiting(job: HeldScript) -> None:
-    waiting = job.waiting
+    waiting = job.waiting_within(SHOW_SECONDS)
     _say(repr(waiting) if waiting else "no call waits at the gate")
     if len({call.rank for call in waiting}) < len(job.keeper.names) and (hang := job.hang):
         _say(hang)

@@ -1,0 +1,81 @@
+"""When no rank of a held job will come to the gate by itself: read off what each rank says that it does."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from dlearn.live.keeper import Keeper
+from dlearn.live.schedule import Name
+
+QUIET_SECONDS = 0.5
+"""So long nothing may happen before a rank that seems to wait inside a call is believed."""
+ACTIVE_SHARE = 0.2
+"""Of that time: a rank whose threads run, or are ready to run, for longer is on its way out of its call."""
+TELL_SECONDS = 2.0
+"""After which it is said which ranks are waited for."""
+
+Activities = dict[Name, dict[str, Any]]
+_numbers = itertools.count(1)
+
+
+def settle(keeper: Keeper, enough: Callable[[float], object]) -> frozenset[Name] | None:
+    """Wait until each rank waits at the gate, has ended, or is inside a call; return those that are inside.
+
+    A rank that starts or computes is waited for. None as soon as `enough`, asked with the seconds that have passed,
+    says so, or when nothing can be let through any more.
+    """
+    began, said = time.monotonic(), False
+
+    def is_over() -> bool:
+        return bool(enough(time.monotonic() - began) or keeper.trouble)
+
+    while not is_over():
+        if keeper.all_wait():
+            return frozenset()
+        seen = keeper.changes
+        before = _ask(keeper, is_over)
+        _wait_for_quiet(keeper, seen, is_over)
+        after = _ask(keeper, is_over)
+        with keeper.changed:
+            here = keeper.ended | {call.rank for call in keeper.calls}
+            busy = [name for name in keeper.names if name not in here and _may_come(keeper, before, after, name)]
+            if keeper.changes == seen and keeper.names and not busy and not is_over():
+                return frozenset(keeper.names) - here
+        if busy and not said and time.monotonic() - began >= TELL_SECONDS:
+            _say(busy)
+            said = True
+    return None
+
+
+def _wait_for_quiet(keeper: Keeper, seen: int, is_over: Callable[[], bool]) -> None:
+    with keeper.changed:
+        keeper.changed.wait_for(lambda: keeper.changes != seen or is_over(), QUIET_SECONDS)
+
+
+def _ask(keeper: Keeper, is_over: Callable[[], bool]) -> Activities:
+    """What each rank does, by its own word. One that has not answered in time computes, and lets no thread in."""
+    number = next(_numbers)
+    with keeper.changed:
+        answers = keeper.answers[number] = {}
+        asked = keeper.ask(number)
+        keeper.changed.wait_for(lambda: is_over() or asked <= answers.keys() | keeper.ended, QUIET_SECONDS)
+        return keeper.answers.pop(number)
+
+
+def _may_come(keeper: Keeper, before: Activities, after: Activities, name: Name) -> bool:
+    if name not in before or name not in after:
+        return True
+    # A function that runs for another rank may wait, with a lock of its own, for one that is held.
+    computes = after[name]["computes"] or (after[name]["serves"] and not keeper.calls)
+    active_ns = after[name]["active_ns"] - before[name]["active_ns"]
+    return bool(computes or active_ns > ACTIVE_SHARE * QUIET_SECONDS * 1e9)
+
+
+def _say(busy: list[Name]) -> None:
+    who = ", ".join(f"rank {name}" if isinstance(name, int) else name for name in busy)
+    said = f"dlearn: waiting until {who} calls something (an interrupt ends this wait only)"
+    print(said, file=sys.stderr, flush=True)
