@@ -129,3 +129,57 @@ def test_reading_a_trace_and_starting_a_cluster_need_no_torch_here():
         "assert 'torch' not in sys.modules and 'pandas' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+# The budget. A number may only fall: a feature that needs room makes it, and whoever makes room lowers the number.
+
+LINES = {}
+SLACK = 0.01
+"""So far below its budget a folder may be before the budget has to be lowered."""
+HABITS = {}
+
+
+def folders() -> dict[str, list[Path]]:
+    """The text files of each folder that has a budget; a room of dlearn is one, the files beside the rooms another."""
+    home = HOUSE.parent
+    found: dict[str, list[Path]] = defaultdict(list)
+    for pattern in ("dlearn/**/*", "tests/**/*", "course/**/*", "docs/*", "notebooks/*", "*/*.py"):
+        for path in home.glob(pattern):
+            if path.suffix in {".py", ".js", ".css", ".md"}:
+                parts = path.relative_to(home).parts
+                room = "/".join(parts[:2]) if parts[0] == "dlearn" and len(parts) > 2 else parts[0]
+                found[room].append(path)
+    return {room: sorted(set(paths)) for room, paths in found.items() if not room.startswith(".")}
+
+
+def test_no_folder_is_larger_than_its_budget():
+    lines = {room: sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths) for room, paths in folders().items()}
+    assert {room: n for room, n in lines.items() if n > LINES.get(room, 0)} == {}, "make room before you add"
+    assert {room: n for room, n in lines.items() if n < LINES[room] * (1 - SLACK)} == {}, "lower the budget"
+
+
+def habits() -> Counter[str]:
+    """How often dlearn does what its style does not want."""
+    counts: Counter[str] = Counter()
+    for _, path in modules():
+        text = path.read_text(encoding="utf-8")
+        counts["lines over 100 characters"] += sum(len(line) > 100 for line in text.splitlines())
+        for node in ast.walk(ast.parse(text)):
+            below = list(ast.walk(node))
+            if isinstance(node, ast.FunctionDef):
+                counts["functions of more than 10 branches"] += sum(isinstance(each, BRANCHES) for each in below) > 10
+            elif isinstance(node, ast.stmt) and not hasattr(node, "body"):
+                counts["statements of more than one comprehension"] += sum(isinstance(each, COMPREHENSIONS) for each in below) > 1
+            elif isinstance(node, ast.FormattedValue):
+                counts["conditionals inside f-strings"] += any(isinstance(each, ast.IfExp) for each in below)
+    return counts
+
+
+BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.match_case, ast.IfExp)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def test_habits_only_fade():
+    counts = dict(habits())
+    assert {habit: n for habit, n in counts.items() if n > HABITS.get(habit, 0)} == {}
+    assert {habit: n for habit, n in counts.items() if n < HABITS[habit]} == {}, "lower the number"

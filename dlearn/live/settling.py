@@ -15,10 +15,13 @@ QUIET_SECONDS = 0.5
 """So long nothing may happen before a rank that seems to wait inside a call is believed."""
 ACTIVE_SHARE = 0.2
 """Of that time: a rank whose threads run, or are ready to run, for longer is on its way out of its call."""
+LOCKED_SECONDS = 5.0
+"""After which a function that runs for another rank, while nothing happens anywhere, is taken to wait at a lock."""
 TELL_SECONDS = 2.0
 """After which it is said which ranks are waited for."""
 
-Activities = dict[Name, dict[str, Any]]
+Activity = dict[str, Any]
+"""As dlearn/hooks/activity.py has it."""
 _numbers = itertools.count(1)
 
 
@@ -28,7 +31,8 @@ def settle(keeper: Keeper, enough: Callable[[float], object]) -> frozenset[Name]
     A rank that starts or computes is waited for. None as soon as `enough`, asked with the seconds that have passed,
     says so, or when nothing can be let through any more.
     """
-    began, said = time.monotonic(), False
+    began = changed = time.monotonic()
+    said, last = False, keeper.changes
 
     def is_over() -> bool:
         return bool(enough(time.monotonic() - began) or keeper.trouble)
@@ -40,9 +44,14 @@ def settle(keeper: Keeper, enough: Callable[[float], object]) -> frozenset[Name]
         before = _ask(keeper, is_over)
         _wait_for_quiet(keeper, seen, is_over)
         after = _ask(keeper, is_over)
+        if seen != last:
+            changed, last = time.monotonic(), seen
         with keeper.changed:
+            # With something at the gate, it may be what the function waits for.
+            locked = bool(keeper.calls) or time.monotonic() - changed >= LOCKED_SECONDS
             here = keeper.ended | {call.rank for call in keeper.calls}
-            busy = [name for name in keeper.names if name not in here and _may_come(keeper, before, after, name)]
+            others = [name for name in keeper.names if name not in here]
+            busy = [name for name in others if _may_come(before.get(name), after.get(name), locked)]
             if keeper.changes == seen and keeper.names and not busy and not is_over():
                 return frozenset(keeper.names) - here
         if busy and not said and time.monotonic() - began >= TELL_SECONDS:
@@ -56,7 +65,7 @@ def _wait_for_quiet(keeper: Keeper, seen: int, is_over: Callable[[], bool]) -> N
         keeper.changed.wait_for(lambda: keeper.changes != seen or is_over(), QUIET_SECONDS)
 
 
-def _ask(keeper: Keeper, is_over: Callable[[], bool]) -> Activities:
+def _ask(keeper: Keeper, is_over: Callable[[], bool]) -> dict[Name, Activity]:
     """What each rank does, by its own word. One that has not answered in time computes, and lets no thread in."""
     number = next(_numbers)
     with keeper.changed:
@@ -66,13 +75,12 @@ def _ask(keeper: Keeper, is_over: Callable[[], bool]) -> Activities:
         return keeper.answers.pop(number)
 
 
-def _may_come(keeper: Keeper, before: Activities, after: Activities, name: Name) -> bool:
-    if name not in before or name not in after:
+def _may_come(before: Activity | None, after: Activity | None, locked: bool) -> bool:
+    if before is None or after is None:
         return True
-    # A function that runs for another rank may wait, with a lock of its own, for one that is held.
-    computes = after[name]["computes"] or (after[name]["serves"] and not keeper.calls)
-    active_ns = after[name]["active_ns"] - before[name]["active_ns"]
-    return bool(computes or active_ns > ACTIVE_SHARE * QUIET_SECONDS * 1e9)
+    active_ns = after["active_ns"] - before["active_ns"]
+    serves = after["serves"] and not locked
+    return bool(after["computes"] or serves or active_ns > ACTIVE_SHARE * QUIET_SECONDS * 1e9)
 
 
 def _say(busy: list[Name]) -> None:
