@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import tempfile
 import time
 from collections.abc import Callable
@@ -206,9 +207,8 @@ EDITS = st.lists(
 )
 
 
-def look_at_everything(folder: Path) -> None:
+def look_at_everything(trace: Trace) -> None:
     """All that a person can ask of a trace."""
-    trace = Trace.load(folder)
     part = trace.within(trace.spans[-1]) if trace.spans else trace
     for each in (trace, part, trace.where(kind="p2p"), trace.where(op="all_reduce", rank=0)):
         asked = operations(each)
@@ -232,17 +232,26 @@ def look_at_everything(folder: Path) -> None:
         whereabouts(trace, rank)
 
 
+LOOKED_AT: set[bytes] = set()
+
+
 def survives(edits: list[Edit]) -> None:
+    """A value that the reader refuses leaves the trace that any refused value leaves: it is looked at once."""
     files = [list(lines) for lines in GOOD]
     for edit in edits:
         edit(files)
     with tempfile.TemporaryDirectory() as folder:
         for number, lines in enumerate(files):
             (Path(folder) / f"host-{number}.jsonl").write_bytes(b"".join(lines))
-        start = time.process_time()
+        start, read = time.process_time(), b""
         with suppress(TraceError):
-            look_at_everything(Path(folder))
+            trace = Trace.load(folder)
+            assert all(problem.isprintable() for problem in trace.problems)
+            read = pickle.dumps((trace.processes, trace.events)).replace(Path(folder).name.encode(), b"")
+            if read not in LOOKED_AT:
+                look_at_everything(trace)
         assert time.process_time() - start < SECONDS
+    LOOKED_AT.add(read)
 
 
 @given(EDITS)
@@ -254,7 +263,7 @@ def test_damaged_files_are_read_in_part_or_refused(edits):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @given(EDITS)
-@settings(max_examples=6000, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_many_more_damaged_files(edits):
     survives(edits)
 
@@ -267,7 +276,7 @@ def test_the_good_files_are_good(tmp_path):
     assert trace.problems == ()
     assert {message.how for message in messages(trace)} == {"derived", "observed", "missing"}
     assert len(hangs(trace)) == 2
-    look_at_everything(tmp_path)
+    look_at_everything(trace)
 
 
 def test_many_giant_operations_are_summed_and_not_unrolled(tmp_path):
