@@ -64,7 +64,8 @@ def build(source: Path) -> bool:
     notebook = read(source)
     with shown(f"{source.stem}: running") as ended:
         try:
-            peak_bytes = execute(notebook)
+            with peak_memory() as peak:
+                execute(notebook)
         except CellExecutionError as error:
             ended(f"{source.stem}: a cell failed, nothing saved")
             print(error, file=sys.stderr)
@@ -79,7 +80,7 @@ def build(source: Path) -> bool:
             return False
         source.with_suffix(".ipynb").write_text(text, encoding="utf-8")
         seconds = time.monotonic() - start
-        ended(f"{source.stem}: {seconds:.0f} s, peak {peak_bytes / 1e6:.0f} MB, {size / 1e3:.0f} kB")
+        ended(f"{source.stem}: {seconds:.0f} s, peak {max(peak) / 1e6:.0f} MB, {size / 1e3:.0f} kB")
     return True
 
 
@@ -98,11 +99,11 @@ def read(source: Path) -> NotebookNode:
     return notebook
 
 
-def execute(notebook: NotebookNode) -> int:
-    """Run all cells in a new kernel, in an empty folder; returns the peak memory of all its processes, in bytes."""
+def execute(notebook: NotebookNode) -> None:
+    """Run all cells in a new kernel, in an empty folder."""
     os.environ.pop("MPLBACKEND", None)  # a backend chosen out here would keep the figures out of the cells
     temporary = tempfile.TemporaryDirectory
-    with temporary() as folder, temporary() as sockets, peak_memory() as peak:
+    with temporary() as folder, temporary() as sockets:
         client = NotebookClient(
             notebook,
             timeout=CELL_SECONDS,
@@ -113,12 +114,11 @@ def execute(notebook: NotebookNode) -> int:
             config=Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}}),
         )
         client.execute()
-    return max(peak)
 
 
 @contextmanager
 def peak_memory() -> Iterator[list[int]]:
-    """While it lasts, the memory of our child processes (the kernel, its fork server, the ranks) is sampled.
+    """While it lasts, sample the memory of our child processes (the kernel, its fork server, the ranks), in bytes.
 
     Proportional set size: memory that ranks share with their fork server counts once.
     """
