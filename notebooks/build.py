@@ -31,7 +31,7 @@ from PIL import Image
 from traitlets.config import Config
 
 HERE = Path(__file__).parent
-CELL_SECONDS = 120
+CELL_SECONDS = 600
 MOST_BYTES = 500_000
 COLORS = 128
 _PICTURE = re.compile(r'<picture><source [^>]*?srcset=(\\"[^"]*")>(<img [^>]*?)src=(\\"[^"]*")></picture>')

@@ -223,29 +223,6 @@ def test_the_graph_of_a_layer_ends_in_its_parameters():
 
 # The claims, on real ranks --------------------------------------------------------------------------------------------
 
-UNTESTED = {"DD7": 1, "DD16": 1}
-"""Checks that need more machines, or GPUs."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("id", ["DD3", "DD5", "DD6", "DD7", "DD10", "DD11", "DD14", "DD15", "DD16", "DD18"])
-def test_a_claim_on_bytes_counts_and_orders_is_confirmed(id):
-    found = claim(id).find()
-    assert found.verdict == ("partly tested" if id in UNTESTED else "confirmed"), found
-    assert len(found.untested) == UNTESTED.get(id, 0), found
-    assert found.result.picture is not None
-
-
-@pytest.mark.slow
-def test_gradients_come_in_the_reverse_of_registration_and_their_times_get_a_verdict():
-    found = claim("DD2").find()
-    orders = [check for check in found.result.checks if "registration" in check.says]
-    assert [check.holds for check in orders] == [True] * 3
-    assert "ready: fc2.bias, fc2.weight, fc1.bias, fc1.weight, conv2.weight, conv1.weight" in orders[0].seen
-    assert "94.6% of all pairs" in orders[2].seen
-    assert "1 ranks" not in found.result.conditions
-    assert all("n = 12" in check.seen for check in found.result.checks if "%" in check.says)
-
 
 def test_the_constructor_sends_three_things_and_gradients_are_averaged():
     run = Cluster(2).run(construction.build)

@@ -91,14 +91,3 @@ def test_training_learns_and_ranks_agree():
 def test_every_n_steps_at_each_point_of_the_curve():
     for setting in (SMALL, LARGE):
         assert all(setting.iterations // skipping.POINTS % n == 0 for n in skipping.EVERY)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("row", [compression.DD12, skipping.DD13], ids=lambda row: row.id)
-def test_a_row_says_what_it_saw(row):
-    found = row.find()
-    assert "times the loss" in found.result.picture.get_title(loc="left").replace("\n", " ")
-    assert all(check.holds is not None for check in found.result.checks)
-    if row is compression.DD12:
-        assert all(check.holds for check in found.result.checks[:5]), "bytes, and the loss with fp16 and bf16"
