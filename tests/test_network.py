@@ -238,6 +238,7 @@ def compute(seconds: float) -> tuple[float, float]:
 
 @needs_network
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_straggler_computes_as_slowly_as_asked_and_nobody_else_does():
     with Cluster(2, network="1 Gbit/s, 100 us") as cluster:
         cluster.network.straggler(rank=1, factor=3)
@@ -255,6 +256,7 @@ def test_a_straggler_computes_as_slowly_as_asked_and_nobody_else_does():
 
 @needs_network
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_straggler_that_only_waits_is_not_stopped():
     with Cluster(2, network="1 Gbit/s, 100 us") as cluster:
         cluster.run(nap, timeout=60)  # To load what there is to load.
@@ -308,20 +310,18 @@ def of_networks() -> set[int]:
     mine = os.readlink("/proc/self/ns/net")
     found = switches()
     for process in psutil.Process().children(recursive=True):
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, PermissionError):  # The second where it ends at this moment.
             if os.readlink(f"/proc/{process.pid}/ns/net") != mine:
                 found.add(process.pid)
     return found
 
 
-def gone(left, seconds: float = 10.0) -> bool:
-    """Whether there is soon none left: ranks are seen off while the user goes on."""
-    deadline = time.monotonic() + seconds
-    while left():
-        if time.monotonic() > deadline:
-            return False
+def gone(left) -> bool:
+    """Wait until none is left: ranks are seen off while the user goes on. On a busy machine that takes long."""
+    deadline = time.monotonic() + 60
+    while left() and time.monotonic() < deadline:
         time.sleep(0.05)
-    return True
+    return not left()
 
 
 @needs_network
@@ -329,7 +329,7 @@ def test_a_killed_switch_ends_the_run_in_a_sentence_and_leaves_nothing():
     cluster = Cluster(2, network="1 Gbit/s, 1 ms")
 
     def kill_the_switch() -> None:
-        gone(lambda: not switches(), 60)  # Until there is one.
+        gone(lambda: not switches())  # Until there is one.
         time.sleep(0.5)
         for pid in switches():
             os.kill(pid, signal.SIGKILL)
@@ -394,14 +394,15 @@ def test_a_killed_notebook_leaves_nothing(tmp_path, factor):
 
 @needs_network
 @pytest.mark.slow
-def test_twenty_clusters_leave_nothing():
+@pytest.mark.timeout(600)
+def test_six_clusters_leave_nothing():
     def files() -> int:
         return len(os.listdir("/proc/self/fd"))
 
     Cluster(3, network="1 Gbit/s, 100 us").run(all_reduce, 10, timeout=60)
     assert gone(of_networks)
     before = files()
-    for _ in range(20):
+    for _ in range(6):
         Cluster(3, network="1 Gbit/s, 100 us").run(all_reduce, 10, timeout=60)
     assert gone(of_networks)
     assert gone(lambda: files() > before)
@@ -453,6 +454,7 @@ def gather() -> list[int]:
 
 @needs_network
 @pytest.mark.slow
+@pytest.mark.alone
 def test_the_cable_between_racks_is_the_slow_one():
     racks = Network.racks([1, 2], inside="1 Gbit/s, 50 us", between="20 Mbit/s, 1 ms")
     with Cluster(3, network=racks, rpc=True) as cluster:
@@ -465,6 +467,7 @@ def test_the_cable_between_racks_is_the_slow_one():
 
 @needs_network
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_single_link_is_slow_for_its_two_ranks_only():
     slow = Network.links({(0, 2): "10 Mbit/s, 5 ms"}, others="1 Gbit/s, 100 us")
     run = Cluster(3, network=slow).run(to_each_other, timeout=60)

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 HOME = Path(__file__).parent.parent / "notebooks"
 SOURCES = sorted(path for path in HOME.glob("*.py") if path.name != "build.py")
 
+MEASURING = {"incast", "local_sgd", "slow_network", "stragglers"}
+"""Their cells judge times."""
+
 each_notebook = pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 
 
@@ -142,7 +145,11 @@ def png(save: Callable[..., object]) -> str:
     return base64.b64encode(file.getvalue()).decode()
 
 
-@each_notebook
+@pytest.mark.parametrize(
+    "source",
+    [pytest.param(each, marks=pytest.mark.alone if each.stem in MEASURING else ()) for each in SOURCES],
+    ids=lambda source: source.stem,
+)
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # The longest runs for three minutes, on a machine that does nothing else.
 def test_the_notebook_runs_and_every_text_of_its_pictures_can_be_read(build, source, tmp_path, monkeypatch):

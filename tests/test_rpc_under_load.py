@@ -11,7 +11,7 @@ from test_rpc import ONE_ITERATION, WORKERS, by_sender
 
 from dlearn import Cluster, messages
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
 
 BUSY_LOOPS = 4
 CANNOT_ALL_BE_TOLD = {"references", "threads", "autograd"}
