@@ -87,18 +87,18 @@ def test_a_chart_has_its_finding_as_title_and_all_its_points():
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_the_command_writes_figures_report_and_verdicts(tmp_path):
-    command = [sys.executable, "-m", "ddp_claims", "--out", "out", "DD1"]
+    command = [sys.executable, "-m", "ddp_claims", "--out", "out", "DD14"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
-    assert "1 of 1: DD1 small collectives" in done.stderr
-    assert done.stdout.startswith("DD1 small collectives are slow per byte: ")
+    assert "1 of 1: DD14 averages, and what the constructor sends" in done.stderr
+    assert done.stdout.startswith("DD14 averages, and what the constructor sends: ")
     verdicts = json.loads((tmp_path / "out" / "verdicts.json").read_text())
     report = (tmp_path / "out" / "report.md").read_text()
-    assert "| DD1 small collectives are slow per byte | " + verdicts["DD1"]["verdict"] in report
-    assert "](dd1.svg)" in report
-    assert verdicts["DD1"]["verdict"] in done.stdout
+    assert "| DD14 averages, and what the constructor sends | " + verdicts["DD14"]["verdict"] in report
+    assert "](dd14.svg)" in report
+    assert verdicts["DD14"]["verdict"] in done.stdout
     assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "dd1.svg", "report.html", "report.md", "verdicts.json",
+        "dd14.svg", "report.html", "report.md", "verdicts.json",
     }  # fmt: skip
 
 

@@ -84,10 +84,8 @@ def text_of(output: nbformat.NotebookNode) -> str:
     return output.data.get("text/plain", "")
 
 
-@pytest.fixture(scope="module")
-def walk(tmp_path_factory) -> Iterator[Walk]:
-    folder = tmp_path_factory.mktemp("empty")
-    walk = Walk(folder, tmp_path_factory.mktemp("s"))
+def walked(folder: Path, sockets: Path) -> Walk:
+    walk = Walk(folder, sockets)
     with environment(
         PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         IPYTHONDIR=str(folder / "ipython"),
@@ -104,7 +102,7 @@ def walk(tmp_path_factory) -> Iterator[Walk]:
                     (folder / file.name).write_text(file.read_text())
                 if block.section != SCRIPT:
                     walk.printed[block] = (walk.cell if block.language == "python" else walk.shell)(block.text)
-        yield walk
+    return walk
 
 
 def free_port() -> int:
@@ -135,22 +133,23 @@ def plain(text: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("block", RUN, ids=lambda block: f"{block.section}: {block.text.splitlines()[0]:.40}")
-def test_the_block_runs_and_prints_what_the_page_shows(block, walk):
-    printed = plain(walk.printed[block])
-    for part in map(plain, re.split(r"\.\.\.(?:\n|$)", shows(block))):
-        assert part in printed, walk.printed[block]
-        printed = printed[printed.index(part) + len(part) :]
-    assert shows(block) or FAILED not in printed, walk.printed[block]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_nothing_that_was_started_is_left(walk):
+@pytest.mark.timeout(1800)
+def test_every_block_runs_and_prints_what_the_page_shows_and_nothing_is_left(tmp_path_factory):
+    walk = walked(tmp_path_factory.mktemp("empty"), tmp_path_factory.mktemp("s"))
+    different = [block for block in RUN if not is_as_shown(block, walk.printed[block])]
+    assert [f"{block.section}: {block.text}\nprinted: {walk.printed[block]}" for block in different] == []
     of_the_walk = [process for process in psutil.process_iter() if folder_of(process) == walk.folder]
     _, left = psutil.wait_procs(of_the_walk, timeout=60)
     assert [process.cmdline() for process in left] == []
+
+
+def is_as_shown(block: Block, text: str) -> bool:
+    printed = plain(text)
+    for part in map(plain, re.split(r"\.\.\.(?:\n|$)", shows(block))):
+        if part not in printed:
+            return False
+        printed = printed[printed.index(part) + len(part) :]
+    return bool(shows(block)) or FAILED not in printed
 
 
 def folder_of(process: psutil.Process) -> Path | None:
