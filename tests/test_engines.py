@@ -63,8 +63,8 @@ def _children(client: Any, id: int) -> list[psutil.Process]:
     return psutil.Process(client[id].apply_async(os.getpid).get(60)).children(recursive=True)
 
 
-def _gone(pids: list[int], seconds: float = 10) -> bool:
-    deadline = time.monotonic() + seconds
+def _gone(pids: list[int]) -> bool:
+    deadline = time.monotonic() + 60
     while any(psutil.pid_exists(pid) for pid in pids):
         if time.monotonic() > deadline:
             return False

@@ -116,7 +116,7 @@ def _is_rank(process: psutil.Process) -> bool:
 
 
 def wait_until_gone(pids: list[int]) -> list[int]:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + CELL_SECONDS
     while time.monotonic() < deadline:
         left = [pid for pid in pids if psutil.pid_exists(pid) and _is_rank(psutil.Process(pid))]
         if not left:
