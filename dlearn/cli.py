@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 import webbrowser
@@ -54,6 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:] if arguments is None else arguments
         if arguments[:1] == ["run"]:
             return run(arguments[1:])  # Its arguments are torchrun's, and the script's.
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")  # as stderr has it: Latin-1 lacks our arrows
         options = parser().parse_args(arguments)
         os.environ.setdefault("MPLBACKEND", "agg")  # pictures go to files, no window
         options.command(options)

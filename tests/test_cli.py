@@ -1,6 +1,7 @@
 """The command `dlearn`, as it is typed."""
 
 import csv
+import io
 import json
 import signal
 import subprocess
@@ -114,6 +115,16 @@ def two_sends(folder: Path) -> str:
     job.collective("all_reduce", size=8, group="gpus", start_ns=5_000_000, end_ns=6_000_000)
     job.load()
     return str(folder)
+
+
+def test_a_terminal_that_lacks_a_character_gets_its_number(tmp_path, monkeypatch):
+    job = Job(tmp_path, ranks=3)
+    job.collective("all_reduce", size=3000)
+    job.load()
+    latin = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    monkeypatch.setattr(sys, "stdout", latin)
+    assert main(["explain", str(tmp_path)]) == 0
+    assert rb"; 0\u21922, 1\u21920, 2\u21921: 4,000 B each" in latin.buffer.getvalue()
 
 
 def test_messages_are_a_line_each_and_what_is_not_explained_is_said(tmp_path, capsys):
