@@ -115,13 +115,13 @@ class Moment(NamedTuple):
 _SENT, _CAME = ("is sending request", "sent request", "received response"), ("received request", "is running request")
 _DONE = ("done running request", "is sending response to request", "done sending response to request")
 _LINE = re.compile(
-    rb"(?:\[rank\d+\]:)?\[V(\d\d)(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{9}) tensorpipe_agent\.cpp:\d+\] RPC agent for (\S+) "
+    rb"(?:\[rank\d+\]:)?\[V\d{4} \d\d:(\d\d):(\d\d)\.(\d{9}) tensorpipe_agent\.cpp:\d+\] RPC agent for (\S+) "
     rb"(" + "|".join((*_SENT, *_CAME, *_DONE)).encode() + rb") #(\d+) (?:to|from) (\S+)"
 )
 _STAMP = re.compile(rb"written (\d{1,19}) to (\d{1,19})\n")
 
 
-def moments(lines: Iterator[bytes], *, year: int, wall_ns: int) -> Iterator[Moment]:
+def moments(lines: Iterator[bytes], *, wall_ns: int) -> Iterator[Moment]:
     """What each line says; lines about other things (and damaged ones) are passed over.
 
     `wall_ns` is how far the wall clock was ahead of the monotonic one when the agent began.
@@ -134,17 +134,16 @@ def moments(lines: Iterator[bytes], *, year: int, wall_ns: int) -> Iterator[Mome
         found = _LINE.match(line[:LONGEST_LINE])
         if found is None:
             continue
-        month, day, hour, minute, second, fraction = (int(found[place]) for place in range(1, 7))
-        try:
-            seconds = int(time.mktime((year, month, day, hour, minute, second, 0, 0, -1)))
-        except (OverflowError, ValueError):
-            continue
-        me, what, number, peer = found[7].decode(), found[8].decode(), int(found[9]), found[10].decode(errors="replace")
+        minute, second, fraction = int(found[1]), int(found[2]), int(found[3])
+        me, what, number, peer = found[4].decode(), found[5].decode(), int(found[6]), found[7].decode(errors="replace")
         src, dst = (me, peer) if what in _SENT else (peer, me)
-        yield Moment(what, src, number, dst, line_time(seconds * _SECOND - wall_ns, fraction, *written))
+        yield Moment(what, src, number, dst, line_time((60 * minute + second) * _SECOND - wall_ns, fraction, *written))
 
 
 _SECOND = 10**9
+_QUARTER = 900 * _SECOND
+"""Time zones differ by quarters of an hour: the minute within one is the same in all, whose wall clock is printed."""
+
 _HELD_UP_NS = 250 * 10**6
 """How long a line may be on its way from torch's look at the clock into the pipe."""
 
@@ -152,14 +151,15 @@ _HELD_UP_NS = 250 * 10**6
 def line_time(printed_ns: int, fraction: int, since: int, until: int) -> int:
     """When a line was written, in ns: at this fraction of a second, after `since` and before `until`.
 
-    `printed_ns` is when the printed second began, by the wall clock.
+    `printed_ns` is when the printed second began, by the wall clock, in whichever quarter of an hour.
     """
     last = until - (until - fraction) % _SECOND
     if until - since + _HELD_UP_NS < _SECOND:
         return last
     # Who reads the pipe was held up for a second. The wall clock helps, unless it was set.
     by_wall = printed_ns + (fraction - printed_ns) % _SECOND
-    return by_wall if since - _HELD_UP_NS <= by_wall <= until else last
+    by_wall = until - (until - by_wall) % _QUARTER
+    return by_wall if since - _HELD_UP_NS <= by_wall else last
 
 
 def widen(pipe: int) -> None:

@@ -8,7 +8,6 @@ for each call that Python saw, and what C++ sent by itself is not known.
 from __future__ import annotations
 
 import os
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -204,11 +203,9 @@ def requests(processes: Sequence[Process], known: Workers) -> tuple[list[Request
 
 def _read_log(process: Process, worker: Worker) -> list[agent_log.Moment]:
     path = agent_log.log_path(process.path)
-    # The lines name no year: that of the recording's start, as near as its clocks tell.
-    year = time.localtime((process.header.start_ns + worker.wall_ns) / 1e9).tm_year
     try:
         with path.open("rb") as stream:
-            return list(agent_log.moments(iter(stream), year=year, wall_ns=worker.wall_ns))
+            return list(agent_log.moments(iter(stream), wall_ns=worker.wall_ns))
     except OSError as error:
         raise TraceError(f"{os.fspath(path)}: cannot be read: {error.strerror}") from None
 
