@@ -126,7 +126,7 @@ def python_with(folder: Path, mpi4py: str) -> str:
     """An environment's Python that imports this as mpi4py."""
     python = folder / "python"
     (folder / "mpi4py.py").write_text(mpi4py)
-    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="{folder}" exec "{sys.executable}" "$@"\n')
     python.chmod(0o755)
     return str(python)
 
