@@ -3,7 +3,7 @@
 PYTHON ?= python3
 export OMP_NUM_THREADS := 1
 
-.PHONY: help demo test test-all test-torch gpu check lab notebooks course site paper bench clean
+.PHONY: help demo test test-all test-torch test-elsewhere gpu check lab notebooks course site paper bench clean
 .NOTPARALLEL:  # two stages at once would write into the same .venv
 
 help:  ## show this list
@@ -32,6 +32,9 @@ test-torch:  ## run the quick tests with another torch, in a .venv of its own: m
 	$(OTHER)/bin/python -m pip install --quiet --upgrade pip
 	$(OTHER)/bin/python -m pip install -c $(OTHER)/constraints.txt torch==$(VERSION) -e ".[notebook,mpi]" --group test
 	$(OTHER)/bin/python -m pytest $(two_at_once)
+
+test-elsewhere:  ## run the quick tests on a copy with another path, host name, clock, time zone, locale and umask
+	tools/test_elsewhere.sh
 
 OTHER = .venv-torch-$(VERSION)-$(notdir $(PYTHON))
 
