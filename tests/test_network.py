@@ -329,27 +329,27 @@ def gone(left) -> bool:
 
 
 @needs_network
-def test_a_killed_switch_ends_the_run_in_a_sentence_and_leaves_nothing():
-    cluster = Cluster(2, network="1 Gbit/s, 1 ms")
+def test_a_killed_switch_ends_the_run_in_a_sentence_and_leaves_nothing(tmp_path):
+    cluster, begun = Cluster(2, network="1 Gbit/s, 1 ms"), tmp_path / "begun"
 
     def kill_the_switch() -> None:
-        gone(lambda: not switches())  # Until there is one.
-        time.sleep(0.5)
+        gone(lambda: not begun.exists())  # Until it is.
         for pid in switches():
             os.kill(pid, signal.SIGKILL)
 
     threading.Thread(target=kill_the_switch).start()
     with pytest.raises(RankError, match="lost its network: the switch has ended"):
-        cluster.run(for_ever, timeout=100)
+        cluster.run(for_ever, begun, timeout=100)
     assert gone(of_networks)
 
 
-def for_ever() -> None:
+def for_ever(begun: Path = Path(os.devnull)) -> None:
     import torch
     import torch.distributed as dist
 
     while True:
         dist.all_reduce(torch.ones(1000))
+        begun.touch()
 
 
 KILLED = """
