@@ -152,8 +152,12 @@ def folders() -> dict[str, list[Path]]:
     return {room: sorted(set(paths)) for room, paths in found.items() if not room.startswith(".")}
 
 
+def line_count(path: Path) -> int:
+    return len(path.read_text(encoding="utf-8").splitlines())
+
+
 def test_no_folder_is_larger_than_its_budget():
-    lines = {room: sum(len(path.read_text(encoding="utf-8").splitlines()) for path in paths) for room, paths in folders().items()}
+    lines = {room: sum(map(line_count, paths)) for room, paths in folders().items()}
     assert {room: n for room, n in lines.items() if n > LINES.get(room, 0)} == {}, "make room before you add"
     assert {room: n for room, n in lines.items() if n < LINES[room] * (1 - SLACK)} == {}, "lower the budget"
 
@@ -167,12 +171,16 @@ def habits() -> Counter[str]:
         for node in ast.walk(ast.parse(text)):
             below = list(ast.walk(node))
             if isinstance(node, ast.FunctionDef):
-                counts["functions of more than 10 branches"] += sum(isinstance(each, BRANCHES) for each in below) > 10
+                counts["functions of more than 10 branches"] += number(BRANCHES, below) > 10
             elif isinstance(node, ast.stmt) and not hasattr(node, "body"):
-                counts["statements of more than one comprehension"] += sum(isinstance(each, COMPREHENSIONS) for each in below) > 1
+                counts["statements of more than one comprehension"] += number(COMPREHENSIONS, below) > 1
             elif isinstance(node, ast.FormattedValue):
-                counts["conditionals inside f-strings"] += any(isinstance(each, ast.IfExp) for each in below)
+                counts["conditionals inside f-strings"] += number(ast.IfExp, below) > 0
     return counts
+
+
+def number(kinds: type | tuple[type, ...], nodes: list[ast.AST]) -> int:
+    return sum(isinstance(node, kinds) for node in nodes)
 
 
 BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.match_case, ast.IfExp)

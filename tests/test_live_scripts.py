@@ -26,13 +26,13 @@ for step in range(3):
         dist.all_reduce(torch.ones(1000))
 """
 HELD = """
-import torch, torch.distributed as dist, dlearn
+import sys, torch, torch.distributed as dist, dlearn
 dist.init_process_group("gloo")
 for step in range(3):
     with dlearn.span(f"step {step}"):
         dist.all_reduce(torch.ones(4))
 (dist.send if dist.get_rank() == 0 else dist.recv)(torch.ones(4), 1 - dist.get_rank())
-print("done", dist.get_rank(), flush=True)
+sys.stdout.write(f"done {dist.get_rank()}\n")  # In one piece, where two ranks write.
 """
 SPAWNED = """
 import torch, torch.distributed as dist, torch.distributed.rpc as rpc, torch.multiprocessing as mp
