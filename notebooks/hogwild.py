@@ -177,7 +177,7 @@ for axes, name in zip(all_axes, ("no lock, sparse", "collected, sparse"), strict
             axes.errorbar(value, means[value], [[each] for each in reach[value]], color="#222222", capsize=3)
     axes.set_title({1: "Updates at once", TRAINERS: "Collected first"}[PER_STEP[name]], loc="left")
     axes.set_xlabel("staleness, in steps")
-    axes.set_xticks(range(most + 1))
+    axes.set_xticks(range(0, most + 1, 1 + most // 15))
     axes.spines[["top", "right"]].set_visible(False)
 label = all_axes[0].set_ylabel("% of the updates")
 
