@@ -17,7 +17,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -247,7 +246,10 @@ def rpc_worker() -> str:
         raise RuntimeError("torch was built without TensorPipe")
     with tempfile.TemporaryDirectory() as folder:
         options = rpc.TensorPipeRpcBackendOptions(
-            init_method=(Path(folder) / "store").as_uri(), _transports=TRANSPORTS, _channels=CHANNELS
+            # torch takes the path as it is, and waits for ever where it was quoted, as `as_uri` does.
+            init_method=f"file://{folder}/store",
+            _transports=TRANSPORTS,
+            _channels=CHANNELS,
         )
         rpc.init_rpc("doctor", rank=0, world_size=1, rpc_backend_options=options)  # type: ignore[no-untyped-call]
         total = rpc.rpc_sync("doctor", torch.add, args=(torch.ones(3), 1))

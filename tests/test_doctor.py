@@ -44,7 +44,10 @@ def without_torch(folder: Path) -> Path:
 # The command ---------------------------------------------------------------------------------------------------------
 
 
-def test_here_where_these_tests_run_jobs_can_be_recorded():
+def test_here_where_these_tests_run_jobs_can_be_recorded(tmp_path, monkeypatch):
+    scratch = tmp_path / "a für b"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
     done = doctor()
     assert (done.returncode, done.stderr) == (0, "")
     lines = [line for line in done.stdout.splitlines() if line and not line.startswith(" ")]
