@@ -133,10 +133,40 @@ def test_reading_a_trace_and_starting_a_cluster_need_no_torch_here():
 
 # The budget. A number may only fall: a feature that needs room makes it, and whoever makes room lowers the number.
 
-LINES = {}
+LINES = {
+    "benchmarks": 1_608,
+    "course": 1_810,
+    "ddp_claims": 3_453,
+    "dlearn": 962,
+    "dlearn/analysis": 6_684,
+    "dlearn/cluster": 3_763,
+    "dlearn/collectives": 1_262,
+    "dlearn/course": 1_833,
+    "dlearn/draw": 5_443,
+    "dlearn/export": 634,
+    "dlearn/hooks": 4_551,
+    "dlearn/join": 2_220,
+    "dlearn/lessons": 2_688,
+    "dlearn/live": 1_268,
+    "dlearn/network": 1_154,
+    "dlearn/play": 2_263,
+    "dlearn/recorder": 877,
+    "dlearn/scripts": 933,
+    "dlearn/sources": 336,
+    "dlearn/trace": 7_319,
+    "docs": 1_664,
+    "notebooks": 11_035,
+    "tests": 29_967,
+    "tools": 184,
+}
 SLACK = 0.01
 """So far below its budget a folder may be before the budget has to be lowered."""
-HABITS = {}
+HABITS = {
+    "conditionals inside f-strings": 27,
+    "functions of more than 10 branches": 19,
+    "lines over 100 characters": 3_944,
+    "statements of more than one comprehension": 117,
+}
 
 
 def folders() -> dict[str, list[Path]]:
