@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 HOME = Path(__file__).parent.parent / "notebooks"
 SOURCES = sorted(path for path in HOME.glob("*.py") if path.name != "build.py")
 
-MEASURING = {"incast", "local_sgd", "slow_network", "stragglers"}
+MEASURING = {"incast", "local_sgd", "racks", "slow_network", "stragglers"}
 """Their cells judge times."""
 
 each_notebook = pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
