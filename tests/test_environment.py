@@ -104,6 +104,7 @@ def asked_of_pip(commands: str) -> list[str]:
 
 
 DEMO = "--no-compile -e ."
+TEST = '-e ".[notebook,mpi]" --group test'
 
 
 @pytest.mark.parametrize(
@@ -112,8 +113,8 @@ DEMO = "--no-compile -e ."
         ("demo", [DEMO]),
         ("paper", [DEMO]),
         ("lab", [DEMO, '-e ".[lab,mpi]"']),
-        ("test", [DEMO, '-e ".[notebook,mpi]" --group test']),
-        ("test-all", [DEMO, '-e ".[lab,mpi]" --group test-all']),
+        ("test", [DEMO, TEST]),
+        ("test-all", [DEMO, TEST, '-e ".[lab,mpi]" --group test-all']),
         ("check", [DEMO, "--group check"]),
         ("notebooks", [DEMO, '-e ".[notebook,mpi]" --group notebooks']),
         ("site", [DEMO, "--group site"]),

@@ -21,7 +21,7 @@ from hanging import all_of, end_when, in_calls, said
 
 from dlearn import Cluster
 from dlearn.analysis import reconcile
-from dlearn.cluster import grace, mpi_launch, spares
+from dlearn.cluster import crew, mpi_launch, spares
 from dlearn.errors import Interrupted, RankError
 
 pytest.importorskip("mpi4py")
@@ -257,7 +257,7 @@ def slow(*args: str) -> object:
 )
 def test_a_fault_is_named_and_the_trace_so_far_is_kept(monkeypatch, fault, said):
     # Ranks that wait in MPI ask without a pause: on fewer cores than ranks they look as if they had no time to fail.
-    monkeypatch.setattr(grace, "MOST_SECONDS", 1.0)
+    monkeypatch.setattr(crew, "MOST_GRACE_SECONDS", 1.0)
     with pytest.raises(RankError) as caught:
         Cluster(3, backend="mpi").run(meet, fault, timeout=60)
     assert caught.value.what.startswith(said)
