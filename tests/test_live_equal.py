@@ -13,7 +13,7 @@ from traces import Job
 from dlearn import Cluster
 from dlearn.analysis import breakdown, overlap, step_times
 from dlearn.analysis.ddp.gate_time import gate_note
-from dlearn.errors import SetupError
+from dlearn.errors import DlearnError, SetupError
 
 over_mpi = pytest.mark.skipif(find_spec("mpi4py") is None, reason="there is no MPI here: pip install dlearn[mpi]")
 
@@ -97,6 +97,27 @@ def test_held_ddp_over_mpi_is_bit_equal():
     assert held == free
     assert ops.count("all_reduce") >= 2 * 2
     assert {"send", "recv"} <= set(ops)
+
+
+def receive_first():
+    import numpy
+    from mpi4py import MPI
+
+    MPI.COMM_WORLD.Recv(numpy.ones(1), 1 - MPI.COMM_WORLD.rank)
+
+
+@over_mpi
+@pytest.mark.slow
+def test_ranks_that_spin_inside_mpi_do_not_compute():
+    run = Cluster(2, backend="mpi", hold=True).run(receive_first)
+    run.release(0)
+    run.release(1)
+    assert run.waiting == ()
+    with pytest.raises(
+        DlearnError, match=r"no call of rank 0 comes to the gate: rank 0 and rank 1 wait for each other"
+    ):
+        run.release(0)
+    run.end()
 
 
 def test_a_second_run_of_held_ranks_is_told():

@@ -32,6 +32,8 @@ _WAITS = (
     os.path.join(_DLEARN, "recorder", ""),
 )
 """Code whose innermost function, while it lasts, waits for another rank or for another thread."""
+_SPINS = os.path.join(_DLEARN, "hooks", "mpi", "")
+"""MPI asks again and again whether a message has come, and runs all the time that it waits."""
 _ENGINE = autograd_graph._engine_run_backward.__code__
 _HANDLER = internal._run_function.__code__
 
@@ -52,8 +54,10 @@ def look(*, function_over: bool) -> Activity:
     """Look at all threads. When the rank's function is over, its main thread only serves others."""
     frames = sys._current_frames()
     main = frames.pop(threading.main_thread().ident or 0, None)
+    computes = not function_over and main is not None and _computes(main)
     serves = any(_computes(frame) for frame in frames.values() if _is_handler(frame))
-    return Activity(not function_over and main is not None and _computes(main), serves, _active_ns())
+    spins = main is not None and main.f_code.co_filename.startswith(_SPINS)
+    return Activity(computes, serves, 0 if spins else _active_ns())
 
 
 def _computes(frame: FrameType) -> bool:
