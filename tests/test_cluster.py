@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from hanging import all_of, end_when, in_calls, said
 from installed_torch import gloo_gives_up_when_a_call_says, own_words
+from waiting import comes_true
 
 from dlearn import Cluster, DlearnError
 from dlearn.analysis.hanging.stuck import CALLS_SEEN, hangs
@@ -63,12 +64,8 @@ def _lives(pid: int) -> bool:
         return False
 
 
-def _wait_until_gone(pids: list[int]) -> list[int]:
-    """The pids that still live after a minute; returns early when none does."""
-    deadline = time.monotonic() + 60
-    while (left := [pid for pid in pids if _lives(pid)]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return left
+def _all_end(pids: list[int]) -> bool:
+    return comes_true(lambda: not any(map(_lives, pids)))
 
 
 def test_results_and_output_by_rank(capsys):
@@ -553,7 +550,7 @@ def test_a_ranks_own_children_end_with_it(tmp_path):
     run = end_when(lambda _: len(pids()) == 4, Cluster(2), programs.with_helper_then_hang, str(tmp_path / "pids"))
     assert run.error is not None
     assert len(pids()) == 4
-    assert _wait_until_gone(pids()) == []
+    assert _all_end(pids())
 
 
 def _start_a_helper(pid_file: str, end: str) -> None:
@@ -590,7 +587,7 @@ def test_a_ranks_helpers_end_however_it_ends(tmp_path, end, kept):
     else:
         run = pair.run(_start_a_helper, str(pid_file), end, check=False)
     assert (run.error is None) == (end == "return")
-    assert _wait_until_gone([int(pid) for pid in pid_file.read_text().split()]) == []
+    assert _all_end([int(pid) for pid in pid_file.read_text().split()])
 
 
 def test_what_the_notebook_and_other_ranks_have_started_is_left_alone():
@@ -605,7 +602,7 @@ def test_what_the_notebook_and_other_ranks_have_started_is_left_alone():
             Cluster(1).run(os._exit, 3, check=False)
             spares.close()
             assert _lives(daemon)
-        assert _wait_until_gone([daemon]) == []
+        assert _all_end([daemon])
         assert own.is_alive()
     finally:
         own.kill()
@@ -615,7 +612,7 @@ def test_what_the_notebook_and_other_ranks_have_started_is_left_alone():
 @pytest.mark.slow
 def test_a_spawned_ranks_daemon_ends_with_it():
     run = Cluster(1, start="spawn").run(_start_a_daemon)
-    assert _wait_until_gone([run.results[0]]) == []
+    assert _all_end([run.results[0]])
 
 
 def test_a_rank_that_lost_the_fork_server_is_not_blamed():
@@ -682,9 +679,7 @@ def test_kept_ranks_refuse_a_second_run_at_the_same_time(tmp_path):
         thread = threading.Thread(target=kept.run, args=(programs.wait_for, str(refused)))
         kept.run(programs.count)
         thread.start()
-        deadline = time.monotonic() + 60
-        while not kept._crew._busy.locked():
-            assert time.monotonic() < deadline
+        assert comes_true(kept._crew._busy.locked)
         with pytest.raises(SetupError, match="at work on another run"):
             kept.run(programs.count)
         refused.touch()

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ import pytest
 import torch
 from disks import full_disk
 from hanging import all_of, end_when, in_calls, said
+from waiting import comes_true
 
 from dlearn import Cluster, messages
 from dlearn.cluster import engine_relay, engines, spares
@@ -64,21 +64,13 @@ def _children(client: Any, id: int) -> list[psutil.Process]:
 
 
 def _gone(pids: list[int]) -> bool:
-    deadline = time.monotonic() + 60
-    while any(psutil.pid_exists(pid) for pid in pids):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
+    return comes_true(lambda: not any(map(psutil.pid_exists, pids)))
 
 
 def _pids(folder: Path, ranks: int) -> list[int]:
     """Of ranks that have written a file each, with their pid as its name."""
-    deadline = time.monotonic() + 60
-    while len(found := list(folder.iterdir())) < ranks:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return [int(path.name) for path in found]
+    assert comes_true(lambda: len(list(folder.iterdir())) == ranks)
+    return [int(path.name) for path in folder.iterdir()]
 
 
 def _sent(run: Any) -> list[tuple[Any, ...]]:

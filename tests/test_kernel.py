@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 from installed_torch import own_words
 from jupyter_client.manager import KernelManager
+from waiting import comes_true
 
 CELL_SECONDS = 60
 TESTS = Path(__file__).parent
@@ -115,14 +115,8 @@ def _is_rank(process: psutil.Process) -> bool:
         return False
 
 
-def wait_until_gone(pids: list[int]) -> list[int]:
-    deadline = time.monotonic() + CELL_SECONDS
-    while time.monotonic() < deadline:
-        left = [pid for pid in pids if psutil.pid_exists(pid) and _is_rank(psutil.Process(pid))]
-        if not left:
-            return []
-        time.sleep(0.05)
-    return left
+def all_end(pids: list[int]) -> bool:
+    return comes_true(lambda: not any(psutil.pid_exists(pid) and _is_rank(psutil.Process(pid)) for pid in pids))
 
 
 def test_cells_classes_and_errors(kernel):
@@ -210,7 +204,7 @@ def test_an_interrupt_ends_the_ranks_and_the_next_cell_works(kernel, body):
     assert error["ename"] == "Interrupted"
     (line,) = error["traceback"]
     assert line.startswith("KeyboardInterrupt: the ranks were ended; what they had recorded is in ")
-    assert wait_until_gone(ranks) == []
+    assert all_end(ranks)
     shown = kernel.run("print(Cluster(2).run(dist.get_rank).results)")
     assert text_of(shown) == "{0: 0, 1: 1}\n"
 
@@ -238,12 +232,9 @@ def test_the_kernels_death_ends_its_ranks(kernel, tmp_path):
     )
     kernel.client.execute("Cluster(3).run(stuck)")
     files = [tmp_path / f"pids{rank}" for rank in range(3)]
-    deadline = time.monotonic() + CELL_SECONDS
-    while not all(file.exists() and len(file.read_text().split()) == 2 for file in files):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert comes_true(lambda: all(file.exists() and len(file.read_text().split()) == 2 for file in files))
     pids = [int(pid) for file in files for pid in file.read_text().split()]
     assert set(ranks_of(kernel)) <= set(pids)
     assert [pid for pid in pids if not _is_rank(psutil.Process(pid))] == []
     os.kill(kernel.pid, signal.SIGKILL)
-    assert wait_until_gone(pids) == []
+    assert all_end(pids)

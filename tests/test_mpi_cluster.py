@@ -18,6 +18,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from hanging import all_of, end_when, in_calls, said
+from waiting import comes_true
 
 from dlearn import Cluster
 from dlearn.analysis import reconcile
@@ -38,11 +39,8 @@ def _no_orphans():
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     yield
     spares.close()
-    deadline = time.monotonic() + 10
-    while (left := [each for each in below(os.getpid()) if each.pid not in before]) and time.monotonic() < deadline:
-        time.sleep(0.02)
     # What may stay are the fork server and its tracker.
-    assert left == []
+    assert comes_true(lambda: all(each.pid in before for each in below(os.getpid())))
 
 
 def below(pid: int) -> list[psutil.Process]:

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import comes_true
 
 from dlearn import Cluster, Trace, analysis, draw
 from dlearn.analysis.telling.words import network_sentences
@@ -321,11 +322,8 @@ def of_networks() -> set[int]:
 
 
 def gone(left) -> bool:
-    """Wait until none is left: ranks are seen off while the user goes on. On a busy machine that takes long."""
-    deadline = time.monotonic() + 60
-    while left() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not left()
+    """Wait until none is left: ranks are seen off while the user goes on."""
+    return comes_true(lambda: not left())
 
 
 @needs_network
@@ -355,7 +353,7 @@ def for_ever(begun: Path = Path(os.devnull)) -> None:
 KILLED = """
 import os, threading, time, psutil
 from dlearn import Cluster
-from tests.test_network import for_ever
+from test_network import for_ever
 
 def tell():
     while len(psutil.Process().children(recursive=True)) < 5:  # Tracker, fork server, two ranks, the switch.
@@ -380,8 +378,7 @@ def is_stopped(pid: int) -> bool:
 @pytest.mark.parametrize("factor", [1, 100])
 def test_a_killed_notebook_leaves_nothing(tmp_path, factor):
     """Not even a rank that is stopped as a straggler while its notebook and the switch are killed."""
-    home = str(Path(__file__).parent.parent)
-    environment = {**os.environ, "PYTHONPATH": home}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     script = KILLED.replace("FACTOR", str(factor))
     with subprocess.Popen(
         [sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=tmp_path, env=environment, text=True

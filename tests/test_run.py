@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import psutil
 import pytest
 from installed_torch import own_words
 from traces import Job
+from waiting import comes_true
 
 from dlearn import explain
 from dlearn.analysis import reconcile
@@ -277,23 +277,18 @@ def test_no_orphans_when_the_command_is_killed(tmp_path, options):
     text = """
     import os, time, torch
     open(f"pid {os.getpid()}", "w").close()
-    time.sleep(60)
+    time.sleep(600)
     """
     command = [sys.executable, "-m", "dlearn.cli", "run", *options, "--trace", "t", script(tmp_path, text)]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 60
-        while len(pids := list(tmp_path.glob("pid *"))) < (2 if options else 1):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        assert comes_true(lambda: len(list(tmp_path.glob("pid *"))) == (2 if options else 1))
     finally:
         process.kill()
         process.wait()
-    children = [int(path.name.split()[1]) for path in pids]
-    deadline = time.monotonic() + 20
-    while any(psutil.pid_exists(pid) for pid in children):
-        assert time.monotonic() < deadline, "they are told to end when their launcher is gone"
-        time.sleep(0.05)
+    children = [int(path.name.split()[1]) for path in tmp_path.glob("pid *")]
+    # They are told to end when their launcher is gone.
+    assert comes_true(lambda: not any(map(psutil.pid_exists, children)))
 
 
 @slow
@@ -500,10 +495,7 @@ def test_ctrl_c_reaches_the_script_once(tmp_path):
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.execv(sys.executable, [sys.executable, "-m", "dlearn.cli", "run", "--trace", "t", "train.py"])
     try:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "ready").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        assert comes_true((tmp_path / "ready").exists)
         os.write(terminal, b"\x03")
         with suppress(OSError):  # The terminal's other end is closed.
             while os.read(terminal, 1000):
