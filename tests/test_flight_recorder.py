@@ -6,7 +6,6 @@ import os
 import pickle
 import re
 import tarfile
-import time
 from importlib.resources import files
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._C._distributed_c10d import _dump_fr_trace
+from waiting import comes_true
 
 from dlearn import Cluster, Trace, analysis, draw, explain, operations
 from dlearn.cli import main
@@ -121,13 +121,16 @@ def dumped(folder):
     me = dist.get_rank()
     dist.all_reduce(torch.ones(1000))
     dist.all_gather([torch.empty(5) for _ in range(3)], torch.ones(5))
-    if me != 1:
-        dist.all_reduce(torch.ones(4, dtype=torch.int16), async_op=True)
-    dump, end = _dump_fr_trace(), time.monotonic() + 30
+    pending = dist.all_reduce(torch.ones(4, dtype=torch.int32), async_op=True) if me != 1 else None
     # That a call of gloo's has ended is noted by a thread of its own.
-    while not all(entry["retired"] for entry in pickle.loads(dump)["entries"][:2]) and time.monotonic() < end:
-        dump = _dump_fr_trace()
-    Path(folder, f"rank_{me}").write_bytes(dump)
+    assert comes_true(lambda: all(entry["retired"] for entry in pickle.loads(_dump_fr_trace())["entries"][:2]))
+    Path(folder, f"rank_{me}").write_bytes(_dump_fr_trace())
+    assert comes_true(lambda: len(list(Path(folder).iterdir())) == dist.get_world_size())
+    if me == 1:  # Its leaving ends the call of the others.
+        dist.destroy_process_group()
+    else:
+        with pytest.raises(RuntimeError):
+            pending.wait()
 
 
 def test_a_dump_has_what_our_own_record_of_the_same_run_has(tmp_path):

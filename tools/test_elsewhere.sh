@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Run the quick tests on a copy of the checkout whose path has a space and an umlaut, on a host of another name that
-# has just booted, in another time zone, with the C locale and a umask of 077. Arguments go to pytest.
+# Run the quick tests on a copy of the checkout, which has a space and an umlaut in its path and in that of its temporary
+# files, on a host of another name that has just booted, in another time zone, with the C locale and a umask of 077.
+# Arguments go to pytest.
 set -euo pipefail
 
 on_a_young_host() {
@@ -32,5 +33,6 @@ cd "$copy"
 make .venv/.test
 # In the C locale, Python before 3.12.4 does not start if a .pth file names a path with an umlaut (cpython #77102).
 for file in .venv/lib/python3*/site-packages/dlearn.pth; do echo ../../../.. > "$file"; done
-export TZ=Asia/Kathmandu LC_ALL=C
+mkdir "$folder/tmp für"
+export TMPDIR="$folder/tmp für" TZ=Asia/Kathmandu LC_ALL=C
 on_a_young_host .venv/bin/python -m pytest -n 2 --dist loadfile "$@"
