@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from torch.nn.parallel import DistributedDataParallel
+from waiting import comes_true
 
 from dlearn import Cluster
 from dlearn.errors import DlearnError, RankError, SetupError
@@ -111,11 +112,8 @@ def lives(pid):
     return True
 
 
-def all_end(pids, seconds=60):
-    deadline = time.monotonic() + seconds
-    while any(map(lives, pids)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not any(map(lives, pids))
+def all_end(pids):
+    return comes_true(lambda: not any(map(lives, pids)))
 
 
 def test_calls_wait_and_are_let_through_one_by_one():
@@ -161,9 +159,7 @@ def test_a_rank_that_waits_for_an_answer_does_not_compute():
     run = Cluster(["server", "a", "b"], rpc=True, hold=True).run({"a": wait, "b": end_it})
     assert {call.rank for call in run.waiting} == {"a", "b"}
     run.release("a")
-    end = time.monotonic() + 30
-    while run.ranks["a"] == "computes" and time.monotonic() < end:  # On its way into the call.
-        time.sleep(0.01)
+    assert comes_true(lambda: run.ranks["a"] != "computes"), "on its way into the call"
     assert run.ranks["a"].startswith("waits for server in rpc_sync wait_until_opened() (tests/test_live.py:")
     assert run.ranks["b"].startswith("waits at the gate")
     run.free().join(60)
@@ -393,10 +389,7 @@ def a_thousand_sends():
 @pytest.mark.slow
 def test_two_thousand_waiting_calls():
     run = Cluster(2, hold=True).run(a_thousand_sends)
-    deadline = time.monotonic() + 60
-    while len(run.waiting) < 2000 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert len(run.waiting) == 2000
+    assert comes_true(lambda: len(run.waiting) == 2000)
     run.release(0, count=500)
     assert len(run.waiting) == 1500
     assert run.free().join(60).results == {0: 499500.0, 1: 499500.0}
