@@ -113,7 +113,7 @@ def test_ranks_that_spin_inside_mpi_do_not_compute():
     run.release(0)
     run.release(1)
     assert run.waiting == ()
-    with pytest.raises(DlearnError, match="no call of rank 0 comes .* rank 0 and rank 1 wait for each other"):
+    with pytest.raises(DlearnError, match=r"no call of rank 0 comes .* rank 0 and rank 1 wait for each other"):
         run.release(0)
     run.end()
 
