@@ -15,7 +15,7 @@ print(int(time.monotonic()), int(time.clock_gettime(time.CLOCK_BOOTTIME)))')
 }
 
 folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
+trap 'trap "" INT TERM; rm -rf "$folder"' EXIT  # make passes on a signal that has come here, too
 hosts="$folder/hosts"
 printf '127.0.0.1 localhost\n127.0.1.1 elsewhere\n' > "$hosts"  # as Debian has it
 on_a_young_host true || {
