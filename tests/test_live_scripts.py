@@ -32,7 +32,7 @@ for step in range(3):
     with dlearn.span(f"step {step}"):
         dist.all_reduce(torch.ones(4))
 (dist.send if dist.get_rank() == 0 else dist.recv)(torch.ones(4), 1 - dist.get_rank())
-sys.stdout.write(f"done {dist.get_rank()}\n")  # In one piece, where two ranks write.
+sys.stdout.write(f"done {dist.get_rank()}\\n")  # In one piece, where two ranks write.
 """
 SPAWNED = """
 import torch, torch.distributed as dist, torch.distributed.rpc as rpc, torch.multiprocessing as mp
