@@ -67,7 +67,7 @@ def test_rows_stand_at_the_foot_of_a_terminal_while_the_script_prints_above(tmp_
 
     def look(screen):
         screens.append(screen)
-        if "rank 1 never\ncalled it, it computes" in screen:
+        if "rank 1 never called it, it computes" in " ".join(screen.split()):
             (tmp_path / "seen").touch()
 
     command = ["-m", "dlearn.cli", "run", "--live", "--trace", "trace", "--nproc-per-node", "2", "train.py"]
@@ -124,7 +124,8 @@ def test_a_script_is_held_at_a_prompt_that_reads_lines(tmp_path):
     assert re.search(r"[01]     in all_reduce #1 \(train.py:6\)\n", err)
     assert "dlearn: 'nonsense' is no command here; help shows them." in err
     assert "waits: rank 0's send to 1 (train.py:7)" in err
-    assert "let through: rank 1's recv from 0 (train.py:7)" in err
+    # The receive may have come before the send, and was let through with what came before that.
+    assert re.search(r"let through: rank 0's send .*\n(let through: rank 1's recv .*|all ranks have ended)\n", err)
     assert "dlearn: the gate is open" in err
     assert "4 of 4 operations explained" in err
 
