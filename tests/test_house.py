@@ -154,7 +154,7 @@ LINES = {
     "dlearn/scripts": 933,
     "dlearn/sources": 336,
     "dlearn/trace": 7_319,
-    "docs": 1_664,
+    "docs": 1_665,
     "notebooks": 11_035,
     "tests": 29_962,
     "tools": 184,
