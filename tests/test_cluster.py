@@ -15,6 +15,7 @@ import warnings
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import programs
 import psutil
@@ -638,6 +639,27 @@ def test_a_fork_server_that_is_dying_is_not_asked_twice_in_vain():
             return 7, 8
 
     assert launch._ask(Dying(), []) == (7, 8)
+
+
+def test_a_stack_is_read_when_all_of_it_is_written(tmp_path, monkeypatch):
+    """A busy rank is stopped between two of its lines."""
+    lines = [
+        "Current thread 0x1 (most recent call first):\n",
+        f'  File "{torch.__file__}", line 1 in wait\n',
+        '  File "train.py", line 7 in train\n',
+        '  File "dlearn/cluster/rank.py", line 214 in serve\n',
+    ]
+    file, rank = tmp_path / "stack-0.txt", SimpleNamespace(process=SimpleNamespace(pid=1))
+    file.touch()
+
+    def write_line_by_line(seconds):
+        with file.open("a") as stream:
+            stream.write(lines.pop(0) if lines else "")
+
+    monkeypatch.setattr(launch.os, "kill", lambda pid, signal: None)
+    monkeypatch.setattr(launch.time, "sleep", write_line_by_line)
+    call = SimpleNamespace(folder=tmp_path, rank=0, surroundings=SimpleNamespace(cells={}))
+    assert ("train.py", 7) in launch.RankProcess.stack(rank, call)
 
 
 def test_ranks_start_processes_as_the_notebook_does():

@@ -139,7 +139,7 @@ LINES = {
     "ddp_claims": 3_453,
     "dlearn": 962,
     "dlearn/analysis": 6_684,
-    "dlearn/cluster": 3_763,
+    "dlearn/cluster": 3_765,
     "dlearn/collectives": 1_262,
     "dlearn/course": 1_833,
     "dlearn/draw": 5_443,
@@ -156,7 +156,7 @@ LINES = {
     "dlearn/trace": 7_319,
     "docs": 1_665,
     "notebooks": 11_035,
-    "tests": 29_962,
+    "tests": 29_984,
     "tools": 184,
 }
 SLACK = 0.01
@@ -164,7 +164,7 @@ SLACK = 0.01
 HABITS = {
     "conditionals inside f-strings": 27,
     "functions of more than 10 branches": 19,
-    "lines over 100 characters": 3_943,
+    "lines over 100 characters": 3_944,
     "statements of more than one comprehension": 117,
 }
 

@@ -283,7 +283,7 @@ def test_a_straggler_that_does_not_end_is_told_as_one_that_computes():
         cluster.run(nap, timeout=60)  # To load what there is to load.
         cluster.network.straggler(rank=1, factor=5)
         with pytest.raises(RankError) as error:
-            cluster.run({1: partial(compute, 1000)}, timeout=2)
+            cluster.run({1: partial(compute, 1000)}, timeout=10)
     assert "is stopped" not in str(error.value)
     assert "rank 1 is at tests/test_network.py:" in str(error.value)
 

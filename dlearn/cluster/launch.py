@@ -69,9 +69,11 @@ class StackLine(NamedTuple):
 
 
 _STACK_LINE = re.compile(r'File "(.+)", line (\d+) in ')
+_STACK_IS_WHOLE = re.compile(r'cluster/rank\.py", line \d+ in serve\n|^  \.\.\.\n', re.MULTILINE)
+"""faulthandler writes line by line, the innermost call first: the rank's own line, or dots after 100, are the end."""
 
 
-STACK_SECONDS = 0.5
+STACK_SECONDS = 2.0
 """How long a rank may take to write where it is."""
 DEATH_SECONDS = 2.0
 """How long the system may take to report the death of a fork server that no longer listens."""
@@ -167,7 +169,7 @@ class RankProcess:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid, STACK_SIGNAL)
         deadline = time.monotonic() + STACK_SECONDS
-        while not (text := file.read_text()).endswith("\n"):
+        while not _STACK_IS_WHOLE.search(text := file.read_text()):
             if time.monotonic() > deadline:
                 return ()
             time.sleep(0.01)
