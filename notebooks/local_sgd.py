@@ -152,21 +152,21 @@ charts.bars(
 )
 
 # %% [markdown]
-# The first bar is a lower bound, of the network alone; measured is more where ranks also wait for a core, and for
-# each other. But the fewer exchanges, the less of both: with H = 20 and 50 the network has hardly a share any more,
-# and sending still less often would save nothing. That is the use of the law: find the H where its share is small,
-# and stop there.
+# The first bar is a lower bound, of the network alone; measured is more, as the ranks also compute, and wait for a core
+# and for each other. The fewer exchanges, the smaller the network's share of the time. How small it is depends on how
+# fast your machine computes: find the H where the share printed below is small, and stop there, since sending still
+# less often would save nothing.
 
 # %%
 for h in HS:
     assert took[h] >= network_s[h]  # no network is quicker than it is
-assert took[1] > 2 * took[20]
+assert took[1] > took[20]
 assert until[1] > until[20]
 assert 0.025 < exchange < 0.035
 share = {h: network_s[h] / took[h] for h in HS}
 print({h: f"{each:.0%} of the time" for h, each in share.items()})
+assert share[1] > share[5] > share[20] > share[50]
 assert share[1] > 2 * share[50]
-assert share[50] < 0.2
 
 # %% [markdown]
 # Who sends to whom is DDP's ring, only more seldom:
