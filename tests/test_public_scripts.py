@@ -70,7 +70,7 @@ def test_a_script_for_torchrun_runs_unmodified(tmp_path, module):
     plain = run(tmp_path, "torch.distributed.run", *options, "-m", module)
     done = run(tmp_path, "dlearn.cli", "run", *options, "--trace", "t", "-m", module)
     trace = complete(done, tmp_path / "t", 2)
-    assert plain.returncode == 0
+    assert plain.returncode == 0, plain.stderr
     # Two ranks write into one pipe, and a line's text and its end may come apart, with dlearn and without.
     assert Counter(done.stdout) == Counter(plain.stdout)
     assert all(len(match.ends) == 2 for match in trace.matches)
