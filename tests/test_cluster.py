@@ -656,10 +656,42 @@ def test_a_stack_is_read_when_all_of_it_is_written(tmp_path, monkeypatch):
         with file.open("a") as stream:
             stream.write(lines.pop(0) if lines else "")
 
-    monkeypatch.setattr(launch.os, "kill", lambda pid, signal: None)
+    monkeypatch.setattr(launch, "ask_for_stack", lambda pid: None)
     monkeypatch.setattr(launch.time, "sleep", write_line_by_line)
     call = SimpleNamespace(folder=tmp_path, rank=0, surroundings=SimpleNamespace(cells={}))
     assert ("train.py", 7) in launch.RankProcess.stack(rank, call)
+
+
+PROGRAM_WITH_THREADS = """
+import faulthandler, os, signal, sys, threading
+faulthandler.register(signal.SIGUSR1, file=open("stack.txt", "w"), all_threads=False)
+for _ in range(10):
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+def main_thread():
+    print("ready", flush=True)
+    while True:
+        pass
+
+main_thread()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no signal can be sent to one thread")
+def test_the_main_thread_writes_its_stack_also_when_the_rank_was_stopped_just_now(tmp_path):
+    command = [sys.executable, "-c", PROGRAM_WITH_THREADS]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tmp_path) as process:
+        try:
+            process.stdout.readline()
+            for asked in range(1, 11):
+                process.send_signal(signal.SIGSTOP)
+                os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+                process.send_signal(signal.SIGCONT)
+                launch.ask_for_stack(process.pid)
+                comes_true(lambda asked=asked: (tmp_path / "stack.txt").read_text().count("Stack (") == asked)
+        finally:
+            process.kill()
+    assert (tmp_path / "stack.txt").read_text().count("in main_thread") == 10
 
 
 def test_ranks_start_processes_as_the_notebook_does():

@@ -170,10 +170,10 @@ def test_a_deadlock_is_named_while_nobody_has_timed_out():
     run = Cluster(2, hold=True).run(both_send_first)
     run.release(0)
     run.release(1)
+    hang = run.hang
+    assert hang.startswith("rank 0 and rank 1 wait for each other: rank 0 in send #1 (")
     assert run.waiting == ()
-    assert "send" in run.hang
-    assert "rank 0" in run.hang
-    assert "rank 1" in run.hang
+    assert run.hang == hang
     with pytest.raises(DlearnError, match=r"has not ended after 0.1 s; .*rank 0"):
         run.join(0.1)
     run.end()

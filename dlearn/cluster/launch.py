@@ -12,6 +12,7 @@ it dies, the pipe closes and the rank ends itself.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import io
 import multiprocessing as mp
@@ -92,6 +93,20 @@ def _check_route(address: str) -> None:
             ) from None
 
 
+def ask_for_stack(pid: int) -> None:
+    """Send STACK_SIGNAL to the main thread of a rank, which writes its stack.
+
+    A signal to the process would not do: if that was stopped just now, any of its threads may take it
+    (`wants_signal` in Linux, kernel/signal.c), and each writes its own stack.
+    """
+    tgkill = getattr(ctypes.CDLL(None), "tgkill", None)  # Linux, with glibc 2.30.
+    if tgkill is not None:
+        tgkill(pid, pid, int(STACK_SIGNAL))  # An error means that the rank has ended.
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, STACK_SIGNAL)
+
+
 @dataclass
 class RankProcess:
     """One rank: its process, the connection to its main loop, and the pipe of what it prints."""
@@ -166,8 +181,7 @@ class RankProcess:
         # Without its file it has not got as far as listening to the signal, which would end it.
         if self.process.pid is None or not file.exists():
             return ()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.process.pid, STACK_SIGNAL)
+        ask_for_stack(self.process.pid)
         deadline = time.monotonic() + STACK_SECONDS
         while not _STACK_IS_WHOLE.search(text := file.read_text()):
             if time.monotonic() > deadline:

@@ -41,6 +41,8 @@ class Gate:
         self._sending = threading.Lock()
         self._numbers = itertools.count(1)
         self._waiting: dict[int, threading.Event] = {}
+        self._let_through: dict[int, int] = {}
+        """The last call of each thread that was let through and is not in the records yet."""
         self._open = False
         self._function_over = False
         self.met = False
@@ -57,6 +59,7 @@ class Gate:
         """Return when this call may go on. `to` is a rank of the cluster, or an RPC worker's name."""
         if self._open or (self._function_over and threading.current_thread() is threading.main_thread()):
             return  # (The main thread may be shutting RPC down, which is nobody's call.)
+        self.noted()  # What this thread did before may not be recorded at all.
         made_by = caller(sys._getframe())
         arrived = threading.Event()
         with self._sending:
@@ -73,6 +76,14 @@ class Gate:
         span = self._emit.event(Span, name=f"held before {op}", held=op)
         arrived.wait()
         self._emit.end(span, by="return")
+        self._let_through[threading.get_ident()] = number
+
+    def noted(self) -> None:
+        """Tell the other end that the call of this thread that was let through is in the records."""
+        number = self._let_through.pop(threading.get_ident(), None)
+        if number is not None:
+            with self._sending:
+                self._send({"noted": number})
 
     def function_over(self) -> None:
         self._function_over = True

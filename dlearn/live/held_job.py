@@ -13,7 +13,7 @@ from dlearn.errors import DlearnError, TraceError
 from dlearn.live.keeper import Keeper
 from dlearn.live.live_rows import waits_for_a_call
 from dlearn.live.schedule import HeldCall, Name, Passed
-from dlearn.live.settling import settle
+from dlearn.live.settling import QUIET_SECONDS, settle
 from dlearn.shown import Table
 from dlearn.trace.trace import Trace
 
@@ -67,7 +67,7 @@ class HeldJob:
     @property
     def hang(self) -> str:
         """Who waits inside torch for whom, in words, by the records so far; "" if nothing does."""
-        trace, names = self._recorded(), self.keeper.names
+        trace, names = self._up_to_now(), self.keeper.names
         if trace is None:
             return ""
         gate = {names.index(call.rank): f"waits at the gate with {call.op}" for call in self.keeper.calls}
@@ -86,11 +86,16 @@ class HeldJob:
         except TraceError:
             return None
 
+    def _up_to_now(self) -> Trace | None:
+        """With the calls that have just been let through."""
+        self.keeper.wait_for_records(QUIET_SECONDS)
+        return self._recorded()
+
     @property
     def ranks(self) -> dict[Name, str]:
         """What each rank does now: starts, waits at the gate, is inside a call, waits for the answer of one or runs one
         for somebody, computes, has ended."""
-        trace, held = self._recorded(), {call.rank: call for call in self.keeper.calls}
+        trace, held = self._up_to_now(), {call.rank: call for call in self.keeper.calls}
         if trace is None:
             return dict.fromkeys(self.keeper.names, "starting" if self.under_way else "has ended")
         asked = {each.src: each for each in trace.rpc.exchanges if each.call is not None and each.call.pending}

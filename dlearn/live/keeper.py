@@ -35,6 +35,8 @@ class Keeper:
         self.changed = threading.Condition()
         self.calls: list[HeldCall] = []
         self.passed: list[Passed] = []
+        self.unnoted: set[tuple[Name, int]] = set()
+        """Calls (rank, number) that were let through, and of which the records do not know yet."""
         self.ended: set[Name] = set()
         self.closed = False
         self.changes = 0
@@ -69,6 +71,10 @@ class Keeper:
                     name = self._came(told["rank"], told["size"], way)
                 elif "number" in told:
                     self._arrived(name, told)
+                elif "noted" in told:
+                    with self.changed:
+                        self.unnoted.discard((name, told["noted"]))
+                        self.changed.notify_all()
                 else:
                     with self.changed:
                         self.answers.get(told.pop("asked"), {})[name] = told
@@ -78,6 +84,7 @@ class Keeper:
             if name is not None and self._ways.get(name) is way:
                 self.ended.add(name)
                 self.calls = [call for call in self.calls if call.rank != name]
+                self.unnoted = {call for call in self.unnoted if call[0] != name}
             self._replay()
             self.changed.notify_all()
 
@@ -122,6 +129,7 @@ class Keeper:
         self.changes += 1
         self.calls.remove(call)
         self.passed.append(Passed(call.rank, call.number, call.op, beside))
+        self.unnoted.add((call.rank, call.number))
         with suppress(OSError):  # The rank has just ended.
             self._ways[call.rank].sendall(b"%d\n" % call.number)
 
@@ -161,6 +169,11 @@ class Keeper:
             with suppress(OSError):  # The rank has just ended.
                 self._ways[name].sendall(b"?%d\n" % number)
         return here
+
+    def wait_for_records(self, seconds: float) -> None:
+        """Wait until all calls that were let through are in the records, or for so long."""
+        with self.changed:
+            self.changed.wait_for(lambda: not self.unnoted or self._open, seconds)
 
     def has_come(self, name: Name) -> bool:
         return name in self._ways

@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from dlearn.hooks import gate
 from dlearn.hooks.c10d.groups import Groups
 from dlearn.hooks.cuda_times import CudaTimes
 from dlearn.hooks.network.clock import Desk, gather
@@ -139,6 +140,8 @@ class Recording:
             self._writer.event(kind, facts)
         except OSError as error:
             self._refused(error)
+        if gate.current is not None:
+            gate.current.noted()
         self.last_ns = now
         if self._watch is not None and kind in (Collective, PointToPoint, RpcCall):
             self.waiting[number] = now

@@ -76,6 +76,10 @@ def _serve(job: HeldScript, mine: int, over: threading.Event) -> None:
     for line in _lines(mine, over):
         if line.strip() == "free" or over.is_set():
             break
+        if line.strip() == "end":
+            os.kill(os.getpid(), signal.SIGTERM)
+            over.wait()  # The gate stays closed until the ranks have ended.
+            break
         try:
             _obey(job, line.split())
         except DlearnError as error:
@@ -135,8 +139,6 @@ def _obey(job: HeldScript, words: list[str]) -> None:
             _reached(job.run_until(span=" ".join(name), patience=PATIENCE_SECONDS))
         case ["until", op]:
             _reached(job.run_until(op=op, patience=PATIENCE_SECONDS))
-        case ["end"]:
-            os.kill(os.getpid(), signal.SIGTERM)
         case _:
             raise DlearnError(f"{' '.join(words)!r} is no command here; help shows them.")
 
