@@ -7,9 +7,14 @@ from pathlib import Path
 
 import matplotlib
 import pytest
+from hypothesis import settings
 from second_try import pytest_addoption, pytest_configure  # noqa: F401 (pytest finds them here)
 
 matplotlib.use("agg")  # Pictures are drawn into memory: no window opens.
+
+# Random input is the same in every run. `pytest --hypothesis-profile=default` tries other.
+settings.register_profile("same", derandomize=True, deadline=None)
+settings.load_profile("same")
 
 # A shell that puts these tests in the background has interrupts ignored, and whoever it starts inherits that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

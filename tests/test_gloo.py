@@ -24,7 +24,7 @@ OPS = (
     *("gather", "scatter", "all_to_all", "all_to_all_single", "barrier", "monitored_barrier"),
 )
 
-EXAMPLES = settings(derandomize=True, max_examples=60, deadline=None)
+EXAMPLES = settings(max_examples=60, deadline=None)
 
 
 def sends_of(op, ranks, *sizes, itemsize=1, root=0) -> tuple[Send, ...]:

@@ -20,9 +20,7 @@ from dlearn.errors import DlearnError, TrafficError
 from dlearn.trace.event import NOT_OBSERVED, Collective
 
 SIZE = 4 * wrong_rings.ITEMS
-EXAMPLES = settings(
-    derandomize=True, max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+EXAMPLES = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def finding(check, trace, **asked) -> str:

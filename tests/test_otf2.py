@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dlearn import Trace, analysis, draw, explain, messages, operations
@@ -112,6 +112,7 @@ FILES = sorted(path.relative_to(PING_PONG) for path in PING_PONG.rglob("*") if p
     cut=st.none() | st.integers(0, 3000),
     changed=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=8),
 )
+@example(name=Path("traces", "0.evt"), cut=None, changed=[(426, 135)])  # A time that no event can have.
 @settings(max_examples=12, deadline=None)
 def test_a_damaged_archive_is_read_or_refused_in_a_sentence(tmp_path_factory, name, cut, changed):
     folder = tmp_path_factory.mktemp("archive") / "copy"

@@ -82,8 +82,12 @@ def _read(path: Path) -> list[tuple[Header, list[Line]]]:
     if done.returncode or told != b"read":
         why = told.decode(errors="replace") or f"its library ended with status {done.returncode}"
         raise TraceError(printable(f"{path}: no OTF2 archive that can be read: {why[:300]}."))
+    try:
+        lines = msgspec.json.decode(rest, type=list[Header | Imported | GroupFact | Collective | PointToPoint])
+    except msgspec.ValidationError as error:  # A damaged number is larger than any there can be.
+        raise TraceError(printable(f"{path}: no OTF2 archive that can be read: {error}.")) from None
     made: list[tuple[Header, list[Line]]] = []
-    for line in msgspec.json.decode(rest, type=list[Header | Imported | GroupFact | Collective | PointToPoint]):
+    for line in lines:
         if isinstance(line, Header):
             made.append((line, []))
         else:
