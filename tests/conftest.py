@@ -12,7 +12,8 @@ from second_try import pytest_addoption, pytest_configure  # noqa: F401 (pytest 
 
 matplotlib.use("agg")  # Pictures are drawn into memory: no window opens.
 
-# Random input is the same in every run. `pytest --hypothesis-profile=default` tries other.
+# Random input is the same in every run. `pytest --hypothesis-profile=other` tries other.
+settings.register_profile("other", deadline=None)
 settings.register_profile("same", derandomize=True, deadline=None)
 settings.load_profile("same")
 
