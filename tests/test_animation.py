@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 from traces import Job, header
@@ -167,7 +167,6 @@ pairs = st.integers(1, 64).flatmap(
 
 
 @given(pairs)
-@settings(deadline=None)
 def test_no_rank_stands_on_another_whoever_talks_to_whom(found):
     count, sends = found
     spots = spots_of(range(count), {pair for pair in sends if pair[0] != pair[1]})

@@ -665,22 +665,19 @@ def test_a_stack_is_read_when_all_of_it_is_written(tmp_path, monkeypatch):
 PROGRAM_WITH_THREADS = """
 import faulthandler, os, signal, sys, threading
 faulthandler.register(signal.SIGUSR1, file=open("stack.txt", "w"), all_threads=False)
-for _ in range(10):
-    threading.Thread(target=threading.Event().wait, daemon=True).start()
-
+for _ in range(10): threading.Thread(target=threading.Event().wait, daemon=True).start()
 def main_thread():
     print("ready", flush=True)
-    while True:
-        pass
-
+    while True: pass
 main_thread()
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no signal can be sent to one thread")
 def test_the_main_thread_writes_its_stack_also_when_the_rank_was_stopped_just_now(tmp_path):
-    command = [sys.executable, "-c", PROGRAM_WITH_THREADS]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tmp_path) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM_WITH_THREADS], stdout=subprocess.PIPE, cwd=tmp_path
+    ) as process:
         try:
             process.stdout.readline()
             for asked in range(1, 11):

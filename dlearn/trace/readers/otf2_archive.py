@@ -37,6 +37,7 @@ NO_ROOT = 2**32 - 2
 """From here on there is none (OTF2_UNDEFINED_UINT32, OTF2_COLLECTIVE_ROOT_NONE)."""
 _NONBLOCKING = re.compile(r"MPI_I(barrier|bcast|all\w+|gather\w*|scatter\w*|reduce\w*|scan|exscan)", re.IGNORECASE)
 _MOST_EVENTS = 20_000_000
+_READ = list[tuple[Header, list[Imported | GroupFact | Collective | PointToPoint]]]
 MOST_SECONDS, MOST_MEMORY = 300, 16 << 30
 """For one archive."""
 _OF_TYPES = (ValueError, AttributeError, TypeError, MemoryError, OSError)
@@ -83,15 +84,9 @@ def _read(path: Path) -> list[tuple[Header, list[Line]]]:
         why = told.decode(errors="replace") or f"its library ended with status {done.returncode}"
         raise TraceError(printable(f"{path}: no OTF2 archive that can be read: {why[:300]}."))
     try:
-        lines = msgspec.json.decode(rest, type=list[Header | Imported | GroupFact | Collective | PointToPoint])
+        made: list[tuple[Header, list[Line]]] = msgspec.json.decode(rest, type=_READ)
     except msgspec.ValidationError as error:  # A damaged number is larger than any there can be.
         raise TraceError(printable(f"{path}: no OTF2 archive that can be read: {error}.")) from None
-    made: list[tuple[Header, list[Line]]] = []
-    for line in lines:
-        if isinstance(line, Header):
-            made.append((line, []))
-        else:
-            made[-1][1].append(line)
     return made
 
 
@@ -106,8 +101,7 @@ def tell() -> None:
     except DlearnError as error:
         print(error)
         return
-    lines = [line for header, lines in made for line in (header, *lines)]
-    sys.stdout.buffer.write(b"read\n" + msgspec.json.encode(lines))
+    sys.stdout.buffer.write(b"read\n" + msgspec.json.encode(made))
 
 
 def _read_here(path: Path) -> list[tuple[Header, list[Line]]]:
