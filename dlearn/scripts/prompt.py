@@ -55,6 +55,7 @@ def held_at_a_prompt(folder: Path) -> Iterator[HeldScript]:
     os.dup2(nothing, 0)
     os.close(nothing)
     thread = threading.Thread(target=_serve, args=(job, mine, over), daemon=True, name="dlearn-prompt")
+    _say("dlearn: this job is held: its calls wait until you let them through; help says how")
     thread.start()
     try:
         yield job
@@ -67,7 +68,6 @@ def held_at_a_prompt(folder: Path) -> Iterator[HeldScript]:
 
 
 def _serve(job: HeldScript, mine: int, over: threading.Event) -> None:
-    _say("dlearn: this job is held: its calls wait until you let them through; help says how")
     with job.keeper.changed:
         while not (job.keeper.calls or over.is_set()):
             job.keeper.changed.wait(LOOK_SECONDS)
