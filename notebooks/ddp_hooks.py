@@ -433,7 +433,7 @@ assert compare(copied.trace, viewed.trace).total.added_messages == 0
 
 # %%
 plain = lessons.predict("hooks.buffers of 24 channels", None)
-viewed = lessons.predict("hooks.buffers as views", None)
+as_views = lessons.predict("hooks.buffers as views", None)
 
 
 def buffers_sent(**options):
@@ -449,8 +449,8 @@ def buffers_sent(**options):
 
 if plain is not None:
     print(plain.against(buffers_sent()))
-if viewed is not None:
-    print(viewed.against(buffers_sent(gradient_as_bucket_view=True)))
+if as_views is not None:
+    print(as_views.against(buffers_sent(gradient_as_bucket_view=True)))
 
 # %% [markdown]
 # *Text and figures: CC BY 4.0. Code: MIT.*

@@ -118,6 +118,7 @@ transfer_us = (max(end.end_ns for end in first.ends) - last.start_ns) / 1000
 longest_us = max(end.end_ns - end.start_ns for end in first.ends) / 1000
 print(f"{first.op}: busy for {longest_us:,.0f} us, transfer {transfer_us:,.0f} us; rank {last.rank} came last")
 assert last.rank == 7
+assert first.ends[0].inputs[0].payload_bytes == 24_576
 assert transfer_us < 30 < 7_000 < longest_us
 draw.timeline(slow)
 
@@ -125,7 +126,7 @@ draw.timeline(slow)
 # Next to none: a kernel of NCCL's begins when its own GPU comes to it, and then waits there for the last one. In the
 # first five operations that is rank 7. The network is not slow; ask what rank 7 computes before.
 #
-# And who gets how much? In the fourth operation each rank sends indices to the owners of the tables.
+# And who gets how much, in all of them? (In the fourth, each rank sends indices to the owners of the tables.)
 
 # %%
 assert [max(one.ends, key=lambda end: end.start_ns).rank for one in operations(slow)][:5] == [7] * 5
