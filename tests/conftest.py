@@ -29,6 +29,12 @@ def leave_no_figures():
         sys.modules["matplotlib.pyplot"].close("all")
 
 
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    """What the test leaves in its folder, as clusters do, is left in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="session")
 def build():
     """notebooks/build.py, which belongs to no package. Loaded when it is asked for: with jupytext that takes 3 s."""

@@ -40,6 +40,10 @@ class Notes:
             with self._file.open("a", encoding="utf-8") as notes:
                 notes.write(json.dumps({"test": report.nodeid, "said": said}) + "\n")
 
+    pytest_collectreport = (
+        pytest_runtest_logreport  # A file that cannot be read as tests: with -n nothing else says so.
+    )
+
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if exitstatus == pytest.ExitCode.TESTS_FAILED:

@@ -145,8 +145,7 @@ def test_of_many_ranks_the_first_and_those_that_come_last_are_drawn(tmp_path):
     assert any(text.get_text().startswith("14 more rows are not drawn") for text in ax.texts)
 
 
-def test_a_real_run_has_every_gradient_in_a_bucket_that_was_sent_and_done(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_real_run_has_every_gradient_in_a_bucket_that_was_sent_and_done(own_folder):
 
     def train():
         import torch

@@ -13,12 +13,9 @@ from dlearn.analysis import reconcile
 from dlearn.errors import RankError
 from dlearn.lessons.trees_and_rings import cost, cost_seen
 
+pytestmark = pytest.mark.usefixtures("own_folder")
+
 RANKS = [1, 2, 3, 4, 5, 6]
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("ranks", RANKS)

@@ -16,6 +16,8 @@ from dlearn.course.attempt import numbers
 from dlearn.course.catalogue import EXERCISES
 from dlearn.errors import DlearnError
 
+pytestmark = pytest.mark.usefixtures("own_folder")
+
 pytest_plugins = ["dlearn.course.pytest_plugin"]
 sys.path.insert(0, str(Path(__file__).parent.parent / "course" / "solutions"))
 import accumulating  # noqa: E402
@@ -65,11 +67,6 @@ right = [pytest.param(id, each, id=f"{id}-{name(each)}") for id, of in SOLUTIONS
 wrong = [
     pytest.param(id, each, told, id=f"{id}-{name(each)}") for id, of in SOLUTIONS.items() for each, told in of.WRONG
 ]
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def test_every_exercise_has_solutions_and_wrong_answers():

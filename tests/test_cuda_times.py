@@ -399,8 +399,7 @@ def test_after_the_last_reading_the_bound_grows():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU with NCCL: torch.cuda.is_available() is False")
 @pytest.mark.parametrize("ranks", sorted({1, torch.cuda.device_count()} - {0}) or [1])
-def test_overlap_of_a_real_run_on_nccl(ranks, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_overlap_of_a_real_run_on_nccl(ranks, own_folder):
 
     def train():
         import torch.distributed as dist

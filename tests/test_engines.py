@@ -26,12 +26,9 @@ from dlearn.cluster import engine_relay, engines, spares
 from dlearn.cluster.engines import Engine
 from dlearn.errors import Interrupted, RankError, SetupError
 
+pytestmark = pytest.mark.usefixtures("own_folder")
+
 ipyparallel = pytest.importorskip("ipyparallel")
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="module")

@@ -27,8 +27,7 @@ def reduce_on_a_full_disk(times: int) -> str:
     return "done"
 
 
-def test_a_full_disk_costs_no_result_and_the_trace_says_how_much_is_not_in_it(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_full_disk_costs_no_result_and_the_trace_says_how_much_is_not_in_it(own_folder):
     run = Cluster(2).run(reduce_on_a_full_disk, 800, timeout=60)
     assert run.results == {0: "done", 1: "done"}
     for rank, process in enumerate(run.trace.processes):
@@ -43,8 +42,7 @@ def test_a_full_disk_costs_no_result_and_the_trace_says_how_much_is_not_in_it(tm
         assert run.output[rank].count("could not be written") == 1
 
 
-def test_how_a_rank_died_is_told_though_the_disk_is_full(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_how_a_rank_died_is_told_though_the_disk_is_full(own_folder, capsys):
 
     def die() -> None:
         for _ in range(400):

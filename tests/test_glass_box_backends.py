@@ -23,12 +23,9 @@ from dlearn.analysis import reconcile
 from dlearn.errors import RankError, SetupError
 from dlearn.trace.event import Collective
 
+pytestmark = pytest.mark.usefixtures("own_folder")
+
 BACKEND = "dlearn_ring"
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def trained(steps: int) -> list[torch.Tensor]:

@@ -99,8 +99,7 @@ def watched_by_torch(jobs: list[Callable[[], object]]) -> list[Call]:
 
 
 @has_hooks
-def test_torchs_own_hooks_see_the_same_calls(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_torchs_own_hooks_see_the_same_calls(own_folder):
     run = Cluster(2).run(watched_by_torch, [job for job in workloads.truth if job.__name__ in WATCHED], timeout=100)
     for rank in (0, 1):
         events = run.trace.where(rank=rank).events

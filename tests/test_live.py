@@ -15,7 +15,7 @@ import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from torch.nn.parallel import DistributedDataParallel
-from waiting import comes_true
+from waiting import all_end, comes_true
 
 from dlearn import Cluster
 from dlearn.errors import DlearnError, RankError, SetupError
@@ -102,18 +102,6 @@ def add_one():
     """Read, then write: two workers lose an update if both read first."""
     seen = rpc.rpc_sync("server", read_weight)
     rpc.rpc_sync("server", write_weight, args=(seen + 1,))
-
-
-def lives(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
-def all_end(pids):
-    return comes_true(lambda: not any(map(lives, pids)))
 
 
 def test_calls_wait_and_are_let_through_one_by_one():

@@ -7,10 +7,10 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from terminal import run_in_terminal
+from waiting import all_end
 
 LATE = """
 import time, torch, torch.distributed as dist, dlearn
@@ -146,7 +146,7 @@ def test_the_end_of_a_held_script_leaves_nothing(tmp_path):
     pids = [int(path.stem.rsplit("-", 1)[1]) for path in (tmp_path / "trace").glob("*.jsonl")]
     assert (out, status) == ("", -signal.SIGTERM)
     assert len(pids) == 2
-    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    assert all_end(pids)
 
 
 def test_what_cannot_be_held_is_told(tmp_path):

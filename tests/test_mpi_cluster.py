@@ -25,12 +25,9 @@ from dlearn.analysis import reconcile
 from dlearn.cluster import crew, mpi_launch, spares
 from dlearn.errors import Interrupted, RankError
 
+pytestmark = pytest.mark.usefixtures("own_folder")
+
 pytest.importorskip("mpi4py")
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(autouse=True)

@@ -159,8 +159,7 @@ def test_a_group_gives_up_after_its_timeout(mpi):
 
 
 @pytest.mark.slow
-def test_destroy_leaves_no_thread_and_init_works_again(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_destroy_leaves_no_thread_and_init_works_again(own_folder):
     run = Cluster(2, backend="mpi", init=False).run(init_again, timeout=60)
     assert run.results == {0: [], 1: []}
     assert [each.op for each in operations(run.trace)] == ["all_reduce"] * 3

@@ -9,12 +9,9 @@ import pytest
 from dlearn import Cluster
 from dlearn.errors import RankError, SetupError
 
+pytestmark = pytest.mark.usefixtures("own_folder")
+
 pytest.importorskip("mpi4py")
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def nothing() -> None:

@@ -321,24 +321,19 @@ def of_networks() -> set[int]:
     return found
 
 
-def gone(left) -> bool:
-    """Wait until none is left: ranks are seen off while the user goes on."""
-    return comes_true(lambda: not left())
-
-
 @needs_network
 def test_a_killed_switch_ends_the_run_in_a_sentence_and_leaves_nothing(tmp_path):
     cluster, begun = Cluster(2, network="1 Gbit/s, 1 ms"), tmp_path / "begun"
 
     def kill_the_switch() -> None:
-        gone(lambda: not begun.exists())  # Until it is.
+        assert comes_true(begun.exists)
         for pid in switches():
             os.kill(pid, signal.SIGKILL)
 
     threading.Thread(target=kill_the_switch).start()
     with pytest.raises(RankError, match="lost its network: the switch has ended"):
         cluster.run(for_ever, begun, timeout=100)
-    assert gone(of_networks)
+    assert comes_true(lambda: not of_networks())
 
 
 def for_ever(begun: Path = Path(os.devnull)) -> None:
@@ -386,11 +381,11 @@ def test_a_killed_notebook_leaves_nothing(tmp_path, factor):
         pids = set(map(int, notebook.stdout.readline().split()))
         assert len(pids) >= 5
         if factor > 1:
-            assert gone(lambda: not any(map(is_stopped, pids)))  # Until one is.
+            assert comes_true(lambda: any(map(is_stopped, pids)))
             (switch,) = (pid for pid in pids if any(w.endswith("switch.py") for w in psutil.Process(pid).cmdline()))
             os.kill(switch, signal.SIGKILL)
         notebook.kill()
-    assert gone(lambda: pids & set(psutil.pids()))
+    assert comes_true(lambda: not (pids & set(psutil.pids())))
 
 
 @needs_network
@@ -403,11 +398,11 @@ def test_six_clusters_leave_nothing():
 
     Cluster(3, network="1 Gbit/s, 100 us").run(all_reduce, 10, timeout=60)
     before = files()
-    assert gone(of_networks)
+    assert comes_true(lambda: not of_networks())
     for _ in range(6):
         Cluster(3, network="1 Gbit/s, 100 us").run(all_reduce, 10, timeout=60)
-    assert gone(lambda: files() > before)
-    assert gone(of_networks)
+    assert comes_true(lambda: not (files() > before))
+    assert comes_true(lambda: not of_networks())
 
 
 @needs_network

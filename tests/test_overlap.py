@@ -296,8 +296,7 @@ def test_hidden_and_exposed_are_all_of_the_communication(tmp_path_factory, calls
         assert sum(share.waits.values()) >= share.times.exposed_waiting_ns
 
 
-def test_a_real_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_real_run(own_folder):
 
     def train():
         import torch
@@ -331,8 +330,7 @@ def test_a_real_run(tmp_path, monkeypatch):
     assert {len(step.parts) for step in training_steps(trace) if step.number > 1} == {2}
 
 
-def test_a_hook_that_waits_is_seen_to_hide_nothing(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_hook_that_waits_is_seen_to_hide_nothing(own_folder):
 
     def train():
         import torch

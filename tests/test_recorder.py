@@ -31,10 +31,7 @@ from dlearn.errors import TraceError
 from dlearn.hooks.callers import caller
 from dlearn.trace.event import NOT_OBSERVED, REFUSED, Bucket, Collective, Gradient, PointToPoint, Stretch
 
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def quiet(workload):

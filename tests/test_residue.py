@@ -14,12 +14,9 @@ from installed_torch import all_gather_single, gloo_sends_lists_to_all, reduce_s
 from dlearn import Cluster, messages
 from dlearn.analysis import reconcile
 
+pytestmark = pytest.mark.usefixtures("own_folder")
+
 MiB = 1 << 20
-
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def every_operation(sizes: list[int], dtype: torch.dtype, root: int) -> None:

@@ -19,10 +19,7 @@ from dlearn.hooks.network import sockets
 from dlearn.hooks.network.sockets import Sockets
 from dlearn.trace.event import Counters, Socket
 
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def facts_of(trace: Trace) -> dict[int, list[Socket]]:

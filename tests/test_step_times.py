@@ -17,12 +17,6 @@ US = 1000
 MS = 1000 * US
 
 
-@pytest.fixture(autouse=True)
-def close():
-    yield
-    plt.close("all")
-
-
 def named(folder, lengths, *, ranks=2, name="step", never=()):
     """Spans of so many ms each; `never` are (rank, step) without an end."""
     job = Job(folder, ranks=ranks)

@@ -15,10 +15,7 @@ from dlearn import Cluster, Trace
 from dlearn.analysis.ddp.training_steps import training_steps
 from dlearn.trace.event import Collective, Gradient, Stretch
 
-
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("own_folder")
 
 
 def phases(trace, rank=0):

@@ -1,7 +1,9 @@
 """Waiting for what a test asks for: up to a minute, as a busy machine takes long, and no longer than it takes."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+
+import psutil
 
 
 def comes_true(condition: Callable[[], object]) -> bool:
@@ -11,3 +13,14 @@ def comes_true(condition: Callable[[], object]) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def all_end(pids: Iterable[int]) -> bool:
+    return comes_true(lambda: not any(map(lives, pids)))

@@ -17,14 +17,14 @@ def scattered(gradient):
     return mine / n
 
 
-def layer_by_layer(shards, x, forward, backward):
+def layer_by_layer(shards, x, forward, backward, scatter=scattered):
     inputs = [x]
     for shard in shards:
         inputs.append(forward(gathered(shard), inputs[-1]))
     gradient, found = inputs[-1], []
     for layer in reversed(range(len(shards))):
         gradient, of_weights = backward(gathered(shards[layer]), inputs[layer], inputs[layer + 1], gradient)
-        found.insert(0, scattered(of_weights))
+        found.insert(0, scatter(of_weights))
         del of_weights
     return found
 
@@ -80,7 +80,7 @@ def all_reduces_gradients(shards, x, forward, backward):
         dist.all_reduce(gradient)
         return gradient.chunk(dist.get_world_size())[dist.get_rank()].clone() / dist.get_world_size()
 
-    return with_scatter(scattered_by_all_reduce, shards, x, forward, backward)
+    return layer_by_layer(shards, x, forward, backward, scattered_by_all_reduce)
 
 
 def takes_the_sum(shards, x, forward, backward):
@@ -95,19 +95,7 @@ def never_scatters(shards, x, forward, backward):
     def own(gradient):
         return gradient.chunk(dist.get_world_size())[dist.get_rank()].clone()
 
-    return with_scatter(own, shards, x, forward, backward)
-
-
-def with_scatter(scatter, shards, x, forward, backward):
-    inputs = [x]
-    for shard in shards:
-        inputs.append(forward(gathered(shard), inputs[-1]))
-    gradient, found = inputs[-1], []
-    for layer in reversed(range(len(shards))):
-        gradient, of_weights = backward(gathered(shards[layer]), inputs[layer], inputs[layer + 1], gradient)
-        found.insert(0, scatter(of_weights))
-        del of_weights
-    return found
+    return layer_by_layer(shards, x, forward, backward, own)
 
 
 RIGHT = (layer_by_layer, next_one_ahead)
