@@ -273,8 +273,7 @@ def many_times():
         (b"", "neither a trace"),
     ],
 )
-def test_no_dump_runs_code_or_ends_in_more_than_a_sentence(tmp_path, monkeypatch, data, why):
-    monkeypatch.chdir(tmp_path)
+def test_no_dump_runs_code_or_ends_in_more_than_a_sentence(own_folder, data, why):
     Path("dump_0").write_bytes(data)
     with pytest.raises(TraceError, match=why) as error:
         Trace.load("dump_0")
@@ -309,6 +308,13 @@ def test_names_from_a_dump_move_no_cursor(tmp_path):
     dump = dump_of(profiling_name="gloo:\x1b[2Jall_reduce", process_group=["0", "\u202edefault_pg"])
     (tmp_path / "dump_0").write_text(json.dumps(dump))
     assert told(Trace.load(tmp_path)).replace("\n", "").isprintable()
+
+
+def test_ranks_that_can_be_none_are_not_known(tmp_path):
+    dump = dump_of(profiling_name="nccl:send 0->" + "9" * 5000, is_p2p=True)
+    dump["pg_config"]["0"]["ranks"] = "[{[]}]"
+    (tmp_path / "dump_0").write_text(json.dumps(dump))
+    assert "1 rank" in answer(tmp_path)
 
 
 def dump_of(**fields):

@@ -9,7 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dlearn import Trace, draw, explain, operations
@@ -115,9 +115,11 @@ def test_execution_traces_of_other_calls_tell_nothing(tmp_path):
     trace = Trace.load(tmp_path)
     assert 3 not in {event.rank for event in trace.events}
     assert any("calls that do not say who sent what to whom: 8, which took" in problem for problem in trace.problems)
-    path.write_text('{"schema": "1.0.1", "nodes": [{"name": "record_param_comms", "inputs": [1, 2, 3, "x"]}]}')
-    with pytest.raises(TraceError, match=r"dlrm_eg_3\.json: no execution trace that can be read"):
-        Trace.load(tmp_path)
+    one = {"name": "record_param_comms", "input_types": ["Tensor(float)"]}
+    for inputs in ([1, 2, 3, "x"], [{"a": 1}, 2, 3, "x", []]):
+        path.write_text(json.dumps({"schema": "1.0.1", "nodes": [one | {"inputs": inputs}]}))
+        with pytest.raises(TraceError, match=r"dlrm_eg_3\.json: no execution trace that can be read"):
+            Trace.load(tmp_path)
 
 
 def test_who_comes_last_and_who_waits_is_on_the_time_of_the_gpu(tmp_path):
@@ -203,7 +205,6 @@ def test_hosts_clocks_are_compared_by_the_ends_of_collectives(tmp_path, groups):
     for process in trace.processes:
         off_ns = process.clock.offset_ns + 1000 * OFFSETS_US[process.header.host]
         assert abs(off_ns) <= 5_000 * len(groups)
-        assert abs(off_ns) <= (process.clock.error_ns or 0) + 5_000 * len(groups)
     told = "".join(explain(trace).sentences)
     assert "3 clocks: two's is moved by -0.003" in told
     assert "give or take" in told
@@ -256,6 +257,7 @@ NAMES = ("Collective name", "dtype", "In msg nelems", "Process Group Name", "Pro
 
 
 @given(name=st.sampled_from((*NAMES, "In split size", "ts", "dur", "name", "cat", "args")), value=values)
+@example(name="In split size", value=f"[{'1' * 5000}]")
 @settings(max_examples=200, deadline=None)
 def test_any_value_in_any_field_is_told_or_refused_in_a_sentence(tmp_path_factory, name, value):
     folder = tmp_path_factory.mktemp("profiles")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from matplotlib.patches import FancyArrowPatch
 from traces import Job
@@ -396,6 +396,7 @@ NUMBERS = sorted({found.span() for found in re.finditer(r"\d+", WHOLE)})
 
 
 @given(at=st.sampled_from(NUMBERS), value=st.integers(0, 10**20) | st.sampled_from([2**31, 2**63, 99_999, 4, 5]))
+@example(at=re.search(r"datatype (\d+)", WHOLE).span(1), value="9" * 5000)
 @settings(max_examples=60, deadline=None)
 def test_any_number_anywhere_is_read_or_refused_in_a_sentence(tmp_path_factory, at, value):
     folder = tmp_path_factory.mktemp("log")

@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.distributed.rpc as rpc
 
 from dlearn import Cluster, Trace, analysis
-from dlearn.cluster import enclosed_rank
+from dlearn.cluster import enclosed_rank, strangers
 from dlearn.cluster.enclosed_rank import enclose
 from dlearn.doctor import tried
 from dlearn.errors import RankError, SetupError
@@ -108,7 +108,7 @@ def test_a_run_that_another_user_has_joined_is_ended_with_a_sentence(tmp_path):
     with stranger(tmp_path), pytest.raises(SetupError, match="user 65534 of this machine has connected") as error:
         Cluster(["a", "b"], rpc=True, private=False).run(wait_for_stranger, str(tmp_path), timeout=120)
     folder = Path(re.search(r"recorded is in (\S+)\. Where", str(error.value))[1])
-    assert Trace.load(folder / "trace").ranks == (0, 1)
+    assert Trace.load(folder).ranks == (0, 1)
 
 
 def count_connections(_):
@@ -170,3 +170,19 @@ def test_doctor_tells_why_they_cannot_be(monkeypatch):
     found = tried("private")
     assert found.verdict == "warning"
     assert found.found == "other users of this machine can reach RPC workers: no unshare here"
+
+
+def test_a_connection_of_another_user_to_such_a_port_of_another_machine_is_none_to_ours(tmp_path, monkeypatch):
+    head = "sl local rem st tx tr retrnsmt uid timeout inode\n"
+    with socket.create_server(("127.0.0.1", 0)) as ours:
+        port, inode = ours.getsockname()[1], os.fstat(ours.fileno()).st_ino
+        # Another user's connection with another machine, where a port has the same number.
+        lines = [f"0: 0100007F:{port:04X} 00000000:0000 0A 0 0 0 {os.getuid()} 0 {inode}"]
+        lines += [f"1: 0500000A:0016 0900000A:{port:04X} 01 0 0 0 4321 0 77"]
+        (tmp_path / "tcp").write_text(head + "\n".join(lines))
+        monkeypatch.setattr(strangers, "TABLES", (tmp_path / "tcp",))
+        assert strangers.users_connected_to([os.getpid()]) == set()
+        lines += [f"2: 0100007F:9999 0100007F:{port:04X} 01 0 0 0 4321 0 78"]
+        lines += [f"3: 0100007F:{port:04X} 0100007F:9999 01 0 0 0 {os.getuid()} 0 79"]
+        (tmp_path / "tcp").write_text(head + "\n".join(lines))
+        assert strangers.users_connected_to([os.getpid()]) == {4321}

@@ -30,6 +30,16 @@ def test_a_trace_says_what_is_in_it(tmp_path):
     assert [event.start_ns for event in trace.events] == [0, 1, 5, 6, 100, 101, 105, 106]
 
 
+def test_of_copies_of_a_file_the_longest_counts(tmp_path):
+    whole = two_steps(tmp_path / "whole").load()
+    (tmp_path / "old").mkdir()
+    for path in (tmp_path / "whole").glob("*.jsonl"):
+        lines = path.read_text().splitlines(keepends=True)
+        (tmp_path / "old" / path.name).write_text("".join(lines[:4]))
+    for folders in (("whole", "old"), ("old", "whole")):
+        assert len(Trace.load(*(tmp_path / each for each in folders)).events) == len(whole.events)
+
+
 def test_a_large_trace_shows_itself_in_a_few_lines(tmp_path):
     job = Job(tmp_path, ranks=1)
     for _ in range(1000):

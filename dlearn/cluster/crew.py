@@ -217,11 +217,11 @@ class Crew:
         """SetupError if another user of this machine has connected to RPC workers, which can be had to run anything."""
         open_to_others = call.rpc and all(type(rank) is RankProcess for rank in self.ranks)
         users = users_connected_to(rank.pid or 0 for rank in self.ranks) if open_to_others else ()
-        for uid in sorted(users):
+        if users:
             raise SetupError(
-                f"user {uid} of this machine has connected to these ranks, and may have had them run anything as you:"
-                f" they were ended. What they had recorded is in {call.folder}. Where dlearn doctor says that private"
-                " ranks are possible, leave out private=False."
+                f"user {min(users)} of this machine has connected to these ranks, and may have had them run anything"
+                f" as you: they were ended. What they had recorded is in {call.folder}/trace. Where dlearn doctor says"
+                " that private ranks are possible, leave out private=False."
             )
 
     def _pids_here(self, outcomes: Sequence[Outcome | None]) -> list[int]:

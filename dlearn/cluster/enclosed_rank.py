@@ -80,9 +80,10 @@ def start_ranks(count: int, start: StartMethod) -> list[EnclosedRank]:
     try:
         for first in (True, False):
             enter = partial(enclose, None if first else ranks[0].pid)
-            fresh = [EnclosedRank(**vars(start_rank(start, enter))) for _ in range(1 if first else count - 1)]
-            ranks += fresh
-            for refused in filter(None, (rank.refused() for rank in fresh)):
+            here = len(ranks)
+            for _ in range(1 if first else count - 1):
+                ranks.append(EnclosedRank(**vars(start_rank(start, enter))))
+            for refused in filter(None, (rank.refused() for rank in ranks[here:])):
                 raise NotPermitted(refused)
     except BaseException:
         for rank in ranks:

@@ -68,8 +68,8 @@ class HeldRun(HeldJob, Run):
             return
         yield f"held: {len(self.keeper.calls)} calls wait at the gate, {len(self.schedule)} were let through"
         yield Table([("rank", "now"), *((str(name), now) for name, now in self.ranks.items())], numbers=0)
-        if self.hang:
-            yield self.hang
+        if hang := self.hang:
+            yield hang
 
 
 class _Job:

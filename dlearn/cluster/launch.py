@@ -94,11 +94,9 @@ def _check_route(address: str) -> None:
 
 
 def ask_for_stack(pid: int) -> None:
-    """Send STACK_SIGNAL to the main thread of a rank, which writes its stack.
-
-    A signal to the process would not do: if that was stopped just now, any of its threads may take it
-    (`wants_signal` in Linux, kernel/signal.c), and each writes its own stack.
-    """
+    """Send STACK_SIGNAL to the main thread of a rank, which writes its stack."""
+    # Sent to the process, any thread might take it if that was stopped just now (Linux, `wants_signal`),
+    # and each thread writes its own stack.
     tgkill = getattr(ctypes.CDLL(None), "tgkill", None)  # Linux, with glibc 2.30.
     if tgkill is not None:
         tgkill(pid, pid, int(STACK_SIGNAL))  # An error means that the rank has ended.

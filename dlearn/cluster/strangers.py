@@ -32,8 +32,9 @@ def users_connected_to(pids: Iterable[int]) -> set[int]:
     table = [*_connections()]
     own = {inode for pid in pids for inode in _sockets(pid)}
     ports = {each.local for each in table if each.state == LISTENS and each.inode in own}
-    connected = (each for each in table if each.state == ESTABLISHED and each.remote in ports)
-    return {each.uid for each in connected if each.uid != os.getuid()}
+    others = [each for each in table if each.state == ESTABLISHED and each.uid != os.getuid()]
+    ends = {(each.remote, each.local) for each in table}  # Else it leads elsewhere.
+    return {each.uid for each in others if each.remote in ports and (each.local, each.remote) in ends}
 
 
 def _connections() -> Iterator[Connection]:

@@ -50,12 +50,12 @@ def scrub(paths: Sequence[Path], folder: Path) -> str:
                 lines = [_line(line, names, path) for line in path.read_bytes().splitlines()]
                 made.append(folder / f"process-{len(made)}.jsonl")
                 made[-1].write_bytes(b"".join(line + b"\n" for line in lines))
-        except OSError as error:
-            raise TraceError(printable(f"{error.filename}: {error.strerror}")) from None
-        except TraceError:
+        except (OSError, TraceError) as error:
             for each in made:  # Half of a trace is none.
-                each.unlink()
-            raise
+                each.unlink(missing_ok=True)
+            if isinstance(error, TraceError):
+                raise
+            raise TraceError(printable(f"{error.filename}: {error.strerror}")) from None
     return names.told()
 
 

@@ -27,6 +27,7 @@ WAITED = "░"
 """A second in which a rank was seen waiting for a late one."""
 _NS = 1_000_000_000
 _LONG_LINE = re.compile(rb"^\{.*$", re.MULTILINE)
+_SHORT_END = re.compile(rb"^\[(\d+),\d+,\d+\]$", re.MULTILINE)
 
 
 class Size(msgspec.Struct):
@@ -60,7 +61,6 @@ class AnyFields(msgspec.Struct):
     tensors: tuple[Size, ...] = ()
     pid: int = 0
     host: str = ""
-    held: str = ""
 
     @property
     def given_bytes(self) -> int:
@@ -141,7 +141,11 @@ class Follower:
         self._of_backward.clear()
         self._unread_from_ns = self.last_ns
         for line in _LONG_LINE.findall(lines):
-            self._learn(decode(line))
+            told = decode(line)
+            self._learn(told)
+            self.spans.pop(told.event, None)
+        for number in _SHORT_END.findall(lines):
+            self.spans.pop(int(number), None)
 
     def _take(self, line: bytes) -> None:
         if line.startswith(b"{"):
@@ -230,11 +234,10 @@ class Follower:
         if not self.pid or self.ended:
             return False
         try:
-            os.kill(self.pid, 0)
+            with suppress(PermissionError):  # It is another user's.
+                os.kill(self.pid, 0)
         except ProcessLookupError:
             return True
-        except PermissionError:
-            return False
         return False
 
     def lane(self, now_ns: int) -> str:

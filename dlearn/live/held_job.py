@@ -99,7 +99,6 @@ class HeldJob:
         if trace is None:
             return dict.fromkeys(self.keeper.names, "starting" if self.under_way else "has ended")
         asked = {each.src: each for each in trace.rpc.exchanges if each.call is not None and each.call.pending}
-
         runs = {each.dst: each for each in trace.rpc.exchanges if each.run is not None and each.run.pending}
         known = {process.rank: process for process in trace.processes}
 

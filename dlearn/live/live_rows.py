@@ -106,14 +106,11 @@ class LiveRows:
     def _row(self, rank: Follower) -> Row:
         now_ns = time.monotonic_ns()
         call = rank.first_open()
-        held = next((each.held for each in rank.spans.values() if each.held), "")
         late = list(self._late(rank, call)) if call is not None else []
         for_s = (now_ns - (call.start_ns if call is not None else rank.last_ns)) / 1e9
         site = ""
         if rank.ended or rank.is_gone:
             doing = "has ended" if rank.ended else "gone"
-        elif held:
-            doing = f"waits at the gate, before {held}"
         elif call is None:
             doing = "computes" + f" for {for_s:.1f} s" * (bool(rank.last_ns) and for_s >= WAITS_SECONDS)
         else:
@@ -124,8 +121,7 @@ class LiveRows:
                 doing = f"waits {for_s:.1f} s for {names} in {_what(call)}"
             else:
                 doing = f"in {_what(call)}" + f" for {for_s:.1f} s" * (for_s >= WAITS_SECONDS)
-        steps = [each.name for each in rank.spans.values() if not each.held]
-        step = steps[-1] if steps else ""
+        step = next((each.name for each in reversed(rank.spans.values())), "")
         lane = rank.lane(now_ns)
         return Row(rank.rank, self._name(rank.rank), lane, rank.bytes_per_second(now_ns), step, doing, site)
 

@@ -162,7 +162,7 @@ def clock_problems(processes: Sequence[Process], met: OperationTable) -> list[st
     ]
 
 
-_ALL_WAIT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+ALL_WAIT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
 """What the names of collectives begin with that end on no rank before they have begun on all."""
 
 
@@ -177,5 +177,5 @@ def _backwards_by(clocks: dict[int, Clock], met: OperationTable) -> np.ndarray:
     begun = np.where(op == "recv", -np.inf, events.start_ns - error_ns)
     over = np.where((op == "send") | (events.end_ns == NONE), np.inf, events.end_ns + error_ns)
     backwards = met.over_ends(np.maximum, begun) - met.over_ends(np.minimum, over)
-    waits = np.array([like.sender is not None or like.op.startswith(_ALL_WAIT) for like in met.likes], bool)
+    waits = np.array([like.sender is not None or like.op.startswith(ALL_WAIT) for like in met.likes], bool)
     return np.asarray(backwards[waits[met.like] & ~met.is_missing & ~met.failed])

@@ -299,9 +299,10 @@ def _read_all(folders: Sequence[str | os.PathLike[str]]) -> tuple[list[ProcessFi
     if not files:
         where = ", ".join(str(folder) for folder in folders)
         raise TraceError(printable(f"{where} holds no trace: there is no .jsonl file with a line in it."))
-    # Folders of several hosts may hold copies of the same file.
-    different = {(file.header.job, file.path.name): file for file in files}
-    return without_replaced(list(different.values())), problems
+    # Folders of several hosts may hold copies of the same file: the longest counts.
+    by_length = sorted(files, key=lambda file: file.event_count)
+    kept = {(file.header.job, file.path.name): id(file) for file in by_length}
+    return without_replaced([file for file in files if id(file) in kept.values()]), problems
 
 
 def _choose(found: list[list[ProcessFile]], attempt: int | None, problems: list[str]) -> list[ProcessFile]:

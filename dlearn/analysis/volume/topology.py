@@ -83,11 +83,11 @@ class Topology(Answer, frozen=True):
         """What the log says, without its tables."""
         ranks = count_text(len(self.group.members), "rank")
         where = f"{ranks} of group {self.group.name} on {count_text(len(self.hosts), 'host')}"
-        count = sum(len(ring.channels) for ring in self.rings)
-        if count:
+        if count := sum(len(ring.channels) for ring in self.rings):
             orders = f", in {count_text(len(self.rings), 'different order')}" if len(self.rings) > 1 else ""
             crossing = {len(self.crossings(ring)) for ring in self.rings}
-            most = f"; each goes from host to host {max(crossing)} times" if len(self.hosts) > 1 else ""
+            up_to = "up to " if len(crossing) > 1 else ""
+            most = f"; each goes from host to host {up_to}{max(crossing)} times" if len(self.hosts) > 1 else ""
             told = [f"NCCL has made {count_text(count, 'ring')} of the {where}{orders}{most}"]
         else:
             told = [f"NCCL has wired the {where}; its log holds no whole ring of them"]

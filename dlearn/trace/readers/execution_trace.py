@@ -77,7 +77,7 @@ def read(path: Path, data: bytes) -> dict[int, list[Moved]] | None:
     try:
         calls = [node for node in _nodes.decode(data).nodes if node.name == "record_param_comms"]
         told = [each for node in calls for each in _of(node)]
-    except (ValueError, TypeError, IndexError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise TraceError(printable(f"{path}: no execution trace that can be read: {str(error)[:200]}.")) from None
     return {rank: [moved for of_rank, moved in told if of_rank == rank] for rank in {rank for rank, _ in told}}
 

@@ -27,7 +27,7 @@ from dlearn.trace.readers.torch_names import IN_PLACE, OPS, tensors, title
 SOURCE = "Flight Recorder dumps: times are those of the CPU's calls, and only each rank's last calls are there"
 MOST_DIGITS = 6
 """Of a rank."""
-_PEERS = re.compile(r"(?P<op>send|recv) \d+(?:->|<-)(?P<peer>\d+)")
+_PEERS = re.compile(r"(?P<op>send|recv) \d+(?:->|<-)(?P<peer>\d{1,9})(?!\d)")
 _RANK = re.compile(r"(\d+)\D*$")
 
 
@@ -171,7 +171,7 @@ class _Dumps:
         config = dump.pg_config.get(name, Config())
         try:
             ranks = ast.literal_eval(config.ranks or "[]")
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             ranks = []
         known = isinstance(ranks, list) and all(isinstance(rank, int) and rank >= 0 for rank in ranks) and ranks
         return name, tuple(dict.fromkeys(ranks)) if known else tuple(sorted(self._came[name]))

@@ -1,8 +1,8 @@
 """The clocks of hosts, compared by what ends on all ranks at once: collectives that nobody leaves before all have come.
 
-The kernels of one end within microseconds of each other on all ranks of a host, while their starts lie milliseconds
-apart. So the median difference of the ends is by how much two clocks differ, and the largest deviation from it the
-error.
+The kernels of one end within microseconds of each other on all ranks of a host, while their starts lie up to
+milliseconds apart. So the median difference of the ends is by how much two clocks differ, and the largest deviation
+from it the error.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from statistics import median
 
+from dlearn.trace.clocks import ALL_WAIT
 from dlearn.trace.event import Collective, Header, Line
 from dlearn.trace.job_facts import ClockReading
-
-END_TOGETHER = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-"""What the names of those begin with."""
 
 Call = tuple[str, int, str]
 """A group, a number in it, an op."""
@@ -27,13 +25,13 @@ def compare(ranks: Sequence[tuple[Header, list[Line]]]) -> None:
     ends: dict[str, dict[Call, list[int]]] = defaultdict(lambda: defaultdict(list))
     for header, lines in ranks:
         for line in lines:
-            if isinstance(line, Collective) and line.op.startswith(END_TOGETHER) and line.end_ns is not None:
+            if isinstance(line, Collective) and line.op.startswith(ALL_WAIT) and line.end_ns is not None:
                 ends[header.host][line.group, line.seq, line.op].append(line.end_ns)
     first = ranks[0][0].host if ranks else ""
     known, waiting = {first: (0, 0)}, [first]
     while waiting:
         near = waiting.pop(0)
-        for host in ends.keys() - known.keys():
+        for host in sorted(ends.keys() - known.keys()):
             common = ends[near].keys() & ends[host].keys()
             if not common:
                 continue

@@ -29,7 +29,7 @@ BY_ORDER = "; calls of a group are matched by their order"
 NCCL = re.compile(r"nccl|rccl|multimem_", re.IGNORECASE)
 MOST_US = 2.0**53
 """A time that is 285 years from another; in nanoseconds, no trace has room for it."""
-RANKS = re.compile(r"\[\d+(, ?\d+)*\]")
+RANKS = re.compile(r"\[\d{1,15}(, ?\d{1,15})*\]")
 """A list that is whole: of more than 30 numbers the middle is cut out."""
 
 

@@ -44,7 +44,7 @@ _CHOICE = re.compile(
     r"(?:.{0,40}channel\{Lo\.\.Hi\}=\{(\d{1,4})\.\.(\d{1,4})\})?"
 )
 _CALL = re.compile(
-    r"(\w+): opCount \w+ sendbuff \S+ recvbuff \S+ count (\d{1,15}) datatype (\d+) op \d+ root (\d{1,6}) comm (\S+)"
+    r"(\w+): opCount \w+ sendbuff \S+ recvbuff \S+ count (\d{1,15}) datatype (\d{1,4}) op \d+ root (\d{1,6}) comm (\S+)"
 )
 _SWITCH = re.compile(r"NVLS (?:Creat|comm |rank )|Connected NVLS")
 ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")

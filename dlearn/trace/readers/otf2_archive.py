@@ -24,7 +24,7 @@ from dlearn.trace.job_facts import Imported
 from dlearn.trace.printable import printable
 
 SOURCE = "an OTF2 archive: calls of MPI, matched by their order"
-ANCHOR, LOCAL = b"\x03\x42OTF2", (b"\x03\x42\x01", b"\x03\x42\x02", b"\x03B\x01")
+ANCHOR, LOCAL = b"\x03\x42OTF2", (b"\x03\x42\x01", b"\x03\x42\x02")
 """How an archive's own file begins, and those beside it."""
 BACKEND = "MPI"
 OPS = {
