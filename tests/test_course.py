@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -20,41 +22,10 @@ pytestmark = pytest.mark.usefixtures("own_folder")
 
 pytest_plugins = ["dlearn.course.pytest_plugin"]
 sys.path.insert(0, str(Path(__file__).parent.parent / "course" / "solutions"))
-import accumulating  # noqa: E402
-import across_machines  # noqa: E402
-import cut_layers  # noqa: E402
-import gathered_layers  # noqa: E402
-import hand_made_ddp  # noqa: E402
-import hopping_blocks  # noqa: E402
-import largest_only  # noqa: E402
-import one_each  # noqa: E402
-import one_server  # noqa: E402
 import own_ring  # noqa: E402
-import parts_of_files  # noqa: E402
-import passing  # noqa: E402
-import read_hangs  # noqa: E402
-import sorted_tokens  # noqa: E402
-import tree  # noqa: E402
-import zero_1  # noqa: E402
 
-SOLUTIONS = {
-    "token": passing,
-    "ring": own_ring,
-    "tree_broadcast": tree,
-    "hierarchical": across_machines,
-    "ddp_by_hand": hand_made_ddp,
-    "accumulation": accumulating,
-    "parameter_server": one_server,
-    "sharded_optimizer": zero_1,
-    "top_k_hook": largest_only,
-    "fsdp_by_hand": gathered_layers,
-    "column_row": cut_layers,
-    "expert_dispatch": sorted_tokens,
-    "ring_attention": hopping_blocks,
-    "one_f_one_b": one_each,
-    "save_and_load": parts_of_files,
-    "five_hangs": read_hangs,
-}
+MODULES = [importlib.import_module(path.stem) for path in sorted(Path(own_ring.__file__).parent.glob("*.py"))]
+SOLUTIONS = {re.match(r"Exercise `(\w+)`", module.__doc__)[1]: module for module in MODULES}
 
 
 def name(submission):
@@ -71,6 +42,7 @@ wrong = [
 
 def test_every_exercise_has_solutions_and_wrong_answers():
     assert SOLUTIONS.keys() == EXERCISES.keys()
+    assert all(each.hints.keys() == {*each.criteria} for each in EXERCISES.values())
     assert all(len(each.RIGHT) >= 2 and len(each.WRONG) >= 4 for each in SOLUTIONS.values())
 
 
@@ -111,7 +83,7 @@ def test_an_unknown_exercise_names_those_that_there_are():
 def test_no_hint_and_no_task_holds_a_solution():
     """Lines of the solutions, spaces aside, stand in nothing that a student is shown."""
     for id, exercise in EXERCISES.items():
-        shown = "".join([exercise.asks, *(each.hint for each in exercise.criteria)]).replace(" ", "")
+        shown = "".join([exercise.asks, *exercise.hints.values()]).replace(" ", "")
         source = Path(SOLUTIONS[id].__file__).read_text().splitlines()
         lines = {
             line.replace(" ", "") for line in source if len(line.strip()) > 15 and not line.startswith(('"', "def"))

@@ -2,6 +2,7 @@
 
     from dlearn import lessons
     lessons.check("ring", my_ring)                 # in a notebook: passed, or the finding and one hint
+    lessons.answer("sharding.bytes_of_fsdp", 24)   # right, or not yet and a hint
     lessons.predict("ring.bytes", 24_000)          # keeps what you expect, in a file beside your notebook
 
 In pytest, `pytest -p dlearn.course.pytest_plugin` offers the fixture `cluster` (2, 3 and 4 ranks on the glass-box ring)
@@ -14,12 +15,15 @@ from dlearn.course.class_stats import stats
 from dlearn.course.diagnosis import five_hangs
 from dlearn.course.exercise import Exercise, Grade, check
 from dlearn.course.predictions import predict, report
+from dlearn.course.questions import Verdict, answer
 from dlearn.course.submissions import grade
 
 __all__ = [
     "Exercise",
     "Grade",
     "ResultError",
+    "Verdict",
+    "answer",
     "assert_one_device",
     "check",
     "five_hangs",

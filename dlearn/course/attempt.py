@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from dlearn.analysis import assert_fresh
 from dlearn.cluster import Cluster
 from dlearn.errors import DlearnError, TrafficError
 from dlearn.join.confirming import messages
@@ -56,6 +57,10 @@ def submitted() -> Any:
 def numbers(count: int, *seed: int) -> torch.Tensor:
     """Random float64 numbers from 0 to 1, the same wherever they are asked for."""
     return torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(hash(seed) % 2**31))
+
+
+def sends_are_fresh(tried: Attempt) -> None:
+    assert_fresh(tried.trace, op="send")
 
 
 def assert_one_device(results: Mapping[int, Any], expected: torch.Tensor, *, tolerance: float = TOLERANCE) -> None:

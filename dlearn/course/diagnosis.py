@@ -110,10 +110,8 @@ def _problem(answer: Wait, right: set[Wait]) -> tuple[str, str] | None:
 
 FIVE_HANGS = Exercise(
     "five_hangs",
-    'Five answers, each (who, for whom, call), as in (0, 2, "all_reduce"): in each of the five traces of'
-    " `dlearn.course.five_hangs(student)` name a rank that waits, a rank that it waits for, and the call it is in.",
     drive=None,
-    criteria=(),
+    criteria={},
     ranks=(RANKS,),
     judge=judge,
 )

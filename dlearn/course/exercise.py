@@ -2,37 +2,50 @@
 
 from __future__ import annotations
 
+import tomllib
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from importlib.resources import files
+from typing import Any
 
 from dlearn.course.attempt import Attempt, Drive, attempt
 from dlearn.errors import DlearnError, RankError
 from dlearn.shown import Shown
 
+TASKS = files("dlearn.course") / "tasks.toml"
 SECONDS = 20.0
 """For each number of ranks: what takes longer hangs."""
 
 
-class Criterion(NamedTuple):
-    """`holds` raises a DlearnError where the attempt does not fit; `hint` is the next thing to think of."""
-
-    holds: Callable[[Attempt], None]
-    hint: str
+Criterion = Callable[[Attempt], None]
+"""Raises a DlearnError where the attempt does not fit."""
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """What is asked, on how many ranks it is tried, what runs there, and what has to hold, in order."""
+    """What runs on each rank, what has to hold then, in order, and on how many ranks it is tried."""
 
     id: str
-    asks: str
     drive: Drive | None
-    criteria: tuple[Criterion, ...]
+    criteria: Mapping[str, Criterion]
+    """By the name of the hint in tasks.toml."""
     ranks: tuple[int, ...] = (2, 3, 4)
     judge: Callable[[Any, int], tuple[str, str] | None] | None = None
     """Instead of a run: the finding and the hint, if any, of answers that are no code, for this seed."""
+
+    @property
+    def asks(self) -> str:
+        return str(_tasks()[self.id]["asks"])
+
+    @property
+    def hints(self) -> dict[str, str]:
+        """For each criterion the next thing to think of where it does not hold."""
+        return dict(_tasks()[self.id].get("hints", {}))
+
+
+def _tasks() -> dict[str, Any]:
+    return tomllib.loads(TASKS.read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,11 +97,11 @@ def first_failure(
     except RankError as error:
         told = "\n".join(part for part in (error.what, error.details.rstrip()) if part)
         return told, "It has to end without an error before it is graded: which rank, and which line of yours?"
-    for criterion in exercise.criteria:
+    for name, holds in exercise.criteria.items():
         try:
-            criterion.holds(tried)
+            holds(tried)
         except DlearnError as error:
-            return str(error), criterion.hint
+            return str(error), exercise.hints[name]
     return None
 
 

@@ -14,10 +14,18 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dlearn.analysis import assert_fresh, assert_reduces, assert_traffic
+from dlearn.analysis import assert_reduces, assert_traffic
 from dlearn.analysis.checks.grading import units
-from dlearn.course.attempt import Attempt, ResultError, assert_one_device, assert_rounds, numbers, submitted
-from dlearn.course.exercise import Criterion, Exercise
+from dlearn.course.attempt import (
+    Attempt,
+    ResultError,
+    assert_one_device,
+    assert_rounds,
+    numbers,
+    sends_are_fresh,
+    submitted,
+)
+from dlearn.course.exercise import Exercise
 from dlearn.errors import TrafficError
 
 ITEMS = 1_200
@@ -46,7 +54,7 @@ def drive_ring(all_reduce: Callable[[torch.Tensor], None], seed: int) -> torch.T
     return mine
 
 
-def _ring_sum(tried: Attempt) -> None:
+def holds_the_sum(tried: Attempt) -> None:
     assert_one_device(tried.results, sum_of_all(tried))
 
 
@@ -58,25 +66,19 @@ def _ring_traffic(tried: Attempt) -> None:
     assert_traffic(tried.trace, op="send", bytes_per_rank=ring_bytes(tried.ranks, ITEMS), pattern="ring")
 
 
+def _ring_reduces(tried: Attempt) -> None:
+    assert_reduces(tried.trace, op="send")
+
+
 RING = Exercise(
     "ring",
-    "`f(tensor)` leaves the sum of all ranks' tensors in each, by sends to one neighbour: an all-reduce as a ring, with"
-    " 2 (n-1)/n of the tensor sent by each rank.",
     drive_ring,
-    (
-        Criterion(_ring_traffic, "Cut the tensor into n chunks. How many leave a rank, and how large is each?"),
-        Criterion(
-            lambda tried: assert_fresh(tried.trace, op="send"),
-            "Follow one chunk round the ring. Which chunk does rank r send in step k?",
-        ),
-        Criterion(
-            lambda tried: assert_reduces(tried.trace, op="send"),
-            "In the first n-1 steps, what must be done with a chunk before it is passed on?",
-        ),
-        Criterion(
-            _ring_sum, "The traffic is a ring's. Write down, for n = 3, which chunk each rank adds in each step."
-        ),
-    ),
+    {
+        "traffic": _ring_traffic,
+        "fresh": sends_are_fresh,
+        "reduces": _ring_reduces,
+        "result": holds_the_sum,
+    },
 )
 
 # A broadcast along a tree ---------------------------------------------------------------------------------------------
@@ -104,13 +106,8 @@ def _tree_result(tried: Attempt) -> None:
 
 TREE = Exercise(
     "tree_broadcast",
-    "`f(tensor, root)` copies the root's tensor to all ranks by sends, each rank gets it once, and after ceil(log2 n)"
-    " rounds all have it.",
     drive_tree,
-    (
-        Criterion(_tree_rounds, "After a round twice as many ranks can send. Who should help the root in the second?"),
-        Criterion(_tree_result, "Count ranks from the root on: (rank - root) % n is 0 there."),
-    ),
+    {"rounds": _tree_rounds, "result": _tree_result},
     ranks=(2, 3, 4, 5),
 )
 
@@ -200,17 +197,7 @@ def _few_calls(tried: Attempt) -> None:
         )
 
 
-DDP = Exercise(
-    "ddp_by_hand",
-    "`f(model, batches, loss, rate)` trains each rank's model (the ranks begin with different ones: rank 0's counts) as"
-    " one device would with all batches of a step together. Plain SGD; the gradients of a step in one flat tensor.",
-    drive_ddp,
-    (
-        Criterion(_ddp_traffic, "What has to be averaged in a step, once, and how large is it?"),
-        Criterion(_few_calls, "One collective for all gradients of a step: which tensor could hold them all?"),
-        Criterion(_ddp_equal, "With what do the ranks begin? And is it the sum or the mean, how often divided?"),
-    ),
-)
+DDP = Exercise("ddp_by_hand", drive_ddp, {"traffic": _ddp_traffic, "calls": _few_calls, "result": _ddp_equal})
 
 # Gradient accumulation ------------------------------------------------------------------------------------------------
 
@@ -245,16 +232,8 @@ def _accumulation_equal(tried: Attempt) -> None:
 
 ACCUMULATION = Exercise(
     "accumulation",
-    f"`f(ddp, batches, loss, every, rate)` takes one SGD step after each `every` of {MICRO_BATCHES} micro-batches, and"
-    " one after the rest, as one device would with the micro-batches of a group as one batch; gradients travel once for"
-    " each group.",
     drive_accumulation,
-    (
-        Criterion(_accumulation_traffic, "Which pass decides whether DDP sends: the forward or the backward?"),
-        Criterion(
-            _accumulation_equal, "How many micro-batches are in the last group, and by what is its loss divided?"
-        ),
-    ),
+    {"traffic": _accumulation_traffic, "result": _accumulation_equal},
 )
 
 # A parameter server ---------------------------------------------------------------------------------------------------
@@ -294,20 +273,8 @@ def _server_equal(tried: Attempt) -> None:
 
 SERVER = Exercise(
     "parameter_server",
-    "`f(parameters, gradient_of, steps, rate)`: rank 0 keeps `parameters`, and in each step sends them to all others;"
-    " these send back `gradient_of(parameters, step)`, and rank 0 takes an SGD step with the mean, in place. Sends of"
-    " tensors only.",
     drive_server,
-    (
-        Criterion(
-            _server_traffic, "Per step and worker: one tensor there, one back. What else travels, or goes missing?"
-        ),
-        Criterion(
-            lambda tried: assert_fresh(tried.trace, op="send"),
-            "What must rank 0 have done between two times that it sends the parameters?",
-        ),
-        Criterion(_server_equal, "With n-1 workers, by what is the step divided? In which step is each gradient used?"),
-    ),
+    {"traffic": _server_traffic, "fresh": sends_are_fresh, "result": _server_equal},
     ranks=(3, 4),
 )
 
@@ -352,13 +319,6 @@ def _sharded_equal(tried: Attempt) -> None:
 
 SHARDED = Exercise(
     "sharded_optimizer",
-    "`f(parameters, gradient_of, steps, rate, momentum)`: SGD with momentum on the mean of all ranks' gradients, in"
-    " place, where each rank keeps the momentum of its own 1/n of the parameters only, and returns it (ZeRO-1). n"
-    " divides the length. No rank sends more than in an all-reduce.",
     drive_sharded,
-    (
-        Criterion(_sharded_traffic, "Which part of the summed gradient does a rank need that updates 1/n of all?"),
-        Criterion(_sharded_state, "Momentum is needed where the update is computed, and nowhere else."),
-        Criterion(_sharded_equal, "Sum or mean? And what do the other ranks have to get after the update?"),
-    ),
+    {"traffic": _sharded_traffic, "state": _sharded_state, "result": _sharded_equal},
 )

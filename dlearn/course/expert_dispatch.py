@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from dlearn.analysis import traffic
 from dlearn.course.attempt import Attempt, assert_one_device, numbers, submitted
-from dlearn.course.exercise import Criterion, Exercise
+from dlearn.course.exercise import Exercise
 from dlearn.errors import TrafficError
 
 WIDTH, COUNT_BYTES = 24, 16
@@ -61,14 +61,4 @@ def _equal(tried: Attempt) -> None:
         assert_one_device({rank: found}, torch.stack(treated))
 
 
-EXPERTS = Exercise(
-    "expert_dispatch",
-    "`f(tokens, expert_of, expert)`: each rank has some tokens [count, width], and `expert_of[i]` is the rank whose"
-    " expert treats token i. `expert(tokens)` is this rank's own. Returns this rank's treated tokens, in their order."
-    " A token travels to its expert and back, and to no other rank; how many come may be told before.",
-    drive_experts,
-    (
-        Criterion(_matrix, "How many tokens does each pair of ranks exchange? It differs from pair to pair."),
-        Criterion(_equal, "Tokens were sorted by expert before they left. In which order do they come back?"),
-    ),
-)
+EXPERTS = Exercise("expert_dispatch", drive_experts, {"traffic": _matrix, "result": _equal})

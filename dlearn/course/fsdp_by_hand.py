@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from dlearn.analysis import assert_traffic
 from dlearn.course.attempt import Attempt, ResultError, assert_one_device, numbers, submitted
-from dlearn.course.exercise import Criterion, Exercise
+from dlearn.course.exercise import Exercise
 from dlearn.course.exercises import AVERAGING
 
 LAYERS, BATCH, MOST_HELD = 3, 5, 2
@@ -96,18 +96,4 @@ def _equal(tried: Attempt) -> None:
             assert_one_device({rank: found}, whole.grad.flatten().chunk(tried.ranks)[rank])
 
 
-FSDP = Exercise(
-    "fsdp_by_hand",
-    f"`f(shards, x, forward, backward)` makes one step of FSDP: `shards` is this rank's 1/n of the weights of {LAYERS}"
-    " layers, each in one row. `forward(weights, x)` returns y and `backward(weights, x, y, gradient)` the gradients"
-    " of x and of the weights; both want the whole weights of one layer, gathered just before and freed after, in the"
-    " forward and again in the backward pass. The gradient of the last y is y itself. Return the list of this rank's"
-    f" shards of the weights' gradients, each the mean over all ranks. No more than {MOST_HELD} tensors of the size of"
-    " a layer are held at any time.",
-    drive_fsdp,
-    (
-        Criterion(_traffic, "A layer is gathered how often in a step, and what happens to its gradient?"),
-        Criterion(_held, "When is a layer's weight needed next, and what may be let go until then?"),
-        Criterion(_equal, "Sum or mean? And does each gradient stand in its layer's place?"),
-    ),
-)
+FSDP = Exercise("fsdp_by_hand", drive_fsdp, {"traffic": _traffic, "held": _held, "result": _equal})

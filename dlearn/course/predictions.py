@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dlearn.course.questions import fits
 from dlearn.errors import DlearnError
 from dlearn.shown import Shown
 
@@ -32,7 +33,7 @@ class Prediction(Shown):
     def right(self) -> bool | None:
         if self.seen is None:
             return None
-        return _fits(self.expected, self.seen, self.tolerance)
+        return fits(self.expected, self.seen, self.tolerance)
 
     def against(self, seen: Answer, *, tolerance: float = 0.0) -> Prediction:
         """Keep what was seen beside what was expected; numbers fit if they differ by no more than `tolerance`, a share
@@ -105,18 +106,6 @@ def kept_in(file: Path) -> dict[str, list[Prediction]]:
         id: [Prediction(id, each["expected"], each.get("seen"), each.get("tolerance", 0.0)) for each in entries]
         for id, entries in _load(file).items()
     }
-
-
-def _fits(expected: Answer, seen: Answer, tolerance: float) -> bool:
-    if isinstance(seen, dict):
-        return (
-            isinstance(expected, dict)
-            and expected.keys() == seen.keys()
-            and all(_fits(expected[key], seen[key], tolerance) for key in seen)
-        )
-    if isinstance(seen, str) or not isinstance(expected, int | float):
-        return expected == seen
-    return abs(expected - seen) <= tolerance * abs(seen)
 
 
 def _mark(right: bool | None) -> str:

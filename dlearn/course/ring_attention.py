@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from dlearn.analysis import assert_fresh, assert_traffic
-from dlearn.course.attempt import Attempt, assert_one_device, numbers, submitted
-from dlearn.course.exercise import Criterion, Exercise
+from dlearn.analysis import assert_traffic
+from dlearn.course.attempt import Attempt, assert_one_device, numbers, sends_are_fresh, submitted
+from dlearn.course.exercise import Exercise
 
 WIDTH = 16
 
@@ -46,18 +46,6 @@ def _equal(tried: Attempt) -> None:
 
 ATTENTION = Exercise(
     "ring_attention",
-    "`f(q, k, v)`: each rank has its block of the sequence, [block, width] each. Returns its block of"
-    " `softmax(Q @ K.T / sqrt(width)) @ V` over the whole sequence, without a mask. Blocks of k and v go round a ring"
-    " by sends to one neighbour, in n-1 hops.",
     drive_attention,
-    (
-        Criterion(
-            _traffic, "What does a rank need of the others: which of q, k and v? How many hops until it has all?"
-        ),
-        Criterion(
-            lambda tried: assert_fresh(tried.trace, op="send"),
-            "Which block does a rank pass on in the second hop?",
-        ),
-        Criterion(_equal, "Each block has a maximum and a sum of its own. What is the softmax over all divided by?"),
-    ),
+    {"traffic": _traffic, "fresh": sends_are_fresh, "result": _equal},
 )

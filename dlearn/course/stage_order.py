@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from dlearn.analysis import assert_traffic
 from dlearn.course.attempt import Attempt, ResultError, assert_one_device, numbers, submitted
-from dlearn.course.exercise import Criterion, Exercise
+from dlearn.course.exercise import Exercise
 
 MICRO_BATCHES = 6
 
@@ -88,16 +88,4 @@ def _equal(tried: Attempt) -> None:
         assert_one_device({rank: found}, gradient)
 
 
-ONE_F_ONE_B = Exercise(
-    "one_f_one_b",
-    "`f(forward, backward, length, micro_batches)`: rank r is stage r of a pipeline. `forward(i, x)` returns the y of"
-    " micro-batch i, `backward(i, gradient)` the gradient of its x; the first stage's x and the last stage's gradient"
-    " are None. Send each y to the next stage and each gradient to the one before (float64, `length` numbers), in the"
-    " order 1F1B: a stage keeps no more micro-batches than there are stages from it to the end.",
-    drive_stages,
-    (
-        Criterion(_traffic, "Over each cut, for each micro-batch: one y one way, one gradient the other."),
-        Criterion(_kept, "How many forward works does stage r do before its first backward one?"),
-        Criterion(_equal, "Which micro-batch's gradient came: in which order were they sent?"),
-    ),
-)
+ONE_F_ONE_B = Exercise("one_f_one_b", drive_stages, {"traffic": _traffic, "kept": _kept, "result": _equal})

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from dlearn.analysis import assert_traffic
 from dlearn.course.attempt import Attempt, assert_one_device, numbers, submitted
-from dlearn.course.exercise import Criterion, Exercise
+from dlearn.course.exercise import Exercise
 from dlearn.course.exercises import AVERAGING, ring_bytes
 
 BATCH, WIDTH, HIDDEN = 6, 20, 24
@@ -53,14 +53,4 @@ def _equal(tried: Attempt) -> None:
         assert_one_device({rank: of_rows}, gradients[2].chunk(tried.ranks, dim=1)[rank])
 
 
-COLUMN_ROW = Exercise(
-    "column_row",
-    "`f(x, columns, rows)` returns `relu(x @ first.T) @ second.T`, differentiable, where each rank has the whole x, 1/n"
-    " of the rows of `first` (its own hidden units) and the columns of `second` that go with them. The grader calls"
-    " backward; outputs and gradients are those of one device.",
-    drive_column_row,
-    (
-        Criterion(_traffic, "What does each rank have a share of, forward? And of what does it have one, backward?"),
-        Criterion(_equal, "Of two operations, one sums forward and is silent backward. What does the other do?"),
-    ),
-)
+COLUMN_ROW = Exercise("column_row", drive_column_row, {"traffic": _traffic, "result": _equal})

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from dlearn.analysis import assert_traffic
 from dlearn.course.attempt import Attempt, assert_one_device, numbers, submitted
-from dlearn.course.exercise import Criterion, Exercise
+from dlearn.course.exercise import Exercise
 from dlearn.errors import TrafficError
 
 
@@ -45,14 +45,4 @@ def _sum(tried: Attempt) -> None:
     assert_one_device({0: tried.results[0]}, torch.stack(every).sum(0))
 
 
-TOKEN = Exercise(
-    "token",
-    "`f(tensor)`: rank 0 sends its tensor to a neighbour, which adds its own and passes the sum on, and so on round the"
-    " ring, until rank 0 has the sum of all ranks' tensors in `tensor`. With `send` and `recv` only.",
-    drive_token,
-    (
-        Criterion(_once_round, "How often does each rank send, and what? Who must not wait before it sends?"),
-        Criterion(_one_call_at_a_time, "Where one rank sends first, no other needs a send that returns at once."),
-        Criterion(_sum, "What does a rank do with what came, before it sends? And rank 0, with what comes last?"),
-    ),
-)
+TOKEN = Exercise("token", drive_token, {"traffic": _once_round, "blocking": _one_call_at_a_time, "result": _sum})

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dlearn.analysis import traffic
 from dlearn.course.attempt import Attempt, ResultError, assert_one_device, numbers, submitted
-from dlearn.course.exercise import Criterion, Exercise
+from dlearn.course.exercise import Exercise
 from dlearn.errors import TrafficError
 
 ITEMS, K, STEPS = 240, 60, 8
@@ -77,15 +77,4 @@ def _equal(tried: Attempt) -> None:
     assert_one_device(tried.results, applied)
 
 
-TOP_K = Exercise(
-    "top_k_hook",
-    "`f(state, bucket)` is a communication hook of DDP: each rank sends the `state['k']` largest numbers (by their"
-    " size) of its gradient and of what it has not sent yet, with their places; the result is the mean over all ranks."
-    " What is not sent waits in `state`. Return a future of a tensor of the bucket's length.",
-    drive_top_k,
-    (
-        Criterion(_bytes, "k numbers and k places: which collective brings every rank those of all others?"),
-        Criterion(_all_sent, "What becomes of a gradient that is never among the k largest?"),
-        Criterion(_equal, "Do two ranks choose the same places? And is what was sent taken out of what waits?"),
-    ),
-)
+TOP_K = Exercise("top_k_hook", drive_top_k, {"traffic": _bytes, "all_sent": _all_sent, "result": _equal})

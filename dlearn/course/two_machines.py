@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 
 from dlearn.analysis import traffic
-from dlearn.course.attempt import Attempt, assert_one_device, numbers, submitted
-from dlearn.course.exercise import Criterion, Exercise
-from dlearn.course.exercises import ITEMS, sum_of_all
+from dlearn.course.attempt import Attempt, numbers, submitted
+from dlearn.course.exercise import Exercise
+from dlearn.course.exercises import ITEMS, holds_the_sum
 from dlearn.errors import TrafficError
 
 LOCAL = 2
@@ -42,15 +42,7 @@ def _over_the_cable(tried: Attempt) -> None:
 
 HIERARCHICAL = Exercise(
     "hierarchical",
-    "`f(tensor, local)` leaves the sum of all ranks' tensors in each. Ranks 0 and 1 are on one machine, 2 and 3 on"
-    " another (`local` is 2): between the machines go no more bytes than the tensor has, each way.",
     drive_hierarchical,
-    (
-        Criterion(_over_the_cable, "What does the other machine need to know: four tensors, or one?"),
-        Criterion(
-            lambda tried: assert_one_device(tried.results, sum_of_all(tried)),
-            "Three parts: within a machine, between machines, within a machine. Who has the sum after each?",
-        ),
-    ),
+    {"traffic": _over_the_cable, "result": holds_the_sum},
     ranks=(4,),
 )

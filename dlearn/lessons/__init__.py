@@ -4,9 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dlearn.course import check, grade, predict, report, stats
+    from dlearn.course import answer, check, grade, predict, report, stats
 
-__all__ = ["check", "grade", "predict", "report", "stats"]
+__all__ = ["answer", "check", "grade", "predict", "report", "stats"]
 
 
 def __getattr__(name: str) -> object:
@@ -14,3 +14,7 @@ def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("dlearn.course"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -19,9 +19,6 @@ from dlearn.cluster import Cluster
 from dlearn.cluster.run import Run
 from dlearn.lessons.split import Size
 
-DRAWINGS = ("timeline", "buckets", "sequence", "autograd", "traffic", "traffic_graph", "scaling", "reconcile")
-ANIMATION = "ring.gif"
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Run the gallery's jobs, and draw them.")
@@ -73,7 +70,7 @@ def of_the_batch() -> Pictures:
 
 def of_a_ring() -> Pictures:
     """An all-reduce of four ranks by gloo."""
-    yield ANIMATION, play.player(Cluster(4).run(_reduce).trace).to_gif
+    yield "ring.gif", play.player(Cluster(4).run(_reduce).trace).to_gif
 
 
 def _small(drawing: Callable[[Any], Axes], shown: object) -> Callable[[Path], None]:

@@ -47,8 +47,7 @@ class Second(nn.Module):
         self.fc2 = nn.Linear(256, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden = torch.relu(self.fc1(self.pool(x).flatten(1)))
-        logits: Tensor = self.fc2(hidden)
+        logits: Tensor = self.fc2(torch.relu(self.fc1(self.pool(x).flatten(1))))
         return logits
 
     def loss(self, x: Tensor, labels: Tensor) -> Tensor:

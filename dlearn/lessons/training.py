@@ -23,8 +23,7 @@ def train() -> tuple[float, float, int]:
     torch.manual_seed(0)
     model = DistributedDataParallel(models.ConvNet(), bucket_cap_mb=models.SMALL_BUCKETS)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    before = accuracy(model.module)
-    step = 0
+    before, step = accuracy(model.module), 0
     for epoch in range(1, EPOCHS + 1):
         for batch, answers in zip(torch.split(images, BATCH_SIZE), torch.split(labels, BATCH_SIZE), strict=True):
             with span(f"step {step}"):

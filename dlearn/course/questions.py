@@ -1,0 +1,121 @@
+"""Compare short answers with what is expected: right, or not yet and a hint. The entries are data, in answers.toml."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from numbers import Real
+from typing import Any
+
+from dlearn.errors import DlearnError
+from dlearn.shown import Shown
+
+FILE = files("dlearn.course") / "answers.toml"
+ROUNDING = 1e-9
+"""Relative difference that another order of calculating may make."""
+HEADLINES = {None: "your turn", True: "right", False: "not yet"}
+
+
+@dataclass(frozen=True, repr=False)
+class Verdict(Shown):
+    """The outcome of one answer: `right` is None as long as there is nothing to compare."""
+
+    id: str
+    right: bool | None
+    says: str = ""
+
+    def paragraphs(self) -> Iterator[str]:
+        colon = ": " if self.says else ""
+        yield f"{self.id}: {HEADLINES[self.right]}{colon}{self.says}"
+
+
+def answer(id: str, value: Any, *, measured: Any = None) -> Verdict:
+    """Compare a number, a text, a list or a dict with the entry of that id, LESSON.NAME, or with what was measured.
+
+    None, the place that the lesson leaves, is not compared. Raises DlearnError where there is no such entry, or where
+    the answer is of a type that cannot be compared.
+    """
+    entry = find_entry(id)
+    if _is_open(value):
+        unit = f", in {entry['unit']}," if "unit" in entry else ""
+        return Verdict(id, None, f"put your answer{unit} in place of None")
+    if not _is_comparable(value):
+        kind = type(value).__name__
+        raise DlearnError(f"{id}: an answer is a number, a text, a list or a dict, not {kind}")
+    if measured is None and not entry.keys() & {"value", "any", "between"}:
+        return Verdict(id, None, "this run measured nothing to compare your answer with")
+    if _accepts(entry, value, measured):
+        return Verdict(id, True, entry.get("why", ""))
+    return Verdict(id, False, _hint(entry, value))
+
+
+def find_entry(id: str) -> dict[str, Any]:
+    """Return the entry of that id. Raises DlearnError with the ids of its lesson where there is none."""
+    lesson, _, name = id.partition(".")
+    of_lesson = entries().get(lesson, {})
+    if name not in of_lesson:
+        known = ", ".join(f"{lesson}.{each}" for each in of_lesson) or "no entry of this lesson"
+        raise DlearnError(f"there is no answer {id!r} in answers.toml; there is: {known}")
+    return of_lesson[name]
+
+
+def entries() -> dict[str, dict[str, dict[str, Any]]]:
+    """Read all entries: lesson -> name -> what is expected, and the hints."""
+    return tomllib.loads(FILE.read_text(encoding="utf-8"))
+
+
+def fits(given: Any, expected: Any, within: float) -> bool:
+    """Compare part by part: numbers up to `within`, a share of the expected one, texts without case and spaces."""
+    if isinstance(expected, Mapping):
+        named = {str(key): part for key, part in given.items()} if isinstance(given, Mapping) else {}
+        wanted = {str(key): part for key, part in expected.items()}
+        return named.keys() == wanted.keys() and _all_fit(named, wanted, within)
+    if isinstance(expected, list | tuple):
+        same_length = isinstance(given, list | tuple) and len(given) == len(expected)
+        return same_length and _all_fit(dict(enumerate(given)), dict(enumerate(expected)), within)
+    if isinstance(expected, str):
+        return isinstance(given, str) and given.casefold().split() == expected.casefold().split()
+    if not isinstance(given, Real) or isinstance(given, bool) != isinstance(expected, bool):
+        return False
+    return bool(abs(given - expected) <= max(within, ROUNDING) * abs(expected))
+
+
+def _all_fit(given: Mapping[Any, Any], expected: Mapping[Any, Any], within: float) -> bool:
+    return all(fits(given[key], expected[key], within) for key in expected)
+
+
+def _is_open(value: Any) -> bool:
+    """Tell whether a place is left, in the answer or in a part of it."""
+    parts = _parts(value)
+    return value is None if parts is None else any(map(_is_open, parts))
+
+
+def _is_comparable(value: Any) -> bool:
+    parts = _parts(value)
+    return isinstance(value, Real | str) if parts is None else all(map(_is_comparable, parts))
+
+
+def _parts(value: Any) -> list[Any] | None:
+    if isinstance(value, Mapping):
+        return list(value.values())
+    return list(value) if isinstance(value, list | tuple) else None
+
+
+def _accepts(entry: dict[str, Any], value: Any, measured: Any) -> bool:
+    within = entry.get("within", 0.0)
+    if measured is not None:
+        return fits(value, measured, within)
+    if "between" in entry:
+        low, high = entry["between"]
+        return isinstance(value, Real) and bool(low <= value <= high)
+    accepted = entry["any"] if "any" in entry else [entry["value"]]
+    return any(fits(value, each, within) for each in accepted)
+
+
+def _hint(entry: dict[str, Any], value: Any) -> str:
+    for known in entry.get("wrong", []):
+        if fits(value, known["value"], entry.get("within", 0.0)):
+            return str(known["hint"])
+    return str(entry["hint"])
