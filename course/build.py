@@ -1,6 +1,7 @@
 """Make the notebooks of a course: python course/build.py --out course-out
 
-    student/    every lesson without outputs; checks are folded, and so is what is said of a prediction's result
+    student/    every lesson without outputs and without cells that are tagged `answer`; folded are those tagged
+                `check`, and what is said of a prediction's result
     teacher/    every lesson as it stands in notebooks/, executed, and the solutions with their known wrong answers
 
 Nothing runs here. Students get their outputs by running the cells.
@@ -9,6 +10,8 @@ Nothing runs here. Students get their outputs by running the cells.
 from __future__ import annotations
 
 import argparse
+import re
+import runpy
 import shutil
 import sys
 from pathlib import Path
@@ -18,8 +21,12 @@ from nbformat import NotebookNode
 
 ROOT = Path(__file__).parent.parent
 PREDICT = "**Predict first"
-FOLDED = {"jupyter": {"source_hidden": True}, "tags": ["hide-input"]}
-"""As JupyterLab and Jupyter Book know it."""
+KINDS = ("run", "check", "exercise", "answer")
+"""Tags of cells, in the sources; a cell without one is run."""
+CLAIM = re.compile(r"[A-Z]{1,2}\d+")
+"""The other tags: the id of a question or of a claim that the cell answers."""
+HIDE_INPUT = "hide-input"
+"""As Jupyter Book knows it; JupyterLab has `source_hidden`."""
 
 
 def main() -> int:
@@ -29,12 +36,18 @@ def main() -> int:
     if out.exists() and not (out / "student").is_dir():
         print(f"error: {out} is there and was not made by this; name another folder", file=sys.stderr)
         return 1
+    lessons = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    try:
+        read = runpy.run_path(str(ROOT / "notebooks" / "build.py"))["read"]
+        students = {path: for_students(read(path.with_suffix(".py")), path.stem) for path in lessons}
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     for kind in ("student", "teacher"):
         shutil.rmtree(out / kind, ignore_errors=True)
         (out / kind).mkdir(parents=True)
-    lessons = sorted((ROOT / "notebooks").glob("*.ipynb"))
-    for path in lessons:
-        nbformat.write(for_students(nbformat.read(path, as_version=4)), out / "student" / path.name)
+    for path, notebook in students.items():
+        nbformat.write(notebook, out / "student" / path.name)
         shutil.copy(path, out / "teacher" / path.name)
     for kind in ("student", "teacher"):
         shutil.copy(ROOT / "notebooks" / "README.md", out / kind)
@@ -45,14 +58,22 @@ def main() -> int:
     return 0
 
 
-def for_students(notebook: NotebookNode) -> NotebookNode:
-    """Take out all outputs, and fold what would tell the answer before it is asked."""
+def for_students(notebook: NotebookNode, lesson: str) -> NotebookNode:
+    """Take out all outputs and answers, and fold what would tell them before they are asked.
+
+    Raises ValueError, with the lesson and the cell, where a tag is unknown or an exercise holds its own answer.
+    """
+    for number, cell in enumerate(notebook.cells, start=1):
+        if problem := problem_of(cell):
+            raise ValueError(f"{lesson}, cell {number}: {problem}")
+    notebook.cells = [cell for cell in notebook.cells if kind_of(cell) != "answer"]
     predicted = False
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs, cell.execution_count = [], None
-            if is_check(cell.source):
-                cell.metadata.update(FOLDED)
+            if kind_of(cell) == "check":
+                cell.metadata.jupyter = {"source_hidden": True}
+                cell.metadata.tags.append(HIDE_INPUT)
         elif predicted:
             cell.source = folded(cell.source)
         if cell.cell_type == "markdown":
@@ -60,9 +81,22 @@ def for_students(notebook: NotebookNode) -> NotebookNode:
     return notebook
 
 
-def is_check(source: str) -> bool:
-    """Whether a cell is there to hold the lesson to its word: it has an assert, and no place for an answer."""
-    return "assert " in source and " = None" not in source and "None, None" not in source
+def kind_of(cell: NotebookNode) -> str:
+    """Return the one of KINDS that a cell is tagged with."""
+    return next((tag for tag in cell.metadata.get("tags", []) if tag in KINDS), "run")
+
+
+def problem_of(cell: NotebookNode) -> str:
+    """Say what is wrong with a cell's tags, or with an exercise; nothing if all is well."""
+    tags = cell.metadata.get("tags", [])
+    unknown = [tag for tag in tags if tag not in KINDS and not CLAIM.fullmatch(tag)]
+    if unknown:
+        return f"the tag {unknown[0]!r} is none of {', '.join(KINDS)}, and no id of a claim"
+    if len({*tags} & {*KINDS}) > 1:
+        return f"it has more than one of the tags {', '.join(KINDS)}"
+    if kind_of(cell) == "exercise" and re.search(r"^\s*assert\b", cell.source, re.MULTILINE):
+        return "an exercise with an assert shows its answer: move that to a cell tagged `check`, or to lessons.answer"
+    return ""
 
 
 def folded(source: str) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
-from build import FOLDED, PREDICT, folded, is_check
+from build import HIDE_INPUT, PREDICT, folded, kind_of
 from nbformat import NotebookNode
 
 from dlearn.course.catalogue import EXERCISES
@@ -109,13 +109,14 @@ def write_sources(source: Path) -> None:
 
 
 def for_readers(notebook: NotebookNode) -> NotebookNode:
-    """Fold checks, and behind a prediction the results and what is said of them."""
+    """Take out answers; fold checks, and behind a prediction the results and what is said of them."""
+    notebook.cells = [cell for cell in notebook.cells if kind_of(cell) != "answer"]
     predicted = False
     for cell in notebook.cells:
         if cell.cell_type == "code":
             tags = [*cell.metadata.get("tags", [])]
-            if is_check(cell.source):
-                tags += FOLDED["tags"]
+            if kind_of(cell) == "check":
+                tags.append(HIDE_INPUT)
             if predicted and cell.outputs:
                 tags.append("hide-output")
             cell.metadata.tags = tags

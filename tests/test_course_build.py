@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 NOTEBOOKS = ROOT / "notebooks"
+SOURCES = sorted(path.with_suffix(".py") for path in NOTEBOOKS.glob("*.ipynb"))
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +42,49 @@ def test_students_get_every_lesson_without_outputs_and_without_solutions(course,
         code = [cell for cell in notebook.cells if cell.cell_type == "code"]
         assert code
         assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
-        checks = [cell for cell in code if course.is_check(cell.source)]
-        assert all(cell.metadata.jupyter.source_hidden for cell in checks)
+        by_kind = {kind: [cell for cell in code if course.kind_of(cell) == kind] for kind in course.KINDS}
+        assert by_kind["answer"] == [], path.stem
+        assert all(cell.metadata.jupyter.source_hidden for cell in by_kind["check"])
+        shown = by_kind["run"] + by_kind["exercise"]
+        assert not any("jupyter" in cell.metadata or "hide-input" in cell.metadata.get("tags", []) for cell in shown)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_no_answer_stands_in_the_cell_that_asks_for_it(build, course, source):
+    cells = [cell for cell in build.read(source).cells if cell.cell_type == "code"]
+    assert [course.problem_of(cell) for cell in cells if course.problem_of(cell)] == []
+    places = [cell for cell in cells if has_a_place(cell.source)]
+    assert [cell.source for cell in places if course.kind_of(cell) not in ("run", "exercise")] == []
+    assert [cell.source for cell in places if re.search(r"^\s*assert\b", cell.source, re.MULTILINE)] == []
+
+
+def has_a_place(source: str) -> bool:
+    """Tell whether a statement outside of functions is `x = None` or `x, y = None, None`."""
+    given = [node.value for node in ast.parse(source).body if isinstance(node, ast.Assign)]
+    return any(ast.unparse(value).strip("(,)") in PLACES for value in given)
+
+
+PLACES = {", ".join(["None"] * number) for number in range(1, 9)}
+
+
+@pytest.mark.parametrize(
+    ("tags", "source", "problem"),
+    [
+        (["exercise", "DD12"], "a = None", ""),
+        (["exercise"], "a = None\nif a:\n    assert a == 4", "an exercise with an assert shows its answer"),
+        (["check"], "assert a == 4", ""),
+        (["excercise"], "a = None", "the tag 'excercise' is none of run, check, exercise, answer"),
+        (["run", "check"], "assert a == 4", "more than one of the tags"),
+    ],
+)
+def test_a_cell_that_would_tell_its_answer_is_an_error_of_the_build(course, tags, source, problem):
+    cells = [course.nbformat.v4.new_code_cell(source, metadata={"tags": tags})]
+    notebook = course.nbformat.v4.new_notebook(cells=cells)
+    if not problem:
+        course.for_students(notebook, "a_lesson")
+        return
+    with pytest.raises(ValueError, match=f"a_lesson, cell 1: .*{problem}"):
+        course.for_students(notebook, "a_lesson")
 
 
 def test_the_teacher_gets_executed_lessons_and_the_solutions(made):

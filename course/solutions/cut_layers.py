@@ -28,20 +28,12 @@ class Summed(torch.autograd.Function):
         return gradient
 
 
-class SummedBothWays(torch.autograd.Function):
+class SummedBothWays(Summed):
     """As torch.distributed.nn's all_reduce: its gradient is summed, too."""
 
     @staticmethod
-    def forward(context, x):
-        total = x.clone()
-        dist.all_reduce(total)
-        return total
-
-    @staticmethod
     def backward(context, gradient):
-        total = gradient.clone()
-        dist.all_reduce(total)
-        return total
+        return Copied.backward(context, gradient.clone())
 
 
 def two_functions(x, columns, rows):

@@ -53,26 +53,19 @@ def with_lists(shard):
     return torch.cat(blocks)
 
 
-def gathers_all_at_once(shards, x, forward, backward):
+def gathers_once_and_keeps(shards, x, forward, backward, once_more=False):
     inputs, whole = [x], [gathered(shard) for shard in shards]
     for weights in whole:
         inputs.append(forward(weights, inputs[-1]))
-    gradient, found, whole = inputs[-1], [], [gathered(shard) for shard in shards]
+    gradient, found, whole = inputs[-1], [], [gathered(shard) for shard in shards] if once_more else whole
     for layer in reversed(range(len(shards))):
         gradient, of_weights = backward(whole[layer], inputs[layer], inputs[layer + 1], gradient)
         found.insert(0, scattered(of_weights))
     return found
 
 
-def gathers_once_and_keeps(shards, x, forward, backward):
-    inputs, whole = [x], [gathered(shard) for shard in shards]
-    for weights in whole:
-        inputs.append(forward(weights, inputs[-1]))
-    gradient, found = inputs[-1], []
-    for layer in reversed(range(len(shards))):
-        gradient, of_weights = backward(whole[layer], inputs[layer], inputs[layer + 1], gradient)
-        found.insert(0, scattered(of_weights))
-    return found
+def gathers_all_at_once(*given):
+    return gathers_once_and_keeps(*given, once_more=True)
 
 
 def all_reduces_gradients(shards, x, forward, backward):

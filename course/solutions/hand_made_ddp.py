@@ -45,20 +45,11 @@ def scattered_and_gathered(model, batches, loss, rate):
 
 
 def sums(model, batches, loss, rate):
-    from_rank_0(model)
-    for batch in batches:
-        gradient = flat_gradient(model, batch, loss)
-        dist.all_reduce(gradient)
-        step(model, gradient, rate)
+    flat(model, batches, loss, rate * dist.get_world_size())
 
 
 def averages_twice(model, batches, loss, rate):
-    n = dist.get_world_size()
-    from_rank_0(model)
-    for batch in batches:
-        gradient = flat_gradient(model, batch, loss) / n
-        dist.all_reduce(gradient)
-        step(model, gradient / n, rate)
+    flat(model, batches, loss, rate / dist.get_world_size())
 
 
 def begins_with_its_own(model, batches, loss, rate):

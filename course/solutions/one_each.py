@@ -13,8 +13,8 @@ def schedule(m, ahead):
     return works
 
 
-def run(works, forward, backward, length):
-    """Sends do not wait: each is begun at once, and all are waited for in the end."""
+def run(works, forward, backward, length, send=dist.isend):
+    """With isend no send waits: each is begun at once, and all are waited for in the end."""
     rank, n = dist.get_rank(), dist.get_world_size()
     sending = []
     for kind, i in works:
@@ -24,9 +24,10 @@ def run(works, forward, backward, length):
             dist.recv(came, source)
         result = (forward if kind == "F" else backward)(i, came)
         if 0 <= target < n:
-            sending.append((dist.isend(result, target), result))
+            sending.append((send(result, target), result))
     for work, _ in sending:
-        work.wait()
+        if work is not None:
+            work.wait()
 
 
 def one_f_one_b(forward, backward, length, micro_batches):
@@ -77,14 +78,7 @@ def one_too_many(forward, backward, length, micro_batches):
 def two_sends_meet(forward, backward, length, micro_batches):
     """The right order with sends that wait: y one way and a gradient the other meet on the way."""
     rank, n = dist.get_rank(), dist.get_world_size()
-    for kind, i in schedule(micro_batches, min(n - rank - 1, micro_batches)):
-        source, target = (rank - 1, rank + 1) if kind == "F" else (rank + 1, rank - 1)
-        came = torch.empty(length, dtype=torch.float64) if 0 <= source < n else None
-        if came is not None:
-            dist.recv(came, source)
-        result = (forward if kind == "F" else backward)(i, came)
-        if 0 <= target < n:
-            dist.send(result, target)
+    run(schedule(micro_batches, min(n - rank - 1, micro_batches)), forward, backward, length, dist.send)
 
 
 def forgets_the_gradient(forward, backward, length, micro_batches):
