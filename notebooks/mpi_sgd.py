@@ -5,10 +5,6 @@
 #     minutes: 0.4
 #     needs: [mpi]
 #     peak_mb: 800
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
 # ---
 
 # %% [markdown]
@@ -24,7 +20,7 @@
 # handshake cost, and what happens without it?** You run it on real MPI ranks, started from this notebook.
 #
 # It is written in PyTorch: the same functions run on gloo and on MPI. (You need the extra `mpi`: `pip install
-# mpi4py mpich`; there is nothing to compile.)
+# mpi4py mpich`; there is nothing to compile. Without it the lesson ends at its first run, and says so.)
 
 # %%
 import inspect
@@ -32,7 +28,7 @@ from collections import Counter
 
 import matplotlib.pyplot as plt
 
-from dlearn import Cluster, analysis, messages, play
+from dlearn import Cluster, analysis, lessons, messages, play
 from dlearn.lessons import handshake, sgd
 from dlearn.lessons.handshake import BYE, GRAD, HELLO, PARAMS, READY, mixed
 
@@ -82,10 +78,12 @@ with Cluster(NAMES, backend="mpi") as mpi, Cluster(NAMES) as gloo:
 # source knows in the end whose message it was. The asynchronous server is made of those:
 
 # %%
-for run in free:
+shares = [Counter(each.worker for each in run.results["server"].updates) for run in free]
+print("updates by worker 1 and 2:", *(f"{share[1]} and {share[2]}" for share in shares), sep="\n    ")
+
+# %% tags=["check"]
+for run, share in zip(free, shares, strict=True):
     traffic = analysis.traffic(run.trace)
-    share = Counter(each.worker for each in run.results["server"].updates)
-    print(f"updates by worker 1 and 2: {share[1]}, {share[2]}")
     assert traffic.unexplained == 0
     assert [traffic.bytes_from(rank=rank) for rank in (1, 2)] == [share[rank] * (P + 16) for rank in (1, 2)]
     assert traffic.bytes_from(rank=0) == (60 + WORKERS) * (P + 8)
@@ -112,6 +110,7 @@ tags = Counter(each.tag for each in run.trace.where(op="send").events)
 for tag, name in TAGS.items():
     print(f"{name:13} {tags[tag]}")
 
+# %% tags=["check"]
 layers = {GRAD + layer: UPDATES for layer in range(3)}
 assert tags == {HELLO: 2 * UPDATES, READY: 2 * UPDATES, PARAMS: UPDATES, BYE: WORKERS, **layers}
 
@@ -163,11 +162,11 @@ sequence(seen, axes)
 play.player(one_each.trace, tags=TAGS)
 
 # %% [markdown]
-# From a READY to the end of what was promised, nobody else gets in. Which worker comes first differs from run to run;
-# what holds in all:
+# From a READY to the end of what was promised, the other worker has to wait. Which one comes first differs from run to
+# run; what holds in all:
 
 
-# %%
+# %% tags=["check"]
 def alone_with_the_server(seen):
     """Behind each READY come the parameters, or three layers in order, of that worker only."""
     readies = [(place, worker) for place, (worker, _, tag) in enumerate(seen) if tag == READY]
@@ -272,6 +271,7 @@ again = Cluster(NAMES, backend="mpi", hold=schedule).run(handshake.without_hands
 for number, each in enumerate(patchwork.taken, start=1):
     print(f"update {number}: layers of", ", ".join(NAMES[worker] for worker in each.workers))
 
+# %% tags=["check"]
 assert [each.workers for each in patchwork.taken] == [(1, 2, 2), (2, 1, 1)]
 assert again.taken == patchwork.taken
 assert again.numbers.equal(patchwork.numbers)
@@ -296,7 +296,7 @@ for run in by_itself["with_handshake"]:
     assert len(run.trace.where(op="send").events) == 60 * (4 + 4) + WORKERS
 
 # %% [markdown]
-# The first layer from whoever comes, the others from *that* worker: four messages an update instead of eight, and no
+# The first layer from any worker, the others from *that* worker: four messages an update instead of eight, and no
 # layer can be another's, since MPI (and gloo) keep the messages of one sender apart from those of others, and in order.
 # What the others have sent meanwhile waits. So the handshake is not needed for that. What it does give: no worker sends
 # a layer before the server is there to take it, so nothing piles up.
@@ -306,13 +306,12 @@ for run in by_itself["with_handshake"]:
 # Ten workers, 5 updates each, four layers. How many messages are there with the handshake (BYE included), and how many
 # the third way (without BYE)?
 
-# %%
-with_handshake, third_way = None, None
+# %% tags=["exercise"]
+my_messages = {"with the handshake": None, "the third way": None}
+lessons.answer("mpi_sgd.ten_workers", my_messages)
 
-if with_handshake is not None:
-    assert with_handshake == 50 * (2 + 2 + 1 + 4) + 10, "no: two HELLO, two READY, PARAMS, four layers; a BYE each"
-    assert third_way == 50 * (1 + 4), "no: PARAMS and four layers"
-    print("Right.")
-
-# %% [markdown]
-# *Text and figures: CC BY 4.0. Code: MIT.*
+# %% tags=["answer"]
+parts = tags[HELLO] + tags[READY] + tags[PARAMS]  # of this run's 20 updates
+handshakes, more = 50 * (parts + 4 * tags[GRAD]) // UPDATES, 50 * (tags[PARAMS] + 4 * tags[GRAD]) // UPDATES
+right = {"with the handshake": handshakes + 10, "the third way": more}
+assert lessons.answer("mpi_sgd.ten_workers", right).right

@@ -5,10 +5,6 @@
 #     minutes: 1.8
 #     needs: []
 #     peak_mb: 600
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
 # ---
 
 # %% [markdown]
@@ -21,7 +17,7 @@
 #
 # A distributed program that is wrong often says nothing: it stands still. After half an hour a timeout ends
 # it, with a message about "recv" that names no rank and no line. Here are fifteen such programs, on real
-# ranks: those that hang, those that die, and, worse, those that return a wrong number without an error.
+# ranks: some hang, some die, and, worse, some return a wrong number without an error.
 #
 # Each gets a diagnosis in one sentence: **who waits for whom, in which call, and what did the other never
 # do?**
@@ -38,7 +34,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dlearn import Cluster, Trace, draw, explain
+from dlearn import Cluster, Trace, draw, explain, lessons
 
 
 class Layers(nn.Module):
@@ -69,8 +65,9 @@ run = Cluster(2, hang_after=1).run(train, timeout=3, check=False)
 # %%
 print(run.error)
 
-# %%
-assert "rank 0 waits for rank 1 in all_reduce #11 (bucket 1: b.bias, b.weight; In[1]:25)" in run.error.what
+# %% tags=["check"]
+assert "rank 0 waits for rank 1 in all_reduce #11 (bucket 1: b.bias, b.weight; In[" in run.error.what
+assert "]:25)" in run.error.what  # the line of `train` that calls backward
 assert "rank 1 never produced the gradients of b.bias, b.weight in backward pass 3" in run.error.what
 assert "it has returned from its function" in run.error.what
 assert "nothing has happened for 1 s: rank 0 waits for rank 1 in all_reduce #11" in run.output[0]
@@ -95,26 +92,29 @@ axes = draw.timeline(run.trace.where(kind="collective", op="all_reduce"))
 # Each rank notes when a gradient becomes ready. Here are those of the last backward pass:
 
 # %%
+last = {}
 for rank in (0, 1):
     ready = run.trace.where(kind="gradient", rank=rank).events
-    last = [event.parameter for event in ready if event.backward == ready[-1].backward]
-    print(f"rank {rank}:", *last)
-    assert (rank == 0) == any(name.startswith("b.") for name in last)
-    assert {"a.weight", "c.weight"} < set(last)
+    last[rank] = [event.parameter for event in ready if event.backward == ready[-1].backward]
+    print(f"rank {rank}:", *last[rank])
 
 # %% [markdown]
 # Everything was in the files when the ranks were ended: a line is written when a call *begins*, and another
-# when it ends. So anybody can ask later, on another machine, without torch. These are the last sentences of
+# when it ends. So the question can be asked later, on another machine, without torch. These are the last sentences of
 # the explanation:
 
 # %%
 story = explain(Trace.load(run.folder / "trace")).sentences
 print(*story[-2:], sep="\n")
 
+# %% tags=["check"]
+assert {"a.weight", "b.weight", "c.weight"} < set(last[0])
+assert {"a.weight", "c.weight"} < set(last[1])
+assert not any(name.startswith("b.") for name in last[1])
 assert story[-1].removesuffix(".") in run.error.what
 
 # %% [markdown]
-# The same sentence comes for a job of your own: `dlearn run --hang-after 60 train.py`, or `with
+# You get the same sentence for a job of your own: `dlearn run --hang-after 60 train.py`, or `with
 # dlearn.record("traces/mine", hang_after=60):`.
 #
 # ## Wrong order
@@ -158,7 +158,7 @@ for rank in (0, 1):
 # Neither. The gradients became ready in different orders, but DDP *launches* its buckets by their number,
 # the same on all ranks: one that is ready too early waits for its turn.
 
-# %%
+# %% tags=["check"]
 from dlearn import operations
 
 first, second = (ordered.trace.where(kind="gradient", rank=rank).events[-4:] for rank in (0, 1))
@@ -195,12 +195,15 @@ print(*explain(wrong.trace).sentences[-2:], sep="\n")
 # that can be seen from outside. It is an observation and no verdict: a correct program may do the same. The
 # lesson is to keep collectives out of branches.
 
-# %%
+# %% tags=["check"]
+import re
+
 from dlearn import analysis
 
 assert wrong.results == {0: (11.0, 11.0), 1: (11.0, 11.0)}
 assert [found.why for found in analysis.mismatches(wrong.trace)] == ["sites", "sites"]
-assert "rank 0 called all_reduce #1 at In[9]:4, rank 1 at In[9]:7" in "".join(explain(wrong.trace).sentences)
+told = re.search(r"rank 0 called all_reduce #1 at In.*:(\d+), rank 1 at In.*:(\d+)", str(explain(wrong.trace)))
+assert told.groups() == ("4", "7")
 
 # %% [markdown]
 # ## Two buckets, and threads
@@ -217,6 +220,7 @@ powersgd = museum.visit(museum.exhibit("powersgd_with_two_buckets"))
 print(powersgd.exhibit.source)
 print(powersgd.sentence)
 
+# %% tags=["check"]
 assert powersgd.exhibit.is_told_by(powersgd.sentence)
 assert "with different sizes" in powersgd.sentence or "all ranks called it" in powersgd.sentence
 threads = {event.thread for event in powersgd.run.trace.where(op="all_reduce").events}
@@ -250,12 +254,13 @@ cycle = museum.visit(museum.exhibit("rpc_cycle"))
 print(inspect.getsource(hangs.ping_pong))
 print(cycle.sentence)
 
+# %% tags=["check"]
 assert cycle.exhibit.is_told_by(cycle.sentence)
 pending = [each for each in cycle.run.trace.rpc.exchanges if each.call is not None and each.call.pending]
 assert len(pending) == 1 + 8 + 8  # rank 0's own, and one of each thread of both workers
 
 # %% [markdown]
-# Seventeen calls: one of the program, and one from each thread of both workers. The last has arrived, and nobody is
+# Seventeen calls: one of the program, and one from each thread of both workers. The last has arrived, and no thread is
 # left to run it.
 #
 # ## All of them
@@ -271,15 +276,13 @@ for exhibit in museum.EXHIBITS:
     after = f" [after {visited.seconds:.1f} s]" if visited.seconds is not None else ""
     print(f"{exhibit.name}: {exhibit.what}{after}\n   {visited.sentence}\n")
 
-# %%
+# %% tags=["check"]
 assert len(visits) == 15
 for visited in visits:
     assert visited.exhibit.is_told_by(visited.sentence), visited.files
     if visited.hung:
         assert visited.sentence in visited.live, visited.live  # from the live cluster,
         assert visited.sentence in visited.error, visited.error  # at its end, and from the files: the same
-    if visited.seconds is not None:
-        assert visited.seconds < 5
 
 # %% [markdown]
 # ## One of them, live
@@ -293,22 +296,18 @@ for visited in visits:
 live = Cluster(2, hold=True).run(hangs.send_send_cycle)
 live.release(0)
 live.release(1)
-assert len(live.waiting) == 0  # nothing is at the gate: both are inside of torch
 live
 
 # %%
 print(live.hang)
+
+# %% tags=["check"]
+assert len(live.waiting) == 0  # nothing is at the gate: both are inside of torch
 assert live.ranks.keys() == {0, 1}
 assert all("in send #1" in now for now in live.ranks.values())
 assert "rank 0" in live.hang
 assert "rank 1" in live.hang
 live.end()
-
-# %% [markdown]
-# And the notebook? It has lost nothing. The next run starts as if nothing had happened:
-
-# %%
-assert Cluster(3).run(dist.get_rank).results == {0: 0, 1: 1, 2: 2}
 
 # %% [markdown]
 # ## What bare torch says
@@ -325,9 +324,9 @@ table
 # Without DETAIL no message of a hang names a rank, a call or a line. With DETAIL, torch compares what the
 # ranks call before each collective, and names the rank that is late. That finds five of the fifteen, beside
 # the rank that was killed. It is blind to swapped calls of equal shape, to a sum that is summed again, to
-# sends and receives; and DDP on gloo ends with a segmentation fault under it.
+# sends and receives; and with torch 2.13, DDP on gloo ends with a segmentation fault under it.
 
-# %%
+# %% tags=["check"]
 rows = {row.visit.exhibit.name: row for row in table.rows}
 
 for row in table.rows:
@@ -345,12 +344,8 @@ assert {*found} - {"dead_rank"} == {
     "rank_asleep",
 }
 assert "mismatch between collectives" in rows["swapped_of_different_shape"].detail
-assert "SIGSEGV" in rows["unused_parameter"].detail
-assert "SIGSEGV" in rows["uneven_batches"].detail
 assert "(11.0, 11.0)" in rows["swapped_of_equal_shape"].detail  # wrong, and not noticed
 assert "18.0" in rows["double_all_reduce"].detail  # 6 would be right
-assert "Timed out" in rows["send_send_cycle"].detail
-assert "Timed out" in rows["recv_without_send"].detail
 
 # %% [markdown]
 # ## Exercise
@@ -361,6 +356,13 @@ assert "Timed out" in rows["recv_without_send"].detail
 
 
 # %%
+def passes(run):
+    """How many backward passes each rank has made, as its gradients show; "hangs" if one waits for ever."""
+    ready = [run.trace.where(kind="gradient", rank=rank).events for rank in (0, 1)]
+    return "hangs" if run.error else [len({each.backward for each in events}) for events in ready]
+
+
+# %% tags=["exercise"]
 def uneven():
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(8, 1))
@@ -371,12 +373,19 @@ def uneven():
 
 
 run = Cluster(2).run(uneven, timeout=3, check=False)
-if run.error is not None:
-    print(run.error)
-    assert "rank 0 waits for rank 1" in run.error.what
-    assert "rank 1 never began backward pass 3" in run.error.what
-else:
-    print("Both have returned:", run.results)
+print(run.error or f"both have returned: {run.results}")
+lessons.answer("museum_of_hangs.uneven", passes(run))
 
-# %% [markdown]
-# *Text and figures: CC BY 4.0. Code: MIT.*
+
+# %% tags=["answer"]
+def repaired():
+    model = DistributedDataParallel(nn.Linear(8, 1))
+    with model.join():
+        for _ in range(3 - dist.get_rank()):
+            model(torch.randn(4, 8)).sum().backward()
+
+
+assert "rank 0 waits for rank 1" in run.error.what
+assert "rank 1 never began backward pass 3" in run.error.what
+assert lessons.answer("museum_of_hangs.uneven", passes(Cluster(2).run(repaired))).right
+assert not lessons.answer("museum_of_hangs.uneven", passes(Cluster(2).run(dist.get_rank))).right  # trains nothing

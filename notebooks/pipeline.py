@@ -5,10 +5,6 @@
 #     minutes: 0.3
 #     needs: []
 #     peak_mb: 800
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
 # ---
 
 # %% [markdown]
@@ -38,7 +34,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
-from dlearn import Cluster, draw, messages, play, span
+from dlearn import Cluster, draw, lessons, messages, play, span
 from dlearn.analysis import traffic
 
 STAGES, WIDTH, BATCH = 3, 64, 48
@@ -121,9 +117,9 @@ for (src, dst, what), times in sorted(crossing(gpipe[6]).items()):
 # For each micro-batch 2,048 bytes forward, the output of the stage, and 2,048 bytes back, its gradient, which has the
 # same shape. No parameter and no gradient of a parameter: each stage keeps its own.
 #
-# Over each cut, for each micro-batch: **B/m · width · 4 bytes** forward, and as many back.
+# Each micro-batch sends **B/m · width · 4 bytes** forward across each stage boundary, and the same number back.
 
-# %% tags=["Q14"]
+# %% tags=["Q14", "check"]
 step = messages(gpipe[6].trace.within("step 1"))
 assert {each.payload_bytes for each in step} == {BATCH // 6 * WIDTH * 4} == {2_048}
 assert Counter((each.src, each.dst) for each in step) == {(0, 1): 6, (1, 0): 6, (1, 2): 6, (2, 1): 6}
@@ -138,11 +134,11 @@ for each in early:
     print(f"rank {each.src} -> rank {each.dst}: {each.what}, {each.payload_bytes} B")
 
 # %% [markdown]
-# Twelve messages, once. At first one number goes down the stages and comes back: do all of them know their shapes
-# already? They do not. So each stage tells the next one what it will send, and on the way back what the gradients will
+# Twelve messages, once. Before them one number goes down the stages and comes back: does every stage know its shapes
+# already? It does not. So each stage tells the next one what it will send, and on the way back what the gradients will
 # be like: the length of a pickle, and the pickle.
 
-# %%
+# %% tags=["check"]
 assert len(early) == 12
 assert [(each.src, each.dst) for each in early[:4]] == [(0, 1), (1, 2), (2, 1), (1, 0)]
 assert [each.payload_bytes for each in early[:4]] == [4] * 4
@@ -164,9 +160,8 @@ for m, run in gpipe.items():
 # %% [markdown]
 # 4 · m messages, and always 49,152 bytes: the batch crosses two cuts, there and back, whole or in slices.
 
-# %%
+# %% tags=["check"]
 assert sent == {m: (4 * m, 2 * 2 * BATCH * WIDTH * 4) for m in (1, 3, 6, 12)}
-assert sent[6] == (24, 49_152)
 
 # %% [markdown]
 # ## Another order of the same work
@@ -190,7 +185,7 @@ for name, run in (("GPipe", gpipe[6]), ("1F1B", one_each[6])):
 # Each rank does the same twelve pieces, in another order, and every message and every byte is the same. In 1F1B the
 # last rank takes strict turns; a rank before it first does one more forward pass for each stage that follows.
 
-# %% tags=["Q14"]
+# %% tags=["Q14", "check"]
 forwards, backwards = ([f"{way}{number}" for number in range(6)] for way in "FB")
 assert crossing(gpipe[6]) == crossing(one_each[6])
 assert order_of(gpipe[6]) == [forwards + backwards] * 3
@@ -235,7 +230,7 @@ for m in (3, 6, 12):
 # That is the difference. GPipe keeps all **m** on every rank. With n stages 1F1B keeps at most **n - rank**, here 3, 2
 # and 1, however many micro-batches there are. Torch's own list of what it keeps says the same.
 
-# %%
+# %% tags=["check"]
 for m, run in gpipe.items():
     assert [most_kept(works) for works in order_of(run)] == [m, m, m]
 for run in one_each.values():
@@ -280,10 +275,9 @@ for name, runs in (("GPipe", gpipe), ("1F1B", one_each)):
 # micro-batches. With GPipe each of them must be kept; with 1F1B not. That is why 1F1B is used: not less waiting, less
 # memory.
 
-# %%
+# %% tags=["check"]
 assert all(bubble == Fraction(STAGES - 1, m + STAGES - 1) for (_, m), bubble in bubbles.items())
 assert all(length(order_of(run)) == 3 * (m + STAGES - 1) for runs in (gpipe, one_each) for m, run in runs.items())
-assert (bubbles["GPipe", 1], bubbles["GPipe", 12]) == (Fraction(2, 3), Fraction(1, 7))
 
 # %% [markdown]
 # ## Is it the same model?
@@ -310,7 +304,7 @@ for m, run in gpipe.items():
 # Equal but for rounding, as sums are made in another order. Both schedules make them in the *same* order, B0 to the
 # last: equal in every bit.
 
-# %%
+# %% tags=["check"]
 for run in (*gpipe.values(), *one_each.values()):
     torch.testing.assert_close(gradients(run), expected, rtol=0, atol=1e-6)
 assert all(torch.equal(gradients(gpipe[m]), gradients(run)) for m, run in one_each.items())
@@ -340,7 +334,7 @@ print(f"DDP {ddp:,} B in a step, the pipeline {sent[6][1]:,} B")
 # pipeline sends less exactly where **B · width is less than the number of parameters**, here 3,072 against 12,480. A
 # larger batch costs DDP no byte more; the pipeline's bytes grow with it.
 
-# %%
+# %% tags=["check"]
 parameters = sum(parameter.numel() for parameter in whole.parameters())
 assert (parameters, BATCH * WIDTH) == (12_480, 3_072)
 assert ddp == 2 * (STAGES - 1) * 4 * parameters == 199_680
@@ -350,20 +344,35 @@ assert sent[6][1] == 2 * (STAGES - 1) * 4 * BATCH * WIDTH
 # ## Exercise
 #
 # Write 1F1B yourself: which pieces of work does a stage of n do, in which order, for m micro-batches? Return their
-# names (`["F0", "F1", ...]`) instead of `None`, and run the cell. It asks four real ranks, too.
-
+# names (`["F0", "F1", ...]`) instead of `None`, and run the cell. It is compared with real ranks: three, and four.
 
 # %%
+TRIED = {(3, 6): one_each[6], (3, 12): one_each[12], (4, 8): Cluster(4).run(train, Schedule1F1B, 8)}
+
+
+def of_each(order):
+    """What `order(stage, n, m)` returns for every stage of the three runs."""
+    return {f"stage {rank} of {n}, m = {m}": order(rank, n, m) for n, m in TRIED for rank in range(n)}
+
+
+seen = of_each(lambda rank, n, m: order_of(TRIED[n, m])[rank])
+
+
+# %% tags=["exercise"]
 def my_order(stage, n, m):
     return None
 
 
-if my_order(0, 3, 6) is not None:
-    four = Cluster(4).run(train, Schedule1F1B, 8)
-    for n, m, run in ((3, 6, one_each[6]), (3, 12, one_each[12]), (4, 8, four)):
-        for rank, works in enumerate(order_of(run)):
-            assert my_order(rank, n, m) == works, f"no: stage {rank} of {n} does {' '.join(works)}"
-    print("Right.")
+lessons.answer("pipeline.order_of_1f1b", of_each(my_order), measured=seen)
 
-# %% [markdown]
-# *Text and figures: CC BY 4.0. Code: MIT.*
+
+# %% tags=["answer"]
+def right_order(stage, n, m):
+    ahead = n - stage - 1  # forward passes before the first pair of one forward, one backward
+    works = [f"F{number}" for number in range(ahead)]
+    for number in range(m):
+        works += [f"F{number + ahead}"] * (number + ahead < m) + [f"B{number}"]
+    return works
+
+
+assert lessons.answer("pipeline.order_of_1f1b", of_each(right_order), measured=seen).right

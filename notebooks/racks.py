@@ -5,14 +5,10 @@
 #     minutes: 0.5
 #     needs: [network]
 #     peak_mb: 700
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
 # ---
 
 # %% [markdown]
-# # Two racks: what crosses the slow cable between them?
+# # Two racks: what crosses the slow link between them?
 #
 # **Goals.** You will be able to count the bytes that an all-reduce sends between two racks; say why a hierarchy of two
 # levels sends fewer; choose the mesh of HSDP.
@@ -20,7 +16,7 @@
 # **Before this:** [slow_network](slow_network.ipynb), [sharding](sharding.ipynb). **Takes** about 25 minutes.
 #
 # Real clusters are not flat: inside a rack, or a host, ranks talk fast, and between racks slowly. Here are two racks of
-# two ranks each. All that goes from one rack to the other shares one cable of 20 Mbit/s. (It needs namespaces: Linux
+# two ranks each. All that goes from one rack to the other shares one link of 20 Mbit/s. (It needs namespaces: Linux
 # only, no root; `dlearn doctor` says whether this machine permits them.)
 #
 # ## A flat ring
@@ -35,12 +31,12 @@ import time
 import torch
 import torch.distributed as dist
 
-from dlearn import Cluster
+from dlearn import Cluster, lessons
 from dlearn.lessons import charts
 from dlearn.network import Network
 
-my_guess = {"bytes": None, "ms": None}
-RATE, LATENCY = 20e6, 0.001  # of the cable between the racks, in bit/s and s
+my_guess = lessons.predict("racks.bytes from rack to rack", None)
+RATE = 20e6  # of the link between the racks, in bit/s
 RACKS = Network.racks([2, 2], inside="500 Mbit/s, 50 us", between="20 Mbit/s, 1 ms")
 SIZE = 1_000_000  # bytes
 
@@ -80,11 +76,12 @@ with cluster:
     ring_bytes, ring = crossing(cluster, flat, SIZE)
 ring_s = max(taken for taken, _ in ring)
 print(f"{ring_bytes:,} B between the racks, in {ring_s * 1e3:.0f} ms; the sum is {ring[0][1]}")
+my_guess and my_guess.against(ring_bytes, tolerance=0.03)
 
 # %% [markdown]
-# 2 arrows of 3/2 S each: 3 S. Each direction of the cable carries 1.5 S, which takes 1.5 MB · 8 / 20 Mbit/s = 600 ms.
+# 2 arrows of 3/2 S each: 3 S. Each direction of the link carries 1.5 S, which takes 1.5 MB · 8 / 20 Mbit/s = 600 ms.
 
-# %%
+# %% tags=["check"]
 at_least = 1.5 * SIZE * 8 / RATE
 assert 3 * SIZE <= ring_bytes < 3.03 * SIZE  # the job's few words with the store are in it
 assert ring_s > at_least
@@ -94,13 +91,11 @@ assert all(total == [10.0, 10.0] for _, total in ring)
 # ## Two levels
 #
 # Inside each rack the ranks add up, so that each holds half of the rack's sum (reduce-scatter). Then each of them
-# all-reduces its half with the rank of the same place in the other rack. And inside the rack they give each other their
+# all-reduces its half with the rank of the same place in the other rack. Last, the ranks of a rack exchange their
 # halves (all-gather). **Predict first:** how many bytes cross now?
 
+
 # %%
-my_guess_of_bytes = None
-
-
 def hierarchical(size):
     """The same sum on two levels; seconds, and the sum."""
     rank = dist.get_rank()
@@ -127,10 +122,15 @@ with cluster:
 levels_s = max(taken for taken, _ in levels)
 print(f"{levels_bytes:,} B between the racks, in {levels_s * 1e3:.0f} ms; the sum is {levels[0][1]}")
 
+# %% tags=["check"]
+assert 2 * SIZE <= levels_bytes < 2.03 * SIZE
+assert levels_s < ring_s
+assert all(total == [10.0, 10.0] for _, total in levels)
+
 # %% [markdown]
 # ## What it is used for: HSDP
 #
-# FSDP over all ranks shards parameters over both racks: it gathers them over the slow cable, too. HSDP is FSDP inside
+# FSDP over all ranks shards parameters over both racks: it gathers them over the slow link, too. HSDP is FSDP inside
 # each rack, and an all-reduce of the gradients' shards between the racks: the same two levels. In a DeviceMesh that is
 # the shape: (4,) for FSDP, (2, 2) for HSDP. **Predict first:** which of the three sends the fewest bytes from rack to
 # rack in a step, and by how much?
@@ -142,8 +142,6 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
 from dlearn.lessons import digits, models
-
-my_guess_of_the_fewest = None
 
 
 def trained(way, steps):
@@ -188,21 +186,18 @@ charts.bars(
 
 # %% [markdown]
 # DDP's ring sends 3 S, as before. FSDP gathers the parameters round the same ring (1.5 S), and its reduce-scatter,
-# which on gloo is a whole all-reduce ([sharding](sharding.ipynb) takes it apart), sends 3 S more; with one as in the
-# textbook it would be 3 S together. HSDP sends between the racks what the two levels sent, 2 S, and gathers inside.
+# which on gloo is a whole all-reduce ([sharding](sharding.ipynb) takes it apart), sends 3 S more. (It gathers once:
+# here the whole model is one unit, which is kept from the forward to the backward pass. In `sharding` each layer is a
+# unit, and is gathered twice.) HSDP sends between the racks what the two levels sent, 2 S, and gathers inside.
 #
 # All three have trained the same model, but for rounding:
 
-# %%
+# %% tags=["check"]
 for way, wanted in (("DDP", 3), ("FSDP", 4.5), ("HSDP", 2)):
     assert wanted <= times[way] < 1.03 * wanted, way
-assert 2 * SIZE <= levels_bytes < 2.03 * SIZE
-assert levels_s < ring_s
-assert all(total == [10.0, 10.0] for _, total in levels)
 for way in ("FSDP", "HSDP"):
-    assert all(abs(one - other) < 1e-3 for one, other in zip(answers[way][0][1], answers["DDP"][0][1], strict=True)), (
-        way
-    )
+    pairs = zip(answers[way][0][1], answers["DDP"][0][1], strict=True)
+    assert all(abs(one - other) < 1e-3 for one, other in pairs), way
 
 # %% [markdown]
 # ## Exercises

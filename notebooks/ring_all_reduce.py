@@ -5,10 +5,6 @@
 #     minutes: 0.2
 #     needs: []
 #     peak_mb: 700
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
 # ---
 
 # %% [markdown]
@@ -72,6 +68,8 @@ for message in messages(run.trace):
 for step in sorted(sent):
     told = ", ".join(f"{src} gives {dst} chunk {chunk}" for src, (chunk, dst, _) in sorted(sent[step].items()))
     print(f"step {step}: {told}")
+if my_steps:
+    print(my_steps.against(len(sent)))
 
 # %% [markdown]
 # Every rank sends one chunk in every step, always to the same neighbour. What happens to the numbers? The cell
@@ -102,13 +100,11 @@ for step in sorted(sent):
 #
 # 2 (n-1) = 6 steps, and in each of them a rank sends one n-th of the data: 2 (n-1)/n · S = 1.5 S.
 
-# %%
+# %% tags=["check"]
 S = N * CHUNK * 4
 assert run.results == {rank: [1111.0] for rank in range(N)}
 assert held == [[1111] * N for _ in range(N)]
 assert sorted(sent) == list(range(2 * (N - 1)))
-if my_steps:
-    print(my_steps.against(len(sent)))
 assert all(len(step) == N for step in sent.values())
 assert all(size == S / N for step in sent.values() for _, _, size in step.values())
 assert all(traffic(run.trace).bytes_from(rank=rank) == 2 * (N - 1) / N * S for rank in range(N))
@@ -129,7 +125,7 @@ axes = draw.sequence(run.trace)
 player = play.player(run.trace)
 player
 
-# %%
+# %% tags=["check"]
 complete = [number for number, step in enumerate(player.walk.steps, 1) if "the whole sum" in step.sentence]
 assert len(player.walk.steps) == 2 * (N - 1) * N
 assert len(complete) == (N - 1) * N + N  # each chunk is completed once, and then sent N - 1 times
@@ -151,22 +147,21 @@ print(f"{len(held.waiting)} calls at the gate: of ranks", sorted({call.rank for 
 
 # %% [markdown]
 # In the first: its chunk is on the way, but what it is to add comes from rank 1, whose send waits at the gate. So
-# nobody is ever more than a step ahead of the neighbour that feeds it. Let them all go, and the sum is the same:
+# no rank is ever more than a step ahead of the neighbour that feeds it. Let them all go, and the sum is the same:
 
-# %%
+# %% tags=["check"]
 assert {call.rank for call in held.waiting} == {1, 2, 3}
 assert held.ranks[0].startswith("in ")
-held.free().join(60)
-assert held.results == run.results
+assert held.free().join(60).results == run.results
 
 # %% [markdown]
 # ## Left, not right
 #
-# The arrows go from rank r to rank r-1, to the *left*, and most pictures in books show the reverse. We did not choose
-# that: gloo's own all-reduce turns this way. Its messages cannot be seen from Python, but the kernel counts the bytes
-# of each connection. So we predict every pair of ranks with a ring to the left, and compare.
+# The arrows go from rank r to rank r-1, to the *left*, because gloo's own all-reduce turns this way. Its messages
+# cannot be seen from Python, but the kernel counts the bytes of each connection. So we predict every pair of ranks with
+# a ring to the left, and compare.
 #
-# **Predict first:** surely nobody would cut 8 bytes in four chunks. Is it a ring there, too?
+# **Predict first:** four ranks share 8 bytes, two numbers. Is that a ring, too?
 
 # %%
 SIZES = [8, 1_000, 2**20, 25 * 2**20]  # bytes
@@ -190,10 +185,10 @@ print(wire.sentence)
 
 # %% [markdown]
 # At every size, and to the byte (*residue* is what the prediction leaves over). Had the ring turned to the right, the
-# bytes would have been on other connections. Even of 8 bytes, two numbers on four ranks: two chunks are empty then,
-# and a message without data still travels.
+# bytes would have been on other connections. With 8 bytes, two of the four chunks are empty, and a message without data
+# still travels.
 
-# %%
+# %% tags=["check"]
 left = {(rank, (rank - 1) % N) for rank in range(N)}
 for size in SIZES:
     part = run.trace.within(f"{size:,} B").where(op="all_reduce")
@@ -247,7 +242,7 @@ for name, changes in RUNS.items():
 # before anything is sent, and the optimizer works on what has arrived. The network matters by its number of
 # parameters, not by its computation.
 
-# %%
+# %% tags=["check"]
 P = sum(parameter.numel() for parameter in models.ConvNet().parameters())
 full = 2 * (3 - 1) / 3 * 4 * P
 
@@ -277,7 +272,7 @@ print("largest difference:", max((a - b).abs().max().item() for a, b in pairs))
 # %%
 axes = draw.timeline(glass.trace.within("step 2"))
 
-# %%
+# %% tags=["check"]
 assert all(torch.equal(a, b) for a, b in zip(glass.results[0][1], gloo.results[0][1], strict=True))
 assert glass.results[0][0] == gloo.results[0][0]
 
@@ -306,17 +301,17 @@ def swap(chunk, like, to, by):
     return came
 
 
+# %% tags=["exercise"]
 def my_ring(tensor):
-    return  # replace this by your ring, and run the next cell
+    return  # replace this by your ring
 
 
-# %%
 lessons.check("ring", my_ring)
 
 # %% [markdown]
-# ## Rings that went wrong
+# ## Rings that look right
 #
-# These have really been taught. The first is right in its sum. **Predict first:** what will the grade say?
+# Three wrong rings. The first is right in its sum. **Predict first:** what will the grade say?
 
 
 # %%
@@ -360,7 +355,7 @@ def never_moves_on(data):
 nothing, stale = lessons.check("ring", zeros), lessons.check("ring", never_moves_on)
 print(nothing, stale, sep="\n\n")
 
-# %%
+# %% tags=["check"]
 assert "each rank sends 19,200 B instead of 12,800 B" in whole.finding
 assert whole.tried == (2, 3)  # with two ranks it is right
 assert "B of zeros" in nothing.finding
@@ -379,15 +374,13 @@ for each in EXERCISES.values():
 # ## Exercise
 #
 # Eight ranks, 1 GB of gradients: how many bytes does each rank send in a ring, and how many would go through rank 0 if
-# everybody sent to it and it answered? Work it out, write your two numbers instead of `None`, and run the cell.
+# the others sent to it and it answered? Work it out, write your two numbers instead of `None`, and run the cell.
 
-# %%
-ring_bytes, rank_0_bytes = None, None
+# %% tags=["exercise"]
+my_bytes = {"each rank": None, "through rank 0": None}
+lessons.answer("ring_all_reduce.ring_and_star", my_bytes)
 
-if ring_bytes is not None:
-    assert ring_bytes == 2 * (8 - 1) / 8 * 10**9, "no: 2 (n-1) steps, and one n-th of the data in each"
-    assert rank_0_bytes == 2 * (8 - 1) * 10**9, "no: 7 tensors come in, and 7 go out"
-    print("Right.")
-
-# %% [markdown]
-# *Text and figures: CC BY 4.0. Code: MIT.*
+# %% tags=["answer"]
+n, size = 8, 10**9
+right = {"each rank": 2 * (n - 1) / n * size, "through rank 0": 2 * (n - 1) * size}
+assert lessons.answer("ring_all_reduce.ring_and_star", right).right

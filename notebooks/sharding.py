@@ -1,14 +1,10 @@
 # ---
 # jupyter:
 #   dlearn:
-#     ids: [Q7, Q8, Q15]
+#     ids: [Q8, Q15]
 #     minutes: 0.4
 #     needs: []
 #     peak_mb: 900
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
 # ---
 
 # %% [markdown]
@@ -33,14 +29,13 @@ from math import isclose
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from dlearn import Cluster, analysis, draw, messages, operations, play, span
+from dlearn import Cluster, analysis, draw, lessons, messages, operations, play, span
 from dlearn.analysis import reconcile, traffic
 from dlearn.lessons import charts, digits, models
 
@@ -101,8 +96,7 @@ WAYS = ["DDP", "ZeRO-1", "FSDP", "FSDP, kept"]  # kept: reshard_after_forward=Fa
 # parameters twice, once forward and once backward: 3 (n-1)/n · P.
 
 # %%
-my_guess = {"DDP": None, "ZeRO-1": None, "FSDP": None, "FSDP, kept": None}
-
+my_guess = lessons.predict("sharding.times P", None)  # {"DDP": ..., "ZeRO-1": ..., "FSDP": ..., "FSDP, kept": ...}
 runs = {}
 for n in (2, 4):
     with Cluster(n, sources=["memory"]) as cluster:  # the ranks stay for all four, and count what they hold
@@ -113,13 +107,11 @@ for how, step in steps[2].items():
     calls = Counter((each.ends[0].phase, each.op) for each in operations(step))
     sent = [traffic(step).bytes_from(rank=rank) for rank in range(2)]
     wire = reconcile(step).whole
-    print(
-        f"{how}: sent by each rank: {sent[0]:,} and {sent[1]:,} B",
-        f"  you guessed: {my_guess[how]}" if my_guess[how] else "",
-    )
+    print(f"{how}: sent by each rank: {sent[0]:,} and {sent[1]:,} B")
     print(f"    on the wire, both together: {wire.measured_bytes or wire.predicted_bytes:,} B with framing")
     for (phase, op), count in calls.items():
         print(f"    {phase:9} {count} x {op}")
+my_guess and my_guess.against({how: traffic(step).bytes_from(rank=0) / P for how, step in steps[2].items()})
 
 # %% [markdown]
 # All four train the same model: their losses agree. DDP has one all-reduce (its bucket holds the whole model). ZeRO-1
@@ -144,7 +136,7 @@ axes = charts.bars(
     notes=[f"P = {P:,} B: the parameters, as bytes. ZeRO-1 is torch's ZeroRedundancyOptimizer: the mean of the ranks."],
 )
 
-# %%
+# %% tags=["check"]
 for n, ways in runs.items():
     assert len({round(run.results[0]["loss"], 4) for run in ways.values()}) == 1, "the same training"
     assert all(reconcile(step).not_measured or reconcile(step).exact for step in steps[n].values())
@@ -195,7 +187,7 @@ for op in ("all_gather_single", "reduce_scatter_single"):
 # The kernel, which knows nothing of algorithms, has counted the same bytes: the residue was 0 above. On NCCL a
 # reduce-scatter is one, and the textbook's numbers should hold; that was not run here.
 
-# %%
+# %% tags=["check"]
 gathered = [each for each in messages(four) if each.op == "all_gather_single"]
 scattered = [each for each in messages(four) if each.op == "reduce_scatter_single"]
 assert sum(each.payload_bytes for each in gathered) == 2 * 3 * filled
@@ -212,7 +204,9 @@ axes = draw.sequence(steps[2]["ZeRO-1"].where(op="broadcast"))
 
 # %%
 told = analysis.compare(steps[2]["DDP"], steps[2]["ZeRO-1"], names=("DDP", "ZeRO-1"))
-print(told)
+told
+
+# %% tags=["check"]
 assert told.came == (("optimizer", "broadcast"),)
 assert told.total.added_bytes == P
 sent = [traffic(steps[2]["ZeRO-1"]).bytes_from(rank=rank) - P for rank in range(2)]
@@ -236,7 +230,7 @@ play.player(steps[2]["FSDP"])
 told = analysis.compare(steps[2]["FSDP"], steps[2]["FSDP, kept"], names=("FSDP", "kept"))
 told
 
-# %%
+# %% tags=["check"]
 assert told.went == (("backward", "all_gather_single"),)
 assert told.total.added_bytes == -P
 assert told.total.b.payload_bytes == 3 * P
@@ -246,7 +240,7 @@ assert told.total.b.payload_bytes == 3 * P
 #
 # ## What is saved
 #
-# Bytes on the wire are the price. The goods are memory. **Predict first:** Adam, four ranks. How many bytes does a rank
+# You pay in bytes on the wire. What you gain is memory. **Predict first:** Adam, four ranks. How many bytes does a rank
 # hold after a step, in multiples of P?
 
 # %%
@@ -271,7 +265,7 @@ axes = charts.bars(
 # here one of them is 63% of the model: rank 0 has nearly two thirds of the state, rank 3 hardly any. With a hundred
 # layers of one size it would be even.
 
-# %%
+# %% tags=["check"]
 for rank in range(4):
     assert [memory["DDP", rank][part] for part in PARTS] == [P, P, 2 * P]
     assert memory["ZeRO-1", rank]["parameters"] == memory["ZeRO-1", rank]["gradients"] == P
@@ -298,6 +292,8 @@ axes = draw.memory(steps[2]["FSDP"])
 peaks = {how: analysis.rank_memory(steps[2][how]) for how in ways}
 gathered = [peaks["FSDP"].most(rank, "gathered") for rank in range(2)]
 print({how: found.finding for how, found in peaks.items()})
+
+# %% tags=["check"]
 assert gathered == [66_048, 66_048]  # the largest layer alone: 4 · (128 · 128 + 128) B
 assert peaks["DDP"].most(0, "buckets") == P
 for how, found in peaks.items():
@@ -306,48 +302,11 @@ for how, found in peaks.items():
         assert found.most(rank, "gradients") == runs[2][how].results[rank]["gradients"]
 
 # %% [markdown]
-# Never: it gathers one layer at a time. Of the whole model it holds the largest layer, 66 kB, and its own half.
+# Not here: it gathers one layer at a time. So a rank holds its own half and the largest layer, 66 kB. (FSDP may gather
+# the next layer early, to hide the wait; then it holds two.)
 #
-# ## A switch of DDP that saves memory, and no byte on the wire
-#
-# `gradient_as_bucket_view=True`: is that sharding, too? DDP copies gradients into its bucket, sums the bucket, and
-# copies back. With this switch, `param.grad` *is* a part of the bucket. The job below counts the memory of both: every
-# storage once.
-
-
-# %%
-def storages(as_view):
-    images, labels = digits.shard(dist.get_rank(), dist.get_world_size())
-    torch.manual_seed(0)
-    model = DistributedDataParallel(models.MLP(), gradient_as_bucket_view=as_view)
-    buckets = []
-
-    def look(state, bucket):  # a communication hook: DDP asks it to sum this bucket
-        buckets.append(bucket.buffer())
-        return allreduce_hook(state, bucket)
-
-    model.register_comm_hook(None, look)
-    for step in range(3):
-        with span(f"step {step}"):
-            cross_entropy(model(images[:25]), labels[:25]).backward()
-    tensors = [*(each.grad for each in model.parameters()), buckets[-1]]
-    kept = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}
-    return len(kept), sum(kept.values())
-
-
-with Cluster(2) as pair:
-    apart, shared = (pair.run(storages, as_view) for as_view in (False, True))
-print("gradients and bucket:  (storages, bytes)", apart.results[0], " as views:", shared.results[0])
-print(analysis.compare(apart.trace.within("step 2"), shared.trace.within("step 2"), names=("apart", "shared")).sentence)
-
-# %% tags=["Q7"]
-assert apart.results[0] == (7, 2 * P)
-assert shared.results[0] == (1, P)
-same = analysis.compare(apart.trace.within("step 2"), shared.trace.within("step 2"))
-assert same.total.added_bytes == same.total.added_messages == 0
-
-# %% [markdown]
-# P bytes of memory less, on every rank, and the traffic is the same to the byte.
+# DDP's option `gradient_as_bucket_view=True` saves memory, too, and no byte on the wire: see
+# [ddp_hooks](ddp_hooks.ipynb).
 #
 # ## Or cut the layers: tensor parallel
 #
@@ -413,7 +372,7 @@ for size, run in cut_runs.items():
 # their gradients never travel. That is why tensor parallel stays within a machine: it sends in every layer, and nothing
 # can go on before it has come.
 
-# %% tags=["Q15"]
+# %% tags=["Q15", "check"]
 for size, run in cut_runs.items():
     calls = operations(run.trace.within("step"))
     assert [each.op for each in calls] == ["all_reduce", "all_reduce"]
@@ -438,12 +397,10 @@ for size, run in cut_runs.items():
 # Eight ranks on gloo, FSDP, a model of P = 1 GB whose tensors 8 divides. How many bytes do all ranks together send in a
 # step? Work it out, write your number instead of `None`, and run the cell.
 
-# %%
+# %% tags=["exercise"]
 my_answer = None
+lessons.answer("sharding.bytes_of_fsdp", my_answer)
 
-if my_answer is not None:
-    assert my_answer == 4 * (8 - 1) * 10**9, "no: two all-gathers, (n-1) · P each, and a reduce-scatter of 2 (n-1) · P"
-    print("Right: 28 GB. DDP would send 14.")
-
-# %% [markdown]
-# *Text and figures: CC BY 4.0. Code: MIT.*
+# %% tags=["answer"]
+seen_of_four = traffic(steps[4]["FSDP"]).total_bytes / ((4 - 1) * filled)  # in (n-1) · P
+assert lessons.answer("sharding.bytes_of_fsdp", seen_of_four * (8 - 1) * 10**9).right

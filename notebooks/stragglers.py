@@ -5,10 +5,6 @@
 #     minutes: 0.5
 #     needs: [network]
 #     peak_mb: 700
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
 # ---
 
 # %% [markdown]
@@ -41,7 +37,7 @@ import time
 import torch
 import torch.distributed as dist
 
-from dlearn import Cluster, analysis, draw, operations
+from dlearn import Cluster, analysis, draw, lessons, operations
 from dlearn.lessons import charts, sgd
 
 WORKERS = ["worker1", "worker2", "worker3"]
@@ -100,12 +96,14 @@ def train(updates, bound):
     return serve(updates, bound) if dist.get_rank() == 0 else work(dist.get_rank())
 
 
-def over(bound, factor=1, updates=90, record=False):
-    """A run with a worker 3 that computes so many times as slowly."""
-    network = f"{RATE / 1e6:g} Mbit/s, {LATENCY * 1e3:g} ms"
-    with Cluster(["server", *WORKERS], network=network, record=record) as cluster:
-        cluster.network.straggler("worker3", factor)
-        return cluster.run(train, updates, bound, timeout=60)
+network = f"{RATE / 1e6:g} Mbit/s, {LATENCY * 1e3:g} ms"
+
+
+def over(bound):
+    """A run of 90 updates, with a worker 3 that computes FACTOR times as slowly."""
+    with Cluster(["server", *WORKERS], network=network, record=False) as cluster:
+        cluster.network.straggler("worker3", FACTOR)
+        return cluster.run(train, 90, bound, timeout=60)
 
 
 # %% [markdown]
@@ -113,8 +111,8 @@ def over(bound, factor=1, updates=90, record=False):
 # of computing, 80 ms on the straggler; parameters and gradient (19 kB each) take about 7 ms on their ways.
 
 # %%
-my_guess = {"synchronous": None, "bounded, 4": None, "asynchronous": None}
-runs = {name: over(bound, FACTOR) for name, bound in BOUND.items()}
+my_guess = lessons.predict("stragglers.pace", None)  # {"synchronous": ..., "bounded, 4": ..., "asynchronous": ...}
+runs = {name: over(bound) for name, bound in BOUND.items()}
 (slowed,) = runs["synchronous"].network.stragglers
 print(f"the straggler's computing took {slowed.reached:.2f} times as long")
 
@@ -123,7 +121,8 @@ slow, fast = FACTOR * COMPUTE + transfers, COMPUTE + transfers
 limit = {"synchronous": N / slow, "bounded, 4": N / slow, "asynchronous": (N - 1) / fast + 1 / slow}
 pace = {name: len(run.results["server"]) / run.results["server"][-1][0] for name, run in runs.items()}
 for name in BOUND:
-    print(f"{name:13} {pace[name]:4.0f} gradients a second, at most {limit[name]:.0f}", my_guess[name] or "")
+    print(f"{name:13} {pace[name]:4.0f} gradients a second, at most {limit[name]:.0f}")
+my_guess and my_guess.against(pace, tolerance=0.25)
 
 # %% [markdown]
 # Now the speeds differ, as they could not on loopback with equal workers. The limits are those of a machine with a
@@ -138,12 +137,12 @@ for name, run in runs.items():
 more = pace["asynchronous"] / pace["synchronous"]
 charts.lines(
     series,
-    title=f"With a straggler of {FACTOR}, nobody waiting is {more:.1f} times as fast",
+    title=f"With a straggler of {FACTOR}, asynchronous training is {more:.1f} times as fast",
     x="s since the beginning",
     y="gradients in the model",
 )
 
-# %%
+# %% tags=["check"]
 assert 0.9 * FACTOR < slowed.reached < 1.1 * FACTOR
 assert pace["synchronous"] <= limit["synchronous"]
 assert pace["asynchronous"] > 1.3 * pace["synchronous"]
@@ -170,6 +169,7 @@ for name, run in runs.items():
     shares[name] = [sum(w == each for _, w, _, _ in log) for each in range(N)]
     print(f"{name:13} gradients by worker 1, 2, 3: {shares[name]}; at most {lead(log)} ahead")
 
+# %% tags=["check"]
 assert shares["synchronous"] == [30, 30, 30]
 assert lead(runs["synchronous"].results["server"]) == 1
 assert lead(runs["bounded, 4"].results["server"]) <= BOUND["bounded, 4"] + 1
@@ -183,10 +183,8 @@ assert shares["asynchronous"][2] < min(shares["asynchronous"][:2])
 #
 # **Predict first:** which of the three is the slowest now, and does the bound of 4 help?
 
+
 # %%
-my_guess_of_hiccups = {"synchronous": None, "bounded, 4": None, "asynchronous": None}
-
-
 def hiccups(updates, bound):
     """As before, but gradient 0, 8, 16 ... of worker 1, 3, 11 ... of worker 2, and so on, take 100 ms more."""
     rank, turn = dist.get_rank(), {"gradients": 0}
@@ -205,7 +203,6 @@ def hiccups(updates, bound):
         sgd.answer = answer
 
 
-network = f"{RATE / 1e6:g} Mbit/s, {LATENCY * 1e3:g} ms"
 passing = {}
 for name, bound in BOUND.items():
     passing[name] = Cluster(["server", *WORKERS], network=network, record=False).run(hiccups, 90, bound, timeout=60)
@@ -228,6 +225,8 @@ charts.bars(
 # %%
 for_good, for_a_while = (each["bounded, 4"] / each["synchronous"] for each in (pace, pace_of_passing))
 print(f"the bound of 4 makes it {for_good:.2f} times as fast for good, {for_a_while:.2f} times for a while")
+
+# %% tags=["check"]
 assert lead(passing["synchronous"].results["server"]) == 1 < lead(passing["bounded, 4"].results["server"])
 
 # %% [markdown]
@@ -237,7 +236,6 @@ assert lead(passing["synchronous"].results["server"]) == 1 < lead(passing["bound
 # run, if the two others go on meanwhile? And what does it do to the loss?
 
 # %%
-my_guess_of_staleness = None
 stale = {name: [s for _, w, _, s in run.results["server"] if w == N - 1] for name, run in runs.items()}
 for name, run in runs.items():
     last = [loss for _, _, loss, _ in run.results["server"][-15:]]
@@ -253,7 +251,7 @@ charts.lines(
     losses, title="Loss over time: here a stale gradient is nearly as good", x="s since the beginning", y="loss"
 )
 
-# %%
+# %% tags=["check"]
 mean_stale = {name: sum(each) / len(each) for name, each in stale.items()}
 assert mean_stale["synchronous"] <= N - 1  # of this server: it takes the gradients of one step one by one
 assert mean_stale["asynchronous"] > mean_stale["synchronous"]
@@ -292,8 +290,11 @@ for one in operations(found):
     for end in one.ends:
         late_ns[end.rank] += end.start_ns - min(each.start_ns for each in one.ends)
 print({rank: f"{ns / 1e6:.0f} ms late in all" for rank, ns in late_ns.items()})
+
+# %% tags=["check"]
 assert max(late_ns, key=late_ns.get) == 2
-assert analysis.reconcile(found).exact
+wire = analysis.reconcile(found)
+assert wire.exact or wire.not_measured
 
 # %% [markdown]
 # ## Exercises

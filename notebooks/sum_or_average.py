@@ -3,12 +3,8 @@
 #   dlearn:
 #     ids: [SA1, SA2, SA3, SA4, SA5, SA6, SA7]
 #     minutes: 0.3
-#     needs: [mpi]
+#     needs: []
 #     peak_mb: 700
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
 # ---
 
 # %% [markdown]
@@ -28,6 +24,9 @@
 # then looks for the run on **one** device that leads to the same parameters: equal to 1e-6, or it does not count.
 
 # %%
+from contextlib import nullcontext
+from importlib.util import find_spec
+
 import matplotlib.pyplot as plt
 import torch
 import torch.distributed as dist
@@ -63,11 +62,13 @@ def apart(a, b):
 # epoch have if each device takes batches of 32? And if the 32 are divided, 16 for each?
 
 
-# %% tags=["SA1"]
-def epoch(batch, lr=LR, reduction="mean"):
+# %%
+def epoch(batch, lr=LR, reduction="mean", hook=None):
     """One epoch on this rank's share of the examples, every n-th one, in batches of `batch`."""
     rank, n = dist.get_rank(), dist.get_world_size()
     model = DistributedDataParallel(new_model())
+    if hook:
+        model.register_comm_hook(None, hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     for x, y in zip(images[rank::n].split(batch), labels[rank::n].split(batch), strict=True):
         optimizer.zero_grad()
@@ -87,6 +88,7 @@ divided = Cluster(2).run(epoch, BATCH // 2)
 for name, run in (("one device, 32", one), ("two devices, 32 each", kept), ("two devices, 16 each", divided)):
     print(f"{name:22s} {updates(run)} updates")
 
+# %% tags=["SA1", "check"]
 assert (updates(one), updates(kept), updates(divided)) == (4, 2, 4)
 
 # %% [markdown]
@@ -94,12 +96,13 @@ assert (updates(one), updates(kept), updates(divided)) == (4, 2, 4)
 #
 # Both are training; they are not the same training. Against one device with the same data in the same order:
 
-# %% tags=["SA2"]
+# %%
 of_64 = Cluster(1).run(epoch, 2 * BATCH)
 print(f"16 each, against one device with 32: {apart(divided.results[0], one.results[0]):.0e} apart")
 print(f"32 each, against one device with 32: {apart(kept.results[0], one.results[0]):.0e}")
 print(f"32 each, against one device with 64: {apart(kept.results[0], of_64.results[0]):.0e}")
 
+# %% tags=["SA2", "check"]
 assert apart(divided.results[0], one.results[0]) < 1e-6
 assert apart(kept.results[0], of_64.results[0]) < 1e-6
 assert apart(kept.results[0], one.results[0]) > 1e-3
@@ -115,7 +118,7 @@ assert torch.equal(kept.results[0], kept.results[1])  # the ranks agree, bit by 
 # The gradients of two ranks are 1 and 2. What does DDP make of them, and what does a server that adds them up?
 
 
-# %% tags=["SA3"]
+# %%
 def gradients_1_and_2():
     weight = nn.Linear(1, 1, bias=False)
     model = DistributedDataParallel(weight)
@@ -128,6 +131,8 @@ def gradients_1_and_2():
 run = Cluster(2, checksums=True).run(gradients_1_and_2)
 ddp, server = run.results[0]
 print("DDP:", ddp, " summing server:", server)
+
+# %% tags=["SA3", "check"]
 assert (ddp, server) == (1.5, 3.0)
 assert run.results[1][0] == 1.5
 
@@ -137,7 +142,7 @@ assert run.results[1][0] == 1.5
 # collective; two programs that give the same data have the same one:
 
 
-# %% tags=["SA3"]
+# %%
 def give(number):
     dist.all_reduce(torch.tensor([number * (dist.get_rank() + 1.0)]))
 
@@ -148,6 +153,9 @@ def checksums_given(run):
 
 
 halves, wholes = (checksums_given(Cluster(2, checksums=True).run(give, number)) for number in (0.5, 1.0))
+print(f"DDP gives {checksums_given(run)}; 0.5 and 1 are {halves}, 1 and 2 are {wholes}")
+
+# %% tags=["SA3", "check"]
 assert checksums_given(run) == halves != wholes
 
 # %% [markdown]
@@ -156,7 +164,8 @@ assert checksums_given(run) == halves != wholes
 # The loss of a batch is a *mean* over its examples, or a *sum*. The gradients of the ranks are *averaged*, or *summed*.
 # Four combinations, each on two ranks with batches of 16; and DDP over gloo is not the only way, so each is run three
 # times: with DDP (which sums where a communication hook has not divided), with DDP over MPI (the same function,
-# in a real MPI job), and with a server, rank 0, which collects the gradients and sends the new parameters back.
+# in a real MPI job, if mpi4py is installed), and with a server, rank 0, which collects the gradients and sends the new
+# parameters back.
 #
 # **Predict first**, for each: with which learning rate does *one* device, with batches of 32, get the same parameters?
 
@@ -168,16 +177,10 @@ def add_up(_, bucket):  # a communication hook that forgets to divide
 
 
 def with_ddp(reduction, combine, lr):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    model = DistributedDataParallel(new_model())
+    hook = None
     if combine == "sum":
-        model.register_comm_hook(None, add_up)
-    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    for x, y in zip(images[rank::n].split(BATCH // n), labels[rank::n].split(BATCH // n), strict=True):
-        optimizer.zero_grad()
-        cross_entropy(model(x), y, reduction=reduction).backward()
-        optimizer.step()
-    return flat(model)
+        hook = add_up
+    return epoch(BATCH // dist.get_world_size(), lr, reduction, hook)
 
 
 # %%
@@ -201,37 +204,40 @@ def with_server(reduction, combine, lr):
     return numbers
 
 
-def alone(reduction, lr):
+def alone(reduction, lr, examples=EXAMPLES):
     model = new_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    for x, y in zip(images.split(BATCH), labels.split(BATCH), strict=True):
+    for x, y in zip(images[:examples].split(BATCH), labels[:examples].split(BATCH), strict=True):
         optimizer.zero_grad()
         cross_entropy(model(x), y, reduction=reduction).backward()
         optimizer.step()
     return flat(model)
 
 
-# %% tags=["SA4"]
+# %%
 n, lr = 2, 0.01
 rows = []
-with Cluster(n) as ranks, Cluster(n, backend="mpi") as of_mpi, Cluster(n + 1) as with_one_more:
+of_mpi = Cluster(n, backend="mpi") if find_spec("mpi4py") else None
+if of_mpi is None:
+    print("DDP over MPI is left out: it needs the extra `mpi` (pip install mpi4py mpich).")
+with Cluster(n) as ranks, of_mpi or nullcontext(), Cluster(n + 1) as with_one_more:
     for reduction in ("mean", "sum"):
         for combine in ("average", "sum"):
             found = {
                 "DDP": ranks.run(with_ddp, reduction, combine, lr).results[0],
-                "DDP over MPI": of_mpi.run(with_ddp, reduction, combine, lr).results[0],
                 "server": with_one_more.run(with_server, reduction, combine, lr).results[0],
             }
+            if of_mpi:
+                found["DDP over MPI"] = of_mpi.run(with_ddp, reduction, combine, lr).results[0]
             equal_to = [
                 factor
                 for factor in (1 / n, 1, n)
                 if all(apart(alone(reduction, lr * factor), each) < 1e-6 for each in found.values())
             ]
             rows.append((reduction, combine, equal_to))
-            print(
-                f"{reduction:4s} loss, gradients {combine:7s} = one device with a {reduction} loss and lr x {equal_to}"
-            )
+            print(f"{reduction:4} loss, gradients {combine:7} = one device, {reduction} loss, lr x {equal_to}")
 
+# %% tags=["SA4", "check"]
 assert rows == [
     ("mean", "average", [1]),
     ("mean", "sum", [n]),
@@ -255,7 +261,7 @@ assert rows == [
 # times fewer updates per epoch. The linear scaling rule (Goyal et al., 2017) says: n times the learning rate. Is one
 # update with n·lr the same as n updates with lr? **Predict first:** exactly, nearly, or not at all?
 
-# %% tags=["SA5"]
+# %%
 far = {}
 for small in (0.001, 0.01, 0.1):
     n_updates = Cluster(1).run(epoch, BATCH, small).results[0]  # 4 updates of 32
@@ -265,6 +271,7 @@ for small in (0.001, 0.01, 0.1):
     far[small] = (((scaled - n_updates).norm() / moved).item(), ((plain - n_updates).norm() / moved).item())
     print(f"lr {small:5}: 2 x lr is {far[small][0]:.2%} of the way off, the same lr {far[small][1]:.0%}")
 
+# %% tags=["SA5", "check"]
 # ten times the learning rate, about ten times the error: it is of second order
 assert 5 < far[0.01][0] / far[0.001][0] < 20
 assert all(scaled < plain / 5 for scaled, plain in far.values())
@@ -279,7 +286,7 @@ assert all(scaled < plain / 5 for scaled, plain in far.values())
 # Each rank could also step by itself, with its own gradient, and then all average their *parameters*. **Predict
 # first:** with SGD, is it the same? With momentum? With Adam?
 
-# %% tags=["SA6"]
+# %%
 OPTIMIZERS = {
     "SGD": lambda p: torch.optim.SGD(p, lr=LR),
     "SGD, momentum 0.9": lambda p: torch.optim.SGD(p, lr=LR, momentum=0.9),
@@ -311,6 +318,7 @@ with Cluster(2) as ranks:
         difference[name] = apart(a, b)
         print(f"{name:18s} {difference[name]:.0e} apart")
 
+# %% tags=["SA6", "check"]
 assert difference["SGD"] < 1e-6
 assert difference["SGD, momentum 0.9"] < 1e-6
 assert difference["Adam"] > 1e-3
@@ -327,7 +335,7 @@ assert difference["Adam"] > 1e-3
 # bytes. How many bytes does the server send and receive in a step? And a rank of DDP's ring?
 
 
-# %% tags=["SA7"]
+# %%
 def server_step():
     """One step with a server, its messages one by one: parameters out, gradients in."""
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -358,6 +366,7 @@ for name, sent, ranks in (("server", at_server, 4), ("ring", at_ring, 3)):
     shown = [f"{sent.bytes_from(rank=rank):,} out, {sent.bytes_to(rank=rank):,} in" for rank in range(ranks)]
     print(f"{name}: " + "; ".join(shown))
 
+# %% tags=["SA7", "check"]
 assert at_server.bytes_from(rank=0) == at_server.bytes_to(rank=0) == workers * P
 assert all(at_server.bytes_from(rank=rank) == P for rank in (1, 2, 3))
 assert all(at_ring.bytes_from(rank=rank) == 2 * (workers - 1) * P // workers for rank in range(workers))
@@ -375,7 +384,7 @@ plt.show()
 play.player(served.trace)
 
 # %% [markdown]
-# n·P each way at one place, against 2(n-1)/n·P at every rank. With a hundred workers the server's link has to carry
+# n·P each way at one place, against 2(n-1)/n·P at every rank. With a hundred workers the server's link transports
 # fifty times what a rank of the ring does. What the server has instead: workers need not wait for each other (the
 # lesson [hogwild](hogwild.ipynb)).
 #
@@ -402,16 +411,11 @@ def last_batch(cure):
     return flat(model)
 
 
-def five_alone():
-    model = new_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR)
-    cross_entropy(model(images[:5]), labels[:5]).backward()
-    optimizer.step()
-    return flat(model)
-
-
-wrong, cured = (apart(Cluster(2).run(last_batch, cure).results[0], five_alone()) for cure in (False, True))
+five_alone = alone("mean", LR, examples=5)
+wrong, cured = (apart(Cluster(2).run(last_batch, cure).results[0], five_alone) for cure in (False, True))
 print(f"mean of means: {wrong:.0e} off; weighed by the number of examples: {cured:.0e}")
+
+# %% tags=["check"]
 assert wrong > 1e-5
 assert cured < 1e-6
 

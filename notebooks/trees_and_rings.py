@@ -5,10 +5,6 @@
 #     minutes: 0.2
 #     needs: []
 #     peak_mb: 800
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
 # ---
 
 # %% [markdown]
@@ -21,7 +17,7 @@
 #
 # An all-reduce gives every rank the sum of all ranks' data. There are many ways to do that, with one and the
 # same result: in a ring, in a tree, all through one rank. **Which one should a library take, and from what
-# size on?** And when somebody says "this all-reduce does 10 GB/s": **is that algbw or busbw**, and what is
+# size on?** And when you read "this all-reduce does 10 GB/s": **is that algbw or busbw**, and what is
 # the difference?
 #
 # We begin with the price of one message.
@@ -34,8 +30,8 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
-from dlearn import Cluster, draw, messages, operations, play, span
-from dlearn.analysis import Bandwidth, bandwidths, reconcile
+from dlearn import Cluster, draw, lessons, messages, operations, span
+from dlearn.analysis import Bandwidth, bandwidths, reconcile, traffic
 from dlearn.collectives import halving_doubling, ring, star, tree
 from dlearn.lessons.cost_chart import costs
 from dlearn.lessons.trees_and_rings import (
@@ -58,7 +54,7 @@ from dlearn.lessons.trees_and_rings import (
 # **Predict first:** how many times longer does the largest ball take? Write your guess instead of `None`.
 
 # %%
-my_factor = None
+my_factor = lessons.predict("trees_and_rings.factor", None)
 
 
 def ping_pong(sizes, times):
@@ -79,7 +75,8 @@ medians = {size: median(seconds for each, seconds in balls if each == size) for 
 for size, seconds in medians.items():
     print(f"{size:>9,} B {seconds * 1e6:10,.0f} µs")
 factor = medians[BALLS[-1]] / medians[4]
-print(f"{BALLS[-1] // 4:,} times the bytes took {factor:,.1f} times as long; you guessed {my_factor}")
+print(f"{BALLS[-1] // 4:,} times the bytes took {factor:,.1f} times as long")
+my_factor and my_factor.against(factor, tolerance=0.5)
 
 # %% [markdown]
 # Look at the first rows: they differ by less than the sizes do. A message has a fixed price, its **latency**,
@@ -97,15 +94,17 @@ model = fit(balls)
 print(model)
 print(f"both parts cost the same at {model.latency_s * model.bandwidth:,.0f} B")
 
-assert BALLS[-1] == 4 * 2**20 == 4 * 1_048_576
-assert 1 < factor < 2**20 / 100  # by far not a million
+# %% tags=["check"]
+quickest = {size: min(seconds for each, seconds in balls if each == size) for size in BALLS}
+assert quickest[64] < 4 * quickest[4]  # 16 times the bytes: latency is all
+assert 4 * quickest[4] < quickest[BALLS[-1]] < 2**20 / 100 * quickest[4]  # bytes count, and by far not a million times
 
 # %% [markdown]
 # ## A tree, by hand
 #
 # Now an all-reduce of four ranks. The (*binomial*) tree works in levels. *Inward*, half of the ranks that still have
 # something send it to the other half, which adds. Then rank 0 has the sum, and the same way *outward*
-# everybody gets it.
+# every rank gets it.
 
 
 # %%
@@ -135,17 +134,18 @@ def sum_by_hand():
 by_hand = Cluster(4).run(sum_by_hand)
 print(by_hand.results[3])
 
+# %% tags=["check"]
 assert all(found == [6.0] * 8 for found in by_hand.results.values())  # 0 + 1 + 2 + 3
 
 # %% [markdown]
 # `dlearn.collectives` has this tree and three other algorithms, and says of each message in which step it was
 # sent:
 #
-# - `ring`: everybody passes a quarter of the data to the neighbour and adds; then the finished quarters go
+# - `ring`: each rank passes a quarter of the data to the neighbour and adds; then the finished quarters go
 #   round
 # - `halving_doubling`: partners exchange halves, then quarters; then backwards (recursive halving and doubling, or
 #   Rabenseifner's algorithm)
-# - `star`: everybody sends all to rank 0, and rank 0 sends everybody the sum
+# - `star`: each rank sends all to rank 0, and rank 0 sends each the sum
 #
 # A **step** is what can happen at the same time: its messages wait for those of the step before, and for
 # nothing else. **Predict first:** how many steps does each of them take with four ranks?
@@ -178,8 +178,8 @@ for name in ("tree", "ring"):
         print(f"    step {number}:", ", ".join(f"{src} to {dst}: {size} B" for src, dst, size in sorted(step)))
 
 # %% [markdown]
-# The tree takes four steps. Each message carries all 32 bytes, and in no step does every rank send. The ring
-# takes six steps; in each of them everybody sends one quarter, 8 bytes, and receives another.
+# The tree takes four steps. Each message has all 32 bytes, and in no step does every rank send. The ring
+# takes six steps; in each of them every rank sends one quarter, 8 bytes, and receives another.
 #
 # Here is the tree in time. In the picture, follow the chain from rank 3 to rank 1, to rank 0, and back the
 # same way. Can one of these arrows begin before the one before it has come?
@@ -199,13 +199,8 @@ axes = draw.timeline(tiny.trace.within("ring"))
 # %% [markdown]
 # Six, one in each step, and the same from every other rank. (How far apart the arrows are is up to the
 # machine. Each rank goes on as soon as it has what it needs, so one may be a step ahead of another.)
-#
-# To see what the tree does, go through it: after which message has rank 0 the sum, and who is the last to have it?
 
-# %%
-play.player(tiny.trace.within("tree"))
-
-# %%
+# %% tags=["check"]
 assert plan("tree") == [
     {(2, 0, 32), (3, 1, 32)},
     {(1, 0, 32)},
@@ -246,14 +241,14 @@ for name, (steps, size) in seen.items():
 # bytes of the ring. No all-reduce can do with fewer than 2 (n-1)/n · S, if no switch adds for it: ring and
 # halving-doubling are **bandwidth-optimal**.
 #
-# So why does not everybody take halving-doubling? What follows is textbook knowledge, and not measured here. Its
+# So why is halving-doubling not always taken? What follows is textbook knowledge, and not measured here. Its
 # partners are 1, 2, 4, ... ranks apart: in one of the steps all data cross the middle of the network at once, where
 # links are shared, while a ring only uses links between neighbours. It wants a power of two. And a ring cuts large data
 # into pieces that follow each other without a pause.
 #
 # So few steps are good for small data, where latency is all; few bytes are good for large data.
 
-# %%
+# %% tags=["check"]
 assert seen == {name: cost(name, 4, SIZE) for name in ALGORITHMS}
 assert seen["ring"] == (6, 1.5 * SIZE)
 assert seen["halving_doubling"] == (4, 1.5 * SIZE)
@@ -269,10 +264,11 @@ assert in_all == {"ring": 24, "halving_doubling": 16, "tree": 6, "star": 6}
 # ring on this machine?
 
 # %%
-my_crossing = None
+my_crossing = lessons.predict("trees_and_rings.tree below", None)
 
 SIZES = [32, 4_096, 65_536, 2**20, 2**24]
-print(f"the tree beats the ring below {crossover(model, 4):,.0f} B; you guessed {my_crossing}")
+print(f"the tree beats the ring below {crossover(model, 4):,.0f} B")
+my_crossing and print(my_crossing.against(crossover(model, 4), tolerance=0.5))
 predictions(model, 4, SIZES)
 
 # %% [markdown]
@@ -292,8 +288,6 @@ def race(sizes, times):
 
 run = Cluster(4).run(race, SIZES, 7)
 measured = {name: measurements(run.trace.within(name), op="all_reduce") for name in ALGORITHMS}
-
-assert all(len(found) == 7 * len(SIZES) for found in measured.values())
 
 # %% [markdown]
 # In the picture, lines are theory, dots are what was measured. First follow the lines: to the left they are
@@ -333,7 +327,7 @@ print("from the all-reduces:   ", fit_all_reduce(measured, 4))
 # the answer: with four and more ranks there is one size at which ring and tree cross, and it grows with
 # latency · bandwidth. (Three ranks are too few: there the tree saves no step.)
 
-# %%
+# %% tags=["check"]
 for ranks in (4, 5, 8, 64):
     size = crossover(model, ranks)
     small, large = (predictions(model, ranks, [size * part]).times for part in (0.9, 1.1))
@@ -376,11 +370,11 @@ for algorithm, ranks in [("ring", 2), ("ring", 4), ("ring", 8), ("ring", 64), ("
 # is more to do. Its busbw stays at 1 GB/s, the speed of a wire. So busbw can be compared over any number of
 # ranks.
 #
-# But it is no speed that somebody measured on a wire. The factor 2 (n-1)/n is what ranks must send *at least*
+# But it is no speed that was measured on a wire. The factor 2 (n-1)/n is what ranks must send *at least*
 # (as long as no network switch adds for them). The tree sends more, so on the same perfect wires it shows a
 # busbw of 0.375 GB/s only.
 
-# %%
+# %% tags=["check"]
 for ranks in (2, 4, 8, 64):
     assert abs(on_perfect_wires("ring", ranks).bus_bandwidth / GB - 1) < 1e-6
     assert abs(on_perfect_wires("ring", ranks).algorithm_bandwidth / GB - ranks / (2 * (ranks - 1))) < 1e-6
@@ -400,14 +394,16 @@ def sums(numbers, times):
         dist.all_reduce(data)
 
 
-tables = {ranks: bandwidths(Cluster(ranks).run(sums, 2**20, 9).trace) for ranks in (2, 4)}
-for table in tables.values():
-    print(table)
+traces = {ranks: Cluster(ranks).run(sums, 2**20, 9).trace for ranks in (2, 4)}
+for trace in traces.values():
+    print(bandwidths(trace))
 
-for ranks, factor in ((2, 1.0), (4, 1.5)):
-    [found] = tables[ranks].items
+# %% tags=["check"]
+for ranks, trace in traces.items():
+    [found] = bandwidths(trace).items
     assert (found.ranks, found.size_bytes, found.count) == (ranks, 4 * 2**20, 9)
-    assert abs(found.bus_bandwidth / found.algorithm_bandwidth - factor) < 1e-9
+    sent_of_size = traffic(trace).bytes_from(rank=0) / (found.count * found.size_bytes)
+    assert abs(found.bus_bandwidth / found.algorithm_bandwidth - sent_of_size) < 1e-9  # what a rank's wire transports
 
 # %% [markdown]
 # ## What does gloo choose?
@@ -423,7 +419,7 @@ def sum_once(size):
     dist.all_reduce(torch.zeros(size // 4))
 
 
-table = [f"{'size':>12} {'predicted':>12} {'measured':>12} {'residue':>8}"]
+pairs_seen, table = [], [f"{'size':>12} {'predicted':>12} {'measured':>12} {'residue':>8}"]
 with Cluster(4) as cluster:
     for size in (8, 4_096, 2**20, 25 * 2**20):
         run = cluster.run(sum_once, size)
@@ -432,9 +428,13 @@ with Cluster(4) as cluster:
         counts = [size, whole.predicted_bytes, whole.measured_bytes or 0, whole.residue_bytes or 0]
         table.append("{:10,} B {:12,} {:12,} {:8,}".format(*counts) + answer.not_measured)
 
-        assert {(each.src, each.dst) for each in messages(run.trace)} == {(1, 0), (2, 1), (3, 2), (0, 3)}
-        assert answer.exact or answer.not_measured  # the counters exist on Linux only
+        pairs_seen.append((answer, {(each.src, each.dst) for each in messages(run.trace)}))
 print("\n".join(table))
+
+# %% tags=["check"]
+for answer, pairs in pairs_seen:
+    assert pairs == {(1, 0), (2, 1), (3, 2), (0, 3)}
+    assert answer.exact or answer.not_measured  # the counters exist on Linux only
 
 # %% [markdown]
 # At none: from 8 bytes to 25 MiB, not one byte is left over. Gloo, as torch uses it, is a ring at every size
@@ -442,8 +442,7 @@ print("\n".join(table))
 #
 # ## What does NCCL choose?
 #
-# *This section is from the documentation and from what its authors say. It was not run here: there is no GPU
-# at hand.*
+# *This section is from the documentation and from what its authors say. It was not run here.*
 #
 # NCCL decides anew for each call. It has a model of every algorithm with every protocol, estimates the time
 # that each would take for this size, and takes the lowest ([issue
@@ -472,11 +471,7 @@ print("\n".join(table))
 # (2.23). Not each of them does each operation. The protocols are better left alone: LL128, forced where it is
 # not supported, can corrupt data.
 #
-# The log has lines such as `1026048 Bytes -> Algo 1 proto 2 time 34.693867` ([issue
-# 1595](https://github.com/NVIDIA/nccl/issues/1595)): algorithm 1 is the ring, 0 the tree; protocol 2 is
-# Simple ([nccl_tuner.h](https://github.com/NVIDIA/nccl/blob/master/src/include/plugin/nccl_tuner.h)). Sources
-# of the table: [NCCL user guide, environment
-# variables](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html), and for the log
+# Sources: [environment variables](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html),
 # [logging](https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/logging.html) and [issue
 # 1444](https://github.com/NVIDIA/nccl/issues/1444).
 
@@ -487,14 +482,9 @@ print("\n".join(table))
 # ring? Write down steps and bytes of both for a size S, set the two times equal, and solve for S. Then write
 # your number instead of `None`.
 
-# %%
+# %% tags=["exercise"]
 my_answer = None
+lessons.answer("trees_and_rings.tree_below", my_answer)
 
-if my_answer is not None:
-    right = crossover(Model(latency_s=20e-6, bandwidth=1e9), 8)
-    hint = "no: the ring takes 14 steps and 14/8 S, the tree 6 steps and 6 S"
-    assert abs(my_answer / right - 1) < 0.01, hint
-    print("Right.")
-
-# %% [markdown]
-# *Text and figures: CC BY 4.0. Code: MIT.*
+# %% tags=["answer"]
+assert lessons.answer("trees_and_rings.tree_below", crossover(Model(latency_s=20e-6, bandwidth=1e9), 8)).right

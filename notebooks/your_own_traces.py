@@ -5,10 +5,6 @@
 #     minutes: 0.2
 #     needs: []
 #     peak_mb: 600
-#   kernelspec:
-#     display_name: Python 3
-#     language: python
-#     name: python3
 # ---
 
 # %% [markdown]
@@ -36,7 +32,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import _dump_fr_trace
 
-from dlearn import Cluster, Trace, analysis, draw, explain, operations
+from dlearn import Cluster, Trace, analysis, draw, explain, lessons, operations
 
 DUMPS = Path(str(files("dlearn.lessons"))) / "data" / "dumps"
 trace = Trace.load(DUMPS / "megatron-16ranks-gpu_error_1st.tar.gz")
@@ -51,7 +47,6 @@ print("calls that have not ended, rank by rank:", [waiting[rank] for rank in tra
 # others wait in? **Predict first:** will that rule name the broken ones?
 
 # %%
-my_guess = None
 absent = Counter(
     rank
     for one in operations(trace)
@@ -70,30 +65,35 @@ print("missing most often:", absent.most_common(4))
 # in a call that others have come out of?
 
 # %%
-assert {rank for rank, _ in absent.most_common(2)} == {13, 15}
-assert absent[14] == 0
 for root in analysis.roots(trace):
     print(f"rank {root.rank} {root.how}: {root.operation.op} #{root.operation.seq} of {root.operation.group.name}")
-broken = {root.rank for root in analysis.roots(trace)}
-assert broken == {12, 14}
 draw.timeline(trace)
 
+# %% tags=["check"]
+assert {rank for rank, _ in absent.most_common(2)} == {13, 15}
+assert absent[14] == 0
+assert {root.rank for root in analysis.roots(trace)} == {12, 14}
+
 # %% [markdown]
-# Those are the two that were broken. All the others wait: for one of them, or for somebody who does.
+# Those are the two that were broken. All the others wait: for one of them, or for a rank that does.
 #
 # ## A rank that says nothing
 #
 # The second job had two ranks whose Python stood still. **Predict first:** how many calls are in the dumps of those?
 
 # %%
-my_guess_of_calls = None
+my_calls = lessons.predict("your_own_traces.calls of a frozen rank", None)
 frozen = Trace.load(DUMPS / "megatron-16ranks-lock_gil_1st.tar.gz")
 calls = Counter(event.rank for event in frozen.events)
 silent = [rank for rank in frozen.ranks if not calls[rank]]
-print("dumps without any call:", silent, my_guess_of_calls or "")
+print("dumps without any call:", silent)
+if my_calls:
+    print(my_calls.against(calls[9]))
 for sentence in explain(frozen).sentences:
     if sentence.startswith("rank "):
         print(sentence)
+
+# %% tags=["check"]
 assert silent == [9, 14]
 assert {root.rank for root in analysis.roots(frozen)} == {9, 14}
 assert frozen.processes[9].reached["EXPERT_MODEL_PARALLEL_GROUP 72"].called == 45_264
@@ -101,40 +101,42 @@ assert frozen.processes[9].reached["EXPERT_MODEL_PARALLEL_GROUP 72"].called == 4
 # %% [markdown]
 # None: they had ended all calls that they made, and made no more. Their numbers give them away: 45,264 calls in a group
 # in which six others have made 45,265.
-
-# %% [markdown]
+#
 # ## Nothing hangs, it is slow
 #
 # Another job, 8 GPUs that train a recommender (DLRM): torch's profiler left a file for each rank, and each rank's
-# execution trace tells what the calls moved. In the first all-to-all a GPU was busy for up to 7.6 ms, with 24,576 B.
+# execution trace says what the calls moved. In the first all-to-all a GPU was busy for up to 7.6 ms, with 24,576 B.
 # **Predict first:** how much of that is transfer?
 
 # %%
-my_guess_of_transfer = None
+my_transfer = lessons.predict("your_own_traces.transfer in us", None)
 slow = Trace.load(DUMPS / "dlrm-8ranks.tar.gz")
 first = operations(slow)[0]
 last = max(first.ends, key=lambda end: end.start_ns)
 transfer_us = (max(end.end_ns for end in first.ends) - last.start_ns) / 1000
 longest_us = max(end.end_ns - end.start_ns for end in first.ends) / 1000
 print(f"{first.op}: busy for {longest_us:,.0f} us, transfer {transfer_us:,.0f} us; rank {last.rank} came last")
-assert last.rank == 7
-assert first.ends[0].inputs[0].payload_bytes == 24_576
-assert transfer_us < 30 < 7_000 < longest_us
+if my_transfer:
+    print(my_transfer.against(transfer_us, tolerance=0.5))
 draw.timeline(slow)
 
 # %% [markdown]
 # Next to none: a kernel of NCCL's begins when its own GPU comes to it, and then waits there for the last one. In the
 # first five operations that is rank 7. The network is not slow; ask what rank 7 computes before.
 #
-# And who gets how much, in all of them? (In the fourth, each rank sends indices to the owners of the tables.)
+# And how much does each rank get, in all of them? (In the fourth, each sends indices to the owners of the tables.)
 
 # %%
-assert [max(one.ends, key=lambda end: end.start_ns).rank for one in operations(slow)][:5] == [7] * 5
 sent = analysis.traffic(slow)
 to = {rank: sum(size for (_, dst), size in sent.payload_bytes.items() if dst == rank) for rank in slow.ranks}
 print("bytes that each rank gets:", to)
-assert max(to, key=to.get) == 3
 draw.traffic(slow)
+
+# %% tags=["check"]
+assert transfer_us < 30 < 7_000 < longest_us
+assert first.ends[0].inputs[0].payload_bytes == 24_576
+assert [max(one.ends, key=lambda end: end.start_ns).rank for one in operations(slow)][:5] == [7] * 5
+assert max(to, key=to.get) == 3
 
 # %% [markdown]
 # ## Which way did the bytes go?
@@ -145,14 +147,10 @@ draw.traffic(slow)
 # **Predict first:** how many of the 16 ranks send to the other host?
 
 # %%
-my_guess_of_senders = None
 logged = Trace.load(DUMPS / "nccl-2.9.9-16gpus.log.gz")
 wiring = analysis.topology(logged)
 crossing = {pair for ring in wiring.rings for pair in wiring.crossings(ring)}
 print("rank -> rank, from host to host:", sorted(crossing))
-assert len(wiring.rings) == 4
-assert [len(ring.channels) for ring in wiring.rings] == [2] * 4
-assert {src for src, _ in crossing} == set(range(1, 16, 2))
 wiring
 
 # %% [markdown]
@@ -162,6 +160,11 @@ wiring
 # %%
 draw.topology(logged)
 
+# %% tags=["check"]
+assert len(wiring.rings) == 4
+assert [len(ring.channels) for ring in wiring.rings] == [2] * 4
+assert {src for src, _ in crossing} == set(range(1, 16, 2))
+
 # %% [markdown]
 # ## What does "busbw" mean?
 #
@@ -169,11 +172,14 @@ draw.topology(logged)
 # a *bus bandwidth* of 42.48 GB/s. No wire is named. **Predict first:** how many bytes went from one host to the other?
 
 # %%
-my_guess_of_bytes = None
+my_bytes = lessons.predict("your_own_traces.bytes from host to host", None)
 GIB = 1 << 30
 sent = wiring.sent("all_reduce", GIB)  # if it ran on these rings: the log of this version does not say
 there, back = wiring.between_hosts(sent).values()
 print(f"{there:,} B there and {back:,} B back; in 47,392 us that is {there / 47_392e3:.2f} GB/s each way")
+my_bytes and my_bytes.against(there, tolerance=0.01)
+
+# %% tags=["check"]
 assert there == back == 2 * 15 * GIB // 16
 assert round(there / 47_392e3, 2) == 42.48
 
@@ -210,6 +216,7 @@ run = Cluster(3, init=False).run(forget_one)
 dumped = Trace.load(FOLDER)
 for each in (dumped, run.trace):
     print([(one.op, one.seq, one.missing) for one in operations(each)])
+print("not measured in a dump:", analysis.reconcile(dumped).not_measured)
 explain(dumped)
 
 # %% [markdown]
@@ -217,13 +224,12 @@ explain(dumped)
 # looks for that with NCCL only), what went over the wire (no counters: residue not measured), and what was called
 # before the last calls that fit into the buffer.
 
-# %%
+# %% tags=["check"]
 sizes = [[[end.inputs for end in one.ends] for one in operations(each)] for each in (dumped, run.trace)]
 assert [sorted(map(str, one)) for one in sizes[0]] == [sorted(map(str, one)) for one in sizes[1]]
 assert [one.missing for one in operations(dumped)] == [(), (), (1,)]
 assert analysis.reconcile(dumped).whole.measured_bytes is None
 assert all(event.end_ns is None for event in dumped.events)
-print("not measured in a dump:", analysis.reconcile(dumped).not_measured)
 
 # %% [markdown]
 # How to switch it on in your own job, with `torchrun` or `sbatch`: `docs/from-your-cluster.md`. Then `dlearn explain
