@@ -28,6 +28,7 @@
 
 # %%
 from functools import partial
+from math import isclose
 from statistics import median
 
 import torch
@@ -39,7 +40,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from dlearn import Cluster, analysis, operations, span
+from dlearn import Cluster, analysis, lessons, operations, span
 from dlearn.lessons import charts, digits, models
 
 START = 2  # PowerSGD leaves the first two steps alone, while DDP still makes its buckets
@@ -109,7 +110,7 @@ last = {name: run.trace.within(f"{name}, step {START + 1}") for name in HOOKS}
 half = analysis.compare(last["plain"], last["fp16"], names=("plain", "fp16"))
 half
 
-# %% tags=["DD12"]
+# %% tags=["DD12", "check"]
 P = sum(4 * each.numel() for each in models.MLP().parameters())
 assert sizes("plain") == [P] == [104_488]
 assert sizes("fp16") == sizes("bf16") == [P / 2]
@@ -163,9 +164,8 @@ _ = axes.set_ylim(0, 1.14 * P / 1000)  # room for the number on the highest bar
 # The biases: vectors are never compressed. And the three parts travel one after the other: Q is made from the sum of
 # P, so no rank can send it before. Compression is paid with latency, three rounds instead of one.
 
-# %%
+# %% tags=["check"]
 first, then, at_last = operations(last["PowerSGD 1"])
-assert len(operations(last["plain"])) == 1
 assert at_last.start_ns > then.transfer_ns  # no rank sends Q before every rank has given its P
 
 # %% [markdown]
@@ -186,7 +186,6 @@ def refused():
 
 answer = Cluster(2).run(refused).results[0]
 print(answer)
-assert "BF16" in answer
 assert "NCCL" in answer
 
 # %% [markdown]
@@ -289,7 +288,7 @@ for name, each in checked.items():
 # with its places. With 1% it sends 2% of the bytes; of the 1.5 it gives only what was picked, and keeps the rest for
 # later.
 
-# %%
+# %% tags=["check"]
 for name in ("plain", "fp16", "fp16 by hand", "all, by top_k"):
     assert checked[name].results[0][0] == checked[name].results[1][0] == [1.5]
 assert torch.equal(checked["fp16 by hand"].results[0][1], checked["fp16"].results[0][1])
@@ -354,14 +353,15 @@ for name, at in curves.items():
     print(f"{name:10} ends with {median(at[-1]):.3f}, from {min(at[-1]):.3f} to {max(at[-1]):.3f}")
 
 # %% [markdown]
-# fp16 lies on plain: what it rounds away is far below what a batch of 25 images leaves uncertain. PowerSGD and top 1%
-# run behind, and come near: error feedback sends late what it did not send at once. How far behind depends on the run;
-# so only this much is asserted: fp16 ends within 5% of plain from each seed, and all have learned.
+# fp16 lies on plain: what it rounds away is far below what a batch of 25 images leaves uncertain. PowerSGD lags a
+# little. Top 1% has learned, too, since error feedback sends late what it did not send at once, but it lags far behind:
+# the title says how far. (Checked for each seed: fp16 ends within 5% of plain, top 1% more than 20% above it.)
 
-# %%
+# %% tags=["check"]
 for name, runs in losses.items():
     assert all(run[-1] < 1 < 2 < run[0] for run in runs), name
 assert all(abs(a[-1] / b[-1] - 1) < 0.05 for a, b in zip(losses["fp16"], losses["plain"], strict=True))
+assert all(a[-1] > 1.2 * b[-1] for a, b in zip(losses["top 1%"], losses["plain"], strict=True))
 
 # %% [markdown]
 # ## What else changes the traffic?
@@ -408,7 +408,7 @@ for what, trace in traces.items():
 # - **BatchNorm** has buffers, the running mean and variance (and a count of steps). Rank 0 broadcasts them in each
 #   forward pass: 1,032 bytes here.
 
-# %% tags=["DM3"]
+# %% tags=["DM3", "check"]
 assert per_rank["SGD"] == per_rank["Adam"] == [P, P]
 assert per_rank["fp16 and Adam"] == [P / 2, P / 2]
 assert sum(per_rank["ZeRO"]) == 2 * P + P
@@ -439,15 +439,16 @@ assert "GPU" in answer
 #
 # `top_k` gathers: each rank sends its picks, 8 bytes for each, to n-1 others (in a ring, but as many bytes). An
 # all-reduce costs a rank 2 (n-1)/n · 4 bytes for each number. If a rank picks 10% of the numbers, at how many ranks do
-# both cost the same?
+# both cost the same? Write your number instead of `None`.
 
-# %%
+# %% tags=["exercise"]
 my_answer = None
+lessons.answer("compression.as_dear_as_plain", my_answer)
 
-if my_answer is not None:
-    n, numbers = my_answer, 1_000_000
-    assert (n - 1) * 8 * 0.1 * numbers == 2 * (n - 1) / n * 4 * numbers, "no: solve 8 · 0.1 = 8 / n"
-    print("Right. Beyond that, plain DDP sends less: what cannot be summed on the way does not scale.")
+# %% tags=["answer"]
+costs = {n: ((n - 1) * 8 * 0.1, 2 * (n - 1) / n * 4) for n in range(2, 100)}
+(same,) = [n for n, (picks, all_reduce) in costs.items() if isclose(picks, all_reduce)]
+assert lessons.answer("compression.as_dear_as_plain", same).right
 
 # %% [markdown]
 # *Text and figures: CC BY 4.0. Code: MIT.*

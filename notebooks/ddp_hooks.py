@@ -76,7 +76,7 @@ for call in run.trace.where(kind="collective", rank=0).events:
 # (DDP's module calls yours, so it is there before each forward pass; and it has hung a hook on each parameter, which
 # autograd calls. Below you see that hook among all others.)
 
-# %% tags=["DD15"]
+# %% tags=["DD15", "check"]
 phases = {phase: {line for line, its, *_ in behind if its == phase} for _, phase, *_ in behind}
 assert phases == {
     "setup": {"model = DistributedDataParallel"},
@@ -114,6 +114,7 @@ loss = model(torch.randn(8, 64)).square().mean()
 lines = tree(loss.grad_fn, {id(parameter): name for name, parameter in model.named_parameters()})
 print(*lines, sep="\n")
 
+# %% tags=["check"]
 assert [line.split()[-1] for line in lines if "AccumulateGrad" in line] == ["one.weight", "two.weight"]
 
 # %% [markdown]
@@ -242,7 +243,7 @@ draw_hooks(fired)
 #
 # Nobody in your program called any of these. That is what makes DDP non-intrusive.
 
-# %% tags=["DD18"]
+# %% tags=["DD18", "check"]
 order = {each: place for place, each in enumerate(fired)}
 assert fired == hooked.results[1]
 assert len(order) == len(fired)
@@ -258,7 +259,6 @@ assert order["DDP: a bucket is full", "bucket 0"] < order["tensor", "h"] < order
 assert order["node: before", "ReLU"] < order["node: after", "ReLU"] < order["tensor", "one.weight"]
 assert order["several: the first", "of both"] < order["tensor", "h"] < order["several: all", "both"]
 assert order["several: all", "both"] < order["after accumulation", "one.weight"]
-
 weight = nn.Parameter(torch.ones(1))
 there = []
 weight.register_hook(lambda _: there.append(weight.grad is not None))
@@ -308,7 +308,7 @@ print("running mean of channel 0:", [round(each[0].item(), 6) for each in norm.r
 # another type, so it travels by itself). They are not averaged. And then the forward pass updates them from the
 # rank's own batch: after a step they differ again. Rank 0's count; save the model there.
 
-# %% tags=["DD16"]
+# %% tags=["DD16", "check"]
 shown = [each for each in operations(norm.trace.within("step 2")) if each.op == "broadcast"]
 assert [each.ends[0].inputs[0].payload_bytes for each in shown] == [4 * (12 + 12), 8]
 assert traffic(norm.trace.within("step 2").where(op="broadcast")).payload_bytes == {(0, 1): 96 + 8}
@@ -367,7 +367,7 @@ for knob, ran in runs.items():
 #   the unused layer travel, too (24 bytes), though nobody has computed them. And the buckets are never rebuilt: nothing
 #   more in step 1. What it costs besides is a walk over the graph in each forward pass, which no message shows.
 
-# %% tags=["DD16", "Q3"]
+# %% tags=["DD16", "Q3", "check"]
 P, buffers = 4 * (108 + 24 + 7_690), 4 * 24 + 8
 tables = 4 * (5 + 1) + 4  # what step 1 sends for the new buckets
 shapes = 8 + 8 * 2 * (4 + 1 + 1 + 2 + 1)
@@ -418,7 +418,7 @@ print(compare(copied.trace, viewed.trace, names=("copied", "as views")).sentence
 # Half the memory for gradients, and not a byte less on the wire. (With Adam, that is parameters, gradients and two
 # moments: 4 times the parameters, and not 5.)
 
-# %% tags=["Q7"]
+# %% tags=["Q7", "check"]
 assert copied.results == {0: 2 * 16_777_216, 1: 2 * 16_777_216}
 assert viewed.results == {0: 16_777_216, 1: 16_777_216}
 assert compare(copied.trace, viewed.trace).total.added_bytes == 0
@@ -430,12 +430,12 @@ assert compare(copied.trace, viewed.trace).total.added_messages == 0
 # A `BatchNorm` of 24 channels on two ranks: how many bytes of buffers does rank 0 send in a forward pass? And when
 # `gradient_as_bucket_view=True` is given, too? Write your two numbers instead of `None`.
 
+# %% tags=["exercise"]
+my_answer = {"plain": None, "as views": None}
+lessons.answer("ddp_hooks.buffers_of_24_channels", my_answer)
 
-# %%
-plain = lessons.predict("hooks.buffers of 24 channels", None)
-as_views = lessons.predict("hooks.buffers as views", None)
 
-
+# %% tags=["answer"]
 def buffers_sent(**options):
     def three_steps():
         model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 24), nn.BatchNorm1d(24)), **options)
@@ -447,10 +447,8 @@ def buffers_sent(**options):
     return traffic(last.where(op="broadcast")).bytes_from(rank=0)
 
 
-if plain is not None:
-    print(plain.against(buffers_sent()))
-if as_views is not None:
-    print(as_views.against(buffers_sent(gradient_as_bucket_view=True)))
+sent = {"plain": buffers_sent(), "as views": buffers_sent(gradient_as_bucket_view=True)}
+assert lessons.answer("ddp_hooks.buffers_of_24_channels", sent).right
 
 # %% [markdown]
 # *Text and figures: CC BY 4.0. Code: MIT.*

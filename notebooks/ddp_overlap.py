@@ -95,7 +95,7 @@ print(f"last gradient after {median(lasts):.1f} ms ({lasts[0]:.1f} to {lasts[-1]
 # travels while the others are still being computed. The times differ from pass to pass; the order does not: from the
 # last layer to the first.
 
-# %% tags=["DD2"]
+# %% tags=["DD2", "check"]
 (order,) = {tuple(name for _, name in curve) for curve in curves.values()}
 assert [name.split(".")[1] for name in order[::2]] == list("76543210")
 assert len(curves) == 2 * 10
@@ -155,7 +155,7 @@ print("as DDP does it:", meanwhile(deep.trace), "gradients became ready while so
 print("with waiting:  ", meanwhile(held.trace))
 print(compare(deep.trace, held.trace, names=("DDP", "waits")).sentence)
 
-# %% tags=["DD4"]
+# %% tags=["DD4", "check"]
 assert meanwhile(held.trace) == 0
 assert compare(deep.trace, held.trace).total.added_bytes == 0
 
@@ -220,7 +220,7 @@ if one_for_all is not None:
 # gradient. So what cannot be hidden is the *last* bucket, the one of the first layers; with a single bucket that is
 # everything. (More buckets mean more calls: [trees_and_rings](trees_and_rings.ipynb) says what a call costs.)
 
-# %% tags=["DD4"]
+# %% tags=["DD4", "check"]
 assert small == (16, 15)
 assert large == (1, 0)
 

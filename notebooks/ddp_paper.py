@@ -36,9 +36,8 @@
 # whole 95 % interval of the median lies on the claim's side (the sign test). There are two cores here: with more ranks
 # than that, ranks take turns, and latency is about whose turn it is.
 #
-# Outside a notebook, all of it, with figures: `python -m ddp_claims --out DIR`. The claims stand in the folder
-# `ddp_claims` of the repository, beside the library: they are found where dlearn is installed from a checkout (as
-# `make` does it), and not with the wheel alone.
+# Outside a notebook, all of it, with figures: `python -m ddp_claims --out DIR`. The claims stand in the repository's
+# folder `ddp_claims`, beside the library: install dlearn from a checkout, as `make` does. The wheel has none of them.
 #
 # **Predict first**, for each claim, before you run its cell: confirmed, or not?
 
@@ -48,8 +47,11 @@ from ddp_claims import CLAIMS, claim
 findings = []
 
 
-def find(id):
+def find(id, verdict=None, exact=0):
+    """Run a claim; its verdict where every machine has the same one, and its first checks where these are exact."""
     finding = claim(id).find()
+    assert verdict in (None, finding.verdict), finding
+    assert all(check.holds for check in finding.result.checks[:exact]), finding
     finding.result.picture.figure.set_dpi(78)  # eighteen pictures: a small file
     findings.append(finding)
     return finding
@@ -71,16 +73,16 @@ find("DD1")
 # travel together. But not too late: when do they become ready?
 
 # %%
-find("DD2")
+found = find("DD2")
+assert all(check.holds for check in found.result.checks if "registration" in check.says)  # orders: exact
+found
 
 # %% [markdown]
 # All along the backward pass, from the last layer to the first. Whoever waits for all of them wastes the time until
 # then; whoever sends each by itself pays for each message. So: buckets, in the reverse order of the layers.
 
 # %%
-found = find("DD3")
-assert found.verdict == "confirmed"  # bytes and counts: exact
-found
+find("DD3", "confirmed")  # bytes and counts: exact
 
 # %% [markdown]
 # What is that good for? While one bucket travels, the next one is computed.
@@ -90,7 +92,7 @@ found
 # which of the two does overlap pay?
 
 # %%
-find("DD4")
+find("DD4", exact=1)  # as many bytes; the rest are times
 
 # %% [markdown]
 # ## What can go wrong
@@ -99,9 +101,7 @@ find("DD4")
 # in which gradients become *ready* matter, or that in which buckets are *launched*?
 
 # %%
-found = find("DD5")
-assert found.verdict == "confirmed"
-found
+find("DD5", "confirmed")
 
 # %% [markdown]
 # The lesson [museum_of_hangs](museum_of_hangs.ipynb) has these, and a dozen others.
@@ -112,17 +112,13 @@ found
 # then?
 
 # %%
-found = find("DD6")
-assert found.verdict == "confirmed"
-found
+find("DD6", "confirmed")
 
 # %% [markdown]
 # And with more ranks? Each rank sends $2(n-1)/n$ times the gradients: nearly as many bytes on 8 ranks as on 4.
 
 # %%
-found = find("DD7")
-assert found.verdict == "partly tested"  # bytes: exact; a nearly linear speed-up cannot be seen on so few cores
-found
+find("DD7", "partly tested")  # bytes: exact; a nearly linear speed-up cannot be seen on so few cores
 
 # %% [markdown]
 # ## Where the time goes
@@ -136,7 +132,7 @@ find("DD8")
 # the other side between them; over 1 Gbit/s and 10 ms that is long. **Predict first**, with three groups: faster?
 
 # %%
-find("DD9")
+find("DD9", exact=2)  # bytes, weights and turns; the rest are times
 
 # %% [markdown]
 # ## Future work then, default now
@@ -145,23 +141,19 @@ find("DD9")
 # backward pass, and then builds its buckets anew.
 
 # %%
-found = find("DD10")
-assert found.verdict == "confirmed"
-found
+find("DD10", "confirmed")
 
 # %% [markdown]
 # Second: layers that are dropped, or parameters that a branch leaves out. What does it cost to find them?
 
 # %%
-found = find("DD11")
-assert found.verdict == "confirmed"
-found
+find("DD11", "confirmed")
 
 # %% [markdown]
 # Third: compressed gradients. How many bytes less, and what does the loss say?
 
 # %%
-find("DD12")
+find("DD12", exact=4)  # bytes; the rest are losses
 
 # %% [markdown]
 # And what does it cost to synchronise less often? Not in bytes, but in what is learnt. The paper gives a reason, too:
@@ -177,22 +169,16 @@ find("DD13")
 # DDP promises that a script changes in a few lines, and that all ranks start and stay equal.
 
 # %%
-found = find("DD14")
-assert found.verdict == "confirmed"
-found
+find("DD14", "confirmed")
 
 # %%
-found = find("DD15")
-assert found.verdict == "confirmed"
-found
+find("DD15", "confirmed")
 
 # %% [markdown]
 # Its knobs, one by one:
 
 # %%
-found = find("DD16")
-assert found.verdict == "partly tested"  # no second device
-found
+find("DD16", "partly tested")  # no second device
 
 # %% [markdown]
 # ## Three rules
@@ -208,9 +194,7 @@ find("DD17")
 # By hooks, at the nodes of the graph that autograd builds.
 
 # %%
-found = find("DD18")
-assert found.verdict == "confirmed"
-found
+find("DD18", "confirmed")
 
 # %% [markdown]
 # ## All of it
@@ -218,11 +202,13 @@ found
 # %%
 from ddp_claims import Report
 
+Report(tuple(findings))
+
+# %% tags=["check"]
 assert [each.claim.id for each in findings] == [each.id for each in CLAIMS]
 about_times_or_losses = {"DD1", "DD2", "DD4", "DD8", "DD9", "DD12", "DD13", "DD17"}
 failed = {each.claim.id for each in findings if each.verdict == "not confirmed here"}
 assert failed <= about_times_or_losses  # bytes, counts and orders are the same on every machine
-Report(tuple(findings))
 
 # %% [markdown]
 # ## Exercises

@@ -40,7 +40,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from dlearn import Cluster, draw, operations, play, span
+from dlearn import Cluster, draw, lessons, operations, play, span
 from dlearn.analysis import bucket_times, reconcile, traffic
 from dlearn.lessons import digits, models
 
@@ -91,10 +91,11 @@ print(*changed, sep="\n")
 # has done that.) `loss.backward()` and `optimizer.step()` stay as they are, and so does the result: two ranks with 16
 # images each end where one process with those 32 images ends.
 
-# %% tags=["DD15"]
+# %%
 run = Cluster(2).run(train, 16)
 one = Cluster(1).run(alone, 32)
 
+# %% tags=["DD15", "check"]
 assert len(changed) == 2 + 2
 for ours, theirs, local in zip(run.results[0], run.results[1], one.results[0], strict=True):
     assert torch.equal(ours, theirs)
@@ -133,7 +134,7 @@ for operation in operations(built.trace):
 # begins with the first step hides that. So does DDP's own docstring: "Parameters are never broadcast between
 # processes". True of the steps, not of the constructor: 111,960 B.
 
-# %% tags=["DD14"]
+# %% tags=["DD14", "check"]
 setup = operations(built.trace)
 (mine, same), (theirs, now) = built.results[0], built.results[1]
 assert mine != theirs
@@ -167,7 +168,7 @@ print(mean.results)
 # values, but checksums of them, if asked.) So nobody needs to average again, and the learning rate is that of one big
 # batch.
 
-# %% tags=["DD14"]
+# %% tags=["DD14", "check"]
 assert mean.results == {0: 1.5, 1: 1.5}
 assert sorted(sent) == sorted(zlib.crc32(torch.tensor([half]).numpy().tobytes()) for half in (0.5, 1.0))
 
@@ -227,7 +228,7 @@ for way, ran in runs.items():
     calls = step.where(op="all_reduce", rank=0).events
     ready = [event.start_ns for event in step.where(kind="gradient", rank=0).events]
     early = sum(call.start_ns < max(ready, default=0) for call in calls)
-    wire = sum(pair.predicted_bytes for pair in reconcile(ran.trace).parts[2].pairs if pair.src == 0)
+    wire = sum(pair.predicted_bytes for pair in reconcile(step).whole.pairs if pair.src == 0)
     facts[way] = (len(calls), traffic(step).bytes_from(rank=0), wire, early)
     checksums |= set(ran.results.values())
     print(f"{way:36} {facts[way][0]:11} {facts[way][1]:8,} {facts[way][2]:12,} {facts[way][3]:5}")
@@ -240,7 +241,7 @@ for way, ran in runs.items():
 # With the default of 25 MB this small model has a single bucket, and nothing begins early. 0 gives one for each
 # parameter.
 
-# %% tags=["DD3"]
+# %% tags=["DD3", "check"]
 assert len(checksums) == 1
 assert {way: fact[0] for way, fact in facts.items()} == dict(zip(WAYS, (6, 1, 6, 3, 1), strict=True))
 assert all(fact[1] == 111_960 and fact[2] == 111_960 + 576 * fact[0] for fact in facts.values())
@@ -277,7 +278,7 @@ print(bucket_times(run.trace))
 # %%
 play.player(run.trace.within("step 1"))
 
-# %% tags=["DD3", "Q6"]
+# %% tags=["DD3", "Q6", "check"]
 first, rebuilt = bucket_times(run.trace).tables
 assert [bucket.bytes for bucket in first] == [111_960]
 assert first[0].parameters == tuple(name for name, _ in models.ConvNet().named_parameters())
@@ -297,13 +298,18 @@ assert all(each in operations(run.trace.within("step 1")) for each in agreed)
 #
 # `Deep` has eight linear layers of 256 × 256 weights and 256 biases each. With three ranks and the default
 # `bucket_cap_mb`, how many bytes does each rank send in the tenth step, and in how many all-reduces? Work it out,
-# write your two numbers instead of `None`, and run the cell.
+# write your two numbers instead of `None`, and run the cell. (Three ranks cannot cut a bucket into equal chunks: a byte
+# in 50,000 more or less is right, too.)
 #
 # Then write DDP's loop by hand (no DDP, one flat gradient) and let it be graded by what it sends:
 # `lessons.check("ddp_by_hand", my_training)`.
 
+# %% tags=["exercise"]
+my_answer = {"bytes": None, "all-reduces": None}
+lessons.answer("ddp_step_by_step.tenth_step", my_answer)
 
-# %%
+
+# %% tags=["answer"]
 def ten_steps():
     layers = [nn.Sequential(nn.Linear(256, 256), nn.ReLU()) for _ in range(8)]
     model = DistributedDataParallel(nn.Sequential(*layers))
@@ -312,18 +318,15 @@ def ten_steps():
             model(torch.ones(4, 256)).sum().backward()
 
 
-bytes_sent, all_reduces = None, None
-
 tenth = Cluster(3).run(ten_steps).trace.within("step 9").where(op="all_reduce")
-gradients = 4 * 8 * (256 * 256 + 256)
+gradients, calls = 4 * 8 * (256 * 256 + 256), operations(tenth)
 assert traffic(tenth).total_bytes == 2 * (3 - 1) * gradients  # of all three ranks
-first = operations(tenth)[0].ends[0].inputs[0].payload_bytes
+first = calls[0].ends[0].inputs[0].payload_bytes
 assert 2**20 <= first < 2**20 + gradients / 8  # closed at 1 MiB, with the gradients that it then had
-
-if bytes_sent is not None:
-    assert bytes_sent == 2 * (3 - 1) / 3 * gradients, "no: a ring; what share of the gradients is one chunk?"
-    assert all_reduces == len(operations(tenth)), "no: how large is the first bucket if nobody gives a cap?"
-    print("Right.")
+sizes = [traffic(tenth).bytes_from(rank=rank) for rank in range(3)]
+for size in (2 * (3 - 1) / 3 * gradients, *sizes):
+    right = {"bytes": size, "all-reduces": len(calls)}
+    assert lessons.answer("ddp_step_by_step.tenth_step", right).right
 
 # %% [markdown]
 # *Text and figures: CC BY 4.0. Code: MIT.*

@@ -35,9 +35,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.rpc as rpc
 
-from dlearn import Cluster, draw
+from dlearn import Cluster, draw, lessons
 
-my_guess = None
+my_guess = lessons.predict("deadlock_by_hand.calls at the gate", None)
 
 
 def both_send_first():
@@ -52,21 +52,25 @@ run.waiting
 # %%
 run.release(0)
 run.release(1)
-print(f"{len(run.waiting)} calls wait at the gate")
+at_the_gate = len(run.waiting)
+print(my_guess.against(at_the_gate) if my_guess else f"{at_the_gate} calls wait at the gate")
 print(run.hang)
 draw.timeline(run.trace)
 
 # %% [markdown]
 # None: both ranks are inside of torch's `send`, which ends when the other side receives, and neither gets there.
-# Nobody has timed out, and nobody ever need: what the records say so far is enough to name the circle.
-#
-# Here no order helps, as each rank's first call is the wrong one. The program has to change: one of the two receives
-# first. Then it ends in every order that you can think of; two of them:
+# No call has timed out, and none has to: the trace already shows the cycle.
 
-# %%
-assert len(run.waiting) == 0
+# %% tags=["check"]
+assert at_the_gate == 0
 assert "rank 0" in run.hang
 assert "rank 1" in run.hang
+
+# %% [markdown]
+# Here no order helps, as each rank's first call is the wrong one. The program has to change: one of the two receives
+# first. Then it ends in every order. Here are two of them:
+
+# %%
 run.end()
 
 
@@ -89,12 +93,12 @@ for order in ((0, 1), (1, 0)):
 # %% [markdown]
 # ## Only in some orders
 #
-# This is the one that passes all tests and hangs in the third week. A server has two locks, A and B. One worker takes
-# A and then B, the other B and then A. **Predict first:** which of these orders hangs: a, a, b, b? a, b, a, b? a, b,
-# b, a?
+# This is the one that passes all tests and hangs in the third week. A server has two locks, A and B. Worker a takes
+# A and then B, worker b takes B and then A. **Predict first:** which of these orders hang: a, a, b, b? a, b, a, b? a,
+# b, b, a? Write their number instead of `None`.
 
 # %%
-my_guess_of_the_order = None
+my_guess_of_the_order = lessons.predict("deadlock_by_hand.orders that hang", None)
 LOCKS = {}  # of the server: A and B
 
 
@@ -140,25 +144,28 @@ def answered(run, name):
         pass
 
 
-run = held()
-answered(run, "a")
-answered(run, "b")
-run.release("a")
-run.release("b")
-print(run.hang)
-run
+hangs, schedules = {}, {}
+for order in ("abba", "abab"):
+    run = held()
+    for name in order[:2]:
+        answered(run, name)
+    for name in order[2:]:
+        run.release(name)
+    hangs[order], schedules[order] = run.hang, run.schedule
+    print(order, run.hang, sep=": ")
+    run.end()
+print(my_guess_of_the_order.against(sum(map(bool, hangs.values()))) if my_guess_of_the_order else "")
 
 # %% [markdown]
-# a has A and waits for B; b has B and waits for A. What is seen is that both calls of `take` have not come back:
-# which lock each of them waits for is the server's own business, and stands in no message.
+# a, a, b, b ends: a has given both locks back before b takes one. The other two hang: a has A and waits for B; b has B
+# and waits for A. The trace shows that both calls of `take` have not returned. Which lock each of them waits for
+# stands in no message: only the server knows it.
 
-# %%
-stuck = run.schedule
-assert [(passed.rank, passed.op) for passed in stuck] == [(name, "rpc take") for name in "abab"]
-assert not run.waiting
-assert "a waits for server in rpc_sync take()" in run.hang
-assert "b waits for server in rpc_sync take()" in run.hang
-run.end()
+# %% tags=["check"]
+for order, sentence in hangs.items():
+    assert [(passed.rank, passed.op) for passed in schedules[order]] == [(name, "rpc take") for name in order]
+    assert "a waits for server in rpc_sync take()" in sentence
+    assert "b waits for server in rpc_sync take()" in sentence
 
 # %% [markdown]
 # ## The order is a test
@@ -167,6 +174,7 @@ run.end()
 # once in three weeks comes each time: in a test you would assert that it does not.
 
 # %%
+stuck = schedules["abab"]
 again = held(stuck)
 while len(again.schedule) < len(stuck) or not again.hang:
     assert again.under_way
@@ -178,9 +186,8 @@ again.end()
 # %% [markdown]
 # The cure is an order of its own: whoever wants both takes A first. No schedule can make a circle of that.
 
+
 # %%
-
-
 def cured():
     if rpc.get_worker_info().name != "server":
         work("A", "B")

@@ -33,7 +33,7 @@ import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from torch import nn
 
-from dlearn import Cluster, draw, messages, play, span
+from dlearn import Cluster, draw, lessons, messages, play, span
 from dlearn.analysis import autograd_graph, hangs
 
 WORKERS = ["w0", "w1", "w2"]
@@ -90,16 +90,8 @@ def watch(*cases):
 # 8. the output of `head` is sent to w1 and to w2.
 
 # %%
-my_guess = {
-    "needs_no_gradient": None,
-    "needs_gradient": None,
-    "used_twice": None,
-    "fetched_twice": None,
-    "nested": None,
-    "piped": None,
-    "handed_on": None,
-    "sent_to_both": None,
-}
+my_guess = {"needs_no_gradient": None, "needs_gradient": None, "used_twice": None, "fetched_twice": None}
+my_guess |= {"nested": None, "piped": None, "handed_on": None, "sent_to_both": None}
 
 # %% [markdown]
 # ## One call
@@ -139,7 +131,7 @@ axes = draw.autograd(recorded["needs_gradient"])
 # 5 · 8 different numbers of 4 bytes.
 
 
-# %% tags=["PS2"]
+# %%
 def crossings(name):
     """From whom to whom, and how many bytes, for every gradient that goes to another worker; in no order."""
     graph = autograd_graph(recorded[name])
@@ -157,6 +149,7 @@ def tensors_forward(name):
     return sum(len(message.tensors) for message in messages(recorded[name]) if message.op.startswith("FORWARD"))
 
 
+# %% tags=["PS2", "check"]
 assert crossings("needs_no_gradient") == [("w0", "w1", 4)]
 assert sorted(crossings("needs_gradient")) == [("w0", "w1", 4), ("w1", "w0", 5 * 8 * 4)]
 assert (pieces("needs_no_gradient"), pieces("needs_gradient")) == (2, 3)
@@ -201,10 +194,9 @@ axes = draw.autograd(recorded["fetched_twice"])
 in_context = [m for m in messages(recorded["fetched_twice"]) if m.operation.exchange.context is not None]
 play.player(recorded["fetched_twice"], messages=in_context, title="Fetched twice: two gradients cross")
 
-# %% tags=["DM6"]
+# %% tags=["DM6", "check"]
 assert crossings("used_twice") == [("w0", "w1", 160)]
 assert crossings("fetched_twice") == [("w0", "w1", 160)] * 2
-
 graph = autograd_graph(recorded["fetched_twice"])
 assert [graph.in_degree(node) for node, name in graph.nodes(data="name") if name == "TanhBackward0"] == [2]
 graph = autograd_graph(recorded["used_twice"])
@@ -272,6 +264,7 @@ for name in ("nested", "piped", "handed_on"):
     ways = ", ".join(f"{src} to {dst} {size} B" for src, dst, size in sorted(crossings(name)))
     print(f"{name:10} {len(crossings(name))} crossings: {ways}")
 
+# %% tags=["check"]
 ways = {name: Counter((src, dst) for src, dst, _ in crossings(name)) for name in ("nested", "piped", "handed_on")}
 assert ways["nested"] == Counter([("w0", "w1"), ("w1", "w2"), ("w2", "w1"), ("w1", "w0")])
 assert ways["piped"] == Counter([("w0", "w2"), ("w2", "w0"), ("w0", "w1"), ("w1", "w0")])
@@ -309,7 +302,7 @@ for name, guess in my_guess.items():
     told = f"{pieces(name):8}{len(crossings(name)):11}{len(backward_messages(name)):10}{guess!s:>12}"
     print(f"{name:18}{counts}{told}")
 
-# %% tags=["DM4"]
+# %% tags=["DM4", "check"]
 EXPECTED = {  # nodes on w0, w1 and w2; pieces; crossings
     "needs_no_gradient": ([2, 6, 0], 2, 1),
     "needs_gradient": ([4, 7, 0], 3, 2),
@@ -345,20 +338,19 @@ for name in EXPECTED:
 # your number instead of `None`, and run the cell.
 
 
-# %%
+# %% tags=["exercise"]
 def ninth(w1, w2, head, x):
     hidden = w1.rpc_sync().forward(head(x))
     looked_at = w2.rpc_sync().forward(hidden.detach())
     return looked_at.sum() + hidden.sum() + (hidden * hidden).sum()
 
 
-my_number = None
-
 watch(ninth)
-if my_number is not None:
-    found = sorted((src, dst) for src, dst, _ in crossings("ninth"))
-    assert my_number == len(found), f"no: the gradients go {', '.join(f'from {a} to {b}' for a, b in found)}"
-    print("Right.")
+my_number = None
+lessons.answer("distributed_autograd.ninth", my_number)
+
+# %% tags=["answer"]
+assert lessons.answer("distributed_autograd.ninth", len(crossings("ninth"))).right
 
 # %% [markdown]
 # Then draw it, `draw.autograd(recorded["ninth"])`, and take the `detach()` away. What is added to the picture?
@@ -384,7 +376,7 @@ print(stuck.error)
 # begun", for it waits for the other, which w0 will never send: that value is in no loss. Fetch once, or use what you
 # fetch.
 
-# %%
+# %% tags=["check"]
 (wait,) = hangs(stuck.trace)
 assert wait.operation.op == "BACKWARD_AUTOGRAD_REQ"
 assert [stuck.trace.label(end.rank) for end in wait.operation.ends] == ["w0", "w1"]
@@ -425,7 +417,7 @@ for name, (needed, leaf, has_one) in found.items():
 # Not for the parameter. It arrives on w1 as a leaf, cut off from the one that was sent; no error is raised, and the
 # optimizer on w0 has nothing to apply. Times 1 it is a result like any other, and its gradient comes home.
 
-# %% tags=["Q10"]
+# %% tags=["Q10", "check"]
 assert found == {
     "plain": (True, False, True),
     "Parameter": (True, True, False),

@@ -19,10 +19,10 @@
 #
 # **Before this:** [ddp_step_by_step](ddp_step_by_step.ipynb). **Takes** about 35 minutes.
 #
-# A batch that is too large for the memory can be had in parts: compute the gradients of some *micro-batches* one after
+# A batch that does not fit in memory can be processed in parts: compute the gradients of some *micro-batches* one after
 # the other, let them add up in `.grad`, and let the optimizer step once. But DDP would send the gradients after each
-# part, and only their sum is needed. `no_sync()` keeps it from that. **How many bytes does it save, exactly? Which
-# pass must it be around? And what if it is around one too many?**
+# part, and only their sum is needed. `no_sync()` prevents that. **How many bytes does it save, exactly? Which pass must
+# it be around? And what if it is around one too many?**
 
 # %%
 import zlib
@@ -36,7 +36,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from dlearn import Cluster, draw, operations, play, span
+from dlearn import Cluster, draw, lessons, operations, play, span
 from dlearn.analysis import compare, mismatches, traffic
 from dlearn.lessons import digits, models
 
@@ -87,7 +87,7 @@ for n, sizes in sent.items():
 # Exactly one n-th. A micro-batch inside `no_sync` sends nothing, the last sends as much as ever: by then the gradients
 # of all n are *one* sum, and that is as large as the parameters.
 
-# %% tags=["DD6"]
+# %% tags=["DD6", "check"]
 full = 4 * sum(parameter.numel() for parameter in models.ConvNet().parameters())
 assert full == 111_960
 for n, sizes in sent.items():
@@ -108,7 +108,7 @@ axes = draw.timeline(runs[4].trace.within("step 3"))
 # %%
 play.player(runs[4].trace.within("step 3"))
 
-# %%
+# %% tags=["check"]
 step = runs[4].trace.within("step 3")
 for rank in (0, 1):
     ready = step.where(kind="gradient", rank=rank).events
@@ -194,13 +194,9 @@ for inside, (size, same) in decides.items():
 # Around the forward only, it has its full effect, also on a backward pass that is outside: nothing is sent, and nobody
 # says so. So put both inside, as `train` does.
 
-# %% tags=["Q5"]
-assert decides == {
-    (): (full, True),
-    ("backward",): (full, True),
-    ("forward",): (0, False),
-    ("forward", "backward"): (0, False),
-}
+# %% tags=["Q5", "check"]
+assert decides[()] == decides["backward",] == (full, True)
+assert decides["forward",] == decides["forward", "backward"] == (0, False)
 
 # %% [markdown]
 # ## Nothing at all?
@@ -242,7 +238,7 @@ print(buffers)
 # %% [markdown]
 # In the first only. After a forward pass inside `no_sync` they are not sent before the next one: 1/n, here, too.
 
-# %%
+# %% tags=["check"]
 assert sent[4][:8] == [0, 0, 0, full, 40, 0, 0, full]
 assert [each.what for each in early] == ["DDP agrees on the rebuilt buckets"] * 2
 assert buffers == {1: [104, 104, 104, 104], 4: [104, 0, 0, 0]}
@@ -288,7 +284,7 @@ for way, gradient in found.items():
 # mean of means is not the mean, and the four images count as much as twenty. Each loss counts with its share of the
 # images.
 
-# %%
+# %% tags=["check"]
 torch.testing.assert_close(found["16 + 16 + 16 + 16, each / 4"], big, rtol=0, atol=1e-6)
 torch.testing.assert_close(found["16 + 16 + 16 + 16, not divided"], 4 * big, rtol=0, atol=1e-5)
 torch.testing.assert_close(found["20 + 20 + 20 + 4, each times its share"], big, rtol=0, atol=1e-6)
@@ -354,7 +350,7 @@ told
 # 223,920 bytes less each way: twice the gradients, once in each epoch. The cure is one condition more: share with each
 # n-th micro-batch, *and with the last*. (And a checksum of the parameters, gathered now and then, would have told.)
 
-# %%
+# %% tags=["check"]
 assert alike(right) == [(True, True)] * 6
 assert alike(forgot) == [(True, True)] * 2 + [(False, False)] + [(True, False)] * 2 + [(False, False)]
 assert told.total.added_bytes == -2 * 2 * full == -2 * 223_920
@@ -366,12 +362,13 @@ assert mismatches(forgot.trace) == ()
 # Four ranks, 100 million parameters in float32, 6,000 micro-batches in an epoch. How many bytes does each rank send in
 # an epoch, with n = 8? Work it out, write your number instead of `None`, and run the cell.
 
-# %%
+# %% tags=["exercise"]
 my_answer = None
+lessons.answer("gradient_accumulation.an_epoch", my_answer)
 
-if my_answer is not None:
-    assert my_answer == 6_000 // 8 * 2 * (4 - 1) / 4 * 4 * 100_000_000, "no: 750 steps, 2 (n-1)/n of 400 MB in each"
-    print("Right.")
+# %% tags=["answer"]
+steps, gradients = 6_000 // 8, 4 * 100_000_000
+assert lessons.answer("gradient_accumulation.an_epoch", steps * 2 * (4 - 1) / 4 * gradients).right
 
 # %% [markdown]
 # *Text and figures: CC BY 4.0. Code: MIT.*

@@ -15,17 +15,17 @@
 # # Incast: four trainers send to one server at the same time
 #
 # **Goals.** You will be able to say from rates alone what a push to a parameter server takes; tell a queue that runs
-# over from a slow cable by the switch's counts; name two cures, and say which of the two each one cures.
+# over from a slow link by the switch's counts; name two cures, and say which of the two each one cures.
 #
 # **Before this:** [parameter_server](parameter_server.ipynb), [slow_network](slow_network.ipynb). **Takes** about 20
 # minutes.
 #
-# Four trainers push a gradient of 1 MB each to a server. Every rank has a cable of 40 Mbit/s, in each direction. The
-# trainers' cables are free; but all four gradients have to go through **one** cable, that of the server. (It needs
+# Four trainers push a gradient of 1 MB each to a server. Every rank has a link of 40 Mbit/s, in each direction. The
+# trainers' links are free; but all four gradients have to go through **one** link, that of the server. (It needs
 # namespaces: Linux only, no root; `dlearn doctor` says whether this machine permits them.)
 #
 # **Predict first:** how long does it take, if nothing is lost? And what if the switch has only 16 kB of room for what
-# waits before the server's cable?
+# waits before the server's link?
 
 # %%
 import time
@@ -41,8 +41,8 @@ my_guess_s = {"nothing lost": None, "room for 16 kB": None}
 TRAINERS, NUMBERS, RATE = 4, 250_000, 40e6  # a number has 4 bytes; bit/s
 
 
-def law(servers):
-    """Seconds of a push: what comes to one server, through its one cable."""
+def bound(servers):
+    """Seconds of a push: what comes to one server, through its one link."""
     return TRAINERS * NUMBERS * 4 / servers * 8 / RATE
 
 
@@ -87,7 +87,7 @@ def push(servers, in_turn=False, rounds=3):
 
 # %%
 def over(servers, queue, in_turn=False):
-    """A run over cables of 40 Mbit/s whose queues have so much room."""
+    """A run over links of 40 Mbit/s whose queues have so much room."""
     network = f"40 Mbit/s, 1 ms, queue {queue}"
     return Cluster(servers + TRAINERS, network=network).run(push, servers, in_turn, timeout=60)
 
@@ -114,21 +114,23 @@ def again(run):
 roomy = over(1, "8 MB")
 incast = over(1, "16 kB")
 for name, run in (("nothing lost", roomy), ("room for 16 kB", incast)):
-    print(f"{name:15} {seconds(run):.2f} s, the law says {law(1):.2f}", my_guess_s[name] or "")
+    print(f"{name:15} {seconds(run):.2f} s, the bound is {bound(1):.2f}", my_guess_s[name] or "")
 incast.network
 
 # %% [markdown]
-# With room enough the server's cable is full, and the push takes what the law says. With 16 kB four senders fill the
-# queue at once, packets are dropped, and their senders slow down, or wait for a timer of 0.2 s or so: meanwhile the
-# server's cable is not full, and the push takes longer than the law. Look at the table: only the port *to rank 0* has
-# dropped anything; no cable is slower than another, and none is cut. That is incast: **a loss without a slow or
-# broken cable.**
+# With room enough the server's link is full, and the push takes what the model says. With 16 kB four senders fill the
+# queue at once, packets are dropped, and their senders slow down, or wait for a timer of 0.2 s or so. Meanwhile the
+# server's link is not full, and the push takes longer than the model says. Look at the table: only the port *to rank 0*
+# has dropped anything; no link is slower than another, and none is cut. That is incast: **a loss without a slow or
+# broken link.**
 
 # %%
 drops = {port.name: port.dropped for port in incast.network.ports if port.dropped}
 print(f"dropped: {drops}; sent again: {again(incast):,} B of {3 * TRAINERS * NUMBERS * 4:,}")
+
+# %% tags=["check"]
 assert dropped(roomy) == 0
-assert law(1) <= seconds(roomy) < 1.25 * law(1)
+assert bound(1) <= seconds(roomy) < 1.25 * bound(1)
 assert set(drops) == {"to rank 0"}
 assert again(incast) > 0
 assert seconds(incast) > seconds(roomy)
@@ -137,7 +139,7 @@ assert seconds(incast) > seconds(roomy)
 # ## Two cures
 #
 # **Predict first:** the queues keep their 16 kB. What does a push take if the server asks one trainer after the other?
-# And what with two servers, each with half of the table and a cable of its own, all four trainers sending to both? Are
+# And what with two servers, each with half of the table and a link of its own, all four trainers sending to both? Are
 # packets still dropped? And both together?
 
 # %%
@@ -147,11 +149,11 @@ halves = over(2, "16 kB")
 both = over(2, "16 kB", in_turn=True)
 ways = {"one server, room": roomy, "one, 16 kB": incast, "in turn": in_turn, "two servers": halves, "both": both}
 for name, run in ways.items():
-    print(f"{name:18} {seconds(run):.2f} s; {dropped(run):4} packets dropped")
+    print(f"{name:18} {seconds(run):.2f} s; {dropped(run):4} dropped", my_guess_of_cures.get(name) or "")
 charts.bars(
     list(ways),
     [
-        charts.Part("the law", [law(2 if run in (halves, both) else 1) for run in ways.values()]),
+        charts.Part("the bound", [bound(2 if run in (halves, both) else 1) for run in ways.values()]),
         charts.Part("measured", [seconds(run) for run in ways.values()]),
     ],
     title="4 x 1 MB: a second server pays where both ask in turn",
@@ -160,18 +162,18 @@ charts.bars(
 )
 
 # %% [markdown]
-# They cure two different things. **In turn** takes away the losses: one sender alone cannot send more than the
-# server's cable carries. But all 4 MB still go through that one cable, so it does not get under the law. **Two
-# servers** halve the law, since each cable carries half; but four trainers still send to each at once, packets are
-# still dropped, and the waiting for timers eats most of what was gained (in some runs all of it). **Both** together
-# are the quickest, if still above the new law. And the table is the same in every way:
+# They cure two different things. **In turn** removes the losses: one sender alone cannot send more than the server's
+# link takes. But all 4 MB still go through that one link, so it cannot be faster than the bound. **Two servers** halve
+# the bound, since each link takes half; but four trainers still send to each at once, packets are still dropped, and
+# the waiting for timers eats most of what was gained (in some runs all of it). **Both** together are the quickest, if
+# still above the new bound. And the table is the same in every variant:
 
-# %%
+# %% tags=["check"]
 assert dropped(in_turn) == 0
-assert law(1) <= seconds(in_turn)
+assert bound(1) <= seconds(in_turn)
 assert dropped(halves) > 0
 assert dropped(both) == 0
-assert law(2) <= seconds(both) < min(law(1), seconds(halves))
+assert bound(2) <= seconds(both) < min(bound(1), seconds(halves))
 expected = torch.arange(NUMBERS).float() * (1 + 2 + 3 + 4)
 for run in (roomy, incast, in_turn):
     assert torch.equal(run.results[0][1], expected)
@@ -189,6 +191,6 @@ draw.traffic(incast.trace)
 # %% [markdown]
 # ## Exercises
 #
-# 1. Two servers in turn, but both begin with the same trainer: which cable is full now? Predict the time, then run it.
+# 1. Two servers in turn, but both begin with the same trainer: which link is full now? Predict the time, then run it.
 # 2. Eight trainers with 0.5 MB each: the same bytes. Is the loss larger or smaller with 16 kB?
 # 3. In a ring all-reduce of the same five ranks, how many send to one rank at the same time? Can there be incast?

@@ -28,7 +28,7 @@
 # from whom each message is. Can a trace say it?
 
 # %%
-from dlearn import Cluster, draw, explain, messages, operations, play
+from dlearn import Cluster, draw, explain, lessons, messages, operations, play
 
 
 def report():
@@ -58,7 +58,7 @@ print("rank 0 has seen (source, tag):", *run.results[0])
 # %%
 axes = draw.sequence(run.trace)
 
-# %% tags=["Q13"]
+# %% tags=["Q13", "check"]
 observed = messages(run.trace)
 assert {message.how for message in observed} == {"observed"}
 sizes = [(m.src, m.dst, m.payload_bytes) for m in observed if "object" not in m.what]
@@ -75,8 +75,8 @@ assert [(call.peer, call.tag) for call in receives] == run.results[0]
 play.player(run.trace)
 
 # %% [markdown]
-# A receive from anyone knows its source only when the message is there, from MPI's `Status`; there the trace has
-# it from, too. Which worker came first may differ from run to run; that each one's messages come in the order of
+# A receive from any source knows its source only when the message has arrived, from MPI's `Status`. The trace takes it
+# from there, too. Which worker came first may differ from run to run; that each one's messages come in the order of
 # their sending is promised by MPI.
 #
 # ## What does "blocking" wait for?
@@ -87,6 +87,7 @@ play.player(run.trace)
 
 # %%
 import time
+from functools import partial
 
 
 def late_receiver(sizes, late):
@@ -112,14 +113,15 @@ run = Cluster(2, backend="mpi", init=False).run(late_receiver, [1_000, 1_000_000
 # %%
 axes = draw.timeline(run.trace.where(kind="p2p"))
 
-# %% tags=["MP1"]
+# %%
 small, large = run.trace.where(op="send").events
 small_recv, large_recv = run.trace.where(op="recv").events
-
-assert small.end_ns < small_recv.start_ns  # done before anybody asked for it
-assert large.end_ns > large_recv.start_ns  # waited for the receiver
 for name, call in (("1,000 B", small), ("1,000,000 B", large)):
     print(f"Send of {name} returned after {(call.end_ns - call.start_ns) / 1e6:.2f} ms")
+
+# %% tags=["MP1", "check"]
+assert small.end_ns < small_recv.start_ns  # done before its receive was called
+assert large.end_ns > large_recv.start_ns  # waited for the receiver
 
 # %% [markdown]
 # The small message went out at once, *eagerly*: MPI keeps it somewhere until it is asked for. The large one
@@ -179,7 +181,7 @@ print(f"{eager:,} B: {len(messages(below.trace))} messages")
 above = Cluster(2, backend="mpi", init=False).run(swap, waits, timeout=3, check=False)
 print(f"{waits:,} B: {above.error.what}")
 
-# %%
+# %% tags=["check"]
 assert len(messages(below.trace)) == 2
 assert above.results == {}
 assert "rank 0 and rank 1 wait for each other: rank 0 in send" in above.error.what
@@ -213,7 +215,7 @@ axes = draw.timeline(run.trace)
 # The bar of an `Isend` goes from its call to the end of its `Wait`: the receive lies inside it, so none of the
 # two had to be first.
 
-# %%
+# %% tags=["check"]
 assert [(m.src, m.dst, m.payload_bytes) for m in messages(run.trace)].count((0, 1, 1_000_000)) == 2
 assert [(m.src, m.dst, m.payload_bytes) for m in messages(run.trace)].count((1, 0, 1_000_000)) == 2
 for rank in (0, 1):
@@ -262,7 +264,7 @@ for op in table[2]:
     )
     print(f"{op:15} {'   '.join(first):30} {'   '.join(other)}")
 
-# %% tags=["MP2"]
+# %% tags=["MP2", "check"]
 for n, found in table.items():
     b, w = 400, 400 * n  # a block, and one for each rank
     others = n - 1
@@ -284,6 +286,7 @@ for n, found in table.items():
 # %%
 print(messages(runs[3].trace))
 
+# %% tags=["check"]
 assert len(messages(runs[3].trace)) == 0
 assert {reason for _, reason in messages(runs[3].trace).unexplained} == {"MPI's library chooses how, and does not say"}
 
@@ -316,12 +319,13 @@ axes = draw.timeline(over_mpi.trace)
 # %% [markdown]
 # One bucket, one all-reduce of all gradients: DDP asks for the same. What is different below is the sums' order.
 
-# %% tags=["MP7"]
+# %%
 [(mpi, ours), (gloo, theirs)] = (each.results[0] for each in (over_mpi, over_gloo))
 largest = max((a - b).abs().max().item() for a, b in zip(ours, theirs, strict=True))
 print(f"{mpi} and {gloo}: the largest difference of two gradients is {largest:.1e}")
 print(explain(over_mpi.trace).sentences[-2])
 
+# %% tags=["MP7", "check"]
 assert not dist.is_mpi_available()
 assert (mpi, gloo) == ("mpi4py", "gloo")
 assert all(torch.allclose(a, b, atol=1e-6, rtol=0) for a, b in zip(ours, theirs, strict=True))
@@ -353,7 +357,7 @@ assert gradients == [[785 * 4]] * 2  # 20 * 30 + 30 + 30 * 5 + 5 numbers
 # `Sendrecv`. Run the cell to see whether it does.
 
 
-# %%
+# %% tags=["exercise"]
 def pass_round(size):
     from mpi4py import MPI
 
@@ -363,13 +367,32 @@ def pass_round(size):
     comm.Recv(yours, source=left)
 
 
+def first_calls(run):
+    """What each rank calls first, if all messages go round."""
+    calls = [run.trace.where(kind="p2p", rank=rank).events[:1] for rank in range(3)]
+    return None if run.error else [call.op for each in calls for call in each]
+
+
 run = Cluster(3, backend="mpi", init=False).run(pass_round, waits, timeout=4, check=False)
-if run.error is not None:
-    print(run.error.what)
-    assert "wait in a circle" in run.error.what
-else:
-    assert {(m.src, m.dst) for m in messages(run.trace)} == {(0, 1), (1, 2), (2, 0)}
-    print("Right.")
+print(run.error.what if run.error else messages(run.trace))
+lessons.answer("mpi_messages.pass_round", first_calls(run))
+
+
+# %% tags=["answer"]
+def rank_0_receives_first(size):
+    from mpi4py import MPI
+
+    comm, mine, yours = MPI.COMM_WORLD, bytearray(size), bytearray(size)
+    send = partial(comm.Send, mine, dest=(comm.rank + 1) % comm.size)
+    receive = partial(comm.Recv, yours, source=(comm.rank - 1) % comm.size)
+    for act in (send, receive) if comm.rank else (receive, send):
+        act()
+
+
+cured = Cluster(3, backend="mpi", init=False).run(rank_0_receives_first, waits, timeout=20)
+assert "wait in a circle" in run.error.what
+assert {(m.src, m.dst) for m in messages(cured.trace)} == {(0, 1), (1, 2), (2, 0)}
+assert lessons.answer("mpi_messages.pass_round", first_calls(cured)).right
 
 # %% [markdown]
 # *Text and figures: CC BY 4.0. Code: MIT.*
