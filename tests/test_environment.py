@@ -1,10 +1,12 @@
 """pyproject.toml, environment.yml and constraints.txt agree; `make` installs what its target needs."""
 
 import importlib.metadata
+import json
 import os
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -24,7 +26,7 @@ CONDA_NAMES = {"torch": "pytorch-cpu", "matplotlib": "matplotlib-base"}
 def ranges(lines: list[str]) -> dict[str, SpecifierSet]:
     """What is asked for by name; what an extra or a group takes over from another one stands there."""
     requirements = [Requirement(line) for line in lines if isinstance(line, str)]
-    return {canonicalize_name(r.name): r.specifier for r in requirements if r.name != "dlearn"}
+    return {canonicalize_name(r.name): r.specifier for r in requirements if r.name != PROJECT["name"]}
 
 
 CORE = ranges(PROJECT["dependencies"])
@@ -65,8 +67,14 @@ def test_environment_yml_has_a_python_that_pyproject_allows():
     assert python.version in SpecifierSet(PROJECT["requires-python"])
 
 
-def test_pip_inside_conda_installs_only_the_project():
-    assert conda()[1] == ["-e . --no-deps"]
+def test_pip_inside_conda_installs_only_the_project(tmp_path):
+    """conda and mamba hand the lines to pip as a file of requirements, in the folder of environment.yml."""
+    (tmp_path / "lines.txt").write_text("\n".join(conda()[1]))
+    ask = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-build-isolation"]
+    ask += ["--dry-run", "--report", tmp_path / "report.json", "-r", tmp_path / "lines.txt"]
+    subprocess.run(ask, cwd=ROOT, check=True)
+    wanted = json.loads((tmp_path / "report.json").read_text())["install"]
+    assert [each["metadata"]["name"] for each in wanted] == [PROJECT["name"]]
 
 
 @pytest.mark.parametrize("name", DIRECT)

@@ -62,8 +62,10 @@ def test_a_package_that_is_there_and_broken_says_its_own_error(tmp_path, monkeyp
         optional("broken", needed_by="this test")
 
 
-def test_no_sentence_names_a_package_index_by_our_name():
-    """`dlearn` on the index is another project's: what a user is told to install are other packages, by their names."""
-    house = Path(dlearn.__file__).parent
-    sources = [*house.rglob("*.py"), *(house.parent / "notebooks").glob("*.py"), house.parent / "README.md"]
-    assert [path.name for path in sources if re.search(r"pip install \"?dlearn", path.read_text())] == []
+def test_no_sentence_installs_the_other_project_that_has_our_name_on_the_index():
+    """Ours is `dlearn-trace`. Where `dlearn` is named, it is to say that it is another."""
+    root = Path(dlearn.__file__).parents[1]
+    sources = [*(root / "dlearn").rglob("*.py"), *(root / "notebooks").glob("*.py"), root / "Dockerfile"]
+    sources += [*root.glob("*.md"), *(root / "docs").rglob("*.md")]
+    install = re.compile(r"pip3? install [^`\n]*\bdlearn\b(?!-trace)")
+    assert [(path.name, line) for path in sources for line in install.findall(path.read_text())] == []

@@ -131,7 +131,9 @@ def test_the_wheel_holds_the_package_and_its_licence_and_nothing_else(checkout, 
 
 
 def test_the_index_would_take_the_metadata(wheel):
-    metadata = Metadata.from_email(zipfile.Path(wheel, f"dlearn-{dlearn.__version__}.dist-info/METADATA").read_bytes())
+    folder = f"dlearn_trace-{dlearn.__version__}.dist-info"
+    metadata = Metadata.from_email(zipfile.Path(wheel, f"{folder}/METADATA").read_bytes())
+    assert metadata.name == "dlearn-trace"  # `dlearn` on the index is another project's
     assert metadata.project_urls == {"Homepage": HOME, "Changelog": f"{HOME}/blob/{TAG}/CHANGELOG.md"}
     assert metadata.description_content_type == "text/markdown"
     assert for_the_index.LINK.findall(metadata.description) == []
@@ -150,13 +152,13 @@ def test_the_sdist_builds_the_same_wheel(checkout, wheel, tmp_path):
     assert [name for name in one.namelist() if one.read(name) != other.read(name)] == []
 
 
-def with_what_it_needs(name: str, found: set[str]) -> set[str]:
-    """The distributions that `pip install NAME` installs, without any extra."""
-    for requirement in map(Requirement, importlib.metadata.requires(name) or []):
+def with_what_they_need(requirements: list[str], found: set[str]) -> set[str]:
+    """The distributions that pip installs for these requirements, without any extra."""
+    for requirement in map(Requirement, requirements):
         wanted = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
         if wanted and requirement.name not in found:
             found.add(requirement.name)
-            with_what_it_needs(requirement.name, found)
+            with_what_they_need(importlib.metadata.requires(requirement.name) or [], found)
     return found
 
 
@@ -166,7 +168,7 @@ def python(wheel, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("alone")
     venv.create(folder, symlinks=True)
     (site,) = folder.glob("lib/python*/site-packages")
-    for name in with_what_it_needs("dlearn", set()):
+    for name in with_what_they_need(PROJECT["dependencies"], set()):
         distribution = importlib.metadata.distribution(name)
         for top in {file.parts[0] for file in distribution.files or [] if file.parts[0] not in ("..", "__pycache__")}:
             (site / top).symlink_to(distribution.locate_file(top))
