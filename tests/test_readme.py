@@ -7,6 +7,7 @@ time, and what `...` leaves out; byte figures are equal.
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import socket
@@ -31,6 +32,9 @@ NOT_RUN = {  # the first line of a block: who runs it instead, or why nobody can
     "python3 -m venv .venv": "takes minutes; it is what `make demo` runs",
     "make paper": "takes minutes; tests/test_ddp_paper.py runs the claims",
 }
+ACTIVATE = next(block for block in BLOCKS if block.text.startswith("source"))
+BEFORE = {"make", "python3"}
+"""The commands that a reader has who has not activated the environment yet."""
 SCRIPT = "In your own script"
 READERS_OWN = {"Any script, as it is": [*(Path(__file__).parent / "scripts" / "reader").glob("*.py")]}
 """Scripts that the text says the reader has: train.py, whose rank 1 is killed, and parameter_server.py."""
@@ -59,12 +63,13 @@ class Walk:
             config=Config({"KernelManager": {"transport": "ipc", "ip": str(sockets / "kernel")}}),
         )
 
-    def shell(self, lines: str) -> str:
-        return "".join(self.command(line) for line in lines.splitlines())
+    def shell(self, block: Block, lines: str) -> str:
+        activated = ACTIVATE.text if BLOCKS.index(block) > BLOCKS.index(ACTIVATE) else ""
+        return "".join(self.command(activated + line) for line in lines.splitlines())
 
-    def command(self, line: str) -> str:
+    def command(self, lines: str) -> str:
         both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        done = subprocess.run(["bash", "-c", line], cwd=self.folder, timeout=300, **both)
+        done = subprocess.run(["bash", "-c", lines], cwd=self.folder, timeout=300, **both)
         return done.stdout + (f"{FAILED} with status {done.returncode}\n" if done.returncode else "")
 
     def cell(self, text: str) -> str:
@@ -86,23 +91,32 @@ def text_of(output: nbformat.NotebookNode) -> str:
 
 def walked(folder: Path, sockets: Path) -> Walk:
     walk = Walk(folder, sockets)
+    (folder / ".venv").symlink_to(sys.prefix)
     with environment(
-        PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        PATH=path_without_ours(),
         IPYTHONDIR=str(folder / "ipython"),
         PET_MASTER_PORT=str(free_port()),  # torchrun's: beside other work its usual port may be taken
     ):
         script, command, later = [block for block in BLOCKS if block.section == SCRIPT]
         (folder / "train.py").write_text(script.text)
-        walk.printed[script] = walk.printed[command] = walk.shell(command.text)
+        walk.printed[script] = walk.printed[command] = walk.shell(command, command.text)
         (folder / "later.py").write_text(later.text)
-        walk.printed[later] = walk.shell("python later.py")
+        walk.printed[later] = walk.shell(later, "python later.py")
         with walk.client.setup_kernel():
             for block in RUN:
                 for file in READERS_OWN.get(block.section, ()):
                     (folder / file.name).write_text(file.read_text())
-                if block.section != SCRIPT:
-                    walk.printed[block] = (walk.cell if block.language == "python" else walk.shell)(block.text)
+                if block.section != SCRIPT and block.language == "python":
+                    walk.printed[block] = walk.cell(block.text)
+                elif block.section != SCRIPT:
+                    walk.printed[block] = walk.shell(block, block.text)
     return walk
+
+
+def path_without_ours() -> str:
+    """Of a reader who has not activated the environment in which these tests run."""
+    ours = Path(sys.executable).parent
+    return os.pathsep.join(each for each in os.environ["PATH"].split(os.pathsep) if Path(each) != ours)
 
 
 def free_port() -> int:
@@ -149,7 +163,36 @@ def is_as_shown(block: Block, text: str) -> bool:
         if part not in printed:
             return False
         printed = printed[printed.index(part) + len(part) :]
-    return bool(shows(block)) or FAILED not in printed
+    if shows(block):
+        return True
+    return FAILED not in printed and (printed != "" or not ends_in_a_value(block))
+
+
+def ends_in_a_value(block: Block) -> bool:
+    """Whether the cell shows its last line: an expression, and no call that returns None."""
+    last = ast.parse(block.text).body[-1] if block.language == "python" and block.section != SCRIPT else None
+    return isinstance(last, ast.Expr) and not re.search(r"\.(assert_\w+|release|shutdown)\(", ast.unparse(last))
+
+
+def test_what_a_cell_is_said_to_show_is_its_last_expression():
+    said = [block for block in BLOCKS if "last expression" in block.text]
+    assert said != []
+    for block in said:
+        (line,) = [line for line in block.text.splitlines() if "last expression" in line]
+        assert block.text.endswith(f"{line}\n")
+        assert ends_in_a_value(block), line
+
+
+def test_every_command_is_found_where_the_page_has_come_to():
+    """Before the environment is activated it is named by its path; afterwards its folder is on PATH."""
+    for block in BLOCKS:
+        if block.language == "sh" and block != ACTIVATE:
+            activated = BLOCKS.index(block) > BLOCKS.index(ACTIVATE)
+            for line in block.text.splitlines():
+                command = line.split()[0].removeprefix(".venv/bin/")
+                ours = (Path(sys.executable).parent / command).exists()
+                usable = ours and (activated or line.startswith(".venv/"))
+                assert usable or command in BEFORE, line
 
 
 def folder_of(process: psutil.Process) -> Path | None:

@@ -66,7 +66,7 @@ class Schedule:
 
 
 def ring_all_reduce(ranks: int, payload: int, itemsize: int) -> Iterator[Send]:
-    """Reduce-scatter, then all-gather, both to the LEFT: the reverse of most pictures.
+    """Reduce-scatter, then all-gather, both to the LEFT: each rank sends to the one before it.
 
     The data is cut into one chunk per rank and each chunk into at least two segments, so that one segment travels while
     the other is added up. Each rank sends 2 (ranks-1)/ranks of the payload, where the chunks come out even.
