@@ -22,12 +22,15 @@ __all__ = [
     "draw",
     "explain",
     "export",
+    "lessons",
     "messages",
+    "network",
     "operations",
     "play",
     "record",
     "span",
 ]
+__dir__ = __all__.copy  # What Tab offers.
 
 _HOMES = {
     "Cluster": "dlearn.cluster",
@@ -42,7 +45,7 @@ _HOMES = {
     "record": "dlearn.recorder",
     "span": "dlearn.recorder",
 }
-_MODULES = {"analysis", "collectives", "draw", "export", "play"}
+_MODULES = {"analysis", "collectives", "draw", "export", "lessons", "network", "play"}
 
 
 def __getattr__(name: str) -> Any:
@@ -59,12 +62,8 @@ def __getattr__(name: str) -> Any:
     return value
 
 
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
-
-
 if TYPE_CHECKING:
-    from dlearn import analysis, collectives, draw, export, play
+    from dlearn import analysis, collectives, draw, export, lessons, network, play
     from dlearn.analysis import explain, messages, operations
     from dlearn.cluster import Cluster
     from dlearn.errors import DlearnError

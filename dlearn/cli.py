@@ -57,6 +57,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return run(arguments[1:])  # Its arguments are torchrun's, and the script's.
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")  # as stderr has it: Latin-1 lacks our arrows
+        if not arguments:
+            parser().print_help()
+            return WRONG
         options = parser().parse_args(arguments)
         os.environ.setdefault("MPLBACKEND", "agg")  # pictures go to files, no window
         options.command(options)

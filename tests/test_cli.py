@@ -86,7 +86,15 @@ def test_help_names_the_commands(capsys):
     assert all(f"  {name} " in told for name in ("demo", "run", "doctor", "explain", "messages", "draw", "export"))
 
 
-@pytest.mark.parametrize("arguments", [[], ["dance"], ["demo", "--size", "3"], ["draw", "dance", "t", "-o", "x.svg"]])
+def test_alone_it_lists_its_commands(tmp_path):
+    """`python -m dlearn`, which is there where no folder of commands is on PATH."""
+    done = subprocess.run([sys.executable, "-m", "dlearn"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "")
+    assert done.stdout.startswith("usage: dlearn")
+    assert "  explain " in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["dance"], ["demo", "--size", "3"], ["draw", "dance", "t", "-o", "x.svg"]])
 def test_wrong_arguments_are_told_and_end_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as end:
         main(arguments)

@@ -75,3 +75,4 @@ __all__ = [
     "traffic",
     "victims",
 ]
+__dir__ = __all__.copy  # What Tab offers.
