@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import dlearn
+from dlearn.cluster.run import Run
 
 ROOT = Path(__file__).parent.parent
 
@@ -55,6 +56,24 @@ def test_every_function_of_a_namespace_says_what_it_is(namespace):
     assert sorted(module.__all__) == list(module.__all__)
     for name in module.__all__:
         assert inspect.getdoc(getattr(module, name)), name
+
+
+def asks_for_a_trace(function) -> bool:
+    first = next(iter(inspect.signature(function).parameters.values()), None)
+    return first is not None and str(first.annotation).startswith("Trace")
+
+
+NAMESPACES = [dlearn.analysis, dlearn.draw, dlearn.export, dlearn.play]
+FUNCTIONS = [getattr(module, name) for module in NAMESPACES for name in module.__all__ if name.islower()]
+
+
+@pytest.mark.parametrize("function", [*filter(asks_for_a_trace, FUNCTIONS)], ids=lambda each: each.__module__)
+def test_who_gives_a_run_in_place_of_its_trace_reads_what_to_give(function, tmp_path):
+    run = Run(tmp_path, recorded=True)
+    parameters = inspect.signature(function).parameters.values()
+    needed = [run for each in parameters if each.default is each.empty and each.kind is not each.KEYWORD_ONLY]
+    with pytest.raises(AttributeError, match="a Run has no '[a-z_]+'; where a Trace is wanted, give run.trace"):
+        list(function(*needed))  # What is exported comes in pieces.
 
 
 def test_the_reference_names_them_all():

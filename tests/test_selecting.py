@@ -8,6 +8,7 @@ from traces import Job
 from dlearn import operations
 from dlearn.analysis import messages, traffic
 from dlearn.errors import TraceError
+from dlearn.hooks.c10d import c10d_ops
 from dlearn.trace.event import RpcCall, RpcReply, RpcRun, Worker
 from dlearn.trace.selecting import kind_of
 from dlearn.trace.trace import Trace
@@ -42,6 +43,21 @@ def test_where_selects_a_phase(tmp_path):
     assert trace.where(phase="optimizer").events == ()
     with pytest.raises(TraceError, match="no phase 'backwards'; the phases are: setup, forward, backward"):
         trace.where(phase="backwards")
+
+
+def test_where_names_the_ops_if_there_is_no_such_one(tmp_path):
+    trace = one_step(tmp_path)
+    with pytest.raises(TraceError, match="no op 'allreduce'; this trace has: all_reduce, broadcast, recv, send$"):
+        trace.where(op="allreduce")
+    # What torch could do and this job did not is an answer, too.
+    names = [op.name for op in (*c10d_ops.COLLECTIVES, *c10d_ops.POINT_TO_POINT)]
+    assert [name for name in names if trace.where(op=name).events] == [
+        "all_reduce",
+        "broadcast",
+        "send",
+        "recv",
+        "recv",
+    ]
 
 
 def test_where_selects_several_ranks_by_number_or_name(tmp_path):

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlearn.errors import DlearnError, RankError, SetupError, TraceError
 from dlearn.live.live_display import LiveDisplay
@@ -55,6 +55,13 @@ class Run(Shown):
         if not self.recorded:
             raise DlearnError("this run was not recorded (record=False)")
         return Trace.load(self.folder / "trace")
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> None:
+            """Say what to give where a Trace is wanted: `explain(run)` asks a Run for what its trace has."""
+            what = f"a Run has no {name!r}; where a Trace is wanted, give run.trace"
+            raise AttributeError(what, name=name, obj=self)
 
     def paragraphs(self) -> Iterator[Paragraph]:
         yield f"failed: {self.error.what}" if self.error else f"{count_text(len(self.results), 'rank')} returned"

@@ -9,6 +9,7 @@ import numpy as np
 from dlearn.errors import TraceError
 from dlearn.trace.event import Event, Span
 from dlearn.trace.job_facts import AnyLine
+from dlearn.trace.message import family_of_op
 from dlearn.trace.rpc.rpc_kinds import Rpc
 from dlearn.trace.source import in_use
 from dlearn.trace.tables.event_table import Column, EventTable, Mask
@@ -18,6 +19,9 @@ PHASES = ("setup", "forward", "backward", "optimizer", "cleanup", "none")
 KINDS = tuple(str(kind.__struct_config__.tag) for kind in get_args(AnyLine) if issubclass(kind, Event))
 FAMILIES = tuple(dict.fromkeys(kind.split()[0] for kind in KINDS))
 """The kinds, with "rpc" for "rpc call", "rpc run" and the like."""
+OPS = {"all_gather", "all_reduce", "all_to_all", "barrier", "broadcast", "gather", "recv", "reduce"}
+OPS |= {"reduce_scatter", "scatter", "send"}
+"""Families of torch.distributed's ops: "all_gather" stands for "all_gather_single", too."""
 
 
 def kind_of(event: Event) -> str:
@@ -36,6 +40,13 @@ def check_kind(kind: str) -> None:
     known = dict.fromkeys((*KINDS, *FAMILIES, *others, *(tag.split()[0] for tag in others)))
     if kind not in known:
         raise TraceError(f"there is no kind {kind!r} of events; the kinds are: {', '.join(known)}")
+
+
+def check_op(op: str, table: EventTable) -> None:
+    """TraceError if neither torch.distributed nor this trace has such an op."""
+    seen = {str(first.op) for first in table.firsts if hasattr(first, "op")}
+    if op not in seen and family_of_op(op) not in OPS:
+        raise TraceError(f"there is no op {op!r}; this trace has: {', '.join(sorted(seen)[:30])}")
 
 
 # Spans ----------------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from dlearn.trace.printable import printable
 from dlearn.trace.process import Process
 from dlearn.trace.process_groups import agree_on_names
 from dlearn.trace.rpc.rpc_kinds import Rpc, join_rpc
-from dlearn.trace.selecting import PHASES, begins_of_operations, caused_within, check_kind, is_of, kind_of
+from dlearn.trace.selecting import PHASES, begins_of_operations, caused_within, check_kind, check_op, is_of, kind_of
 from dlearn.trace.store import ProcessFile, Recorded, left_out, read
 from dlearn.trace.tables.event_table import Column, Events, EventTable, Mask, joined, of_events
 from dlearn.trace.tables.operation_table import OperationTable
@@ -181,6 +181,8 @@ class Trace(Shown):
         """
         if kind is not None:
             check_kind(kind)
+        if op is not None:
+            check_op(op, self.table)
         if phase is not None and phase not in (*PHASES, *self.whole.phases):
             raise TraceError(f"there is no phase {phase!r}; the phases are: {', '.join(PHASES)}")
         chosen = self.rows.table.of_firsts(
