@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +15,8 @@ from text_boxes import watch
 from traces import Job, header
 
 from dlearn.cli import main
+from dlearn.scripts.command import USAGE
+from dlearn.trace.source import OFF_BY_DEFAULT
 from dlearn.trace.trace import Trace
 
 PICTURES = {f"{name}.svg" for name in ("timeline", "traffic", "sequence")}
@@ -272,6 +276,80 @@ def test_a_trace_that_cannot_be_read_is_one_sentence(command, tmp_path, capsys):
     assert capsys.readouterr().err == (
         f"dlearn: {tmp_path} holds no trace: there is no .jsonl file with a line in it.\n"
     )
+
+
+def as_one_user_of_many(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command of a user whom permissions bind: of root without the right to read everything."""
+    command = [sys.executable, "-m", "dlearn", *arguments]
+    if os.geteuid() == 0:
+        if shutil.which("setpriv") is None:
+            pytest.skip("root may read everything, and there is no setpriv here")
+        command = ["setpriv", "--bounding-set=-dac_override,-dac_read_search", *command]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+
+@pytest.mark.parametrize(
+    ("command", "locked", "status", "told"),
+    [
+        (["explain", "trace"], "trace", 1, "trace: cannot be read: Permission denied"),
+        (["explain", "trace"], "trace/host-1000.jsonl", 1, "trace/host-1000.jsonl: cannot be read: Permission denied"),
+        (["explain", "trace/below"], "trace", 1, "trace/below: cannot be read: Permission denied"),
+        (["import", "-o", "new", "trace/below"], "trace", 1, "trace/below: cannot be read: Permission denied"),
+        (["run", "--trace", "trace/x", "a.py"], "trace", 2, "the folder {}/trace/x cannot be made: Permission denied"),
+        (["run", "--trace", "trace", "a.py"], "trace", 2, "nothing can be written into the folder {}/trace"),
+    ],
+)
+def test_what_is_not_permitted_is_told_as_that(command, locked, status, told, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    two_sends(tmp_path / "trace")
+    (tmp_path / locked).chmod(0)
+    done = as_one_user_of_many(*command)
+    (tmp_path / locked).chmod(0o700)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert done.stderr.startswith(f"dlearn: {told.format(tmp_path)}")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--nproc-per-node=two", "a.py"], "torchrun: Unsupported nproc_per_node value: two; see torchrun --help."),
+        (["--nproc-per-node=2", "missing.py"], "there is no script missing.py."),
+        (["torchrun", "--nproc-per-node=2", "a.py"], "there is no script torchrun. Drop the word torchrun: dlearn run"),
+        (["--sources", "bogus", "a.py"], "dlearn run --sources: no source 'bogus' is installed"),
+        (["--steps", "5", "a.py"], "dlearn run --steps is two numbers"),
+        (["--network", "2 apples", "--nproc-per-node=2", "a.py"], "dlearn run --network: "),
+        (["--frobnicate", "a.py"], "the options of dlearn run itself: dlearn run --help"),
+    ],
+)
+def test_a_run_that_is_refused_leaves_nothing(arguments, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("a.py").touch()
+    try:
+        assert main(["run", *arguments]) == 2
+    except SystemExit as end:  # torchrun's own parser
+        assert end.code == 2
+    *usage, sentence = capsys.readouterr().err.splitlines()
+    assert sentence.startswith(f"dlearn: {told}")
+    assert usage == [] or usage[0].startswith("usage: torchrun")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.py"]
+
+
+def test_a_second_run_into_the_folder_of_one_that_has_not_ended_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("waits.py").write_text("print('runs', flush=True); input()")
+    command = [sys.executable, "-m", "dlearn", "run", "--trace", "t", "waits.py"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as first:
+        assert first.stdout.readline() == b"runs\n"
+        assert main(["run", "--trace", "t", "waits.py"]) == 2
+        assert capsys.readouterr().err == f"dlearn: another run writes into {tmp_path}/t now. Give another --trace.\n"
+        assert (tmp_path / "t").is_dir()
+        first.communicate(b"go on\n", timeout=60)
+    assert first.returncode == 0
+
+
+def test_the_help_of_run_names_every_source():
+    assert all(name in USAGE for name in OFF_BY_DEFAULT)
 
 
 def hear_interrupts() -> None:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from dlearn.errors import SetupError, WrongArguments
+from dlearn.errors import SetupError, WrongArguments, optional
 from dlearn.scripts.live_terminal import live_rows
 from dlearn.scripts.order import Order
 from dlearn.scripts.prompt import held_at_a_prompt
@@ -41,7 +41,7 @@ torchrun does (see `torchrun --help`): `dlearn run --nproc-per-node 2 train.py`.
   --gather              at the end, bring the files of other hosts to rank 0's folder
   --live                what each rank does now, in rows at the foot of the terminal
   --hold                every call waits until you let it through, at a prompt; help there says how (docs/live.md)
-  --sources NAME,NAME   recorders that are off by default: tcp_store, or another that is installed
+  --sources NAME,NAME   recorders that are off by default: memory, tcp_store, or another that is installed
   --network WORDS       the ranks talk over a network that is so slow: "100 Mbit/s, 2 ms" (Linux; docs/network.md)
 """
 
@@ -57,8 +57,6 @@ def run(arguments: Sequence[str]) -> int:
     if "--hold" in own and (several_hosts or "--live" in own or sys.platform == "win32"):
         raise WrongArguments("dlearn run --hold is for the ranks of one host (without --nnodes), and without --live.")
     folder = Path(own.get("--trace") or _default_folder(rest)).resolve()
-    _refuse_old_trace(folder, several_hosts=several_hosts)
-    made = _make(folder)
     order = Order(
         folder=str(folder),
         job="" if several_hosts else f"{socket.gethostname()}-{secrets.token_hex(4)}",
@@ -69,19 +67,24 @@ def run(arguments: Sequence[str]) -> int:
         gather="--gather" in own,
         sources=_sources(own.get("--sources", "")),
     )
+    made = _make(folder)
     try:
+        if not several_hosts and sys.platform != "win32":
+            _lock(folder)
+        _refuse_old_trace(folder, several_hosts=several_hosts)
+        args = _arguments_of_torchrun(rest) if torchrun else None
         words = own.get("--network")
         with (
-            wired_run(words, rest if torchrun else None, folder) if words is not None else nullcontext() as wired,
+            wired_run(words, args, folder) if words is not None else nullcontext() as wired,
             live_rows(folder) if "--live" in own else nullcontext(),
             held_at_a_prompt(folder) if "--hold" in own else nullcontext() as held,
         ):
             order = msgspec.structs.replace(order, gate=held.keeper.address if held is not None else "")
             os.environ.update(order.environment())
-            status, ended = _torchrun(rest) if torchrun else _python(rest)
+            status, ended = _python(rest) if args is None else _torchrun(args)
             if wired is not None:
                 wired.note()
-        _tell(folder, ended)
+        _tell(folder, ended, alone=not torchrun)
     finally:
         for each in made:
             with suppress(OSError):  # It holds a trace.
@@ -94,6 +97,7 @@ def run(arguments: Sequence[str]) -> int:
 # Arguments ------------------------------------------------------------------------------------------------------------
 
 _WITH_VALUE = ("--trace", "--steps", "--hang-after", "--sources", "--network")
+_STARTERS = ("torchrun", "python", "python3")
 _ALONE = ("--graph", "--gather", "--live", "--hold")
 
 
@@ -127,11 +131,33 @@ def _take_own_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[st
 
 def _takes_value(name: str) -> bool:
     """Whether this option of torchrun's, which may be shortened, has one. If there is none, torchrun will say so."""
+    optional("torch", needed_by=f"dlearn run {name}")
     from torch.distributed.run import get_args_parser
 
     options = get_args_parser()._option_string_actions
     meant = [options[name]] if name in options else [options[each] for each in options if each.startswith(name)]
     return any(action.nargs != 0 for action in meant)
+
+
+def _arguments_of_torchrun(rest: Sequence[str]) -> Any:
+    """As torchrun reads them. Where it refuses them it has said why, under its own name, and this process ends."""
+    from torch.distributed import run as engine
+
+    parser = engine.get_args_parser()
+    parser.prog = "torchrun"
+    try:
+        args = parser.parse_args(list(rest))
+    except SystemExit:
+        print("dlearn: the options of dlearn run itself: dlearn run --help", file=sys.stderr)
+        raise
+    try:
+        engine.determine_local_world_size(args.nproc_per_node)
+        engine.parse_min_max_nnodes(args.nnodes)
+    except (ValueError, RuntimeError) as error:
+        raise WrongArguments(f"torchrun: {error}; see torchrun --help.") from None
+    if not (args.module or args.no_python):
+        _check_script(args.training_script)
+    return args
 
 
 def _options_of_torchrun(rest: Sequence[str]) -> bool:
@@ -173,28 +199,43 @@ def _default_folder(rest: Sequence[str]) -> str:
     return f"traces/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-def _refuse_old_trace(folder: Path, *, several_hosts: bool) -> None:
-    """On a shared disk the other hosts may have begun to write."""
-    mine = f"{socket.gethostname()}-*.jsonl" if several_hosts else "*.jsonl"
-    if folder.exists() and not folder.is_dir():
-        raise WrongArguments(f"{folder} is no folder. Give another --trace.")
-    old = next(folder.glob(mine), None) if folder.exists() else None
-    if old is not None:
-        raise WrongArguments(
-            f"{folder} holds a trace already ({old.name}); nothing is overwritten. Give another --trace."
-        )
+# The folder -----------------------------------------------------------------------------------------------------------
 
 
 def _make(folder: Path) -> list[Path]:
     """Make it now: that it cannot be made is known before the job runs. What is new, the innermost first."""
-    new = [each for each in (folder, *folder.parents) if not each.exists()]
     try:
+        new = [each for each in (folder, *folder.parents) if not each.exists()]
+        if not new and not folder.is_dir():
+            raise WrongArguments(f"{folder} is no folder. Give another --trace.")
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise WrongArguments(f"the folder {folder} cannot be made: {error.strerror}. Give another --trace.") from None
-    if not os.access(folder, os.W_OK | os.X_OK):
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         raise WrongArguments(f"nothing can be written into the folder {folder}. Give another --trace.")
     return new
+
+
+def _lock(folder: Path) -> None:
+    """Keep other runs out of the folder until this process ends: the system unlocks it then."""
+    import fcntl
+
+    try:
+        fcntl.flock(os.open(folder, os.O_RDONLY), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise WrongArguments(f"another run writes into {folder} now. Give another --trace.") from None
+    except OSError:
+        return  # A network's disk that has no locks.
+
+
+def _refuse_old_trace(folder: Path, *, several_hosts: bool) -> None:
+    """On a shared disk the other hosts may have begun to write."""
+    mine = f"{socket.gethostname()}-*.jsonl" if several_hosts else "*.jsonl"
+    old = next(folder.glob(mine), None)
+    if old is not None:
+        raise WrongArguments(
+            f"{folder} holds a trace already ({old.name}); nothing is overwritten. Give another --trace."
+        )
 
 
 # Running --------------------------------------------------------------------------------------------------------------
@@ -205,8 +246,8 @@ def _python(rest: Sequence[str]) -> tuple[int, dict[int, int]]:
     module = rest[0] in ("-m", "--module")
     if module and len(rest) < 2:
         raise WrongArguments("dlearn run -m needs the name of a module.")
-    if not module and not Path(rest[0]).exists():
-        raise WrongArguments(f"there is no script {rest[0]}.")
+    if not module:
+        _check_script(rest[0])
     command = [sys.executable, *(["-m", *rest[1:]] if module else rest)]
     child = subprocess.Popen(command)
 
@@ -223,6 +264,12 @@ def _python(rest: Sequence[str]) -> tuple[int, dict[int, int]]:
     return status, {child.pid: status}
 
 
+def _check_script(name: str) -> None:
+    if not Path(name).exists():
+        drop = f" Drop the word {name}: dlearn run stands in its place." if name in _STARTERS else ""
+        raise WrongArguments(f"there is no script {name}.{drop}")
+
+
 def _in_front_of_a_terminal() -> bool:
     """Whether Ctrl-C goes to the script itself, too: to all that the terminal's foreground holds."""
     try:
@@ -232,13 +279,12 @@ def _in_front_of_a_terminal() -> bool:
         return False
 
 
-def _torchrun(rest: Sequence[str]) -> tuple[int, dict[int, int]]:
+def _torchrun(args: Any) -> tuple[int, dict[int, int]]:
     """As torchrun does it, in this process: the status of the first rank that failed, and those of all that did."""
     from torch.distributed import run as engine
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    args = engine.parse_args(list(rest))  # type: ignore[no-untyped-call]
     try:
         engine.run(args)  # type: ignore[no-untyped-call]
     except ChildFailedError as error:
@@ -250,14 +296,14 @@ def _torchrun(rest: Sequence[str]) -> tuple[int, dict[int, int]]:
     return 0, {}
 
 
-def _tell(folder: Path, ended: dict[int, int]) -> None:
+def _tell(folder: Path, ended: dict[int, int], *, alone: bool) -> None:
     """Say on stderr what was recorded. Whatever goes wrong here, the script's status counts."""
     from dlearn.scripts.summary import summary  # What reads traces is not needed before.
 
     try:
         for pid, how in ended.items():
             _note_exit(folder, pid, how)
-        print(summary(folder), file=sys.stderr, flush=True)
+        print(summary(folder, alone=alone), file=sys.stderr, flush=True)
     except Exception as error:  # A full disk, a folder that has gone.
         print(f"dlearn: what was recorded in {folder} cannot be told: {error}", file=sys.stderr)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from dlearn.analysis.findings import time_text
 from dlearn.analysis.telling.words import overview, problem_sentences, rpc_overview, story
 from dlearn.analysis.volume.reconcile import reconcile
 from dlearn.errors import TraceError
@@ -18,13 +19,12 @@ WORTH_SAYING = 0.1
 """A rank that was waited for this share of the time is worth a look."""
 
 
-def summary(folder: Path) -> str:
-    """A few lines, for stderr."""
+def summary(folder: Path, *, alone: bool = True) -> str:
+    """A few lines, for stderr. A script that ran `alone`, without torchrun, may have wanted it."""
     if not folder.is_dir() or not any(folder.glob("*.jsonl")):
-        return (
-            "dlearn: nothing was recorded: no process of this script used torch.distributed. If it wants to be started"
-            " by torchrun, say with how many ranks: dlearn run --nproc-per-node 2 ..."
-        )
+        nothing = "dlearn: nothing was recorded: no process of this script used torch.distributed."
+        wanted = "If it wants to be started by torchrun, say with how many ranks: dlearn run --nproc-per-node 2 ..."
+        return f"{nothing} {wanted}" if alone else nothing
     try:
         trace = Trace.load(folder)
     except TraceError as error:
@@ -62,4 +62,5 @@ def _look_at(trace: Trace, shown: str) -> list[str]:
     if not late:
         return [draw]
     rank = max(late, key=lambda each: late[each])
-    return [f"the others waited {late[rank] / 1e9:.1f} s of {lasted / 1e9:.1f} s for {trace.label(rank)}; {draw}"]
+    of = f"{time_text(late[rank])} of {time_text(lasted)}"
+    return [f"the others waited {of} for {trace.label(rank)}; {draw}"]

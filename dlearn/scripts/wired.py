@@ -113,13 +113,12 @@ def _end(pids: list[int]) -> None:
             os.kill(pid, signal.SIGTERM)
 
 
-def wired_run(words: str, torchrun: list[str] | None, folder: Path) -> WiredRun:
-    """The network for what torchrun will start with these arguments. WrongArguments if there can be none."""
-    if torchrun is None:
+def wired_run(words: str, args: Any, folder: Path) -> WiredRun:
+    """Make the network for what torchrun will start with these arguments. WrongArguments if there can be none."""
+    if args is None:
         raise WrongArguments("dlearn run --network is for ranks that torchrun starts: say --nproc-per-node, too.")
     from torch.distributed import run as engine
 
-    args: Any = engine.parse_args(torchrun)  # type: ignore[no-untyped-call]
     if str(args.nnodes) not in ("1", "1:1"):
         raise WrongArguments("dlearn run --network is for the ranks of one machine, without --nnodes.")
     try:

@@ -291,7 +291,8 @@ def _read_all(folders: Sequence[str | os.PathLike[str]]) -> tuple[list[ProcessFi
                 raise TraceError(
                     printable(f"{path} is no folder. A trace is a folder with one .jsonl file per process.")
                 )
-            for name in sorted(path.glob("*.jsonl")):
+            # Not `glob`, which finds nothing in a folder that may not be read.
+            for name in sorted(each for each in path.iterdir() if each.match("*.jsonl")):
                 if name.is_file() and name.stat().st_size == 0:
                     problems.append(f"{name.name} is empty: its process died before it could write")
                 else:
