@@ -288,25 +288,41 @@ def test_playing_moves_together_what_travels_at_the_same_time(browser, reduced, 
         expect(root.locator(".packet")).to_have_count(1)
 
 
-@pytest.mark.parametrize(("ranks", "wide"), [(2, 800), (16, 800), (64, 1280)])
-def test_the_stage_fits_its_page_with_any_number_of_ranks(browser, tmp_path, ranks, wide):
+@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 12, 16, 64])
+def test_the_stage_fits_its_page_with_any_number_of_ranks(browser, tmp_path, ranks):
     job = Job(tmp_path, ranks=ranks)
     job.collective("all_reduce", size=ranks * 64, end_ns=900_000)
     player(job.load()).to_html(tmp_path / "many.html")
     with opened(browser, (tmp_path / "many.html").as_uri()) as page:
-        page.set_viewport_size({"width": wide, "height": 900})
         root = page.locator(".dlearn-player")
-        root.evaluate(GO, 3)
-        assert root.locator(".machine").count() == ranks
-        assert root.evaluate("root => root.scrollWidth <= root.clientWidth")
-        boxes = [box.bounding_box() for box in root.locator(".machine .box").all()]
-        apart = [(one, other) for i, one in enumerate(boxes) for other in boxes[i + 1 :]]
-        assert not [pair for pair in apart if overlap(*pair)]
+        for wide in (350, 500, 800, 1280):
+            page.set_viewport_size({"width": wide, "height": 900})
+            root.evaluate(GO, 3)
+            boxes = [box.bounding_box() for box in root.locator(".machine .box").all()]
+            assert len(boxes) == ranks
+            assert root.evaluate("root => root.scrollWidth <= root.clientWidth")
+            apart = [(one, other) for i, one in enumerate(boxes) for other in boxes[i + 1 :]]
+            assert not [pair for pair in apart if overlap(*pair)], wide
 
 
 def overlap(one: dict[str, float], other: dict[str, float]) -> bool:
     across = one["x"] < other["x"] + other["width"] and other["x"] < one["x"] + one["width"]
     return across and one["y"] < other["y"] + other["height"] and other["y"] < one["y"] + one["height"]
+
+
+def test_a_player_that_was_hidden_is_as_large_as_before(browser, reduced, tmp_path):
+    """A tab that is left and found again, and one that was hidden when the page came."""
+    scaled = "root => root.querySelector('.stage').viewBox.baseVal.width - root.querySelector('.picture').clientWidth"
+    with opened(browser, (tmp_path / "stage.html").as_uri()) as page:
+        root = page.locator(".dlearn-player")
+        for change in ("display = 'none'", "display = ''"):
+            root.evaluate(f"root => {{ root.style.{change}; }}")
+            page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+        assert root.evaluate(scaled) == 0
+        root.evaluate("root => { root.style.display = 'none'; }")
+        root.evaluate(GO, 2)
+        root.evaluate("root => { root.style.display = ''; }")
+        page.wait_for_function(f"({scaled})(document.querySelector('.dlearn-player')) === 0")
 
 
 GRID = """root => {

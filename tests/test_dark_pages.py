@@ -3,6 +3,7 @@
 import re
 from contextlib import suppress
 from itertools import pairwise
+from pathlib import Path
 
 import matplotlib.pyplot as plt
 import pytest
@@ -33,6 +34,13 @@ def test_text_and_shapes_are_seen_on_dark_paper():
     for color in (palette.INK, "#000000", palette.FAINT, palette.MISSING, *palette.SERIES):
         assert contrast(at_night(color, least=4.5), palette.NIGHT) >= 4.5
         assert contrast(at_night(color, least=3), palette.NIGHT) >= 3
+
+
+def test_no_words_call_darker_what_is_brighter_on_a_dark_page():
+    home = Path(draw.__file__).parent.parent
+    for path in [*home.glob("draw/**/*.py"), *home.glob("play/*.py"), *home.glob("play/*.js")]:
+        told = re.sub(r'"""(?s:.*?)"""|//.*', "", path.read_text())
+        assert not re.findall(r"\b(?:darker|lighter|paler|brighter)\b", told), path.name
 
 
 def test_ink_can_be_read_on_what_lies_under_it_by_night_too():

@@ -20,6 +20,7 @@ from dlearn.draw import palette, rows
 from dlearn.draw.bars import bars_of
 from dlearn.draw.canvas import plain, wrap
 from dlearn.draw.layout.lanes import ROW_IN
+from dlearn.draw.palette import contrast
 from dlearn.errors import DlearnError
 from dlearn.hooks.c10d.c10d_ops import COLLECTIVES
 from dlearn.join.waiting import waiting
@@ -364,17 +365,6 @@ def test_every_number_can_be_read_on_its_cell(late):
         x, y = text.get_position()
         if not isinstance(text, Annotation) and x < 3 and y < 3 and text.get_text() != "·":
             assert contrast(text.get_color(), faces[int(y) * 3 + int(x)][:3]) > 4.5
-
-
-def contrast(one, other):
-    """Of WCAG 2.2; 4.5 is what it asks of text."""
-
-    def luminance(color):
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(color)]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
 
 
 # Sequence -------------------------------------------------------------------------------------------------------------

@@ -201,25 +201,6 @@ def test_in_the_sequence_a_rank_s_name_stands_once_above_its_lifeline(tmp_path):
 
 
 @in_browser
-def test_keys_step_through_the_messages(tmp_path):
-    script = """
-        const keys = ["ArrowRight", "ArrowDown", "ArrowLeft", "End", "ArrowUp", "Home", "ArrowLeft"];
-        for (const key of keys) { press(key); say(key, text(".position")); }
-        press("ArrowRight", "[type=range]"); say(text(".position"));
-    """
-    assert after(player(ring(tmp_path).load()).to_html(), tmp_path, script) == [
-        ["ArrowRight", "step 1 of 4"],
-        ["ArrowDown", "step 2 of 4"],
-        ["ArrowLeft", "step 1 of 4"],
-        ["End", "step 4 of 4"],
-        ["ArrowUp", "step 3 of 4"],
-        ["Home", "step 0 of 4"],
-        ["ArrowLeft", "step 0 of 4"],
-        ["step 1 of 4"],
-    ]
-
-
-@in_browser
 def test_control_messages_can_be_hidden(tmp_path):
     """A barrier of two ranks is two messages without data (0 to 1, 1 to 0), before four with data."""
     job = Job(tmp_path, ranks=2)

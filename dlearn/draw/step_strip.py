@@ -39,7 +39,7 @@ class Column(NamedTuple):
 
 
 def steps(trace: Trace, *, ax: Axes | None = None) -> Axes:
-    """Draw a column for each step and a row for each rank, the darker the longer the rank waited; above, how long
+    """Draw a column for each step and a row for each rank, the stronger the longer the rank waited; above, how long
     each step took, on the rank that needed longest.
 
     A cell has its full shade where the rank waits as long as a step takes in the median; where nobody saw who waited,

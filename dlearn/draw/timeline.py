@@ -297,7 +297,7 @@ def notes(ax: Axes, trace: Trace, scene: Scene) -> list[str]:
     if scene.busy:
         told.append(
             f"{scene.busy.calls:,} calls are too many for bars: the height of a strip is the share of the time that the"
-            " rank is inside of calls, paler while all of them wait for the last rank."
+            " rank is inside of calls, fainter while all of them wait for the last rank."
         )
     most = max(scene.folded.values(), key=len)
     if len(most) > 1:

@@ -9,7 +9,7 @@ const SHORT = 200; // a wire on which labels that stand in the middle of their p
 
 function drawHeld(place, state, id) {
   place.replaceChildren();
-  const width = Math.max(320, place.clientWidth || 0);
+  const width = Math.max(320, LEAST_PAGE * state.lanes.length, place.clientWidth);
   const data = { lanes: state.lanes, stage: state.stage };
   const stage = stageOf(data, width);
   const { spots, height } = stage;

@@ -33,20 +33,6 @@ function labelOf(step, letters = Infinity) {
   return named.length <= letters ? named : letters > 0.5 ? size : "";
 }
 
-// A step, in the colour of its operation; `number` is its place among those played.
-function addStep(svg, now, number, step, attributes = {}) {
-  const state = number === step - 1 ? "current" : number < step ? "" : "later";
-  const group = add(svg, attributes.y ? "svg" : "g", { class: `step ${now.how} ${state}`, ...attributes });
-  group.style.setProperty("--op", now.color);
-  return group;
-}
-
-// Who waits, and what stands where a rank never came.
-function addHung(group, [waiting, absent], never, x, y) {
-  for (const lane of waiting) add(group, "circle", { cx: x(lane), cy: y(lane), r: 5 });
-  for (const lane of absent) add(group, "text", { class: "absent", x: x(lane), y: y(lane), dy: 6 }, never);
-}
-
 // Two pictures: each draws the steps up to the current one into `place`. -------------------------------------------
 
 function drawRows(place, { data, id, played, step }) {
@@ -61,10 +47,15 @@ function drawRows(place, { data, id, played, step }) {
   data.lanes.forEach((_, lane) => add(svg, "line", { class: "lane", x1: `${x(lane)}%`, x2: `${x(lane)}%`, y2: "100%" }));
   played.slice(first, first + MOST_ROWS).forEach((number, row) => {
     const now = data.steps[number];
-    const group = addStep(svg, now, first + row, step, { y: ROW_PX * row + 18 });
+    const state = first + row === step - 1 ? "current" : first + row < step ? "" : "later";
+    const group = add(svg, "svg", { class: `step ${now.how} ${state}`, y: ROW_PX * row + 18 });
+    group.style.setProperty("--op", now.color);
     const at = `${x(now.src)}%`;
-    if (now.hung) addHung(group, now.hung, data.lanes.length > MOST_TEXTS ? "✖" : "✖ never came", (lane) => `${x(lane)}%`, () => -5);
-    else if (now.dst < 0) {
+    const [waiting, absent] = now.hung ?? [[], []];
+    for (const lane of waiting) add(group, "circle", { cx: `${x(lane)}%`, cy: -5, r: 5 });
+    for (const lane of absent) add(group, "text", { class: "absent", x: `${x(lane)}%`, dy: 1 }, data.lanes.length > MOST_TEXTS ? "✖" : "✖ never came");
+    if (now.hung) return;
+    if (now.dst < 0) {
       const right = now.src * 2 >= data.lanes.length;
       add(group, "circle", { cx: at, cy: -5, r: 5 });
       const text = add(group, "text", { x: at, dx: right ? -10 : 10, dy: 3 }, now.mark);

@@ -50,15 +50,16 @@ function mount(root, data) {
   const totals = data.pairs.map((pair) => addTotal(find("tbody"), pair));
 
   const roomy = picture.style.minWidth; // for a column each
-
   let played = everything; // steps, by their place among all
   let step = data.steps.findIndex((each) => each.hung) + 1; // how many of them have been shown: of a hang, up to that
   let view = "stage";
   let moved = []; // the steps that were made to get here, if one was, or a round of messages that travel together
   let timer = null;
+  let width = 0; // for which it is drawn
 
   function show() {
     const current = played[step - 1];
+    width = picture.clientWidth;
     picture.replaceChildren();
     picture.style.minWidth = view === "stage" ? "0" : roomy;
     VIEWS[view](picture, { data, id, played, step, current, moved });
@@ -221,11 +222,7 @@ function mount(root, data) {
     find(".sentence").textContent = sentence;
   }
 
-  let width = 0;
-  const resized = () => {
-    if (width && width !== picture.clientWidth) show();
-    width = picture.clientWidth;
-  };
+  const resized = () => picture.clientWidth && picture.clientWidth !== width && show(); // 0: it is hidden
   new ResizeObserver(resized).observe(picture);
 
   picture.tabIndex = 0;

@@ -7,20 +7,33 @@ const MOVE_MS = 650;
 const MOST_COLORS = 8; // ranks that are told apart by their colours; of more it is told how much is there
 const MOST_APART = 320; // from one rank of a row to the next
 const MOST_BOXES = 16; // ranks with a box that holds something
+const SMALL = 40; // of a box that has room for its number only
+const LEAST_WIDE = 14;
+const LEAST_PAGE = 9; // for each rank
 
 // Where ranks stand ---------------------------------------------------------------------------------------------------
 
-// Python has placed them on a stage of some width (draw/layout/stage_spots.py): here it is as wide as the page. In the
-// middle of a circle is room for a grid.
+// Python has placed them on a stage of some width (draw/layout/stage_spots.py): here it is as wide as the page, and boxes
+// are as wide as leaves their wires to see. In the middle of a circle is room for a grid.
 function stageOf({ stage }, page) {
   const [first, second] = stage.spots.map(([x]) => x).sort((one, other) => one - other);
-  const [gap, edge] = [second - first || MOST_APART, stage.wide / 2 + 12];
-  const scale = stage.row ? Math.min(MOST_APART, page / stage.spots.length) / gap : (page - 2 * edge) / (stage.width - 2 * edge);
-  const spots = stage.spots.map(([x, y]) => [page / 2 + (x - stage.width / 2) * scale, y]);
-  const wide = stage.row ? Math.max(24, Math.min(stage.wide, gap * scale - 90)) : stage.wide;
+  const step = Math.min(MOST_APART, page / stage.spots.length);
+  const edge = (wide) => wide / 2 + 12;
+  const scale = (wide) => (stage.row ? step / (second - first || step) : (page - 2 * edge(wide)) / (stage.width - 2 * edge(stage.wide)));
+  const placed = (wide) => stage.spots.map(([x, y]) => [page / 2 + (x - stage.width / 2) * scale(wide), y]);
+  let wide = stage.row ? Math.max(24, Math.min(stage.wide, step - Math.min(90, 0.4 * step))) : stage.wide;
+  while (wide > LEAST_WIDE && !areApart(placed(wide), wide, stage.high)) wide -= 2;
+  const spots = placed(wide);
   const [top, bottom] = [Math.min(...spots.map(([, y]) => y)), Math.max(...spots.map(([, y]) => y))];
-  const inside = [[page / 2, (top + bottom) / 2], 0.64 * (page / 2 - edge - wide), 0.68 * ((bottom - top) / 2 - stage.high)];
+  const inside = [[page / 2, (top + bottom) / 2], 0.64 * (page / 2 - edge(wide) - wide), 0.68 * ((bottom - top) / 2 - stage.high)];
   return { ...stage, spots, wide, inside };
+}
+
+// Beside each other with a wire between them, or one below the other with its name.
+function areApart(spots, wide, high) {
+  const [beside, below] = wide < SMALL ? [3, 1] : [36, 24];
+  const meet = ([x, y], [to, down]) => Math.abs(x - to) < wide + beside && Math.abs(y - down) < high + below;
+  return !spots.some((one, i) => spots.slice(i + 1).some((other) => meet(one, other)));
 }
 
 // From the rim of one box to that of another; beside the middle, where packets go both ways.
@@ -59,7 +72,7 @@ function drawCells(box, held, many, { data, lasting, wide, high }) {
   });
 }
 
-// A row for each rank, a column for each place of the board: the darker, the more of it is there.
+// A row for each rank, a column for each place of the board: the stronger, the more of it is there.
 function drawGrid(group, held, { title, lasting }, lanes, { inside: [[x, y], wide, high] }) {
   const columns = 1 + Math.max(...held.flatMap((each) => [...each.keys()]));
   const [width, height] = [(2 * wide) / columns, (2 * high) / held.length];
@@ -72,16 +85,17 @@ function drawGrid(group, held, { title, lasting }, lanes, { inside: [[x, y], wid
     });
   });
   add(group, "text", { class: "axis", x: x - wide, y: y - high - 6 }, `down: ${lanes[0]} to ${lanes.at(-1)}`);
-  add(group, "text", { class: "axis end", x: x + wide, y: y + high + 14 }, lasting ? `across: ${title}` : `across: ${columns} pieces; the darker, the more ranks' parts are in it`);
+  add(group, "text", { class: "axis end", x: x + wide, y: y + high + 14 }, lasting ? `across: ${title}` : `across: ${columns} pieces; the stronger, the more ranks' parts are in it`);
 }
 
 // The picture ---------------------------------------------------------------------------------------------------------
 
 function drawStage(place, { data, id, current, moved }) {
-  const width = Math.max(320, place.clientWidth || 0);
+  const width = Math.max(320, LEAST_PAGE * data.lanes.length, place.clientWidth);
   const stage = stageOf(data, width);
   const { spots, height } = stage;
-  const svg = addSvg(place, { class: "stage", width: "100%", height: height + 34, viewBox: `0 0 ${width} ${height + 34}`, "aria-label": "Ranks and the wires between them; each step is told in words" });
+  const tall = (height + 34) * Math.min(1, (place.clientWidth || width) / width);
+  const svg = addSvg(place, { class: "stage", width: "100%", height: tall, viewBox: `0 0 ${width} ${height + 34}`, "aria-label": "Ranks and the wires between them; each step is told in words" });
   addHeads(svg, id);
   const now = data.steps[current];
   const until = current ?? -1;
@@ -111,7 +125,7 @@ function drawStage(place, { data, id, current, moved }) {
   };
   fill(after);
   if (!data.elsewhere) drawClock(svg, data, now, width, height);
-  if (now?.hung && stage.wide < 40) {
+  if (now?.hung && stage.wide < SMALL) {
     const [waiting, absent] = now.hung;
     const told = `${waiting.length} ranks wait for ${absent.slice(0, 3).map((lane) => data.lanes[lane]).join(", ")}${absent.length > 3 ? ", ..." : ""}`;
     add(svg, "text", { class: "work", x: width / 2, y: stage.inside[0][1] }, told);
@@ -137,7 +151,7 @@ function drawBox(svg, name, lane, [x, y], { data, stage, now, sent }) {
   const machine = add(svg, "g", { class: `machine ${absent ? "absent" : ""} ${at ? "at" : ""}`, transform: `translate(${x} ${y})` });
   add(machine, "rect", { class: "box", x: -wide / 2, y: -high / 2, width: wide, height: high, rx: 5 });
   const inside = add(machine, "g");
-  const small = wide < 40;
+  const small = wide < SMALL;
   const text = add(machine, "text", { class: "name", y: small ? 4 : -high / 2 - 6 }, small ? String(lane) : shortened(name, wide / 6.2));
   add(text, "title", {}, name);
   if (now?.hung && small) return inside; // told once, in the middle
