@@ -1,8 +1,6 @@
 """Pictures, by their artists: lanes, bars, arrows, labels, titles; and as bytes."""
 
 import re
-import subprocess
-import sys
 from xml.etree import ElementTree
 
 import msgspec
@@ -508,8 +506,6 @@ def test_one_colour_per_operation_and_each_its_own():
     assert looks["barrier"] == looks["monitored_barrier"]
     assert palette.look("send") == palette.look("recv")
     assert all(look.family != "other" for look in looks.values())
-    families = {look.family: (look.color, look.hatch) for look in looks.values()}
-    assert len(set(families.values())) == len(families)
 
 
 def test_operations_differ_in_grey_by_lightness_or_hatch():
@@ -517,13 +513,11 @@ def test_operations_differ_in_grey_by_lightness_or_hatch():
         red, green, blue = to_rgb(look.color)
         return 0.299 * red + 0.587 * green + 0.114 * blue
 
-    looks = list({palette.look(name).family: palette.look(name) for name in [*OPS, "send"]}.values())
+    names = [*(op.name for op in COLLECTIVES), "send"]
+    looks = list({palette.look(name).family: palette.look(name) for name in names}.values())
     for i, one in enumerate(looks):
         for other in looks[:i]:
             assert abs(grey(one) - grey(other)) > 0.04 or one.hatch != other.hatch, (one.family, other.family)
-
-
-OPS = [op.name for op in COLLECTIVES]
 
 
 def test_text_is_wrapped_between_words_and_never_before_a_unit():
@@ -642,10 +636,11 @@ def test_sizes_that_differ_by_a_last_chunk_are_about_the_same(tmp_path):
     ],
 )
 def test_what_a_ring_sends_is_a_multiple_of_what_is_reduced_where_that_is_exact(tmp_path, ranks, sizes, says):
-    """2 (n-1) / n of it; where the parts differ by a byte, that is not exact."""
+    """2 (n-1) / n of it; where the parts differ by a byte, that is not exact. What never ran has sent nothing."""
     job = Job(tmp_path, ranks=ranks)
     for size in sizes:
         job.collective("all_reduce", size=size)
+    job.collective("all_reduce", size=7_000_000, ranks=[0], end_ns=None)
     assert traffic_finding(traffic(job.load())) == f"Each rank sends {says} to the rank before it"
     job.collective("all_gather", size=8)
     (tmp_path / "more").mkdir()
@@ -663,17 +658,6 @@ def test_overlapping_waits_for_the_same_rank_count_once(tmp_path):
 
 # Files ----------------------------------------------------------------------------------------------------------------
 
-SAVE = """
-import sys, matplotlib
-matplotlib.use("agg")
-from dlearn import Trace, draw
-trace = Trace.load(sys.argv[1])
-for picture in (draw.timeline, draw.traffic, draw.sequence):
-    ax = picture(trace)
-    for ending in ("svg", "png", "pdf"):
-        draw.save(ax, f"{sys.argv[2]}/{picture.__name__}.{ending}")
-"""
-
 
 def test_an_unknown_ending_is_refused(late, tmp_path):
     ax = draw.traffic(late)
@@ -682,9 +666,3 @@ def test_an_unknown_ending_is_refused(late, tmp_path):
             draw.save(ax, tmp_path / name)
     draw.save(ax.figure, tmp_path / "WHOLE.SVG")
     assert (tmp_path / "WHOLE.SVG").stat().st_size > 1000
-
-
-def test_drawing_needs_no_torch(late, tmp_path):
-    code = f"{SAVE}\nassert 'torch' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code, tmp_path, tmp_path], check=True)
-    assert ">all_reduce 3.00 MB<" in (tmp_path / "timeline.svg").read_text(), "text stays text"

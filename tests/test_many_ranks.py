@@ -3,11 +3,13 @@
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from traces import Job
 
 from dlearn import draw, operations
+from dlearn.analysis.findings import time_text
 from dlearn.draw.layout.lanes import ALIKE, MOST_LANES, fold, rows_for
 from dlearn.draw.scene import set_scene
 from dlearn.trace.tables.operations import Calls
@@ -36,10 +38,22 @@ def texts(ax):
 
 def test_the_late_rank_has_a_lane_of_its_own_and_the_others_share_one(tmp_path):
     ax = draw.timeline(job(tmp_path, late=17))
-    assert [name.partition("\nand ")[2] for name in lanes(ax)] == ["", "62 alike"]
-    assert lanes(ax)[0] == "rank 17"
+    assert [name.partition("\nand ")[2] for name in lanes(ax)] == ["", "", "61 alike"]
+    assert lanes(ax)[:2] == ["rank 0", "rank 17"], "who waits, and who comes late"
     assert any("each call within 3% of the picture's width of their median" in text for text in texts(ax))
     assert "rank 17" in ax.get_title(loc="left")
+
+
+@pytest.mark.parametrize("ranks", [25, 64])
+def test_the_title_s_wait_is_the_longest_of_all_calls_and_its_ranks_have_bold_lanes(tmp_path, ranks):
+    trace = job(tmp_path, ranks=ranks)
+    waits = {(one.transfer_ns - end.start_ns, end.rank): one.last_rank for one in operations(trace) for end in one.ends}
+    (longest_ns, who), whom = max(waits.items())
+    ax = draw.timeline(trace)
+    title = " ".join(ax.get_title(loc="left").split())
+    assert title == f"Longest wait: rank {who} for rank {whom}, {time_text(longest_ns)} in all_reduce #1"
+    bold = [label.get_text() for label in ax.get_yticklabels() if label.get_fontweight() == "bold"]
+    assert bold == [f"rank {who}", f"rank {whom}"]
 
 
 def test_who_never_came_is_not_folded_with_those_who_wait(tmp_path):

@@ -1,10 +1,13 @@
 """How long steps took, which one is odd, and the strip that shows them all."""
 
+import re
+
 import matplotlib.pyplot as plt
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import to_rgba
+from matplotlib.text import Text
 from traces import Job, tensor
 
 from dlearn import draw, explain
@@ -203,14 +206,19 @@ def test_a_hang_after_many_steps_is_a_red_step_that_names_who_never_came(tmp_pat
     assert len(red) == ranks - 1
 
 
-def test_a_breakdown_and_buckets_of_a_run_that_hangs_name_the_hang(tmp_path):
-    job = Job(tmp_path, ranks=3)
-    for rank in range(3):
+VIEWS = (draw.timeline, draw.steps, draw.sequence, draw.traffic, draw.traffic_graph, draw.breakdown, draw.buckets)
+
+
+@pytest.mark.parametrize("ranks", [3, 30])
+def test_the_rank_that_a_title_says_is_waited_for_is_red_in_its_picture(tmp_path, ranks):
+    """Rank 1 never begins the last backward pass: it has no gradient there, and no call."""
+    job = Job(tmp_path, ranks=ranks)
+    for rank in range(ranks):
         job.bucket(rank, 0, {"p0": 40}, count=1)
     for step in range(2):
         at, facts = step * 30 * MS, {"launcher": "reducer", "backward": step, "phase": "backward"}
-        here = [0, 2] if step else [0, 1, 2]
-        for rank in range(3):
+        here = [rank for rank in range(ranks) if rank != 1 or not step]
+        for rank in here:
             job.stretch(rank, "forward", at, at + 8 * MS)
             job.gradient(rank, "p0", at_ns=at + 9 * MS, backward=step)
         end = None if step else at + 12 * MS
@@ -218,12 +226,16 @@ def test_a_breakdown_and_buckets_of_a_run_that_hangs_name_the_hang(tmp_path):
         for rank in here:
             job.stretch(rank, "backward", at + 8 * MS, None if step else at + 13 * MS)
     trace = job.load()
-    told = " ".join(draw.breakdown(trace).get_title(loc="left").split())
-    assert told.startswith("Rank 0 and rank 2 wait for rank 1 in all_reduce #2")
-    ax = draw.buckets(trace)
-    assert " ".join(ax.get_title(loc="left").split()) == "Ranks 0 and 2 wait for rank 1 in bucket 0 of backward pass 1"
-    key = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert {"a gradient is ready", "stuck: a rank never sent this bucket"} <= {*key}
+    told = {}
+    for view in VIEWS:
+        ax = view(trace)
+        told[view] = " ".join(ax.get_title(loc="left").split())
+        red = {text.get_text() for text in ax.figure.findobj(Text) if to_rgba(text.get_color()) == to_rgba(MISSING)}
+        assert {*re.findall(r"for (rank \d+)", told[view])} <= red, told[view]
+    who = "Ranks 0 and 2" if ranks == 3 else "Ranks 0, 2, 3 and 26 more"
+    assert told[draw.buckets] == f"{who} wait for rank 1 in bucket 0 of backward pass 1"
+    assert "for rank 1" not in told[draw.breakdown], "of steps that ended"
+    assert all("for rank 1" in told[view] for view in VIEWS if view is not draw.breakdown)
 
 
 def test_a_hang_before_the_forward_pass_is_a_step_of_its_own(tmp_path):

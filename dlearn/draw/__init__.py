@@ -19,21 +19,10 @@ from dlearn.draw.traffic_graph import traffic_graph
 from dlearn.draw.traffic_matrix import traffic
 
 __all__ = [
-    "autograd",
-    "bandwidth",
-    "breakdown",
-    "buckets",
-    "compare",
-    "groups",
-    "memory",
-    "reconcile",
-    "save",
-    "scaling",
-    "sequence",
-    "small",
-    "steps",
-    "timeline",
-    "topology",
-    "traffic",
-    "traffic_graph",
-]
+    "autograd", "bandwidth", "breakdown", "buckets", "compare", "groups", "memory", "reconcile",
+    "save", "scaling", "sequence", "small", "steps", "timeline", "topology", "traffic", "traffic_graph",
+]  # fmt: skip
+
+
+def __dir__() -> list[str]:
+    return __all__

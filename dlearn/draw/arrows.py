@@ -23,8 +23,7 @@ _APART_PT = 9
 
 @dataclass(frozen=True)
 class Arrows:
-    """What can be drawn as arrows; `merged` where one stands for several steps. `crowded` counts the messages that have
-    no arrow because another is too near."""
+    """What can be drawn; `merged`: one stands for several steps. `crowded`: messages without room."""
 
     flows: tuple[Flow, ...]
     merged: bool

@@ -72,8 +72,7 @@ def draw_op(ax: Axes, found: list[Bandwidth], marker: str) -> Line2D:
 
 def label_axes(ax: Axes, items: Sequence[Bandwidth]) -> None:
     """Whole decades on both axes."""
-    ax.set_xscale("log")
-    ax.set_yscale("log")
+    ax.set(xscale="log", yscale="log")
     sizes = [each.size_bytes for each in items]
     low, high = ax.dataLim.intervaly
     ax.set_xlim(_decade(min(sizes)), 10 * _decade(max(sizes)))

@@ -61,6 +61,12 @@ class Bar:
         """How long it waits, of one that came to its end."""
         return self.transfer_ns - self.start_ns if self.state == "ended" else 0
 
+    @property
+    def waited_for(self) -> int:
+        """The rank that it waits for, if it waits."""
+        operation = self.operation
+        return operation.last_rank if operation.exchange is None else operation.ends[1].rank
+
 
 def bars_of(operations: Iterable[Operation], trace: Trace, *, until_ns: int) -> list[Bar]:
     """A bar for each end of each operation and each end that never came; what has no end lasts until `until_ns`."""
@@ -135,8 +141,7 @@ def wait_text(bar: Bar, trace: Trace) -> str:
     """ "Longest wait: rank 0 for rank 2, 40.0 ms in all_reduce #1"."""
     operation = bar.operation
     what = told_briefly(operation) if operation.exchange is None else _name(operation, operation.ends[0])
-    last_rank = operation.last_rank if operation.exchange is None else operation.ends[1].rank
-    who, whom = trace.label(bar.rank), trace.label(last_rank)
+    who, whom = trace.label(bar.rank), trace.label(bar.waited_for)
     return f"Longest wait: {who} for {whom}, {time_text(bar.waited_ns)} in {what}"
 
 

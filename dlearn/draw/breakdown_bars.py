@@ -87,8 +87,8 @@ def breakdown(traces: Trace | Mapping[str, Trace], *, ax: Axes | None = None) ->
     canvas.quiet(ax, "ms from when the first rank's step began")
     title, told = title_of(found), notes(found, [bar.of for bar in shown])
     hang = next(filter(None, map(hang_finding, runs.values())), "")
-    told = [f"Of the steps that ended: {title}.", *told] if hang else told
-    return canvas.frame(ax, title=hang or title, legend=legend(ax, shown), notes=told)
+    told = [f"Steps that ended; after them: {hang}.", *told] if hang else told
+    return canvas.frame(ax, title=title, legend=legend(ax, shown), notes=told)
 
 
 def blocks_of(found: Mapping[str, Breakdown], wide_pt: float) -> list[list[StepBar]]:
@@ -125,8 +125,7 @@ def title_of(found: Mapping[str, Breakdown]) -> str:
 
 
 def sums_text(each: StepTimes) -> str:
-    """ "forward 1.2 ms, backward 8 ms, waits 2 ms, transfer 3 ms, optimizer 1 ms, hidden 4 ms"; a name stays with its
-    number."""
+    """ "forward 1.2 ms, backward 8 ms, waits 2 ms"; a name stays with its number."""
     names: dict[Phase, str] = {"waiting": "waits", "between": "other"}
     lengths = {names.get(name, name): each.length_ns(name) for name in _STYLES}
     return ", ".join(f"{name}\u00a0{time_text(length)}" for name, length in lengths.items() if length)

@@ -10,6 +10,7 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from msgspec.structs import replace
 
 from dlearn.analysis.ddp.bucket_times import BucketTime, BucketTimes, begins_of, bucket_times
 from dlearn.analysis.findings import size_text
@@ -23,6 +24,7 @@ from dlearn.trace.trace import Trace
 _HEAD_IN, _NAMES_IN, _ROW_IN, _BAR_IN, _GAP_IN = 0.3, 0.21, 0.2, 0.17, 0.06
 _MOST_ROWS = 24
 """Rows of one backward pass; of more buckets the first are drawn."""
+_DASHED = (0, (3, 2))
 _ALL_RANKS = 4
 """Of more ranks the first and those that come last are drawn."""
 
@@ -45,9 +47,8 @@ def buckets(trace: Trace, *, ax: Axes | None = None) -> Axes:
     draw_gradients(ax, rows)
     draw_transfers(ax, rows)
     write_headings(ax, rows)
-    return canvas.frame(
-        ax, title=found.finding, legend=legend(rows), notes=[*notes(found, rows, left_out), *network_sentences(trace)]
-    )
+    told, red = [*notes(found, rows, left_out), *network_sentences(trace)], canvas.in_red(trace)
+    return canvas.frame(ax, title=found.finding, legend=legend(rows), notes=told, marked=red)
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,7 @@ def _rows(found: BucketTimes) -> tuple[list[BucketRow], int]:
     top, left_out = 0.0, 0
     for number in sorted(begins):
         all_ranks = [each for each in found.examples if each.backward == number]
+        all_ranks += _never_begun(all_ranks)
         ranks = ranks_shown(all_ranks)
         shown = [each for each in all_ranks if each.rank in ranks]
         shown.sort(key=lambda each: (each.model, each.index, each.rank))
@@ -95,18 +97,25 @@ def _rows(found: BucketTimes) -> tuple[list[BucketRow], int]:
             bucket, before = (each.model, each.index), shown[place - 1]
             new = not place or bucket != (before.model, before.index)
             top += _NAMES_IN + _GAP_IN if new else 0.0
-            row = BucketRow(
-                each,
-                plain(found.labels[each.rank]),
-                top,
-                begins[number],
-                Look("", SERIES[each.index % len(SERIES)]),
-                of_pass=_pass_text(all_ranks) if not place else "",
-                of_bucket=_bucket_text(each, several_models=shown[-1].model > 0) if new else "",
-            )
-            rows.append(row)
+            style = Look("", SERIES[each.index % len(SERIES)])
+            of_pass = _pass_text(all_ranks) if not place else ""
+            of_bucket = _bucket_text(each, several_models=shown[-1].model > 0) if new else ""
+            label = plain(found.labels[each.rank])
+            rows.append(BucketRow(each, label, top, begins[number], style, of_pass, of_bucket))
             top += _ROW_IN
     return rows, left_out
+
+
+def _never_begun(shown: Sequence[BucketTime]) -> list[BucketTime]:
+    """Make an empty row for each rank that others wait for in a pass that it never began."""
+    here = {each.rank for each in shown}
+    rows = {(each.model, each.index): each for each in shown if each.missing}
+    empty = {"missing": (), "launched_ns": None, "transfer_ns": None, "done_ns": None}
+    return [
+        replace(each, rank=rank, ready=(), never_ready=each.parameters, **empty)
+        for each in rows.values()
+        for rank in {*each.missing} - here
+    ]
 
 
 def ranks_shown(shown: Sequence[BucketTime]) -> set[int]:
@@ -159,6 +168,10 @@ def draw_transfers(ax: Axes, rows: Sequence[BucketRow]) -> None:
     for row in rows:
         of = row.of
         if of.launched_ns is None:
+            if of.never_ready and any(of.rank in other.of.missing for other in rows):
+                box = (row.last_ms, edge, row.middle - _BAR_IN / 2, row.middle + _BAR_IN / 2)
+                style = {"facecolor": "none", "edgecolor": MISSING, "linestyle": _DASHED}
+                canvas.draw_boxes(ax, [box], gid="absent", **style)
             continue
         launched = row.ms(of.launched_ns)
         transfer = row.ms(of.transfer_ns) if of.transfer_ns is not None else launched
@@ -198,7 +211,8 @@ def write_headings(ax: Axes, rows: Sequence[BucketRow]) -> None:
             after = (row.last_ms - ax.get_xlim()[0]) * scale + 6
             x = min(after, max(0.0, width - text_width(told, size=TEXT_PT)))
             shown = cut(told, width - x, size=TEXT_PT)
-            write(ax, ax.get_xlim()[0] + x / scale, row.middle, shown, zorder=6, clip_on=True)
+            at = ax.get_xlim()[0] + x / scale
+            write(ax, at, row.middle, shown, zorder=6, clip_on=True, color=MISSING)
 
 
 def legend(rows: Sequence[BucketRow]) -> list[Artist]:
@@ -216,6 +230,7 @@ def legend(rows: Sequence[BucketRow]) -> list[Artist]:
         handles.append(Patch(facecolor=first.color, label="all-reduce; a colour for each bucket"))
     if any(row.of.missing for row in rows):
         handles.append(Line2D([], [], color=MISSING, linewidth=4, label="stuck: a rank never sent this bucket"))
+        handles.append(Line2D([], [], color=MISSING, linestyle=_DASHED, label="that rank"))
     return handles
 
 
@@ -223,7 +238,7 @@ def notes(found: BucketTimes, rows: Sequence[BucketRow], left_out: int) -> list[
     told = [found.note] if found.note else []
     if any(row.of.launched_ns is not None for row in rows):
         told.append("Which all-reduce carries which bucket is inferred from order, size and readiness.")
-    if any(row.of.launched_ns is None for row in rows):
+    if any(row.of.launched_ns is None and not row.of.never_ready for row in rows):
         told.append("A row without a bar: the bucket was not sent in this pass, or nobody knows by which call.")
     if any(row.of.transfer_ns is not None and row.of.done_ns is None for row in rows):
         told.append("Ends that were not seen are not drawn: the bar then shows the launch only.")

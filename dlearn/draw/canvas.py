@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import lru_cache, partial
+from types import MappingProxyType
 from typing import Any, Literal
 
 import matplotlib.pyplot as plt
@@ -19,7 +20,10 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.textpath import TextToPath
 from matplotlib.transforms import ScaledTranslation
 
-from dlearn.draw.palette import FAINT, INK, LANE, Color
+from dlearn.analysis.hanging.roots import roots
+from dlearn.analysis.hanging.stuck import hangs
+from dlearn.draw.palette import FAINT, INK, LANE, MISSING, Color
+from dlearn.trace.trace import Trace
 
 WIDTH_IN = 9.0
 _SMALL_IN = 400 / 96
@@ -38,6 +42,7 @@ _NUMBER_AND_UNIT = re.compile(r"(\d) (?=(?:[kMGT]?B|[mµ]?s)\b)")
 _NARROWEST_NAME_PT = 90.0
 _LINE = 1.45
 """Inches of text lines: font size times this."""
+_NO_MARKS: Mapping[str, Color] = MappingProxyType({})
 _LONGEST_TITLE = 100
 """Characters."""
 _CLAUSE = re.compile(r"; (?![^()]*\))")
@@ -62,12 +67,9 @@ def small() -> Iterator[None]:
 
 
 class Drawing(Figure):
-    """A figure that a notebook shows as SVG, in the colours of its theme and the width of its cell.
+    """A figure that a notebook shows as SVG, in its theme's colours and as wide as its cell."""
 
-    `framed`: it has grown by the title, legend and notes of its only axes.
-    """
-
-    framed = False
+    framed = False  # Whether it has grown by the title, legend and notes of its only axes.
 
     def _repr_html_(self) -> str | None:
         from dlearn.draw.save import html_of  # which needs this file
@@ -88,21 +90,19 @@ def points_wide(ax: Axes | None, *, left_in: float, right_in: float = 0.15) -> f
 
 
 def frame(
-    ax: Axes,
-    *,
-    title: str,
-    legend: Sequence[Artist] = (),
-    notes: Sequence[str] = (),
-    above_in: float = 0.0,
-    below_in: float = 0.42,
-) -> Axes:
+    ax: Axes, *, title: str, legend: Sequence[Artist] = (), notes: Sequence[str] = (),
+    above_in: float = 0.0, below_in: float = 0.42, marked: Mapping[str, Color] = _NO_MARKS,
+) -> Axes:  # fmt: skip
     """Put the finding above, legend and notes below; `above_in` and `below_in` are what the axes' own labels take.
 
     What a long finding says after its first semicolon becomes the first note.
 
     Legend and notes become part of the picture's description. A figure of `new_axes` grows by them; one that the
-    reader brought along keeps its size.
+    reader brought along keeps its size. The names that are `marked` become bold, in these colours.
     """
+    for text in [*ax.get_xticklabels(), *ax.get_yticklabels(), *ax.texts]:
+        if text.get_text() in marked:
+            text.set(color=marked[text.get_text()], fontweight="bold")
     clauses = _CLAUSE.split(title, maxsplit=1) if len(title) > _LONGEST_TITLE else [title]
     if clauses[1:]:
         title, rest = clauses
@@ -128,6 +128,17 @@ def frame(
         grows.framed = True
         _fit(ax, grows, above_in=above_in + len(lines) * TITLE_PT * _LINE / _POINTS + 0.15, below_in=below + 0.08)
     return ax
+
+
+def never_came(trace: Trace) -> list[int]:
+    """Return the ranks that others wait for, for ever; if the trace tells, who holds all up."""
+    held_up = [root.rank for root in roots(trace)]
+    return held_up or [rank for hang in hangs(trace) for rank in hang.operation.missing]
+
+
+def in_red(trace: Trace) -> dict[str, Color]:
+    """Return the names of these ranks, as `frame` marks them."""
+    return {plain(trace.label(rank)): MISSING for rank in never_came(trace)}
 
 
 def say_empty(ax: Axes, sentence: str) -> Axes:

@@ -243,15 +243,10 @@ class Drafting:
     def _block(self, operation: Operation, heads: Sequence[str], rows: Sequence[ArrowRow] = (), bar: str = "") -> Block:
         members = {*operation.group.members, *operation.ranks} & {*self.lines.column}
         columns = {self.lines.column[rank] for rank in members}
-        return Block(
-            op=operation.op,
-            phase=_phase(operation),
-            heads=tuple(plain(head, most=200) for head in heads),
-            rows=tuple(rows),
-            bar=plain(bar, most=120),
-            over=(min(columns, default=0), max(columns, default=0)),
-            stuck=bool(self._stuck(operation)),
-        )
+        shown = tuple(plain(head, most=200) for head in heads)
+        over = min(columns, default=0), max(columns, default=0)
+        bar, stuck = plain(bar, most=120), bool(self._stuck(operation))
+        return Block(operation.op, _phase(operation), shown, tuple(rows), bar, over, stuck)
 
     def _stuck(self, operation: Operation) -> tuple[str, ...]:
         """Why it does not end, the longest first; nothing if it did."""

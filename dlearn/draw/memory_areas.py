@@ -24,14 +24,11 @@ _NAME_IN = 0.1
 _MOST_LANES = 6
 _BAR = 0.05
 """Width of the bar of the textbook, as a share of the time shown."""
-_COLORS = {
-    "parameters": look("all_reduce").color,
-    "buckets": look("all_to_all").color,
-    "state": look("reduce_scatter").color,
-    "gradients": look("broadcast").color,
-    "gathered": look("all_gather").color,
-    "activations": look("send").color,
-}
+_OPS = {
+    "parameters": "all_reduce", "buckets": "all_to_all", "state": "reduce_scatter",
+    "gradients": "broadcast", "gathered": "all_gather", "activations": "send",
+}  # fmt: skip
+_COLORS = {part: look(op).color for part, op in _OPS.items()}
 
 
 def memory(trace: Trace, *, ax: Axes | None = None) -> Axes:

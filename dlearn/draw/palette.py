@@ -102,11 +102,8 @@ _OTHER = Look("other", "#BDBDBD", "*")
 Color = str | tuple[float, float, float]
 Line = Literal["solid"] | tuple[float, tuple[int, ...]]
 LINES: dict[str, Line] = {
-    "observed": "solid",
-    "derived": (0, (4, 2)),
-    "inferred": (0, (1, 2)),
-    "missing": (0, (5, 2, 1, 2)),
-}
+    "observed": "solid", "derived": (0, (4, 2)), "inferred": (0, (1, 2)), "missing": (0, (5, 2, 1, 2)),
+}  # fmt: skip
 
 
 def look(op: str) -> Look:

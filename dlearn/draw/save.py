@@ -1,7 +1,4 @@
-"""Pictures as files: the same picture gives the same bytes, so that a changed file means a changed picture.
-
-Each carries its finding and its description, for readers who do not see it and for programs that search.
-"""
+"""Pictures as files: the same bytes for the same picture, with its finding in words."""
 
 from __future__ import annotations
 

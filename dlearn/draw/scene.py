@@ -13,6 +13,7 @@ from dlearn.analysis.ddp.overlap import Leg, critical_path
 from dlearn.analysis.ddp.training_steps import on_device, training_steps
 from dlearn.analysis.volume.flows import Sums, count_messages
 from dlearn.analysis.walking.own_work import works_alone
+from dlearn.draw import canvas
 from dlearn.draw.arrows import MOST_ARROWS, Arrows, readable
 from dlearn.draw.bars import Bar, Busy, bars_of, busy_of, function_of, is_collective
 from dlearn.draw.canvas import plain, width_in
@@ -72,11 +73,8 @@ class Scene:
     busy: Busy | None
     """The share of time that each rank spends in calls, where these are too many for bars: only those that went wrong
     are in `bars` then."""
-
-    @property
-    def longest_wait(self) -> Bar | None:
-        waits = [bar for bar in self.bars if bar.waited_ns > 0]
-        return max(waits, key=lambda bar: bar.waited_ns, default=None)
+    longest_wait: Bar | None
+    """Of all ranks that the picture stands for; who waits, and for whom, have lanes of their own."""
 
     def ms(self, at_ns: int) -> float:
         return (at_ns - self.start_ns) / 1e6
@@ -96,10 +94,14 @@ def set_scene(trace: Trace, *, derived: bool) -> Scene:
     drawn = [each for each in shown if id(each) not in begun] if begun else shown
     start_ns, end_ns = _window(trace, calls, min((each.start_ns for each in drawn), default=0) if begun else None)
     everyone = ranks_shown(trace)
-    folded = fold(calls, everyone, end_ns - start_ns)
-    ranks = tuple(folded)
     kept = _gone_wrong(shown) if many else [each for each in drawn if not is_control(each)]
-    bars = [bar for bar in bars_of(kept, trace, until_ns=end_ns) if bar.rank in folded]
+    bars = bars_of(kept, trace, until_ns=end_ns)
+    waits = [] if many else [bar for bar in bars if bar.waited_ns > 0]
+    longest = max(waits, key=lambda bar: bar.waited_ns, default=None)
+    told = [] if longest is None else [longest.rank, longest.waited_for]
+    folded = fold(calls, everyone, end_ns - start_ns, own=canvas.never_came(trace) or told)
+    ranks = tuple(folded)
+    bars = [bar for bar in bars if bar.rank in folded]
     # A bar whose end nobody saw takes some room, so that such bars do not hide each other.
     least_ns = (end_ns - start_ns) // 250
     until = [bar.start_ns + least_ns if bar.state == "not observed" else bar.end_ns for bar in bars]
@@ -119,36 +121,21 @@ def set_scene(trace: Trace, *, derived: bool) -> Scene:
     hidden = 0 if derived else sums.derived
     wanted = sums.arrows - (0 if derived else sums.derived_arrows)
     arrows = _arrows(drawn, ranks, start_ns, end_ns, derived=derived) if wanted <= MOST_ARROWS else None
+    # Where nothing is called at all, the spans need no room for bars beside them.
+    deep = _depth([bar.rank for bar in bars], rows) if len(calls) else {span.rank: 0 for span in spans}
+    above = _depth([span.rank for span in spans], span_rows)
+    above = {rank: min(depth, MOST_SPAN_ROWS) for rank, depth in above.items()}
+    lanes = stack(ranks, rows=deep, spans=above, strips={gradient.rank for gradient in gradients})
+    unseen = len(all_gradients) * (len(all_gradients) > MOST_BARS)
     return Scene(
-        ranks=ranks,
-        folded=folded,
-        start_ns=start_ns,
-        end_ns=end_ns,
-        bars=bars,
-        rows=rows,
-        spans=spans,
-        span_rows=span_rows,
-        works=_shades(works_alone(trace)),
-        gradients=gradients,
-        left_out={"span": int((~told_apart).sum()), "gradient": len(all_gradients) * (len(all_gradients) > MOST_BARS)},
-        lanes=stack(
-            ranks,
-            # Where nothing is called at all, the spans need no room for bars beside them.
-            rows=_depth([bar.rank for bar in bars], rows) if len(calls) else {span.rank: 0 for span in spans},
-            spans={
-                rank: min(depth, MOST_SPAN_ROWS) for rank, depth in _depth([s.rank for s in spans], span_rows).items()
-            },
-            strips={gradient.rank for gradient in gradients},
-        ),
-        arrows=arrows or Arrows((), merged=False, crowded=sums.count - hidden),
-        sums=sums,
-        common_spans=common_spans,
-        hidden=hidden,
-        path=_critical_path(trace, ranks),
-        control=0 if many else len(drawn) - len(kept),
-        start_up=len(begun),
+        ranks=ranks, folded=folded, start_ns=start_ns, end_ns=end_ns, bars=bars, rows=rows, spans=spans,
+        span_rows=span_rows, works=_shades(works_alone(trace)), gradients=gradients, lanes=lanes,
+        left_out={"span": int((~told_apart).sum()), "gradient": unseen},
+        arrows=arrows or Arrows((), merged=False, crowded=sums.count - hidden), sums=sums,
+        common_spans=common_spans, hidden=hidden, path=_critical_path(trace, ranks), longest_wait=longest,
+        control=0 if many else len(drawn) - len(kept), start_up=len(begun),
         busy=busy_of(calls, start_ns=start_ns, end_ns=end_ns, bins=BINS) if many else None,
-    )
+    )  # fmt: skip
 
 
 def _rows(bars: Sequence[Bar], until_ns: Sequence[int]) -> list[int]:

@@ -51,7 +51,7 @@ def sequence(trace: Trace, *, ax: Axes | None = None) -> Axes:
     legend = [in_legend(how) for how in dict.fromkeys(arrow.how for arrow in rows.arrows)]
     return canvas.frame(
         ax, title=sequence_finding(trace), legend=legend, notes=notes(trace, rows), above_in=above_in,
-        below_in=0.08,
+        below_in=0.08, marked=canvas.in_red(trace),
     )  # fmt: skip
 
 

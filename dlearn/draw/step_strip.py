@@ -59,7 +59,8 @@ def steps(trace: Trace, *, ax: Axes | None = None) -> Axes:
     shown = draw_cells(ax, found, columns, row)
     label_axes(ax, found, columns, labels, row)
     told = [*notes(found, columns), *network_sentences(trace)]
-    ax = canvas.frame(ax, title=found.finding, legend=legend(found, shown), notes=told)
+    key, red = legend(found, shown), canvas.in_red(trace)
+    ax = canvas.frame(ax, title=found.finding, legend=key, notes=told, marked=red)
     for place, patch in enumerate(ax.get_legend().get_patches()):  # type: ignore[union-attr]
         patch.set_gid(f"key of cells {place}")
     return ax

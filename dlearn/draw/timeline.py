@@ -63,11 +63,13 @@ def timeline(trace: Trace, *, arrows: bool = False, ax: Axes | None = None) -> A
     draw_path(ax, scene)
     draw_messages(ax, scene)
     hang, longest, sent = hang_finding(trace), scene.longest_wait, traffic_finding(traffic(trace))
-    title, more = hang or sent, []
+    title, more, marked = hang or sent, [], canvas.in_red(trace)
     if longest is not None and not hang:
         title, more = wait_text(longest, trace), [f"{sent}."]
+        marked = {plain(trace.label(rank)): INK for rank in (longest.rank, longest.waited_for)}
         write_wait(ax, scene, longest)
-    return canvas.frame(ax, title=title, legend=legend(scene), notes=[*more, *notes(ax, trace, scene)])
+    told = [*more, *notes(ax, trace, scene)]
+    return canvas.frame(ax, title=title, legend=legend(scene), notes=told, marked=marked)
 
 
 def _new_axes(trace: Trace, scene: Scene) -> Axes:

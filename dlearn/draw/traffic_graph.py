@@ -69,7 +69,8 @@ def traffic_graph(trace: Trace, *, ax: Axes | None = None) -> Axes:
     arrows = arrows_of(sent)
     if len(ranks) > MOST_RANKS or len(arrows) > MOST_ARROWS:
         many = count_text(len(ranks), "rank") if len(ranks) > MOST_RANKS else count_text(len(arrows), "pair")
-        return draw_matrix(sent, hang, ax, f"{many}: too many for arrows, so a matrix as of draw.traffic.")
+        why = f"{many}: too many for arrows, so a matrix as of draw.traffic."
+        return draw_matrix(trace, sent, ax, why)
     pairs = [arrow.pair for arrow in arrows]
     height = height_pt(ranks, pairs)
     if not ranks:
@@ -79,7 +80,8 @@ def traffic_graph(trace: Trace, *, ax: Axes | None = None) -> Axes:
     names = dict(zip(ranks, cut_names([sent.labels[rank] for rank in ranks], _WIDEST_NAME_PT), strict=True))
     places = place_ranks(names, pairs, size)
     if have_no_room(places.values()):
-        return draw_matrix(sent, hang, ax, "No room for a circle of these ranks, so a matrix as of draw.traffic.")
+        why = "No room for a circle of these ranks, so a matrix as of draw.traffic."
+        return draw_matrix(trace, sent, ax, why)
     ax = ax or canvas.new_axes(height_in=height / 72, left_in=0.15)
     canvas.describe(ax, *pair_sentences(sent))
     # The axes' own unit is the point, so that curves, boxes and text have one measure.
@@ -95,7 +97,11 @@ def traffic_graph(trace: Trace, *, ax: Axes | None = None) -> Axes:
         if labels is not None:
             _write(ax, labels[arrow.pair], arrow.label, color=MISSING if arrow.how == "missing" else INK)
     told = [*([f"{traffic_finding(sent)}."] if hang else []), *notes(sent, arrows, labelled=labels is not None)]
-    return canvas.frame(ax, title=hang or traffic_finding(sent), legend=legend(arrows), notes=told, below_in=0.08)
+    marked = {names[rank]: MISSING for rank in canvas.never_came(trace) if rank in names}
+    return canvas.frame(
+        ax, title=hang or traffic_finding(sent), legend=legend(arrows), notes=told, below_in=0.08,
+        marked=marked,
+    )  # fmt: skip
 
 
 def arrows_of(sent: Traffic) -> list[Arrow]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 from matplotlib.axes import Axes
@@ -18,7 +18,7 @@ from dlearn.analysis.findings import (
     traffic_finding,
     unit_of,
     wire_finding,
-)
+)  # fmt: skip
 from dlearn.analysis.volume.traffic import Matrix, Traffic, WireTraffic
 from dlearn.draw import canvas
 from dlearn.draw.canvas import SMALLEST_PT, TEXT_PT, plain, points, text_width
@@ -48,11 +48,12 @@ def traffic(trace: Trace, *, bytes: Bytes = "payload", ax: Axes | None = None) -
     Payload, or those on the wire: "predicted", or "measured" where the kernel counted exactly this part of the trace.
     """
     sent = bytes_of(trace, bytes)
-    return draw_matrix(sent, hang_finding(trace), ax)
+    return draw_matrix(trace, sent, ax)
 
 
-def draw_matrix(sent: Traffic | WireTraffic, hang: str, ax: Axes | None, *why: str) -> Axes:
+def draw_matrix(trace: Trace, sent: Traffic | WireTraffic, ax: Axes | None, *why: str) -> Axes:
     """Draw it, with the hang as its title if there is one; `why` it is no other picture stands below."""
+    hang, marked = hang_finding(trace), canvas.in_red(trace)
     ax = ax or _new_axes(sent)
     if not sent.ranks:
         return canvas.say_empty(ax, "This trace holds no process.")
@@ -61,9 +62,10 @@ def draw_matrix(sent: Traffic | WireTraffic, hang: str, ax: Axes | None, *why: s
     canvas.describe(ax, *pair_sentences(sent))
     draw_cells(ax, sent)
     unit = write_numbers(ax, sent)
-    above_in = label_sides(ax, sent)
+    above_in = label_sides(ax, sent, canvas.never_came(trace))
     told = [*why, *([f"{title(sent)}."] if hang else []), *unit, *notes(sent)]
-    return canvas.frame(ax, title=hang or title(sent), notes=told, above_in=above_in, below_in=0.08)
+    finding = hang or title(sent)
+    return canvas.frame(ax, title=finding, notes=told, above_in=above_in, below_in=0.08, marked=marked)
 
 
 def bytes_of(trace: Trace, bytes: Bytes) -> Traffic | WireTraffic:
@@ -187,12 +189,18 @@ def _write_all(ax: Axes, sent: Matrix, text: Callable[[int], str], size: float) 
     canvas.write(ax, beside, beside, text(sent.total_bytes), fontweight="bold", **style)
 
 
-def label_sides(ax: Axes, sent: Matrix) -> float:
-    """Senders at the left, receivers on top: upright where their names do not fit. Returns the inches on top."""
+def label_sides(ax: Axes, sent: Matrix, wanted: Collection[int]) -> float:
+    """Name senders at the left, receivers on top; of many ranks every eighth, and those `wanted`.
+
+    Returns the inches on top. Names are upright where they do not fit.
+    """
     count, margin = len(sent.ranks), _margin(len(sent.ranks))
     every = 1 if count <= _MOST_NAMES else 8
-    names = [plain(sent.labels[rank]) for rank in sent.ranks[::every]]
-    places = [place + 0.5 for place in range(0, count, every)] + [count + margin / 2]
+    own = [place for place, rank in enumerate(sent.ranks) if rank in wanted and every > 1]
+    near = {at for place in own for at in range(place - every // 2, place + every // 2)}
+    named = sorted({*own, *range(0, count, every)} - (near - {*own}))
+    names = [plain(sent.labels[sent.ranks[place]]) for place in named]
+    places = [place + 0.5 for place in named] + [count + margin / 2]
     wide = points(ax, min(every, margin) / (count + margin), along="x")
     ax.set_yticks(places, [*names, "received"], parse_math=False)
     ax.set_ylabel("from", y=1 - count / 2 / (count + margin), fontsize=TEXT_PT, color=INK)
@@ -220,8 +228,4 @@ def notes(sent: Matrix) -> list[str]:
     return told + [f"{line[:1].upper()}{line[1:]}." for line in sent.not_known()]
 
 
-_HOW = {
-    "observed": "observed",
-    "inferred": "inferred",
-    "missing": "expected that never came (not counted)",
-}
+_HOW = {"observed": "observed", "inferred": "inferred", "missing": "expected that never came (not counted)"}

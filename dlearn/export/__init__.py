@@ -6,3 +6,7 @@ from dlearn.export.pages import gif, html, webp
 from dlearn.export.perfetto import perfetto
 
 __all__ = ["gif", "html", "mermaid", "perfetto", "webp"]
+
+
+def __dir__() -> list[str]:
+    return __all__

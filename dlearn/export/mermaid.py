@@ -78,10 +78,7 @@ def _over(ranks: Sequence[int]) -> str:
 
 
 def _calls(trace: Trace) -> list[Piece]:
-    """In their order in time.
-
-    An operation's messages stand together; those of an RPC, between which much may happen, when they are sent.
-    """
+    """In their order in time; an operation's messages together, those of an RPC when they are sent."""
     shown = operations(trace)
     found: list[tuple[int, int, Piece]] = []  # With its time in ns, and its place among the operations.
     for one, places in shown.alike():

@@ -15,8 +15,7 @@ from dlearn.trace.trace import Trace
 
 
 def html(trace: Trace) -> str:
-    """A page to step through the messages and to travel through all calls, that needs nothing else: no server, no
-    network."""
+    """A page to step through the messages and to travel through all calls, that needs nothing else."""
     shown = player(trace)
     travel = strip(trace).snippet if len(operations(trace).calls) else ""
     return page(shown.title, shown.snippet + travel)

@@ -4,3 +4,7 @@ from dlearn.play.player import Player, player
 from dlearn.play.strip import Strip, strip
 
 __all__ = ["Player", "Strip", "player", "strip"]
+
+
+def __dir__() -> list[str]:
+    return __all__

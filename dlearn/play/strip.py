@@ -138,14 +138,8 @@ def contents(trace: Trace, steps: RunSteps) -> tuple[dict[str, Any], list[Column
         ],
         "heat": [cell for mine in cells for cell in mine],
     }
-    return data, [
-        differences,
-        took,
-        np.where(alone, 0, np.maximum(0, waits_ns // unit_ns)),
-        calls.operation[order],
-        kind,
-        within,
-    ]
+    waited = np.where(alone, 0, np.maximum(0, waits_ns // unit_ns))
+    return data, [differences, took, waited, calls.operation[order], kind, within]
 
 
 def _kinds(trace: Trace, shown: Operations, lanes: dict[int, int]) -> tuple[list[dict[str, Any]], Column]:

@@ -159,11 +159,11 @@ def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
     only_all_reduces = True
     backends: set[str] = set()
     for one, times in alike:
+        found = sums_of(one)
         if one.op == "all_reduce" and one.misfit is None:
-            reduced += times * payload_bytes(one.ends[0])
+            reduced += times * payload_bytes(one.ends[0]) * (not one.missing)  # else it never ran
         else:
             only_all_reduces = False
-        found = sums_of(one)
         for each in found:
             sums[each, one.op] += times
         backends |= {one.group.backend for each in found if each.how == "derived"}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right, insort
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -51,11 +51,13 @@ class Lane:
         return (self.bars_top + self.bottom) / 2 if self.rows else (self.top + self.bottom) / 2
 
 
-def fold(calls: Calls, ranks: Sequence[int], length_ns: int) -> dict[int, tuple[int, ...]]:
+def fold(
+    calls: Calls, ranks: Sequence[int], length_ns: int, own: Collection[int] = ()
+) -> dict[int, tuple[int, ...]]:  # fmt: skip
     """Each rank that has a lane, with those that it stands for, itself included. `length_ns`: of the whole picture.
 
     Alike are ranks that call the same ops in the same order, each within `ALIKE` of the median's times; the one that
-    is nearest to the median stands for them.
+    is nearest to the median stands for them. The ranks in `own` are alike to none.
     """
     if len(ranks) <= MOST_LANES:
         return {rank: (rank,) for rank in ranks}
@@ -69,10 +71,11 @@ def fold(calls: Calls, ranks: Sequence[int], length_ns: int) -> dict[int, tuple[
     for members in same.values():
         times = np.array([np.append(calls.start_ns[mine[rank]], calls.end_ns[mine[rank]]) for rank in members])
         far = np.abs(times - np.median(times, axis=0)).max(axis=1, initial=0)
-        alike = [rank for rank, apart in zip(members, far, strict=True) if apart <= ALIKE * length_ns]
+        apart = dict(zip(members, far.tolist(), strict=True))
+        alike = [each for each in members if apart[each] <= ALIKE * length_ns and each not in own]
         folded |= {rank: (rank,) for rank in members if rank not in alike}
         if alike:
-            folded[members[int(far.argmin())]] = tuple(alike)
+            folded[min(alike, key=apart.__getitem__)] = tuple(alike)
     return {rank: folded[rank] for rank in sorted(folded)}
 
 

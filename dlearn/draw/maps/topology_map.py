@@ -54,14 +54,11 @@ def topology(trace: Trace, *, group: str | None = None, ax: Axes | None = None) 
         high *= points(ax, 1.0, along="y") / height
         height = points(ax, 1.0, along="y")
     canvas.describe(ax, *found.sentences, *_told(found, edges))
-    ax.set_xlim(-1, width + 1)
-    ax.set_ylim(height + 1, -1)
-    ax.set_xticks([])
-    ax.set_yticks([])
+    ax.set(xlim=(-1, width + 1), ylim=(height + 1, -1), xticks=[], yticks=[])
     ax.set_axis_off()
-    corners = [
-        (at % columns * (cell + _APART_PT), at // columns * (high + _APART_PT)) for at in range(len(found.hosts))
-    ]
+    down, across = zip(*(divmod(at, columns) for at in range(len(found.hosts))), strict=True)
+    steps = zip(across, down, strict=True)
+    corners = [(x * (cell + _APART_PT), y * (high + _APART_PT)) for x, y in steps]
     many = len(found.host_of) > MOST_RANKS
     places: dict[int, Point] = {}
     for (host, ranks), corner in zip(found.hosts.items(), corners, strict=True):
