@@ -85,6 +85,8 @@ class _Job:
     def _follow(self) -> None:
         try:
             self._finish()
+            if self.run.error is None:
+                self.keeper.finish()
         except BaseException as error:
             self.failure = error
         finally:

@@ -1,7 +1,7 @@
 """Where a call of a held job waits, before it is handed to torch. The other end is dlearn/live/keeper.py.
 
-A line of JSON says what waits, a line back lets it through, or asks what this rank does. When the connection ends (the
-notebook is gone, or has let the job go), nothing waits any more.
+A line of JSON says what waits. A line back lets it through, opens the gate for good, or asks what this rank does. When
+the connection ends and the gate was not opened, the other end was killed: nothing goes on, and this rank is ended.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import socket
 import sys
 import threading
+import time
 from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
 NO_TIMEOUT = timedelta(days=20)
 """Of process groups: who was let through waits inside torch for those that were not. (Some count it in 31 bits.)"""
+
+END_SECONDS = 5.0
+"""So long a rank waits to be ended by those who started it, with all that it has started, before it ends itself."""
 
 current: Gate | None = None
 """The gate of this process, while it is held."""
@@ -50,8 +55,12 @@ class Gate:
     def meet(self, rank: int, size: int) -> None:
         """Tell the other end who comes."""
         self.met = True
-        with suppress(OSError):  # It has gone, or has let all go: so nothing waits.
+        try:
             self._way.connect(self._address)
+        except FileNotFoundError:
+            self._open = True  # The job was over before this process came.
+        except OSError as error:
+            print(f"dlearn: this rank cannot reach its gate: {error.strerror}", file=sys.stderr)
         self._send({"rank": rank, "size": size})
         threading.Thread(target=self._listen, daemon=True, name="dlearn-gate").start()
 
@@ -87,28 +96,55 @@ class Gate:
 
     def function_over(self) -> None:
         self._function_over = True
+        with self._sending:
+            self._send({"returned": True})
 
     def close(self) -> None:
+        self._open = True
         with suppress(OSError):
             self._way.shutdown(socket.SHUT_RDWR)
 
     def _send(self, line: dict[str, Any]) -> None:
-        with suppress(OSError):  # The other end is gone: `_listen` opens the gate.
+        with suppress(OSError):  # The other end is gone: `_listen` hears of it.
             self._way.sendall(json.dumps(line).encode() + b"\n")
 
     def _listen(self) -> None:
         with suppress(OSError), self._way.makefile("rb") as lines:
             for line in lines:
-                if line.startswith(b"?"):
-                    activity = look(function_over=self._function_over)
-                    with self._sending:
-                        self._send({"asked": int(line[1:])} | activity._asdict())
-                else:
-                    self._waiting.pop(int(line)).set()
+                self._hear(line)
+        self._way.close()
+        if not self._open:
+            _end_this_rank()
+        self._open_up()
+
+    def _hear(self, line: bytes) -> None:
+        if line == b"open\n":
+            self._open_up()
+        elif line.startswith(b"?"):
+            activity = look(function_over=self._function_over)
+            with self._sending:
+                self._send({"asked": int(line[1:])} | activity._asdict())
+        else:
+            self._waiting.pop(int(line)).set()
+
+    def _open_up(self) -> None:
         self._open = True
         for arrived in list(self._waiting.values()):
             arrived.set()
-        self._way.close()
+
+    def abandon(self) -> None:
+        """Close this process's copy of the connection; that of the process it was forked from stays."""
+        with suppress(OSError):  # It was closed.
+            os.close(self._way.detach())
+
+
+def _end_this_rank() -> None:
+    """Whoever held this job was killed. A cluster's rank, and what it has started, is ended by its launcher."""
+    with suppress(OSError):
+        print("dlearn: what held this job is gone: its calls go no further", file=sys.stderr, flush=True)
+    time.sleep(END_SECONDS)
+    group = os.getpgrp() == os.getpid()  # As torchrun has it.
+    (os.killpg if group else os.kill)(os.getpid(), signal.SIGKILL)
 
 
 def _who_am_i() -> tuple[int, int]:
@@ -163,9 +199,10 @@ def leave() -> None:
 
 
 def _forked() -> None:
-    """The copy of a rank is no rank, and nobody reads what it would hear; that of a launcher becomes one."""
+    """The copy of a rank is no rank, and its calls wait for nothing; that of a launcher becomes one."""
     global current
     if current is not None and current.met:
+        current.abandon()
         current = None
 
 

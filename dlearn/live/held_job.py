@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,17 +23,19 @@ PATIENCE_SECONDS = 10.0
 
 
 class WaitingCalls(tuple[HeldCall, ...]):
-    """What waits at the gate, in the order of arrival."""
+    """What waits at the gate, in the order of arrival. `why` says why nothing does."""
+
+    why = ""
 
     def table(self) -> Table:
         rows = [(str(c.rank), c.op, "" if c.to is None else str(c.to), f"{c.bytes:,}", c.site) for c in self]
         return Table([("rank", "call", "to", "bytes", "line"), *rows], names=3, numbers=1)
 
     def __repr__(self) -> str:
-        return "\n".join(self.table().lines())
+        return "\n".join(self.table().lines()) if self else self.why
 
     def _repr_html_(self) -> str:
-        return self.table().html()
+        return self.table().html() if self else f"<p>{html.escape(self.why)}</p>"
 
 
 class HeldJob:
@@ -52,12 +55,18 @@ class HeldJob:
         Ranks that start or compute are waited for: as long as it takes while no call waits, else for ten seconds.
         """
         self._settle(lambda seconds: self.keeper.calls and seconds >= PATIENCE_SECONDS)
-        return WaitingCalls(self.keeper.calls)
+        return self._waiting_now()
 
     def waiting_within(self, limit: float) -> WaitingCalls:
         """The calls that wait at the gate; ranks that compute are waited for `limit` seconds at most."""
         self._settle(lambda seconds: seconds >= limit)
-        return WaitingCalls(self.keeper.calls)
+        return self._waiting_now()
+
+    def _waiting_now(self) -> WaitingCalls:
+        waiting = WaitingCalls(self.keeper.calls)
+        if not waiting:
+            waiting.why = f"nothing waits at the gate: {self._why_not()}"
+        return waiting
 
     @property
     def schedule(self) -> tuple[Passed, ...]:
@@ -98,35 +107,42 @@ class HeldJob:
         trace, held = self._up_to_now(), {call.rank: call for call in self.keeper.calls}
         if trace is None:
             return dict.fromkeys(self.keeper.names, "starting" if self.under_way else "has ended")
+        judged = {call.rank: call for call in dict(self.keeper.judged).values()}
         asked = {each.src: each for each in trace.rpc.exchanges if each.call is not None and each.call.pending}
         runs = {each.dst: each for each in trace.rpc.exchanges if each.run is not None and each.run.pending}
         known = {process.rank: process for process in trace.processes}
 
         def now(rank: int, name: Name) -> str:
+            if self.keeper.is_stopped(name):
+                return "is stopped (SIGSTOP or a debugger: state T)"
             if name in held:
                 return f"waits at the gate: {held[name].text}"
-            if not self.keeper.has_come(name) and self.under_way:
+            if name in judged:
+                return f"waits for the condition of hold=: {judged[name].text}"
+            if name not in self.keeper.ways and self.under_way:
                 return "starting"
             process, call = known.get(rank), inside(trace, rank)
             if process is not None and process.exit_status is not None:
                 return exit_text(process.exit_status)
             if call is not None:
-                return f"in {call.op} #{call.seq}" + f" ({call.site})" * bool(call.site)
+                ended = "" if self.under_way else "was ended "
+                return f"{ended}in {call.op} #{call.seq}" + f" ({call.site})" * bool(call.site)
+            if not self.under_way:
+                return "has ended"
             if rank in asked and (request := asked[rank].call) is not None and request.op == "rpc_sync":
                 line = f" ({request.site})" * bool(request.site)
                 return f"waits for {trace.label(asked[rank].dst)} in rpc_sync {request.function}(){line}"
             if rank in runs and (run := runs[rank].run) is not None:
                 return f"is inside {run.function}() for {trace.label(runs[rank].src)}"
             returned = process is not None and process.place is not None and process.place.ended
-            if not (returned or self.keeper.has_ended(name)) and self.under_way:
+            if not (returned or name in self.keeper.ended):
                 return "computes"
-            serves = process is not None and process.worker is not None and self.under_way
-            return "serves others" if serves else "has ended"
+            return "serves others" if process is not None and process.worker is not None else "has ended"
 
         return {name: now(rank, name) for rank, name in enumerate(self.keeper.names)}
 
     def step(self, *, patience: float | None = None) -> HeldCall | None:
-        """Let the call through that waits longest; None when all ranks have ended.
+        """Let the call through that waits longest; None when all ranks have ended, or the gate is open.
 
         A rank that starts or computes is waited for, with `patience` for so many seconds. DlearnError if no call comes.
         """
@@ -137,6 +153,9 @@ class HeldJob:
 
     def release(self, rank: Name, count: int = 1, *, patience: float | None = None) -> None:
         """Let the next `count` calls of this rank through, each when it comes; `patience` and errors as for `step`."""
+        self._check_rank(rank)
+        if type(count) is not int or count < 1:
+            raise DlearnError(f"count is how many calls to let through, from 1, and not {count!r}.")
         for _ in range(count):
             if self._let_through(lambda calls: next((c for c in calls if c.rank == rank), None), patience) is None:
                 raise self._nothing_came(f"rank {rank}")
@@ -157,6 +176,8 @@ class HeldJob:
     ) -> HeldCall | None:
         """Let all calls through up to the first of this op, this rank, or in this span of the program's, which waits
         then; None if there was none. `patience` and errors as for `step`."""
+        if rank is not None:
+            self._check_rank(rank)
 
         def is_it(call: HeldCall) -> bool:
             return (
@@ -207,12 +228,22 @@ class HeldJob:
         numbers = {number for number, name in enumerate(self.keeper.names) if name in ranks}
         return any(inside(trace, number) is not None for number in numbers - stuck)
 
+    def _check_rank(self, rank: Name) -> None:
+        """Raise DlearnError if there is none. How many a script has is known when the first has come."""
+        names = self.keeper.names
+        if names and rank not in names:
+            raise DlearnError(f"there is no rank {rank!r}; the ranks of this job are {list(names)}.")
+
     def _nothing_came(self, who: str) -> DlearnError:
         return DlearnError(f"no call of {who} comes to the gate: {self._why_not()}")
 
     def _why_not(self) -> str:
         """What is known of a job that does not go on."""
+        if self.keeper.trouble:
+            return self.keeper.trouble
+        if self.keeper.is_open and self.under_way:
+            return "it was opened for good"
         if self.keeper.over:
             return "all ranks have ended"
         each = (f"rank {name} {now}" if isinstance(name, int) else f"{name} {now}" for name, now in self.ranks.items())
-        return self.hang or "; ".join(each)
+        return self.hang or "; ".join(each) or "no rank has come yet"

@@ -7,47 +7,56 @@ import json
 import os
 import shutil
 import socket
+import struct
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from dlearn.errors import DlearnError, SetupError
-from dlearn.live.schedule import HeldCall, Hold, Name, Passed
+from dlearn.live.schedule import HeldCall, Hold, Name, Passed, check_hold
+
+LONGEST_FOLDER = 90
+"""In bytes: a socket's path has 108 at most, and 104 on macOS."""
 
 
 class Keeper:
     """Keeps the gate of one run. A condition is asked of each call here, in this process.
 
-    Without `names` (a script's ranks) they are numbers, as many as the first that comes says.
-    `trouble` says why nothing can be let through any more: the condition raised, or a schedule does not fit.
+    Without `names` (a script's ranks) they are numbers, as many as the first that comes says. `trouble` says why
+    nothing can be let through any more: the condition raised, or a schedule does not fit. Then `on_trouble` is called.
     """
 
     def __init__(self, names: Sequence[Name] | None, hold: Hold) -> None:
-        if not (hold is True or callable(hold) or (isinstance(hold, Sequence) and not isinstance(hold, str))):
-            raise SetupError(f"hold is True, a function of a call, or a run's schedule, not {type(hold).__name__}.")
         self.names: tuple[Name, ...] = tuple(names or ())
+        check_hold(hold, self.names)
         self._expected = len(names) if names is not None else None
         self._condition: Callable[[HeldCall], object] | None = hold if callable(hold) else None
-        self._ahead = list(hold) if isinstance(hold, Sequence) else []
-        self.replaying = isinstance(hold, Sequence)
+        self._ahead = list(hold) if isinstance(hold, Sequence) else None
         self.changed = threading.Condition()
         self.calls: list[HeldCall] = []
+        self.judged: dict[int, HeldCall] = {}
+        """Calls of which the condition is asked, by the thread that asks it."""
         self.passed: list[Passed] = []
+        self._fresh: set[tuple[Name, int]] = set()
+        """Calls (rank, number) that have come since one was let through."""
         self.unnoted: set[tuple[Name, int]] = set()
-        """Calls (rank, number) that were let through, and of which the records do not know yet."""
+        """Calls that were let through, and of which the records do not know yet."""
         self.ended: set[Name] = set()
-        self.closed = False
+        self._returned: set[Name] = set()
+        self.is_open = False
         self.changes = 0
         """How often a rank has come, called, gone on or ended."""
         self.answers: dict[int, dict[Name, dict[str, Any]]] = {}
         """What each rank says that it does, by the number of the question."""
+        self._silent: set[Name] = set()
+        """Ranks that have not answered the last question."""
         self.trouble = ""
         self.on_trouble: Callable[[], None] = lambda: None
-        self._open = False
-        self._ways: dict[Name, socket.socket] = {}
-        self._folder = tempfile.mkdtemp(prefix="dlearn-")  # Nobody else may enter it.
+        self.ways: dict[Name, socket.socket] = {}
+        self._folder = _short_folder()
         self.address = os.path.join(self._folder, "gate")
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(self.address)
@@ -55,33 +64,33 @@ class Keeper:
         threading.Thread(target=self._meet, daemon=True, name="dlearn-gate").start()
 
     def _meet(self) -> None:
-        with suppress(OSError):  # Closed before all had come.
+        try:
             for _ in range(self._expected) if self._expected is not None else itertools.count():
                 way, _ = self._listener.accept()
                 threading.Thread(target=self._serve, args=(way,), daemon=True, name="dlearn-gate").start()
-        self._listener.close()
+        except (OSError, RuntimeError) as error:  # Too many files or threads; or closed before all had come.
+            if not self.is_open:
+                self._fail(f"the gate could not take a rank in: {error}; the ranks were ended")
         shutil.rmtree(self._folder, ignore_errors=True)
+        self._listener.close()
 
     def _serve(self, way: socket.socket) -> None:
-        name = None
-        with way, way.makefile("rb") as lines, suppress(OSError):
-            for line in lines:
-                told = json.loads(line)
-                if name is None:
-                    name = self._came(told["rank"], told["size"], way)
-                elif "number" in told:
-                    self._arrived(name, told)
-                elif "noted" in told:
-                    with self.changed:
-                        self.unnoted.discard((name, told["noted"]))
-                        self.changed.notify_all()
-                else:
-                    with self.changed:
-                        self.answers.get(told.pop("asked"), {})[name] = told
-                        self.changed.notify_all()
+        """Hear a rank to its end. What else ends this ends the job: the rank would wait for ever."""
+        name: Name | None = None
+        try:
+            with way, way.makefile("rb") as lines, suppress(OSError):
+                for line in itertools.takewhile(lambda line: line.endswith(b"\n"), lines):
+                    said = json.loads(line)
+                    if name is None:
+                        name = self._came(said["rank"], said["size"], way)
+                    else:
+                        self._hear(name, said)
+        except BaseException as error:  # On this thread nothing else would tell of it.
+            what = f"{type(error).__name__}: {error}"
+            self._fail(f"the gate of rank {name} failed, {what}; the ranks were ended")
         with self.changed:
             self.changes += 1
-            if name is not None and self._ways.get(name) is way:
+            if name is not None and self.ways.get(name) is way:
                 self.ended.add(name)
                 self.calls = [call for call in self.calls if call.rank != name]
                 self.unnoted = {call for call in self.unnoted if call[0] != name}
@@ -93,25 +102,49 @@ class Keeper:
             if self._expected is None:
                 self.names = tuple(range(max(size, rank + 1, len(self.names))))
             name = self.names[rank]
-            self._ways[name] = way
+            self.ways[name] = way
             self.ended.discard(name)  # A script's rank may have been started again.
-            if self._open:
-                way.shutdown(socket.SHUT_RDWR)
+            self._silent.discard(name)
+            if self.is_open:
+                self._say(name, b"open\n")
             self.changes += 1
             self.changed.notify_all()
         return name
+
+    def _hear(self, name: Name, said: dict[str, Any]) -> None:
+        if "number" in said:
+            self._arrived(name, said)
+            return
+        with self.changed:
+            if "noted" in said:
+                self.unnoted.discard((name, said["noted"]))
+            elif "returned" in said:
+                self._returned.add(name)
+            else:
+                self._silent.discard(name)
+                self.answers.get(said.pop("asked"), {})[name] = said
+            self.changed.notify_all()
 
     def _arrived(self, name: Name, told: dict[str, Any]) -> None:
         to = told.pop("to")
         told["spans"] = tuple(told["spans"])
         call = HeldCall(rank=name, to=self.names[to] if isinstance(to, int) else to, **told)
+        thread = threading.get_ident()
+        if self._condition is not None:
+            self.judged[thread] = call
         try:
-            held = self._condition is None or bool(self._condition(call))
-        except Exception as error:  # It is the user's.
-            self._fail(f"the condition of hold= raised {type(error).__name__} at {call}: {error}; the ranks were ended")
+            held = self._condition is None or self.is_open or bool(self._condition(call))
+        except BaseException as error:  # It is the user's, and may call sys.exit().
+            raised = f"raised {type(error).__name__} at {call}: {error}"
+            self._fail(f"the condition of hold= {raised}; the ranks were ended")
             return
+        finally:
+            self.judged.pop(thread, None)
         with self.changed:
+            if self.is_open:
+                return
             self.changes += 1
+            self._fresh.add((name, call.number))
             self.calls.append(call)
             if not held:
                 self._pass(call)
@@ -122,35 +155,58 @@ class Keeper:
         with self.changed:
             self.trouble = self.trouble or why
             self.changed.notify_all()
-        self.on_trouble()
+        # Ending the ranks takes a moment, and whoever calls this may have the lock.
+        threading.Thread(target=self.on_trouble, daemon=True, name="dlearn-gate").start()
 
     def _pass(self, call: HeldCall) -> None:
-        beside = frozenset((each.rank, each.number) for each in self.calls if each != call)
+        key = (call.rank, call.number)
         self.changes += 1
         self.calls.remove(call)
-        self.passed.append(Passed(call.rank, call.number, call.op, beside))
-        self.unnoted.add((call.rank, call.number))
+        self.passed.append(Passed(*key, call.op, frozenset(self._fresh - {key})))
+        self._fresh.clear()
+        self.unnoted.add(key)
+        self._say(call.rank, b"%d\n" % call.number)
+
+    def _say(self, name: Name, words: bytes) -> None:
         with suppress(OSError):  # The rank has just ended.
-            self._ways[call.rank].sendall(b"%d\n" % call.number)
+            self.ways[name].sendall(words)
 
     def _replay(self) -> None:
-        """Let through what is next in the schedule, once all those wait that waited with it then."""
-        while self.replaying and self._ahead and not self._open:
+        """Let through what is next in the schedule, once all wait that had come by then."""
+        waiting = {(call.rank, call.number): call for call in self.calls}
+        while self._ahead and not (self.is_open or self.trouble):
             due = self._ahead[0]
-            waiting = {(call.rank, call.number): call for call in self.calls}
-            call = waiting.get((due.rank, due.number))
-            if call is None or not due.beside <= waiting.keys():
+            if not {(due.rank, due.number), *due.beside} <= waiting.keys():
+                if why := self._why_never(due, {*waiting}):
+                    self._fail(why)
                 return
+            call = waiting.pop((due.rank, due.number))
             if call.op != due.op:
-                threading.Thread(
-                    target=self._fail,
-                    args=(f"the schedule has {due.op} as call {due.number} of rank {due.rank}, and it is {call}",),
-                ).start()  # Ending the ranks takes a moment, and we have the lock.
+                has = f"the schedule has {due.op} as call {due.number} of rank {due.rank}"
+                self._fail(f"{has}, and it is {call}")
                 return
             self._ahead.pop(0)
             self._pass(call)
-        if self.replaying and not self._ahead:
-            self._let_all_through()
+        if self._ahead == [] and not self.is_open:
+            self.free()
+
+    def _why_never(self, due: Passed, waiting: set[tuple[Name, int]]) -> str:
+        """Why this call of the schedule cannot come, or one beside it; "" if it can, or a rank has failed."""
+        for rank, number in ((due.rank, due.number), *sorted(due.beside - waiting)):
+            made = sum(each.rank == rank for each in self.passed)
+            has = f"the schedule has call {number} of rank {rank} next"
+            if number <= made:
+                return f"{has}, which has been let through before"
+            if rank in self.ended & self._returned:
+                return f"{has}, and rank {rank} has ended after {made}"
+        return ""
+
+    def finish(self) -> None:
+        """Note that all ranks have returned: what is left of a schedule has not come."""
+        with self.changed:
+            self.ended = self._returned = {*self.names}
+            if self._ahead and not self.is_open:
+                self.trouble = self.trouble or self._why_never(self._ahead[0], set())
 
     def let_through(self, choose: Callable[[list[HeldCall]], HeldCall | None]) -> HeldCall | None:
         """Let the call through that `choose` picks of those that wait now; None if it picks none."""
@@ -163,53 +219,62 @@ class Keeper:
             return call
 
     def ask(self, number: int) -> set[Name]:
-        """Ask each rank that is here what it does; its answer will be in `answers`, under this number."""
-        here = self._ways.keys() - self.ended
-        for name in here:
-            with suppress(OSError):  # The rank has just ended.
-                self._ways[name].sendall(b"?%d\n" % number)
+        """Ask each rank that is here what it does; its answer will be in `answers`, under this number.
+
+        One that still owes an answer is not asked again: if it is stopped, its connection would be full at some time.
+        """
+        here = self.ways.keys() - self.ended
+        for name in here - self._silent:
+            self._silent.add(name)
+            self._say(name, b"?%d\n" % number)
         return here
 
     def wait_for_records(self, seconds: float) -> None:
         """Wait until all calls that were let through are in the records, or for so long."""
         with self.changed:
-            self.changed.wait_for(lambda: not self.unnoted or self._open, seconds)
+            self.changed.wait_for(lambda: not self.unnoted or self.is_open, seconds)
 
-    def has_come(self, name: Name) -> bool:
-        return name in self._ways
+    def is_stopped(self, name: Name) -> bool:
+        """Look whether the rank's process is stopped, by SIGSTOP or a debugger."""
+        with suppress(OSError, KeyError, AttributeError):  # It has not come, or has ended; no Linux.
+            peer = self.ways[name].getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+            stat = Path(f"/proc/{struct.unpack('3i', peer)[0]}/stat").read_text()
+            return stat.rpartition(")")[2].split()[0] in "Tt"
+        return False
 
     def all_wait(self) -> bool:
-        return self.closed or (bool(self.names) and {call.rank for call in self.calls} | self.ended >= set(self.names))
-
-    def has_ended(self, name: Name) -> bool:
-        """Of a rank whose gate was opened for good this is not known."""
-        return name in self.ended and not self._open
-
-    @property
-    def is_open(self) -> bool:
-        return self._open
+        here = {call.rank for call in self.calls} | self.ended
+        return self.is_open or (bool(self.names) and here >= {*self.names})
 
     @property
     def over(self) -> bool:
-        return self.closed or (bool(self.names) and self.ended >= set(self.names))
+        """Nothing will wait any more: all ranks have ended, or the gate is open for good."""
+        return self.is_open or (bool(self.names) and self.ended >= {*self.names})
 
     def free(self) -> None:
         with self.changed:
             self.changes += 1
-            self._let_all_through()
-
-    def _let_all_through(self) -> None:
-        """The end of a rank's connection opens its gate."""
-        self._open = True
-        self.calls = []
-        self.changed.notify_all()
-        for way in self._ways.values():
-            with suppress(OSError):
-                way.shutdown(socket.SHUT_RDWR)
+            self.is_open = True
+            self.calls = []
+            self.changed.notify_all()
+            for name in self.ways:
+                self._say(name, b"open\n")
 
     def close(self) -> None:
-        """Also before all have come."""
-        self.closed = True
+        """Also before all have come. A process that comes later finds no gate."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self.free()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
-        self.free()
+
+
+def _short_folder() -> str:
+    """Make a folder that no other user may enter, with a path that is short enough for a socket's."""
+    try:
+        folder = tempfile.mkdtemp(prefix="dlearn-")
+        if len(os.fsencode(folder)) > LONGEST_FOLDER:
+            os.rmdir(folder)
+            folder = tempfile.mkdtemp(prefix="dlearn-", dir="/tmp")
+    except OSError as error:
+        raise SetupError(f"hold= needs a folder for a socket: {error}. Set TMPDIR to a short path.") from None
+    return folder

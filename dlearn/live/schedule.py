@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+from dlearn.errors import SetupError
 
 Name = int | str
 
@@ -40,7 +43,7 @@ class HeldCall:
 
 @dataclass(frozen=True)
 class Passed:
-    """A call that was let through, and who else waited with which of its calls then."""
+    """A call that was let through. `beside` are the calls (rank, number) that had come since the one before it."""
 
     rank: Name
     number: int
@@ -51,3 +54,19 @@ class Passed:
 Schedule = Sequence[Passed]
 Hold = bool | Callable[[HeldCall], object] | Schedule
 """What is held: everything, what a condition says, or everything in the order of a schedule."""
+
+
+def check_hold(hold: object, names: Sequence[Name]) -> None:
+    """Raise SetupError unless this is one of the three, for a job of these ranks."""
+    if hold is True or callable(hold):
+        return
+    if not isinstance(hold, Sequence) or isinstance(hold, str | bytes | bytearray):
+        kind = type(hold).__name__
+        raise SetupError(f"hold is True, a function of a call, or a run's schedule, not {kind}.")
+    for number, each in enumerate(hold, start=1):
+        if not isinstance(each, Passed):
+            what = f"item {number} of this schedule is {reprlib.repr(each)}, and not a call"
+            raise SetupError(f"{what} that was let through; hold= takes the `schedule` of a run.")
+        if each.rank not in names:
+            what = f"item {number} of this schedule is a call of rank {each.rank}"
+            raise SetupError(f"{what}, which is not among the ranks of this job: {list(names)}.")

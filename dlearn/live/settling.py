@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -52,6 +53,8 @@ def settle(keeper: Keeper, enough: Callable[[float], object]) -> frozenset[Name]
             here = keeper.ended | {call.rank for call in keeper.calls}
             others = [name for name in keeper.names if name not in here]
             busy = [name for name in others if _may_come(before.get(name), after.get(name), locked)]
+            if threading.get_ident() not in keeper.judged:  # Else a condition wants to know this.
+                busy += [call.rank for call in dict(keeper.judged).values()]
             if keeper.changes == seen and keeper.names and not busy and not is_over():
                 return frozenset(keeper.names) - here
         if busy and not said and time.monotonic() - began >= TELL_SECONDS:

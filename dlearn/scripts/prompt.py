@@ -41,6 +41,11 @@ class HeldScript(HeldJob):
 
     def __init__(self, folder: Path) -> None:
         self.keeper, self.trace_folder = Keeper(None, True), folder
+        self.keeper.on_trouble = self._end
+
+    def _end(self) -> None:
+        _say(f"dlearn: {self.keeper.trouble}")
+        os.kill(os.getpid(), signal.SIGTERM)
 
     @property
     def under_way(self) -> bool:
@@ -144,7 +149,7 @@ def _obey(job: HeldScript, words: list[str]) -> None:
 
 
 def _is_count(words: list[str]) -> bool:
-    return not words or (len(words) == 1 and words[0].isdecimal())
+    return not words or (len(words) == 1 and words[0].isdecimal() and int(words[0]) > 0)
 
 
 def _reached(call: Any) -> None:
@@ -153,8 +158,8 @@ def _reached(call: Any) -> None:
 
 def _waiting(job: HeldScript) -> None:
     waiting = job.waiting_within(SHOW_SECONDS)
-    _say(repr(waiting) if waiting else "no call waits at the gate")
-    if len({call.rank for call in waiting}) < len(job.keeper.names) and (hang := job.hang):
+    _say(repr(waiting))
+    if waiting and len({call.rank for call in waiting}) < len(job.keeper.names) and (hang := job.hang):
         _say(hang)
 
 
