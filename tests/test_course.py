@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from dlearn import lessons
 from dlearn.analysis import assert_fresh, assert_traffic
-from dlearn.course import assert_one_device
+from dlearn.course import ResultError, assert_one_device, exercise
 from dlearn.course.attempt import numbers
 from dlearn.course.catalogue import EXERCISES
 from dlearn.errors import DlearnError
@@ -36,13 +37,14 @@ def name(submission):
 
 right = [pytest.param(id, each, id=f"{id}-{name(each)}") for id, of in SOLUTIONS.items() for each in of.RIGHT]
 wrong = [
-    pytest.param(id, each, told, id=f"{id}-{name(each)}") for id, of in SOLUTIONS.items() for each, told in of.WRONG
+    pytest.param(id, each, told, id=f"{id}-{name(each)}") for id, of in SOLUTIONS.items() for each, *told in of.WRONG
 ]
 
 
 def test_every_exercise_has_solutions_and_wrong_answers():
     assert SOLUTIONS.keys() == EXERCISES.keys()
-    assert all(each.hints.keys() == {*each.criteria} for each in EXERCISES.values())
+    for each in EXERCISES.values():
+        assert each.hints.keys() == {*each.criteria} - {"sends"}, "that one is the same in every exercise"
     assert all(len(each.RIGHT) >= 2 and len(each.WRONG) >= 4 for each in SOLUTIONS.values())
 
 
@@ -57,9 +59,12 @@ def test_a_right_answer_passes(id, submission):
 @pytest.mark.slow
 @pytest.mark.parametrize(("id", "submission", "told"), wrong)
 def test_a_wrong_answer_fails_with_its_own_message(id, submission, told):
+    """`told` is a part of the finding, and of the hint where the mistake has one of its own."""
     grade = lessons.check(id, submission, seconds=4)
     assert not grade.passed
-    assert told in grade.finding
+    finding, *hint = told
+    assert finding in grade.finding
+    assert all(each in grade.hint for each in hint)
     assert str(grade).endswith(f"Hint: {grade.hint}")
 
 
@@ -82,13 +87,52 @@ def test_an_unknown_exercise_names_those_that_there_are():
 
 def test_no_hint_and_no_task_holds_a_solution():
     """Lines of the solutions, spaces aside, stand in nothing that a student is shown."""
-    for id, exercise in EXERCISES.items():
-        shown = "".join([exercise.asks, *exercise.hints.values()]).replace(" ", "")
+    for id, each in EXERCISES.items():
+        shown = "".join([each.asks, *each.hints.values()]).replace(" ", "")
         source = Path(SOLUTIONS[id].__file__).read_text().splitlines()
         lines = {
             line.replace(" ", "") for line in source if len(line.strip()) > 15 and not line.startswith(('"', "def"))
         }
         assert [line for line in lines if line in shown] == []
+
+
+@pytest.mark.parametrize(
+    ("id", "submission", "finding"),
+    [
+        ("ring", None, "give a function, f(tensor), and not NoneType"),
+        ("ring", lambda: None, "<lambda> cannot be called as f(tensor): too many positional arguments"),
+        ("column_row", crashes, "crashes cannot be called as f(x, columns, rows): too many positional arguments"),
+        ("save_and_load", crashes, "give the functions (save, load), and not function"),
+        ("save_and_load", (crashes, crashes), "crashes cannot be called as save(mine, write): too many"),
+    ],
+)
+def test_what_cannot_be_called_as_the_task_says_starts_no_rank(monkeypatch, id, submission, finding):
+    monkeypatch.setattr(exercise, "attempt", lambda *_, **__: pytest.fail("ranks were started"))
+    grade = lessons.check(id, submission)
+    assert not grade.passed
+    assert finding in grade.finding
+    assert str(grade).endswith("Hint: Compare its parameters with those of the task.")
+
+
+@pytest.mark.parametrize(
+    ("left", "ranks", "finding", "says"),
+    [
+        ((1, 2), 1, "", "what one device computes: it begins"),  # a single result is no n-th of anything
+        ((4, 8), 2, "too_large", "(2 times that)"),
+        ((1, 2), 2, "too_small", "(1/2 of that)"),
+        ((7, 7), 2, "zero_grad", "computes: it begins with 7, 7 instead of 2, 4"),
+    ],
+)
+def test_a_recognised_mistake_is_named(left, ranks, finding, says):
+    with pytest.raises(ResultError) as caught:
+        assert_one_device(
+            {1: torch.tensor(left) / 1.0},
+            torch.tensor([2.0, 4.0]),
+            ranks=ranks,
+            mistakes={"zero_grad": lambda rank: torch.tensor([7.0, 7.0])},
+        )
+    assert caught.value.finding == finding
+    assert says in str(caught.value)
 
 
 # Predictions ----------------------------------------------------------------------------------------------------------

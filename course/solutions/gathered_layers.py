@@ -96,7 +96,7 @@ WRONG = (
     (gathers_all_at_once, "tensors of the size of a whole layer at once; 2 are enough"),
     (gathers_once_and_keeps, "each rank sends 13,824 B instead of 20,736 B"),
     (all_reduces_gradients, "each rank sends 27,648 B instead of 20,736 B"),
-    (takes_the_sum, "away from what one device computes"),
+    (takes_the_sum, "(2 times that)", "Is the sum or the mean asked for?"),
     (last_layer_first, "away from what one device computes"),
     (never_scatters, "each rank sends 13,824 B instead of 20,736 B"),
 )

@@ -17,23 +17,23 @@ def flat_gradient(model, batch, loss):
     return torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
-@torch.no_grad()
-def step(model, gradient, rate):
+def step(model, gradient, optimizer):
     place = 0
     for parameter in model.parameters():
-        parameter -= rate * gradient[place : place + parameter.numel()].view_as(parameter)
+        parameter.grad = gradient[place : place + parameter.numel()].view_as(parameter)
         place += parameter.numel()
+    optimizer.step()
 
 
-def flat(model, batches, loss, rate):
+def flat(model, batches, loss, optimizer, factor=1):
     from_rank_0(model)
     for batch in batches:
         gradient = flat_gradient(model, batch, loss)
         dist.all_reduce(gradient)
-        step(model, gradient / dist.get_world_size(), rate)
+        step(model, factor * gradient / dist.get_world_size(), optimizer)
 
 
-def scattered_and_gathered(model, batches, loss, rate):
+def scattered_and_gathered(model, batches, loss, optimizer):
     n = dist.get_world_size()
     from_rank_0(model)
     for batch in batches:
@@ -41,52 +41,74 @@ def scattered_and_gathered(model, batches, loss, rate):
         mine = torch.empty(len(gradient) // n, dtype=gradient.dtype)
         dist.reduce_scatter_single(mine, gradient)
         dist.all_gather_single(gradient, mine)
-        step(model, gradient, rate)
+        step(model, gradient, optimizer)
 
 
-def sums(model, batches, loss, rate):
-    flat(model, batches, loss, rate * dist.get_world_size())
+def sums(model, batches, loss, optimizer):
+    flat(model, batches, loss, optimizer, factor=dist.get_world_size())
 
 
-def averages_twice(model, batches, loss, rate):
-    flat(model, batches, loss, rate / dist.get_world_size())
+def averages_twice(model, batches, loss, optimizer):
+    flat(model, batches, loss, optimizer, factor=1 / dist.get_world_size())
 
 
-def begins_with_its_own(model, batches, loss, rate):
+def averages_parameters(model, batches, loss, optimizer):
+    """As one device would with plain SGD, and not with Adam."""
+    from_rank_0(model)
+    for batch in batches:
+        step(model, flat_gradient(model, batch, loss), optimizer)
+        weights = parameters_to_vector(model.parameters()).detach()
+        dist.all_reduce(weights)
+        vector_to_parameters(weights / dist.get_world_size(), model.parameters())
+
+
+def forgets_zero_grad(model, batches, loss, optimizer):
+    from_rank_0(model)
+    total = 0
+    for batch in batches:
+        total = total + flat_gradient(model, batch, loss)
+        gradient = total.clone()
+        dist.all_reduce(gradient)
+        step(model, gradient / dist.get_world_size(), optimizer)
+
+
+def begins_with_its_own(model, batches, loss, optimizer):
     """Equal seeds would hide it."""
     for batch in batches:
         gradient = flat_gradient(model, batch, loss)
         dist.all_reduce(gradient)
-        step(model, gradient / dist.get_world_size(), rate)
+        step(model, gradient / dist.get_world_size(), optimizer)
 
 
-def one_call_a_parameter(model, batches, loss, rate):
+def one_call_a_parameter(model, batches, loss, optimizer):
     n = dist.get_world_size()
     from_rank_0(model)
     for batch in batches:
         flat_gradient(model, batch, loss)
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
-        step(model, torch.cat([parameter.grad.flatten() for parameter in model.parameters()]) / n, rate)
+        step(model, torch.cat([parameter.grad.flatten() for parameter in model.parameters()]) / n, optimizer)
 
 
-def gathers_all_gradients(model, batches, loss, rate):
+def gathers_all_gradients(model, batches, loss, optimizer):
     n = dist.get_world_size()
     from_rank_0(model)
     for batch in batches:
         gradient = flat_gradient(model, batch, loss)
         everybodys = torch.empty(n * len(gradient), dtype=gradient.dtype)
         dist.all_gather_single(everybodys, gradient)
-        step(model, everybodys.view(n, -1).mean(0), rate)
+        step(model, everybodys.view(n, -1).mean(0), optimizer)
 
 
-def sends_nothing(model, batches, loss, rate):
+def sends_nothing(model, batches, loss, optimizer):
     for batch in batches:
-        step(model, flat_gradient(model, batch, loss), rate)
+        step(model, flat_gradient(model, batch, loss), optimizer)
 
 
 RIGHT = (flat, scattered_and_gathered)
 WRONG = (
+    (averages_parameters, "away from what one device computes", "Each rank has taken a step of its own"),
+    (forgets_zero_grad, "away from what one device computes", "that is there already"),
     (sums, "away from what one device computes"),
     (averages_twice, "away from what one device computes"),
     (begins_with_its_own, "are left with different parameters"),

@@ -46,6 +46,16 @@ def with_small_places(state, bucket):
     return done(result)
 
 
+def forgets_the_size(state, bucket):
+    """The largest, and not the largest by their size: no negative one is ever sent."""
+    waiting = bucket.buffer() + state.get("waiting", 0)
+    places = waiting.topk(state["k"]).indices
+    values = waiting[places]
+    waiting[places] = 0
+    state["waiting"] = waiting
+    return done(exchange(values, places, len(waiting)) / dist.get_world_size())
+
+
 def drops_the_rest(state, bucket):
     return with_feedback({"k": state["k"]}, bucket)
 
@@ -85,9 +95,10 @@ def places_of_rank_0(state, bucket):
 
 RIGHT = (with_feedback, with_small_places)
 WRONG = (
+    (forgets_the_size, "applies the largest numbers, and not the largest by their size", "is -3 larger than 2"),
     (drops_the_rest, "were applied in none of 8 steps"),
     (keeps_what_it_has_sent, "were applied in none of 8 steps"),
-    (takes_the_sum, "(2 times one device's)"),
+    (takes_the_sum, "(2 times that)"),
     (sends_all, "more than 7,680 B: 60 numbers and their places"),
     (places_of_rank_0, "away from what one device computes"),
 )

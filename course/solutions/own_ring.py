@@ -83,6 +83,10 @@ def gathers_one_too_late(tensor):
         get.copy_(swap(chunks[(rank + 1 + step) % n], get, 1))
 
 
+def in_a_copy(tensor):
+    to_the_right(tensor.clone())
+
+
 def all_receive_first(tensor):
     rank, n = dist.get_rank(), dist.get_world_size()
     came = torch.empty_like(tensor)
@@ -97,5 +101,6 @@ WRONG = (
     (always_its_own_chunk, "stale data"),
     (never_adds, "stale data"),
     (gathers_one_too_late, "stale data"),
+    (in_a_copy, "away from the sum of all tensors", "where do you write?"),
     (all_receive_first, "rank 0 and rank 1 wait for each other"),
 )

@@ -83,7 +83,7 @@ WRONG = (
     (all_receive_first, "rank 0 and rank 1 wait for each other"),
     (twice_round, "each rank sends 19,200 B instead of 9,600 B"),
     (with_isend, "rank 0 calls a send or a receive before the last one is over"),
-    (passes_on_without_adding, "away from what one device computes"),
-    (rank_0_adds_again, "away from what one device computes"),
+    (passes_on_without_adding, "away from the sum of all tensors"),
+    (rank_0_adds_again, "away from the sum of all tensors"),
     (each_sends_to_rank_0, "rank 0 sends nothing to rank 1, in a ring it does"),
 )

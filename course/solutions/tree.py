@@ -2,6 +2,8 @@
 
 import torch.distributed as dist
 
+import dlearn.collectives
+
 
 def highest_bit(tensor, root):
     """In round k the first 2^k ranks, counted from the root, each send 2^k ahead."""
@@ -57,10 +59,20 @@ def twice(tensor, root):
     highest_bit(tensor, root)
 
 
+def leaves_it_to_torch(tensor, root):
+    dist.broadcast(tensor, root)
+
+
+def leaves_it_to_dlearn(tensor, root):
+    dlearn.collectives.tree.broadcast(tensor, root)
+
+
 RIGHT = (highest_bit, lowest_bit)
 WRONG = (
     (star, "after round 3, and not after 2"),
     (chain, "after round 3, and not after 2"),
     (root_is_always_0, "before it has received anything itself"),
+    (leaves_it_to_torch, "in broadcast, which is a collective", "move a tensor from one rank to one other"),
+    (leaves_it_to_dlearn, "in broadcast, which is a collective"),
     (twice, "which has the data already"),
 )

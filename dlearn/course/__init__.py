@@ -10,8 +10,9 @@ and the same checks. Solutions, and the wrong answers that the checks know, stan
 `course/solutions`.
 """
 
-from dlearn.course.attempt import ResultError, assert_one_device
+from dlearn.course.attempt import ResultError
 from dlearn.course.class_stats import stats
+from dlearn.course.criteria import assert_one_device
 from dlearn.course.diagnosis import five_hangs
 from dlearn.course.exercise import Exercise, Grade, check
 from dlearn.course.predictions import predict, report

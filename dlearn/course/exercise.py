@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import tomllib
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -91,6 +93,8 @@ def first_failure(
     """The finding and the hint of the first criterion that does not hold on so many ranks; None where all hold."""
     if exercise.judge is not None:
         return exercise.judge(submission, seed)
+    if problem := _wrong_call(exercise, submission):
+        return problem, "Compare its parameters with those of the task."
     assert exercise.drive is not None
     try:
         tried = attempt(exercise.drive, submission, ranks=ranks, seed=seed, seconds=seconds)
@@ -101,8 +105,26 @@ def first_failure(
         try:
             holds(tried)
         except DlearnError as error:
-            return str(error), exercise.hints[name]
+            hints = _tasks()["findings"] | exercise.hints
+            return str(error), hints[getattr(error, "finding", "") or name]
     return None
+
+
+def _wrong_call(exercise: Exercise, submission: Any) -> str:
+    """Say why a submission cannot be called as the task says; nothing if it can."""
+    calls = re.findall(r"`(f|save|load)\((.*?)\)`", exercise.asks)
+    functions = submission if len(calls) > 1 else (submission,)
+    if not isinstance(functions, tuple | list) or len(functions) != len(calls):
+        wanted = ", ".join(name for name, _ in calls)
+        return f"give the functions ({wanted}), and not {type(submission).__name__}"
+    for (name, parameters), function in zip(calls, functions, strict=True):
+        if not callable(function):
+            return f"give a function, {name}({parameters}), and not {type(function).__name__}"
+        try:
+            inspect.signature(function).bind(*parameters.split(", "))
+        except TypeError as error:
+            return f"{function.__name__} cannot be called as {name}({parameters}): {error}"
+    return ""
 
 
 def find(id: str) -> Exercise:

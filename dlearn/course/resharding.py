@@ -12,7 +12,8 @@ import torch
 import torch.distributed as dist
 
 from dlearn.analysis import traffic
-from dlearn.course.attempt import Attempt, ResultError, assert_one_device, numbers, submitted
+from dlearn.course.attempt import Attempt, ResultError, numbers, submitted
+from dlearn.course.criteria import assert_one_device
 from dlearn.course.exercise import Exercise
 from dlearn.errors import TrafficError
 

@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
@@ -101,6 +102,4 @@ def check_file(exercise: str, file: str, function: str, result: str) -> None:
     if function not in names:
         raise SystemExit(f"{Path(file).name} has no function {function!r}")
     found = check(exercise, names[function], student=Path(file).stem)
-    told = {"exercise": found.exercise, "passed": found.passed, "tried": found.tried}
-    told |= {"finding": found.finding, "hint": found.hint}
-    Path(result).write_text(json.dumps(told), encoding="utf-8")
+    Path(result).write_text(json.dumps(asdict(found)), encoding="utf-8")

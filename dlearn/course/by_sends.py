@@ -1,0 +1,179 @@
+"""Exercises by sends: a token that goes round, a ring all-reduce, a broadcast along a tree, and two machines.
+
+Each `drive_...` runs on every rank and returns what the criteria compare; all data are float64 and come from the seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import ceil, log2
+
+import torch
+import torch.distributed as dist
+
+from dlearn.analysis import assert_reduces, assert_traffic, traffic
+from dlearn.course.attempt import ITEMS, Attempt, numbers, submitted
+from dlearn.course.criteria import assert_one_device, assert_rounds, only_sends, ring_bytes, sends_are_fresh
+from dlearn.course.exercise import Exercise
+from dlearn.errors import TrafficError
+
+# A token that goes round ----------------------------------------------------------------------------------------------
+
+
+def _token_length(seed: int) -> int:
+    return 1_200 + seed % 800
+
+
+def drive_token(pass_on: Callable[[torch.Tensor], None], seed: int) -> torch.Tensor:
+    mine = numbers(_token_length(seed), seed, dist.get_rank())
+    with submitted():
+        pass_on(mine)
+    return mine
+
+
+def _once_round(tried: Attempt) -> None:
+    assert_traffic(tried.trace, op="send", bytes_per_rank=_token_length(tried.seed) * 8, pattern="ring")
+
+
+def _one_call_at_a_time(tried: Attempt) -> None:
+    """A send that blocks has ended when the next call begins: `isend` shows by the call that began before its end."""
+    for rank in range(tried.ranks):
+        before = None
+        for event in tried.trace.where(kind="p2p", rank=rank).events:
+            if before is not None and (before.end_ns is None or event.start_ns < before.end_ns):
+                raise TrafficError(
+                    f"rank {rank} calls a send or a receive before the last one is over, at {event.site}"
+                )
+            before = event
+
+
+def _token_sum(tried: Attempt) -> None:
+    every = [numbers(_token_length(tried.seed), tried.seed, rank) for rank in range(tried.ranks)]
+    assert_one_device(
+        {0: tried.results[0]},
+        torch.stack(every).sum(0),
+        ranks=tried.ranks,
+        called="the sum of all tensors",
+        mistakes={"in_place": every.__getitem__},
+    )
+
+
+TOKEN = Exercise(
+    "token",
+    drive_token,
+    {
+        "traffic": _once_round,
+        "sends": only_sends,
+        "blocking": _one_call_at_a_time,
+        "result": _token_sum,
+    },
+)
+
+# A ring all-reduce ----------------------------------------------------------------------------------------------------
+
+
+def drive_ring(all_reduce: Callable[[torch.Tensor], None], seed: int) -> torch.Tensor:
+    mine = numbers(ITEMS, seed, dist.get_rank())
+    with submitted():
+        all_reduce(mine)
+    return mine
+
+
+def holds_the_sum(tried: Attempt) -> None:
+    assert_one_device(
+        tried.results,
+        sum_of_all(tried),
+        called="the sum of all tensors",
+        mistakes={"in_place": lambda rank: numbers(ITEMS, tried.seed, rank)},
+    )
+
+
+def sum_of_all(tried: Attempt) -> torch.Tensor:
+    return torch.stack([numbers(ITEMS, tried.seed, rank) for rank in range(tried.ranks)]).sum(0)
+
+
+def _ring_traffic(tried: Attempt) -> None:
+    assert_traffic(tried.trace, op="send", bytes_per_rank=ring_bytes(tried.ranks, ITEMS), pattern="ring")
+
+
+def _ring_reduces(tried: Attempt) -> None:
+    assert_reduces(tried.trace, op="send")
+
+
+RING = Exercise(
+    "ring",
+    drive_ring,
+    {
+        "traffic": _ring_traffic,
+        "sends": only_sends,
+        "fresh": sends_are_fresh,
+        "reduces": _ring_reduces,
+        "result": holds_the_sum,
+    },
+)
+
+# A broadcast along a tree ---------------------------------------------------------------------------------------------
+
+
+def _root(ranks: int, seed: int) -> int:
+    return (seed + 1) % ranks
+
+
+def drive_tree(broadcast: Callable[[torch.Tensor, int], None], seed: int) -> torch.Tensor:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    mine = numbers(ITEMS, seed, rank)
+    with submitted():
+        broadcast(mine, _root(n, seed))
+    return mine
+
+
+def _tree_rounds(tried: Attempt) -> None:
+    assert_rounds(tried.trace, root=_root(tried.ranks, tried.seed), most=ceil(log2(tried.ranks)))
+
+
+def _tree_result(tried: Attempt) -> None:
+    assert_one_device(tried.results, numbers(ITEMS, tried.seed, _root(tried.ranks, tried.seed)), tolerance=0)
+
+
+TREE = Exercise(
+    "tree_broadcast",
+    drive_tree,
+    {"sends": only_sends, "rounds": _tree_rounds, "result": _tree_result},
+    ranks=(2, 3, 4, 5),
+)
+
+# An all-reduce over two machines of two ranks, with a slow link between them ------------------------------------------
+
+LOCAL = 2
+"""Ranks of a machine: 0 and 1 are on the first, 2 and 3 on the second."""
+
+
+def drive_hierarchical(all_reduce: Callable[[torch.Tensor, int], None], seed: int) -> torch.Tensor:
+    mine = numbers(ITEMS, seed, dist.get_rank())
+    with submitted():
+        all_reduce(mine, LOCAL)
+    return mine
+
+
+def _over_the_cable(tried: Attempt) -> None:
+    """Two machines need as much as an all-reduce of two ranks: the tensor, once each way."""
+    sent = traffic(tried.trace)
+    for machine in range(tried.ranks // LOCAL):
+        over = sum(
+            size
+            for (src, dst), size in sent.payload_bytes.items()
+            if src // LOCAL == machine and dst // LOCAL != machine
+        )
+        if over > ITEMS * 8:
+            raise TrafficError(
+                f"machine {machine} sends {over:,} B over the cable, where {ITEMS * 8:,} B are enough: the size of the"
+                f" tensor\n\n{sent}"
+            )
+
+
+HIERARCHICAL = Exercise(
+    "hierarchical",
+    drive_hierarchical,
+    {"traffic": _over_the_cable, "result": holds_the_sum},
+    ranks=(4,),
+)

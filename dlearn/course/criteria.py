@@ -1,0 +1,112 @@
+"""Criteria of exercises: what each rank is left with, and how it got there."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from dlearn.analysis import assert_fresh, assert_traffic
+from dlearn.course.attempt import Attempt, ResultError
+from dlearn.errors import TrafficError
+from dlearn.join.confirming import messages
+from dlearn.trace.trace import Trace
+
+TOLERANCE = 1e-9
+"""Largest difference, in float64, that another order of adding may make."""
+AVERAGING = ("all_reduce", "reduce_scatter_single", "reduce_scatter", "all_gather_single", "all_gather")
+"""What gradients can be averaged with: an all-reduce is a reduce-scatter and an all-gather."""
+
+
+def ring_bytes(ranks: int, items: int) -> float:
+    """What each rank sends in an all-reduce of so many float64."""
+    return 2 * (ranks - 1) / ranks * items * 8
+
+
+def averages(tried: Attempt, *, times: int, items: int) -> None:
+    """Each rank sends what so many ring all-reduces of so many float64 take."""
+    wanted = times * ring_bytes(tried.ranks, items)
+    assert_traffic(tried.trace, op=AVERAGING, bytes_per_rank=wanted, pattern="ring")
+
+
+def sends_are_fresh(tried: Attempt) -> None:
+    assert_fresh(tried.trace, op="send")
+
+
+def only_sends(tried: Attempt) -> None:
+    """Raise TrafficError if a collective carried data."""
+    for each in messages(tried.trace):
+        if each.op != "send":
+            raise TrafficError(f"rank {each.src} sends data to rank {each.dst} in {each.op}, which is a collective")
+
+
+Mistakes = Mapping[str, Callable[[int], torch.Tensor]]
+"""For findings of tasks.toml what each rank is left with."""
+
+
+def assert_one_device(
+    results: Mapping[int, Any],
+    expected: torch.Tensor,
+    *,
+    tolerance: float = TOLERANCE,
+    ranks: int = 0,
+    called: str = "what one device computes",
+    mistakes: Mistakes = MappingProxyType({}),
+) -> None:
+    """Raise ResultError unless each rank's tensor is, up to `tolerance`, what one device computes from all the data.
+
+    A rank whose tensor is the expected one times n, or divided by n, is told so: n is `ranks`, or the number of
+    results. So is one that holds what a known mistake leaves.
+    """
+    for rank, found in sorted(results.items()):
+        if not isinstance(found, torch.Tensor) or found.shape != expected.shape:
+            what = tuple(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+            raise ResultError(f"rank {rank} has {what}, and not a tensor of shape {tuple(expected.shape)}")
+        apart = (found - expected).abs().max().item()
+        if math.isnan(apart) or apart > tolerance:
+            times, factor = _factor(found, expected, ranks or len(results))
+            known = [name for name, of in mistakes.items() if torch.allclose(found, of(rank), atol=TOLERANCE)]
+            raise ResultError(
+                f"rank {rank} is up to {apart:.3g} away from {called}{times}:"
+                f" it begins with {_first(found)} instead of {_first(expected)}",
+                finding=known[0] if known else factor,
+            )
+
+
+def _factor(found: torch.Tensor, expected: torch.Tensor, ranks: int) -> tuple[str, str]:
+    """Say that all numbers are n times too large or too small, in words and as a finding; else nothing."""
+    ratio = (found / expected).median().item()
+    if ranks > 1 and _near(ratio, ranks):
+        return f" ({ranks} times that)", "too_large"
+    if ranks > 1 and _near(ratio, 1 / ranks):
+        return f" (1/{ranks} of that)", "too_small"
+    return "", ""
+
+
+def _near(ratio: float, other: float) -> bool:
+    return abs(ratio / other - 1) < 1e-6
+
+
+def _first(tensor: torch.Tensor) -> str:
+    return ", ".join(f"{value:.4g}" for value in tensor.flatten()[:3].tolist())
+
+
+def assert_rounds(trace: Trace, *, root: int, most: int) -> None:
+    """Raise TrafficError unless a broadcast by sends is done after `most` rounds; a rank sends once in a round."""
+    round_of = {root: 0}
+    sent: dict[int, int] = defaultdict(int)
+    for each in sorted(messages(trace), key=lambda message: message.sent_ns or 0):
+        if each.src not in round_of:
+            raise TrafficError(f"rank {each.src} sends to rank {each.dst} before it has received anything itself")
+        if each.src == each.dst or each.dst in round_of:
+            raise TrafficError(f"rank {each.src} sends to rank {each.dst}, which has the data already")
+        sent[each.src] = max(sent[each.src], round_of[each.src]) + 1
+        round_of[each.dst] = sent[each.src]
+    last = max(round_of, key=lambda rank: round_of[rank])
+    if round_of[last] > most:
+        way = ", ".join(f"rank {rank} in round {at}" for rank, at in sorted(round_of.items()) if at)
+        raise TrafficError(f"rank {last} has the data after round {round_of[last]}, and not after {most}: {way}")

@@ -1,0 +1,323 @@
+"""Exercises with layers that are split: by columns and rows, in shards, by blocks of a sequence, and by experts."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dlearn.analysis import assert_traffic, traffic
+from dlearn.course.attempt import Attempt, ResultError, numbers, submitted
+from dlearn.course.criteria import AVERAGING, assert_one_device, averages, only_sends, sends_are_fresh
+from dlearn.course.exercise import Exercise
+from dlearn.errors import TrafficError
+
+# Two linear layers, cut by columns and by rows ------------------------------------------------------------------------
+
+IMAGES, INPUTS, HIDDEN = 6, 20, 24
+"""2, 3 and 4 divide the hidden units, and the 120 activations at the cut."""
+
+
+def _whole_layers(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The input, [IMAGES, INPUTS], and the weights of both layers, [HIDDEN, INPUTS] and [INPUTS, HIDDEN]."""
+    x, first, second = (
+        numbers(count, seed, count) - 0.5 for count in (IMAGES * INPUTS, HIDDEN * INPUTS, INPUTS * HIDDEN)
+    )
+    return x.view(IMAGES, INPUTS), first.view(HIDDEN, INPUTS), second.flip(0).view(INPUTS, HIDDEN)
+
+
+def drive_column_row(layers: Callable[..., torch.Tensor], seed: int) -> tuple[torch.Tensor, ...]:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    x, first, second = _whole_layers(seed)
+    columns, rows = first.chunk(n)[rank].clone(), second.chunk(n, dim=1)[rank].clone()
+    for tensor in (x, columns, rows):
+        tensor.requires_grad_()
+    with submitted():
+        y = layers(x, columns, rows)
+        y.square().sum().backward()  # type: ignore[no-untyped-call]
+    none = torch.empty(0)
+    return y.detach(), *(none if each.grad is None else each.grad for each in (x, columns, rows))
+
+
+def _cut_traffic(tried: Attempt) -> None:
+    averages(tried, times=2, items=IMAGES * INPUTS)
+
+
+def _cut_equal(tried: Attempt) -> None:
+    leaves = [each.clone().requires_grad_() for each in _whole_layers(tried.seed)]
+    x, first, second = leaves
+    y = torch.relu(x @ first.T) @ second.T
+    y.square().sum().backward()  # type: ignore[no-untyped-call]
+    gradients = [each.grad for each in leaves if each.grad is not None]
+    for rank, (output, of_x, of_columns, of_rows) in sorted(tried.results.items()):
+        assert_one_device({rank: output}, y.detach(), ranks=tried.ranks)
+        assert_one_device({rank: of_x}, gradients[0], ranks=tried.ranks)
+        assert_one_device({rank: of_columns}, gradients[1].chunk(tried.ranks)[rank], ranks=tried.ranks)
+        assert_one_device({rank: of_rows}, gradients[2].chunk(tried.ranks, dim=1)[rank], ranks=tried.ranks)
+
+
+COLUMN_ROW = Exercise("column_row", drive_column_row, {"traffic": _cut_traffic, "result": _cut_equal})
+
+# Layers in shards -----------------------------------------------------------------------------------------------------
+
+LAYERS, ROWS, MOST_HELD = 3, 5, 2
+
+
+def _width(seed: int) -> int:
+    """2, 3 and 4 divide it."""
+    return 12 * (2 + seed % 3)
+
+
+def _weights(seed: int, layer: int) -> torch.Tensor:
+    """Of one layer, in one row."""
+    return numbers(_width(seed) ** 2, seed, layer, 7) - 0.5
+
+
+def _images(seed: int, rank: int) -> torch.Tensor:
+    return numbers(ROWS * _width(seed), seed, rank, 8).view(ROWS, -1)
+
+
+class Layer:
+    """`tanh(x @ weights.T)` and its gradients; counts the whole weights and gradients that are held at each call."""
+
+    def __init__(self) -> None:
+        self.most_held = 0
+
+    def forward(self, weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        self._count(weights)
+        return (x @ weights.view(x.shape[1], -1).T).tanh()
+
+    def backward(
+        self, weights: torch.Tensor, x: torch.Tensor, y: torch.Tensor, gradient: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The gradients of x, and of the weights in one row."""
+        self._count(weights)
+        inside = gradient * (1 - y.square())
+        return inside @ weights.view(x.shape[1], -1), (inside.T @ x).flatten()
+
+    def _count(self, weights: torch.Tensor) -> None:
+        size = weights.numel() * weights.element_size()
+        storages = [each.untyped_storage() for each in gc.get_objects() if type(each) is torch.Tensor]
+        held = {storage.data_ptr() for storage in storages if storage.nbytes() == size}
+        self.most_held = max(self.most_held, len(held))
+
+
+def drive_fsdp(step: Callable[..., Any], seed: int) -> tuple[Any, int]:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    shards = [_weights(seed, layer).chunk(n)[rank].clone() for layer in range(LAYERS)]
+    layer = Layer()
+    with submitted():
+        gradients = step(shards, _images(seed, rank), layer.forward, layer.backward)
+    return gradients, layer.most_held
+
+
+def _fsdp_traffic(tried: Attempt) -> None:
+    share = (tried.ranks - 1) / tried.ranks * _width(tried.seed) ** 2 * 8
+    assert_traffic(tried.trace, op=AVERAGING, bytes_per_rank=3 * LAYERS * share, pattern="ring")
+
+
+def _held(tried: Attempt) -> None:
+    for rank, (_, most) in sorted(tried.results.items()):
+        if most > MOST_HELD:
+            raise ResultError(
+                f"rank {rank} holds {most} tensors of the size of a whole layer at once; {MOST_HELD} are enough"
+            )
+
+
+def _fsdp_equal(tried: Attempt) -> None:
+    width = _width(tried.seed)
+    weights = [_weights(tried.seed, layer).view(width, width).requires_grad_() for layer in range(LAYERS)]
+    losses = []
+    for rank in range(tried.ranks):
+        y = _images(tried.seed, rank)
+        for each in weights:
+            y = (y @ each.T).tanh()
+        losses.append(y.square().sum() / 2)
+    torch.stack(losses).mean().backward()  # type: ignore[no-untyped-call]
+    for rank, (gradients, _) in sorted(tried.results.items()):
+        if not isinstance(gradients, list | tuple) or len(gradients) != LAYERS:
+            raise ResultError(f"rank {rank} returns no list of {LAYERS} gradients")
+        for found, whole in zip(gradients, weights, strict=True):
+            assert whole.grad is not None
+            assert_one_device({rank: found}, whole.grad.flatten().chunk(tried.ranks)[rank], ranks=tried.ranks)
+
+
+FSDP = Exercise("fsdp_by_hand", drive_fsdp, {"traffic": _fsdp_traffic, "held": _held, "result": _fsdp_equal})
+
+# Attention over blocks of a sequence ----------------------------------------------------------------------------------
+
+HEAD = 16
+
+
+def _block(seed: int) -> int:
+    """Positions of the sequence on each rank."""
+    return 20 + seed % 10
+
+
+def _qkv(seed: int, rank: int) -> list[torch.Tensor]:
+    """Scaled so that the largest scores of different blocks differ."""
+    size = _block(seed)
+    return [(numbers(size * HEAD, seed, rank, part) * (rank + 1) - 0.5).view(size, HEAD) for part in range(3)]
+
+
+def drive_attention(attention: Callable[..., torch.Tensor], seed: int) -> torch.Tensor:
+    mine = _qkv(seed, dist.get_rank())
+    with submitted():
+        return attention(*mine)
+
+
+def _attention_traffic(tried: Attempt) -> None:
+    each = 2 * _block(tried.seed) * HEAD * 8
+    assert_traffic(tried.trace, op="send", bytes_per_rank=(tried.ranks - 1) * each, pattern="ring")
+
+
+def _attention_equal(tried: Attempt) -> None:
+    every = [_qkv(tried.seed, rank) for rank in range(tried.ranks)]
+    keys, values = (torch.cat([each[part] for each in every]) for part in (1, 2))
+    for rank, found in sorted(tried.results.items()):
+        expected = torch.softmax(every[rank][0] @ keys.T / HEAD**0.5, dim=1) @ values
+        assert_one_device({rank: found}, expected)
+
+
+ATTENTION = Exercise(
+    "ring_attention",
+    drive_attention,
+    {"traffic": _attention_traffic, "sends": only_sends, "fresh": sends_are_fresh, "result": _attention_equal},
+)
+
+# Tokens that travel to their expert -----------------------------------------------------------------------------------
+
+WIDTH, COUNT_BYTES = 24, 16
+"""Numbers of a token; what two ranks may tell each other of how many tokens come."""
+
+
+def _tokens(seed: int, rank: int) -> torch.Tensor:
+    count = 20 + (seed + rank) % 5
+    return numbers(count * WIDTH, seed, rank).view(count, WIDTH)
+
+
+def _routes(seed: int, rank: int, ranks: int) -> torch.Tensor:
+    """The expert of each token; low numbers are chosen more often."""
+    chosen = numbers(len(_tokens(seed, rank)), seed, rank, 4)
+    return (chosen.square() * ranks).long()
+
+
+def _expert(rank: int, tokens: torch.Tensor) -> torch.Tensor:
+    return tokens * (rank + 2) + tokens.sum(1, keepdim=True)
+
+
+def drive_experts(layer: Callable[..., torch.Tensor], seed: int) -> torch.Tensor:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    with submitted():
+        return layer(_tokens(seed, rank), _routes(seed, rank, n), lambda tokens: _expert(rank, tokens))
+
+
+def _matrix(tried: Attempt) -> None:
+    """There and back: what a rank sends to another are its own tokens for that expert, and that rank's, treated."""
+    routed = [
+        torch.bincount(_routes(tried.seed, rank, tried.ranks), minlength=tried.ranks) for rank in range(tried.ranks)
+    ]
+    sent = traffic(tried.trace)
+    for src in range(tried.ranks):
+        for dst in range(tried.ranks):
+            tokens = int(routed[src][dst] + routed[dst][src])
+            found = sent.payload_bytes.get((src, dst), 0)
+            if src != dst and not 0 <= found - tokens * WIDTH * 8 <= COUNT_BYTES:
+                raise TrafficError(
+                    f"rank {src} sends {found:,} B to rank {dst}, where {tokens} tokens of {WIDTH * 8} B go there and"
+                    f" back (and up to {COUNT_BYTES} B that say how many)\n\n{sent}"
+                )
+
+
+def _experts_equal(tried: Attempt) -> None:
+    for rank, found in sorted(tried.results.items()):
+        tokens, routes = _tokens(tried.seed, rank), _routes(tried.seed, rank, tried.ranks)
+        treated = [_expert(int(expert), token[None])[0] for token, expert in zip(tokens, routes, strict=True)]
+        assert_one_device({rank: found}, torch.stack(treated))
+
+
+EXPERTS = Exercise("expert_dispatch", drive_experts, {"traffic": _matrix, "result": _experts_equal})
+
+# The stages of a pipeline, in 1F1B order ------------------------------------------------------------------------------
+
+MICRO_BATCHES = 6
+
+
+def _y_length(seed: int) -> int:
+    return 600 + seed % 200
+
+
+def _stage_weight(seed: int, stage: int) -> torch.Tensor:
+    return numbers(_y_length(seed), seed, stage, 5) + 0.5
+
+
+def _input(seed: int, number: int) -> torch.Tensor:
+    return numbers(_y_length(seed), seed, number, 6)
+
+
+class LoggedStage:
+    """`tanh(x * weight)`; the last stage's loss is half the sum of squares. Notes the order of its works."""
+
+    def __init__(self, rank: int, stages: int, seed: int) -> None:
+        self.first, self.last, self.seed = rank == 0, rank == stages - 1, seed
+        self.weight = _stage_weight(seed, rank).requires_grad_()
+        self.kept: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.most_kept = 0
+
+    def forward(self, number: int, x: torch.Tensor | None) -> torch.Tensor:
+        given = _input(self.seed, number) if self.first or x is None else x
+        leaf = given.clone().requires_grad_()
+        y = (leaf * self.weight).tanh()
+        self.kept[number] = leaf, y
+        self.most_kept = max(self.most_kept, len(self.kept))
+        return y.detach()
+
+    def backward(self, number: int, gradient: torch.Tensor | None) -> torch.Tensor:
+        leaf, y = self.kept.pop(number)
+        y.backward(y.detach() if self.last or gradient is None else gradient)  # type: ignore[no-untyped-call]
+        assert leaf.grad is not None
+        return leaf.grad
+
+
+def drive_stages(pipeline: Callable[..., None], seed: int) -> tuple[torch.Tensor | None, int]:
+    rank, n = dist.get_rank(), dist.get_world_size()
+    stage = LoggedStage(rank, n, seed)
+    with submitted():
+        pipeline(stage.forward, stage.backward, _y_length(seed), MICRO_BATCHES)
+    return stage.weight.grad, stage.most_kept
+
+
+def _stage_traffic(tried: Attempt) -> None:
+    once = MICRO_BATCHES * _y_length(tried.seed) * 8
+    ends = (0, tried.ranks - 1)
+    wanted = {rank: once if rank in ends else 2 * once for rank in range(tried.ranks)}
+    assert_traffic(tried.trace, op="send", bytes_per_rank=wanted)
+
+
+def _kept(tried: Attempt) -> None:
+    for rank, (_, most) in sorted(tried.results.items()):
+        wanted = min(tried.ranks - rank, MICRO_BATCHES)
+        if most != wanted:
+            raise ResultError(
+                f"stage {rank} of {tried.ranks} keeps up to {most} micro-batches between forward and backward, and"
+                f" 1F1B keeps {wanted}"
+            )
+
+
+def _stage_equal(tried: Attempt) -> None:
+    weights = [_stage_weight(tried.seed, stage).requires_grad_() for stage in range(tried.ranks)]
+    for number in range(MICRO_BATCHES):
+        y = _input(tried.seed, number)
+        for weight in weights:
+            y = (y * weight).tanh()
+        (y.square().sum() / 2).backward()  # type: ignore[no-untyped-call]
+    for rank, (found, _) in sorted(tried.results.items()):
+        gradient = weights[rank].grad
+        assert gradient is not None
+        assert_one_device({rank: found}, gradient)
+
+
+ONE_F_ONE_B = Exercise("one_f_one_b", drive_stages, {"traffic": _stage_traffic, "kept": _kept, "result": _stage_equal})

@@ -1,0 +1,334 @@
+"""Exercises around a training loop: DDP, accumulation, a communication hook, a server, and a sharded optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dlearn.analysis import assert_traffic, traffic
+from dlearn.analysis.checks.grading import units
+from dlearn.course.attempt import ITEMS, Attempt, ResultError, numbers, submitted
+from dlearn.course.criteria import AVERAGING, Mistakes, assert_one_device, averages, only_sends, sends_are_fresh
+from dlearn.course.exercise import Exercise
+from dlearn.errors import TrafficError
+
+STEPS, RATE, MOMENTUM = 3, 0.1, 0.9
+
+# DDP by hand ----------------------------------------------------------------------------------------------------------
+
+MODEL = (5, 12, 12)
+"""Inputs, hidden units and outputs: 228 numbers in four parameters, and 2, 3 and 4 divide that."""
+MODEL_ITEMS = (5 + 1) * 12 + (12 + 1) * 12
+BATCH = 4
+
+
+def _model(*seed: int) -> nn.Module:
+    inputs, hidden, outputs = MODEL
+    model = nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, outputs)).double()
+    nn.utils.vector_to_parameters(numbers(MODEL_ITEMS, *seed) - 0.5, model.parameters())
+    return model
+
+
+def _batches(seed: int, rank: int, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    inputs, _, outputs = MODEL
+    return [(_rows(inputs, seed, rank, step, 1), _rows(outputs, seed, rank, step, 2)) for step in range(count)]
+
+
+def _rows(width: int, *seed: int) -> torch.Tensor:
+    return numbers(BATCH * width, *seed).view(BATCH, width)
+
+
+def _flat(model: nn.Module) -> torch.Tensor:
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def loss_of(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    """The mean squared error of one batch: what students get as `loss`."""
+    outputs: torch.Tensor = model(batch[0])
+    return (outputs - batch[1]).square().mean()
+
+
+def _sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=RATE)
+
+
+def _adam(model: nn.Module) -> torch.optim.Optimizer:
+    """Steps that are no multiple of the gradient: a mean of parameters is not what a mean of gradients gives."""
+    return torch.optim.Adam(model.parameters(), lr=RATE, eps=0.1)
+
+
+def _one_device(
+    tried: Attempt,
+    groups: Iterable[range],
+    optimizer_of: Callable[[nn.Module], torch.optim.Optimizer],
+    *,
+    zero_grad: bool = True,
+) -> torch.Tensor:
+    """Rank 0's model after one step for each group of micro-batches, all ranks' images taken as one batch."""
+    model = _model(tried.seed, 0)
+    optimizer = optimizer_of(model)
+    data = [_batches(tried.seed, rank, MICRO_BATCHES) for rank in range(tried.ranks)]
+    for group in groups:
+        losses = [loss_of(model, mine[step]) for mine in data for step in group]
+        if zero_grad:
+            optimizer.zero_grad()
+        torch.stack(losses).mean().backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return _flat(model)
+
+
+def _each_by_itself(tried: Attempt) -> torch.Tensor:
+    """The parameters where each rank takes its own step, and the mean of the parameters is taken after it."""
+    models = [_model(tried.seed, 0) for _ in range(tried.ranks)]
+    optimizers = [_adam(model) for model in models]
+    for step in range(STEPS):
+        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            optimizer.zero_grad()
+            loss_of(model, _batches(tried.seed, rank, STEPS)[step]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+        mean = torch.stack([_flat(model) for model in models]).mean(0)
+        for model in models:
+            nn.utils.vector_to_parameters(mean.clone(), model.parameters())
+    return mean
+
+
+def drive_ddp(train: Callable[..., None], seed: int) -> torch.Tensor:
+    rank = dist.get_rank()
+    model = _model(seed, rank)  # another one on each rank
+    with submitted():
+        train(model, _batches(seed, rank, STEPS), loss_of, _adam(model))
+    return _flat(model)
+
+
+def _ddp_equal(tried: Attempt) -> None:
+    _same_everywhere(tried)
+    steps = [range(step, step + 1) for step in range(STEPS)]
+    mistakes: Mistakes = {
+        "zero_grad": lambda rank: _one_device(tried, steps, _adam, zero_grad=False),
+        "averages_parameters": lambda rank: _each_by_itself(tried),
+    }
+    assert_one_device(tried.results, _one_device(tried, steps, _adam), mistakes=mistakes)
+
+
+def _same_everywhere(tried: Attempt) -> None:
+    for rank, found in sorted(tried.results.items()):
+        if not torch.equal(found, tried.results[0]):
+            apart = (found - tried.results[0]).abs().max().item()
+            raise ResultError(f"ranks 0 and {rank} are left with different parameters, up to {apart:.3g} apart")
+
+
+def _ddp_traffic(tried: Attempt) -> None:
+    averages(tried, times=STEPS, items=MODEL_ITEMS)
+
+
+def _few_calls(tried: Attempt) -> None:
+    (unit,) = units(tried.trace, AVERAGING)
+    calls, most = len(unit.operations), 2 * STEPS  # a reduce-scatter and an all-gather are two
+    if calls > most:
+        raise TrafficError(
+            f"{calls} collective calls average the gradients of {STEPS} steps; at most {most} are needed"
+        )
+
+
+DDP = Exercise("ddp_by_hand", drive_ddp, {"traffic": _ddp_traffic, "calls": _few_calls, "result": _ddp_equal})
+
+# Gradient accumulation ------------------------------------------------------------------------------------------------
+
+MICRO_BATCHES, EVERY = 5, 2
+"""Groups of 2, 2 and 1."""
+
+
+def _groups() -> Iterator[range]:
+    for begin in range(0, MICRO_BATCHES, EVERY):
+        yield range(begin, min(begin + EVERY, MICRO_BATCHES))
+
+
+def drive_accumulation(train: Callable[..., None], seed: int) -> torch.Tensor:
+    model = _model(seed, 0)
+    ddp = DistributedDataParallel(model)
+    with submitted():
+        train(ddp, _batches(seed, dist.get_rank(), MICRO_BATCHES), loss_of, EVERY, RATE)
+    return _flat(model)
+
+
+def _accumulation_traffic(tried: Attempt) -> None:
+    averages(tried, times=len(list(_groups())), items=MODEL_ITEMS)
+
+
+def _accumulation_equal(tried: Attempt) -> None:
+    _same_everywhere(tried)
+    assert_one_device(tried.results, _one_device(tried, _groups(), _sgd))
+
+
+ACCUMULATION = Exercise(
+    "accumulation",
+    drive_accumulation,
+    {"traffic": _accumulation_traffic, "result": _accumulation_equal},
+)
+
+# A parameter server ---------------------------------------------------------------------------------------------------
+
+
+GradientOf = Callable[[torch.Tensor, int], torch.Tensor]
+
+
+def _gradient_of(seed: int, worker: int) -> GradientOf:
+    target = numbers(ITEMS, seed, worker, 3)
+    return lambda parameters, step: (parameters - target) * (1 + target * step)
+
+
+def drive_server(train: Callable[..., None], seed: int) -> torch.Tensor:
+    rank = dist.get_rank()
+    parameters = numbers(ITEMS, seed, 0) if rank == 0 else torch.zeros(ITEMS, dtype=torch.float64)
+    with submitted():
+        train(parameters, _gradient_of(seed, rank), STEPS, RATE)
+    return parameters
+
+
+def _server_traffic(tried: Attempt) -> None:
+    size = STEPS * ITEMS * 8
+    wanted = {rank: size if rank else (tried.ranks - 1) * size for rank in range(tried.ranks)}
+    assert_traffic(tried.trace, op="send", bytes_per_rank=wanted, pattern="star")
+
+
+def _server_equal(tried: Attempt) -> None:
+    parameters = numbers(ITEMS, tried.seed, 0)
+    workers = [_gradient_of(tried.seed, worker) for worker in range(1, tried.ranks)]
+    for step in range(STEPS):
+        gradients = [gradient_of(parameters, step) for gradient_of in workers]
+        parameters = parameters - RATE * torch.stack(gradients).mean(0)
+    assert_one_device({0: tried.results[0]}, parameters, ranks=tried.ranks - 1)
+
+
+SERVER = Exercise(
+    "parameter_server",
+    drive_server,
+    {
+        "traffic": _server_traffic,
+        "sends": only_sends,
+        "fresh": sends_are_fresh,
+        "result": _server_equal,
+    },
+    ranks=(3, 4),
+)
+
+# A sharded optimizer --------------------------------------------------------------------------------------------------
+
+
+def drive_sharded(train: Callable[..., Any], seed: int) -> tuple[torch.Tensor, int]:
+    rank = dist.get_rank()
+    parameters = numbers(ITEMS, seed, 0)
+    with submitted():
+        state = train(parameters, _gradient_of(seed, rank), STEPS, RATE, MOMENTUM)
+    kept = state.numel() * state.element_size() if isinstance(state, torch.Tensor) else -1
+    return parameters, kept
+
+
+def _sharded_traffic(tried: Attempt) -> None:
+    averages(tried, times=STEPS, items=ITEMS)
+
+
+def _sharded_state(tried: Attempt) -> None:
+    share = ITEMS // tried.ranks * 8
+    for rank, (_, kept) in sorted(tried.results.items()):
+        if kept < 0:
+            raise ResultError(f"rank {rank} returns no tensor: return the momentum that it keeps")
+        if kept != share:
+            raise ResultError(f"rank {rank} keeps {kept:,} B of momentum instead of {share:,} B, 1/{tried.ranks} of it")
+
+
+def _sharded_equal(tried: Attempt) -> None:
+    parameters, momentum = numbers(ITEMS, tried.seed, 0), torch.zeros(ITEMS, dtype=torch.float64)
+    workers = [_gradient_of(tried.seed, rank) for rank in range(tried.ranks)]
+    for step in range(STEPS):
+        gradients = [gradient_of(parameters, step) for gradient_of in workers]
+        momentum = MOMENTUM * momentum + torch.stack(gradients).mean(0)
+        parameters = parameters - RATE * momentum
+    assert_one_device({rank: found for rank, (found, _) in tried.results.items()}, parameters)
+
+
+SHARDED = Exercise(
+    "sharded_optimizer",
+    drive_sharded,
+    {"traffic": _sharded_traffic, "state": _sharded_state, "result": _sharded_equal},
+)
+
+# A communication hook that sends the largest numbers only -------------------------------------------------------------
+
+WEIGHTS, K, HOOK_STEPS = 240, 60, 8
+
+
+class _Weighted(nn.Module):
+    """One parameter; its gradient is what the module is called with, the same in each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(WEIGHTS, dtype=torch.float64))
+
+    def forward(self, gradient: torch.Tensor) -> torch.Tensor:
+        return (self.weight * gradient).sum()
+
+
+def _gradient(seed: int, rank: int) -> torch.Tensor:
+    """Numbers of both signs, none so small that it has no turn in HOOK_STEPS steps."""
+    signs = torch.where(numbers(WEIGHTS, seed, rank, 1) < 0.5, -1.0, 1.0)
+    return signs * (numbers(WEIGHTS, seed, rank) + 0.5)
+
+
+def drive_top_k(hook: Callable[..., Any], seed: int) -> torch.Tensor:
+    gradient = _gradient(seed, dist.get_rank())
+    model = DistributedDataParallel(_Weighted())
+    model.register_comm_hook({"k": K}, hook)
+    applied = torch.zeros(WEIGHTS, dtype=torch.float64)
+    with submitted():
+        for _ in range(HOOK_STEPS):
+            model.zero_grad()
+            model(gradient).backward()
+            applied += model.module.weight.grad
+    return applied
+
+
+def _hook_bytes(tried: Attempt) -> None:
+    most = HOOK_STEPS * (tried.ranks - 1) * K * (8 + 8)
+    sent = traffic(tried.trace)
+    for rank in range(tried.ranks):
+        if sent.bytes_from(rank=rank) > most + 64:  # DDP's own, when it builds its bucket anew
+            raise TrafficError(
+                f"rank {rank} sends {sent.bytes_from(rank=rank):,} B in {HOOK_STEPS} steps, more than {most:,} B: {K}"
+                f" numbers and their places, to each other rank\n\n{sent}"
+            )
+
+
+def _all_sent(tried: Attempt) -> None:
+    by_sign = _applied(tried, lambda waiting: waiting)
+    for rank, applied in sorted(tried.results.items()):
+        if applied.shape == by_sign.shape and torch.allclose(applied, by_sign):
+            raise ResultError(f"rank {rank} applies the largest numbers, and not the largest by their size", "signed")
+        never = int((applied == 0).sum())
+        if never:
+            raise ResultError(f"rank {rank}: {never} of {WEIGHTS} gradients were applied in none of {HOOK_STEPS} steps")
+
+
+def _hook_equal(tried: Attempt) -> None:
+    assert_one_device(tried.results, _applied(tried, torch.abs))
+
+
+def _applied(tried: Attempt, size_of: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Each rank's largest sums of what it has not sent yet, averaged over the ranks."""
+    applied = torch.zeros(WEIGHTS, dtype=torch.float64)
+    for rank in range(tried.ranks):
+        waiting = torch.zeros_like(applied)
+        for _ in range(HOOK_STEPS):
+            waiting += _gradient(tried.seed, rank)
+            chosen = size_of(waiting).topk(K).indices
+            applied[chosen] += waiting[chosen] / tried.ranks
+            waiting[chosen] = 0
+    return applied
+
+
+TOP_K = Exercise("top_k_hook", drive_top_k, {"traffic": _hook_bytes, "all_sent": _all_sent, "result": _hook_equal})
