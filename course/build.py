@@ -29,20 +29,14 @@ HIDE_INPUT = "hide-input"
 """As Jupyter Book knows it; JupyterLab has `source_hidden`."""
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description="Make the notebooks of a course, for students and for a teacher.")
-    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="a new folder, or one made by this")
-    out = parser.parse_args().out
-    if out.exists() and not (out / "student").is_dir():
-        print(f"error: {out} is there and was not made by this; name another folder", file=sys.stderr)
-        return 1
+def main() -> None:
+    out = out_folder("Make the notebooks of a course, for students and for a teacher.", holds="student")
     lessons = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    read = runpy.run_path(str(ROOT / "notebooks" / "build.py"))["read"]
     try:
-        read = runpy.run_path(str(ROOT / "notebooks" / "build.py"))["read"]
         students = {path: for_students(read(path.with_suffix(".py")), path.stem) for path in lessons}
     except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+        sys.exit(f"error: {error}")
     for kind in ("student", "teacher"):
         shutil.rmtree(out / kind, ignore_errors=True)
         (out / kind).mkdir(parents=True)
@@ -55,7 +49,16 @@ def main() -> int:
         ROOT / "course" / "solutions", out / "teacher" / "solutions", ignore=shutil.ignore_patterns("__pycache__")
     )
     print(f"{len(lessons)} lessons are in {out}/student and {out}/teacher; the solutions with the teacher's only")
-    return 0
+
+
+def out_folder(description: str, *, holds: str) -> Path:
+    """The folder that the command line names: a new one, or one that this has made, and that so `holds` a folder."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="a new folder, or one made by this")
+    out: Path = parser.parse_args().out
+    if out.exists() and not (out / holds).is_dir():
+        sys.exit(f"error: {out} is there and was not made by this; name another folder")
+    return out
 
 
 def for_students(notebook: NotebookNode, lesson: str) -> NotebookNode:
@@ -113,4 +116,4 @@ def folded(source: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

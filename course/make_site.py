@@ -8,7 +8,6 @@ Answers are folded where a lesson asks for a prediction. A link that leads nowhe
 
 from __future__ import annotations
 
-import argparse
 import re
 import shutil
 import subprocess
@@ -18,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
-from build import HIDE_INPUT, PREDICT, folded, kind_of
+from build import HIDE_INPUT, PREDICT, folded, kind_of, out_folder
 from nbformat import NotebookNode
 
 from dlearn.course.catalogue import EXERCISES
@@ -31,12 +30,7 @@ BEFORE = re.compile(r"\*\*Before this:\*\*(.*?)\*\*Takes\*\*\s+about\s+(\d+)", r
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Make the site of the course.")
-    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="a new folder, or one made by this")
-    out = parser.parse_args().out
-    if out.exists() and not (out / "source" / "index.md").is_file():
-        print(f"error: {out} is there and was not made by this; name another folder", file=sys.stderr)
-        return 1
+    out = out_folder("Make the site of the course.", holds="source")
     shutil.rmtree(out, ignore_errors=True)
     write_sources(out / "source")
     command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "--quiet"]

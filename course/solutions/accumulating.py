@@ -33,22 +33,18 @@ def one_loop(ddp, batches, loss, every, rate):
             step(ddp, rate)
 
 
-def around_the_backward_only(ddp, batches, loss, every, rate):
+def around_the_backward_only(ddp, batches, loss, every, rate, quiet=True):
     for begin in range(0, len(batches), every):
         group = batches[begin : begin + every]
         for number, batch in enumerate(group, start=1):
             found = loss(ddp, batch) / len(group)
-            with nullcontext() if number == len(group) else ddp.no_sync():
+            with ddp.no_sync() if quiet and number < len(group) else nullcontext():
                 found.backward()
         step(ddp, rate)
 
 
-def without_no_sync(ddp, batches, loss, every, rate):
-    for begin in range(0, len(batches), every):
-        group = batches[begin : begin + every]
-        for batch in group:
-            (loss(ddp, batch) / len(group)).backward()
-        step(ddp, rate)
+def without_no_sync(*given):
+    around_the_backward_only(*given, quiet=False)
 
 
 def forgets_the_last(ddp, batches, loss, every, rate):

@@ -5,18 +5,21 @@ import torch
 import torch.distributed as dist
 
 
-def through_leaders(tensor, local):
+def through_leaders(tensor, local, asked=True, told=True):
     """The first rank of each machine adds up, exchanges, and hands on."""
     rank = dist.get_rank()
     leader, other = rank // local * local, (rank // local * local + local) % dist.get_world_size()
+    members = range(leader + 1, leader + local)
     if rank != leader:
-        dist.send(tensor, leader)
-        dist.recv(tensor, leader)
+        if asked:
+            dist.send(tensor, leader)
+        if told:
+            dist.recv(tensor, leader)
         return
-    for member in range(leader + 1, leader + local):
+    for member in members if asked else ():
         tensor += received(tensor, member)
     tensor += exchanged(tensor, other)
-    for member in range(leader + 1, leader + local):
+    for member in members if told else ():
         dist.send(tensor, member)
 
 
@@ -58,23 +61,11 @@ def everybody_crosses(tensor, local):
 
 
 def members_are_not_told(tensor, local):
-    rank = dist.get_rank()
-    leader, other = rank // local * local, (rank // local * local + local) % dist.get_world_size()
-    if rank != leader:
-        dist.send(tensor, leader)
-        return
-    tensor += received(tensor, leader + 1)
-    tensor += exchanged(tensor, other)
+    through_leaders(tensor, local, told=False)
 
 
 def members_are_not_asked(tensor, local):
-    rank = dist.get_rank()
-    leader, other = rank // local * local, (rank // local * local + local) % dist.get_world_size()
-    if rank != leader:
-        dist.recv(tensor, leader)
-        return
-    tensor += exchanged(tensor, other)
-    dist.send(tensor, leader + 1)
+    through_leaders(tensor, local, asked=False)
 
 
 RIGHT = (through_leaders, half_by_half)

@@ -20,9 +20,9 @@ def exchange(values, places, length, *, type=torch.int64):
     return torch.zeros(length, dtype=values.dtype).index_add_(0, all_places.to(torch.int64), all_values)
 
 
-def with_feedback(state, bucket):
+def with_feedback(state, bucket, size_of=torch.abs):
     waiting = bucket.buffer() + state.get("waiting", 0)
-    places = waiting.abs().topk(state["k"]).indices
+    places = size_of(waiting).topk(state["k"]).indices
     values = waiting[places]
     waiting[places] = 0
     state["waiting"] = waiting
@@ -48,12 +48,7 @@ def with_small_places(state, bucket):
 
 def forgets_the_size(state, bucket):
     """The largest, and not the largest by their size: no negative one is ever sent."""
-    waiting = bucket.buffer() + state.get("waiting", 0)
-    places = waiting.topk(state["k"]).indices
-    values = waiting[places]
-    waiting[places] = 0
-    state["waiting"] = waiting
-    return done(exchange(values, places, len(waiting)) / dist.get_world_size())
+    return with_feedback(state, bucket, size_of=torch.clone)
 
 
 def drops_the_rest(state, bucket):

@@ -14,12 +14,17 @@ def swap(chunk, like, step):
     return came
 
 
+def reduce_scatter(chunks):
+    rank, n = dist.get_rank(), dist.get_world_size()
+    for step in range(n - 1):
+        get = chunks[(rank - step - 1) % n]
+        get += swap(chunks[(rank - step) % n], get, 1)
+
+
 def to_the_right(tensor):
     rank, n = dist.get_rank(), dist.get_world_size()
     chunks = tensor.chunk(n)
-    for step in range(n - 1):  # reduce-scatter
-        get = chunks[(rank - step - 1) % n]
-        get += swap(chunks[(rank - step) % n], get, 1)
+    reduce_scatter(chunks)
     for step in range(n - 1):  # all-gather
         get = chunks[(rank - step) % n]
         get.copy_(swap(chunks[(rank + 1 - step) % n], get, 1))
@@ -47,37 +52,33 @@ def whole_tensors(tensor):
         tensor += passing
 
 
-def zeros(tensor):
+def around(tensor, chosen, adds=True):
+    """As many steps as in a ring, each with the chunk that is `chosen`."""
     rank, n = dist.get_rank(), dist.get_world_size()
     chunks = tensor.chunk(n)
     for step in range(2 * (n - 1)):
         get = chunks[(rank - step - 1) % n]
-        get += swap(torch.zeros_like(get), get, 1)
+        came = swap(chosen(chunks, step), get, 1)
+        get.copy_(get + came if adds else came)
+
+
+def zeros(tensor):
+    around(tensor, lambda chunks, step: torch.zeros_like(chunks[0]))
 
 
 def always_its_own_chunk(tensor):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    chunks = tensor.chunk(n)
-    for step in range(2 * (n - 1)):
-        get = chunks[(rank - step - 1) % n]
-        get += swap(chunks[rank], get, 1)
+    around(tensor, lambda chunks, step: chunks[dist.get_rank()])
 
 
 def never_adds(tensor):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    chunks = tensor.chunk(n)
-    for step in range(2 * (n - 1)):
-        get = chunks[(rank - step - 1) % n]
-        get.copy_(swap(chunks[(rank - step) % n], get, 1))
+    around(tensor, lambda chunks, step: chunks[(dist.get_rank() - step) % len(chunks)], adds=False)
 
 
 def gathers_one_too_late(tensor):
     """Off by one in the second half: right on two ranks only."""
     rank, n = dist.get_rank(), dist.get_world_size()
     chunks = tensor.chunk(n)
-    for step in range(n - 1):
-        get = chunks[(rank - step - 1) % n]
-        get += swap(chunks[(rank - step) % n], get, 1)
+    reduce_scatter(chunks)
     for step in range(n - 1):
         get = chunks[(rank + step) % n]
         get.copy_(swap(chunks[(rank + 1 + step) % n], get, 1))

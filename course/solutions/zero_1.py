@@ -4,16 +4,24 @@ import torch
 import torch.distributed as dist
 
 
-def zero_1(parameters, gradient_of, steps, rate, momentum):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    size = len(parameters) // n
-    mine = slice(rank * size, (rank + 1) * size)
-    state = torch.zeros(size, dtype=parameters.dtype)
+def scattered(gradient):
+    n = dist.get_world_size()
+    mine = torch.empty(len(gradient) // n, dtype=gradient.dtype)
+    dist.reduce_scatter_single(mine, gradient / n)
+    return mine
+
+
+def gathered(parameters, mine):
+    dist.all_gather_single(parameters, mine)
+
+
+def zero_1(parameters, gradient_of, steps, rate, momentum, scatter=scattered, gather=gathered):
+    mine = parameters.chunk(dist.get_world_size())[dist.get_rank()]
+    state = torch.zeros_like(mine)
     for step in range(steps):
-        gradient = torch.empty_like(state)
-        dist.reduce_scatter_single(gradient, gradient_of(parameters, step) / n)
-        state.mul_(momentum).add_(gradient)
-        dist.all_gather_single(parameters, parameters[mine] - rate * state)
+        state.mul_(momentum).add_(scatter(gradient_of(parameters, step)))
+        mine -= rate * state
+        gather(parameters, mine.clone())
     return state
 
 
@@ -29,17 +37,12 @@ def with_lists(parameters, gradient_of, steps, rate, momentum):
     return state
 
 
-def all_reduces_and_gathers(parameters, gradient_of, steps, rate, momentum):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    size = len(parameters) // n
-    mine = slice(rank * size, (rank + 1) * size)
-    state = torch.zeros(size, dtype=parameters.dtype)
-    for step in range(steps):
-        gradient = gradient_of(parameters, step)
+def all_reduces_and_gathers(*given):
+    def scattered_by_all_reduce(gradient):
         dist.all_reduce(gradient)
-        state = momentum * state + gradient[mine] / n
-        dist.all_gather_single(parameters, parameters[mine] - rate * state)
-    return state
+        return gradient.chunk(dist.get_world_size())[dist.get_rank()] / dist.get_world_size()
+
+    return zero_1(*given, scatter=scattered_by_all_reduce)
 
 
 def keeps_all_of_it(parameters, gradient_of, steps, rate, momentum):
@@ -58,16 +61,8 @@ def takes_the_sum(parameters, gradient_of, steps, rate, momentum):
     return zero_1(parameters, lambda *given: n * gradient_of(*given), steps, rate, momentum)
 
 
-def never_gathers(parameters, gradient_of, steps, rate, momentum):
-    rank, n = dist.get_rank(), dist.get_world_size()
-    mine = parameters.chunk(n)[rank]
-    state = torch.zeros_like(mine)
-    for step in range(steps):
-        gradient = torch.empty_like(state)
-        dist.reduce_scatter_single(gradient, gradient_of(parameters, step) / n)
-        state = momentum * state + gradient
-        mine -= rate * state
-    return state
+def never_gathers(*given):
+    return zero_1(*given, gather=lambda parameters, mine: None)
 
 
 def returns_nothing(parameters, gradient_of, steps, rate, momentum):
