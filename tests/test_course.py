@@ -6,6 +6,7 @@ import importlib
 import json
 import re
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,17 @@ def test_an_exception_of_a_submission_is_a_finding():
     assert not grade.passed
     assert "ValueError: of 1200 numbers" in grade.finding
     assert "test_course.py" in grade.finding
+
+
+def with_old_names(tensor):
+    warnings.warn("this name is deprecated", FutureWarning, stacklevel=1)
+    own_ring.to_the_right(tensor)
+
+
+@pytest.mark.slow
+def test_a_warning_of_torchs_is_shown_once(capfd):
+    assert lessons.check("ring", with_old_names).passed
+    assert capfd.readouterr().out.count("FutureWarning: this name is deprecated") == 1
 
 
 def test_an_unknown_exercise_names_those_that_there_are():

@@ -96,7 +96,7 @@ def test_what_cannot_be_compared_is_refused_in_one_sentence(own_entries):
         lessons.answer("ring.byte", 1)
     with pytest.raises(DlearnError, match="a number, a text, a list or a dict, not function"):
         lessons.answer("ring.bytes", lambda: 24_000)
-    with pytest.raises(DlearnError, match="not list"):
+    with pytest.raises(DlearnError, match="not set"):
         lessons.answer("ring.either", [{1}])
 
 

@@ -11,11 +11,10 @@ and the same checks. Solutions, and the wrong answers that the checks know, stan
 """
 
 from dlearn.course.attempt import ResultError
-from dlearn.course.class_stats import stats
 from dlearn.course.criteria import assert_one_device
 from dlearn.course.diagnosis import five_hangs
 from dlearn.course.exercise import Exercise, Grade, check
-from dlearn.course.predictions import predict, report
+from dlearn.course.predictions import predict, report, stats
 from dlearn.course.questions import Verdict, answer
 from dlearn.course.submissions import grade
 

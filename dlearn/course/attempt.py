@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from dlearn.cluster import Cluster
 from dlearn.errors import DlearnError
@@ -15,8 +17,6 @@ from dlearn.trace.trace import Trace
 
 SPAN = "exercise"
 """What a submission does is recorded in a span of this name; what the grader does is not in it."""
-
-
 ITEMS = 1_200
 """Of a tensor; 2, 3 and 4 divide it. 8 B each."""
 
@@ -46,11 +46,20 @@ Drive = Callable[[Any, int], Any]
 """Runs on every rank: calls the submission on data made from the seed, inside `SPAN`."""
 
 
-def attempt(drive: Drive, submission: Any, *, ranks: int, seed: int, seconds: float) -> Attempt:
-    """Run a submission on the glass-box ring. Raises RankError, with the reason, if it fails or hangs."""
+def attempt(drive: Drive, submission: Any, *, ranks: int, seed: int, seconds: float, warns: bool) -> Attempt:
+    """Run a submission on the glass-box ring. Raises RankError, with the reason, if it fails or hangs.
+
+    If it `warns`, rank 0 shows the warnings of torch's about old names; no other rank does.
+    """
     cluster = Cluster(ranks, backend="dlearn_ring", checksums=True)
-    run = cluster.run(drive, submission, seed, timeout=seconds)
+    run = cluster.run(_driven, drive, submission, seed, warns, timeout=seconds)
     return Attempt(ranks, seed, run.results, run.trace.within(SPAN))
+
+
+def _driven(drive: Drive, submission: Any, seed: int, warns: bool) -> Any:
+    if dist.get_rank() or not warns:
+        warnings.simplefilter("ignore", FutureWarning)
+    return drive(submission, seed)
 
 
 def submitted() -> Any:

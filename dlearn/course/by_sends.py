@@ -5,7 +5,7 @@ Each `drive_...` runs on every rank and returns what the criteria compare; all d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from math import ceil, log2
 
 import torch
@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from dlearn.analysis import assert_reduces, assert_traffic, traffic
 from dlearn.course.attempt import ITEMS, Attempt, numbers, submitted
-from dlearn.course.criteria import assert_one_device, assert_rounds, only_sends, ring_bytes, sends_are_fresh
+from dlearn.course.criteria import assert_one_device, assert_rounds, fresh, only_sends, ring_bytes
 from dlearn.course.exercise import Exercise
 from dlearn.errors import TrafficError
 
@@ -35,7 +35,7 @@ def _once_round(tried: Attempt) -> None:
     assert_traffic(tried.trace, op="send", bytes_per_rank=_token_length(tried.seed) * 8, pattern="ring")
 
 
-def _one_call_at_a_time(tried: Attempt) -> None:
+def _blocking(tried: Attempt) -> None:
     """A send that blocks has ended when the next call begins: `isend` shows by the call that began before its end."""
     for rank in range(tried.ranks):
         before = None
@@ -48,9 +48,13 @@ def _one_call_at_a_time(tried: Attempt) -> None:
 
 
 def _token_sum(tried: Attempt) -> None:
-    every = [numbers(_token_length(tried.seed), tried.seed, rank) for rank in range(tried.ranks)]
+    _assert_sum(tried, ranks=[0], items=_token_length(tried.seed))
+
+
+def _assert_sum(tried: Attempt, *, ranks: Iterable[int], items: int) -> None:
+    every = [numbers(items, tried.seed, rank) for rank in range(tried.ranks)]
     assert_one_device(
-        {0: tried.results[0]},
+        {rank: tried.results[rank] for rank in ranks},
         torch.stack(every).sum(0),
         ranks=tried.ranks,
         called="the sum of all tensors",
@@ -61,12 +65,7 @@ def _token_sum(tried: Attempt) -> None:
 TOKEN = Exercise(
     "token",
     drive_token,
-    {
-        "traffic": _once_round,
-        "sends": only_sends,
-        "blocking": _one_call_at_a_time,
-        "result": _token_sum,
-    },
+    {"traffic": _once_round, "sends": only_sends, "blocking": _blocking, "result": _token_sum},
 )
 
 # A ring all-reduce ----------------------------------------------------------------------------------------------------
@@ -79,17 +78,8 @@ def drive_ring(all_reduce: Callable[[torch.Tensor], None], seed: int) -> torch.T
     return mine
 
 
-def holds_the_sum(tried: Attempt) -> None:
-    assert_one_device(
-        tried.results,
-        sum_of_all(tried),
-        called="the sum of all tensors",
-        mistakes={"in_place": lambda rank: numbers(ITEMS, tried.seed, rank)},
-    )
-
-
-def sum_of_all(tried: Attempt) -> torch.Tensor:
-    return torch.stack([numbers(ITEMS, tried.seed, rank) for rank in range(tried.ranks)]).sum(0)
+def _every_sum(tried: Attempt) -> None:
+    _assert_sum(tried, ranks=range(tried.ranks), items=ITEMS)
 
 
 def _ring_traffic(tried: Attempt) -> None:
@@ -106,9 +96,9 @@ RING = Exercise(
     {
         "traffic": _ring_traffic,
         "sends": only_sends,
-        "fresh": sends_are_fresh,
+        "fresh": fresh,
         "reduces": _ring_reduces,
-        "result": holds_the_sum,
+        "result": _every_sum,
     },
 )
 
@@ -149,10 +139,7 @@ LOCAL = 2
 
 
 def drive_hierarchical(all_reduce: Callable[[torch.Tensor, int], None], seed: int) -> torch.Tensor:
-    mine = numbers(ITEMS, seed, dist.get_rank())
-    with submitted():
-        all_reduce(mine, LOCAL)
-    return mine
+    return drive_ring(lambda tensor: all_reduce(tensor, LOCAL), seed)
 
 
 def _over_the_cable(tried: Attempt) -> None:
@@ -174,6 +161,6 @@ def _over_the_cable(tried: Attempt) -> None:
 HIERARCHICAL = Exercise(
     "hierarchical",
     drive_hierarchical,
-    {"traffic": _over_the_cable, "result": holds_the_sum},
+    {"traffic": _over_the_cable, "result": _every_sum},
     ranks=(4,),
 )

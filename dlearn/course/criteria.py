@@ -33,7 +33,7 @@ def averages(tried: Attempt, *, times: int, items: int) -> None:
     assert_traffic(tried.trace, op=AVERAGING, bytes_per_rank=wanted, pattern="ring")
 
 
-def sends_are_fresh(tried: Attempt) -> None:
+def fresh(tried: Attempt) -> None:
     assert_fresh(tried.trace, op="send")
 
 
@@ -80,15 +80,11 @@ def assert_one_device(
 def _factor(found: torch.Tensor, expected: torch.Tensor, ranks: int) -> tuple[str, str]:
     """Say that all numbers are n times too large or too small, in words and as a finding; else nothing."""
     ratio = (found / expected).median().item()
-    if ranks > 1 and _near(ratio, ranks):
+    if ranks > 1 and math.isclose(ratio, ranks, rel_tol=1e-6):
         return f" ({ranks} times that)", "too_large"
-    if ranks > 1 and _near(ratio, 1 / ranks):
+    if ranks > 1 and math.isclose(ratio, 1 / ranks, rel_tol=1e-6):
         return f" (1/{ranks} of that)", "too_small"
     return "", ""
-
-
-def _near(ratio: float, other: float) -> bool:
-    return abs(ratio / other - 1) < 1e-6
 
 
 def _first(tensor: torch.Tensor) -> str:

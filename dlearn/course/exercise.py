@@ -97,7 +97,8 @@ def first_failure(
         return problem, "Compare its parameters with those of the task."
     assert exercise.drive is not None
     try:
-        tried = attempt(exercise.drive, submission, ranks=ranks, seed=seed, seconds=seconds)
+        first = ranks == exercise.ranks[0]
+        tried = attempt(exercise.drive, submission, ranks=ranks, seed=seed, seconds=seconds, warns=first)
     except RankError as error:
         told = "\n".join(part for part in (error.what, error.details.rstrip()) if part)
         return told, "It has to end without an error before it is graded: which rank, and which line of yours?"

@@ -38,12 +38,13 @@ def answer(id: str, value: Any, *, measured: Any = None) -> Verdict:
     the answer is of a type that cannot be compared.
     """
     entry = find_entry(id)
-    if _is_open(value):
+    leaves = list(_leaves(value))
+    if any(leaf is None for leaf in leaves):
         unit = f", in {entry['unit']}," if "unit" in entry else ""
         return Verdict(id, None, f"put your answer{unit} in place of None")
-    if not _is_comparable(value):
-        kind = type(value).__name__
-        raise DlearnError(f"{id}: an answer is a number, a text, a list or a dict, not {kind}")
+    strange = [type(leaf).__name__ for leaf in leaves if not isinstance(leaf, Real | str)]
+    if strange:
+        raise DlearnError(f"{id}: an answer is a number, a text, a list or a dict, not {strange[0]}")
     if measured is None and not entry.keys() & {"value", "any", "between"}:
         return Verdict(id, None, "this run measured nothing to compare your answer with")
     if _accepts(entry, value, measured):
@@ -86,21 +87,14 @@ def _all_fit(given: Mapping[Any, Any], expected: Mapping[Any, Any], within: floa
     return all(fits(given[key], expected[key], within) for key in expected)
 
 
-def _is_open(value: Any) -> bool:
-    """Tell whether a place is left, in the answer or in a part of it."""
-    parts = _parts(value)
-    return value is None if parts is None else any(map(_is_open, parts))
-
-
-def _is_comparable(value: Any) -> bool:
-    parts = _parts(value)
-    return isinstance(value, Real | str) if parts is None else all(map(_is_comparable, parts))
-
-
-def _parts(value: Any) -> list[Any] | None:
-    if isinstance(value, Mapping):
-        return list(value.values())
-    return list(value) if isinstance(value, list | tuple) else None
+def _leaves(value: Any) -> Iterator[Any]:
+    """The value, or the parts of a list or a dict, and theirs."""
+    parts = value.values() if isinstance(value, Mapping) else value
+    if not isinstance(value, Mapping | list | tuple):
+        yield value
+        return
+    for part in parts:
+        yield from _leaves(part)
 
 
 def _accepts(entry: dict[str, Any], value: Any, measured: Any) -> bool:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from dlearn.analysis import assert_traffic, traffic
 from dlearn.course.attempt import Attempt, ResultError, numbers, submitted
-from dlearn.course.criteria import AVERAGING, assert_one_device, averages, only_sends, sends_are_fresh
+from dlearn.course.criteria import AVERAGING, assert_one_device, averages, fresh, only_sends
 from dlearn.course.exercise import Exercise
 from dlearn.errors import TrafficError
 
@@ -185,7 +185,7 @@ def _attention_equal(tried: Attempt) -> None:
 ATTENTION = Exercise(
     "ring_attention",
     drive_attention,
-    {"traffic": _attention_traffic, "sends": only_sends, "fresh": sends_are_fresh, "result": _attention_equal},
+    {"traffic": _attention_traffic, "sends": only_sends, "fresh": fresh, "result": _attention_equal},
 )
 
 # Tokens that travel to their expert -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dlearn.analysis import assert_traffic, traffic
 from dlearn.analysis.checks.grading import units
 from dlearn.course.attempt import ITEMS, Attempt, ResultError, numbers, submitted
-from dlearn.course.criteria import AVERAGING, Mistakes, assert_one_device, averages, only_sends, sends_are_fresh
+from dlearn.course.criteria import AVERAGING, Mistakes, assert_one_device, averages, fresh, only_sends
 from dlearn.course.exercise import Exercise
 from dlearn.errors import TrafficError
 
@@ -208,12 +208,7 @@ def _server_equal(tried: Attempt) -> None:
 SERVER = Exercise(
     "parameter_server",
     drive_server,
-    {
-        "traffic": _server_traffic,
-        "sends": only_sends,
-        "fresh": sends_are_fresh,
-        "result": _server_equal,
-    },
+    {"traffic": _server_traffic, "sends": only_sends, "fresh": fresh, "result": _server_equal},
     ranks=(3, 4),
 )
 
