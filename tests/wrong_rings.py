@@ -6,7 +6,7 @@ At the end, what has to pass as well: gloo's own collectives and the glass boxes
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -39,21 +39,29 @@ def chunks_of(tensor: torch.Tensor) -> list[torch.Tensor]:
     return list(tensor.chunk(dist.get_world_size()))
 
 
+def go_round(
+    chunks: Sequence[torch.Tensor],
+    *,
+    sent: Sequence[torch.Tensor] = (),
+    way: Iterable[tuple[bool, int, int]] = (),
+    adding: bool = True,
+) -> None:
+    """Send one chunk, or one of those `sent`, in each step, and add what comes to another, or put it there."""
+    for adds, give, get in way or steps():
+        came = exchange((sent or chunks)[give], chunks[get])
+        chunks[get].copy_(chunks[get] + came if adds and adding else came)
+
+
 # Right ones -----------------------------------------------------------------------------------------------------------
 
 
 def views(tensor: torch.Tensor) -> None:
-    chunks = chunks_of(tensor)
-    for adds, give, get in steps():
-        came = exchange(chunks[give], chunks[get])
-        chunks[get].copy_(chunks[get] + came if adds else came)
+    go_round(chunks_of(tensor))
 
 
 def copies(tensor: torch.Tensor) -> None:
     chunks = [chunk.clone() for chunk in tensor.tensor_split(dist.get_world_size())]
-    for adds, give, get in steps():
-        came = exchange(chunks[give], chunks[get])
-        chunks[get] = chunks[get] + came if adds else came
+    go_round(chunks)
     tensor.copy_(torch.cat(chunks))
 
 
@@ -116,10 +124,7 @@ def passed_around(tensor: torch.Tensor) -> None:
 
 
 def one_step_short(tensor: torch.Tensor) -> None:
-    chunks = chunks_of(tensor)
-    for adds, give, get in list(steps())[:-1]:
-        came = exchange(chunks[give], chunks[get])
-        chunks[get].copy_(chunks[get] + came if adds else came)
+    go_round(chunks_of(tensor), way=list(steps())[:-1])
 
 
 def without_the_gather(tensor: torch.Tensor) -> None:
@@ -146,42 +151,30 @@ def through_rank_0(tensor: torch.Tensor) -> None:
 def all_in_one_chunk(tensor: torch.Tensor) -> None:
     """All ranks together send the right number of bytes, but one sends nearly nothing."""
     n = dist.get_world_size()
-    chunks = list(tensor.split([len(tensor) - n + 1, *[1] * (n - 1)]))
-    for adds, give, get in steps():
-        came = exchange(chunks[give], chunks[get])
-        chunks[get].copy_(chunks[get] + came if adds else came)
+    go_round(tensor.split([len(tensor) - n + 1, *[1] * (n - 1)]))
 
 
 # Wrong data: as many bytes as there should be, between the right ranks ------------------------------------------------
 
 
 def zeros(tensor: torch.Tensor) -> None:
-    chunks = chunks_of(tensor)
-    for _, give, get in steps():
-        exchange(torch.zeros_like(chunks[give]), chunks[get])
+    go_round(chunks_of(tensor), sent=chunks_of(torch.zeros_like(tensor)))
 
 
 def same_chunk_again(tensor: torch.Tensor) -> None:
     """Forgets to move on to the next chunk (cut, or filled up, to the length that the receiver expects)."""
     chunks = chunks_of(tensor)
     first = torch.cat([chunks[dist.get_rank()], tensor[:8]])
-    for adds, give, get in steps():
-        came = exchange(first[: len(chunks[give])], chunks[get])
-        chunks[get].copy_(chunks[get] + came if adds else came)
+    go_round(chunks, sent=[first[: len(chunk)] for chunk in chunks])
 
 
 def sends_the_copy(tensor: torch.Tensor) -> None:
     """Adds into `tensor`, and goes on sending what was in it at first."""
-    chunks, first = chunks_of(tensor), chunks_of(tensor.clone())
-    for adds, give, get in steps():
-        came = exchange(first[give], chunks[get])
-        chunks[get].copy_(chunks[get] + came if adds else came)
+    go_round(chunks_of(tensor), sent=chunks_of(tensor.clone()))
 
 
 def never_adds(tensor: torch.Tensor) -> None:
-    chunks = chunks_of(tensor)
-    for _, give, get in steps():
-        chunks[get].copy_(exchange(chunks[give], chunks[get]))
+    go_round(chunks_of(tensor), adding=False)
 
 
 def forgets_to_keep(tensor: torch.Tensor) -> None:
@@ -194,18 +187,12 @@ def forgets_to_keep(tensor: torch.Tensor) -> None:
 
 
 def rank_1_never_adds(tensor: torch.Tensor) -> None:
-    chunks = chunks_of(tensor)
-    for adds, give, get in steps():
-        came = exchange(chunks[give], chunks[get])
-        chunks[get].copy_(chunks[get] + came if adds and dist.get_rank() != 1 else came)
+    go_round(chunks_of(tensor), adding=dist.get_rank() != 1)
 
 
 def last_one_is_not_added(tensor: torch.Tensor) -> None:
-    n = dist.get_world_size()
-    chunks = chunks_of(tensor)
-    for number, (_, give, get) in enumerate(steps(), start=1):
-        came = exchange(chunks[give], chunks[get])
-        chunks[get].copy_(chunks[get] + came if number < n - 1 else came)
+    last = dist.get_world_size() - 2
+    go_round(chunks_of(tensor), way=[(step < last, give, get) for step, (_, give, get) in enumerate(steps())])
 
 
 RIGHT = (views, copies, batched, to_the_left, in_segments, filled_up)
