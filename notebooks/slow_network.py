@@ -63,6 +63,7 @@ def over(rate):
     return f"{rate / 1e6:g} Mbit/s, 1 ms"
 
 
+# %%
 run = Cluster(2, network=over(20e6)).run(all_reduce_seconds, [1_000_000, 4])
 large, small = run.results[0]
 print(f"1 MB: {large * 1e3:.0f} ms, the model says {ring_seconds(1_000_000, 20e6) * 1e3:.0f}")
