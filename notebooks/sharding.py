@@ -136,7 +136,7 @@ axes = charts.bars(
     notes=[f"P = {P:,} B: the parameters, as bytes. ZeRO-1 is torch's ZeroRedundancyOptimizer: the mean of the ranks."],
 )
 
-# %% tags=["check"]
+# %% tags=["Q8", "check"]
 for n, ways in runs.items():
     assert len({round(run.results[0]["loss"], 4) for run in ways.values()}) == 1, "the same training"
     assert all(reconcile(step).not_measured or reconcile(step).exact for step in steps[n].values())
