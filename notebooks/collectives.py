@@ -60,7 +60,7 @@ def one_of_each(size):
         dist.scatter(part, parts, src=0)
     with span("all_to_all"):  # from everybody to everybody a part of its own
         dist.all_to_all_single(torch.empty_like(whole), whole)
-    with span("barrier"):  # no data: nobody goes on before all are here
+    with span("barrier"):  # no data: no rank goes on before all are here
         dist.barrier()
 
 
@@ -114,7 +114,7 @@ def formula(name, n):
     share = (n - 1) / n
     others = range(1, n)
     match name:
-        case "broadcast":  # a tree that doubles: whoever has the data passes it on
+        case "broadcast":  # a tree that doubles: each rank that has the data sends it on
             rounds = ceil(log2(n))
             return [sum(2**r > rank and rank + 2**r < n for r in range(rounds)) for rank in range(n)]
         case "reduce":  # a ring, then the finished parts go to the root

@@ -148,7 +148,7 @@ with Cluster(3, network=NETWORK) as cluster:
 print(broken.error)
 
 # %% [markdown]
-# No rank noticed by itself. All three have called the all-reduce and nobody is dead: that tells a cut cable from a rank
+# No rank noticed by itself. All three have called the all-reduce and none has died: that tells a cut link from a rank
 # that never came (the [museum of hangs](museum_of_hangs.ipynb) has those). Which way is cut, only the switch knows; on
 # a real cluster you would now ask the network. Without `timeout=` they would stand here for gloo's half an hour.
 
@@ -179,7 +179,7 @@ print(f"sums of parameters after step {STEPS} differ by at most {apart:.1e}")
 # parameters and the optimizer's momentum. But a fresh DDP model takes its first step with buckets in the order of
 # registration, and all others in the order in which gradients came. So in that step a number stands in another chunk of
 # the ring, three ranks are added in another order, and a float rounds differently. To check it: one backward pass whose
-# gradients nobody uses, before the checkpoint is loaded.
+# gradients are not used, before the checkpoint is loaded.
 
 # %%
 warmed, _ = Cluster(3, network=NETWORK).run(train, "broken", saved, True, timeout=60).results[0]

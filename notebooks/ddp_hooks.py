@@ -153,7 +153,7 @@ def on_parameters(model):
         parameter.register_post_accumulate_grad_hook(note("after accumulation", name))
         accumulate = parameter.view_as(parameter).grad_fn.next_functions[0][0]
         accumulate.register_hook(note("node: after", f"Acc. {name}"))
-        yield accumulate  # autograd keeps it only while somebody holds it
+        yield accumulate  # autograd keeps it only as long as it is referred to
     both = tuple(model.parameters())
     torch.autograd.graph.register_multi_grad_hook(both, note("several: the first", "of both"), mode="any")
     torch.autograd.graph.register_multi_grad_hook(both, note("several: all", "both"), mode="all")
@@ -364,7 +364,7 @@ for knob, ran in runs.items():
 #   of 5 buckets instead of 1 are 16 bytes more.)
 # - `gradient_as_bucket_view=True`: nothing at all. See below.
 # - `find_unused_parameters=True`: one call more, a map of the used parameters, 4 bytes for each of 7. The gradients of
-#   the unused layer travel, too (24 bytes), though nobody has computed them. And the buckets are never rebuilt: nothing
+#   the unused layer travel, too (24 bytes), though no rank computed them. And the buckets are never rebuilt: nothing
 #   more in step 1. What it costs besides is a walk over the graph in each forward pass, which no message shows.
 
 # %% tags=["DD16", "Q3", "check"]

@@ -78,8 +78,8 @@ assert all(check.holds for check in found.result.checks if "registration" in che
 found
 
 # %% [markdown]
-# All along the backward pass, from the last layer to the first. Whoever waits for all of them wastes the time until
-# then; whoever sends each by itself pays for each message. So: buckets, in the reverse order of the layers.
+# All along the backward pass, from the last layer to the first. Waiting for all of them wastes the time until
+# then; sending each by itself pays for each message. So: buckets, in the reverse order of the layers.
 
 # %%
 find("DD3", "confirmed")  # bytes and counts: exact

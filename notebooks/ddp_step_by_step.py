@@ -165,7 +165,7 @@ print(mean.results)
 
 # %% [markdown]
 # DDP *averages*: 1.5, on both. It divides first: what went into the all-reduce was 0.5 and 1.0. (The trace holds no
-# values, but checksums of them, if asked.) So nobody needs to average again, and the learning rate is that of one big
+# values, but checksums of them, if asked.) So you need not average again, and the learning rate is that of one big
 # batch.
 
 # %% tags=["DD14", "check"]

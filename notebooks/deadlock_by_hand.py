@@ -184,7 +184,7 @@ assert "in rpc_sync take()" in again.hang
 again.end()
 
 # %% [markdown]
-# The cure is an order of its own: whoever wants both takes A first. No schedule can make a circle of that.
+# The cure is one order for all: a worker that wants both takes A first. Then no schedule can close the cycle.
 
 
 # %%

@@ -40,7 +40,7 @@ WORKERS = ["w0", "w1", "w2"]
 
 # %% [markdown]
 # w1 and w2 have a stage each, which w0 knows by a remote reference; `w1.rpc_sync().forward(x)` calls it there and
-# waits for the result, `w1.remote().forward(x)` leaves the result there until somebody says `to_here()`. w0 itself has
+# waits for the result, `w1.remote().forward(x)` leaves the result there until `to_here()` fetches it. w0 itself has
 # `head`, a linear layer, and `x`, five rows of eight numbers.
 #
 # A *case* is one way to compute a loss from these. Each goes backward in a context of its own.
@@ -116,8 +116,8 @@ watch(needs_no_gradient, needs_gradient)
 axes = draw.autograd(recorded["needs_no_gradient"])
 
 # %% [markdown]
-# It ends at the parameters of w1. The forward pass has sent *two* tensors, `x` and the result, but nobody asked for the
-# gradient of `x`, so there is no send on w0 and no way back: the graph has **two pieces**, one on each worker.
+# It ends at the parameters of w1. The forward pass has sent *two* tensors, `x` and the result, but `x` needs no
+# gradient, so there is no send on w0 and no way back: the graph has **two pieces**, one on each worker.
 #
 # Now `x` needs a gradient. Where does the third piece stand?
 

@@ -191,8 +191,8 @@ for inside, (size, same) in decides.items():
 # %% [markdown]
 # **The forward decides.** At its end DDP prepares its reducer for the backward pass that comes, or does not; the
 # backward pass does what was prepared. Around the backward only, `no_sync` has no effect, and all bytes are sent.
-# Around the forward only, it has its full effect, also on a backward pass that is outside: nothing is sent, and nobody
-# says so. So put both inside, as `train` does.
+# Around the forward only, it has its full effect, also on a backward pass that is outside: nothing is sent, without
+# a warning. So put both inside, as `train` does.
 
 # %% tags=["Q5", "check"]
 assert decides[()] == decides["backward",] == (full, True)

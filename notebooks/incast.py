@@ -175,6 +175,7 @@ assert dropped(halves) > 0
 assert dropped(both) == 0
 assert bound(2) <= seconds(both) < min(bound(1), seconds(halves))
 expected = torch.arange(NUMBERS).float() * (1 + 2 + 3 + 4)
+assert analysis.traffic(incast.trace).payload_bytes == analysis.traffic(in_turn.trace).payload_bytes
 for run in (roomy, incast, in_turn):
     assert torch.equal(run.results[0][1], expected)
 for run in (halves, both):
@@ -185,7 +186,6 @@ for run in (halves, both):
 # same time. It is *when* they send.
 
 # %%
-assert analysis.traffic(incast.trace).payload_bytes == analysis.traffic(in_turn.trace).payload_bytes
 draw.traffic(incast.trace)
 
 # %% [markdown]
