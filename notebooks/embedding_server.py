@@ -321,7 +321,7 @@ for part in wire.parts:
         added = measured - sum(pair.observer_bytes for pair in part.pairs if pair.src == 1) - tensors
         print(f"{part.what:22} tensors out {tensors:>12,} B, on the wire {tensors + added:>12,} B: added {added:>6,} B")
         assert 1000 < added < 2000
-print()
+print(wire.not_measured)
 for way, total in totals.items():
     print(f"{way:22} {total:>12,} B of tensors, out and back, {total / totals['autograd']:8,.1f} times")
 if my_order:
