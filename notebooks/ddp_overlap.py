@@ -91,9 +91,9 @@ lasts = sorted(curve[-1][0] for curve in curves.values())
 print(f"last gradient after {median(lasts):.1f} ms ({lasts[0]:.1f} to {lasts[-1]:.1f} ms, {len(lasts)} passes)")
 
 # %% [markdown]
-# A slope: the gradients come one layer after the other. What is sent as soon as it is ready
-# travels while the others are still being computed. The times differ from pass to pass; the order does not: from the
-# last layer to the first.
+# A slope: the gradients come one layer after the other. A gradient that is sent as soon as it is ready travels while
+# the remaining ones are computed. The times differ from pass to pass; the order does not: from the last layer to the
+# first.
 
 # %% tags=["DD2", "check"]
 (order,) = {tuple(name for _, name in curve) for curve in curves.values()}

@@ -368,9 +368,9 @@ def pass_round(size):
 
 
 def first_calls(run):
-    """What each rank calls first, if all messages go round."""
+    """What each rank calls first if the run ends, else how it hangs."""
     calls = [run.trace.where(kind="p2p", rank=rank).events[:1] for rank in range(3)]
-    return None if run.error else [call.op for each in calls for call in each]
+    return run.error.what if run.error else [call.op for each in calls for call in each]
 
 
 run = Cluster(3, backend="mpi", init=False).run(pass_round, waits, timeout=4, check=False)
