@@ -296,7 +296,7 @@ assert all(each in operations(run.trace.within("step 1")) for each in agreed)
 #
 # ## Exercise
 #
-# `Deep` has eight linear layers of 256 × 256 weights and 256 biases each. With three ranks and the default
+# A model has eight linear layers of 256 × 256 weights and 256 biases each. With three ranks and the default
 # `bucket_cap_mb`, how many bytes does each rank send in the tenth step, and in how many all-reduces? Work it out,
 # write your two numbers instead of `None`, and run the cell. (Three ranks cannot cut a bucket into equal chunks: a byte
 # in 50,000 more or less is right, too.)
