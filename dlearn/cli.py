@@ -249,6 +249,8 @@ def draw(options: argparse.Namespace) -> None:
         axes = draw.autograd(trace, context=options.context)
     else:
         axes = getattr(draw, options.kind)(trace)
+    if not axes.has_data():
+        print(f"dlearn: nothing to draw: {axes.get_label()}", file=sys.stderr)
     with _writing(options.out):
         draw.save(axes, options.out)
 
@@ -256,7 +258,7 @@ def draw(options: argparse.Namespace) -> None:
 def _check_context(trace: Trace, context: int | None) -> None:
     contexts = sorted({event.context for event in trace.of(AutogradNode)})
     if context is not None and context not in contexts:
-        known = ", ".join(map(str, contexts)) or "none (record with graph=True)"
+        known = ", ".join(map(str, contexts)) or "none (dlearn run --graph records it)"
         raise WrongArguments(f"there is no graph of context {context} in this trace; there is {known}.")
 
 
@@ -327,7 +329,8 @@ def _load(options: argparse.Namespace, *, tell_problems: bool = True) -> Trace:
     try:
         return trace.within(options.within)
     except TraceError as error:
-        raise WrongArguments(str(error)) from None
+        hint = "" if trace.spans else ". dlearn run --steps A:B makes a span of each step"
+        raise WrongArguments(f"{error}{hint}") from None
 
 
 def _check_place(path: Path) -> None:

@@ -70,6 +70,12 @@ def test_damaged_lines_are_passed_over(noise):
     list(moments(iter([noise, SENDING[:60] + noise]), wall_ns=0))
 
 
+@pytest.mark.parametrize("byte", [b"\xff", b"\x00", b" "])
+@pytest.mark.parametrize("line", [SENDING, RUNNING])
+def test_a_damaged_byte_anywhere_in_a_line_ends_nothing(line, byte):
+    list(moments((line[:place] + byte + line[place + 1 :] for place in range(len(line))), wall_ns=0))
+
+
 MS, SECOND = 10**6, 10**9
 WALL_NS = 1_795_000_000 * SECOND
 """A wall clock whose seconds begin with the monotonic clock's."""

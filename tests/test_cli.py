@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from traces import Job, header
 
 from dlearn.cli import main
 from dlearn.scripts.command import USAGE
+from dlearn.scripts.summary import summary
 from dlearn.trace.source import OFF_BY_DEFAULT
 from dlearn.trace.trace import Trace
 
@@ -221,7 +223,7 @@ def test_draw_saves_a_picture_in_place_of_the_last(ending, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["autograd", "breakdown", "buckets", "sequence", "timeline", "traffic"])
-def test_every_kind_of_picture_can_be_drawn_of_a_span(kind, tmp_path):
+def test_every_kind_of_picture_can_be_drawn_of_a_span_or_says_that_there_is_nothing(kind, tmp_path, capsys):
     out = tmp_path / "picture.svg"
     assert main(["draw", kind, two_sends(tmp_path / "trace"), "--within", "step 0", "-o", str(out)]) == 0
     nothing = {
@@ -230,6 +232,8 @@ def test_every_kind_of_picture_can_be_drawn_of_a_span(kind, tmp_path):
         "buckets": "no backward pass through a DDP model",
     }
     assert nothing.get(kind, "1.00\N{NO-BREAK SPACE}kB to rank 1") in out.read_text()
+    said = capsys.readouterr().err
+    assert said.startswith("dlearn: nothing to draw: This trace holds no ") if kind in nothing else said == ""
 
 
 @pytest.mark.parametrize(
@@ -238,7 +242,10 @@ def test_every_kind_of_picture_can_be_drawn_of_a_span(kind, tmp_path):
         (["draw", "traffic", "TRACE", "-o", "picture.gif"], "picture.gif: a picture is saved as .svg, .png, .pdf."),
         (["draw", "traffic", "TRACE", "-o", "no/picture.svg"], "there is no folder no. Make it"),
         (["draw", "traffic", "TRACE", "-o", "x.svg", "--context", "3"], "it goes with `draw autograd` only"),
-        (["draw", "autograd", "TRACE", "-o", "x.svg", "--context", "3"], "there is none (record with graph=True)"),
+        (
+            ["draw", "autograd", "TRACE", "-o", "x.svg", "--context", "3"],
+            "none (dlearn run --graph records it)",
+        ),
         (["draw", "traffic", "TRACE", "-o", "x.svg", "--within", "step 9"], "its spans are: step 0"),
         (["messages", "TRACE", "--within", "step 9"], "its spans are: step 0"),
     ],
@@ -325,10 +332,8 @@ def test_what_is_not_permitted_is_told_as_that(command, locked, status, told, tm
 def test_a_run_that_is_refused_leaves_nothing(arguments, told, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("a.py").touch()
-    try:
+    with suppress(SystemExit):  # of torchrun's own parser
         assert main(["run", *arguments]) == 2
-    except SystemExit as end:  # torchrun's own parser
-        assert end.code == 2
     *usage, sentence = capsys.readouterr().err.splitlines()
     assert sentence.startswith(f"dlearn: {told}")
     assert usage == [] or usage[0].startswith("usage: torchrun")
@@ -346,6 +351,19 @@ def test_a_second_run_into_the_folder_of_one_that_has_not_ended_is_refused(tmp_p
         assert (tmp_path / "t").is_dir()
         first.communicate(b"go on\n", timeout=60)
     assert first.returncode == 0
+
+
+def test_the_wait_of_a_short_job_is_told_in_its_own_unit(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.collective("all_reduce", size=8, start_ns={0: 1_000, 1: 301_000}, end_ns=401_000)
+    job.write()
+    assert "the others waited 300 µs of 400 µs for rank 1; in words:" in summary(tmp_path)
+
+
+def test_who_asks_for_a_step_where_none_is_marked_reads_how_to_mark_them(tmp_path, capsys):
+    Job(tmp_path, ranks=2).write()
+    assert main(["explain", str(tmp_path), "--within", "step 8"]) == 2
+    assert "its spans are: none. dlearn run --steps A:B makes a span of each step" in capsys.readouterr().err
 
 
 def test_the_help_of_run_names_every_source():

@@ -18,6 +18,7 @@ from traces import Job, tensor
 from dlearn.analysis import explain, hangs, messages, operations, reconcile, traffic
 from dlearn.analysis.hanging.hang_words import hang_sentence, whereabouts
 from dlearn.errors import TraceError
+from dlearn.trace import store
 from dlearn.trace.job_facts import ClockReading, Joined, Peer, Place
 from dlearn.trace.trace import Trace
 
@@ -277,6 +278,17 @@ def test_the_good_files_are_good(tmp_path):
     assert {message.how for message in messages(trace)} == {"derived", "observed", "missing"}
     assert len(hangs(trace)) == 2
     look_at_everything(trace)
+
+
+@pytest.mark.parametrize("damage", [b"{}\n", b"\n", b"[\n", b"x" * 100 + b"\n"])
+def test_a_file_of_damaged_lines_is_not_read_to_its_end(damage, tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "MOST_DAMAGED", 100)
+    before, behind = GOOD[0][:-20], GOOD[0][-20:]
+    (tmp_path / "host-0.jsonl").write_bytes(b"".join([*before, damage * 1_000, *behind]))
+    trace = Trace.load(tmp_path)
+    assert "host-0.jsonl: 100 damaged lines were left out (line " in trace.problems[0]
+    assert trace.problems[1] == "host-0.jsonl: what follows them was not read"
+    assert not trace.processes[0].closed
 
 
 def test_many_giant_operations_are_summed_and_not_unrolled(tmp_path):

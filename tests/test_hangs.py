@@ -1,11 +1,16 @@
 """Who waits for whom, and how it is told."""
 
+import io
+import sys
+
+import pytest
 from traces import Job
 
 from dlearn.analysis import hangs, mismatches
 from dlearn.analysis.hanging.hang_words import hang_sentence, tell, whereabouts
 from dlearn.analysis.hanging.stuck import Pace, inside, pace
 from dlearn.analysis.telling.words import story
+from dlearn.recorder.hang_watch import HangWatch
 from dlearn.trace.event import NOT_OBSERVED, REFUSED, End
 from dlearn.trace.job_facts import Exit, Place, Stopped
 from dlearn.trace.trace import Trace
@@ -298,3 +303,17 @@ def test_who_called_what_where_if_it_does_not_fit_together(tmp_path):
         "called different operations: all_reduce, broadcast; rank 0 called all_reduce at a.py:1, rank 1 broadcast at"
         " a.py:2"
     )
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_on_a_terminal_a_hang_is_told_in_a_line_of_its_own(is_terminal, tmp_path, monkeypatch):
+    """The line that is open there may hold a bar of progress."""
+    job = Job(tmp_path, ranks=2)
+    job.collective("all_reduce", size=8, ranks=[0], end_ns=None)
+    job.write(died=[0, 1])
+    terminal = io.StringIO("100 %")
+    terminal.isatty = lambda: is_terminal
+    monkeypatch.setattr(sys, "stderr", terminal)
+    terminal.read()
+    HangWatch(None, min(tmp_path.glob("*.jsonl")), after=1.0)._tell(5.0)
+    assert terminal.getvalue().startswith("100 %\ndlearn: nothing" if is_terminal else "100 %dlearn: nothing")

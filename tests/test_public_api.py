@@ -72,7 +72,7 @@ def test_who_gives_a_run_in_place_of_its_trace_reads_what_to_give(function, tmp_
     run = Run(tmp_path, recorded=True)
     parameters = inspect.signature(function).parameters.values()
     needed = [run for each in parameters if each.default is each.empty and each.kind is not each.KEYWORD_ONLY]
-    with pytest.raises(AttributeError, match="a Run has no '[a-z_]+'; where a Trace is wanted, give run.trace"):
+    with pytest.raises(AttributeError, match=r"a Run has no '[a-z_]+'; where a Trace is wanted, give run.trace"):
         list(function(*needed))  # What is exported comes in pieces.
 
 

@@ -47,7 +47,7 @@ def test_where_selects_a_phase(tmp_path):
 
 def test_where_names_the_ops_if_there_is_no_such_one(tmp_path):
     trace = one_step(tmp_path)
-    with pytest.raises(TraceError, match="no op 'allreduce'; this trace has: all_reduce, broadcast, recv, send$"):
+    with pytest.raises(TraceError, match=r"no op 'allreduce'; this trace has: all_reduce, broadcast, recv, send$"):
         trace.where(op="allreduce")
     # What torch could do and this job did not is an answer, too.
     names = [op.name for op in (*c10d_ops.COLLECTIVES, *c10d_ops.POINT_TO_POINT)]

@@ -87,7 +87,8 @@ class HangWatch:
         ]
         for speaker, sentence, _ in tell(found, trace):
             if speaker == me:
-                print(f"dlearn: nothing has happened for {seconds:.0f} s: {sentence}.", file=sys.stderr, flush=True)
+                start = "\ndlearn" if sys.stderr.isatty() else "dlearn"  # A bar of progress may stand in the open line.
+                print(f"{start}: nothing has happened for {seconds:.0f} s: {sentence}.", file=sys.stderr, flush=True)
 
 
 def _waits_for_a_work() -> bool:

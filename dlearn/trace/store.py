@@ -30,6 +30,9 @@ from dlearn.trace.writer import MAX_LINE_BYTES
 UNLISTED_MEMBERS = 256
 """Only a process group made by hand, outside `init_process_group`, is written without `ranks`: it is small."""
 
+MOST_DAMAGED = 10_000
+"""After so many damaged lines the rest of a file is not read: each costs time, and none holds anything."""
+
 _BLOCK_BYTES = 1 << 20
 """Lines are read about this much at a time."""
 
@@ -138,16 +141,10 @@ def _read_lines(file: ProcessFile, blocks: Iterable[bytes]) -> tuple[Damage, int
         block = split(data, first_line=read + 1)
         begins.append(block.begins)
         ends.append(block.ends)
-        for number, line in block.others.items():
-            try:
-                decoded = _decode_line(line, file)
-                if isinstance(decoded, End | DeviceTime):
-                    later.append((number, decoded))
-                else:
-                    _take(file, decoded)
-            except _DAMAGE as error:
-                damage[number] = _why_damaged(line, error)
         read += block.lines
+        later += _take_lines(file, block.others, damage)
+        if len(damage) >= MOST_DAMAGED:
+            break
     file.short, damaged = table_of(np.concatenate(begins), file.firsts, file.events)
     # Now all events are here: their ends follow.
     others, damaged_ends = fill_in_ends(file.short, np.concatenate(ends))
@@ -165,6 +162,21 @@ def _read_lines(file: ProcessFile, blocks: Iterable[bytes]) -> tuple[Damage, int
     return damage, read
 
 
+def _take_lines(file: ProcessFile, lines: dict[int, bytes], damage: Damage) -> Iterator[tuple[int, End | DeviceTime]]:
+    """Put each line where it belongs, or note its damage. What is told of an event is given back: it may come later."""
+    for number, line in lines.items():
+        if len(damage) >= MOST_DAMAGED:
+            return
+        try:
+            decoded = _decode_line(line, file)
+            if isinstance(decoded, End | DeviceTime):
+                yield number, decoded
+            else:
+                _take(file, decoded)
+        except _DAMAGE as error:
+            damage[number] = _why_damaged(line, error)
+
+
 def _lost(file: ProcessFile, damaged: list[str], lines: int) -> list[str]:
     """What is not in the file, in words. `lines` is the number of its last line."""
     name = file.path.name
@@ -172,6 +184,8 @@ def _lost(file: ProcessFile, damaged: list[str], lines: int) -> list[str]:
     if damaged:
         count = f"{len(damaged):,} damaged lines were" if len(damaged) > 1 else "one damaged line was"
         problems.append(f"{name}: {count} left out ({'; '.join(damaged[:3])})")
+    if len(damaged) >= MOST_DAMAGED:
+        problems.append(f"{name}: what follows them was not read")
     footer = file.footer
     if footer and footer.lines >= lines:
         problems.append(f"{name}: {footer.lines + 1 - lines:,} of {footer.lines + 1:,} lines are lost")

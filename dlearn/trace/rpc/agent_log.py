@@ -135,7 +135,9 @@ def moments(lines: Iterator[bytes], *, wall_ns: int) -> Iterator[Moment]:
         if found is None:
             continue
         minute, second, fraction = int(found[1]), int(found[2]), int(found[3])
-        me, what, number, peer = found[4].decode(), found[5].decode(), int(found[6]), found[7].decode(errors="replace")
+        # A name may be damaged: then it is no worker's.
+        me, peer = found[4].decode(errors="replace"), found[7].decode(errors="replace")
+        what, number = found[5].decode(), int(found[6])
         src, dst = (me, peer) if what in _SENT else (peer, me)
         yield Moment(what, src, number, dst, line_time((60 * minute + second) * _SECOND - wall_ns, fraction, *written))
 
