@@ -65,11 +65,6 @@ def test_a_line_says_who_sent_what_to_whom():
     ]
 
 
-@given(st.binary(max_size=200))
-def test_damaged_lines_are_passed_over(noise):
-    list(moments(iter([noise, SENDING[:60] + noise]), wall_ns=0))
-
-
 @pytest.mark.parametrize("byte", [b"\xff", b"\x00", b" "])
 @pytest.mark.parametrize("line", [SENDING, RUNNING])
 def test_a_damaged_byte_anywhere_in_a_line_ends_nothing(line, byte):

@@ -84,20 +84,12 @@ def check_messages(path: Path) -> None:
     assert len(first_bucket) == 8 * 3 * 79
 
 
-def test_help_names_the_commands(capsys):
-    with pytest.raises(SystemExit) as end:
-        main(["--help"])
-    assert end.value.code == 0
-    told = capsys.readouterr().out
-    assert all(f"  {name} " in told for name in ("demo", "run", "doctor", "explain", "messages", "draw", "export"))
-
-
 def test_alone_it_lists_its_commands(tmp_path):
     """`python -m dlearn`, which is there where no folder of commands is on PATH."""
     done = subprocess.run([sys.executable, "-m", "dlearn"], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (2, "")
     assert done.stdout.startswith("usage: dlearn")
-    assert "  explain " in done.stdout
+    assert all(f"  {name} " in done.stdout for name in ("demo", "run", "doctor", "explain", "draw", "export"))
 
 
 @pytest.mark.parametrize("arguments", [["dance"], ["demo", "--size", "3"], ["draw", "dance", "t", "-o", "x.svg"]])
@@ -213,18 +205,10 @@ def test_who_has_read_enough_ends_the_table_quietly(tmp_path):
         assert process.wait(timeout=60) == 1
 
 
-@pytest.mark.parametrize("ending", [".svg", ".pdf", ".png"])
-def test_draw_saves_a_picture_in_place_of_the_last(ending, tmp_path):
-    out = tmp_path / f"picture{ending}"
-    out.write_text("old")
-    assert main(["draw", "traffic", two_sends(tmp_path / "trace"), "-o", str(out)]) == 0
-    begins = {".svg": b"<?xml", ".pdf": b"%PDF", ".png": b"\x89PNG"}
-    assert out.read_bytes().startswith(begins[ending])
-
-
 @pytest.mark.parametrize("kind", ["autograd", "breakdown", "buckets", "sequence", "timeline", "traffic"])
 def test_every_kind_of_picture_can_be_drawn_of_a_span_or_says_that_there_is_nothing(kind, tmp_path, capsys):
     out = tmp_path / "picture.svg"
+    out.write_text("old")
     assert main(["draw", kind, two_sends(tmp_path / "trace"), "--within", "step 0", "-o", str(out)]) == 0
     nothing = {
         "autograd": "no autograd graph",
@@ -275,14 +259,6 @@ def test_explain_tells_the_story_and_the_attempt_can_be_chosen(tmp_path, capsys)
     told = capsys.readouterr().out
     assert "rank 0 waits for rank 1 in all_reduce #1; rank 1 never called it." in told
     assert "rank 1 left a file without an end: it was killed, or still runs." in told
-
-
-@pytest.mark.parametrize("command", [["messages"], ["draw", "traffic", "-o", "x.svg"]])
-def test_a_trace_that_cannot_be_read_is_one_sentence(command, tmp_path, capsys):
-    assert main([*command, str(tmp_path)]) == 1
-    assert capsys.readouterr().err == (
-        f"dlearn: {tmp_path} holds no trace: there is no .jsonl file with a line in it.\n"
-    )
 
 
 def as_one_user_of_many(*arguments: str) -> subprocess.CompletedProcess[str]:
