@@ -126,15 +126,6 @@ def test_a_missing_rank_is_named_with_the_place_of_its_file(tmp_path):
     assert "that of rank 1 is missing (rank 1's is /traces/nodeB-7.jsonl on host nodeB: copy it here)" in problem
 
 
-def test_a_copy_of_a_file_counts_once(tmp_path):
-    for folder in ("a", "b"):
-        job = Job(tmp_path / folder, ranks=1)
-        job.collective("barrier", start_ns=1, end_ns=2)
-        job.write()
-    trace = Trace.load(tmp_path / "a", tmp_path / "b")
-    assert (len(trace.processes), len(trace.events), trace.problems) == (1, 1, ())
-
-
 def test_the_exit_of_a_process_is_read_and_is_no_line_of_its_own(tmp_path):
     job = Job(tmp_path, ranks=1)
     job.write()

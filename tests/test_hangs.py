@@ -78,15 +78,6 @@ def test_a_recv_from_any_source(tmp_path):
     assert told(job.load()) == ["rank 0 waits in recv #1; no message has come for it, from any rank"]
 
 
-def test_all_came_and_called_different_things(tmp_path):
-    job = Job(tmp_path, ranks=2)
-    job.collective("all_reduce", ranks=[0], end_ns=None)
-    job.collective("broadcast", ranks=[1], root=0, end_ns=None)
-    assert told(job.load()) == [
-        "rank 0 and rank 1 wait in all_reduce #1; the ranks called different operations: all_reduce, broadcast"
-    ]
-
-
 def test_all_came_and_it_does_not_end(tmp_path):
     job = Job(tmp_path, ranks=2)
     job.collective("all_reduce", end_ns={0: 20, 1: None})

@@ -59,14 +59,6 @@ def test_where_selects_by_kind_op_and_rank(tmp_path):
         trace.where(kind="colective")
 
 
-def test_a_selection_keeps_each_exchange_whole(tmp_path):
-    """One rank's events select operations, and an operation has all its ends."""
-    mine = two_steps(tmp_path).load().where(rank=0)
-    assert len(mine.matches) == 2
-    assert [end.rank for end in mine.matches[0].ends] == [0, 1]
-    assert len(messages(mine)) == len(messages(mine.whole))
-
-
 def test_within_a_span_are_its_descendants_and_the_ends_that_they_met(tmp_path):
     trace = two_steps(tmp_path).load()
     step = trace.within("step 1")
