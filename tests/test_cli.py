@@ -302,7 +302,7 @@ def test_what_is_not_permitted_is_told_as_that(command, locked, status, told, tm
         (["--sources", "bogus", "a.py"], "dlearn run --sources: no source 'bogus' is installed"),
         (["--steps", "5", "a.py"], "dlearn run --steps is two numbers"),
         (["--network", "2 apples", "--nproc-per-node=2", "a.py"], "dlearn run --network: "),
-        (["--frobnicate", "a.py"], "the options of dlearn run itself: dlearn run --help"),
+        (["--frobnicate", "a.py"], "error: unrecognized arguments: --frobnicate"),
     ],
 )
 def test_a_run_that_is_refused_leaves_nothing(arguments, told, tmp_path, monkeypatch, capsys):
@@ -311,8 +311,8 @@ def test_a_run_that_is_refused_leaves_nothing(arguments, told, tmp_path, monkeyp
     with suppress(SystemExit):  # of torchrun's own parser
         assert main(["run", *arguments]) == 2
     *usage, sentence = capsys.readouterr().err.splitlines()
-    assert sentence.startswith(f"dlearn: {told}")
-    assert usage == [] or usage[0].startswith("usage: torchrun")
+    assert sentence.partition(": ")[2].startswith(told)
+    assert usage in ([], ["usage: see dlearn run --help, and torchrun --help"])
     assert [path.name for path in tmp_path.iterdir()] == ["a.py"]
 
 

@@ -26,9 +26,7 @@ from dlearn.trace.source import find
 from dlearn.trace.writer import note_end
 
 USAGE = """\
-usage: dlearn run [--trace DIR] [--steps A:B] [--hang-after SECONDS] [--graph] [--gather]
-                  [--live | --hold] [--sources NAME,NAME] [--network WORDS] [torchrun's own options]
-                  (script.py | -m module) [args ...]
+usage: dlearn run [the options below, and torchrun's own] (script.py | -m module) [args ...]
 
 Run a script that knows nothing of dlearn, and record every process of it: torchrun's ranks, those that it spawns or
 starts as other Pythons, and theirs. Without options of torchrun it is started as `python script.py`; with any, as
@@ -123,9 +121,7 @@ def _take_own_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[st
     if rest[place : place + 1] == ["--"]:
         del rest[place]  # The options end here; so they do without it.
     if place >= len(rest):
-        raise WrongArguments(
-            "dlearn run needs a script: dlearn run --nproc-per-node 2 train.py; see dlearn run --help."
-        )
+        raise WrongArguments("dlearn run needs a script, as in dlearn run --nproc-per-node 2 train.py.")
     return own, rest
 
 
@@ -140,18 +136,14 @@ def _takes_value(name: str) -> bool:
 
 
 def _arguments_of_torchrun(rest: Sequence[str]) -> Any:
-    """As torchrun reads them. Where it refuses them it has said why, under its own name, and this process ends."""
+    """Read them as torchrun does. Where it refuses them it says why, under its own name, and ends this process."""
     from torch.distributed import run as engine
 
     parser = engine.get_args_parser()
-    parser.prog = "torchrun"
+    parser.prog, parser.usage = "torchrun", "see dlearn run --help, and torchrun --help"
+    args = parser.parse_args(list(rest))
     try:
-        args = parser.parse_args(list(rest))
-    except SystemExit:
-        print("dlearn: the options of dlearn run itself: dlearn run --help", file=sys.stderr)
-        raise
-    try:
-        engine.determine_local_world_size(args.nproc_per_node)
+        args.nproc_per_node = str(engine.determine_local_world_size(args.nproc_per_node))
         engine.parse_min_max_nnodes(args.nnodes)
     except (ValueError, RuntimeError) as error:
         raise WrongArguments(f"torchrun: {error}; see torchrun --help.") from None
@@ -167,9 +159,8 @@ def _options_of_torchrun(rest: Sequence[str]) -> bool:
 def _steps(text: str) -> tuple[int, int]:
     first, colon, last = text.partition(":")
     if not colon or not first.isdecimal() or not last.isdecimal() or int(first) >= int(last):
-        raise WrongArguments(
-            f"dlearn run --steps is two numbers, as in --steps 10:12 for the steps 10 and 11, not {text!r}."
-        )
+        what = "two numbers, as in --steps 10:12 for the steps 10 and 11"
+        raise WrongArguments(f"dlearn run --steps is {what}, not {text!r}.")
     return int(first), int(last)
 
 
@@ -233,9 +224,8 @@ def _refuse_old_trace(folder: Path, *, several_hosts: bool) -> None:
     mine = f"{socket.gethostname()}-*.jsonl" if several_hosts else "*.jsonl"
     old = next(folder.glob(mine), None)
     if old is not None:
-        raise WrongArguments(
-            f"{folder} holds a trace already ({old.name}); nothing is overwritten. Give another --trace."
-        )
+        holds = f"{folder} holds a trace already ({old.name})"
+        raise WrongArguments(f"{holds}; nothing is overwritten. Give another --trace.")
 
 
 # Running --------------------------------------------------------------------------------------------------------------

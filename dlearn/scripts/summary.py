@@ -46,13 +46,11 @@ def _from_here(folder: Path) -> str:
 
 def _look_at(trace: Trace, shown: str) -> list[str]:
     told = story(trace)
+    if len(told) > SENTENCES:
+        more = count_text(len(told) - SENTENCES, "more sentence")
+        return [*told[:SENTENCES], f"and {more} in dlearn.explain"]
     if told:
-        more = (
-            [f"and {count_text(len(told) - SENTENCES, 'more sentence')} in dlearn.explain"]
-            if len(told) > SENTENCES
-            else []
-        )
-        return [*told[:SENTENCES], *more]
+        return list(told)
     where = shlex.quote(shown)
     draw = f"in words: dlearn explain {where}; as a picture: dlearn draw timeline {where} -o timeline.svg"
     if not trace.events:

@@ -117,12 +117,9 @@ def wired_run(words: str, args: Any, folder: Path) -> WiredRun:
     """Make the network for what torchrun will start with these arguments. WrongArguments if there can be none."""
     if args is None:
         raise WrongArguments("dlearn run --network is for ranks that torchrun starts: say --nproc-per-node, too.")
-    from torch.distributed import run as engine
-
     if str(args.nnodes) not in ("1", "1:1"):
         raise WrongArguments("dlearn run --network is for the ranks of one machine, without --nnodes.")
     try:
-        ranks = engine.determine_local_world_size(args.nproc_per_node)
-        return WiredRun(Network.of(words), ranks, folder)
+        return WiredRun(Network.of(words), int(args.nproc_per_node), folder)
     except SetupError as error:
         raise WrongArguments(f"dlearn run --network: {error}") from None

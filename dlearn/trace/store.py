@@ -31,8 +31,7 @@ UNLISTED_MEMBERS = 256
 """Only a process group made by hand, outside `init_process_group`, is written without `ranks`: it is small."""
 
 MOST_DAMAGED = 10_000
-"""After so many damaged lines the rest of a file is not read: each costs time, and none holds anything."""
-
+"""After so many damaged lines the rest of a file is not read."""
 _BLOCK_BYTES = 1 << 20
 """Lines are read about this much at a time."""
 
@@ -190,15 +189,14 @@ def _lost(file: ProcessFile, damaged: list[str], lines: int) -> list[str]:
     if footer and footer.lines >= lines:
         problems.append(f"{name}: {footer.lines + 1 - lines:,} of {footer.lines + 1:,} lines are lost")
     if footer and footer.not_written:
-        problems.append(f"{name}: {footer.not_written:,} lines were not written ({_why_not(footer.refusal)})")
+        why = _REFUSED.get(footer.refusal) or f"the system refused them: {footer.refusal}"
+        problems.append(f"{name}: {footer.not_written:,} lines were not written ({why})")
     if footer and footer.hook_errors:
         problems.append(f"{name}: {footer.hook_errors:,} calls could not be recorded (see stderr of the run)")
     return [printable(problem) for problem in problems]
 
 
-def _why_not(refusal: str) -> str:
-    reasons = {"": "size limit", "ENOSPC": "the disk was full", "EDQUOT": "the disk quota was used up"}
-    return reasons.get(refusal) or f"the system refused them: {refusal}"
+_REFUSED = {"": "size limit", "ENOSPC": "the disk was full", "EDQUOT": "the disk quota was used up"}
 
 
 def _excuse_ends(file: ProcessFile) -> None:
@@ -283,11 +281,10 @@ def _read_header(path: Path, line: bytes | None) -> Header:
             return msgspec.convert(fields, Header)
     except _DAMAGE as error:
         raise TraceError(printable(f"{path}, line 1: no trace header: {str(error)[:120]}")) from None
-    raise TraceError(
-        f"{printable(str(path))}, line 1: trace format {version.format};"
-        f" this dlearn reads formats {FORMATS[0]} and {FORMATS[1]}."
-        f" The file was written by dlearn {version.dlearn[:20] or 'unknown'}: use that version."
-    )
+    here = f"{printable(str(path))}, line 1: trace format {version.format}"
+    wrote = version.dlearn[:20] or "unknown"
+    reads = f"this dlearn reads formats {FORMATS[0]} and {FORMATS[1]}"
+    raise TraceError(f"{here}; {reads}. The file was written by dlearn {wrote}: use that version.")
 
 
 def _take(file: ProcessFile, line: AnyLine | Event | None) -> None:
@@ -344,13 +341,11 @@ def _take(file: ProcessFile, line: AnyLine | Event | None) -> None:
 def _take_later(file: ProcessFile, line: End | DeviceTime) -> None:
     """What is told of an event once all events are here. Raises ValueError if it contradicts them."""
     if isinstance(line, End):
-        _end(file, line)
-        return
+        return _end(file, line)
     is_short = find(np.array([line.event]), file.short.number)[1].any()
-    if line.start_ns <= line.end_ns and (line.event in file.events or is_short):
-        file.device_times.append(line)
-    else:
+    if line.start_ns > line.end_ns or not (line.event in file.events or is_short):
         raise ValueError(f"the time of event {line.event} on a GPU, which cannot be")
+    file.device_times.append(line)
 
 
 def _check_group(group: seen.GroupFact) -> None:

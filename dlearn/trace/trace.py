@@ -288,9 +288,7 @@ def _read_all(folders: Sequence[str | os.PathLike[str]]) -> tuple[list[ProcessFi
     for path in dict.fromkeys(map(Path, folders)):
         try:
             if not path.is_dir():
-                raise TraceError(
-                    printable(f"{path} is no folder. A trace is a folder with one .jsonl file per process.")
-                )
+                raise TraceError(printable(f"{path} is no folder. A trace is one, with a .jsonl file per process."))
             # Not `glob`, which finds nothing in a folder that may not be read.
             for name in sorted(each for each in path.iterdir() if each.match("*.jsonl")):
                 if name.is_file() and name.stat().st_size == 0:
@@ -380,11 +378,8 @@ def _missing_processes(path: Path, files: list[ProcessFile], processes: tuple[Pr
     absent = [rank for rank in range(min(world, len(here) + _NAMES_SHOWN + 1)) if rank not in here]
     if not absent:
         return []
-    who = (
-        f"those of ranks {_some([str(rank) for rank in absent])} are"
-        if len(absent) > 1
-        else f"that of rank {absent[0]} is"
-    )
+    named = _some([str(rank) for rank in absent])
+    who = f"those of ranks {named} are" if len(absent) > 1 else f"that of rank {named} is"
     found = f"{len(here)} of {world:,} processes left a file in {path}: {who} missing"
     peers = {rank: peer for file in files for rank, peer in file.peers.items() if rank in absent}
     places = [f"rank {rank}'s is {peer.path} on host {peer.host}" for rank, peer in sorted(peers.items())]

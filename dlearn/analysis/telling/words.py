@@ -91,8 +91,7 @@ def explain(trace: Trace) -> Explanation:
 def overview(trace: Trace) -> str:
     """How large the job was, and how much of it is explained."""
     everything = operations(trace)
-    made = {group.backend for process in trace.processes for group in process.groups.values()}
-    names = sorted({one.group.backend for one, _ in everything.alike()} or made)
+    names = sorted({one.group.backend for one, _ in everything.alike()})
     # What another tool wrote need not tell all groups that were used.
     imported = any(process.imported is not None for process in trace.processes)
     backends = ", ".join(names) or ("no process group told of" if imported else "no process group used")
