@@ -64,12 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ.setdefault("MPLBACKEND", "agg")  # pictures go to files, no window
         options.command(options)
         sys.stdout.flush()
-    except WrongArguments as error:
-        print(f"dlearn: {error}", file=sys.stderr)
-        return WRONG
     except DlearnError as error:
         print(f"dlearn: {error}", file=sys.stderr)
-        return FAILED
+        return WRONG if isinstance(error, WrongArguments) else FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -106,25 +103,17 @@ def parser() -> argparse.ArgumentParser:
         name = command.__name__.rstrip("_")
         made[name] = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         made[name].set_defaults(command=command)
-    made["demo"].add_argument(
-        "--out",
-        metavar="DIR",
-        type=Path,
-        default=Path("demo-out"),
-        help="folder for the files; those of the same name in it are replaced (default: %(default)s)",
-    )
+    where = "folder for the files; those of the same name in it are replaced (default: %(default)s)"
+    made["demo"].add_argument("--out", metavar="DIR", type=Path, default="demo-out", help=where)
     made["doctor"].add_argument("--json", action="store_true", help="one object: can_record, and all findings")
     made["draw"].add_argument("kind", metavar="KIND", choices=PICTURES, help=", ".join(PICTURES))
     made["export"].add_argument("format", metavar="FORMAT", choices=FORMATS, help=", ".join(FORMATS))
     for name in ("explain", "messages", "draw", "export"):
         _add_trace(made[name])
     for name in ("import", "scrub"):
-        made[name].add_argument(
-            "files", metavar="PATH", nargs="+", type=Path, help="a file, or a folder or .tar.gz of them"
-        )
-        made[name].add_argument(
-            "-o", "--out", metavar="DIR", type=Path, required=True, help="the new folder of the trace"
-        )
+        add = made[name].add_argument
+        add("files", metavar="PATH", nargs="+", type=Path, help="a file, or a folder or .tar.gz of them")
+        add("-o", "--out", metavar="DIR", type=Path, required=True, help="the new folder of the trace")
     form = made["messages"].add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="one array; times in ns, sizes in bytes")
     form.add_argument("--csv", action="store_true", help="the same fields")
@@ -153,9 +142,8 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
     """The arguments that `_load` reads."""
     text = "its folder, with one .jsonl file per process (of several hosts, the folder from each), or what import takes"
     parser.add_argument("trace", metavar="TRACE", nargs="+", help=text)
-    parser.add_argument(
-        "--attempt", metavar="N", type=int, help="of a job that was restarted; from 0 (default: the last)"
-    )
+    restarted = "of a job that was restarted; from 0 (default: the last)"
+    parser.add_argument("--attempt", metavar="N", type=int, help=restarted)
     parser.add_argument("--within", metavar="SPAN", help='only what belongs to this span, as "step 3"')
 
 
@@ -237,9 +225,8 @@ def draw(options: argparse.Namespace) -> None:
     from dlearn.draw.save import ENDINGS
 
     if options.out.suffix.lower() not in ENDINGS:
-        raise WrongArguments(
-            f"{options.out}: a picture is saved as {', '.join(ENDINGS)}. Give the file such an ending."
-        )
+        known = ", ".join(ENDINGS)
+        raise WrongArguments(f"{options.out}: a picture is saved as {known}. Give the file such an ending.")
     _check_place(options.out)
     if options.context is not None and options.kind != "autograd":
         raise WrongArguments("--context chooses one of distributed autograd's: it goes with `draw autograd` only.")
