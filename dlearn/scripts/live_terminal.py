@@ -1,7 +1,5 @@
-"""`dlearn run --live`: the rows of the ranks at the foot of the terminal, while what the script prints scrolls above.
-
-The script keeps the terminal to itself: only the region that scrolls is smaller. Where stderr is no terminal, the rows
-are printed now and then.
+"""`dlearn run --live`: rows of the ranks at the foot of the terminal; what is printed scrolls above.
+Where stderr is no terminal, they are printed now and then.
 """
 
 from __future__ import annotations

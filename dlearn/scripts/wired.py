@@ -32,10 +32,7 @@ _ANSWER_BYTES = 200
 
 
 class WiredRun:
-    """The network of one run of torchrun on this machine. `with` it, ranks that start find their seats.
-
-    SetupError where this machine permits none, or where the network is for another number of ranks.
-    """
+    """The network of one run of torchrun here: `with` it, ranks find their seats. Else SetupError."""
 
     def __init__(self, asked: Network, ranks: int, folder: Path) -> None:
         self.network = LiveNetwork(asked, range(ranks))

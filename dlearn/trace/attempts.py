@@ -11,10 +11,7 @@ from dlearn.trace.store import ProcessFile
 
 
 def refuse_two_jobs(path: Path, files: Sequence[ProcessFile]) -> None:
-    """TraceError if these are not all of one job. Processes that have met are of one job, whatever they began as.
-
-    Those of which that is not known (`strangers`) are let pass.
-    """
+    """Raise TraceError unless all are of one job, as those that have met are; pass `strangers`."""
     jobs = _connected(files, _jobs)
     if len(jobs) > 1:
         a, b = jobs[0][0], jobs[1][0]

@@ -30,10 +30,7 @@ def family_of_op(op: str) -> str:
 
 
 class Group(msgspec.Struct, frozen=True):
-    """A process group as the whole job sees it: `members[i]` is the rank (of the trace) of group rank `i`.
-
-    `wiring` is what NCCL's log says of it; None where there is none.
-    """
+    """A process group of the whole job: `members[i]` is the rank (of the trace) of group rank `i`."""
 
     name: str
     backend: str
@@ -78,10 +75,7 @@ def bytes_of(tensors: Sequence[TensorInfo]) -> int:
 
 
 def payload_bytes(call: End) -> int:
-    """What one rank hands to the transport in this call: what it gives, or, if it gives nothing, what it gets.
-
-    Of an RPC the tensors of its arguments.
-    """
+    """What one rank hands to the transport: what it gives, else what it gets; of an RPC its arguments."""
     return bytes_of(tensors_of(call))
 
 

@@ -190,9 +190,8 @@ def _sizes(runs: Mapping[int, Trace]) -> tuple[int, ...]:
     if wrong is not None:
         raise DlearnError(f"a size is a whole number, not {wrong!r}.")
     if len(runs) < 2:
-        raise DlearnError(
-            f"scaling compares at least two sizes, and got {len(runs)}: run the job with another one too."
-        )
+        few = f"scaling compares at least two sizes, and got {len(runs)}"
+        raise DlearnError(f"{few}: run the job with another one too.")
     return tuple(sorted(runs))
 
 

@@ -21,10 +21,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 class AfterTorch(MetaPathFinder):
-    """Stands in the way of the first `import torch`, lets it happen, and then attaches the recorder.
-
-    A program may import dlearn's own recorder first, which imports torch: then that has to be done as well.
-    """
+    """Attaches the recorder after the first `import torch`, or after that of dlearn's own recorder."""
 
     under_way: tuple[str, ...] = ()
     asking = ""
@@ -56,9 +53,8 @@ def attach() -> None:
     try:
         from dlearn.scripts.attach import attach
     except Exception as error:  # torch does not fit, for one. The program goes on.
-        print(
-            f"dlearn: this process is not recorded: {sys.executable} cannot import dlearn ({error}).", file=sys.stderr
-        )
+        why = f"{sys.executable} cannot import dlearn ({error})"
+        print(f"dlearn: this process is not recorded: {why}.", file=sys.stderr)
         return
     attach()
 

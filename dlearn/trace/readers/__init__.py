@@ -68,10 +68,7 @@ def _is_inspectors(path: Path) -> bool:
 
 
 def translate(paths: Sequence[Path], folder: Path) -> list[str]:
-    """Write a trace of ours into this folder from these files and folders; what is left out, in sentences.
-
-    TraceError where no reader knows any of the files.
-    """
+    """Write a trace of ours into this folder, and say what is left out. TraceError if none can be read."""
     made = [make() for make in READERS]
     taken = _taken(paths, made)
     for reader in made:

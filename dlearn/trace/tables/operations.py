@@ -146,10 +146,7 @@ class Operations(Lazy[Operation], Shown):
         return [(one, len(places)) for one, places in self.alike()]
 
     def leaves(self) -> tuple[Operations, Rows]:
-        """The same with the steps of those that have any in their place; and of each, its place here.
-
-        Of one that was refused nothing was sent: it stands for itself.
-        """
+        """The same with the steps of those that have any, if not refused; and of each, its place here."""
         steps, begins = self.table.steps
         row = np.where(self.rows >= 0, self.rows, len(self.table))
         inner = np.append(np.where(self.table.refused, 0, np.diff(begins)), 0)[row]
