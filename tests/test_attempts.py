@@ -11,7 +11,7 @@ from traces import Job, header
 from dlearn.errors import TraceError
 from dlearn.recorder import refuse_other_traces
 from dlearn.trace.attempts import attempts, refuse_two_jobs
-from dlearn.trace.job_facts import Exit, Joined, Peer
+from dlearn.trace.job_facts import Joined, Peer
 from dlearn.trace.store import ProcessFile, read
 from dlearn.trace.trace import Trace
 
@@ -133,7 +133,6 @@ def test_the_exit_of_a_process_is_read_and_is_no_line_of_its_own(tmp_path):
         stream.write('{"kind":"exit","status":-9}\n')
     trace = Trace.load(tmp_path)
     assert (trace.processes[0].exit_status, trace.problems) == (-9, ())
-    assert Exit(status=-9).status == -9
 
 
 def test_a_folder_that_holds_this_ranks_file_is_refused(tmp_path):

@@ -163,12 +163,6 @@ def test_no_messages_are_an_empty_array(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out) == []
 
 
-def test_messages_of_a_span(tmp_path, capsys):
-    assert main(["messages", two_sends(tmp_path), "--csv", "--within", "step 0"]) == 0
-    [row] = csv.DictReader(capsys.readouterr().out.splitlines())
-    assert row["payload_bytes"] == "1000"
-
-
 def test_a_trace_may_be_in_a_folder_from_each_host(tmp_path, capsys):
     here, there = tmp_path / "here", tmp_path / "there"
     two_sends(here)

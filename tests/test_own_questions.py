@@ -81,12 +81,3 @@ def test_every_column_stands_on_the_page(answers):
     for table, frame in zip(tables, (answers["calls"].drop(columns="waited_ms"), answers["sent"]), strict=True):
         rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `") and "to_frame" not in line]
         assert set(re.findall(r"`(\w+)`", " ".join(rows))) == set(frame.columns)
-
-
-def test_a_row_is_the_value_that_it_was_made_from(answers):
-    asked = operations(answers["trace"])
-    for row, each in zip(answers["calls"].itertuples(), asked, strict=True):
-        assert (row.op, row.start_ns, row.transfer_ns, row.given_bytes) == (
-            each.op, each.start_ns, each.transfer_ns, each.given_bytes,
-        )  # fmt: skip
-        assert (row.bucket if each.bucket else None) == (each.bucket.index if each.bucket else None)

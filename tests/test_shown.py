@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 
 import pytest
 from traces import Job
 
 from dlearn import messages, operations
-from dlearn.analysis import overlap, reconcile, traffic
 from dlearn.cluster.run import Run
 from dlearn.shown import Answer, Table
 
@@ -100,9 +98,3 @@ def test_a_run_whose_trace_cannot_be_read_is_shown_all_the_same(tmp_path):
     (tmp_path / "trace").mkdir()
     assert "holds no trace" in str(Run(tmp_path, recorded=True))
     assert str(Run(tmp_path, recorded=False)).splitlines() == ["0 ranks returned", f"kept in {tmp_path}"]
-
-
-def test_every_answer_is_a_card(tmp_path):
-    trace = many(tmp_path)
-    for answer in (traffic(trace), reconcile(trace), overlap(trace), trace):
-        assert html.escape(str(answer).splitlines()[-1].strip().split("  ")[0], quote=False)[:8] in answer._repr_html_()

@@ -133,12 +133,6 @@ def test_refused_and_failed_calls_stand_beside_those_that_went_through(tmp_path)
     ]
 
 
-def test_a_collective_that_a_rank_never_called(tmp_path):
-    job = Job(tmp_path, ranks=3)
-    job.collective("broadcast", size=4, root=0, ranks=[0], end_ns=None)
-    assert "In all: broadcast of 4 B (uint8[4]); rank 1 and rank 2 never called it." in sentences(job.load())
-
-
 def test_a_selection_is_not_called_the_whole(tmp_path):
     job = Job(tmp_path, ranks=2)
     span = job.span(0, "warm-up")
