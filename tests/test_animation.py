@@ -177,3 +177,10 @@ def test_no_rank_stands_on_another_whoever_talks_to_whom(found):
         assert spots.high / 2 <= y <= spots.height - spots.high / 2
         for other_x, other_y in places[i + 1 :]:
             assert abs(x - other_x) >= spots.wide or abs(y - other_y) >= spots.high
+
+
+@pytest.mark.parametrize("hub", [0, 1])
+def test_three_ranks_around_one_stand_in_a_row_with_it_in_the_middle(hub):
+    spots = spots_of(range(3), [(rank, hub) for rank in {0, 1, 2} - {hub}])
+    assert spots.in_row
+    assert sorted(range(3), key=lambda rank: spots.middles[rank][0])[1] == hub

@@ -1,9 +1,5 @@
 """Pictures, by their artists: lanes, bars, arrows, labels, titles; and as bytes."""
 
-import re
-from xml.etree import ElementTree
-
-import msgspec
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
@@ -11,7 +7,7 @@ from matplotlib.patches import FancyArrowPatch
 from matplotlib.text import Annotation, Text
 from traces import Job, tensor
 
-from dlearn import draw, operations
+from dlearn import draw, export, operations, play
 from dlearn.analysis import traffic
 from dlearn.analysis.findings import sequence_finding, size_text, time_text, traffic_finding
 from dlearn.draw import palette, rows
@@ -28,7 +24,6 @@ from dlearn.trace.trace import Trace
 
 MS = 1_000_000
 PICTURES = [draw.timeline, draw.traffic, draw.traffic_graph, draw.sequence, draw.reconcile]
-STRANGE = ["a$b$", "<script>alert(1)</script>", "long " * 60, "日本\n\u202e\x00%s{}"]
 
 
 @pytest.fixture
@@ -438,33 +433,33 @@ def test_an_empty_trace_gives_a_sentence(tmp_path, picture):
     draw.save(picture(job.load()), tmp_path / "empty.svg")
 
 
-@pytest.mark.parametrize("picture", PICTURES)
-def test_strange_names_break_nothing(tmp_path, picture):
-    job = Job(tmp_path, ranks=4)
-    for rank, name in enumerate(STRANGE):
-        job.headers[rank] = msgspec.structs.replace(job.headers[rank], name=name)
-        job.span(rank, name, start_ns=0, end_ns=100)
-    job.collective("all_reduce", size=100, role="$x^", site="<b>.py:1")
-    ax = picture(job.load())
-    for ending in ("svg", "png", "pdf"):
-        draw.save(ax, tmp_path / f"strange.{ending}")
-    svg = (tmp_path / "strange.svg").read_text()
-    tree = ElementTree.fromstring(svg)
-    assert [each for each in tree.iter() if each.tag.endswith("script")] == []
-    assert "a$b$" in svg
+OF_TWO = {"compare", "save", "scaling", "small"}
+OUTPUTS = [getattr(draw, name) for name in draw.__all__ if name not in OF_TWO]
+OUTPUTS += [play.player, play.strip, export.html, export.mermaid, export.perfetto]
 
 
-@pytest.mark.parametrize("picture", PICTURES)
-def test_damaged_traces_are_drawn_as_far_as_they_go(tmp_path, picture):
+@pytest.mark.parametrize("damage", ["lost", "empty", "doubled", "died"])
+@pytest.mark.parametrize("output", OUTPUTS, ids=lambda each: f"{each.__module__}.{each.__name__}")
+def test_damaged_traces_are_shown_as_far_as_they_go(tmp_path, output, damage):
     """A rank without a file, one that died, a recv from any source, different ops in one exchange."""
     job = Job(tmp_path, ranks=4)
+    job.collective("all_gather", size=100, end_ns=90)
+    job.send(0, 3, size=8)
+    job.recv(3, 0, size=8)
     job.collective("all_reduce", size=100, end_ns=None)
     job.collective("broadcast", size=100, ranks=[0], root=1)
     job.collective("barrier", ranks=[1])
     job.recv(2, None, end_ns=None)
-    trace = job.load(died=[1], without=[3])
-    draw.save(picture(trace), tmp_path / "damaged.png")
-    draw.save(picture(trace.where(rank=0)), tmp_path / "part.png")
+    path = job.write(died=[1])[3]
+    if damage == "doubled":
+        path.write_bytes((tmp_path / "host-1002.jsonl").read_bytes())
+    elif damage != "died":
+        path.write_bytes(b"") if damage == "empty" else path.unlink()
+    for part in (Trace.load(tmp_path), Trace.load(tmp_path).where(rank=0)):
+        shown = output(part)
+        if output.__module__.startswith("dlearn.draw"):
+            draw.save(shown, tmp_path / "damaged.svg")
+        assert shown is not None
 
 
 @pytest.mark.parametrize("picture", PICTURES)
@@ -484,20 +479,6 @@ def test_a_notebook_shows_the_figure_once(late, picture):
 
     ax = picture(late)
     assert [plt.figure(number) for number in plt.get_fignums()] == [ax.figure]
-
-
-@pytest.mark.parametrize("picture", PICTURES)
-def test_nothing_is_clipped_and_the_labels_do_not_overlap(late, picture):
-    ax = picture(late)
-    ax.figure.canvas.draw()
-    whole = ax.figure.bbox
-    shown = [text for text in (*ax.texts, ax._left_title) if text.get_text()]
-    extents = [text.get_window_extent() for text in shown]
-    for text, extent in zip(shown, extents, strict=True):
-        assert whole.x0 <= extent.x0 < extent.x1 <= whole.x1, text.get_text()
-        assert whole.y0 <= extent.y0 < extent.y1 <= whole.y1, text.get_text()
-    inner = [extent.padded(-2) for extent in extents]
-    assert [1 for i, one in enumerate(inner) for other in inner[:i] if one.overlaps(other)] == []
 
 
 def test_one_colour_per_operation_and_each_its_own():
@@ -612,11 +593,6 @@ def test_a_hang_is_the_title_of_every_view_and_what_never_came_has_no_solid_line
     assert not [arrow for arrow in ax.patches if arrow.get_linestyle() == "solid" and arrow.get_ec() == palette.MISSING]
     told = " ".join(texts(ax))
     assert ("too many for arrows" in told) is (view is draw.traffic_graph and ranks == 30)
-    if view is draw.sequence and ranks == 30:
-        first = sum(count for pair, count in traffic(trace).message_count.items())
-        left_out = int(re.search(r"Not drawn: ([\d,]+) messages of ranks", told)[1].replace(",", ""))
-        assert left_out < first, "of those that came"
-        assert re.search(r"Not drawn: [\d,]+ messages that never came", told)
 
 
 def test_sizes_that_differ_by_a_last_chunk_are_about_the_same(tmp_path):

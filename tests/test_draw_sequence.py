@@ -163,18 +163,8 @@ def test_a_rank_that_never_came_has_its_lifeline_among_64(tmp_path):
     job.collective("all_reduce", size=64_000, ranks=[rank for rank in range(64) if rank != 40], end_ns=None)
     ax = draw.sequence(job.load())
     names = [label.get_text() for label in ax.get_xticklabels()]
-    assert names == [
-        "rank 0",
-        "rank 1",
-        "rank 2",
-        "… 36 more",
-        "rank 39",
-        "rank 40",
-        "rank 41",
-        "… 20 more",
-        "rank 62",
-        "rank 63",
-    ]
+    assert names[:6] == ["rank 0", "rank 1", "rank 2", "… 36 more", "rank 39", "rank 40"]
+    assert names[6:] == ["rank 41", "… 20 more", "rank 62", "rank 63"]
     assert {"40 to 39", "41 to 40"} <= {*arrows_of(ax)}
     assert faults(ax.figure) == []
 

@@ -186,18 +186,24 @@ def test_clicks_step_through_the_messages(tmp_path):
 
 
 @in_browser
-def test_in_the_sequence_a_rank_s_name_stands_once_above_its_lifeline(tmp_path):
-    """And not again above what it holds."""
+def test_play_does_not_stay_where_nothing_moves(tmp_path):
+    """Rank 0 works eight times, then two ranks send each other a message."""
     job = Job(tmp_path, ranks=2)
-    job.collective("all_reduce", size=80)
+    for at in range(8):
+        job.span(0, f"F{at}", start_ns=10 * at, end_ns=10 * at + 5)
+    for src, dst in ((0, 1), (1, 0)):
+        job.send(src, dst, size=8, start_ns=100 + src, end_ns=120)
+        job.recv(dst, src, size=8, start_ns=100 + src, end_ns=120)
     script = """
-        click("forward");
-        const names = () => all(".names span").map((each) => [each.textContent, each.closest(".holds") !== null]);
-        say(names());
+        const [waits, real] = [[], setTimeout];
+        globalThis.setTimeout = (act, ms) => { waits.push(ms); return real(act, 0); };
+        click("play");
+        while (text(".position") !== "step 10 of 10") await new Promise((done) => real(done, 0));
+        say(...waits);
     """
-    assert after(player(job.load()).to_html(), tmp_path, script) == [
-        [[["rank 0", False], ["rank 1", False]]],
-    ]
+    [waits] = after(player(job.load()).to_html(), tmp_path, script)
+    assert waits[8:] == [1200, 1200]
+    assert all(wait <= 200 for wait in waits[:8])
 
 
 @in_browser

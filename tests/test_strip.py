@@ -233,6 +233,53 @@ def test_a_call_outside_of_what_the_player_plays_is_told_with_the_python_that_pl
 
 
 @in_browser
+def test_an_arrow_begins_and_ends_on_bars_of_its_operation_and_height_means_nothing(tmp_path):
+    """Three buckets under way at once, which begin in another order in the second step; rank 2 has one call at once."""
+    made = Job(tmp_path, ranks=3)
+    facts = {"launcher": "reducer", "phase": "backward", "size": 4}
+    for rank in range(3):
+        for index in range(3):
+            made.bucket(rank, index, {f"p{index}": 4}, count=3)
+    for step, starts in enumerate(((10, 12, 14), (60, 90, 120))):
+        for at in starts:
+            late = {rank: 1000 * (at + rank) for rank in range(3)}
+            made.collective("all_reduce", start_ns=late, end_ns=1000 * (at + 20), backward=step, **facts)
+    made.span(0, "end", start_ns=140_000, end_ns=150_000)
+    script = (
+        SELECT
+        + """
+        const paint = CanvasRenderingContext2D.prototype, fill = paint.fillRect, bars = [], tips = [];
+        const [move, line] = [paint.moveTo, paint.lineTo], looks = travel.data.colors.map((each) => each.toLowerCase());
+        paint.fillRect = function (...box) {
+            const on = this.canvas.className === "lanes" && this.globalAlpha === 1;
+            if (on && looks.includes(this.fillStyle)) bars.push([this.fillStyle, ...box]);
+            fill.apply(this, box);
+        };
+        paint.moveTo = function (...at) { this.begin = at; move.apply(this, at); };
+        paint.lineTo = function (...at) {
+            this.begin && tips.push(this.begin, at); delete this.begin; line.apply(this, at); };
+        for (const call of [0, 1, 2, 3]) {
+            bars.length = tips.length = 0;
+            travel.choose(call);
+            say(travel.data.kinds[travel.data.kind[travel.data.operation[call]]].color, bars.slice(), tips.slice());
+        }
+        travel.choose(-1);
+        travel.look(235, 255); tell();
+    """
+    )
+    *chosen, (_, begin, told) = after(strip(made.load()).to_html(), tmp_path, script)
+    for color, bars, tips in chosen:
+        own = [box for look, *box in bars if look.lower() == color.lower()]
+        assert len(tips) >= 6, "round the ring of three"
+        for x, y in tips[::4] + tips[1::4]:
+            assert any(left - 1 <= x <= left + wide + 1 and top < y < top + high for left, top, wide, high in own)
+        assert len({round(high, 3) for *_, high in bars}) == 1
+        rows = {(look, round((box[1] - 16) % 70)) for look, *box in bars}
+        assert len(rows) == 3, "a bucket has one row on all ranks and in all steps"
+    assert (begin, told.partition(":")[0]) == (0, "3 operations in view, of which 0 begin here")
+
+
+@in_browser
 def test_who_never_came_has_a_red_empty_mark_in_its_lane_while_the_others_wait(tmp_path):
     made = Job(tmp_path, ranks=3)
     made.collective("all_reduce", size=300, start_ns=0, end_ns=1_000_000)

@@ -248,14 +248,6 @@ def test_what_a_rank_sends_itself_is_said(tmp_path):
     assert "To themselves, and not drawn: rank 0 8 B." in texts(ax)
 
 
-def test_given_axes_are_used(tmp_path):
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3))
-    assert draw.traffic_graph(ring(tmp_path, ranks=4), ax=left) is left
-    assert tuple(figure.get_size_inches()) == (9, 3)
-    assert plt.get_fignums() == [figure.number]
-    assert not right.patches
-
-
 def test_ends_that_nobody_saw_are_messages_all_the_same(tmp_path):
     job = Job(tmp_path, ranks=2)
     job.send(0, 1, end_ns=None, by=NOT_OBSERVED)

@@ -60,7 +60,7 @@ def columns(walk: Walkthrough) -> dict[str, Any]:
             "part": parts.place(printable(step.part)),
             "mark": marks.place(printable(name_of(step))),
             "lit": list(step.lit) if step.lit is not None else 0,
-            "hung": [[lanes[rank] for rank in side] for side in (step.waiting, step.absent)] if step.absent else 0,
+            "hung": _hung(step, lanes) if step.absent else 0,
             "round": number,
         }
         for name, value in row.items():
@@ -76,6 +76,7 @@ def columns(walk: Walkthrough) -> dict[str, Any]:
         start = [change(one) for one in each.start if one.rank in lanes]
         return {"title": printable(each.title), "lasting": each.lasting, "start": start}
 
+    lists = {"colors": colors, "parts": parts, "marks": marks, "texts": texts}
     return {
         "lanes": short if len(names) > MOST_NAMES else names,
         "begin_us": begins // 1000,
@@ -86,11 +87,8 @@ def columns(walk: Walkthrough) -> dict[str, Any]:
         "graphs": [_graph(each, walk.labels) for each in walk.graphs],
         "stage": _stage(walk, lanes),
         "pairs": [f"{names[src]} → {names[dst]}" for src, dst in pairs.items],
-        "colors": colors.items,
         "hues": SERIES,
-        "parts": parts.items,
-        "marks": marks.items,
-        "texts": texts.items,
+        **{name: each.items for name, each in lists.items()},
     }
 
 
@@ -126,9 +124,17 @@ class _List:
         return list(self._places)
 
 
+def _hung(step: Step, lanes: dict[int, int]) -> list[Any]:
+    """Who waits, who never came, and between whom nothing was sent."""
+    never = [[lanes[src], lanes[dst]] for src, dst in step.never if {src, dst} <= {*lanes}]
+    return [*([lanes[rank] for rank in side] for side in (step.waiting, step.absent)), never]
+
+
 def _stage(walk: Walkthrough, lanes: dict[int, int]) -> dict[str, Any]:
     """Where the ranks stand, in their order, and which of them send to which."""
-    pairs = dict.fromkeys((lanes[each.src], lanes[each.dst]) for each in walk.messages if each.src != each.dst)
+    sent = [(each.src, each.dst) for each in walk.messages if each.src != each.dst]
+    never = [pair for step in walk.steps for pair in step.never if {*pair} <= {*lanes}]
+    pairs = dict.fromkeys((lanes[src], lanes[dst]) for src, dst in [*sent, *never])
     return _packed(spots_of(range(len(lanes)), pairs), pairs)
 
 

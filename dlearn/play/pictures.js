@@ -33,8 +33,6 @@ function labelOf(step, letters = Infinity) {
   return named.length <= letters ? named : letters > 0.5 ? size : "";
 }
 
-// Two pictures: each draws the steps up to the current one into `place`. -------------------------------------------
-
 function drawRows(place, { data, id, played, step }) {
   addNames(place, data);
   const first = Math.max(0, Math.min(step - MOST_ROWS + AHEAD_ROWS, played.length - MOST_ROWS));
@@ -109,8 +107,6 @@ function drawGraph(place, { data, id, played, step }) {
 }
 
 const VIEWS = { stage: drawStage, sequence: drawRows, graph: drawGraph };
-
-// What each rank holds ------------------------------------------------------------------------------------------------
 
 // After step `until` (-1: before the first): of one board, by lane, its places with text, share, owners, and whether
 // that step put them there.

@@ -3,15 +3,12 @@
 // elements.js, pictures.js and stage.js, which draw, stand before it in the same function.
 
 const PLAY_MS = 1200;
+const OWN_MS = 150; // for what a rank does by itself: nothing moves
 const HOW = ["observed", "derived", "inferred", "missing"];
 
 const CONTROLS = `
   <div class="buttons">
-    <button type="button" data-go="start">Start</button>
-    <button type="button" data-go="back">Back</button>
-    <button type="button" data-go="forward">Forward</button>
-    <button type="button" data-go="end">End</button>
-    <button type="button" data-go="play">Play</button>
+    ${["Start", "Back", "Forward", "End", "Play"].map((name) => `<button type="button" data-go="${name.toLowerCase()}">${name}</button>`).join(" ")}
     <select class="phase" aria-label="Jump to a part"></select>
     <span class="views" role="group" aria-label="Picture"></span>
     <span class="position"></span>
@@ -23,14 +20,9 @@ const CONTROLS = `
   <input type="range" min="0" value="0" aria-label="Step">
   <p class="sentence" aria-live="polite"></p>`;
 
-const TOTALS = `
-  <table aria-label="Sent so far">
-    <thead><tr><th scope="col">sent so far</th><th scope="col">messages</th><th scope="col">bytes</th></tr></thead>
-    <tbody></tbody>
-    <tfoot><tr><th scope="row">in all</th><td></td><td></td></tr></tfoot>
-  </table>`;
-
-// One player ----------------------------------------------------------------------------------------------------------
+const TOTALS = `<table aria-label="Sent so far">
+  <thead><tr><th scope="col">sent so far</th><th scope="col">messages</th><th scope="col">bytes</th></tr></thead>
+  <tbody></tbody><tfoot><tr><th scope="row">in all</th><td></td><td></td></tr></tfoot></table>`;
 
 function mount(root, data) {
   const find = (selector) => root.querySelector(selector);
@@ -122,13 +114,18 @@ function mount(root, data) {
   function play() {
     if (step === played.length) go(0);
     const next = (end) => go(end, end);
-    const tick = () => (root.isConnected ? next(endOfRound()) : pause());
-    timer = setInterval(tick, PLAY_MS);
+    const later = () => setTimeout(tick, data.steps[played[step]].dst < 0 ? OWN_MS : PLAY_MS);
+    const tick = () => {
+      if (!root.isConnected) return pause();
+      next(endOfRound());
+      if (timer) timer = later();
+    };
+    timer = later();
     button("play").textContent = "Pause";
   }
 
   function pause() {
-    clearInterval(timer);
+    clearTimeout(timer);
     timer = null;
     button("play").textContent = "Play";
   }
@@ -237,10 +234,8 @@ function mount(root, data) {
 }
 
 function addTotal(body, pair) {
-  const row = body.insertRow();
-  add(row, "th", { scope: "row" }, pair);
-  row.insertCell();
-  row.insertCell();
+  const row = add(body, "tr");
+  for (const name of ["th", "td", "td"]) add(row, name, name === "th" ? { scope: "row" } : {}, name === "th" ? pair : "");
   return row;
 }
 

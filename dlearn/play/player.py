@@ -44,10 +44,7 @@ class Player(Page):
 
     @property
     def step(self) -> int:
-        """How many steps have been shown where the player stands: 0 at first, or a hang. Set it: the player goes there.
-
-        In JupyterLab with anywidget both follow each other. Elsewhere it is what was last set here.
-        """
+        """How many steps have been shown. Set it: the player goes there, in JupyterLab with anywidget."""
         return self.bridge.step
 
     @step.setter
@@ -59,8 +56,7 @@ class Player(Page):
         self.bridge.on_step(callback)
 
     def to_gif(self, path: str | os.PathLike[str], *, seconds: float = 1.2) -> None:
-        """As an animation of the stage, in at most 40 frames: for slides, and pages that play nothing. A path that ends
-        in .webp makes a WebP of it."""
+        """As an animation of the stage, in at most 40 frames; a path that ends in .webp makes a WebP."""
         animate(self.walk, path, seconds=seconds)
 
     def _repr_html_(self) -> str:
@@ -103,9 +99,6 @@ def player(
 
 def _is_message(each: object) -> bool:
     return isinstance(each, Message)
-
-
-# HTML -----------------------------------------------------------------------------------------------------------------
 
 
 def _snippet(walk: Walkthrough, title: str, sentences: Sequence[str], notes: Sequence[str]) -> tuple[str, str]:

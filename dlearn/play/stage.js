@@ -11,8 +11,6 @@ const SMALL = 40; // of a box that has room for its number only
 const LEAST_WIDE = 14;
 const LEAST_PAGE = 9; // for each rank
 
-// Where ranks stand ---------------------------------------------------------------------------------------------------
-
 // Python has placed them on a stage of some width (draw/layout/stage_spots.py): here it is as wide as the page, and boxes
 // are as wide as leaves their wires to see. In the middle of a circle is room for a grid.
 function stageOf({ stage }, page) {
@@ -46,7 +44,19 @@ function wireBetween(from, to, { wide, high }, both) {
   return [at(Math.min(rim, far / 2)), at(Math.max(far - rim, far / 2))];
 }
 
-// What ranks hold -----------------------------------------------------------------------------------------------------
+// The board that is shown: of the operation under way, or the next one's, once no rank works towards it any more.
+function boardOf(data, until) {
+  const recent = boardAt(data, until);
+  const begins = data.changes.findIndex((changes) => changes.some(([board]) => board === recent));
+  const works = data.steps.slice(until + 1, Math.max(begins, 0)).some(({ dst }) => dst < 0);
+  return recent < 0 || works ? data.boards.findIndex(({ lasting }) => lasting) : recent;
+}
+
+// Who waits in an operation that never ran holds what it came with, and nothing else.
+function ownParts(data, now) {
+  const [waiting] = now?.hung ?? [[]];
+  return waiting.length ? data.lanes.map((_, lane) => new Map(waiting.includes(lane) ? [[0, ["its own part", 1 / data.lanes.length, [lane]]]] : [])) : [];
+}
 
 function drawCells(box, held, many, { data, lasting, wide, high }) {
   const places = [...held.keys()].filter((at) => !lasting || held.get(at)[0]).sort((a, b) => a - b);
@@ -88,8 +98,6 @@ function drawGrid(group, held, { title, lasting }, lanes, { inside: [[x, y], wid
   add(group, "text", { class: "axis end", x: x + wide, y: y + high + 14 }, lasting ? `across: ${title}` : `across: ${columns} pieces; the stronger, the more ranks' parts are in it`);
 }
 
-// The picture ---------------------------------------------------------------------------------------------------------
-
 function drawStage(place, { data, id, current, moved }) {
   const width = Math.max(320, LEAST_PAGE * data.lanes.length, place.clientWidth);
   const stage = stageOf(data, width);
@@ -105,14 +113,13 @@ function drawStage(place, { data, id, current, moved }) {
   for (const [src, dst] of stage.pairs) {
     const [from, to] = wireBetween(spots[src], spots[dst], stage, both(src, dst));
     const used = sent.find((each) => each.src === src && each.dst === dst);
-    const red = now?.hung?.[1].includes(src) || used?.how === "missing";
+    const red = now?.hung?.[2].some(([from, to]) => from === src && to === dst) || used?.how === "missing";
     const state = `wire ${red ? "missing" : used ? `used ${used.how}` : ""}`;
     add(svg, "line", { class: state, x1: from[0], y1: from[1], x2: to[0], y2: to[1], "marker-end": `url(#${id}head)` });
   }
-  const recent = boardAt(data, until);
-  const number = recent < 0 ? data.boards.findIndex(({ lasting }) => lasting) : recent;
+  const number = now?.hung ? -1 : boardOf(data, until);
   const many = data.lanes.length > MOST_COLORS;
-  const [before, after] = number < 0 ? [[], []] : [heldOn(data, number, (all[0] ?? 0) - 1), heldOn(data, number, until)];
+  const [before, after] = number < 0 ? [[], ownParts(data, now)] : [heldOn(data, number, (all[0] ?? 0) - 1), heldOn(data, number, until)];
   const boxes = data.lanes.map((name, lane) => drawBox(svg, name, lane, spots[lane], { data, stage, now, sent }));
   const grid = add(svg, "g");
   const fill = (held) => {
@@ -120,7 +127,7 @@ function drawStage(place, { data, id, current, moved }) {
     if (data.lanes.length > MOST_BOXES && !stage.row) return now?.hung || held.every((each) => !each.size) || drawGrid(grid, held, data.boards[number], data.lanes, stage);
     boxes.forEach((box, lane) => {
       box.replaceChildren();
-      if (held[lane] && !now?.hung?.[1].includes(lane)) drawCells(box, held[lane], many, { data, lasting: data.boards[number].lasting, ...stage });
+      if (held[lane]) drawCells(box, held[lane], many, { data, lasting: data.boards[number]?.lasting, ...stage });
     });
   };
   fill(after);
@@ -205,7 +212,8 @@ function move(packets, width, arrived) {
 }
 
 function drawClock(svg, data, now, width, height) {
-  const end = Math.max(1, ...data.steps.map(({ at, until }) => Math.max(at, until)));
+  const end = Math.max(...data.steps.map(({ at, until }) => Math.max(at, until)));
+  if (!(end > 0)) return; // nothing is known to take any time
   const x = 12 + ((width - 24) * (now ? Math.max(now.at, now.until) : 0)) / end;
   add(svg, "line", { class: "clock", x1: 12, x2: width - 12, y1: height + 8, y2: height + 8 });
   add(svg, "circle", { class: "hand", cx: x, cy: height + 8, r: 5 });

@@ -30,24 +30,37 @@ function indexed(data) {
   data.begins = new Int32Array(data.operations).fill(2 ** 31 - 1);
   data.ends = new Int32Array(data.operations);
   data.latest = new Int32Array(start.length); // the last end of all calls up to this one
-  data.row = new Uint8Array(start.length);
-  data.depth = data.lanes.map(() => 1);
   data.lanes.forEach((_, lane) => {
-    const free = new Array(MOST_DEEP).fill(-1);
     for (let i = first[lane]; i < first[lane + 1]; i += 1) {
       if (i > first[lane]) start[i] += start[i - 1];
       const end = Math.min(endOf(data, i), data.length);
       data.latest[i] = i > first[lane] ? Math.max(end, data.latest[i - 1]) : end;
-      const row = free.findIndex((until) => until <= start[i]);
-      data.row[i] = row < 0 ? MOST_DEEP - 1 : row;
-      free[data.row[i]] = took[i] === STUCK ? Infinity : end;
-      data.depth[lane] = Math.max(data.depth[lane], data.row[i] + 1);
       data.begins[operation[i]] = Math.min(data.begins[operation[i]], start[i]);
       data.ends[operation[i]] = Math.max(data.ends[operation[i]], end);
     }
   });
+  data.row = rowsOf(data, rowsOf(data, null));
+  data.depth = data.row.reduce((most, row) => Math.max(most, row + 1), 1); // one for all lanes: height is no load
   data.never = [...data.kind.keys()].filter((each) => data.kinds[data.kind[each]].absent.length);
   return data;
+}
+
+// The row of each call in its lane: the first that is free; or, if it is, the lowest that a bucket or an operation had
+// `before` on any rank, so that it keeps its row.
+function rowsOf(data, before) {
+  const rows = new Uint8Array(data.start.length);
+  const home = new Map();
+  const mark = (call) => data.kinds[data.kind[data.operation[call]]].mark;
+  before?.forEach((row, call) => home.set(mark(call), Math.max(row, home.get(mark(call)) ?? 0)));
+  data.lanes.forEach((_, lane) => {
+    const until = new Array(MOST_DEEP).fill(-1);
+    for (let i = data.first[lane]; i < data.first[lane + 1]; i += 1) {
+      const free = [home.get(mark(i)) ?? 0, ...until.keys()].find((row) => until[row] <= data.start[i]);
+      rows[i] = free ?? MOST_DEEP - 1;
+      until[rows[i]] = endOf(data, i);
+    }
+  });
+  return rows;
 }
 
 // The first place in [from, to) whose value is not below `least`; values do not fall.
@@ -64,8 +77,6 @@ const inView = ({ first, start, latest }, lane, [from, to]) => {
   const [begin, end] = [first[lane], first[lane + 1]];
   return [bisect(latest, begin, end, from), bisect(start, begin, end, to)];
 };
-
-// Drawing -------------------------------------------------------------------------------------------------------------
 
 function sharp(canvas, height) {
   const [width, ratio] = [canvas.clientWidth, window.devicePixelRatio || 1];
@@ -84,22 +95,39 @@ function drawLane(ink, data, lane, window, [top, bottom], width, colors) {
   const x = (at) => MARGIN_PX + (Math.min(Math.max(at, window[0]), window[1]) - window[0]) * scale;
   if (end - begin > 2 * width) return drawShares(ink, data, [begin, end], x, [top, bottom], width);
   const flat = bottom - top < 10; // then one on another
-  const high = (bottom - top) / (flat ? 1 : data.depth[lane]);
+  const high = (bottom - top) / (flat ? 1 : data.depth);
   for (let i = begin; i < end; i += 1) {
     const { color, mark } = data.kinds[data.kind[data.operation[i]]];
     const until = endOf(data, i);
     const [left, middle, right] = [x(data.start[i]), x(data.start[i] + data.waited[i]), x(until)];
     const y = top + (flat ? 0 : high * data.row[i]);
-    ink.fillStyle = data.took[i] === STUCK ? colors.missing : color;
+    const stuck = data.took[i] === STUCK;
+    const [from, tall] = [stuck ? left : middle, flat ? high - 1 : high - 2];
+    ink.fillStyle = color;
     ink.globalAlpha = 0.45;
-    ink.fillRect(left, y + 0.35 * high, middle - left, 0.3 * high);
+    if (stuck) drawStuck(ink, color, colors.missing, [left, y + 1, right - left, tall]);
+    else ink.fillRect(left, y + 0.35 * high, middle - left, 0.3 * high);
     ink.globalAlpha = 1;
-    ink.fillRect(middle, y + 1, Math.max(1, right - middle), flat ? high - 1 : high - 2);
-    if (high > 12 && right - middle > 6.5 * mark.length + 6) {
-      ink.fillStyle = data.inks[color];
-      ink.fillText(mark, middle + 4, y + high / 2 + 4);
+    if (!stuck) ink.fillRect(middle, y + 1, Math.max(1, right - middle), tall);
+    if (high > 12 && right - from > 6.5 * mark.length + 6) {
+      Object.assign(ink, { fillStyle: stuck ? colors.ink : data.inks[color], strokeStyle: colors.paper, lineWidth: 3 });
+      if (stuck) ink.strokeText(mark, from + 4, y + high / 2 + 4);
+      ink.fillText(mark, from + 4, y + high / 2 + 4);
     }
   }
+}
+
+// A call that waits for ever: hatched, as all that waits, with a red end.
+function drawStuck(ink, color, red, [left, top, wide, high]) {
+  const tile = Object.assign(document.createElement("canvas"), { width: 6, height: 6 });
+  const pen = Object.assign(tile.getContext("2d"), { strokeStyle: color });
+  pen.stroke(new Path2D("M-1 1 1-1M0 6 6 0M5 7 7 5"));
+  ink.fillRect(left, top, wide, high);
+  ink.globalAlpha = 1;
+  ink.fillStyle = ink.createPattern(tile, "repeat");
+  ink.fillRect(left, top, wide, high);
+  ink.fillStyle = red;
+  ink.fillRect(left + wide - 4, top, 4, high);
 }
 
 // For each pixel the share of its time in calls, a colour for each operation and paler while it waits.
@@ -146,8 +174,6 @@ function drawTraffic(canvas, data, pairs, colors) {
   }
 }
 
-// One strip -----------------------------------------------------------------------------------------------------------
-
 function mountStrip(root, data) {
   const find = (selector) => root.querySelector(selector);
   const [overview, lanes] = [find(".overview"), find(".lanes")];
@@ -155,6 +181,9 @@ function mountStrip(root, data) {
   const laneHigh = Math.max(5, Math.min(70, LANES_PX / data.lanes.length));
   const topOf = (lane) => TOP_PX + laneHigh * lane;
   const low = topOf(data.lanes.length);
+  const flat = laneHigh < 11; // then calls lie one on another
+  const barHigh = (laneHigh - 1) / (flat ? 1 : data.depth);
+  const barTop = (lane, call) => topOf(lane) + 1 + (flat ? 0 : barHigh * data.row[call]);
   const lastOf = data.lanes.map((_, lane) => data.first[lane + 1] - 1);
   let window = whole;
   let chosenStep = -1; // only what is in this span counts
@@ -201,12 +230,18 @@ function mountStrip(root, data) {
     const { ink, width } = sharp(overview, high * data.lanes.length + 2);
     const scale = (width - MARGIN_PX) / data.length;
     for (const [lane, from, to, shade] of data.heat) {
-      ink.globalAlpha = shade < 0 ? 1 : 0.12 + (0.88 * shade) / 255;
-      ink.fillStyle = shade < 0 ? colors.missing : colors.ink;
-      ink.fillRect(MARGIN_PX + from * scale, lane * high + 1, Math.max(1, (to - from) * scale - 0.5), high - 1);
+      ink.globalAlpha = 0.12 + (0.88 * Math.max(0, shade)) / 255;
+      ink.fillStyle = colors.ink;
+      const box = [MARGIN_PX + from * scale, lane * high + 1, Math.max(1, (to - from) * scale - 0.5), high - 1];
+      if (shade < 0) drawStuck(ink, colors.faint, colors.missing, box);
+      else ink.fillRect(...box);
     }
     ink.globalAlpha = 1;
     if (!data.heat.length) data.lanes.forEach((_, lane) => drawLane(ink, data, lane, whole, [lane * high + 1, (lane + 1) * high], width, colors));
+    ink.fillStyle = colors.missing;
+    for (const each of data.never) for (const lane of data.kinds[data.kind[each]].absent) {
+      ink.fillRect(MARGIN_PX + data.begins[each] * scale, lane * high + 1, Math.max(2, (data.ends[each] - data.begins[each]) * scale), high - 1);
+    }
     ink.strokeStyle = colors.ink;
     ink.lineWidth = 2;
     ink.strokeRect(MARGIN_PX + window[0] * scale, 1, Math.max(3, (window[1] - window[0]) * scale - 1), high * data.lanes.length);
@@ -242,14 +277,21 @@ function mountStrip(root, data) {
   // In the lane of each rank that never came to an operation, an empty place for as long as the others are in it.
   function drawNever(ink, x, width) {
     ink.strokeStyle = ink.fillStyle = colors.missing;
-    ink.lineWidth = laneHigh < 11 ? 1 : 2;
+    ink.lineWidth = flat ? 1 : 2;
+    const told = new Set(); // once in each row
     for (const each of data.never) {
       if (data.begins[each] > window[1] || data.ends[each] < window[0]) continue;
       const left = Math.max(MARGIN_PX, x(data.begins[each]));
       const wide = Math.max(3, Math.min(width, x(data.ends[each])) - left - 1);
+      const [other] = callsOf(each);
       for (const lane of data.kinds[data.kind[each]].absent) {
-        ink.strokeRect(left, topOf(lane) + 2, wide, laneHigh - 3);
-        if (laneHigh > 12 && wide > 90) ink.fillText("✖ never came", left + 6, topOf(lane) + laneHigh / 2 + 4);
+        const top = barTop(lane, other.i);
+        ink.strokeRect(left, top + 1, wide, barHigh - 2);
+        ink.globalAlpha = 0.15;
+        ink.fillRect(left, top + 1, wide, barHigh - 2);
+        ink.globalAlpha = 1;
+        if (barHigh > 12 && wide > 90 && !told.has(top)) ink.fillText("✖ never came", left + 6, top + barHigh / 2 + 4);
+        told.add(top);
       }
     }
   }
@@ -264,7 +306,7 @@ function mountStrip(root, data) {
       if (src === dst || !of.has(src) || !of.has(dst)) continue;
       const [sent, got] = [of.get(src), of.get(dst)];
       const [left, right] = [x(data.start[sent] + data.waited[sent]), x(Math.min(endOf(data, got), data.length))];
-      const [from, to] = [src, dst].map((lane) => topOf(lane) + laneHigh / 2);
+      const [from, to] = [src, dst].map((lane) => barTop(lane, of.get(lane)) + barHigh / 2);
       if (left < MARGIN_PX) continue;
       const way = Math.atan2(to - from, right - left);
       ink.beginPath();
@@ -281,18 +323,17 @@ function mountStrip(root, data) {
       ink.fill();
     }
     ink.setLineDash([]);
-    Object.assign(ink, { globalAlpha: 1, strokeStyle: colors.ink, lineWidth: laneHigh < 11 ? 0.5 : 2 });
+    Object.assign(ink, { globalAlpha: 1, strokeStyle: colors.ink, lineWidth: flat ? 0.5 : 2 });
   }
 
   // All ranks of the chosen operation in a frame, and where the last of them came.
   function drawChosen(ink, x) {
     const calls = callsOf(data.operation[chosen]);
     ink.strokeStyle = colors.ink;
-    ink.lineWidth = laneHigh < 11 ? 0.5 : 2;
+    ink.lineWidth = flat ? 0.5 : 2;
     for (const { i, lane } of calls) {
       const [left, right] = [Math.max(MARGIN_PX, x(data.start[i])), x(Math.min(endOf(data, i), window[1]))];
-      const [high, row] = laneHigh < 11 ? [laneHigh - 1, 0] : [(laneHigh - 1) / data.depth[lane], data.row[i]];
-      if (right >= left) ink.strokeRect(left - 1, topOf(lane) + 1 + high * row, Math.max(3, right - left + 2), high);
+      if (right >= left) ink.strokeRect(left - 1, barTop(lane, i), Math.max(3, right - left + 2), barHigh);
     }
     drawArrows(ink, calls, x);
     const last = x(Math.max(...calls.map(({ i }) => data.start[i])));
@@ -319,7 +360,9 @@ function mountStrip(root, data) {
     }
     const number = (count, name) => `${count.toLocaleString("en-US")} ${name}${count === 1 ? "" : "s"}`;
     const not = unknown ? ` The messages of ${number(unknown, "operation")} are not known.` : "";
-    const where = chosen >= 0 ? sentenceOf(chosen) : `${number(found.length, "operation")} in view:`;
+    const seen = chosenStep >= 0 ? found.length : data.begins.reduce((sum, begin, each) => sum + (begin < window[1] && data.ends[each] >= window[0]), 0);
+    const begin = seen > found.length ? `, of which ${found.length} begin here` : "";
+    const where = chosen >= 0 ? sentenceOf(chosen) : `${number(seen, "operation")} in view${begin}:`;
     find(".sentence").textContent = `${where} ${number(messages, "message")}, ${sizeText(bytes)} of payload.${not}`;
     find("code").textContent = python;
     drawTraffic(find(".traffic"), data, pairs, colors);
@@ -437,7 +480,7 @@ function mountStrip(root, data) {
     look(from, to, span);
   });
   for (const [place, color] of data.colors.entries()) add(find(".legend"), "span", { style: `--color: ${color}` }, data.legend[place]);
-  add(find(".legend"), "i", {}, "thin: waits for the last rank");
+  add(find(".legend"), "i", {}, `thin: waits for the last rank${data.never.length ? "; hatched: for one that never came (red)" : ""}`);
   document.addEventListener("dlearn-step", ({ detail }) => {
     now = detail.at_us ? ((detail.at_us - data.begin_us) * 1000) / data.unit_ns : -1;
     show();

@@ -20,7 +20,7 @@ from dlearn.analysis.ddp.step_times import RunSteps, step_times
 from dlearn.draw.palette import SERIES, ink_on, look
 from dlearn.draw.save import closed_after, svg_of
 from dlearn.errors import DlearnError
-from dlearn.join.joining import operations
+from dlearn.join.joining import everybody, operations
 from dlearn.join.unrolling import sums_of, why_unknown
 from dlearn.play.page import Page, script, style
 from dlearn.shown import count_text, first_few
@@ -71,9 +71,6 @@ def strip(trace: Trace) -> Strip:
     return Strip(trace)
 
 
-# Data -----------------------------------------------------------------------------------------------------------------
-
-
 def packed(trace: Trace, steps: RunSteps) -> bytes:
     """The JSON's length, the JSON, and the columns, all numbers in four bytes, compressed by zlib."""
     data, columns = contents(trace, steps)
@@ -86,13 +83,12 @@ def packed(trace: Trace, steps: RunSteps) -> bytes:
 def contents(trace: Trace, steps: RunSteps) -> tuple[dict[str, Any], list[Column]]:
     """What `strip.js` reads. Times are in `unit_ns` from the trace's first event on.
 
-    Columns of calls, by rank and start: its start as the difference to the one before, how long it took (-1: it has not
-    come out, -2: nobody saw its end), how long of that it waited, and its operation; columns of operations: the kind,
-    and the span it lies in.
+    Columns of calls, by rank and start: the start after the one before, how long it took (-1: it has not come out,
+    -2: its end was not seen) and waited, and its operation; of operations: the kind, and the span it lies in.
     """
     shown = operations(trace)
     calls = shown.calls
-    ranks = sorted({*trace.labels, *np.unique(calls.rank).tolist()})
+    ranks = sorted(everybody(trace) | {*trace.labels})
     last_ns = max(int(calls.start_ns.max()), int(calls.end_ns.max()))  # NONE is lower than any time.
     begin_ns = trace.whole.first_ns
     seen_ns = last_ns - begin_ns
@@ -177,10 +173,9 @@ def _kind(one: Operation, trace: Trace, lanes: dict[int, int]) -> dict[str, Any]
 
 
 def _in_steps(trace: Trace, shown: Operations, steps: RunSteps) -> tuple[dict[str, int], Column]:
-    """Of each step that is a span of that name its place among these; and of each operation the one it lies in, or -1.
+    """The place of each step that is a span of that name; and of each operation the one it lies in, or -1.
 
-    It lies there as for `Trace.within`: one of its calls does. A call of RPC sets other ranks going: there the page
-    selects by time.
+    It lies there as for `Trace.within`: one of its calls does. With RPC the page selects by time.
     """
     spans = [title for title in steps.titles if title in trace.spans] if not trace.rpc.exchanges else []
     named = {title: place for place, title in enumerate(spans)}
@@ -201,14 +196,12 @@ def _in_steps(trace: Trace, shown: Operations, steps: RunSteps) -> tuple[dict[st
     return named, within
 
 
-def _cells(
-    steps: RunSteps, lanes: dict[int, int], begin_ns: int, last_ns: int, unit_ns: int
-) -> list[list[tuple[int, int, int, int]]]:
-    """Of each step its ranks: lane, start, end, and a shade from 0 to 255, as `draw.steps` shades them.
+_Cell = tuple[int, int, int, int]
+"""Lane, start, end, and a shade from 0 to 255, as `draw.steps` shades it; -1: never finished."""
 
-    A step that a rank never finished lasts until the last moment seen, and its shade is -1.
-    """
-    found: list[list[tuple[int, int, int, int]]] = []
+
+def _cells(steps: RunSteps, lanes: dict[int, int], begin_ns: int, last_ns: int, unit_ns: int) -> list[list[_Cell]]:
+    found: list[list[_Cell]] = []
     for each, shades in zip(steps.cells, steps.shades, strict=True):
         found.append([])
         for rank, cell in each.items():
@@ -221,17 +214,14 @@ def _cells(
 
 # HTML -----------------------------------------------------------------------------------------------------------------
 
-_PARTS = """
+_KEYS = {
+    "Home": "Whole", "+": "Zoom in", "-": "Zoom out", "p": "Previous call", "n": "Next call",
+    "Escape": "Choose none",
+}  # fmt: skip
+_BUTTONS = "".join(f'<button type="button" data-key="{key}">{name}</button>' for key, name in _KEYS.items())
+_PARTS = f"""
 <div class="travel" hidden>
-<div class="bar buttons">
-<select aria-label="Go to a step"></select>
-<button type="button" data-key="Home">Whole</button>
-<button type="button" data-key="+">Zoom in</button>
-<button type="button" data-key="-">Zoom out</button>
-<button type="button" data-key="p">Previous call</button>
-<button type="button" data-key="n">Next call</button>
-<button type="button" data-key="Escape">Choose none</button>
-</div>
+<div class="bar buttons"><select aria-label="Go to a step"></select>{_BUTTONS}</div>
 <canvas class="overview" role="img" aria-label="The whole run: drag to choose what is shown below"></canvas>
 <p class="note legend"></p>
 <canvas class="lanes" tabindex="0" role="application" aria-label="A lane for each rank. Left and right move, plus and

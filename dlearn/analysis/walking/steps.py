@@ -44,7 +44,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """A message, or something that `rank` does by itself from `at_ns` to `until_ns`, with a `mark` for pictures.
 
     `span` is the outermost of the user's around it, `phase` that of the training step. `lit` are a graph of the walk
-    and a node in it that runs now. Of a hang, `waiting` ranks wait for `absent` ones, and `rank` is the first of them.
+    and a node in it that runs now. Of a hang, `waiting` ranks wait for `absent` ones, and `rank` is the first of them;
+    `never` are the pairs of ranks between which nothing was sent.
     """
 
     rank: int
@@ -61,6 +62,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     lit: tuple[int, int] | None = None
     waiting: tuple[int, ...] = ()
     absent: tuple[int, ...] = ()
+    never: tuple[tuple[int, int], ...] = ()
 
     @property
     def part(self) -> str:

@@ -19,6 +19,7 @@ from dlearn.analysis.walking.own_work import gradients, works
 from dlearn.analysis.walking.pieces import pieces
 from dlearn.analysis.walking.steps import Step, WalkParts, WalkSource, Walkthrough
 from dlearn.join.confirming import messages as all_messages
+from dlearn.join.unrolling import sums_of
 from dlearn.shown import RankNames, count_text
 from dlearn.trace.event import PointToPoint
 from dlearn.trace.message import Message
@@ -219,6 +220,7 @@ def _hung_step(hang: Hang, sentence: str, where: WalkParts) -> Step:
         phase=phase,
         waiting=hang.waiting,
         absent=operation.missing,
+        never=tuple((each.src, each.dst) for each in sums_of(operation)),
     )
 
 
@@ -256,19 +258,12 @@ def _of_message(
     if mark and mark != f"tag {message.operation.tag}":  # The number is in the sentence, and only a name is new.
         sentence = f"{mark}: {sentence}"
     span, phase = where.of_message(message)
+    changes = tuple(chain.from_iterable(each.changes.get(place, ()) for each in told))
     return Step(
-        rank=message.src,
-        sentence=" ".join([sentence, *words]),
-        at_ns=at_ns,
-        until_ns=message.received_ns,
-        message=message,
-        mark=mark,
-        op=message.op,
-        span=span,
-        phase=phase,
-        control=is_control(message),
-        changes=tuple(chain.from_iterable(each.changes.get(place, ()) for each in told)),
-    )
+        rank=message.src, sentence=" ".join([sentence, *words]), at_ns=at_ns, until_ns=message.received_ns,
+        message=message, mark=mark, op=message.op, span=span, phase=phase, control=is_control(message),
+        changes=changes,
+    )  # fmt: skip
 
 
 def _tag_marks(shown: Sequence[Message], names: Mapping[int, str]) -> list[str]:
