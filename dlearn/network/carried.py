@@ -15,11 +15,10 @@ LEAST_SECONDS = 0.01
 
 
 class CarriedPort(msgspec.Struct, frozen=True, kw_only=True):
-    """One direction of one cable.
+    """One direction of one cable, as it is `asked` now, and what it has carried.
 
-    `asked` is how it is now. `rate` in bit/s is that of packets that left right behind another (None if few did),
-    `late` by how many seconds they left later than is asked, as a mean, `deepest` the most bytes that have waited in
-    its queue. `dropped` packets have found it full, `lost` were to be lost.
+    `rate` in bit/s is that of packets right behind another (None if few), `late` by how many seconds they
+    left late, as a mean, `deepest` the most bytes in its queue; `dropped` packets found it full.
     """
 
     name: str
@@ -34,10 +33,7 @@ class CarriedPort(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CarriedPair(msgspec.Struct, frozen=True, kw_only=True):
-    """What one rank has sent to one other.
-
-    `payload` is that of TCP in bytes, each counted once; `again` what was sent once more. `dropped` packets never came.
-    """
+    """What one rank has sent to one other: `payload` of TCP once, `again` what was sent once more."""
 
     source: int
     target: int
@@ -48,7 +44,7 @@ class CarriedPair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CarriedRank(msgspec.Struct, frozen=True, kw_only=True):
-    """A rank whose computing was slowed: the factor asked, and the one reached over the seconds that it computed."""
+    """A rank whose computing was slowed: the factor asked, and the one reached."""
 
     rank: int
     asked: float
@@ -59,8 +55,8 @@ class CarriedRank(msgspec.Struct, frozen=True, kw_only=True):
 class Carried(Answer, frozen=True, kw_only=True):
     """What the switch has carried since its ranks began.
 
-    `late` and `latest` are the seconds by which packets came later than was asked (median of the last 2,000, most),
-    `processor` the share of a core that the switch took, `most` the bit/s it carried in all while it could do no more.
+    `late` and `latest` are seconds later than asked (median of the last 2,000, most), `processor` the share
+    of a core that the switch took, `most` the bit/s that it carried while it was at its limit.
     """
 
     network: str

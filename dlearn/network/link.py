@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
-from math import isfinite
+from reprlib import Repr
 from typing import Any
 
 from dlearn.errors import SetupError
@@ -20,15 +20,19 @@ UNITS: Mapping[str, Mapping[str, float]] = {
 }  # fmt: skip
 RANGES = {"rate": (1e3, 1e11), "latency": (0, 10), "jitter": (0, 10), "loss": (0, 0.9), "queue": (2e3, 1e9)}
 EXAMPLE = '"100 Mbit/s, 2 ms", and after that "jitter 1 ms", "loss 1 %", "queue 64 kB"'
-_WORD = re.compile(r"(?:(rate|latency|jitter|loss|queue)\s+)?(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([A-Za-zµ/%]+)")
+_WORD = re.compile(
+    r"(?:(rate|latency|jitter|loss|queue)\s+)?(\d{1,40}(?:\.\d{1,40})?(?:e[+-]?\d{1,3})?)\s*([A-Za-zµ/%]+)"
+)
+_quote = Repr()
+_quote.maxstring = _quote.maxother = 80
 
 
 @dataclass(frozen=True)
 class Link:
-    """What a message meets on its way from one rank to another. Each is a number, or words with a unit.
+    """What a message meets on its way between ranks. Each is a number, or words with a unit.
 
-    `rate` in bit/s (None: no limit), `latency` in seconds one way, `jitter` at most so many seconds more, `loss` as the
-    share of packets that never come, `queue` in bytes: what does not fit any more before a receiver's port is lost.
+    `rate` in bit/s (None: no limit), `latency` in seconds one way, `jitter` at most so many seconds more,
+    `loss` as the share of packets, `queue` in bytes: what finds it full is lost.
     """
 
     rate: float | None = None
@@ -65,23 +69,20 @@ class Link:
 
 
 def parse(words: str) -> dict[str, float]:
-    """What the words tell: "100 Mbit/s, 2 ms, loss 1 %". A rate and a latency need no name.
-
-    SetupError, in one sentence, for words that tell none.
-    """
+    """Parse "100 Mbit/s, 2 ms, loss 1 %". SetupError, in one sentence, for other words."""
     if not isinstance(words, str):
-        raise SetupError(f"a network is told in words such as {EXAMPLE}, or is a Network; not {words!r}.")
+        raise SetupError(f"a network is told in words such as {EXAMPLE}, or is a Network; not {_quote.repr(words)}.")
     told: dict[str, float] = {}
     for part in words.split(","):
         found = _WORD.fullmatch(part.strip())
         if found is None:
-            raise SetupError(f"{part.strip()!r} tells nothing of a network; write it like {EXAMPLE}.")
+            raise SetupError(f"{_quote.repr(part.strip())} tells nothing of a network; write it like {EXAMPLE}.")
         named, number, unit = found.groups()
         name = named or next((each for each in ("rate", "latency") if unit in UNITS[each]), None)
         if name is None:
-            raise SetupError(f"what of the network is {part.strip()!r}? Write it like {EXAMPLE}.")
+            raise SetupError(f"what of the network is {_quote.repr(part.strip())}? Write it like {EXAMPLE}.")
         if name in told:
-            raise SetupError(f"{words!r} tells the {name} twice.")
+            raise SetupError(f"{_quote.repr(words)} tells the {name} twice.")
         told[name] = _number(name, f"{number} {unit}")
     return told
 
@@ -91,10 +92,10 @@ def _number(name: str, given: Any) -> float:
     if isinstance(given, str):
         found = _WORD.fullmatch(given.strip())
         if found is None or found[1] not in (None, name) or found[3] not in UNITS[name]:
-            raise SetupError(f"{given!r} is no {name} of a link; its units are {', '.join(UNITS[name])}.")
+            raise SetupError(f"{_quote.repr(given)} is no {name} of a link; its units are {', '.join(UNITS[name])}.")
         given = float(Decimal(found[2]) * Decimal(str(UNITS[name][found[3]])))  # "100 us" is 0.0001, and not nearly.
     low, high = RANGES[name]
-    is_number = isinstance(given, int | float) and not isinstance(given, bool) and isfinite(given)
+    is_number = isinstance(given, int | float) and not isinstance(given, bool)
     if not is_number or not low <= given <= high:
         text = _texts[name]
         raise SetupError(f"the {name} of a link is {text(low)} to {text(high)}, not {text(given)}.")
@@ -117,14 +118,14 @@ def size_text(size: float) -> str:
 
 
 def _with_unit(number: Any, units: dict[str, float]) -> str:
-    if not isinstance(number, int | float):
-        return repr(number)
+    if not isinstance(number, int | float) or abs(number) > 1e300:
+        return _quote.repr(number)
     unit = next((name for name in reversed(units) if number >= units[name]), next(iter(units)))
     return f"{number / units[unit]:.12g} {unit}"
 
 
 def _share_text(share: Any) -> str:
-    return f"{share * 100:.12g} %" if isinstance(share, int | float) else repr(share)
+    return _with_unit(share, {"%": 0.01})
 
 
 _texts = {"rate": rate_text, "latency": time_text, "jitter": time_text, "loss": _share_text, "queue": size_text}

@@ -1,7 +1,7 @@
-"""A network of a process's own: a user and a network namespace, and in it one device, without root.
+"""A network of a process's own, without root: a user and a network namespace, with one TUN in it.
 
-The device is a TUN: what the process sends through it comes out of a descriptor, packet by packet, in the hands of
-the switch. No tool (`ip`, `tc`) is needed, and no right. Run as a program, this file tries it.
+What the process sends through the TUN comes out of a descriptor, packet by packet, in the switch. No
+tool (`ip`, `tc`) is needed. Run as a program, this file tries it.
 """
 
 from __future__ import annotations
@@ -86,10 +86,11 @@ def unshare() -> None:
     libc, uid, gid = ctypes.CDLL(None, use_errno=True), os.getuid(), os.getgid()
     if libc.unshare(_NEW_USER | _NEW_NET | NEW_MOUNTS):
         error = ctypes.get_errno()
-        remedy = "sysctl user.max_user_namespaces says how many may be"
-        if error != errno.ENOSPC:
-            remedy = "a container needs --security-opt seccomp=unconfined"
-        raise NotPermitted(f"user namespaces are not permitted here ({os.strerror(error)}); {remedy}")
+        why = f"{os.strerror(error)}); a container needs --security-opt seccomp=unconfined"
+        if error == errno.ENOSPC:  # Of its meanings, the one that counts.
+            limit = Path("/proc/sys/user/max_user_namespaces").read_text().strip()
+            why = f"their limit is {limit}); sysctl user.max_user_namespaces sets it"
+        raise NotPermitted(f"user namespaces are not permitted here ({why}")
     try:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")

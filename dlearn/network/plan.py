@@ -11,8 +11,7 @@ from dlearn.errors import SetupError
 from dlearn.network.link import Link
 
 PACKET_SECONDS = 0.001
-"""A packet is as long as the slowest cable carries in this time: no other waits much longer for it, and the switch
-has some 1,000 a second of each to carry, at whatever rate."""
+"""A packet is what the slowest cable carries in this time: the switch has some 1,000 a second."""
 SMALLEST_PACKET, LARGEST_PACKET = 3000, 65_000
 QUEUE_PACKETS, WINDOW_PACKETS = 64, 48
 """What a queue that nobody has stated has room for, at least; and what TCP may have on its way."""
@@ -82,20 +81,14 @@ class Network:
 
     @classmethod
     def racks(cls, sizes: Sequence[int], *, inside: Link | str, between: Link | str) -> Network:
-        """The first `sizes[0]` ranks have a switch of their own, and so on; `between` joins each to the others.
-
-        From one rack to another both latencies add up, and all ranks of a rack share the cable `between`.
-        """
+        """Connect the first `sizes[0]` ranks by a switch, and so on; racks share the cables `between`."""
         if not sizes or not all(isinstance(size, int) and size >= 1 for size in sizes):
             raise SetupError(f"racks have a list of sizes, such as [2, 2], not {sizes!r}.")
         return cls.__new__(cls)._set((Link.of(inside),), tuple(sizes), Link.of(between))
 
     @classmethod
     def links(cls, single: Mapping[Pair, Link | str], *, others: Link | str) -> Network:
-        """Two ranks, by number or name, have a link of their own, in both directions; all else has cables `others`.
-
-        What one sends over such a link waits at no queue but its own, and nobody else shares it.
-        """
+        """Give pairs of ranks, by number or name, a link of their own; all else has cables `others`."""
         for ends in single:
             if not isinstance(ends, tuple) or len(set(ends)) != 2:
                 raise SetupError(f"a single link is between two ranks, not {ends!r}.")
@@ -143,10 +136,8 @@ class Network:
 
     @property
     def window_bytes(self) -> int:
-        """What TCP may have on its way: far more than fills the longest, so that it is not the limit.
-
-        Not so much that a packet waits behind 200 ms of others: TCP would take it for lost, and send it again.
-        """
+        """What TCP may have on its way: more than fills the longest, and less than 200 ms of it, after
+        which TCP would take a packet for lost."""
         return round(max(WINDOW_PACKETS * self.packet_bytes, *(8 * self._on_the_way(link) for link in self._links())))
 
     def _links(self) -> list[Link]:

@@ -1,11 +1,11 @@
-"""The switch: a process that carries every packet between ranks with the rate, latency and queue of its way.
+"""The switch: a process that carries every packet between ranks with its way's rate, latency, queue.
 
-A program of its own, by the standard library alone: its first line, behind the ranks' TUNs, names the ports and the
-ways; each later line is a command, and has an answer. It ends when its end of the connection closes.
+A program of the standard library alone: its first line, behind the ranks' TUNs, names the ports and the
+ways; each later line is a command, and has an answer. It ends when its connection closes.
 
-A packet enters a port, waits until those before it have left (or is dropped, where the port's queue is full), leaves at
-the port's rate, and is at the next port after the port's latency. That begins to pass it on before its last byte has
-come, unless it is faster: so a way of two equal ports takes as long as one cable.
+A packet enters a port, waits until those before it have left (or is dropped from a full queue), leaves
+at the port's rate, and is at the next port after the latency. That begins to pass it on before its last
+byte has come, unless it is faster: so a way of two equal ports takes as long as one cable.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ from typing import Any
 LARGEST_BYTES = 65_535
 READ_AT_ONCE = 16
 SLICE_SECONDS = 0.05
-"""A slice of time in which the switch has hardly waited: then it carries what it can, and not what was asked."""
+"""A slice of time; in one with less waiting than `BREATHLESS` the switch carries what it can."""
 BREATHLESS = 0.05
 RECENT = 2000
 MOST_RANKS = 64
 _TCP, _IPV4 = 6, 4
 _PR_SET_TIMERSLACK = 29
+_SHORTEST = 20
+"""Bytes of the head of IPv4, and of TCP's."""
 _HEAD = struct.Struct("!HHI")
 """Of TCP: ports, sequence number."""
 
@@ -78,16 +80,14 @@ class Way:
         self._next: dict[int, int] = {}
 
     def count(self, packet: bytes) -> bool:
-        """Whether it is a mere acknowledgement. A host sends it before what it has queued, as Linux's fair queues do:
-        else it would wait behind all that goes the other way.
-        """
+        """Whether it is a mere acknowledgement, which passes queued packets, as in Linux's fair queues."""
         self.packets += 1
         head = (packet[0] & 15) * 4
-        if packet[9] != _TCP:
+        if packet[9] != _TCP or len(packet) < head + _SHORTEST:
             return False
         source, target, number = _HEAD.unpack_from(packet, head)
         flags = packet[head + 13]
-        payload = len(packet) - head - (packet[head + 12] >> 4) * 4
+        payload = max(0, len(packet) - head - (packet[head + 12] >> 4) * 4)
         end = number + payload + (flags & 1) + (flags >> 1 & 1)  # FIN and SYN have a number each.
         flow = source << 16 | target
         if end == number:
@@ -191,7 +191,8 @@ class Switch:
                 packet = os.read(tun, LARGEST_BYTES)
             except BlockingIOError:
                 return
-            way = self.ways.get((source, packet[19] - 1)) if packet[0] >> 4 == _IPV4 else None
+            ipv4 = len(packet) >= _SHORTEST and packet[0] >> 4 == _IPV4
+            way = self.ways.get((source, packet[19] - 1)) if ipv4 else None
             if way is None:
                 continue  # To an address that no rank has, or the kernel's own IPv6.
             passes, now = way.count(packet), clock()
@@ -265,12 +266,14 @@ class Switch:
 
     def _obey(self) -> bool:
         """Carry out the commands that have come; False if no more will."""
-        self.words += (more := self.control.recv(LARGEST_BYTES))
-        *lines, self.words = self.words.split(b"\n")
-        for line in lines:
-            answer = self._carry_out(**json.loads(line))
-            self.control.sendall(json.dumps(answer).encode() + b"\n")
-        return bool(more)
+        with suppress(ConnectionError):  # The notebook has ended.
+            self.words += (more := self.control.recv(LARGEST_BYTES))
+            *lines, self.words = self.words.split(b"\n")
+            for line in lines:
+                answer = self._carry_out(**json.loads(line))
+                self.control.sendall(json.dumps(answer).encode() + b"\n")
+            return bool(more)
+        return False
 
     def _carry_out(
         self, ports: list[Any], cut: list[Any], paused: bool, stragglers: list[tuple[int, float]]
