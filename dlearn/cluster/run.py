@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import shutil
+import socket
 import time
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,8 +27,11 @@ _AT_ONCE_BYTES = 10_000_000
 """A trace of this size is read in less than half a second: then a run shows what its messages are."""
 
 RUNS_KEPT = 20
+_NAME = re.compile(r"\d{8}-\d{6}-[0-9a-f]{6}")
 _HELD = "held"
-"""A file in a run's folder with the pid of the process that has its `Run` in hand, so that nobody tidies it away."""
+"""A file in a run's folder that names the process which has its `Run` in hand: it stays."""
+UNSEEN_SECONDS = 24 * 3600
+"""How long a run stays whose holder is on another host, or in another container."""
 
 
 @dataclass(eq=False, repr=False)
@@ -41,17 +47,14 @@ class Run(Shown):
     output: dict[Any, str] = field(default_factory=dict)
     error: RankError | None = None
     network: Carried | None = None
-    """What the switch has measured, where a network was chosen."""
     private: bool = False
     """Whether its ranks were in a network that nobody else is in, and that has no way out."""
     exposed: str = ""
     """Who else could have had its RPC workers run anything, and why; "" where nobody could, or there were none."""
     display: LiveDisplay | None = field(default=None, init=False)
-    """What stood in the cell while it ran."""
 
     @cached_property
     def trace(self) -> Trace:
-        """Everything that was recorded, up to a fault too."""
         if not self.recorded:
             raise DlearnError("this run was not recorded (record=False)")
         return Trace.load(self.folder / "trace")
@@ -91,31 +94,50 @@ class Run(Shown):
         return "trace" in self.__dict__ or sum(path.stat().st_size for path in files) < _AT_ONCE_BYTES
 
 
-# Its folder ----------------------------------------------------------------------------------------------------------
-
-
 def new_folder() -> Path:
-    """A new folder in `.dlearn/runs`, where the newest 20 runs are kept, and those that a notebook still holds."""
-    home = Path(".dlearn", "runs").resolve()  # The notebook may change its directory later.
+    """Make a folder in `.dlearn/runs`, where the newest 20 runs stay, and those that are held."""
+    home = Path.cwd() / ".dlearn" / "runs"  # The notebook may change its directory later.
     folder = home / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     try:
+        _refuse_links(home)
         # What ran here, and on which hosts, is the business of no other user of the machine.
         home.parent.mkdir(mode=0o700, exist_ok=True)
         (folder / "trace").mkdir(parents=True)
-        (folder / _HELD).write_text(str(os.getpid()))
+        _refuse_others(home, folder)
+        (folder / _HELD).write_text(f"{_numbering()}\n{_process(os.getpid())}")
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         hint = "Make room on its disk" if full else "Work in a folder that you may write to"
         raise SetupError(f"runs cannot be kept in {home} here: {error.strerror}. {hint}.") from None
-    runs = sorted((path for path in home.iterdir() if path.is_dir()), key=_changed_ns)
+    runs = sorted((path for path in home.iterdir() if _is_run(path)), key=_changed_ns)
     for old in runs[:-RUNS_KEPT]:
         if not _is_held(old):
             shutil.rmtree(old, ignore_errors=True)
     return folder
 
 
+def _refuse_links(home: Path) -> None:
+    """Old runs are deleted there, so it must be where it seems to be."""
+    for path in (home.parent, home):
+        if path.is_symlink():
+            raise SetupError(f"runs cannot be kept in {path}: it is a symbolic link. Remove it.")
+
+
+def _refuse_others(home: Path, folder: Path) -> None:
+    """By the owner that a new folder has got, as a shared disk may give all of them to one."""
+    for path in (home.parent, home):
+        if path.stat().st_uid != folder.stat().st_uid:
+            shutil.rmtree(folder)
+            raise SetupError(f"runs cannot be kept in {path}: it is another user's. Work elsewhere.")
+
+
+def _is_run(path: Path) -> bool:
+    return bool(_NAME.fullmatch(path.name)) and not path.is_symlink() and (path / "trace").is_dir()
+
+
 def keep_folder(run: Run) -> None:
-    weakref.finalize(run, (run.folder / _HELD).unlink, missing_ok=True).atexit = False  # Then the pid is nobody's.
+    """Hold it while `run` is in hand."""
+    weakref.finalize(run, (run.folder / _HELD).unlink, missing_ok=True).atexit = False
 
 
 def _changed_ns(folder: Path) -> int:
@@ -127,7 +149,26 @@ def _changed_ns(folder: Path) -> int:
 
 def _is_held(folder: Path) -> bool:
     try:
-        os.kill(int((folder / _HELD).read_text()), 0)
-    except (OSError, ValueError):
+        numbering, _, holder = (folder / _HELD).read_text().partition("\n")
+        if numbering != _numbering():
+            return time.time() - (folder / _HELD).stat().st_mtime < UNSEEN_SECONDS
+        return holder == _process(int(holder.split()[0]))
+    except (OSError, ValueError, IndexError):
         return False
-    return True
+
+
+def _numbering() -> str:
+    """Name what gives pids a meaning: a kernel's boot, and a pid namespace."""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    return socket.gethostname()
+
+
+def _process(pid: int) -> str:
+    """Return its pid and when it began, as pids are used again. ProcessLookupError if it has ended."""
+    os.kill(pid, 0)
+    with suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return f"{pid} {fields[19]}"
+    return str(pid)

@@ -1,0 +1,111 @@
+"""Which folders of runs are deleted, and which never: no other's, and none that a notebook holds, wherever it runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dlearn.cluster.run import Run, keep_folder, new_folder
+from dlearn.errors import SetupError
+
+pytestmark = pytest.mark.usefixtures("own_folder")
+RUNS = Path(".dlearn", "runs")
+ONE_MORE = [sys.executable, "-c", "from dlearn.cluster.run import new_folder; print(new_folder())"]
+
+
+def one_made_by(*elsewhere: str) -> Path:
+    """A run of a process that has ended without giving it up."""
+    return Path(subprocess.run([*elsewhere, *ONE_MORE], capture_output=True, text=True, check=True).stdout.strip())
+
+
+def make_many() -> list[Path]:
+    """More runs than are kept, of which no `Run` is in hand any more."""
+    made = [new_folder() for _ in range(22)]
+    for number, folder in enumerate(made):
+        (folder / "held").unlink()
+        os.utime(folder, (number, number))
+    return [*made, new_folder()]
+
+
+def test_the_newest_twenty_runs_are_kept():
+    made = make_many()
+    assert sorted(made[3:]) == sorted(RUNS.absolute().iterdir())
+
+
+def test_only_runs_are_deleted():
+    best, named, elsewhere = RUNS / "my-best-run", RUNS / "20250101-000000-aaaaaa", Path("elsewhere")
+    file, link = RUNS / "20250101-000000-bbbbbb", RUNS / "20250101-000000-cccccc"
+    for folder in (best / "trace", named, elsewhere / "trace"):
+        folder.mkdir(parents=True)
+    file.touch()
+    link.symlink_to(elsewhere.absolute())
+    others = [best / "trace", named, file, link, elsewhere / "trace"]
+    for path in others:
+        os.utime(path, (0, 0))
+    make_many()
+    assert all(path.exists() for path in others)
+
+
+@pytest.mark.parametrize("link", [RUNS.parent, RUNS])
+def test_a_link_in_the_place_of_the_folder_is_refused_before_anything_is_deleted(link):
+    theirs = [Path("theirs", *below, f"20250101-000000-{n:06x}") for n in range(25) for below in ((), ("runs",))]
+    for path in theirs:
+        (path / "trace").mkdir(parents=True)
+    if link == RUNS:
+        RUNS.parent.mkdir()
+    link.symlink_to(Path("theirs").absolute())
+    with pytest.raises(SetupError, match=rf"cannot be kept in \S+{link}: it is a symbolic link\. Remove it"):
+        new_folder()
+    assert sorted(theirs) == sorted(Path("theirs").glob("**/2025*"))
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder to another user")
+@pytest.mark.parametrize("path", [RUNS.parent, RUNS])
+def test_a_folder_of_another_user_is_refused_before_anything_is_deleted(path):
+    made = [new_folder() for _ in range(20)]
+    for each in made:
+        (each / "held").unlink()
+    os.chown(path, 65534, 65534)
+    with pytest.raises(SetupError, match=rf"cannot be kept in \S+{path}: it is another user's"):
+        new_folder()
+    assert sorted(made) == sorted(RUNS.absolute().iterdir())
+
+
+def test_a_run_is_held_while_its_run_is_in_hand_and_its_process_lives():
+    run = Run(new_folder(), True)
+    keep_folder(run)
+    of_one_that_ended = one_made_by()
+    make_many()
+    assert run.folder.exists()
+    assert not of_one_that_ended.exists()
+    folder = run.folder
+    del run
+    make_many()
+    assert not folder.exists()
+
+
+def test_a_pid_that_means_another_process_now_holds_no_run():
+    folder = one_made_by()
+    numbering, ended = (folder / "held").read_text().split("\n")
+    (folder / "held").write_text(f"{numbering}\n{os.getpid()} {ended.partition(' ')[2]}")
+    make_many()
+    assert not folder.exists()
+
+
+def test_a_run_held_in_another_container_or_on_another_host_is_kept_for_a_day():
+    container = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
+    probe = subprocess.run([*container, "true"], capture_output=True, text=True)
+    if probe.returncode:
+        pytest.skip(f"namespaces are not permitted here: {probe.stderr.strip()[:80]}")
+    folder = one_made_by(*container)
+    make_many()
+    assert folder.exists()
+    now = time.time()
+    os.utime(folder / "held", (now, now - 25 * 3600))
+    make_many()
+    assert not folder.exists()
