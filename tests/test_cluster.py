@@ -15,6 +15,7 @@ import time
 import warnings
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -322,16 +323,13 @@ def test_an_exception_names_its_rank_and_shows_its_lines():
     assert "dlearn/cluster" not in error.details
 
 
-def test_a_rank_that_exits():
-    error = _fail("exit")
+@pytest.mark.parametrize(
+    ("fault", "told"), [("exit", "died: it exited with code 3"), ("sigkill", "was killed by SIGKILL")]
+)
+def test_a_rank_that_exits_or_is_killed(fault, told):
+    error = _fail(fault)
     assert error.rank == 1
-    assert "rank 1 died: it exited with code 3" in error.what
-
-
-def test_a_rank_that_is_killed():
-    error = _fail("sigkill")
-    assert error.rank == 1
-    assert "rank 1 was killed by SIGKILL" in error.what
+    assert f"rank 1 {told}" in error.what
 
 
 def test_a_cpp_abort_shows_its_last_line():
@@ -686,13 +684,32 @@ def test_ranks_start_processes_as_the_notebook_does():
     assert Cluster(1).run(method).results == {0: method()}
 
 
-def test_a_function_that_forks_answers_once():
-    def fork() -> bool:
-        return os.fork() > 0
+def _fork_copies_that_leave(late: str) -> list[int]:
+    """Their exit codes. The rank goes on when all have left, and is not disturbed."""
 
-    with Cluster(2) as kept:
-        for _ in range(3):
-            assert kept.run(fork).results == {0: True, 1: True}
+    def fail() -> None:
+        raise ValueError("of a copy")
+
+    codes = []
+    for leave in (bool, sys.exit, partial(sys.exit, 3), partial(sys.exit, "not well"), fail):
+        if os.fork() == 0:
+            return leave()
+        codes.append(os.waitstatus_to_exitcode(os.wait()[1]))
+    Path(late + os.environ["RANK"]).touch()
+    return codes
+
+
+@pytest.mark.parametrize("rpc", [False, True])
+def test_only_the_rank_answers_however_a_copy_that_it_forked_leaves(tmp_path, rpc):
+    with Cluster(2, rpc=rpc) as kept:
+        for late in ("first", "second"):
+            run = kept.run(_fork_copies_that_leave, str(tmp_path / late))
+            assert run.results == {0: [0, 0, 3, 1, 1], 1: [0, 0, 3, 1, 1]}
+            assert "not well\nTraceback" in own_words(run.output[0])
+            assert "ValueError: of a copy" in run.output[1]
+    run = Cluster(2, rpc=rpc).run(_fork_copies_that_leave, str(tmp_path / "last"))
+    assert len(run.results) == 2
+    assert len(list(tmp_path.glob("*[01]"))) == 6
 
 
 def test_clusters_in_threads_do_not_meet():
@@ -827,6 +844,8 @@ def test_wrong_functions_are_refused_in_a_sentence():
         Cluster(2).run(3)
     with pytest.raises(SetupError, match="rank 0 got int, which cannot be called"):
         Cluster(2).run({0: 5})
+    with pytest.raises(TypeError, match=r"give run\(\) a functools.partial\(function, lr=...\)"):
+        Cluster(2).run(programs.count, lr=0.1)
 
     async def later() -> None:
         pass
@@ -865,14 +884,6 @@ def test_a_run_without_record_has_no_trace():
     assert run.results == {0: 0, 1: 1}
     with pytest.raises(DlearnError, match="not recorded"):
         _ = run.trace
-
-
-def test_the_newest_twenty_runs_are_kept(own_folder):
-    for _ in range(22):
-        newest = Cluster(1, record=False).run(os.getpid).folder
-    kept = list(Path(".dlearn", "runs").resolve().iterdir())
-    assert len(kept) == 20
-    assert newest in kept
 
 
 # Another notebook -----------------------------------------------------------------------------------------------------

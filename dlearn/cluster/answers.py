@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 import traceback
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 from dlearn.cluster.payload import Surroundings, is_installed
 
 MOST_TEXT = 8000
-"""Characters of an exception's message or traceback."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +34,39 @@ class Raised:
     at_ns: int
 
 
+def call_on_rank(function: Callable[..., Any], args: tuple[Any, ...], around: Surroundings) -> Any:
+    """Call the function. A copy of this process that it forks ends here: only the rank answers."""
+    rank = os.getpid()
+    try:
+        value = function(*args)
+    except BaseException as error:
+        if os.getpid() != rank:
+            _end_copy(error, around)
+        raise
+    if os.getpid() != rank:
+        _end_copy(SystemExit(), around)
+    return value
+
+
+def _end_copy(error: BaseException, around: Surroundings) -> NoReturn:
+    """End this process as Python does at the end of a script."""
+    left = error.code if isinstance(error, SystemExit) else _traceback_text(error, around).rstrip()
+    if left is not None and not isinstance(left, int):
+        with suppress(Exception):  # See `flush`.
+            print(left, file=sys.stderr)
+        left = 1
+    flush()
+    os._exit((left or 0) & 0xFF)
+
+
+def flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # The function may have closed them, or put anything in their place.
+        with suppress(Exception):
+            stream.flush()
+
+
 def answer_of_value(value: Any) -> Returned | Raised:
-    """Pack what the function has returned."""
     import cloudpickle
 
     try:
@@ -46,16 +80,21 @@ def answer_of_exception(error: BaseException, around: Surroundings) -> Returned 
     """Tell what ended the function; in a traceback cells have the names that the notebook shows."""
     if isinstance(error, SystemExit) and error.code in (None, 0):
         return Returned(None, exited=True)
-    story = traceback.TracebackException.from_exception(error)
-    _shorten(story)
-    text = _cut("".join(story.format()))
-    for file, (name, _) in around.cells.items():
-        text = text.replace(f'File "{file}"', f"Cell {name}")
+    text = _traceback_text(error, around)
     try:
         message = str(error)
     except Exception as failure:  # Any exception's own __str__ may raise anything.
         message = f"(its text cannot be made: {type(failure).__name__})"
     return Raised(type(error).__name__, _cut(message), text, time.monotonic_ns())
+
+
+def _traceback_text(error: BaseException, around: Surroundings) -> str:
+    story = traceback.TracebackException.from_exception(error)
+    _shorten(story)
+    text = _cut("".join(story.format()))
+    for file, (name, _) in around.cells.items():
+        text = text.replace(f'File "{file}"', f"Cell {name}")
+    return text
 
 
 def name_of_end(outcome: Returned | Raised) -> str:

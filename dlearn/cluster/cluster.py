@@ -12,13 +12,13 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import cloudpickle
 
 from dlearn.cluster import enclosed_rank, engine_rank, engines, mpi_launch, spares, wired_rank
 from dlearn.cluster.answers import Raised, Returned
-from dlearn.cluster.crew import Crew, Died, Ended, Outcome, Rank
+from dlearn.cluster.crew import Crew, Died, Ended, Outcome, Rank, kill_all
 from dlearn.cluster.faults import rank_error, who
 from dlearn.cluster.held_run import HeldRun
 from dlearn.cluster.launch import DEFAULT_START, StartMethod
@@ -49,36 +49,33 @@ EXPOSED = "other users of this machine could reach its RPC workers"
 class Cluster:
     """Real ranks on this machine, connected over loopback; with `engine`, beside ipyparallel's engines.
 
-    `ranks` is how many, or their names; the order of names is the order of ranks. Each `run` has fresh processes;
-    inside `with Cluster(4) as c:` they stay, with their state and process group. Inside the function the process group
-    is ready (`backend` "gloo", or "nccl" with a GPU for each rank, or "dlearn_ring", whose every step
-    is a message that you can see); with `init=False` that is left to your code, whose own `init_process_group("gloo")`
-    works unchanged. With `backend="mpi"` the ranks are those of a real MPI job of MPICH's on this machine: mpi4py's
-    `MPI.COMM_WORLD` is ready, and, unless `init=False`, a process group over it. With `rpc=True`
-    every rank is an RPC worker of its own name (of a number: "worker0"), on loopback and over TCP, so that its bytes
-    are counted; it serves until all functions have returned. Whoever reaches a worker can have it run anything: so
-    these ranks share a network with nobody else in it, and with no way out (no download); where that is not permitted,
-    `run.exposed` says why. `private=False` leaves them on this machine's loopback; True insists, without RPC, too.
+    `ranks` is how many, or their names, in the order of ranks. Each `run` has fresh processes; inside
+    `with Cluster(4) as c:` they stay, with their state and process group. Inside the function the
+    process group is ready (`backend` "gloo", or "nccl" with a GPU for each rank, or "dlearn_ring", whose
+    every step is a message that you can see); with `init=False` your code makes it, by its own
+    `init_process_group("gloo")`. With `backend="mpi"` the ranks are those of a real MPI job of MPICH's:
+    mpi4py's `MPI.COMM_WORLD` is ready, and, unless `init=False`, a process group over it. With
+    `rpc=True` every rank is an RPC worker of its own name (of a number: "worker0"), over TCP, so that its
+    bytes are counted; it serves until all functions have returned. Whoever reaches a worker can have it
+    run anything: so these ranks share a network that no other process is in, and that has no way out (no
+    download); where that is not permitted, `run.exposed` says why. `private=False` leaves them on this
+    machine's loopback; True insists, without RPC, too.
 
-    What ranks send is recorded unless `record=False`; `measure`, `checksums`, `graph`, `hang_after` and `sources` are
-    those of `dlearn.record`. `start` is "forkserver", or "spawn", the default on macOS: each rank loads torch itself,
-    because torch cannot be forked safely there.
+    What ranks send is recorded unless `record=False`; `measure`, `checksums`, `graph`, `hang_after` and
+    `sources` are those of `dlearn.record`. `start` is "forkserver", or "spawn", the default on macOS.
 
-    `engine` is an ipyparallel Client: then each rank is a fresh process beside an engine of its own, in the order of
-    the engines' ids, and their launchers (ssh, Slurm, MPI) give the machines; without `ranks` there are as many as
-    engines. A rank has its engine's environment and module path, and works in the notebook's folder if its host has
-    that. Where the engines are on more than one host, rank 0 and the backends open ports on the interface by which
-    an engine reaches its controller (or that of GLOO_SOCKET_IFNAME there): everybody on that network can reach them,
-    and with `rpc=True` have the ranks run anything.
+    `engine` is an ipyparallel Client: each rank is a fresh process beside an engine, in the order of the
+    engines' ids, as many as engines without `ranks`. A rank has its engine's environment and module path,
+    and works in the notebook's folder if its host has that. With engines on several hosts, rank 0 and the
+    backends open ports on the interface by which an engine reaches its controller (or that of
+    GLOO_SOCKET_IFNAME there): all of that network can reach them, and with `rpc=True` run anything there.
 
-    `network` puts each rank on a network of its own, and between them one that carries packets as slowly as you say:
-    "1 Gbit/s, 100 us", or a `dlearn.network.Network`. While ranks run, `cluster.network` changes it; `run.network`
-    says what was carried.
+    `network` puts between ranks a network that is as slow as you say: "1 Gbit/s, 100 us", or a
+    `dlearn.network.Network`. `cluster.network` changes it while ranks run; `run.network` says what it did.
 
-    `hold=True` has every call wait at a gate before torch gets it, until you let it through: `run` returns at once
-    with a run whose `step()`, `release(rank)`, `run_until(op=)` and `free()` do so (docs/live.md). With
-    `hold=lambda call: call.op == "send"` only such calls wait; with `hold=run.schedule` all are let through in the
-    order of that run.
+    `hold=True` has every call wait at a gate until you let it through: `run` returns at once with a run
+    whose `step()`, `release(rank)`, `run_until(op=)` and `free()` do so (docs/live.md). With a function
+    of a call, only calls for which it is true wait; with `hold=run.schedule`, that run's order is kept.
 
         run = Cluster(3).run(train, 10, timeout=60)
         run.results[0], run.output[0], run.trace
@@ -148,6 +145,7 @@ class Cluster:
         *args: Any,
         timeout: float | None = 300.0,
         check: bool = True,
+        **unknown: NoReturn,
     ) -> Run:
         """Call `function(*args)` on every rank; a dict gives each name its own, and a name without one serves.
 
@@ -156,6 +154,9 @@ class Cluster:
 
         With `hold` it returns at once, a `HeldRun` that has no timeout and whose `join()` raises what this would.
         """
+        for name in unknown:
+            hint = f"give run() a functools.partial(function, {name}=...)"
+            raise TypeError(f"run() has no option {name!r}. If it is the function's, {hint}.")
         if timeout is not None and not (isinstance(timeout, int | float) and 0 < timeout < float("inf")):
             raise SetupError(f"timeout is a number of seconds above 0, or None to wait for ever, not {timeout!r}.")
         functions = self._functions(function)
@@ -164,15 +165,28 @@ class Cluster:
             raise SetupError("a held run of these ranks is under way: free() and join() it, or end() it, first.")
         run = Run(new_folder(), self.record is not None)
         keep_folder(run)
-        crew, around = self._crew_for_call(), surroundings()
-        run.private, run.exposed = self._private and not self._exposed, self._exposed
-        calls = [self._call(rank, name, payload, around, run) for rank, name in enumerate(self.names)]
-        if self._hold_calls is False:
-            return self._carry_out(run, crew, calls, timeout, check=check)
-        keeper = Keeper(self.names, self._hold_calls)
+        keeper = None if self._hold_calls is False else Keeper(self.names, self._hold_calls)
+        crew: Crew | None = None
+        try:
+            crew = self._crew_for_call()
+            around = surroundings()
+            run.private, run.exposed = self._private and not self._exposed, self._exposed
+            named = enumerate(self.names)
+            calls = [self._call(rank, name, payload, around, run) for rank, name in named]
+            if keeper is None:
+                return self._carry_out(run, crew, calls, timeout, check=check)
+            return self._hold(run, crew, calls, keeper)
+        except BaseException:
+            if keeper is not None:
+                keeper.close()
+            if crew is not None and crew is not self._crew:
+                crew.kill()
+            raise
+
+    def _hold(self, run: Run, crew: Crew, calls: list[Call], keeper: Keeper) -> HeldRun:
         calls = [replace(call, gate=keeper.address) for call in calls]
         finish = partial(self._carry_out, run, crew, calls, None, check=False)
-        held = HeldRun.of(run, keeper, finish, end=partial(_end_ranks, tuple(crew.ranks)))
+        held = HeldRun.of(run, keeper, finish, end=partial(kill_all, tuple(crew.ranks)))
         self._held_run = weakref.ref(held)  # Whoever forgets it ends it.
         return held
 
@@ -234,14 +248,15 @@ class Cluster:
             raise SetupError(
                 f"run() takes a function, or a dict of names and functions, not {type(function).__name__}."
             )
-        strangers = [name for name in function if name not in self.names]
-        if strangers:
-            raise SetupError(f"this cluster has no rank {strangers[0]!r}; its ranks are {list(self.names)}.")
         if not function:
             raise SetupError("run() got an empty dict: give at least one rank a function.")
-        wrong = next((name for name, each in function.items() if not callable(each)), None)
-        if wrong is not None:
-            raise SetupError(f"rank {wrong!r} got {type(function[wrong]).__name__}, which cannot be called.")
+        for name, each in function.items():
+            if name not in self.names:
+                known = list(self.names)
+                raise SetupError(f"this cluster has no rank {name!r}; its ranks are {known}.")
+            if not callable(each):
+                what = type(each).__name__
+                raise SetupError(f"rank {name!r} got {what}, which cannot be called.")
         return [_sync(function[name]) if name in function else None for name in self.names]
 
     def _crew_for_call(self) -> Crew:
@@ -252,7 +267,8 @@ class Cluster:
             self._lost = False
             if self._crew is not None:
                 self._crew.kill()
-        crew = Crew([who(name) for name in self.names], self._start_ranks(), self._start)
+        crew = Crew([who(name) for name in self.names], self._start)
+        crew.ranks += self._start_ranks()
         if self._inside_with:
             self._crew = crew
         return crew
@@ -318,23 +334,13 @@ def _names(ranks: int | Sequence[str] | None) -> tuple[Name, ...]:
         raise SetupError(
             f"give the number of ranks, or a list of names such as ['ps', 'trainer1'], not {reprlib.repr(ranks)}."
         )
-    wrong = next((name for name in names if not _is_name(name)), None)
-    if wrong is not None:
-        raise SetupError(
-            f"{reprlib.repr(wrong)} is no name for a rank: 1 to {LONGEST_NAME} printable characters, not all digits."
-        )
+    for name in names:
+        if not 1 <= len(name) <= LONGEST_NAME or not name.isprintable() or name.isdigit():
+            rule = f"1 to {LONGEST_NAME} printable characters, not all digits"
+            raise SetupError(f"{reprlib.repr(name)} is no name for a rank: {rule}.")
     if len(set(names)) < len(names) or len(names) > MOST_RANKS:
         raise SetupError(f"the names of a cluster's ranks must differ, and be {MOST_RANKS} at most: {list(names)}.")
     return names
-
-
-def _is_name(name: str) -> bool:
-    return 1 <= len(name) <= LONGEST_NAME and name.isprintable() and not name.isdigit()
-
-
-def _end_ranks(ranks: Iterable[Rank]) -> None:
-    for rank in ranks:
-        rank.kill()
 
 
 def _note_ends(folder: Path, ends: Iterable[Exit | Stopped | Switched | None]) -> None:

@@ -6,7 +6,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,7 +16,7 @@ from pathlib import Path
 from dlearn.cluster import spares
 from dlearn.cluster.answers import Raised, Returned
 from dlearn.cluster.engine_rank import EngineRank
-from dlearn.cluster.launch import RankProcess, StackLine, StartMethod
+from dlearn.cluster.launch import DEATH_SECONDS, RankProcess, StackLine, StartMethod
 from dlearn.cluster.output import OutputStreams
 from dlearn.cluster.rank import FINISH, Call
 from dlearn.cluster.strangers import users_connected_to
@@ -28,22 +28,17 @@ from dlearn.trace.rpc.agent_log import LOOK_SECONDS, PAUSE_SECONDS, SUFFIX
 GRACE_SECONDS = 0.5
 """After one rank has failed: how long the others may take to notice, before they are ended; longer if they starve."""
 MOST_GRACE_SECONDS = 5.0
-"""After which no rank gets more time."""
 CLOSE_SECONDS = 5.0
-"""How long ranks may take to close their trace files after the end."""
 LEAVE_SECONDS = 1.0
-"""How long a rank may take to end that has been told to."""
-DEATH_SECONDS = 2.0
-"""How long the system may take to report the death of a process whose connection is closed."""
 DRAIN_SECONDS = 2.0
 """How long what was printed before the end is read; a thread or child of the rank may still print."""
 
 
 @dataclass(frozen=True)
 class Died:
-    """The process ended under the function's feet: its exit code (negative: a signal), and the last line it printed.
+    """The process ended inside the function: its exit code (negative: a signal), its last line.
 
-    Without an exit code it lives, but has closed its connection to us; or it is `lost`, which says how.
+    Without a code it lives and has closed its connection; or it is `lost`, which says how.
     """
 
     exit_code: int | None
@@ -55,10 +50,10 @@ class Died:
 
 @dataclass(frozen=True)
 class Ended:
-    """We ended it: another rank had failed, or the time was over.
+    """We ended it, as another rank had failed or the time was over.
 
-    `stack` is where it was in the user's own code, innermost call first. It was stopped at `at_ns` of its host's clock,
-    if that is known. `halted`: something else had stopped it before.
+    `stack` is where it was in the user's code, innermost call first; `at_ns`, when it was stopped, is
+    its host's clock. `halted`: it had been stopped before.
     """
 
     stack: tuple[StackLine, ...] = ()
@@ -71,15 +66,14 @@ Outcome = Returned | Raised | Died | Ended
 
 
 Rank = RankProcess | EngineRank
-"""A rank as its crew sees it: a process of this machine, or one beside an ipyparallel engine."""
 
 
 class Crew:
     """The processes of one cluster. After a fault they are gone, and `alive` is False."""
 
-    def __init__(self, tags: Sequence[str], ranks: Sequence[Rank], start: StartMethod) -> None:
+    def __init__(self, tags: Sequence[str], start: StartMethod) -> None:
         self.tags = tuple(tags)
-        self.ranks: list[Rank] = list(ranks)
+        self.ranks: list[Rank] = []
         self._start = start
         self._busy = threading.Lock()
         self._sender: threading.Thread | None = None
@@ -91,10 +85,7 @@ class Crew:
     def call(
         self, calls: Sequence[Call], timeout: float | None, display: LiveDisplay
     ) -> tuple[list[Outcome], OutputStreams]:
-        """Run one call to its end on all ranks. If anything goes wrong here, or is interrupted, no rank survives.
-
-        Meanwhile the display shows what they do; of held calls, whose run shows itself, it does not.
-        """
+        """Run one call to its end on all ranks; where that fails or is interrupted, end them all."""
         if not self._busy.acquire(blocking=False):
             raise SetupError("these ranks are at work on another run: use a Cluster of its own in each thread.")
         try:
@@ -225,7 +216,6 @@ class Crew:
             )
 
     def _pids_here(self, outcomes: Sequence[Outcome | None]) -> list[int]:
-        """Of the ranks on this machine that are still at work."""
         ranks = [rank for rank, outcome in zip(self.ranks, outcomes, strict=True) if outcome is None]
         return [rank.pid for rank in ranks if rank.pid is not None and rank.host == socket.gethostname()]
 
@@ -271,7 +261,6 @@ class Crew:
             self._drain(index, streams)
 
     def stop(self) -> None:
-        """Tell idle ranks to go, and see that they are gone."""
         for rank in self.ranks:
             with suppress(BrokenPipeError, ConnectionResetError):
                 rank.control.send(None)
@@ -283,8 +272,7 @@ class Crew:
         for rank in self.ranks:
             # Else the sends and receives of the last fail when the first is gone, and look as if they had ended.
             rank.pause()
-        for rank in self.ranks:
-            rank.kill()
+        kill_all(self.ranks)
         if self._sender is not None:
             self._sender.join()  # It must not find its pipes closed at this end.
         for rank in self.ranks:
@@ -292,13 +280,15 @@ class Crew:
         self.ranks.clear()
 
 
+def kill_all(ranks: Iterable[Rank]) -> None:
+    for rank in tuple(ranks):
+        rank.kill()
+
+
 def _see_off(ranks: Sequence[Rank]) -> None:
-    """Of ranks that are leaving by themselves: see that they are gone."""
     for rank in ranks:
         rank.wait(LEAVE_SECONDS)
-    for rank in ranks:
-        rank.kill()
-        rank.close()
+    spares.end(list(ranks))
 
 
 def _agent_log(call: Call, rank: Rank) -> Path | None:
@@ -315,10 +305,9 @@ def _send(ranks: Sequence[Rank], calls: Sequence[Call]) -> None:
 
 
 class Grace:
-    """How long the other ranks may take to fail by themselves after a first fault, and to say why.
+    """How long the others may take after a first fault to fail by themselves, and to say why.
 
-    Where other work takes the cores, a rank that has found its peer gone is runnable and does not run: it gets more
-    time, up to a limit.
+    A rank that is runnable and gets no core has more time, up to a limit.
     """
 
     def __init__(self, seconds: float, pids: Collection[int]) -> None:

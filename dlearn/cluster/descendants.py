@@ -1,10 +1,8 @@
-"""Everything that a rank has started ends with it: daemons, too, which have left its process group.
+"""Everything that a rank has started ends with it, daemons too, which have left its process group.
 
-On Linux the orphans among a process's descendants become its own children if it asks for that
-(PR_SET_CHILD_SUBREAPER; else they become children of the system's first process). The fork server
-and each rank ask: what a rank has started stays below it while it lives, and below the fork server
-when it is gone. What the notebook itself has started is never there. (macOS has nothing like that:
-there a daemon outlives its rank.)
+On Linux a process can ask to become the parent of orphans among its descendants
+(PR_SET_CHILD_SUBREAPER). The fork server and each rank do: so what a rank has started stays below it,
+and below the fork server when it is gone. (On macOS a daemon outlives its rank.)
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Ranks that nobody else on this machine reaches: one network for all of a cluster, with nothing in it but loopback.
+"""Ranks that no other process of this machine reaches: their network has nothing in it but loopback.
 
-Whoever connects to a worker of torch's RPC has it run anything, with its user's rights, and a store of torch's asks
-nobody who they are. So the first rank goes into a user and a network namespace, and the others follow it. What is left
-to other users is what they can do to any process: nothing. It has a price: those ranks have no way out either.
+Whoever connects to a worker of torch's RPC can have it run anything, with its user's rights, and a
+store of torch's accepts everyone. So the first rank makes a user and a network namespace, and the
+others follow it. These ranks have no way out, either.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 from contextlib import ExitStack, suppress
 from functools import partial
 
+from dlearn.cluster import spares
 from dlearn.cluster.launch import LOOPBACK, RankProcess, StartMethod, start_rank
 from dlearn.cluster.rank import Listen
 from dlearn.network import namespace
@@ -24,10 +25,7 @@ SEAT_SECONDS = 60.0
 
 
 def enclose(first: int | None) -> None:
-    """Move this process, which has one thread, into the network of the process `first`, or into a new one.
-
-    It ends with its last process. NotPermitted where that is not possible.
-    """
+    """Move this process, of one thread, into a new network, or into that of the process `first`."""
     if first is None:
         namespace.unshare()
         namespace.bring_up(b"lo")
@@ -86,8 +84,6 @@ def start_ranks(count: int, start: StartMethod) -> list[EnclosedRank]:
             for refused in filter(None, (rank.refused() for rank in ranks[here:])):
                 raise NotPermitted(refused)
     except BaseException:
-        for rank in ranks:
-            rank.kill()
-            rank.close()
+        spares.end(ranks)
         raise
     return ranks

@@ -1,7 +1,7 @@
-"""A rank beside an ipyparallel engine, for its crew the same as one of this machine: its pipes end here.
+"""A rank beside an ipyparallel engine: to its crew the same as one of this machine.
 
-A thread carries what goes through them to the engine's relay and back, by short questions over ipyparallel's own
-connections. So no port of the notebook's machine is opened, and ipyparallel's authentication and tunnels count.
+A thread exchanges what goes through its pipes with the engine's relay, over ipyparallel's own
+connections: so this machine opens no port, and ipyparallel's authentication and tunnels count.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dlearn.cluster import engine_relay
+from dlearn.cluster import engine_relay, spares
 from dlearn.cluster.answers import Raised
 from dlearn.cluster.engine_relay import Report
 from dlearn.cluster.engines import ANSWER_SECONDS, Engine, EngineGone
@@ -31,10 +31,8 @@ from dlearn.trace.rpc.agent_log import widen
 SHORTEST_SECONDS, LONGEST_SECONDS = 0.05, 0.5
 """How long the engine waits for something from the rank before it answers: a tenth of the run so far, within these."""
 IDLE_SECONDS = 2.0
-"""How often the engine hears from us while its rank has nothing to do."""
 KILL_SECONDS = 10.0
 START_SECONDS = 300.0
-"""The first rank waits until its engine's host has loaded torch."""
 
 
 class EngineRank:
@@ -74,7 +72,6 @@ class EngineRank:
         return not self._over.is_set()
 
     def is_there(self, seconds: float) -> bool:
-        """Whether the rank has been started, or is lost, within `seconds`."""
         return self._there.wait(seconds)
 
     def wait(self, seconds: float) -> None:
@@ -230,9 +227,7 @@ def start_ranks(engines: Sequence[Engine]) -> list[EngineRank]:
             while not rank.is_there(LONGEST_SECONDS):
                 progress.update(f"dlearn: {rank.engine} loads torch, or does other work")
     except BaseException:
-        for rank in ranks:
-            rank.kill()
-            rank.close()
+        spares.end(ranks)
         raise
     finally:
         progress.clear()

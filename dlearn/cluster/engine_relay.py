@@ -1,8 +1,8 @@
-"""What runs on an ipyparallel engine: it starts a rank beside itself, and passes on what goes to it and comes from it.
+"""What runs on an ipyparallel engine: it starts a rank beside itself, and forwards messages.
 
-The engine is not the rank. So a rank that hangs, exits or is ended leaves its engine usable, has a clean state in each
-run, and is the same process as on a local cluster. The notebook asks again and again (`exchange`), each time for a
-moment; in between the engine is free for others. The rank ends with its engine, and when the notebook stops asking.
+The engine is not the rank: one that hangs, exits or is ended leaves its engine usable. The notebook
+asks again and again (`exchange`), each time for a moment; in between the engine is free for others.
+The rank ends with its engine, and when the notebook stops asking.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dlearn.cluster import spares
-from dlearn.cluster.launch import DEFAULT_START, RankProcess
+from dlearn.cluster.launch import DEATH_SECONDS, DEFAULT_START, RankProcess
 from dlearn.cluster.payload import Surroundings
 from dlearn.cluster.rank import Call
 from dlearn.trace.rpc.agent_log import PIPE_BYTES
@@ -29,13 +29,10 @@ LEASE_SECONDS = 60.0
 OUTPUT_BYTES = 2 * PIPE_BYTES
 """As much of what a rank prints goes into one report: more than its pipe can hold."""
 PIECE_BYTES = 8 << 20
-DEATH_SECONDS = 2.0
 
 
 @dataclass
 class _Hosted:
-    """A rank beside this engine, and when its notebook last asked for it."""
-
     process: RankProcess
     heard: float
     folders: list[str] = field(default_factory=list)
@@ -115,7 +112,6 @@ def end(key: str) -> None:
 
 
 def files(folder: str) -> list[str]:
-    """The names of what was recorded in `folder`."""
     return sorted(path.name for path in Path(folder, "trace").glob("*"))
 
 

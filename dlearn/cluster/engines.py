@@ -109,9 +109,9 @@ _asking = threading.Lock()
 
 
 def choose(client: Any, ranks: int | None) -> tuple[Engine, ...]:
-    """The first engines of an ipyparallel client, in the order of their ids, one for each rank; None: all of them.
+    """Return the first `ranks` engines of an ipyparallel client (None: all), in the order of their ids.
 
-    SetupError if there are too few of them, or they do not fit each other and this process.
+    SetupError if there are too few, or they do not fit each other and this process.
     """
     ipyparallel = optional("ipyparallel", needed_by="engine=")
     if not isinstance(client, ipyparallel.Client):
@@ -189,9 +189,9 @@ def _placed(engines: Sequence[Engine]) -> list[Engine]:
 
 
 def _addresses(engines: Sequence[Engine]) -> list[str]:
-    """Of each engine's host: the one of GLOO_SOCKET_IFNAME there, else the one that it reaches its controller from.
+    """Return the address of each host: GLOO_SOCKET_IFNAME's, or the one towards its controller.
 
-    On the controller's own host that may be loopback; then it is the one from which it reaches the others.
+    Where that is loopback, it is the one towards the other hosts.
     """
     found = [_own_address(engine) for engine in engines]
     others = [address for address in found if address]

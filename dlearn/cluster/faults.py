@@ -31,7 +31,6 @@ _BROKEN_CONNECTION = (
 )
 """What gloo and the store say on the ranks that were left behind. Never the cause."""
 _NO_WAY_OUT = ("Network is unreachable", "Temporary failure in name resolution", "Name or service not known")
-"""What the system says in a network that has no way out."""
 
 
 def rank_error(
@@ -41,7 +40,6 @@ def rank_error(
     timeout: float | None,
     around: Surroundings,
 ) -> RankError | None:
-    """The error of a run, or None if every rank returned."""
     failed = [index for index, outcome in enumerate(outcomes) if not isinstance(outcome, Returned)]
     if not failed:
         return None
@@ -143,7 +141,6 @@ def _told(outcome: Raised) -> str:
 
 
 def _without_wall(text: str) -> str:
-    """Less the frames of C++ and of torch's own Python."""
     return _WALL.split(text)[0]
 
 
@@ -178,7 +175,6 @@ def _hang(
         if went is not None and went.slow:
             reason = pace_text(went)
         else:
-            # Without a trace nobody knows what they wait for.
             idle = ", inside no recorded call" if trace is not None else ""
             where = "; ".join(f"{who(names[index])} {note}" for index, note in notes.items())
             are = "is" if len(late) == 1 else "are"
@@ -189,7 +185,6 @@ def _hang(
 
 
 def _note(outcome: Outcome, around: Surroundings) -> str:
-    """What is known of a rank that is in no recorded call."""
     match outcome:
         case Returned():
             return "has called sys.exit" if outcome.exited else "has returned from its function"

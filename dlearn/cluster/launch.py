@@ -1,12 +1,11 @@
-"""Rank processes: how they are started, and how it is made sure that none of them is ever left behind.
+"""Start rank processes, and leave none of them behind.
 
-A rank is forked from a server process that has loaded torch and done nothing else: a few milliseconds, against seconds
-for a fresh interpreter. (Forking the notebook's kernel itself is not safe: its OpenMP threads do not survive.) Where
-torch cannot be forked safely (macOS), the server is a bare Python, and each rank loads torch itself.
+A rank is forked from a server process that has loaded torch and done nothing else: milliseconds,
+against seconds for a fresh interpreter. (The notebook's kernel cannot be forked: its OpenMP threads
+do not survive.) Where torch cannot be forked (macOS), the server is a bare Python.
 
-Each rank leads a process group of its own, so its helpers (a DataLoader's workers) end with it; descendants.py finds
-those that have left the group. And it watches a pipe whose other end this process holds: if this process dies, however
-it dies, the pipe closes and the rank ends itself.
+Each rank leads a process group, and ends with it; descendants.py finds what has left the group. It
+watches a pipe of this process: however this process ends, the rank ends itself.
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ _forked: set[int] = set()
 """The ranks below it that have not been seen off. What else is there was left by ranks that are gone."""
 _forking = threading.Lock()
 FILES_TO_CONNECT = 8
-"""More than are opened to have a rank forked."""
 
 
 def warm_up() -> None:
@@ -72,12 +70,9 @@ class StackLine(NamedTuple):
 _STACK_LINE = re.compile(r'File "(.+)", line (\d+) in ')
 _STACK_IS_WHOLE = re.compile(r'cluster/rank\.py", line \d+ in serve\n|^  \.\.\.\n', re.MULTILINE)
 """faulthandler writes line by line, the innermost call first: the rank's own line, or dots after 100, are the end."""
-
-
 STACK_SECONDS = 2.0
-"""How long a rank may take to write where it is."""
 DEATH_SECONDS = 2.0
-"""How long the system may take to report the death of a fork server that no longer listens."""
+"""How long the system may take to report the death of a process whose connection is closed."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -94,7 +89,6 @@ def _check_route(address: str) -> None:
 
 
 def ask_for_stack(pid: int) -> None:
-    """Send STACK_SIGNAL to the main thread of a rank, which writes its stack."""
     # Sent to the process, any thread might take it if that was stopped just now (Linux, `wants_signal`),
     # and each thread writes its own stack.
     tgkill = getattr(ctypes.CDLL(None), "tgkill", None)  # Linux, with glibc 2.30.
@@ -133,7 +127,6 @@ class RankProcess:
 
     @property
     def sentinel(self) -> int:
-        """Readable once the process has ended."""
         return self.process.sentinel
 
     @property
@@ -153,7 +146,6 @@ class RankProcess:
         return state in ("T", "t")
 
     def wait(self, seconds: float) -> None:
-        """Until the process has ended."""
         self.process.join(seconds)
 
     def listen(self, backlog: int, address: str = LOOPBACK) -> tuple[str, int]:
@@ -171,10 +163,7 @@ class RankProcess:
         self._let_go_of_gifts()
 
     def stack(self, call: Call) -> tuple[StackLine, ...]:
-        """Have the rank write where it is, innermost call first, less the lines of installed libraries.
-
-        () if it does not in time.
-        """
+        """Return where the rank is in the user's code, innermost call first; () if it does not say."""
         file = stack_file(call.folder, call.rank)
         # Without its file it has not got as far as listening to the signal, which would end it.
         if self.process.pid is None or not file.exists():
@@ -250,10 +239,7 @@ def _ensure_running(start: StartMethod) -> None:
 
 
 def start_rank(start: StartMethod, enter: Enter | None = None) -> RankProcess:
-    """Start one rank process; it waits for its first call. SetupError if no more files can be opened.
-
-    With `enter` it first goes into a network of its own.
-    """
+    """Start one rank process; with `enter` it first goes into a network of its own."""
     context = mp.get_context()
     try:
         control, their_control = context.Pipe()
@@ -326,10 +312,8 @@ class _PopenWithoutMain(Popen):
 
 
 def _ask(server: Any, descriptors: list[int]) -> tuple[int, int]:
-    """Have the fork server start a process.
-
-    One that was killed listens no more some time before the system says that it has ended; after that, it is another.
-    """
+    """Have the fork server start a process: for a moment one that was killed refuses, then there is
+    another."""
     deadline = time.monotonic() + DEATH_SECONDS
     while True:
         try:
@@ -349,7 +333,6 @@ def _see_that_files_can_be_opened() -> None:
 
 
 def _end_strays() -> None:
-    """End what ranks have left behind that are gone."""
     with _forking:  # Else a rank that is only being forked would look like that.
         for server in _servers.values():
             if server._forkserver_pid is not None and os.getpid() == _owner:

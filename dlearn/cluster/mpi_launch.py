@@ -1,9 +1,8 @@
-"""An MPI job of ranks of this machine: the cluster itself is its process manager, what mpiexec is elsewhere.
+"""An MPI job of ranks of this machine: the cluster is its process manager, as mpiexec elsewhere.
 
-A process of MPICH's asks its manager, by lines through an open descriptor (PMI_FD), what its job is called, and to be
-told when all have come (PMI 1: wiki.mpich.org, "PMI v1 Wire Protocol"). mpiexec would start each as a new process,
-which loads torch for seconds; so ranks that the fork server holds ready get such a descriptor with their first call,
-and join the job with it (mpi_seat.py). No port is opened.
+A process of MPICH's asks its manager, through an open descriptor (PMI_FD), what its job is called,
+and when all have come (PMI 1: wiki.mpich.org, "PMI v1 Wire Protocol"). Here ranks of the fork server
+get such a descriptor with their first call (mpi_seat.py), and load no torch anew. No port is opened.
 """
 
 from __future__ import annotations
@@ -24,9 +23,7 @@ from dlearn.cluster.launch import RankProcess
 from dlearn.errors import not_installed
 
 LINE_BYTES = 4096
-"""More than a request has: its longest value has 1,024."""
 ABORTED = "ended the MPI job"
-"""What a rank has done that has called MPI's Abort."""
 _SHARED = Path("/dev/shm")
 _ALWAYS = {
     "init": "response_to_init pmi_version=1 pmi_subversion=1 rc=0",
@@ -34,7 +31,6 @@ _ALWAYS = {
     "get_appnum": "appnum appnum=0",
     "finalize": "finalize_ack",
 }
-"""What is answered to these, whoever asks."""
 
 
 def find_mpi() -> None:
@@ -44,7 +40,6 @@ def find_mpi() -> None:
 
 
 def seated(processes: Sequence[RankProcess]) -> list[MpiRank]:
-    """These ranks as the processes of one new MPI job, in the order of MPI's ranks."""
     _tell_of_cores(len(processes))
     pairs = [socket.socketpair() for _ in processes]
     job = Job([ours for ours, _ in pairs])
@@ -52,10 +47,7 @@ def seated(processes: Sequence[RankProcess]) -> list[MpiRank]:
 
 
 class Job:
-    """The manager of one MPI job: a thread that answers its processes, each through a connection of its own.
-
-    `aborted` are the ranks that have called MPI's Abort: MPICH leaves it to us to end them.
-    """
+    """The manager of one MPI job. `aborted` are the ranks that have called Abort, and are ended here."""
 
     def __init__(self, ends: Sequence[socket.socket]) -> None:
         # MPICH names what the ranks share by it: no other job may be called the same.

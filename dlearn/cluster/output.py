@@ -15,7 +15,6 @@ from dlearn.trace.rpc.agent_log import PIPE_BYTES, Filter
 MOST_BYTES = 32 << 20
 """As much of what a rank prints is kept: a print in an endless loop must not take the notebook's memory."""
 LONGEST_LINE = 1 << 20
-"""A longer line is shown in parts."""
 
 
 class Printed:
@@ -46,10 +45,7 @@ class Printed:
 
 
 class OutputStreams:
-    """The ranks' pipes. `read` shows and keeps what has come through one of them.
-
-    The log of a rank's RPC agent comes the same way; it goes to the rank's file of `logs` and is not shown.
-    """
+    """The ranks' pipes: `read` shows and keeps what comes, but for the logs of their RPC agents."""
 
     def __init__(self, tags: Sequence[str], logs: Sequence[Path | None] = ()) -> None:
         width = max(map(len, tags), default=0)
@@ -78,7 +74,6 @@ class OutputStreams:
         return True
 
     def found_empty(self, index: int, at_ns: int) -> None:
-        """Note that nothing was in this pipe at this moment."""
         sieve = self._sieves[index]
         if sieve is not None:
             sieve.found_empty(at_ns)
@@ -117,7 +112,6 @@ class OutputStreams:
 
     @property
     def logging(self) -> bool:
-        """Whether an RPC agent writes its log."""
         return bool(self._logs)
 
     @property
@@ -140,7 +134,6 @@ class OutputStreams:
         self.show()
 
     def text(self, index: int) -> str:
-        """What this rank has printed."""
         return self._kept[index].text
 
     def last_line(self, index: int) -> str:

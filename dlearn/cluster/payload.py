@@ -1,7 +1,7 @@
-"""What travels to the ranks: all functions of one call, their arguments, and the notebook's surroundings.
+"""What travels to the ranks: the functions of one call, their arguments, and the surroundings.
 
-One payload goes to every rank, so functions that share globals still share them there, and a class that a cell defines
-is the same class on every rank. cloudpickle sends what a notebook or script defines by value, modules by name.
+One payload goes to every rank, so functions that share globals, or a class, share them there.
+cloudpickle sends what a notebook or script defines by value, modules by name.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def pack(functions: Sequence[Callable[..., Any] | None], args: tuple[Any, ...]) 
 
 
 class Unpacker:
-    """The other end, for all calls of one rank. What `__main__` defined there lives in this process's `__main__`.
+    """Unpacks all calls of one rank, whose `__main__` gets what `__main__` defined there.
 
-    A rank that is kept keeps its globals too: a variable is taken over only where it has changed since the last call.
+    A rank that is kept takes over a variable only where it has changed since the last call.
     """
 
     def __init__(self) -> None:
@@ -89,10 +89,9 @@ class Unpacker:
 
 
 class _Loader(pickle.Unpickler):
-    """Gives functions of `__main__` this process's `__main__` as their globals, instead of a dict of their own.
+    """Give functions of `__main__` this process's `__main__` as their globals.
 
-    Only for what our own parent sends through its pipe. Should cloudpickle rename these two functions, ranks would
-    still work, and keep no globals (a test would tell).
+    Should cloudpickle rename these two functions, ranks would work and keep no globals (tested).
     """
 
     def __init__(self, stream: io.BytesIO) -> None:
@@ -121,7 +120,6 @@ def _make_in_main(original: Callable[..., Any], code: Any, its_globals: dict[str
 
 
 def surroundings() -> Surroundings:
-    """Of this process, now."""
     return Surroundings(dict(os.environ), os.getcwd(), list(sys.path), _cells())
 
 

@@ -25,7 +25,14 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from dlearn.cluster import descendants, mpi_seat, rpc_worker
-from dlearn.cluster.answers import Returned, answer_of_exception, answer_of_value, name_of_end
+from dlearn.cluster.answers import (
+    Returned,
+    answer_of_exception,
+    answer_of_value,
+    call_on_rank,
+    flush,
+    name_of_end,
+)
 from dlearn.cluster.descriptors import receive_descriptor, send_descriptor
 from dlearn.cluster.payload import Surroundings, Unpacker
 from dlearn.errors import SetupError
@@ -44,10 +51,7 @@ class HostPlace:
 
 @dataclass(frozen=True)
 class Call:
-    """One call as the parent sends it to one rank. `store` is where rank 0 listens: on loopback, without a `place`.
-
-    With `keep` the process stays for the next call, and its process group does too.
-    """
+    """One call for one rank. `store` is where rank 0 listens; with `keep` the process stays."""
 
     payload: bytes
     surroundings: Surroundings
@@ -115,7 +119,7 @@ def main(control: Connection, alive: Connection, output: Connection, enter: Ente
             break
     with contextlib.suppress(Exception):  # Nobody is left to tell.
         mpi_seat.leave()
-    _flush()
+    flush()
     # Threads of gloo and of the user may still run, and an orderly interpreter exit would trip over them.
     _end_with_all_it_started()
 
@@ -137,7 +141,6 @@ def _take_seat(enter: Enter, control: Connection) -> bool:
 
 
 def stack_file(folder: str | Path, rank: int) -> Path:
-    """Where a rank writes its stack when it is asked to."""
     return Path(folder, f"stack-{rank}.txt")
 
 
@@ -152,7 +155,6 @@ def _redirect(output: Connection) -> None:
 def _end_with_parent(alive: Connection) -> None:
     with contextlib.suppress(EOFError, OSError):
         alive.recv_bytes()
-    # The process that started us is gone.
     _end_with_all_it_started()
 
 
@@ -160,13 +162,6 @@ def _end_with_all_it_started() -> None:
     """A DataLoader's workers are in the rank's process group; a daemon has left it."""
     descendants.end_children(os.getpid())
     os.killpg(0, signal.SIGKILL)
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        # The function may have closed them, or put anything in their place.
-        with contextlib.suppress(Exception):
-            stream.flush()
 
 
 class _Rank:
@@ -181,7 +176,6 @@ class _Rank:
         self._listener: socket.socket | None = None
 
     def listen(self, asked: Listen) -> None:
-        """Open the socket of the next call's store in this rank's own network."""
         self._listener = socket.create_server((asked.address, 0), backlog=asked.backlog)
         self._control.send(self._listener.getsockname())
 
@@ -204,23 +198,20 @@ class _Rank:
                 gate.forget_timeouts()
             functions, args = self._set_up(call, listener)
             function = functions[call.rank]
-            me = os.getpid()
             with self._rpc_worker(call, recording):
                 if gate is not None:
                     gate.meet(call.gate, call.rank, call.world_size, recording)
-                value = function(*args) if function is not None else None
+                value = None
+                if function is not None:
+                    value = call_on_rank(function, args, call.surroundings)
                 if gate is not None:
                     gate.function_over()
-            if os.getpid() != me:
-                # The function forked, and this is the copy. Only the rank itself answers.
-                _flush()
-                os._exit(0)
             outcome = answer_of_value(value) if function is not None else Returned(None)
         except BaseException as error:
             outcome = answer_of_exception(error, call.surroundings)
         if "dlearn.hooks.gate" in sys.modules:
             sys.modules["dlearn.hooks.gate"].leave()
-        _flush()
+        flush()
         if recording is not None:
             recording.count()  # While all are here: a connection to a rank that has ended cannot be read any more.
             recording.function_ended(name_of_end(outcome))
@@ -229,7 +220,7 @@ class _Rank:
         keep_on = self._wait_for_finish()
         if recording is not None:
             recording.stop(quiet=self._worker is not None)
-        _flush()
+        flush()
         with contextlib.suppress(OSError):
             self._control.send(CLOSED)
         return keep_on and call.keep
@@ -359,10 +350,9 @@ def _meet(call: Call, listener: int | None) -> Any:
 
 
 def _offer(store: Any, call: Call) -> None:
-    """Have a tutorial's own `init_process_group("gloo")` meet in this store.
+    """Have a tutorial's own `init_process_group("gloo")` meet in this store, on loopback.
 
-    Torch's own handler would make a store that listens on every interface. Each init has a prefix of its own: after
-    destroy and init again, the addresses of the first time must not be found.
+    Each init has a prefix: after destroy and init again, old addresses must not be found.
     """
     from urllib.parse import parse_qs, urlparse
 

@@ -1,7 +1,6 @@
-"""A rank as an RPC worker: on loopback, over TCP, with definitions of cells that can be called from other ranks.
+"""A rank as an RPC worker: on loopback, over TCP.
 
-torch pickles functions by name. The name is there: all functions of a call travel to every rank, whose `__main__` has
-them.
+torch pickles functions by name, and all functions of a call are in every rank's `__main__`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ TRANSPORTS, CHANNELS = ["uv"], ["basic"]
 """TCP for all of it. torch's default on one host is shared memory, whose bytes nobody counts."""
 
 WORKER_THREADS = 8
-"""That run what others ask for."""
 
 _FALSE_ALARMS = (
     # init_rpc does so itself, in every torch since 2.0 (pytorch issue 149393).
@@ -33,9 +31,9 @@ _FALSE_ALARMS = (
 
 @contextmanager
 def worker(name: str, rank: int, world_size: int, recording: Any = None, store: Any = None) -> Iterator[None]:
-    """This process is RPC worker `name` inside; at the end it serves until all others are there, too.
+    """Be RPC worker `name` inside, and serve at the end until all others are there.
 
-    With a `recording` it meets the others in `store` when all connections are open: from then on bytes are counted.
+    A `recording` counts bytes from when all connections are open.
     """
     import torch.distributed.rpc as rpc
 
@@ -58,7 +56,6 @@ def worker(name: str, rank: int, world_size: int, recording: Any = None, store: 
 
 
 def worker_name(name: str) -> str:
-    """RPC wants a name and not a number."""
     return f"worker{name}" if name.isdigit() else name
 
 

@@ -1,7 +1,6 @@
 """What a fork server of ranks imports: when it ends, so does everything below it.
 
-It ends with the notebook, and the system then kills its ranks (`descendants.end_with_fork_server`), maybe before one
-of them has ended its own children. What ranks leave comes to the server, and is ended here.
+The system then kills its ranks, maybe before they have ended their own children: these come here.
 """
 
 import atexit

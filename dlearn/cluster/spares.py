@@ -1,8 +1,7 @@
-"""Ranks that wait for the next run, so that it need not wait for them.
+"""Ranks that wait for the next run. A spare has run nothing.
 
-Starting and ending a process takes longer than most cells: some 10 ms and 5 ms for each rank, seconds where it must be
-spawned. So both happen after `run` has returned, on a thread: used ranks are seen off, and as many fresh ones started.
-A spare has run nothing.
+A process takes longer to start and to end than most cells (10 ms and 5 ms for each rank, seconds
+where it is spawned). So a thread does both, after `run` has returned.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 from dlearn.cluster.launch import RankProcess, StartMethod, start_rank
 from dlearn.errors import SetupError
@@ -59,7 +59,6 @@ def _spare_or_new(start: StartMethod) -> RankProcess:
 
 
 def turn_over(see_off: Callable[[], None], fresh: int, start: StartMethod) -> None:
-    """See used ranks off, and start some fresh ones, while the user goes on."""
     global _worker
     with _turning:
         if _worker is not None:
@@ -86,8 +85,7 @@ def _leave_to_parent() -> None:
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
-def end(ranks: list[RankProcess]) -> None:
-    """End these; returns when they are gone."""
+def end(ranks: list[Any]) -> None:
     while ranks:
         rank = ranks.pop()
         rank.kill()
@@ -96,7 +94,6 @@ def end(ranks: list[RankProcess]) -> None:
 
 @atexit.register
 def close() -> None:
-    """End the spares."""
     _closing.set()
     if _worker is not None:
         _worker.join()

@@ -25,10 +25,7 @@ class Connection(NamedTuple):
 
 
 def users_connected_to(pids: Iterable[int]) -> set[int]:
-    """The users, but for this process's own, who hold a connection to a port on which one of these processes listens.
-
-    Empty where the system tells nobody (it is no Linux).
-    """
+    """Return the users, but for our own, with a connection to a port of one of these processes."""
     table = [*_connections()]
     own = {inode for pid in pids for inode in _sockets(pid)}
     ports = {each.local for each in table if each.state == LISTENS and each.inode in own}

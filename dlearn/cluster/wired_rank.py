@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 
+from dlearn.cluster.crew import kill_all
 from dlearn.cluster.descriptors import receive_descriptor
 from dlearn.cluster.enclosed_rank import EnclosedRank
 from dlearn.cluster.launch import StackLine, StartMethod, start_rank
@@ -46,6 +47,7 @@ def start_ranks(network: LiveNetwork, count: int, start: StartMethod) -> list[Wi
     """Fresh ranks in networks of their own, and a switch between them. SetupError where that is not permitted."""
     ranks: list[WiredRank] = []
     devices: list[int] = []
+    switch: SwitchProcess | None = None
     try:
         for rank in range(count):
             seat = Seat(rank, count, network.packet_bytes, network.asked.window_bytes)
@@ -53,23 +55,20 @@ def start_ranks(network: LiveNetwork, count: int, start: StartMethod) -> list[Wi
         for each in ranks:
             devices.append(_device(each))
         pids = [each.pid for each in ranks if each.pid is not None]
-        switch = network.connect(devices, pids, partial(_end, ranks))
+        switch = network.connect(devices, pids, partial(kill_all, ranks))
+        for each in ranks:
+            each.switch, each.living, each.network = switch, ranks, network
     except BaseException:
-        _end(ranks)
+        if switch is not None:
+            switch.close()
+        kill_all(ranks)
         for each in ranks:
             EnclosedRank.close(each)
         raise
     finally:
         for device in devices:
             os.close(device)
-    for each in ranks:
-        each.switch, each.living, each.network = switch, ranks, network
     return list(ranks)
-
-
-def _end(ranks: list[WiredRank]) -> None:
-    for rank in list(ranks):
-        rank.kill()
 
 
 def _device(rank: WiredRank) -> int:

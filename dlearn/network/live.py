@@ -7,8 +7,10 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from dlearn.errors import SetupError
@@ -24,10 +26,7 @@ MOST_FACTOR = 100
 
 
 class SwitchProcess:
-    """The switch of one set of ranks: a process of this machine, which ends when its connection closes.
-
-    `lost` once it has ended under the ranks' feet; then `on_loss` is called.
-    """
+    """The switch of one set of ranks: a process. `on_loss` is called if it ends before `close`."""
 
     def __init__(self, plan: dict[str, Any], tuns: Sequence[int], on_loss: Callable[[], None]) -> None:
         self.lost = self._closing = False
@@ -41,17 +40,12 @@ class SwitchProcess:
         self._answers = self._control.makefile("rb")
         socket.send_fds(self._control, [b"\n"], tuns)
         self._control.sendall(json.dumps(plan).encode() + b"\n")
-        threading.Thread(target=self._watch, name="dlearn-switch", daemon=True).start()
+        watch = partial(_watch, self._process, weakref.ref(self))
+        threading.Thread(target=watch, name="dlearn-switch", daemon=True).start()
 
     @property
     def pid(self) -> int:
         return self._process.pid
-
-    def _watch(self) -> None:
-        self._process.wait()
-        if not self._closing:
-            self.lost = True
-            self._on_loss()
 
     def tell(self, order: dict[str, Any]) -> dict[str, Any] | None:
         """Give an order; the answer is what the switch has counted so far, None if it has ended."""
@@ -74,8 +68,17 @@ class SwitchProcess:
             self._process.wait()
 
 
+def _watch(process: subprocess.Popen[bytes], switch: weakref.ref[SwitchProcess]) -> None:
+    """Wait for its end. A switch that is forgotten closes its connection, and so ends."""
+    process.wait()
+    known = switch()
+    if known is not None and not known._closing:
+        known.lost = True
+        known._on_loss()
+
+
 class LiveNetwork:
-    """The network between the ranks of a cluster. What is changed here holds at once, and for later runs too.
+    """The network between the ranks of a cluster. What is changed here holds for later runs, too.
 
     cluster.network.slow(2, "10 Mbit/s")
     cluster.network.cut(0, 1)
@@ -115,10 +118,9 @@ class LiveNetwork:
         self._say()
 
     def straggler(self, rank: int | str, factor: float) -> None:
-        """From now on, what this rank computes takes `factor` times as long; 1: no longer than by itself.
+        """From now on, this rank's computing takes `factor` times as long (1: as long as by itself).
 
-        The rank is stopped for a few ms, again and again, after as many that it has computed. While it waits for
-        others it computes nothing, and is not stopped.
+        The rank is stopped for a few ms, again and again. Waiting is no computing.
         """
         is_number = isinstance(factor, int | float) and not isinstance(factor, bool)
         if not is_number or not 1 <= factor <= MOST_FACTOR:
@@ -177,7 +179,11 @@ class LiveNetwork:
         ways = [[a, b, [names.index(name) for name in self._now.way(a, b)]] for a in ranks for b in ranks if a != b]
         self._told, self._before, self._pids = None, {}, list(pids)
         self._switch = SwitchProcess({"ports": self._ports(), "ways": ways}, tuns, on_loss)
-        self._say()
+        try:
+            self._say()
+        except BaseException:
+            self._switch.close()
+            raise
         return self._switch
 
     def _say(self) -> None:
