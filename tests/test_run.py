@@ -319,14 +319,6 @@ def test_workers_of_a_data_loader_leave_no_files(tmp_path):
     assert process.rank == 0
 
 
-@slow
-def test_two_recorders_at_once_are_a_clear_error(tmp_path):
-    text = "import dlearn\nwith dlearn.record('mine'): pass\n"
-    done = dlearn_run(tmp_path, "--trace", "t", script(tmp_path, text))
-    assert done.returncode == 1
-    assert "this process is being recorded already: end the other recording first." in done.stderr
-
-
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -344,7 +336,6 @@ def test_two_recorders_at_once_are_a_clear_error(tmp_path):
     ],
 )
 def test_bad_arguments_are_one_line_and_status_2(tmp_path, monkeypatch, capsys, arguments, told):
-    """In this process: that the command's own says the same, the next test shows for one of them."""
     (tmp_path / "old").mkdir()
     (tmp_path / "old" / "a-1.jsonl").write_text("precious")
     (tmp_path / "file").write_text("")
@@ -355,12 +346,6 @@ def test_bad_arguments_are_one_line_and_status_2(tmp_path, monkeypatch, capsys, 
     assert told in out + err
     assert not arguments or len(err.splitlines()) == 1
     assert (tmp_path / "old" / "a-1.jsonl").read_text() == "precious"
-
-
-def test_a_script_that_is_not_there_is_told_by_the_command(tmp_path):
-    done = dlearn_run(tmp_path, "missing.py")
-    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
-    assert "there is no script missing.py" in done.stderr
 
 
 @slow
