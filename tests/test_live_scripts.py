@@ -90,17 +90,8 @@ def test_rows_stand_at_the_foot_of_a_terminal_while_the_script_prints_above(tmp_
 @pytest.mark.slow
 def test_rows_are_printed_where_stderr_is_no_terminal(tmp_path):
     (tmp_path / "train.py").write_text(LATE)
-    command = [
-        sys.executable,
-        "-m",
-        "dlearn.cli",
-        "run",
-        "--live",
-        "--trace",
-        "trace",
-        "--nproc-per-node=2",
-        "train.py",
-    ]
+    options = ["--live", "--trace", "trace", "--nproc-per-node=2"]
+    command = [sys.executable, "-m", "dlearn.cli", "run", *options, "train.py"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as job:
         told = []
         for line in job.stderr:

@@ -56,8 +56,7 @@ class HeldRun(HeldJob, Run):
         """While it is under way, its stage; without anywidget no buttons act on it."""
         if not self.under_way:
             return {"text/html": self._repr_html_(), "text/plain": str(self)}
-        if self._page is None:
-            self._page = HeldPage(self, self.folder.name)
+        self._page = self._page or HeldPage(self, self.folder.name)
         with suppress(SetupError):
             self._page.open()
         return {"text/html": self._page.html(), "text/plain": str(self)}
@@ -84,8 +83,7 @@ class _Job:
 
     def _follow(self) -> None:
         try:
-            self._finish()
-            if self.run.error is None:
+            if self._finish().error is None:
                 self.keeper.finish()
         except BaseException as error:
             self.failure = error

@@ -52,12 +52,9 @@ class _Note(NamedTuple):
     code: CodeType
     phase: str = ""
     role: str = ""
-    site: str | None = None
-    """The file as people call it; None for torch, dlearn and Python's own machinery."""
-    own: bool = False
-    """The user's own code, not an installed library's."""
-    recorder: bool = False
-    """Code of dlearn that is no lesson."""
+    site: str | None = None  # As people call it; None for torch, dlearn and Python's machinery.
+    own: bool = False  # The user's own code, not an installed library's.
+    recorder: bool = False  # Code of dlearn that is no lesson.
 
 
 _ENGINE = autograd_graph._engine_run_backward.__code__
@@ -224,5 +221,4 @@ def _known() -> dict[int, _Note]:
 
 
 _notes: dict[int, _Note] = _known()
-_silent: set[int] = set()
-"""Those that tell nothing: most of a stack, and passed over fast."""
+_silent: set[int] = set()  # Those that tell nothing: most of a stack, and passed over fast.

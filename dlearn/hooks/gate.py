@@ -1,7 +1,7 @@
 """Where a call of a held job waits, before it is handed to torch. The other end is dlearn/live/keeper.py.
 
-A line of JSON says what waits. A line back lets it through, opens the gate for good, or asks what this rank does. When
-the connection ends and the gate was not opened, the other end was killed: nothing goes on, and this rank is ended.
+A line of JSON says what waits. A line back lets it through, opens the gate, or asks what this rank
+does. If the connection ends before the gate was opened, the other end was killed: nothing goes on.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ NO_TIMEOUT = timedelta(days=20)
 """Of process groups: who was let through waits inside torch for those that were not. (Some count it in 31 bits.)"""
 
 END_SECONDS = 5.0
-"""So long a rank waits to be ended by those who started it, with all that it has started, before it ends itself."""
+"""So long a rank waits for its launcher to end it and its children, before it ends itself."""
 
-current: Gate | None = None
-"""The gate of this process, while it is held."""
+current: Gate | None = None  # The gate of this process, while it is held.
 
 
 class Gate:
@@ -132,16 +131,11 @@ class Gate:
         for arrived in list(self._waiting.values()):
             arrived.set()
 
-    def abandon(self) -> None:
-        """Close this process's copy of the connection; that of the process it was forked from stays."""
-        with suppress(OSError):  # It was closed.
-            os.close(self._way.detach())
-
 
 def _end_this_rank() -> None:
-    """Whoever held this job was killed. A cluster's rank, and what it has started, is ended by its launcher."""
+    """The process that held this job was killed. A cluster ends its ranks, and their children."""
     with suppress(OSError):
-        print("dlearn: what held this job is gone: its calls go no further", file=sys.stderr, flush=True)
+        print("dlearn: what held this job was killed: this rank ends", file=sys.stderr, flush=True)
     time.sleep(END_SECONDS)
     group = os.getpgrp() == os.getpid()  # As torchrun has it.
     (os.killpg if group else os.kill)(os.getpid(), signal.SIGKILL)
@@ -199,10 +193,9 @@ def leave() -> None:
 
 
 def _forked() -> None:
-    """The copy of a rank is no rank, and its calls wait for nothing; that of a launcher becomes one."""
+    """The copy of a rank is none, and its calls wait for nothing; that of a launcher is one."""
     global current
     if current is not None and current.met:
-        current.abandon()
         current = None
 
 

@@ -20,10 +20,8 @@ class Host(Emit, Protocol):
     groups: Groups
     times: CudaTimes
     sockets: Sockets
-    desk: Desk | None
-    """None where all ranks are known to be on this host."""
-    log: AgentLog
-    """The RPC agent's own."""
+    desk: Desk | None  # None where all ranks are known to be on this host.
+    log: AgentLog  # The RPC agent's own.
 
     def count(self) -> None:
         """Write down the counters of bytes on the wire."""

@@ -17,14 +17,11 @@ from pathlib import Path
 
 import msgspec
 
-WINDOW_BYTES = 16_000
-"""Of what is new, so much at the end is read line by line."""
+WINDOW_BYTES = 16_000  # Of what is new, so much at the end is read line by line.
 LANE_SECONDS = 10
 CALLS = ("collective", "p2p", "rpc call")
-BARS = "·▁▂▃▄▅▆▇█"
-"""The share of a second that a rank was inside of calls: from none to all of it."""
-WAITED = "░"
-"""A second in which a rank was seen waiting for a late one."""
+BARS = "·▁▂▃▄▅▆▇█"  # The share of a second that a rank was inside of calls: from none to all of it.
+WAITED = "░"  # A second in which a rank was seen waiting for a late one.
 _NS = 1_000_000_000
 _LONG_LINE = re.compile(rb"^\{.*$", re.MULTILINE)
 _SHORT_END = re.compile(rb"^\[(\d+),\d+,\d+\]$", re.MULTILINE)
@@ -100,8 +97,7 @@ class Follower:
     last_ns: int = 0
     begun_ns: int = 0
     ended: bool = False
-    skipped: bool = False
-    """Whether lines of it were not read: they may be calls in a group that is not in `reached`."""
+    skipped: bool = False  # Lines not read may be calls in a group that is not in `reached`.
     _of_backward: Counter[int] = field(default_factory=Counter)
     _inside_since_ns: int = 0
     _unread_from_ns: int = 0
@@ -221,8 +217,6 @@ class Follower:
             second = self._second(from_ns)
             setattr(second, what, getattr(second, what) + until_ns - from_ns)
             from_ns = until_ns
-
-    # What a row shows -----------------------------------------------------------------------------------------------
 
     def first_open(self) -> AnyFields | None:
         """The call that this rank is inside of: of several the first."""

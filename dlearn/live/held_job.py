@@ -2,40 +2,36 @@
 
 from __future__ import annotations
 
-import html
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from dlearn.analysis.hanging.hang_words import tell
+from dlearn.analysis.hanging.hang_words import call_text, tell
 from dlearn.analysis.hanging.stuck import exit_text, hangs, inside
 from dlearn.errors import DlearnError, TraceError
 from dlearn.live.keeper import Keeper
 from dlearn.live.live_rows import waits_for_a_call
 from dlearn.live.schedule import HeldCall, Name, Passed
 from dlearn.live.settling import QUIET_SECONDS, settle
-from dlearn.shown import Table
+from dlearn.shown import Paragraph, Shown, Table
 from dlearn.trace.trace import Trace
 
 PATIENCE_SECONDS = 10.0
 """So long `waiting` waits for ranks that compute, once another waits at the gate; and any wait, for a transfer."""
 
 
-class WaitingCalls(tuple[HeldCall, ...]):
+class WaitingCalls(Shown, tuple[HeldCall, ...]):
     """What waits at the gate, in the order of arrival. `why` says why nothing does."""
 
     why = ""
 
-    def table(self) -> Table:
-        rows = [(str(c.rank), c.op, "" if c.to is None else str(c.to), f"{c.bytes:,}", c.site) for c in self]
-        return Table([("rank", "call", "to", "bytes", "line"), *rows], names=3, numbers=1)
-
-    def __repr__(self) -> str:
-        return "\n".join(self.table().lines()) if self else self.why
-
-    def _repr_html_(self) -> str:
-        return self.table().html() if self else f"<p>{html.escape(self.why)}</p>"
+    def paragraphs(self) -> list[Paragraph]:
+        rows = [("rank", "call", "to", "bytes", "line")]
+        for call in self:
+            to = "" if call.to is None else str(call.to)
+            rows.append((str(call.rank), call.op, to, f"{call.bytes:,}", call.site))
+        return [Table(rows, names=3, numbers=1)] if self else [self.why]
 
 
 class HeldJob:
@@ -54,15 +50,14 @@ class HeldJob:
 
         Ranks that start or compute are waited for: as long as it takes while no call waits, else for ten seconds.
         """
-        self._settle(lambda seconds: self.keeper.calls and seconds >= PATIENCE_SECONDS)
-        return self._waiting_now()
+        return self._waiting(lambda seconds: self.keeper.calls and seconds >= PATIENCE_SECONDS)
 
     def waiting_within(self, limit: float) -> WaitingCalls:
         """The calls that wait at the gate; ranks that compute are waited for `limit` seconds at most."""
-        self._settle(lambda seconds: seconds >= limit)
-        return self._waiting_now()
+        return self._waiting(lambda seconds: seconds >= limit)
 
-    def _waiting_now(self) -> WaitingCalls:
+    def _waiting(self, enough: Callable[[float], object]) -> WaitingCalls:
+        self._settle(enough)
         waiting = WaitingCalls(self.keeper.calls)
         if not waiting:
             waiting.why = f"nothing waits at the gate: {self._why_not()}"
@@ -104,45 +99,39 @@ class HeldJob:
     def ranks(self) -> dict[Name, str]:
         """What each rank does now: starts, waits at the gate, is inside a call, waits for the answer of one or runs one
         for somebody, computes, has ended."""
-        trace, held = self._up_to_now(), {call.rank: call for call in self.keeper.calls}
+        trace = self._up_to_now()
         if trace is None:
             return dict.fromkeys(self.keeper.names, "starting" if self.under_way else "has ended")
+        rpc = _rpc_texts(trace)
+        return {name: self._now(rank, name, trace, rpc) for rank, name in enumerate(self.keeper.names)}
+
+    def _now(self, rank: int, name: Name, trace: Trace, rpc: dict[int, str]) -> str:
         judged = {call.rank: call for call in dict(self.keeper.judged).values()}
-        asked = {each.src: each for each in trace.rpc.exchanges if each.call is not None and each.call.pending}
-        runs = {each.dst: each for each in trace.rpc.exchanges if each.run is not None and each.run.pending}
-        known = {process.rank: process for process in trace.processes}
-
-        def now(rank: int, name: Name) -> str:
-            if self.keeper.is_stopped(name):
-                return "is stopped (SIGSTOP or a debugger: state T)"
-            if name in held:
-                return f"waits at the gate: {held[name].text}"
-            if name in judged:
-                return f"waits for the condition of hold=: {judged[name].text}"
-            if name not in self.keeper.ways and self.under_way:
-                return "starting"
-            process, call = known.get(rank), inside(trace, rank)
-            if process is not None and process.exit_status is not None:
-                return exit_text(process.exit_status)
-            if call is not None:
-                ended = "" if self.under_way else "was ended "
-                return f"{ended}in {call.op} #{call.seq}" + f" ({call.site})" * bool(call.site)
-            if not self.under_way:
-                return "has ended"
-            if rank in asked and (request := asked[rank].call) is not None and request.op == "rpc_sync":
-                line = f" ({request.site})" * bool(request.site)
-                return f"waits for {trace.label(asked[rank].dst)} in rpc_sync {request.function}(){line}"
-            if rank in runs and (run := runs[rank].run) is not None:
-                return f"is inside {run.function}() for {trace.label(runs[rank].src)}"
-            returned = process is not None and process.place is not None and process.place.ended
-            if not (returned or name in self.keeper.ended):
-                return "computes"
-            return "serves others" if process is not None and process.worker is not None else "has ended"
-
-        return {name: now(rank, name) for rank, name in enumerate(self.keeper.names)}
+        held = {call.rank: call for call in self.keeper.calls}
+        if self.keeper.is_stopped(name):
+            return "is stopped (SIGSTOP or a debugger: state T)"
+        if name in held:
+            return f"waits at the gate: {held[name].text}"
+        if name in judged:
+            return f"waits for the condition of hold=: {judged[name].text}"
+        if name not in self.keeper.ways and self.under_way:
+            return "starting"
+        process = next((each for each in trace.processes if each.rank == rank), None)
+        call = inside(trace, rank)
+        if process is not None and process.exit_status is not None:
+            return exit_text(process.exit_status)
+        if call is not None:
+            return "was ended " * (not self.under_way) + f"in {call_text(call)}"
+        if not self.under_way:
+            return "has ended"
+        returned = process is not None and process.place is not None and process.place.ended
+        if rank in rpc or not (returned or name in self.keeper.ended):
+            return rpc.get(rank, "computes")
+        serves = process is not None and process.worker is not None
+        return "serves others" if serves else "has ended"
 
     def step(self, *, patience: float | None = None) -> HeldCall | None:
-        """Let the call through that waits longest; None when all ranks have ended, or the gate is open.
+        """Let the call through that waits longest; None if all ranks have ended, or the gate is open.
 
         A rank that starts or computes is waited for, with `patience` for so many seconds. DlearnError if no call comes.
         """
@@ -180,11 +169,8 @@ class HeldJob:
             self._check_rank(rank)
 
         def is_it(call: HeldCall) -> bool:
-            return (
-                (op is None or call.op == op)
-                and (rank is None or call.rank == rank)
-                and (span is None or span in call.spans)
-            )
+            asked = op in (None, call.op) and rank in (None, call.rank)
+            return asked and span in (None, *call.spans)
 
         def passes(calls: list[HeldCall]) -> HeldCall | None:
             return None if any(map(is_it, calls)) else next(iter(calls), None)
@@ -229,7 +215,7 @@ class HeldJob:
         return any(inside(trace, number) is not None for number in numbers - stuck)
 
     def _check_rank(self, rank: Name) -> None:
-        """Raise DlearnError if there is none. How many a script has is known when the first has come."""
+        """Raise DlearnError if it is not there. A script's ranks are known when one has come."""
         names = self.keeper.names
         if names and rank not in names:
             raise DlearnError(f"there is no rank {rank!r}; the ranks of this job are {list(names)}.")
@@ -247,3 +233,16 @@ class HeldJob:
             return "all ranks have ended"
         each = (f"rank {name} {now}" if isinstance(name, int) else f"{name} {now}" for name, now in self.ranks.items())
         return self.hang or "; ".join(each) or "no rank has come yet"
+
+
+def _rpc_texts(trace: Trace) -> dict[int, str]:
+    """Say of ranks for whose answer they wait, or for whom they run a function."""
+    texts: dict[int, str] = {}
+    for each in trace.rpc.exchanges:
+        if each.run is not None and each.run.pending:
+            texts.setdefault(each.dst, f"is inside {each.run.function}() for {trace.label(each.src)}")
+        if each.call is not None and each.call.pending and each.call.op == "rpc_sync":
+            line = f" ({each.call.site})" * bool(each.call.site)
+            request = f"in rpc_sync {each.call.function}(){line}"
+            texts[each.src] = f"waits for {trace.label(each.dst)} {request}"
+    return texts

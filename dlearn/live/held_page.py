@@ -19,12 +19,9 @@ from dlearn.live.held_job import HeldJob
 from dlearn.live.live_display import in_a_notebook
 from dlearn.trace.printable import printable
 
-AGAIN_SECONDS = 1.0
-"""So often it is asked what the ranks do and who hangs, if nothing comes to the gate meanwhile."""
-SETTLE_SECONDS = 0.3
-"""So long it is waited, after a change, for those that follow at once."""
-MOST_SENT = 1000
-"""Waiting calls that a page is told of."""
+AGAIN_SECONDS = 1.0  # Between two looks at the ranks, if nothing comes to the gate.
+SETTLE_SECONDS = 0.3  # So long it is waited, after a change, for those that follow at once.
+MOST_SENT = 1000  # Waiting calls that a page is told of.
 State = dict[str, Any]
 
 

@@ -18,15 +18,12 @@ from typing import Any
 from dlearn.errors import DlearnError, SetupError
 from dlearn.live.schedule import HeldCall, Hold, Name, Passed, check_hold
 
-LONGEST_FOLDER = 90
-"""In bytes: a socket's path has 108 at most, and 104 on macOS."""
-
 
 class Keeper:
     """Keeps the gate of one run. A condition is asked of each call here, in this process.
 
-    Without `names` (a script's ranks) they are numbers, as many as the first that comes says. `trouble` says why
-    nothing can be let through any more: the condition raised, or a schedule does not fit. Then `on_trouble` is called.
+    Without `names` (a script's ranks) they are numbers, as many as the first that comes says.
+    `trouble` says why nothing goes on: the condition raised, or a schedule does not fit.
     """
 
     def __init__(self, names: Sequence[Name] | None, hold: Hold) -> None:
@@ -37,29 +34,30 @@ class Keeper:
         self._ahead = list(hold) if isinstance(hold, Sequence) else None
         self.changed = threading.Condition()
         self.calls: list[HeldCall] = []
-        self.judged: dict[int, HeldCall] = {}
-        """Calls of which the condition is asked, by the thread that asks it."""
+        self.judged: dict[int, HeldCall] = {}  # The condition is asked of them, by this thread.
         self.passed: list[Passed] = []
-        self._fresh: set[tuple[Name, int]] = set()
-        """Calls (rank, number) that have come since one was let through."""
-        self.unnoted: set[tuple[Name, int]] = set()
-        """Calls that were let through, and of which the records do not know yet."""
+        self._fresh: set[tuple[Name, int]] = set()  # Calls since one was let through.
+        self.unnoted: set[tuple[Name, int]] = set()  # Let through, not yet recorded.
         self.ended: set[Name] = set()
         self._returned: set[Name] = set()
         self.is_open = False
-        self.changes = 0
-        """How often a rank has come, called, gone on or ended."""
+        self.changes = 0  # How often a rank has come, called, gone on or ended.
         self.answers: dict[int, dict[Name, dict[str, Any]]] = {}
         """What each rank says that it does, by the number of the question."""
-        self._silent: set[Name] = set()
-        """Ranks that have not answered the last question."""
+        self._silent: set[Name] = set()  # Ranks that have not answered the last question.
         self.trouble = ""
         self.on_trouble: Callable[[], None] = lambda: None
         self.ways: dict[Name, socket.socket] = {}
-        self._folder = _short_folder()
+        self._folder = tempfile.mkdtemp(prefix="dlearn-")  # No other user may enter it.
         self.address = os.path.join(self._folder, "gate")
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(self.address)
+        try:
+            self._listener.bind(self.address)
+        except OSError as error:  # A socket's path has 107 bytes at most.
+            self._listener.close()
+            os.rmdir(self._folder)
+            what = f"hold= cannot open a gate at {self.address}: {error}"
+            raise SetupError(f"{what}. Set TMPDIR to a shorter path.") from None
         self._listener.listen(self._expected or 64)
         threading.Thread(target=self._meet, daemon=True, name="dlearn-gate").start()
 
@@ -68,14 +66,14 @@ class Keeper:
             for _ in range(self._expected) if self._expected is not None else itertools.count():
                 way, _ = self._listener.accept()
                 threading.Thread(target=self._serve, args=(way,), daemon=True, name="dlearn-gate").start()
-        except (OSError, RuntimeError) as error:  # Too many files or threads; or closed before all had come.
+        except (OSError, RuntimeError) as error:  # Too many files or threads; or it was closed.
             if not self.is_open:
                 self._fail(f"the gate could not take a rank in: {error}; the ranks were ended")
         shutil.rmtree(self._folder, ignore_errors=True)
         self._listener.close()
 
     def _serve(self, way: socket.socket) -> None:
-        """Hear a rank to its end. What else ends this ends the job: the rank would wait for ever."""
+        """Hear a rank to its end. An error ends the job: the rank would wait for ever."""
         name: Name | None = None
         try:
             with way, way.makefile("rb") as lines, suppress(OSError):
@@ -191,7 +189,7 @@ class Keeper:
             self.free()
 
     def _why_never(self, due: Passed, waiting: set[tuple[Name, int]]) -> str:
-        """Why this call of the schedule cannot come, or one beside it; "" if it can, or a rank has failed."""
+        """Say why this call, or one beside it, cannot come; "" if it can, or its rank has failed."""
         for rank, number in ((due.rank, due.number), *sorted(due.beside - waiting)):
             made = sum(each.rank == rank for each in self.passed)
             has = f"the schedule has call {number} of rank {rank} next"
@@ -219,9 +217,9 @@ class Keeper:
             return call
 
     def ask(self, number: int) -> set[Name]:
-        """Ask each rank that is here what it does; its answer will be in `answers`, under this number.
+        """Ask each rank that is here what it does; its answer will be in `answers`, by this number.
 
-        One that still owes an answer is not asked again: if it is stopped, its connection would be full at some time.
+        One that owes an answer is not asked again: a stopped one reads nothing, and it would fill.
         """
         here = self.ways.keys() - self.ended
         for name in here - self._silent:
@@ -236,7 +234,7 @@ class Keeper:
 
     def is_stopped(self, name: Name) -> bool:
         """Look whether the rank's process is stopped, by SIGSTOP or a debugger."""
-        with suppress(OSError, KeyError, AttributeError):  # It has not come, or has ended; no Linux.
+        with suppress(OSError, KeyError, AttributeError):  # It is not here; or this is no Linux.
             peer = self.ways[name].getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             stat = Path(f"/proc/{struct.unpack('3i', peer)[0]}/stat").read_text()
             return stat.rpartition(")")[2].split()[0] in "Tt"
@@ -266,15 +264,3 @@ class Keeper:
         self.free()
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
-
-
-def _short_folder() -> str:
-    """Make a folder that no other user may enter, with a path that is short enough for a socket's."""
-    try:
-        folder = tempfile.mkdtemp(prefix="dlearn-")
-        if len(os.fsencode(folder)) > LONGEST_FOLDER:
-            os.rmdir(folder)
-            folder = tempfile.mkdtemp(prefix="dlearn-", dir="/tmp")
-    except OSError as error:
-        raise SetupError(f"hold= needs a folder for a socket: {error}. Set TMPDIR to a short path.") from None
-    return folder

@@ -10,8 +10,7 @@ from typing import Any
 from dlearn.live.live_rows import LiveRows
 from dlearn.shown import Shown
 
-LIVE = {"dlearn": "live"}
-"""Metadata of the output: whoever saves a notebook can tell what depended on how long a cell took."""
+LIVE = {"dlearn": "live"}  # Metadata of an output that depends on how long a cell took.
 _HANG_STYLE = "color:var(--jp-error-color1,#b40426);margin:2px 0"
 _ROWS_STYLE = "font-family:var(--jp-code-font-family,monospace);white-space:pre"
 

@@ -19,14 +19,10 @@ from dlearn.trace.trace import Trace
 
 MOST_ROWS = 8
 WIDTH = 80
-WAITS_SECONDS = 1.0
-"""Less is no wait that a reader would ask about."""
-HANGS_SECONDS = 3.0
-"""Whoever is inside of a call for longer makes us ask who hangs."""
-MOST_BYTES = 50_000_000
-"""Of a larger trace it is not asked: reading it would take seconds."""
-SHARE = 0.005
-"""Of a core, at most, for asking who hangs."""
+WAITS_SECONDS = 1.0  # Less is no wait that a reader would ask about.
+HANGS_SECONDS = 3.0  # Whoever is inside of a call for longer makes us ask who hangs.
+MOST_BYTES = 50_000_000  # Of a larger trace it is not asked: reading it would take seconds.
+SHARE = 0.005  # Of a core, at most, for asking who hangs.
 _LONGEST_NAME = 12
 
 
@@ -68,8 +64,7 @@ class LiveRows:
         self._files: dict[Path, Follower] = {}
         self._asked: frozenset[tuple[int, int]] = frozenset()
         self._ask_again = 0.0
-        self.hang = ""
-        """Who waits for whom, and where, once somebody has waited for three seconds; "" if nobody does."""
+        self.hang = ""  # Who waits for whom once a wait has lasted three seconds; else "".
 
     def rows(self) -> list[Row]:
         """Read on, and tell: a row a rank."""
@@ -131,8 +126,6 @@ class LiveRows:
         for other in self._files.values():
             if other.rank in members and other.reached.get(call.group, call.seq if other.skipped else 0) < call.seq:
                 yield other.rank
-
-    # Who hangs ------------------------------------------------------------------------------------------------------
 
     def _ask_who_hangs(self) -> None:
         """Read the whole trace once for each set of calls that last too long: it says for whom they wait, and why."""

@@ -43,7 +43,7 @@ class HeldCall:
 
 @dataclass(frozen=True)
 class Passed:
-    """A call that was let through. `beside` are the calls (rank, number) that had come since the one before it."""
+    """A call that was let through, and the calls (rank, number) that came since the one before."""
 
     rank: Name
     number: int
@@ -64,9 +64,6 @@ def check_hold(hold: object, names: Sequence[Name]) -> None:
         kind = type(hold).__name__
         raise SetupError(f"hold is True, a function of a call, or a run's schedule, not {kind}.")
     for number, each in enumerate(hold, start=1):
-        if not isinstance(each, Passed):
-            what = f"item {number} of this schedule is {reprlib.repr(each)}, and not a call"
-            raise SetupError(f"{what} that was let through; hold= takes the `schedule` of a run.")
-        if each.rank not in names:
-            what = f"item {number} of this schedule is a call of rank {each.rank}"
-            raise SetupError(f"{what}, which is not among the ranks of this job: {list(names)}.")
+        if not isinstance(each, Passed) or each.rank not in names:
+            what = f"item {number} of this schedule is {reprlib.repr(each)}"
+            raise SetupError(f"{what}, and no call that one of the ranks {list(names)} made.")

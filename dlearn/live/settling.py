@@ -12,17 +12,14 @@ from typing import Any
 from dlearn.live.keeper import Keeper
 from dlearn.live.schedule import Name
 
-QUIET_SECONDS = 0.5
-"""So long nothing may happen before a rank that seems to wait inside a call is believed."""
+QUIET_SECONDS = 0.5  # In which nothing happens, before a rank inside a call is believed.
 ACTIVE_SHARE = 0.2
 """Of that time: a rank whose threads run, or are ready to run, for longer is on its way out of its call."""
 LOCKED_SECONDS = 5.0
 """After which a function that runs for another rank, while nothing happens anywhere, is taken to wait at a lock."""
-TELL_SECONDS = 2.0
-"""After which it is said which ranks are waited for."""
+TELL_SECONDS = 2.0  # After which it is said which ranks are waited for.
 
-Activity = dict[str, Any]
-"""As dlearn/hooks/activity.py has it."""
+Activity = dict[str, Any]  # As dlearn/hooks/activity.py has it.
 _numbers = itertools.count(1)
 
 

@@ -1,7 +1,6 @@
 """`dlearn run --hold`: the job's calls wait at the gate, and a prompt on the terminal lets them through.
 
-Its commands are lines of the standard input, which the script itself does not get. At the end of the input, the gate is
-opened for good.
+Its commands are lines of the standard input, at whose end the gate is opened for good.
 """
 
 from __future__ import annotations
@@ -32,8 +31,7 @@ free             open the gate for good
 end              end the job (SIGTERM)
 """
 LOOK_SECONDS = 0.2
-SHOW_SECONDS = 2.0
-"""So long `waiting` waits at most for ranks that compute: a prompt cannot be interrupted."""
+SHOW_SECONDS = 2.0  # At most, for ranks that compute: a prompt cannot be interrupted.
 
 
 class HeldScript(HeldJob):
@@ -41,11 +39,7 @@ class HeldScript(HeldJob):
 
     def __init__(self, folder: Path) -> None:
         self.keeper, self.trace_folder = Keeper(None, True), folder
-        self.keeper.on_trouble = self._end
-
-    def _end(self) -> None:
-        _say(f"dlearn: {self.keeper.trouble}")
-        os.kill(os.getpid(), signal.SIGTERM)
+        self.keeper.on_trouble = lambda: os.kill(os.getpid(), signal.SIGTERM)
 
     @property
     def under_way(self) -> bool:
@@ -65,6 +59,8 @@ def held_at_a_prompt(folder: Path) -> Iterator[HeldScript]:
     try:
         yield job
     finally:
+        if job.keeper.trouble:
+            _say(f"dlearn: {job.keeper.trouble}")
         over.set()
         job.keeper.close()
         thread.join()
@@ -114,8 +110,7 @@ def _lines(mine: int, over: threading.Event) -> Iterator[str]:
                 _ask(mine)
             if not came:
                 break
-    if unfinished:
-        yield unfinished.decode(errors="replace")
+    yield unfinished.decode(errors="replace")
 
 
 def _ask(mine: int) -> None:
@@ -159,7 +154,8 @@ def _reached(call: Any) -> None:
 def _waiting(job: HeldScript) -> None:
     waiting = job.waiting_within(SHOW_SECONDS)
     _say(repr(waiting))
-    if waiting and len({call.rank for call in waiting}) < len(job.keeper.names) and (hang := job.hang):
+    here = {call.rank for call in waiting}
+    if 0 < len(here) < len(job.keeper.names) and (hang := job.hang):
         _say(hang)
 
 

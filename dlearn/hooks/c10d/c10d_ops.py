@@ -27,8 +27,7 @@ class Op:
     gives: str = ""
     gets: str = ""
     group: str = "process_group"
-    new: bool = False
-    """Whether only the newest versions of torch have it."""
+    new: bool = False  # Whether only the newest versions of torch have it.
 
 
 COLLECTIVES = (

@@ -33,8 +33,7 @@ class OwnGroup:
     name: str
     rank: int
     end_by_callback: bool
-    on_gpu: bool
-    """Whether its operations may run on a stream of a GPU. (Gloo's are on the host, whatever it sends.)"""
+    on_gpu: bool  # Whether its operations may run on a stream of a GPU; gloo's are on the host.
     collectives: Iterator[int]
     p2ps: Iterator[int]
 

@@ -40,10 +40,8 @@ from dlearn.hooks.mpi.mpi_watch import (
 from dlearn.hooks.patches import Patches
 
 Method = Callable[..., Any]
-Given = dict[str, Any]
-"""The arguments of a call by mpi4py's names of its parameters."""
-Form = dict[str, str]
-"""mpi4py's parameters of a call, and how it writes their types."""
+Given = dict[str, Any]  # The arguments of a call by mpi4py's names of its parameters.
+Form = dict[str, str]  # mpi4py's parameters of a call, and how it writes their types.
 
 COMM_WORLD, COMM_SELF = MPI.COMM_WORLD, MPI.COMM_SELF
 """mpi4py's own. (Whoever holds them can pickle them while ours stand in their place: pickle looks for them by name.)"""

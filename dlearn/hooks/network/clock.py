@@ -35,8 +35,7 @@ from dlearn.trace.job_facts import ClockReading, Joined, Peer
 from dlearn.trace.rpc.agent_log import log_path
 
 ROUNDS = 200
-READING_SECONDS = 0.1
-"""Exchanges for one reading, and how long it may take; the best one counts."""
+READING_SECONDS = 0.1  # Exchanges for one reading, and how long it may take; the best one counts.
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 10.0
 """Between two readings; each pause is twice as long as that before. While either program is busy in Python, its lock is
 late, and so is every answer; and a job that is killed has no last reading."""
@@ -274,8 +273,7 @@ def innermost(store: Store | None) -> Store | None:
 PIECE_BYTES, PIECES_AHEAD = 1 << 20, 4
 """Files go through the job's store, which is there (no port, no password, no shared disk), but slow, and its memory
 small: so compressed, in pieces, a few at a time."""
-PIECE_SECONDS = 60.0
-"""How long the next piece, or room for it, is waited for."""
+PIECE_SECONDS = 60.0  # How long the next piece, or room for it, is waited for.
 _END = b"end"
 
 

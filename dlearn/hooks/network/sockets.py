@@ -33,19 +33,14 @@ from dlearn.hooks import Emit
 from dlearn.hooks.network.clock import innermost
 from dlearn.trace.event import NotMeasured, Socket
 
-RPC = "rpc"
-"""The group of the connections of RPC's agent."""
-NO_GROUP = ""
-"""The group of a connection that was made beside the groups that are known."""
+RPC = "rpc"  # The group of the connections of RPC's agent.
+NO_GROUP = ""  # The group of a connection that was made beside the groups that are known.
 UNKNOWN_GROUP = "?"
 """The group of a connection that is older than the recording, where the process has several groups."""
 
-STILL_SECONDS = 0.0005
-"""Counters that have not moved for so long stand still."""
-RPC_STILL_SECONDS = 0.005
-"""The threads of RPC answer one after the other, each when it gets Python's lock."""
-PATIENCE_SECONDS = 0.25
-"""How long `settle` waits for that."""
+STILL_SECONDS = 0.0005  # Counters that have not moved for so long stand still.
+RPC_STILL_SECONDS = 0.005  # RPC's threads answer one by one, when they get Python's lock.
+PATIENCE_SECONDS = 0.25  # How long `settle` waits for that.
 RPC_PATIENCE_SECONDS = 1.0
 """The same, until every call has its reply: on a busy machine the other worker has to wait for a core."""
 _OPEN_CALLS = "agent.client_active_calls", "agent.server_active_calls"
@@ -56,8 +51,7 @@ _OPEN_CALLS = "agent.client_active_calls", "agent.server_active_calls"
 _COUNTS = struct.Struct("=128x Q 8x I 52x Q Q")
 
 
-_rpc_inodes: set[int] = set()
-"""RPC's connections, for a later recording of this process."""
+_rpc_inodes: set[int] = set()  # RPC's connections, for a later recording of this process.
 
 
 class _Connection(NamedTuple):
@@ -76,10 +70,8 @@ class Sockets:
         self._connections: list[_Connection] = []
         self._known: set[int] = set()
         self._rpc = False
-        self._busy_for_long = 0
-        """What was waited for in vain: such as the call that the program itself runs in."""
-        self._hosts: set[str] = set()
-        """Where other ranks are."""
+        self._busy_for_long = 0  # Waited for in vain: such as the call that the program runs in.
+        self._hosts: set[str] = set()  # Where other ranks are.
         self.ignored_ports: set[int] = set()
         """Of the stores: the program's, and the one through which the recorder itself talks."""
         # A handle that keeps Python's lock: the call takes a microsecond.

@@ -28,8 +28,7 @@ from dlearn.hooks.patches import guarded
 from dlearn.hooks.rpc.rpc_state import describe_all, watch_runs
 from dlearn.trace.event import AutogradNode, AutogradRun
 
-MOST_CONTEXTS = 16
-"""At once, that a parameter is used in: its node is the same in all of them."""
+MOST_CONTEXTS = 16  # At once, that a parameter is used in: its node is the same in all of them.
 
 
 class Graph:
@@ -41,10 +40,8 @@ class Graph:
         self._key = object()
         self._lock = threading.Lock()
         self._numbers = itertools.count()
-        self._growing: set[int] = set()
-        """Contexts in which C++ may have made more nodes since we last looked."""
-        self._tasks: dict[int, int] = {}
-        """The context of each of the engine's tasks."""
+        self._growing: set[int] = set()  # Contexts in which C++ may have made nodes since then.
+        self._tasks: dict[int, int] = {}  # The context of each of the engine's tasks.
 
     def stop(self) -> None:
         """Report nothing any more."""

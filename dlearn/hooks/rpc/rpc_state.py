@@ -50,24 +50,18 @@ class RpcCalls:
 
     def __init__(self, host: Host, graph: Any) -> None:
         self.emit = self.host = host
-        self.graph = graph
-        """What hears of each tensor that passes under a context (`autograd.Graph`), or None."""
+        self.graph = graph  # Hears of each tensor that passes under a context (`autograd.Graph`).
         self.me = -1
         self.agent: Any = None
         self.numbers = itertools.count()
         self.function: dict[int, tuple[Any, tuple[Any, ...]]] = {}
         """The function and arguments that this thread has just packed."""
-        self.forks: dict[int, list[RRefFork]] = {}
-        """The RRefs that this thread is packing."""
-        self.answering: dict[int, AnsweredCall] = {}
-        """The call whose result this thread will pack next."""
-        self.context: dict[int, int] = {}
-        """The distributed autograd context of each thread."""
+        self.forks: dict[int, list[RRefFork]] = {}  # The RRefs that this thread is packing.
+        self.answering: dict[int, AnsweredCall] = {}  # Whose result this thread will pack next.
+        self.context: dict[int, int] = {}  # The distributed autograd context of each thread.
         self.contexts_open: dict[int, int] = {}
-        self.futures = Callbacks(host)
-        """Calls whose reply never passes Python, or tells nothing there."""
-        self.fetched: set[int] = set()
-        """The threads to which the pickler has given a value that was fetched."""
+        self.futures = Callbacks(host)  # Calls whose reply never passes Python, or is empty there.
+        self.fetched: set[int] = set()  # Threads to which the pickler has given a fetched value.
         self.waiting: dict[CallId, tuple[int, Any, int]] = {}
         """Calls without a reply: the number of the event, the future, and who was called."""
 
@@ -181,8 +175,7 @@ _LEAST_COPIED = 8 * 1024
 # tuples and dtypes the size is not known.
 
 
-_RREF_ID = 2 * 2 + 1
-"""Two small numbers in a tuple."""
+_RREF_ID = 2 * 2 + 1  # Two small numbers in a tuple.
 
 
 def packed_call(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, remote: bool) -> int | None:
