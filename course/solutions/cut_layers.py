@@ -4,6 +4,12 @@ import torch
 import torch.distributed as dist
 
 
+def summed(tensor):
+    total = tensor.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total)
+    return total
+
+
 class Copied(torch.autograd.Function):
     @staticmethod
     def forward(context, x):
@@ -11,17 +17,13 @@ class Copied(torch.autograd.Function):
 
     @staticmethod
     def backward(context, gradient):
-        gradient = gradient.contiguous()
-        dist.all_reduce(gradient)
-        return gradient
+        return summed(gradient)
 
 
 class Summed(torch.autograd.Function):
     @staticmethod
     def forward(context, x):
-        total = x.clone()
-        dist.all_reduce(total)
-        return total
+        return summed(x)
 
     @staticmethod
     def backward(context, gradient):
@@ -33,55 +35,54 @@ class SummedBothWays(Summed):
 
     @staticmethod
     def backward(context, gradient):
-        return Copied.backward(context, gradient.clone())
+        return summed(gradient)
 
 
-def two_functions(x, columns, rows):
-    return Summed.apply(torch.relu(Copied.apply(x) @ columns.T) @ rows.T)
+def two_functions(x, columns, rows, bias):
+    return Summed.apply(torch.relu(Copied.apply(x) @ columns.T) @ rows.T) + bias
 
 
-def by_hand(x, columns, rows):
+def by_hand(x, columns, rows, bias):
     """The input's gradient is summed by a hook, the output by adding what the others have as a constant."""
     x = x.view_as(x)
-    x.register_hook(lambda gradient: summed(gradient))
+    x.register_hook(summed)
     mine = torch.relu(x @ columns.T) @ rows.T
-    return mine + (summed(mine.detach()) - mine.detach())
+    return mine + (summed(mine.detach()) - mine.detach()) + bias
 
 
-def summed(tensor):
-    total = tensor.clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(total)
-    return total
+def forgets_the_backward(x, columns, rows, bias):
+    return Summed.apply(torch.relu(x @ columns.T) @ rows.T) + bias
 
 
-def forgets_the_backward(x, columns, rows):
-    return Summed.apply(torch.relu(x @ columns.T) @ rows.T)
+def forgets_the_forward(x, columns, rows, bias):
+    return torch.relu(Copied.apply(x) @ columns.T) @ rows.T + bias
 
 
-def forgets_the_forward(x, columns, rows):
-    return torch.relu(Copied.apply(x) @ columns.T) @ rows.T
+def sums_the_outputs_gradient(x, columns, rows, bias):
+    return SummedBothWays.apply(torch.relu(x @ columns.T) @ rows.T) + bias
 
 
-def sums_the_outputs_gradient(x, columns, rows):
-    return SummedBothWays.apply(torch.relu(x @ columns.T) @ rows.T)
-
-
-def gathers_the_weights(x, columns, rows):
+def gathers_the_weights(x, columns, rows, bias):
     n = dist.get_world_size()
     first = torch.empty(n * len(columns), columns.shape[1], dtype=columns.dtype)
     second = torch.empty(n * len(columns), len(rows), dtype=rows.dtype)
     dist.all_gather_single(first, columns.detach())
     dist.all_gather_single(second, rows.detach().T.contiguous())
-    return torch.relu(x @ first.T) @ second
+    return torch.relu(x @ first.T) @ second + bias
 
 
-def sums_before_the_relu(x, columns, rows):
+def sums_before_the_relu(x, columns, rows, bias):
     """Adds hidden units of different ranks."""
-    return Summed.apply(torch.relu(Summed.apply(Copied.apply(x) @ columns.T)) @ rows.T)
+    return Summed.apply(torch.relu(Summed.apply(Copied.apply(x) @ columns.T)) @ rows.T) + bias
+
+
+def every_rank_adds_the_bias(x, columns, rows, bias):
+    return Summed.apply(torch.relu(Copied.apply(x) @ columns.T) @ rows.T + bias)
 
 
 RIGHT = (two_functions, by_hand)
 WRONG = (
+    (every_rank_adds_the_bias, "away from what one device computes"),
     (forgets_the_backward, "each rank sends 960 B instead of 1,920 B"),
     (forgets_the_forward, "each rank sends 960 B instead of 1,920 B"),
     (sums_the_outputs_gradient, "away from what one device computes"),

@@ -21,25 +21,26 @@ IMAGES, INPUTS, HIDDEN = 6, 20, 24
 """2, 3 and 4 divide the hidden units, and the 120 activations at the cut."""
 
 
-def _whole_layers(seed: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The input, [IMAGES, INPUTS], and the weights of both layers, [HIDDEN, INPUTS] and [INPUTS, HIDDEN]."""
-    x, first, second = (
-        numbers(count, seed, count) - 0.5 for count in (IMAGES * INPUTS, HIDDEN * INPUTS, INPUTS * HIDDEN)
-    )
-    return x.view(IMAGES, INPUTS), first.view(HIDDEN, INPUTS), second.flip(0).view(INPUTS, HIDDEN)
+def _whole_layers(seed: int) -> list[torch.Tensor]:
+    """The input, [IMAGES, INPUTS], weights, [HIDDEN, INPUTS] and [INPUTS, HIDDEN], and the last bias, [INPUTS]."""
+    shapes = (IMAGES, INPUTS), (HIDDEN, INPUTS), (INPUTS, HIDDEN), (1, INPUTS)
+    drawn = [numbers(a * b, seed, number).view(a, b) - 0.5 for number, (a, b) in enumerate(shapes)]
+    return [*drawn[:3], drawn[3][0]]
 
 
 def drive_column_row(layers: Callable[..., torch.Tensor], seed: int) -> tuple[torch.Tensor, ...]:
     rank, n = dist.get_rank(), dist.get_world_size()
-    x, first, second = _whole_layers(seed)
-    columns, rows = first.chunk(n)[rank].clone(), second.chunk(n, dim=1)[rank].clone()
-    for tensor in (x, columns, rows):
+    x, first, second, bias = _whole_layers(seed)
+    leaves = [x, first.chunk(n)[rank].clone(), second.chunk(n, dim=1)[rank].clone(), bias]
+    for tensor in leaves:
         tensor.requires_grad_()
     with submitted():
-        y = layers(x, columns, rows)
+        y = layers(*leaves)
+        if not isinstance(y, torch.Tensor):
+            raise ResultError(f"f returns {type(y).__name__}, and not a tensor")
         y.square().sum().backward()  # type: ignore[no-untyped-call]
     none = torch.empty(0)
-    return y.detach(), *(none if each.grad is None else each.grad for each in (x, columns, rows))
+    return y.detach(), *(none if each.grad is None else each.grad for each in leaves)
 
 
 def _cut_traffic(tried: Attempt) -> None:
@@ -48,15 +49,15 @@ def _cut_traffic(tried: Attempt) -> None:
 
 def _cut_equal(tried: Attempt) -> None:
     leaves = [each.clone().requires_grad_() for each in _whole_layers(tried.seed)]
-    x, first, second = leaves
-    y = torch.relu(x @ first.T) @ second.T
+    x, first, second, bias = leaves
+    y = torch.relu(x @ first.T) @ second.T + bias
     y.square().sum().backward()  # type: ignore[no-untyped-call]
-    gradients = [each.grad for each in leaves if each.grad is not None]
-    for rank, (output, of_x, of_columns, of_rows) in sorted(tried.results.items()):
-        assert_one_device({rank: output}, y.detach(), ranks=tried.ranks)
-        assert_one_device({rank: of_x}, gradients[0], ranks=tried.ranks)
-        assert_one_device({rank: of_columns}, gradients[1].chunk(tried.ranks)[rank], ranks=tried.ranks)
-        assert_one_device({rank: of_rows}, gradients[2].chunk(tried.ranks, dim=1)[rank], ranks=tried.ranks)
+    of_x, of_first, of_second, of_bias = (each.grad for each in leaves if each.grad is not None)
+    n = tried.ranks
+    for rank, results in sorted(tried.results.items()):
+        shares = of_first.chunk(n)[rank], of_second.chunk(n, dim=1)[rank]
+        for found, whole in zip(results, (y.detach(), of_x, *shares, of_bias), strict=True):
+            assert_one_device({rank: found}, whole, ranks=n)
 
 
 COLUMN_ROW = Exercise("column_row", drive_column_row, {"traffic": _cut_traffic, "result": _cut_equal})
