@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import re
@@ -113,6 +114,7 @@ def test_no_hint_and_no_task_holds_a_solution():
     [
         ("ring", None, "give a function, f(tensor), and not NoneType"),
         ("ring", lambda: None, "<lambda> cannot be called as f(tensor): too many positional arguments"),
+        ("ring", functools.partial(crashes, tensor=1), "partial cannot be called as f(tensor): too many"),
         ("column_row", crashes, "crashes cannot be called as f(x, columns, rows, bias): too many positional arguments"),
         ("save_and_load", crashes, "give the functions (save, load), and not function"),
         ("save_and_load", (crashes, crashes), "crashes cannot be called as save(mine, write): too many"),
