@@ -37,6 +37,7 @@ MAY_IMPORT = {
     "lessons": {"trace", "join", "analysis", "draw", "play", "cluster", "recorder", "collectives", "network", "course"},
     "course": {"trace", "join", "analysis", "cluster", "recorder", "collectives"},
     "doctor": {"hooks", "cluster", "trace", "network"},
+    "__main__": {"cli"},
     "cli": {"trace", "join", "analysis", "draw", "export", "doctor", "scripts", "lessons"},
 }
 MAY_IMPORT_HEAVY = {

@@ -23,7 +23,7 @@ def ids_of(lesson: str) -> set[str]:
 
 def tags_of(lesson: str) -> set[str]:
     heads = re.findall(r"^# %% tags=(\[.*\])", (NOTEBOOKS / f"{lesson}.py").read_text(), re.MULTILINE)
-    return {tag for head in heads for tag in json.loads(head)}
+    return {tag for head in heads for tag in json.loads(head)} - {"run", "check", "exercise", "answer"}
 
 
 def test_every_question_has_a_mutation_or_a_reason():
