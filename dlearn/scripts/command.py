@@ -50,7 +50,7 @@ def run(arguments: Sequence[str]) -> int:
         print(USAGE, end="")
         return 0 if arguments else 2
     own, rest = _take_own_options(arguments)
-    torchrun = _options_of_torchrun(rest)
+    torchrun = rest[0].startswith("-") and rest[0] not in _MODULE
     several_hosts = torchrun and any(each.split("=")[0].replace("_", "-") == "--nnodes" for each in rest)
     if "--hold" in own and (several_hosts or "--live" in own or sys.platform == "win32"):
         raise WrongArguments("dlearn run --hold is for the ranks of one host (without --nnodes), and without --live.")
@@ -95,6 +95,7 @@ def run(arguments: Sequence[str]) -> int:
 # Arguments ------------------------------------------------------------------------------------------------------------
 
 _WITH_VALUE = ("--trace", "--steps", "--hang-after", "--sources", "--network")
+_MODULE = ("-m", "--module")
 _STARTERS = ("torchrun", "python", "python3")
 _ALONE = ("--graph", "--gather", "--live", "--hold")
 
@@ -104,7 +105,7 @@ def _take_own_options(arguments: Sequence[str]) -> tuple[dict[str, str], list[st
     own: dict[str, str] = {}
     rest = list(arguments)
     place = 0
-    while place < len(rest) and rest[place].startswith("-") and rest[place] not in ("-m", "--module", "--"):
+    while place < len(rest) and rest[place].startswith("-") and rest[place] not in (*_MODULE, "--"):
         name, equals, value = rest[place].partition("=")
         if name in _ALONE:
             own[name] = ""
@@ -150,10 +151,6 @@ def _arguments_of_torchrun(rest: Sequence[str]) -> Any:
     if not (args.module or args.no_python):
         _check_script(args.training_script)
     return args
-
-
-def _options_of_torchrun(rest: Sequence[str]) -> bool:
-    return rest[0].startswith("-") and rest[0] not in ("-m", "--module")
 
 
 def _steps(text: str) -> tuple[int, int]:
@@ -233,7 +230,7 @@ def _refuse_old_trace(folder: Path, *, several_hosts: bool) -> None:
 
 def _python(rest: Sequence[str]) -> tuple[int, dict[int, int]]:
     """The script alone, as `python script.py` runs it: its exit status, and how its process ended."""
-    module = rest[0] in ("-m", "--module")
+    module = rest[0] in _MODULE
     if module and len(rest) < 2:
         raise WrongArguments("dlearn run -m needs the name of a module.")
     if not module:

@@ -1,8 +1,7 @@
 """`dlearn run --network`: torchrun's ranks on a network that was chosen.
 
-A rank goes into a network of its own when its Python starts (site/sitecustomize.py), before it has a second thread. It
-asks for its seat over a socket file, as nothing else leads out of a network namespace, hands over its device, and goes
-on when all ranks are there and the switch is between them.
+A rank goes into a network of its own when its Python starts (site/sitecustomize.py). It asks for its
+seat over a socket file, which leads out of a network namespace, and waits until all are connected.
 """
 
 from __future__ import annotations
