@@ -25,8 +25,7 @@ KINDS = ("run", "check", "exercise", "answer")
 """Tags of cells, in the sources; a cell without one is run."""
 CLAIM = re.compile(r"[A-Z]{1,2}\d+")
 """The other tags: the id of a question or of a claim that the cell answers."""
-HIDE_INPUT = "hide-input"
-"""As Jupyter Book knows it; JupyterLab has `source_hidden`."""
+HIDE_INPUT = "hide-input"  # for Jupyter Book; JupyterLab has `source_hidden`
 
 
 def main() -> None:

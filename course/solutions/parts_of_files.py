@@ -62,10 +62,6 @@ def load_backwards(rank, readers, length, writers, read):
     return load(readers - rank - 1, readers, length, writers, read)
 
 
-def rank_0_hands_out(rank, readers, length, writers, read):
-    return load(rank, readers, length, writers, read) if rank == 0 else torch.zeros(length // readers).double()
-
-
 RIGHT = ((save, load), (save_halves, load_halves))
 WRONG = (
     ((save_on_rank_0, load_from_one), "28,800 B are sent between ranks"),
@@ -73,5 +69,4 @@ WRONG = (
     ((save, load_whole_files), "rank 0 of 3 reads 4,800 B of the files, and its part has 3,200 B"),
     ((save, load_one_file), "and not a tensor of shape (600,)"),
     ((save, load_backwards), "away from what one device computes"),
-    ((save, rank_0_hands_out), "rank 1 is up to"),
 )
