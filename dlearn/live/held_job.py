@@ -143,8 +143,8 @@ class HeldJob:
     def release(self, rank: Name, count: int = 1, *, patience: float | None = None) -> None:
         """Let the next `count` calls of this rank through, each when it comes; `patience` and errors as for `step`."""
         self._check_rank(rank)
-        if type(count) is not int or count < 1:
-            raise DlearnError(f"count is how many calls to let through, from 1, and not {count!r}.")
+        if count < 1:
+            raise DlearnError(f"count is how many calls to let through: 1 or more, not {count!r}.")
         for _ in range(count):
             if self._let_through(lambda calls: next((c for c in calls if c.rank == rank), None), patience) is None:
                 raise self._nothing_came(f"rank {rank}")

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from dlearn.errors import DlearnError
 from dlearn.live.held_job import PATIENCE_SECONDS, HeldJob
@@ -147,7 +146,7 @@ def _is_count(words: list[str]) -> bool:
     return not words or (len(words) == 1 and words[0].isdecimal() and int(words[0]) > 0)
 
 
-def _reached(call: Any) -> None:
+def _reached(call: object) -> None:
     _say(f"waits: {call}" if call is not None else "no such call came; all ranks have ended")
 
 
