@@ -126,7 +126,7 @@ def test_a_student_predicts_writes_a_ring_and_passes(build, course, made):
     source = (ROOT / "course" / "solutions" / "own_ring.py").read_text()
     for cell in notebook.cells:
         cell.source = cell.source.replace('predict("ring.steps", None)', 'predict("ring.steps", 12)')
-        if cell.source.startswith('lessons.check("ring", my_ring)'):
+        if 'lessons.check("ring", my_ring)' in cell.source:
             mine = f'mine = {{"__name__": "__main__"}}\nexec({source!r}, mine)'
             cell.source = f"{mine}\nprint(lessons.check('ring', mine['to_the_right']))\nlessons.report()"
     build.execute(notebook)

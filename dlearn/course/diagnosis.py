@@ -108,10 +108,4 @@ def _problem(answer: Wait, right: set[Wait]) -> tuple[str, str] | None:
     )
 
 
-FIVE_HANGS = Exercise(
-    "five_hangs",
-    drive=None,
-    criteria={},
-    ranks=(RANKS,),
-    judge=judge,
-)
+FIVE_HANGS = Exercise("five_hangs", drive=None, criteria={}, ranks=(RANKS,), judge=judge)

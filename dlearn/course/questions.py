@@ -89,11 +89,10 @@ def _all_fit(given: Mapping[Any, Any], expected: Mapping[Any, Any], within: floa
 
 def _leaves(value: Any) -> Iterator[Any]:
     """The value, or the parts of a list or a dict, and theirs."""
-    parts = value.values() if isinstance(value, Mapping) else value
     if not isinstance(value, Mapping | list | tuple):
         yield value
         return
-    for part in parts:
+    for part in value.values() if isinstance(value, Mapping) else value:
         yield from _leaves(part)
 
 

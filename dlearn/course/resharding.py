@@ -104,9 +104,5 @@ def _equal(tried: Attempt) -> None:
             assert_one_device({rank: loaded}, whole.chunk(readers)[rank], tolerance=0)
 
 
-CHECKPOINT = Exercise(
-    "save_and_load",
-    drive_checkpoint,
-    {"traffic": _nothing_sent, "read": _read, "result": _equal},
-    ranks=(4,),
-)
+_CRITERIA = {"traffic": _nothing_sent, "read": _read, "result": _equal}
+CHECKPOINT = Exercise("save_and_load", drive_checkpoint, _CRITERIA, ranks=(4,))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,10 +44,6 @@ def drive_column_row(layers: Callable[..., torch.Tensor], seed: int) -> tuple[to
     return y.detach(), *(none if each.grad is None else each.grad for each in leaves)
 
 
-def _cut_traffic(tried: Attempt) -> None:
-    averages(tried, times=2, items=IMAGES * INPUTS)
-
-
 def _cut_equal(tried: Attempt) -> None:
     leaves = [each.clone().requires_grad_() for each in _whole_layers(tried.seed)]
     x, first, second, bias = leaves
@@ -60,6 +57,7 @@ def _cut_equal(tried: Attempt) -> None:
             assert_one_device({rank: found}, whole, ranks=n)
 
 
+_cut_traffic = partial(averages, times=2, items=IMAGES * INPUTS)
 COLUMN_ROW = Exercise("column_row", drive_column_row, {"traffic": _cut_traffic, "result": _cut_equal})
 
 # Layers in shards -----------------------------------------------------------------------------------------------------

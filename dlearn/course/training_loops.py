@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from dlearn.analysis import assert_traffic, traffic
 from dlearn.analysis.checks.grading import units
 from dlearn.course.attempt import ITEMS, Attempt, ResultError, numbers, submitted
 from dlearn.course.criteria import AVERAGING, Mistakes, assert_one_device, averages, fresh, only_sends
-from dlearn.course.exercise import Exercise
+from dlearn.course.exercise import Criterion, Exercise
 from dlearn.errors import TrafficError
 
 STEPS, RATE, MOMENTUM = 3, 0.1, 0.9
@@ -122,10 +123,6 @@ def _same_everywhere(tried: Attempt) -> None:
             raise ResultError(f"ranks 0 and {rank} are left with different parameters, up to {apart:.3g} apart")
 
 
-def _ddp_traffic(tried: Attempt) -> None:
-    averages(tried, times=STEPS, items=MODEL_ITEMS)
-
-
 def _few_calls(tried: Attempt) -> None:
     (unit,) = units(tried.trace, AVERAGING)
     calls, most = len(unit.operations), 2 * STEPS  # a reduce-scatter and an all-gather are two
@@ -135,6 +132,7 @@ def _few_calls(tried: Attempt) -> None:
         )
 
 
+_ddp_traffic = partial(averages, times=STEPS, items=MODEL_ITEMS)
 DDP = Exercise("ddp_by_hand", drive_ddp, {"traffic": _ddp_traffic, "calls": _few_calls, "result": _ddp_equal})
 
 # Gradient accumulation ------------------------------------------------------------------------------------------------
@@ -156,20 +154,14 @@ def drive_accumulation(train: Callable[..., None], seed: int) -> torch.Tensor:
     return _flat(model)
 
 
-def _accumulation_traffic(tried: Attempt) -> None:
-    averages(tried, times=len(list(_groups())), items=MODEL_ITEMS)
-
-
 def _accumulation_equal(tried: Attempt) -> None:
     _same_everywhere(tried)
     assert_one_device(tried.results, _one_device(tried, _groups(), _sgd))
 
 
-ACCUMULATION = Exercise(
-    "accumulation",
-    drive_accumulation,
-    {"traffic": _accumulation_traffic, "result": _accumulation_equal},
-)
+_group_traffic = partial(averages, times=len(list(_groups())), items=MODEL_ITEMS)
+_IN_GROUPS: dict[str, Criterion] = {"traffic": _group_traffic, "result": _accumulation_equal}
+ACCUMULATION = Exercise("accumulation", drive_accumulation, _IN_GROUPS)
 
 # A parameter server ---------------------------------------------------------------------------------------------------
 
@@ -224,10 +216,6 @@ def drive_sharded(train: Callable[..., Any], seed: int) -> tuple[torch.Tensor, i
     return parameters, kept
 
 
-def _sharded_traffic(tried: Attempt) -> None:
-    averages(tried, times=STEPS, items=ITEMS)
-
-
 def _sharded_state(tried: Attempt) -> None:
     share = ITEMS // tried.ranks * 8
     for rank, (_, kept) in sorted(tried.results.items()):
@@ -247,11 +235,9 @@ def _sharded_equal(tried: Attempt) -> None:
     assert_one_device({rank: found for rank, (found, _) in tried.results.items()}, parameters)
 
 
-SHARDED = Exercise(
-    "sharded_optimizer",
-    drive_sharded,
-    {"traffic": _sharded_traffic, "state": _sharded_state, "result": _sharded_equal},
-)
+_shard_traffic = partial(averages, times=STEPS, items=ITEMS)
+_IN_SHARDS: dict[str, Criterion] = {"traffic": _shard_traffic, "state": _sharded_state, "result": _sharded_equal}
+SHARDED = Exercise("sharded_optimizer", drive_sharded, _IN_SHARDS)
 
 # A communication hook that sends the largest numbers only -------------------------------------------------------------
 
