@@ -15,7 +15,7 @@ from dlearn.analysis import breakdown, overlap, step_times
 from dlearn.analysis.ddp.gate_time import gate_note
 from dlearn.errors import DlearnError, SetupError
 
-over_mpi = pytest.mark.skipif(find_spec("mpi4py") is None, reason="there is no MPI here: pip install dlearn[mpi]")
+over_mpi = pytest.mark.skipif(find_spec("mpi4py") is None, reason="there is no MPI here: pip install dlearn-trace[mpi]")
 
 
 def pipeline():

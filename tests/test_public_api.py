@@ -15,6 +15,7 @@ ROOT = Path(__file__).parent.parent
 
 REFERENCE = (ROOT / "docs" / "reference.md").read_text().partition("## The public names")[2]
 PROMISED = {name for row in re.findall(r"^\| (`.*?) \|", REFERENCE, re.M) for name in re.findall(r"\w+", row)}
+NAMESPACES = ["analysis", "collectives", "draw", "export", "lessons", "network", "play"]
 
 
 def test_public_names():
@@ -28,12 +29,15 @@ def test_every_name_says_what_it_is(name):
     assert inspect.getdoc(getattr(dlearn, name))
 
 
-@pytest.mark.parametrize("module", [dlearn, dlearn.analysis])
+MODULES = [dlearn, *(getattr(dlearn, name) for name in NAMESPACES)]
+
+
+@pytest.mark.parametrize("module", MODULES)
 def test_tab_offers_what_is_promised_and_nothing_else(module):
     assert dir(module) == sorted(module.__all__)
 
 
-@pytest.mark.parametrize("namespace", ["analysis", "collectives", "draw", "export", "lessons", "network", "play"])
+@pytest.mark.parametrize("namespace", NAMESPACES)
 def test_every_function_of_a_namespace_says_what_it_is(namespace):
     module = getattr(dlearn, namespace)
     assert sorted(module.__all__) == list(module.__all__)
@@ -46,8 +50,8 @@ def asks_for_a_trace(function) -> bool:
     return first is not None and str(first.annotation).startswith("Trace")
 
 
-NAMESPACES = [dlearn.analysis, dlearn.draw, dlearn.export, dlearn.play]
-FUNCTIONS = [getattr(module, name) for module in NAMESPACES for name in module.__all__ if name.islower()]
+READERS = [dlearn.analysis, dlearn.draw, dlearn.export, dlearn.play]
+FUNCTIONS = [getattr(module, name) for module in READERS for name in module.__all__ if name.islower()]
 
 
 @pytest.mark.parametrize("function", [*filter(asks_for_a_trace, FUNCTIONS)], ids=lambda each: each.__module__)

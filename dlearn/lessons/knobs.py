@@ -61,8 +61,9 @@ class Bytes:
 
 def _step_bytes(trace: Trace) -> int:
     """What all ranks wrote in the last step."""
-    part = next(part for part in reversed(reconcile(trace).parts) if part.what == f"step {split.STEPS}")
-    return _counted(part.measured_bytes) - part.observer_bytes
+    parts = [part for part in reconcile(trace).parts if part.what == f"step {split.STEPS}"]
+    measured = _counted(parts[-1].measured_bytes if parts else None)
+    return measured - parts[-1].observer_bytes
 
 
 def _iteration_bytes(trace: Trace) -> int:

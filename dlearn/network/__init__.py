@@ -4,3 +4,4 @@ from dlearn.network.link import Link
 from dlearn.network.plan import Network
 
 __all__ = ["Link", "Network"]
+__dir__ = __all__.copy

@@ -1,4 +1,4 @@
 #!/usr/bin/env bash
 set -euo pipefail
 pip install torch --index-url https://download.pytorch.org/whl/cpu
-pip install dlearn
+pip install dlearn-trace
