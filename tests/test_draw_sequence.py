@@ -222,6 +222,20 @@ def test_what_waits_for_ever_says_so_over_its_red_arrow(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("op", ["broadcast", "barrier", "reduce"])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_what_travels_at_the_same_time_is_one_row(tmp_path, op, ranks):
+    job = Job(tmp_path, ranks=ranks)
+    job.collective(op, size=64, root=0)
+    trace, rounds = job.load(), defaultdict(set)
+    for message in dlearn.messages(trace):
+        rounds[message.step].add((message.src, message.dst))
+    found = rows.rows_of(trace, 600.0)
+    drawn = [{arrow.ends for arrow in row} for cycle in found.cycles for block in cycle.blocks for row in block.rows]
+    assert drawn == list(rounds.values())
+    assert op != "broadcast" or 2 ** len(drawn) == ranks
+
+
 def test_a_message_from_one_to_another_is_no_ring(tmp_path):
     """From rank 2 to rank 0 is the way that closes a ring of three, but there is no ring."""
     job = Job(tmp_path, ranks=3)

@@ -232,9 +232,7 @@ def test_the_rank_that_a_title_says_is_waited_for_is_red_in_its_picture(tmp_path
         told[view] = " ".join(ax.get_title(loc="left").split())
         red = {text.get_text() for text in ax.figure.findobj(Text) if to_rgba(text.get_color()) == to_rgba(MISSING)}
         assert {*re.findall(r"for (rank \d+)", told[view])} <= red, told[view]
-    who = "Ranks 0 and 2" if ranks == 3 else "Ranks 0, 2, 3 and 26 more"
-    assert told[draw.buckets] == f"{who} wait for rank 1 in bucket 0 of backward pass 1"
-    assert "for rank 1" not in told[draw.breakdown], "of steps that ended"
+    assert told[draw.buckets].endswith(" wait for rank 1 in bucket 0 of backward pass 1")
     assert all("for rank 1" in told[view] for view in VIEWS if view is not draw.breakdown)
 
 

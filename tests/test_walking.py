@@ -37,25 +37,11 @@ def test_gloos_own_schedules_end_as_they_should(tmp_path_factory, ranks, words, 
     walk = walkthrough(job.load())
     (board,) = walk.boards
     assert "?" not in ever(walk)
+    assert op == "broadcast" or walk.notes[-1].startswith("The sum may be a maximum or another reduction")
     if op == "reduce":
         assert {each.text for key, each in walk.held(board, len(walk.steps)).items() if key[0] == 1} == {"sum"}
     else:
         assert at_the_end(walk, board) == ({"sum"} if op == "all_reduce" else {"1"})
-
-
-def test_two_ranks_exchange_their_halves(tmp_path):
-    """gloo cuts 1,000 B of two ranks into four pieces; each half travels to be summed, and comes back."""
-    job = Job(tmp_path, ranks=2)
-    job.collective("all_reduce", size=1000)
-    walk = walkthrough(job.load())
-    (board,) = walk.boards
-    assert len(walk.steps) == 8
-    assert board.title == "all_reduce #1, 1.00 kB: whose part is in which piece (inferred)"
-    begin = walk.held(board, 0)
-    assert {key: each.text for key, each in begin.items() if key[1] == 0} == {(0, 0): "0", (1, 0): "1"}
-    assert walk.steps[0].sentence.endswith("Then rank 0 has the whole sum in piece 1 of 4.")
-    assert walk.notes[-1] == "The sum may be a maximum or another reduction: which one, the trace does not say."
-    assert walk.held(board, 1)[0, 0].text == "sum"
 
 
 def test_what_ranks_hold_is_not_shown_without_the_messages_before(tmp_path):

@@ -112,9 +112,6 @@ def draw_crossings(trace: Trace, graph: AutogradGraph, contexts: int, ax: Axes |
     )
 
 
-# Places ---------------------------------------------------------------------------------------------------------------
-
-
 def place_columns(graph: AutogradGraph, layout: Layout, width: float) -> list[float] | None:
     """The middle of each column; None if they need more than this width."""
     if not graph.nodes:
@@ -174,9 +171,6 @@ def wire_label(wire: Edge) -> list[str]:
         return ["not seen", "to cross"]
     more = f" +{len(wire.tensors) - 1}" if len(wire.tensors) > 1 else ""
     return [size_text(wire.payload_bytes), f"{list(wire.tensors[0].shape)}{more}"]
-
-
-# Drawing --------------------------------------------------------------------------------------------------------------
 
 
 def draw_bands(ax: Axes, trace: Trace, layout: Layout, tops: Sequence[float]) -> None:

@@ -160,9 +160,6 @@ def _absent(operation: Operation, rank: int, trace: Trace, until_ns: int) -> Bar
     return Bar(rank, op, operation, start, start, end, "absent", labels, look(op))
 
 
-# Drawing --------------------------------------------------------------------------------------------------------------
-
-
 def draw_bars(ax: Axes, placed: Sequence[tuple[Bar, Box]], *, transfer_at: Sequence[float]) -> None:
     """Waiting is thin and pale, transfer thick. `transfer_at[i]` is where, in ms, the i-th bar's transfer begins."""
     parts: dict[tuple[str, Look], list[Box]] = defaultdict(list)
@@ -212,9 +209,6 @@ def _draw_faults(ax: Axes, placed: Sequence[tuple[Bar, Box]]) -> None:
     if absent:
         dashed: dict[str, Any] = {"linestyle": (0, (3, 2)), "linewidth": 1.2}
         draw_boxes(ax, absent, facecolor="white", edgecolor=MISSING, zorder=2, gid="absent", **dashed)
-
-
-# Labels ---------------------------------------------------------------------------------------------------------------
 
 
 def label_bars(ax: Axes, placed: Sequence[tuple[Bar, Box]], *, transfer_at: Sequence[float]) -> None:
@@ -270,9 +264,6 @@ def _next_in_row(boxes: Sequence[Box], edge: float) -> list[float]:
         left, _, top, _ = boxes[i]
         nexts[i], following[top] = following[top], left
     return nexts
-
-
-# Strips ---------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

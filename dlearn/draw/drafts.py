@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import NamedTuple
 
@@ -22,6 +22,8 @@ from dlearn.trace.source import ServiceCall
 from dlearn.trace.trace import Trace
 
 MOST_LIFELINES = 16
+LEVEL = 0.22
+"""From an arrow of a round to the next above it, in rows."""
 _FIRST, _LAST, _MOST_STUCK = 3, 2, 4
 """Of more ranks, how many are shown from the front, from the back, and, with their neighbours, because of a hang."""
 _MOST_LINES = 8
@@ -46,6 +48,7 @@ class MessageArrow:
     middle: float = 0.0
     control: bool = False
     wraps: bool = False
+    level: float = 0.0  # So far it stands above the lowest of its row, which it would touch.
 
 
 ArrowRow = tuple[MessageArrow, ...]
@@ -69,12 +72,17 @@ class Block:
     @property
     def heights(self) -> list[float]:
         """Of the head, of each line below it, and of the gap to the next block, in rows."""
-        lines = [1.0 if any(arrow.label for arrow in row) else 0.7 for row in self.rows] or [1.0 if self.bar else 0.0]
+        lines = [_height(row) for row in self.rows] or [1.0 if self.bar else 0.0]
         return [0.8 if self.heads else 0.0, *lines, 0.3 if self.heads else 0.15]
 
     @property
     def height(self) -> float:
         return sum(self.heights)
+
+
+def _height(row: ArrowRow) -> float:
+    lowest = 1.0 if any(arrow.label for arrow in row) else 0.7
+    return lowest + max((arrow.level for arrow in row), default=0.0)
 
 
 NOTHING = Amount()
@@ -217,7 +225,14 @@ class Drafting:
             )  # fmt: skip
             arrows.append(arrow)
         fan = not apart and len({arrow.src for arrow in arrows}) == 1
-        return [tuple(arrows)] if fan else self._side_by_side(arrows)
+        if fan:
+            return [tuple(arrows)]
+        rows = self._side_by_side(arrows)
+        if not self.steps or len(rows) < 2:
+            return rows
+        # They travel at the same time: one row, from left to right downwards.
+        rise, levels = (1.0 if apart else LEVEL), enumerate(reversed(rows))
+        return [tuple(replace(arrow, level=rise * level) for level, row in levels for arrow in row)]
 
     def _side_by_side(self, arrows: Sequence[MessageArrow]) -> list[ArrowRow]:
         """Arrows share a row where neither they nor their labels touch."""

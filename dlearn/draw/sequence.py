@@ -103,7 +103,7 @@ def _draw_block(ax: Axes, block: Block, y: float) -> None:
     at = y + block.heights[0]
     for row, height in zip(block.rows, block.heights[1:], strict=False):
         for arrow in row:
-            _draw_arrow(ax, arrow, block, at + height - 0.3)
+            _draw_arrow(ax, arrow, block, at + height - 0.3 - arrow.level)
         at += height
     if block.bar:
         left, right = block.over[0] - 0.4, block.over[1] + 0.4
