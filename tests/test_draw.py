@@ -479,6 +479,7 @@ def test_a_notebook_shows_the_figure_once(late, picture):
 
     ax = picture(late)
     assert [plt.figure(number) for number in plt.get_fignums()] == [ax.figure]
+    assert len(repr(ax)) < 120, "which the cell prints beside it"
 
 
 def test_one_colour_per_operation_and_each_its_own():

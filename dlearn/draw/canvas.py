@@ -77,11 +77,17 @@ class Drawing(Figure):
         return html_of(self)
 
 
+class _Axes(Axes):
+    def __repr__(self) -> str:
+        return f"<Axes: {' '.join(self.get_title(loc='left').split())}>"  # and not its description
+
+
 def new_axes(*, height_in: float, left_in: float, right_in: float = 0.15) -> Axes:
     """Axes of this height, on a figure of their own that a notebook shows once, at the end of the cell."""
     whole = width_in()
     figure = plt.figure(FigureClass=Drawing, figsize=(whole, height_in), dpi=120, facecolor="white")
-    return figure.add_axes((left_in / whole, 0.0, (whole - left_in - right_in) / whole, 1.0), facecolor="white")
+    box = (left_in / whole, 0.0, (whole - left_in - right_in) / whole, 1.0)
+    return figure.add_axes(box, axes_class=_Axes, facecolor="white")
 
 
 def points_wide(ax: Axes | None, *, left_in: float, right_in: float = 0.15) -> float:
@@ -193,9 +199,6 @@ def _figure_of(ax: Axes) -> Figure:
     figure = ax.get_figure(root=True)
     assert figure is not None
     return figure
-
-
-# Text -----------------------------------------------------------------------------------------------------------------
 
 
 def plain(text: str, *, most: int = MOST_CHARACTERS) -> str:

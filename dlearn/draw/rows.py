@@ -127,9 +127,6 @@ def _that_fit(cycles: Sequence[Cycle]) -> Sequence[Cycle]:
     return cycles[: max(1, fitting)]
 
 
-# What is repeated is drawn once ---------------------------------------------------------------------------------------
-
-
 def fold(blocks: Sequence[Block], *, most_rows: int) -> list[Cycle]:
     """Cycles of at most `most_rows` that are drawn once: of calls that repeat, or of equal steps, whichever is less."""
     return min(

@@ -46,7 +46,7 @@ def of_ddp() -> Pictures:
     step = trace.within(explain(trace).part)
     yield "timeline.svg", partial(draw.save, draw.timeline(step))
     yield "traffic_graph.svg", _small(draw.traffic_graph, step)
-    yield "buckets.svg", partial(draw.save, draw.buckets(trace))
+    yield "buckets.svg", _small(draw.buckets, trace)
     yield "steps.svg", _small(draw.steps, trace)
     yield "reconcile.svg", _small(draw.reconcile, trace)
 
