@@ -76,8 +76,7 @@ def test_the_title_is_the_longest_wait_which_stands_on_its_bar(late):
     """Rank 0 waits from 0 to 40 ms, rank 1 from 10. A ring of 3 sends 2 * 2/3 of the payload from each rank: 4 MB."""
     ax = draw.timeline(late)
     assert title(ax) == "Longest wait: rank 0 for rank 2, 40.0 ms in all_reduce #1"
-    [on_bar] = [text for text in ax.texts if text.get_gid() == "longest wait"]
-    assert on_bar.get_text() == "40.0 ms"
+    [on_bar] = [text for text in ax.texts if text.get_text() == "40.0 ms"]
     assert on_bar.get_position()[0] == 20
     assert picture_parts(ax, "waiting all_reduce")[0].get_paths()[0].contains_point(on_bar.get_position())
     notes = [" ".join(text.get_text().split()) for text in ax.texts if text.get_gid() == "note"]
@@ -631,9 +630,6 @@ def test_overlapping_waits_for_the_same_rank_count_once(tmp_path):
     job.collective("all_reduce", size=4, start_ns={0: 0, 1: 40 * MS}, end_ns=60 * MS)
     job.collective("all_reduce", size=4, start_ns={0: 10 * MS, 1: 50 * MS}, end_ns=60 * MS)
     assert waiting(job.load()) == {1: 50 * MS}
-
-
-# Files ----------------------------------------------------------------------------------------------------------------
 
 
 def test_an_unknown_ending_is_refused(late, tmp_path):
