@@ -264,8 +264,11 @@ def test_no_rank_goes_on_or_stays_when_what_held_it_is_killed(tmp_path, kind):
     run = ["-m", "dlearn.cli", "run", "--hold", "--trace", "trace", "--nproc-per-node", "2"]
     command = [sys.executable, *(run if kind == "script" else []), "job.py"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=tmp_path) as job:
-        assert comes_true(lambda: sum("held before" in each.read_text() for each in tmp_path.rglob("*.jsonl")) == 2)
-        job.kill()
+        files = tmp_path.rglob
+        try:
+            assert comes_true(lambda: sum("held before" in each.read_text() for each in files("*.jsonl")) == 2)
+        finally:
+            job.kill()
     pids = [int(pid) for file in tmp_path.glob("pids*") for pid in file.read_text().split()]
     assert len(pids) == 4
     assert all_end(pids)
