@@ -1,14 +1,11 @@
 """Which events of different processes are the ends of one exchange."""
 
-from pathlib import Path
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from traces import Job, header
+from traces import Job
 
-from dlearn.trace.event import NOT_OBSERVED, Collective, End, Footer, GroupFact, PointToPoint, Socket
-from dlearn.trace.process import Process
+from dlearn.trace.event import NOT_OBSERVED, Collective, End, GroupFact, PointToPoint, Socket
 from dlearn.trace.trace import Trace
 
 
@@ -23,13 +20,6 @@ def test_collectives_meet_by_their_number_in_the_group(tmp_path):
     first, second = job.load().matches
     assert (first.seq, ends(first), first.missing) == (1, [(0, 0), (1, 0), (2, 0)], ())
     assert (second.seq, ends(second)) == (2, [(0, 1), (1, 1), (2, 1)])
-
-
-def test_who_never_called_is_missing(tmp_path):
-    job = Job(tmp_path, ranks=3)
-    job.collective("all_reduce", ranks=[2, 0])
-    (match,) = job.load().matches
-    assert (ends(match), match.missing) == ([(0, 0), (2, 0)], (1,))
 
 
 def test_a_rank_whose_file_is_not_whole_may_have_called(tmp_path):
@@ -115,22 +105,6 @@ def test_each_tag_and_each_group_is_a_channel_of_its_own(tmp_path):
     assert pairs == {((0, 0), (1, 2)), ((0, 1), (1, 1)), ((0, 2), (1, 0))}
 
 
-def test_both_directions_at_once(tmp_path):
-    job = Job(tmp_path, ranks=2)
-    for me, other in ((0, 1), (1, 0)):
-        job.send(me, other)
-        job.recv(me, other)
-    assert {(match.sender, match.receiver) for match in job.load().matches} == {(0, 1), (1, 0)}
-
-
-def test_a_rank_may_send_to_itself(tmp_path):
-    job = Job(tmp_path, ranks=1)
-    job.send(0, 0)
-    job.recv(0, 0)
-    (match,) = job.load().matches
-    assert (match.sender, match.receiver, match.missing) == (0, 0, ())
-
-
 def test_a_recv_from_any_source_meets_its_sender_once_it_has_ended(tmp_path):
     job = Job(tmp_path, ranks=3)
     number = job.recv(0, None, end_ns=None)
@@ -197,32 +171,21 @@ CALLS = st.lists(
 
 @given(CALLS)
 @settings(max_examples=60, deadline=None)
-def test_every_event_is_in_exactly_one_match(calls):
-    members = {"world": (0, 1, 2), "pair": (2, 0)}
-    processes = [_process(rank, members) for rank in range(3)]
-    events = []
-    for number, (kind, rank, other, group, tag, by) in enumerate(calls):
-        common = {"number": number, "start_ns": 10 * number, "ended_by": by, "rank": rank, "group": group, "seq": other}
+def test_every_event_is_in_exactly_one_match(tmp_path_factory, calls):
+    job = Job(tmp_path_factory.mktemp("job"), ranks=3)
+    job.group("pair", [2, 0])
+    called = []
+    for at_ns, (kind, rank, other, group, tag, by) in enumerate(calls):
+        own = {"group": group, "seq": other, "start_ns": at_ns, "end_ns": at_ns, "by": by}
         if kind == "collective":
-            events.append(Collective(op="all_reduce", **common))
+            called.append((rank, job.event(Collective, rank, op="all_reduce", **own)))
         else:
             peer = None if kind == "recv any" else other
-            events.append(PointToPoint(op=kind[:4], peer=peer, tag=tag, **common))
-    matches = Trace(Path("none"), tuple(processes), events).matches
-    keys = [(end.rank, end.number) for each in matches for end in each.ends]
-    assert sorted(keys) == sorted((event.rank, event.number) for event in events)
+            called.append((rank, job.event(PointToPoint, rank, op=kind[:4], peer=peer, tag=tag, **own)))
+    matches = job.load().matches
+    assert sorted((end.rank, end.number) for each in matches for end in each.ends) == sorted(called)
     for each in matches:
         assert set(each.missing).isdisjoint(end.rank for end in each.ends) or each.sender == each.receiver
-
-
-def _process(rank, members):
-    groups = {
-        name: GroupFact(name=name, backend="gloo", rank=ranks.index(rank), size=len(ranks), ranks=ranks)
-        for name, ranks in members.items()
-        if rank in ranks
-    }
-    found = {"header": header(rank), "groups": groups, "footer": Footer(at_ns=0, lines=0), "path": Path("none")}
-    return Process(rank=rank, label=f"rank {rank}", **found)
 
 
 @pytest.mark.parametrize("ranks", [1, 5])
