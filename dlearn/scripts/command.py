@@ -28,9 +28,8 @@ from dlearn.trace.writer import note_end
 USAGE = """\
 usage: dlearn run [the options below, and torchrun's own] (script.py | -m module) [args ...]
 
-Run a script that knows nothing of dlearn, and record every process of it: torchrun's ranks, those that it spawns or
-starts as other Pythons, and theirs. Without options of torchrun it is started as `python script.py`; with any, as
-torchrun does (see `torchrun --help`): `dlearn run --nproc-per-node 2 train.py`.
+Run a script as it is, and record its processes: torchrun's ranks, those that it spawns or starts, and theirs. Without
+options of torchrun it is started as `python script.py`; with any, as by torchrun: `dlearn run --nproc-per-node 2 x.py`.
 
   --trace DIR           folder for the trace (default: traces/SCRIPT-TIME); it must not hold one already
   --steps A:B           only the steps A to B-1, counted by the optimizer's; each becomes a span "step A"
@@ -162,13 +161,10 @@ def _steps(text: str) -> tuple[int, int]:
 
 
 def _seconds(text: str) -> float | None:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < float("inf"):
-        raise WrongArguments(f"dlearn run --hang-after is a number of seconds, 0 for never, not {text!r}.")
-    return seconds or None
+    with suppress(ValueError):
+        if 0 <= (seconds := float(text)) < float("inf"):
+            return seconds or None
+    raise WrongArguments(f"dlearn run --hang-after is a number of seconds, 0 for never, not {text!r}.")
 
 
 def _sources(text: str) -> tuple[str, ...]:
@@ -182,8 +178,7 @@ def _sources(text: str) -> tuple[str, ...]:
 
 
 def _default_folder(rest: Sequence[str]) -> str:
-    scripts = [each for each in rest if each.endswith(".py")]
-    name = Path(scripts[0]).stem if scripts else "run"
+    name = next((Path(each).stem for each in rest if each.endswith(".py")), "run")
     return f"traces/{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
@@ -219,8 +214,7 @@ def _lock(folder: Path) -> None:
 def _refuse_old_trace(folder: Path, *, several_hosts: bool) -> None:
     """On a shared disk the other hosts may have begun to write."""
     mine = f"{socket.gethostname()}-*.jsonl" if several_hosts else "*.jsonl"
-    old = next(folder.glob(mine), None)
-    if old is not None:
+    for old in folder.glob(mine):
         holds = f"{folder} holds a trace already ({old.name})"
         raise WrongArguments(f"{holds}; nothing is overwritten. Give another --trace.")
 
@@ -235,8 +229,7 @@ def _python(rest: Sequence[str]) -> tuple[int, dict[int, int]]:
         raise WrongArguments("dlearn run -m needs the name of a module.")
     if not module:
         _check_script(rest[0])
-    command = [sys.executable, *(["-m", *rest[1:]] if module else rest)]
-    child = subprocess.Popen(command)
+    child = subprocess.Popen([sys.executable, *(["-m", *rest[1:]] if module else rest)])
 
     def hand_on(number: int, _: Any) -> None:
         if number != signal.SIGINT or not _in_front_of_a_terminal():
@@ -259,11 +252,9 @@ def _check_script(name: str) -> None:
 
 def _in_front_of_a_terminal() -> bool:
     """Whether Ctrl-C goes to the script itself, too: to all that the terminal's foreground holds."""
-    try:
-        with open("/dev/tty") as terminal:
-            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
-    except OSError:
-        return False
+    with suppress(OSError), open("/dev/tty") as terminal:
+        return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
+    return False
 
 
 def _torchrun(args: Any) -> tuple[int, dict[int, int]]:

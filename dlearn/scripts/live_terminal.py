@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from dlearn.live.live_rows import LiveRows
@@ -24,7 +25,8 @@ def live_rows(folder: Path) -> Iterator[None]:
     """Show them as long as the block lasts."""
     over = threading.Event()
     look = _at_the_foot if sys.stderr.isatty() else _printed
-    thread = threading.Thread(target=look, args=(_told(folder), over), daemon=True, name="dlearn-live")
+    lines = partial(_lines, LiveRows(folder), time.monotonic())
+    thread = threading.Thread(target=look, args=(lines, over), daemon=True, name="dlearn-live")
     thread.start()
     try:
         yield
@@ -33,14 +35,9 @@ def live_rows(folder: Path) -> Iterator[None]:
         thread.join()
 
 
-def _told(folder: Path) -> Callable[[], list[str]]:
-    start, rows = time.monotonic(), LiveRows(folder)
-
-    def lines() -> list[str]:
-        told = rows.lines()
-        return [f"dlearn: {time.monotonic() - start:.0f} s", *told] if told else []
-
-    return lines
+def _lines(rows: LiveRows, start: float) -> list[str]:
+    told = rows.lines()
+    return [f"dlearn: {time.monotonic() - start:.0f} s", *told] if told else []
 
 
 def _printed(lines: Callable[[], list[str]], over: threading.Event) -> None:

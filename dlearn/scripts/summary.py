@@ -29,7 +29,8 @@ def summary(folder: Path, *, alone: bool = True) -> str:
         trace = Trace.load(folder)
     except TraceError as error:
         return f"dlearn: what was recorded is in {folder}, and cannot be read: {error}"
-    shown = _from_here(folder)
+    here = Path.cwd()
+    shown = str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
     lines = [f"the trace is in {shown}", overview(trace)]
     lines += [rpc_overview(trace)] if trace.rpc.exchanges else []
     not_seen = reconcile(trace).whole.not_seen_bytes
@@ -37,11 +38,6 @@ def summary(folder: Path, *, alone: bool = True) -> str:
     lines += _look_at(trace, shown)
     lines += problem_sentences(trace, SENTENCES)
     return "\n".join(f"dlearn: {line}" for line in lines)
-
-
-def _from_here(folder: Path) -> str:
-    here = Path.cwd()
-    return str(folder.relative_to(here) if folder.is_relative_to(here) else folder)
 
 
 def _look_at(trace: Trace, shown: str) -> list[str]:
@@ -56,9 +52,8 @@ def _look_at(trace: Trace, shown: str) -> list[str]:
     if not trace.events:
         return []
     lasted = max(event.end_ns or event.start_ns for event in trace.events) - trace.events[0].start_ns
-    late = {rank: ns for rank, ns in waiting(trace).items() if ns > WORTH_SAYING * lasted}
-    if not late:
+    rank, waited = max(waiting(trace).items(), key=lambda each: each[1], default=(0, 0))
+    if waited <= WORTH_SAYING * lasted:
         return [draw]
-    rank = max(late, key=lambda each: late[each])
-    of = f"{time_text(late[rank])} of {time_text(lasted)}"
+    of = f"{time_text(waited)} of {time_text(lasted)}"
     return [f"the others waited {of} for {trace.label(rank)}; {draw}"]

@@ -42,8 +42,7 @@ class WiredRun:
         self._switch: SwitchProcess | None = None
         self._seated: dict[int, tuple[socket.socket, int, int]] = {}
         """Rank -> the connection on which it waits, its device, its pid."""
-        self._pids: list[int] = []
-        """Of the ranks that are on the switch."""
+        self._pids: list[int] = []  # of the ranks that are on the switch
 
     def __enter__(self) -> WiredRun:
         self._folder = tempfile.mkdtemp(prefix="dlearn-net-")
