@@ -330,6 +330,8 @@ def types() -> list[object]:
 
 def groups_again() -> list[str]:
     """Three process groups, one after the other; the threads that are left of them."""
+    import dlearn.collectives  # noqa: F401
+
     for _ in range(3):
         dist.init_process_group("mpi4py")
         dist.all_reduce(torch.ones(3))

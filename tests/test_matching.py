@@ -92,7 +92,7 @@ def test_sends_meet_recvs_first_in_first_out(tmp_path):
     assert [match.missing for match in matches] == [(), (), (1,)]
 
 
-def test_each_tag_and_each_group_is_a_channel_of_its_own(tmp_path):
+def test_each_direction_tag_and_group_is_a_channel_of_its_own(tmp_path):
     job = Job(tmp_path, ranks=2)
     job.group("other", [1, 0])
     job.send(0, 1, tag=7)  # number 0
@@ -101,8 +101,10 @@ def test_each_tag_and_each_group_is_a_channel_of_its_own(tmp_path):
     job.recv(1, 0, group="other", tag=7)  # number 0
     job.recv(1, 0, tag=8)  # number 1
     job.recv(1, 0, tag=7)  # number 2
+    job.send(1, 0, tag=7)  # number 3
+    job.recv(0, 1, tag=7)  # number 3
     pairs = {tuple(ends(match)) for match in job.load().matches}
-    assert pairs == {((0, 0), (1, 2)), ((0, 1), (1, 1)), ((0, 2), (1, 0))}
+    assert pairs == {((0, 0), (1, 2)), ((0, 1), (1, 1)), ((0, 2), (1, 0)), ((1, 3), (0, 3))}
 
 
 def test_a_recv_from_any_source_meets_its_sender_once_it_has_ended(tmp_path):

@@ -9,8 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -289,33 +288,17 @@ def at_work(folder: Path) -> None:
     time.sleep(60)
 
 
-@contextmanager
-def once_at_work(folder: Path, act: Callable[[], object]) -> Iterator[None]:
-    """Do something in another thread when two ranks are `at_work`."""
-
-    def wait_and_act() -> None:
-        while not over.wait(0.01):
-            if len(list(folder.iterdir())) == 2:
-                return act()
-
-    over = threading.Event()
-    thread = threading.Thread(target=wait_and_act)
-    folder.mkdir()
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
 def test_an_interrupt_ends_the_job(tmp_path):
+    def interrupt() -> None:
+        if comes_true(lambda: len(list(folder.iterdir())) == 2):
+            os.kill(os.getpid(), signal.SIGINT)
+
     folder = tmp_path / "at work"
-    with (
-        once_at_work(folder, lambda: os.kill(os.getpid(), signal.SIGINT)),
-        pytest.raises(Interrupted, match="the ranks were ended"),
-    ):
-        Cluster(2, backend="mpi").run(at_work, folder)
+    folder.mkdir()
+    with ThreadPoolExecutor(1) as beside:
+        beside.submit(interrupt)
+        with pytest.raises(Interrupted, match="the ranks were ended"):
+            Cluster(2, backend="mpi").run(at_work, folder)
     assert Cluster(2, backend="mpi", init=False).run(count, timeout=60).results == {0: 1, 1: 1}
 
 

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import sysconfig
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +12,7 @@ import pytest
 import torch
 import workloads
 from installed_torch import gloo_finds_maxima_in_reduce_scatter, gloo_takes_complex_numbers
+from test_mpi_recorder import mpiexec
 
 from dlearn import Cluster, Trace, explain, messages, operations
 from dlearn.analysis import reconcile, traffic
@@ -127,14 +122,9 @@ def test_what_nobody_waits_for_has_no_observed_end(mpi):
 
 def test_a_tensor_need_not_lie_in_one_row(mpi):
     results = mpi.run(mpi_jobs.not_in_one_row).results
-    # Rank 0's rows of 1..12 * 7 % 5 + 1, turned.
-    assert results[1] == mpi_jobs_turned()
+    # 7 * each % 5 + 1 of 0 to 11 in rows of four, turned.
+    assert results[1] == [[1.0, 4.0, 2.0], [3.0, 1.0, 4.0], [5.0, 3.0, 1.0], [2.0, 5.0, 3.0]]
     assert results[0] == [[0.0] * 3] * 4
-
-
-def mpi_jobs_turned() -> list[list[float]]:
-    row = [(7 * each) % 5 + 1.0 for each in range(12)]
-    return [[row[4 * column + line] for column in range(3)] for line in range(4)]
 
 
 def test_types_that_mpi_does_not_know(mpi):
@@ -160,15 +150,9 @@ def test_a_group_gives_up_after_its_timeout(mpi):
 
 @pytest.mark.slow
 def test_destroy_leaves_no_thread_and_init_works_again(own_folder):
-    run = Cluster(2, backend="mpi", init=False).run(init_again, timeout=60)
+    run = Cluster(2, backend="mpi", init=False).run(mpi_jobs.groups_again, timeout=60)
     assert run.results == {0: [], 1: []}
     assert [each.op for each in operations(run.trace)] == ["all_reduce"] * 3
-
-
-def init_again() -> list[str]:
-    import dlearn.collectives  # noqa: F401
-
-    return mpi_jobs.groups_again()
 
 
 @pytest.mark.slow
@@ -214,29 +198,9 @@ dist.init_process_group("mpi4py", store=dist.HashStore(), rank=0, world_size=1)
 """
 
 
-def mpiexec(tmp_path: Path, ranks: int, program: str, *args: str) -> subprocess.CompletedProcess[str]:
-    (tmp_path / "program.py").write_text(program)
-    # The usual one, as README tells: two jobs of gforker's that get the same pid share what the first has left.
-    command = [str(Path(sysconfig.get_path("scripts"), "mpiexec")), "-n", str(ranks), sys.executable, "-m", "mpi4py"]
-    process = subprocess.Popen(
-        [*command, str(tmp_path / "program.py"), *args],
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        cwd=tmp_path,
-        start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(timeout=100)
-    finally:
-        with suppress(ProcessLookupError):  # If it hangs, its ranks end with it.
-            os.killpg(process.pid, signal.SIGKILL)
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
-
-
 @pytest.mark.slow
 def test_a_program_under_mpiexec(tmp_path):
-    done = mpiexec(tmp_path, 3, PROGRAM, str(tmp_path / "trace"))
+    done = mpiexec(tmp_path, 3, PROGRAM)
     assert done.returncode == 0, done.stderr
     [operation] = operations(Trace.load(tmp_path / "trace"))
     assert (operation.op, len(operation.ends), operation.group.backend) == ("all_reduce", 3, "mpi4py")

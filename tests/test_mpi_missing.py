@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 
 from dlearn import Cluster
@@ -31,9 +29,3 @@ def test_an_mpi_that_cannot_be_loaded_is_told(monkeypatch):
         "SetupError: mpi4py cannot load MPI here (cannot load MPI library /nonexistent/libmpi.so: " in caught.value.what
     )
     assert "No such file or directory): pip install mpich" in caught.value.what
-
-
-def test_without_mpi4py_it_is_said_what_to_install(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SetupError, match=r"backend='mpi' needs mpi4py, which is not installed: pip install mpi4py"):
-        Cluster(2, backend="mpi")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import textwrap
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import mpi_programs
@@ -26,6 +29,7 @@ from dlearn.trace.mpi_facts import ANY_TAG, CANCELLED
 
 HERE = Path(__file__).parent
 MPIEXEC = Path(sysconfig.get_path("scripts"), "mpiexec")
+"""The usual one, as README tells: two jobs of gforker's that get the same pid share what the first has left."""
 
 
 # The matcher, on made-up traces --------------------------------------------------------------------------------------
@@ -280,12 +284,24 @@ def test_both_send_first_and_it_is_said_who_waits_for_whom(tmp_path, monkeypatch
 # A guest --------------------------------------------------------------------------------------------------------------
 
 
-def run_script(folder: Path, code: str, ranks: int = 2, **more: str) -> str:
-    pytest.importorskip("mpi4py")
-    script = folder / "script.py"
-    script.write_text(textwrap.dedent(code))
+def mpiexec(folder: Path, ranks: int, program: str) -> subprocess.CompletedProcess[str]:
+    """The program gets a folder for its trace; if it hangs, its ranks end with it."""
+    script = folder / "program.py"
+    script.write_text(textwrap.dedent(program))
     command = [str(MPIEXEC), "-n", str(ranks), sys.executable, "-m", "mpi4py", str(script), str(folder / "trace")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=folder, check=False)
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, text=True, stdout=pipe, stderr=pipe, cwd=folder, start_new_session=True)
+    try:
+        out, err = process.communicate(timeout=100)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def run_script(folder: Path, code: str) -> str:
+    pytest.importorskip("mpi4py")
+    done = mpiexec(folder, 2, code)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
