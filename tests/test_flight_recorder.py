@@ -149,23 +149,6 @@ def test_a_dump_has_what_our_own_record_of_the_same_run_has(tmp_path):
     assert analysis.traffic(Trace.load(tmp_path)).payload_bytes == analysis.traffic(run.trace).payload_bytes
 
 
-def test_ranks_that_wait_for_each_other_in_two_groups_are_named_as_a_deadlock(tmp_path):
-    """Each has made the call in one group that the other has still to make there."""
-    groups = ("5", "A"), ("6", "B")
-    for rank, (mine, other) in enumerate((groups, groups[::-1])):
-        dump = dump_of(process_group=list(mine), collective_seq_id=3, pg_id=int(mine[0]), record_id=7)
-        dump["pg_config"] = {name: {"name": name, "desc": desc, "ranks": "[0, 1]"} for name, desc in groups}
-        dump["pg_status"] = {
-            mine[0]: {"last_enqueued_collective": 3, "last_completed_collective": 2},
-            other[0]: {"last_enqueued_collective": 2, "last_completed_collective": 2},
-        }
-        (tmp_path / f"dump_{rank}").write_text(json.dumps(dump))
-    assert (
-        "a deadlock: rank 0 waits in all_reduce #3 of A 5 for rank 1, which waits in all_reduce #3 of B 6 for rank 0"
-        in told(Trace.load(tmp_path))
-    )
-
-
 @pytest.mark.parametrize("archive", MEGATRON, ids=["GPU error", "locked GIL"])
 def test_every_other_rank_of_a_real_job_is_a_victim_by_a_chain_that_ends_at_a_root(archive):
     trace = Trace.load(archive)
@@ -188,32 +171,45 @@ def test_the_chain_of_victims_is_told_through_the_stages_of_a_pipeline():
     ) in told(Trace.load(MEGATRON[0]))
 
 
-def write_chain(folder, *, later):
-    """Rank 1 never called #5 of B; rank 2 waits there, and in A with rank 3: it came to A `later`, or before B."""
-    members = {"5": ("A", [2, 3]), "6": ("B", [1, 2])}
-    for rank, calls in ((1, []), (2, ["6", "5"] if later else ["5", "6"]), (3, ["5"])):
+def write_calls(folder, groups, calls):
+    """`groups`: name -> description and members; `calls`: rank -> in which groups it is, in order, in call #5."""
+    for rank, mine in calls.items():
         dump = dump_of()
         (entry,) = dump["entries"]
         dump["entries"] = [
             entry | {
-                "record_id": 7 + at, "pg_id": int(name), "process_group": [name, members[name][0]],
+                "record_id": 7 + at, "pg_id": int(name), "process_group": [name, groups[name][0]],
                 "collective_seq_id": 5, "time_created_ns": 10**9 * (1 + at),
             }
-            for at, name in enumerate(calls)
+            for at, name in enumerate(mine)
         ]  # fmt: skip
-        config = {name: (desc, ranks) for name, (desc, ranks) in members.items() if rank in ranks}
         dump["pg_config"] = {
-            name: {"name": name, "desc": desc, "ranks": str(ranks)} for name, (desc, ranks) in config.items()
+            name: {"name": name, "desc": desc, "ranks": str(ranks)}
+            for name, (desc, ranks) in groups.items()
+            if rank in ranks
         }
         dump["pg_status"] = {
-            name: {"last_enqueued_collective": 5 if name in calls else 4, "last_completed_collective": 4}
-            for name in config
+            name: {"last_enqueued_collective": 5 if name in mine else 4, "last_completed_collective": 4}
+            for name in dump["pg_config"]
         }
         (folder / f"dump_{rank}").write_text(json.dumps(dump))
 
 
+def test_ranks_that_wait_for_each_other_in_two_groups_are_named_as_a_deadlock(tmp_path):
+    """Each has made the call in one group that the other has still to make there."""
+    write_calls(tmp_path, {"5": ("A", [0, 1]), "6": ("B", [0, 1])}, {0: ["5"], 1: ["6"]})
+    assert (
+        "a deadlock: rank 0 waits in all_reduce #5 of A 5 for rank 1, which waits in all_reduce #5 of B 6 for rank 0"
+        in told(Trace.load(tmp_path))
+    )
+
+
+CHAIN = {"5": ("A", [2, 3]), "6": ("B", [1, 2])}
+"""Rank 1 never called #5 of B; rank 2 waits there, and in A with rank 3."""
+
+
 def test_a_rank_waits_through_another_for_the_root(tmp_path):
-    write_chain(tmp_path, later=True)
+    write_calls(tmp_path, CHAIN, {1: [], 2: ["6", "5"], 3: ["5"]})
     trace = Trace.load(tmp_path)
     assert [(root.rank, root.how) for root in analysis.roots(trace)] == [(1, "never")]
     chains = [(victim.rank, [wait.other for wait in victim.chain]) for victim in analysis.victims(trace)]
@@ -226,7 +222,7 @@ def test_a_rank_waits_through_another_for_the_root(tmp_path):
 
 
 def test_a_call_that_was_made_before_is_not_held_up_by_a_later_one(tmp_path):
-    write_chain(tmp_path, later=False)
+    write_calls(tmp_path, CHAIN, {1: [], 2: ["5", "6"], 3: ["5"]})
     trace = Trace.load(tmp_path)
     assert [victim.rank for victim in analysis.victims(trace)] == [2]
     assert "1 more call of 1 more rank did not end; nobody is seen to hold those up." in told(trace)
