@@ -56,18 +56,6 @@ def run_conv(batch=8, *, needs_grad=False, loss="square"):
         return [each.shape for each in dist_autograd.get_gradients(context).values()]
 
 
-def same(*tensors):
-    return tensors
-
-
-def send_shapes():
-    """Tensors of many shapes there and back: how many bytes their shape takes differs."""
-    for shape in [(), (5,), (300,), (16, 10), (2, 3, 4), (8, 3, 16, 16)]:
-        rpc.rpc_sync("ps", same, (torch.zeros(shape),))
-        rpc.rpc_sync("ps", same, (torch.zeros(shape), torch.zeros(shape)))
-        rpc.rpc_sync("ps", same, (torch.zeros(shape), torch.zeros(shape, dtype=torch.int64)))
-
-
 def in_a_group_of_trainers():
     trainers = torch.distributed.new_group([1, 2], use_local_synchronization=True)
     torch.distributed.barrier(trainers)

@@ -14,8 +14,10 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import rpc_jobs
 import torch
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
@@ -227,7 +229,7 @@ def share_references() -> None:
     rpc.remote("c", hand_on, (counter, ["d"])).to_here()
 
 
-def delete_at_random(me: str, others: tuple[str, ...], seed: int) -> None:
+def delete_at_random(others: tuple[str, ...], seed: int) -> None:
     """RRefs come and go, here by `del`, there by the garbage collector, while two threads call without a pause."""
     choose = random.Random(seed)
     done = threading.Event()
@@ -259,51 +261,6 @@ def delete_at_random(me: str, others: tuple[str, ...], seed: int) -> None:
     for thread in threads:
         thread.join()
     gc.collect()
-
-
-def delete_from_a() -> None:
-    delete_at_random("a", ("b", "c"), seed=1)
-
-
-def delete_from_b() -> None:
-    delete_at_random("b", ("c", "a"), seed=2)
-
-
-# A parameter server ---------------------------------------------------------------------------------------------------
-
-
-class Net(nn.Module):
-    """B x 6 in, B x 4 out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = nn.Linear(6, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.linear(x))
-
-    def parameter_rrefs(self) -> list[RRef]:
-        return [rpc.RRef(parameter) for parameter in self.parameters()]
-
-
-def train_with_server() -> list[float]:
-    """The canonical trainer: its first layers live on "ps", so do their optimizer and its state."""
-    from torch.distributed.optim import DistributedOptimizer
-
-    net = rpc.remote("ps", Net)
-    optimizer = DistributedOptimizer(torch.optim.SGD, net.rpc_sync().parameter_rrefs(), lr=0.1)
-    torch.manual_seed(1)
-    head = nn.Linear(4, 3)
-    losses = []
-    for _ in range(4):
-        with dist_autograd.context() as context:
-            x, y = torch.randn(5, 6), torch.randint(0, 3, (5,))
-            loss = nn.functional.cross_entropy(head(net.rpc_sync().forward(x)), y)
-            dist_autograd.backward(context, [loss])
-            optimizer.step(context)
-            losses.append(loss.item())
-    return losses
 
 
 # Distributed autograd, in all shapes ----------------------------------------------------------------------------------
@@ -520,14 +477,6 @@ def call_from_threads(others: tuple[str, ...]) -> None:
         list(threads.map(work, range(3)))
 
 
-def call_from_threads_of_a() -> None:
-    call_from_threads(("b", "c"))
-
-
-def call_from_threads_of_b() -> None:
-    call_from_threads(("c", "a"))
-
-
 # A learner and its observers ------------------------------------------------------------------------------------------
 
 
@@ -636,16 +585,21 @@ PROGRAMS = {
     "every way to call": Program(("a", "b", "c"), {"a": call_in_every_way}),
     "failures": Program(("server", "client", "other"), {"client": meet_failures}),
     "references": Program(("a", "b", "c", "d"), {"a": share_references}),
-    "deletions": Program(("a", "b", "c"), {"a": delete_from_a, "b": delete_from_b}),
+    "deletions": Program(
+        ("a", "b", "c"),
+        {"a": partial(delete_at_random, ("b", "c"), seed=1), "b": partial(delete_at_random, ("c", "a"), seed=2)},
+    ),
     "parameter server": Program(
-        ("ps", "trainer1", "trainer2"), {"trainer1": train_with_server, "trainer2": train_with_server}
+        ("ps", "trainer1", "trainer2"), dict.fromkeys(("trainer1", "trainer2"), partial(rpc_jobs.train, steps=4))
     ),
     "autograd": Program(("a", "b", "c"), {"a": differentiate_everything}),
     "remote modules": Program(("a", "b", "c"), {"a": use_remote_modules}),
     "module handed on": Program(("master", "trainer1", "trainer2", "ps"), {"master": hand_a_module_on}),
     "micro-batches": Program(("master", "stage1", "stage2"), {"master": pipe_micro_batches}),
     "between calls": Program(("ps", "trainer"), {"trainer": train_between_calls}),
-    "threads": Program(("a", "b", "c"), {"a": call_from_threads_of_a, "b": call_from_threads_of_b}),
+    "threads": Program(
+        ("a", "b", "c"), {"a": partial(call_from_threads, ("b", "c")), "b": partial(call_from_threads, ("c", "a"))}
+    ),
     "learner": Program(("learner", "observer1", "observer2"), {"learner": learn}),
     "embeddings": Program(
         ("embeddings", "trainer1", "trainer2"), {"trainer1": train_embeddings, "trainer2": train_embeddings}
