@@ -186,18 +186,6 @@ def test_what_is_refused_meets_no_other_call_and_takes_no_message_its_confirmati
     assert_traffic(trace, op="all_reduce")
 
 
-def test_a_second_group_of_the_same_name_counts_anew():
-    def twice() -> None:
-        for _ in range(2):
-            dist.init_process_group("gloo")
-            dist.all_reduce(torch.ones(2))
-            dist.destroy_process_group()
-
-    trace = Cluster(2, init=False).run(twice).trace
-    assert [(each.seq, len(each.ends), each.missing) for each in trace.matches] == [(1, 2, ()), (1, 2, ())]
-    assert len({each.group.name for each in trace.matches}) == 2
-
-
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_group_that_is_made_again_of_other_ranks_is_one_group(turned, tmp_path):
     """Its second making is the first that rank 2 sees, with torch's ranks as before or the other way round."""
