@@ -85,15 +85,11 @@ def greet() -> None:
     MPI.COMM_WORLD.send("hello", dest=0)
 
 
-def shared_memory() -> set[str]:
-    return {line.split()[5] for line in open("/proc/self/maps") if "/mpich_shm_" in line}
-
-
 def in_shared_memory() -> set[str]:
     from mpi4py import MPI
 
     MPI.COMM_WORLD.Barrier()
-    return shared_memory()
+    return {line.split()[5] for line in open("/proc/self/maps") if "/mpich_shm_" in line}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /dev/shm")
