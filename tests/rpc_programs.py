@@ -342,10 +342,19 @@ def import_remote_modules() -> None:
     import torch.distributed.nn  # noqa: F401
 
 
-def use_remote_modules() -> list[float]:
+def train(parameters: list[RRef], loss: Callable[[], torch.Tensor], *, steps: int, by: Any = torch.optim.SGD) -> None:
+    from torch.distributed.optim import DistributedOptimizer
+
+    optimizer = DistributedOptimizer(by, parameters, lr=0.1)
+    for _ in range(steps):
+        with dist_autograd.context() as context:
+            dist_autograd.backward(context, [loss()])
+            optimizer.step(context)
+
+
+def use_remote_modules() -> None:
     """A pipeline of two RemoteModules, first called outside of a context, then trained."""
     from torch.distributed.nn import RemoteModule
-    from torch.distributed.optim import DistributedOptimizer
 
     for to in ("b", "c"):  # A RemoteModule does not wait until its owner has made it: a call could come too early.
         rpc.rpc_sync(to, import_remote_modules)
@@ -355,36 +364,19 @@ def use_remote_modules() -> list[float]:
     second.forward(first.forward(x))
     second.forward_async(first.forward_async(x).wait()).wait()
     rpc.rpc_sync("b", look_at, (second.get_module_rref(),))
-    optimizer = DistributedOptimizer(torch.optim.Adam, first.remote_parameters() + second.remote_parameters(), lr=0.1)
-    losses = []
-    for _ in range(2):
-        with dist_autograd.context() as context:
-            loss = second.forward(first.forward(x)).square().mean()
-            dist_autograd.backward(context, [loss])
-            optimizer.step(context)
-            losses.append(loss.item())
-    return losses
+    parameters = first.remote_parameters() + second.remote_parameters()
+    train(parameters, lambda: second.forward(first.forward(x)).square().mean(), steps=2, by=torch.optim.Adam)
 
 
 # A module handed on, micro-batches, two servers' worth of calls ------------------------------------------------------
 
 
-def train_on(module: Any) -> list[float]:
+def train_on(module: Any) -> None:
     """Train a RemoteModule that another worker has made and handed on, with a head of one's own."""
-    from torch.distributed.optim import DistributedOptimizer
-
     torch.manual_seed(1)
     head = nn.Linear(4, 3)
     parameters = [*module.remote_parameters(), *(rpc.RRef(each) for each in head.parameters())]
-    optimizer = DistributedOptimizer(torch.optim.SGD, parameters, lr=0.1)
-    losses = []
-    for _ in range(4):
-        with dist_autograd.context() as context:
-            loss = head(module.forward(torch.randn(5, 6))).square().mean()
-            dist_autograd.backward(context, [loss])
-            optimizer.step(context)
-            losses.append(loss.item())
-    return losses
+    train(parameters, lambda: head(module.forward(torch.randn(5, 6))).square().mean(), steps=4)
 
 
 def hand_a_module_on() -> None:
@@ -420,40 +412,30 @@ def parameters_of(stage: RRef) -> list[RRef]:
 
 def pipe_micro_batches() -> None:
     """Two stages; each micro-batch is fetched from the stage before it, while others are on their way."""
-    from torch.distributed.optim import DistributedOptimizer
-
     first, second = rpc.remote("stage1", Stage), rpc.remote("stage2", Stage)
     rrefs = [each for stage in (first, second) for each in rpc.remote(stage.owner(), parameters_of, (stage,)).to_here()]
-    optimizer = DistributedOptimizer(torch.optim.SGD, rrefs, lr=0.1)
-    for _ in range(3):
-        with dist_autograd.context() as context:
-            waiting = []
-            for x in torch.randn(8, 6).split(2):
-                y = rpc.remote(first.owner(), call_stage, (first, rpc.RRef(x)))
-                waiting.append(rpc.rpc_async(second.owner(), call_stage, (second, y)))
-            out = torch.cat(torch.futures.wait_all(waiting))
-            dist_autograd.backward(context, [out.square().mean()])
-            optimizer.step(context)
 
+    def loss() -> torch.Tensor:
+        waiting = []
+        for x in torch.randn(8, 6).split(2):
+            y = rpc.remote(first.owner(), call_stage, (first, rpc.RRef(x)))
+            waiting.append(rpc.rpc_async(second.owner(), call_stage, (second, y)))
+        return torch.cat(torch.futures.wait_all(waiting)).square().mean()
 
-def net_at(server: RRef, x: torch.Tensor) -> torch.Tensor:
-    return server.local_value()(x)
+    train(rrefs, loss, steps=3)
 
 
 def train_between_calls() -> None:
     """A layer of the trainer's own between two calls to the server in each iteration."""
-    from torch.distributed.optim import DistributedOptimizer
-
     below, above = rpc.remote("ps", nn.Linear, (6, 4)), rpc.remote("ps", nn.Linear, (4, 3))
     middle = nn.Linear(4, 4)
     remote = [each for net in (below, above) for each in rpc.rpc_sync("ps", parameters_of, (net,))]
-    optimizer = DistributedOptimizer(torch.optim.SGD, remote + [rpc.RRef(each) for each in middle.parameters()], lr=0.1)
-    for _ in range(10):
-        with dist_autograd.context() as context:
-            hidden = middle(rpc.rpc_sync("ps", net_at, (below, torch.randn(5, 6))))
-            out = rpc.rpc_sync("ps", net_at, (above, hidden))
-            dist_autograd.backward(context, [out.square().mean()])
-            optimizer.step(context)
+
+    def loss() -> torch.Tensor:
+        hidden = middle(rpc.rpc_sync("ps", call_stage, (below, torch.randn(5, 6))))
+        return rpc.rpc_sync("ps", call_stage, (above, hidden)).square().mean()
+
+    train(remote + [rpc.RRef(each) for each in middle.parameters()], loss, steps=10)
 
 
 # Many at the same time ------------------------------------------------------------------------------------------------

@@ -38,9 +38,9 @@ class Asked(ServiceCall, tag="asked", frozen=True, kw_only=True):
 
 def offer(folder: Path, monkeypatch) -> None:
     """Install a package that offers the source "notes", as pip would."""
-    (folder / "notes_recorder.py").write_text(OTHER)
     metadata = folder / "notes_recorder-1.0.dist-info"
     metadata.mkdir(parents=True)
+    (folder / "notes_recorder.py").write_text(OTHER)
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: notes_recorder\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text("[dlearn.sources]\nnotes = notes_recorder:SOURCE\n")
     monkeypatch.syspath_prepend(folder)
@@ -62,7 +62,6 @@ def test_each_kind_of_events_is_one_sources():
 
 @pytest.mark.parametrize("name", ["notes", "notes_recorder:SOURCE"])
 def test_a_source_is_named_and_its_events_are_read_back(name, tmp_path, monkeypatch):
-    (tmp_path / "site").mkdir()
     offer(tmp_path / "site", monkeypatch)
     with dlearn.record(tmp_path / "trace", sources=[name]), dlearn.span("step 0"):
         pass
@@ -73,7 +72,6 @@ def test_a_source_is_named_and_its_events_are_read_back(name, tmp_path, monkeypa
 
 
 def test_events_of_a_source_that_is_not_installed_are_counted(tmp_path, monkeypatch):
-    (tmp_path / "site").mkdir()
     with monkeypatch.context() as here:
         offer(tmp_path / "site", here)
         with dlearn.record(tmp_path / "trace", sources=["notes"]), dlearn.span("step 0"):

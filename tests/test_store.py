@@ -10,9 +10,9 @@ import pytest
 from traces import Job, header
 
 from dlearn.errors import TraceError
-from dlearn.trace.event import NOT_OBSERVED, Collective, End, Footer, GroupFact, Header, PointToPoint, Span
+from dlearn.trace.event import NOT_OBSERVED, Collective, End, Footer, GroupFact, Header, Line, PointToPoint, Span
 from dlearn.trace.printable import printable
-from dlearn.trace.store import read
+from dlearn.trace.store import ProcessFile, read
 from dlearn.trace.writer import MAX_LINE_BYTES, Writer
 
 
@@ -22,6 +22,15 @@ def good_file(folder: Path) -> Path:
     job.collective("all_reduce", size=8, ranks=[0])
     job.span(0, "step 0")
     return job.write()[0]
+
+
+def written(path: Path, *lines: Line) -> ProcessFile:
+    """A file of these lines, read; without a footer if none is among them."""
+    writer = Writer(path, max_bytes=1 << 30)
+    for line in lines:
+        writer.write(line)
+    writer.close()
+    return read(path)
 
 
 def change(path: Path, line: int, to: bytes | None) -> Path:
@@ -172,11 +181,8 @@ def test_a_last_line_that_is_cut_off(tmp_path):
     ],
 )
 def test_a_group_that_contradicts_itself_is_left_out(tmp_path, group):
-    path = tmp_path / "host-1.jsonl"
-    writer = Writer(path, max_bytes=10_000)
-    writer.write(header())
-    writer.write(GroupFact(name="odd", backend="gloo", **group))
-    assert "group 'odd'" in read(path).problems[0]
+    file = written(tmp_path / "host-1.jsonl", header(), GroupFact(name="odd", backend="gloo", **group))
+    assert "group 'odd'" in file.problems[0]
 
 
 def test_a_header_is_needed(tmp_path):
@@ -233,20 +239,15 @@ def test_who_sent_is_known_at_the_end_of_a_recv_from_any_source(tmp_path):
 
 
 def test_lost_ends_of_dropped_works_are_said_and_nothing_else_is_doubted(tmp_path):
-    writer = Writer(tmp_path / "host-1.jsonl", max_bytes=10_000)
-    writer.write(header())
-    writer.write(Footer(at_ns=1, lines=1, works_dropped=3))
-    file = read(writer.path)
+    file = written(tmp_path / "host-1.jsonl", header(), Footer(at_ns=1, lines=1, works_dropped=3))
     assert file.problems == ["host-1.jsonl: sends and receives whose end was not observed: 3"]
     assert file.complete
 
 
 def test_every_string_fits_on_one_line_and_moves_no_cursor(tmp_path):
     name = "\x1b[2J two\nlines \u202egnikcirt \ud7a3 <b>"
-    writer = Writer(tmp_path / "host-1.jsonl", max_bytes=10_000)
-    writer.write(header(name=name))
-    writer.write(Span(number=0, start_ns=0, name=name, thread="\x07"))
-    file = read(writer.path)
+    odd = Span(number=0, start_ns=0, name=name, thread="\x07")
+    file = written(tmp_path / "host-1.jsonl", header(name=name), odd)
     (span,) = file.events.values()
     told = "\\x1b[2J two\\nlines \\u202egnikcirt \ud7a3 <b>"
     assert (file.header.name, span.name, span.thread) == (told, told, "\\x07")
@@ -257,26 +258,21 @@ def test_a_line_is_at_most_as_long_as_it_may_be(tmp_path):
     """A name just below the limit is read, one just above is damage."""
     start = len(b'{"kind":"span","number":0,"start_ns":0,"name":""}\n')
     for length, problems in [(MAX_LINE_BYTES - start, 0), (MAX_LINE_BYTES - start + 1, 1)]:
-        writer = Writer(tmp_path / f"host-{length}.jsonl", max_bytes=1 << 30)
-        writer.write(header())
-        writer.write(Span(number=0, start_ns=0, name="x" * length))
-        assert len(read(writer.path).problems) == problems
-        writer.close()
+        file = written(tmp_path / f"host-{length}.jsonl", header(), Span(number=0, start_ns=0, name="x" * length))
+        assert len(file.problems) == problems
 
 
 def test_a_line_among_thousands_is_named_by_its_number(tmp_path):
     """Lines are read in blocks: damage, odd names and contradictions are found in any of them, wherever it is cut."""
-    writer = Writer(tmp_path / "host-1.jsonl", max_bytes=1 << 30)
-    writer.write(header())
-    for number in range(8000):
-        writer.write(Span(number=number, start_ns=number, name="étape" if number == 6000 else "x" * (number % 97)))
-    writer.close()
+    path = tmp_path / "host-1.jsonl"
+    names = ["étape" if number == 6000 else "x" * (number % 97) for number in range(8000)]
+    written(path, header(), *(Span(number=number, start_ns=number, name=name) for number, name in enumerate(names)))
     two_in_one = b'{"kind":"end","event":1,"by":"return"}{"kind":"end","event":2,"by":"return"}\n'
-    change(writer.path, 4000, two_in_one)
-    change(writer.path, 5000, b'{"kind":"span",\n"number":9999,"start_ns":0,"name":"x"}\n')
-    change(writer.path, 7003, b'{"kind":"span","number":9000,"start_ns":0,"name":"\\u001b"}\n')
-    change(writer.path, 8002, b'{"kind":"span","number":1,"start_ns":0,"name":"x"}\n')
-    file = read(writer.path)
+    change(path, 4000, two_in_one)
+    change(path, 5000, b'{"kind":"span",\n"number":9999,"start_ns":0,"name":"x"}\n')
+    change(path, 7003, b'{"kind":"span","number":9000,"start_ns":0,"name":"\\u001b"}\n')
+    change(path, 8002, b'{"kind":"span","number":1,"start_ns":0,"name":"x"}\n')
+    file = read(path)
     (told,) = file.problems
     assert all(text in told for text in ("4 damaged lines", "line 4000:", "line 5000:", "line 5001:"))
     assert [file.events[number].name for number in (96, 6000, 9000, 7998)] == ["x" * 96, "étape", "\\x1b", "x" * 44]
