@@ -342,10 +342,11 @@ def import_remote_modules() -> None:
     import torch.distributed.nn  # noqa: F401
 
 
-def train(parameters: list[RRef], loss: Callable[[], torch.Tensor], *, steps: int, by: Any = torch.optim.SGD) -> None:
+def train(parameters: list[RRef], loss: Callable[[], Any], steps: int, by: Any = None) -> None:
+    """By SGD, or else `by` another optimizer."""
     from torch.distributed.optim import DistributedOptimizer
 
-    optimizer = DistributedOptimizer(by, parameters, lr=0.1)
+    optimizer = DistributedOptimizer(by or torch.optim.SGD, parameters, lr=0.1)
     for _ in range(steps):
         with dist_autograd.context() as context:
             dist_autograd.backward(context, [loss()])
@@ -365,7 +366,7 @@ def use_remote_modules() -> None:
     second.forward_async(first.forward_async(x).wait()).wait()
     rpc.rpc_sync("b", look_at, (second.get_module_rref(),))
     parameters = first.remote_parameters() + second.remote_parameters()
-    train(parameters, lambda: second.forward(first.forward(x)).square().mean(), steps=2, by=torch.optim.Adam)
+    train(parameters, lambda: second.forward(first.forward(x)).square().mean(), 2, torch.optim.Adam)
 
 
 # A module handed on, micro-batches, two servers' worth of calls ------------------------------------------------------
@@ -569,10 +570,14 @@ PROGRAMS = {
     "references": Program(("a", "b", "c", "d"), {"a": share_references}),
     "deletions": Program(
         ("a", "b", "c"),
-        {"a": partial(delete_at_random, ("b", "c"), seed=1), "b": partial(delete_at_random, ("c", "a"), seed=2)},
+        {
+            "a": partial(delete_at_random, ("b", "c"), seed=1),
+            "b": partial(delete_at_random, ("c", "a"), seed=2),
+        },
     ),
     "parameter server": Program(
-        ("ps", "trainer1", "trainer2"), dict.fromkeys(("trainer1", "trainer2"), partial(rpc_jobs.train, steps=4))
+        ("ps", "trainer1", "trainer2"),
+        dict.fromkeys(("trainer1", "trainer2"), partial(rpc_jobs.train, steps=4)),
     ),
     "autograd": Program(("a", "b", "c"), {"a": differentiate_everything}),
     "remote modules": Program(("a", "b", "c"), {"a": use_remote_modules}),
@@ -580,7 +585,8 @@ PROGRAMS = {
     "micro-batches": Program(("master", "stage1", "stage2"), {"master": pipe_micro_batches}),
     "between calls": Program(("ps", "trainer"), {"trainer": train_between_calls}),
     "threads": Program(
-        ("a", "b", "c"), {"a": partial(call_from_threads, ("b", "c")), "b": partial(call_from_threads, ("c", "a"))}
+        ("a", "b", "c"),
+        {"a": partial(call_from_threads, ("b", "c")), "b": partial(call_from_threads, ("c", "a"))},
     ),
     "learner": Program(("learner", "observer1", "observer2"), {"learner": learn}),
     "embeddings": Program(

@@ -172,7 +172,7 @@ def test_the_chain_of_victims_is_told_through_the_stages_of_a_pipeline():
 
 
 def write_calls(folder, groups, calls):
-    """`groups`: name -> description and members; `calls`: rank -> in which groups it is, in order, in call #5."""
+    """`groups`: name -> description and members; `calls`: rank -> in whose call #5 it is."""
     for rank, mine in calls.items():
         dump = dump_of()
         (entry,) = dump["entries"]
@@ -189,7 +189,7 @@ def write_calls(folder, groups, calls):
             if rank in ranks
         }
         dump["pg_status"] = {
-            name: {"last_enqueued_collective": 5 if name in mine else 4, "last_completed_collective": 4}
+            name: {"last_enqueued_collective": 4 + (name in mine), "last_completed_collective": 4}
             for name in dump["pg_config"]
         }
         (folder / f"dump_{rank}").write_text(json.dumps(dump))

@@ -45,8 +45,8 @@ def steps_of(sends):
 def test_all_reduce_leaves_every_sum_on_every_rank(ranks, payload, itemsize):
     """Each segment's value on a rank is the set of ranks whose share is in it; a rank's share must never count twice.
 
-    In the first half of the steps the receiver adds, in the second it overwrites, as gloo does. Each sends to its left,
-    and 2 (ranks-1)/ranks of the payload on average.
+    In the first half of the steps the receiver adds, in the second it overwrites, as gloo does.
+    Each sends to its left, and 2 (ranks-1)/ranks of the payload on average.
     """
     payload -= payload % itemsize
     sends = sends_of("all_reduce", ranks, payload, itemsize=itemsize)
@@ -237,7 +237,7 @@ def test_a_group_of_one_sends_nothing(op):
         ("reduce", 3, [4], 4, 1, [148, 196, 100]),  # one segment, of rank 0: 2 -> 1 -> 0, and 0 -> 1
         ("reduce", 3, [1000], 1, 2, [1672, 1672, 1340]),
         ("reduce", 3, [25 * MiB], 1, 0, [24_120_656, 33_557_936, 33_558_032]),
-        # A ring needs 7 MiB, its chunk 3 more: gloo takes its 4 segments for 2, and sends two again on each rank.
+        # A ring needs 7 MiB, its chunk 3 more: gloo takes its 4 segments for 2, sends two again.
         ("reduce", 2, [7 * MiB], 1, 0, [5_243_696, 9_438_096]),
         ("broadcast", 3, [0], 4, 0, [192, 48, 48]),  # it sends even nothing
         ("all_gather", 3, [1], 4, None, [578, 578, 578]),  # 4 messages to the right, two of them empty

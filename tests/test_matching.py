@@ -183,7 +183,8 @@ def test_every_event_is_in_exactly_one_match(tmp_path_factory, calls):
             called.append((rank, job.event(Collective, rank, op="all_reduce", **own)))
         else:
             peer = None if kind == "recv any" else other
-            called.append((rank, job.event(PointToPoint, rank, op=kind[:4], peer=peer, tag=tag, **own)))
+            number = job.event(PointToPoint, rank, op=kind[:4], peer=peer, tag=tag, **own)
+            called.append((rank, number))
     matches = job.load().matches
     assert sorted((end.rank, end.number) for each in matches for end in each.ends) == sorted(called)
     for each in matches:

@@ -29,7 +29,7 @@ from dlearn.trace.mpi_facts import ANY_TAG, CANCELLED
 
 HERE = Path(__file__).parent
 MPIEXEC = Path(sysconfig.get_path("scripts"), "mpiexec")
-"""The usual one, as README tells: two jobs of gforker's that get the same pid share what the first has left."""
+"""As README tells: two jobs of gforker's that get the same pid share what the first has left."""
 
 
 # The matcher, on made-up traces --------------------------------------------------------------------------------------
@@ -289,8 +289,8 @@ def mpiexec(folder: Path, ranks: int, program: str) -> subprocess.CompletedProce
     script = folder / "program.py"
     script.write_text(textwrap.dedent(program))
     command = [str(MPIEXEC), "-n", str(ranks), sys.executable, "-m", "mpi4py", str(script), str(folder / "trace")]
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, text=True, stdout=pipe, stderr=pipe, cwd=folder, start_new_session=True)
+    told = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, **told, cwd=folder, start_new_session=True)
     try:
         out, err = process.communicate(timeout=100)
     finally:

@@ -101,7 +101,9 @@ def test_the_map_has_a_box_for_each_host_and_an_arrow_for_each_link_of_a_ring():
 # Which lines are enough, and which are not ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("left_out", "edges"), [(r"Channel \d\d/08 :|Trees", True), (" via ", False)])
+@pytest.mark.parametrize(
+    ("left_out", "edges"), [(r"Channel \d\d/08 :|Trees", True), (" via ", False)]
+)  # fmt: skip
 def test_rings_follow_from_connections_alone_or_from_their_own_lines(tmp_path, left_out, edges):
     found = topology_of(tmp_path, [line for line in real_lines() if not re.search(left_out, line)])
     assert orders(found) == in_one_line_each()
@@ -326,8 +328,8 @@ def test_a_smaller_communicator_is_told_from_the_larger_by_whose_ring_closes(tmp
 
 def test_beside_flight_recorder_dumps_the_calls_there_get_the_rings_of_the_log(tmp_path):
     for rank in range(4):
-        facts = {"input_sizes": [[1000]], "retired": True, "collective_seq_id": 1, "state": "completed"}
-        dump = dump_of(**facts)
+        facts = {"retired": True, "collective_seq_id": 1, "state": "completed"}
+        dump = dump_of(input_sizes=[[1000]], **facts)
         dump["pg_config"]["0"]["ranks"] = "[0, 1, 2, 3]"
         (tmp_path / f"dump_{rank}").write_text(json.dumps(dump))
     (tmp_path / "nccl.log").write_text("\n".join(made_log([[0, 2, 1, 3]])))

@@ -328,7 +328,8 @@ def test_a_wait_for_an_empty_tensor_ends_no_send():
             dist.recv(torch.ones(2), 0)
             dist.barrier()
 
-    ended = {event.op: (event.ended_by, event.pending) for event in record(confused).trace.where(kind="p2p").events}
+    events = record(confused).trace.where(kind="p2p").events
+    ended = {event.op: (event.ended_by, event.pending) for event in events}
     assert ended == {"send": (NOT_OBSERVED, False), "recv": ("wait", False)}
 
 
@@ -492,8 +493,8 @@ def test_results_are_bit_equal_with_and_without_the_recorder():
 
 
 def test_undo_with_every_option_gives_back_all_kernels_names_hooks_and_threads():
-    kernels = [f"c10d::{op}" for op in ("allreduce_", "send", "barrier", "monitored_barrier_", "recv_any_source_")]
-    kernels.append("_c10d_functional::wait_tensor")
+    ops = ["allreduce_", "send", "barrier", "monitored_barrier_", "recv_any_source_"]
+    kernels = [*(f"c10d::{op}" for op in ops), "_c10d_functional::wait_tensor"]
 
     def look() -> tuple[object, object, object, object]:
         import threading
@@ -508,7 +509,8 @@ def test_undo_with_every_option_gives_back_all_kernels_names_hooks_and_threads()
             own = (c10d, dist, api, backend_registry, torch.autograd, dist.autograd)
             names = {f"{module.__name__}.{name}": value for module in own for name, value in vars(module).items()}
             names |= {kernel: torch._C._dispatch_dump(kernel) for kernel in kernels}
-            names |= {"wait": Work.wait, "inside forward": DistributedDataParallel._inside_ddp_forward}
+            names["wait"] = Work.wait
+            names["inside forward"] = DistributedDataParallel._inside_ddp_forward
             hooks = [list(optimizer._global_optimizer_post_hooks), list(optimizer._global_optimizer_pre_hooks)]
             threads = {thread.name for thread in threading.enumerate() if thread.name.startswith("dlearn")}
             return names | {"hooks": hooks, "threads": threads}
@@ -523,7 +525,7 @@ def test_undo_with_every_option_gives_back_all_kernels_names_hooks_and_threads()
         dist.barrier()
         changed = [name for name in before if during[name] is not before[name] and during[name] != before[name]]
         left = [name for name in before if after[name] is not before[name] and after[name] != before[name]]
-        hooked = [name for name, each in model.named_parameters() if each._post_accumulate_grad_hooks]
+        hooked = [each.shape for each in model.parameters() if each._post_accumulate_grad_hooks]
         return changed, left, hooked, sorted(during["threads"] - before["threads"])
 
     (changed, left, hooked, threads), _ = Cluster(2, record=False).run(look).results.values()
@@ -787,7 +789,8 @@ def test_every_job_has_its_own_name():
             dist.barrier()
         return {process.header.job for name in "ab" for process in Trace.load(name).processes}
 
-    first, second = (Cluster(2, record=False).run(jobs_of_this_group, check=False) for _ in range(2))
+    runs = [Cluster(2, record=False).run(jobs_of_this_group, check=False) for _ in range(2)]
+    first, second = runs
     assert first.error is None
     assert len(first.results[0]) == 1
     assert "another job already" in str(second.error), "nothing is mixed with the first job's files"

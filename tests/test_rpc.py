@@ -114,7 +114,8 @@ def test_four_messages_carry_information(run):
     ]
     # The C++ agent's own payloads.
     assert [each.packed_bytes for each in data[:3]] == [376, 217, 67]
-    assert [sum(tensor.payload_bytes for tensor in each.tensors) for each in data[:3]] == [24576, 32768, 32768]
+    tensors = [sum(tensor.payload_bytes for tensor in each.tensors) for each in data[:3]]
+    assert tensors == [24576, 32768, 32768]
 
 
 def test_an_iteration_is_told_where_messages_are_missing_or_of_an_unknown_kind(run):

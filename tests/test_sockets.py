@@ -64,10 +64,11 @@ def init_destroy_init() -> None:
 
 
 def test_after_destroy_and_init_again_both_groups_are_counted():
-    """The second group has the name of the first: in the trace it is another, and counts its calls anew."""
+    """The second group has the name of the first: in the trace it is another, and counts anew."""
     run = Cluster(2, init=False).run(init_destroy_init)
     found = reconcile(run.trace)
-    assert [(each.group.name, each.seq, len(each.ends)) for each in run.trace.matches] == [("0", 1, 2), ("0~2", 1, 2)]
+    met = [(each.group.name, each.seq, len(each.ends)) for each in run.trace.matches]
+    assert met == [("0", 1, 2), ("0~2", 1, 2)]
     assert {pair.group for pair in found.whole.pairs} == {"0", "0~2"}
     assert found.exact
 

@@ -10,7 +10,7 @@ import pytest
 from traces import Job, header
 
 from dlearn.errors import TraceError
-from dlearn.trace.event import NOT_OBSERVED, Collective, End, Footer, GroupFact, Header, Line, PointToPoint, Span
+from dlearn.trace.event import NOT_OBSERVED, Collective, End, Footer, GroupFact, Header, PointToPoint, Span
 from dlearn.trace.printable import printable
 from dlearn.trace.store import ProcessFile, read
 from dlearn.trace.writer import MAX_LINE_BYTES, Writer
@@ -24,7 +24,7 @@ def good_file(folder: Path) -> Path:
     return job.write()[0]
 
 
-def written(path: Path, *lines: Line) -> ProcessFile:
+def written(path: Path, *lines: object) -> ProcessFile:
     """A file of these lines, read; without a footer if none is among them."""
     writer = Writer(path, max_bytes=1 << 30)
     for line in lines:
@@ -55,7 +55,8 @@ def test_what_is_written_is_read_back(tmp_path):
 
 def in_a_process(program: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, env=environment, capture_output=True, text=True)
 
 
 def test_a_killed_process_leaves_every_line_that_it_wrote(tmp_path):
@@ -181,7 +182,8 @@ def test_a_last_line_that_is_cut_off(tmp_path):
     ],
 )
 def test_a_group_that_contradicts_itself_is_left_out(tmp_path, group):
-    file = written(tmp_path / "host-1.jsonl", header(), GroupFact(name="odd", backend="gloo", **group))
+    odd = GroupFact(name="odd", backend="gloo", **group)
+    file = written(tmp_path / "host-1.jsonl", header(), odd)
     assert "group 'odd'" in file.problems[0]
 
 
@@ -258,7 +260,8 @@ def test_a_line_is_at_most_as_long_as_it_may_be(tmp_path):
     """A name just below the limit is read, one just above is damage."""
     start = len(b'{"kind":"span","number":0,"start_ns":0,"name":""}\n')
     for length, problems in [(MAX_LINE_BYTES - start, 0), (MAX_LINE_BYTES - start + 1, 1)]:
-        file = written(tmp_path / f"host-{length}.jsonl", header(), Span(number=0, start_ns=0, name="x" * length))
+        span = Span(number=0, start_ns=0, name="x" * length)
+        file = written(tmp_path / f"host-{length}.jsonl", header(), span)
         assert len(file.problems) == problems
 
 
@@ -266,7 +269,8 @@ def test_a_line_among_thousands_is_named_by_its_number(tmp_path):
     """Lines are read in blocks: damage, odd names and contradictions are found in any of them, wherever it is cut."""
     path = tmp_path / "host-1.jsonl"
     names = ["étape" if number == 6000 else "x" * (number % 97) for number in range(8000)]
-    written(path, header(), *(Span(number=number, start_ns=number, name=name) for number, name in enumerate(names)))
+    spans = [Span(number=number, start_ns=number, name=name) for number, name in enumerate(names)]
+    written(path, header(), *spans)
     two_in_one = b'{"kind":"end","event":1,"by":"return"}{"kind":"end","event":2,"by":"return"}\n'
     change(path, 4000, two_in_one)
     change(path, 5000, b'{"kind":"span",\n"number":9999,"start_ns":0,"name":"x"}\n')
