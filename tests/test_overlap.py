@@ -11,7 +11,7 @@ from programs import mlp
 from traces import Job, tensor
 
 from dlearn import Cluster, analysis, draw
-from dlearn.analysis.ddp.intervals import common, length_ns, union, without
+from dlearn.analysis.ddp.intervals import length_ns, union
 from dlearn.analysis.ddp.overlap import Times, share_of
 from dlearn.analysis.ddp.training_steps import training_steps
 from dlearn.trace.event import NOT_OBSERVED
@@ -258,22 +258,6 @@ def test_a_trace_without_training_steps(tmp_path):
 
 
 # What holds always ----------------------------------------------------------------------------------------------------
-
-stretches = st.lists(
-    st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda pair: tuple(sorted(pair))), max_size=6
-)
-
-
-@given(stretches, stretches)
-def test_intervals_are_sets_of_moments(a, b):
-    def moments(found):
-        return {at for start, end in found for at in range(start, end)}
-
-    left, right = union(a), union(b)
-    assert moments(left) == moments(a)
-    assert length_ns(left) == len(moments(a))
-    assert moments(common(left, right)) == moments(a) & moments(b)
-    assert moments(without(left, right)) == moments(a) - moments(b)
 
 
 @given(st.lists(st.tuples(st.integers(0, 80), st.integers(0, 40), st.integers(0, 60)), max_size=5), st.integers(0, 99))

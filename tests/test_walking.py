@@ -128,11 +128,17 @@ def test_gradients_fill_buckets_and_these_travel():
 
 
 @pytest.mark.parametrize(
-    ("called", "shown", "state"),
-    [([0, 1], 8, "averaged"), ([0, 1], 7, "travels"), ([0], 8, "1 of 1 ready")],
-    ids=["all came", "the last message is left out", "rank 1 never called it"],
+    ("called", "part", "shown", "state"),
+    [
+        ([0, 1], {}, 8, "averaged"),
+        ([0, 1], {}, 7, "travels"),
+        ([0, 1], {"kind": "collective"}, 8, "averaged"),
+        ([0, 1], {"kind": "collective"}, 7, "travels"),
+        ([0], {}, 8, "1 of 1 ready"),
+    ],
 )
-def test_a_bucket_is_averaged_only_if_all_its_messages_came(tmp_path, called, shown, state):
+def test_a_bucket_is_averaged_only_if_all_its_messages_came(tmp_path, called, part, shown, state):
+    """Also where the gradients are not in the part of the trace that is played."""
     job = Job(tmp_path, ranks=2)
     for rank in called:
         job.bucket(rank, 0, {"weight": 40})
@@ -141,7 +147,7 @@ def test_a_bucket_is_averaged_only_if_all_its_messages_came(tmp_path, called, sh
         job.stretch(rank, "backward", 15, 90)
     launched = {"launcher": "reducer", "backward": 0, "phase": "backward", "inputs": (tensor(40),)}
     job.collective("all_reduce", ranks=called, start_ns=30, end_ns=60 if len(called) == 2 else None, **launched)
-    trace = job.load()
+    trace = job.load().where(**part)
     assert len(messages(trace)) == 8
     walk = walkthrough(trace, messages=messages(trace)[:shown])
     board = next(each for each in walk.boards if each.lasting)
@@ -170,17 +176,6 @@ def test_a_context_opens_gets_gradients_and_ends():
     assert {step.span for step in walk.steps} == {"step 2"}
     assert {step.phase for step in walk.steps} == {"forward", "backward", "optimizer", "cleanup"}
     assert {step.phase for step in walk.steps if step.lit} == {"backward"}
-
-
-def test_spans_without_messages_are_work_and_the_others_are_parts(tmp_path):
-    job = Job(tmp_path, ranks=2)
-    outer = job.span(0, "step 0", start_ns=0, end_ns=50)
-    job.span(0, "forward of micro-batch 1", start_ns=1, end_ns=5, parent=outer)
-    job.send(0, 1, start_ns=10, end_ns=20, parent=outer)
-    job.recv(1, 0, start_ns=10, end_ns=20)
-    walk = walkthrough(job.load())
-    assert [(step.op, step.part) for step in walk.steps] == [("work", "step 0"), ("send", "step 0")]
-    assert walk.steps[0].sentence == "rank 0 begins forward of micro-batch 1 (observed)."
 
 
 def test_a_reply_and_what_a_call_sets_going_are_in_the_callers_span(tmp_path):
@@ -318,19 +313,6 @@ def test_two_groups_with_the_same_number_have_a_board_each(tmp_path):
     assert {rank for rank, _ in walk.held(first, len(walk.steps))} == {0, 1}
 
 
-def test_what_is_held_is_told_from_the_beginning_only(tmp_path):
-    """The first messages of a collective tell it as far as they go; later ones alone do not."""
-    job = Job(tmp_path, ranks=8)
-    job.collective("broadcast", size=12, root=0)
-    trace = job.load()
-    found = list(messages(trace))
-    assert len(walkthrough(trace, messages=found[:3]).boards) == 1
-    part = walkthrough(trace, messages=[each for each in found if each.src == 1])
-    assert part.boards == ()
-    assert not any("Then " in step.sentence for step in part.steps)
-    assert part.notes[-1] == "What ranks hold is not shown for 1 of the collectives: not all that was sent is here."
-
-
 def test_who_never_came_has_no_share_to_give(tmp_path):
     job = Job(tmp_path, ranks=3)
     outer = job.collective("all_reduce", size=8, ranks=[0, 1], end_ns=None)
@@ -349,17 +331,12 @@ def test_of_a_sparse_tensor_nothing_is_summed_on_the_way(tmp_path):
     assert walk.boards == ()
 
 
-def steps_of_glass(job):
-    """An exchange of two ranks' halves, which an algorithm of glass reports as its steps."""
+def test_the_steps_of_a_lost_file_say_not_which_piece_they_carried(tmp_path):
+    job = Job(tmp_path, ranks=2)
     for rank, outer in job.collective("reduce_scatter", size=8, start_ns=0, end_ns=50).items():
         peer = 1 - rank
         job.send(rank, peer, parent=outer, start_ns=1, end_ns=5, offset_bytes=4 * peer, whole_bytes=8, step=1)
         job.recv(rank, peer, parent=outer, start_ns=1, end_ns=6)
-
-
-def test_the_steps_of_a_lost_file_say_not_which_piece_they_carried(tmp_path):
-    job = Job(tmp_path, ranks=2)
-    steps_of_glass(job)
     whole = walkthrough(job.load())
     assert [step.sentence.partition(" Then ")[2] for step in whole.steps] == [
         "rank 1 has the whole sum in piece 2 of 2.",
@@ -393,37 +370,12 @@ def test_what_is_held_follows_from_each_ranks_own_clock(tmp_path, ahead_ns):
         assert told == {0: "1+2", 1: "sum", 2: "sum", 3: "sum"}
 
 
-def two_ranks_with_a_bucket(folder, *, models=1):
-    job = Job(folder, ranks=2)
-    for rank, model in product(range(2), range(models)):
+def test_the_buckets_of_two_models_stand_beside_each_other(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    for rank, model in product(range(2), range(2)):
         job.bucket(rank, 0, {f"{model}.w": 16}, model=model)
         job.gradient(rank, f"{model}.w", model=model, at_ns=10 + model, size=16)
-    return job
-
-
-def test_a_bucket_that_never_came_is_not_averaged(tmp_path):
-    job = two_ranks_with_a_bucket(tmp_path)
-    job.collective("all_reduce", ranks=[0], size=16, start_ns=13, end_ns=None, launcher="reducer", phase="backward")
     walk = walkthrough(job.load())
-    assert walk.messages == ()
-    assert [step.absent for step in walk.steps if step.absent] == [(1,)]
-    assert ever(walk) == {"bucket 0: 1 of 1 ready"}
-
-
-def test_a_bucket_is_averaged_with_its_last_message(tmp_path):
-    """Also where the gradients are not in the part of the trace that is played."""
-    job = two_ranks_with_a_bucket(tmp_path)
-    job.collective("all_reduce", size=16, start_ns=13, end_ns=30, launcher="reducer", phase="backward")
-    trace = job.load().where(kind="collective")
-    walk = walkthrough(trace)
-    board = next(each for each in walk.boards if each.lasting)
-    assert at_the_end(walk, board) == {"bucket 0: averaged"}
-    cut = walkthrough(trace, messages=walk.messages[:3])
-    assert at_the_end(cut, board) == {"bucket 0: travels"}
-
-
-def test_the_buckets_of_two_models_stand_beside_each_other(tmp_path):
-    walk = walkthrough(two_ranks_with_a_bucket(tmp_path, models=2).load())
     (board,) = walk.boards
     held = {key: each.text for key, each in walk.held(board, len(walk.steps)).items() if key[0] == 0}
     assert held == {(0, 0): "model 0, bucket 0: 1 of 1 ready", (0, 1): "model 1, bucket 0: 1 of 1 ready"}
