@@ -55,11 +55,6 @@ def test_no_algorithm_is_below_the_bound(ranks, size):
         assert spent.steps >= (ranks - 1).bit_length()
 
 
-def test_two_ranks_exchange_halves_or_wholes():
-    assert cost("ring", 2, 1000) == cost("halving_doubling", 2, 1000) == (2, 1000)
-    assert cost("tree", 2, 1000) == cost("star", 2, 1000) == (2, 2000)
-
-
 def test_bad_questions_are_refused():
     with pytest.raises(DlearnError, match="no algorithm 'butterfly'"):
         cost("butterfly", 4, 8)
@@ -191,12 +186,6 @@ def test_measurements_come_from_a_trace(tmp_path):
 
 
 # Who is faster --------------------------------------------------------------------------------------------------------
-
-
-def test_where_ring_and_tree_cross():
-    """6 steps and 1.5 S against 4 steps and 4 S: 2 latencies are 2.5 S / bandwidth, so S = 0.8 * 100 kB."""
-    assert crossover(MODEL, 4) == pytest.approx(80_000)
-    assert crossover(MODEL, 4, "tree", "ring") == pytest.approx(80_000)
 
 
 def test_three_ranks_have_no_crossing():

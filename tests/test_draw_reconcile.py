@@ -3,6 +3,7 @@
 import matplotlib.pyplot as plt
 import pytest
 from matplotlib.colors import to_rgb
+from test_draw import title
 from test_reconcile import EXACT, ring_of_two
 from traces import Job
 
@@ -16,10 +17,6 @@ def bold(ax):
 
 def texts(ax):
     return [text.get_text().replace("\u00a0", " ") for text in ax.texts]
-
-
-def title(ax):
-    return " ".join(ax.get_title(loc="left").split())
 
 
 def rows(ax):
@@ -114,11 +111,6 @@ def test_a_narrow_column_keeps_what_is_predicted(tmp_path, measured):
     assert found[0][found[1].index("776 B")] in ("predicted", "measured")
     assert "predicted" in found[0]
     assert ("residue" in found[0]) is (measured[0] is not None)
-
-
-def test_nothing_that_could_be_compared(tmp_path):
-    ax = draw.reconcile(Job(tmp_path, ranks=2).load())
-    assert title(ax) == "Nothing to draw"
 
 
 def test_narrow_axes_have_fewer_columns_and_rows(tmp_path):
