@@ -92,11 +92,6 @@ def test_the_interval_holds_the_median_in_95_of_100_cases_and_no_wider_one_is_ne
     assert tail(depth(n)) <= 0.025 < tail(depth(n) + 1)
 
 
-def test_times_need_ten_samples():
-    with pytest.raises(ValueError, match="9 samples"):
-        Samples((1.0,) * 9)
-
-
 def test_no_text_of_a_chart_is_clipped_or_overlaps():
     series = {name: charts.Series([1, 2, 4, 8], [1, 10, 100, 1000]) for name in ("measured", "predicted", "other")}
     ticks, title = [(size, f"{size} B") for size in (1, 2, 4, 8)], "A long finding " * 8

@@ -136,17 +136,21 @@ def test_everything_is_given_back():
     assert made[0].weight.grad is not None
 
 
-def test_a_model_that_raises_leaves_nothing_behind():
-    heard = Heard()
-    undo = memory.install(heard)
-    try:
-        with pytest.raises(RuntimeError, match="shapes"):
-            model()(torch.ones(2, 7))
-        counted = len(heard.events)
-        torch.ones(3, requires_grad=True).exp().sum().backward()
-        assert len(heard.events) == counted, "no hook is left on autograd"
-    finally:
-        undo()
+@pytest.fixture
+def heard():
+    listening = Heard()
+    undo = memory.install(listening)
+    yield listening
+    undo()
+    assert not listening.failures
+
+
+def test_a_model_that_raises_leaves_nothing_behind(heard):
+    with pytest.raises(RuntimeError, match="shapes"):
+        model()(torch.ones(2, 7))
+    counted = len(heard.events)
+    torch.ones(3, requires_grad=True).exp().sum().backward()
+    assert len(heard.events) == counted, "no hook is left on autograd"
 
 
 def test_a_call_cut_off_by_the_user_is_left_at_the_end():
@@ -164,29 +168,15 @@ def test_a_call_cut_off_by_the_user_is_left_at_the_end():
     assert len(heard.events) == counted
 
 
-def test_what_is_freed_is_counted_no_longer_without_a_backward_pass():
-    heard = Heard()
-    undo = memory.install(heard)
-    try:
-        made = model()
-        loss = made(torch.ones(BATCH, 6)).sum()
-        assert heard.events[-1]["activations"] == SAVED
-        del loss
-        gc.collect()
-        with torch.no_grad():
-            made(torch.ones(BATCH, 6))
-        assert heard.events[-1]["activations"] == 0
-    finally:
-        undo()
-
-
-@pytest.fixture
-def heard():
-    listening = Heard()
-    undo = memory.install(listening)
-    yield listening
-    undo()
-    assert not listening.failures
+def test_what_is_freed_is_counted_no_longer_without_a_backward_pass(heard):
+    made = model()
+    loss = made(torch.ones(BATCH, 6)).sum()
+    assert heard.events[-1]["activations"] == SAVED
+    del loss
+    gc.collect()
+    with torch.no_grad():
+        made(torch.ones(BATCH, 6))
+    assert heard.events[-1]["activations"] == 0
 
 
 def gradient(made, loss):

@@ -76,7 +76,7 @@ def check(ranks: int, sizes: list[int], *, dtype: torch.dtype = torch.uint8, roo
     assert all(message.confirmed for message in said)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [2, 3, 4, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (5, 6))])
 def test_every_operation_to_the_byte(ranks):
     check(ranks, [0, 1, 4, 7, 1000, 100_003], root=ranks - 1)
 
@@ -87,15 +87,9 @@ def test_every_itemsize_to_the_byte(dtype):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [5, 6])
-def test_more_ranks_than_cores_to_the_byte(ranks):
-    check(ranks, [0, 1, 4, 7, 1000, 100_003], root=2)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 def test_large_tensors_to_the_byte(ranks):
-    check(ranks, [MiB, 4 * MiB + 12])
+    check(ranks, [MiB, 4 * MiB + 12, 25 * MiB + 4])
 
 
 def sparse_sums(counts: list[int]) -> None:
@@ -123,19 +117,6 @@ def test_what_torch_adds_up_before_it_sends_is_not_predicted(tmp_path):
     found = reconcile(Cluster(2).run(twice_the_same_place).trace)
     assert not found.exact
     assert "calls not predicted: gloo first adds up what a sparse tensor has twice" in found.sentence
-
-
-def large_and_repeated() -> None:
-    for size in (25 * MiB, 25 * MiB + 4):
-        dist.all_reduce(torch.ones(size // 4))
-        dist.broadcast(torch.ones(size // 4), 0)
-        all_gather_single(torch.ones(dist.get_world_size() * size // 4), torch.ones(size // 4))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_25_mib_to_the_byte(ranks):
-    assert reconcile(Cluster(ranks).run(large_and_repeated).trace).exact
 
 
 @pytest.mark.parametrize("measure", ["span", "phase"])
