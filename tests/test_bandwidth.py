@@ -112,9 +112,6 @@ def test_one_shows_itself(tmp_path):
     assert str(only(job)) == "all_reduce of 4.00 MB on 2 ranks: 2.00 ms, algbw 2.00 GB/s, busbw 2.00 GB/s"
 
 
-# As a picture ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_dot_is_the_median_and_its_bar_the_spread(tmp_path):
     """4 MB on 4 ranks in 2, 4 and 8 ms: busbw is 3, 1.5 and 0.75 GB/s; of 4 kB in 2 ms 3 MB/s."""
     job = Job(tmp_path, ranks=4)

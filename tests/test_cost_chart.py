@@ -91,11 +91,9 @@ def test_times_below_the_lines_are_seen_too():
     assert ax.child_axes[0].get_ylim()[0] < 1e-6
 
 
-def test_unknown_algorithms_and_one_rank_are_refused():
+def test_an_unknown_algorithm_is_refused():
     with pytest.raises(DlearnError, match="no algorithm 'bus'"):
         costs(MODEL, 4, measured={"bus": []})
-    with pytest.raises(DlearnError, match="at least 2 ranks"):
-        costs(MODEL, 1)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 64])

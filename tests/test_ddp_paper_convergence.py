@@ -22,9 +22,6 @@ def test_a_loss_is_kept_within_the_seeds_own_spread_and_hurt_beyond_it():
     assert not hurts(plain, plain)
 
 
-# Bytes ----------------------------------------------------------------------------------------------------------------
-
-
 def test_the_formula_of_powersgd():
     # 64 x 128 and 128 x 128 and 128 x 10 become thin; 128 + 128 + 10 biases stay: 4·266 = 1,064 B.
     # P has the rows: 128 + 128 + 10, Q the columns: 64 + 128 + 128, each times the rank, times 4 B.
@@ -57,9 +54,6 @@ def test_wrong_bytes_are_not_confirmed():
     assert compression.by_formula(sizes, 1).holds
     assert not compression.by_formula({**sizes, "PowerSGD 1": (1_064, 1_064, 1_284)}, 1).holds
     assert not compression.by_formula({**sizes, "plain": (200, 200)}, 1).holds, "two buckets"
-
-
-# Losses ---------------------------------------------------------------------------------------------------------------
 
 
 def test_a_loss_that_is_not_kept_is_not_confirmed():

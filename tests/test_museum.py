@@ -43,9 +43,6 @@ def test_a_rank_that_raised_says_so_in_its_file():
     assert told.endswith("rank 1 never called it, it has raised ValueError.")
 
 
-# What went through and may be wrong -----------------------------------------------------------------------------------
-
-
 def told(job: Job) -> list[str]:
     trace = job.load()
     return mismatch_sentences(mismatches(trace), trace)

@@ -45,12 +45,6 @@ def reduce(job, size, start, end, backward, seen):
     job.collective("all_reduce", start_ns=start_ns, end_ns=end * US if seen else None, **facts)
 
 
-def buckets(job):
-    for rank in range(2):
-        job.bucket(rank, 0, {"b": 40}, count=2)
-        job.bucket(rank, 1, {"a": 60}, count=2)
-
-
 def test_hidden_is_what_happens_while_gradients_are_still_to_come(tmp_path):
     job = Job(tmp_path, ranks=2)
     one_step(job)
@@ -79,7 +73,9 @@ def test_waiting_for_a_late_rank_is_told_apart_from_transfer(tmp_path):
 
 def test_the_critical_path_goes_through_the_rank_that_launched_last(tmp_path):
     job = Job(tmp_path, ranks=2)
-    buckets(job)
+    for rank in range(2):
+        job.bucket(rank, 0, {"b": 40}, count=2)
+        job.bucket(rank, 1, {"a": 60}, count=2)
     one_step(job, late=80)
     trace = job.load()
     found = analysis.overlap(trace)
@@ -174,24 +170,17 @@ def test_a_call_that_waits_hides_nothing(tmp_path):
 # Breakdown ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_parts_add_up_to_the_step(tmp_path):
+def test_the_parts_of_the_step(tmp_path):
     job = Job(tmp_path, ranks=2)
     one_step(job, late=80)
     found = analysis.breakdown(job.load())
     first, second = found.items
     # Rank 0: 0-410. Backward 110-380, less 250-371, in which it waits or sends without computing.
-    assert (first.total_ns, first.length_ns("forward"), first.length_ns("backward")) == (
-        410 * US,
-        100 * US,
-        (270 - 121) * US,
-    )
-    assert (first.length_ns("optimizer"), first.length_ns("between")) == (20 * US, 20 * US)
-    assert first.exposed_ns == 121 * US
+    lengths = [first.length_ns(phase) // US for phase in ("forward", "backward", "optimizer", "between")]
+    assert lengths == [100, 270 - 121, 20, 20]
+    assert (first.total_ns, first.exposed_ns) == (410 * US, 121 * US)
     # Rank 1: 80-410; its backward 190-380 less the transfer of 331-371.
     assert (second.total_ns, second.length_ns("backward"), second.exposed_ns) == (330 * US, 150 * US, 40 * US)
-    for each in found.items:
-        parts = each.length_ns("forward", "backward", "optimizer", "between")
-        assert parts + each.exposed_ns == each.total_ns
 
 
 def test_the_step_of_median_length_is_shown(tmp_path):
@@ -302,8 +291,7 @@ def test_a_real_run(own_folder):
         for share in step.shares:
             assert share.times.total_ns > 0
             assert 0 <= share.hidden <= 1
-        for leg, following in zip(step.path, step.path[1:], strict=False):
-            assert leg.end_ns == following.start_ns
+        assert all(leg.end_ns == following.start_ns for leg, following in pairwise(step.path))
     for each in analysis.breakdown(trace).items:
         parts = each.length_ns("forward", "backward", "optimizer", "between")
         assert parts + each.exposed_ns == each.total_ns

@@ -263,9 +263,6 @@ def test_a_steps_bytes_are_those_of_the_outer_groups_connections(tmp_path):
     ]
 
 
-# Where nothing, or not all, was measured ------------------------------------------------------------------------------
-
-
 def test_no_counters(tmp_path):
     job = Job(tmp_path, ranks=2)
     job.collective("all_reduce", size=200)

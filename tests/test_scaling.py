@@ -152,6 +152,7 @@ def test_ddp_does_not_depend_on_the_batch(real):
     assert told.growing == ()
     assert {line.slope for line in told.lines} == {0}
     assert "does not depend on B" in told.lines[0].formula
+    assert any("No message depends on B" in text.get_text() for text in draw.scaling(told).texts)
 
 
 # The picture ----------------------------------------------------------------------------------------------------------
@@ -195,13 +196,6 @@ def test_constant_messages_above_all_others_are_told_and_leave_the_picture_its_s
     notes = [text.get_text() for text in ax.texts if text.get_gid() == "note"]
     assert any(note.startswith("Above this picture: ") for note in notes)
     assert ax.get_figure().get_size_inches()[1] < 6
-
-
-def test_it_takes_runs_too_and_says_when_nothing_grows(tmp_path, real):
-    ax = draw.scaling(runs(tmp_path, lambda b: [12 * b]))
-    assert len(parts(ax, "line")) == 2
-    empty = draw.scaling(real[1])
-    assert any("No message depends on B" in text.get_text() for text in empty.texts)
 
 
 def test_it_can_be_drawn_beside_another(real):

@@ -84,9 +84,6 @@ def test_traffic_as_a_matrix(tmp_path):
     assert frame.to_numpy().sum() == 100
 
 
-# On the wire ----------------------------------------------------------------------------------------------------------
-
-
 def counted(folder, *, sent=(776, 776), op="all_reduce") -> Job:
     """An all_reduce of 200 B on 2 ranks, in a span with a sample at each end: 4 messages each way.
 

@@ -232,22 +232,19 @@ def test_beside_some_messages_only_what_lies_between_them(tmp_path):
     assert [step.mark for step in walk.steps] == ["", "work 1"]
 
 
-def test_tags_tell_messages_apart(tmp_path):
+@pytest.mark.parametrize(
+    ("tags", "names", "marks"),
+    [((0, 1, 7), {1: "HELLO"}, ["tag 0", "HELLO", "tag 7"]), ((7,), {}, [""]), ((7,), {7: "HELLO"}, ["HELLO"])],
+)
+def test_tags_tell_messages_apart_and_one_that_all_have_is_no_mark_but_its_name_is(tmp_path, tags, names, marks):
     job = Job(tmp_path, ranks=2)
-    for tag in (0, 1, 7):
+    for tag in tags:
         job.send(0, 1, tag=tag, size=8, start_ns=10 * tag)
         job.recv(1, 0, tag=tag, size=8, start_ns=10 * tag)
-    walk = walkthrough(job.load(), tags={1: "HELLO"})
-    assert [step.mark for step in walk.steps] == ["tag 0", "HELLO", "tag 7"]
-    assert walk.steps[1].sentence.startswith("HELLO: rank 0 sends rank 1 8 B")
-
-
-@pytest.mark.parametrize(("names", "mark"), [({}, ""), ({7: "HELLO"}, "HELLO")])
-def test_a_tag_that_all_have_is_no_mark_but_its_name_is(tmp_path, names, mark):
-    job = Job(tmp_path, ranks=2)
-    job.send(0, 1, tag=7)
-    job.recv(1, 0, tag=7)
-    assert [step.mark for step in walkthrough(job.load(), tags=names).steps] == [mark]
+    walk = walkthrough(job.load(), tags=names)
+    assert [step.mark for step in walk.steps] == marks
+    for step in walk.steps:
+        assert step.sentence.startswith("HELLO: rank 0 sends rank 1 8 B") is (step.mark == "HELLO")
 
 
 # What is played -------------------------------------------------------------------------------------------------------
