@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from traces import Job
 
-import dlearn
 from dlearn.analysis import operations
 from dlearn.errors import DlearnError
 from dlearn.lessons.trees_and_rings import (
@@ -86,31 +85,6 @@ def test_a_cost_that_is_not_known_says_why(tmp_path):
     job.collective("all_reduce", size=8)
     (operation,) = operations(job.load())
     assert "nccl" in cost_seen(operation)
-
-
-def glass_box():
-    import torch
-    import torch.distributed as dist
-
-    import dlearn
-    from dlearn.collectives import halving_doubling, ring, star, tree
-
-    four = dist.new_group([0, 1, 2, 3])
-    for algorithm in (ring, halving_doubling, tree, star):
-        with dlearn.span(algorithm.__name__.split(".")[-1]):
-            algorithm.all_reduce(torch.ones(2400))
-            if dist.get_rank() < 4:
-                algorithm.all_reduce(torch.ones(2400), four)
-
-
-def test_the_real_algorithms_take_the_steps_and_bytes_of_theory():
-    """9,600 B can be cut evenly by 4 and 5 ranks; 5 is no power of two."""
-    trace = dlearn.Cluster(5).run(glass_box, timeout=60).trace
-    for name in ALGORITHMS:
-        asked = [each for each in operations(trace.within(name)) if each.op == "all_reduce"]
-        assert {len(each.group.members): cost_seen(each) for each in asked} == {
-            ranks: cost(name, ranks, 9600) for ranks in (4, 5)
-        }
 
 
 # The fit --------------------------------------------------------------------------------------------------------------

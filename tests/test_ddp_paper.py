@@ -163,22 +163,6 @@ def test_what_the_paper_says_and_our_verdict_stand_below_the_figure(checks, tag)
 # What the checks are made of: no ranks --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("elements", [1, 7, 108, 2592, 25_290, 5200])
-@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-def test_all_ranks_together_send_the_data_2_n_minus_1_times(elements, ranks):
-    sent = [scaling_out.ring_bytes(elements, ranks, rank) for rank in range(ranks)]
-    assert sum(sent) == 2 * (ranks - 1) * 4 * elements
-    if elements % (2 * ranks) == 0:
-        assert set(sent) == {2 * (ranks - 1) * 4 * elements // ranks}
-
-
-def test_the_share_of_reversed_pairs():
-    registered = ["a", "b", "c", "d"]
-    assert ready_gradients.reversed_share(registered[::-1], registered) == 1
-    assert ready_gradients.reversed_share(registered, registered) == 0
-    assert ready_gradients.reversed_share(["c", "d", "b", "a"], registered) == 5 / 6
-
-
 def test_gradients_that_come_at_the_end_have_no_spread():
     late = ready_gradients.Pass(("b", "a"), (0.97, 0.99), (400, 4))
     assert late.spread < ready_gradients.LEAST_SPREAD

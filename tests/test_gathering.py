@@ -1,7 +1,5 @@
 """Files that come through the job's store: whole, or in part and told. Over two real hosts it is in test_hosts.py."""
 
-from __future__ import annotations
-
 import zlib
 from datetime import timedelta
 

@@ -1,7 +1,5 @@
 """A job on several hosts, with clocks of their own: real network and time namespaces."""
 
-from __future__ import annotations
-
 import re
 import socket
 import statistics

@@ -1,7 +1,5 @@
 """Columns of the table of messages tell the same as its messages, of every kind of job that is frozen."""
 
-from __future__ import annotations
-
 import zipfile
 
 import frozen_answers

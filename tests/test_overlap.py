@@ -1,7 +1,5 @@
 """What of DDP's communication is hidden, for whom the rest waits, and where a training step's time goes."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

@@ -16,12 +16,17 @@ def ring_of_two(folder, *, measured=(392, 392), **facts) -> Job:
     """
     job = Job(folder, ranks=2)
     job.connect()
-    for rank in (0, 1):
-        job.counters(rank, 8)
+    count(job, 8)
     job.collective("all_reduce", size=200, **facts)
     for rank, sent in enumerate(measured):
         job.counters(rank, None if sent is None else 8 + sent)
     return job
+
+
+def count(job, *sent, **facts):
+    """A sample of each of two ranks, which have written the same."""
+    for rank in (0, 1):
+        job.counters(rank, *sent, **facts)
 
 
 EXACT = (776, 776)
@@ -53,9 +58,8 @@ def test_bytes_that_no_recorded_call_accounts_for_are_said(tmp_path):
     """Calls on the backend object itself do not pass the recorder; their bytes pass the group's connections."""
     job = Job(tmp_path, ranks=2)
     job.connect()
-    for sent in (8, 8 + 776):
-        for rank in (0, 1):
-            job.counters(rank, sent)
+    count(job, 8)
+    count(job, 8 + 776)
     found = reconcile(job.load())
     assert [(pair.residue_bytes, pair.why) for pair in found.whole.pairs] == [(776, "not seen")] * 2
     assert found.whole.not_seen_bytes == 1552
@@ -147,8 +151,7 @@ def test_a_send_and_its_answer(tmp_path):
     """4 B from rank 1 to rank 0: 100 B there, 48 B back (measured on torch 2.13)."""
     job = Job(tmp_path, ranks=2)
     job.connect()
-    for rank in (0, 1):
-        job.counters(rank, 0)
+    count(job, 0)
     job.send(1, 0, size=4)
     job.recv(0, 1, size=4)
     for rank, sent in ((0, 48), (1, 100)):
@@ -190,8 +193,7 @@ def test_each_operation_for_itself(tmp_path):
     job = Job(tmp_path, ranks=2)
     job.connect()
     for sent in (8, 784, 1560):
-        for rank in (0, 1):
-            job.counters(rank, sent, still=True)
+        count(job, sent, still=True)
         if sent < 1560:
             job.collective("all_reduce", size=200, site="train.py:7")
     found = reconcile(job.load())
@@ -227,11 +229,9 @@ def test_bytes_on_the_wrong_group_are_a_residue(tmp_path):
     job.group("other", [0, 1])
     job.connect()
     job.connect("other")
-    for rank in (0, 1):
-        job.counters(rank, 8, 8)
+    count(job, 8, 8)
     job.collective("all_reduce", size=200)
-    for rank in (0, 1):
-        job.counters(rank, 8, 784)
+    count(job, 8, 784)
     found = reconcile(job.load())
     assert [(pair.group, pair.residue_bytes) for pair in found.whole.pairs] == [
         ("other", 776),
@@ -246,15 +246,13 @@ def test_a_steps_bytes_are_those_of_the_outer_groups_connections(tmp_path):
     job = Job(tmp_path, ranks=2, backend="dlearn_ring")
     job.group("steps", [0, 1], within="world")
     job.connect()
-    for rank in (0, 1):
-        job.counters(rank, 8)
+    count(job, 8)
     outer = job.collective("all_reduce", size=100)
     job.send(1, 0, size=100, group="steps", parent=outer[1], step=0)
     job.recv(0, 1, size=100, group="steps", parent=outer[0], step=0)
     job.send(0, 1, size=100, group="steps", parent=outer[0], step=1)
     job.recv(1, 0, size=100, group="steps", parent=outer[1], step=1)
-    for rank in (0, 1):
-        job.counters(rank, 8 + 196 + 48)
+    count(job, 8 + 196 + 48)
     trace = job.load()
     assert reconcile(trace).exact
     assert [(m.op, m.src, m.dst, m.step, m.how, m.confirmed) for m in messages(trace)] == [
@@ -340,8 +338,7 @@ def test_an_operation_that_nobody_can_predict_is_said_and_confirms_nothing(tmp_p
 
 def test_a_closed_connection_keeps_its_last_count(tmp_path):
     job = ring_of_two(tmp_path, measured=EXACT)
-    for rank in (0, 1):
-        job.counters(rank, None)
+    count(job, None)
     assert reconcile(job.load()).exact
 
 
@@ -381,8 +378,7 @@ def test_a_part_is_not_given_what_was_counted_for_others(tmp_path):
     """The counters were read before and after both collectives; for one of them alone nothing was measured."""
     job = Job(tmp_path, ranks=2)
     job.connect()
-    for rank in (0, 1):
-        job.counters(rank, 8, phase="backward")
+    count(job, 8, phase="backward")
     job.collective("all_reduce", size=200, phase="backward")
     job.collective("broadcast", size=100, root=0)
     job.counters(0, 8 + 776 + 100 + 48, phase="backward")

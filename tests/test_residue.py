@@ -1,7 +1,5 @@
 """Gloo's schedules against the kernel's counters, on real ranks: no byte is left over, in any operation."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 

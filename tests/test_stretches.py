@@ -1,7 +1,5 @@
 """The stretches of a training step that send nothing, as the recorder sees them."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 
 import pytest

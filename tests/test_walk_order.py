@@ -1,7 +1,5 @@
 """The order of a walk is causal: no rank acts on what it has not got, in recorded jobs and in any job by hand."""
 
-from __future__ import annotations
-
 import tempfile
 import zipfile
 from bisect import bisect_right

@@ -1,13 +1,11 @@
 """A trace step by step: the order, what each rank holds after each step, and what is said of it."""
 
-from __future__ import annotations
-
 from functools import partial
 from itertools import product
 
 import pytest
 import torch
-import torch.distributed as dist
+import wrong_rings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rpc_jobs import train
@@ -15,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from traces import Job, header, tensor
 
-from dlearn import Cluster, Trace, analysis, collectives, messages, span
+from dlearn import Cluster, Trace, analysis, messages, span
 from dlearn.analysis.walking import walkthrough
 from dlearn.analysis.walking.pieces import merge
 from dlearn.trace.event import RpcCall, RpcReply, RpcRun, Worker
@@ -66,45 +64,25 @@ def test_what_would_be_counted_twice_is_not_told():
     assert merge(-1, 0b11) == -1
 
 
-def glass_box(name, what):
-    """One collective of an algorithm whose every step is a message."""
-    algorithm, n = getattr(collectives, name), dist.get_world_size()
-    match what:
-        case "all_reduce":
-            algorithm.all_reduce(torch.ones(100))
-        case "all_gather":
-            algorithm.all_gather(torch.empty(8 * n), torch.ones(8))
-        case "reduce_scatter":
-            algorithm.reduce_scatter(torch.empty(8), torch.ones(8 * n))
-        case _:
-            getattr(algorithm, what)(torch.ones(16), 1)
-
-
 def test_the_pieces_of_every_glass_box_collective_move_and_sum():
     """Each rank ends with what the collective promises it; what it has of the rest is left over on the way."""
-    names = ("ring", "halving_doubling", "tree", "star")
-    kinds = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
-    played = 0
-    with Cluster(4) as cluster:
-        for name, what in product(names, kinds):
-            if not hasattr(getattr(collectives, name), what):
-                continue
-            walk = walkthrough(cluster.run(glass_box, name, what, timeout=60).trace)
-            (board,) = walk.boards
-            held = {key: change.text for key, change in walk.held(board, len(walk.steps)).items()}
-            promised = {
-                "all_reduce": dict.fromkeys(held, "sum"),
-                "all_gather": {(rank, piece): str(piece) for rank in range(4) for piece in range(4)},
-                "reduce_scatter": {(rank, rank): "sum" for rank in range(4)},
-                "broadcast": dict.fromkeys(held, "1"),
-                "reduce": {(1, piece): "sum" for rank, piece in held if rank == 1},
-            }[what]
-            assert promised.items() <= held.items(), (name, what)
-            assert "?" not in ever(walk)
-            assert all(step.message.how == "observed" for step in walk.steps)
-            assert all(" Then rank " in step.sentence for step in walk.steps)
-            played += 1
-    assert played == 8
+    trace = Cluster(4).run(wrong_rings.glass_boxes, timeout=60).trace
+    assert len(trace.spans) == 8
+    for name in trace.spans:
+        walk = walkthrough(trace.within(name))
+        (board,) = walk.boards
+        held = {key: change.text for key, change in walk.held(board, len(walk.steps)).items()}
+        promised = {
+            "all_reduce": dict.fromkeys(held, "sum"),
+            "all_gather": {(rank, piece): str(piece) for rank in range(4) for piece in range(4)},
+            "reduce_scatter": {(rank, rank): "sum" for rank in range(4)},
+            "broadcast": dict.fromkeys(held, "0"),
+            "reduce": {(0, piece): "sum" for rank, piece in held if rank == 0},
+        }[name.split()[1]]
+        assert promised.items() <= held.items(), name
+        assert "?" not in ever(walk)
+        assert all(step.message.how == "observed" for step in walk.steps)
+        assert all(" Then rank " in step.sentence for step in walk.steps)
 
 
 def test_gradients_fill_buckets_and_these_travel():

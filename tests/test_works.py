@@ -1,7 +1,5 @@
 """How the ends of operations are told, where the recording ends at the same moment."""
 
-from __future__ import annotations
-
 import threading
 
 import torch
