@@ -61,9 +61,6 @@ def test_bad_questions_are_refused():
         cost("ring", 1, 8)
 
 
-# Seen in a trace ------------------------------------------------------------------------------------------------------
-
-
 def test_gloo_is_a_ring_with_twice_the_steps_and_the_same_bytes(tmp_path):
     """It cuts each chunk into two segments: 2 * 2 * 3 steps, 2 * 3/4 of the bytes."""
     job = Job(tmp_path, ranks=4)
@@ -85,9 +82,6 @@ def test_a_cost_that_is_not_known_says_why(tmp_path):
     job.collective("all_reduce", size=8)
     (operation,) = operations(job.load())
     assert "nccl" in cost_seen(operation)
-
-
-# The fit --------------------------------------------------------------------------------------------------------------
 
 
 @given(model=MODELS, seed=st.integers(0, 1000))
@@ -157,9 +151,6 @@ def test_measurements_come_from_a_trace(tmp_path):
     trace = job.load()
     assert measurements(trace) == [(1000, 0.003)]
     assert measurements(trace, op="all_reduce") == [(64, 0.004)]
-
-
-# Who is faster --------------------------------------------------------------------------------------------------------
 
 
 def test_three_ranks_have_no_crossing():

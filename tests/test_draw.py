@@ -117,16 +117,6 @@ def test_each_operation_has_a_hue_on_all_ranks_and_its_name_once(tmp_path):
     assert thin < 0.5 * thick
 
 
-def test_more_than_twelve_steps_become_the_strip(tmp_path):
-    job = Job(tmp_path, ranks=2)
-    for step in range(13):
-        for rank in range(2):
-            job.span(rank, f"step {step}", start_ns=10 * step * MS, end_ns=(10 * step + 9) * MS)
-    trace = job.load()
-    assert picture_parts(draw.timeline(trace), "cells") != []
-    assert picture_parts(draw.timeline(trace.within("step 3")), "cells") == []
-
-
 def test_a_message_that_was_seen_is_a_solid_arrow_down_from_the_sender(tmp_path):
     job = Job(tmp_path, ranks=2)
     job.send(0, 1, size=5000, start_ns=0, end_ns=8 * MS)

@@ -165,9 +165,6 @@ def test_a_call_that_waits_hides_nothing(tmp_path):
     assert [each.length_ns("backward") for each in analysis.breakdown(trace).items] == [200 - 50, 200 - 30]
 
 
-# Breakdown ------------------------------------------------------------------------------------------------------------
-
-
 def test_the_parts_of_the_step(tmp_path):
     job = Job(tmp_path, ranks=2)
     one_step(job, late=80)
@@ -242,9 +239,6 @@ def test_a_trace_without_training_steps(tmp_path):
     trace = job.load()
     assert str(analysis.overlap(trace)) == str(analysis.breakdown(trace)) == "No training step of a DDP model"
     assert draw.breakdown(trace).get_title(loc="left") == "Nothing to draw"
-
-
-# What holds always ----------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.tuples(st.integers(0, 80), st.integers(0, 40), st.integers(0, 60)), max_size=5), st.integers(0, 99))

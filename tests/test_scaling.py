@@ -29,9 +29,6 @@ def runs(tmp_path, bytes_of, sizes=(1, 8, 32)):
     return {size: job(tmp_path / str(size), bytes_of(size)) for size in sizes}
 
 
-# By hand --------------------------------------------------------------------------------------------------------------
-
-
 def test_a_line_is_found_in_whole_numbers(tmp_path):
     told = scaling(runs(tmp_path, lambda b: [100 + 12 * b]))
     grows, stays = told.lines
@@ -118,9 +115,6 @@ def test_factors_come_from_the_shapes(shapes, factors):
     assert _factors([[tensor(*shape)] for shape in shapes], (1, 8, 32), "B") == factors
 
 
-# On real workers ------------------------------------------------------------------------------------------------------
-
-
 def data_parallel(batch):
     model = DistributedDataParallel(rpc_jobs.Net())
     for step in range(2):
@@ -153,9 +147,6 @@ def test_ddp_does_not_depend_on_the_batch(real):
     assert {line.slope for line in told.lines} == {0}
     assert "does not depend on B" in told.lines[0].formula
     assert any("No message depends on B" in text.get_text() for text in draw.scaling(told).texts)
-
-
-# The picture ----------------------------------------------------------------------------------------------------------
 
 
 def parts(ax, kind):
