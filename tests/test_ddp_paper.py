@@ -71,11 +71,7 @@ def test_what_was_seen_is_escaped_in_html():
     assert "<script>" not in finding(replace(YES, seen="<script>"))._repr_html_()
 
 
-def test_claims_stand_in_the_order_of_the_table():
-    numbers = [int(each.id.removeprefix("DD")) for each in CLAIMS]
-    assert numbers == sorted(set(numbers))
-    assert set(numbers) <= set(range(1, 19))
-    assert {2, 3, 5, 6, 7, 10, 11, 14, 15, 16, 18} <= set(numbers)
+def test_each_claim_says_what_it_is_and_what_it_runs():
     for each in CLAIMS:
         assert all((each.title, each.paper, each.says, each.runs)), each.id
         assert claim(each.id) is each
@@ -178,19 +174,9 @@ def test_what_the_prose_says_of_the_models_is_so():
     assert seen.parameter_bytes(models.ConvNet()) == 111_960
 
 
-def test_one_line_is_changed_for_ddp():
-    assert [" ".join(line.split()) for line in interception.changed_lines()] == [
-        "- model = models.ConvNet()",
-        "+ model = DistributedDataParallel(models.ConvNet())",
-    ]
-
-
 def test_the_graph_of_a_layer_ends_in_its_parameters():
     names = [node.name() for node in hooks.graph_of(nn.Linear(3, 2)(torch.ones(1, 3)).sum().grad_fn)]
     assert sum("AccumulateGrad" in name for name in names) == 2
-
-
-# The claims, on real ranks --------------------------------------------------------------------------------------------
 
 
 # Every check can fail -------------------------------------------------------------------------------------------------

@@ -10,8 +10,6 @@ from ddp_claims.skipping import LARGE, SMALL
 from dlearn import Cluster
 from dlearn.lessons import models
 
-# The criterion --------------------------------------------------------------------------------------------------------
-
 
 def test_a_loss_is_kept_within_the_seeds_own_spread_and_hurt_beyond_it():
     plain = [0.10, 0.12, 0.14]  # they differ by 0.04

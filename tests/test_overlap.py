@@ -17,7 +17,7 @@ from dlearn.trace.event import NOT_OBSERVED
 US = 1000
 
 
-def one_step(job, at=0, *, late=0, backward=0, end=True, optimizer=True):
+def one_step(job, at=0, *, late=0, backward=0, end=True):
     """A step on two ranks, in µs from `at`; rank 1's backward pass begins `late` later, its forward does, too.
 
     forward 0-100, backward 110-300, optimizer 310-330. Gradients "b" at 150, "a" at 250. Bucket 0 (40 B) is launched
@@ -32,8 +32,7 @@ def one_step(job, at=0, *, late=0, backward=0, end=True, optimizer=True):
         reduce(job, size, {0: at + launched, 1: at + launched + late}, at + launched + late + took, backward, end)
     for rank in range(2):
         job.stretch(rank, "backward", (at + 110 + late * rank) * US, (at + 300 + late) * US)
-        if optimizer:
-            job.stretch(rank, "optimizer", (at + 310 + late) * US, (at + 330 + late) * US)
+        job.stretch(rank, "optimizer", (at + 310 + late) * US, (at + 330 + late) * US)
 
 
 def reduce(job, size, start, end, backward, seen):
