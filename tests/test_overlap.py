@@ -170,8 +170,8 @@ def test_the_parts_of_the_step(tmp_path):
     found = analysis.breakdown(job.load())
     first, second = found.items
     # Rank 0: 0-410. Backward 110-380, less 250-371, in which it waits or sends without computing.
-    lengths = [first.length_ns(phase) // US for phase in ("forward", "backward", "optimizer", "between")]
-    assert lengths == [100, 270 - 121, 20, 20]
+    phases = ("forward", "backward", "optimizer", "between")
+    assert [first.length_ns(phase) // US for phase in phases] == [100, 270 - 121, 20, 20]
     assert (first.total_ns, first.exposed_ns) == (410 * US, 121 * US)
     # Rank 1: 80-410; its backward 190-380 less the transfer of 331-371.
     assert (second.total_ns, second.length_ns("backward"), second.exposed_ns) == (330 * US, 150 * US, 40 * US)

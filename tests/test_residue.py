@@ -74,7 +74,10 @@ def check(ranks: int, sizes: list[int], *, dtype: torch.dtype = torch.uint8, roo
     assert all(message.confirmed for message in said)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (5, 6))])
+MORE_THAN_CORES = [pytest.param(ranks, marks=pytest.mark.slow) for ranks in (5, 6)]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, *MORE_THAN_CORES])
 def test_every_operation_to_the_byte(ranks):
     check(ranks, [0, 1, 4, 7, 1000, 100_003], root=ranks - 1)
 

@@ -212,9 +212,13 @@ def test_beside_some_messages_only_what_lies_between_them(tmp_path):
 
 @pytest.mark.parametrize(
     ("tags", "names", "marks"),
-    [((0, 1, 7), {1: "HELLO"}, ["tag 0", "HELLO", "tag 7"]), ((7,), {}, [""]), ((7,), {7: "HELLO"}, ["HELLO"])],
+    [
+        ((0, 1, 7), {1: "HELLO"}, ["tag 0", "HELLO", "tag 7"]),
+        ((7,), {}, [""]),
+        ((7,), {7: "HELLO"}, ["HELLO"]),
+    ],
 )
-def test_tags_tell_messages_apart_and_one_that_all_have_is_no_mark_but_its_name_is(tmp_path, tags, names, marks):
+def test_tags_tell_messages_apart_and_one_that_all_have_does_not(tmp_path, tags, names, marks):
     job = Job(tmp_path, ranks=2)
     for tag in tags:
         job.send(0, 1, tag=tag, size=8, start_ns=10 * tag)
