@@ -48,7 +48,7 @@ def test_runs_and_a_wrong_hold_or_argument(network):
     nothing_is_left = check_for_more()
     for _ in range(5):
         Cluster(2, network=network).run(os.getpid)
-        with pytest.raises(SetupError, match="hold is True, a function of a call, or a run's schedule"):
+        with pytest.raises(SetupError, match="hold is True, a function of a call, or a schedule"):
             Cluster(2, network=network, hold="yes").run(os.getpid)
         with pytest.raises(SetupError, match="cannot be sent to the ranks"):
             Cluster(2, network=network).run(len, (number for number in range(3)))

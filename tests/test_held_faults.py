@@ -101,9 +101,9 @@ def test_whatever_else_ends_a_ranks_thread_ends_the_job(gate, line):
         ("yes", "not str"),
         ({}, "not dict"),
         (None, "not NoneType"),
-        ([1, 2], "item 1 of this schedule is 1"),
-        ([Passed(0, 1, "send"), None], "item 2 of this schedule is None"),
-        ([Passed(7, 1, "send")], r"and no call that one of the ranks \[0, 1\] made"),
+        ([1, 2], "item 1 of hold= is 1"),
+        ([Passed(0, 1, "send"), None], "item 2 of hold= is None"),
+        ([Passed(7, 1, "send")], r"no call of ranks \[0, 1\]"),
     ],
 )
 def test_what_is_no_schedule_is_refused(hold, told):

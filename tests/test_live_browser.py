@@ -108,7 +108,7 @@ def passed(root: Locator, count: int) -> None:
     expect(root.locator(".position")).to_have_text(re.compile(rf", {count} let through"))
 
 
-def test_rows_of_ddp_over_a_slow_link_end_as_the_card(browser, lab, artifacts):
+def test_rows_of_ddp_over_a_slow_link_end_as_a_sentence(browser, lab, artifacts):
     with notebook(browser, lab, "slow", IMPORTS + SLOW) as page:
         output = start(page, 0)
         row = output.locator("tbody tr").first
@@ -117,7 +117,6 @@ def test_rows_of_ddp_over_a_slow_link_end_as_the_card(browser, lab, artifacts):
         )
         page.screenshot(path=artifacts / "live-ddp.png")
         expect(output).to_contain_text("3 ranks returned")
-        expect(output).to_contain_text("over 5 Mbit/s, 2 ms")
         expect(output.locator("tbody tr")).to_have_count(0)
 
 

@@ -24,6 +24,12 @@ def begin(number, seq, ago_s=0.0, **more):
     return told | {"start_ns": time.monotonic_ns() - int(ago_s * 1e9), "phase": "none", "thread": ""} | more
 
 
+HEAD = {"kind": "header", "format": 5, "job": "", "host": "", "pid": 0, "torch": "", "dlearn": "", "start_ns": 0}
+A_MEGABYTE = {"shape": [250_000], "dtype": "float32", "device": "cpu"}
+A_MEGABYTE |= {"logical_bytes": 1_000_000, "payload_bytes": 1_000_000}
+OF_A_BUCKET = {"model": 0, "bytes": 8, "parameters": [], "built": "first"}
+
+
 def now(rows):
     """Without the lane and the rate, which depend on the clock."""
     return [f"{row.name}  {row.now}" for row in rows.rows()]
@@ -35,8 +41,9 @@ class Files:
     def __init__(self, folder, ranks):
         self.paths = [folder / f"host-{rank}.jsonl" for rank in range(ranks)]
         for rank in range(ranks):
-            self.write(rank, {"kind": "header", "rank": rank, "format": 5})
-            self.write(rank, {"kind": "group", "name": "0", "rank": rank, "ranks": list(range(ranks))})
+            self.write(rank, HEAD | {"rank": rank})
+            members = {"rank": rank, "ranks": list(range(ranks)), "size": ranks, "backend": "gloo"}
+            self.write(rank, {"kind": "group", "name": "0"} | members)
 
     def write(self, rank, *lines, end="\n"):
         with self.paths[rank].open("a") as file:
@@ -109,7 +116,7 @@ def test_a_line_that_is_half_written_is_read_when_it_is_whole(tmp_path):
 
 def test_rows_fit_a_terminal_and_many_ranks_are_counted(tmp_path):
     files = Files(tmp_path, MOST_ROWS + 4)
-    files.write(0, {"kind": "span", "number": 1, "name": "x" * 200 + "\x1b[2J"}, begin(2, 1))
+    files.write(0, {"kind": "span", "number": 1, "name": "x" * 200 + "\x1b[2J", "start_ns": 0}, begin(2, 1))
     rows = LiveRows(tmp_path)
     lines = rows.lines()
     assert len(lines) == MOST_ROWS + 1
@@ -135,7 +142,7 @@ def wait_before_the_last(seen):
 
 def test_the_bucket_of_an_all_reduce_of_ddp_is_told(tmp_path):
     files, rows = Files(tmp_path, 1), LiveRows(tmp_path)
-    files.write(0, {"kind": "bucket", "number": 1, "index": 0, "count": 2, "start_ns": 1, "built": "first"})
+    files.write(0, {"kind": "bucket", "number": 1, "index": 0, "count": 2, "start_ns": 1} | OF_A_BUCKET)
     files.write(0, begin(2, 7, launcher="reducer", backward=4))
     assert now(rows) == ["rank 0  in all_reduce #7, bucket 0 (train.py:14)"]
     files.write(0, f"[2,{time.monotonic_ns()},0]", begin(3, 8, launcher="reducer", backward=4))
@@ -147,7 +154,7 @@ def test_the_bucket_of_an_all_reduce_of_ddp_is_told(tmp_path):
 def test_a_lane_shows_the_share_of_each_second_inside_of_calls_and_the_payload_given(tmp_path, still):
     files, rows = Files(tmp_path, 1), LiveRows(tmp_path)
     second = time.monotonic_ns() // 10**9 - 4
-    shares, size = (1.0, 0.5, 0.0), [{"payload_bytes": 1_000_000}]
+    shares, size = (1.0, 0.5, 0.0), [A_MEGABYTE]
     for n, share in enumerate(shares):
         start_ns = (second + n) * 10**9
         files.write(0, begin(n + 1, n + 1, inputs=size) | {"start_ns": start_ns})
@@ -162,7 +169,7 @@ def test_a_rank_whose_process_is_gone(tmp_path):
     rows = LiveRows(tmp_path)
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    head = {"kind": "header", "rank": 2, "format": 5, "pid": gone.pid, "host": socket.gethostname()}
+    head = HEAD | {"rank": 2, "pid": gone.pid, "host": socket.gethostname()}
     (tmp_path / "host-2.jsonl").write_text(json.dumps(head) + "\n")
     assert now(rows) == ["rank 2  gone"]
 

@@ -195,8 +195,7 @@ class Cluster:
             self._follow(run, crew, calls, timeout, display)
             if run.error is not None and check:
                 raise run.error
-            display.become(run)
-        run.display = display
+            display.end_with(str(next(run.paragraphs())))
         return run
 
     def _follow(self, run: Run, crew: Crew, calls: list[Call], timeout: float | None, display: LiveDisplay) -> None:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlearn.errors import DlearnError, RankError, SetupError, TraceError
-from dlearn.live.live_display import LiveDisplay
 from dlearn.network.carried import Carried
 from dlearn.shown import Paragraph, Shown, count_text
 from dlearn.trace.trace import Trace
@@ -51,7 +50,6 @@ class Run(Shown):
     """Whether its ranks were in a network that nobody else is in, and that has no way out."""
     exposed: str = ""
     """Who else could have had its RPC workers run anything, and why; "" where nobody could, or there were none."""
-    display: LiveDisplay | None = field(default=None, init=False)
 
     @cached_property
     def trace(self) -> Trace:
@@ -83,11 +81,6 @@ class Run(Shown):
                     yield str(error)
             yield "look at it: explain(run.trace), draw.timeline(run.trace), play.player(run.trace)"
         yield f"kept in {self.folder}"
-
-    def _repr_html_(self) -> str:
-        if self.display is not None:
-            self.display.make_way()
-        return super()._repr_html_()
 
     def _is_small(self) -> bool:
         files = (self.folder / "trace").glob("*")

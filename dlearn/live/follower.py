@@ -1,7 +1,6 @@
 """One rank's trace file, read while it grows: what is open in it, and how its last seconds were spent.
 
-Of what is new at each look only the end is read line by line: whoever stands still has written last what it stands in.
-So a fast job is not slowed down by being watched, and no byte more is on the wire.
+Of what is new only the end is read line by line: so a fast job is not slowed down by being watched.
 """
 
 from __future__ import annotations
@@ -17,9 +16,12 @@ from pathlib import Path
 
 import msgspec
 
+from dlearn.trace import event as seen
+from dlearn.trace.event import Collective, PointToPoint, RpcCall, Span
+from dlearn.trace.job_facts import AnyLine
+
 WINDOW_BYTES = 16_000  # Of what is new, so much at the end is read line by line.
 LANE_SECONDS = 10
-CALLS = ("collective", "p2p", "rpc call")
 BARS = "·▁▂▃▄▅▆▇█"  # The share of a second that a rank was inside of calls: from none to all of it.
 WAITED = "░"  # A second in which a rank was seen waiting for a late one.
 _NS = 1_000_000_000
@@ -27,46 +29,15 @@ _LONG_LINE = re.compile(rb"^\{.*$", re.MULTILINE)
 _SHORT_END = re.compile(rb"^\[(\d+),\d+,\d+\]$", re.MULTILINE)
 
 
-class Size(msgspec.Struct):
-    """What is counted of a tensor."""
-
-    payload_bytes: int = 0
+Call = Collective | PointToPoint | RpcCall
+decode = msgspec.json.Decoder(AnyLine).decode
 
 
-class AnyFields(msgspec.Struct):
-    """Those fields of any line of a trace file that a row is made of."""
-
-    kind: str
-    number: int = -1
-    op: str = ""
-    group: str = ""
-    seq: int = 0
-    start_ns: int = 0
-    end_ns: int | None = None
-    site: str = ""
-    name: str = ""
-    function: str = ""
-    event: int = -1
-    at_ns: int | None = None
-    rank: int | None = None
-    ranks: tuple[int, ...] = ()
-    launcher: str = ""
-    backward: int = -1
-    bucket_index: int | None = None
-    count: int = 0
-    inputs: tuple[Size, ...] = ()
-    tensors: tuple[Size, ...] = ()
-    pid: int = 0
-    host: str = ""
-
-    @property
-    def given_bytes(self) -> int:
-        """The payload that the rank hands to this call; of a receive none."""
-        tensors = () if self.op == "recv" else self.tensors
-        return sum(each.payload_bytes for each in (*self.inputs, *tensors))
-
-
-decode = msgspec.json.Decoder(AnyFields).decode
+def given_bytes(call: Call) -> int:
+    """Return the payload that the rank hands to this call; of a receive none."""
+    if isinstance(call, Collective):
+        return sum(each.payload_bytes for each in call.inputs)
+    return sum(each.payload_bytes for each in call.tensors) if call.op != "recv" else 0
 
 
 @dataclass
@@ -87,11 +58,11 @@ class Follower:
     rank: int
     pid: int = 0
     read_to: int = 0
-    first: dict[int, AnyFields] = field(default_factory=dict)
-    open: dict[int, AnyFields] = field(default_factory=dict)
+    first: dict[int, seen.Event] = field(default_factory=dict)
+    open: dict[int, Call] = field(default_factory=dict)
     reached: dict[str, int] = field(default_factory=dict)
     groups: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    spans: dict[int, AnyFields] = field(default_factory=dict)
+    spans: dict[int, Span] = field(default_factory=dict)
     seconds: dict[int, Second] = field(default_factory=dict)
     buckets: int = 0
     last_ns: int = 0
@@ -107,11 +78,12 @@ class Follower:
         """Follow this file; None while its first line is not whole. Without a rank in it, it is `otherwise`."""
         with path.open("rb") as stream:
             line = stream.readline()
-        if not line.endswith(b"\n"):
-            return None
-        head = decode(line)
-        here = head.host == socket.gethostname()
-        return cls(path, otherwise if head.rank is None else head.rank, pid=head.pid if here else 0)
+        with suppress(ValueError):
+            head = decode(line)
+            if line.endswith(b"\n") and isinstance(head, seen.Header):
+                here = head.host == socket.gethostname()
+                return cls(path, otherwise if head.rank is None else head.rank, pid=head.pid if here else 0)
+        return None
 
     def catch_up(self) -> None:
         with self.path.open("rb") as stream:
@@ -120,10 +92,11 @@ class Follower:
         new = new[: new.rfind(b"\n") + 1]  # A line may be half written.
         self.read_to += len(new)
         cut = new.rfind(b"\n", 0, max(len(new) - WINDOW_BYTES, 0)) + 1
-        with suppress(ValueError, KeyError):  # Damage is told when the trace is read as a whole.
-            if cut:
-                self._skip(new[:cut])
-            for line in new[cut:].splitlines():
+        if cut:
+            self._skip(new[:cut])
+        for line in new[cut:].splitlines():
+            # Damage is told when the trace is read as a whole; an event may be of another's Source.
+            with suppress(ValueError, KeyError):
                 self._take(line)
         now = time.monotonic_ns() // _NS
         self.seconds = {second: told for second, told in self.seconds.items() if second > now - LANE_SECONDS - 1}
@@ -137,9 +110,10 @@ class Follower:
         self._of_backward.clear()
         self._unread_from_ns = self.last_ns
         for line in _LONG_LINE.findall(lines):
-            told = decode(line)
-            self._learn(told)
-            self.spans.pop(told.event, None)
+            with suppress(ValueError):
+                told = decode(line)
+                self._learn(told)
+                self.spans.pop(told.event if isinstance(told, seen.End) else -1, None)
         for number in _SHORT_END.findall(lines):
             self.spans.pop(int(number), None)
 
@@ -147,51 +121,52 @@ class Follower:
         if line.startswith(b"{"):
             told = decode(line)
             self._learn(told)
-            if told.kind == "end":
+            if isinstance(told, seen.End):
                 self._end(told.event, told.at_ns or 0)
-            elif told.end_ns is None:
+            elif isinstance(told, Call) and told.end_ns is None:
                 self._begin(told)
             return
         numbers = [int(each) for each in line[1:-1].split(b",")]
         if len(numbers) == 3:
             self._end(numbers[0], numbers[1])
-        else:
-            like, number, start_ns, _, seq, backward = numbers
-            varying = {"number": number, "start_ns": start_ns, "seq": seq, "backward": backward}
-            self._begin(msgspec.structs.replace(self.first[like], **varying))
+            return
+        like, number, start_ns, _, seq, backward = numbers
+        call, varying = self.first[like], {"number": number, "start_ns": start_ns, "seq": seq}
+        if isinstance(call, Collective):
+            self._begin(msgspec.structs.replace(call, backward=backward, **varying))
+        elif isinstance(call, PointToPoint):
+            self._begin(msgspec.structs.replace(call, **varying))
 
-    def _learn(self, told: AnyFields) -> None:
+    def _learn(self, told: object) -> None:
         """What holds from here on, whether or not the lines behind it are read."""
-        match told.kind:
-            case "group":
+        match told:
+            case seen.GroupFact():
                 self.groups[told.name] = told.ranks
-            case "span":
+            case Span():
                 self.spans[told.number] = told
-            case "bucket":
+            case seen.Bucket():
                 self.buckets = told.count
-            case "footer":
+            case seen.Footer():
                 self.ended = True
-            case _:
+            case seen.Event():
                 self.first[told.number] = told
 
-    def _begin(self, call: AnyFields) -> None:
-        if call.kind not in CALLS:
-            return
+    def _begin(self, call: Call) -> None:
         if self._unread_from_ns:
             self._add(self._unread_from_ns, call.start_ns, "unread_ns")
             self._unread_from_ns = 0
-        if call.launcher == "reducer" and call.op == "all_reduce":
+        if isinstance(call, Collective) and call.launcher == "reducer" and call.op == "all_reduce":
             # DDP launches its buckets in their order; what follows them is none.
-            bucket = self._of_backward[call.backward]
-            self._of_backward[call.backward] += 1
+            bucket = self._of_backward[call.backward or 0]
+            self._of_backward[call.backward or 0] += 1
             call = msgspec.structs.replace(call, bucket_index=bucket if bucket < self.buckets else None)
         if not self.open:
             self._inside_since_ns = call.start_ns
         self.open[call.number] = call
-        self._second(call.start_ns).given_bytes += call.given_bytes
+        self._second(call.start_ns).given_bytes += given_bytes(call)
         self.begun_ns = self.begun_ns or call.start_ns
         self.last_ns = max(self.last_ns, call.start_ns)
-        if call.kind == "collective":
+        if isinstance(call, Collective):
             self.reached[call.group] = max(self.reached.get(call.group, 0), call.seq)
 
     def _end(self, number: int, at_ns: int) -> None:
@@ -218,20 +193,13 @@ class Follower:
             setattr(second, what, getattr(second, what) + until_ns - from_ns)
             from_ns = until_ns
 
-    def first_open(self) -> AnyFields | None:
-        """The call that this rank is inside of: of several the first."""
-        return min(self.open.values(), key=lambda each: each.start_ns, default=None)
-
     @property
     def is_gone(self) -> bool:
         """Whether its process is known to have ended without closing its file."""
-        if not self.pid or self.ended:
-            return False
         try:
-            with suppress(PermissionError):  # It is another user's.
-                os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return True
+            os.kill(self.pid or os.getpid(), 0)
+        except OSError as error:  # Or it is another user's.
+            return isinstance(error, ProcessLookupError) and not self.ended
         return False
 
     def lane(self, now_ns: int) -> str:

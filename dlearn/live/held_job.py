@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -17,8 +18,11 @@ from dlearn.live.settling import QUIET_SECONDS, settle
 from dlearn.shown import Paragraph, Shown, Table
 from dlearn.trace.trace import Trace
 
-PATIENCE_SECONDS = 10.0
-"""So long `waiting` waits for ranks that compute, once another waits at the gate; and any wait, for a transfer."""
+PATIENCE_SECONDS = 10.0  # For ranks that compute, once another waits at the gate; and for a transfer.
+
+
+Choice = Callable[[list[HeldCall]], HeldCall | None]
+Came = Callable[[], object] | None
 
 
 class WaitingCalls(Shown, tuple[HeldCall, ...]):
@@ -59,8 +63,7 @@ class HeldJob:
     def _waiting(self, enough: Callable[[float], object]) -> WaitingCalls:
         self._settle(enough)
         waiting = WaitingCalls(self.keeper.calls)
-        if not waiting:
-            waiting.why = f"nothing waits at the gate: {self._why_not()}"
+        waiting.why = "" if waiting else f"nothing waits at the gate: {self._why_not()}"
         return waiting
 
     @property
@@ -71,7 +74,7 @@ class HeldJob:
     @property
     def hang(self) -> str:
         """Who waits inside torch for whom, in words, by the records so far; "" if nothing does."""
-        trace, names = self._up_to_now(), self.keeper.names
+        trace, names = self._recorded(), self.keeper.names
         if trace is None:
             return ""
         gate = {names.index(call.rank): f"waits at the gate with {call.op}" for call in self.keeper.calls}
@@ -85,21 +88,16 @@ class HeldJob:
         return Trace.load(self.trace_folder)
 
     def _recorded(self) -> Trace | None:
-        try:
-            return self.trace
-        except TraceError:
-            return None
-
-    def _up_to_now(self) -> Trace | None:
-        """With the calls that have just been let through."""
+        """Return the trace with the calls that have just been let through; None if there is none yet."""
         self.keeper.wait_for_records(QUIET_SECONDS)
-        return self._recorded()
+        with suppress(TraceError):
+            return self.trace
+        return None
 
     @property
     def ranks(self) -> dict[Name, str]:
-        """What each rank does now: starts, waits at the gate, is inside a call, waits for the answer of one or runs one
-        for somebody, computes, has ended."""
-        trace = self._up_to_now()
+        """Say what each rank does now: computes, waits at the gate, is inside a call, has ended, ..."""
+        trace = self._recorded()
         if trace is None:
             return dict.fromkeys(self.keeper.names, "starting" if self.under_way else "has ended")
         rpc = _rpc_texts(trace)
@@ -187,12 +185,7 @@ class HeldJob:
         self.keeper.free()
         return self
 
-    def _let_through(
-        self,
-        choose: Callable[[list[HeldCall]], HeldCall | None],
-        patience: float | None,
-        came: Callable[[], object] | None = None,
-    ) -> HeldCall | None:
+    def _let_through(self, choose: Choice, patience: float | None, came: Came = None) -> HeldCall | None:
         """Let the call through that `choose` picks, once it picks one (or `came`); None if none of that comes."""
         has_come = came or (lambda: choose(self.keeper.calls))
         self._settle(lambda seconds: has_come() or (patience is not None and seconds >= patience))

@@ -1,7 +1,7 @@
 """A held job in a notebook: its stage, on which what is held waits on its wire, with buttons that let it through.
 
-The HTML holds the state as it was when it was shown. While a kernel and anywidget are there, a bridge without a view
-(held_bridge.js) tells the page each new state, also after the page was loaded again, and the job what is clicked.
+The HTML holds the state of when it was shown. With a kernel and anywidget a bridge (held_bridge.js) tells
+the page each new state, and the job what is clicked.
 """
 
 from __future__ import annotations

@@ -20,10 +20,9 @@ from dlearn.live.schedule import HeldCall, Hold, Name, Passed, check_hold
 
 
 class Keeper:
-    """Keeps the gate of one run. A condition is asked of each call here, in this process.
+    """Keeps the gate of one run, and asks its condition of each call, in this process.
 
-    Without `names` (a script's ranks) they are numbers, as many as the first that comes says.
-    `trouble` says why nothing goes on: the condition raised, or a schedule does not fit.
+    Without `names` (a script's ranks) the first that comes says how many; `trouble` is why nothing goes on.
     """
 
     def __init__(self, names: Sequence[Name] | None, hold: Hold) -> None:
@@ -42,8 +41,7 @@ class Keeper:
         self._returned: set[Name] = set()
         self.is_open = False
         self.changes = 0  # How often a rank has come, called, gone on or ended.
-        self.answers: dict[int, dict[Name, dict[str, Any]]] = {}
-        """What each rank says that it does, by the number of the question."""
+        self.answers: dict[int, dict[Name, dict[str, Any]]] = {}  # By the number of the question.
         self._silent: set[Name] = set()  # Ranks that have not answered the last question.
         self.trouble = ""
         self.on_trouble: Callable[[], None] = lambda: None
@@ -56,8 +54,7 @@ class Keeper:
         except OSError as error:  # A socket's path has 107 bytes at most.
             self._listener.close()
             os.rmdir(self._folder)
-            what = f"hold= cannot open a gate at {self.address}: {error}"
-            raise SetupError(f"{what}. Set TMPDIR to a shorter path.") from None
+            raise SetupError(f"no gate at {self.address}: {error}. Set TMPDIR to a shorter path.") from None
         self._listener.listen(self._expected or 64)
         threading.Thread(target=self._meet, daemon=True, name="dlearn-gate").start()
 
@@ -84,8 +81,7 @@ class Keeper:
                     else:
                         self._hear(name, said)
         except BaseException as error:  # On this thread nothing else would tell of it.
-            what = f"{type(error).__name__}: {error}"
-            self._fail(f"the gate of rank {name} failed, {what}; the ranks were ended")
+            self._fail(f"the gate of rank {name} failed, {error!r}; the ranks were ended")
         with self.changed:
             self.changes += 1
             if name is not None and self.ways.get(name) is way:
@@ -128,8 +124,7 @@ class Keeper:
         told["spans"] = tuple(told["spans"])
         call = HeldCall(rank=name, to=self.names[to] if isinstance(to, int) else to, **told)
         thread = threading.get_ident()
-        if self._condition is not None:
-            self.judged[thread] = call
+        self.judged[thread] = call
         try:
             held = self._condition is None or self.is_open or bool(self._condition(call))
         except BaseException as error:  # It is the user's, and may call sys.exit().
@@ -217,10 +212,7 @@ class Keeper:
             return call
 
     def ask(self, number: int) -> set[Name]:
-        """Ask each rank that is here what it does; its answer will be in `answers`, by this number.
-
-        One that owes an answer is not asked again: a stopped one reads nothing, and it would fill.
-        """
+        """Ask each rank that is here what it does. One that owes an answer may be stopped, and is not asked."""
         here = self.ways.keys() - self.ended
         for name in here - self._silent:
             self._silent.add(name)
@@ -259,7 +251,6 @@ class Keeper:
                 self._say(name, b"open\n")
 
     def close(self) -> None:
-        """Also before all have come. A process that comes later finds no gate."""
         shutil.rmtree(self._folder, ignore_errors=True)
         self.free()
         with suppress(OSError):

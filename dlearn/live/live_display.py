@@ -8,7 +8,6 @@ import time
 from typing import Any
 
 from dlearn.live.live_rows import LiveRows
-from dlearn.shown import Shown
 
 LIVE = {"dlearn": "live"}  # Metadata of an output that depends on how long a cell took.
 _HANG_STYLE = "color:var(--jp-error-color1,#b40426);margin:2px 0"
@@ -16,7 +15,7 @@ _ROWS_STYLE = "font-family:var(--jp-code-font-family,monospace);white-space:pre"
 
 
 class LiveDisplay:
-    """It appears after two seconds and changes once a second; at the end it is gone, or has become the run's card."""
+    """It appears after two seconds and changes once a second; at the end one sentence of the run is left."""
 
     AFTER_SECONDS, AGAIN_SECONDS = 2.0, 1.0
 
@@ -25,7 +24,6 @@ class LiveDisplay:
         self._next = self._start + self.AFTER_SECONDS
         self._lines: list[str] = []
         self._output: Any = None
-        self._cell = -1
 
     def __enter__(self) -> LiveDisplay:
         return self
@@ -53,19 +51,12 @@ class LiveDisplay:
 
     def clear(self) -> None:
         self.step_aside()
-        if self._output is not None:
-            self._replace({"text/plain": ""})
+        self.end_with("")
 
-    def become(self, run: Shown) -> None:
-        """The run has ended: its card takes the place of the rows, where there were any."""
+    def end_with(self, sentence: str) -> None:
+        """The run has ended: a sentence takes the place of the rows, where there were any."""
         if self._output is not None:
-            self._replace({"text/html": run._repr_html_(), "text/plain": str(run)})
-
-    def make_way(self) -> None:
-        """The card is about to be shown by the cell itself: once is enough."""
-        if self._output is not None and self._cell == _cell_now():
-            self._replace({"text/plain": ""})
-            self._output = None
+            self._replace({"text/html": f"<p>{html.escape(sentence)}</p>", "text/plain": sentence})
 
     def _show_output(self, head: str, rows: LiveRows | None) -> None:
         table = rows.table() if rows is not None else None
@@ -84,7 +75,6 @@ class LiveDisplay:
             return
         from IPython.display import display
 
-        self._cell = _cell_now()
         self._output = display(data, raw=True, display_id=True, metadata=LIVE)  # type: ignore[no-untyped-call]
 
     def _show_lines(self, lines: list[str]) -> None:
@@ -97,9 +87,3 @@ def in_a_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return shell is not None and hasattr(shell, "kernel")
-
-
-def _cell_now() -> int:
-    """The number of the cell that runs."""
-    shell = sys.modules["IPython"].get_ipython()
-    return int(shell.execution_count) if shell is not None else -1

@@ -12,8 +12,9 @@ from dlearn.analysis.findings import size_text
 from dlearn.analysis.hanging.hang_words import tell
 from dlearn.analysis.hanging.stuck import Hang, hangs, places
 from dlearn.errors import TraceError
-from dlearn.live.follower import AnyFields, Follower
+from dlearn.live.follower import Call, Follower
 from dlearn.shown import Table
+from dlearn.trace.event import Collective, RpcCall
 from dlearn.trace.printable import printable
 from dlearn.trace.trace import Trace
 
@@ -28,10 +29,7 @@ _LONGEST_NAME = 12
 
 @dataclass(frozen=True)
 class Row:
-    """What a rank does, and did: `doing` is "in all_reduce #12, bucket 1" or "waits 1.3 s for rank 2 in ...".
-
-    `lane` has a letter for each of the last ten seconds, `bytes_per_second` is the payload given to calls in them.
-    """
+    """What a rank does, and its last ten seconds: a letter for each, and the payload given to calls."""
 
     rank: int
     name: str
@@ -83,7 +81,9 @@ class LiveRows:
         widest = min(max((len(row.name) for row in rows[:MOST_ROWS]), default=0), _LONGEST_NAME)
         told = [row.line(widest) for row in rows[:MOST_ROWS]]
         told += [f"and {len(rows) - MOST_ROWS} more ranks"] * (len(rows) > MOST_ROWS)
-        return told + _wrapped(self.hang)
+        for sentence in self.hang.splitlines():
+            told += textwrap.wrap(printable(sentence), WIDTH)
+        return told
 
     def table(self) -> Table:
         """All rows, for a page."""
@@ -100,8 +100,8 @@ class LiveRows:
 
     def _row(self, rank: Follower) -> Row:
         now_ns = time.monotonic_ns()
-        call = rank.first_open()
-        late = list(self._late(rank, call)) if call is not None else []
+        call = min(rank.open.values(), key=lambda each: each.start_ns, default=None)
+        late = list(self._late(rank, call)) if isinstance(call, Collective) else []
         for_s = (now_ns - (call.start_ns if call is not None else rank.last_ns)) / 1e9
         site = ""
         if rank.ended or rank.is_gone:
@@ -120,9 +120,9 @@ class LiveRows:
         lane = rank.lane(now_ns)
         return Row(rank.rank, self._name(rank.rank), lane, rank.bytes_per_second(now_ns), step, doing, site)
 
-    def _late(self, rank: Follower, call: AnyFields) -> Iterator[int]:
+    def _late(self, rank: Follower, call: Collective) -> Iterator[int]:
         """The members of its group that have not come as far; of whom nothing is known, nothing is said."""
-        members = rank.groups.get(call.group, ()) if call.kind == "collective" else ()
+        members = rank.groups.get(call.group, ())
         for other in self._files.values():
             if other.rank in members and other.reached.get(call.group, call.seq if other.skipped else 0) < call.seq:
                 yield other.rank
@@ -161,13 +161,10 @@ def waits_for_a_call(hang: Hang) -> bool:
     return bool(operation.missing) or operation.misfit is not None or operation.exchange is not None
 
 
-def _what(call: AnyFields) -> str:
+def _what(call: Call) -> str:
     """ "all_reduce #12, bucket 1"."""
-    if call.function:
+    if isinstance(call, RpcCall):
         return f"{call.op} {call.function}()"
-    bucket = f", bucket {call.bucket_index}" if call.bucket_index is not None else ""
+    index = call.bucket_index if isinstance(call, Collective) else None
+    bucket = f", bucket {index}" if index is not None else ""
     return f"{call.op} #{call.seq}{bucket}"
-
-
-def _wrapped(sentence: str) -> list[str]:
-    return [each for line in sentence.splitlines() for each in textwrap.wrap(printable(line), WIDTH)]

@@ -15,8 +15,7 @@ Name = int | str
 class HeldCall:
     """A call that waits before torch gets it: which of its rank's calls (from 1), to whom, payload, line of code.
 
-    `to` is a rank of the cluster, the name of an RPC worker, or None: all of the group, or from any. `spans` are the
-    names of the program's spans that it is made in.
+    `to` is a rank, the name of an RPC worker, or None (the group, or any); it is made in these `spans`.
     """
 
     rank: Name
@@ -52,8 +51,7 @@ class Passed:
 
 
 Schedule = Sequence[Passed]
-Hold = bool | Callable[[HeldCall], object] | Schedule
-"""What is held: everything, what a condition says, or everything in the order of a schedule."""
+Hold = bool | Callable[[HeldCall], object] | Schedule  # Everything, what it says, or in this order.
 
 
 def check_hold(hold: object, names: Sequence[Name]) -> None:
@@ -61,9 +59,7 @@ def check_hold(hold: object, names: Sequence[Name]) -> None:
     if hold is True or callable(hold):
         return
     if not isinstance(hold, Sequence) or isinstance(hold, str | bytes | bytearray):
-        kind = type(hold).__name__
-        raise SetupError(f"hold is True, a function of a call, or a run's schedule, not {kind}.")
+        raise SetupError(f"hold is True, a function of a call, or a schedule, not {type(hold).__name__}.")
     for number, each in enumerate(hold, start=1):
         if not isinstance(each, Passed) or each.rank not in names:
-            what = f"item {number} of this schedule is {reprlib.repr(each)}"
-            raise SetupError(f"{what}, and no call that one of the ranks {list(names)} made.")
+            raise SetupError(f"item {number} of hold= is {reprlib.repr(each)}, no call of ranks {list(names)}.")

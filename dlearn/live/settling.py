@@ -13,10 +13,8 @@ from dlearn.live.keeper import Keeper
 from dlearn.live.schedule import Name
 
 QUIET_SECONDS = 0.5  # In which nothing happens, before a rank inside a call is believed.
-ACTIVE_SHARE = 0.2
-"""Of that time: a rank whose threads run, or are ready to run, for longer is on its way out of its call."""
-LOCKED_SECONDS = 5.0
-"""After which a function that runs for another rank, while nothing happens anywhere, is taken to wait at a lock."""
+ACTIVE_SHARE = 0.2  # Of that time: a rank whose threads run longer is on its way out of its call.
+LOCKED_SECONDS = 5.0  # After which a function that runs for another rank is taken to wait at a lock.
 TELL_SECONDS = 2.0  # After which it is said which ranks are waited for.
 
 Activity = dict[str, Any]  # As dlearn/hooks/activity.py has it.
@@ -26,8 +24,7 @@ _numbers = itertools.count(1)
 def settle(keeper: Keeper, enough: Callable[[float], object]) -> frozenset[Name] | None:
     """Wait until each rank waits at the gate, has ended, or is inside a call; return those that are inside.
 
-    A rank that starts or computes is waited for. None as soon as `enough`, asked with the seconds that have passed,
-    says so, or when nothing can be let through any more.
+    None as soon as `enough`, asked with the seconds that have passed, says so, or when there is trouble.
     """
     began = changed = time.monotonic()
     said, last = False, keeper.changes
@@ -55,7 +52,9 @@ def settle(keeper: Keeper, enough: Callable[[float], object]) -> frozenset[Name]
             if keeper.changes == seen and keeper.names and not busy and not is_over():
                 return frozenset(keeper.names) - here
         if busy and not said and time.monotonic() - began >= TELL_SECONDS:
-            _say(busy)
+            who = ", ".join(f"rank {name}" if isinstance(name, int) else name for name in busy)
+            told = f"dlearn: waiting until {who} calls something (an interrupt ends this wait only)"
+            print(told, file=sys.stderr, flush=True)
             said = True
     return None
 
@@ -81,9 +80,3 @@ def _may_come(before: Activity | None, after: Activity | None, locked: bool) -> 
     active_ns = after["active_ns"] - before["active_ns"]
     serves = after["serves"] and not locked
     return bool(after["computes"] or serves or active_ns > ACTIVE_SHARE * QUIET_SECONDS * 1e9)
-
-
-def _say(busy: list[Name]) -> None:
-    who = ", ".join(f"rank {name}" if isinstance(name, int) else name for name in busy)
-    said = f"dlearn: waiting until {who} calls something (an interrupt ends this wait only)"
-    print(said, file=sys.stderr, flush=True)
