@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import ast
 import re
-import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 
 import numpy
 import pytest
 
-import dlearn.course
 from dlearn import lessons
 from dlearn.course import questions
 from dlearn.course.questions import fits
@@ -170,11 +167,3 @@ def test_every_entry_is_asked_in_its_lesson_and_every_question_has_an_entry():
         assert lessons_of == {id.partition(".")[0]}, id
         for _, measured in questions_asked[id]:
             assert measured != bool(expected(entry)), f"{id}: expected is either an entry or measured"
-
-
-def test_tab_completion_shows_the_course_and_nothing_else():
-    code = "import dlearn.lessons as lessons; print(*dir(lessons))"
-    shown = subprocess.check_output([sys.executable, "-c", code], text=True).split()
-    assert {"answer", "check", "predict", "report"} <= {*shown} == {*lessons.__all__}
-    assert all(callable(getattr(lessons, name)) for name in lessons.__all__)
-    assert {*lessons.__all__} <= {*dlearn.course.__all__}

@@ -10,10 +10,6 @@ from text_boxes import drawn_lines, faults, watch
 from traces import Job, header, tensor
 
 from dlearn import draw
-from dlearn.lessons import charts
-from dlearn.lessons.byte_bars import Bars, byte_bars
-from dlearn.lessons.cost_chart import costs
-from dlearn.lessons.trees_and_rings import Model
 from dlearn.trace.event import NOT_OBSERVED
 
 US, MS = 1000, 1_000_000
@@ -232,42 +228,3 @@ def test_scaling_with_lines_close_to_each_other(slope, tmp_path):
             job.recv(1, 0, size=slope * (more + 1) * size)
         runs[size] = job.load()
     assert faults(draw.scaling(runs).figure) == []
-
-
-@pytest.mark.parametrize("latency_s", [0.0, 1e-6, 2e-3])
-@pytest.mark.parametrize("ranks", [2, 5, 1024])
-def test_costs_of_any_machine(latency_s, ranks):
-    assert faults(costs(Model(latency_s=latency_s, bandwidth=1e9), ranks).figure) == []
-
-
-# Charts ---------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("count", "log"), [(1, ""), (6, "xy")])
-def test_lines_that_end_close_to_each_other(count, log):
-    sizes = [256 * 2**i for i in range(13)]
-    lines = {
-        f"way {i}, with a longer name": charts.Series(sizes, [x * (1 + i / 50) for x in sizes]) for i in range(count)
-    }
-    ticks = [(size, f"{size:,} B") for size in sizes]
-    for mark in (sizes[0], sizes[6], sizes[-1]):
-        ax = charts.lines(
-            lines, title="Finding " * 30, x="bytes", y="ns", log=log, ticks=ticks, mark=(mark, "the knee is here")
-        )
-        assert faults(ax.figure) == []
-
-
-@pytest.mark.parametrize("count", [1, 4, 14])
-@pytest.mark.parametrize("stacked", [False, True])
-def test_bars_with_many_long_names(count, stacked):
-    names = [f"a name of several words, {i}" for i in range(count)]
-    parts = [charts.Part(f"part {i}", [10.0**6 * (i // 2 + place) for place in range(count)]) for i in range(3)]
-    ax = charts.bars(names, parts, title="Finding " * 9, y="bytes", stacked=stacked, text=lambda size: f"{size:,.0f} B")
-    assert faults(ax.figure) == []
-
-
-def test_bars_of_bytes():
-    assert (
-        faults(byte_bars(Bars("Finding " * 30, ("a", STRANGE[2]), (0, 10**12), (1, 99_999_999), "note " * 99)).figure)
-        == []
-    )

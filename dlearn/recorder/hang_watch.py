@@ -23,8 +23,7 @@ from dlearn.trace.job_facts import Place
 if TYPE_CHECKING:
     from dlearn.recorder.recording import Recording
 
-LOOKS = 20
-"""How often it looks before it speaks."""
+LOOKS = 20  # How often it looks before it speaks.
 STOP_SECONDS = 5.0
 """How long the end of a recording waits for the thread: it may be reading a large trace."""
 
