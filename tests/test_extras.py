@@ -66,6 +66,6 @@ def test_no_sentence_installs_the_other_project_that_has_our_name_on_the_index()
     """Ours is `dlearn-trace`. Where `dlearn` is named, it is to say that it is another."""
     root = Path(dlearn.__file__).parents[1]
     sources = [*(root / "dlearn").rglob("*.py"), *(root / "notebooks").glob("*.py"), root / "Dockerfile"]
-    sources += [*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "course").rglob("*.*")]
+    sources += [*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "course" / "examples").rglob("*.[yms]*")]
     install = re.compile(r"pip3? install [^`\n]*\bdlearn\b(?!-trace)")
     assert [(path.name, line) for path in sources for line in install.findall(path.read_text())] == []
