@@ -20,7 +20,7 @@ import nbformat
 from nbformat import NotebookNode
 
 ROOT = Path(__file__).parent.parent
-PREDICT = "**Predict first"
+PREDICT = re.compile(r"\*\*Predict\s+first")
 KINDS = ("run", "check", "exercise", "answer")
 """Tags of cells, in the sources; a cell without one is run."""
 CLAIM = re.compile(r"[A-Z]{1,2}\d+")
@@ -79,7 +79,7 @@ def for_students(notebook: NotebookNode, lesson: str) -> NotebookNode:
         elif predicted:
             cell.source = folded(cell.source)
         if cell.cell_type == "markdown":
-            predicted = PREDICT in cell.source
+            predicted = bool(PREDICT.search(cell.source))
     return notebook
 
 
@@ -106,7 +106,7 @@ def folded(source: str) -> str:
     parts = source.split("\n#", 1)
     told, rest = parts[0], "".join("\n\n#" + part for part in parts[1:])
     paragraphs = told.split("\n\n")
-    asked = next((place for place, each in enumerate(paragraphs) if PREDICT in each), len(paragraphs))
+    asked = next((place for place, each in enumerate(paragraphs) if PREDICT.search(each)), len(paragraphs))
     if asked == 0 or told.startswith("#"):
         return source
     shown = "".join("\n\n" + each for each in paragraphs[asked:])

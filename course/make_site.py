@@ -117,7 +117,7 @@ def for_readers(notebook: NotebookNode) -> NotebookNode:
         else:
             if predicted:
                 cell.source = folded(cell.source)
-            predicted = PREDICT in cell.source
+            predicted = bool(PREDICT.search(cell.source))
     return notebook
 
 

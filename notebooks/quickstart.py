@@ -134,8 +134,8 @@ if turn:  # wherever its sliders stand
 # ## 4. Guess
 #
 # A *parameter server* holds a model. A trainer sends it images, gets the model's answers, sends the gradients of its
-# loss back, and tells the server to make a step. That is one iteration. **How many messages is it?** Write your number
-# instead of `None`.
+# loss back, and tells the server to make a step. That is one iteration. **Predict first:** how many messages is it?
+# Write your number instead of `None`.
 
 # %%
 my_guess = lessons.predict("quickstart.messages of an iteration", None)
@@ -195,7 +195,7 @@ play.strip(Trace.load(folder / "trace"))
 # That is the whole run to travel in: wheel, drag, arrow keys; click on a call, and it lights up on all ranks, with its
 # line of code, its bytes, and the Python that selects it.
 #
-# **Predict first:** each rank hands 960,000 bytes to an all-reduce. How many bytes does it send? Click on one: you read
+# **Your turn:** each rank hands 960,000 bytes to an all-reduce. How many bytes does it send? Click on one: you read
 # what all three send together. Write your number instead of `None`.
 
 # %% tags=["exercise"]
