@@ -69,7 +69,7 @@ def assert_one_device(
         apart = (found - expected).abs().max().item()
         if math.isnan(apart) or apart > tolerance:
             times, factor = _factor(found, expected, ranks or len(results))
-            known = [name for name, of in mistakes.items() if torch.allclose(found, of(rank), atol=TOLERANCE)]
+            known = [name for name, of in mistakes.items() if torch.allclose(found.double(), of(rank).double())]
             raise ResultError(
                 f"rank {rank} is up to {apart:.3g} away from {called}{times}:"
                 f" it begins with {_first(found)} instead of {_first(expected)}",

@@ -10,12 +10,11 @@ VARIABLE = "DLEARN_RUN"
 
 
 class Order(msgspec.Struct, frozen=True):
-    """Record into `folder`. `launcher` is the pid of `dlearn run`; `job` is empty where other hosts take part; `gate`
-    is where the calls of a held job wait."""
+    """Record into `folder`. `job` is empty where other hosts take part; at `gate` held calls wait."""
 
     folder: str
     job: str
-    launcher: int
+    launcher: int  # The pid of `dlearn run`.
     graph: bool = False
     steps: tuple[int, int] | None = None
     hang_after: float | None = None

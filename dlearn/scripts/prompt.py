@@ -130,8 +130,9 @@ def _obey(job: HeldScript, words: list[str]) -> None:
             _say("\n".join(Table(rows, numbers=0).lines()))
         case ["step", *count] if _is_count(count):
             for _ in range(int(count[0]) if count else 1):
-                call = job.step(patience=PATIENCE_SECONDS)
-                _say(f"let through: {call}" if call is not None else "all ranks have ended")
+                if (call := job.step(patience=PATIENCE_SECONDS)) is None:
+                    raise DlearnError("all ranks have ended, or the gate is open.")
+                _say(f"let through: {call}")
         case ["release", rank, *count] if rank.isdecimal() and _is_count(count):
             job.release(int(rank), int(count[0]) if count else 1, patience=PATIENCE_SECONDS)
         case ["until", "span", *name] if name:
@@ -143,7 +144,7 @@ def _obey(job: HeldScript, words: list[str]) -> None:
 
 
 def _is_count(words: list[str]) -> bool:
-    return not words or (len(words) == 1 and words[0].isdecimal() and int(words[0]) > 0)
+    return not words or (len(words) == 1 and len(words[0]) < 10 and words[0].lstrip("0").isdecimal())
 
 
 def _reached(call: object) -> None:

@@ -43,9 +43,9 @@ def check_kind(kind: str) -> None:
 
 
 def check_op(op: str, table: EventTable) -> None:
-    """TraceError if neither torch.distributed nor this trace has such an op."""
+    """TraceError if neither torch.distributed, nor its RPC, nor this trace has such an op."""
     seen = {str(first.op) for first in table.firsts if hasattr(first, "op")}
-    if op not in seen and family_of_op(op) not in OPS:
+    if op not in {*seen, "rpc_sync", "rpc_async", "remote"} and family_of_op(op) not in OPS:
         raise TraceError(f"there is no op {op!r}; this trace has: {', '.join(sorted(seen)[:30])}")
 
 
