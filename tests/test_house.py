@@ -165,7 +165,7 @@ SLACK = 0.01
 HABITS = {
     "conditionals inside f-strings": 27,
     "functions of more than 10 branches": 19,
-    "lines over 100 characters": 3_798,
+    "lines over 100 characters": 3_797,
     "statements of more than one comprehension": 116,
 }
 

@@ -10,7 +10,7 @@ VARIABLE = "DLEARN_RUN"
 
 
 class Order(msgspec.Struct, frozen=True):
-    """Record into `folder`. `job` is empty where other hosts take part; at `gate` held calls wait."""
+    """Record into `folder`. `job` is "" where other hosts take part; at `gate` calls wait."""
 
     folder: str
     job: str

@@ -144,7 +144,7 @@ def _obey(job: HeldScript, words: list[str]) -> None:
 
 
 def _is_count(words: list[str]) -> bool:
-    return not words or (len(words) == 1 and len(words[0]) < 10 and words[0].lstrip("0").isdecimal())
+    return not words or (not words[1:] and len(words[0]) < 10 and words[0].lstrip("0").isdecimal())
 
 
 def _reached(call: object) -> None:
