@@ -22,7 +22,4 @@ __all__ = [
     "autograd", "bandwidth", "breakdown", "buckets", "compare", "groups", "memory", "reconcile",
     "save", "scaling", "sequence", "small", "steps", "timeline", "topology", "traffic", "traffic_graph",
 ]  # fmt: skip
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

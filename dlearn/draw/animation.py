@@ -57,9 +57,12 @@ class Round(NamedTuple):
 
 
 def animate(
-    walk: Walkthrough, path: str | os.PathLike[str], *, seconds: float = 1.2,
+    walk: Walkthrough,
+    path: str | os.PathLike[str],
+    *,
+    seconds: float = 1.2,
     tell: Callable[[int, int], object] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Write a GIF or a WebP that takes so many seconds for what happens at the same time, in at most 40 frames.
 
     What is left out stands in it. `tell` hears how many frames are done, and of how many.

@@ -6,7 +6,4 @@ from dlearn.export.pages import gif, html, webp
 from dlearn.export.perfetto import perfetto
 
 __all__ = ["gif", "html", "mermaid", "perfetto", "webp"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

@@ -16,5 +16,4 @@ def __getattr__(name: str) -> object:
     return getattr(import_module("dlearn.course"), name)
 
 
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy

@@ -4,7 +4,4 @@ from dlearn.play.player import Player, player
 from dlearn.play.strip import Strip, strip
 
 __all__ = ["Player", "Strip", "player", "strip"]
-
-
-def __dir__() -> list[str]:
-    return __all__
+__dir__ = __all__.copy
