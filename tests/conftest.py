@@ -1,6 +1,7 @@
 """What holds for every test."""
 
 import importlib.util
+import os
 import signal
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import matplotlib
 import pytest
 from hypothesis import settings
+from recorded import Recorder
 from second_try import pytest_addoption, pytest_configure  # noqa: F401 (pytest finds them here)
 
 matplotlib.use("agg")  # Pictures are drawn into memory: no window opens.
@@ -33,6 +35,13 @@ def leave_no_figures():
 def own_folder(tmp_path, monkeypatch):
     """What the test leaves in its folder, as clusters do, is left in a folder of its own."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory):
+    """The trace of a program on real ranks, which runs once in a test run: tests/recorded.py."""
+    home = tmp_path_factory.getbasetemp()
+    return Recorder((home.parent if "PYTEST_XDIST_WORKER" in os.environ else home) / "recorded")
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,273 @@
+"""How strong are the tests? One deliberate defect after the other is put into a copy, and a test has to tell.
+
+    make test-defects                     all of tests/defects.toml
+    python tests/defects.py NAME ...      those of these names (PATTERN* too)
+
+A defect is a text that stands once in a file of the last commit, and what stands there instead. Tried are the test
+files that run its lines, as coverage saw it: first the quick tests of those that see most of the file for their time,
+then, for what is still there, the slow ones. A test that fails has caught it if it passes without the defect.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import hashlib
+import json
+import os
+import queue
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import coverage
+
+HOME = Path(__file__).parent.parent
+AT_ONCE = 2
+"""So many copies, each with a defect of its own, as this many cores have."""
+QUICK, SLOW = "not slow", "slow"
+
+
+@dataclass
+class Defect:
+    """A text that stands once in a file, and what stands there instead; `why` says what a user would see.
+
+    `read_by` is the module that reads the file, where that is none of Python, which coverage does not see.
+    """
+
+    name: str
+    file: str
+    was: str
+    becomes: str
+    why: str
+    read_by: str = ""
+
+    def applied(self, text: str) -> str:
+        assert text.count(self.was) == 1, f"{self.name}: its text stands {text.count(self.was)} times in {self.file}"
+        return text.replace(self.was, self.becomes)
+
+    def lines(self, text: str) -> set[int]:
+        first = text[: text.index(self.was)].count("\n") + 1
+        return set(range(first, first + self.was.count("\n") + 1))
+
+
+@dataclass
+class Seen:
+    """What a test file runs: seconds, the tests that fail without any defect, and the lines of each file of dlearn."""
+
+    seconds: float = 0.0
+    failing: list[str] = field(default_factory=list)
+    lines: dict[str, list[int]] = field(default_factory=dict)
+
+    def share(self, file: str) -> float:
+        return len(self.lines.get(file, ())) / (1 + sum(map(len, self.lines.values())))
+
+
+def defects() -> list[Defect]:
+    with (HOME / "tests/defects.toml").open("rb") as file:
+        return [Defect(**each) for each in tomllib.load(file)["defect"]]
+
+
+class Copy:
+    """The last commit in a folder of its own; what runs there imports dlearn from there."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        subprocess.run(["git", "clone", "--quiet", HOME, folder], check=True)
+
+    def pytest(self, *options: str, seconds: float, **more: str) -> tuple[int, str]:
+        """Run pytest; its exit status and what it printed, or -1 when the time was over."""
+        path = os.pathsep.join([*filter(None, [more.pop("path", "")]), str(self.folder)])
+        facts = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", **more}
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rfE", "--tb=no", *options]
+        with tempfile.TemporaryFile("w+") as said:
+            process = subprocess.Popen(
+                command, cwd=self.folder, env=os.environ | facts, stdout=said, stderr=said, start_new_session=True
+            )
+            try:
+                status = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                status = -1
+            said.seek(0)
+            return status, said.read()
+
+
+def failed(said: str) -> list[str]:
+    return re.findall(r"^(?:FAILED|ERROR) (tests/\S+?\.py(?:::.*?)?)(?: - .*)?$", said, re.MULTILINE)
+
+
+# What each test file runs.
+
+
+def coverage_of(copy: Copy, test_file: str, speed: str, scratch: Path) -> Seen:
+    """Run one file of tests, with coverage of all processes that it starts."""
+    data = scratch / hashlib.sha256(f"{test_file} {speed}".encode()).hexdigest()[:12]
+    data.mkdir()
+    settings = data / "settings"
+    settings.write_text(
+        f"[run]\nsource = {copy.folder}/dlearn\nparallel = true\ndata_file = {data}/lines\n"
+        "sigterm = true\npatch = _exit\ndisable_warnings = no-data-collected,module-not-imported\n"
+    )
+    (data / "sitecustomize.py").write_text("import coverage\ncoverage.process_startup()\n")
+    begin = time.monotonic()
+    _, said = copy.pytest(test_file, "-m", speed, seconds=1_200, path=str(data), COVERAGE_PROCESS_START=str(settings))
+    seen = Seen(time.monotonic() - begin, failed(said))
+    whole = coverage.CoverageData(str(data / "all"))
+    for part in data.glob("lines.*"):
+        one = coverage.CoverageData(str(part))
+        one.read()
+        whole.update(one)
+    for file in whole.measured_files():
+        if lines := whole.lines(file):
+            seen.lines[str(Path(file).relative_to(copy.folder))] = sorted(lines)
+    shutil.rmtree(data)
+    return seen
+
+
+def seen_by_tests(copies: list[Copy], speed: str, scratch: Path) -> dict[str, Seen]:
+    """What each test file runs, by its path. Kept beside the repository's own data until a line of either changes."""
+    test_files = sorted(str(path.relative_to(HOME)) for path in (HOME / "tests").glob("test_*.py"))
+    kept = HOME / ".defects" / f"{speed.replace(' ', '_')}-{state()}.json"
+    if kept.exists():
+        return {name: Seen(**each) for name, each in json.loads(kept.read_text()).items()}
+    found: dict[str, Seen] = {}
+
+    def look(copy: Copy, test_file: str) -> None:
+        found[test_file] = coverage_of(copy, test_file, speed, scratch)
+        print(f"  {len(found)} of {len(test_files)}: {test_file} {found[test_file].seconds:.0f} s", flush=True)
+
+    in_copies(copies, test_files, look)
+    kept.parent.mkdir(exist_ok=True)
+    kept.write_text(json.dumps({name: vars(each) for name, each in found.items()}))
+    return found
+
+
+def state() -> str:
+    """Short for all that the last commit holds in dlearn and its tests, but for the defects."""
+    command = ["git", "ls-tree", "-r", "HEAD", "dlearn", "tests"]
+    tree = subprocess.run(command, cwd=HOME, capture_output=True, check=True, text=True).stdout
+    files = "".join(line for line in tree.splitlines() if "defects" not in line)
+    return hashlib.sha256(files.encode()).hexdigest()[:16]
+
+
+def in_copies(copies, tasks, work) -> None:
+    """Do `work(copy, task)` for every task, one at a time in each copy."""
+    waiting: queue.SimpleQueue = queue.SimpleQueue()
+    for task in tasks:
+        waiting.put(task)
+
+    def go_on(copy: Copy) -> None:
+        while True:
+            try:
+                task = waiting.get_nowait()
+            except queue.Empty:
+                return
+            work(copy, task)
+
+    threads = [threading.Thread(target=go_on, args=(copy,)) for copy in copies]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+# Which test tells of a defect.
+
+
+def test_files_for(defect: Defect, text: str, seen: dict[str, Seen]) -> list[str]:
+    """The test files that run a line of the defect; first those that see most of its file for their time."""
+    file = defect.read_by or defect.file
+    lines = set() if defect.read_by else defect.lines(text)
+    run = [name for name, each in seen.items() if file in each.lines and (not lines or lines & set(each.lines[file]))]
+    return sorted(run, key=lambda name: seen[name].seconds * (1 - seen[name].share(file)) ** 8)
+
+
+def caught_by(defect: Defect, copy: Copy, clean: Copy, seen: dict[str, Seen], speed: str, seconds: float) -> str:
+    """The first test that fails with the defect and passes without; "" if the tests, or the seconds, are over."""
+    path = copy.folder / defect.file
+    text = path.read_text(encoding="utf-8")
+    end = time.monotonic() + seconds
+    path.write_text(defect.applied(text), encoding="utf-8")
+    try:
+        for test_file in test_files_for(defect, text, seen):
+            for test in tests_that_fail(copy, test_file, speed, seen[test_file].failing, end):
+                if clean.pytest(test, "-m", speed, seconds=300)[0] == 0:
+                    return test
+            if time.monotonic() > end:
+                break
+        return ""
+    finally:
+        path.write_text(text, encoding="utf-8")
+
+
+def tests_that_fail(copy: Copy, test_file: str, speed: str, known: list[str], end: float) -> Iterator[str]:
+    """One after the other; a test that fails without the defect is left out, and one that is too late as well."""
+    left_out = [f"--deselect={test}" for test in known if "::" in test]
+    while time.monotonic() < end:
+        status, said = copy.pytest(
+            test_file, "-m", speed, "-x", "-o", "timeout=60", *left_out, seconds=max(1, end - time.monotonic())
+        )
+        found = failed(said)
+        yield from found
+        if status == 0 or not found:
+            return
+        left_out += [f"--deselect={test}" for test in found]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--seconds", type=float, default=120, help="of quick tests for one defect, and of slow ones")
+    parser.add_argument("--quick", action="store_true", help="leave the slow tests out")
+    options = parser.parse_args()
+    chosen = [
+        each for each in defects() if not options.names or any(fnmatch.fnmatch(each.name, one) for one in options.names)
+    ]
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        scratch = Path(folder)
+        clean = Copy(scratch / "clean")
+        copies = [Copy(scratch / f"copy-{number}") for number in range(AT_ONCE)]
+        for each in chosen:
+            each.applied((clean.folder / each.file).read_text(encoding="utf-8"))
+        left = chosen
+        for speed in (QUICK,) if options.quick else (QUICK, SLOW):
+            print(f"What the {'quick' if speed == QUICK else 'slow'} tests run:", flush=True)
+            seen = seen_by_tests(copies, speed, scratch)
+            left = still_there(left, copies, clean, seen, speed, options.seconds)
+    minutes = (time.monotonic() - begin) / 60
+    print(f"{len(chosen) - len(left)} of {len(chosen)} defects are caught, {minutes:.0f} minutes")
+    for each in left:
+        print(f"  not caught: {each.name} ({each.file}): {each.why}")
+    return bool(left)
+
+
+def still_there(left, copies, clean, seen, speed, seconds) -> list[Defect]:
+    """The defects that no test of this speed has caught; says of each which test did, or how many files were asked."""
+    survivors: list[Defect] = []
+
+    def look(copy: Copy, defect: Defect) -> None:
+        begin = time.monotonic()
+        test = caught_by(defect, copy, clean, seen, speed, seconds)
+        if not test:
+            survivors.append(defect)
+        took = time.monotonic() - begin
+        print(f"{'caught' if test else 'NOT CAUGHT':10} {defect.name} {took:.0f} s  {test}", flush=True)
+
+    in_copies(copies, left, look)
+    return survivors
+
+
+if __name__ == "__main__":
+    sys.exit(main())
