@@ -29,8 +29,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import coverage
-
 HOME = Path(__file__).parent.parent
 AT_ONCE = 2
 """So many copies, each with a defect of its own, as this many cores have."""
@@ -112,6 +110,8 @@ def failed(said: str) -> list[str]:
 
 def coverage_of(copy: Copy, test_file: str, speed: str, scratch: Path) -> Seen:
     """Run one file of tests, with coverage of all processes that it starts."""
+    import coverage  # Installed by `make test-defects` alone.
+
     data = scratch / hashlib.sha256(f"{test_file} {speed}".encode()).hexdigest()[:12]
     data.mkdir()
     settings = data / "settings"
