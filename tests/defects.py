@@ -11,6 +11,7 @@ then, for what is still there, the slow ones. A test that fails has caught it if
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fnmatch
 import hashlib
 import json
@@ -25,6 +26,7 @@ import tempfile
 import threading
 import time
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,33 +125,35 @@ def coverage_of(copy: Copy, test_file: str, speed: str, scratch: Path) -> Seen:
     begin = time.monotonic()
     _, said = copy.pytest(test_file, "-m", speed, seconds=1_200, path=str(data), COVERAGE_PROCESS_START=str(settings))
     seen = Seen(time.monotonic() - begin, failed(said))
-    whole = coverage.CoverageData(str(data / "all"))
+    lines: dict[str, set[int]] = defaultdict(set)
     for part in data.glob("lines.*"):
         one = coverage.CoverageData(str(part))
-        one.read()
-        whole.update(one)
-    for file in whole.measured_files():
-        if lines := whole.lines(file):
-            seen.lines[str(Path(file).relative_to(copy.folder))] = sorted(lines)
-    shutil.rmtree(data)
+        with contextlib.suppress(coverage.exceptions.DataError):  # Of a process that was killed as it wrote.
+            one.read()
+            for file in one.measured_files():
+                lines[str(Path(file).relative_to(copy.folder))] |= set(one.lines(file) or ())
+    seen.lines = {file: sorted(run) for file, run in lines.items() if run}
+    shutil.rmtree(data, ignore_errors=True)
     return seen
 
 
 def seen_by_tests(copies: list[Copy], speed: str, scratch: Path) -> dict[str, Seen]:
-    """What each test file runs, by its path. Kept beside the repository's own data until a line of either changes."""
+    """What each test file runs, by its path; kept in .defects until a line of dlearn or of a test changes."""
     test_files = sorted(str(path.relative_to(HOME)) for path in (HOME / "tests").glob("test_*.py"))
     kept = HOME / ".defects" / f"{speed.replace(' ', '_')}-{state()}.json"
-    if kept.exists():
-        return {name: Seen(**each) for name, each in json.loads(kept.read_text()).items()}
-    found: dict[str, Seen] = {}
+    kept.parent.mkdir(exist_ok=True)
+    before = json.loads(kept.read_text()) if kept.exists() else {}
+    found = {name: Seen(**each) for name, each in before.items()}
+    keep = threading.Lock()
 
     def look(copy: Copy, test_file: str) -> None:
-        found[test_file] = coverage_of(copy, test_file, speed, scratch)
-        print(f"  {len(found)} of {len(test_files)}: {test_file} {found[test_file].seconds:.0f} s", flush=True)
+        seen = coverage_of(copy, test_file, speed, scratch)
+        with keep:
+            found[test_file] = seen
+            kept.write_text(json.dumps({name: vars(each) for name, each in found.items()}))
+            print(f"  {len(found)} of {len(test_files)}: {test_file} {seen.seconds:.0f} s", flush=True)
 
-    in_copies(copies, test_files, look)
-    kept.parent.mkdir(exist_ok=True)
-    kept.write_text(json.dumps({name: vars(each) for name, each in found.items()}))
+    in_copies(copies, [each for each in test_files if each not in found], look)
     return found
 
 
