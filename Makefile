@@ -23,7 +23,7 @@ test: .venv/.test  ## run the quick tests
 test-all: test .venv/.test-all  ## run all tests, the slow ones too
 	$(call with_times,$(pytest) -m "slow and not alone" -n 2 --dist worksteal && $(pytest) -m "slow and alone")
 
-test-defects: .venv/.test-defects  ## put one deliberate defect after the other into a copy, and see which test tells
+test-defects: .venv/.test .venv/.test-all  ## put one deliberate defect after the other into a copy: does a test tell?
 	.venv/bin/python tests/defects.py
 
 test-torch:  ## run the quick tests with another torch, in a .venv of its own: make test-torch VERSION=2.11.0
@@ -114,8 +114,6 @@ end = echo "$$(($$(date +%s) - $$(cat .venv/.unfinished)))" > $@; rm .venv/.unfi
 .venv/.test: packages = -e ".[notebook,mpi]" --group test
 .venv/.test-all: what = JupyterLab, a browser's driver, other people's programs (140 MB to fetch)
 .venv/.test-all: packages = -e ".[lab,mpi]" --group test-all
-.venv/.test-defects: what = JupyterLab, a browser's driver, what counts the lines that a test runs (140 MB to fetch)
-.venv/.test-defects: packages = -e ".[lab,mpi]" --group test-defects
 .venv/.check: what = ruff and mypy (27 MB to fetch)
 .venv/.check: packages = --group check
 .venv/.notebooks: what = what executes notebooks (45 MB to fetch)
@@ -125,7 +123,7 @@ end = echo "$$(($$(date +%s) - $$(cat .venv/.unfinished)))" > $@; rm .venv/.unfi
 .venv/.bench: what = what the benchmarks compare with (21 MB to fetch)
 .venv/.bench: packages = --group bench
 
-.venv/.lab .venv/.test .venv/.test-all .venv/.test-defects .venv/.check .venv/.notebooks .venv/.site .venv/.bench: .venv/.demo
+.venv/.lab .venv/.test .venv/.test-all .venv/.check .venv/.notebooks .venv/.site .venv/.bench: .venv/.demo
 	@echo "Adding to .venv: $(what)"
 	@$(begin)
 	@$(pip_install) $(packages)

@@ -4,21 +4,19 @@
     python tests/defects.py NAME ...      those of these names (PATTERN* too)
 
 A defect is a text that stands once in a file of the last commit, and what stands there instead. Tried are the test
-files that run its lines, as coverage saw it: first the quick tests of those that see most of the file for their time,
+files that call its function, in any process: first the quick tests of those that see most of its file for their time,
 then, for what is still there, the slow ones. A test that fails has caught it if it passes without the defect.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import fnmatch
 import hashlib
 import json
 import os
 import queue
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -30,6 +28,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import CodeType
 
 HOME = Path(__file__).parent.parent
 AT_ONCE = 2
@@ -41,7 +40,7 @@ QUICK, SLOW = "not slow", "slow"
 class Defect:
     """A text that stands once in a file, and what stands there instead; `why` says what a user would see.
 
-    `read_by` is the module that reads the file, where that is none of Python, which coverage does not see.
+    `read_by` is the module that reads the file, where that is none of Python.
     """
 
     name: str
@@ -55,21 +54,25 @@ class Defect:
         assert text.count(self.was) == 1, f"{self.name}: its text stands {text.count(self.was)} times in {self.file}"
         return text.replace(self.was, self.becomes)
 
-    def lines(self, text: str) -> set[int]:
-        first = text[: text.index(self.was)].count("\n") + 1
-        return set(range(first, first + self.was.count("\n") + 1))
+    def function(self, text: str) -> int:
+        """The first line of the innermost function around it, 1 for the module's own lines."""
+        line = text[: text.index(self.was)].count("\n") + 1
+        inside = [compile(text, self.file, "exec")] if self.file.endswith(".py") else []
+        for code in inside:
+            inside += [each for each in code.co_consts if isinstance(each, CodeType)]
+        return max((c.co_firstlineno for c in inside if any(at == line for *_, at in c.co_lines())), default=1)
 
 
 @dataclass
 class Seen:
-    """What a test file runs: seconds, the tests that fail without any defect, and the lines of each file of dlearn."""
+    """What a test file calls: its seconds, the tests that fail without any defect, and functions of dlearn by file."""
 
     seconds: float = 0.0
     failing: list[str] = field(default_factory=list)
-    lines: dict[str, list[int]] = field(default_factory=dict)
+    functions: dict[str, list[int]] = field(default_factory=dict)
 
     def share(self, file: str) -> float:
-        return len(self.lines.get(file, ())) / (1 + sum(map(len, self.lines.values())))
+        return len(self.functions.get(file, ())) / (1 + sum(map(len, self.functions.values())))
 
 
 def defects() -> list[Defect]:
@@ -107,38 +110,45 @@ def failed(said: str) -> list[str]:
     return re.findall(r"^(?:FAILED|ERROR) (tests/\S+?\.py(?:::.*?)?)(?: - .*)?$", said, re.MULTILINE)
 
 
-# What each test file runs.
+# What each test file calls.
+
+TRACER = """
+import os, sys, threading
+home, seen = {home!r}, set()
+
+def note(frame, event, argument):
+    code = frame.f_code
+    if code.co_filename.startswith(home) and code not in seen:
+        seen.add(code)
+        with open({told!r}, "a") as file:
+            file.write(f"{{os.path.relpath(code.co_filename, home)}} {{code.co_firstlineno}} {{code.co_name}}\\n")
+
+sys.settrace(note)
+threading.settrace(note)
+"""
+"""Tells of each function at once when it is first called, since a rank may be killed. It follows forks, and all that
+Python starts; not the threads that C++ starts for a backward pass."""
 
 
-def coverage_of(copy: Copy, test_file: str, speed: str, scratch: Path) -> Seen:
-    """Run one file of tests, with coverage of all processes that it starts."""
-    import coverage  # Installed by `make test-defects` alone.
-
-    data = scratch / hashlib.sha256(f"{test_file} {speed}".encode()).hexdigest()[:12]
-    data.mkdir()
-    settings = data / "settings"
-    settings.write_text(
-        f"[run]\nsource = {copy.folder}/dlearn\nparallel = true\ndata_file = {data}/lines\n"
-        "sigterm = true\npatch = _exit\ndisable_warnings = no-data-collected,module-not-imported\n"
-    )
-    (data / "sitecustomize.py").write_text("import coverage\ncoverage.process_startup()\n")
+def calls_of(copy: Copy, test_file: str, speed: str, scratch: Path) -> Seen:
+    """Run one file of tests, and note what is called in all processes that it starts."""
+    own = scratch / hashlib.sha256(f"{test_file} {speed}".encode()).hexdigest()[:12]
+    own.mkdir()
+    told = own / "told"
+    told.touch()
+    (own / "sitecustomize.py").write_text(TRACER.format(home=f"{copy.folder}/", told=str(told)))
     begin = time.monotonic()
-    _, said = copy.pytest(test_file, "-m", speed, seconds=1_200, path=str(data), COVERAGE_PROCESS_START=str(settings))
-    seen = Seen(time.monotonic() - begin, failed(said))
-    lines: dict[str, set[int]] = defaultdict(set)
-    for part in data.glob("lines.*"):
-        one = coverage.CoverageData(str(part))
-        with contextlib.suppress(coverage.exceptions.DataError):  # Of a process that was killed as it wrote.
-            one.read()
-            for file in one.measured_files():
-                lines[str(Path(file).relative_to(copy.folder))] |= set(one.lines(file) or ())
-    seen.lines = {file: sorted(run) for file, run in lines.items() if run}
-    shutil.rmtree(data, ignore_errors=True)
-    return seen
+    _, said = copy.pytest(test_file, "-m", speed, seconds=1_200, path=str(own))
+    functions: dict[str, set[int]] = defaultdict(set)
+    for line in told.read_text().splitlines():
+        file, at, name = line.split(" ")
+        if file.startswith("dlearn/") and name != "<module>":
+            functions[file].add(int(at))
+    return Seen(time.monotonic() - begin, failed(said), {file: sorted(each) for file, each in functions.items()})
 
 
 def seen_by_tests(copies: list[Copy], speed: str, scratch: Path) -> dict[str, Seen]:
-    """What each test file runs, by its path; kept in .defects until a line of dlearn or of a test changes."""
+    """What each test file calls, by its path; kept in .defects until a line of dlearn or of a test changes."""
     test_files = sorted(str(path.relative_to(HOME)) for path in (HOME / "tests").glob("test_*.py"))
     kept = HOME / ".defects" / f"{speed.replace(' ', '_')}-{state()}.json"
     kept.parent.mkdir(exist_ok=True)
@@ -147,7 +157,7 @@ def seen_by_tests(copies: list[Copy], speed: str, scratch: Path) -> dict[str, Se
     keep = threading.Lock()
 
     def look(copy: Copy, test_file: str) -> None:
-        seen = coverage_of(copy, test_file, speed, scratch)
+        seen = calls_of(copy, test_file, speed, scratch)
         with keep:
             found[test_file] = seen
             kept.write_text(json.dumps({name: vars(each) for name, each in found.items()}))
@@ -190,11 +200,16 @@ def in_copies(copies, tasks, work) -> None:
 
 
 def test_files_for(defect: Defect, text: str, seen: dict[str, Seen]) -> list[str]:
-    """The test files that run a line of the defect; first those that see most of its file for their time."""
+    """The test files that call something of the defect's file: first those that call its function, and of these those
+    that see most of the file for their time."""
     file = defect.read_by or defect.file
-    lines = set() if defect.read_by else defect.lines(text)
-    run = [name for name, each in seen.items() if file in each.lines and (not lines or lines & set(each.lines[file]))]
-    return sorted(run, key=lambda name: seen[name].seconds * (1 - seen[name].share(file)) ** 8)
+    function = defect.function(text)
+
+    def order(name: str) -> tuple[bool, float]:
+        each = seen[name]
+        return function not in each.functions[file], each.seconds * (1 - each.share(file)) ** 8
+
+    return sorted((name for name, each in seen.items() if file in each.functions), key=order)
 
 
 def caught_by(defect: Defect, copy: Copy, clean: Copy, seen: dict[str, Seen], speed: str, seconds: float) -> str:
@@ -247,7 +262,7 @@ def main() -> int:
             each.applied((clean.folder / each.file).read_text(encoding="utf-8"))
         left = chosen
         for speed in (QUICK,) if options.quick else (QUICK, SLOW):
-            print(f"What the {'quick' if speed == QUICK else 'slow'} tests run:", flush=True)
+            print(f"What the {'quick' if speed == QUICK else 'slow'} tests call:", flush=True)
             seen = seen_by_tests(copies, speed, scratch)
             left = still_there(left, copies, clean, seen, speed, options.seconds)
     minutes = (time.monotonic() - begin) / 60
