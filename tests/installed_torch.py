@@ -6,12 +6,11 @@ import inspect
 import json
 import re
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -69,17 +68,6 @@ def gloo_takes_complex_numbers() -> bool:
         return got
 
     return on_two_ranks(broadcast) is not None
-
-
-def on_gloo(workloads: Iterable[Callable[[], object]]) -> list[Any]:
-    """The cases of a test that runs each of `workloads.truth` on gloo."""
-    import pytest  # Not above: ranks import this file, too.
-
-    lacks = pytest.mark.skipif(not gloo_sends_lists_to_all(), reason="gloo of this torch has no all_to_all of lists")
-    return [
-        pytest.param(each, id=each.__name__, marks=[lacks] if each.__name__ == "lists_to_all" else [])
-        for each in workloads
-    ]
 
 
 @cache

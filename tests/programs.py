@@ -80,10 +80,6 @@ def swap_sizes() -> None:
         work.wait()
 
 
-def sum_of_ones() -> None:
-    dist.all_reduce(torch.ones(4))
-
-
 def sum_of_different_sizes() -> None:
     """Rank 0 has half as much as the others: gloo ends the process whose buffer is too small."""
     dist.all_reduce(torch.ones(100 if dist.get_rank() else 50))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import pickle
 import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -28,10 +29,17 @@ class Recorder:
         """Return the trace of `program` on these ranks; a program that fails has one, too."""
         return self.load(self.folder(program, ranks, **options))
 
-    def folder(
-        self, program: Callable[..., object], ranks: int | Sequence[str] = 2, *, arguments: tuple = (), **options: Any
-    ) -> Path:
+    def folder(self, program: Callable[..., object], ranks: int | Sequence[str] = 2, **options: Any) -> Path:
         """Return the folder of its trace; copy it before you change a file. Options are those of Cluster."""
+        return Path((self._home(program, ranks, **options) / "folder").read_text())
+
+    def results(self, program: Callable[..., object], ranks: int | Sequence[str] = 2, **options: Any) -> dict[Any, Any]:
+        """Return what it returned on each rank."""
+        return pickle.loads((self._home(program, ranks, **options) / "results").read_bytes())
+
+    def _home(
+        self, program: Callable[..., object], ranks: int | Sequence[str], *, arguments: tuple = (), **options: Any
+    ) -> Path:
         name = "-".join(map(str, [program.__module__, program.__name__, ranks, *arguments, *options.items()]))
         home = self.home / "".join(letter if letter.isalnum() else "_" for letter in name)
         home.mkdir(parents=True, exist_ok=True)
@@ -40,8 +48,9 @@ class Recorder:
             if not (home / "folder").exists():
                 with contextlib.chdir(home):
                     run = Cluster(ranks, **options).run(_Quiet(program), *arguments, timeout=100, check=False)
+                (home / "results").write_bytes(pickle.dumps(run.results))
                 (home / "folder").write_text(str(run.folder / "trace"))
-        return Path((home / "folder").read_text())
+        return home
 
 
 class _Quiet:

@@ -1,128 +1,141 @@
-"""The four algorithms: right to the bit, in the steps and bytes of theory, and clear about what they cannot do."""
+"""The four algorithms: right to the bit, in the steps and bytes of theory, and clear about what they cannot do.
+
+And the ring as a backend of torch: programs run on it unchanged, and every step is seen.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
+from pathlib import Path
 
 import glass_box
+import programs
 import pytest
 import torch
+import torch.distributed as dist
+import workloads
+from hanging import end_when, in_calls
 
-from dlearn import Cluster, messages, operations
+from dlearn import Cluster, Trace, messages, operations
 from dlearn.analysis import reconcile
-from dlearn.errors import RankError
-from dlearn.lessons.trees_and_rings import cost, cost_seen
+from dlearn.errors import RankError, SetupError
+from dlearn.lessons import trees_and_rings
+from dlearn.trace.event import Collective
 
-pytestmark = pytest.mark.usefixtures("own_folder")
-
-RANKS = [1, 2, 3, 4, 5, 6]
-
-
-@pytest.mark.parametrize("ranks", RANKS)
-def test_all_reduce(ranks):
-    """Twice: the results of all ranks and of both runs are equal in every bit; the ring's are gloo's."""
-    once, again = (Cluster(ranks).run(glass_box.all_reduce_everything, glass_box.SIZES).results for _ in range(2))
-    for (name, size), (equal, close, result) in once[0].items():
-        assert close, (name, size)
-        if name == "ring" and ranks <= 4:
-            assert equal, (name, size)
-        for results in (once, again):
-            assert all(torch.equal(results[rank][name, size][2], result) for rank in range(ranks)), (name, size)
+RING = {"backend": "dlearn_ring"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_the_ring_is_gloos_to_the_bit_for_large_tensors(ranks):
-    results = Cluster(ranks).run(glass_box.all_reduce_everything, [262_144, 6_553_600]).results
-    assert {results[rank]["ring", size][0] for rank in range(ranks) for size in (262_144, 6_553_600)} == {True}
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 5])
+def test_results_are_right_to_the_bit_in_the_steps_and_bytes_of_theory(ranks, recorded):
+    """960 items of 4 B can be cut evenly by 2 to 5, and by gloo into 2 segments for each."""
+    assert [wrong for wrong, _ in recorded.results(glass_box.everything, ranks=ranks).values()] == [[]] * ranks
+    trace = recorded(glass_box.everything, ranks=ranks)
+    assert ranks == 1 or reconcile(trace).exact
+    for name, operation in zip(glass_box.ALGORITHMS, operations(trace.within("960 items")), strict=True):
+        if ranks > 1:
+            cost = trees_and_rings.cost(name, ranks, 3840)
+            assert trees_and_rings.cost_seen(operation) == cost, name
+            numbers = {each.step for each in messages(trace) if each.operation.seq == operation.seq}
+            assert len(numbers) == cost.steps or name in ("tree", "star"), name
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5])
-def test_the_other_collectives(ranks):
-    run = Cluster(ranks).run(glass_box.the_others)
-    assert run.results == {rank: [] for rank in range(ranks)}
-    assert reconcile(run.trace).exact
-
-
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_any_type_shape_and_operation(ranks):
-    assert Cluster(ranks).run(glass_box.any_tensor).results == {rank: [] for rank in range(ranks)}
-
-
-def test_what_cannot_be_carried_is_refused_before_anything_is_sent():
-    said = Cluster(3).run(glass_box.refused, timeout=60).results[1]
-    assert said == {
-        "sparse": "glass-box collectives carry dense tensors on the CPU, not a torch.sparse_coo one on cpu;"
-        " use torch's own collective.",
+def test_what_cannot_be_carried_is_refused_before_anything_is_sent(recorded):
+    carries = "glass-box collectives carry dense tensors on the CPU, not a torch."
+    assert recorded.results(glass_box.everything, ranks=3)[1][1] == {
+        "sparse": f"{carries}sparse_coo one on cpu; use torch's own collective.",
         "expanded": "an expanded tensor has several items in one place of memory: call .contiguous() first.",
-        "meta": "glass-box collectives carry dense tensors on the CPU, not a torch.strided one on meta;"
-        " use torch's own collective.",
+        "meta": f"{carries}strided one on meta; use torch's own collective.",
         "mean of integers": "glass-box collectives know no AVG of torch.int32.",
-        "bits of floats": "glass-box collectives know no BAND of torch.float32.",
         "order of complex": "glass-box collectives know no MAX of torch.complex64.",
-        "output": "with 3 ranks the large tensor has 3 times the items of the small one, not 13 and 4.",
         "input": "with 3 ranks the large tensor has 3 times the items of the small one, not 11 and 4.",
         "types": "all tensors of a collective have one type, not ['torch.float64', 'torch.float32'].",
         "root": "the root is a rank of the group, 0 to 2, not 3.",
     }
 
 
-def test_a_group_that_leaves_a_rank_out():
-    """1 + 3 = 4, then 4 + 4, and so on through four algorithms: 4 x 2 x 2 x 2."""
-    assert Cluster(3).run(glass_box.in_a_part_of_the_ranks).results == {0: [32.0] * 3, 1: [2.0] * 3, 2: [32.0] * 3}
-
-
-# What is seen of them -------------------------------------------------------------------------------------------------
-
-
-def one_of_each(size: int) -> None:
-    for algorithm in glass_box.ALGORITHMS.values():
-        algorithm.all_reduce(torch.ones(size))
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 6])
-def test_steps_and_bytes_are_those_of_theory(ranks):
-    """960 items of 4 B can be cut evenly by 2 to 6, and by gloo into 2 segments for each."""
-    trace = Cluster(ranks).run(one_of_each, 960).trace
-    for name, operation in zip(glass_box.ALGORITHMS, operations(trace), strict=True):
-        assert cost_seen(operation) == cost(name, ranks, 3840), name
-    assert reconcile(trace).exact
-
-
-def test_each_step_says_which_part_it_carries():
+def test_each_step_says_which_part_it_carries_and_is_counted_once(recorded):
     """Ring on 4 ranks, 16 items: chunks of 4 items. In step 0 rank r sends chunk r+1, in step 3 chunk r, complete."""
-    run = Cluster(4).run(one_of_each, 16)
-    [operation] = [each for each in operations(run.trace) if each.seq == 1]
-    assert operation.op == "all_reduce"
-    assert len(operation.steps) == 4 * 6
-    sent = {
-        (m.step, m.src): (m.dst, m.offset_bytes, m.payload_bytes, m.whole_bytes)
-        for m in messages(run.trace)
-        if m.operation.seq == 1
-    }
+    trace = recorded(glass_box.everything, ranks=4).within("16 items")
+    operation, *others = operations(trace)
+    assert (operation.op, len(operation.steps), len(others)) == ("all_reduce", 4 * 6, 3)
+    found = [each for each in messages(trace) if each.operation.seq == operation.seq]
+    assert {message.how for message in found} == {"observed"}
+    sent = {(m.step, m.src): (m.dst, m.offset_bytes, m.payload_bytes, m.whole_bytes) for m in found}
     assert [sent[0, rank] for rank in range(4)] == [(3, 16, 16, 64), (0, 32, 16, 64), (1, 48, 16, 64), (2, 0, 16, 64)]
     assert [sent[3, rank] for rank in range(4)] == [(3, 0, 16, 64), (0, 16, 16, 64), (1, 32, 16, 64), (2, 48, 16, 64)]
-    assert {message.how for message in messages(run.trace)} == {"observed"}
+    assert sum(each.payload_bytes for each in found) == 4 * 96, "2 x 3/4 x 64 B of each rank"
 
 
-def test_a_step_is_counted_once():
-    """The outer operation and its sends are one thing: 2 x 3/4 x 64 B for each rank of the ring."""
-    run = Cluster(4).run(one_of_each, 16)
-    by_operation = Counter()
-    for message in messages(run.trace):
-        by_operation[message.operation.seq] += message.payload_bytes
-    assert by_operation[1] == 4 * 96
-    assert len(operations(run.trace)) == 4
+# As a backend ---------------------------------------------------------------------------------------------------------
 
 
-# A peer that is gone --------------------------------------------------------------------------------------------------
+def test_every_workload_runs_on_the_ring_and_is_counted_to_the_byte(recorded):
+    """PowerSGD calls collectives from the callbacks of others; FSDP2, DTensor and ZeRO use most of torch.
+
+    torch itself refuses a monitored barrier on any backend but gloo.
+    """
+    trace = recorded(workloads.every, arguments=("monitored_barrier",), **RING)
+    seen = Counter(each.op for each in trace.where(rank=0).of(Collective))
+    assert seen["all_reduce"] > 20
+    assert reconcile(trace).exact
+    assert messages(trace).unexplained == ()
+    assert trace.problems == ()
+    names = {workload.__name__ for workload in workloads.truth}
+    assert names - set(trace.spans) == {"monitored_barrier"}
 
 
-def test_a_peer_that_dies_in_the_middle_of_a_ring_is_named():
+def test_ddp_on_the_ring_is_ddp_on_gloo_to_the_bit_and_steps_stand_inside_their_operation(recorded):
+    gloos, ring = (recorded.results(programs.train_ddp, ranks=3, arguments=(4,), **way) for way in ({}, RING))
+    for rank in range(3):
+        assert all(torch.equal(*pair) for pair in zip(gloos[rank], ring[rank], strict=True))
+    trace = recorded(programs.train_ddp, ranks=3, arguments=(4,), **RING)
+    first = next(each for each in operations(trace) if each.op == "all_reduce")
+    assert first.group.backend == "dlearn_ring"
+    assert first.what.startswith("gradient of bucket 0: ")
+    assert {(end.launcher, end.phase) for end in first.ends} == {("reducer", "backward")}
+    assert {Path(end.site.split(":")[0]).name for end in first.ends} == {"programs.py"}
+    # 2 (n-1) steps on each of 3 ranks, through an inner group over gloo.
+    assert len(first.steps) == 12
+    assert {(step.group.backend, step.group.name) for step in first.steps} == {("gloo", "0 steps")}
+    assert [process.groups["0 steps"].within for process in trace.processes] == ["0", "0", "0"]
+    assert {message.how for message in messages(trace) if message.op == "all_reduce"} == {"observed"}
+
+
+def groups_of_its_own() -> tuple[list[object], Path]:
+    """Three times: works and futures, an operation that it refuses, and a recording that begins late."""
+    import dlearn.collectives
+
+    for turn in range(3):
+        dist.init_process_group("dlearn_ring")
+        works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(3)]
+        done = [works[0].wait(), works[1].get_future().wait()[0].tolist(), works[2].wait() and works[2].is_completed()]
+        try:
+            dist.all_reduce(torch.ones(3, dtype=torch.int32), op=dist.ReduceOp.AVG)
+        except SetupError as error:
+            done.append(str(error))
+        with dlearn.record(f"late {turn}"):
+            dist.all_reduce(torch.ones(10))
+        dist.destroy_process_group()
+    done += [thread.name for thread in threading.enumerate() if "dlearn_ring" in thread.name]
+    return done, Path.cwd()
+
+
+def test_work_futures_late_recordings_and_groups_made_again(recorded):
+    done, folder = recorded.results(groups_of_its_own, init=False, record=False)[0]
+    assert done == [True, [2.0] * 3, True, "glass-box collectives know no AVG of torch.int32."], "no thread is left"
+    for turn in range(3):
+        trace = Trace.load(folder / f"late {turn}")
+        assert [len(operation.steps) for operation in operations(trace)] == [4]
+        assert reconcile(trace).exact
+
+
+def test_different_sizes_hang_and_a_rank_that_dies_is_named(own_folder):
+    """gloo would end the process: here such messages never meet."""
+    run = end_when(in_calls(1, 1), Cluster(2, **RING), programs.sum_of_different_sizes)
+    assert "the ranks called it with different sizes: 200, 400 B" in run.error.what
     with pytest.raises(RankError) as caught:
-        Cluster(4).run(glass_box.die_in_the_middle, timeout=60)
-    assert caught.value.rank == 2
-    told = caught.value.what.splitlines()
-    assert told[0] == "rank 2 died: it exited with code 7 inside its function"
-    assert "PeerError: ring all_reduce, step 1: " in told[1]
-    assert "rank 2" in told[1]
+        Cluster(3, **RING).run(programs.all_reduce_then, "exit", timeout=60)
+    assert caught.value.rank == 1
+    assert "rank 1 died: it exited with code 3" in caught.value.what
+    assert "PeerError: " in caught.value.what

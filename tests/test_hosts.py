@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from hosts import ADDRESSES, AHEAD_SECONDS, two_hosts, why_not
 
-from dlearn import explain
+from dlearn import Trace, explain
 from dlearn.trace.event import PointToPoint
-from dlearn.trace.trace import Trace
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 SCRIPT = Path(__file__).parent / "scripts" / "ddp.py"
@@ -42,13 +41,13 @@ def folder(tmp_path_factory):
     return home
 
 
-def own_files(folder: Path, host: str) -> list[Path]:
-    return sorted(folder.glob(f"{host}-*.jsonl"))
+@pytest.fixture(scope="module")
+def trace(folder):
+    return Trace.load(folder / "a")
 
 
-def test_the_offset_is_found_within_its_bound(folder):
+def test_the_offset_is_found_within_its_bound(trace):
     """The clock of nodeB is ahead by exactly 777 s, because the kernel was told so."""
-    trace = Trace.load(folder / "a")
     assert trace.problems == ()
     clocks = {process.header.host: process.clock for process in trace.processes}
     assert clocks["nodeA"].offset_ns == 0
@@ -58,36 +57,24 @@ def test_the_offset_is_found_within_its_bound(folder):
     assert re.search(r"2 clocks: nodeB's is moved by -77[67]\.\d+ s, give or take [\d.,]+ us", str(explain(trace)))
 
 
-def test_the_bound_is_smaller_than_the_way_of_a_message(folder):
-    trace = Trace.load(folder / "a")
+def test_the_bound_is_smaller_than_the_way_of_a_message_and_bytes_are_explained(trace):
     bound = next(process.clock.error_ns for process in trace.processes if process.clock.error_ns)
-    took = []
-    for match in trace.matches:
-        if isinstance(match.ends[0], PointToPoint):
-            send, recv = match.ends
-            took.append(recv.end_ns - send.start_ns)
+    points = [match.ends for match in trace.matches if isinstance(match.ends[0], PointToPoint)]
+    took = [recv.end_ns - send.start_ns for send, recv in points]
     assert len(took) == 50
     assert bound < statistics.median(took)
     assert min(took) > -bound, "no arrow runs backwards by more than the bound"
+    assert "residue 0 B" in str(explain(trace))
 
 
-def test_rank_0_has_all_files_and_they_are_the_same(folder):
-    theirs = own_files(folder / "b", "nodeB")
-    assert len(theirs) == 2
-    assert len(own_files(folder / "a", "nodeA")) == 2
+def test_rank_0_has_all_files_folders_are_merged_and_who_is_missing_is_named(folder):
+    theirs, ours = list(folder.glob("b/nodeB-*.jsonl")), list(folder.glob("a/nodeA-*.jsonl"))
+    assert (len(theirs), len(ours)) == (2, 2)
     for path in theirs:
         assert (folder / "a" / path.name).read_bytes() == path.read_bytes()
-
-
-def test_hosts_folders_are_merged_and_who_is_missing_is_named(folder):
     merged = Trace.load(folder / "b", folder / "a")
     assert (len(merged.processes), merged.problems) == (4, ())
     (problem,) = Trace.load(folder / "b").problems
     assert "those of ranks 0, 1 are missing" in problem
-    for path in own_files(folder / "a", "nodeA"):
+    for path in ours:
         assert f"{path} on host nodeA" in problem
-
-
-def test_bytes_on_the_wire_are_explained_across_hosts(folder):
-    sentences = str(explain(Trace.load(folder / "a")))
-    assert "residue 0 B" in sentences

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from datetime import timedelta
+from pathlib import Path
 
 import programs
 import pytest
@@ -12,14 +11,12 @@ import torch
 import torch.distributed as dist
 
 import dlearn
-from dlearn import Cluster, Trace, span
+from dlearn import Cluster, Trace, messages, span
 from dlearn.analysis import reconcile
 from dlearn.errors import SetupError
-from dlearn.hooks.network import sockets
-from dlearn.hooks.network.sockets import Sockets
 from dlearn.trace.event import Counters
 
-pytestmark = pytest.mark.usefixtures("own_folder")
+kept: list[object] = []
 
 
 def two_groups_and_the_store() -> None:
@@ -30,21 +27,23 @@ def two_groups_and_the_store() -> None:
     store.set(f"large {dist.get_rank()}", "x" * 1_000_000)
     if dist.get_rank() != 1:
         dist.all_reduce(torch.ones(1000), group=pair)
+        half = torch.ones(2)
+        dist.send(half, 2, pair) if dist.get_rank() == 0 else dist.recv(half, 0, pair)
     dist.all_reduce(torch.ones(50), group=everybody)
 
 
-def test_groups_have_their_own_connections_and_the_store_is_not_counted():
-    run = Cluster(3).run(two_groups_and_the_store)
-    found = reconcile(run.trace)
-    seen = {process.rank: process.sockets.values() for process in run.trace.processes}
+def test_groups_have_their_own_connections_and_the_store_is_not_counted(recorded):
+    trace = recorded(two_groups_and_the_store, ranks=3)
+    found = reconcile(trace)
+    seen = {process.rank: process.sockets.values() for process in trace.processes}
     assert {rank: len(sockets) for rank, sockets in seen.items()} == {0: 5, 1: 4, 2: 5}
     assert {each.group for each in seen[1]} == {"0", "2"}
     assert all(each.local.startswith("127.0.0.1 ") for each in seen[0])
-    assert {(pair.group, pair.src, pair.dst) for pair in found.whole.pairs if pair.payload_bytes > 1000} == {
-        ("1", 0, 2),
-        ("1", 2, 0),
-    }
+    large = {(pair.group, pair.src, pair.dst) for pair in found.whole.pairs if pair.payload_bytes > 1000}
+    assert large == {("1", 0, 2), ("1", 2, 0)}
     assert found.exact
+    (sent,) = [each for each in messages(trace) if each.op == "send"]
+    assert (sent.src, sent.dst, sent.payload_bytes, sent.how) == (0, 2, 8, "observed"), "ranks of the job"
 
 
 def meet() -> None:
@@ -55,6 +54,8 @@ def meet() -> None:
 
 
 def init_destroy_init() -> None:
+    # A store of the program's own, and a connection to this machine that is none between ranks.
+    kept.append(dist.TCPStore("127.0.0.1", 0, 1, is_master=True))
     for size in (10, 1000):
         dist.init_process_group("gloo")
         with span("sum"):
@@ -63,35 +64,35 @@ def init_destroy_init() -> None:
         dist.destroy_process_group()
 
 
-def test_after_destroy_and_init_again_both_groups_are_counted():
+def test_after_destroy_and_init_again_both_groups_are_counted(recorded):
     """The second group has the name of the first: in the trace it is another, and counts anew."""
-    run = Cluster(2, init=False).run(init_destroy_init)
-    found = reconcile(run.trace)
-    met = [(each.group.name, each.seq, len(each.ends)) for each in run.trace.matches]
+    trace = recorded(init_destroy_init, init=False)
+    met = [(each.group.name, each.seq, len(each.ends)) for each in trace.matches]
     assert met == [("0", 1, 2), ("0~2", 1, 2)]
-    assert {pair.group for pair in found.whole.pairs} == {"0", "0~2"}
-    assert found.exact
+    assert {pair.group for pair in reconcile(trace).whole.pairs} == {"0", "0~2"}
+    assert reconcile(trace).exact
 
 
-def record_late(folder: str, groups: int) -> None:
+def record_late() -> Path:
     """Recording begins when the connections are there already, and have carried something."""
-    others = [dist.new_group() for _ in range(groups - 1)]
-    dist.all_reduce(torch.ones(1000))
-    dist.barrier()
-    with dlearn.record(folder):
-        for group in (None, *others):
-            dist.all_reduce(torch.ones(50), group=group)
-        dist.send(torch.ones(2), 1) if dist.get_rank() == 0 else dist.recv(torch.ones(2), 0)
+    for groups in (1, 3):
+        others = [dist.new_group() for _ in range(groups - 1)]
+        dist.all_reduce(torch.ones(1000))
+        dist.barrier()
+        with dlearn.record(f"of {groups}"):
+            for group in (None, *others):
+                dist.all_reduce(torch.ones(50), group=group)
+            dist.send(torch.ones(2), 1) if dist.get_rank() == 0 else dist.recv(torch.ones(2), 0)
+    return Path.cwd()
 
 
-@pytest.mark.parametrize(("groups", "names"), [(1, {"0"}), (3, {"?"})])
-def test_connections_older_than_the_recording(tmp_path, groups, names):
+def test_connections_older_than_the_recording(recorded):
     """Of several groups nobody can tell whose they are; the bytes between two ranks are exact all the same."""
-    Cluster(2, record=False).run(record_late, str(tmp_path / "trace"), groups)
-    found = reconcile(Trace.load(tmp_path / "trace"))
-    assert {pair.group for pair in found.whole.pairs} == names
-    assert len(found.whole.pairs) == 2
-    assert found.exact
+    folder = recorded.results(record_late, record=False)[0]
+    for groups, name in ((1, "0"), (3, "?")):
+        found = reconcile(Trace.load(folder / f"of {groups}"))
+        assert [pair.group for pair in found.whole.pairs] == [name, name]
+        assert found.exact
 
 
 def past_the_recorder(beside: bool) -> None:
@@ -105,13 +106,10 @@ def past_the_recorder(beside: bool) -> None:
     backend.allreduce([torch.ones(1000)]).wait()
 
 
-kept: list[object] = []
-
-
 @pytest.mark.parametrize(("beside", "handshake"), [(False, 0), (True, 8)])
-def test_what_goes_past_the_recorder_is_counted_and_said(beside, handshake):
+def test_what_goes_past_the_recorder_is_counted_and_said(beside, handshake, recorded):
     """As many bytes as the recorded call has; and 8 B that gloo writes when it connects."""
-    whole = reconcile(Cluster(2).run(past_the_recorder, beside).trace).whole
+    whole = reconcile(recorded(past_the_recorder, arguments=(beside,))).whole
     assert whole.not_seen_bytes == whole.predicted_bytes + handshake
     where = "connections of no known group" if beside else "the connections of group 0"
     assert whole.note == (
@@ -119,35 +117,26 @@ def test_what_goes_past_the_recorder_is_counted_and_said(beside, handshake):
     )
 
 
-def strangers() -> None:
-    """A store of the program's own, and a connection to this machine that is none between ranks."""
-    kept.append(dist.TCPStore("127.0.0.1", 0, 1, is_master=True))
-    dist.all_reduce(torch.ones(10))
-
-
-def test_what_a_rank_has_with_itself_is_no_message():
-    assert reconcile(Cluster(2).run(strangers).trace).exact
-
-
 def train_when_all_are_there() -> None:
     meet()  # Else a rank may talk to one that has not yet looked at its group, which then has a connection.
     programs.train_ddp(1)
 
 
-def test_connections_made_later_are_not_measured_and_not_guessed(monkeypatch):
+def test_connections_made_later_are_not_measured_and_not_guessed(monkeypatch, recorded):
     """Told to, gloo connects two ranks only when they first talk: whose connection that is, is not known here."""
     monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", "1")
-    found = reconcile(Cluster(2).run(train_when_all_are_there).trace)
+    found = reconcile(recorded(train_when_all_are_there))
     assert {pair.measured_bytes for pair in found.whole.pairs} == {None}
+    assert {each.confirmed for each in messages(recorded(train_when_all_are_there))} == {False}
     assert "not measured" in found.sentence
 
 
-def test_each_span_has_a_sample_at_both_ends():
-    run = Cluster(2).run(programs.train_ddp, 3)
-    found = reconcile(run.trace)
-    assert [(part.what, part.residue_bytes) for part in found.parts] == [(f"step {i}", 0) for i in range(3)]
+def test_each_span_has_a_sample_at_both_ends(recorded):
+    trace = recorded(programs.train_ddp, ranks=3, arguments=(4,))
+    found = reconcile(trace)
+    assert [(part.what, part.residue_bytes) for part in found.parts] == [(f"step {i}", 0) for i in range(4)]
     assert not found.intrusive
-    assert {event.still for event in run.trace.events if isinstance(event, Counters)} == {None}
+    assert {event.still for event in trace.of(Counters)} == {None}
 
 
 def overlapping() -> None:
@@ -162,98 +151,15 @@ def overlapping() -> None:
     dist.barrier()
 
 
-def test_measure_phase_counts_what_overlaps_together():
-    found = reconcile(Cluster(2, measure="phase").run(overlapping, timeout=60).trace)
+def test_measured_by_phase_what_overlaps_is_counted_together_and_by_none_nothing(recorded):
+    found = reconcile(recorded(overlapping, measure="phase"))
     assert found.exact
     assert found.intrusive
     assert all(part.residue_bytes == 0 for part in found.parts)
     assert any(part.what.startswith("barrier #4") for part in found.parts)
-
-
-def test_measure_none_reads_nothing():
-    run = Cluster(2, measure=None).run(programs.train_ddp, 1)
-    assert [list(process.sockets) for process in run.trace.processes] == [[], []]
-    assert not any(isinstance(event, Counters) for event in run.trace.events)
-    assert "not measured" in reconcile(run.trace).sentence
-
-
-def test_a_wrong_measure_is_told_before_anything_starts():
+    trace = recorded(overlapping, measure=None)
+    assert [list(process.sockets) for process in trace.processes] == [[], []]
+    assert trace.of(Counters) == []
+    assert "not measured" in reconcile(trace).sentence
     with pytest.raises(SetupError, match='measure is "span", "phase" or None, not \'all\''):
         Cluster(2, measure="all")
-
-
-# A guest --------------------------------------------------------------------------------------------------------------
-
-
-class Facts:
-    """What `Sockets` reports to."""
-
-    def __init__(self) -> None:
-        self.lines: list[object] = []
-
-    def fact(self, line: object) -> None:
-        self.lines.append(line)
-
-    def failed(self, where: str, error: Exception) -> None:
-        raise AssertionError(where) from error
-
-
-@pytest.fixture
-def connection():
-    if not os.path.exists("/proc/self/fd"):
-        pytest.skip("reads Linux's counters")
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
-        other, _ = server.accept()
-        with other:
-            yield client, other
-
-
-def test_bytes_written_are_counted_even_if_nobody_reads_them(connection):
-    """The receiver's buffer is full: what waits in the sender's kernel was written, too."""
-    client, _ = connection
-    client.setblocking(False)
-    watched = Sockets(Facts())
-    watched.watch("0")
-    number = next(i for i, each in enumerate(watched._connections) if each.fd == client.fileno())
-    before = watched.sent_bytes()[number]
-    written = 0
-    while True:
-        try:
-            written += client.send(b"x" * 65_536)
-        except BlockingIOError:
-            break
-    assert written > 100_000
-    assert watched.sent_bytes()[number] - before == written
-    assert watched.settle()
-
-
-def test_a_closed_socket_is_none_and_so_is_another_with_its_number(connection):
-    client, other = connection
-    watched = Sockets(Facts())
-    watched.watch("0")
-    number = next(i for i, each in enumerate(watched._connections) if each.fd == client.fileno())
-    descriptor = client.fileno()
-    client.close()
-    assert watched.sent_bytes()[number] is None
-    os.dup2(other.fileno(), descriptor)
-    try:
-        assert watched.sent_bytes()[number] is None
-    finally:
-        os.close(descriptor)
-
-
-def test_looking_keeps_no_socket_open(connection):
-    """gloo's peers learn from a closing socket that a rank has gone: a copy of ours would hide it."""
-    client, other = connection
-    watched = Sockets(Facts())
-    watched.watch("0")
-    client.close()
-    other.settimeout(5)
-    assert other.recv(1) == b""
-
-
-def test_where_the_system_does_not_count_it_is_said(monkeypatch):
-    monkeypatch.setattr(sockets.sys, "platform", "darwin")
-    facts = Facts()
-    Sockets(facts).begin([])
-    assert [line.reason for line in facts.lines] == ["darwin tells no process about the bytes in its sockets"]

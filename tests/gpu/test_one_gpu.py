@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from dlearn import Cluster, Trace, analysis, operations
+from dlearn import Cluster, Trace, analysis, draw, operations
 from dlearn.trace.event import Bucket, Collective
 
 pytestmark = [
@@ -48,48 +48,28 @@ def run(tmp_path_factory):
 
 def calls(trace):
     """(op, bytes given) of each collective, in order."""
-    found = (event for event in trace.events if isinstance(event, Collective))
-    return [(call.op, sum(each.logical_bytes for each in call.inputs)) for call in found]
+    return [(call.op, sum(each.logical_bytes for each in call.inputs)) for call in trace.of(Collective)]
 
 
-def test_every_collective_has_an_end_that_the_gpu_told(run):
+def test_every_collective_has_an_end_that_the_gpu_told_and_steps_their_overlap(run):
     trace = run[0].trace
-    found = (event for event in trace.events if isinstance(event, Collective) and event.inputs)
-    launched = [event for event in found if event.inputs[0].device != "cpu"]
-    spans = trace.processes[0].device_spans
-    assert launched
-    assert all(event.number in spans for event in launched)
-
-
-def test_buckets_and_overlap_of_ddp_are_found(run):
-    trace = run[0].trace
+    assert trace.problems == ()
+    on_gpu = [call for call in trace.of(Collective) if call.inputs and call.inputs[0].device != "cpu"]
+    assert on_gpu
+    assert {call.number for call in on_gpu} <= trace.processes[0].device_spans.keys()
     assert trace.of(Bucket)
-    reduced = [one for one in operations(trace) if one.bucket is not None]
-    assert len(reduced) >= 3
-    assert analysis.overlap(trace).steps
+    assert len([one for one in operations(trace) if one.bucket is not None]) >= 3
+    found = analysis.overlap(trace)
+    assert found.note.startswith("Times of the GPUs, by CUDA events")
+    assert all(share.times is not None for step in found.steps for share in step.shares)
+    for each in analysis.bucket_times(trace).items:
+        assert max(at for _, at in each.ready) <= each.launched_ns <= each.done_ns
+    assert draw.breakdown(trace).get_title(loc="left")
 
 
-def test_the_flight_recorder_of_the_same_run_has_the_same_calls(run):
+def test_the_flight_recorder_and_the_profiler_of_the_same_run_have_the_same_calls(run):
+    """A collective of a single rank may be a copy, which is no kernel of NCCL's: the profiler may have fewer."""
     done, folder = run
     assert json.loads((folder / "dump_0.json").read_text())["entries"]
     assert calls(Trace.load(folder / "dump_0.json")) == calls(done.trace)
-
-
-def test_the_profiler_of_the_same_run_has_the_same_bytes(run):
-    """A collective of a single rank may be a copy, which is no kernel of NCCL's: what is there must agree."""
-    done, folder = run
-    seen = calls(Trace.load(folder / "profile_0.json"))
-    ours = calls(done.trace)
-    assert set(seen) <= set(ours)
-
-
-def reduce_on_gloo():
-    dist.init_process_group("gloo")
-    dist.all_reduce(torch.ones(100_000, device="cuda"))
-
-
-def test_gloo_with_cuda_tensors_puts_on_the_wire_what_its_schedule_says():
-    trace = Cluster(4, init=False).run(reduce_on_gloo, timeout=SECONDS).trace
-    found = analysis.reconcile(trace)
-    assert found.whole.measured_bytes is not None
-    assert found.whole.residue_bytes == 0
+    assert set(calls(Trace.load(folder / "profile_0.json"))) <= set(calls(done.trace))
