@@ -1,50 +1,18 @@
-"""What answers look like in a terminal and in a notebook."""
+"""What answers and sentences look like in a terminal and in a notebook."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import pytest
-from traces import Job
+from traces import Job, header, tensor
 
-from dlearn import messages, operations
-from dlearn.cluster.run import Run
-from dlearn.shown import Answer, Table
-
-
-class Two(Answer, frozen=True):
-    """An answer with everything that one may have."""
-
-    def paragraphs(self):
-        yield "2 <found>"
-        yield Table([["who", "bytes", "why"], ["rank 0", "1,000", "asked"], ["rank 10", "5", ""]], names=1, numbers=1)
-        yield ""
-        yield "a note"
+from dlearn import explain, messages, operations
+from dlearn.trace.event import REFUSED
 
 
-def test_text_is_the_finding_the_table_with_numbers_at_the_right_and_the_notes():
-    assert str(Two()).splitlines() == [
-        "2 <found>",
-        "who      bytes  why",
-        "rank 0   1,000  asked",
-        "rank 10      5",
-        "",
-        "a note",
-    ]
-    assert repr(Two()) == str(Two())
-
-
-def test_a_card_has_the_finding_first_and_a_table_with_heads_for_screen_readers():
-    card = Two()._repr_html_()
-    assert card.startswith("<p><strong>2 &lt;found&gt;</strong></p><table>")
-    assert card.count('scope="col"') == 3
-    assert card.count('scope="row"') == 2
-    assert '<td style="text-align:right">1,000</td><td style="text-align:left">asked</td>' in card
-    assert card.endswith("</table><ul><li>a note</li></ul>")
-
-
-def many(tmp_path, count=12):
-    job = Job(tmp_path, ranks=2)
+def many(folder, count=12):
+    job = Job(folder, ranks=2)
     for number in range(count):
         job.collective("all_reduce", size=1000, start_ns={0: number * 100_000, 1: number * 100_000 + 30}, end_ns=50_000)
     return job.load()
@@ -58,43 +26,72 @@ def test_operations_are_a_table_of_the_first_ten_and_a_sequence_of_all(tmp_path)
     assert asked[-1] is asked[11]
     with pytest.raises(IndexError):
         asked[12]
-    assert list(asked[5:5]) == list(many(tmp_path / "none", count=0).events[:3]) == []
     first, head, *rows, rest = str(asked).splitlines()
     assert first == "12 operations: 12 all_reduce"
     assert head.split() == ["operation", "ranks", "at,", "ms", "took,", "ms", "gives,", "B", "what"]
     assert [row.split()[:5] for row in rows] == [["all_reduce", "rank", "0,", "rank", "1"]] * 10
     assert {row.split()[-2] for row in rows} == {"1,000"}
     assert rest == "and 2 more"
-    assert asked._repr_html_().count("<tr>") == 11
-
-
-def test_messages_are_a_table_of_the_first_ten_and_their_reasons(tmp_path):
-    sent = messages(many(tmp_path))
+    card = asked._repr_html_()
+    assert card.startswith("<p><strong>12 operations: 12 all_reduce</strong></p><table>")
+    assert (card.count("<tr>"), card.count('scope="col"')) == (11, 6)
+    sent = messages(many(tmp_path / "again"))
     lines = str(sent).splitlines()
     assert lines[0] == f"{len(sent)} messages of 12 operations; 0 operations not explained"
     assert lines[1].split()[:4] == ["from", "to", "payload", "bytes"]
-    assert lines[-1] == f"and {len(sent) - 10} more"
-    assert len(lines) == 13
+    assert (lines[-1], len(lines)) == (f"and {len(sent) - 10} more", 13)
 
 
-def test_nothing_is_shown_as_nothing(tmp_path):
-    trace = many(tmp_path, count=0)
-    assert str(operations(trace)) == "0 operations"
-    assert str(messages(trace)) == "0 messages of 0 operations; 0 operations not explained"
+def sentences(trace):
+    return list(explain(trace).sentences)
 
 
-def test_a_run_says_what_it_sent_and_how_to_look_at_it(tmp_path):
-    many(tmp_path / "trace")
-    run = Run(tmp_path, recorded=True, results={0: None, 1: None})
-    lines = str(run).splitlines()
-    assert lines[0] == "2 ranks returned"
-    assert lines[1].startswith("2 ranks (gloo): 12 of 12 operations explained by")
-    assert "play.player(run.trace)" in lines[2]
-    assert lines[3] == f"kept in {tmp_path}"
-    assert run._repr_html_().startswith("<p><strong>2 ranks returned</strong></p><ul><li>2 ranks (gloo)")
+def test_refused_and_failed_calls_stand_beside_those_that_went_through(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.collective("all_reduce", size=4, by=REFUSED, error="RuntimeError")
+    job.collective("all_reduce", size=4)
+    job.collective("all_reduce", size=4, by="wait", error="RuntimeError")
+    job.collective("all_reduce", size=4)
+    job.send(0, 1, size=8, by=REFUSED, error="ValueError", start_ns=15)
+    job.send(0, 1, size=8, start_ns=15)
+    job.recv(1, 0, size=8, start_ns=15)
+    told = sentences(job.load())
+    assert told[:7] == [
+        "2 ranks (gloo): 5 of 6 operations explained by 17 messages"
+        " (16 derived from the backend's algorithm, 1 observed).",
+        "In all: all_reduce of 4 B (uint8[4]); refused at once on every rank (RuntimeError): nothing was sent.",
+        "In all: all_reduce of 4 B (uint8[4]), 2 times; 0→1, 1→0: 4 B each (derived).",
+        "In all: all_reduce of 4 B (uint8[4]); it failed on every rank (RuntimeError):"
+        " which of its messages have travelled is not known.",
+        "In all: rank 0 was to send rank 1 8 B (uint8[8]); refused at once on rank 0 (ValueError): nothing was sent.",
+        "In all: rank 0 sends rank 1 8 B (uint8[8]).",
+        "In the whole trace rank 0 sends 16 B and rank 1 sends 8 B of payload, 24 B in all; 1 operation not counted.",
+    ]
 
 
-def test_a_run_whose_trace_cannot_be_read_is_shown_all_the_same(tmp_path):
-    (tmp_path / "trace").mkdir()
-    assert "holds no trace" in str(Run(tmp_path, recorded=True))
-    assert str(Run(tmp_path, recorded=False)).splitlines() == ["0 ranks returned", f"kept in {tmp_path}"]
+def test_names_of_strangers_stay_on_one_line_and_are_no_markup(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.headers[0] = header(0, world_size=2, name="<b>\nbold")
+    span = "step <script>\n</script>"
+    for rank in range(2):
+        parent = job.span(rank, span)
+        evil = tensor(4, dtype="<i>\x1b[31m\u202e")
+        job.collective("all_reduce", ranks=[rank], inputs=(evil,), parent=parent, phase="<u>\r", site="<a>\n:1")
+    (tmp_path / "a\nb<i>.jsonl").touch()
+    trace = job.load()
+    assert "\n" not in trace.label(0)
+    assert str(trace).count("\n") == len(trace.problems)
+    explanation = explain(trace)
+    assert all(sentence.isprintable() for sentence in explanation.sentences)
+    shown = explanation._repr_html_() + trace._repr_html_()
+    assert not any(tag in shown for tag in ("<script>", "<b>", "<i>", "<u>", "<a>"))
+    assert "step &lt;script&gt;\\n" in shown
+
+
+def test_any_number_of_kinds_is_a_readable_answer(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    for size in range(1, 101):
+        job.collective("all_reduce", size=size)
+    told = sentences(job.load())
+    assert len(told) == 1 + 40 + 1 + 1 + 1
+    assert told[-3] == "In all: 60 more operations of 60 more kinds; operations(trace) lists them."

@@ -8,53 +8,29 @@ trace = job.load()
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from dlearn.trace.event import (
-    FORMAT,
-    NOT_OBSERVED,
-    Bucket,
-    Collective,
-    Counters,
-    End,
-    Event,
-    Footer,
-    Gradient,
-    GroupFact,
-    Header,
-    Line,
-    PointToPoint,
-    Socket,
-    Span,
-    Stretch,
-    TensorInfo,
-)
-from dlearn.trace.store import ProcessFile
-from dlearn.trace.tables.event_table import Events, joined
-from dlearn.trace.trace import Trace
+from dlearn import Trace
+from dlearn.trace import event as seen
 from dlearn.trace.writer import Writer
 
 Time = int | None | Mapping[int, int | None]
 """Of all ranks, or by rank. None: never, it hangs."""
 
 
-def all_events(file: ProcessFile) -> list[Event]:
-    """Every event of one process's file, in the order of their numbers."""
-    return sorted(Events(joined(file.tables(-1))), key=attrgetter("number"))
-
-
-def header(rank: int | None = 0, **facts: Any) -> Header:
+def header(rank: int | None = 0, **facts: Any) -> seen.Header:
     own: dict[str, Any] = {"job": "job", "host": "host", "pid": 1000 + (rank or 0), "rank": rank, "start_ns": 0}
-    return Header(**{"format": FORMAT, "torch": "2.13.0", "dlearn": "0.1.0", **own, **facts})
+    return seen.Header(**{"format": seen.FORMAT, "torch": "2.13.0", "dlearn": "0.1.0", **own, **facts})
 
 
-def tensor(size: int, *, dtype: str = "uint8", payload: int | None = None, indices: int | None = None) -> TensorInfo:
+def tensor(
+    size: int, *, dtype: str = "uint8", payload: int | None = None, indices: int | None = None
+) -> seen.TensorInfo:
     """A dense tensor of `size` bytes; with a `payload` a sparse one, coalesced if it says the bytes of its indices."""
     if payload is None:
-        return TensorInfo((size,), dtype, "cpu", size, size)
-    return TensorInfo((size,), dtype, "cpu", size, payload, indices, sparse=True)
+        return seen.TensorInfo((size,), dtype, "cpu", size, size)
+    return seen.TensorInfo((size,), dtype, "cpu", size, payload, indices, sparse=True)
 
 
 class Job:
@@ -63,7 +39,7 @@ class Job:
     def __init__(self, folder: Path, *, ranks: int, backend: str = "gloo") -> None:
         self.folder = folder
         self.headers = [header(rank, world_size=ranks) for rank in range(ranks)]
-        self.files: list[list[Line]] = [[] for _ in range(ranks)]
+        self.files: list[list[seen.Line]] = [[] for _ in range(ranks)]
         self._members: dict[str, tuple[int, ...]] = {}
         self._numbers = [0] * ranks
         self._seqs: dict[tuple[int, str, type], int] = {}
@@ -77,7 +53,7 @@ class Job:
         self._members[name] = ranks
         for index, rank in enumerate(ranks):
             own: dict[str, Any] = {"name": name, "backend": backend, "rank": index, "size": len(ranks)}
-            self.files[rank].append(GroupFact(**own, ranks=ranks, default=default, within=within))
+            self.files[rank].append(seen.GroupFact(**own, ranks=ranks, default=default, within=within))
 
     def collective(
         self,
@@ -93,8 +69,10 @@ class Job:
         """Called by `ranks` of the group (else by all its members) with `size` bytes each. Rank -> its number."""
         numbers = {}
         for rank in self._members[group] if ranks is None else ranks:
-            own = {"inputs": (tensor(size),) if size else (), "seq": self._next(rank, group, Collective), **facts}
-            numbers[rank] = self.event(Collective, rank, op=op, group=group, start_ns=start_ns, end_ns=end_ns, **own)
+            own = {"inputs": (tensor(size),) if size else (), "seq": self._next(rank, group, seen.Collective), **facts}
+            numbers[rank] = self.event(
+                seen.Collective, rank, op=op, group=group, start_ns=start_ns, end_ns=end_ns, **own
+            )
         return numbers
 
     def send(self, src: int, dst: int, *, size: int = 4, group: str = "world", tag: int = 0, **facts: Any) -> int:
@@ -107,13 +85,13 @@ class Job:
         return self._p2p("recv", dst, peer, size, group, tag, facts)
 
     def _p2p(self, op: str, rank: int, peer: int | None, size: int, group: str, tag: int, facts: dict[str, Any]) -> int:
-        seq = self._next(rank, group, PointToPoint)
+        seq = self._next(rank, group, seen.PointToPoint)
         own = {"tensors": (tensor(size),), "seq": seq, "start_ns": 10, "end_ns": 20, **facts}
-        return self.event(PointToPoint, rank, op=op, group=group, peer=peer, tag=tag, **own)
+        return self.event(seen.PointToPoint, rank, op=op, group=group, peer=peer, tag=tag, **own)
 
     def span(self, rank: int, name: str, **facts: Any) -> int:
         """Returns its number, the `parent` of what is inside."""
-        return self.event(Span, rank, name=name, **{"start_ns": 0, "end_ns": 100, **facts})
+        return self.event(seen.Span, rank, name=name, **{"start_ns": 0, "end_ns": 100, **facts})
 
     def bucket(
         self,
@@ -127,15 +105,15 @@ class Job:
     ) -> None:
         """Bucket `index` of `count`; `parameters` gives the bytes of each."""
         facts = {"model": model, "index": index, "count": count, "built": "first", "start_ns": 0} | facts
-        self.event(Bucket, rank, bytes=sum(parameters.values()), parameters=tuple(parameters), **facts)
+        self.event(seen.Bucket, rank, bytes=sum(parameters.values()), parameters=tuple(parameters), **facts)
 
     def gradient(
         self, rank: int, parameter: str, *, size: int = 4, model: int = 0, backward: int = 0, at_ns: int = 10
     ) -> None:
-        self.event(Gradient, rank, model=model, parameter=parameter, bytes=size, backward=backward, start_ns=at_ns)
+        self.event(seen.Gradient, rank, model=model, parameter=parameter, bytes=size, backward=backward, start_ns=at_ns)
 
     def stretch(self, rank: int, phase: str, start_ns: int, end_ns: int, **facts: Any) -> None:
-        self.event(Stretch, rank, phase=phase, start_ns=start_ns, end_ns=end_ns, **facts)
+        self.event(seen.Stretch, rank, phase=phase, start_ns=start_ns, end_ns=end_ns, **facts)
 
     def connect(self, group: str = "world", *, known: bool = True) -> None:
         """A connection between every two members, as gloo makes them; the socket's id is the peer's index. If the
@@ -147,24 +125,24 @@ class Job:
                 here, there = (f"127.0.0.1 {port}" for port in ports)
                 if peer != rank:
                     name = group if known else ""
-                    self.files[rank].append(Socket(id=self._socket(rank), group=name, local=here, remote=there))
+                    self.files[rank].append(seen.Socket(id=self._socket(rank), group=name, local=here, remote=there))
 
     def _port(self, group: str, rank: int, peer: int) -> int:
         return 10_000 + 1000 * list(self._members).index(group) + 10 * rank + peer
 
     def _socket(self, rank: int) -> int:
-        return sum(isinstance(line, Socket) for line in self.files[rank])
+        return sum(isinstance(line, seen.Socket) for line in self.files[rank])
 
     def counters(
         self, rank: int, *sent: int | None, still: bool | None = None, parent: int | None = None, **facts: Any
     ) -> None:
         """A sample: bytes written into each socket, in the order of `connect`."""
         facts = facts | ({} if parent is None else {"parent": parent})
-        self.event(Counters, rank, sent_bytes=sent, still=still, **facts)
+        self.event(seen.Counters, rank, sent_bytes=sent, still=still, **facts)
 
     def event(
         self,
-        kind: type[Event],
+        kind: type[seen.Event],
         rank: int,
         *,
         start_ns: Time = 10,
@@ -172,14 +150,14 @@ class Job:
         by: str = "return",
         **facts: Any,
     ) -> int:
-        """One line for its start, one for its end (with its `error`). `by=NOT_OBSERVED`: nobody saw the end."""
+        """One line for its start, one for its end (with its `error`). `by=seen.NOT_OBSERVED`: nobody saw the end."""
         number = self._numbers[rank]
         self._numbers[rank] += 1
         start, end = _at(start_ns, rank), _at(end_ns, rank)
         assert start is not None
         self.files[rank].append(kind(number=number, start_ns=start, **facts))
-        if end is not None or by == NOT_OBSERVED:
-            self.files[rank].append(End(event=number, at_ns=end, by=by, error=facts.get("error", "")))
+        if end is not None or by == seen.NOT_OBSERVED:
+            self.files[rank].append(seen.End(event=number, at_ns=end, by=by, error=facts.get("error", "")))
         return number
 
     def _next(self, rank: int, group: str, kind: type) -> int:
@@ -197,7 +175,7 @@ class Job:
             for line in (own, *lines):
                 writer.write(line)
             if rank not in died:
-                writer.write(Footer(at_ns=1000, lines=writer.lines))
+                writer.write(seen.Footer(at_ns=1000, lines=writer.lines))
             writer.close()
             paths.append(writer.path)
         return paths

@@ -1,0 +1,118 @@
+"""What holds of every trace: the archives of recorded jobs, and jobs that real ranks ran just now."""
+
+from __future__ import annotations
+
+import zipfile
+from collections import Counter
+from collections.abc import Iterable
+
+import frozen_answers
+import msgspec
+import pytest
+import rpc_jobs
+import workloads
+
+from dlearn import Event, Trace, analysis, messages, operations
+from dlearn.trace.event import FORMAT, Collective, PointToPoint
+from dlearn.trace.writer import Writer
+
+
+@pytest.fixture(scope="module", params=[*frozen_answers.names(), "just now"])
+def traces(request, tmp_path_factory) -> list[Trace]:
+    if request.param == "just now":
+        recorded = request.getfixturevalue("recorded")
+        return [recorded(workloads.point_to_point), recorded(rpc_jobs.train, ("trainer", "ps"))]
+    folder = tmp_path_factory.mktemp(request.param)
+    with zipfile.ZipFile(frozen_answers.HERE / f"{request.param}.zip") as archive:
+        archive.extractall(folder)
+    folders = sorted(each for each in folder.iterdir() if each.is_dir())
+    return [Trace.load(each) for each in folders[:15]]
+
+
+def keys(events: Iterable[Event]) -> list[tuple[int, int]]:
+    return sorted((event.rank, event.number) for event in events)
+
+
+def test_bytes_of_the_messages_add_up_to_the_traffic(traces):
+    for trace in traces:
+        found, traffic = messages(trace), analysis.traffic(trace)
+        by_pair: Counter[tuple[int, int]] = Counter()
+        for message in found:
+            assert {message.src, message.dst} <= {*trace.ranks, *message.operation.group.members}
+            if message.how != "missing":
+                by_pair[message.src, message.dst] += message.payload_bytes or 0
+        assert by_pair == Counter(traffic.payload_bytes)
+        assert traffic.total_bytes == by_pair.total()
+
+
+def write_again(writer: Writer, event: Event) -> None:
+    """A call and its end as hooks do, so that what is like a call before becomes a short line; the rest at length."""
+    if isinstance(event, Collective | PointToPoint):
+        facts = msgspec.structs.asdict(event)
+        end_ns, by, error, _ = (facts.pop(name) for name in ("end_ns", "ended_by", "error", "rank"))
+        writer.event(type(event), facts)
+        if by:
+            writer.end(event.number, at_ns=event.start_ns if end_ns is None else end_ns, by=by, error=error)
+    else:
+        writer.write(event)
+
+
+def test_what_is_written_is_read_again_the_same(traces, tmp_path):
+    without_rpc = [trace for trace in traces if not trace.where(kind="rpc").events]  # A reply ends a run, too.
+    for at, trace in enumerate(without_rpc):
+        own = tmp_path / str(at)
+        own.mkdir()
+        for process in trace.processes:
+            writer = Writer(own / process.path.name, max_bytes=1 << 30)
+            own_header = msgspec.structs.replace(process.header, format=FORMAT)  # The older had no short lines.
+            for line in (own_header, *process.groups.values(), *filter(None, [process.worker])):
+                writer.write(line)
+            for event in trace.where(rank=process.rank).events:
+                write_again(writer, event)
+            writer.finish(at_ns=0)
+        again = Trace.load(own)
+        assert list(again.events) == list(trace.events)
+        assert again.labels == trace.labels
+
+
+def test_parts_are_disjoint_and_make_the_whole(traces):
+    for trace in traces:
+        whole = keys(trace.events)
+        begun = sorted({(event.start_ns - trace.first_ns) / 1e6 for event in trace.events} or {0.0})
+        cut, later = max(begun[len(begun) // 3], 0), max(begun[-1], 0)  # Where something begins.
+        for parts in (
+            [trace.where(rank=rank) for rank in trace.ranks],
+            [trace.where(phase=phase) for phase in trace.phases],
+            [trace.between(0, cut), trace.between(cut, later), trace.between(later)],
+        ):
+            assert keys(event for part in parts for event in part.events) == whole
+        assert sum(len(operations(part)) for part in parts) == len(operations(trace))
+        assert sum(analysis.traffic(part).total_bytes for part in parts) == analysis.traffic(trace).total_bytes
+
+
+def test_within_a_span_is_all_that_it_caused_on_any_rank(traces):
+    for trace in traces:
+        for name in trace.spans[:3]:
+            part = trace.within(name)
+            inside = set(keys(part.events))
+            assert inside <= set(keys(trace.events))
+            below = [event for event in trace.events if (event.rank, event.parent) in inside]
+            ends = [end for each in operations(part) for end in each.ends if end.number >= 0]  # RPC's are made.
+            assert inside >= {(event.rank, event.number) for event in below}
+            assert inside >= {(end.rank, end.number) for end in ends}
+
+
+def test_a_row_of_a_frame_says_what_its_operation_or_message_says(traces):
+    """The frames are made of columns and of what those that are alike share; the values one by one."""
+    pytest.importorskip("pandas")
+    for trace in traces:
+        asked, found = operations(trace), messages(trace)
+        calls, sent = asked.to_frame(), found.to_frame()
+        for name in ("op", "start_ns", "transfer_ns", "given_bytes", "problem", "what"):
+            assert calls[name].tolist() == [getattr(each, name) for each in asked], name
+        assert calls.last_rank.tolist() == [trace.label(each.last_rank) for each in asked]
+        assert calls.site.tolist() == [each.ends[0].site for each in asked]
+        for name in ("op", "what", "how", "confirmed", "step"):
+            assert sent[name].tolist() == [getattr(each, name) for each in found], name
+        assert sent.src.tolist() == [trace.label(each.src) for each in found]
+        assert sent.dst.tolist() == [trace.label(each.dst) for each in found]
