@@ -5,21 +5,21 @@
     python tests/frozen_answers.py add NAME FOLDER ...   freeze the traces in these folders, under this name
 
 `frozen/NAME.zip` holds the files of one or more traces, in a folder each, and `answers.json`, an entry for each folder.
+Those of `by_hand.zip` are the rare ones, that no program makes when it is asked: their folders say what is odd in them.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dlearn import Trace, analysis, explain, messages, operations
-from dlearn.errors import DlearnError
-from dlearn.trace.message import Message, Operation
+from dlearn import DlearnError, Message, Operation, Trace, analysis, explain, messages, operations, play
 
 HERE = Path(__file__).parent / "frozen"
 ANSWERS = "answers.json"
@@ -27,13 +27,19 @@ DIFFERENCES_SHOWN = 40
 
 WORDS: dict[str, Callable[[Trace], object]] = {
     "explain": explain,
+    "explain rank 0": lambda trace: explain(trace.where(rank=0)),
+    "explain last span": lambda trace: explain(trace.within(trace.spans[-1])) if trace.spans else "",
     "traffic": analysis.traffic,
+    "predicted_traffic": analysis.predicted_traffic,
+    "measured_traffic": analysis.measured_traffic,
     "reconcile": analysis.reconcile,
     "iteration": analysis.iteration,
     "overlap": analysis.overlap,
     "breakdown": analysis.breakdown,
     "bucket_times": analysis.bucket_times,
     "bandwidths": analysis.bandwidths,
+    "step_times": analysis.step_times,
+    "player": play.player,
 }
 
 Answers = dict[str, Any]
@@ -54,6 +60,9 @@ def answers_of(trace: Trace) -> Answers:
         "unexplained": [[number.get(id(operation)), reason] for operation, reason in sent.unexplained],
         "hangs": [[number[id(each.operation)], *each.waiting] for each in analysis.hangs(trace)],
         "mismatches": [[number[id(each.operation)], each.why] for each in analysis.mismatches(trace)],
+        "residues": [_residue(part) for part in analysis.reconcile(trace).parts],
+        "critical paths": [[list(leg) for leg in step.path] for step in analysis.overlap(trace).steps],
+        "held": _held(play.player(trace).walk),
         **{name: _told(answer, trace) for name, answer in WORDS.items()},
     }
 
@@ -65,47 +74,56 @@ def _told(answer: Callable[[Trace], object], trace: Trace) -> list[str]:
         return [type(refusal).__name__, *str(refusal).splitlines()]
 
 
+def _residue(part: Any) -> list[object]:
+    return [part.what, part.note, [[pair.src, pair.dst, pair.residue_bytes, pair.why] for pair in part.pairs]]
+
+
+def _held(walk: Any) -> dict[str, list[list[object]]]:
+    """What each rank holds at the end, in each place of each board."""
+    boards = {board.title: walk.held(board, len(walk.steps)) for board in walk.boards}
+    return {title: [[*key, held[key].text] for key in sorted(held)] for title, held in boards.items()}
+
+
+OPERATION = ("op", "seq", "problem", "what", "sender", "receiver", "payload_bytes")
+MESSAGE = (
+    *(
+        "src",
+        "dst",
+        "op",
+        "what",
+        "payload_bytes",
+        "how",
+        "offset_bytes",
+        "whole_bytes",
+        "step",
+        "confirmed",
+        "control",
+    ),
+    *("packed_bytes", "observer_bytes"),
+)
+
+
 def _operation(operation: Operation, begin: int) -> Answers:
     exchange = operation.exchange
-    return {
-        "op": operation.op,
+    return {name: getattr(operation, name) for name in OPERATION} | {
         "group": operation.group.name,
         "backend": operation.group.backend,
         "members": list(operation.group.members),
-        "seq": operation.seq,
         "ranks": list(operation.ranks),
         "start_ns": [end.start_ns - begin for end in operation.ends],
         "end_ns": [_since(begin, end.end_ns) for end in operation.ends],
         "missing": list(operation.missing),
-        "problem": operation.problem,
         "bucket": operation.bucket.index if operation.bucket is not None else None,
-        "what": operation.what,
-        "sender": operation.sender,
-        "receiver": operation.receiver,
-        "payload_bytes": operation.payload_bytes,
         "steps": len(operation.steps),
         "known_by": exchange.known_by if exchange is not None else "",
     }
 
 
 def _message(message: Message, begin: int, number: dict[int, int]) -> Answers:
-    return {
-        "src": message.src,
-        "dst": message.dst,
-        "op": message.op,
-        "what": message.what,
-        "payload_bytes": message.payload_bytes,
-        "how": message.how,
+    return {name: getattr(message, name) for name in MESSAGE} | {
         "operation": number.get(id(message.operation)),
         "sent_ns": _since(begin, message.sent_ns),
         "received_ns": _since(begin, message.received_ns),
-        "offset_bytes": message.offset_bytes,
-        "whole_bytes": message.whole_bytes,
-        "step": message.step,
-        "confirmed": message.confirmed,
-        "control": message.control,
-        "packed_bytes": message.packed_bytes,
-        "observer_bytes": message.observer_bytes,
     }
 
 
@@ -126,31 +144,32 @@ def names() -> list[str]:
     return sorted(path.stem for path in HERE.glob("*.zip"))
 
 
-def differences(name: str) -> Iterator[str]:
-    """Where today's answers are not the frozen ones, a line each."""
-    frozen, today = _frozen(name), _today(name)
-    for folder in frozen:
-        yield from _different(frozen[folder], today[folder], f"{name}/{folder}")
-
-
-def _frozen(name: str) -> dict[str, Answers]:
+def differences(name: str, today: Mapping[str, Trace]) -> Iterator[str]:
+    """Where the answers about these traces are not the frozen ones, a line each."""
     with zipfile.ZipFile(HERE / f"{name}.zip") as archive:
-        answers: dict[str, Answers] = json.loads(archive.read(ANSWERS))
-    return answers
+        frozen = json.loads(archive.read(ANSWERS))
+    for folder in sorted({*frozen, *today}):
+        answers = _as_json(today[folder], folder) if folder in today else None
+        yield from _different(frozen.get(folder), answers, f"{name}/{folder}")
 
 
-def _today(name: str) -> dict[str, Answers]:
-    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(HERE / f"{name}.zip") as archive:
+def _as_json(trace: Trace, folder: str) -> Any:
+    """The answers as JSON has them: a tuple is a list, a number that is a key is text. And not where this folder is."""
+    text = json.dumps(answers_of(trace))
+    return json.loads(re.sub(rf"/[^\s\"]*/{re.escape(folder)}\b", folder, text))
+
+
+def traces(name: str, folder: Path) -> dict[str, Trace]:
+    """The traces of an archive, which is unpacked into this folder."""
+    with zipfile.ZipFile(HERE / f"{name}.zip") as archive:
         archive.extractall(folder)
-        traces = sorted(path for path in Path(folder).iterdir() if path.is_dir())
-        # Through JSON, as the frozen ones have gone.
-        return {path.name: json.loads(json.dumps(answers_of(Trace.load(path)))) for path in traces}
+    return {path.name: Trace.load(path) for path in sorted(folder.iterdir()) if path.is_dir()}
 
 
 def _different(frozen: Any, today: Any, place: str) -> Iterator[str]:
     if isinstance(frozen, dict) and isinstance(today, dict):
         for key in sorted({*frozen, *today}):
-            yield from _different(frozen.get(key), today.get(key), f"{place}.{key}")
+            yield from _different(frozen.get(key), today.get(key), f"{place}/{key}")
     elif isinstance(frozen, list) and isinstance(today, list) and len(frozen) == len(today):
         for index, (was, now) in enumerate(zip(frozen, today, strict=True)):
             yield from _different(was, now, f"{place}[{index}]")
@@ -166,21 +185,25 @@ def _short(value: Any) -> str:
 
 
 def write(name: str) -> None:
-    answers = _today(name)
     path = HERE / f"{name}.zip"
-    with zipfile.ZipFile(path) as archive:
-        files = {each: archive.read(each) for each in archive.namelist() if each != ANSWERS}
-    _save(path, {**files, ANSWERS: json.dumps(answers).encode()})
+    with tempfile.TemporaryDirectory() as folder:
+        answers = {each: _as_json(trace, each) for each, trace in traces(name, Path(folder)).items()}
+    _save(path, {**_files(path), ANSWERS: json.dumps(answers).encode()})
 
 
 def add(name: str, folders: Sequence[Path]) -> None:
-    files = {}
-    for number, folder in enumerate(folders):
-        for path in sorted(folder.iterdir()):
-            files[f"{number:02}/{path.name}"] = path.read_bytes()
-    HERE.mkdir(exist_ok=True)
-    _save(HERE / f"{name}.zip", files)
+    """Each under the name of its folder, beside those that are in the archive."""
+    path = HERE / f"{name}.zip"
+    files = _files(path) if path.exists() else {}
+    for folder in folders:
+        files |= {f"{folder.name}/{each.name}": each.read_bytes() for each in sorted(folder.iterdir())}
+    _save(path, files)
     write(name)
+
+
+def _files(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as archive:
+        return {each: archive.read(each) for each in archive.namelist() if each != ANSWERS}
 
 
 def _save(path: Path, files: dict[str, bytes]) -> None:
@@ -201,7 +224,10 @@ def main(command: str = "compare", *arguments: str) -> int:
         for name in chosen:
             write(name)
         return 0
-    found = [line for name in chosen for line in differences(name)]
+    found: list[str] = []
+    for name in chosen:
+        with tempfile.TemporaryDirectory() as folder:
+            found += differences(name, traces(name, Path(folder)))
     for line in found[:DIFFERENCES_SHOWN]:
         print(line)
     print(f"{len(found):,} differences in {len(chosen)} archives")

@@ -1,38 +1,111 @@
-"""Today's answers about recorded traces are those that were frozen: of torch's workloads, RPC, MPI, and the lessons."""
+"""Recorded traces, of torch's workloads, RPC, MPI and the lessons, and rare ones by hand: the answers about them are
+those that were frozen, and what is true of all answers is true of these."""
 
-from __future__ import annotations
-
-import json
-import zipfile
+from collections import Counter, defaultdict
+from itertools import accumulate, pairwise
 
 import frozen_answers
 import pytest
 
+from dlearn import analysis, messages, play
 
-@pytest.mark.parametrize("name", frozen_answers.names())
-def test_answers_are_those_that_were_frozen(name):
+
+@pytest.fixture(scope="module", params=frozen_answers.names())
+def archive(request, tmp_path_factory):
+    """Its name, and its traces by their names; loaded once for all tests."""
+    return request.param, frozen_answers.traces(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def test_answers_are_those_that_were_frozen(archive):
     """A difference is a defect, or `python tests/frozen_answers.py write NAME` and the reason in the commit."""
-    assert list(frozen_answers.differences(name)) == []
+    name, traces = archive
+    assert list(frozen_answers.differences(name, traces)) == []
 
 
-def test_all_kinds_of_traces_are_frozen():
-    assert {"mpi", "rpc", "workloads"} < set(frozen_answers.names())
+def test_sums_are_those_of_the_messages(archive):
+    for name, trace in archive[1].items():
+        sent, came = messages(trace), Counter()
+        for message in sent:
+            if message.how != "missing":
+                came[message.src, message.dst] += message.payload_bytes or 0
+        traffic = analysis.traffic(trace)
+        assert {pair: size for pair, size in traffic.payload_bytes.items() if size} == +came, name
+        for rank in trace.ranks:
+            assert traffic.bytes_from(rank=rank) == sum(size for (src, _), size in came.items() if src == rank)
+        alike = analysis.compare(trace, trace)
+        assert alike.total.added_bytes == alike.total.added_messages == 0
+        assert not alike.came
+        assert not alike.went
+        assert {operation for operation, _ in sent.unexplained} <= {*analysis.operations(trace)}
 
 
-def test_a_changed_byte_and_a_lost_message_are_found(tmp_path, monkeypatch):
-    name = "workloads"
-    with zipfile.ZipFile(frozen_answers.HERE / f"{name}.zip") as archive:
-        files = {each: archive.read(each) for each in archive.namelist()}
-    answers = json.loads(files[frozen_answers.ANSWERS])
-    folder = next(iter(answers))
-    sent = answers[folder]["messages"]
-    sent["payload_bytes"][0] += 1
-    sent["how"].pop()
-    frozen_answers._save(tmp_path / f"{name}.zip", {**files, frozen_answers.ANSWERS: json.dumps(answers).encode()})
-    monkeypatch.setattr(frozen_answers, "HERE", tmp_path)
-    count = len(sent["how"])
-    before = sent["payload_bytes"][0]
-    assert list(frozen_answers.differences(name)) == [
-        f"{name}/{folder}.messages.how: was {count} items, is {count + 1} items",
-        f"{name}/{folder}.messages.payload_bytes[0]: was {before}, is {before - 1}",
-    ]
+def test_the_parts_of_a_step_are_the_whole_step_and_lie_side_by_side(archive):
+    for trace in archive[1].values():
+        for each in analysis.breakdown(trace).items:
+            parts = sorted((part.start_ns, part.end_ns) for part in each.parts if part.phase != "hidden")
+            assert sum(end_ns - start_ns for start_ns, end_ns in parts) == each.total_ns
+            assert all(before[1] <= after[0] for before, after in pairwise(parts))
+        for step in analysis.overlap(trace).steps:
+            assert all(leg.end_ns == after.start_ns for leg, after in pairwise(step.path))
+            for share in step.shares:
+                assert share.hidden is None or 0 <= share.hidden <= 1
+                assert share.times is None or min(share.times) >= 0
+                assert share.times is None or sum(share.waits.values()) >= share.times.exposed_waiting_ns
+
+
+def test_an_iteration_is_played_message_by_message_with_every_node_of_its_graph(archive):
+    for trace in archive[1].values():
+        if not analysis.iterations(trace):
+            continue
+        one = analysis.iteration(trace)
+        walk = play.player(trace, messages=one.messages).walk
+        assert [step.message for step in walk.steps if step.message] == list(one.messages)
+        for place, graph in enumerate(walk.graphs):
+            ran = {node.key for node in graph.nodes if node.start_ns is not None}
+            lit = [step.lit[1] for step in walk.steps if step.lit and step.lit[0] == place]
+            assert {graph.nodes[node].key for node in lit} == ran
+
+
+def test_in_a_walk_no_rank_acts_on_what_it_has_not_got(archive):
+    assert sum(check_order(play.player(trace).walk) for trace in archive[1].values())
+
+
+def check_order(walk):
+    """How many steps were held against what had come before them."""
+    checked, came = 0, _came(walk)
+    sent_last = defaultdict(int)  # (operation, rank) -> the step in which it sent last
+    for place, step in enumerate(walk.steps):
+        message, acts_ns = step.message, step.at_ns
+        ends = {end.rank: end for end in message.operation.ends} if message is not None else {}
+        sender, receiver = (ends.get(message.src), ends.get(message.dst)) if ends else (None, None)
+        known = ends and message.how == "derived" and message.sent_ns is not None
+        if known and sender and receiver and receiver.end_ns is not None:
+            assert sender.start_ns <= message.sent_ns < message.received_ns <= receiver.end_ns
+            assert sender.end_ns is None or message.sent_ns <= sender.end_ns
+            assert message.step >= sent_last[id(message.operation), message.dst]
+            sent_last[id(message.operation), message.src] = message.step
+            acts_ns = sender.start_ns  # What came later may have come too late for it.
+        before = [after for end_ns, after in came.get(step.rank, ()) if end_ns <= acts_ns]
+        checked += bool(before)
+        assert not before or before[-1] <= place, (step, walk.steps[before[-1]])
+    return checked
+
+
+def _came(walk):
+    """Rank -> in the order of their ends: the end of each call (or of a message's way), and the place of the last
+    message that had come to this rank, or left it, by then."""
+    found = defaultdict(list)
+    for place, step in enumerate(walk.steps):
+        message = step.message
+        if message is None or message.how == "missing":
+            continue
+        if message.received_ns is not None:
+            found[message.dst].append((message.received_ns, place))
+        for end in message.operation.ends:
+            if message.how == "derived" and end.rank in (message.src, message.dst) and end.end_ns is not None:
+                found[end.rank].append((end.end_ns, place))
+    last = {}
+    for rank, each in found.items():
+        ends, places = zip(*sorted(each), strict=True)
+        last[rank] = list(zip(ends, accumulate(places, max), strict=True))
+    return last

@@ -1,8 +1,9 @@
-"""How long steps took, which one is odd, and the strip that shows them all."""
+"""Training steps over time: how long they took, which one is odd, where their time goes, what of the communication is
+hidden, when buckets went. (More odd jobs are frozen: tests/frozen/by_hand.zip, "step_times-...", "overlap-...".)"""
 
 import re
 
-import matplotlib.pyplot as plt
+import programs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,11 +11,8 @@ from matplotlib.colors import to_rgba
 from matplotlib.text import Text
 from traces import Job, tensor
 
-from dlearn import draw, explain
+from dlearn import analysis, draw, explain
 from dlearn.analysis import step_times
-from dlearn.draw import step_strip
-from dlearn.draw.palette import MISSING
-from dlearn.draw.step_strip import MOST_COLUMNS, columns_of
 
 US = 1000
 MS = 1000 * US
@@ -55,169 +53,76 @@ def trained(folder, late_ms=100, steps=8, odd=6):
     return job.load()
 
 
+def title(ax):
+    return " ".join(ax.get_title(loc="left").split())
+
+
+def texts(ax):
+    return [text.get_text() for text in ax.texts]
+
+
+def lanes(ax):
+    return [label.get_text() for label in ax.get_yticklabels()]
+
+
+def parts(ax, gid):
+    return [artist for artist in (*ax.patches, *ax.collections, *ax.lines) if artist.get_gid() == gid]
+
+
+@pytest.fixture(scope="module")
+def red(tmp_path_factory):
+    """The colour of what is missing: that of the step without an end."""
+    never = draw.steps(named(tmp_path_factory.mktemp("never"), [5], never=[(1, 0)]))
+    return to_rgba(parts(never, "never finished")[0].get_color())
+
+
+# Which step is odd ----------------------------------------------------------------------------------------------------
+
+
 def test_the_odd_step_is_named_with_the_rank_and_the_bucket_that_the_others_waited_for(tmp_path):
     trace = trained(tmp_path)
     found = step_times(trace)
     said = "Training step 6 took 125 ms, the median is 25.0 ms: rank 1 came late to bucket 1"
-    assert found.finding == said
+    assert found.finding == title(draw.steps(trace)) == said
     assert f"{said}." in explain(trace).sentences
-    assert found.cells[6][0].waited_ns == 100 * MS
-    assert found.cells[6][1].waited_ns == 0
-    assert draw.steps(trace).get_title(loc="left").replace("\u00a0", " ") == said
+    assert (found.cells[6][0].waited_ns, found.cells[6][1].waited_ns) == (100 * MS, 0)
+    alone = step_times(trace.between(5990, 6200))
+    assert alone.finding == "Training step 6 took 125 ms: rank 1 came late to bucket 1"
 
 
-def test_no_step_is_odd_where_all_take_as_long(tmp_path):
-    trace = trained(tmp_path, late_ms=0)
-    assert step_times(trace).finding == "8 steps of 25.0 ms each"
-    assert step_times(trace).odd_sentence == ""
-
-
-def test_one_step_names_the_rank_that_needed_longest(tmp_path):
-    job = Job(tmp_path, ranks=2)
-    for rank, length in enumerate((20, 30)):
-        job.span(rank, "step 0", start_ns=0, end_ns=length * MS)
-    assert step_times(job.load()).finding == "Step 0 took 30.0 ms on rank 1, the longest; the shortest 20.0 ms"
-
-
-def test_one_step_names_the_rank_of_a_short_wait_too(tmp_path):
-    # Rank 1 comes 1 ms late to bucket 1 of a step of 26 ms.
-    found = step_times(trained(tmp_path, late_ms=1, steps=1, odd=0))
-    assert found.finding == "Training step 0 took 26.0 ms; the longest wait is 1.00 ms, for rank 1"
-
-
-def test_the_key_of_a_single_step_and_of_one_that_never_ended(tmp_path):
-    def key(trace):
-        return [text.get_text() for text in draw.steps(trace).get_legend().get_texts()]
-
-    assert "26.0 ms: the whole step, or more" in key(trained(tmp_path / "one", late_ms=1, steps=1, odd=0))
-    assert key(named(tmp_path / "never", [5] * 6, never=[(1, 5)]))[-2:] == ["5.00 ms: the longest", "never finished"]
-
-
-def test_one_step_that_took_as_long_everywhere_names_no_rank(tmp_path):
-    assert step_times(named(tmp_path, [5])).finding == "Step 0 took 5.00 ms on every rank"
-
-
-@given(st.lists(st.integers(1, 50), min_size=6, max_size=12), st.integers(1, 5))
-@settings(deadline=None, max_examples=30)
-def test_a_step_of_three_times_the_longest_other_is_always_found(tmp_path_factory, lengths, place):
+@given(st.lists(st.integers(1, 50), min_size=6, max_size=12), st.integers(0, 5))
+@settings(deadline=None, max_examples=20)
+def test_a_step_of_three_times_the_longest_other_is_found_unless_it_is_the_first(tmp_path_factory, lengths, place):
+    """In the first one much is made ready."""
     lengths[place] = 3 * max(lengths)
     found = step_times(named(tmp_path_factory.mktemp("steps"), lengths))
-    assert found.odd == place
-    assert f"Step {place} took" in found.finding
+    assert (found.odd == place) is (place > 0)
+    assert (f"Step {place} took" in found.finding) is (place > 0)
 
 
-def test_spans_of_the_user_are_steps_and_parts_of_steps_are_none(tmp_path):
-    assert step_times(named(tmp_path / "a", [5] * 6, name="iteration")).titles[0] == "iteration 0"
-    assert step_times(named(tmp_path / "b", [5] * 6, name="F")).titles == ()
-
-
-def test_a_step_that_was_never_finished_is_red_and_in_the_title(tmp_path):
-    ax = draw.steps(named(tmp_path, [5] * 6, never=[(1, 5)]))
-    assert ax.get_title(loc="left") == "Step 5 was never finished by rank 1"
-    faces = {each.get_gid(): each.get_facecolors() for each in ax.collections}
-    red = tuple(plt.matplotlib.colors.to_rgba(MISSING))
-    assert [tuple(face) for face in faces["cells"]].count(red) == 1
-    assert len(faces["lengths"]) == 5, "only what was measured has a height"
-    [unfinished] = [each for each in ax.lines if each.get_gid() == "never finished"]
-    assert list(unfinished.get_xdata()) == [5]
-    assert unfinished.get_color() == MISSING
-
-
-def test_ranks_that_come_last_at_the_same_time_are_named_together(tmp_path):
-    job = Job(tmp_path, ranks=3)
-    for rank in range(3):
-        job.stretch(rank, "forward", 0, 10 * MS)
-        job.stretch(rank, "backward", 11 * MS, 40 * MS)
-        job.stretch(rank, "optimizer", 41 * MS, 50 * MS)
-    starts = {0: 12 * MS, 1: 32 * MS, 2: 32 * MS}
-    facts = {"launcher": "reducer", "backward": 0, "phase": "backward", "inputs": (tensor(40),), "by": "wait"}
-    job.collective("all_reduce", start_ns=starts, end_ns=39 * MS, **facts)
-    trace = job.load()
-    assert step_times(trace).late[0].ranks == (1, 2)
-    assert step_times(trace).finding == "Training step 0 took 50.0 ms: ranks 1 and 2 came late"
-    [dots] = [each for each in draw.steps(trace).lines if each.get_gid() == "waited for"]
-    assert len(dots.get_xdata()) == 2
-    texts = [text.get_text() for text in draw.breakdown(trace).texts]
-    assert "the longest wait ends: ranks 1 and 2 have come to all_reduce #1" in texts
-
-
-def test_a_shade_is_a_share_of_the_median_step_and_the_key_tells_it(tmp_path):
-    """Steps of 25 ms; in one of them 5 ms are waited, in another a whole second."""
-    found = step_times(trained(tmp_path / "short", late_ms=5))
-    assert found.shades[6] == {0: pytest.approx(5 / 25), 1: 0}
-    assert found.longest_sentence == "The longest is training step 6: 30.0 ms"
-    assert step_times(trained(tmp_path / "long", late_ms=1000)).shades[6] == {0: 1, 1: 0}
-    ax = draw.steps(trained(tmp_path / "drawn", late_ms=5))
-    key = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert key[1:4] == ["waits 6.25 ms", "12.5 ms", "25.0 ms: a median step, or more"]
-    cells = next(each for each in ax.collections if each.get_gid() == "cells")
-    dark = min(cells.get_facecolors(), key=sum)
-    assert tuple(dark) == step_strip._SHADES(5 / 25)
-
-
-def test_of_500_steps_the_odd_one_is_never_averaged_away(tmp_path):
+def test_a_step_that_was_never_finished_is_red_and_has_no_length(tmp_path, red):
+    """Of 500 steps many share a column, and another one is longest."""
     lengths = [10] * 500
-    lengths[321] = 90
-    trace = named(tmp_path, lengths, ranks=3)
-    columns = columns_of(step_times(trace))
-    assert len(columns) <= MOST_COLUMNS
-    assert 321 in [column.place for column in columns]
-    assert sum(column.steps for column in columns) == 500
+    lengths[320] = 90
+    trace = named(tmp_path, lengths, never=[(1, 321)])
     ax = draw.steps(trace)
-    assert "Step 321 took 90.0 ms" in ax.get_title(loc="left").replace("\u00a0", " ")
-    assert "step 321" in [text.get_text() for text in ax.texts]
-
-
-@pytest.mark.parametrize(("ranks", "steps"), [(3, 1), (16, 80), (64, 12)])
-def test_a_cell_for_each_rank_and_step(tmp_path, ranks, steps):
-    ax = draw.steps(named(tmp_path, [5] * steps, ranks=ranks))
-    [cells] = [each for each in ax.collections if each.get_gid() == "cells"]
-    assert len(cells.get_paths()) == ranks * steps
-
-
-@pytest.mark.parametrize("ranks", [2, 64])
-def test_a_hang_after_many_steps_is_a_red_step_that_names_who_never_came(tmp_path, ranks):
-    """The forward pass of the last step has ended, its backward pass has not; rank 1 never began the step."""
-    job = Job(tmp_path, ranks=ranks)
-    for step in range(14):
-        at, stuck = step * 30 * MS, step == 13
-        here = [rank for rank in range(ranks) if not (stuck and rank == 1)]
-        for rank in here:
-            job.stretch(rank, "forward", at, at + 8 * MS)
-        job.collective(
-            "all_reduce", ranks=here, start_ns=at + 10 * MS, end_ns=None if stuck else at + 12 * MS,
-            launcher="reducer", backward=step, phase="backward", inputs=(tensor(40),),
-        )  # fmt: skip
-        for rank in here:
-            job.stretch(rank, "backward", at + 9 * MS, None if stuck else at + 13 * MS)
-            if not stuck:
-                job.stretch(rank, "optimizer", at + 14 * MS, at + 15 * MS)
-    trace = job.load()
-    found = step_times(trace)
-    who = "rank 0 waits" if ranks == 2 else "63 ranks wait"
-    assert found.finding == f"Training step 13 was never finished: {who} for rank 1"
-    assert [rank for rank, cell in found.cells[13].items() if cell.length_ns is None] == [0, *range(2, ranks)]
-    assert all(found.length_ns(place) == 15 * MS for place in range(13))
-    ax = draw.timeline(trace)
-    assert " ".join(ax.get_title(loc="left").split()) == found.finding
-    assert "rank 1" in [label.get_text() for label in ax.get_yticklabels()]
-    cells = next(each for each in ax.collections if each.get_gid() == "cells")
-    red = [color for color in cells.get_facecolors() if tuple(color) == to_rgba(MISSING)]
-    assert len(red) == ranks - 1
+    assert title(ax) == step_times(trace).finding == "Step 321 was never finished by rank 1"
+    (cells,), (lengths,) = parts(ax, "cells"), parts(ax, "lengths")
+    assert [tuple(face) for face in cells.get_facecolors()].count(red) == 1
+    assert len(cells.get_paths()) == 2 * (1 + len(lengths.get_paths())), "only what was measured has a height"
 
 
 VIEWS = (draw.timeline, draw.steps, draw.sequence, draw.traffic, draw.traffic_graph, draw.breakdown, draw.buckets)
 
 
-@pytest.mark.parametrize("ranks", [3, 30])
-def test_the_rank_that_a_title_says_is_waited_for_is_red_in_its_picture(tmp_path, ranks):
-    """Rank 1 never begins the last backward pass: it has no gradient there, and no call."""
-    job = Job(tmp_path, ranks=ranks)
-    for rank in range(ranks):
+def test_the_rank_that_a_title_says_is_waited_for_is_red_in_its_picture(tmp_path, red):
+    """Of 30 ranks, rank 1 never begins the last backward pass: it has no gradient there, and no call."""
+    job = Job(tmp_path, ranks=30)
+    for rank in range(30):
         job.bucket(rank, 0, {"p0": 40}, count=1)
     for step in range(2):
         at, facts = step * 30 * MS, {"launcher": "reducer", "backward": step, "phase": "backward"}
-        here = [rank for rank in range(ranks) if rank != 1 or not step]
+        here = [rank for rank in range(30) if rank != 1 or not step]
         for rank in here:
             job.stretch(rank, "forward", at, at + 8 * MS)
             job.gradient(rank, "p0", at_ns=at + 9 * MS, backward=step)
@@ -229,31 +134,138 @@ def test_the_rank_that_a_title_says_is_waited_for_is_red_in_its_picture(tmp_path
     told = {}
     for view in VIEWS:
         ax = view(trace)
-        told[view] = " ".join(ax.get_title(loc="left").split())
-        red = {text.get_text() for text in ax.figure.findobj(Text) if to_rgba(text.get_color()) == to_rgba(MISSING)}
-        assert {*re.findall(r"for (rank \d+)", told[view])} <= red, told[view]
+        told[view] = title(ax)
+        shown = {text.get_text() for text in ax.figure.findobj(Text) if to_rgba(text.get_color()) == red}
+        assert {*re.findall(r"for (rank \d+)", told[view])} <= shown, told[view]
     assert told[draw.buckets].endswith(" wait for rank 1 in bucket 0 of backward pass 1")
     assert all("for rank 1" in told[view] for view in VIEWS if view is not draw.breakdown)
 
 
-def test_a_hang_before_the_forward_pass_is_a_step_of_its_own(tmp_path):
-    """DDP's broadcast of the buffers never ended: nothing else was seen of the step."""
-    job = Job(tmp_path, ranks=2)
+# Where the time goes, and what is hidden ------------------------------------------------------------------------------
+
+
+def one_step(job, at=0, *, late=0, backward=0):
+    """A step on two ranks, in µs from `at`; rank 1's backward pass begins `late` later, its forward does, too.
+
+    forward 0-100, backward 110-300, optimizer 310-330. Gradients "b" at 150, "a" at 250. Bucket 0 (40 B) is launched
+    at 151 and done at 211, bucket 1 (60 B) at 251 and 291: on rank 0 with `late=0` 60 µs hidden, 40 µs exposed.
+    """
     for rank in range(2):
-        job.stretch(rank, "forward", 0, 8 * MS)
-        job.stretch(rank, "backward", 9 * MS, 12 * MS)
-        job.stretch(rank, "optimizer", 13 * MS, 14 * MS)
-    job.collective("broadcast", ranks=[0], start_ns=20 * MS, end_ns=None, phase="forward", inputs=(tensor(4),))
-    found = step_times(job.load())
-    assert found.titles == ("training step 0", "training step 1")
-    assert found.finding == "Training step 1 was never finished: rank 0 waits for rank 1"
+        shift = at + late * rank
+        job.stretch(rank, "forward", shift * US, (shift + 100) * US)
+        for name, ready in (("b", 150), ("a", 250)):
+            job.gradient(rank, name, at_ns=(shift + ready) * US, backward=backward)
+    for size, launched, took in ((40, 151, 60), (60, 251, 40)):
+        starts = {0: (at + launched) * US, 1: (at + launched + late) * US}
+        facts = {"launcher": "reducer", "backward": backward, "phase": "backward", "inputs": (tensor(size),)}
+        job.collective("all_reduce", start_ns=starts, end_ns=starts[1] + took * US, **facts)
+    for rank in range(2):
+        job.stretch(rank, "backward", (at + 110 + late * rank) * US, (at + 300 + late) * US)
+        job.stretch(rank, "optimizer", (at + 310 + late) * US, (at + 330 + late) * US)
 
 
-def test_one_step_names_who_came_late_to_it(tmp_path):
-    found = step_times(trained(tmp_path).between(5990, 6200))
-    assert found.finding == "Training step 6 took 125 ms: rank 1 came late to bucket 1"
+def late_job(folder):
+    job = Job(folder, ranks=2)
+    for rank in range(2):
+        job.bucket(rank, 0, {"b": 40}, count=2)
+        job.bucket(rank, 1, {"a": 60}, count=2)
+    one_step(job, late=80)
+    return job.load()
 
 
-def test_no_steps_says_what_to_do(tmp_path):
-    trace = Job(tmp_path, ranks=2).load()
-    assert "dlearn.span" in draw.steps(trace).texts[0].get_text()
+def test_waiting_for_a_late_rank_is_told_apart_from_transfer(tmp_path):
+    trace = late_job(tmp_path)
+    found = analysis.overlap(trace)
+    first, second = found.steps[0].shares
+    # Rank 0 waits 151-231 for bucket 0, which travels until 291; from 251 to 331 for bucket 1, which travels to 371.
+    # It computes until 250. Hidden: 80 waiting, 19 (231-250) transfer. After that bucket 0 travels 250-291, bucket 1
+    # waits until 331 (291-331 nothing travels), and travels 40.
+    assert first.times == (19 * US, 80 * US, 41 * US + 40 * US, 40 * US)
+    assert first.waits == {1: 40 * US}
+    # Rank 1 computes until 330: bucket 0 (231-291) is hidden, bucket 1 (331-371) is not.
+    assert second.times == (60 * US, 0, 40 * US, 0)
+    assert second.hidden == 0.6
+    assert found.finding.endswith("ranks stand waiting longest for rank 1: 40.0 µs")
+    # Both end at 410; rank 0 is looked at. Its last transfer is bucket 1's, launched by rank 1 at 331, done at 371.
+    path = [(leg.rank, leg.what, leg.start_ns // US, leg.end_ns // US) for leg in found.steps[0].path]
+    assert path == [
+        *[(1, "forward", 80, 180), (1, "between", 180, 190), (1, "backward", 190, 331)],
+        *[(0, "bucket 1 travels", 331, 371)],
+        *[(0, "backward", 371, 380), (0, "between", 380, 390), (0, "optimizer", 390, 410)],
+    ]
+    alone = analysis.overlap(trace.where(rank=0)).steps[0].path
+    assert alone == found.steps[0].path[3:]  # what rank 1 did is not asked for
+
+
+def test_the_parts_of_a_step_of_median_length(tmp_path):
+    """Of two in the middle it is the shorter."""
+    job = Job(tmp_path, ranks=2)
+    for number, (at, late) in enumerate([(0, 300), (1000, 10), (2000, 80), (3000, 200)]):
+        one_step(job, at, late=late, backward=number)
+    trace = job.load()
+    found = analysis.breakdown(trace)
+    first, second = found.middle
+    assert [(each.number, each.rank) for each in found.middle] == [(2, 0), (2, 1)]
+    # Rank 0: 0-410. Backward 110-380, less 250-371, in which it waits or sends without computing.
+    phases = ("forward", "backward", "optimizer", "between")
+    assert [first.length_ns(phase) // US for phase in phases] == [100, 270 - 121, 20, 20]
+    assert (first.total_ns, first.exposed_ns) == (410 * US, 121 * US)
+    # Rank 1: 80-410; its backward 190-380 less the transfer of 331-371.
+    assert (second.total_ns, second.length_ns("backward"), second.exposed_ns) == (330 * US, 150 * US, 40 * US)
+    # 410 + 330 µs in all, of which 121 and 40 were not hidden: 22 %.
+    assert found.finding.endswith(" 22% communication that is not hidden")
+    ax = draw.breakdown(trace)
+    assert title(ax) == "Training step 2, 410 µs: 40% is backward"
+    waits = [(box.get_x(), box.get_width()) for box in parts(ax, "waiting")]
+    assert waits == [pytest.approx((0.291, 0.040))]
+    assert "the longest wait ends: rank 1 has come to all_reduce #6" in texts(ax)
+
+
+@given(st.lists(st.tuples(st.integers(0, 80), st.integers(0, 40), st.integers(0, 60)), max_size=5), st.integers(0, 99))
+@settings(deadline=None, max_examples=40)
+def test_hidden_and_exposed_are_all_of_the_communication(tmp_path_factory, calls, last_gradient):
+    """Calls: rank 0's launch, how much later rank 1's is, how long the transfer takes; the pass lasts 0-200."""
+    job = Job(tmp_path_factory.mktemp("job"), ranks=2)
+    for start, later, took in calls:
+        ends = start + later + took
+        facts = {"launcher": "reducer", "backward": 0, "phase": "backward"}
+        job.collective("all_reduce", size=4, start_ns={0: start, 1: start + later}, end_ns=ends, **facts)
+    for rank in range(2):
+        job.gradient(rank, "a", at_ns=last_gradient)
+        job.stretch(rank, "backward", 0, 200)
+    for step in analysis.overlap(job.load()).steps:
+        for share in step.shares:
+            busy = set()
+            for start, later, took in calls:
+                busy.update(range(start + later * share.rank, start + later + took))
+            assert share.times.total_ns == len(busy)
+            assert sum(share.waits.values()) >= share.times.exposed_waiting_ns
+
+
+# Buckets --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_real_run_has_every_gradient_in_a_bucket_that_was_sent_and_done(recorded):
+    trace = recorded(programs.train_ddp, 2, arguments=(5,), measure="span")
+    found = analysis.bucket_times(trace)
+    # 17,290 parameters: one bucket, then two of 35,880 and 33,280 B, on 2 ranks.
+    assert [[each.bytes for each in table] for table in found.tables] == [[69160], [35880, 33280]]
+    assert len(found.items) == 2 * 1 + 2 * 2 * 4
+    for each in found.items:
+        assert each.never_ready == ()
+        assert each.begins_ns <= min(at for _, at in each.ready)
+        assert max(at for _, at in each.ready) <= each.launched_ns <= each.transfer_ns <= each.done_ns
+    assert [step.number for step in analysis.overlap(trace).steps] == [0, 1, 2, 3, 4]
+    assert len(parts(draw.buckets(trace), "transfer")) >= 4
+
+
+def test_the_picture_of_buckets_has_a_row_for_each_rank_below_each_bucket(tmp_path):
+    ax = draw.buckets(late_job(tmp_path))
+    assert lanes(ax) == ["rank 0", "rank 1"] * 2
+    sent = parts(ax, "transfer")
+    assert len(sent) == 4
+    assert len({patch.get_facecolor() for patch in sent}) == 2, "a colour for each bucket"
+    # Rank 0 waits for bucket 0 from 151 to 231 µs, and for bucket 1 from 251 to 331; its pass began at 110.
+    waits = [(round(box.get_x() * 1000), round(box.get_width() * 1000)) for box in parts(ax, "waiting")]
+    assert waits == [(41, 80), (141, 80)]
+    assert any(text.endswith("bucket 0, 40 B: b") for text in texts(ax))

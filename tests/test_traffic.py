@@ -1,64 +1,58 @@
-"""Bytes from each rank to each other rank."""
+"""Bytes from each rank to each other rank, and those of two runs side by side. (Predicted and measured ones are in
+test_reconcile.py.)"""
 
-import html
-
-import matplotlib.pyplot as plt
 import pytest
-from matplotlib.figure import Figure
 from traces import Job, header
 
 from dlearn import draw
-from dlearn.analysis import measured_traffic, predicted_traffic, traffic
+from dlearn.analysis import compare, measured_traffic, traffic
 from dlearn.errors import DlearnError
+
+
+def title(ax):
+    return " ".join(ax.get_title(loc="left").split())
+
+
+def texts(ax):
+    return [" ".join(text.get_text().split()) for text in ax.texts]
 
 
 def test_a_ring_sends_each_byte_almost_twice(tmp_path):
     job = Job(tmp_path, ranks=4)
     job.collective("all_reduce", size=1000)
     sent = traffic(job.load())
-    assert sent.bytes_from(rank=0) == 1500  # 2 * 3/4 * 1000
+    assert sent.bytes_from(rank=0) == sent.bytes_to(rank=0) == 1500  # 2 * 3/4 * 1000
     assert sent.payload_bytes == {(0, 3): 1500, (1, 0): 1500, (2, 1): 1500, (3, 2): 1500}
     assert sent.message_count[0, 3] == 12
-    assert sent.bytes_to(rank=0) == 1500
-    assert sent.total_bytes == 6000
     assert sent.by_how == {"derived": 6000}
 
 
-def test_the_table(tmp_path):
+def test_what_came_what_never_came_and_what_is_not_known(tmp_path):
+    pytest.importorskip("pandas")
     job = Job(tmp_path, ranks=2)
     job.headers[1] = header(1, world_size=2, name="trainer <1>")
     job.send(0, 1, size=1234)
     job.recv(1, 0, size=1234)
-    sent = traffic(job.load())
+    job.send(0, 1, size=100, end_ns=None)
+    for _ in range(3):
+        job.collective("all_to_none", size=100)
+    trace = job.load()
+    sent = traffic(trace)
+    assert (sent.by_how, sent.unexplained) == ({"observed": 1234, "missing": 100}, 3)
     assert str(sent).splitlines() == [
         "bytes from \\ to  rank 0  trainer <1>  sent in all",
         "rank 0                .        1,234        1,234",
         "trainer <1>           0            .            0",
+        "not counted: 3 operations whose messages are not known",
     ]
     assert "trainer &lt;1&gt;" in sent._repr_html_()
-    assert html.escape("<1>") in sent._repr_html_()
+    assert sent.to_frame().loc["rank 0", "trainer <1>"] == sent.to_frame().to_numpy().sum() == 1234
 
 
-def test_what_never_came_is_counted_apart(tmp_path):
-    job = Job(tmp_path, ranks=2)
-    job.send(0, 1, size=100, end_ns=None)
-    sent = traffic(job.load())
-    assert (sent.total_bytes, sent.by_how) == (0, {"missing": 100})
-
-
-def test_what_is_not_known_is_said(tmp_path):
+def test_where_no_message_is_known_the_title_does_not_say_that_none_was_sent(tmp_path):
     job = Job(tmp_path, ranks=2)
     job.collective("all_to_none", size=100)
-    sent = traffic(job.load())
-    assert sent.unexplained == 1
-    assert str(sent).endswith("not counted: 1 operation whose messages are not known")
-
-
-def test_bytes_to_oneself_are_shown_where_there_are_any(tmp_path):
-    job = Job(tmp_path, ranks=1)
-    job.send(0, 0, size=5)
-    job.recv(0, 0, size=5)
-    assert traffic(job.load()).rows()[1] == ["rank 0", "5", "5"]
+    assert title(draw.traffic(job.load())) == "No message is known"
 
 
 def test_many_ranks_are_told_by_pairs(tmp_path):
@@ -66,91 +60,76 @@ def test_many_ranks_are_told_by_pairs(tmp_path):
     job = Job(tmp_path, ranks=1000)
     for dst in range(1, 1000):
         job.send(0, dst, size=dst)
-    sent = traffic(job.load(without=range(1, 1000)))
-    assert len(sent.ranks) == 1000
-    rows = sent.rows()
+    rows = traffic(job.load(without=range(1, 1000))).rows()
     assert rows[:2] == [["from", "to", "bytes"], ["rank 0", "rank 999", "999"]]
     # The 40 largest are 999 ... 960; 1 ... 959 remain: 959 * 960 / 2.
     assert rows[-1] == ["959 more pairs", "", "460,320"]
 
 
-def test_traffic_as_a_matrix(tmp_path):
-    pytest.importorskip("pandas")
-    job = Job(tmp_path, ranks=2)
-    job.send(0, 1, size=100)
-    job.recv(1, 0, size=100)
-    frame = traffic(job.load()).to_frame()
-    assert frame.loc["rank 0", "rank 1"] == 100
-    assert frame.to_numpy().sum() == 100
-
-
-def counted(folder, *, sent=(776, 776), op="all_reduce") -> Job:
-    """An all_reduce of 200 B on 2 ranks, in a span with a sample at each end: 4 messages each way.
-
-    200 B of payload + 4 x 96 B of framing, and 4 x 48 B in answer to the other's: 776 B each way.
-    """
-    job = Job(folder, ranks=2)
-    job.connect()
-    for rank in (0, 1):
-        span = job.span(rank, "step 0")
-        job.counters(rank, 8, parent=span)
-        job.collective(op, size=200, ranks=[rank], seq=1, parent=span)
-        job.counters(rank, 8 + sent[rank], parent=span)
-    return job
-
-
-def test_measured_on_the_wire_where_the_kernel_counted_just_this_part(tmp_path):
-    """What it counted stands there, not what was predicted; of a part without samples around it nothing does."""
-    job = counted(tmp_path, sent=(776, 800))
-    job.collective("all_reduce", size=200)
-    trace = job.load()
-    found = measured_traffic(trace.within("step 0"))
-    assert (found.counted, found.wire_bytes, found.not_measured) == ("measured", {(0, 1): 776, (1, 0): 800}, "")
-    later = "no two samples of rank 0's counters in this part are around all that it sends"
-    assert measured_traffic(trace).not_measured == later
-    assert measured_traffic(trace.where(op="all_reduce")).wire_bytes == {}
-    assert measured_traffic(trace.where(op="all_reduce")).not_measured.startswith("fewer than two samples")
-
-
-def test_what_was_counted_with_others_is_not_measured(tmp_path):
-    """Two operations between two samples: of one of them alone nobody knows the bytes."""
+def test_the_picture_says_which_bytes_it_shows(tmp_path):
+    """100 B from rank 1 to rank 0: 196 B on the wire, and 48 B back."""
     job = Job(tmp_path, ranks=2)
     job.connect()
     for rank in (0, 1):
         job.counters(rank, 8)
-    job.collective("all_reduce", size=200)
-    job.collective("all_reduce", size=200, phase="backward")
-    for rank in (0, 1):
-        job.counters(rank, 8 + 2 * 776)
+    job.send(1, 0, size=100)
+    job.recv(0, 1, size=100)
+    for rank, sent in enumerate((48, 196)):
+        job.counters(rank, 8 + sent)
     trace = job.load()
-    assert measured_traffic(trace).wire_bytes == {(0, 1): 1552, (1, 0): 1552}
-    part = trace.where(phase="none")
-    assert predicted_traffic(part).total_bytes == 1552
-    assert measured_traffic(part).not_measured == "what rank 0 sent for other operations was counted with it"
-
-
-def test_what_cannot_be_predicted_is_no_zero(tmp_path):
-    job = Job(tmp_path, ranks=2, backend="nccl")
-    job.send(0, 1, size=100)
-    job.recv(1, 0, size=100)
-    found = predicted_traffic(job.load())
-    assert found.wire_bytes == {}
-    assert str(found).endswith("not counted: 1 operation: how nccl frames its messages is not known here")
-
-
-def test_the_picture_says_which_bytes_it_shows(tmp_path, monkeypatch):
-    trace = counted(tmp_path).load()
-    # No window, none left open.
-    monkeypatch.setattr(plt, "figure", lambda FigureClass=Figure, **more: FigureClass(**more))
-    found = {bytes: draw.traffic(trace, bytes=bytes) for bytes in ("payload", "predicted", "measured")}
-    titles = {bytes: ax.get_title(loc="left").replace("\N{NO-BREAK SPACE}", " ") for bytes, ax in found.items()}
+    assert measured_traffic(trace).wire_bytes == {(0, 1): 48, (1, 0): 196}
+    titles = {bytes: title(draw.traffic(trace, bytes=bytes)) for bytes in ("payload", "predicted", "measured")}
     assert titles == {
-        "payload": "Each rank sends 200 B to the other",
-        "predicted": "Predicted on the wire: 1.55 kB, framing included",
-        "measured": "Measured on the wire: 1.55 kB, as the kernel counted it",
+        "payload": "Rank 1 sends 100 B to rank 0, nothing comes back",
+        "predicted": "Predicted on the wire: 244 B, framing included",
+        "measured": "Measured on the wire: 244 B, as the kernel counted it",
     }
-    for bytes in ("predicted", "measured"):
-        assert "776 B" in {text.get_text() for text in found[bytes].texts}
-    assert draw.traffic(trace.where(rank=0), bytes="measured").get_title(loc="left") == "Nothing to draw"
+    shown = texts(draw.traffic(trace, bytes="measured"))
+    # A cell for each pair, and beside it what the rank has sent, below it what it has got.
+    assert shown.count("196 B") == shown.count("48 B") == 3
     with pytest.raises(DlearnError, match="no bytes 'wire' to draw; there are: payload, predicted, measured"):
         draw.traffic(trace, bytes="wire")
+
+
+# Two runs side by side ------------------------------------------------------------------------------------------------
+
+
+def two_runs(tmp_path):
+    """`a` all-reduces 1000 B, `b` 500 B, and `b` broadcasts 8 B from rank 0 before."""
+    a, b = Job(tmp_path / "a", ranks=2), Job(tmp_path / "b", ranks=2)
+    a.collective("all_reduce", size=1000, phase="backward")
+    b.collective("broadcast", size=8, root=0, phase="forward")
+    b.collective("all_reduce", size=500, phase="backward")
+    return a.load(), b.load()
+
+
+def test_what_came_and_what_went(tmp_path):
+    a, b = two_runs(tmp_path)
+    found = compare(a, b, names=("plain", "<half>"))
+    reduced = found.by_kind["backward", "all_reduce"]
+    # A ring of two sends each byte once from each rank: 2 · 1/2 · 1000 · 2 ranks, and half of that.
+    assert (reduced.a.payload_bytes, reduced.b.payload_bytes, reduced.added_bytes) == (2000, 1000, -1000)
+    assert (found.came, found.went) == ((("forward", "broadcast"),), ())
+    assert compare(b, a).went == found.came
+    # Pairs: rank 1 sends its half of the ring only.
+    added = {pair: each.added_bytes for pair, each in found.by_pair.items()}
+    assert added == {("rank 1", "rank 0"): -500, ("rank 0", "rank 1"): -500 + 8}
+    assert sum(added.values()) == found.total.added_bytes == 8 - 1000
+    assert found.sentence.startswith("<half> sends 992 B less than plain (1,008 instead of 2,000 B), in ")
+    assert "&lt;half&gt;" in found._repr_html_()
+    assert "<half>" not in found._repr_html_()
+    nothing = a.where(kind="span")
+    assert compare(nothing, a).total.added_bytes == 2000
+
+
+def test_the_picture_of_two_runs_names_what_came_and_what_changed(tmp_path):
+    a, b = two_runs(tmp_path)
+    ax = draw.compare(a, b, names=("plain", "<half>"))
+    assert title(ax) == "<half> sends 992 B less than plain: 1.01 kB and not 2.00 kB, in 1 message more"
+    assert dict(label.get_text().split("\n") for label in ax.get_yticklabels()) == {
+        "all_reduce, backward": "-1.00 kB",
+        "broadcast, forward": "came: 8 B",
+        "rank 0 → rank 1": "-492 B, +1 message",
+        "rank 1 → rank 0": "-500 B",
+    }
+    assert title(draw.compare(a, a)) == "b sends as many bytes as a: 2.00 kB, in as many messages"
