@@ -37,13 +37,9 @@ class Lab:
 
     def run(self, module: str, *arguments: str) -> None:
         """A command of Jupyter's beside this server; fails with what it said."""
+        command = [sys.executable, "-m", module, *arguments]
         done = subprocess.run(
-            [sys.executable, "-m", module, *arguments],
-            cwd=self.folder,
-            env=_environment(self.home),
-            capture_output=True,
-            text=True,
-            timeout=60,
+            command, cwd=self.folder, env=_environment(self.home), capture_output=True, text=True, timeout=60
         )
         assert done.returncode == 0, done.stderr
 
@@ -59,23 +55,14 @@ def running_lab(home: Path) -> Iterator[Lab]:
         file.write_text(json.dumps(settings))
     token = secrets.token_hex(16)
     options = {
-        "ServerApp.ip": "127.0.0.1",
-        "ServerApp.port": "0",
-        "ServerApp.root_dir": str(folder),
-        "IdentityProvider.token": token,
-        "ServerApp.open_browser": "False",
-        "ServerApp.allow_root": "True",
+        **{"ServerApp.ip": "127.0.0.1", "ServerApp.port": "0", "ServerApp.root_dir": str(folder)},
+        **{"IdentityProvider.token": token, "ServerApp.open_browser": "False", "ServerApp.allow_root": "True"},
         "LabApp.extension_manager": "readonly",
     }
     log = home / "lab.log"
     with log.open("w") as output:
-        server = psutil.Popen(
-            [sys.executable, "-m", "jupyterlab", *(f"--{name}={value}" for name, value in options.items())],
-            env=_environment(home),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-        )
+        command = [sys.executable, "-m", "jupyterlab", *(f"--{name}={value}" for name, value in options.items())]
+        server = psutil.Popen(command, env=_environment(home), stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     try:
         yield Lab(folder, home, _address(server, home, log), token)
     finally:
@@ -85,12 +72,8 @@ def running_lab(home: Path) -> Iterator[Lab]:
 def _environment(home: Path) -> dict[str, str]:
     """What this test was started with, but all of Jupyter's files in `home`."""
     own = {
-        "JUPYTER_CONFIG_DIR": "config",
-        "JUPYTER_DATA_DIR": "data",
-        "JUPYTER_RUNTIME_DIR": "runtime",
-        "JUPYTERLAB_SETTINGS_DIR": "settings",
-        "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
-        "IPYTHONDIR": "ipython",
+        **{"JUPYTER_CONFIG_DIR": "config", "JUPYTER_DATA_DIR": "data", "JUPYTER_RUNTIME_DIR": "runtime"},
+        **{"JUPYTERLAB_SETTINGS_DIR": "settings", "JUPYTERLAB_WORKSPACES_DIR": "workspaces", "IPYTHONDIR": "ipython"},
     }
     return {**os.environ, **{name: str(home / folder) for name, folder in own.items()}}
 

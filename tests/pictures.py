@@ -1,28 +1,102 @@
-"""Every drawing of dlearn.draw, of traces by hand. As a script it saves them all: python pictures.py FOLDER
+"""Jobs to draw, recorded ones and those that no run gives; and every drawing of dlearn.draw, of traces by hand.
 
-Several tests ask something of every drawing; one that is new has to be added here.
+As a script it saves the drawings: python pictures.py FOLDER. One that is new has to be added here.
 """
 
 from __future__ import annotations
 
+import json
 import sys
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
 import msgspec
 from matplotlib.axes import Axes
-from traces import Job, tensor
+from traces import Job, header, tensor
 
-from dlearn import draw
-from dlearn.sources.memory import SOURCE
-from dlearn.trace.event import AutogradNode, AutogradRun
-from dlearn.trace.memory_held import MemoryHeld
-from dlearn.trace.source import describe
-from dlearn.trace.trace import Trace
-from dlearn.trace.wiring import ChannelLink, Ring, Wired
+from dlearn import Trace, draw
+from dlearn.trace.event import NOT_OBSERVED, AutogradNode, AutogradRun
 
-US = 1000
+US, MS = 1000, 1_000_000
 ENDINGS = ("svg", "png", "pdf")
+HOSTILE = "</title><script>alert(1)</script>\"'&amp;(]]>\\"
+STRANGE = ["a$b$", HOSTILE, "long " * 60, "日本\n\u202e\x00%s{}", "W" * 200]
+
+# Jobs -----------------------------------------------------------------------------------------------------------------
+
+RECORDED = {
+    "DDP": "lesson-quickstart/00",
+    "DDP over a glass box": "lesson-ring_all_reduce/06",
+    "DDP and RPC": "lesson-quickstart/04",
+    "sharded": "lesson-sharding/04",
+    "collectives": "lesson-collectives/01",
+    "pipeline": "lesson-pipeline/02",
+    "RPC": "lesson-parameter_server/00",
+    "distributed autograd": "lesson-distributed_autograd/02",
+    "MPI": "lesson-mpi_sgd/08",
+    "MPI's own algorithms": "mpi/00",
+    "hang": "lesson-museum_of_hangs/10",
+    "hang of a bucket": "lesson-museum_of_hangs/03",
+    "hang of RPC": "lesson-museum_of_hangs/04",
+}
+"""Of each kind a trace out of tests/frozen."""
+
+
+def recorded_job(name: str, folder: Path) -> Trace:
+    """As it was recorded; `folder` holds its files."""
+    archive, _, place = RECORDED[name].partition("/")
+    with zipfile.ZipFile(Path(__file__).parent / "frozen" / f"{archive}.zip") as files:
+        files.extractall(folder, [each for each in files.namelist() if each.startswith(f"{place}/")])
+    return Trace.load(folder / place)
+
+
+def many_ranks(folder: Path) -> Job:
+    """24 ranks, a large ring, a small one, and a barrier."""
+    job = Job(folder, ranks=24)
+    for i, op in enumerate(["all_reduce", "all_gather", "barrier"]):
+        late = {rank: (10 * i + rank / 4) * MS for rank in range(24)}
+        job.collective(op, size=0 if op == "barrier" else 10 ** (3 * i + 3), start_ns=late, end_ns=(10 * i + 9) * MS)
+    return job
+
+
+def strange_names(folder: Path) -> Job:
+    job = Job(folder, ranks=5)
+    job.headers = [header(rank, world_size=5, name=name) for rank, name in enumerate(STRANGE)]
+    for rank, name in enumerate(STRANGE):
+        job.span(rank, name, start_ns=0, end_ns=90 * MS)
+        job.span(rank, name, start_ns=10 * MS, end_ns=80 * MS)
+    job.group("a group with a long name " * 3, [1, 2, 4])
+    job.collective("all_reduce", size=1_234_567, start_ns=MS, end_ns=40 * MS)
+    job.collective(
+        "broadcast", size=10, group="a group with a long name " * 3, root=1, start_ns=50 * MS, end_ns=51 * MS
+    )
+    return job
+
+
+def broken(folder: Path) -> Job:
+    """A hang of a group, a call that fits no other, a receive from anyone, an end that nobody saw."""
+    job = Job(folder, ranks=8)
+    job.collective("all_reduce", size=1000, start_ns=0, end_ns=10 * MS)
+    job.collective("all_reduce", size=1000, ranks=[0, 2, 3, 4, 5, 6], start_ns=20 * MS, end_ns=None)
+    job.recv(7, None, start_ns=12 * MS, end_ns=None)
+    job.send(1, 7, start_ns=12 * MS, end_ns=None, by=NOT_OBSERVED, tag=123456)
+    return job
+
+
+def tagged(folder: Path) -> Job:
+    """Messages in both directions at the same time, whose tags tell them apart."""
+    job = Job(folder, ranks=3)
+    for i, (src, dst, tag) in enumerate([(0, 1, 7), (1, 0, 8), (0, 2, 7), (2, 0, 8), (0, 1, 1_000_000)]):
+        job.send(src, dst, tag=tag, size=1000 * i + 1, start_ns=i * MS, end_ns=(i + 1) * MS)
+        job.recv(dst, src, tag=tag, size=1000 * i + 1, start_ns=i * MS, end_ns=(i + 1) * MS)
+    return job
+
+
+BY_HAND: list[Callable[[Path], Job]] = [many_ranks, strange_names, broken, tagged]
+
+# Drawings -------------------------------------------------------------------------------------------------------------
 
 
 def drawings(folder: Path, *, name: str = "") -> dict[str, Axes]:
@@ -71,24 +145,38 @@ def training(folder: Path, name: str = "") -> Trace:
 
 def wired(folder: Path, name: str = "") -> Trace:
     """Two hosts of a rank each, and NCCL's ring of them."""
-    job = ranks(folder, name)
-    for rank, lines in enumerate(job.files):
-        link = ChannelLink(0, 1 - rank, f"NET/{name}/0", "ring")
-        rings = (Ring((0, 1), (0,)),) if rank == 0 else ()
-        lines.append(Wired(group="world", host=f"host {rank}{name}", device=0, channels=1, links=(link,), rings=rings))
-    return job.load()
+    lines = []
+    for rank in range(2):
+        link = {"channel": 0, "to": 1 - rank, "via": f"NET/{name}/0", "use": "ring"}
+        own = {"kind": "wired", "group": "world", "host": f"host {rank}{name}", "device": 0, "channels": 1}
+        lines.append([{**own, "links": [link], "rings": [{"order": [0, 1], "channels": [0]}] * (rank == 0)}])
+    return added(ranks(folder, name), lines)
 
 
 def memory(folder: Path, name: str = "") -> Trace:
     """Rank 1 holds the optimizer's state, too."""
-    job = ranks(folder, name)
-    facts = {"gathered": 0, "buckets": 100, "model": 100, "optimizers": "Adam", "way": "DDP", "ranks": 2}
-    for rank, lines in enumerate(job.files):
-        lines.append(describe(SOURCE))
+    columns = ["parameters", "gathered", "gradients", "buckets", "state", "activations", "model"]
+    facts = {"optimizers": "Adam", "way": "DDP", "ranks": 2}
+    common = ["number", "start_ns", "end_ns", "ended_by", "error", "parent", "thread", "phase", "site", "rank"]
+    kinds = {"memory": {"columns": [*common, *columns, *facts], "ends": False}}
+    lines = []
+    for rank in range(2):
+        lines.append([{"kind": "source", "name": "memory", "kinds": kinds}])
         for at in range(3):
-            more = {"parameters": 100, "gradients": 100 * (at > 1), "state": 200 * rank, "activations": 40 * (at == 1)}
-            job.event(MemoryHeld, rank, start_ns=at * US, **facts, **more)
-    return job.load()
+            sizes = dict(zip(columns, (100, 0, 100 * (at > 1), 100, 200 * rank, 40 * (at == 1), 100), strict=True))
+            lines[rank].append({"kind": "memory", "number": at, "start_ns": at * US, **sizes, **facts})
+    return added(ranks(folder, name), lines)
+
+
+def added(job: Job, lines: list[list[dict[str, object]]]) -> Trace:
+    """The job with more lines in the file of each rank."""
+    for path, more in zip(job.write(), lines, strict=True):
+        *told, footer = path.read_text().splitlines()
+        told += map(json.dumps, more)
+        path.write_text(
+            "\n".join([*told, footer.replace(f'"lines":{len(told) - len(more)}', f'"lines":{len(told)}'), ""])
+        )
+    return Trace.load(job.folder)
 
 
 def sends(folder: Path, size: int, name: str = "") -> Trace:

@@ -1,24 +1,28 @@
-"""The player as a person meets it: in a page of its own, in a real JupyterLab, in an exported notebook.
-
-Screenshots are left in the folder that DLEARN_ARTIFACTS names, else among pytest's own temporary files.
-"""
+"""Player, strip, held jobs and drawings as a person meets them: in pages of their own, and in a real JupyterLab."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from html import unescape
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from lab import Lab, running_lab
+from matplotlib.image import imread
+from pictures import drawings
 from traces import Job, header
 
+from dlearn import draw, messages, operations
+from dlearn.draw.palette import contrast
+from dlearn.live.held_page import HeldPage
 from dlearn.play import Player, player, strip
 
 pytest.importorskip("playwright", reason="nobody can click without playwright: `make test-all` installs it")
@@ -34,7 +38,7 @@ pytestmark = [
 ]
 
 FLAGS = "no-sandbox disable-gpu disable-quic no-first-run disable-background-networking disable-component-update"
-WIDTHS = {"light": 1300, "dark": 650}  # CSS pixels: a laptop's window, and half of it
+WIDTH = 1300  # CSS pixels: a laptop's window
 PATIENCE_MS = 60_000  # a machine may be busy
 NOTEBOOKS = Path(__file__).parent.parent / "notebooks"
 EVIL = """<img src=x onerror="window.ran=1"><script>window.ran=1</script>'"&amp;$x$ 🐍 """
@@ -50,17 +54,10 @@ def browser() -> Iterator[Browser]:
         launched.close()
 
 
-@pytest.fixture(scope="module")
-def artifacts(tmp_path_factory) -> Path:
-    folder = Path(os.environ.get("DLEARN_ARTIFACTS") or tmp_path_factory.mktemp("artifacts"))
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
-
-
 @contextmanager
 def opened(browser: Browser, url: str) -> Iterator[Page]:
     """The page. From a file it has no network. An error in its console fails the test."""
-    context = browser.new_context(viewport={"width": WIDTHS["light"], "height": 1000})
+    context = browser.new_context(viewport={"width": WIDTH, "height": 1000})
     context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
     errors: list[str] = []
@@ -74,6 +71,27 @@ def opened(browser: Browser, url: str) -> Iterator[Page]:
     context.close()
     # An exported notebook asks for require.js and MathJax, and does without.
     assert [error for error in errors if "net::ERR_FAILED https://" not in error and "cdnjs" not in error] == []
+
+
+def after(browser: Browser, page: str, folder: Path, script: str) -> list[Any]:
+    """What `script`, run in this page once all of it has come to life, has put together with `say(...)`."""
+    helpers = """
+        const said = [], say = (...facts) => said.push(facts);
+        const all = (selector) => [...document.querySelectorAll(selector)];
+        const find = (selector) => document.querySelector(selector);
+        const text = (selector) => find(selector).textContent;
+        const click = (name) => find(`[data-go=${name}]`).click();
+        const press = (key, on) => find(on).dispatchEvent(new KeyboardEvent("keydown",
+            {key, bubbles: true, cancelable: true}));
+        const isReady = (each) => each.dlearnPlayer?.go ?? each.dlearnStrip?.look;
+        while (!all(".dlearn-player").every(isReady)) await new Promise((done) => setTimeout(done));
+        const root = find(".dlearn-strip"), travel = root?.dlearnStrip;
+        const tell = () => say(root.querySelector("code").textContent, travel.found.length,
+            root.querySelector(".sentence").textContent);
+    """
+    (folder / "page.html").write_text(page, encoding="utf-8")
+    with opened(browser, (folder / "page.html").as_uri()) as shown:
+        return shown.evaluate(f"async () => {{ {helpers} {script}; return said; }}")
 
 
 def stands(root: Locator, step: int) -> None:
@@ -128,27 +146,18 @@ def light_up(page: Page, scheme: str) -> None:
         expect(page.locator("#jupyterlab-splash")).to_have_count(0)  # it stands over the page while a theme loads
 
 
-def photograph(shown: Locator, folder: Path, name: str) -> None:
-    """The page where this is: at half width and dark, at full width and light."""
-    page = shown.page
-    for scheme in ("dark", "light"):
-        page.set_viewport_size({"width": WIDTHS[scheme], "height": 1000})
-        light_up(page, scheme)
-        shown.evaluate("shown => shown.scrollIntoView()")
-        page.screenshot(path=folder / f"{name}-{scheme}.png")
-
-
 def ring(folder: Path, *, names: tuple[str, ...] = (), count: int = 9) -> Job:
     """Message i goes from rank i to the next of three."""
     job = Job(folder, ranks=3)
     job.headers = [header(rank, world_size=3, name=name) for rank, name in enumerate(names)] or job.headers
     for i in range(count):
-        job.send(i % 3, (i + 1) % 3, size=100 * (i + 1), start_ns=10 * i, end_ns=10 * i + 5)
-        job.recv((i + 1) % 3, i % 3, size=100 * (i + 1), start_ns=10 * i, end_ns=10 * i + 5)
+        facts = {"size": 100 * (i + 1), "start_ns": 10_000 * i, "end_ns": 10_000 * i + 5000}
+        job.send(i % 3, (i + 1) % 3, **facts)
+        job.recv((i + 1) % 3, i % 3, **facts)
     return job
 
 
-def test_a_page_of_its_own_plays_without_a_network(browser, tmp_path, artifacts):
+def test_a_page_of_its_own_plays_without_a_network(browser, tmp_path):
     player(ring(tmp_path).load()).to_html(tmp_path / "ring.html")
     with opened(browser, (tmp_path / "ring.html").as_uri()) as page:
         root = page.locator(".dlearn-player")
@@ -157,33 +166,6 @@ def test_a_page_of_its_own_plays_without_a_network(browser, tmp_path, artifacts)
         stands(root, 3)
         root.locator("[data-go=play]").click()
         assert violations(page) == []
-        photograph(root, artifacts, "page")
-
-
-def test_the_strip_is_travelled_by_mouse_and_keys_and_axe_finds_nothing(browser, tmp_path, artifacts):
-    job = Job(tmp_path, ranks=3)
-    for turn in range(9):
-        times = {"start_ns": 10_000 * turn, "end_ns": 10_000 * turn + 5000}
-        job.send(turn % 3, (turn + 1) % 3, size=100 * (turn + 1), **times)
-        job.recv((turn + 1) % 3, turn % 3, size=100 * (turn + 1), **times)
-    strip(job.load()).to_html(tmp_path / "strip.html")
-    with opened(browser, (tmp_path / "strip.html").as_uri()) as page:
-        root, lanes = page.locator(".dlearn-strip"), page.locator(".lanes")
-        expect(root.locator(".sentence")).to_have_text("9 operations in view: 9 messages, 4.50 kB of payload.")
-        lanes.hover(position={"x": 600, "y": 60})
-        page.mouse.wheel(0, -200)
-        expect(root.locator("code")).to_contain_text("trace.between(")
-        lanes.focus()
-        for key in ("Home", "n", "n", "ArrowDown"):
-            page.keyboard.press(key)
-        expect(root.locator("code")).to_contain_text('.where(op="')
-        photograph(root, artifacts, "strip")
-        for scheme in ("light", "dark"):
-            light_up(page, scheme)
-            assert [rule["id"] for rule in Axe().run(page).response["violations"]] == []
-        page.keyboard.press("Escape")
-        page.keyboard.press("Home")
-        expect(root.locator("code")).to_have_text("trace")
 
 
 def test_names_are_text_and_never_run(browser, tmp_path):
@@ -201,16 +183,36 @@ def test_names_are_text_and_never_run(browser, tmp_path):
         assert page.title() == " ".join(shown.title.split())
         assert root.locator(".title").text_content() == shown.title
         assert root.locator("li").all_text_contents() == list(shown.sentences)
-        heard = root.locator(".sentence").text_content()
-        assert heard == shown.sentences[-1]
+        assert root.locator(".sentence").text_content() == shown.sentences[-1]
         assert EVIL.strip() in root.text_content()
         assert root.evaluate("root => root.scrollWidth <= root.clientWidth")
+
+
+def test_control_messages_can_be_hidden(browser, tmp_path):
+    """A barrier of two ranks is two messages without data (0 to 1, 1 to 0), before four with data."""
+    job = Job(tmp_path, ranks=2)
+    job.collective("barrier", start_ns=0, end_ns=1)
+    for i in range(4):
+        job.send(0, 1, size=8, start_ns=10 + i, end_ns=20)
+        job.recv(1, 0, size=8, start_ns=10 + i, end_ns=20)
+    script = """
+        for (let i = 0; i < 4; i++) click("forward");
+        say(text(".position"), text(".sentence"));
+        find("[type=checkbox]").click();
+        say(text(".position"), text(".sentence"), text("tfoot"), text("label"));
+    """
+    second = "rank 0 sends rank 1 8 B: uint8[8] (observed)."
+    assert after(browser, player(job.load()).to_html(), tmp_path, script) == [
+        ["step 4 of 6", second],
+        ["step 2 of 4", second, "in all216 B", " Hide control messages: 4 of 6 carry data"],
+    ]
 
 
 # The stage ------------------------------------------------------------------------------------------------------------
 
 CELLS_SHOWN = """root => [...root.querySelectorAll('.machine')].map(
-    machine => [...machine.querySelectorAll('.cell title')].map(title => title.textContent))"""
+    machine => [...machine.querySelectorAll('.cell title')].map(title => title.textContent).map(
+        text => text === "nothing" ? "" : text))"""
 GO = "(root, step) => root.dlearnPlayer.go(step)"
 
 
@@ -239,9 +241,7 @@ def test_the_stage_shows_what_the_board_says_at_every_step(browser, reduced, tmp
         assert root.locator(".stage .wire").count() == 4, "the ring: from each rank to one other"
         for step in range(len(reduced.sentences) + 1):
             root.evaluate(GO, step)
-            assert root.evaluate(CELLS_SHOWN) == [
-                [text or "nothing" for text in texts] for texts in board_texts(reduced, step)
-            ]
+            assert root.evaluate(CELLS_SHOWN) == board_texts(reduced, step)
 
 
 def test_a_packet_moves_from_sender_to_receiver_and_only_then_is_its_part_there(browser, reduced, tmp_path):
@@ -249,65 +249,14 @@ def test_a_packet_moves_from_sender_to_receiver_and_only_then_is_its_part_there(
         root = page.locator(".dlearn-player")
         root.evaluate(GO, 4)
         root.locator("[data-go=forward]").click()
-        packet = root.locator(".packet")
-        assert root.evaluate(CELLS_SHOWN) == [[text or "nothing" for text in each] for each in board_texts(reduced, 4)]
-        seen = root.evaluate(
-            """async root => {
-                const places = [];
-                const packet = root.querySelector('.packet');
-                for (let frame = 0; frame < 600 && root.querySelector('.packet') === packet; frame += 1) {
-                    places.push(packet.getAttribute('transform'));
-                    if (places.length > 3 && places.at(-1) === places.at(-2)) break;
-                    await new Promise(requestAnimationFrame);
-                }
-                return [...new Set(places)];
-            }"""
-        )
-        assert len(seen) > 2, "it moves, and does not jump"
-        expect(packet).to_have_count(1)
-        assert root.evaluate(CELLS_SHOWN) == board_texts(reduced, 5)
-
-
-def test_playing_moves_together_what_travels_at_the_same_time(browser, reduced, tmp_path):
-    """In each round of the ring all four ranks send."""
-    with opened(browser, (tmp_path / "stage.html").as_uri()) as page:
-        root = page.locator(".dlearn-player")
-        root.evaluate(GO, 4)
-        root.locator("[data-go=play]").click()
-        expect(root.locator(".packet")).to_have_count(4)
-        root.locator("[data-go=play]").click()
-        assert root.locator(".position").text_content() == f"step 8 of {len(reduced.sentences)}"
-        assert root.locator(".sentence").text_content().startswith("4 messages at the same time. One of them: ")
-        assert root.locator(".wire.used").count() == 4
-        expect(root.locator(".packet").first).to_be_visible()
-        page.wait_for_function(
-            "([root, wanted]) => JSON.stringify((CELLS)(root)) === wanted".replace("CELLS", CELLS_SHOWN),
-            arg=[root.element_handle(), json.dumps(board_texts(reduced, 8), separators=(",", ":"))],
-        )
-        root.locator("[data-go=forward]").click()
+        assert root.evaluate(CELLS_SHOWN) == board_texts(reduced, 4)
+        places = """() => new Promise((done) => { const seen = new Set(), packet = document.querySelector(".packet");
+            const look = () => { seen.add(packet.getAttribute("transform"));
+                seen.size > 2 ? done(seen.size) : requestAnimationFrame(look); }; look(); })"""
+        assert page.evaluate(places) > 2, "it moves, and does not jump"
+        arrived = f"wanted => JSON.stringify(({CELLS_SHOWN})(document)) === wanted"
+        page.wait_for_function(arrived, arg=json.dumps(board_texts(reduced, 5), separators=(",", ":")))
         expect(root.locator(".packet")).to_have_count(1)
-
-
-@pytest.mark.parametrize("ranks", [2, 3, 4, 5, 8, 12, 16, 64])
-def test_the_stage_fits_its_page_with_any_number_of_ranks(browser, tmp_path, ranks):
-    job = Job(tmp_path, ranks=ranks)
-    job.collective("all_reduce", size=ranks * 64, end_ns=900_000)
-    player(job.load()).to_html(tmp_path / "many.html")
-    with opened(browser, (tmp_path / "many.html").as_uri()) as page:
-        root = page.locator(".dlearn-player")
-        for wide in (350, 500, 800, 1280):
-            page.set_viewport_size({"width": wide, "height": 900})
-            root.evaluate(GO, 3)
-            boxes = [box.bounding_box() for box in root.locator(".machine .box").all()]
-            assert len(boxes) == ranks
-            assert root.evaluate("root => root.scrollWidth <= root.clientWidth")
-            apart = [(one, other) for i, one in enumerate(boxes) for other in boxes[i + 1 :]]
-            assert not [pair for pair in apart if overlap(*pair)], wide
-
-
-def overlap(one: dict[str, float], other: dict[str, float]) -> bool:
-    across = one["x"] < other["x"] + other["width"] and other["x"] < one["x"] + one["width"]
-    return across and one["y"] < other["y"] + other["height"] and other["y"] < one["y"] + one["height"]
 
 
 def test_a_player_that_was_hidden_is_as_large_as_before(browser, reduced, tmp_path):
@@ -325,40 +274,6 @@ def test_a_player_that_was_hidden_is_as_large_as_before(browser, reduced, tmp_pa
         page.wait_for_function(f"({scaled})(document.querySelector('.dlearn-player')) === 0")
 
 
-GRID = """root => {
-    const rows = new Map();
-    for (const rect of root.querySelectorAll('.heat')) {
-        const [x, y, width, opacity] = ['x', 'y', 'width', 'opacity'].map((name) => Number(rect.getAttribute(name)));
-        rows.set(y, [...(rows.get(y) ?? []), [x, width, (opacity - 0.08) / 0.92]]);
-    }
-    const inOrder = (found) => found.sort(([one], [other]) => one - other);
-    return inOrder([...rows]).map(([, runs]) => inOrder(runs));
-}"""
-
-
-def test_of_many_ranks_one_grid_holds_what_the_board_says_and_forward_goes_round_by_round(browser, tmp_path):
-    job = Job(tmp_path, ranks=24)
-    job.collective("all_reduce", size=24 * 64, end_ns=900_000)
-    shown = player(job.load())
-    shown.to_html(tmp_path / "grid.html")
-    [board] = shown.walk.boards
-    with opened(browser, (tmp_path / "grid.html").as_uri()) as page:
-        page.emulate_media(reduced_motion="reduce")
-        root = page.locator(".dlearn-player")
-        for rounds in (0, 1, 2, 3):
-            held = shown.walk.held(board, 24 * rounds)
-            columns = 1 + max(place for _, place in held)
-            for rank, runs in enumerate(root.evaluate(GRID)):
-                cell = sum(width for _, width, _ in runs) / columns
-                shares = [share for _, width, share in runs for _ in range(round(width / cell))]
-                assert shares == pytest.approx([held[rank, place].share for place in range(columns)])
-            root.locator("[data-go=forward]").click()
-            assert root.locator(".position").text_content() == f"step {24 * (rounds + 1)} of {len(shown.sentences)}"
-            assert root.locator(".packet").count() == 24
-        root.locator("[data-go=back]").click()
-        assert root.locator(".position").text_content() == f"step 72 of {len(shown.sentences)}"
-
-
 def test_who_never_came_is_an_empty_place_with_red_wires_and_what_is_derived_moves_along_dashes(browser, tmp_path):
     job = Job(tmp_path, ranks=3)
     job.collective("all_reduce", size=300, start_ns=0, end_ns=1_000_000)
@@ -366,49 +281,231 @@ def test_who_never_came_is_an_empty_place_with_red_wires_and_what_is_derived_mov
         job.stretch(rank, "forward", 1_100_000, 1_200_000)
     job.collective("all_reduce", size=300, ranks=[0, 2], start_ns=2_000_000, end_ns=None)
     trace = job.load()
-    for part in (trace, trace.between(1.5, 3)):
+    for part, step in ((trace.between(1.5, 3), 0), (trace, 1)):
         player(part).to_html(tmp_path / "hung.html")
         with opened(browser, (tmp_path / "hung.html").as_uri()) as page:
             root = page.locator(".dlearn-player")
             assert root.evaluate(CELLS_SHOWN) == [["its own part"], [], ["its own part"]]
             assert root.locator(".wire.missing").count() == 3, "the ring that never ran"
-            assert "0.00 ms" not in root.inner_text()
-    player(trace).to_html(tmp_path / "hung.html")
-    with opened(browser, (tmp_path / "hung.html").as_uri()) as page:
-        root = page.locator(".dlearn-player")
-        root.evaluate(GO, 1)
-        dashes = "wire => getComputedStyle(wire).strokeDasharray"
-        assert root.locator(".wire.used").evaluate(dashes) != "none"
-        assert root.locator(".wire:not(.used)").first.evaluate(dashes) == "none"
+            if step:
+                root.evaluate(GO, step)
+                dashes = "wire => getComputedStyle(wire).strokeDasharray"
+                assert root.locator(".wire.used").evaluate(dashes) != "none"
+                assert root.locator(".wire:not(.used)").first.evaluate(dashes) == "none"
+
+
+# The strip ------------------------------------------------------------------------------------------------------------
+
+
+def in_steps(folder: Path) -> Job:
+    """Steps of 1 ms: in each an all-reduce, to which rank 1 comes late, and a send from rank 0 to rank 1."""
+    made = Job(folder, ranks=3)
+    for step in range(6):
+        begin = step * 1_000_000
+        # A parent has the same number on all ranks: each makes three events in a step.
+        [parent] = {made.span(rank, f"step {step}", start_ns=begin, end_ns=begin + 900_000) for rank in range(3)}
+        starts = {rank: begin + 1000 + 50_000 * (rank == 1) for rank in range(3)}
+        made.collective("all_reduce", size=300, start_ns=starts, end_ns=begin + 200_000, parent=parent)
+        times = {"start_ns": begin + 300_000, "end_ns": begin + 310_000, "parent": parent}
+        made.send(0, 1, size=8, **times)
+        made.recv(1, 0, size=8, **times)
+        made.span(2, "idle", **times)
+    return made
+
+
+def test_the_copied_python_selects_what_the_page_shows(browser, tmp_path):
+    trace = in_steps(tmp_path).load()
+    script = """
+        tell();
+        find("select").value = 2; find("select").dispatchEvent(new Event("change")); tell();
+        travel.look(10000, 33000); tell();
+        for (const key of ["n", "n", "ArrowDown"]) { press(key, ".lanes"); tell(); }
+        press("Escape", ".lanes"); press("Home", ".lanes"); tell();
+        press("+", ".lanes"); tell(); press("ArrowRight", ".lanes"); tell();
+    """
+    told = after(browser, strip(trace).to_html(), tmp_path, script)
+    for python, count, sentence in told:
+        assert len(operations(eval(python, {"trace": trace}))) == count, (python, sentence)
+    pythons = [python for python, _, _ in told]
+    assert pythons[:3] == ["trace", 'trace.within("step 2")', "trace.between(1, 3.3)"]
+    assert pythons[6] == "trace"
+    assert told[0][2] == "12 operations in view: 150 messages, 7.25 kB of payload."
+    assert len(messages(trace)) == 150
+    assert len({python for python in pythons if ".where(" in python}) == 2
+
+
+def test_a_call_is_told_with_its_line_its_wait_and_how_it_is_known(browser, tmp_path):
+    made = Job(tmp_path, ranks=3)
+    made.collective("all_reduce", size=300, start_ns={0: 0, 1: 400_000, 2: 0}, end_ns=1_000_000, site="train.py:31")
+    made.collective("all_reduce", size=300, ranks=[0, 2], start_ns=2_000_000, end_ns=None)
+    script = """
+        for (const call of [0, 1]) { travel.choose(call); tell(); }
+    """
+    (_, _, first), (python, count, second) = after(browser, strip(made.load()).to_html(), tmp_path, script)
+    assert first == (
+        "all_reduce of uint8[300] (train.py:31): rank 0 was in it for 1.00 ms, 0.400 ms of it waiting for rank 1."
+        " Messages: derived. 24 messages, 1.20 kB of payload."
+    )
+    assert second == (
+        "all_reduce of uint8[300], which rank 1 never called: rank 0 never came out of it."
+        " Messages: missing. 0 messages, 0 B of payload."
+    )
+    assert (python, count) == ('trace.between(2, 2.0001).where(op="all_reduce")', 1)
+
+
+def test_the_strip_is_travelled_by_mouse_and_keys_and_axe_finds_nothing(browser, tmp_path):
+    strip(ring(tmp_path).load()).to_html(tmp_path / "strip.html")
+    with opened(browser, (tmp_path / "strip.html").as_uri()) as page:
+        root, lanes = page.locator(".dlearn-strip"), page.locator(".lanes")
+        expect(root.locator(".sentence")).to_have_text("9 operations in view: 9 messages, 4.50 kB of payload.")
+        lanes.hover(position={"x": 600, "y": 60})
+        page.mouse.wheel(0, -200)
+        expect(root.locator("code")).to_contain_text("trace.between(")
+        lanes.focus()
+        for key in ("Home", "n", "n", "ArrowDown"):
+            page.keyboard.press(key)
+        expect(root.locator("code")).to_contain_text('.where(op="')
+        for scheme in ("light", "dark"):
+            light_up(page, scheme)
+            assert [rule["id"] for rule in Axe().run(page).response["violations"]] == []
+        page.keyboard.press("Escape")
+        page.keyboard.press("Home")
+        expect(root.locator("code")).to_have_text("trace")
+
+
+# Drawings, on a light page and on a dark one --------------------------------------------------------------------------
+
+SEEN = """() => [...document.querySelectorAll("text")].map(text => {
+    const box = text.getBoundingClientRect();
+    const at = [(box.left + box.right) / 2, (box.top + box.bottom) / 2];
+    const under = document.elementsFromPoint(...at).filter(each => each.tagName == "path");
+    const paint = under.map(each => getComputedStyle(each)).find(each => /^rgb/.test(each.fill));
+    return [text.textContent, getComputedStyle(text).fill, paint ? paint.fill : ""];
+})"""
+
+
+def rgb(css):
+    return tuple(int(part) / 255 for part in re.findall(r"\d+", css)[:3])
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_text_can_be_read_in_the_page_of_its_reader(browser, tmp_path, scheme):
+    for name, ax in drawings(tmp_path).items():
+        draw.save(ax, tmp_path / f"{name}.svg")
+        with opened(browser, (tmp_path / f"{name}.svg").as_uri()) as page:
+            page.set_viewport_size({"width": 1300, "height": 2000})
+            page.emulate_media(color_scheme=scheme)
+            seen = [each for each in page.evaluate(SEEN) if each[2]]
+        assert len(seen) > 3, name
+        faint = [each for each in seen if contrast(rgb(each[1]), rgb(each[2])) < 4.5]
+        assert faint == [], name
+
+
+@pytest.mark.parametrize("light", [True, False])
+def test_a_drawing_takes_theme_and_width_of_its_cell_and_shares_no_id(browser, tmp_path, light):
+    """The theme is JupyterLab's, also where the reader's system asks for the other one."""
+    shown = draw.timeline(ring(tmp_path).load()).figure._repr_html_()
+    theme = f'data-jp-theme-light="{str(light).lower()}"'
+    (tmp_path / "page.html").write_text(f"<!doctype html><body {theme}>{shown}</body>", encoding="utf-8")
+    with opened(browser, (tmp_path / "page.html").as_uri()) as page:
+        page.emulate_media(color_scheme="dark" if light else "light")
+        page.set_viewport_size({"width": 800, "height": 900})
+        image = page.locator("img")
+        assert page.locator("[id]").count() == 0
+        assert 770 <= image.bounding_box()["width"] <= 800
+        image.screenshot(path=tmp_path / "seen.png")
+        corner = imread(tmp_path / "seen.png")[2, 2, :3]
+        assert tuple(corner) == pytest.approx((1, 1, 1) if light else (17 / 255,) * 3, abs=0.01)
+
+
+# A held job, without ranks or a kernel --------------------------------------------------------------------------------
+
+SCRIPT = "</script><script>window.ran=1</script>"
+
+
+class Held:
+    """Three ranks of which two wait; it notes what it is asked."""
+
+    def __init__(self) -> None:
+        told = [(0, "send", 1, 4000), (1, "recv", 0, 4000), (2, "all_reduce", None, 16)]
+        names = ("rank", "op", "to", "bytes")
+        calls = [SimpleNamespace(**dict(zip(names, facts, strict=True)), site="train.py:5") for facts in told]
+        self.keeper = SimpleNamespace(names=(0, 1, 2), calls=calls, passed=[], is_open=False)
+        self.ranks = {0: "waits at the gate: send to 1", 1: "waits at the gate: recv from 0", 2: SCRIPT}
+        self.hang = "rank 0 waits"
+        self.under_way = True
+
+
+def joined(page: Page, run: str, state: dict[str, Any]) -> None:
+    """Join the page with a model as a kernel's: `models[run].put` tells it a state, `asked` is what was clicked."""
+    page.evaluate((files("dlearn.play") / "held_bridge.js").read_text().replace("export default", "window.bridge ="))
+    page.evaluate(
+        """([run, state]) => {
+        const data = { run, state: JSON.parse(state) }, heard = {};
+        window.asked ??= [];
+        window.models ??= {};
+        models[run] = { get: (name) => data[name], on: (event, act) => (heard[event] = act), off() {},
+            send: (what) => asked.push([run, what.act, what.rank]),
+            put: (state) => { data.state = { ...data.state, ...state }; heard["change:state"](); } };
+        bridge.initialize({ model: models[run] });
+    }""",
+        [run, json.dumps(state)],
+    )
+
+
+def test_each_state_of_held_jobs_is_drawn_and_a_click_reaches_its_own_run_only(browser, tmp_path):
+    """Two of them on one page."""
+    jobs = {"one": Held(), "two": Held()}
+    pages = {run: HeldPage(job, run) for run, job in jobs.items()}
+    assert [page.state()["stage"]["pairs"] for page in pages.values()] == [[[0, 1]]] * 2  # The receive's is the same.
+    stages = "".join(page.html() for page in pages.values())
+    (tmp_path / "held.html").write_text(f"<!doctype html><meta charset=utf-8><body>{stages}</body>", encoding="utf-8")
+    with opened(browser, (tmp_path / "held.html").as_uri()) as page:
+        one, two = page.locator(".dlearn-held").all()
+        assert one.locator(".packet").count() == two.locator(".packet").count() == 3
+        assert page.locator("button").count() == 0, "no kernel answers"
+        for run, shown in pages.items():
+            joined(page, run, shown.state())
+        for button in ("[data-act=step]", "[data-rank='1']", "[data-act=free]"):
+            two.locator(button).click()
+        one.locator("[data-act=step]").click()
+        assert page.evaluate("asked") == [
+            ["two", "step", None], ["two", "release", 1], ["two", "free", None], ["one", "step", None],
+        ]  # fmt: skip
+        page.evaluate("models.two.put({ waiting: [], passed: 3, state: 'over', hang: '' })")
+        assert two.locator(".position").inner_text() == "0 wait at the gate, 3 let through (it has ended)"
+        assert two.locator(".packet, button").count() == 0
+        assert one.locator(".packet").count() == 3
+        assert page.evaluate("window.ran") is None
 
 
 # In JupyterLab --------------------------------------------------------------------------------------------------------
 
-CELLS = [
-    f"""
+RING = """
 import torch
 import torch.distributed as dist
 from dlearn import Cluster, play
 
 
 def ring():
-    mine, other = torch.ones(6), torch.zeros(6)
+    mine, other = torch.full((4,), float(dist.get_rank())), torch.zeros(4)
     for _ in range(3):
         sending = dist.isend(mine, (dist.get_rank() + 1) % 3)
         dist.recv(other, (dist.get_rank() - 1) % 3)
         sending.wait()
+        mine = other.clone()
+    return other[0].item()
 
 
 run = Cluster(3).run(ring)
+"""
+SHOWN = f"""
 player = play.player(run.trace, title={LONG!r})
 heard = []
 player.on_step(heard.append)
 player.step = 4
-player""",
-    "display(player, 'and once more')",
-    "print(player.step, heard[-1])",
-    "player.step = 5",
-]
+player"""
+CELLS = [RING + SHOWN, "display(player, 'and once more')", "print(player.step, heard[-1])", "player.step = 5"]
 
 
 @pytest.fixture(scope="module")
@@ -431,6 +528,7 @@ def run_all(page: Page) -> None:
 def run_cell(page: Page, number: int) -> Locator:
     """Run it once more; its output."""
     cell = page.locator(".jp-CodeCell").nth(number)
+    cell.evaluate("cell => cell.scrollIntoView()")  # What is out of sight has no content that could be clicked.
     cell.locator(".cm-content").click()
     before = cell.locator(".jp-InputPrompt").inner_text()
     page.keyboard.press("Shift+Enter")
@@ -439,28 +537,28 @@ def run_cell(page: Page, number: int) -> Locator:
     return cell.locator(".jp-OutputArea-output")
 
 
-def shown_html(notebook: Path) -> list[str]:
-    """All HTML among its saved outputs."""
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    data = [output.get("data", {}) for cell in cells for output in cell.get("outputs", [])]
-    return ["".join(shown["text/html"]) for shown in data if "text/html" in shown]
-
-
 def save(page: Page) -> None:
     with page.expect_response(lambda response: response.request.method == "PUT"):
         page.keyboard.press("Control+s")
 
 
+@contextmanager
+def notebook(browser: Browser, lab: Lab, name: str, *cells: str) -> Iterator[Page]:
+    """A notebook with these cells, of which none has run."""
+    empty = {"cell_type": "code", "metadata": {}, "execution_count": None, "outputs": []}
+    made = [{**empty, "id": f"cell-{number}", "source": cell.strip()} for number, cell in enumerate(cells)]
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    told = {"nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": kernel}, "cells": made}
+    (lab.folder / f"{name}.ipynb").write_text(json.dumps(told))
+    with opened(browser, lab.url(f"{name}.ipynb")) as page:
+        ready(page)
+        yield page
+
+
 @pytest.fixture(scope="module")
 def lesson(browser, lab) -> Iterator[Page]:
     """A notebook with a real run, executed and saved."""
-    empty = {"cell_type": "code", "metadata": {}, "execution_count": None, "outputs": []}
-    cells = [{**empty, "id": f"cell-{number}", "source": cell.strip()} for number, cell in enumerate(CELLS)]
-    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    notebook = {"nbformat": 4, "nbformat_minor": 5, "metadata": {"kernelspec": kernel}, "cells": cells}
-    (lab.folder / "lesson.ipynb").write_text(json.dumps(notebook))
-    with opened(browser, lab.url("lesson.ipynb")) as page:
-        ready(page)
+    with notebook(browser, lab, "lesson", *CELLS) as page:
         run_all(page)
         expect(page.locator(".dlearn-player .position")).to_have_count(2)
         stands(page.locator(".dlearn-player").last, 5)
@@ -468,7 +566,7 @@ def lesson(browser, lab) -> Iterator[Page]:
         yield page
 
 
-def test_in_jupyterlab_mouse_and_keys_step_through_a_real_run(lesson, artifacts):
+def test_in_jupyterlab_mouse_and_keys_step_through_a_real_run(lesson):
     root = lesson.locator(".dlearn-player").first
     cell = lesson.locator(".jp-Cell.jp-mod-active")
     root.locator(".title").click()
@@ -476,9 +574,7 @@ def test_in_jupyterlab_mouse_and_keys_step_through_a_real_run(lesson, artifacts)
     walk(root)
     assert cell.get_attribute("data-windowed-list-index") == active, "JupyterLab took an arrow key"
     assert lesson.evaluate("window.ran") is None
-    assert root.locator(".title").text_content().startswith("<img src=x")
     assert violations(lesson, ".dlearn-player") == []
-    photograph(root, artifacts, "jupyterlab")
 
 
 def test_in_jupyterlab_page_and_python_follow_each_other(lesson):
@@ -500,24 +596,23 @@ def test_in_jupyterlab_page_and_python_follow_each_other(lesson):
 
 
 @pytest.mark.usefixtures("lesson")
-def test_an_exported_notebook_plays_without_network_and_kernel(browser, lab, artifacts):
+def test_an_exported_notebook_plays_without_network_and_kernel(browser, lab):
     lab.run("nbconvert", "--to", "html", "lesson.ipynb")
     with opened(browser, (lab.folder / "lesson.html").as_uri()) as page:
         first, second = page.locator(".dlearn-player").all()
         walk(first)
         stands(second, 0)
         assert violations(page, ".dlearn-player") == []
-        photograph(first, artifacts, "exported")
 
 
-def test_a_committed_lesson_tells_before_it_is_trusted_and_plays_after(browser, lab, artifacts):
+def test_a_committed_lesson_tells_before_it_is_trusted_and_plays_after(browser, lab):
     committed = Path(shutil.copy(NOTEBOOKS / "parameter_server.ipynb", lab.folder))
-    snippet = next(html for html in shown_html(committed) if "dlearn-player" in html)
-    sentence = unescape(re.search("<li>(.*?)</li>", snippet)[1])
+    outputs = [cell.get("outputs", []) for cell in json.loads(committed.read_text(encoding="utf-8"))["cells"]]
+    shown = "".join("".join(each.get("data", {}).get("text/html", "")) for cell in outputs for each in cell)
+    sentence = unescape(re.search("<li>(.*?)</li>", shown[shown.index("dlearn-player") :])[1])
     with opened(browser, lab.url("parameter_server.ipynb")) as page:
         told = page.locator("li").get_by_text(sentence, exact=True)
         expect(told).to_be_attached()
-        photograph(told, artifacts, "untrusted")
         assert page.locator("[data-go]").count() == 0, "a button that does nothing"
         page.keyboard.press("Control+Shift+C")
         page.keyboard.type("Trust Notebook")
@@ -530,3 +625,40 @@ def test_a_committed_lesson_tells_before_it_is_trusted_and_plays_after(browser, 
         expect(page.locator(".dlearn-player .position")).to_have_count(1)
         walk(page.locator(".dlearn-player"))
         assert page.locator(".jp-RenderedText[data-mime-type$=error]").count() == 0
+
+
+HELD = RING.replace("Cluster(3)", "Cluster(3, hold=True)") + "run"
+
+
+def passed(root: Locator, count: int) -> None:
+    expect(root.locator(".position")).to_have_text(re.compile(rf", {count} let through"))
+
+
+def test_a_held_ring_is_stepped_to_its_end_and_comes_back_after_a_reload(browser, lab):
+    with notebook(browser, lab, "ring", HELD, "print(run.join(60).results)") as page:
+        run_cell(page, 0)
+        root = page.locator(".dlearn-held")
+        expect(root.locator(".packet")).to_have_count(3)
+        passed(root, 0)
+        root.locator("[data-act=step]").click()
+        passed(root, 1)
+        expect(root.locator(".sentence")).to_have_text(re.compile(r"^let through: rank \d's send to \d \("))
+        root.locator("[data-act=release]").first.click()
+        passed(root, 2)
+        save(page)
+        lab.run("nbconvert", "--to", "html", "ring.ipynb")
+        with opened(browser, (lab.folder / "ring.html").as_uri()) as alone:
+            shown = alone.locator(".dlearn-held")
+            expect(shown.locator(".packet")).to_have_count(3)
+            expect(shown.locator(".position")).to_contain_text("as it was: no kernel answers")
+            assert shown.locator("button").count() == 0
+        page.reload()
+        passed(root, 2)
+        expect(root.locator("[data-act=step]")).to_be_visible()
+        for count in range(2, 18):
+            expect(root.locator(".position")).not_to_have_text(re.compile("^0 wait"))
+            root.locator("[data-act=step]").click()
+            passed(root, count + 1)
+        expect(root.locator(".position")).to_have_text("0 wait at the gate, 18 let through (it has ended)")
+        expect(root.locator("button")).to_have_count(0)
+        expect(run_cell(page, 1)).to_have_text("{0: 0.0, 1: 1.0, 2: 2.0}\n")

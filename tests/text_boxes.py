@@ -108,14 +108,8 @@ def _overlap(one: np.ndarray, other: np.ndarray) -> float:
 
 def _beyond(corners: np.ndarray, box: BboxBase) -> float:
     """How far it leaves the box, in pixels."""
-    return float(
-        max(
-            box.x0 - corners[:, 0].min(),
-            corners[:, 0].max() - box.x1,
-            box.y0 - corners[:, 1].min(),
-            corners[:, 1].max() - box.y1,
-        )
-    )
+    (left, low), (right, high) = corners.min(axis=0), corners.max(axis=0)
+    return float(max(box.x0 - left, right - box.x1, box.y0 - low, high - box.y1))
 
 
 def _others(figure: Figure, line: Line) -> list[Axes]:
