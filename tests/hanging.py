@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from dlearn import Cluster
-from dlearn.analysis.hanging.stuck import inside
 from dlearn.cluster.run import Run
 from dlearn.errors import TraceError
 
@@ -30,10 +29,14 @@ def in_calls(*numbers: int) -> Stuck:
 
     def stuck(run: Run) -> bool:
         try:
-            calls = [inside(run.trace, rank) for rank in run.trace.ranks]
+            events = run.trace.events
         except TraceError:
             return False  # No rank has come so far as to write its first line.
-        return sorted(call.seq for call in calls if call is not None) == list(numbers)
+        first: dict[int, int] = {}
+        for event in events:
+            if event.end_ns is None and hasattr(event, "seq"):
+                first.setdefault(event.rank, event.seq)
+        return sorted(first.values()) == list(numbers)
 
     return stuck
 

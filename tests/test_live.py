@@ -1,11 +1,16 @@
 """A held job: its calls wait at the gate, and go on in the order that is asked for. Real ranks."""
 
+from __future__ import annotations
+
 import gc
 import os
 import signal
-import threading
+import subprocess
+import sys
 import time
-from concurrent import futures
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,10 +18,16 @@ import torch.distributed as dist
 import torch.distributed.autograd as dist_autograd
 import torch.distributed.rpc as rpc
 from torch.nn.parallel import DistributedDataParallel
+from traces import Job
 from waiting import all_end, comes_true
 
 from dlearn import Cluster
+from dlearn.analysis import breakdown, overlap, step_times
 from dlearn.errors import DlearnError, RankError, SetupError
+from dlearn.trace.writer import file_of_rank
+
+pytestmark = pytest.mark.usefixtures("own_folder")
+over_mpi = pytest.mark.skipif(find_spec("mpi4py") is None, reason="there is no MPI here: pip install dlearn-trace[mpi]")
 
 
 def sum_and_send():
@@ -35,71 +46,19 @@ def both_send_first():
     dist.recv(tensor, 1 - me)
 
 
-def train():
-    torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 1)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    torch.manual_seed(dist.get_rank())
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(torch.randn(8, 64)).square().sum().backward()
-        optimizer.step()
-    return [parameter.detach().numpy().tobytes() for parameter in model.parameters()]
+def pids_of(run):
+    return [int(path.stem.rsplit("-", 1)[1]) for path in sorted((run.folder / "trace").glob("*.jsonl"))]
 
 
-LAYER = torch.nn.Linear(4, 1, bias=False)
+def let_through(run):
+    """All calls, one by one; their ops."""
+    ops = []
+    while call := run.step():
+        ops.append(call.op)
+    return ops
 
 
-def forward_on_server(x):
-    return LAYER(x)
-
-
-def read_layer():
-    return LAYER.weight.detach().numpy().tobytes()
-
-
-def step_on_server(context):
-    gradient = dist_autograd.get_gradients(context)[LAYER.weight]
-    with torch.no_grad():
-        LAYER.weight -= 0.1 * gradient
-
-
-def set_layer():
-    with torch.no_grad():
-        LAYER.weight.fill_(0.5)
-
-
-def train_over_rpc():
-    rpc.rpc_sync("server", set_layer)
-    for step in range(3):
-        with dist_autograd.context() as context:
-            out = rpc.rpc_sync("server", forward_on_server, args=(torch.arange(4.0) + step,))
-            dist_autograd.backward(context, [out.sum()])
-            rpc.rpc_sync("server", step_on_server, args=(context,))
-    return rpc.rpc_sync("server", read_layer)
-
-
-def reduce_a_hundred():
-    tensor = torch.arange(1000.0).sin() * (dist.get_rank() + 1)
-    dist.all_reduce(tensor)
-    return tensor.numpy().tobytes()
-
-
-WEIGHT = [10]
-
-
-def read_weight():
-    return WEIGHT[0]
-
-
-def write_weight(value):
-    WEIGHT[0] = value
-
-
-def add_one():
-    """Read, then write: two workers lose an update if both read first."""
-    seen = rpc.rpc_sync("server", read_weight)
-    rpc.rpc_sync("server", write_weight, args=(seen + 1,))
+# What waits, and what is said of it -----------------------------------------------------------------------------------
 
 
 def test_calls_wait_and_are_let_through_one_by_one():
@@ -116,7 +75,6 @@ def test_calls_wait_and_are_let_through_one_by_one():
     assert run.waiting[0].op == "recv"
     assert run.ranks[1].startswith("waits at the gate: recv from 0 (")
     assert run.ranks[0].startswith("in send #1 (")
-    assert run.ranks[1] in str(run)
     assert [(each.rank, each.op) for each in run.schedule][2:] == [(0, "send")]
     run.free().join(60)
     assert sorted(run.results) == [0, 1]
@@ -124,47 +82,28 @@ def test_calls_wait_and_are_let_through_one_by_one():
     assert all_end(run.results.values())
 
 
-OPENED = threading.Event()
-
-
-def wait_until_opened():
-    OPENED.wait(60)
-
-
-def open_up():
-    OPENED.set()
-
-
-def test_a_rank_that_waits_for_an_answer_does_not_compute():
-    def wait():
-        rpc.rpc_sync("server", wait_until_opened)
-
-    def end_it():
-        rpc.rpc_sync("server", open_up)
-
-    run = Cluster(["server", "a", "b"], rpc=True, hold=True).run({"a": wait, "b": end_it})
-    assert {call.rank for call in run.waiting} == {"a", "b"}
-    run.release("a")
-    assert comes_true(lambda: run.ranks["a"] != "computes"), "on its way into the call"
-    assert run.ranks["a"].startswith("waits for server in rpc_sync wait_until_opened() (tests/test_live.py:")
-    assert run.ranks["b"].startswith("waits at the gate")
-    run.free().join(60)
-    assert set(run.ranks.values()) == {"has ended"}
+def test_a_condition_holds_what_it_says_and_a_job_goes_on_until_what_is_asked_for():
+    run = Cluster(2, hold=lambda call: call.op == "send").run(sum_and_send)
+    (call,) = run.waiting
+    assert (call.rank, call.op, call.to) == (0, "send", 1)
+    assert run.free().join(60).error is None
+    run = Cluster(2, hold=True).run(sum_and_send)
+    call = run.run_until(op="send")
+    assert (call.rank, call.op) == (0, "send")
+    assert call in run.waiting
+    assert run.run_until(op="gather") is None
+    assert run.join(60).error is None
 
 
 def test_a_deadlock_is_named_while_nobody_has_timed_out():
     run = Cluster(2, hold=True).run(both_send_first)
     run.release(0)
     run.release(1)
-    hang = run.hang
-    assert hang.startswith("rank 0 and rank 1 wait for each other: rank 0 in send #1 (")
+    assert run.hang.startswith("rank 0 and rank 1 wait for each other: rank 0 in send #1 (")
     assert run.waiting == ()
-    assert run.hang == hang
     with pytest.raises(DlearnError, match=r"has not ended after 0.1 s; .*rank 0"):
         run.join(0.1)
     run.end()
-    with pytest.raises(RankError):
-        run.join()
 
 
 def sleep_between_calls():
@@ -182,173 +121,302 @@ def sleep_between_calls():
 
 def test_a_rank_that_computes_is_waited_for():
     run = Cluster(2, hold=True).run(sleep_between_calls)
-    ops = []
-    while run.waiting:
-        ops.append(run.step().op)
-    assert sorted(ops) == ["all_reduce"] * 2 + ["barrier"] * 2 + ["recv", "send"]
+    assert sorted(let_through(run)) == ["all_reduce"] * 2 + ["barrier"] * 2 + ["recv", "send"]
     assert run.join(60).error is None
 
 
-def test_a_rank_that_still_imports_is_waited_for(tmp_path, monkeypatch):
-    (tmp_path / "slow_to_import.py").write_text(
-        "import time\nimport torch.distributed as dist\ntime.sleep(1)\ndef meet():\n    dist.barrier()\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    from slow_to_import import meet
+def fork_and_call():
+    if (child := os.fork()) == 0:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.all_reduce(torch.ones(1))
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    dist.init_process_group("gloo")
+    for _ in range(2):
+        dist.all_reduce(torch.ones(1))
+    return status
 
-    run = Cluster(2, hold=True).run(meet)
-    assert set(run.ranks.values()) == {"starting"}
+
+def test_a_forked_childs_call_is_not_the_ranks():
+    run = Cluster(2, init=False, hold=True).run(fork_and_call)
     ops = []
     while call := run.step():
         ops.append(call.op)
-    assert ops == ["barrier", "barrier"]
-    run.join(60)
+    assert ops == ["all_reduce"] * 4
+    assert run.join(60).results == {0: 0, 1: 0}
 
 
-@pytest.mark.parametrize("order", ["in turn", "rank 1 last"])
-@pytest.mark.slow
-def test_what_is_held_is_bit_equal(order):
-    free = Cluster(2).run(train).results
-    run = Cluster(2, hold=True).run(train)
-    if order == "in turn":
-        while run.step():
-            pass
-    while waiting := run.waiting:
-        run.release(min(call.rank for call in waiting))
-    assert run.join(60).results == free
+def receive_on_rank_1():
+    if dist.get_rank() == 1:
+        dist.recv(torch.ones(1), 0)
 
 
-@pytest.mark.slow
-def test_a_held_ring_is_bit_equal():
-    free = Cluster(3, backend="dlearn_ring").run(reduce_a_hundred).results
-    run = Cluster(3, backend="dlearn_ring", hold=True).run(reduce_a_hundred)
-    ops = []
-    while call := run.step():
-        ops.append(call.op)
-    assert run.join(60).results == free
-    assert {"send", "recv"} <= set(ops)
-    assert len(ops) >= 3 * 2 * 4  # Each rank sends and receives in 2 (n - 1) steps.
-
-
-@pytest.mark.slow
-def test_a_lost_update_happens_on_demand_and_again():
-    def job(hold):
-        return Cluster(["server", "a", "b"], rpc=True, hold=hold).run(then_tell)
-
-    def then_tell():
-        if dist.get_rank():
-            add_one()
-        dist.barrier()
-        return rpc.rpc_sync("server", read_weight)
-
-    for order, left in (("abab", 11), ("aabb", 12)):
-        run = job(True)
-        for name in order:
-            run.release(name)
-            while name not in {call.rank for call in run.waiting}:
-                pass  # Its answer has come when its next call waits.
-        schedule = run.schedule
-        assert run.free().join(60).results["server"] == left
-        assert job(schedule).join(60).results["server"] == left
-
-
-@pytest.mark.slow
-def test_a_held_parameter_server_is_bit_equal():
-    names = ["server", "trainer"]
-    free = Cluster(names, rpc=True).run({"trainer": train_over_rpc}).results
-    run = Cluster(names, rpc=True, hold=True).run({"trainer": train_over_rpc})
-    for _ in range(3 * 2 + 2):
-        run.release("trainer")
-    run.free().join(60)
-    assert len(free["trainer"]) == 16
-    assert run.results == free
-    assert [each.op for each in run.schedule][-1] == "rpc read_layer"
-
-
-def test_a_condition_holds_what_it_says():
-    run = Cluster(2, hold=lambda call: call.op == "send").run(sum_and_send)
-    (call,) = run.waiting
-    assert (call.rank, call.op, call.to) == (0, "send", 1)
-    run.free().join(60)
-    assert run.error is None
-
-
-def test_run_until_stops_before_it():
-    run = Cluster(2, hold=True).run(sum_and_send)
-    call = run.run_until(op="send")
-    assert (call.rank, call.op) == (0, "send")
-    assert call in run.waiting
-    assert run.run_until(op="gather") is None
-    run.join(60)
-
-
-def test_a_schedule_of_another_program_is_refused():
-    run = Cluster(2, hold=True).run(sum_and_send)
-    run.step()
-    schedule = run.schedule
+def test_what_is_said_of_a_run_is_true_at_every_moment():
+    run = Cluster(2, hold=True).run(receive_on_rank_1)
+    assert run.hang == ""
+    assert len(run.waiting) == 1
+    with pytest.raises(DlearnError, match=r"there is no rank 7; the ranks of this job are \[0, 1\]"):
+        run.release(7)
+    with pytest.raises(DlearnError, match="count is how many calls to let through: 1 or more, not -3"):
+        run.release(0, -3)
+    pid = int(file_of_rank(run.folder / "trace", 1).stem.rsplit("-", 1)[1])
+    os.kill(pid, signal.SIGSTOP)
+    assert comes_true(lambda: run.ranks[1] == "is stopped (SIGSTOP or a debugger: state T)")
+    os.kill(pid, signal.SIGCONT)
+    run.free()
+    assert comes_true(lambda: run.ranks[1].startswith("in recv #1 ("))
+    assert run.ranks[0] == "has ended"
+    assert run.waiting.why == "nothing waits at the gate: it was opened for good"
     run.end()
+    assert run.ranks == {0: "has ended", 1: "was killed by SIGKILL"}
+    assert (run.step(), run.run_until(op="send")) == (None, None)
+    assert repr(run.waiting) == "nothing waits at the gate: all ranks have ended"
+    with pytest.raises(DlearnError, match="no call of rank 0 comes to the gate: all ranks have ended"):
+        run.release(0)
+
+
+# Held and free jobs give the same bits --------------------------------------------------------------------------------
+
+
+def train():
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.manual_seed(dist.get_rank())
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(8, 64)).square().sum().backward()
+        optimizer.step()
+    return [parameter.detach().numpy().tobytes() for parameter in model.parameters()]
+
+
+def reduce_a_thousand():
+    tensor = torch.arange(1000.0).sin() * (dist.get_rank() + 1)
+    dist.all_reduce(tensor)
+    return tensor.numpy().tobytes()
+
+
+def mpi_program():
+    import numpy
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    mine, other = numpy.sin(numpy.arange(100.0)) * (world.rank + 1), numpy.empty(100)
+    world.Allreduce(MPI.IN_PLACE, mine)
+    world.Sendrecv(mine * world.rank, (world.rank + 1) % world.size, recvbuf=other)
+    return other.tobytes(), world.bcast("said" if world.rank == 0 else None)
+
+
+WEIGHTS = torch.full((4,), 0.5, requires_grad=True)
+
+
+def forward_on_server(x):
+    return WEIGHTS @ x
+
+
+def step_on_server(context):
+    with torch.no_grad():
+        WEIGHTS.sub_(0.1 * dist_autograd.get_gradients(context)[WEIGHTS])
+    return WEIGHTS.tolist()
+
+
+def train_over_rpc():
+    steps = []
+    for step in range(3 * (rpc.get_worker_info().name == "trainer")):
+        with dist_autograd.context() as context:
+            out = rpc.rpc_sync("server", forward_on_server, args=(torch.arange(4.0) + step,))
+            dist_autograd.backward(context, [out])
+            steps.append(rpc.rpc_sync("server", step_on_server, args=(context,)))
+    return steps
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("ranks", "options", "program", "ops"),
+    [
+        (2, {}, train, {"all_reduce", "broadcast"}),
+        (3, {"backend": "dlearn_ring"}, reduce_a_thousand, {"send", "recv"}),
+        (["server", "trainer"], {"rpc": True}, train_over_rpc, {"rpc forward_on_server", "rpc step_on_server"}),
+        pytest.param(2, {"backend": "mpi"}, train, {"all_reduce"}, marks=over_mpi),
+        pytest.param(2, {"backend": "mpi", "init": False}, mpi_program, {"send", "recv", "broadcast"}, marks=over_mpi),
+    ],
+)
+def test_what_is_held_is_bit_equal(ranks, options, program, ops):
+    free = Cluster(ranks, **options).run(program, timeout=60).results
+    run = Cluster(ranks, hold=True, **options).run(program)
+    passed = let_through(run)
+    assert run.join(60).results == free
+    assert ops <= set(passed)
+
+
+WEIGHT = [10]
+
+
+def read_weight():
+    return WEIGHT[0]
+
+
+def write_weight(value):
+    WEIGHT[0] = value
+
+
+def add_one_on_server():
+    """Read, then write: two workers lose an update if both read first."""
+    if dist.get_rank():
+        seen = rpc.rpc_sync("server", read_weight)
+        rpc.rpc_sync("server", write_weight, args=(seen + 1,))
+    dist.barrier()
+    return rpc.rpc_sync("server", read_weight)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("order", "left"), [("abab", 11), ("aabb", 12)])
+def test_a_lost_update_happens_on_demand_and_again(order, left):
+    cluster = Cluster(["server", "a", "b"], rpc=True, hold=True)
+    run = cluster.run(add_one_on_server)
+    for name in order:
+        run.release(name)
+        # Its answer has come when its next call waits.
+        assert comes_true(lambda name=name: name in {call.rank for call in run.waiting})
+    schedule = run.schedule
+    assert run.free().join(60).results["server"] == left
+    again = Cluster(["server", "a", "b"], rpc=True, hold=schedule).run(add_one_on_server)
+    assert again.join(60).results["server"] == left
+
+
+# Schedules ------------------------------------------------------------------------------------------------------------
+
+
+def come_late(go_on):
+    """Rank 1 comes when it is told; nobody waits for anybody inside of the calls."""
+    if dist.get_rank() == 1:
+        assert comes_true(Path(go_on).exists)
+    dist.isend(torch.ones(1), 1 - dist.get_rank())
+
+
+def test_a_call_is_let_through_again_beside_the_calls_that_were_there(tmp_path):
+    there, late = tmp_path / "there", tmp_path / "late"
+    there.touch()
+    run = Cluster(2, hold=True).run(come_late, str(there))
+    assert len(run.waiting) == 2
+    run.release(0)
+    run.release(1)
+    schedule = run.schedule
+    run.join(60)
+    assert schedule[0].beside == {(1, 1)}
+    again = Cluster(2, hold=schedule).run(come_late, str(late))
+    assert comes_true(lambda: again.ranks[0] not in ("starting", "computes"))
+    late.touch()
+    again.join(60)
+    assert again.schedule == schedule
+
+
+def test_what_is_no_schedule_of_this_program_is_refused_in_a_sentence():
+    run = Cluster(2, hold=True).run(sum_and_send)
+    let_through(run)
+    run.join(60)
+    schedule = list(run.schedule)
+    for hold, told in [
+        ("yes", "not str"),
+        (None, "not NoneType"),
+        ([1, 2], "item 1 of hold= is 1"),
+        ([schedule[0], None], "item 2 of hold= is None"),
+        ([replace(schedule[0], rank=7)], r"no call of ranks \[0, 1\]"),
+    ]:
+        with pytest.raises(SetupError, match=told):
+            Cluster(2, hold=hold).run(sum_and_send)
     with pytest.raises(DlearnError, match="the schedule has all_reduce as call 1 of rank"):
         Cluster(2, hold=schedule).run(both_send_first).join(60)
-
-
-def test_a_held_rank_that_is_killed_is_told_as_ever():
-    run = Cluster(2, hold=lambda call: call.op == "barrier").run(barrier_after_pid)
-    while len(run.waiting) < 2:
-        pass
-    os.kill(int(next((run.folder / "trace").glob("*.jsonl")).stem.rsplit("-", 1)[1]), signal.SIGKILL)
-    with pytest.raises(RankError, match="SIGKILL"):
-        run.join(60)
-
-
-def barrier_after_pid():
-    dist.barrier()
-
-
-def test_a_run_that_is_forgotten_ends_its_ranks():
-    cluster = Cluster(2, hold=True)
-    run = cluster.run(sum_and_send)
-    assert len(run.waiting) == 2
-    pids = [int(path.stem.rsplit("-", 1)[1]) for path in (run.folder / "trace").glob("*.jsonl")]
-    thread = run._job.thread
-    del run, cluster
-    gc.collect()
-    thread.join(30)
-    assert len(pids) == 2
-    assert all_end(pids)
-
-
-def test_what_cannot_be_held_is_refused():
+    with pytest.raises(DlearnError, match=r"the schedule has call 3 of rank \d next, and rank \d has ended after 2"):
+        Cluster(2, hold=[*schedule, replace(schedule[-1], number=3)]).run(sum_and_send).join(60)
     with pytest.raises(SetupError, match="hold= is for recorded ranks"):
         Cluster(2, hold=True, record=False)
 
 
-def group_timeouts():
-    pair = dist.new_group([0, 1])
-    return [str(group._get_backend(torch.device("cpu")).options._timeout) for group in (dist.group.WORLD, pair)]
+# What goes wrong ------------------------------------------------------------------------------------------------------
 
 
-def test_groups_of_a_held_job_wait_for_days():
-    run = Cluster(2, hold=True).run(group_timeouts).free().join(60)
-    assert run.results[0] == ["20 days, 0:00:00"] * 2
+class Odd(BaseException):
+    pass
 
 
-def a_thousand_sends():
-    """Each on a thread of its own, so that all wait at the same time."""
-    me, tensors = dist.get_rank(), torch.zeros(1000, 1)
-    if me == 0:
-        tensors += torch.arange(1000.0)[:, None]
-    post = dist.isend if me == 0 else dist.irecv
-    with futures.ThreadPoolExecutor(1000) as pool:
-        works = list(pool.map(lambda tag: post(tensors[tag], 1 - me, tag=tag), range(1000)))
-    for work in works:
-        work.wait()
-    return tensors.sum().item()
+@pytest.mark.parametrize("kind", [SystemExit, OSError, Odd])
+def test_whatever_a_condition_raises_ends_the_job_and_opens_no_gate(kind, tmp_path):
+    def condition(_):
+        raise kind("so")
+
+    def call():
+        dist.barrier()
+        (tmp_path / "went on").touch()
+
+    with pytest.raises(DlearnError, match=rf"condition of hold= raised {kind.__name__} at rank 0's barrier .*: so;"):
+        Cluster(1, hold=condition).run(call).join(60)
+    assert not (tmp_path / "went on").exists()
+
+
+def test_a_second_run_of_held_ranks_is_told_and_a_held_rank_that_is_killed():
+    with Cluster(2, hold=True) as cluster:
+        run = cluster.run(dist.barrier)
+        with pytest.raises(SetupError, match="a held run of these ranks is under way"):
+            cluster.run(dist.barrier)
+        assert comes_true(lambda: len(run.waiting) == 2)
+        os.kill(pids_of(run)[0], signal.SIGKILL)
+        with pytest.raises(RankError, match="SIGKILL"):
+            run.join(60)
+
+
+def test_a_run_that_is_forgotten_ends_its_ranks():
+    run = Cluster(2, hold=True).run(sum_and_send)
+    assert len(run.waiting) == 2
+    pids = pids_of(run)
+    del run
+    gc.collect()
+    assert len(pids) == 2
+    assert all_end(pids)
+
+
+RANK = """
+import os, signal, subprocess, torch, torch.distributed as dist
+from pathlib import Path
+
+def rank():
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    child = subprocess.Popen(["sleep", "1000"])
+    Path(f"pids{os.getpid()}").write_text(f"{os.getpid()} {child.pid}")
+    dist.all_reduce(torch.ones(1))
+    Path("checkpoint").touch()
+"""
+JOBS = {
+    "notebook": "\nif __name__ == '__main__':\n    from dlearn import Cluster\n"
+    "    run = Cluster(2, hold=True).run(rank)\n    run.join()",
+    "script": "\ndist.init_process_group('gloo')\nrank()\n",
+}
 
 
 @pytest.mark.slow
-def test_two_thousand_waiting_calls():
-    run = Cluster(2, hold=True).run(a_thousand_sends)
-    assert comes_true(lambda: len(run.waiting) == 2000)
-    run.release(0, count=500)
-    assert len(run.waiting) == 1500
-    assert run.free().join(60).results == {0: 499500.0, 1: 499500.0}
+@pytest.mark.parametrize("kind", JOBS)
+def test_no_rank_goes_on_or_stays_when_what_held_it_is_killed(tmp_path, kind):
+    (tmp_path / "job.py").write_text(RANK + JOBS[kind])
+    run = ["-m", "dlearn.cli", "run", "--hold", "--trace", "trace", "--nproc-per-node", "2"]
+    command = [sys.executable, *(run if kind == "script" else []), "job.py"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=tmp_path) as job:
+        files = tmp_path.rglob
+        try:
+            assert comes_true(lambda: sum("held before" in each.read_text() for each in files("*.jsonl")) == 2)
+        finally:
+            job.kill()
+    pids = [int(pid) for file in tmp_path.glob("pids*") for pid in file.read_text().split()]
+    assert len(pids) == 4
+    assert all_end(pids)
+    assert not (tmp_path / "checkpoint").exists()
+
+
+def test_the_gates_waiting_is_told_apart_from_that_for_a_late_rank(tmp_path):
+    """Rank 1 stood 6 of the 9 ms at the gate for which rank 0 waited."""
+    job = Job(tmp_path, ranks=2)
+    job.span(1, "held before all_reduce", held="all_reduce", start_ns=3_000_000, end_ns=9_000_000)
+    for rank, start_ns in enumerate((0, 9_000_000)):
+        job.collective("all_reduce", size=8, ranks=[rank], start_ns=start_ns, end_ns=9_500_000)
+    trace = job.load()
+    told = "Held: rank 1 stood 6.00 ms at the gate, and 6.00 ms of the waiting for it were the gate's."
+    assert all(answer(trace).note.endswith(told) for answer in (breakdown, overlap, step_times))
