@@ -1,10 +1,11 @@
 """What the tests of the recorder of mpi4py let ranks do: each form of each call, for two ranks or more.
 
-mpiexec -n 2 python -m mpi4py mpi_programs.py [FOLDER]      points and collectives, recorded into FOLDER if given
+mpiexec -n 2 python -m mpi4py mpi_programs.py [FOLDER]      points, collectives and waits, recorded into FOLDER if given
 """
 
 from __future__ import annotations
 
+import random
 import sys
 
 import numpy as np
@@ -49,6 +50,9 @@ def points() -> None:
     comm.Send(room, MPI.PROC_NULL)
     comm.Recv(room, MPI.PROC_NULL)
     assert room.tolist() == [7] * 4
+    turned = comm.Dup().Split(0, -comm.rank)  # The same ranks by other numbers.
+    turned.send("turned", (turned.rank + 1) % turned.size, 40)
+    assert turned.recv(source=(turned.rank - 1) % turned.size, tag=40) == "turned"
     lasting = [comm.Send_init(room, right, 33), comm.Recv_init(np.zeros(4, "i"), left, 33)]
     for _ in range(2):
         MPI.Prequest.Startall(lasting)
@@ -87,18 +91,57 @@ def collectives() -> None:
         pass
 
 
-def main(folder: str | None) -> None:
-    def both() -> None:
-        points()
-        collectives()
+def waits() -> None:
+    """Each way to wait, for a send to the right and a receive from the left; and a receive that is taken back."""
+    from mpi4py import MPI
 
-    if folder is None:
-        return both()
-    import dlearn
+    comm, request = MPI.COMM_WORLD, MPI.Request
+    right, left = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for wait in (request.Waitall, request.Waitsome, request.waitany, request.testsome, wait_one_by_one):
+        requests = [comm.isend("x", right), comm.irecv(source=left)]
+        while any(requests):
+            wait(requests)
+    never = comm.irecv(source=left, tag=99)
+    never.Cancel()
+    never.Wait()
 
-    with dlearn.record(folder):
-        both()
+
+def wait_one_by_one(requests: list) -> None:
+    for request in requests:
+        while not request.test()[0]:
+            pass
+
+
+def at_random(seed: int = 1, count: int = 60) -> list[tuple[int, int]]:
+    """Who sends whom what by chance, asked for by all sorts of wildcards; the number of each message at its sender."""
+    from mpi4py import MPI
+
+    comm, status, choose = MPI.COMM_WORLD, MPI.Status(), random.Random(seed)
+    plan = [(choose.randrange(comm.size), choose.randrange(comm.size), choose.randrange(3)) for _ in range(count)]
+    mine = [(dst, tag) for src, dst, tag in plan if src == comm.rank]
+    coming = sum(dst == comm.rank for _, dst, _ in plan)
+    wild = [comm.irecv() for _ in range(coming // 3)]
+    sending = [comm.isend((comm.rank, number), dst, tag) for number, (dst, tag) in enumerate(mine)]
+    got = []
+    for _ in range(coming - len(wild)):
+        comm.probe(status=status)  # So that there is one that each of these four asks for.
+        source = choose.choice([MPI.ANY_SOURCE, status.Get_source()])
+        got.append(comm.recv(source=source, tag=choose.choice([MPI.ANY_TAG, status.Get_tag()])))
+    MPI.Request.waitall(sending)
+    return [*(request.wait() for request in wild), *got]
+
+
+def everything() -> None:
+    points()
+    collectives()
+    waits()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else None)
+    if len(sys.argv) == 1:
+        everything()
+    else:
+        import dlearn
+
+        with dlearn.record(sys.argv[1]):
+            everything()

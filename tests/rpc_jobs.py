@@ -1,4 +1,7 @@
-"""RPC jobs that run on the ranks of tests."""
+"""RPC jobs that run on the ranks of tests: a server with its trainers, and a worker that asks a bit of everything."""
+
+import warnings
+from contextlib import suppress
 
 import torch
 import torch.distributed.autograd as dist_autograd
@@ -46,16 +49,79 @@ def train(batch=8, steps=3):
     return losses
 
 
-def run_conv(batch=8, *, needs_grad=False, loss="square"):
-    """One forward and backward pass through a convolution on "ps"; `loss` is "square" or "sum"."""
-    net = rpc.remote("ps", Net)
-    x = torch.ones(batch, 3, 16, 16, requires_grad=needs_grad)
+def serve_and_train():
+    return train() if rpc.get_worker_info().name.startswith("trainer") else None
+
+
+# A bit of everything, "a" asks: each question is a span. --------------------------------------------------------------
+
+
+def same(*tensors):
+    return tensors
+
+
+def shapes():
+    """How many bytes the shape of a tensor takes differs, and how much of its storage goes with it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Sparse invariant checks")  # torch 2.11 warns those who ask for them, too.
+        sparse = torch.sparse_coo_tensor([[0, 2]], [1.0, 2.0], (10,), check_invariants=True)
+    return {
+        "no dimension": [torch.ones(())],
+        "expanded": [torch.ones(1).expand(100)],
+        "a small part": [torch.ones(10_000)[:10]],
+        "half": [torch.ones(10_000)[:5_000]],
+        "transposed": [torch.ones(5, 300).t()],
+        "empty": [torch.empty(0, 4)],
+        "two types": [torch.ones(4), torch.arange(128)],
+        "sparse": [sparse],
+        "parameter": [nn.Parameter(torch.ones(3))],
+    }
+
+
+def builtins(to):
+    """Results, fetched values, errors and gradients that no Python ever packs."""
+    x, y = torch.ones(100_000), torch.ones(10_000)
+    z = torch.ones(10_000, requires_grad=True)
+    with span("a large result"):
+        rpc.rpc_sync(to, torch.add, (x, 1))
+    with span("one tensor twice"):
+        rpc.rpc_sync(to, torch.dot, (y, y))
+    with span("a value fetched"):
+        rpc.remote(to, torch.neg, (torch.ones(3_000),)).to_here()
+    with span("an error"), suppress(RuntimeError):
+        rpc.rpc_sync(to, torch.mm, (y, y))
     with dist_autograd.context() as context:
-        y = net.rpc_sync().forward(x)
-        dist_autograd.backward(context, [y.square().mean() if loss == "square" else y.sum()])
-        return [each.shape for each in dist_autograd.get_gradients(context).values()]
+        with span("in a context"):
+            loss = rpc.rpc_sync(to, torch.mul, (z, y)).sum()
+        with span("a gradient"):
+            dist_autograd.backward(context, [loss])
 
 
-def in_a_group_of_trainers():
-    trainers = torch.distributed.new_group([1, 2], use_local_synchronization=True)
-    torch.distributed.barrier(trainers)
+def relay(x):
+    """On the first worker: asks the second."""
+    return rpc.rpc_sync("c", torch.neg, (x,))
+
+
+def span_a_context():
+    with dist_autograd.context() as context:
+        x = torch.ones(3, requires_grad=True)
+        with span("there"):
+            y = rpc.rpc_sync("b", relay, (x,))
+        with span("back"):
+            dist_autograd.backward(context, [y.sum()])
+        with span("after"):
+            rpc.rpc_sync("b", torch.add, (torch.ones(2), 1))
+
+
+def ask_everything():
+    if rpc.get_worker_info().name != "a":
+        return
+    rpc.rpc_sync("b", same)
+    for name, tensors in shapes().items():
+        with span(name):
+            rpc.rpc_sync("b", same, tuple(tensors))
+    builtins("b")
+    span_a_context()
+    with span("own loss"), dist_autograd.context() as context:
+        x = torch.ones(5, 8, requires_grad=True)
+        rpc.RRef(rpc.rpc_sync("b", torch.mul, (x, 2)).sum()).backward(context)
