@@ -44,11 +44,19 @@ def recorded(tmp_path_factory):
     return Recorder((home.parent if "PYTEST_XDIST_WORKER" in os.environ else home) / "recorded")
 
 
-@pytest.fixture(scope="session")
-def build():
-    """notebooks/build.py, which belongs to no package. Loaded when it is asked for: with jupytext that takes 3 s."""
-    source = Path(__file__).parent.parent / "notebooks" / "build.py"
-    spec = importlib.util.spec_from_file_location("build", source)
+def script(path):
+    """A script of the repository, which belongs to no package; with jupytext it takes 3 s."""
+    spec = importlib.util.spec_from_file_location(path.replace("/", "_"), Path(__file__).parent.parent / f"{path}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def build():
+    return script("notebooks/build")
+
+
+@pytest.fixture(scope="session")
+def course():
+    return script("course/build")
