@@ -169,7 +169,7 @@ class Operations(Lazy[Operation], Shown):
         found = np.full(len(self.table), -1, np.intp)
         known = whole.rows >= 0
         found[whole.rows[known]] = np.flatnonzero(known)
-        ends = whole.first_ends() if self.others else []
+        ends = whole.first_ends() if whole.others else []
         others = {ends[place]: place for place in np.flatnonzero(~known).tolist()}
         return self._column(found, lambda each: others[each.ends[0].rank, each.ends[0].number])
 
