@@ -87,10 +87,17 @@ class Copy:
         self.folder = folder
         subprocess.run(["git", "clone", "--quiet", HOME, folder], check=True)
 
+    def write(self, file: str, text: str) -> None:
+        """Change a file; what was compiled of it may look as new as it is."""
+        path = self.folder / file
+        path.write_text(text, encoding="utf-8")
+        for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
+            compiled.unlink(missing_ok=True)
+
     def pytest(self, *options: str, seconds: float, **more: str) -> tuple[int, str]:
         """Run pytest; its exit status and what it printed, or -1 when the time was over."""
         path = os.pathsep.join([*filter(None, [more.pop("path", "")]), str(self.folder)])
-        facts = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1", **more}
+        facts = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rfE", "--tb=no", *options]
         with tempfile.TemporaryFile("w+") as said:
             process = subprocess.Popen(
@@ -214,10 +221,9 @@ def test_files_for(defect: Defect, text: str, seen: dict[str, Seen]) -> list[str
 
 def caught_by(defect: Defect, copy: Copy, clean: Copy, seen: dict[str, Seen], speed: str, seconds: float) -> str:
     """The first test that fails with the defect and passes without; "" if the tests, or the seconds, are over."""
-    path = copy.folder / defect.file
-    text = path.read_text(encoding="utf-8")
+    text = (copy.folder / defect.file).read_text(encoding="utf-8")
     end = time.monotonic() + seconds
-    path.write_text(defect.applied(text), encoding="utf-8")
+    copy.write(defect.file, defect.applied(text))
     try:
         for test_file in test_files_for(defect, text, seen):
             for test in tests_that_fail(copy, test_file, speed, seen[test_file].failing, end):
@@ -227,7 +233,7 @@ def caught_by(defect: Defect, copy: Copy, clean: Copy, seen: dict[str, Seen], sp
                 break
         return ""
     finally:
-        path.write_text(text, encoding="utf-8")
+        copy.write(defect.file, text)
 
 
 def tests_that_fail(copy: Copy, test_file: str, speed: str, known: list[str], end: float) -> Iterator[str]:
