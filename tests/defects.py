@@ -97,7 +97,7 @@ class Copy:
     def pytest(self, *options: str, seconds: float, **more: str) -> tuple[int, str]:
         """Run pytest; its exit status and what it printed, or -1 when the time was over."""
         path = os.pathsep.join([*filter(None, [more.pop("path", "")]), str(self.folder)])
-        facts = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", **more}
+        facts = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "", "OMP_NUM_THREADS": "1", **more}
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rfE", "--tb=no", *options]
         with tempfile.TemporaryFile("w+") as said:
             process = subprocess.Popen(
