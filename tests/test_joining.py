@@ -93,9 +93,11 @@ def test_a_send_larger_than_its_buffer_is_a_problem_and_an_end_that_nobody_saw_g
     job = Job(tmp_path, ranks=2)
     job.send(0, 1, size=8)
     job.recv(1, 0, size=4)
+    job.send(0, 1, tensors=(tensor(8),), start_ns=15)  # Another type of as many bytes fits.
+    job.recv(1, 0, tensors=(tensor(8, dtype="int8"),), start_ns=15)
     job.collective("all_reduce", size=8, by=NOT_OBSERVED, start_ns=20)
     trace = job.load()
-    assert [each.problem for each in operations(trace)] == ["sends 8 B into a buffer of 4 B", ""]
+    assert [each.problem for each in operations(trace)] == ["sends 8 B into a buffer of 4 B", "", ""]
     derived = {(each.how, each.sent_ns, each.received_ns) for each in messages(trace) if each.op == "all_reduce"}
     assert derived == {("derived", None, None)}
 
