@@ -11,12 +11,12 @@ then, for what is still there, the slow ones. A test that fails has caught it if
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fnmatch
 import hashlib
 import json
 import os
 import queue
-import re
 import signal
 import subprocess
 import sys
@@ -28,6 +28,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from subprocess import DEVNULL
 from types import CodeType
 
 HOME = Path(__file__).parent.parent
@@ -94,27 +95,24 @@ class Copy:
         for compiled in path.parent.glob(f"__pycache__/{path.stem}.*.pyc"):
             compiled.unlink(missing_ok=True)
 
-    def pytest(self, *options: str, seconds: float, **more: str) -> tuple[int, str]:
-        """Run pytest; its exit status and what it printed, or -1 when the time was over."""
+    def failing(self, *options: str, seconds: float, **more: str) -> list[str] | None:
+        """Run pytest: the tests that fail, as CI's second try notes them; None if it did not come to its end."""
         path = os.pathsep.join([*filter(None, [more.pop("path", "")]), str(self.folder)])
         facts = {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "", "OMP_NUM_THREADS": "1", **more}
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "-rfE", "--tb=no", *options]
-        with tempfile.TemporaryFile("w+") as said:
+        with tempfile.NamedTemporaryFile("r") as notes:
+            command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", f"--second-try={notes.name}", *options]
             process = subprocess.Popen(
-                command, cwd=self.folder, env=os.environ | facts, stdout=said, stderr=said, start_new_session=True
+                command, cwd=self.folder, env=os.environ | facts, stdout=DEVNULL, stderr=DEVNULL, start_new_session=True
             )
             try:
                 status = process.wait(seconds)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
                 status = -1
-            said.seek(0)
-            return status, said.read()
-
-
-def failed(said: str) -> list[str]:
-    return re.findall(r"^(?:FAILED|ERROR) (tests/\S+?\.py(?:::.*?)?)(?: - .*)?$", said, re.MULTILINE)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # A defect may leave processes behind.
+                process.wait()
+            return [json.loads(line)["test"] for line in notes] if status == 0 else None
 
 
 # What each test file calls.
@@ -145,13 +143,13 @@ def calls_of(copy: Copy, test_file: str, speed: str, scratch: Path) -> Seen:
     told.touch()
     (own / "sitecustomize.py").write_text(TRACER.format(home=f"{copy.folder}/", told=str(told)))
     begin = time.monotonic()
-    _, said = copy.pytest(test_file, "-m", speed, seconds=1_200, path=str(own))
+    failing = copy.failing(test_file, "-m", speed, seconds=1_200, path=str(own)) or []
     functions: dict[str, set[int]] = defaultdict(set)
     for line in told.read_text().splitlines():
         file, at, name = line.split(" ")
         if file.startswith("dlearn/") and name != "<module>":
             functions[file].add(int(at))
-    return Seen(time.monotonic() - begin, failed(said), {file: sorted(each) for file, each in functions.items()})
+    return Seen(time.monotonic() - begin, failing, {file: sorted(each) for file, each in functions.items()})
 
 
 def seen_by_tests(copies: list[Copy], speed: str, scratch: Path) -> dict[str, Seen]:
@@ -227,7 +225,7 @@ def caught_by(defect: Defect, copy: Copy, clean: Copy, seen: dict[str, Seen], sp
     try:
         for test_file in test_files_for(defect, text, seen):
             for test in tests_that_fail(copy, test_file, speed, seen[test_file].failing, end):
-                if clean.pytest(test, "-m", speed, seconds=300)[0] == 0:
+                if clean.failing(test, "-m", speed, seconds=300) == []:
                     return test
             if time.monotonic() > end:
                 break
@@ -240,13 +238,11 @@ def tests_that_fail(copy: Copy, test_file: str, speed: str, known: list[str], en
     """One after the other; a test that fails without the defect is left out, and one that is too late as well."""
     left_out = [f"--deselect={test}" for test in known if "::" in test]
     while time.monotonic() < end:
-        status, said = copy.pytest(
-            test_file, "-m", speed, "-x", "-o", "timeout=60", *left_out, seconds=max(1, end - time.monotonic())
-        )
-        found = failed(said)
-        yield from found
-        if status == 0 or not found:
+        seconds = max(1, end - time.monotonic())
+        found = copy.failing(test_file, "-m", speed, "-x", "-o", "timeout=60", *left_out, seconds=seconds)
+        if not found:
             return
+        yield from found
         left_out += [f"--deselect={test}" for test in found]
 
 
@@ -279,7 +275,7 @@ def main() -> int:
 
 
 def still_there(left, copies, clean, seen, speed, seconds) -> list[Defect]:
-    """The defects that no test of this speed has caught; says of each which test did, or how many files were asked."""
+    """The defects that no test of this speed has caught; says of each which test did."""
     survivors: list[Defect] = []
 
     def look(copy: Copy, defect: Defect) -> None:
