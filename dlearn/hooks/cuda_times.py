@@ -11,7 +11,7 @@ stream of its pool for that, which may be one that the program uses: NCCL would 
 waits, one for each process group, of a priority that hardly anybody asks for.
 
 A guest: nothing waits for the GPU here. Events are looked at (`query`) when the next ones are made, and what the GPU
-has not passed at the end of the recording stays unknown. Not run on a GPU so far.
+has not passed at the end of the recording stays unknown. Run on one GPU so far.
 """
 
 from __future__ import annotations

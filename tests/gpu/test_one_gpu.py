@@ -1,6 +1,7 @@
 """What one GPU can show of our own NCCL and CUDA path: `make gpu`. Without one, every test here says so and skips."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,15 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from dlearn import Cluster, Trace, analysis, draw, operations
-from dlearn.trace.event import Bucket, Collective
+from dlearn.trace.event import Bucket, Collective, Stretch
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here: not run"),
     pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch is built without NCCL: not run"),
 ]
 SECONDS = 120
+PROFILER_NS = 2_000
+"""By how much the profiler's clock was seen to be off: 1.6 µs."""
 
 
 def train(folder):
@@ -34,6 +37,7 @@ def train(folder):
     profiler.export_chrome_trace(str(Path(folder) / "profile_0.json"))
     dump = torch._C._distributed_c10d._dump_nccl_trace_json(True, False)
     (Path(folder) / "dump_0.json").write_text(dump if isinstance(dump, str) else dump.decode())
+    return min(time.time_ns() - time.monotonic_ns() for _ in range(100))
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +69,22 @@ def test_every_collective_has_an_end_that_the_gpu_told_and_steps_their_overlap(r
     for each in analysis.bucket_times(trace).items:
         assert max(at for _, at in each.ready) <= each.launched_ns <= each.done_ns
     assert draw.breakdown(trace).get_title(loc="left")
+
+
+def test_the_stretches_hold_the_kernels_that_the_profiler_saw_in_them(run):
+    """The profiler's clock is the host's wall clock: how far the two may be apart is asked of our own readings."""
+    done, folder = run
+    profile = json.loads((folder / "profile_0.json").read_text())
+    kernels = [each for each in profile["traceEvents"] if each.get("cat") == "kernel"]
+    begin_ns, phases = int(profile["baseTimeNanoseconds"]) - done.results[0], set()
+    for stretch in done.trace.of(Stretch):
+        start, end, error, _ = done.trace.processes[0].device_spans[stretch.number]
+        for kernel in kernels:
+            begun, lasted = begin_ns + 1000 * kernel["ts"], 1000 * kernel["dur"]
+            if start <= begun + lasted / 2 <= end:
+                assert start - error - PROFILER_NS <= begun <= begun + lasted <= end + error + PROFILER_NS
+                phases.add(stretch.phase)
+    assert phases == {"forward", "backward", "optimizer"}
 
 
 def test_the_flight_recorder_and_the_profiler_of_the_same_run_have_the_same_calls(run):
