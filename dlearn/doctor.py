@@ -52,7 +52,7 @@ class Finding:
 
 
 class Wanting(Exception):
-    """What a check has found is not good enough. Without a remedy of its own it is that of the check."""
+    """What a check has found is not good enough. No remedy of its own: that of the check."""
 
     def __init__(self, found: str, *, verdict: Verdict = "missing", remedy: str = "") -> None:
         super().__init__(found)
@@ -89,8 +89,8 @@ def tried(name: str) -> Finding:
     except Wanting as wanting:
         return Finding(name, wanting.verdict, str(wanting), wanting.remedy or remedy)
     except Exception as error:
-        text = (str(error).strip().splitlines() or [""])[0]
-        found = "".join(c if c.isprintable() else " " for c in f"{type(error).__name__}: {text}")
+        line = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
+        found = "".join(c if c.isprintable() else " " for c in line)
         return Finding(name, "missing", found, remedy)
 
 
@@ -152,8 +152,7 @@ def loopback() -> str:
 
 def _loopback_interface() -> str | None:
     """Its name on Linux, or on macOS."""
-    names = [name for _, name in socket.if_nameindex()]
-    return next((name for name in ("lo", "lo0") if name in names), None)
+    return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
 
 
 _MPI = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
@@ -169,7 +168,10 @@ def mpi() -> str:
     if done.returncode != 0:
         said = done.stderr.strip().splitlines() or [f"its process ended with {done.returncode}"]
         raise Wanting(f"mpi4py cannot be imported: {said[-1]}")
-    return " ".join(done.stdout.strip("\x00\n").partition("\n")[0].split())
+    library = " ".join(done.stdout.replace("\x00", "").strip().partition("\n")[0].split())
+    if library.startswith("Open MPI"):
+        raise Wanting(f"{library}; clusters need MPICH's", verdict="warning", remedy="pip install mpich")
+    return library
 
 
 # torch ----------------------------------------------------------------------------------------------------------------
@@ -267,8 +269,7 @@ def private_ranks() -> str:
     """Try whether ranks could be where no other user of this machine reaches them."""
     from dlearn.network.namespace import refusal
 
-    refused = refusal("unshare")
-    if refused:
+    if refused := refusal("unshare"):
         raise Wanting(f"other users of this machine can reach RPC workers: {refused}", verdict="warning")
     return "Cluster(rpc=True) keeps its workers where no other user of this machine reaches them"
 
@@ -277,8 +278,7 @@ def chosen_network() -> str:
     """Try whether a rank could have a network of its own."""
     from dlearn.network.namespace import refusal
 
-    refused = refusal()
-    if refused:
+    if refused := refusal():
         raise Wanting(refused, verdict="warning")
     return "ranks can have a network of their own, as slow as you say"
 

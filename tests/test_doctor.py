@@ -37,6 +37,13 @@ def test_here_where_these_tests_run_jobs_can_be_recorded(tmp_path, monkeypatch):
         assert "the kernel counted 1,000 of 1,000 B written (TCP_INFO)" in done.stdout
 
 
+def test_an_mpi_that_no_cluster_can_use_is_a_warning(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")")
+    (tmp_path / "mpi4py.py").write_text(MPI.replace("MPICH Version:\\t5.0.2", "Open MPI v4.1.6, 2023\\0"))
+    found = [[*each.values()] for each in json.loads(doctor("--json", path=tmp_path).stdout)["findings"]]
+    assert ["MPI", "warning", "Open MPI v4.1.6, 2023; clusters need MPICH's", "pip install mpich"] in found
+
+
 def test_what_is_missing_is_told_with_what_to_do_and_the_exit_status(tmp_path):
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(\"No module named 'torch'\")")
     (tmp_path / "mpi4py.py").write_text("raise ImportError('libmpi.so.12: cannot open shared object file')")

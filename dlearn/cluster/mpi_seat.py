@@ -43,7 +43,7 @@ def take(rank: int, world_size: int) -> None:
             " leave Finalize to the cluster."
         )
     if MPI.COMM_WORLD.Get_size() != world_size:
-        library = MPI.Get_library_version().split("\n")[0].strip()
+        library = MPI.Get_library_version().split("\n")[0].strip("\x00 ")
         raise SetupError(f"mpi4py has loaded an MPI that is not MPICH's ({library}): pip install mpich")
 
 
