@@ -54,8 +54,7 @@ FILES_TO_CONNECT = 8
 
 
 def warm_up() -> None:
-    """Start the fork server now, in the background (a few milliseconds here, seconds there)."""
-    # A rank of somebody else's job has no use for it: four ranks would start four servers.
+    """Start the fork server now, in the background; not in a rank of somebody else's job."""
     if DEFAULT_START == "forkserver" and "RANK" not in os.environ:
         _ensure_running("forkserver")
 
@@ -230,6 +229,7 @@ def _ensure_running(start: StartMethod) -> None:
             " Start it as a new process (subprocess, or multiprocessing's spawn)."
         )
     resource_tracker.ensure_running()
+    vars(sys.modules["__main__"]).setdefault("__spec__", None)  # Lost by `%reset`.
     # It inherits the mask; by itself it ignores interrupts only once it has loaded everything.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
