@@ -26,7 +26,7 @@ class Recorder:
         self.load = cache(Trace.load)
 
     def __call__(self, program: Callable[..., object], ranks: int | Sequence[str] = 2, **options: Any) -> Trace:
-        """Return the trace of `program` on these ranks; a program that fails has one, too."""
+        """Return the trace of `program` on these ranks, which has to run through."""
         return self.load(self.folder(program, ranks, **options))
 
     def folder(self, program: Callable[..., object], ranks: int | Sequence[str] = 2, **options: Any) -> Path:
@@ -47,7 +47,7 @@ class Recorder:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (home / "folder").exists():
                 with contextlib.chdir(home):
-                    run = Cluster(ranks, **options).run(_Quiet(program), *arguments, timeout=100, check=False)
+                    run = Cluster(ranks, **options).run(_Quiet(program), *arguments, timeout=100)
                 (home / "results").write_bytes(pickle.dumps(run.results))
                 (home / "folder").write_text(str(run.folder / "trace"))
         return home

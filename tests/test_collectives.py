@@ -75,14 +75,14 @@ def test_every_workload_runs_on_the_ring_and_is_counted_to_the_byte(recorded):
 
     torch itself refuses a monitored barrier on any backend but gloo.
     """
-    trace = recorded(workloads.every, arguments=("monitored_barrier",), **RING)
+    trace = recorded(workloads.every, arguments=("monitored_barrier", *workloads.LEFT_OUT), **RING)
     seen = Counter(each.op for each in trace.where(rank=0).of(Collective))
     assert seen["all_reduce"] > 20
     assert reconcile(trace).exact
     assert messages(trace).unexplained == ()
     assert trace.problems == ()
     names = {workload.__name__ for workload in workloads.truth}
-    assert names - set(trace.spans) == {"monitored_barrier"}
+    assert names - set(trace.spans) == {"monitored_barrier", *workloads.LEFT_OUT}
 
 
 def test_ddp_on_the_ring_is_ddp_on_gloo_to_the_bit_and_steps_stand_inside_their_operation(recorded):

@@ -20,8 +20,9 @@ from dlearn.trace.writer import Writer
 @pytest.fixture(scope="module", params=[*frozen_answers.names(), "just now"])
 def traces(request, tmp_path_factory) -> list[Trace]:
     if request.param == "just now":
-        recorded = request.getfixturevalue("recorded")
-        return [recorded(workloads.point_to_point), recorded(rpc_jobs.train, ("trainer", "ps"))]
+        recorded, workers = request.getfixturevalue("recorded"), ["ps", "trainer1", "trainer2"]
+        by_rpc = recorded(rpc_jobs.serve_and_train, workers, rpc=True, measure="phase")
+        return [recorded(workloads.point_to_point), by_rpc]
     folder = tmp_path_factory.mktemp(request.param)
     with zipfile.ZipFile(frozen_answers.HERE / f"{request.param}.zip") as archive:
         archive.extractall(folder)

@@ -23,7 +23,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import workloads
-from installed_torch import flight_recorder_knows_gloo, gloo_sends_lists_to_all
+from installed_torch import flight_recorder_knows_gloo
 from torch.nn.parallel import DistributedDataParallel
 
 import dlearn
@@ -32,15 +32,13 @@ from dlearn.analysis import assert_traffic, hangs, reconcile
 from dlearn.errors import DlearnError
 from dlearn.trace.event import NOT_OBSERVED, REFUSED, Collective, Gradient, PointToPoint, Stretch
 
-LEFT_OUT = () if gloo_sends_lists_to_all() else ("lists_to_all",)
-
 # All ops, from any caller ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def everything(recorded):
     """PowerSGD, FSDP2, DTensor, ZeRO, object collectives and the rest, as they come."""
-    return recorded(workloads.every, arguments=LEFT_OUT)
+    return recorded(workloads.every, arguments=workloads.LEFT_OUT)
 
 
 def calls_of(trace, **which):
@@ -49,7 +47,7 @@ def calls_of(trace, **which):
 
 def test_workloads_are_seen_whole_and_predicted_to_the_byte(everything):
     for workload, truth in workloads.truth.items():
-        if workload.__name__ not in LEFT_OUT:
+        if workload.__name__ not in workloads.LEFT_OUT:
             seen = calls_of(everything.within(workload.__name__), rank=0)
             assert (workload.__name__, Counter(call.op for call in seen)) == (workload.__name__, truth)
     calls = calls_of(everything)
@@ -454,8 +452,8 @@ def test_a_full_file_is_counted_not_written(own):
     assert all("lines were not written" in problem for problem in trace.problems)
 
 
-def test_every_job_has_its_own_name(own, recorded):
-    jobs = [{process.header.job for process in recorded(each).processes} for each in (all_scenes, workloads.every)]
+def test_every_job_has_its_own_name(own, recorded, everything):
+    jobs = [{process.header.job for process in trace.processes} for trace in (recorded(all_scenes), everything)]
     jobs += [{process.header.job for name in ("late", "small") for process in Trace.load(own[0][0] / name).processes}]
     assert [len(each) for each in jobs] == [1, 1, 1]
     assert len(set.union(*jobs)) == 3
