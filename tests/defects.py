@@ -24,17 +24,20 @@ import tempfile
 import threading
 import time
 import tomllib
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import DEVNULL
 from types import CodeType
+from typing import TypeVar
 
 HOME = Path(__file__).parent.parent
 AT_ONCE = 2
 """So many copies, each with a defect of its own, as this many cores have."""
 QUICK, SLOW = "not slow", "slow"
+Task = TypeVar("Task")
 
 
 @dataclass
@@ -180,25 +183,21 @@ def state() -> str:
     return hashlib.sha256(files.encode()).hexdigest()[:16]
 
 
-def in_copies(copies, tasks, work) -> None:
+def in_copies(copies: list[Copy], tasks: Iterable[Task], work: Callable[[Copy, Task], None]) -> None:
     """Do `work(copy, task)` for every task, one at a time in each copy."""
-    waiting: queue.SimpleQueue = queue.SimpleQueue()
-    for task in tasks:
-        waiting.put(task)
+    free: queue.SimpleQueue[Copy] = queue.SimpleQueue()
+    for copy in copies:
+        free.put(copy)
 
-    def go_on(copy: Copy) -> None:
-        while True:
-            try:
-                task = waiting.get_nowait()
-            except queue.Empty:
-                return
+    def work_in_a_free_one(task: Task) -> None:
+        copy = free.get()
+        try:
             work(copy, task)
+        finally:
+            free.put(copy)
 
-    threads = [threading.Thread(target=go_on, args=(copy,)) for copy in copies]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(len(copies)) as pool:
+        deque(pool.map(work_in_a_free_one, tasks), maxlen=0)  # Asks each how it ended.
 
 
 # Which test tells of a defect.
@@ -274,7 +273,9 @@ def main() -> int:
     return bool(left)
 
 
-def still_there(left, copies, clean, seen, speed, seconds) -> list[Defect]:
+def still_there(
+    left: list[Defect], copies: list[Copy], clean: Copy, seen: dict[str, Seen], speed: str, seconds: float
+) -> list[Defect]:
     """The defects that no test of this speed has caught; says of each which test did."""
     survivors: list[Defect] = []
 
