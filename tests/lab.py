@@ -32,8 +32,8 @@ class Lab:
     token: str
 
     def url(self, notebook: str) -> str:
-        """Opens this notebook in an empty workspace."""
-        return f"{self.address}lab/tree/{notebook}?token={self.token}&reset"
+        """Opens this notebook in a workspace of its own: loaded again, it shows no notebook of another page."""
+        return f"{self.address}lab/workspaces/{Path(notebook).stem}/tree/{notebook}?token={self.token}&reset"
 
     def run(self, module: str, *arguments: str) -> None:
         """A command of Jupyter's beside this server; fails with what it said."""
