@@ -18,10 +18,10 @@ lab: .venv/.lab  ## open the quickstart in JupyterLab, reachable from this machi
 	.venv/bin/jupyter lab --ip=127.0.0.1 --ServerApp.root_dir=. $(allow_root) notebooks/quickstart.ipynb
 
 test: .venv/.test  ## run the quick tests
-	$(call with_times,$(pytest) $(two_at_once))
+	$(call with_times,$(pytest) $(three_at_once))
 
 test-all: test .venv/.test-all  ## run all tests, the slow ones too
-	$(call with_times,$(pytest) -m "slow and not alone" -n 2 --dist worksteal && $(pytest) -m "slow and alone")
+	$(call with_times,$(pytest) -m "slow and not alone" -n 3 --dist worksteal && $(pytest) -m "slow and alone")
 
 test-defects: .venv/.test .venv/.test-all  ## put one deliberate defect after the other into a copy: does a test tell?
 	.venv/bin/python tests/defects.py
@@ -34,7 +34,7 @@ test-torch:  ## run the quick tests with another torch, in a .venv of its own: m
 	@grep -v -e '^torch==' -e '^setuptools==' constraints.txt > $(OTHER)/constraints.txt  # each torch asks for its own
 	$(OTHER)/bin/python -m pip install --quiet --upgrade pip
 	$(OTHER)/bin/python -m pip install -c $(OTHER)/constraints.txt torch==$(VERSION) -e ".[notebook,mpi]" --group test
-	$(OTHER)/bin/python -m pytest $(two_at_once)
+	$(OTHER)/bin/python -m pytest $(three_at_once)
 
 test-elsewhere:  ## run the quick tests on a copy with another path, host name, clock, time zone, locale and umask
 	tools/test_elsewhere.sh
@@ -75,8 +75,8 @@ allow_root = $(if $(filter 0,$(shell id -u)),--allow-root)
 # PYTEST_OPTIONS is what .ci/run adds.
 pytest = .venv/bin/python -m pytest $(PYTEST_OPTIONS)
 
-# Tests wait for their ranks half of the time. Those that measure, or load the machine, are marked and run alone.
-two_at_once = -n 2 --dist loadfile
+# Tests wait for their ranks a part of the time. Those that measure, or load the machine, are marked and run alone.
+three_at_once = -n 3 --dist loadfile
 
 # Run it, then say how long the set-up before it took, once; its exit status is make's.
 with_times = @$(1); status=$$?; \

@@ -24,11 +24,12 @@ from pathlib import Path
 import jupytext
 import nbformat
 import psutil
+from jupyter_client.manager import AsyncKernelManager
+from jupyter_core.utils import run_sync
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 from PIL import Image
-from traitlets.config import Config
 
 HERE = Path(__file__).parent
 CELL_SECONDS = 600
@@ -44,9 +45,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Execute the notebooks and save them with their outputs.")
     parser.add_argument("names", metavar="NAME", nargs="*", help=f"one of: {', '.join(known)} (default: all)")
     names = parser.parse_args().names or list(known)
-    for name in names:
-        if name not in known:
-            parser.error(f"there is no notebook {name!r}; there are: {', '.join(known)}")
+    if unknown := set(names) - set(known):
+        parser.error(f"no notebooks: {', '.join(unknown)}; there are: {', '.join(known)}")
     for name in names:
         if not build(known[name]):
             return 1
@@ -64,8 +64,8 @@ def build(source: Path) -> bool:
     notebook = read(source)
     with shown(f"{source.stem}: running") as ended:
         try:
-            with peak_memory() as peak:
-                execute(notebook)
+            with tempfile.TemporaryDirectory() as folder, peak_memory() as peak, kernel(folder) as manager:
+                run_in(manager, notebook)
         except CellExecutionError as error:
             ended(f"{source.stem}: a cell failed, nothing saved")
             print(error, file=sys.stderr)
@@ -99,29 +99,29 @@ def read(source: Path) -> NotebookNode:
     return notebook
 
 
-def execute(notebook: NotebookNode) -> None:
-    """Run all cells in a new kernel, in an empty folder."""
+@contextmanager
+def kernel(folder: str | Path) -> Iterator[AsyncKernelManager]:
     os.environ.pop("MPLBACKEND", None)  # a backend chosen out here would keep the figures out of the cells
-    temporary = tempfile.TemporaryDirectory
-    with temporary() as folder, temporary() as sockets:
-        client = NotebookClient(
-            notebook,
-            timeout=CELL_SECONDS,
-            kernel_name=KERNEL["name"],
-            record_timing=False,
-            resources={"metadata": {"path": folder}},
-            # Over sockets in a folder: no port of this machine listens, and the kernel has nothing to warn of.
-            config=Config({"KernelManager": {"transport": "ipc", "ip": f"{sockets}/kernel"}}),
-        )
-        client.execute()
+    with tempfile.TemporaryDirectory() as sockets:
+        # Over sockets in a folder: no port of this machine listens, and the kernel has nothing to warn of.
+        manager = AsyncKernelManager(kernel_name=KERNEL["name"], transport="ipc", ip=f"{sockets}/kernel")
+        run_sync(manager.start_kernel)(cwd=folder, extra_arguments=["--HistoryManager.hist_file=:memory:"])
+        try:
+            yield manager
+        finally:
+            run_sync(manager.shutdown_kernel)()
+
+
+def run_in(manager: AsyncKernelManager, notebook: NotebookNode) -> None:
+    """Run all cells of a notebook in this kernel."""
+    client = NotebookClient(notebook, km=manager, timeout=CELL_SECONDS, record_timing=False)
+    client.execute()
+    client.kc.stop_channels()
 
 
 @contextmanager
 def peak_memory() -> Iterator[list[int]]:
-    """While it lasts, sample the memory of our child processes (the kernel, its fork server, the ranks), in bytes.
-
-    Proportional set size: memory that ranks share with their fork server counts once.
-    """
+    """While it lasts, sample the memory of our child processes in bytes; what ranks share counts once (PSS)."""
     samples = [0]
     over = threading.Event()
 
@@ -181,9 +181,8 @@ def one_picture(data: NotebookNode) -> None:
 
 def is_empty(output: NotebookNode) -> bool:
     """Whether it shows nothing, or what stands there only because a run took a moment."""
-    return output.output_type == "display_data" and (
-        not any(output.data.values()) or output.metadata.get("dlearn") == "live"
-    )
+    live = output.get("metadata", {}).get("dlearn") == "live"
+    return output.output_type == "display_data" and (live or not any(output.data.values()))
 
 
 @contextmanager

@@ -204,11 +204,16 @@ def ranks(folder: Path, name: str) -> Job:
     return job
 
 
+def save(folder: Path) -> None:
+    """A bar, an arrow, a number, an area, a dot: what drawings are made of, in files of each kind."""
+    folder.mkdir()
+    made = drawings(folder)
+    for kind in ("timeline", "sequence", "traffic", "memory", "bandwidth"):
+        for ending in ENDINGS:
+            draw.save(made[kind], folder / f"{kind}.{ending}")
+
+
 if __name__ == "__main__":
     matplotlib.use("agg")
-    out = Path(sys.argv[1])
-    out.mkdir()
-    for kind, ax in drawings(out).items():
-        for ending in ENDINGS:
-            draw.save(ax, out / f"{kind}.{ending}")
+    save(Path(sys.argv[1]))
     assert "torch" not in sys.modules

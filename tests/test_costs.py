@@ -5,11 +5,13 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_draw import title
 from traces import Job
 
 from dlearn import operations
 from dlearn.errors import DlearnError
 from dlearn.lessons import trees_and_rings as theory
+from dlearn.lessons.cost_chart import costs
 from dlearn.lessons.trees_and_rings import ALGORITHMS, Cost, Model, cost, crossover, fit
 
 MS = 1_000_000
@@ -137,15 +139,17 @@ def test_the_sentence_is_true_of_the_times(model, ranks):
             assert time["halving_doubling"] < time["tree"]
 
 
-def test_the_table_marks_the_fastest():
-    """Of 1 MB on 4 ranks, the ring takes 6 * 50 µs + 1.5 MB / 2 GB/s = 1.05 ms."""
-    table = theory.predictions(MODEL, 4, [1000, 1_000_000])
-    assert str(table).splitlines() == [
-        "4 ranks, in theory: below 80.0 kB the tree beats the ring; halving-doubling always beats both."
-        " 50.0 µs latency, 2.00 GB/s.",
-        "all-reduce        steps  bytes  1.00 kB   1.00 MB",
-        "ring                  6  1.5 S  301 µs   1.05 ms",
-        "halving_doubling      4  1.5 S  201 µs*   950 µs*",
-        "tree                  4    4 S  202 µs   2.20 ms",
-        "star                  6    6 S  303 µs   3.30 ms",
-    ]
+def test_the_title_of_the_chart_says_which_of_the_dots_are_lowest_whatever_the_theory_says():
+    star_first = {
+        "star": [(64, 1e-4), (10**6, 5e-3)],
+        "halving_doubling": [(64, 3e-4), (10**6, 2e-3)],
+        "ring": [(64, 4e-4), (10**6, 3e-3)],
+    }
+    assert title(costs(MODEL, 4, measured=star_first)) == (
+        "4 ranks, measured: star is the fastest at 64 B, halving-doubling at 1.00 MB"
+    )
+    # In theory 6 * 50 µs + 1.5 MB / 2 GB/s = 1.05 ms, measured 3 ms.
+    alone = costs(MODEL, 4, measured={"ring": star_first["ring"]})
+    assert title(alone) == "4 ranks, measured: the model is up to 2.9 times off"
+    with pytest.raises(DlearnError, match="no algorithm 'bus'"):
+        costs(MODEL, 4, measured={"bus": []})

@@ -289,11 +289,11 @@ def test_png_and_pdf_say_it_too_and_a_title_of_ones_own_is_text(every, tmp_path)
 
 @pytest.mark.slow
 def test_saved_in_two_processes_the_bytes_are_the_same(tmp_path):
-    folders = [tmp_path / "one", tmp_path / "two"]
-    saving = [subprocess.Popen([sys.executable, pictures.__file__, folder]) for folder in folders]
-    assert [process.wait(timeout=100) for process in saving] == [0, 0]
+    """Without torch in the other."""
+    subprocess.run([sys.executable, pictures.__file__, tmp_path / "one"], check=True, timeout=100)
+    pictures.save(tmp_path / "two")
     names = sorted(path.name for path in (tmp_path / "one").iterdir() if path.suffix[1:] in ENDINGS)
-    assert len(names) == len(ENDINGS) * (len(draw.__all__) - 2)
+    assert len(names) == len(ENDINGS) * 5
     for name in names:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes(), name
 

@@ -240,7 +240,11 @@ def test_perfetto_names_are_text_and_what_is_empty_is_well_formed(tmp_path):
 
 @pytest.fixture
 def traced(tmp_path):
-    two_ranks(tmp_path / "trace")
+    """One send: an animation of it has few frames."""
+    job = Job(tmp_path / "trace", ranks=2)
+    job.send(0, 1, size=1000, end_ns=3000)
+    job.recv(1, 0, size=1000, end_ns=4000)
+    job.write()
     return str(tmp_path / "trace")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import Counter, defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -51,11 +52,16 @@ def modules() -> list[tuple[str, Path]]:
     return [(path.relative_to(HOUSE).parts[0].removesuffix(".py"), path) for path in files]
 
 
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imports(path: Path) -> list[tuple[str, ast.AST]]:
     """Every module that the file imports at run time, with the statement."""
     tree = ast.parse(path.read_text())
     for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
             node.body = []
     found: list[tuple[str, ast.AST]] = []
     for node in ast.walk(tree):
@@ -64,7 +70,7 @@ def imports(path: Path) -> list[tuple[str, ast.AST]]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             found += [(node.module, node)]
             found += [(f"{node.module}.{alias.name}", node) for alias in node.names if node.module == "dlearn"]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "optional":
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "optional":
             found += [(ast.literal_eval(node.args[0]), node)]
     return found
 
@@ -84,7 +90,7 @@ def test_imports_stay_in_order(room, path):
 def test_no_class_name_means_two_things():
     homes: dict[str, list[str]] = defaultdict(list)
     for room, path in modules():
-        names = [node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ClassDef)]
+        names = [node.name for node in ast.walk(tree(path)) if isinstance(node, ast.ClassDef)]
         for name in names if room != "lessons" else ():
             homes[name].append(str(path.relative_to(HOUSE)))
     assert {name: files for name, files in homes.items() if len(files) > 1} == {}
@@ -184,19 +190,18 @@ def habits() -> Counter[str]:
     for _, path in modules():
         text = path.read_text(encoding="utf-8")
         counts["lines over 100 characters"] += sum(len(line) > 100 for line in text.splitlines())
-        for node in ast.walk(ast.parse(text)):
-            below = list(ast.walk(node))
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.FunctionDef):
-                counts["functions of more than 10 branches"] += number(BRANCHES, below) > 10
+                counts["functions of more than 10 branches"] += number(BRANCHES, node) > 10
             elif isinstance(node, ast.stmt) and not hasattr(node, "body"):
-                counts["statements of more than one comprehension"] += number(COMPREHENSIONS, below) > 1
+                counts["statements of more than one comprehension"] += number(COMPREHENSIONS, node) > 1
             elif isinstance(node, ast.FormattedValue):
-                counts["conditionals inside f-strings"] += number(ast.IfExp, below) > 0
+                counts["conditionals inside f-strings"] += number(ast.IfExp, node) > 0
     return counts
 
 
-def number(kinds: type | tuple[type, ...], nodes: list[ast.AST]) -> int:
-    return sum(isinstance(node, kinds) for node in nodes)
+def number(kinds: type | tuple[type, ...], within: ast.AST) -> int:
+    return sum(isinstance(node, kinds) for node in ast.walk(within))
 
 
 BRANCHES = (ast.If, ast.For, ast.While, ast.ExceptHandler, ast.match_case, ast.IfExp)

@@ -96,21 +96,22 @@ def test_kept_ranks_stay_in_their_job_and_leave_nothing_behind():
 
 
 def meet(fault: str) -> None:
-    """One collective; then rank 1 meets its fault while rank 0 sends it a large message, and rank 2 waits for one."""
+    """One collective; then rank 1 meets its fault while rank 0 sends it a large message, or waits for one.
+
+    Who waits in MPI takes a whole core, and with more than one of them nobody is sure to be heard.
+    """
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
     dist.all_reduce(torch.ones(3))
-    if world.rank == 0:
+    if world.rank == 1 and fault == "exit":
+        os._exit(3)
+    if world.rank == 1:
+        world.Abort(7)
+        time.sleep(60)
+    if fault == "exit":
         world.Send(torch.zeros(10_000_000).numpy(), dest=1)
-    if world.rank == 2:
-        world.recv(source=1)
-    match fault:
-        case "exit":
-            os._exit(3)
-        case "abort":
-            world.Abort(7)
-            time.sleep(60)
+    world.recv(source=1)
 
 
 @pytest.mark.parametrize(
@@ -122,11 +123,11 @@ def meet(fault: str) -> None:
 )
 def test_a_fault_is_named_the_trace_so_far_is_kept_and_no_rank_left(fault, said):
     with pytest.raises(RankError) as caught:
-        Cluster(3, backend="mpi").run(meet, fault, timeout=60)
+        Cluster(2, backend="mpi").run(meet, fault, timeout=60)
     assert caught.value.what.startswith(said)
     assert caught.value.rank == 1
     trace = caught.value.run.trace
-    assert len(trace.where(op="all_reduce").events) == 3
+    assert len(trace.where(op="all_reduce").events) == 2
     assert all_end(process.header.pid for process in trace.processes)
 
 

@@ -149,6 +149,7 @@ def test_names_are_given_back_and_what_is_held_goes_on(tmp_path):
 # Nothing is missing: against what MPI itself was asked to send --------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_as_many_messages_and_bytes_as_mpi_was_asked_to_send(tmp_path):
     """A library below mpi4py counts (PMPI): with and without the recorder MPI gets the same, and the trace has it."""
     mpicc = MPIEXEC.with_name("mpicc")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import signal
 import socket
 import struct
@@ -305,10 +306,10 @@ def calls_of_a_start(**options: object) -> list[str]:
 
 @pytest.mark.slow
 @needs_network
-@pytest.mark.parametrize("options", [{"network": SLOW, "hold": True}, {}])
-def test_an_interrupt_wherever_it_comes(options):
+@pytest.mark.parametrize(("options", "part"), [({"network": SLOW, "hold": True}, slice(None)), ({}, slice(0, None, 3))])
+def test_an_interrupt_wherever_it_comes(options, part):
     Cluster(2).run(os.getpid)
-    names = calls_of_a_start(**options)
+    names = calls_of_a_start(**options)[part]
     there, opened = left()
     interrupted = []
     for name in names:
@@ -326,7 +327,7 @@ def test_an_interrupt_wherever_it_comes(options):
             sys.setprofile(None)
         # Two ranks are made ready for the next run, which need as many as those that were ready before.
         assert comes_true(lambda: left()[0] <= there and left()[1] <= opened), name
-    assert len(interrupted) > 20, "what is called by the first run only is no more than a few"
+    assert len(interrupted) > 0.7 * len(names), "what is called by the first run only is no more than a few"
 
 
 def for_ever(begun: Path = Path(os.devnull)) -> None:
@@ -406,16 +407,16 @@ for options in ({"network": "1 ms"}, {"private": True}):
     try:
         Cluster(2, **options).run(print)
     except DlearnError as error:
-        print(error, flush=True)
+        print(">", error, flush=True)
 run = Cluster(["a", "b"], rpc=True, record=False).run(os.getpid)
-print(run.private, run.exposed)
+print(">", run.private, run.exposed)
 """
 
 
 @needs_network
 def test_where_namespaces_are_not_permitted_a_sentence_says_so():
     done = subprocess.run([sys.executable, "-c", FORBIDDEN], capture_output=True, text=True, timeout=100)
-    network, private, exposed = done.stdout.splitlines()
+    network, private, exposed = re.findall("^> (.*)$", done.stdout, re.MULTILINE)
     reason = "user namespaces are not permitted here (their limit is 0); sysctl user.max_user_namespaces sets it"
     assert network.startswith(f"ranks cannot have a network of their own on this machine: {reason}")
     assert private.startswith("these ranks cannot be private on this machine: user namespaces are not permitted here")

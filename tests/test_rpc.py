@@ -300,6 +300,7 @@ rpc.shutdown()
 """
 
 
+@pytest.mark.slow
 def test_a_script_of_the_users_own_is_recorded_and_keeps_its_stderr(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
