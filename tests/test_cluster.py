@@ -158,6 +158,7 @@ def test_every_listening_socket_is_on_loopback(pair):
 
 
 def test_other_users_cannot_look_into_the_runs_and_a_folder_that_cannot_be_made_is_told(folder, tmp_path, monkeypatch):
+    Cluster(1).run(programs.count)
     assert stat.S_IMODE((folder / ".dlearn").stat().st_mode) == 0o700
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".dlearn").write_text("a file, where the folder should be")
