@@ -52,7 +52,7 @@ class Finding:
 
 
 class Wanting(Exception):
-    """What a check has found is not good enough. No remedy of its own: that of the check."""
+    """What a check has found is not good enough. Without a remedy, the check's is told."""
 
     def __init__(self, found: str, *, verdict: Verdict = "missing", remedy: str = "") -> None:
         super().__init__(found)

@@ -24,7 +24,7 @@ import tempfile
 import threading
 import time
 import tomllib
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -197,7 +197,7 @@ def in_copies(copies: list[Copy], tasks: Iterable[Task], work: Callable[[Copy, T
             free.put(copy)
 
     with ThreadPoolExecutor(len(copies)) as pool:
-        deque(pool.map(work_in_a_free_one, tasks), maxlen=0)  # Asks each how it ended.
+        list(pool.map(work_in_a_free_one, tasks))  # Raises what one of them raised.
 
 
 # Which test tells of a defect.

@@ -9,8 +9,12 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from installed_torch import all_gather_single, gathers_objects_in_one_tensor, reduce_scatter_single
-from installed_torch import gloo_sends_lists_to_all as lists
+from installed_torch import (
+    all_gather_single,
+    gathers_objects_in_one_tensor,
+    gloo_sends_lists_to_all,
+    reduce_scatter_single,
+)
 from programs import mlp, train_ddp
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
@@ -20,7 +24,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 truth: dict[Callable[[], object], dict[str, int]] = {}
-LEFT_OUT = () if lists() else ("lists_to_all",)
+LEFT_OUT = () if gloo_sends_lists_to_all() else ("lists_to_all",)
 
 # The constructor: an all_gather of the number of parameters, broadcasts of their shapes and of the model. Before the
 # second step, the ranks agree on the rebuilt buckets by two broadcasts.
