@@ -197,7 +197,7 @@ def graph(folder: Path, name: str = "") -> Trace:
 
 
 def ranks(folder: Path, name: str) -> Job:
-    folder.mkdir()
+    folder.mkdir(parents=True)
     job = Job(folder, ranks=2)
     if name:
         job.headers[1] = msgspec.structs.replace(job.headers[1], name=name)
@@ -206,11 +206,11 @@ def ranks(folder: Path, name: str) -> Job:
 
 def save(folder: Path) -> None:
     """A bar, an arrow, a number, an area, a dot: what drawings are made of, in files of each kind."""
-    folder.mkdir()
-    made = drawings(folder)
-    for kind in ("timeline", "sequence", "traffic", "memory", "bandwidth"):
+    trace, held = training(folder / "training"), memory(folder / "memory")
+    for picture in (draw.timeline, draw.sequence, draw.traffic, draw.memory, draw.bandwidth):
+        ax = picture(held if picture is draw.memory else trace)
         for ending in ENDINGS:
-            draw.save(made[kind], folder / f"{kind}.{ending}")
+            draw.save(ax, folder / f"{picture.__name__}.{ending}")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import pytest
 from torch import nn
 
 from ddp_claims import Check, Claim, Finding, Result, compression
+from ddp_claims.__main__ import main
 from ddp_claims.compression import powersgd_sizes
 from ddp_claims.convergence import hurts, keeps
 from dlearn.lessons import models
@@ -70,17 +71,15 @@ def test_wrong_bytes_are_not_confirmed():
 
 
 @pytest.mark.slow
-def test_the_command_writes_figures_report_and_verdicts_and_refuses_an_unknown_claim(tmp_path):
-    def run(id):
-        command = [sys.executable, "-m", "ddp_claims", "--out", "out", id]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-
-    wrong = run("DD99")
-    assert (wrong.returncode, wrong.stderr.count("\n")) == (1, 1)
-    assert wrong.stderr.startswith("error: there is no claim 'DD99'; there are: DD1, DD2, ")
-    assert not (tmp_path / "out").exists()
-    done = run("DD14")
+def test_the_command_writes_figures_report_and_verdicts_and_refuses_an_unknown_claim(tmp_path, monkeypatch, capsys):
+    command = [sys.executable, "-m", "ddp_claims", "--out", "out", "DD14"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    monkeypatch.setattr(sys, "argv", ["ddp_claims", "--out", str(tmp_path / "wrong"), "DD99"])
+    assert main() == 1
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("error: there is no claim 'DD99'; there are: DD1, DD2, ")
+    assert not (tmp_path / "wrong").exists()
     verdict = json.loads((tmp_path / "out" / "verdicts.json").read_text())["DD14"]["verdict"]
     report = (tmp_path / "out" / "report.md").read_text()
     assert f"| DD14 averages, and what the constructor sends | {verdict}" in report

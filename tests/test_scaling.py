@@ -1,11 +1,8 @@
-"""How messages grow with the batch: by hand, on real workers, and by the artists of the picture."""
+"""How messages grow with the batch: by hand. (On real workers: the lesson model_parallel.)"""
 
 import pytest
-import rpc_jobs
-from torch.distributed import rpc
 from traces import Job
 
-from dlearn import draw
 from dlearn.analysis import scaling
 from dlearn.errors import DlearnError
 
@@ -68,25 +65,3 @@ def test_what_cannot_be_compared_is_refused(tmp_path, change, error):
     found = {**runs(tmp_path, lambda b: [b], sizes=(1, 8)), 9: job(tmp_path / "more", [8], more=1)}
     with pytest.raises(DlearnError, match=error):
         scaling(change(found))
-
-
-def train_on_trainer(batch):
-    if rpc.get_worker_info().name == "trainer1":
-        rpc_jobs.train(batch)
-
-
-@pytest.mark.slow
-def test_a_remote_convolution_grows_with_the_batch_to_the_byte(recorded):
-    workers = ("ps", "trainer1")
-    told = scaling({b: recorded(train_on_trainer, workers, arguments=(b,), rpc=True) for b in (1, 8, 32)})
-    # 4 B × C × 16 × 16 with C = 3 in, 4 out, and 4 in the gradient.
-    assert [line.slope for line in told.growing] == [3072, 4096, 4096]
-    assert all(line.exact and line.deviation_bytes <= 4 for line in told.lines)
-    assert told.growing[0].factors == "4 B × C 3 × H 16 × W 16"
-    assert "forward(float32[B, 3, 16, 16])" in told.growing[0].what
-    assert (told.slope, len(told.lines)) == (11_264, 14)
-    ax = draw.scaling(told)
-    assert " ".join(ax.get_title(loc="left").split()) == "3 of 14 messages grow with B: 11,264 B for each example"
-    # Output and gradient grow alike: one line. The steepest first; last the 11 messages that do not depend on B.
-    lines = [each for each in ax.lines if (each.get_gid() or "").startswith("line")]
-    assert [each.get_ydata()[1] - each.get_ydata()[0] for each in lines] == pytest.approx([4096 * 32, 3072 * 32, 0])

@@ -63,7 +63,8 @@ def drawn_lines(figure: Figure) -> list[Line]:
             renderer.owner = text
         draw(text, renderer, *args, **kwargs)
 
-    figure.draw_without_rendering()  # A layout settles.
+    if figure.get_layout_engine() is not None:
+        figure.draw_without_rendering()  # It settles.
     with patch.object(Text, "draw", noted):
         figure.draw(listener)
     return listener.lines
@@ -71,7 +72,10 @@ def drawn_lines(figure: Figure) -> list[Line]:
 
 def faults(figure: Figure) -> list[str]:
     """A sentence for each text that cannot be read, or that somebody else's axes cannot be read for."""
-    lines = drawn_lines(figure)
+    return faults_of(drawn_lines(figure), figure)
+
+
+def faults_of(lines: list[Line], figure: Figure) -> list[str]:
     told = [
         f"{one.text!r} and {other.text!r} overlap by {depth:.0f} px"
         for one, other in _close(lines)
@@ -128,12 +132,13 @@ def _covers(axes: Axes, line: Line) -> bool:
     return _overlap(corners, line.corners) > MOST_PX
 
 
-def watch(report: Callable[[Figure, list[str]], None]) -> Callable[[], None]:
+def watch(report: Callable[[list[Line], list[str]], None]) -> Callable[[], None]:
     """Check every figure that is shown by a notebook or saved, before it is; returns what ends this."""
     printed = FigureCanvasBase.print_figure
 
     def checked(canvas: FigureCanvasBase, *args: Any, **kwargs: Any) -> Any:
-        report(canvas.figure, faults(canvas.figure))
+        lines = drawn_lines(canvas.figure)
+        report(lines, faults_of(lines, canvas.figure))
         return printed(canvas, *args, **kwargs)
 
     change = patch.object(FigureCanvasBase, "print_figure", checked)
@@ -145,10 +150,12 @@ def watch_kernel(path: str) -> None:
     """In a notebook's kernel, from its start on: a line of JSON for each picture, with the cell that shows it."""
     from IPython import get_ipython
 
-    def note(figure: Figure, found: list[str]) -> None:
+    def note(lines: list[Line], found: list[str]) -> None:
         cells = get_ipython().user_ns["In"]
-        line = {"cell": len(cells) - 1, "source": cells[-1], "texts": len(drawn_lines(figure)), "faults": found}
+        line = {"cell": len(cells) - 1, "source": cells[-1], "texts": len(lines), "faults": found}
         with open(path, "a") as file:
             file.write(json.dumps(line) + "\n")
 
+    png = get_ipython().display_formatter.formatters["image/png"]
+    png.for_type_by_name("dlearn.draw.canvas", "Drawing", lambda drawing: None)  # The same again: its SVG is looked at.
     watch(note)
