@@ -101,6 +101,8 @@ def test_within_a_span_is_all_that_it_caused_on_any_rank(traces):
             ends = [end for each in operations(part) for end in each.ends if end.number >= 0]  # RPC's are made.
             assert inside >= {(event.rank, event.number) for event in below}
             assert inside >= {(end.rank, end.number) for end in ends}
+            for call, run in ((each.call, each.run) for each in trace.rpc.exchanges if each.call and each.run):
+                assert (call.rank, call.number) not in inside or (run.rank, run.number) in inside
 
 
 def test_a_row_of_a_frame_says_what_its_operation_or_message_says(traces):

@@ -37,6 +37,7 @@ def test_sums_are_those_of_the_messages(archive):
         assert not alike.came
         assert not alike.went
         assert {operation for operation, _ in sent.unexplained} <= {*analysis.operations(trace)}
+        assert traffic.unexplained == len(sent.unexplained)
 
 
 def test_the_parts_of_a_step_are_the_whole_step_and_lie_side_by_side(archive):

@@ -5,7 +5,7 @@ from traces import Job
 
 from dlearn import explain
 from dlearn.analysis import hangs
-from dlearn.trace.event import REFUSED
+from dlearn.trace.event import REFUSED, RpcCall, RpcRun, Worker
 from dlearn.trace.job_facts import Exit, Place, Stopped
 
 MS = 1_000_000
@@ -61,7 +61,19 @@ def unused_parameter(job):
     )
 
 
-HANGS = [never_called, elsewhere, in_a_circle, refused, killed, unused_parameter]
+def two_threads(job):
+    """Worker 1 runs two functions: one waits for a call of its own, the other computes, and may be done soon."""
+    for rank in (0, 1):
+        job.files[rank].append(Worker(name=f"worker{rank}", id=rank, wall_ns=0))
+    call = {"op": "rpc_sync", "flavour": "python", "handed_ns": 10}
+    for number, name in enumerate(["ask", "compute", "add"]):
+        job.event(RpcCall, 0, function=name, to=1, call=number, **call)
+    runs = [job.event(RpcRun, 1, function=f"f{number}", caller=0, call=number, arrived_ns=10) for number in (0, 1)]
+    job.event(RpcCall, 1, function="answer", to=0, call=0, parent=runs[0], **call)
+    return "worker0 waits for worker1 in rpc_sync add(); it has not arrived there"
+
+
+HANGS = [two_threads, never_called, elsewhere, in_a_circle, refused, killed, unused_parameter]
 
 
 @pytest.mark.parametrize("happened", HANGS, ids=lambda each: each.__name__)

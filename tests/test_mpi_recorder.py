@@ -210,16 +210,22 @@ def test_the_results_are_gloos_and_what_is_sent_is_observed(own_folder):
 
 
 PROGRAM = """
-import sys, threading
+import psutil, sys, threading
 import torch, torch.distributed as dist
 import dlearn, dlearn.collectives
 from mpi4py import MPI
 
+def listening():
+    found = psutil.Process().net_connections("tcp")
+    return {each.laddr for each in found if each.status == psutil.CONN_LISTEN}
+
+before = listening()  # MPI's own
 with dlearn.record(sys.argv[1]):
     for _ in range(2):  # destroy leaves no thread, and init works again
         dist.init_process_group("mpi4py", init_method="mpi4py://")
         dist.all_reduce(tensor := torch.ones(3) * MPI.COMM_WORLD.rank)
         assert tensor.tolist() == [3.0] * 3
+        assert {ip for ip, _ in listening() - before} <= {"127.0.0.1"}
         dist.destroy_process_group()
         assert not [thread.name for thread in threading.enumerate() if "mpi4py" in thread.name]
 if MPI.COMM_WORLD.rank == 1:

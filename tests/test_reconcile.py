@@ -73,6 +73,17 @@ def test_what_does_not_agree_is_said_and_not_confirmed(tmp_path, measured, resid
     assert found.sentence in explain(trace).sentences
 
 
+def test_what_goes_over_connections_of_no_known_group_is_counted_once(tmp_path):
+    job = Job(tmp_path, ranks=2)
+    job.connect()
+    job.connect(known=False)
+    count(job, 8, 8)
+    job.collective("all_reduce", size=200)
+    count(job, 784, 308)
+    residues = [(pair.group, pair.residue_bytes) for pair in reconcile(job.load()).whole.pairs]
+    assert residues == [("world", 0), ("world", 0), ("", 308), ("", 308)]
+
+
 def test_each_span_for_itself(tmp_path):
     """Two steps, the second with 10 B too many; the whole is then off by 10 B, the first step is not."""
     job = Job(tmp_path, ranks=2)

@@ -1,13 +1,17 @@
 """Recorders that are no part of dlearn: how they are found, and what of them stays in a trace that others read."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 from traces import Job
 
 import dlearn
+import dlearn.trace.source as source
 from dlearn import Trace, explain, messages, operations
 from dlearn.analysis import hangs
 from dlearn.errors import SetupError, TraceError
-from dlearn.trace import source
 from dlearn.trace.source import Kind, ServiceCall, Source, byte_strings, describe
 
 OTHER = """
@@ -64,6 +68,16 @@ def test_a_source_is_named_and_its_events_are_read_back(name, tmp_path, notes, c
     assert capsys.readouterr().err.count("dlearn: could not record a note (RuntimeError: the hook is broken)") == 1
     (problem,) = trace.problems
     assert "3 calls could not be recorded" in problem
+
+
+@pytest.mark.slow
+def test_in_a_forked_childs_own_file_the_source_is_named_again(tmp_path, notes, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"), prepend=os.pathsep)
+    (tmp_path / "forks.py").write_text("import os, torch\nif os.fork():\n    os.wait()\n")
+    command = [sys.executable, "-m", "dlearn", "run", "--sources", "notes", "--trace", "t", "forks.py"]
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    told = Trace.load(tmp_path / "t").where(kind="note").events
+    assert [each.text for each in told] == ["begin\\n", "end", "end"]
 
 
 def test_events_of_a_source_that_is_not_installed_are_counted(tmp_path, notes, monkeypatch):

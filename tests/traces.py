@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import dlearn.trace.event as seen
 from dlearn import Trace
-from dlearn.trace import event as seen
 from dlearn.trace.writer import Writer
 
 Time = int | None | Mapping[int, int | None]
