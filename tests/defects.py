@@ -3,9 +3,9 @@
     make test-defects                     all of tests/defects.toml
     python tests/defects.py NAME ...      those of these names (PATTERN* too)
 
-A defect is a text that stands once in a file of the last commit, and what stands there instead. Tried are the test
-files that call its function, in any process: first the quick tests of those that see most of its file for their time,
-then, for what is still there, the slow ones. A test that fails has caught it if it passes without the defect.
+A defect is a text that stands once in a file of the last commit, and what stands there instead. Tried is the test that
+told of it last time; then the test files that call its function, in any process: the short ones first, and the slow
+tests after all quick ones. A test that fails has caught it if it passes without the defect.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL
 from types import CodeType
@@ -37,6 +39,8 @@ HOME = Path(__file__).parent.parent
 AT_ONCE = 2
 """So many copies, each with a defect of its own, as this many cores have."""
 QUICK, SLOW = "not slow", "slow"
+OF_TEXTS = {"tests/test_defects.py", "tests/test_house.py"}
+"""Tests that read dlearn's files, and see any change: left out."""
 Task = TypeVar("Task")
 
 
@@ -44,7 +48,7 @@ Task = TypeVar("Task")
 class Defect:
     """A text that stands once in a file, and what stands there instead; `why` says what a user would see.
 
-    `read_by` is the module that reads the file, where that is none of Python.
+    `read_by` is the module that reads the file, where that is none of Python; `told_by` the test that tells of it.
     """
 
     name: str
@@ -53,6 +57,7 @@ class Defect:
     becomes: str
     why: str
     read_by: str = ""
+    told_by: str = ""
 
     def applied(self, text: str) -> str:
         assert text.count(self.was) == 1, f"{self.name}: its text stands {text.count(self.was)} times in {self.file}"
@@ -74,9 +79,6 @@ class Seen:
     seconds: float = 0.0
     failing: list[str] = field(default_factory=list)
     functions: dict[str, list[int]] = field(default_factory=dict)
-
-    def share(self, file: str) -> float:
-        return len(self.functions.get(file, ())) / (1 + sum(map(len, self.functions.values())))
 
 
 def defects() -> list[Defect]:
@@ -157,11 +159,12 @@ def calls_of(copy: Copy, test_file: str, speed: str, scratch: Path) -> Seen:
 
 def seen_by_tests(copies: list[Copy], speed: str, scratch: Path) -> dict[str, Seen]:
     """What each test file calls, by its path; kept in .defects until a line of dlearn or of a test changes."""
-    test_files = sorted(str(path.relative_to(HOME)) for path in (HOME / "tests").glob("test_*.py"))
+    every = (str(path.relative_to(HOME)) for path in (HOME / "tests").glob("test_*.py"))
+    test_files = sorted({*every} - OF_TEXTS)
     kept = HOME / ".defects" / f"{speed.replace(' ', '_')}-{state()}.json"
     kept.parent.mkdir(exist_ok=True)
     before = json.loads(kept.read_text()) if kept.exists() else {}
-    found = {name: Seen(**each) for name, each in before.items()}
+    found = {name: Seen(**each) for name, each in before.items() if name in test_files}
     keep = threading.Lock()
 
     def look(copy: Copy, test_file: str) -> None:
@@ -204,45 +207,54 @@ def in_copies(copies: list[Copy], tasks: Iterable[Task], work: Callable[[Copy, T
 
 
 def test_files_for(defect: Defect, text: str, seen: dict[str, Seen]) -> list[str]:
-    """The test files that call something of the defect's file: first those that call its function, and of these those
-    that see most of the file for their time."""
+    """The test files that call something of the defect's file: first those that call its function, the short ones."""
     file = defect.read_by or defect.file
     function = defect.function(text)
 
     def order(name: str) -> tuple[bool, float]:
-        each = seen[name]
-        return function not in each.functions[file], each.seconds * (1 - each.share(file)) ** 8
+        return function not in seen[name].functions[file], seen[name].seconds
 
     return sorted((name for name, each in seen.items() if file in each.functions), key=order)
 
 
-def caught_by(defect: Defect, copy: Copy, clean: Copy, seen: dict[str, Seen], speed: str, seconds: float) -> str:
-    """The first test that fails with the defect and passes without; "" if the tests, or the seconds, are over."""
+@contextmanager
+def put_into(copy: Copy, defect: Defect) -> Iterator[None]:
     text = (copy.folder / defect.file).read_text(encoding="utf-8")
-    end = time.monotonic() + seconds
     copy.write(defect.file, defect.applied(text))
     try:
-        for test_file in test_files_for(defect, text, seen):
-            for test in tests_that_fail(copy, test_file, speed, seen[test_file].failing, end):
-                if clean.failing(test, "-m", speed, seconds=300) == []:
-                    return test
-            if time.monotonic() > end:
-                break
-        return ""
+        yield
     finally:
         copy.write(defect.file, text)
 
 
-def tests_that_fail(copy: Copy, test_file: str, speed: str, known: list[str], end: float) -> Iterator[str]:
-    """One after the other; a test that fails without the defect is left out, and one that is too late as well."""
-    left_out = [f"--deselect={test}" for test in known if "::" in test]
-    while time.monotonic() < end:
-        seconds = max(1, end - time.monotonic())
-        found = copy.failing(test_file, "-m", speed, "-x", "-o", "timeout=60", *left_out, seconds=seconds)
-        if not found:
-            return
-        yield from found
-        left_out += [f"--deselect={test}" for test in found]
+def told_again(copy: Copy, defect: Defect) -> str:
+    """The test that told of it last time, if it does so again."""
+    if not defect.told_by:
+        return ""
+    any_speed = ("-m", f"{SLOW} or {QUICK}")
+    with put_into(copy, defect):
+        tells = copy.failing(defect.told_by, *any_speed, seconds=300)
+    return defect.told_by if tells and copy.failing(defect.told_by, *any_speed, seconds=300) == [] else ""
+
+
+def caught_by(copy: Copy, defect: Defect, seen: dict[str, Seen], speed: str, seconds: float) -> str:
+    """The first test that fails with the defect and passes without; "" if the tests, or the seconds, are over."""
+    text = (copy.folder / defect.file).read_text(encoding="utf-8")
+    end = time.monotonic() + seconds
+    for test_file in test_files_for(defect, text, seen):
+        known = [*seen[test_file].failing]
+        while time.monotonic() < end:
+            left_out = [f"--deselect={test}" for test in known if "::" in test]
+            options = (test_file, "-m", speed, "-x", "-o", "timeout=60", *left_out)
+            with put_into(copy, defect):
+                found = copy.failing(*options, seconds=max(1, end - time.monotonic())) or []
+            for test in found:
+                if copy.failing(test, "-m", speed, seconds=300) == []:
+                    return test
+            known += found
+            if not found:
+                break
+    return ""
 
 
 def main() -> int:
@@ -257,15 +269,15 @@ def main() -> int:
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         scratch = Path(folder)
-        clean = Copy(scratch / "clean")
         copies = [Copy(scratch / f"copy-{number}") for number in range(AT_ONCE)]
         for each in chosen:
-            each.applied((clean.folder / each.file).read_text(encoding="utf-8"))
-        left = chosen
+            each.applied((copies[0].folder / each.file).read_text(encoding="utf-8"))
+        left = still_there(chosen, copies, told_again)
         for speed in (QUICK,) if options.quick else (QUICK, SLOW):
-            print(f"What the {'quick' if speed == QUICK else 'slow'} tests call:", flush=True)
-            seen = seen_by_tests(copies, speed, scratch)
-            left = still_there(left, copies, clean, seen, speed, options.seconds)
+            if left:
+                print(f"What the {'quick' if speed == QUICK else 'slow'} tests call:", flush=True)
+                seen = seen_by_tests(copies, speed, scratch)
+                left = still_there(left, copies, partial(caught_by, seen=seen, speed=speed, seconds=options.seconds))
     minutes = (time.monotonic() - begin) / 60
     print(f"{len(chosen) - len(left)} of {len(chosen)} defects are caught, {minutes:.0f} minutes")
     for each in left:
@@ -273,15 +285,13 @@ def main() -> int:
     return bool(left)
 
 
-def still_there(
-    left: list[Defect], copies: list[Copy], clean: Copy, seen: dict[str, Seen], speed: str, seconds: float
-) -> list[Defect]:
-    """The defects that no test of this speed has caught; says of each which test did."""
+def still_there(left: list[Defect], copies: list[Copy], catch: Callable[[Copy, Defect], str]) -> list[Defect]:
+    """The defects of which `catch` names no test; says of each which test it was."""
     survivors: list[Defect] = []
 
     def look(copy: Copy, defect: Defect) -> None:
         begin = time.monotonic()
-        test = caught_by(defect, copy, clean, seen, speed, seconds)
+        test = catch(copy, defect)
         if not test:
             survivors.append(defect)
         took = time.monotonic() - begin
