@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from dlearn import __version__, doctor
+from dlearn import doctor
 from dlearn.analysis.telling.words import explain as explanation
 from dlearn.analysis.volume.message_lines import csv_lines, json_lines, text_lines
 from dlearn.errors import DlearnError, SetupError, TraceError, WrongArguments
@@ -20,6 +20,7 @@ from dlearn.scripts.command import run
 from dlearn.trace import readers
 from dlearn.trace.event import AutogradNode
 from dlearn.trace.trace import Trace
+from dlearn.version import __version__
 
 FAILED = 1
 WRONG = 2  # argparse's, too

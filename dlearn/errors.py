@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dlearn.cluster.run import Run
+    pass
 
 
 class DlearnError(Exception):
@@ -86,7 +86,7 @@ class RankError(DlearnError):
         what: str,
         hint: str = "",
         details: str = "",
-        run: Run | None = None,
+        run: Any = None,
     ) -> None:
         self.rank, self.what, self.hint, self.details, self.run = rank, what, hint, details, run
         super().__init__(what)

@@ -104,13 +104,10 @@ def drawings(folder: Path, *, name: str = "") -> dict[str, Axes]:
     trace = training(folder / "training", name)
     return {
         "autograd": draw.autograd(graph(folder / "graph", name)),
-        "bandwidth": draw.bandwidth(trace),
         "breakdown": draw.breakdown(trace),
         "buckets": draw.buckets(trace),
-        "compare": draw.compare(sends(folder / "a", 12), sends(folder / "b", 40), names=("a", name or "b")),
         "groups": draw.groups(trace),
         "memory": draw.memory(memory(folder / "memory", name)),
-        "reconcile": draw.reconcile(trace),
         "scaling": draw.scaling({size: sends(folder / str(size), 12 * size, name) for size in (1, 8, 32)}),
         "sequence": draw.sequence(trace),
         "steps": draw.steps(trace),
@@ -207,7 +204,7 @@ def ranks(folder: Path, name: str) -> Job:
 def save(folder: Path) -> None:
     """A bar, an arrow, a number, an area, a dot: what drawings are made of, in files of each kind."""
     trace, held = training(folder / "training"), memory(folder / "memory")
-    for picture in (draw.timeline, draw.sequence, draw.traffic, draw.memory, draw.bandwidth):
+    for picture in (draw.timeline, draw.sequence, draw.traffic, draw.memory):
         ax = picture(held if picture is draw.memory else trace)
         for ending in ENDINGS:
             draw.save(ax, folder / f"{picture.__name__}.{ending}")

@@ -312,14 +312,3 @@ def test_what_never_came_and_what_a_rank_sends_itself_is_said(tmp_path):
     assert told(ax).count("never came: 1.60 kB") == 3, "2 * 2/3 of 1,200 B"
     assert "To themselves, and not drawn: rank 0 8 B." in told(ax)
     assert "4.80 kB expected that never came" in told(ax)
-
-
-# Groups, and bytes on the wire ----------------------------------------------------------------------------------------
-
-
-def test_not_measured_says_why(tmp_path):
-    job = Job(tmp_path, ranks=2)
-    job.collective("all_reduce", size=200)
-    ax = draw.reconcile(job.load())
-    assert title(ax) == "1,552 B predicted on the wire, not measured"
-    assert "Why: the trace holds no socket counters." in told(ax)

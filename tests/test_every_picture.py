@@ -180,26 +180,10 @@ def test_a_traffic_graph_has_an_arrow_for_every_pair_that_sends_and_no_other(job
     assert {(str(src), str(dst)) for (src, dst), number in sent.items() if number and src != dst} <= moved
 
 
-def test_of_a_wire_the_residue_is_that_of_the_table(job):
-    ax, found = job[draw.reconcile], analysis.reconcile
-    lines = defaultdict(list)
-    for text in ax.texts:
-        lines[text.get_position()[1]].append((text.get_position()[0], text.get_text().replace("\u00a0", " ")))
-    rows = [[text for _, text in sorted(line)] for line in lines.values()]
-    if not any(row[-1] == "residue" for row in rows):
-        return
-    pairs = found(job.trace).whole.pairs
-    residues = {f"{job.trace.label(each.src)} to {job.trace.label(each.dst)}": each.residue_bytes for each in pairs}
-    told = {row[0].partition(", group")[0]: row[-1] for row in rows if " to " in row[0]}
-    assert told
-    if len(residues) == len(pairs):
-        assert told == {name: f"{residue:+,} B" if residue else "0 B" for name, residue in residues.items()}
-
-
 # Whether the title is true --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("picture", [draw.timeline, draw.sequence, draw.traffic, draw.reconcile])
+@pytest.mark.parametrize("picture", [draw.timeline, draw.sequence, draw.traffic])
 def test_a_title_is_the_maximum_over_all_ranks(job, picture):
     told, trace = title(job[picture]), job.trace
     sent = defaultdict(int)
@@ -211,15 +195,13 @@ def test_a_title_is_the_maximum_over_all_ranks(job, picture):
         assert (number, total) == (size(max(sent.values())), size(sum(sent.values())))
     if count := re.search(r"([\d,]+) messages in all", told):
         assert int(count[1].replace(",", "")) == len(messages(trace))
-    if measured := re.match(r"The kernel counted ([\d,]+) B", told):
-        assert int(measured[1].replace(",", "")) == analysis.reconcile(trace).whole.measured_bytes
     if longest := re.match(r"Longest wait: (.+) for (.+), ([\d.]+ \S+) in (.+)", told):
         waits = {each: waits_of(each) for each in operations(trace) if not all_control(each, trace)}
         waited_ns, rank, whom = max(each for found in waits.values() for each in found)
         assert longest[3] == three_digits(waited_ns, {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9})
         assert longest[1].lower() == trace.label(rank).lower()
         assert longest[2].lower() == trace.label(whom).lower()
-    stuck = [] if picture is draw.reconcile else analysis.hangs(trace)
+    stuck = analysis.hangs(trace)
     if stuck and stuck[0].operation.exchange is None:
         who = [trace.label(rank) for rank in stuck[0].waiting]
         assert told.lower().startswith(" and ".join(who).lower()) or f"{len(who)} ranks wait for" in told

@@ -130,11 +130,11 @@ LINES = {
     "course": 1_810,
     "ddp_claims": 3_453,
     "dlearn": 961,
-    "dlearn/analysis": 6_681,
+    "dlearn/analysis": 6_667,
     "dlearn/cluster": 3_778,
     "dlearn/collectives": 1_262,
     "dlearn/course": 1_831,
-    "dlearn/draw": 5_443,
+    "dlearn/draw": 5_073,
     "dlearn/export": 631,
     "dlearn/hooks": 4_566,
     "dlearn/join": 2_220,
@@ -142,21 +142,21 @@ LINES = {
     "dlearn/live": 1_286,
     "dlearn/network": 1_153,
     "dlearn/play": 2_259,
-    "dlearn/recorder": 880,
+    "dlearn/recorder": 875,
     "dlearn/scripts": 935,
     "dlearn/sources": 336,
-    "dlearn/trace": 7_318,
-    "docs": 1_952,
-    "notebooks": 11_033,
-    "tests": 15_958,
+    "dlearn/trace": 7_316,
+    "docs": 1_950,
+    "notebooks": 11_032,
+    "tests": 15_905,
     "tools": 184,
 }
 SLACK = 0.01
 """So far below its budget a folder may be before the budget has to be lowered."""
 HABITS = {
-    "conditionals inside f-strings": 27,
+    "conditionals inside f-strings": 23,
     "functions of more than 10 branches": 19,
-    "lines over 100 characters": 3_797,
+    "lines over 100 characters": 3_754,
     "statements of more than one comprehension": 116,
 }
 

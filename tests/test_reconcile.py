@@ -120,7 +120,7 @@ def test_a_part_is_not_given_what_was_counted_for_others(tmp_path):
     part = trace.where(phase="backward")
     found, counted_together = reconcile(part), "what rank 0 sent for other operations was counted with it"
     assert (found.exact, found.whole.measured_bytes) == (False, None)
-    assert found.finding == f"1,552 B predicted on the wire, not measured: {counted_together}"
+    assert f"predicted on the wire 1,552 B, not measured ({counted_together})" in found.sentence
     assert predicted_traffic(part).total_bytes == 1552
     assert measured_traffic(part).not_measured == counted_together
 

@@ -120,16 +120,3 @@ def test_what_came_and_what_went(tmp_path):
     assert "<half>" not in found._repr_html_()
     nothing = a.where(kind="span")
     assert compare(nothing, a).total.added_bytes == 2000
-
-
-def test_the_picture_of_two_runs_names_what_came_and_what_changed(tmp_path):
-    a, b = two_runs(tmp_path)
-    ax = draw.compare(a, b, names=("plain", "<half>"))
-    assert title(ax) == "<half> sends 992 B less than plain: 1.01 kB and not 2.00 kB, in 1 message more"
-    assert dict(label.get_text().split("\n") for label in ax.get_yticklabels()) == {
-        "all_reduce, backward": "-1.00 kB",
-        "broadcast, forward": "came: 8 B",
-        "rank 0 → rank 1": "-492 B, +1 message",
-        "rank 1 → rank 0": "-500 B",
-    }
-    assert title(draw.compare(a, a)) == "b sends as many bytes as a: 2.00 kB, in as many messages"

@@ -157,5 +157,5 @@ def watch_kernel(path: str) -> None:
             file.write(json.dumps(line) + "\n")
 
     png = get_ipython().display_formatter.formatters["image/png"]
-    png.for_type_by_name("dlearn.draw.canvas", "Drawing", lambda drawing: None)  # The same again: its SVG is looked at.
+    png.for_type_by_name("dlearn.draw.save", "Drawing", lambda drawing: None)  # The same again: its SVG is looked at.
     watch(note)

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-import dlearn
 from dlearn.cluster.launch import LOOPBACK, warm_up
 from dlearn.cluster.rank import HostPlace
 from dlearn.errors import SetupError, optional
+from dlearn.version import __version__
 
 T = TypeVar("T")
 
@@ -156,9 +156,9 @@ def _check(engines: Sequence[Engine]) -> None:
         for package in ("dlearn", "torch"):
             if not there[package]:
                 raise SetupError(f"{engine} has no {package}: install it there, in the engine's own Python.")
-        if there["dlearn"] != dlearn.__version__:
+        if there["dlearn"] != __version__:
             raise SetupError(
-                f"{engine} has dlearn {there['dlearn']}, and this notebook {dlearn.__version__}: install the same."
+                f"{engine} has dlearn {there['dlearn']}, and this notebook {__version__}: install the same."
             )
         if there["python"].split(".")[:2] != python.split(".")[:2]:
             raise SetupError(

@@ -1,14 +1,44 @@
-"""All exercises, by the name that `lessons.check` takes."""
+"""All exercises, by the name that `lessons.check` takes, and the check."""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
 
 from dlearn.course.by_sends import HIERARCHICAL, RING, TOKEN, TREE
 from dlearn.course.diagnosis import FIVE_HANGS
-from dlearn.course.exercise import Exercise
+from dlearn.course.exercise import SECONDS, Exercise, Grade, first_failure
 from dlearn.course.resharding import CHECKPOINT
 from dlearn.course.split_layers import ATTENTION, COLUMN_ROW, EXPERTS, FSDP, ONE_F_ONE_B
 from dlearn.course.training_loops import ACCUMULATION, DDP, SERVER, SHARDED, TOP_K
+from dlearn.errors import DlearnError
 
 ALL = (
     *(TOKEN, RING, TREE, HIERARCHICAL, DDP, ACCUMULATION, SERVER, TOP_K),
     *(SHARDED, FSDP, COLUMN_ROW, EXPERTS, ATTENTION, ONE_F_ONE_B, CHECKPOINT, FIVE_HANGS),
 )
 EXERCISES: dict[str, Exercise] = {each.id: each for each in ALL}
+
+
+def check(id: str, submission: Any, *, student: str = "", seconds: float = SECONDS) -> Grade:
+    """Run a submission on each number of ranks that its exercise names, and grade it by result, traffic and freshness.
+
+    `student` chooses the random data, so that no two students can share an answer. The first criterion that does not
+    hold ends it. Nothing is raised: what went wrong, a hang or an exception of the submission too, is in the grade.
+    """
+    exercise = find(id)
+    tried: list[int] = []
+    for ranks in exercise.ranks:
+        tried.append(ranks)
+        failed = first_failure(exercise, submission, ranks=ranks, seed=zlib.crc32(student.encode()), seconds=seconds)
+        if failed is not None:
+            finding, hint = failed
+            return Grade(id, passed=False, tried=tuple(tried), finding=finding, hint=hint)
+    return Grade(id, passed=True, tried=tuple(tried))
+
+
+def find(id: str) -> Exercise:
+    """The exercise of that name. Raises DlearnError with all names where there is none."""
+    if id not in EXERCISES:
+        raise DlearnError(f"there is no exercise {id!r}; there are: {', '.join(EXERCISES)}")
+    return EXERCISES[id]

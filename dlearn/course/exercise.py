@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 import tomllib
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -68,23 +67,6 @@ class Grade(Shown):
         yield f"Hint: {self.hint}"
 
 
-def check(id: str, submission: Any, *, student: str = "", seconds: float = SECONDS) -> Grade:
-    """Run a submission on each number of ranks that its exercise names, and grade it by result, traffic and freshness.
-
-    `student` chooses the random data, so that no two students can share an answer. The first criterion that does not
-    hold ends it. Nothing is raised: what went wrong, a hang or an exception of the submission too, is in the grade.
-    """
-    exercise = find(id)
-    tried: list[int] = []
-    for ranks in exercise.ranks:
-        tried.append(ranks)
-        failed = first_failure(exercise, submission, ranks=ranks, seed=zlib.crc32(student.encode()), seconds=seconds)
-        if failed is not None:
-            finding, hint = failed
-            return Grade(id, passed=False, tried=tuple(tried), finding=finding, hint=hint)
-    return Grade(id, passed=True, tried=tuple(tried))
-
-
 def first_failure(
     exercise: Exercise, submission: Any, *, ranks: int, seed: int, seconds: float = SECONDS
 ) -> tuple[str, str] | None:
@@ -127,12 +109,3 @@ def _wrong_call(exercise: Exercise, submission: Any) -> str:
         except ValueError:  # some functions of C have no signature: the ranks will tell
             continue
     return ""
-
-
-def find(id: str) -> Exercise:
-    """The exercise of that name. Raises DlearnError with all names where there is none."""
-    from dlearn.course.catalogue import EXERCISES
-
-    if id not in EXERCISES:
-        raise DlearnError(f"there is no exercise {id!r}; there are: {', '.join(EXERCISES)}")
-    return EXERCISES[id]

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from dlearn.cluster import Cluster
-from dlearn.course.exercise import check
+from dlearn.course.catalogue import check
 
 
 @pytest.fixture(params=(2, 3, 4), ids="n={}".format)

@@ -21,7 +21,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
-from dlearn.course.exercise import Grade, check, find
+from dlearn.course.catalogue import check, find
+from dlearn.course.exercise import Grade
 from dlearn.errors import DlearnError
 
 HEAD = ("student", "exercise", "passed", "seconds", "finding", "hint")

@@ -23,9 +23,10 @@ from PIL import Image
 from dlearn.analysis.findings import size_text
 from dlearn.analysis.walking import Board, Change, Step, Walkthrough
 from dlearn.draw.arrows import draw_arrow
-from dlearn.draw.canvas import cut, draw_boxes, plain, wrap, write
+from dlearn.draw.canvas import draw_boxes, write
 from dlearn.draw.layout.stage_spots import WIDTH, spots_of
 from dlearn.draw.palette import FAINT, GRID, HELD, INK, LANE, MISSING, SERIES, look
+from dlearn.draw.text import cut, plain, wrap
 from dlearn.errors import DlearnError
 from dlearn.shown import count_text
 

@@ -15,10 +15,11 @@ from dlearn.analysis.findings import size_text
 from dlearn.analysis.rpc.networkx_graph import condense, graph_finding
 from dlearn.draw import canvas
 from dlearn.draw.arrows import draw_arrow
-from dlearn.draw.canvas import TEXT_PT, cut, plain, points, text_width
+from dlearn.draw.canvas import points
 from dlearn.draw.layout.circle_layout import curve, meets
 from dlearn.draw.layout.graph_layout import Layout, lay_out
 from dlearn.draw.palette import FAINT, INK, MISSING, STRIP, Color, look
+from dlearn.draw.text import TEXT_PT, cut, plain, text_width
 from dlearn.join.autograd_graph import AutogradGraph, Edge, Key, Node, contexts_with_graph, join_graph
 from dlearn.shown import first_few
 from dlearn.trace.trace import Trace

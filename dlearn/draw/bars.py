@@ -15,8 +15,9 @@ from matplotlib.axes import Axes
 from matplotlib.collections import PolyCollection
 
 from dlearn.analysis.findings import absent_texts, size_text, stuck_reasons, time_text
-from dlearn.draw.canvas import TEXT_PT, Box, draw_boxes, draw_lines, plain, points, points_per_ms, text_width, write
+from dlearn.draw.canvas import Box, draw_boxes, draw_lines, points, points_per_ms, write
 from dlearn.draw.palette import INK, LANE, MISSING, SERIES, WAITING_HATCH, Color, Look, look
+from dlearn.draw.text import TEXT_PT, plain, text_width
 from dlearn.join.columns import disjoint, spread
 from dlearn.join.waiting import waited_until_ns
 from dlearn.trace.event import NOT_OBSERVED, Collective

@@ -14,8 +14,9 @@ from dlearn.analysis.ddp.breakdown import breakdown as parts_of
 from dlearn.analysis.findings import hang_finding, time_text
 from dlearn.draw import canvas
 from dlearn.draw.bars import told_briefly
-from dlearn.draw.canvas import SMALLEST_PT, TEXT_PT, plain, points, points_per_ms, text_width, wrap, write
+from dlearn.draw.canvas import points, points_per_ms, write
 from dlearn.draw.palette import BACKWARD, FAINT, FORWARD, INK, OPTIMIZER, WAITING_HATCH, ink_on, look
+from dlearn.draw.text import SMALLEST_PT, TEXT_PT, cut, plain, text_width, wrap
 from dlearn.trace.trace import Trace
 
 _HEAD_IN, _BAR_IN, _HIDDEN_IN, _SUMS_IN, _GAP_IN = 0.24, 0.28, 0.08, 0.16, 0.13
@@ -166,9 +167,7 @@ def mark_last_rank(ax: Axes, bars: Sequence[StepBar], run: Breakdown) -> None:
     has, wide = "has" if len(awaited.last_ranks) == 1 else "have", points(ax, max(share, 1 - share), along="x")
     where = told_briefly(awaited)
     told = f"the longest wait ends: {name} {has} come to {where}", f"{name} {has} come to {where}", f"{where}: {name}"
-    text = next(
-        (each for each in told if text_width(each, size=TEXT_PT) <= wide), canvas.cut(told[-1], wide, size=TEXT_PT)
-    )
+    text = next((each for each in told if text_width(each, size=TEXT_PT) <= wide), cut(told[-1], wide, size=TEXT_PT))
     write(ax, at, bars[0].top - 0.05, text, ha=align, va="bottom", gid="last rank")
 
 
@@ -187,7 +186,7 @@ def notes(found: Mapping[str, Breakdown], shown: Sequence[StepTimes]) -> list[st
     if any(len({each.number for each in run.items}) > 1 for run in found.values()):
         told.append("The step of median length; shares are of all ranks' time together.")
     if len(found) == 1 and shown:
-        told += [f"In all: {run.shares}." for run in found.values()]
+        told += [f"In all: {run.shares_text}." for run in found.values()]
     told += dict.fromkeys(run.note for run in found.values() if run.note)
     if any(not each.observed for each in shown):
         told.append("When the communication ended was not observed: forward and backward hold it, where they waited.")

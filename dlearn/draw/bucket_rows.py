@@ -16,8 +16,9 @@ from dlearn.analysis.ddp.bucket_times import BucketTime, BucketTimes, begins_of,
 from dlearn.analysis.findings import size_text
 from dlearn.analysis.telling.words import network_sentences
 from dlearn.draw import canvas
-from dlearn.draw.canvas import TEXT_PT, cut, plain, points, points_per_ms, text_width, write
+from dlearn.draw.canvas import points, points_per_ms, write
 from dlearn.draw.palette import FAINT, INK, MISSING, SERIES, WAITING_HATCH, Look
+from dlearn.draw.text import TEXT_PT, cut, plain, text_width
 from dlearn.shown import count_text
 from dlearn.trace.trace import Trace
 

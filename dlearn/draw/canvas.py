@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -16,13 +13,13 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties, findfont, get_font
-from matplotlib.textpath import TextToPath
 from matplotlib.transforms import ScaledTranslation
 
 from dlearn.analysis.hanging.roots import roots
 from dlearn.analysis.hanging.stuck import hangs
 from dlearn.draw.palette import FAINT, INK, LANE, MISSING, Color
+from dlearn.draw.save import Drawing
+from dlearn.draw.text import TEXT_PT, TITLE_PT, cut_names, plain, text_width, wrap
 from dlearn.trace.trace import Trace
 
 WIDTH_IN = 9.0
@@ -30,25 +27,13 @@ _SMALL_IN = 400 / 96
 Box = tuple[float, float, float, float]
 """Left, right, top, bottom."""
 _width_in = ContextVar("inches that a new figure is wide", default=WIDTH_IN)
-TEXT_PT = 9.0
-TITLE_PT = 11.5
-SMALLEST_PT = 8.0
-"""Smaller text cannot be read from a projector, nor at half width."""
 MOST_PROBLEMS = 2
 """Told below a picture; of the rest how many there are."""
-MOST_CHARACTERS = 40
 _POINTS = 72
-_NUMBER_AND_UNIT = re.compile(r"(\d) (?=(?:[kMGT]?B|[mµ]?s)\b)")
 _NARROWEST_NAME_PT = 90.0
 _LINE = 1.45
 """Inches of text lines: font size times this."""
 _NO_MARKS: Mapping[str, Color] = MappingProxyType({})
-_LONGEST_TITLE = 100
-"""Characters."""
-_CLAUSE = re.compile(r"; (?![^()]*\))")
-"""Not inside of brackets."""
-_ROUNDED = 1.025
-"""How much wider a line may become on a screen, where each letter begins at a whole pixel."""
 
 
 def width_in() -> float:
@@ -64,17 +49,6 @@ def small() -> Iterator[None]:
         yield
     finally:
         _width_in.reset(before)
-
-
-class Drawing(Figure):
-    """A figure that a notebook shows as SVG, in its theme's colours and as wide as its cell."""
-
-    framed = False  # Whether it has grown by the title, legend and notes of its only axes.
-
-    def _repr_html_(self) -> str | None:
-        from dlearn.draw.save import html_of  # which needs this file
-
-        return html_of(self)
 
 
 class _Axes(Axes):
@@ -101,18 +75,12 @@ def frame(
 ) -> Axes:  # fmt: skip
     """Put the finding above, legend and notes below; `above_in` and `below_in` are what the axes' own labels take.
 
-    What a long finding says after its first semicolon becomes the first note.
-
     Legend and notes become part of the picture's description. A figure of `new_axes` grows by them; one that the
     reader brought along keeps its size. The names that are `marked` become bold, in these colours.
     """
     for text in [*ax.get_xticklabels(), *ax.get_yticklabels(), *ax.texts]:
         if text.get_text() in marked:
             text.set(color=marked[text.get_text()], fontweight="bold")
-    clauses = _CLAUSE.split(title, maxsplit=1) if len(title) > _LONGEST_TITLE else [title]
-    if clauses[1:]:
-        title, rest = clauses
-        notes = [f"{rest[:1].upper()}{rest[1:].removesuffix('.')}.", *notes]
     figure = _figure_of(ax)
     grows = figure if isinstance(figure, Drawing) and not figure.framed else None
     left, width = _whole_width(ax) if grows else (0.0, points(ax, 1.0, along="x"))
@@ -201,27 +169,6 @@ def _figure_of(ax: Axes) -> Figure:
     return figure
 
 
-def plain(text: str, *, most: int = MOST_CHARACTERS) -> str:
-    """Put any text on one line: what cannot be shown is spelled out, what is too long is cut in its middle."""
-    ends = text if len(text) <= 4 * most else text[: 2 * most] + text[-2 * most :]
-    shown = "".join(each if _can_show(each) else ascii(each)[1:-1] for each in ends)
-    return shown if len(shown) <= most else f"{shown[: most - most // 2 - 1]}…{shown[-(most // 2) :]}"
-
-
-@lru_cache(maxsize=4096)
-def _can_show(character: str) -> bool:
-    font = get_font(findfont(FontProperties()))
-    return character.isprintable() and font.get_char_index(ord(character)) != 0
-
-
-@lru_cache(maxsize=4096)
-def text_width(text: str, *, size: float, bold: bool = False) -> float:
-    """Width in points."""
-    font = FontProperties(size=size, weight="bold" if bold else "normal")
-    width: float = TextToPath().get_text_width_height_descent(text, font, ismath=False)[0]
-    return width
-
-
 def write(ax: Axes, x: float, y: float, text: str, *, on: Color | None = None, pad: float = 1.0, **more: Any) -> None:
     """Text of the usual size and colour on one line, in which no "$" begins a formula; `more` as `ax.text` takes it.
 
@@ -231,51 +178,6 @@ def write(ax: Axes, x: float, y: float, text: str, *, on: Color | None = None, p
     if on is not None:
         usual["bbox"] = {"facecolor": on, "edgecolor": "none", "pad": pad}
     ax.text(x, y, text, **usual | more)
-
-
-def wrap(text: str, width: float, *, size: float, bold: bool = False) -> list[str]:
-    """Lines of at most `width` points; a number stays with its unit."""
-    lines = [""]
-    for word in _NUMBER_AND_UNIT.sub("\\1\u00a0", text).split(" "):
-        longer = f"{lines[-1]} {word}".strip()
-        if lines[-1] and text_width(longer, size=size, bold=bold) * _ROUNDED > width:
-            lines.append(word)
-        else:
-            lines[-1] = longer
-    return lines
-
-
-def cut(text: str, width: float, *, size: float, bold: bool = False) -> str:
-    """As much of the text as `width` points hold."""
-    if text_width(text, size=size, bold=bold) <= width:
-        return text
-
-    def width_of(count: int) -> float:
-        return text_width(f"{text[:count]}…", size=size, bold=bold)
-
-    too_many = bisect_right(range(len(text)), width, key=width_of)
-    return text[: max(0, too_many - 1)].rstrip() + "…"
-
-
-def cut_names(names: Sequence[str], width: float) -> list[str]:
-    """Cut each name to `width` points so that those that differ differ still: at the end, or in the middle.
-
-    Where neither tells them apart they are numbered.
-    """
-    whole = [plain(name, most=200) for name in names]
-    for way in (partial(cut, size=TEXT_PT), _cut_middle):
-        shown = [way(name, width) for name in whole]
-        if len({*shown}) == len({*names}):
-            return shown
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    return [cut(f"{numbers[name]}: {name}", width, size=TEXT_PT) for name in names]
-
-
-def _cut_middle(text: str, width: float) -> str:
-    if text_width(text, size=TEXT_PT) <= width:
-        return text
-    head, tail = (cut(part, width / 2, size=TEXT_PT) for part in (text, text[::-1]))
-    return head[:-1] + tail[::-1]
 
 
 def names_on_top(ax: Axes, places: Sequence[float], names: Sequence[str], width: float) -> float:

@@ -13,8 +13,8 @@ from dlearn.analysis.telling.words import NAMES_SHOWN
 from dlearn.analysis.volume.alike_ranks import alike_ranks
 from dlearn.analysis.volume.comparing import Amount
 from dlearn.analysis.volume.flows import flows
-from dlearn.draw.canvas import TEXT_PT, cut, plain, text_width
 from dlearn.draw.scene import ranks_shown
+from dlearn.draw.text import TEXT_PT, cut, plain, text_width
 from dlearn.join.joining import operations
 from dlearn.join.unrolling import PairSum, messages_of, sums_of, why_unknown
 from dlearn.trace.message import Message, Operation, payload_bytes

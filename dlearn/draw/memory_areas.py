@@ -12,8 +12,9 @@ from matplotlib.patches import Patch
 from dlearn.analysis.findings import size_text
 from dlearn.analysis.volume.rank_memory import PARTS, RankMemory, rank_memory, textbook, total_bytes
 from dlearn.draw import canvas
-from dlearn.draw.canvas import TEXT_PT, cut, plain, points, text_width, write
+from dlearn.draw.canvas import points, write
 from dlearn.draw.palette import FAINT, INK, look
+from dlearn.draw.text import TEXT_PT, cut, plain, text_width
 from dlearn.shown import count_text, first_few
 from dlearn.trace.memory_held import MemoryHeld
 from dlearn.trace.trace import Trace

@@ -18,8 +18,8 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from dlearn.draw.canvas import Drawing, plain
 from dlearn.draw.palette import LINE_AT_NIGHT, ON_COLOR, ON_SHADE, at_night, shade_at_night
+from dlearn.draw.text import plain
 from dlearn.errors import DlearnError
 
 # What each format would write of the moment or the version it was made with.
@@ -41,6 +41,15 @@ _THEMES = "".join(
 )
 _MOST = 20_000
 """Characters of a description."""
+
+
+class Drawing(Figure):
+    """A figure that a notebook shows as SVG, in its theme's colours and as wide as its cell."""
+
+    framed = False  # Whether it has grown by the title, legend and notes of its only axes.
+
+    def _repr_html_(self) -> str | None:
+        return html_of(self)
 
 
 def save(picture: Axes | Figure, path: str | os.PathLike[str]) -> None:

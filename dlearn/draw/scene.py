@@ -16,8 +16,9 @@ from dlearn.analysis.walking.own_work import works_alone
 from dlearn.draw import canvas
 from dlearn.draw.arrows import MOST_ARROWS, Arrows, readable
 from dlearn.draw.bars import Bar, Busy, bars_of, busy_of, function_of, is_collective
-from dlearn.draw.canvas import plain, width_in
+from dlearn.draw.canvas import width_in
 from dlearn.draw.layout.lanes import Lane, fold, rows_for, stack
+from dlearn.draw.text import plain
 from dlearn.join.joining import everybody, operations
 from dlearn.join.unrolling import messages_of
 from dlearn.trace.event import Gradient, Span

@@ -14,10 +14,11 @@ from dlearn.analysis.findings import sequence_finding, size_text
 from dlearn.analysis.telling.words import problem_sentences
 from dlearn.draw import canvas
 from dlearn.draw.arrows import draw_arrow, in_legend
-from dlearn.draw.canvas import TEXT_PT, cut, plain, points, text_width, write
+from dlearn.draw.canvas import points, write
 from dlearn.draw.drafts import Block, Lifelines, MessageArrow
 from dlearn.draw.palette import FAINT, INK, LANE, MISSING, line_color, look
 from dlearn.draw.rows import Cycle, Rows, rows_of
+from dlearn.draw.text import TEXT_PT, cut, plain, text_width
 from dlearn.shown import count_text
 from dlearn.trace.trace import Trace
 

@@ -16,8 +16,9 @@ from dlearn.analysis.ddp.step_times import RunSteps, step_times
 from dlearn.analysis.findings import time_text
 from dlearn.analysis.telling.words import network_sentences
 from dlearn.draw import canvas
-from dlearn.draw.canvas import TEXT_PT, draw_boxes, plain, write
+from dlearn.draw.canvas import draw_boxes, write
 from dlearn.draw.palette import BYTE_SHADES, COUNTED, FAINT, INK, MISSING, WAITED_FOR
+from dlearn.draw.text import TEXT_PT, plain
 from dlearn.shown import count_text
 from dlearn.trace.trace import Trace
 

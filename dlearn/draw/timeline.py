@@ -20,11 +20,12 @@ from dlearn.analysis.volume.traffic import traffic
 from dlearn.draw import canvas
 from dlearn.draw.arrows import MOST_ARROWS, draw_arrow, in_legend
 from dlearn.draw.bars import ENDS_RED, THIN, Bar, draw_bars, draw_busy, is_collective, label_bars, wait_text
-from dlearn.draw.canvas import TEXT_PT, Box, plain, points_per_ms, text_width
+from dlearn.draw.canvas import Box, points_per_ms
 from dlearn.draw.layout.lanes import ALIKE, SPAN_IN, STRIP_IN, height_in
 from dlearn.draw.palette import FAINT, GRID, INK, LANE, MISSING, STRIP, WAITING_HATCH, WORKS
 from dlearn.draw.scene import MOST_SPAN_ROWS, Scene, set_scene, stem_of
 from dlearn.draw.step_strip import steps
+from dlearn.draw.text import TEXT_PT, plain, text_width
 from dlearn.shown import count_text
 from dlearn.trace.message import Operation
 from dlearn.trace.trace import Trace

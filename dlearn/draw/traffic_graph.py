@@ -16,7 +16,7 @@ from dlearn.analysis.findings import hang_finding, pair_sentences, size_text, tr
 from dlearn.analysis.volume.traffic import Traffic
 from dlearn.draw import canvas
 from dlearn.draw.arrows import in_legend
-from dlearn.draw.canvas import cut_names, points
+from dlearn.draw.canvas import points
 from dlearn.draw.layout.circle_layout import (
     NODE_PT,
     Pair,
@@ -29,6 +29,7 @@ from dlearn.draw.layout.circle_layout import (
     place_ranks,
 )  # fmt: skip
 from dlearn.draw.palette import INK, LANE, LINES, MISSING, Color, look
+from dlearn.draw.text import cut_names
 from dlearn.draw.traffic_matrix import draw_matrix
 from dlearn.draw.traffic_matrix import notes as traffic_notes
 from dlearn.shown import count_text

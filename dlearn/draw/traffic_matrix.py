@@ -21,8 +21,9 @@ from dlearn.analysis.findings import (
 )  # fmt: skip
 from dlearn.analysis.volume.traffic import Matrix, Traffic, WireTraffic
 from dlearn.draw import canvas
-from dlearn.draw.canvas import SMALLEST_PT, TEXT_PT, plain, points, text_width
+from dlearn.draw.canvas import points
 from dlearn.draw.palette import BYTE_SHADES, FAINT, INK, LANE, ON_SHADE, TO_ITSELF, black_or_white
+from dlearn.draw.text import SMALLEST_PT, TEXT_PT, plain, text_width
 from dlearn.errors import DlearnError
 from dlearn.trace.trace import Trace
 

@@ -115,7 +115,9 @@ def _calls(part: Operation, told: Record, tracks: Tracks) -> Iterator[Record]:
 
 def _call_name(part: Operation, end: End) -> str:
     """ "bucket 0 · 101 kB": Perfetto gives each name a colour."""
-    name = end.what.partition("(")[0] if isinstance(end, RpcEnd) else end.op
+    name = end.op
+    if isinstance(end, RpcEnd):
+        name = end.what if end.exchange.call is None else end.exchange.call.function
     if part.bucket is not None:
         name = f"bucket {part.bucket.index}"
     size = payload_bytes(end)

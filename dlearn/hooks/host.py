@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Protocol
 
 from dlearn.hooks.c10d.groups import Groups
@@ -16,12 +17,24 @@ from dlearn.trace.source import Emit
 class Host(Emit, Protocol):
     """One of each for the whole recording."""
 
+    last_ns: int
+    """When anything was last reported."""
+    waiting: dict[int, int]
+    """When the operations that have not ended began, where somebody watches for a hang."""
     options: Options
     groups: Groups
     times: CudaTimes
     sockets: Sockets
     desk: Desk | None  # None where all ranks are known to be on this host.
     log: AgentLog  # The RPC agent's own.
+
+    @property
+    def path(self) -> Path:
+        """The file of this process."""
+
+    @property
+    def begun(self) -> bool:
+        """Whether that file has a line yet."""
 
     def count(self) -> None:
         """Write down the counters of bytes on the wire."""

@@ -41,6 +41,8 @@ FIXED = {ACCEPT: 11, FORK: 18, DELETE: 18, FETCH: 11, CLEANUP: 3, BACKWARD: 55, 
 """Payload of the messages that C++ makes by itself, without those two numbers."""
 FETCHED_VALUE = 11
 """What C++ adds to a fetched value, beside its tensors."""
+OPTIMIZER_STEPS = {f"_{kind}local_optimizer_step" for kind in ("", "script_", "functional_")}
+"""The functions that torch's DistributedOptimizer calls (torch/distributed/optim/optimizer.py, of all versions)."""
 FRAMING_ERROR = 4
 """Bytes a message by which the prediction of RPC's framing may be wrong (measured on ten programs)."""
 _EMPTY = {"RREF_BACKWARD_RESP", "RREF_ACK", "CLEANUP_AUTOGRAD_CONTEXT_RESP", "BACKWARD_AUTOGRAD_RESP"}
@@ -103,7 +105,7 @@ def phase_of(exchange: RpcExchange) -> str:
         return "cleanup"
     if call is None and isinstance(exchange.cause, RpcCall):
         call = exchange.cause
-    if call is not None and call.function.endswith("local_optimizer_step"):
+    if call is not None and call.function in OPTIMIZER_STEPS:
         return "optimizer"
     if call is not None and (call.observer or call.phase in ("setup", "cleanup", "backward")):
         return "setup" if call.observer else call.phase
@@ -228,7 +230,7 @@ def _number_bytes(number: int | None) -> int:
 def _has_unseen_result(call: RpcCall | None) -> bool:
     if call is None or call.flavour == "python" or call.op == "remote":
         return False
-    return not call.function.endswith("local_optimizer_step")
+    return call.function not in OPTIMIZER_STEPS
 
 
 # The wire -------------------------------------------------------------------------------------------------------------

@@ -9,9 +9,10 @@ from matplotlib.patches import Patch
 
 from dlearn.analysis.findings import size_text
 from dlearn.draw import canvas
-from dlearn.draw.canvas import TEXT_PT, plain, points, text_width
+from dlearn.draw.canvas import points
 from dlearn.draw.palette import COUNTED, INK, LINES, look
 from dlearn.draw.save import closed_after, png_of
+from dlearn.draw.text import TEXT_PT, plain, text_width
 
 _ROW_IN = 0.3
 _LOOKS = (look("all_reduce"), look("send"), look("reduce_scatter"), look("broadcast"))

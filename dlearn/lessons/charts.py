@@ -12,8 +12,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from dlearn.draw import canvas
-from dlearn.draw.canvas import TEXT_PT, points, text_width
+from dlearn.draw.canvas import points
 from dlearn.draw.palette import GRID, INK, LINES, SERIES
+from dlearn.draw.text import TEXT_PT, TITLE_PT, plain, text_width, wrap
 
 HEIGHT_IN = 2.9
 _MARKERS = "os^DvP"
@@ -57,7 +58,7 @@ def lines(
         if line.spread:
             low, high = zip(*line.spread, strict=True)
             ax.vlines(line.x, low, high, colors=color, linewidth=1.2, alpha=0.7)
-        handles.append(Line2D([], [], color=color, marker=marker, linestyle=style, label=canvas.plain(label, most=90)))
+        handles.append(Line2D([], [], color=color, marker=marker, linestyle=style, label=plain(label, most=90)))
     if "x" in log:
         ax.set_xscale("log")
     if "y" in log:
@@ -137,9 +138,9 @@ def bars(
     if text is not None:
         _values(ax, tops, width * 0.94, text)
     room = points(ax, 1 / len(names), along="x") - 6
-    ax.set_xticks(range(len(names)), ["\n".join(canvas.wrap(name, room, size=TEXT_PT)) for name in names])
+    ax.set_xticks(range(len(names)), ["\n".join(wrap(name, room, size=TEXT_PT)) for name in names])
     _label(ax, "", y)
-    rows = max(len(canvas.wrap(name, room, size=TEXT_PT)) for name in names)
+    rows = max(len(wrap(name, room, size=TEXT_PT)) for name in names)
     handles = [Patch(color=SERIES[i % len(SERIES)], label=part.label) for i, part in enumerate(parts)]
     below = 0.22 + rows * TEXT_PT * 1.3 / 72
     return canvas.frame(ax, title=title, legend=handles if len(parts) > 1 else (), notes=notes, below_in=below)
@@ -179,6 +180,6 @@ def _label(ax: Axes, x: str, y: str) -> None:
 
 def retitle(ax: Axes, title: str) -> Axes:
     """A picture of `dlearn.draw` with the finding that it stands for here, in as many lines as it had, or fewer."""
-    lines = canvas.wrap(canvas.plain(title, most=400), canvas.width_in() * 72 - 16, size=canvas.TITLE_PT, bold=True)
-    ax.set_title("\n".join(lines), loc="left", fontsize=canvas.TITLE_PT, fontweight="bold", color=INK, parse_math=False)
+    lines = wrap(plain(title, most=400), canvas.width_in() * 72 - 16, size=TITLE_PT, bold=True)
+    ax.set_title("\n".join(lines), loc="left", fontsize=TITLE_PT, fontweight="bold", color=INK, parse_math=False)
     return ax

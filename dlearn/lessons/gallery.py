@@ -48,7 +48,6 @@ def of_ddp() -> Pictures:
     yield "traffic_graph.svg", _small(draw.traffic_graph, step)
     yield "buckets.svg", _small(draw.buckets, trace)
     yield "steps.svg", _small(draw.steps, trace)
-    yield "reconcile.svg", _small(draw.reconcile, trace)
 
 
 def of_a_server() -> Pictures:

@@ -20,7 +20,6 @@ import torch
 from torch._C._distributed_c10d import ProcessGroup
 from torch.distributed import distributed_c10d
 
-import dlearn
 from dlearn.errors import TraceError
 from dlearn.hooks import gate
 from dlearn.hooks.c10d.collectives import note_collective, note_p2p
@@ -31,6 +30,7 @@ from dlearn.recorder.recording import OUTSIDE, Recording
 from dlearn.trace.event import FORMAT, Header
 from dlearn.trace.options import Measure, Options
 from dlearn.trace.store import read
+from dlearn.version import __version__
 
 __all__ = [
     "Posted",
@@ -259,7 +259,7 @@ def make_header(*, job: str, rank: int | None = None, name: str = "", world_size
         host=socket.gethostname(),
         pid=os.getpid(),
         torch=str(torch.__version__),
-        dlearn=dlearn.__version__,
+        dlearn=__version__,
         start_ns=time.monotonic_ns(),
         restart=int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         rank=rank,

@@ -12,16 +12,13 @@ import threading
 import time
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
 
 from dlearn.errors import TraceError
 from dlearn.hooks.c10d import works
 from dlearn.hooks.callers import place_of_thread
+from dlearn.hooks.host import Host
 from dlearn.trace.event import PointToPoint
 from dlearn.trace.job_facts import Place
-
-if TYPE_CHECKING:
-    from dlearn.recorder.recording import Recording
 
 LOOKS = 20  # How often it looks before it speaks.
 STOP_SECONDS = 5.0
@@ -31,8 +28,8 @@ STOP_SECONDS = 5.0
 class HangWatch:
     """Watches one recording. `after` is in seconds."""
 
-    def __init__(self, recording: Recording, path: Path, after: float) -> None:
-        self._recording, self._path, self.after = recording, path, after
+    def __init__(self, host: Host, path: Path, after: float) -> None:
+        self._host, self._path, self.after = host, path, after
         self._program = threading.get_ident()
         self._over = threading.Event()
         self._noted_ns = self._told_ns = -1
@@ -48,21 +45,21 @@ class HangWatch:
 
     def _look(self) -> None:
         while not self._over.wait(self.after / LOOKS):
-            if not self._recording.begun:
+            if not self._host.begun:
                 continue  # A launcher of ranks waits all the time, and is none of them.
-            last_ns = self._recording.last_ns
+            last_ns = self._host.last_ns
             quiet_seconds = (time.monotonic_ns() - last_ns) / 1e9
             try:
                 if quiet_seconds >= self.after / 2 and self._noted_ns != last_ns:
                     self._noted_ns = last_ns
                     site = place_of_thread(self._program)
                     if site and not site.startswith("<"):  # Not the line by which Python came into a process.
-                        self._recording.fact(Place(at_ns=time.monotonic_ns(), site=site))
-                if quiet_seconds >= self.after and self._recording.waiting and self._told_ns != last_ns:
+                        self._host.fact(Place(at_ns=time.monotonic_ns(), site=site))
+                if quiet_seconds >= self.after and self._host.waiting and self._told_ns != last_ns:
                     self._told_ns = last_ns
                     self._tell(quiet_seconds)
             except Exception as error:
-                self._recording.failed("a hang", error)
+                self._host.failed("a hang", error)
                 return
 
     def _tell(self, seconds: float) -> None:

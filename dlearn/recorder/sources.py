@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dlearn.hooks.c10d import collectives, group_watch
 from dlearn.hooks.ddp import ddp
+from dlearn.hooks.host import Host
 from dlearn.hooks.mpi import mpi_hook
 from dlearn.hooks.rpc import rpc_hook
 from dlearn.trace.event import (
@@ -33,9 +34,6 @@ from dlearn.trace.event import (
 from dlearn.trace.mpi_facts import Probe
 from dlearn.trace.source import Kind, Source, Undo, describe, find
 
-if TYPE_CHECKING:
-    from dlearn.recorder.recording import Recording
-
 
 def _kinds(*columns: type[Event]) -> tuple[Kind, ...]:
     return tuple(map(Kind, columns))
@@ -56,9 +54,9 @@ OWN = (
 """What torch and mpi4py do. The colours of their operations are in draw/palette.py."""
 
 
-def install(source: Source, recording: Recording) -> Undo:
+def install(source: Source, host: Host) -> Undo:
     """Turn one Source on, until the returned function is called."""
-    return source.install(recording if source in OWN else _Announcing(recording, source))
+    return source.install(host if source in OWN else _Announcing(host, source))
 
 
 def wanted(names: Sequence[str]) -> tuple[Source, ...]:
@@ -69,16 +67,16 @@ def wanted(names: Sequence[str]) -> tuple[Source, ...]:
 class _Announcing:
     """The recording as a Source sees it that is not dlearn's own: its first event is announced in the file."""
 
-    def __init__(self, recording: Recording, source: Source) -> None:
-        self._recording, self._source = recording, source
+    def __init__(self, host: Host, source: Source) -> None:
+        self._host, self._source = host, source
         self._announced: Path | None = None
 
     def event(self, kind: type[Event], /, **facts: Any) -> int:
-        path = self._recording.path
+        path = self._host.path
         if self._announced != path:  # A forked child has a file of its own.
             self._announced = path
-            self._recording.fact(describe(self._source))
-        return self._recording.event(kind, **facts)
+            self._host.fact(describe(self._source))
+        return self._host.event(kind, **facts)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._recording, name)
+        return getattr(self._host, name)

@@ -10,18 +10,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from dlearn.trace.job_facts import ClockReading
 from dlearn.trace.store import ProcessFile
 from dlearn.trace.tables.event_table import NONE
-
-if TYPE_CHECKING:
-    from dlearn.trace.process import Process
-    from dlearn.trace.tables.operation_table import OperationTable
 
 SLEW = 500e-6
 """Assumed, not measured: how fast two clocks may part where nobody looked twice. Linux corrects a clock's frequency by
@@ -33,6 +27,8 @@ NEARLY = 2
 FURTHEST_NS, FASTEST = 2**61, 1 / 8
 """No clock is 73 years away, or gains an eighth: readings that say so are damaged. Within both, a time in the range of
 `Nanoseconds` stays within 64 bits when it is moved."""
+ALL_WAIT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+"""What the names of collectives begin with that end on no rank before they have begun on all."""
 
 
 @dataclass(frozen=True)
@@ -138,44 +134,3 @@ def _move(file: ProcessFile, clock: Clock) -> None:
             at_ns = getattr(event, name, None)
             if at_ns is not None:
                 msgspec.structs.force_setattr(event, name, clock.to_reference(at_ns))
-
-
-# What clocks have got wrong ------------------------------------------------------------------------------------------
-
-
-def clock_problems(processes: Sequence[Process], met: OperationTable) -> list[str]:
-    """What keeps the times of several clocks from being compared, in words; nothing where all is well."""
-    never = sorted({process.header.host for process in processes if process.clock.error_ns is None})
-    if never:
-        who = ", ".join(never[:8]) + (", ..." if len(never) > 8 else "")
-        return [
-            f"the clock of host {who} was never compared with that of the others, or only in"
-            " readings that no clock can give: compare no times with it"
-        ]
-    backwards = _backwards_by({process.rank: process.clock for process in processes}, met)
-    wrong = backwards[backwards > 0]
-    if not len(wrong):
-        return []
-    return [
-        f"{len(wrong):,} of {len(met):,} operations end before they can, by up to {wrong.max() / 1000:,.1f} us"
-        " beyond the bound of the clocks' error: one of the hosts' clocks was set, or did not run evenly"
-    ]
-
-
-ALL_WAIT = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")
-"""What the names of collectives begin with that end on no rank before they have begun on all."""
-
-
-def _backwards_by(clocks: dict[int, Clock], met: OperationTable) -> np.ndarray:
-    """By how many ns operations end on one rank before they begin on another, beyond the clocks' bounds."""
-    events = met.events
-    error_ns = np.zeros(len(events))
-    for rank, clock in clocks.items():
-        mine = events.rank == rank
-        error_ns[mine] = [clock.error_at(at - clock.offset_ns) for at in events.start_ns[mine].tolist()]
-    op = events.of_firsts(lambda first: getattr(first, "op", ""), object)
-    begun = np.where(op == "recv", -np.inf, events.start_ns - error_ns)
-    over = np.where((op == "send") | (events.end_ns == NONE), np.inf, events.end_ns + error_ns)
-    backwards = met.over_ends(np.maximum, begun) - met.over_ends(np.minimum, over)
-    waits = np.array([like.sender is not None or like.op.startswith(ALL_WAIT) for like in met.likes], bool)
-    return np.asarray(backwards[waits[met.like] & ~met.is_missing & ~met.failed])

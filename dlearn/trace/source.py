@@ -13,15 +13,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from itertools import chain
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
 from dlearn.errors import SetupError
 from dlearn.trace.event import Collective, Event, Line, TensorInfo
-
-if TYPE_CHECKING:
-    from dlearn.trace.trace import Trace
 
 ENTRY_POINTS = "dlearn.sources"
 """The group of entry points by which an installed package offers its Sources."""
@@ -124,7 +121,7 @@ class Source:
     name: str
     install: Callable[[Any], Undo]
     kinds: tuple[Kind, ...] = ()
-    hosts: Callable[[Trace], Mapping[tuple[int, int], int]] | None = None
+    hosts: Callable[[Any], Mapping[tuple[int, int], int]] | None = None
     schedule: Callable[[Sequence[Collective], int], Iterable[Step] | str] | str = ""
 
 

@@ -16,7 +16,8 @@ from dlearn.errors import TraceError
 from dlearn.shown import RankNames, Shown
 from dlearn.trace import readers
 from dlearn.trace.attempts import attempts, refuse_two_jobs, strangers, without_replaced
-from dlearn.trace.clocks import Clock, align, clock_name, clock_problems
+from dlearn.trace.clock_problems import clock_problems
+from dlearn.trace.clocks import Clock, align, clock_name
 from dlearn.trace.device_times import device_spans
 from dlearn.trace.event import Counters, Event, Span
 from dlearn.trace.matching import match

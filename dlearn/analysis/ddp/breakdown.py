@@ -96,7 +96,7 @@ class Breakdown(Answer, frozen=True):
         count = len({each.number for each in self.items})
         which = f" (the median of {count} by length)" if count > 1 else ""
         together = f"of {len(shown)} ranks' time together, " if len(shown) > 1 else ""
-        said = f"{self._step(which)}: {together}{self.shares}"
+        said = f"{self._step(which)}: {together}{self.shares_text}"
         return f"{said}: nobody saw when it ended" if self.exposed is None else said
 
     @property
@@ -104,24 +104,28 @@ class Breakdown(Answer, frozen=True):
         """The largest share, as a title: "Step 1, 35.0 ms: 50% is backward"."""
         if not self.middle:
             return self.finding
-        most = max(self.shares.split(", "), key=lambda share: int(share.split("%")[0]) if "%" in share else 0)
-        return f"{self._step()}: {most.replace('% ', '% is ')}"
+        part, share = max(self.shares.items(), key=lambda item: item[1])
+        return f"{self._step()}: {share:.0%} is {part}"
 
     def _step(self, which: str = "") -> str:
         title = self.middle[0].title
         return f"{title[:1].upper()}{title[1:]}{which}, {time_text(_longest(self.middle))}"
 
     @property
-    def shares(self) -> str:
-        """ "7% forward, 50% backward, 40% communication that is not hidden", of all ranks' time together."""
+    def shares(self) -> dict[str, float]:
+        """Return the shares of all ranks' time together in the median step, by the name of the part."""
         shown = self.middle
         whole = sum(each.total_ns for each in shown)
-        forward = sum(each.length_ns("forward") for each in shown) / whole
-        backward = sum(each.length_ns("backward") for each in shown) / whole
-        rest = (
-            "communication included" if self.exposed is None else f"{self.exposed:.0%} communication that is not hidden"
-        )
-        return f"{forward:.0%} forward, {backward:.0%} backward, {rest}"
+        shares = {phase: sum(each.length_ns(phase) for each in shown) / whole for phase in ("forward", "backward")}
+        if self.exposed is not None:
+            shares["communication that is not hidden"] = self.exposed
+        return shares
+
+    @property
+    def shares_text(self) -> str:
+        """Return "7% forward, 50% backward, 40% communication that is not hidden"."""
+        parts = [f"{share:.0%} {part}" for part, share in self.shares.items()]
+        return ", ".join(parts if self.exposed is not None else [*parts, "communication included"])
 
     def rows(self) -> list[list[str]]:
         """A head, and a row for each rank of the median step; ms."""

@@ -106,24 +106,6 @@ class Reconciliation(Answer, frozen=True, kw_only=True):
         return self.whole.residue_bytes == 0 and bool(self.whole.pairs)
 
     @property
-    def finding(self) -> str:
-        """ "The kernel counted 12,345 B: predicted to the byte"."""
-        whole, measured = self.whole, self.whole.measured_bytes
-        if not whole.pairs:
-            return _NOTHING.capitalize()
-        if self.not_measured or measured is None:
-            why = self.not_measured or whole.note
-            return f"{whole.predicted_bytes:,} B predicted on the wire, not measured" + (f": {why}" if why else "")
-        more = whole.difference_bytes
-        if whole.residue_bytes == 0:
-            told = "predicted to the byte"
-        elif more:
-            told = f"{abs(more):,} B {'more' if more > 0 else 'less'} than predicted"
-        else:
-            told = f"as many as predicted, but not pair by pair: residue {whole.residue_bytes:,} B"
-        return f"The kernel counted {measured:,} B: {told}"
-
-    @property
     def sentence(self) -> str:
         """ "The whole recording: payload 96 B, predicted on the wire 192 B, measured 192 B, residue 0 B." """
         whole = self.whole

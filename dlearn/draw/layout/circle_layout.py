@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dlearn.draw.canvas import TEXT_PT, text_width
+from dlearn.draw.text import TEXT_PT, text_width
 
 Pair = tuple[int, int]
 """Sender and receiver."""

@@ -10,8 +10,9 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from dlearn.draw import canvas
-from dlearn.draw.canvas import SMALLEST_PT, plain, points, text_width
+from dlearn.draw.canvas import points
 from dlearn.draw.palette import FAINT, SERIES, TO_ITSELF, ink_on
+from dlearn.draw.text import SMALLEST_PT, plain, text_width
 from dlearn.shown import count_text
 from dlearn.trace.message import Group
 from dlearn.trace.process_groups import join_groups

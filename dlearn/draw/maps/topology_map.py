@@ -14,8 +14,9 @@ from matplotlib.patches import Circle, FancyArrowPatch, Rectangle
 from dlearn import analysis
 from dlearn.analysis.volume.topology import LinkSum, Topology
 from dlearn.draw import canvas
-from dlearn.draw.canvas import plain, points
+from dlearn.draw.canvas import points
 from dlearn.draw.palette import FAINT, INK, LANE, SERIES
+from dlearn.draw.text import plain
 from dlearn.shown import count_text
 from dlearn.trace.trace import Trace
 

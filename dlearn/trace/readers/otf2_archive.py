@@ -17,7 +17,6 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-import dlearn
 from dlearn.errors import DlearnError, TraceError, optional
 from dlearn.trace.event import NOT_OBSERVED, Collective, Event, GroupFact, Header, Line, PointToPoint, TensorInfo
 from dlearn.trace.job_facts import Imported
@@ -71,7 +70,7 @@ class Otf2:
 def _read(path: Path) -> list[tuple[Header, list[Line]]]:
     """In a process of its own: the library is C, and there are damaged archives that keep it busy for ever."""
     optional("otf2", needed_by="an OTF2 archive")
-    house = os.pathsep.join([str(Path(dlearn.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])])
+    house = os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, [os.environ.get("PYTHONPATH")])])
     command = [sys.executable, "-c", f"import {__name__} as it; it.tell()", str(path.resolve())]
     try:
         done = subprocess.run(
