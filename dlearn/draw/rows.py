@@ -83,7 +83,7 @@ def _drafted(trace: Trace, width_pt: float, *, few: bool, steps: bool) -> Rows:
     tags = {one.tag for one, _ in shown.counted() if one.sender is not None}
     drafting = Drafting(
         trace, lines, width_pt / max(1, len(lines.names)), steps=steps, tagged=len(tags) > 1,
-        control=sum(each.control for one in shown.others for each in messages_of(one)) <= _FEW_CONTROL,
+        control=_control_count(trace) <= _FEW_CONTROL,
     )  # fmt: skip
     drafts: list[Draft] = [Draft()] * len(shown)
     for one, places in shown.alike():
@@ -98,12 +98,19 @@ def _drafted(trace: Trace, width_pt: float, *, few: bool, steps: bool) -> Rows:
     return replace(rows, control=control, left_out=left_out, never=never)
 
 
+def _control_count(trace: Trace) -> int:
+    """How many messages are the system's own: each of these is one of an RPC or of a service."""
+    shown = operations(trace)
+    calls = shown.at(np.flatnonzero(shown.table.is_call[shown.rows]))
+    return sum(each.control for one in calls for each in messages_of(one))
+
+
 def _in_steps(trace: Trace, shown: Operations, drafts: Sequence[Draft]) -> list[Block]:
     """In the order of sending (a receive may be posted long before), each with the span that it belongs to."""
     sent_ns = shown.start_ns.copy()
     for one, places in shown.alike():
         if one.sender is not None:
-            sent_ns[places] = one.ends[0].start_ns if shown.rows[places[0]] < 0 else shown.times(places)[2][:, 0]
+            sent_ns[places] = shown.times(places)[2][:, 0]
     order = np.argsort(sent_ns, kind="stable").tolist()
     parts = WalkParts(trace) if trace.whole.spans else None
     blocks = [(place, block) for place in order if (block := drafts[place].block) is not None]

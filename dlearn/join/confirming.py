@@ -6,13 +6,11 @@ from collections.abc import Iterable
 from operator import itemgetter
 
 import numpy as np
-from msgspec.structs import replace
 
 from dlearn.join.joining import everybody, once, operations
 from dlearn.join.ledger import Ledger, Stretch, ledger_of
-from dlearn.join.unrolling import TransferTimes, columns_of, message_count, messages_of, why_unknown
+from dlearn.join.unrolling import TransferTimes, columns_of, columns_of_calls, message_count, why_unknown
 from dlearn.join.wire import meters
-from dlearn.trace.message import Message
 from dlearn.trace.tables.event_table import Mask, Rows
 from dlearn.trace.tables.message_table import Messages, together
 from dlearn.trace.tables.operations import Operations
@@ -31,32 +29,26 @@ def messages(trace: Trace) -> Messages:
     whose messages are not known, or too many, are listed with the reason; one that sends nothing is not.
     """
     asked = operations(trace)
-    fits = _fits(asked)
+    fits, is_call = _fits(asked), asked.table.is_call[asked.rows]
     leaves, outer = asked.leaves()
     parts = []
     for one, places in leaves.alike():
-        mine = places[fits[outer[places]] & (leaves.rows[places] >= 0)]
+        mine = places[(fits & ~is_call)[outer[places]]]
         if len(mine):
             parts.append(columns_of(one, TransferTimes(*leaves.times(mine)), mine))
     columns = together(parts)
-    columns = columns._replace(operation=outer[columns.operation])
-    others: list[tuple[int, Message]] = []
-    for place in np.flatnonzero(fits & (asked.rows < 0)).tolist():
-        others += [(place, message) for message in messages_of(asked[place])]
+    called, contents = columns_of_calls(asked, np.flatnonzero(fits & is_call))
+    columns = together([columns._replace(operation=outer[columns.operation]), called])
     gave_none = fits.copy()
     gave_none[columns.operation] = False
-    gave_none[[place for place, _ in others]] = False
     reasons = dict.fromkeys(np.flatnonzero(~fits).tolist(), Reason.of(ReasonKind.TOO_MANY, MOST_MESSAGES))
     for one, places in asked.alike():
         left = places[gave_none[places]]
         reason = why_unknown(one) if len(left) else None
         if reason is not None:
             reasons |= dict.fromkeys(left.tolist(), reason)
-    ends = np.array([(place, message.src, message.dst) for place, message in others], np.intp).reshape(-1, 3)
-    agreed = confirmed(trace, *ends.T).tolist()
-    told = [(place, replace(message, confirmed=yes)) for (place, message), yes in zip(others, agreed, strict=True)]
-    sent = confirmed(trace, columns.operation, columns.src, columns.dst)
-    return Messages(asked, columns, sent, told, sorted(reasons.items(), key=itemgetter(0)))
+    agreed = confirmed(trace, columns.operation, columns.src, columns.dst)
+    return Messages(asked, columns, contents, agreed, sorted(reasons.items(), key=itemgetter(0)))
 
 
 def _fits(asked: Operations) -> Mask:

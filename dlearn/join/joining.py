@@ -11,8 +11,9 @@ import numpy as np
 
 from dlearn.join import buckets
 from dlearn.join.rpc_messages import rpc_operations
-from dlearn.trace.message import Group, Operation, bytes_of
+from dlearn.trace.message import Group, Operation, RpcEnd, bytes_of
 from dlearn.trace.source import ServiceCall, in_use
+from dlearn.trace.tables.event_table import Mask
 from dlearn.trace.tables.operation_table import OperationTable
 from dlearn.trace.tables.operations import Operations
 from dlearn.trace.trace import Trace
@@ -40,18 +41,29 @@ def operations(trace: Trace) -> Operations:
 
     The sends that a glass-box collective consists of stand in its `steps`, all of them also in a selection.
     """
-    table, mine = _table(trace.whole), trace.taken_part
+    table = _table(trace.whole)
+    mine = table.with_an_end(_chosen_ends(trace, table))
     rows = np.flatnonzero(mine & ~table.is_step(mine & table.is_collective))
-    return Operations(table, rows, trace.labels, [*rpc_operations(trace), *service_operations(trace)])
+    order = np.argsort(table.start_ns[rows], kind="stable")
+    return Operations(table, rows[order], trace.labels)
 
 
 @once
 def _table(whole: Trace) -> OperationTable:
-    """All that was met, with what DDP has it carry."""
-    return replace(whole.met, cargo=buckets.assign(whole))
+    """All that was met, with what DDP has it carry, and the calls of RPC and of services."""
+    met = replace(whole.met, cargo=buckets.assign(whole))
+    return met.with_more([*rpc_operations(whole), *_service_operations(whole)])
 
 
-def service_operations(trace: Trace) -> Iterator[Operation]:
+def _chosen_ends(trace: Trace, table: OperationTable) -> Mask:
+    """Which rows of the table's events are of this selection; of RPC those whose request is."""
+    exchanges = {id(exchange) for exchange in trace.rpc.exchanges}
+    made = table.events.firsts[len(trace.table.firsts) :]
+    ends = [isinstance(end, RpcEnd) and id(end.exchange) in exchanges for end in made]
+    return np.append(trace.rows.chosen, np.array(ends, bool))
+
+
+def _service_operations(trace: Trace) -> Iterator[Operation]:
     """Each call of a service as an operation of its caller and the rank that was asked, as far as its Source knows."""
     for source in in_use.values():
         kinds = tuple(kind.columns for kind in source.kinds if issubclass(kind.columns, ServiceCall))
@@ -74,7 +86,7 @@ def service_operations(trace: Trace) -> Iterator[Operation]:
 def everybody(trace: Trace) -> set[int]:
     """The ranks that left a file, and those that others name."""
     asked = operations(trace)
-    likes = [asked.table.likes[like] for like in np.unique(asked.table.like[asked.rows[asked.rows >= 0]]).tolist()]
-    found = {*trace.ranks, *(rank for each in (*likes, *asked.others) for rank in each.group.members)}
-    found |= {rank for each in (*likes, *asked.others) for rank in (each.sender, each.receiver) if rank is not None}
+    likes = [asked.table.likes[like] for like in np.unique(asked.table.like[asked.rows]).tolist()]
+    found = {*trace.ranks, *(rank for each in likes for rank in each.group.members)}
+    found |= {rank for each in likes for rank in (each.sender, each.receiver) if rank is not None}
     return found | set(np.unique(asked.calls.rank).tolist())

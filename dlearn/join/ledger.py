@@ -28,7 +28,7 @@ from dlearn.trace.tables.operations import Operations
 from dlearn.trace.trace import Trace
 from dlearn.trace.wording import Reason, ReasonKind
 
-OperationKey = tuple[int, int]
+OperationKey = int
 """Rank and number of an operation's first end."""
 Way = tuple[int, Edge]
 """A rank, and the connection into which it writes."""
@@ -145,8 +145,7 @@ class Ledger:
             for section, (start, end) in enumerate(pairwise(self.meters[rank].numbers))
             if first <= start and end <= last
         ]
-        keys = self.operations.first_ends()
-        return {keys[place] for part in inside for place in self.entries.operation[part].tolist()}
+        return {row for part in inside for row in self.operations.rows[self.entries.operation[part]].tolist()}
 
     @property
     def whole(self) -> list[Stretch]:

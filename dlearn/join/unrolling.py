@@ -21,8 +21,9 @@ from dlearn.trace.event import Collective, PointToPoint
 from dlearn.trace.message import How, Message, Operation, bytes_of
 from dlearn.trace.mpi_facts import CANCELLED
 from dlearn.trace.source import ServiceCall, in_use
-from dlearn.trace.tables.event_table import NONE, Column
-from dlearn.trace.tables.message_table import HOWS, MessageColumns, together
+from dlearn.trace.tables.event_table import NONE, Column, Rows
+from dlearn.trace.tables.message_table import AS_ITS_OPERATION, HOWS, Content, MessageColumns, together
+from dlearn.trace.tables.operations import Operations
 from dlearn.trace.wording import Reason, ReasonKind
 
 
@@ -69,7 +70,7 @@ def messages_of(operation: Operation) -> list[Message]:
         return _messages_of_call(operation, call)
     parts = [columns_of(part, TransferTimes.of(part)) for part in operation.steps or (operation,)]
     columns = together(parts)
-    return columns.made([operation] * len(columns.src), [False] * len(columns.src))
+    return columns.made([operation] * len(columns.src), (AS_ITS_OPERATION,), [False] * len(columns.src))
 
 
 def _messages_of_call(operation: Operation, call: ServiceCall) -> list[Message]:
@@ -101,6 +102,20 @@ def _messages_of_call(operation: Operation, call: ServiceCall) -> list[Message]:
         tensors=call.outputs,
     )
     return [request, reply]
+
+
+def columns_of_calls(asked: Operations, places: Rows) -> tuple[MessageColumns, list[Content]]:
+    """The messages of these calls of RPC and of services, and what they carry."""
+    contents = {AS_ITS_OPERATION: 0}
+    rows: list[tuple[int, ...]] = []
+    for place, operation in zip(places.tolist(), asked.at(places), strict=True):
+        for sent in messages_of(operation):
+            content = Content(*(getattr(sent, name) for name in Content._fields))
+            number = contents.setdefault(content, len(contents))
+            values = (sent.src, sent.dst, sent.payload_bytes, HOWS.index(sent.how), sent.sent_ns, sent.received_ns)
+            known = (NONE if value is None else value for value in values)
+            rows.append((place, *known, sent.offset_bytes, sent.whole_bytes, sent.step, number))
+    return MessageColumns(*np.array(rows, np.int64).reshape(-1, len(MessageColumns._fields)).T), [*contents]
 
 
 def why_unknown(operation: Operation) -> Reason | None:
@@ -177,6 +192,7 @@ def _sent(send: Operation, times: TransferTimes, places: np.ndarray) -> MessageC
         offset_bytes=np.full(count, offset),
         whole_bytes=np.full(count, whole or send.payload_bytes),
         step=np.full(count, step),
+        content=np.zeros(count, np.intp),
     )
 
 
@@ -264,6 +280,7 @@ def _derived(one: Operation, times: TransferTimes, places: np.ndarray) -> Messag
         offset_bytes=each(offset),
         whole_bytes=each(int((offset + length).max())),
         step=each(step),
+        content=each(0),
     )
 
 

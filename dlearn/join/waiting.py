@@ -37,7 +37,7 @@ def waiting(trace: Trace) -> dict[int, int]:
         operation = asked[int(calls.operation[place])]
         end = operation.ends[place - int(np.searchsorted(calls.operation, calls.operation[place]))]
         waited[place] = waited_until_ns(operation, end) is not None
-    waited &= ~asked.waits_for_none[calls.operation]
+    waited &= ~asked.table.waits_for_none[asked.rows][calls.operation]
     last_rank = calls.last_rank[calls.operation[waited]]
     start_ns, until_ns = calls.start_ns[waited], calls.transfer_ns[waited]
     ranks, seen_first = np.unique(last_rank, return_index=True)

@@ -100,7 +100,7 @@ def contents(trace: Trace, steps: RunSteps) -> tuple[dict[str, Any], list[Column
     end_ns = np.where(calls.ended, calls.end_ns, last_ns)[order]
     took = np.where(calls.ended[order], (end_ns - begin_ns) // unit_ns - start, np.where(calls.pending[order], -1, -2))
     waits_ns = np.minimum(calls.transfer_ns[order], end_ns) - calls.start_ns[order]
-    alone = shown.waits_for_none[calls.operation[order]]
+    alone = shown.table.waits_for_none[shown.rows][calls.operation[order]]
     first = np.searchsorted(calls.rank[order], [*ranks, ranks[-1] + 1])
     lanes = {rank: place for place, rank in enumerate(ranks)}
     differences = np.diff(start, prepend=0)
@@ -193,7 +193,7 @@ def _in_steps(trace: Trace, shown: Operations, steps: RunSteps) -> tuple[dict[st
     """
     spans = [title for title in steps.titles if title in trace.spans] if not trace.rpc.exchanges else []
     named = {title: place for place, title in enumerate(spans)}
-    table = trace.whole.table
+    table = shown.table.events
     inside = table.of_firsts(lambda event: named.get(event.name, -1) if isinstance(event, Span) else -1, np.int64)
     inside = np.append(np.append(inside, -1)[table.parent_row], -1)
     while True:  # As deep as calls lie in each other.
@@ -201,12 +201,9 @@ def _in_steps(trace: Trace, shown: Operations, steps: RunSteps) -> tuple[dict[st
         if (deeper == inside[:-1]).all():
             break
         inside[:-1] = deeper
-    within = np.full(len(shown), -1, np.int64)
-    mine = shown.rows >= 0
-    met = shown.table
-    ends = inside[met.end_row[met.ends_of(shown.rows[mine])]]
-    first = np.cumsum(np.append(0, np.diff(met.first)[shown.rows[mine]]))[:-1]
-    within[mine] = np.maximum.reduceat(ends, first) if len(ends) else []
+    calls = shown.table.end_row[shown.table.ends_of(shown.rows)]
+    first = np.cumsum(np.append(0, np.diff(shown.table.first)[shown.rows]))[:-1]
+    within = np.maximum.reduceat(inside[calls], first) if len(calls) else np.empty(0, np.int64)
     return named, within
 
 

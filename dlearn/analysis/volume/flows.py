@@ -73,7 +73,7 @@ def count_messages(shown: Operations, ranks: Container[int]) -> Sums:
 
 def _timed_sums(one: Operation, leaves: Operations, places: np.ndarray) -> list[tuple[PairSum, np.ndarray, np.ndarray]]:
     """`sums_of` one of those that are alike; and of each, when the first message is sent and the last received."""
-    if leaves.rows[places[0]] < 0:
+    if leaves.table.is_call[leaves.rows[places[0]]]:
         found = messages_of(one)
         return [
             (PairSum(m.src, m.dst, m.how, m.payload_bytes, 1), _time(m.sent_ns), _time(m.received_ns)) for m in found

@@ -318,7 +318,7 @@ def _single_operations(ledger: Ledger) -> Iterator[WirePart]:
     """With `measure="phase"`: the sections between two samples, those of the same operations on all ranks together."""
     together: dict[Sequence[OperationKey], list[Stretch]] = defaultdict(list)
     names: dict[OperationKey, str] = {}
-    keys, entries = ledger.operations.first_ends(), ledger.entries
+    keys, entries = ledger.operations.rows.tolist(), ledger.entries
     # In the order in which the operations were called.
     for rank, section, part in sorted(entries.sections(), key=lambda each: entries.turn(each[2].start)):
         if ledger.meters[rank].still[section + 1] is None:

@@ -137,9 +137,11 @@ def _part_title(name: str, inside: Sequence[Message], found: Messages) -> str:
 
 def _collectives_from_the_last(found: Messages) -> Iterator[Rows]:
     """The places of the messages of each operation that has several, carries data and can be played whole."""
-    counts = np.bincount(found.operation[found.operation >= 0])
-    for operation in reversed(np.flatnonzero((counts > 1) & (counts <= MOST_OF_ONE))):
-        places = np.flatnonzero(found.operation == operation)
+    asked = found.operations
+    counts = np.bincount(found.columns.operation, minlength=len(asked))
+    is_collective = asked.table.is_collective[asked.rows]
+    for operation in reversed(np.flatnonzero(is_collective & (counts > 1) & (counts <= MOST_OF_ONE))):
+        places = np.flatnonzero(found.columns.operation == operation)
         if found[int(places[0])].payload_bytes:
             yield places
 
@@ -173,7 +175,7 @@ def _steps_from_the_last(trace: Trace, found: Messages) -> Iterator[tuple[str, T
 
 def _numbers(found: Messages, steps: Iterable[TrainingStep]) -> Rows:
     """Of each message the number of the training step in which its sender called it; -1 of one that is in none."""
-    src, called_ns = found.src, found.called_ns
+    src, called_ns = found.columns.src, found.called_ns
     number = np.full(len(found), -1)
     for rank, own in groupby(sorted(steps, key=lambda step: (step.rank, step.number)), key=lambda step: step.rank):
         mine = np.flatnonzero(src == rank)

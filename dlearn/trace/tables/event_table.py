@@ -81,6 +81,13 @@ class EventTable:
         """A table of some of these rows."""
         return EventTable(self.firsts, *(getattr(self, name)[chosen] for name in _COLUMNS))
 
+    def with_more(self, events: Collection[Event]) -> EventTable:
+        """Return the table with rows for these events behind its own, which keep their places."""
+        more = of_events(events)
+        columns = {name: np.concatenate([getattr(self, name), getattr(more, name)]) for name in _COLUMNS}
+        columns["like"][len(self) :] += len(self.firsts)
+        return EventTable([*self.firsts, *more.firsts], **columns)
+
     def of_firsts(self, question: Callable[[Event], Any], dtype: Any = bool) -> NDArray[Any]:
         """The answer of each row to what is the same for all that are alike."""
         answers = np.fromiter(map(question, self.firsts), dtype, len(self.firsts))

@@ -15,6 +15,7 @@ import numpy as np
 
 from dlearn.errors import optional
 from dlearn.shown import Paragraph, Shown, Table
+from dlearn.trace.event import TensorInfo
 from dlearn.trace.message import How, Message, Operation
 from dlearn.trace.tables.event_table import NONE, Column, Lazy, Mask, Rows, or_none
 from dlearn.trace.tables.operations import Operations, whole_numbers
@@ -29,10 +30,24 @@ _ROWS_SHOWN = 10
 HOWS: tuple[How, ...] = get_args(How)
 
 
-class MessageColumns(NamedTuple):
-    """The fields of `Message` of those that a send or a schedule tells, as numbers; NONE where there is none.
+class Content(NamedTuple):
+    """What a message carries: of one over RPC or of a service's; of any other its operation says it."""
 
-    `operation` is a place among the operations, `how` one in HOWS.
+    op: str = ""
+    tensors: tuple[TensorInfo, ...] = ()
+    packed_bytes: int | None = None
+    observer_bytes: int = 0
+    control: bool = False
+    known_by: str = ""
+
+
+AS_ITS_OPERATION = Content()
+
+
+class MessageColumns(NamedTuple):
+    """The fields of `Message` as numbers; NONE where there is none.
+
+    `operation` is a place among the operations, `how` one in HOWS, `content` one in `contents`.
     """
 
     operation: Rows
@@ -45,22 +60,27 @@ class MessageColumns(NamedTuple):
     offset_bytes: Column
     whole_bytes: Column
     step: Column
+    content: Rows
 
     def of(self, chosen: Rows | Mask) -> MessageColumns:
         """Some of these."""
         return MessageColumns(*(column[chosen] for column in self))
 
-    def made(self, operations: Sequence[Operation], confirmed: Iterable[bool]) -> list[Message]:
+    def made(
+        self, operations: Sequence[Operation], contents: Sequence[Content], confirmed: Iterable[bool]
+    ) -> list[Message]:
         """The messages themselves; `operations[i]` is the operation of the i-th."""
         # Field by field: this runs a million times, and a dict of the names takes four times as long.
         return [
             Message(
-                operation=operation, op=operation.op, src=src, dst=dst, payload_bytes=size, how=HOWS[how],
+                operation=operation, op=of.op or operation.op, src=src, dst=dst, payload_bytes=size, how=HOWS[how],
                 sent_ns=sent_ns, received_ns=received_ns, offset_bytes=offset, whole_bytes=whole, step=step,
-                confirmed=agreed,
+                confirmed=agreed, tensors=of.tensors, packed_bytes=of.packed_bytes,
+                observer_bytes=of.observer_bytes, control=of.control, known_by=of.known_by,
             )
-            for operation, agreed, src, dst, size, how, sent_ns, received_ns, offset, whole, step in zip(
-                operations, confirmed, *map(or_none, self[1:]), strict=True
+            for operation, of, agreed, src, dst, size, how, sent_ns, received_ns, offset, whole, step in zip(
+                operations, map(contents.__getitem__, self.content.tolist()), confirmed, *map(or_none, self[1:-1]),
+                strict=True,
             )
         ]  # fmt: skip
 
@@ -74,69 +94,45 @@ def together(parts: Sequence[MessageColumns]) -> MessageColumns:
 class Messages(Lazy[Message], Shown):
     """All messages of a trace, in the order of sending, and each operation that gave none, with the reason.
 
-    Shows their number and the first ten. `columns` are those that a send or a schedule tells, `others` those of RPC
-    and of services, each with the place of its operation. `rows` is the order of all; ~i stands for the i-th of the
-    others.
+    Shows their number and the first ten. Each has a row in `columns`.
     """
 
     def __init__(
         self,
         operations: Operations,
         columns: MessageColumns,
+        contents: Sequence[Content],
         confirmed: Mask,
-        others: Sequence[tuple[int, Message]],
         reasons: Sequence[tuple[int, Reason]],
     ) -> None:
+        # A derived time is a share of the operation's; one without a time comes when its operation was called.
+        begun_ns = operations.start_ns[columns.operation]
+        at_ns = np.where(columns.sent_ns == NONE, begun_ns, columns.sent_ns)
+        order = np.lexsort((columns.operation, columns.step, at_ns))
         self.operations = operations
         self.labels = operations.labels
-        self.columns = columns
-        self.confirmed = confirmed
-        self.others = [message for _, message in others]
+        self.columns = columns.of(order)
+        self.contents = contents
+        self.confirmed = confirmed[order]
         self._reasons = reasons
-        turn = np.append(columns.operation, [place for place, _ in others]).astype(np.intp)
-        sent_ns = np.append(columns.sent_ns, [NONE if m.sent_ns is None else m.sent_ns for m in self.others])
-        step = np.append(columns.step, [message.step for message in self.others])
-        # A derived time is a share of the operation's; one without a time comes when its operation was called.
-        at_ns = np.where(sent_ns == NONE, operations.start_ns[turn], sent_ns).astype(np.int64)
-        order = np.lexsort((turn, step, at_ns))
-        count = len(columns.src)
-        self.rows = np.where(order < count, order, count - 1 - order)
         self._made: list[Message | None] = [None] * len(order)
 
     def __len__(self) -> int:
-        return len(self.rows)
+        return len(self._made)
 
     def at(self, places: Rows) -> list[Message]:
         new = np.array([place for place in places.tolist() if self._made[place] is None], np.intp)
-        rows = self.rows[new]
-        mine = rows[rows >= 0]
-        columns = self.columns.of(mine)
-        found = iter(columns.made(self.operations.at(columns.operation), self.confirmed[mine].tolist()))
-        for place, row in zip(new.tolist(), rows.tolist(), strict=True):
-            self._made[place] = next(found) if row >= 0 else self.others[~row]
+        columns = self.columns.of(new)
+        operations = self.operations.at(columns.operation)
+        made = columns.made(operations, self.contents, self.confirmed[new].tolist())
+        for place, message in zip(new.tolist(), made, strict=True):
+            self._made[place] = message
         return [message for place in places.tolist() if (message := self._made[place]) is not None]
-
-    def _with_others(self, values: np.ndarray, question: Callable[[Message], Any]) -> np.ndarray:
-        """A column of all: of a message of RPC or of a service the answer."""
-        others = np.empty(len(self.others), values.dtype)
-        others[:] = [question(message) for message in reversed(self.others)]
-        return np.asarray(np.concatenate([values, others])[self.rows])
-
-    @property
-    def src(self) -> Rows:
-        """Who sent each of them."""
-        return self._with_others(self.columns.src, attrgetter("src"))
-
-    @cached_property
-    def operation(self) -> Rows:
-        """The place among the operations of what each is part of; -1 of one of RPC or of a service."""
-        return self._with_others(self.columns.operation, lambda _: -1)
 
     @property
     def missing(self) -> Mask:
         """Those that never came."""
-        how = self._with_others(self.columns.how, lambda message: HOWS.index(message.how))
-        return np.asarray(how == HOWS.index("missing"))
+        return np.asarray(self.columns.how == HOWS.index("missing"))
 
     @property
     def called_ns(self) -> Column:
@@ -146,12 +142,7 @@ class Messages(Lazy[Message], Shown):
         order = np.argsort(keys, kind="stable")
         wanted = self.columns.operation * ranks + self.columns.src
         place = order[np.searchsorted(keys[order], wanted).clip(max=len(keys) - 1)] if len(keys) else wanted
-        start_ns = np.where(keys[place] == wanted, calls.start_ns[place], NONE)
-
-        def of_other(message: Message) -> int:
-            return next((end.start_ns for end in message.operation.ends if end.rank == message.src), NONE)
-
-        return self._with_others(start_ns, of_other)
+        return np.where(keys[place] == wanted, calls.start_ns[place], NONE)
 
     @cached_property
     def reasons(self) -> tuple[tuple[Operation, Reason], ...]:
@@ -165,32 +156,30 @@ class Messages(Lazy[Message], Shown):
 
     def to_frame(self) -> pandas.DataFrame:
         """One row a message (needs pandas); docs/own-questions.md describes the columns."""
-        pandas, label = optional("pandas", needed_by="to_frame"), self.labels
+        pandas, label, columns = optional("pandas", needed_by="to_frame"), self.labels, self.columns
 
-        def known(name: str) -> np.ndarray:
-            def value(message: Message) -> Any:
-                found = getattr(message, name)
-                return NONE if found is None else found
+        def same(question: Callable[[Operation], Any]) -> np.ndarray:
+            return self.operations.of_alike(question)[columns.operation]
 
-            return self._with_others(getattr(self.columns, name), value)
-
-        def same(of_operation: Callable[[Operation], Any], question: Callable[[Message], Any]) -> np.ndarray:
-            return self._with_others(self.operations.of_alike(of_operation)[self.columns.operation], question)
+        def texts(name: str) -> np.ndarray:
+            found, apart = same(attrgetter(name)), np.flatnonzero(columns.content)
+            found[apart] = [getattr(message, name) for message in self.at(apart)]
+            return found
 
         return pandas.DataFrame(
             {
-                "src": [label[rank] for rank in known("src").tolist()],
-                "dst": [label[rank] for rank in known("dst").tolist()],
-                "op": same(attrgetter("op"), attrgetter("op")),
-                "what": same(attrgetter("what"), attrgetter("what")),
-                "payload_bytes": whole_numbers(known("payload_bytes")),
-                "how": self._with_others(np.array(HOWS, object)[self.columns.how], attrgetter("how")),
-                "confirmed": self._with_others(self.confirmed, attrgetter("confirmed")),
-                "sent_ns": whole_numbers(known("sent_ns")),
-                "received_ns": whole_numbers(known("received_ns")),
-                "step": whole_numbers(known("step")),
-                "phase": same(lambda one: one.ends[0].phase, lambda message: message.operation.ends[0].phase),
-                "site": same(lambda one: one.ends[0].site, lambda message: message.operation.ends[0].site),
+                "src": [label[rank] for rank in columns.src.tolist()],
+                "dst": [label[rank] for rank in columns.dst.tolist()],
+                "op": texts("op"),
+                "what": texts("what"),
+                "payload_bytes": whole_numbers(columns.payload_bytes),
+                "how": np.array(HOWS, object)[columns.how],
+                "confirmed": self.confirmed,
+                "sent_ns": whole_numbers(columns.sent_ns),
+                "received_ns": whole_numbers(columns.received_ns),
+                "step": whole_numbers(columns.step),
+                "phase": same(lambda one: one.ends[0].phase),
+                "site": same(lambda one: one.ends[0].site),
             }
         )
 
@@ -205,7 +194,7 @@ class Messages(Lazy[Message], Shown):
 
     def sentences(self) -> list[str]:
         """How many they are, and why some operations gave none."""
-        total = len(np.unique(self.columns.operation)) + len({id(message.operation) for message in self.others})
+        total = len(np.unique(self.columns.operation))
         left = len(self._reasons)
         lines = [f"{len(self):,} messages of {total:,} operations; {left:,} operations not explained"]
         reasons = Counter((operation.op, reason) for operation, reason in self.reasons)

@@ -6,7 +6,7 @@ A row becomes an `Operation` when somebody looks at it; what is asked of a milli
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from dlearn.trace.event import Bucket, Collective
-from dlearn.trace.message import End, Operation
+from dlearn.trace.event import Bucket, Collective, PointToPoint
+from dlearn.trace.message import End, Operation, RpcEnd
 from dlearn.trace.tables.event_table import NONE, WAS_REFUSED, Column, EventTable, Mask, Rows
 
 
@@ -53,9 +53,39 @@ class OperationTable:
         shift = self.first[chosen] - (np.cumsum(counts) - counts)
         return np.repeat(shift, counts) + np.arange(counts.sum())
 
+    def with_more(self, operations: Sequence[Operation]) -> OperationTable:
+        """Return the table with rows for these operations behind its own: each the only one of its like.
+
+        Their ends become rows of `events`, unless they stand there: a call of RPC has ends that no process wrote down.
+        """
+        made = [end for each in operations for end in each.ends if isinstance(end, RpcEnd)]
+        events = self.events.with_more(made) if made else self.events
+        new_rows = iter(range(len(self.events), len(events)))
+        rows = [
+            next(new_rows) if isinstance(end, RpcEnd) else events.row_of(end.rank, end.number)
+            for each in operations
+            for end in each.ends
+        ]
+        counts = np.fromiter((len(each.ends) for each in operations), np.intp, len(operations))
+        table = replace(
+            self,
+            events=events,
+            likes=[*self.likes, *operations],
+            like=np.append(self.like, len(self.likes) + np.arange(len(operations))),
+            first=np.append(self.first, self.first[-1] + np.cumsum(counts)),
+            end_row=np.append(self.end_row, np.array(rows, np.intp)),
+        )
+        table._made[len(self) :] = operations
+        return table
+
     @cached_property
     def is_collective(self) -> Mask:
         return self.events.is_a(Collective)[self.end_row[self.first[:-1]]]
+
+    @cached_property
+    def is_call(self) -> Mask:
+        """Which are calls of RPC or of a service, in which no rank waits for the last one."""
+        return ~self.events.is_a(Collective, PointToPoint)[self.end_row[self.first[:-1]]]
 
     @cached_property
     def _outer_of_ends(self) -> tuple[Rows, Rows]:
@@ -65,7 +95,7 @@ class OperationTable:
         inside = self.is_collective[number]
         collective[self.end_row[inside]] = number[inside]
         first, last = (
-            np.where(self.is_collective, -1, collective[self.events.parent_row[self.end_row[places]]])
+            np.where(self.is_collective | self.is_call, -1, collective[self.events.parent_row[self.end_row[places]]])
             for places in (self.first[:-1], self.first[1:] - 1)
         )
         return first, last
@@ -158,9 +188,14 @@ class OperationTable:
 
     @cached_property
     def unusual(self) -> Mask:
-        """All that did not simply end on every rank."""
+        """All that did not simply end on every rank, and all calls of RPC and of services."""
         misfit = np.fromiter((like.misfit is not None for like in self.likes), bool, len(self.likes))
-        return np.asarray((self.end_ns == NONE) | self.failed | self.refused | misfit[self.like])
+        return np.asarray((self.end_ns == NONE) | self.failed | self.refused | misfit[self.like] | self.is_call)
+
+    @cached_property
+    def waits_for_none(self) -> Mask:
+        """Those in which no rank waits for the last: one never came, all were refused, or it is a call."""
+        return np.asarray(self.is_missing | self.refused | self.is_call)
 
     def over_ends(self, how: np.ufunc, values: np.ndarray) -> np.ndarray:
         """These values of events, reduced over the ends of each operation."""

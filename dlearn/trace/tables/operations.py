@@ -1,12 +1,11 @@
-"""The operations of a trace, or of a part of it: rows of the table, and calls of RPC and of services."""
+"""The operations of a trace, or of a part of it: rows of the table."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,58 +66,43 @@ class Calls:
 class Operations(Lazy[Operation], Shown):
     """The operations of a trace, in the order of first call. Shows their number by kind and the first ten.
 
-    `rows` are their rows in `table`; ~i stands for the i-th of `others`, calls of RPC and of services.
+    `rows` are their rows in `table`.
     """
 
-    def __init__(self, table: OperationTable, rows: Rows, labels: RankNames, others: Sequence[Operation] = ()) -> None:
+    def __init__(self, table: OperationTable, rows: Rows, labels: RankNames) -> None:
         self.table = table
         self.labels = labels
-        self.others = others
         self.rows = rows
-        if others:
-            start_ns = np.append(table.start_ns[rows], [each.start_ns for each in others])
-            order = np.argsort(start_ns, kind="stable")
-            self.rows = np.concatenate([rows, ~np.arange(len(others))])[order]
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def at(self, places: Rows) -> list[Operation]:
-        rows = self.rows[places]
-        if not self.others:
-            return self.table.made(rows)
-        found = iter(self.table.made(rows[rows >= 0]))
-        return [next(found) if row >= 0 else self.others[~row] for row in rows.tolist()]
-
-    def _column(self, of_table: np.ndarray, of_other: Callable[[Operation], int | bool]) -> np.ndarray:
-        """Of each operation its row of a column of the table; of the others, the answer."""
-        # ~i is the i-th place from the end.
-        others = np.array([of_other(each) for each in reversed(self.others)], of_table.dtype)
-        return np.asarray(np.concatenate([of_table, others])[self.rows])
+        return self.table.made(self.rows[places])
 
     @cached_property
     def start_ns(self) -> Column:
         """When the first rank called each of them."""
-        return self._column(self.table.start_ns, attrgetter("start_ns"))
+        return self.table.start_ns[self.rows]
 
     @cached_property
     def transfer_ns(self) -> Column:
         """When the last rank called each of them."""
-        return self._column(self.table.transfer_ns, attrgetter("transfer_ns"))
+        return self.table.transfer_ns[self.rows]
 
     @cached_property
     def end_ns(self) -> Column:
         """When the last rank was done; NONE where some rank is not, or nobody saw it."""
-        return self._column(self.table.end_ns, lambda each: NONE if each.end_ns is None else each.end_ns)
+        return self.table.end_ns[self.rows]
 
     @property
     def seq(self) -> Column:
         """The number of each in its group, as its first end has counted."""
-        return self._column(self.table.events.seq[self.table.end_row[self.table.first[:-1]]], attrgetter("seq"))
+        return self.table.events.seq[self.table.end_row[self.table.first[self.rows]]]
 
     def unusual(self) -> list[Operation]:
         """Those that did not simply end on every rank, and all calls of RPC and of services."""
-        return self.at(np.flatnonzero(self._column(self.table.unusual, lambda _: True)))
+        return self.at(np.flatnonzero(self.table.unusual[self.rows]))
 
     def alike(self) -> list[tuple[Operation, Rows]]:
         """Operations that differ in nothing but their times: one of them, and the places of all. One that has steps is
@@ -127,9 +111,7 @@ class Operations(Lazy[Operation], Shown):
 
     @cached_property
     def _alike(self) -> list[tuple[Operation, Rows]]:
-        own = ~len(self.table) - np.arange(len(self.others))
-        kinds = np.concatenate([self.table.kinds, own[::-1]])[self.rows]
-        _, first, kind = np.unique(kinds, return_index=True, return_inverse=True)
+        _, first, kind = np.unique(self.table.kinds[self.rows], return_index=True, return_inverse=True)
         order = np.argsort(kind, kind="stable")
         places = np.split(order, np.cumsum(np.bincount(kind))[:-1]) if len(kind) else []
         return sorted(zip(self.at(first), places, strict=True), key=lambda each: int(each[1][0]))
@@ -148,16 +130,13 @@ class Operations(Lazy[Operation], Shown):
     def leaves(self) -> tuple[Operations, Rows]:
         """The same with the steps of those that have any, if not refused; and of each, its place here."""
         steps, begins = self.table.steps
-        row = np.where(self.rows >= 0, self.rows, len(self.table))
-        inner = np.append(np.where(self.table.refused, 0, np.diff(begins)), 0)[row]
+        inner = np.where(self.table.refused, 0, np.diff(begins))[self.rows]
         places = np.repeat(np.arange(len(self)), np.maximum(1, inner))
         turn = np.arange(len(places)) - np.searchsorted(places, places)
         has_steps = inner[places] > 0
         rows = self.rows[places]
         rows[has_steps] = steps[begins[rows[has_steps]] + turn[has_steps]]
-        leaves = Operations(self.table, rows, self.labels)
-        leaves.others = self.others
-        return leaves, places
+        return Operations(self.table, rows, self.labels), places
 
     def end_rows(self, places: Rows) -> Rows:
         """Of operations here that are alike: the rows of their ends in the table of events, a row each."""
@@ -167,62 +146,32 @@ class Operations(Lazy[Operation], Shown):
     def places_in(self, whole: Operations) -> Rows:
         """Of each operation here its place in those of the whole trace; -1 if it is a step of another there."""
         found = np.full(len(self.table), -1, np.intp)
-        known = whole.rows >= 0
-        found[whole.rows[known]] = np.flatnonzero(known)
-        ends = whole.first_ends() if whole.others else []
-        others = {ends[place]: place for place in np.flatnonzero(~known).tolist()}
-        return self._column(found, lambda each: others[each.ends[0].rank, each.ends[0].number])
+        found[whole.rows] = np.arange(len(whole))
+        return found[self.rows]
 
     def times(self, places: Rows) -> tuple[Column, Column, np.ndarray, np.ndarray]:
         """Of operations here that are alike: their transfer_ns and end_ns, and the start_ns and end_ns of each of their
         ends, a row each."""
-        table, rows, ends = self.table, self.rows[places], self.end_rows(places)
-        events = table.events
-        return table.transfer_ns[rows], table.end_ns[rows], events.start_ns[ends], events.end_ns[ends]
-
-    def first_ends(self) -> list[tuple[int, int]]:
-        """Of each operation the rank and the number of its first end."""
-        events, first = self.table.events, self.table.end_row[self.table.first[:-1]]
-        rank = self._column(events.rank[first], lambda each: each.ends[0].rank)
-        number = self._column(events.number[first], lambda each: each.ends[0].number)
-        return list(zip(rank.tolist(), number.tolist(), strict=True))
-
-    @cached_property
-    def waits_for_none(self) -> Mask:
-        """Those in which nobody waits for the last rank: a rank is missing, all were refused, or it is a call of RPC or
-        of a service."""
-        return self._column(self.table.is_missing | self.table.refused, lambda _: True)
+        rows, ends, events = self.rows[places], self.end_rows(places), self.table.events
+        return self.table.transfer_ns[rows], self.table.end_ns[rows], events.start_ns[ends], events.end_ns[ends]
 
     @cached_property
     def calls(self) -> Calls:
         """All ends of these operations."""
         table, events = self.table, self.table.events
-        known = self.rows >= 0
-        counts = np.ones(len(self), np.intp)
-        counts[known] = np.diff(table.first)[self.rows[known]]
-        others = self.at(np.flatnonzero(~known))
-        counts[~known] = [len(each.ends) for each in others]
-        operation = np.repeat(np.arange(len(self)), counts)
-        place, mine = table.end_row[table.ends_of(self.rows[known])], known[operation]
-        ends = [end for each in others for end in each.ends]
-
+        counts = np.diff(table.first)[self.rows]
+        rows = table.end_row[table.ends_of(self.rows)]
         names = [getattr(first, "op", "") for first in events.firsts]
-        places = {name: number for number, name in enumerate(dict.fromkeys([*names, *(end.op for end in ends)]))}
-        op = np.array([places[name] for name in names], np.intp)
-
-        def column(of_events: np.ndarray, values: list[int]) -> np.ndarray:
-            found = np.empty(len(operation), of_events.dtype)
-            found[mine], found[~mine] = of_events[place], values
-            return found
-
+        places = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        op = np.fromiter((places[name] for name in names), np.intp, len(names))
         return Calls(
-            operation,
-            column(events.rank, [end.rank for end in ends]),
-            column(events.start_ns, [end.start_ns for end in ends]),
-            column(events.end_ns, [NONE if end.end_ns is None else end.end_ns for end in ends]),
-            column(events.pending, [end.pending for end in ends]),
+            np.repeat(np.arange(len(self)), counts),
+            events.rank[rows],
+            events.start_ns[rows],
+            events.end_ns[rows],
+            events.pending[rows],
             tuple(places),
-            column(op[events.like] if len(op) else events.like, [places[end.op] for end in ends]),
+            op[events.like[rows]],
         )
 
     def to_frame(self) -> pandas.DataFrame:
