@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
 
 from dlearn.join.autograd_graph import AutogradGraph
 from dlearn.join.joining import once
@@ -151,9 +152,12 @@ class WalkParts:
 
 @once
 def _outermost(whole: Trace) -> dict[tuple[int, int], str]:
-    """Rank and number of an event -> the outermost span that it is, or is in. A parent has the lower number."""
+    """Map rank and number of each event that encloses others to the outermost span that it is, or is in."""
+    table = whole.table
+    enclosing = np.setdiff1d(table.parent_row, [-1])
     names: dict[tuple[int, int], str] = {}
-    for event in sorted(whole.events, key=lambda event: event.number) if whole.spans else ():
+    # A parent has the lower number.
+    for event in table.made(enclosing[np.argsort(table.number[enclosing])]):
         above = names.get((event.rank, event.parent), "") if event.parent is not None else ""
         names[event.rank, event.number] = above or (event.name if isinstance(event, Span) else "")
     return names

@@ -23,7 +23,7 @@ from dlearn.join.unrolling import sums_of
 from dlearn.shown import RankNames, count_text
 from dlearn.trace.event import PointToPoint
 from dlearn.trace.message import Message
-from dlearn.trace.tables.event_table import Rows
+from dlearn.trace.tables.event_table import NONE, Rows
 from dlearn.trace.tables.message_table import Messages
 from dlearn.trace.trace import Trace
 
@@ -35,6 +35,7 @@ MOST_OWN_STEPS = 300
 _MOST_QUIET_RANKS = 64
 """Lanes of ranks that send and get nothing, unless they would be more."""
 _MOST_PROBLEMS = 8
+_LAST_NS = 2**62
 _SOURCES = (pieces, gradients, contexts, works, nodes)
 
 
@@ -52,9 +53,10 @@ def walkthrough(
     `tags` are the program's own names of the tags of its sends.
     """
     found = all_messages(trace)
-    part, asked, finding = trace, messages, ""
-    if asked is None:
-        part, asked, finding = _played(trace, found, MOST_MESSAGES)
+    if messages is None:
+        part, asked, finding, later = _played(trace, found, MOST_MESSAGES)
+    else:
+        part, asked, finding, later = _Played(trace, messages, "")
     # By the time of sending, which is never after what follows from it, and then by step.
     chosen = [(_sent_ns(message), message) for message in asked if not _is_hung(message)]
     chosen.sort(key=lambda each: (each[0], each[1].step))
@@ -74,9 +76,9 @@ def walkthrough(
     steps = sorted([*steps, *own[:MOST_OWN_STEPS], *never], key=lambda step: step.at_ns)
     ends = {rank for step in steps for rank in _ranks(step)}
     quiet = trace.ranks if len(ends) + len(trace.ranks) <= _MOST_QUIET_RANKS else ()
-    notes = _notes(len(chosen), shown, all_messages(part) if messages is None else None)
-    if messages is None and len(asked) < len(found):
-        others = count_text(len(found) - len(asked), "message")
+    notes = _notes(len(chosen) + later, shown, all_messages(part) if messages is None else None)
+    if messages is None and len(asked) + later < len(found):
+        others = count_text(len(found) - len(asked) - later, "message")
         notes.append(f"{others} of other steps are not played: choose with trace.within(...) or messages=.")
     notes += [note for each in told for note in each.notes]
     if len(own) > MOST_OWN_STEPS:
@@ -100,11 +102,13 @@ def is_control(message: Message) -> bool:
 
 
 class _Played(NamedTuple):
-    """What is played of a trace, and its title. `trace` has what ranks do by themselves meanwhile."""
+    """What is played of a trace, and its title. `trace` has what ranks do by themselves meanwhile; `later` messages
+    that were asked for are too many."""
 
     trace: Trace
     messages: Sequence[Message]
     title: str
+    later: int = 0
 
 
 def _played(trace: Trace, found: Messages, most: int) -> _Played:
@@ -127,7 +131,21 @@ def _played(trace: Trace, found: Messages, most: int) -> _Played:
             operation = inside[0].operation
             what = f" ({operation.what})" if operation.what else ""
             return _Played(trace, inside, _part_title(f"{operation.op} #{operation.seq}{what}", inside, found))
-    return _Played(trace, found, _chosen_title(found, most))
+    first, hung = _first(found, most)
+    title, later = _chosen_title(found, most), len(found) - len(first) - len(hung)
+    return _Played(trace, [*found.at(first), *found.at(hung)], title, later)
+
+
+def _first(found: Messages, most: int) -> tuple[Rows, Rows]:
+    """The places of the first messages by `_sent_ns`, at most so many; and of all that hung with their collective."""
+    table, sent, row = found.operations.table, found.columns, found.operations.rows[found.columns.operation]
+    hung = found.missing & table.is_collective[row]
+    end_ns = table.over_ends(np.minimum, np.where(table.events.end_ns == NONE, _LAST_NS, table.events.end_ns))
+    left_ns = np.where(sent.sent_ns == NONE, np.minimum(table.transfer_ns, end_ns)[row], sent.sent_ns)
+    came = np.flatnonzero(~hung)
+    if len(np.unique(row[came])) == 1:
+        most = MOST_OF_ONE
+    return came[np.lexsort((sent.step[came], left_ns[came]))][:most], np.flatnonzero(hung)
 
 
 def _part_title(name: str, inside: Sequence[Message], found: Messages) -> str:
