@@ -7,17 +7,19 @@ from collections import Counter, defaultdict
 from functools import cache
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 import dlearn
 
 HOUSE = Path(dlearn.__file__).parent
 
-# What each room may import of the others. `errors` and `shown` are everybody's.
-EVERYBODYS = {"errors", "shown"}
+# What each room may import of the others. `errors`, `shown` and `version` are everybody's.
+EVERYBODYS = {"errors", "shown", "version"}
 MAY_IMPORT = {
     "errors": set(),
     "shown": set(),
+    "version": set(),
     "trace": set(),
     "hooks": {"trace"},
     "join": {"trace"},
@@ -57,19 +59,15 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
 def imports(path: Path) -> list[tuple[str, ast.AST]]:
-    """Every module that the file imports at run time, with the statement."""
-    tree = ast.parse(path.read_text())
-    for node in ast.walk(tree):
-        if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
-            node.body = []
+    """Every name and module that the file imports, if only for types, with the statement."""
     found: list[tuple[str, ast.AST]] = []
-    for node in ast.walk(tree):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             found += [(alias.name, node) for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found += [(node.module, node)]
-            found += [(f"{node.module}.{alias.name}", node) for alias in node.names if node.module == "dlearn"]
+            found += [(f"{node.module}.{alias.name}", node) for alias in node.names]
         elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "optional":
             found += [(ast.literal_eval(node.args[0]), node)]
     return found
@@ -85,6 +83,16 @@ def test_imports_stay_in_order(room, path):
             assert not known or parts[1] in EVERYBODYS or parts[1] in MAY_IMPORT[room], ast.unparse(statement)
         if parts[0] in MAY_IMPORT_HEAVY:
             assert room in MAY_IMPORT_HEAVY[parts[0]], ast.unparse(statement)
+
+
+def test_no_import_runs_in_a_circle():
+    homes = {".".join(path.relative_to(HOUSE.parent).with_suffix("").parts): path for _, path in modules()}
+    homes = {name.removesuffix(".__init__"): path for name, path in homes.items()}
+    graph = nx.DiGraph()
+    for home, path in homes.items():
+        for name, _ in imports(path):
+            graph.add_edge(home, name if name in homes else name.rpartition(".")[0])
+    assert [sorted(circle) for circle in nx.strongly_connected_components(graph) if len(circle) > 1] == []
 
 
 def test_no_class_name_means_two_things():
