@@ -1,6 +1,7 @@
 """`dlearn doctor`: what works on this machine, and what to do about the rest.
 
-A check returns what it has found, or raises Wanting. Where torch is missing, the checks after it are not made.
+A check returns what it found. It raises UserWarning for what a job can do without, and any other
+error where something is missing.
 """
 
 from __future__ import annotations
@@ -14,95 +15,74 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from dlearn.errors import SetupError
 
-if TYPE_CHECKING:
-    import torch
-
-Verdict = Literal["ok", "warning", "missing", "not known"]
-
-NAME_WIDTH, VERDICT_WIDTH = len("socket counters"), len("not known")
 NEEDED = ("loopback", "torch", "recorder", "gloo")
-"""To record a job here. All else is good to have."""
-LOOPBACK = "127.0.0.1"
-WAIT_SECONDS = 2.0
+"""What a job needs to be recorded here. All else is good to have."""
+ANY_PORT = ("127.0.0.1", 0)
+LOOPBACK_SECONDS = 2.0
 MPI_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing about this machine: what was found, and what to do where that is not good enough."""
+    """One thing about this machine: what was found, and what to do where that is not enough."""
 
     name: str
-    verdict: Verdict
+    verdict: Literal["ok", "warning", "missing", "not known"]
     found: str
     remedy: str = ""
 
     def __str__(self) -> str:
-        """The remedy stands where one is needed, below."""
-        line = f"{self.name:<{NAME_WIDTH}}  {self.verdict:<{VERDICT_WIDTH}}  {self.found}"
-        indent = " " * (NAME_WIDTH + VERDICT_WIDTH + 4)
-        return f"{line}\n{indent}try: {self.remedy}" if self.remedy else line
-
-
-class Wanting(Exception):
-    """What a check has found is not good enough. Without a remedy, the check's is told."""
-
-    def __init__(self, found: str, *, verdict: Verdict = "missing", remedy: str = "") -> None:
-        super().__init__(found)
-        self.verdict, self.remedy = verdict, remedy
+        line = f"{self.name:<15}  {self.verdict:<9}  {self.found}"
+        return f"{line}\n{'':28}try: {self.remedy}" if self.remedy else line
 
 
 def doctor(options: argparse.Namespace) -> None:
-    """Raises SetupError where no job can be recorded here."""
-    findings: list[Finding] = []
+    """Print each finding as it becomes known. Raise SetupError where no job can be recorded."""
+    findings: dict[str, Finding] = {}
     for name in CHECKS:
-        # One after the other, as they become known: torch takes seconds to load.
-        if any(each.name == "torch" and each.verdict == "missing" for each in findings):
-            finding = Finding(name, "not known", "not asked, because of torch", "see torch, then ask again")
+        if "torch" in findings and findings["torch"].verdict == "missing":
+            why, remedy = "not asked, because of torch", "see torch, then ask again"
+            findings[name] = Finding(name, "not known", why, remedy)
         else:
-            finding = tried(name)
-        findings.append(finding)
+            findings[name] = _make_check(name)
         if not options.json:
-            print(finding, flush=True)
-    missing = lacking(findings)
+            print(findings[name], flush=True)
+    missing = [name for name in NEEDED if findings[name].verdict not in ("ok", "warning")]
     if options.json:
-        print(json.dumps({"can_record": not missing, "findings": [asdict(each) for each in findings]}, indent=2))
+        found = [asdict(each) for each in findings.values()]
+        print(json.dumps({"can_record": not missing, "findings": found}, indent=2))
     if missing:
-        raise SetupError(f"no job can be recorded on this machine; what it lacks, above: {', '.join(missing)}.")
+        lacks = ", ".join(missing)
+        raise SetupError(f"no job can be recorded on this machine; what it lacks, above: {lacks}.")
     if not options.json:
         print("\nJobs can be recorded on this machine.")
 
 
-def tried(name: str) -> Finding:
-    """Make one check. What it fails with in a way that it does not know is told, too."""
+def _make_check(name: str) -> Finding:
     check, remedy = CHECKS[name]
     try:
         with _without_lines_of_cpp():
             return Finding(name, "ok", check())
-    except Wanting as wanting:
-        return Finding(name, wanting.verdict, str(wanting), wanting.remedy or remedy)
-    except Exception as error:
-        line = f"{type(error).__name__}: {str(error).strip()}".partition("\n")[0]
-        found = "".join(c if c.isprintable() else " " for c in line)
+    except UserWarning as warning:
+        return Finding(name, "warning", str(warning), remedy)
+    except SetupError as error:
+        return Finding(name, "missing", str(error), remedy)
+    except Exception as error:  # Whatever torch or the system raises is what was found.
+        found = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
         return Finding(name, "missing", found, remedy)
-
-
-def lacking(findings: Sequence[Finding]) -> list[str]:
-    """The names of what keeps a job from being recorded on this machine."""
-    fit = {finding.name for finding in findings if finding.verdict in ("ok", "warning")}
-    return [name for name in NEEDED if name not in fit]
 
 
 @contextmanager
 def _without_lines_of_cpp() -> Iterator[None]:
-    """Gloo of torch 2.9 and older prints who is connected, from C++: what it prints is no finding."""
+    """Hide what C++ prints: gloo of torch 2.9 and older tells who is connected."""
     sys.stdout.flush()
     kept = os.dup(1)
     try:
@@ -114,84 +94,53 @@ def _without_lines_of_cpp() -> Iterator[None]:
         os.close(kept)
 
 
-# The machine ----------------------------------------------------------------------------------------------------------
-
-
 def system() -> str:
-    """Name the system, the Python and the cores that this process may run on."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Name the system, the Python and the cores."""
     machine = f"{platform.system()} {platform.release()}, {platform.machine()}"
-    found = f"{machine}; Python {platform.python_version()}, {sys.executable}; {cores} usable cores"
+    python = f"Python {platform.python_version()}, {sys.executable}"
+    found = f"{machine}; {python}; {os.cpu_count()} cores"
     if platform.system() != "Linux":
-        remedy = "report to us what does not work; on Windows use WSL2: Cluster needs Linux or macOS"
-        raise Wanting(f"{found}; dlearn was never run there", verdict="warning", remedy=remedy)
-    if cores == 1:
-        raise Wanting(found, verdict="warning", remedy="trust bytes, not times; or add a second core")
+        raise UserWarning(f"{found}; dlearn was never run there")
     return found
 
 
 def loopback() -> str:
-    """Bind it and send a byte through it."""
-    try:
-        with (
-            socket.create_server((LOOPBACK, 0)) as server,
-            socket.create_connection(server.getsockname(), timeout=WAIT_SECONDS) as here,
-            server.accept()[0] as there,
-        ):
-            here.sendall(b"1")
-            there.settimeout(WAIT_SECONDS)
-            there.recv(1)
-    except OSError as error:
-        raise Wanting(f"{LOOPBACK} cannot be used: {error}") from None
-    name = _loopback_interface()
-    if name is None:
-        remedy = "set GLOO_SOCKET_IFNAME and TP_SOCKET_IFNAME to its name in scripts"
-        raise Wanting(f"{LOOPBACK} works; no interface is called lo or lo0", verdict="warning", remedy=remedy)
-    return f"{LOOPBACK} works, on {name}"
-
-
-def _loopback_interface() -> str | None:
-    """Its name on Linux, or on macOS."""
-    return next((name for _, name in socket.if_nameindex() if name in ("lo", "lo0")), None)
-
-
-_MPI = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
+    """Connect to a server on loopback."""
+    with socket.create_server(ANY_PORT) as server:
+        socket.create_connection(server.getsockname(), timeout=LOOPBACK_SECONDS).close()
+    return "127.0.0.1 works"
 
 
 def mpi() -> str:
     """Load mpi4py in a process of its own: a library that does not fit ends the process."""
-    command = [sys.executable, "-P", "-c", _MPI]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=MPI_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise Wanting(f"mpi4py was not loaded within {MPI_SECONDS:g} s") from None
+    load = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI"
+    command = [sys.executable, "-P", "-c", f"{load}; print(MPI.Get_library_version())"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=MPI_SECONDS)
     if done.returncode != 0:
-        said = done.stderr.strip().splitlines() or [f"its process ended with {done.returncode}"]
-        raise Wanting(f"mpi4py cannot be imported: {said[-1]}")
-    library = " ".join(done.stdout.replace("\x00", "").strip().partition("\n")[0].split())
+        said = done.stderr.splitlines() or [f"its process ended with {done.returncode}"]
+        raise SetupError(f"mpi4py cannot be imported: {said[-1]}")
+    library = " ".join(done.stdout.replace("\0", "").splitlines()[0].split())
     if library.startswith("Open MPI"):
-        raise Wanting(f"{library}; clusters need MPICH's", verdict="warning", remedy="pip install mpich")
+        raise UserWarning(f"{library}; clusters need MPICH's")
     return library
 
 
-# torch ----------------------------------------------------------------------------------------------------------------
-
-
 def torch_build() -> str:
+    """Import torch, and have it use loopback alone, as ranks of a Cluster do."""
     warnings.simplefilter("ignore")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # an agent that calls itself warns of its own end
-    interface = _loopback_interface()
-    if interface is not None:
-        os.environ.update(GLOO_SOCKET_IFNAME=interface, TP_SOCKET_IFNAME=interface)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # An agent warns when it ends itself.
+    for _, name in socket.if_nameindex():
+        if name in ("lo", "lo0"):  # Linux, macOS
+            os.environ.update(GLOO_SOCKET_IFNAME=name, TP_SOCKET_IFNAME=name)
     import torch
-    import torch.distributed as dist
 
-    if not dist.is_available():
-        raise RuntimeError("built without torch.distributed")
+    if not torch.distributed.is_available():
+        raise SetupError("it was built without torch.distributed")
     return f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}"
 
 
 def recorder() -> str:
+    """See whether the hooks fit this torch."""
     from dlearn.hooks.c10d.collectives import self_test
 
     self_test()
@@ -205,35 +154,23 @@ def gloo() -> str:
     from torch._C._distributed_c10d import HashStore
 
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    total = torch.ones(3)
-    dist.all_reduce(total)
+    dist.all_reduce(torch.ones(3))
     dist.destroy_process_group()
-    return _judge_sum(total, 3, "a group of one rank, summed over")
+    return "a group of one rank, summed over"
 
 
 def counters() -> str:
     """Write 1,000 bytes into a connection, and read what the kernel counted."""
     from dlearn.hooks.network.sockets import RPC, Sockets
-    from dlearn.trace.event import NotMeasured
 
-    told: list[object] = []
-
-    def fail(_: str, error: Exception) -> None:
-        raise error
-
-    host: Any = SimpleNamespace(fact=told.append, failed=fail)
-    watched = Sockets(host)
-    watched.note_strangers()
-    with socket.create_server((LOOPBACK, 0)) as server, socket.create_connection(server.getsockname()) as here:
-        there, _ = server.accept()
-        with there:
-            if not watched.watch(RPC):
-                reasons = [line.reason for line in told if isinstance(line, NotMeasured)]
-                raise Wanting((reasons or [f"{sys.platform} tells no process about the bytes in its sockets"])[-1])
+    host: Any = SimpleNamespace(fact=lambda fact: None)
+    sockets = Sockets(host)
+    with socket.create_server(ANY_PORT) as server:
+        with socket.create_connection(server.getsockname()) as here, server.accept()[0]:
+            sockets.watch(RPC)
             here.sendall(bytes(1000))
-            counted = max(count or 0 for count in watched.sent_bytes())
-    if counted != 1000:
-        raise Wanting(f"the kernel counted {counted:,} of 1,000 B written")
+            if 1000 not in sockets.sent_bytes():
+                raise SetupError("this kernel counts no bytes of sockets; Linux 4.19 and newer do")
     return "the kernel counted 1,000 of 1,000 B written (TCP_INFO)"
 
 
@@ -244,55 +181,48 @@ def rpc_worker() -> str:
 
     from dlearn.cluster.rpc_worker import CHANNELS, TRANSPORTS
 
-    if not rpc.is_available():
-        raise RuntimeError("torch was built without TensorPipe")
     with tempfile.TemporaryDirectory() as folder:
+        # torch takes the path as it is, and waits for ever where it was quoted, as `as_uri` does.
         options = rpc.TensorPipeRpcBackendOptions(
-            # torch takes the path as it is, and waits for ever where it was quoted, as `as_uri` does.
-            init_method=f"file://{folder}/store",
-            _transports=TRANSPORTS,
-            _channels=CHANNELS,
+            init_method=f"file://{folder}/store", _transports=TRANSPORTS, _channels=CHANNELS
         )
-        rpc.init_rpc("doctor", rank=0, world_size=1, rpc_backend_options=options)  # type: ignore[no-untyped-call]
-        total = rpc.rpc_sync("doctor", torch.add, args=(torch.ones(3), 1))
+        alone: dict[str, Any] = {"rank": 0, "world_size": 1, "rpc_backend_options": options}
+        rpc.init_rpc("doctor", **alone)  # type: ignore[no-untyped-call]
+        rpc.rpc_sync("doctor", torch.add, args=(torch.ones(3), 1))
         rpc.shutdown(graceful=False)
-    return _judge_sum(total, 6, "a worker on loopback called itself")
+    return "a worker on loopback called itself"
 
 
-def _judge_sum(total: torch.Tensor, expected: int, found: str) -> str:
-    if total.sum() != expected:
-        raise Wanting(f"{found}, and got {total.sum()} where {expected} is right")
-    return found
-
-
-def private_ranks() -> str:
-    """Try whether ranks could be where no other user of this machine reaches them."""
-    from dlearn.network.namespace import refusal
-
-    if refused := refusal("unshare"):
-        raise Wanting(f"other users of this machine can reach RPC workers: {refused}", verdict="warning")
-    return "Cluster(rpc=True) keeps its workers where no other user of this machine reaches them"
-
-
-def chosen_network() -> str:
-    """Try whether a rank could have a network of its own."""
-    from dlearn.network.namespace import refusal
-
-    if refused := refusal():
-        raise Wanting(refused, verdict="warning")
+def network() -> str:
+    """See whether a rank may have a network with a device in it."""
+    _permitted("enter")
     return "ranks can have a network of their own, as slow as you say"
 
 
+def private() -> str:
+    """See whether a rank may have a network with nothing in it but loopback."""
+    _permitted("unshare")
+    return "Cluster(rpc=True) keeps its workers where no other user of this machine reaches them"
+
+
+def _permitted(how: str) -> None:
+    from dlearn.network.namespace import refusal
+
+    if refused := refusal(how):
+        raise UserWarning(refused)
+
+
+INSTALL = "python tools/install_torch.py in dlearn's folder, with this Python"
 CHECKS: dict[str, tuple[Callable[[], str], str]] = {
-    "system": (system, ""),
-    "loopback": (loopback, "allow connections to 127.0.0.1 (a firewall, or a container without network?)"),
+    "system": (system, "Windows: use WSL2, Cluster needs Linux or macOS; tell us what fails"),
+    "loopback": (loopback, "allow connections to 127.0.0.1 (a firewall? no network?)"),
     "MPI": (mpi, "for lessons with MPI: pip install mpi4py mpich"),
-    "torch": (torch_build, "python tools/install_torch.py in dlearn's folder, with this Python"),
-    "recorder": (recorder, "install the torch that constraints.txt names: python tools/install_torch.py"),
-    "gloo": (gloo, "if loopback is ok: python tools/install_torch.py in dlearn's folder brings a torch with gloo"),
+    "torch": (torch_build, INSTALL),
+    "recorder": (recorder, f"install the torch that constraints.txt names: {INSTALL}"),
+    "gloo": (gloo, f"if loopback is ok, a torch with gloo: {INSTALL}"),
     "socket counters": (counters, "bytes on the wire are not measured; all else works"),
-    "network": (chosen_network, "no Cluster(network=...) here; all else works"),
-    "private": (private_ranks, "use rpc=True only beside people whom you trust"),
+    "network": (network, "no Cluster(network=...) here; all else works"),
+    "private": (private, "other users here can reach RPC workers: rpc=True only if you trust them"),
     "RPC": (rpc_worker, "no rpc=True here; process groups work without it"),
 }
 """How each is checked, and what to do where that fails."""

@@ -1,7 +1,8 @@
-"""Is what travels new? Bytes alone cannot show a ring that sends zeros, or the same chunk again; checksums can.
+"""Is what travels new? Bytes alone cannot show a ring that sends zeros, or the same chunk again;
+checksums can.
 
-The messages are replayed, in an order in which they can have happened, and with them what each rank knew: which data it
-had sent or received, and which ranks it had heard of.
+The messages are replayed, in an order in which they can have happened, and with them what each rank
+knew: which data it had sent or received, and which ranks it had heard of.
 """
 
 from __future__ import annotations
@@ -11,89 +12,86 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 from dlearn.analysis.checks.grading import Unit, units
 from dlearn.analysis.hanging.hang_words import call_text
 from dlearn.analysis.walking.pieces import replay
 from dlearn.errors import TrafficError
 from dlearn.trace.event import PointToPoint
-from dlearn.trace.message import Operation
+from dlearn.trace.message import Operation, bytes_of
 from dlearn.trace.trace import Trace
 
 _MOST_ZEROS = 1 << 30
-"""Bytes of a message of which it is asked whether they are zeros: a damaged trace may claim any size."""
+"""Bytes of a message that are compared with zeros: a damaged trace may claim any size."""
+
+Data = tuple[int, int]
+"""Size and checksum. Equal ones are taken for the same data: by chance, one pair in 4 billion."""
 
 
 def assert_fresh(trace: Trace, *, op: str | None = None) -> None:
-    """Raise TrafficError unless every message brings its receiver something that it did not have yet.
+    """Raise TrafficError unless every message brings its receiver something that it did not have.
 
-    True of every good algorithm on data that are random, and others on each rank; ones everywhere look stale. Flags a
-    message of zeros, and one whose data the receiver has received or sent before: a stale chunk, or a sum to which
-    nothing was added.
+    True of every good algorithm on data that are random, and others on each rank; ones everywhere
+    look stale. Flags a message of zeros, and one whose data the receiver has received or sent
+    before: a stale chunk, or a sum to which nothing was added.
 
-    `op` selects as in `assert_traffic`, and the part should hold one run of an exercise: a second one on the same data
-    is stale. Needs `record(checksums=True)`, and sends: those of a hand-written algorithm or of a glass-box collective.
-    Gloo's own collectives are passed over.
+    `op` selects as in `assert_traffic`, and the part should hold one run of an exercise: a second
+    one on the same data is stale. Needs `record(checksums=True)`, and sends: those of an algorithm
+    written by hand or of a glass-box collective. Gloo's own collectives are passed over.
 
-    Not seen: a wrong sum of data that are new (of two ranks, even a ring that sends nothing but what it had at first),
-    and what a rank does with what it received last. Compare the results, too.
+    Not seen: a wrong sum of data that are new (of two ranks, even a ring that sends only what it
+    had at first), and what a rank does with what it received last. Compare the results, too.
     """
     for unit, messages in _sent(trace, op):
-        had: dict[int, dict[_Data, str]] = defaultdict(dict)
+        had: dict[tuple[int, Data], str] = {}
         for sent, arrives in _replayed(messages):
             src, dst, call = trace.label(sent.src), trace.label(sent.dst), call_text(sent.send)
+            if not arrives and _is_zeros(sent.data):
+                zeros = f"{sent.data[0]:,} B of zeros"
+                raise TrafficError(f"{src} sends {dst} {zeros}, in {call}{unit.where}")
             if not arrives:
-                if sent.data.size <= _MOST_ZEROS and sent.data.checksum == _checksum_of_zeros(sent.data.size):
-                    raise TrafficError(f"{src} sends {dst} {sent.data.size:,} B of zeros, in {call}{unit.where}")
-                had[sent.src].setdefault(sent.data, f"{src} has sent the same to {dst} in {call}")
-            elif sent.data in had[sent.dst]:
-                raise TrafficError(
-                    f"{src} sends {dst} {sent.data.size:,} B of stale data, in {call}{unit.where}:"
-                    f" {had[sent.dst][sent.data]}"
-                )
+                had.setdefault((sent.src, sent.data), f"{src} has sent the same to {dst} in {call}")
+            elif (sent.dst, sent.data) in had:
+                stale = f"{src} sends {dst} {sent.data[0]:,} B of stale data, in {call}{unit.where}"
+                raise TrafficError(f"{stale}: {had[sent.dst, sent.data]}")
             else:
-                had[sent.dst][sent.data] = f"{dst} has received the same from {src} in {call}"
+                had[sent.dst, sent.data] = f"{dst} has received the same from {src} in {call}"
 
 
 def assert_reduces(trace: Trace, *, op: str | None = None) -> None:
-    """Raise TrafficError where a rank of an all-reduce or reduce passes on, unchanged, what is not yet the sum of all.
+    """Raise TrafficError where a rank passes on, unchanged, what is not yet the sum of all.
 
-    Only the complete sum is passed on as it is; to any other the rank adds its own part. A sum is not complete if the
-    rank that sent it first cannot have heard from all others by then. (A maximum may stay what it was: use sums.) Of
-    several runs only the first is judged. All else as in `assert_fresh`.
+    In an all-reduce or reduce only the complete sum is passed on as it is; to any other the rank
+    adds its own part. A sum is not complete if the rank that sent it first cannot have heard from
+    all others by then. (A maximum may stay what it was: use sums.) Of several runs only the first
+    is judged. All else as in `assert_fresh`.
     """
     for unit, messages in _sent(trace, op):
         heard: dict[int, set[int]] = {rank: {rank} for rank in unit.members}
         told: dict[Sent, frozenset[int]] = {}
-        received: dict[int, dict[_Data, Sent]] = defaultdict(dict)
-        parts: dict[_Data, frozenset[int]] = {}
+        received: dict[tuple[int, Data], Sent] = {}
+        parts: dict[Data, frozenset[int]] = {}
         for sent, arrives in _replayed(messages):
             if arrives:
                 heard[sent.dst] |= told[sent]
-                received[sent.dst].setdefault(sent.data, sent)
+                received.setdefault((sent.dst, sent.data), sent)
                 continue
             told[sent] = frozenset(heard[sent.src])
-            first = received[sent.src].get(sent.data)
+            first = received.get((sent.src, sent.data))
             if first is None:
                 parts.setdefault(sent.data, told[sent])
-            elif parts[sent.data] != set(unit.members):
-                absent = min(set(unit.members) - parts[sent.data])
+                continue
+            absent = set(unit.members) - parts[sent.data]
+            if absent:
                 raise TrafficError(
-                    f"{trace.label(sent.src)} passes on {sent.data.size:,} B to {trace.label(sent.dst)} unchanged, in"
-                    f" {call_text(sent.send)}{unit.where}: they came from {trace.label(first.src)}, and"
-                    f" {trace.label(absent)}'s part cannot be in them yet"
+                    f"{trace.label(sent.src)} passes on {sent.data[0]:,} B to"
+                    f" {trace.label(sent.dst)} unchanged, in {call_text(sent.send)}{unit.where}:"
+                    f" they came from {trace.label(first.src)}, and"
+                    f" {trace.label(min(absent))}'s part cannot be in them yet"
                 )
 
 
-# The messages, and their replay ---------------------------------------------------------------------------------------
-
-
-class _Data(NamedTuple):
-    """Data of the same size and checksum are taken for the same: by chance, one pair in four billion is not."""
-
-    size: int
-    checksum: int
+# The messages, and their replay -------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,26 +102,23 @@ class Sent:
     dst: int
     send: PointToPoint
     recv: PointToPoint
-    data: _Data
+    data: Data
 
 
 def _sent(trace: Trace, op: str | None) -> list[tuple[Unit, list[Sent]]]:
-    """What `op` selects of which the sends are known, each with its messages that hold any data."""
+    """Select what has sends by `op`, each with its messages that hold any data."""
     found = []
     selected = units(trace, op)
     for unit in selected:
-        sends = [step for each in unit.operations for step in (each.steps or (each,)) if step.sender is not None]
+        steps = [step for each in unit.operations for step in (each.steps or (each,))]
+        sends = [step for step in steps if step.sender is not None]
         if sends:
-            found.append((unit, [_message(each, trace) for each in sends if _size(each)]))
+            found.append((unit, [_message(each, trace) for each in sends if each.payload_bytes]))
     if not found:
         name = selected[0].operations[0].op
-        raise TrafficError(f"no data of {name} can be compared: its messages travel inside the backend, as no sends")
+        why = "its messages travel inside the backend, as no sends"
+        raise TrafficError(f"no data of {name} can be compared: {why}")
     return found
-
-
-def _size(send: Operation) -> int:
-    end = send.ends[0]
-    return sum(each.payload_bytes for each in end.tensors) if isinstance(end, PointToPoint) else 0
 
 
 def _message(operation: Operation, trace: Trace) -> Sent:
@@ -131,16 +126,15 @@ def _message(operation: Operation, trace: Trace) -> Sent:
     assert isinstance(send, PointToPoint)
     assert isinstance(recv, PointToPoint)
     if send.checksum is None:
-        raise TrafficError(
-            f"{trace.label(send.rank)} has noted no checksum of {call_text(send)}: record with `checksums=True`"
-        )
+        noted = f"{trace.label(send.rank)} has noted no checksum of {call_text(send)}"
+        raise TrafficError(f"{noted}: record with `checksums=True`")
     if recv.end_ns is None:
         raise TrafficError(f"{trace.label(recv.rank)} never waits for its {call_text(recv)}")
-    return Sent(send.rank, recv.rank, send, recv, _Data(_size(operation), send.checksum))
+    return Sent(send.rank, recv.rank, send, recv, (bytes_of(send.tensors), send.checksum))
 
 
 def _replayed(messages: Sequence[Sent]) -> Iterator[tuple[Sent, bool]]:
-    """Yield each message twice: when it leaves (False), and when it has arrived (True). Clocks are not compared."""
+    """Yield each message twice, when it leaves (False) and arrives (True), without any clock."""
     own: dict[int, list[tuple[tuple[int, ...], int, bool]]] = defaultdict(list)
     for place, sent in enumerate(messages):
         own[sent.src].append(((sent.send.start_ns, sent.send.number), place, False))
@@ -148,11 +142,13 @@ def _replayed(messages: Sequence[Sent]) -> Iterator[tuple[Sent, bool]]:
     left: set[int] = set()
     for place, arrives in replay(own):
         if arrives and place not in left:
-            raise TrafficError(f"{call_text(messages[place].recv)} ended before its data were sent: a damaged trace")
+            early = call_text(messages[place].recv)
+            raise TrafficError(f"{early} ended before its data were sent: a damaged trace")
         left.add(place)
         yield messages[place], arrives
 
 
 @lru_cache
-def _checksum_of_zeros(size: int) -> int:
-    return zlib.crc32(bytes(size))
+def _is_zeros(data: Data) -> bool:
+    size, checksum = data
+    return size <= _MOST_ZEROS and checksum == zlib.crc32(bytes(size))

@@ -1,14 +1,13 @@
-"""Algorithm and bus bandwidth of what was recorded, as nccl-tests define them.
+"""Algorithm and bus bandwidth of what was recorded, as nccl-tests define them (PERFORMANCE.md).
 
-The definitions are those of https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md. For gather, scatter
-and send, which that page leaves out, they are those of the tests themselves (src/gather.cu, scatter.cu, sendrecv.cu).
-Units are decimal: 1 GB/s is 10^9 bytes in a second.
+For gather, scatter and send, which that page leaves out, the definitions are those of the tests
+themselves (src/gather.cu, scatter.cu, sendrecv.cu). 1 GB/s is 10^9 bytes in a second.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 
 import msgspec
@@ -21,27 +20,19 @@ from dlearn.trace.event import Collective
 from dlearn.trace.message import Operation, family_of_op, payload_bytes
 from dlearn.trace.trace import Trace
 
-# Bus bandwidth over algorithm bandwidth: the bytes that pass through the busiest link for each byte of the operation.
-_FACTORS: dict[str, Callable[[int], float]] = {
-    "all_reduce": lambda ranks: 2 * (ranks - 1) / ranks,
-    "all_gather": lambda ranks: (ranks - 1) / ranks,
-    "reduce_scatter": lambda ranks: (ranks - 1) / ranks,
-    "all_to_all": lambda ranks: (ranks - 1) / ranks,
-    "gather": lambda ranks: (ranks - 1) / ranks,
-    "scatter": lambda ranks: (ranks - 1) / ranks,
-    "broadcast": lambda ranks: 1.0,
-    "reduce": lambda ranks: 1.0,
-    "send": lambda ranks: 1.0,
-}
+_WHOLE = ("broadcast", "reduce", "send")
+"""The busiest link transports all bytes once."""
+_SHARES = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
+"""It transports all of them but one rank's share; in an all_reduce, twice that."""
 
 
 class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast `count` equal operations were, each `size_bytes` large as nccl-tests count it; the median of the times,
-    and the shortest and the longest.
+    """How fast `count` equal operations were: `duration_ns` is the median, beside the extremes.
 
-    `algorithm_bandwidth` (algbw) is size over time. `bus_bandwidth` (busbw) is the speed of the busiest link if the
-    algorithm sends no byte more than it must: to compare with what the hardware can do, whatever the number of ranks.
-    Gloo's reduce_scatter is an all-reduce of the whole, so twice its busbw is what travels. Both in bytes per second.
+    `algorithm_bandwidth` (algbw) is size over time, in bytes per second. `bus_bandwidth` (busbw) is
+    the speed of the busiest link if the algorithm sends no byte more than it must: to compare with
+    what the hardware can do, whatever the number of ranks. Gloo's reduce_scatter is an all-reduce
+    of the whole, so twice its busbw is what travels.
     """
 
     op: str
@@ -51,7 +42,6 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 1
     fastest_ns: int | None = None
     slowest_ns: int | None = None
-    """None of one that was not measured."""
 
     @property
     def algorithm_bandwidth(self) -> float:
@@ -59,60 +49,60 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bus_bandwidth(self) -> float:
-        return self.algorithm_bandwidth * _FACTORS[family_of_op(self.op)](self.ranks)
+        family, share = family_of_op(self.op), (self.ranks - 1) / self.ranks
+        factor = 1 if family in _WHOLE else 2 * share if family == "all_reduce" else share
+        return self.algorithm_bandwidth * factor
 
     def __str__(self) -> str:
-        return (
-            f"{self.op} of {size_text(self.size_bytes)} on {self.ranks} ranks: {time_text(self.duration_ns)},"
-            f" algbw {speed_text(self.algorithm_bandwidth)}, busbw {speed_text(self.bus_bandwidth)}"
-        )
+        speeds = [speed_text(self.algorithm_bandwidth), speed_text(self.bus_bandwidth)]
+        what = f"{self.op} of {size_text(self.size_bytes)} on {self.ranks} ranks"
+        return f"{what}: {time_text(self.duration_ns)}, algbw {speeds[0]}, busbw {speeds[1]}"
 
 
 class Bandwidths(Answer, frozen=True):
-    """One row for each op, number of ranks and size, in this order. `left_out` counts the others by their reason."""
+    """A row for each op, number of ranks and size. `left_out` counts the others by their reason."""
 
     items: tuple[Bandwidth, ...]
     left_out: dict[str, int]
 
-    def rows(self) -> list[list[str]]:
-        """The table as text, under a head."""
-        head = ["op", "ranks", "size", "times", "median time", "algbw", "busbw"]
-        return [head] + [
-            [each.op, str(each.ranks), f"{each.size_bytes:,} B", f"{each.count:,}", time_text(each.duration_ns),
-             speed_text(each.algorithm_bandwidth), speed_text(each.bus_bandwidth)]
-            for each in self.items
-        ]  # fmt: skip
-
     def paragraphs(self) -> Iterator[Paragraph]:
-        yield Table(self.rows())
+        rows = [["op", "ranks", "size", "times", "median time", "algbw", "busbw"]]
+        for each in self.items:
+            speeds = [speed_text(each.algorithm_bandwidth), speed_text(each.bus_bandwidth)]
+            counts = [str(each.ranks), f"{each.size_bytes:,} B", f"{each.count:,}"]
+            rows.append([each.op, *counts, time_text(each.duration_ns), *speeds])
+        yield Table(rows)
         for why, count in self.left_out.items():
             yield f"not here: {count:,} × {why}"
 
 
 def bandwidth(operation: Operation) -> Bandwidth:
-    """The bandwidth of one operation. DlearnError says why it has none.
+    """Return the bandwidth of one operation, or raise DlearnError: why it has none.
 
-    The time runs from the last rank's call to the last rank's end; of a message, to the end of its recv. (nccl-tests
-    call many in a row and divide by their number; here each is on its own.)
+    The time runs from the last rank's call to the last rank's end; of a message, to the end of its
+    recv. (nccl-tests call many in a row and divide by their number; here each is on its own.)
     """
-    if family_of_op(operation.op) not in _FACTORS:
-        raise DlearnError(f"{operation.op}: nccl-tests define no bandwidth for it")
-    ranks = 2 if operation.op == "send" else len(operation.group.members)
+    op, family = operation.op, family_of_op(operation.op)
+    if family not in ("all_reduce", *_SHARES, *_WHOLE):
+        raise DlearnError(f"{op}: nccl-tests define no bandwidth for it")
+    ranks = 2 if op == "send" else len(operation.group.members)
     if ranks < 2:
-        raise DlearnError(f"{operation.op}: on one rank nothing travels")
+        raise DlearnError(f"{op}: on one rank nothing travels")
     if operation.misfit or operation.missing or operation.failed or operation.unseen:
-        raise DlearnError(f"{operation.op}: it failed, or not every rank's call is here")
-    end_ns = operation.ends[-1].end_ns if operation.op == "send" else operation.end_ns
+        raise DlearnError(f"{op}: it failed, or not every rank's call is here")
+    end_ns = operation.ends[-1].end_ns if op == "send" else operation.end_ns
     if end_ns is None or end_ns <= operation.transfer_ns:
-        raise DlearnError(f"{operation.op}: its end was not observed, or lies before its start")
-    size = _size_bytes(operation)
-    if size is None:
-        raise DlearnError(f"{operation.op}: nccl-tests define it for parts of equal size only")
-    return _median((operation.op, ranks, size), [end_ns - operation.transfer_ns])
+        raise DlearnError(f"{op}: its end was not observed, or lies before its start")
+    if family == "all_to_all" and not _is_even(operation):
+        raise DlearnError(f"{op}: nccl-tests define it for parts of equal size only")
+    # The size is that of the whole, of which ranks give blocks to a gather.
+    given = [payload_bytes(end) for end in operation.ends]
+    size = sum(given) if family in ("all_gather", "gather") else max(given)
+    return _median((op, ranks, size), [end_ns - operation.transfer_ns])
 
 
 def bandwidths(trace: Trace) -> Bandwidths:
-    """The bandwidth of everything in the trace that has one; equal operations are counted, their times a median."""
+    """Count equal operations, with the median of their times; say why others have no bandwidth."""
     times: defaultdict[tuple[str, int, int], list[int]] = defaultdict(list)
     left_out: Counter[str] = Counter()
     for operation in operations(trace):
@@ -129,27 +119,23 @@ def bandwidths(trace: Trace) -> Bandwidths:
 def _median(key: tuple[str, int, int], times: Sequence[int]) -> Bandwidth:
     op, ranks, size = key
     return Bandwidth(
-        op=op, ranks=ranks, size_bytes=size, duration_ns=round(median(times)), count=len(times),
-        fastest_ns=min(times), slowest_ns=max(times),
-    )  # fmt: skip
+        op=op,
+        ranks=ranks,
+        size_bytes=size,
+        duration_ns=round(median(times)),
+        count=len(times),
+        fastest_ns=min(times),
+        slowest_ns=max(times),
+    )
 
 
-def _size_bytes(operation: Operation) -> int | None:
-    """What nccl-tests call the size: of data that ranks hold in parts, the whole."""
-    given = [payload_bytes(end) for end in operation.ends]
-    if family_of_op(operation.op) in ("all_gather", "gather"):
-        return sum(given)
-    if family_of_op(operation.op) == "all_to_all":
-        # What a rank hands over for each rank, where the program gave the sizes itself.
-        calls = [end for end in operation.ends if isinstance(end, Collective)]
-        parts = {size for end in calls for size in end.splits or (each.payload_bytes for each in end.inputs)}
-        if len({*given}) > 1 or len(parts) > 1:
-            return None
-    # Of a scatter and a reduce_scatter, the root and every rank hand over the whole.
-    return max(given)
-
-
-# As text --------------------------------------------------------------------------------------------------------------
+def _is_even(all_to_all: Operation) -> bool:
+    """Tell whether each rank gives each other as much, where the program itself gave the sizes."""
+    calls = [end for end in all_to_all.ends if isinstance(end, Collective)]
+    parts: set[int] = set()
+    for call in calls:
+        parts.update(call.splits or [tensor.payload_bytes for tensor in call.inputs])
+    return len(parts) <= 1 and len({payload_bytes(call) for call in calls}) <= 1
 
 
 def speed_text(bytes_per_second: float) -> str:
