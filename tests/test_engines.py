@@ -107,7 +107,7 @@ def test_an_engine_that_is_killed_ends_the_run_and_leaves_no_rank(client, tmp_pa
         cluster.run(_say_pid_and_wait, began, timeout=60)
     thread.join()
     host = os.uname().nodename
-    lost = f"rank {victim} lost its engine {victim} on {host}, which was killed, or has ended"
+    lost = f"rank {victim} lost its engine: engine {victim} on {host} was killed, or has ended"
     assert caught.value.rank == victim
     assert caught.value.what.splitlines()[0] == lost
     assert len(caught.value.run.trace.processes) == len(cluster.names)  # Its disk is ours, too.

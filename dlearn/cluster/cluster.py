@@ -16,7 +16,7 @@ from typing import Any, Literal, NoReturn
 
 import cloudpickle
 
-from dlearn.cluster import enclosed_rank, engine_rank, engines, mpi_launch, spares, wired_rank
+from dlearn.cluster import enclosed_rank, engines, mpi_launch, spares, wired_rank
 from dlearn.cluster.answers import Raised, Returned
 from dlearn.cluster.crew import Crew, Died, Ended, Outcome, Rank, kill_all
 from dlearn.cluster.faults import rank_error, who
@@ -105,7 +105,8 @@ class Cluster:
         if engine is not None and backend == "mpi":
             raise SetupError("backend='mpi' has its ranks on this machine, and not beside engines.")
         names = None if ranks is None and engine is not None else _names(ranks)
-        self._engines = engines.choose(engine, len(names) if names else None) if engine is not None else ()
+        wanted_ranks = len(names) if names else None
+        self._engines = [] if engine is None else engines.choose(engine, wanted_ranks)
         self.names: tuple[Name, ...] = names or _names(len(self._engines))
         if backend not in ("gloo", "nccl", "mpi", "dlearn_ring"):
             raise SetupError(
@@ -274,7 +275,7 @@ class Cluster:
 
     def _start_ranks(self) -> Sequence[Rank]:
         if self._engines:
-            return engine_rank.start_ranks(self._engines)
+            return spares.started(partial(engines.EngineRank, engine) for engine in self._engines)
         if self.network is not None:
             return wired_rank.start_ranks(self.network, len(self.names), self._start)
         if self._private:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dlearn.cluster import spares
 from dlearn.cluster.answers import Raised, Returned
-from dlearn.cluster.engine_rank import EngineRank
+from dlearn.cluster.engines import EngineRank
 from dlearn.cluster.launch import DEATH_SECONDS, RankProcess, StackLine, StartMethod
 from dlearn.cluster.output import OutputStreams
 from dlearn.cluster.rank import FINISH, Call
@@ -121,7 +121,7 @@ class Crew:
         if healthy and not calls[0].keep:
             # They have closed their files and are leaving by themselves.
             used, self.ranks = self.ranks, []
-            fresh = sum(isinstance(rank, RankProcess) and rank.leaves_a_spare for rank in used)
+            fresh = sum(rank.leaves_a_spare for rank in used)
             spares.turn_over(partial(_see_off, used), fresh, self._start)
         return outcomes, streams
 

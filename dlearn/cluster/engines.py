@@ -1,218 +1,336 @@
-"""The engines of an ipyparallel client as places for ranks: who they are, whether they fit, and how to ask them."""
+"""Ranks beside ipyparallel's engines: to their crew the same as those of this machine.
+
+The engine is not the rank: one that hangs, exits or is ended leaves its engine usable. The notebook
+asks for news again and again, over ipyparallel's own connections: it opens no port. In between the
+engine is free for others. A rank ends with its engine, and when the notebook has stopped asking.
+"""
 
 from __future__ import annotations
 
-import platform
+import multiprocessing as mp
+import os
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any
 
-from dlearn.cluster.launch import LOOPBACK, warm_up
-from dlearn.cluster.rank import HostPlace
+from dlearn.cluster import launch, spares
+from dlearn.cluster.answers import Raised
+from dlearn.cluster.rank import Call, HostPlace
 from dlearn.errors import SetupError, optional
-from dlearn.version import __version__
-
-T = TypeVar("T")
+from dlearn.trace.rpc.agent_log import PIPE_BYTES, widen
 
 ANSWER_SECONDS = 60.0
-"""An engine that does not answer for so long counts as gone. Other work that it is given should not take longer."""
-
-_INTRODUCTION = """
-import importlib.metadata, importlib.util, os, platform, socket, tempfile
-def version(package):
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "" if importlib.util.find_spec(package) is None else getattr(__import__(package), "__version__", "")
-def boot():
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip() + os.readlink("/proc/self/ns/net")
-    except OSError:
-        return ""
-def route(towards):
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # Sends nothing.
-        try:
-            probe.connect((towards, 9))
-            return probe.getsockname()[0]
-        except OSError:
-            return ""
-def controller():
-    from ipyparallel.engine.app import IPEngine
-    return IPEngine.instance().registration_url.split("://")[-1].rpartition(":")[0] if IPEngine.initialized() else ""
-def interfaces():
-    import psutil
-    return {each.address: name for name, all in psutil.net_if_addrs().items() for each in all if each.family == 2}
-told = {
-    "host": socket.gethostname(), "boot": boot(), "python": platform.python_version(), "dlearn": version("dlearn"),
-    "torch": version("torch"), "scratch": tempfile.gettempdir(),
-    "wanted": os.environ.get("GLOO_SOCKET_IFNAME", ""), "controller": controller(), "interfaces": interfaces(),
-    "routes": {towards: route(towards) for towards in [controller(), *towards]},
-}
-"""
-"""Runs on the engine, as text: it must work where Python is another, and dlearn is not installed."""
-
-
-class EngineGone(Exception):
-    """The engine cannot be asked any more; the text says why. Never leaves the cluster's code."""
+"""An engine that is silent for so long counts as gone, and so does a notebook."""
+PAUSE_SECONDS = 0.1
+_VERSIONS = """', '.join([
+    'Python ' + '.'.join(__import__('platform').python_version_tuple()[:2]),
+    'dlearn ' + __import__('dlearn').__version__,
+    'torch ' + __import__('importlib.metadata').metadata.version('torch').split('+')[0],
+])"""
+"""Sent to the engine as text: a function would be sent as the byte code of this Python."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """One engine, and the place of the rank beside it. `address` is that of its host, as the other hosts reach it."""
+    """An engine and the place of the rank beside it; `address` is for the ranks of other hosts."""
 
     id: int
     client: Any
-    told: dict[str, Any] = field(default_factory=dict)
-    address: str = LOOPBACK
+    host: str = "its host"
+    host_id: str = ""
+    address: str = launch.LOOPBACK
     place: HostPlace | None = None
 
     def __str__(self) -> str:
-        return f"engine {self.id} on {self.told['host']}" if self.told else f"engine {self.id}"
+        return f"engine {self.id} on {self.host}"
 
-    @property
-    def host(self) -> tuple[str, str]:
-        """Name, and boot with network namespace: containers may share the one or the other."""
-        return self.told["host"], self.told["boot"]
+    def ask(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Return what `function(*args)` returns on the engine. SetupError if it does not."""
+        from ipyparallel.error import IPythonError
 
-    def ask(self, function: Callable[..., T], *args: Any, seconds: float = ANSWER_SECONDS) -> T:
-        """What `function(*args)` returns on the engine. EngineGone if it does not, within `seconds`."""
-        from ipyparallel.error import RemoteError
-
-        with _asking:  # A client takes note of what it sent by looking at what has come since.
-            try:
-                if self.id not in self.client.ids:
-                    raise EngineGone("was killed, or has ended")
-                view = self.client.direct_view(self.id)
-                asked = view.apply_async(function, *args)
-            except (OSError, IndexError, RuntimeError) as error:  # The client was closed.
-                raise EngineGone(f"cannot be reached any more ({error})") from None
-            with suppress(ValueError):
-                for number in asked.msg_ids:
-                    self.client.history.remove(number)  # What the user asked last stays the last there.
         try:
-            answer: T = asked.get(seconds)
-        except RemoteError as error:
-            if error.ename == "EngineError":
-                raise EngineGone("was killed, or has ended") from None
-            raise EngineGone(f"failed: {error.ename}: {error.evalue}") from None
-        except TimeoutError:
-            raise EngineGone(f"has not answered for {seconds:.0f} s") from None
-        return answer
+            with _asking:  # A client takes note of what it sent by looking at what has come since.
+                asked = self.client[self.id].apply_async(function, *args)
+                with suppress(ValueError):  # What the user asked last stays the last there.
+                    self.client.history.remove(asked.msg_ids[0])
+            return asked.get(ANSWER_SECONDS)
+        except (IPythonError, IndexError, OSError, RuntimeError) as error:
+            lives = self.id in self.client.ids
+            why = f"gave no answer ({error})" if lives else "was killed, or has ended"
+            raise SetupError(f"{self} {why}") from None
 
 
 _asking = threading.Lock()
 
 
-def choose(client: Any, ranks: int | None) -> tuple[Engine, ...]:
-    """Return the first `ranks` engines of an ipyparallel client (None: all), in the order of their ids.
+def choose(client: Any, ranks: int | None) -> list[Engine]:
+    """Return the first `ranks` engines of an ipyparallel client (None: all), in the order of ids.
 
-    SetupError if there are too few, or they do not fit each other and this process.
+    SetupError if there are too few, or they do not fit this process.
     """
     ipyparallel = optional("ipyparallel", needed_by="engine=")
     if not isinstance(client, ipyparallel.Client):
+        example = "ipyparallel.Cluster(n=3).start_and_connect_sync()"
+        what = type(client).__name__
+        raise SetupError(f"engine= takes an ipyparallel Client, as {example} returns, not {what}.")
+    ids, needed = sorted(client.ids), ranks or 1
+    if len(ids) < needed:
         raise SetupError(
-            "engine= takes an ipyparallel Client, as ipyparallel.Cluster(n=3).start_and_connect_sync() returns, not"
-            f" {type(client).__name__}."
+            f"{needed} ranks need {needed} engines, and this ipyparallel client has {len(ids)};"
+            f" client.wait_for_engines({needed}) waits until they are there."
         )
-    try:
-        ids = sorted(client.ids)
-    except RuntimeError as error:
-        raise SetupError(f"this ipyparallel client has no engines any more: {error}.") from None
-    if not ids:
-        raise SetupError(
-            "this ipyparallel client has no engines; client.wait_for_engines(n) waits until they are there."
-        )
-    if ranks is not None and ranks > len(ids):
-        raise SetupError(f"{ranks} ranks need {ranks} engines, and this ipyparallel client has {len(ids)}.")
     with ThreadPoolExecutor(len(ids)) as at_the_same_time:
-        engines = list(at_the_same_time.map(_introduced, [Engine(id, client) for id in ids[:ranks]]))
-        _check(engines)
-        list(at_the_same_time.map(partial(_ask_or_refuse, function=warm_up), engines))
-    return tuple(_placed(engines))
+        engines = list(at_the_same_time.map(partial(_introduced, client), ids[:ranks]))
+    several_hosts = len({engine.host_id for engine in engines}) > 1
+    return _placed(engines) if several_hosts else engines
 
 
-def _introduced(engine: Engine, towards: Sequence[str] = ()) -> Engine:
-    # Built-ins travel by name, functions as the byte code of this Python.
-    told = _ask_or_refuse(engine, eval, "exec(script) or told", {"script": _INTRODUCTION, "towards": list(towards)})
-    return replace(engine, told=told)
-
-
-def _ask_or_refuse(engine: Engine, function: Callable[..., T], *args: Any) -> T:
-    try:
-        return engine.ask(function, *args)
-    except EngineGone as gone:
-        raise SetupError(f"{engine} {gone}: it cannot have a rank.") from None
-
-
-def _check(engines: Sequence[Engine]) -> None:
-    python, first = platform.python_version(), engines[0]
-    for engine in engines:
-        there = engine.told
-        for package in ("dlearn", "torch"):
-            if not there[package]:
-                raise SetupError(f"{engine} has no {package}: install it there, in the engine's own Python.")
-        if there["dlearn"] != __version__:
-            raise SetupError(
-                f"{engine} has dlearn {there['dlearn']}, and this notebook {__version__}: install the same."
-            )
-        if there["python"].split(".")[:2] != python.split(".")[:2]:
-            raise SetupError(
-                f"{engine} runs Python {there['python']}, and this notebook {python}: functions travel only between"
-                " the same minor versions."
-            )
-        if there["torch"] != first.told["torch"]:
-            raise SetupError(
-                f"{engine} has torch {there['torch']}, and {first} has {first.told['torch']}: install the same."
-            )
+def _introduced(client: Any, id: int) -> Engine:
+    engine = Engine(id, client)
+    there, here = engine.ask(eval, _VERSIONS), eval(_VERSIONS)
+    if there != here:
+        raise SetupError(f"{engine} has {there}, and this notebook {here}: install the same.")
+    engine.ask(launch.warm_up)
+    host, host_id = engine.ask(socket.gethostname), engine.ask(launch.kernel_id, "net")
+    return replace(engine, host=host, host_id=host_id)
 
 
 def _placed(engines: Sequence[Engine]) -> list[Engine]:
-    """Each with its place. On one host all stays on loopback; between hosts each needs an address for the others."""
-    hosts = [engine.host for engine in engines]
-    if len(set(hosts)) == 1:
-        return list(engines)
-    addresses = _addresses(engines)
+    """Give each engine the address by which the ranks of other hosts reach its own."""
+    ways = [engine.ask(interface_towards, "") for engine in engines]
+    outside = [address for _, address in ways if not address.startswith("127.")]
+    hosts = [engine.host_id for engine in engines]
     placed = []
-    for number, (engine, address) in enumerate(zip(engines, addresses, strict=True)):
-        place = HostPlace(
-            interface=engine.told["interfaces"][address],
-            local_rank=hosts[:number].count(engine.host),
-            local_world_size=hosts.count(engine.host),
-        )
+    for number, (engine, (interface, address)) in enumerate(zip(engines, ways, strict=True)):
+        if address not in outside and outside:  # The controller is on this host.
+            interface, address = engine.ask(interface_towards, outside[0])
+        if address.startswith("127."):
+            raise SetupError(
+                f"no address is known by which the other hosts reach {engine}: start it with the"
+                " environment variable GLOO_SOCKET_IFNAME, its host's interface to them."
+            )
+        host = engine.host_id
+        place = HostPlace(interface, hosts[:number].count(host), hosts.count(host))
         placed.append(replace(engine, address=address, place=place))
     return placed
 
 
-def _addresses(engines: Sequence[Engine]) -> list[str]:
-    """Return the address of each host: GLOO_SOCKET_IFNAME's, or the one towards its controller.
+class EngineRank:
+    """A rank beside its `engine`. Once it is lost, `lost` says how, and every answer is None."""
 
-    Where that is loopback, it is the one towards the other hosts.
+    halted = leaves_a_spare = False
+    beside_engine = True
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.host, self.lost = engine, engine.host, ""
+        self.exit_code: int | None = None
+        self._scratch = self._folder = ""
+        self._key = secrets.token_hex(8)
+        self.pid: int | None = self._ask_engine(start)
+        self.control, self._their_control = mp.Pipe()
+        self.output, self._their_output = mp.Pipe(duplex=False)
+        self._death, self._their_death = mp.Pipe(duplex=False)
+        widen(self.output.fileno())
+        self.sentinel = self._death.fileno()
+        self._carrier = threading.Thread(target=self._carry, daemon=True)
+        self._carrier.start()
+        self.wait = self._carrier.join
+
+    @property
+    def lives(self) -> bool:
+        return self._carrier.is_alive()
+
+    def listen(self, backlog: int) -> tuple[str, int]:
+        return self._ask("listen", backlog, self.engine.address) or ("", 0)
+
+    def send(self, call: Call) -> None:
+        """Send the call without this process's environment, which is not for other hosts."""
+        around = replace(call.surroundings, environment={})
+        there = replace(call, surroundings=around, place=self.engine.place)
+        self._folder = call.folder
+        self._scratch = self._ask("begin", there, launch.kernel_id("net")) or ""
+
+    def stack(self, call: Call) -> tuple[launch.StackLine, ...]:
+        return self._ask("where") or ()
+
+    def pause(self) -> int | None:
+        at_ns: int | None = self._ask("pause")
+        return at_ns
+
+    def kill(self) -> None:
+        self._ask("kill")
+
+    def collect(self) -> None:
+        """Bring what the rank has recorded on another host into the run's folder."""
+        scratch, self._scratch = self._scratch, ""
+        files = self._ask("recorded") if scratch else {}
+        trouble = "" if files is not None else self.lost
+        try:
+            for name, data in (files or {}).items():
+                Path(self._folder, "trace", Path(name).name).write_bytes(data)
+        except OSError as error:  # A full disk here is no reason to lose the results.
+            trouble = str(error)
+        if trouble:
+            what = f"what was recorded in {scratch} on {self.host} is not here"
+            print(f"dlearn: {what}: {trouble}", file=sys.stderr)
+
+    def close(self) -> None:
+        self.collect()
+        self._ask_engine(end)
+        self.control.close()
+        self.output.close()  # The carrier notices, and ends.
+        self._carrier.join()
+        self._death.close()
+
+    def _ask(self, method: str, *args: Any) -> Any:
+        return self._ask_engine(ask, method, *args)
+
+    def _ask_engine(self, function: Callable[..., Any], *args: Any) -> Any:
+        if not self.lost:
+            try:
+                return self.engine.ask(function, self._key, *args)
+            except SetupError as error:
+                self.lost = f"lost its engine: {error}"
+        return None
+
+    def _carry(self) -> None:
+        """Forward messages and output until the rank has ended, is lost, or is closed."""
+        with self._their_control, self._their_output, self._their_death:
+            with suppress(EOFError, OSError):
+                while self._forward():
+                    pass
+
+    def _forward(self) -> bool:
+        due = self._their_control.poll(PAUSE_SECONDS)
+        messages = [self._their_control.recv()] if due else []
+        news = self._ask("exchange", *messages)
+        if news is None:
+            self.lost = self.lost or "was ended by its engine, which had not been asked for long"
+            return False
+        output, answers, over, self.exit_code = news
+        with open(self._their_output.fileno(), "wb", closefd=False) as stream:
+            stream.write(output)
+        for answer in answers:
+            if isinstance(answer, Raised):  # Each host has a clock of its own.
+                answer = replace(answer, at_ns=time.monotonic_ns())
+            self._their_control.send(answer)
+        return not over
+
+
+# What follows runs on the engine.
+
+
+class HostedRank(launch.RankProcess):
+    """A rank beside this engine; `scratch` is where it records if the run's folder is not here."""
+
+    call: Call | None = None
+    scratch = ""
+    asked_at = 0.0
+
+    def begin(self, call: Call, notebook: str) -> str:
+        """Send the call, as it fits this host, to the rank; return `scratch`."""
+        around, folder = call.surroundings, call.folder
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        self.scratch = ""
+        if notebook != launch.kernel_id("net") or not os.access(f"{folder}/trace", os.W_OK):
+            folder = self.scratch = tempfile.mkdtemp(prefix="dlearn-")
+            os.mkdir(f"{folder}/trace")
+        directory = around.directory if os.path.isdir(around.directory) else os.getcwd()
+        path = [entry or os.getcwd() for entry in sys.path] + around.path
+        around = replace(around, environment=dict(os.environ), directory=directory, path=path)
+        self.call = replace(call, folder=folder, surroundings=around)
+        with suppress(OSError):  # It has ended, which `exchange` will tell.
+            self.send(self.call)
+        return self.scratch
+
+    def exchange(self, *messages: Any) -> tuple[bytes, list[Any], bool, int | None]:
+        """Forward messages; return output, answers, whether the rank is over, and its exit code."""
+        answers, over = [], not self.lives
+        try:
+            for message in messages:
+                self.control.send(message)
+            while self.control.poll(0):
+                answers.append(self.control.recv())
+        except (EOFError, OSError):
+            over = True
+        if over:
+            self.wait(launch.DEATH_SECONDS)
+            self.kill()  # What it had started.
+        # Read last: what was printed before an answer is shown before it. A pipe holds no more.
+        printed = self.output.poll(0)
+        output = os.read(self.output.fileno(), PIPE_BYTES) if printed else b""
+        return output, answers, over, self.exit_code
+
+    def where(self) -> tuple[launch.StackLine, ...]:
+        return self.stack(self.call) if self.call is not None else ()
+
+    def recorded(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in Path(self.scratch, "trace").iterdir()}
+
+
+_ranks: dict[str, HostedRank] = {}
+
+
+def interface_towards(address: str) -> tuple[str, str]:
+    """Return the interface that leads to an address ("": the controller's), and its own address.
+
+    GLOO_SOCKET_IFNAME in the engine's environment names another one.
     """
-    found = [_own_address(engine) for engine in engines]
-    others = [address for address in found if address]
-    for number, engine in enumerate(engines):
-        if not found[number] and others:
-            routes = _introduced(engine, others).told["routes"]
-            found[number] = next((routes[other] for other in others if _reaches(routes[other])), "")
-        if found[number] not in engine.told["interfaces"]:
-            raise SetupError(
-                f"no address is known by which the other hosts reach {engine}: start it with the environment variable"
-                " GLOO_SOCKET_IFNAME, the name of its host's interface to them."
-            )
-    return found
+    from ipyparallel.engine.app import IPEngine
+
+    controller = IPEngine.instance().registration_url.split("://")[-1].rpartition(":")[0]
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address or controller, 9))  # Sends nothing.
+        route = probe.getsockname()[0]
+    wanted = os.environ.get("GLOO_SOCKET_IFNAME")
+    for name, addresses in optional("psutil", needed_by="engine=").net_if_addrs().items():
+        for own in addresses:
+            is_it = name == wanted if wanted else own.address == route
+            if is_it and own.family == socket.AF_INET:
+                return name, own.address
+    raise LookupError(f"its host has no interface {wanted or route}")
 
 
-def _own_address(engine: Engine) -> str:
-    there = engine.told
-    wanted = [address for address, name in there["interfaces"].items() if name == there["wanted"]]
-    address: str = wanted[0] if wanted else there["routes"][there["controller"]]
-    return address if _reaches(address) else ""
+def start(key: str) -> int | None:
+    """Start a rank that is called `key` from now on, and return its pid."""
+    (process,) = spares.take(1, launch.DEFAULT_START)
+    _ranks[key] = HostedRank(**vars(process))
+    _ranks[key].asked_at = time.monotonic()
+    threading.Thread(target=_end_when_forgotten, args=(key,), daemon=True).start()
+    return process.pid
 
 
-def _reaches(address: str) -> bool:
-    return bool(address) and not address.startswith("127.")
+def ask(key: str, method: str, *args: Any) -> Any:
+    """Return what the rank's `HostedRank.method(*args)` does; None if it has been ended."""
+    rank = _ranks.get(key)
+    if rank is None:
+        return None
+    rank.asked_at = time.monotonic()
+    return getattr(rank, method)(*args)
+
+
+def end(key: str) -> None:
+    """End the rank with all it started, and have a fresh one wait for the next run."""
+    rank = _ranks.pop(key, None)
+    if rank is not None:
+        rank.kill()
+        shutil.rmtree(rank.scratch, ignore_errors=True)
+        spares.turn_over(rank.close, 1, launch.DEFAULT_START)
+
+
+def _end_when_forgotten(key: str) -> None:
+    rank = _ranks[key]
+    while time.monotonic() < rank.asked_at + ANSWER_SECONDS:
+        time.sleep(1.0)
+    end(key)

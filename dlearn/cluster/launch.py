@@ -75,6 +75,14 @@ DEATH_SECONDS = 2.0
 LOOPBACK = "127.0.0.1"
 
 
+def kernel_id(namespace: str) -> str:
+    """Name the kernel's boot, and the namespace of pids ("pid") or addresses ("net")."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink(f'/proc/self/ns/{namespace}')}"
+    return socket.gethostname()
+
+
 def _check_route(address: str) -> None:
     """SetupError if nothing can be sent there: torch would try for minutes, and not say why it cannot."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

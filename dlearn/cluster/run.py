@@ -7,7 +7,6 @@ import os
 import re
 import secrets
 import shutil
-import socket
 import time
 import weakref
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dlearn.cluster.launch import kernel_id
 from dlearn.errors import DlearnError, RankError, SetupError, TraceError
 from dlearn.network.carried import Carried
 from dlearn.shown import Paragraph, Shown, count_text
@@ -97,7 +97,7 @@ def new_folder() -> Path:
         home.parent.mkdir(mode=0o700, exist_ok=True)
         (folder / "trace").mkdir(parents=True)
         _refuse_others(home, folder)
-        (folder / _HELD).write_text(f"{_numbering()}\n{_process(os.getpid())}")
+        (folder / _HELD).write_text(f"{kernel_id('pid')}\n{_process(os.getpid())}")
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         hint = "Make room on its disk" if full else "Work in a folder that you may write to"
@@ -143,19 +143,11 @@ def _changed_ns(folder: Path) -> int:
 def _is_held(folder: Path) -> bool:
     try:
         numbering, _, holder = (folder / _HELD).read_text().partition("\n")
-        if numbering != _numbering():
+        if numbering != kernel_id("pid"):
             return time.time() - (folder / _HELD).stat().st_mtime < UNSEEN_SECONDS
         return holder == _process(int(holder.split()[0]))
     except (OSError, ValueError, IndexError):
         return False
-
-
-def _numbering() -> str:
-    """Name what gives pids a meaning: a kernel's boot, and a pid namespace."""
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    return socket.gethostname()
 
 
 def _process(pid: int) -> str:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import atexit
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from itertools import repeat
+from typing import Any, TypeVar
 
 from dlearn.cluster.launch import RankProcess, StartMethod, start_rank
 from dlearn.errors import SetupError
 
+T = TypeVar("T")
 MOST_SPARES = 8
 """Each holds some 20 MB of its own; one that was spawned, all of torch."""
 
@@ -26,11 +29,16 @@ _turning = threading.Lock()
 
 
 def take(count: int, start: StartMethod) -> list[RankProcess]:
-    """Fresh ranks: spare ones, or ones that are started now. If one cannot be, none is left."""
-    ranks: list[RankProcess] = []
+    """Fresh ranks: spare ones, or ones that are started now."""
+    return started(repeat(partial(_take_one, start), count))
+
+
+def started(starts: Iterable[Callable[[], T]]) -> list[T]:
+    """Return a rank from each of `starts`. If one cannot be, none is left."""
+    ranks: list[T] = []
     try:
-        while len(ranks) < count:
-            ranks.append(_take_one(start))
+        for start in starts:
+            ranks.append(start())
     except BaseException:
         end(ranks)
         raise
