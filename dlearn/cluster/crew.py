@@ -46,6 +46,11 @@ class Died:
     at_ns: int
     lost: str = ""
     beside_engine: bool = False
+    aborted_mpi: bool = False
+
+    @classmethod
+    def of(cls, rank: Rank, at_ns: int, last_line: str = "") -> Died:
+        return cls(rank.exit_code, last_line, at_ns, rank.lost, rank.beside_engine, rank.aborted_mpi)
 
 
 @dataclass(frozen=True)
@@ -131,7 +136,7 @@ class Crew:
             return []
         now_ns = time.monotonic_ns()
         return [
-            Died(None, "", now_ns, rank.lost, rank.beside_engine) if rank.lost else Ended(begun=False)
+            Died.of(rank, now_ns) if rank.lost else Ended(begun=False)
             for rank in self.ranks
         ]
 
@@ -236,7 +241,7 @@ class Crew:
         rank.wait(DEATH_SECONDS)
         rank.kill()  # What it had started.
         self._drain(index, streams)
-        return Died(rank.exit_code, streams.last_line(index), noticed_ns, rank.lost, rank.beside_engine)
+        return Died.of(rank, noticed_ns, streams.last_line(index))
 
     def _drain(self, index: int, streams: OutputStreams) -> None:
         """Read what this rank has printed so far; its children may hold the pipe open, so never wait for its end."""

@@ -129,7 +129,7 @@ def _placed(engines: Sequence[Engine]) -> list[Engine]:
 class EngineRank:
     """A rank beside its `engine`. Once it is lost, `lost` says how, and every answer is None."""
 
-    halted = leaves_a_spare = False
+    halted = leaves_a_spare = aborted_mpi = False
     beside_engine = True
 
     def __init__(self, engine: Engine) -> None:

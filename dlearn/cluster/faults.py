@@ -12,7 +12,6 @@ from dlearn.analysis.hanging.stuck import exit_text, hangs, pace
 from dlearn.cluster.answers import Raised, Returned
 from dlearn.cluster.crew import Died, Ended, Outcome
 from dlearn.cluster.launch import StackLine
-from dlearn.cluster.mpi_launch import ABORTED
 from dlearn.cluster.payload import Surroundings
 from dlearn.errors import RankError, TraceError
 from dlearn.trace.site import file_label
@@ -80,15 +79,11 @@ def _order(outcome: Outcome) -> tuple[int, int]:
     """Root cause first: the earliest death or exception of a rank's own, then lost ranks, then broken connections."""
     match outcome:
         case Died():
-            return (2 if outcome.lost and not _has_aborted_mpi(outcome) else 1, outcome.at_ns)
+            return (2 if outcome.lost and not outcome.aborted_mpi else 1, outcome.at_ns)
         case Raised():
             return (3 if _is_broken(outcome) else 1, outcome.at_ns)
         case _:
             return (4, 0)
-
-
-def _has_aborted_mpi(outcome: Outcome) -> bool:
-    return isinstance(outcome, Died) and outcome.lost == ABORTED
 
 
 def _is_broken(outcome: Outcome) -> bool:
@@ -108,7 +103,7 @@ def _what(outcome: Outcome) -> str:
             return "aborted in C++ (SIGABRT)" + _last_line(outcome)
         case Died(exit_code=int(code)) if code < 0:
             return exit_text(code)
-        case Died() if _has_aborted_mpi(outcome):
+        case Died(aborted_mpi=True):
             return outcome.lost + _last_line(outcome)
         case Died() if outcome.lost:
             return outcome.lost

@@ -114,7 +114,7 @@ class RankProcess:
     control: Connection
     output: Connection
     alive: Connection
-    beside_engine = False
+    beside_engine = aborted_mpi = False
     leaves_a_spare = True
     """Whether a fresh one is to be ready for the next run."""
     host: str = field(default_factory=socket.gethostname)

@@ -23,7 +23,6 @@ from dlearn.cluster.launch import RankProcess
 from dlearn.errors import not_installed
 
 LINE_BYTES = 4096
-ABORTED = "ended the MPI job"
 _SHARED = Path("/dev/shm")
 _ALWAYS = {
     "init": "response_to_init pmi_version=1 pmi_subversion=1 rc=0",
@@ -136,7 +135,11 @@ class MpiRank(RankProcess):
 
     @property
     def lost(self) -> str:
-        return ABORTED if self._rank in self.job.aborted else super().lost
+        return "ended the MPI job" if self.aborted_mpi else super().lost
+
+    @property
+    def aborted_mpi(self) -> bool:  # type: ignore[override]
+        return self._rank in self.job.aborted
 
     def close(self) -> None:
         super().close()
