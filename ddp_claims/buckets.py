@@ -16,6 +16,7 @@ from dlearn import draw
 from dlearn.cluster import Cluster
 from dlearn.draw import canvas
 from dlearn.draw.palette import INK, SERIES
+from dlearn.draw.text import TEXT_PT
 from dlearn.lessons import digits, models
 from dlearn.recorder import span
 from dlearn.trace.event import Bucket, Gradient, Stretch
@@ -107,8 +108,8 @@ def strips(steps: dict[str, Trace], *, title: str, notes: list[str]) -> Axes:
             ax.barh(top, until - begin, left=begin, height=0.85 * high, color=SERIES[place % len(SERIES)], gid="sent")
     canvas.draw_lanes(ax, [(row + 0.02, row + 0.95) for row in range(len(steps))])
     ax.set_ylim(len(steps), 0)
-    ax.set_yticks([row + 0.6 for row in range(len(steps))], list(labels.values()), fontsize=canvas.TEXT_PT, color=INK)
-    ax.set_xlabel("% of the backward pass; above: a tick for each gradient that is ready", fontsize=canvas.TEXT_PT)
+    ax.set_yticks([row + 0.6 for row in range(len(steps))], list(labels.values()), fontsize=TEXT_PT, color=INK)
+    ax.set_xlabel("% of the backward pass; above: a tick for each gradient that is ready", fontsize=TEXT_PT)
     canvas.quiet(ax)
     return canvas.frame(ax, title=title, notes=notes, below_in=0.5)
 

@@ -9,8 +9,9 @@ from matplotlib.axes import Axes
 
 from ddp_claims.samples import Samples
 from dlearn.draw import canvas
-from dlearn.draw.canvas import TEXT_PT, points, text_width, write
+from dlearn.draw.canvas import points, write
 from dlearn.draw.palette import FAINT, GRID, INK, LANE, SERIES
+from dlearn.draw.text import TEXT_PT, text_width, wrap
 from dlearn.lessons.charts import HEIGHT_IN
 
 _ROW_IN = 0.27
@@ -115,7 +116,7 @@ def stamp(ax: Axes, verdict: str, mark: str, paper: str) -> None:
     assert figure is not None
     tag = f"{mark} {verdict}"
     wide = figure.get_figwidth() * 72
-    told = canvas.wrap(paper, wide - text_width(tag, size=TEXT_PT, bold=True) - 48, size=TEXT_PT)
+    told = wrap(paper, wide - text_width(tag, size=TEXT_PT, bold=True) - 48, size=TEXT_PT)
     height, more = figure.get_figheight(), (len(told) * TEXT_PT * 1.45 + 12) / 72
     figure.set_figheight(height + more)
     for each in figure.axes:

@@ -16,6 +16,7 @@ from ddp_claims.verdicts import Check, Claim, Result
 from dlearn.cluster import Cluster
 from dlearn.draw import canvas
 from dlearn.draw.palette import FAINT, INK, LANE, SERIES
+from dlearn.draw.text import TEXT_PT, plain, text_width
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -205,7 +206,7 @@ class Label(NamedTuple):
 
     def ends(self, step_pt: float) -> tuple[float, float]:
         """Its left and right end in points."""
-        width, at = canvas.text_width(self.text, size=LABEL_PT), self.place * step_pt
+        width, at = text_width(self.text, size=LABEL_PT), self.place * step_pt
         return (at - width / 2, at + width / 2) if self.alone else (at - width, at)
 
 
@@ -213,7 +214,7 @@ def labels_of(fired: Sequence[Fired], marks: Sequence[int], step_pt: float) -> l
     """What is written over the marks of a row, which are multiples of `step_pt` apart."""
     labels: list[Label] = []
     for mark in marks:
-        label = Label(canvas.plain(fired[mark].what), mark, alone=True)
+        label = Label(plain(fired[mark].what), mark, alone=True)
         while labels and labels[-1].ends(step_pt)[1] + 2 > label.ends(step_pt)[0]:
             label = Label(f"{labels.pop().text}, {label.text}", mark, alone=False)
         labels.append(label)
@@ -237,10 +238,10 @@ def picture(fired: Sequence[Fired], to_come: int, count: int) -> Axes:
                 label.text, (label.place, row + 0.2), (0, 4), textcoords="offset points", va="bottom",
                 ha="center" if label.alone else "right", fontsize=LABEL_PT, color=color, parse_math=False,
             )  # fmt: skip
-    ax.set_yticks(range(len(KINDS)), labels, fontsize=canvas.TEXT_PT, color=INK)
+    ax.set_yticks(range(len(KINDS)), labels, fontsize=TEXT_PT, color=INK)
     for kind, name in zip(KINDS, ax.get_yticklabels(), strict=True):
         name.set_color(SERIES[0] if kind in (COMMUNICATION, ARRIVED) else INK)
-    ax.set_xlabel("order of the calls on rank 0", fontsize=canvas.TEXT_PT, color=INK, labelpad=2)
+    ax.set_xlabel("order of the calls on rank 0", fontsize=TEXT_PT, color=INK, labelpad=2)
     canvas.quiet(ax)
     return canvas.frame(
         ax,

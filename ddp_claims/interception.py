@@ -17,8 +17,8 @@ from dlearn import draw
 from dlearn.analysis import operations
 from dlearn.cluster import Cluster
 from dlearn.lessons import charts, digits, models
+from dlearn.trace.ends import End
 from dlearn.trace.event import Collective, Gradient
-from dlearn.trace.message import End
 
 RANKS = 2
 STEPS = 3

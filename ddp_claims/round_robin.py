@@ -19,7 +19,7 @@ from dlearn.analysis.volume.traffic import traffic
 from dlearn.cluster import Cluster
 from dlearn.join.joining import operations
 from dlearn.recorder import span
-from dlearn.trace.message import Group
+from dlearn.trace.ends import Group
 from dlearn.trace.trace import Trace
 
 RANKS = 2

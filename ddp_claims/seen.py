@@ -12,7 +12,7 @@ from dlearn.analysis import operations
 from dlearn.cluster import Cluster
 from dlearn.cluster.run import Run
 from dlearn.trace.event import Collective
-from dlearn.trace.message import Operation
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace
 
 REBUILT = "DDP agrees on the rebuilt buckets"

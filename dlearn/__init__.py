@@ -36,8 +36,8 @@ _HOMES = {
     "Cluster": "dlearn.cluster",
     "DlearnError": "dlearn.errors",
     "Event": "dlearn.trace.event",
-    "Message": "dlearn.trace.message",
-    "Operation": "dlearn.trace.message",
+    "Message": "dlearn.trace.tables.message_table",
+    "Operation": "dlearn.trace.tables.operation_table",
     "Trace": "dlearn.trace.trace",
     "explain": "dlearn.analysis",
     "messages": "dlearn.analysis",
@@ -69,5 +69,6 @@ if TYPE_CHECKING:
     from dlearn.errors import DlearnError
     from dlearn.recorder import record, span
     from dlearn.trace.event import Event
-    from dlearn.trace.message import Message, Operation
+    from dlearn.trace.tables.message_table import Message
+    from dlearn.trace.tables.operation_table import Operation
     from dlearn.trace.trace import Trace

@@ -18,7 +18,8 @@ from dlearn.analysis.hanging.stuck import hangs
 from dlearn.analysis.volume.traffic import Traffic, WireTraffic, traffic
 from dlearn.join.unrolling import PairSum
 from dlearn.shown import RankNames, count_text
-from dlearn.trace.message import End, Operation
+from dlearn.trace.ends import End
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace
 
 _PAIRS_TOLD = 30

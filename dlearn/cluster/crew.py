@@ -135,10 +135,7 @@ class Crew:
         if not any(rank.lost for rank in self.ranks):
             return []
         now_ns = time.monotonic_ns()
-        return [
-            Died.of(rank, now_ns) if rank.lost else Ended(begun=False)
-            for rank in self.ranks
-        ]
+        return [Died.of(rank, now_ns) if rank.lost else Ended(begun=False) for rank in self.ranks]
 
     def _send_and_follow(
         self, calls: Sequence[Call], streams: OutputStreams, display: LiveDisplay, timeout: float | None

@@ -20,8 +20,9 @@ from dlearn.draw.palette import INK, LANE, MISSING, SERIES, WAITING_HATCH, Color
 from dlearn.draw.text import TEXT_PT, plain, text_width
 from dlearn.join.columns import disjoint, spread
 from dlearn.join.waiting import waited_until_ns
+from dlearn.trace.ends import End, payload_bytes
 from dlearn.trace.event import NOT_OBSERVED, Collective
-from dlearn.trace.message import End, Operation, payload_bytes
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.tables.operations import Calls
 from dlearn.trace.trace import Trace
 

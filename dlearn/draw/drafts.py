@@ -17,8 +17,10 @@ from dlearn.draw.scene import ranks_shown
 from dlearn.draw.text import TEXT_PT, cut, plain, text_width
 from dlearn.join.joining import operations
 from dlearn.join.unrolling import PairSum, messages_of, sums_of, why_unknown
-from dlearn.trace.message import Message, Operation, payload_bytes
+from dlearn.trace.ends import payload_bytes
 from dlearn.trace.source import ServiceCall
+from dlearn.trace.tables.message_table import Message
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace
 
 MOST_LIFELINES = 16

@@ -14,7 +14,7 @@ from typing import Literal
 
 from matplotlib.colors import to_hex, to_rgb
 
-from dlearn.trace.message import family_of_op
+from dlearn.trace.ends import family_of_op
 from dlearn.trace.source import in_use
 
 INK = "#222222"

@@ -22,8 +22,9 @@ from dlearn.draw.text import plain
 from dlearn.join.joining import everybody, operations
 from dlearn.join.unrolling import messages_of
 from dlearn.trace.event import Gradient, Span
-from dlearn.trace.message import Message, Operation
 from dlearn.trace.tables.event_table import NONE
+from dlearn.trace.tables.message_table import Message
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.tables.operations import Calls, Operations
 from dlearn.trace.trace import Trace
 

@@ -27,7 +27,7 @@ from dlearn.draw.scene import MOST_SPAN_ROWS, Scene, set_scene, stem_of
 from dlearn.draw.step_strip import steps
 from dlearn.draw.text import TEXT_PT, plain, text_width
 from dlearn.shown import count_text
-from dlearn.trace.message import Operation
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace
 
 MOST_STEPS = 12

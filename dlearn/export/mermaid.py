@@ -17,8 +17,10 @@ from dlearn.analysis.telling.repeats import repeats
 from dlearn.analysis.telling.words import NAMES_SHOWN, payload_text
 from dlearn.join.joining import everybody, operations
 from dlearn.join.unrolling import messages_of, why_unknown
-from dlearn.trace.message import Message, Operation, payload_bytes
+from dlearn.trace.ends import payload_bytes
 from dlearn.trace.printable import printable
+from dlearn.trace.tables.message_table import Message
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace
 
 MOST_EDGES, MOST_CHARACTERS = 500, 50_000

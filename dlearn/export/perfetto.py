@@ -20,9 +20,11 @@ from dlearn.analysis.telling.words import payload_text
 from dlearn.join.joining import operations
 from dlearn.join.unrolling import messages_of, why_unknown
 from dlearn.join.waiting import waited_until_ns
+from dlearn.trace.ends import End, RpcEnd, payload_bytes
 from dlearn.trace.event import Bucket, Event, Gradient, Span, Stretch
-from dlearn.trace.message import End, Message, Operation, RpcEnd, payload_bytes
 from dlearn.trace.printable import printable
+from dlearn.trace.tables.message_table import Message
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace
 
 Record = dict[str, Any]

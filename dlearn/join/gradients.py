@@ -12,7 +12,7 @@ import msgspec
 
 from dlearn.join.joining import once
 from dlearn.trace.event import Collective, Gradient
-from dlearn.trace.message import Operation
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from dlearn.join import buckets
 from dlearn.join.rpc_messages import rpc_operations
-from dlearn.trace.message import Group, Operation, RpcEnd, bytes_of
+from dlearn.trace.ends import End, Group, OperationClass, RpcEnd, bytes_of
 from dlearn.trace.source import ServiceCall, in_use
 from dlearn.trace.tables.event_table import Mask
 from dlearn.trace.tables.operation_table import OperationTable
@@ -63,7 +63,7 @@ def _chosen_ends(trace: Trace, table: OperationTable) -> Mask:
     return np.append(trace.rows.chosen, np.array(ends, bool))
 
 
-def _service_operations(trace: Trace) -> Iterator[Operation]:
+def _service_operations(trace: Trace) -> Iterator[tuple[OperationClass, tuple[End, ...]]]:
     """Each call of a service as an operation of its caller and the rank that was asked, as far as its Source knows."""
     for source in in_use.values():
         kinds = tuple(kind.columns for kind in source.kinds if issubclass(kind.columns, ServiceCall))
@@ -72,21 +72,15 @@ def _service_operations(trace: Trace) -> Iterator[Operation]:
         for call in calls:
             host = hosts.get((call.rank, call.number))
             members = (call.rank,) if host in (None, call.rank) else (call.rank, host)
-            yield Operation(
-                op=call.op,
-                group=Group(source.name, source.name, members, default=False),
-                seq=call.seq,
-                ends=(call,),
-                sender=call.rank,
-                receiver=host,
-                payload_bytes=bytes_of(call.tensors),
-            )
+            group = Group(source.name, source.name, members, default=False)
+            sizes = {"sender": call.rank, "receiver": host, "payload_bytes": bytes_of(call.tensors)}
+            yield OperationClass(op=call.op, group=group, **sizes), (call,)
 
 
 def everybody(trace: Trace) -> set[int]:
     """The ranks that left a file, and those that others name."""
     asked = operations(trace)
-    likes = [asked.table.likes[like] for like in np.unique(asked.table.like[asked.rows]).tolist()]
-    found = {*trace.ranks, *(rank for each in likes for rank in each.group.members)}
-    found |= {rank for each in likes for rank in (each.sender, each.receiver) if rank is not None}
+    classes = [asked.table.classes[like] for like in np.unique(asked.table.like[asked.rows]).tolist()]
+    found = {*trace.ranks, *(rank for each in classes for rank in each.group.members)}
+    found |= {rank for each in classes for rank in (each.sender, each.receiver) if rank is not None}
     return found | set(np.unique(asked.calls.rank).tolist())

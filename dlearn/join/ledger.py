@@ -21,9 +21,9 @@ from dlearn.join.joining import once, operations
 from dlearn.join.rpc_messages import FRAMING_ERROR, UNKNOWN, wire_bytes
 from dlearn.join.unrolling import messages_of, sums_of, why_unknown
 from dlearn.join.wire import RPC, Edge, Meter, home, meters
-from dlearn.trace.message import Operation
 from dlearn.trace.source import ServiceCall
 from dlearn.trace.tables.event_table import Rows
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.tables.operations import Operations
 from dlearn.trace.trace import Trace
 from dlearn.trace.wording import Reason, ReasonKind

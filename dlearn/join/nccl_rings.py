@@ -15,8 +15,8 @@ from itertools import accumulate, chain, islice, pairwise
 
 from dlearn.join.gloo import MOST_MESSAGES, unknown
 from dlearn.join.gloo_schedules import Schedule, Send
+from dlearn.trace.ends import bytes_of, family_of_op
 from dlearn.trace.event import Collective
-from dlearn.trace.message import bytes_of, family_of_op
 from dlearn.trace.wiring import Ring, Wiring
 from dlearn.trace.wording import ReasonKind
 

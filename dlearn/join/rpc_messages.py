@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from dlearn.trace.ends import End, Group, OperationClass, RpcEnd, bytes_of
 from dlearn.trace.event import RpcCall, RpcReply, TensorInfo
-from dlearn.trace.message import Group, Message, Operation, RpcEnd, bytes_of
 from dlearn.trace.rpc.rpc_exchange import (
     ACCEPT,
     BACKWARD,
@@ -26,6 +26,8 @@ from dlearn.trace.rpc.rpc_exchange import (
     answer_of,
     kind_of_reply,
 )
+from dlearn.trace.tables.message_table import Message
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace
 from dlearn.trace.wording import NONE_PICKLED, Reason, ReasonKind, reply_tensors, request_tensors
 
@@ -48,14 +50,14 @@ FRAMING_ERROR = 4
 _EMPTY = {"RREF_BACKWARD_RESP", "RREF_ACK", "CLEANUP_AUTOGRAD_CONTEXT_RESP", "BACKWARD_AUTOGRAD_RESP"}
 
 
-def rpc_operations(trace: Trace) -> Iterator[Operation]:
+def rpc_operations(trace: Trace) -> Iterator[tuple[OperationClass, tuple[End, ...]]]:
     """Each request with its reply as one operation; none of them is left out."""
     for exchange in trace.rpc.exchanges:
         if exchange.call is None or not exchange.call.observer:
             yield _operation(exchange)
 
 
-def _operation(exchange: RpcExchange) -> Operation:
+def _operation(exchange: RpcExchange) -> tuple[OperationClass, tuple[End, ...]]:
     call, run, cause = exchange.call, exchange.run, exchange.cause
     op = (call.op if call is not None else exchange.kind) or UNKNOWN
     seq = exchange.request.id if exchange.request is not None else call.call if call is not None else 0
@@ -90,7 +92,7 @@ def _operation(exchange: RpcExchange) -> Operation:
         ends = (caller, callee)
     members = tuple(dict.fromkeys((exchange.src, exchange.dst)))
     group = Group("rpc", "rpc", members, default=False)
-    return Operation(op=op, group=group, seq=seq, ends=ends, exchange=exchange)
+    return OperationClass(op=op, group=group, exchange=exchange), ends
 
 
 def phase_of(exchange: RpcExchange) -> str:

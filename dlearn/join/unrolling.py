@@ -17,12 +17,13 @@ from msgspec.structs import replace
 from dlearn.join import gloo, nccl_rings
 from dlearn.join.gloo_schedules import Schedule, Send
 from dlearn.join.rpc_messages import messages_of_exchange, why_nothing_sent
+from dlearn.trace.ends import How, bytes_of
 from dlearn.trace.event import Collective, PointToPoint
-from dlearn.trace.message import How, Message, Operation, bytes_of
 from dlearn.trace.mpi_facts import CANCELLED
 from dlearn.trace.source import ServiceCall, in_use
 from dlearn.trace.tables.event_table import NONE, Column, Rows
-from dlearn.trace.tables.message_table import AS_ITS_OPERATION, HOWS, Content, MessageColumns, together
+from dlearn.trace.tables.message_table import AS_ITS_OPERATION, HOWS, Content, Message, MessageColumns, together
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.tables.operations import Operations
 from dlearn.trace.wording import Reason, ReasonKind
 

@@ -6,9 +6,10 @@ import numpy as np
 
 from dlearn.join.columns import disjoint
 from dlearn.join.joining import once, operations
+from dlearn.trace.ends import End
 from dlearn.trace.event import PointToPoint
-from dlearn.trace.message import End, Operation
 from dlearn.trace.source import ServiceCall
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace
 
 

@@ -16,7 +16,7 @@ from dlearn.analysis.telling.words import rpc_overview
 from dlearn.analysis.volume.message_lines import csv_lines
 from dlearn.cluster import Cluster
 from dlearn.errors import SetupError
-from dlearn.trace.message import Message
+from dlearn.trace.tables.message_table import Message
 from dlearn.trace.trace import Trace
 
 RANKS = 3

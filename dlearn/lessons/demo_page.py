@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from dlearn import play
 from dlearn.analysis import Explanation
-from dlearn.trace.message import Message
+from dlearn.trace.tables.message_table import Message
 from dlearn.trace.trace import Trace
 
 _STYLE = """

@@ -23,7 +23,7 @@ from dlearn.errors import DlearnError
 from dlearn.join.joining import operations
 from dlearn.join.unrolling import messages_of, why_unknown
 from dlearn.shown import Answer, Paragraph, Table
-from dlearn.trace.message import Operation
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace
 
 Measurement = tuple[float, float]

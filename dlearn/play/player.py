@@ -20,9 +20,8 @@ from dlearn.play.packing import MOST_NAMES, packed
 from dlearn.play.page import Page, script, style
 from dlearn.play.still import MOST_ROWS, dashes, still
 from dlearn.shown import count_text
-from dlearn.trace.message import Message
 from dlearn.trace.printable import printable
-from dlearn.trace.tables.message_table import Messages
+from dlearn.trace.tables.message_table import Message, Messages
 from dlearn.trace.trace import Trace
 
 _LANE_PX, _NUMBER_PX = 46, 12

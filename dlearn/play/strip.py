@@ -25,9 +25,9 @@ from dlearn.join.unrolling import sums_of, why_unknown
 from dlearn.play.page import Page, script, style
 from dlearn.shown import count_text, first_few
 from dlearn.trace.event import Span
-from dlearn.trace.message import Operation
 from dlearn.trace.printable import printable
 from dlearn.trace.tables.event_table import Column
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.tables.operations import Operations
 from dlearn.trace.trace import Trace
 

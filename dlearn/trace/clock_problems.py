@@ -42,5 +42,5 @@ def _backwards_by(clocks: dict[int, Clock], met: OperationTable) -> np.ndarray:
     begun = np.where(op == "recv", -np.inf, events.start_ns - error_ns)
     over = np.where((op == "send") | (events.end_ns == NONE), np.inf, events.end_ns + error_ns)
     backwards = met.over_ends(np.maximum, begun) - met.over_ends(np.minimum, over)
-    waits = np.array([like.sender is not None or like.op.startswith(ALL_WAIT) for like in met.likes], bool)
+    waits = np.array([each.sender is not None or each.op.startswith(ALL_WAIT) for each in met.classes], bool)
     return np.asarray(backwards[waits[met.like] & ~met.is_missing & ~met.failed])

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dlearn.trace.ends import End, Group, OperationClass, payload_bytes, tensors_of
 from dlearn.trace.event import Collective, PointToPoint
-from dlearn.trace.message import End, Group, Operation, payload_bytes, tensors_of
 from dlearn.trace.mpi_facts import CANCELLED, PICKLED
 from dlearn.trace.process import Process
 from dlearn.trace.process_groups import join_groups, member
@@ -89,8 +89,8 @@ def _ordered(table: EventTable, groups: Groups, met: Sequence[_Met]) -> Operatio
     before, counts = first[order], counts[order]
     first = np.append(0, np.cumsum(counts))
     ends = end_row[np.repeat(before - first[:-1], counts) + np.arange(len(end_row))]
-    like, likes = _likes(table, groups, first, ends)
-    return OperationTable(table, likes, like, first, ends, missing)
+    like, classes = _classes(table, groups, first, ends)
+    return OperationTable(table, classes, like, first, ends, missing)
 
 
 # Collectives ----------------------------------------------------------------------------------------------------------
@@ -260,10 +260,10 @@ def _numbered(values: Sequence[Any], by: Callable[[Any], Any] = lambda value: va
 # What operations with the same ends share -----------------------------------------------------------------------------
 
 
-def _likes(table: EventTable, groups: Groups, first: Rows, ends: Rows) -> tuple[Rows, list[Operation]]:
+def _classes(table: EventTable, groups: Groups, first: Rows, ends: Rows) -> tuple[Rows, list[OperationClass]]:
     """What operations with the same ends share, and which of these each operation is like."""
     counts, of_ends = np.diff(first), table.like[ends]
-    like, likes = np.empty(len(counts), np.intp), list[Operation]()
+    like, classes = np.empty(len(counts), np.intp), list[OperationClass]()
     for count in np.unique(counts).tolist():
         mine = np.flatnonzero(counts == count)
         keys = of_ends[first[mine][:, None] + np.arange(count)]
@@ -271,21 +271,19 @@ def _likes(table: EventTable, groups: Groups, first: Rows, ends: Rows) -> tuple[
         for column in keys.T:
             place = np.unique(place * len(table.firsts) + column, return_inverse=True)[1]
         _, found = np.unique(place, return_index=True)
-        like[mine] = place + len(likes)
-        likes += [_like([table.firsts[each] for each in row], groups) for row in keys[found].tolist()]
-    return like, likes
+        like[mine] = place + len(classes)
+        classes += [_class_of([table.firsts[each] for each in row], groups) for row in keys[found].tolist()]
+    return like, classes
 
 
-def _like(ends: Sequence[Collective | PointToPoint], groups: Groups) -> Operation:
+def _class_of(ends: Sequence[Collective | PointToPoint], groups: Groups) -> OperationClass:
     first = ends[0]
     group = groups[first.rank, first.group]
     if isinstance(first, PointToPoint):
         sender, receiver = sides(first, group)
-        return Operation(
+        return OperationClass(
             op="send" if sender is not None and receiver is not None else first.op,
             group=group,
-            seq=0,
-            ends=(),
             misfit=_misfit_of_send(first, ends[1]) if len(ends) == 2 else None,
             sender=sender,
             receiver=receiver,
@@ -295,7 +293,7 @@ def _like(ends: Sequence[Collective | PointToPoint], groups: Groups) -> Operatio
     ops = list(dict.fromkeys([end.op for end in calls]))
     role = next((end for end in calls if end.inputs), first).role
     misfit = _misfit_of_calls(calls, ops)
-    return Operation(op="/".join(ops), group=group, seq=0, ends=(), misfit=misfit, role=role)
+    return OperationClass(op="/".join(ops), group=group, misfit=misfit, role=role)
 
 
 def _misfit_of_send(send: End, recv: End) -> Reason | None:

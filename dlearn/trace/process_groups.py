@@ -8,8 +8,8 @@ from itertools import count
 
 import msgspec
 
+from dlearn.trace.ends import Group
 from dlearn.trace.event import Collective, Event, GroupFact, Line, PointToPoint
-from dlearn.trace.message import Group
 from dlearn.trace.process import Process
 from dlearn.trace.wiring import Wiring
 

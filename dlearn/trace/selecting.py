@@ -7,9 +7,9 @@ from typing import get_args
 import numpy as np
 
 from dlearn.errors import TraceError
+from dlearn.trace.ends import family_of_op
 from dlearn.trace.event import Event, Span
 from dlearn.trace.job_facts import AnyLine
-from dlearn.trace.message import family_of_op
 from dlearn.trace.rpc.rpc_kinds import Rpc
 from dlearn.trace.source import in_use
 from dlearn.trace.tables.event_table import Column, EventTable, Mask

@@ -17,8 +17,9 @@ from dlearn.analysis.checks.grading import Unit, units
 from dlearn.analysis.hanging.hang_words import call_text
 from dlearn.analysis.walking.pieces import replay
 from dlearn.errors import TrafficError
+from dlearn.trace.ends import bytes_of
 from dlearn.trace.event import PointToPoint
-from dlearn.trace.message import Operation, bytes_of
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace
 
 _MOST_ZEROS = 1 << 30

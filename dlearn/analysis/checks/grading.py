@@ -25,7 +25,7 @@ from dlearn.join.joining import operations
 from dlearn.join.unrolling import why_unknown
 from dlearn.shown import Table, count_text
 from dlearn.trace.event import Collective, PointToPoint
-from dlearn.trace.message import Operation
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace
 
 Bytes = float | Fraction

@@ -16,8 +16,9 @@ from dlearn.analysis.findings import size_text, time_text
 from dlearn.errors import DlearnError
 from dlearn.join.joining import operations
 from dlearn.shown import Answer, Paragraph, Table
+from dlearn.trace.ends import family_of_op, payload_bytes
 from dlearn.trace.event import Collective
-from dlearn.trace.message import Operation, family_of_op, payload_bytes
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace
 
 _WHOLE = ("broadcast", "reduce", "send")

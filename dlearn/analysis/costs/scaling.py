@@ -19,8 +19,9 @@ from dlearn.analysis.rpc.iteration import iteration, iterations
 from dlearn.errors import DlearnError
 from dlearn.join.confirming import messages
 from dlearn.shown import Answer, Paragraph, Table, count_text, first_few
+from dlearn.trace.ends import bytes_of
 from dlearn.trace.event import TensorInfo
-from dlearn.trace.message import Message, bytes_of
+from dlearn.trace.tables.message_table import Message
 from dlearn.trace.trace import Trace
 from dlearn.trace.wording import TENSORS_NAMED, tensor_text
 

@@ -19,7 +19,7 @@ from dlearn.analysis.ddp.training_steps import TrainingStep, device_note, on_dev
 from dlearn.analysis.findings import time_text
 from dlearn.shown import Answer, Paragraph, RankNames, Table, ms
 from dlearn.trace.event import Collective
-from dlearn.trace.message import Operation
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace
 
 Phase = Literal["forward", "backward", "waiting", "transfer", "optimizer", "between", "hidden"]

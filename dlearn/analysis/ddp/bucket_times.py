@@ -19,8 +19,9 @@ from dlearn.join.gradients import Pass, passes
 from dlearn.join.joining import operations
 from dlearn.join.waiting import waited_until_ns
 from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, first_few, ms
+from dlearn.trace.ends import End
 from dlearn.trace.event import Bucket, Collective, Event, Gradient, Stretch
-from dlearn.trace.message import End, Operation
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace
 
 

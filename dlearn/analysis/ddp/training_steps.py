@@ -21,8 +21,9 @@ from dlearn.analysis.findings import time_text
 from dlearn.join.joining import once, operations
 from dlearn.join.waiting import waited_until_ns
 from dlearn.trace.device_times import CUDA_EVENT_IN_LINE, DeviceSpan
+from dlearn.trace.ends import End
 from dlearn.trace.event import NOT_OBSERVED, Collective, Event, Gradient, Span, Stretch
-from dlearn.trace.message import End, Operation
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace
 
 

@@ -9,8 +9,9 @@ from typing import NamedTuple
 from dlearn.analysis.hanging.stuck import Hang, Pace, came_out, group_of, inside, places, refusals
 from dlearn.join.gradients import unready
 from dlearn.shown import first_few
+from dlearn.trace.ends import End, Group, RpcEnd
 from dlearn.trace.event import Collective
-from dlearn.trace.message import End, Group, Operation, RpcEnd
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace
 
 _NAMES_LISTED = 8

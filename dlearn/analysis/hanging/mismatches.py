@@ -15,7 +15,7 @@ from dlearn.analysis.hanging.hang_words import call_text, called_at, listed, sit
 from dlearn.analysis.hanging.stuck import hangs
 from dlearn.join.joining import operations
 from dlearn.trace.event import Collective
-from dlearn.trace.message import Operation
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace
 
 _ROOTED = {"broadcast", "reduce", "gather", "gather_single", "scatter", "barrier", "monitored_barrier"}

@@ -15,7 +15,7 @@ from dlearn.analysis.hanging.hang_words import call_text, listed
 from dlearn.analysis.hanging.stuck import Hang, came_out, hangs
 from dlearn.join.joining import once
 from dlearn.shown import count_text
-from dlearn.trace.message import Operation
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace
 
 

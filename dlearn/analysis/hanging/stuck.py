@@ -11,9 +11,10 @@ import msgspec
 import numpy as np
 
 from dlearn.join.joining import once, operations
+from dlearn.trace.ends import End, Group
 from dlearn.trace.event import Collective, Event, PointToPoint, RpcCall
 from dlearn.trace.job_facts import RETURNED
-from dlearn.trace.message import End, Group, Operation
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace
 
 

@@ -18,7 +18,8 @@ from dlearn.analysis.hanging.roots import WaitsFor, is_of, roots
 from dlearn.analysis.hanging.stuck import Hang, hangs
 from dlearn.join.joining import once
 from dlearn.shown import count_text
-from dlearn.trace.message import End, Operation
+from dlearn.trace.ends import End
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace
 
 _CHAINS_TOLD = 4

@@ -14,14 +14,16 @@ import msgspec
 
 from dlearn.analysis.hanging.hang_words import listed
 from dlearn.errors import TraceError
+from dlearn.join.joining import operations
 from dlearn.join.ledger import WireBytes
-from dlearn.join.rpc_messages import UNKNOWN, phase_of, rpc_operations, wire_bytes
+from dlearn.join.rpc_messages import UNKNOWN, phase_of, wire_bytes
 from dlearn.join.unrolling import messages_of
 from dlearn.join.wire import RPC, Meter, meters
 from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text
+from dlearn.trace.ends import bytes_of
 from dlearn.trace.event import RpcWindow
-from dlearn.trace.message import Message, bytes_of
 from dlearn.trace.selecting import PHASES
+from dlearn.trace.tables.message_table import Message
 from dlearn.trace.trace import Trace
 
 _PHASES = PHASES[1:5]
@@ -188,7 +190,7 @@ def _contexts(trace: Trace) -> dict[int, list[RpcWindow]]:
 def _messages(trace: Trace, context: RpcWindow) -> list[tuple[str, Message]]:
     """Phase and message, those of one phase together, in the order of sending; a reply stands with its request."""
     found: list[tuple[int, int, str, Message]] = []
-    for operation in rpc_operations(trace.whole):
+    for operation in operations(trace.whole):
         exchange = operation.exchange
         if exchange is not None and exchange.context == context.context:
             phase = phase_of(exchange)

@@ -23,10 +23,12 @@ from dlearn.join.confirming import confirmed
 from dlearn.join.joining import operations
 from dlearn.join.unrolling import sums_of, why_unknown
 from dlearn.shown import Answer, Paragraph, count_text, first_few
+from dlearn.trace.ends import payload_bytes
 from dlearn.trace.event import Collective
-from dlearn.trace.message import Message, Operation, payload_bytes
 from dlearn.trace.process import Process
 from dlearn.trace.source import ServiceCall
+from dlearn.trace.tables.message_table import Message
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace
 
 NAMES_SHOWN = 4

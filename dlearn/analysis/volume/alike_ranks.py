@@ -9,7 +9,7 @@ import numpy as np
 
 from dlearn.join.joining import operations
 from dlearn.join.unrolling import messages_of, sums_of
-from dlearn.trace.message import Operation
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.tables.operations import Operations
 from dlearn.trace.trace import Trace
 

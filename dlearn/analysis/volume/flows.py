@@ -9,8 +9,10 @@ import msgspec
 import numpy as np
 
 from dlearn.join.unrolling import PairSum, messages_of, sums_of, why_unknown
-from dlearn.trace.message import How, Message, Operation
+from dlearn.trace.ends import How
 from dlearn.trace.tables.event_table import NONE
+from dlearn.trace.tables.message_table import Message
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.tables.operations import Operations
 from dlearn.trace.wording import Reason
 

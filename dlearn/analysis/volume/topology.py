@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from dlearn.join import nccl_rings
 from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, first_few
+from dlearn.trace.ends import Group
 from dlearn.trace.event import Collective, TensorInfo
-from dlearn.trace.message import Group
 from dlearn.trace.process_groups import join_groups
 from dlearn.trace.trace import Trace
 from dlearn.trace.wiring import Choice, Ring, Wiring

@@ -12,7 +12,8 @@ from dlearn.join.ledger import counted_together, ledger_of, predicted_on_the_wir
 from dlearn.join.unrolling import PairSum, sums_of, why_unknown
 from dlearn.join.wire import why_not_measured
 from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text
-from dlearn.trace.message import How, Operation, payload_bytes
+from dlearn.trace.ends import How, payload_bytes
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.tables.operations import Operations
 from dlearn.trace.trace import Trace
 from dlearn.trace.wording import Reason

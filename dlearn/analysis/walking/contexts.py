@@ -12,8 +12,8 @@ from dlearn.analysis.walking.steps import Board, Change, Step, WalkParts, WalkSo
 from dlearn.join.autograd_graph import Node, join_graph
 from dlearn.join.rpc_messages import phase_of
 from dlearn.trace.event import AutogradNode
-from dlearn.trace.message import Message
 from dlearn.trace.rpc.rpc_exchange import BACKWARD, RpcExchange
+from dlearn.trace.tables.message_table import Message
 from dlearn.trace.trace import Trace
 
 BOARD = "Contexts of distributed autograd (what is in them is inferred)"

@@ -19,8 +19,8 @@ from dlearn.analysis.walking.steps import Board, Change, Step, WalkParts, WalkSo
 from dlearn.join.unrolling import message_count
 from dlearn.shown import count_text
 from dlearn.trace.event import Bucket, Collective, PointToPoint, RpcCall, RpcRun, Span, Stretch
-from dlearn.trace.message import Message
 from dlearn.trace.tables.event_table import EventTable, Mask, Rows
+from dlearn.trace.tables.message_table import Message
 from dlearn.trace.trace import Trace
 
 BOARD = "Micro-batches kept from their forward to their backward pass (inferred)"

@@ -17,8 +17,10 @@ from itertools import chain, count, pairwise
 from dlearn.analysis.findings import size_text
 from dlearn.analysis.walking.steps import Board, Change, WalkSource
 from dlearn.join.unrolling import message_count, messages_of
+from dlearn.trace.ends import family_of_op
 from dlearn.trace.event import Collective
-from dlearn.trace.message import Message, Operation, family_of_op
+from dlearn.trace.tables.message_table import Message
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace
 
 _SUMS = ("all_reduce", "reduce", "reduce_scatter")

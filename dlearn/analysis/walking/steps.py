@@ -11,7 +11,8 @@ from dlearn.join.autograd_graph import AutogradGraph
 from dlearn.join.joining import once
 from dlearn.shown import RankNames
 from dlearn.trace.event import Event, Span
-from dlearn.trace.message import Message, Operation
+from dlearn.trace.tables.message_table import Message
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace
 
 

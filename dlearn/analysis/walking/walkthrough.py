@@ -22,9 +22,8 @@ from dlearn.join.confirming import messages as all_messages
 from dlearn.join.unrolling import sums_of
 from dlearn.shown import RankNames, count_text
 from dlearn.trace.event import PointToPoint
-from dlearn.trace.message import Message
 from dlearn.trace.tables.event_table import NONE, Rows
-from dlearn.trace.tables.message_table import Messages
+from dlearn.trace.tables.message_table import Message, Messages
 from dlearn.trace.trace import Trace
 
 MOST_MESSAGES = 300

@@ -11,15 +11,17 @@ from functools import cached_property
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
+import msgspec
 import numpy as np
 
 from dlearn.errors import optional
 from dlearn.shown import Paragraph, Shown, Table
+from dlearn.trace.ends import How
 from dlearn.trace.event import TensorInfo
-from dlearn.trace.message import How, Message, Operation
 from dlearn.trace.tables.event_table import NONE, Column, Lazy, Mask, Rows, or_none
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.tables.operations import Operations, whole_numbers
-from dlearn.trace.wording import Reason
+from dlearn.trace.wording import EVERY_PARAMETER, Reason, reply_text, tensors_text
 
 if TYPE_CHECKING:
     import pandas
@@ -28,6 +30,56 @@ _REASONS_SHOWN = 8
 _ROWS_SHOWN = 10
 
 HOWS: tuple[How, ...] = get_args(How)
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Always exactly one sender and one receiver.
+
+    `payload_bytes` is the data without framing; None where it is not known. `offset_bytes` and `whole_bytes` say which
+    part of the operation's data it is. `sent_ns` and `received_ns` bracket it: those of a derived message share the
+    operation's transfer among the steps of the algorithm, and are no measurement. `how` says how it is known:
+    observed (hooks saw it) · derived (from the backend's algorithm) · inferred (a control message that follows from
+    rules) · missing (expected, never came). `confirmed`: the kernel's socket counters agree, to the byte.
+    """
+
+    src: int
+    dst: int
+    op: str
+    payload_bytes: int | None
+    how: How
+    operation: Operation
+    sent_ns: int | None = None
+    received_ns: int | None = None
+    offset_bytes: int = 0
+    whole_bytes: int = 0
+    step: int = 0
+    confirmed: bool = False
+    control: bool = False
+    """Of an RPC: torch's own, without any of the program's data."""
+    known_by: str = ""
+    """Of an RPC, how its kind is known: python, window, rule or unknown."""
+    tensors: tuple[TensorInfo, ...] = ()
+    packed_bytes: int | None = None
+    """Of an RPC: the payload without its tensors; None where C++ packed it."""
+    observer_bytes: int = 0
+    """What the recorder adds to it on the wire; in no other count."""
+
+    @property
+    def what(self) -> str:
+        """What it carries, in words: "float32[8, 3]", "result of forward: float32[8, 10]"."""
+        return self.describe()
+
+    def describe(self, *, most: int = EVERY_PARAMETER, tensors: str = "") -> str:
+        """What it carries, as `Operation.describe` says it; of a reply, what comes back."""
+        exchange = self.operation.exchange
+        if exchange is None or not self.step:
+            return self.operation.describe(most=most, tensors=tensors)
+        return reply_text(exchange, tensors or tensors_text(self.carried))
+
+    @property
+    def carried(self) -> tuple[TensorInfo, ...]:
+        """The tensors that `what` names: of a message of a collective, those of the whole operation."""
+        return self.operation.tensors if self.operation.exchange is None else self.tensors
 
 
 class Content(NamedTuple):

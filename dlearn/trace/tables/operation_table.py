@@ -11,12 +11,14 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
-from dlearn.trace.event import Bucket, Collective, PointToPoint
-from dlearn.trace.message import End, Operation, RpcEnd
+from dlearn.trace.ends import End, Group, OperationClass, RpcEnd, bytes_of, tensors_of
+from dlearn.trace.event import Bucket, Collective, PointToPoint, TensorInfo
+from dlearn.trace.rpc.rpc_exchange import RpcExchange
+from dlearn.trace.source import ServiceCall
 from dlearn.trace.tables.event_table import NONE, WAS_REFUSED, Column, EventTable, Mask, Rows
+from dlearn.trace.wording import EVERY_PARAMETER, Reason, bucket_text, request_text, tensors_text
 
 
 class Cargo(NamedTuple):
@@ -26,15 +28,191 @@ class Cargo(NamedTuple):
     role: str = ""
 
 
+class Operation:
+    """A collective with all its members, a send with its recv, an RPC request with its reply (`exchange`), or a call
+    of another service, whose only end is the caller's: a view of a row of the table.
+    """
+
+    __slots__ = ("_class", "_row", "_table", "ends")
+
+    def __init__(self, table: OperationTable, row: int, ends: tuple[End, ...]) -> None:
+        self._table, self._row = table, row
+        self.ends = ends
+        """Each member's own event, in the order of ranks; a send stands before its recv."""
+        self._class: OperationClass = table.classes[int(table.like[row])]
+
+    def __repr__(self) -> str:
+        return f"Operation(op={self.op!r}, seq={self.seq}, ranks={self.ranks}, what={self.what!r})"
+
+    @property
+    def op(self) -> str:
+        return self._class.op
+
+    @property
+    def group(self) -> Group:
+        return self._class.group
+
+    @property
+    def misfit(self) -> Reason | None:
+        """Why the ends do not fit together; None where they do."""
+        return self._class.misfit
+
+    @property
+    def sender(self) -> int | None:
+        """Of a point-to-point operation: from whom."""
+        return self._class.sender
+
+    @property
+    def receiver(self) -> int | None:
+        return self._class.receiver
+
+    @property
+    def payload_bytes(self) -> int:
+        return self._class.payload_bytes
+
+    @property
+    def exchange(self) -> RpcExchange | None:
+        return self._class.exchange
+
+    @property
+    def seq(self) -> int:
+        """Its number in the group, as its first end has counted."""
+        return self.ends[0].seq
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The ranks that never called it."""
+        return self._table.missing.get(self._row, ())
+
+    @property
+    def bucket(self) -> Bucket | None:
+        return next((each.bucket for each in self._table.cargoes(self._row) if each.bucket is not None), None)
+
+    @property
+    def role(self) -> str:
+        """What torch makes it for, where no program asked: "DDP sends rank 0's model"."""
+        return next((each.role for each in self._table.cargoes(self._row) if each.role), self._class.role)
+
+    @property
+    def steps(self) -> tuple[Operation, ...]:
+        """Of a glass-box collective: the sends that it consists of."""
+        steps, begins = self._table.steps
+        return tuple(self._table.made(steps[begins[self._row] : begins[self._row + 1]]))
+
+    @property
+    def is_message(self) -> bool:
+        """Whether it is a send with its recv, or one of the two alone."""
+        return self.sender is not None or self.receiver is not None
+
+    @property
+    def problem(self) -> str:
+        """Why the ends do not fit together, in words, or nothing."""
+        return "" if self.misfit is None else str(self.misfit)
+
+    @property
+    def what(self) -> str:
+        """What travels, in words: "gradient of bucket 0: fc2.weight, fc2.bias"."""
+        return self.describe()
+
+    def describe(self, *, most: int = EVERY_PARAMETER, tagged: bool = True, tensors: str = "") -> str:
+        """What travels, with the first `most` parameters of a bucket and, if `tagged`, the tag of a message.
+
+        `tensors` stands for the tensors, instead of their own text.
+        """
+        if self.bucket is not None:
+            return bucket_text(self.bucket, most)
+        if self.role:
+            return self.role
+        tensors = tensors or tensors_text(self.tensors)
+        if self.exchange is not None:
+            return request_text(self.exchange, tensors)
+        if isinstance(self.ends[0], ServiceCall):
+            return self.ends[0].about
+        return tensors if self.tag is None or not tagged else f"{tensors}, tag {self.tag}"
+
+    @property
+    def tensors(self) -> tuple[TensorInfo, ...]:
+        """Those that are named in what travels: of the first rank that gives any, as of a scatter the root alone."""
+        givers = (end for end in self.ends if isinstance(end, Collective) and end.inputs)
+        return tensors_of(next(givers, self.ends[0]))
+
+    @property
+    def tag(self) -> int | None:
+        """The program's own tag of a message: a glass-box step has none, and the hidden default, 0, is none either."""
+        call = self.ends[0]
+        return call.tag if isinstance(call, PointToPoint) and call.tag > 0 and not call.step else None
+
+    @property
+    def start_ns(self) -> int:
+        """When the first rank called it."""
+        return int(self._table.start_ns[self._row])
+
+    @property
+    def transfer_ns(self) -> int:
+        """When the last rank called it: before this, the others wait; only now all data can travel."""
+        return int(self._table.transfer_ns[self._row])
+
+    @property
+    def end_ns(self) -> int | None:
+        """When the last rank was done; None while some rank is not, or where an end was not observed."""
+        end_ns = int(self._table.end_ns[self._row])
+        return None if end_ns == NONE else end_ns
+
+    @property
+    def last_rank(self) -> int:
+        """The rank that called it last: the one that the others waited for."""
+        return max(self.ends, key=lambda end: end.start_ns).rank
+
+    @property
+    def last_ranks(self) -> tuple[int, ...]:
+        """All that called it at that same nanosecond: where clocks are coarse, more than one."""
+        last = self.transfer_ns
+        return tuple(sorted(end.rank for end in self.ends if end.start_ns == last))
+
+    @property
+    def pending(self) -> bool:
+        """Some rank is still inside it."""
+        return bool(self._table.pending[self._row])
+
+    @property
+    def failed(self) -> bool:
+        return bool(self._table.failed[self._row])
+
+    @property
+    def refused(self) -> bool:
+        """Every call of it raised at once: nothing was sent."""
+        return bool(self._table.refused[self._row])
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Who called it."""
+        return tuple(end.rank for end in self.ends)
+
+    @property
+    def given_bytes(self) -> int:
+        """What a rank hands to it: of a send or an RPC its payload, of a collective the most that any rank gives."""
+        if self.is_message:
+            return self.payload_bytes
+        calls = [end for end in self.ends if isinstance(end, Collective)]
+        return max((bytes_of(call.inputs) for call in calls), default=0)
+
+    @property
+    def unseen(self) -> tuple[int, ...]:
+        """Who may have called it: their file, or lines of it, are not in this trace."""
+        members = (self.sender, self.receiver) if self.is_message else self.group.members
+        seen = {*self.ranks, *self.missing}
+        return tuple(rank for rank in members if rank is not None and rank not in seen)
+
+
 @dataclass(eq=False)
 class OperationTable:
     """The ends of row i are the events in rows `end_row[first[i] : first[i + 1]]`: members by rank, a send before its
-    recv. What it shares with others of such ends says `likes[like[i]]`, an operation without ends. `missing` holds the
-    ranks that never called it; `cargo` what DDP has it carry, by the row of an end.
+    recv. What it shares with others of such ends says `classes[like[i]]`. `missing` holds the ranks that never called
+    it; `cargo` what DDP has it carry, by the row of an end.
     """
 
     events: EventTable
-    likes: list[Operation]
+    classes: list[OperationClass]
     like: Rows
     first: Rows
     end_row: Rows
@@ -53,30 +231,25 @@ class OperationTable:
         shift = self.first[chosen] - (np.cumsum(counts) - counts)
         return np.repeat(shift, counts) + np.arange(counts.sum())
 
-    def with_more(self, operations: Sequence[Operation]) -> OperationTable:
-        """Return the table with rows for these operations behind its own: each the only one of its like.
+    def with_more(self, more: Sequence[tuple[OperationClass, tuple[End, ...]]]) -> OperationTable:
+        """Return the table with rows behind its own for operations that have a class of their own each.
 
         Their ends become rows of `events`, unless they stand there: a call of RPC has ends that no process wrote down.
         """
-        made = [end for each in operations for end in each.ends if isinstance(end, RpcEnd)]
+        ends = [end for _, of_one in more for end in of_one]
+        made = [end for end in ends if isinstance(end, RpcEnd)]
         events = self.events.with_more(made) if made else self.events
         new_rows = iter(range(len(self.events), len(events)))
-        rows = [
-            next(new_rows) if isinstance(end, RpcEnd) else events.row_of(end.rank, end.number)
-            for each in operations
-            for end in each.ends
-        ]
-        counts = np.fromiter((len(each.ends) for each in operations), np.intp, len(operations))
-        table = replace(
+        rows = [next(new_rows) if isinstance(end, RpcEnd) else events.row_of(end.rank, end.number) for end in ends]
+        counts = np.fromiter((len(of_one) for _, of_one in more), np.intp, len(more))
+        return replace(
             self,
             events=events,
-            likes=[*self.likes, *operations],
-            like=np.append(self.like, len(self.likes) + np.arange(len(operations))),
+            classes=[*self.classes, *(each for each, _ in more)],
+            like=np.append(self.like, len(self.classes) + np.arange(len(more))),
             first=np.append(self.first, self.first[-1] + np.cumsum(counts)),
             end_row=np.append(self.end_row, np.array(rows, np.intp)),
         )
-        table._made[len(self) :] = operations
-        return table
 
     @cached_property
     def is_collective(self) -> Mask:
@@ -189,7 +362,7 @@ class OperationTable:
     @cached_property
     def unusual(self) -> Mask:
         """All that did not simply end on every rank, and all calls of RPC and of services."""
-        misfit = np.fromiter((like.misfit is not None for like in self.likes), bool, len(self.likes))
+        misfit = np.fromiter((each.misfit is not None for each in self.classes), bool, len(self.classes))
         return np.asarray((self.end_ns == NONE) | self.failed | self.refused | misfit[self.like] | self.is_call)
 
     @cached_property
@@ -206,30 +379,22 @@ class OperationTable:
         """Which of them have an end among the chosen events."""
         return self.over_ends(np.logical_or, chosen)
 
+    def end_rows(self, row: int) -> Rows:
+        """The rows of the ends of one operation."""
+        return self.end_row[self.first[row] : self.first[row + 1]]
+
+    def cargoes(self, row: int) -> list[Cargo]:
+        """What the ends of one operation carry, as far as DDP has them carry something."""
+        rows = self.end_rows(row).tolist() if self.cargo else ()
+        return [self.cargo[each] for each in rows if each in self.cargo]
+
     def made(self, rows: Rows) -> list[Operation]:
         """The operations in these rows, each made once."""
-        missing = np.array([row for row in rows.tolist() if self._made[row] is None], np.intp)
-        if len(missing):
-            end_rows = self.end_row[self.ends_of(missing)]
-            found: list[Any] = self.events.made(end_rows)
-            lasts = np.cumsum(self.first[missing + 1] - self.first[missing]).tolist()
-            steps, begins = self.steps
-            inner = zip(begins[missing].tolist(), begins[missing + 1].tolist(), strict=True)
-            for row, (begin, last), within in zip(missing.tolist(), pairwise([0, *lasts]), inner, strict=True):
-                ends = end_rows[begin:last].tolist() if self.cargo else ()
-                self._made[row] = self._operation(row, tuple(found[begin:last]), ends, steps[slice(*within)])
-        return [self._made[row] for row in rows.tolist()]
-
-    def _operation(self, row: int, ends: tuple[End, ...], rows: Sequence[int], inner: Rows) -> Operation:
-        like = self.likes[self.like[row]]
-        carried = [self.cargo[each] for each in rows if each in self.cargo]
-        found: Operation = msgspec.structs.replace(
-            like,
-            seq=ends[0].seq,
-            ends=ends,
-            missing=self.missing.get(row, ()),
-            bucket=next((each.bucket for each in carried if each.bucket is not None), None),
-            role=next((each.role for each in carried if each.role), like.role),
-            steps=tuple(self.made(inner)) if len(inner) else (),
-        )
-        return found
+        new = np.array([row for row in rows.tolist() if self._made[row] is None], np.intp)
+        if len(new):
+            # The events of all at once: one by one they take ten times as long.
+            ends: list[Any] = self.events.made(self.end_row[self.ends_of(new)])
+            lasts = np.cumsum(self.first[new + 1] - self.first[new]).tolist()
+            for row, (begin, last) in zip(new.tolist(), pairwise([0, *lasts]), strict=True):
+                self._made[row] = Operation(self, row, tuple(ends[begin:last]))
+        return [operation for row in rows.tolist() if (operation := self._made[row]) is not None]

@@ -12,9 +12,8 @@ import numpy as np
 
 from dlearn.errors import optional
 from dlearn.shown import Paragraph, RankNames, Shown, Table, count_text, first_few
-from dlearn.trace.message import Operation
 from dlearn.trace.tables.event_table import NONE, Column, Lazy, Mask, Rows
-from dlearn.trace.tables.operation_table import OperationTable
+from dlearn.trace.tables.operation_table import Operation, OperationTable
 
 if TYPE_CHECKING:
     import pandas
