@@ -41,7 +41,7 @@ PICTURES = (
 )
 """The drawings that need a trace and nothing else."""
 
-FORMATS = ("gif", "html", "mermaid", "perfetto", "webp")
+FORMATS = ("gif", "html", "mermaid", "perfetto")
 """The functions of `dlearn.export` that need a trace and nothing else."""
 
 MARKDOWN = (".md", ".markdown")
@@ -266,16 +266,12 @@ def export(options: argparse.Namespace) -> None:
 def _files_of(form: str, trace: Trace, path: Path) -> Sequence[File]:
     from dlearn import export  # matplotlib takes a moment
 
-    if form in ("gif", "webp"):
-        return [(path, [getattr(export, form)(trace, tell=_progress if sys.stderr.isatty() else None)])]
+    if form == "gif":
+        return [(path, [export.gif(trace)])]
     made = getattr(export, form)(trace)
     if form == "mermaid":
         return _mermaid_files(made, path)
     return [(path, [made] if isinstance(made, str) else made)]
-
-
-def _progress(done: int, count: int) -> None:
-    print(f"\r\033[Kframe {done} of {count}", end="\n" if done == count else "", file=sys.stderr, flush=True)
 
 
 def _mermaid_files(diagrams: Sequence[str], path: Path) -> Sequence[File]:

@@ -19,8 +19,7 @@ from dlearn.hooks.cuda_times import CudaTimes
 from dlearn.trace.event import NOT_OBSERVED
 
 GPU = torch.device("cuda", 0)
-US = 1000
-SECOND = 10**9
+US, SECOND = 1000, 10**9
 
 
 @dataclass

@@ -49,6 +49,13 @@ def both_of_torch_and_mpi() -> tuple[float, float, str]:
 BOTH = (2.0, 4.0, "mpi4py")
 
 
+def refused() -> None:
+    with pytest.raises(SetupError, match="do not calculate with"):
+        dist.all_reduce(torch.ones(1) > 0)
+    with pytest.raises(SetupError, match="take one tensor a call"):
+        dist.all_reduce_coalesced([torch.ones(1)] * 2)
+
+
 def listening() -> list[str]:
     """Addresses at which this rank listens, with all that MPI may have opened."""
     found = psutil.Process().net_connections("inet")
@@ -75,6 +82,7 @@ def test_kept_ranks_stay_in_their_job_and_leave_nothing_behind():
         assert run.output == {"server": "hello from 0\n", "w1": "hello from 1\n"}
         assert [process.header.world_size for process in run.trace.processes] == [2, 2]
         assert run.trace.problems == ()
+        kept.run(refused)
         pids = kept.run(os.getpid).results
         assert [kept.run(count).results["w1"] for _ in range(2)] == [1, 2]
         assert kept.run(both_of_torch_and_mpi).results["w1"] == BOTH

@@ -3,18 +3,14 @@
     import dlearn.collectives
     torch.distributed.init_process_group("dlearn_ring")
 
-All-reduce, reduce-scatter and all-gather go step by step; everything else is left to gloo. A collective is queued to
-one thread, so that `async_op=True` and DDP's overlap work as they do on gloo; its steps are ordinary sends of an inner
-process group, which pass torch's dispatcher, where a recording sees them.
+All-reduce, reduce-scatter and all-gather go step by step; everything else is left to gloo. The steps are ordinary
+sends of an inner process group, which pass torch's dispatcher, where a recording sees them.
 """
 
 from __future__ import annotations
 
 import importlib.util
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -22,14 +18,11 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, Work
 from torch.distributed.rendezvous import register_rendezvous_handler
-from torch.futures import Future
 
-from dlearn import recorder
 from dlearn.collectives import ring
-from dlearn.collectives.exchange import GLASS_BOX, check, check_sizes, combiner, in_place
+from dlearn.collectives.exchange import check, check_sizes, in_place
+from dlearn.collectives.queued import Queued, Tensors
 from dlearn.errors import not_installed
-
-Tensors = list[torch.Tensor]
 
 NAME, MPI4PY = "dlearn_ring", "mpi4py"
 
@@ -50,7 +43,6 @@ def register() -> None:
 
 def _meet(url: str, *_: Any, **__: Any) -> Iterator[tuple[Any, int, int]]:
     yield _mpi_group().meet()
-    raise RuntimeError("ranks of MPI meet once per init_process_group; they are not restarted.")
 
 
 def _mpi_group() -> Any:
@@ -71,93 +63,6 @@ class Steps(ProcessGroup):
         self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)
         self.steps_of = outer
         self.gloo = gloo
-
-
-class Queued(ProcessGroup):
-    """A process group in Python: one thread carries out its collectives, in the order of their calls."""
-
-    backend_name: str
-    who = GLASS_BOX
-    """What refuses a tensor."""
-
-    def __init__(self, options: Any) -> None:
-        super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
-        # Python itself ends and joins such a thread at exit; a daemon thread would abort the process there.
-        self._thread = ThreadPoolExecutor(
-            max_workers=1, thread_name_prefix=self.backend_name, initializer=self._remember_thread
-        )
-        self._thread_id = 0
-
-    def _remember_thread(self) -> None:
-        self._thread_id = threading.get_ident()
-
-    def getBackendName(self) -> str:
-        return self.backend_name
-
-    def _queue(
-        self,
-        name: str,
-        inputs: Sequence[torch.Tensor],
-        outputs: Sequence[torch.Tensor],
-        work: Callable[[], None],
-        result: Any = None,
-        *,
-        root: int | None = None,
-        splits: Sequence[int] = (),
-    ) -> Work:
-        check([*inputs, *outputs], self, self.who)
-        given = () if outputs is inputs else outputs
-        outer = recorder.operation(name, self, inputs, outputs=given, root=root, splits=splits)
-        done: Future[Any] = Future()
-        inference = any(tensor.is_inference() for tensor in (*inputs, *outputs))
-
-        def carry_out() -> None:
-            try:
-                with torch.inference_mode(inference), outer:
-                    work()
-            except Exception as error:  # Whatever it is, it belongs to the one who waits.
-                done.set_exception(error)
-            else:
-                done.set_result(outputs if result is None else result)
-
-        if threading.get_ident() == self._thread_id:
-            # Called by the callback of a collective that has just ended (PowerSGD does): in the queue it would wait
-            # for itself. It is its turn on every rank, so ranks still agree on the order.
-            carry_out()
-        else:
-            self._thread.submit(carry_out)
-        return Done(done)
-
-    def _asked(self, options: Any, tensors: Sequence[torch.Tensor]) -> object:
-        """SUM, MAX, ...; refused here, before anything is queued, if it makes no sense of these tensors."""
-        op: object = dist.ReduceOp.SUM if options is None else options.reduceOp
-        for tensor in tensors:
-            combiner(op, tensor.dtype, self.who)
-        return op
-
-    # What the calls of torch, old and new, have in common ------------------------------------------------------------
-
-    _all_reduce: Callable[[str, Tensors, object], Work]
-    _gather_list: Callable[[Tensors, torch.Tensor], Work]
-    _scatter_list: Callable[[torch.Tensor, Sequence[torch.Tensor], object], Work]
-    """Of one tensor for each rank, all or the own."""
-
-    def allreduce(self, tensors: Any, options: Any = None) -> Work:  # type: ignore[override]
-        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        return self._all_reduce("all_reduce", tensors, self._asked(options, tensors))
-
-    def allreduce_coalesced(self, tensors: Tensors, options: Any = None) -> Work:
-        return self._all_reduce("all_reduce_coalesced", tensors, self._asked(options, tensors))
-
-    def allgather(self, outputs: Any, inputs: Any, options: Any = None) -> Work:
-        """One tensor from each rank, into a list."""
-        (into,), (mine,) = (outputs, inputs) if isinstance(inputs, list) else ([outputs], [inputs])
-        return self._gather_list(into, mine)
-
-    def reduce_scatter(self, outputs: Any, inputs: Any, options: Any = None) -> Work:  # type: ignore[override]
-        """The own part of a list of tensors, summed over the ranks."""
-        (output,), (parts,) = (outputs, inputs) if isinstance(outputs, list) else ([outputs], [inputs])
-        return self._scatter_list(output, parts, self._asked(options, [output]))
 
 
 class GlassBox(Queued):
@@ -182,7 +87,10 @@ class GlassBox(Queued):
 
     # Step by step -----------------------------------------------------------------------------------------------------
 
-    def _all_reduce(self, name: str, tensors: Tensors, op: object) -> Work:
+    def allreduce_coalesced(self, tensors: Tensors, options: Any = None) -> Work:
+        return self._all_reduce(tensors, self._asked(options, tensors), "all_reduce_coalesced")
+
+    def _all_reduce(self, tensors: Tensors, op: object, name: str = "all_reduce") -> Work:
         def steps() -> None:
             for tensor in tensors:
                 in_place(f"ring {name}", ring.all_reduce_steps, tensor, self._steps, op)
@@ -221,27 +129,6 @@ class GlassBox(Queued):
 
     _allgather_base = all_gather_single  # type: ignore[assignment]
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
-
-
-class Done(Work):
-    """A collective that the thread carries out."""
-
-    def __init__(self, future: Future[Any]) -> None:
-        super().__init__()
-        self._future = future
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        self._future.wait()
-        return True
-
-    def is_completed(self) -> bool:
-        return self._future.done()
-
-    def get_future(self) -> Future[Any]:
-        return self._future
-
-    def result(self) -> Any:
-        return self._future.value()
 
 
 # Left to gloo ---------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 from dlearn.analysis.walking import walkthrough
@@ -21,21 +20,12 @@ def html(trace: Trace) -> str:
     return page(shown.title, shown.snippet + travel)
 
 
-def gif(trace: Trace, *, tell: Callable[[int, int], object] | None = None) -> bytes:
-    """A GIF's content: the player's stage, in at most 40 frames. `tell` hears how many are done, and of how many.
+def gif(trace: Trace) -> bytes:
+    """Return a GIF's content: the player's stage, in at most 40 frames.
 
     Raises DlearnError where nothing happens in the trace.
     """
-    return _animation(trace, ".gif", tell)
-
-
-def webp(trace: Trace, *, tell: Callable[[int, int], object] | None = None) -> bytes:
-    """The same as `gif`, as a WebP's content: all colours, in fewer bytes."""
-    return _animation(trace, ".webp", tell)
-
-
-def _animation(trace: Trace, ending: str, tell: Callable[[int, int], object] | None) -> bytes:
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / f"steps{ending}"
-        animate(walkthrough(trace), path, tell=tell)
+        path = Path(folder, "steps.gif")
+        animate(walkthrough(trace), path)
         return path.read_bytes()

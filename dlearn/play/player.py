@@ -55,7 +55,7 @@ class Player(Page):
         self.bridge.on_step(callback)
 
     def to_gif(self, path: str | os.PathLike[str], *, seconds: float = 1.2) -> None:
-        """As an animation of the stage, in at most 40 frames; a path that ends in .webp makes a WebP."""
+        """Write an animation of the stage, in at most 40 frames."""
         animate(self.walk, path, seconds=seconds)
 
     def _repr_html_(self) -> str:
