@@ -137,14 +137,14 @@ LINES = {
     "benchmarks": 1_608,
     "course": 1_810,
     "ddp_claims": 3_453,
-    "dlearn": 895,
+    "dlearn": 892,
     "dlearn/analysis": 6_596,
-    "dlearn/cluster": 3_510,
-    "dlearn/collectives": 1_262,
+    "dlearn/cluster": 3_507,
+    "dlearn/collectives": 1_206,
     "dlearn/course": 1_831,
-    "dlearn/draw": 5_073,
-    "dlearn/export": 631,
-    "dlearn/hooks": 4_566,
+    "dlearn/draw": 5_048,
+    "dlearn/export": 627,
+    "dlearn/hooks": 4_560,
     "dlearn/join": 2_220,
     "dlearn/lessons": 2_687,
     "dlearn/live": 1_286,
@@ -163,9 +163,9 @@ SLACK = 0.01
 """So far below its budget a folder may be before the budget has to be lowered."""
 HABITS = {
     "conditionals inside f-strings": 23,
-    "functions of more than 10 branches": 19,
-    "lines over 100 characters": 3_562,
-    "statements of more than one comprehension": 104,
+    "functions of more than 10 branches": 18,
+    "lines over 100 characters": 3_461,
+    "statements of more than one comprehension": 102,
 }
 
 

@@ -37,7 +37,8 @@ def messages(trace: Trace) -> Messages:
         if len(mine):
             parts.append(columns_of(one, TransferTimes(*leaves.times(mine)), mine))
     columns = together(parts)
-    called, contents = columns_of_calls(asked, np.flatnonzero(fits & is_call))
+    places = np.flatnonzero(fits & is_call)
+    called, contents = columns_of_calls(places.tolist(), asked.at(places))
     columns = together([columns._replace(operation=outer[columns.operation]), called])
     gave_none = fits.copy()
     gave_none[columns.operation] = False

@@ -26,8 +26,7 @@ from dlearn.trace.rpc.rpc_exchange import (
     answer_of,
     kind_of_reply,
 )
-from dlearn.trace.tables.message_table import Message
-from dlearn.trace.tables.operation_table import Operation
+from dlearn.trace.tables.message_table import HOWS, CallMessage, Content, Message
 from dlearn.trace.trace import Trace
 from dlearn.trace.wording import NONE_PICKLED, Reason, ReasonKind, reply_tensors, request_tensors
 
@@ -119,49 +118,26 @@ def phase_of(exchange: RpcExchange) -> str:
 # Messages -------------------------------------------------------------------------------------------------------------
 
 
-def messages_of_exchange(operation: Operation) -> list[Message]:
-    """The request and, if there is one, the reply."""
-    exchange = operation.exchange
-    assert exchange is not None
+def messages_of_exchange(exchange: RpcExchange) -> Iterator[CallMessage]:
+    """Yield the request and, if there is one, the reply."""
     if why_nothing_sent(exchange) is not None:
-        return []
-    call, reply = exchange.call, exchange.reply
+        return
+    call, reply, known_by = exchange.call, exchange.reply, exchange.known_by
+    src, dst, how = exchange.src, exchange.dst, HOWS.index("observed" if known_by == "python" else "inferred")
     tensors, packed = request_tensors(exchange), _packed_request(exchange)
-    request = Message(
-        src=exchange.src,
-        dst=exchange.dst,
-        op=exchange.kind or UNKNOWN,
-        payload_bytes=_payload(packed, tensors),
-        packed_bytes=packed,
-        observer_bytes=call.observer_bytes if call is not None else 0,
-        tensors=tensors,
-        control=call is None and exchange.kind not in (BACKWARD, FETCH),
-        how="observed" if exchange.known_by == "python" else "inferred",
-        known_by=exchange.known_by,
-        operation=operation,
-        sent_ns=exchange.sent_ns,
-        received_ns=exchange.received_ns,
-    )
-    if exchange.reply_sent_ns is None and exchange.reply_received_ns is None:
-        return [request]
+    observer = call.observer_bytes if call is not None else 0
+    control = call is None and exchange.kind not in (BACKWARD, FETCH)
+    content = Content(exchange.kind or UNKNOWN, tensors, packed, observer, control, known_by)
+    yield CallMessage(src, dst, _payload(packed, tensors), how, exchange.sent_ns, exchange.received_ns, 0, content)
+    sent_ns, received_ns = exchange.reply_sent_ns, exchange.reply_received_ns
+    if sent_ns is None and received_ns is None:
+        return
     tensors, packed = reply_tensors(exchange), _packed_reply(exchange)
+    observer = reply.observer_bytes if reply is not None else 0
     says_nothing = not tensors and (reply is None or reply.pickled_bytes <= NONE_PICKLED)
-    answer = replace(
-        request,
-        src=exchange.dst,
-        dst=exchange.src,
-        op=kind_of_reply(exchange) or UNKNOWN,
-        payload_bytes=_payload(packed, tensors),
-        packed_bytes=packed,
-        observer_bytes=reply.observer_bytes if reply is not None else 0,
-        tensors=tensors,
-        # A C++ call's result never passes Python.
-        control=says_nothing and not _has_unseen_result(call),
-        sent_ns=exchange.reply_sent_ns,
-        received_ns=exchange.reply_received_ns,
-        step=1,
-    )
-    return [request, answer]
+    control = says_nothing and not _has_unseen_result(call)  # A C++ call's result never passes Python.
+    content = Content(kind_of_reply(exchange) or UNKNOWN, tensors, packed, observer, control, known_by)
+    yield CallMessage(dst, src, _payload(packed, tensors), how, sent_ns, received_ns, 1, content)
 
 
 def why_nothing_sent(exchange: RpcExchange) -> Reason | None:

@@ -7,12 +7,11 @@ collective are derived from the backend's algorithm. What is said of one operati
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import starmap
 from typing import NamedTuple
 
 import numpy as np
-from msgspec.structs import replace
 
 from dlearn.join import gloo, nccl_rings
 from dlearn.join.gloo_schedules import Schedule, Send
@@ -21,10 +20,17 @@ from dlearn.trace.ends import How, bytes_of
 from dlearn.trace.event import Collective, PointToPoint
 from dlearn.trace.mpi_facts import CANCELLED
 from dlearn.trace.source import ServiceCall, in_use
-from dlearn.trace.tables.event_table import NONE, Column, Rows
-from dlearn.trace.tables.message_table import AS_ITS_OPERATION, HOWS, Content, Message, MessageColumns, together
+from dlearn.trace.tables.event_table import NONE, Column
+from dlearn.trace.tables.message_table import (
+    AS_ITS_OPERATION,
+    HOWS,
+    CallMessage,
+    Content,
+    Message,
+    MessageColumns,
+    together,
+)
 from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.tables.operations import Operations
 from dlearn.trace.wording import Reason, ReasonKind
 
 
@@ -63,60 +69,41 @@ def messages_of(operation: Operation) -> list[Message]:
 
     None where `why_unknown` has a reason.
     """
-    if operation.exchange is not None:
-        return messages_of_exchange(operation)
-    if operation.refused:
+    contents = [AS_ITS_OPERATION]
+    if operation.is_call:
+        columns, contents = columns_of_calls([0], [operation])
+    elif operation.refused:
         return []
-    if isinstance(call := operation.ends[0], ServiceCall):
-        return _messages_of_call(operation, call)
-    parts = [columns_of(part, TransferTimes.of(part)) for part in operation.steps or (operation,)]
-    columns = together(parts)
-    return columns.made([operation] * len(columns.src), (AS_ITS_OPERATION,), [False] * len(columns.src))
+    else:
+        columns = together([columns_of(part, TransferTimes.of(part)) for part in operation.steps or (operation,)])
+    count = len(columns.src)
+    return columns.made([operation] * count, contents, [False] * count)
 
 
-def _messages_of_call(operation: Operation, call: ServiceCall) -> list[Message]:
-    """The request and, once it has come, the reply; nothing where it is not known who was asked."""
-    src, dst = operation.sender, operation.receiver
-    if src is None or dst is None:
-        return []
-    request = Message(
-        src=src,
-        dst=dst,
-        op=operation.op,
-        payload_bytes=operation.payload_bytes,
-        how="observed",
-        operation=operation,
-        sent_ns=call.start_ns,
-        tensors=call.tensors,
-    )
-    if call.one_way or call.end_ns is None or call.failed:
-        return [request]
-    reply = replace(
-        request,
-        src=dst,
-        dst=src,
-        payload_bytes=bytes_of(call.outputs),
-        sent_ns=None,
-        received_ns=call.end_ns,
-        step=1,
-        control=not call.outputs,
-        tensors=call.outputs,
-    )
-    return [request, reply]
-
-
-def columns_of_calls(asked: Operations, places: Rows) -> tuple[MessageColumns, list[Content]]:
-    """The messages of these calls of RPC and of services, and what they carry."""
+def columns_of_calls(places: Iterable[int], calls: Iterable[Operation]) -> tuple[MessageColumns, list[Content]]:
+    """The messages of calls of RPC and of services, which have these places, and what they carry."""
     contents = {AS_ITS_OPERATION: 0}
     rows: list[tuple[int, ...]] = []
-    for place, operation in zip(places.tolist(), asked.at(places), strict=True):
-        for sent in messages_of(operation):
-            content = Content(*(getattr(sent, name) for name in Content._fields))
+    for place, call in zip(places, calls, strict=True):
+        for *sent, content in _of_call(call):
+            src, dst, size, how, sent_ns, received_ns, step = (NONE if value is None else value for value in sent)
             number = contents.setdefault(content, len(contents))
-            values = (sent.src, sent.dst, sent.payload_bytes, HOWS.index(sent.how), sent.sent_ns, sent.received_ns)
-            known = (NONE if value is None else value for value in values)
-            rows.append((place, *known, sent.offset_bytes, sent.whole_bytes, sent.step, number))
+            rows.append((place, src, dst, size, how, sent_ns, received_ns, 0, 0, step, number))
     return MessageColumns(*np.array(rows, np.int64).reshape(-1, len(MessageColumns._fields)).T), [*contents]
+
+
+def _of_call(operation: Operation) -> Iterator[CallMessage]:
+    """Yield the request and, once it has come, the reply; nothing where it is not known who was asked."""
+    if operation.exchange is not None:
+        yield from messages_of_exchange(operation.exchange)
+    call, src, dst = operation.ends[0], operation.sender, operation.receiver
+    if src is None or dst is None or not isinstance(call, ServiceCall) or call.refused:
+        return
+    observed, op, size = HOWS.index("observed"), operation.op, operation.payload_bytes
+    yield CallMessage(src, dst, size, observed, call.start_ns, None, 0, Content(op, call.tensors))
+    if not (call.one_way or call.end_ns is None or call.failed):
+        content = Content(op, call.outputs, control=not call.outputs)
+        yield CallMessage(dst, src, bytes_of(call.outputs), observed, None, call.end_ns, 1, content)
 
 
 def why_unknown(operation: Operation) -> Reason | None:
@@ -144,7 +131,9 @@ def sums_of(operation: Operation) -> list[PairSum]:
 
     Of steps, RPC and services an entry for each message: there a pair may come several times.
     """
-    if operation.is_message or operation.steps or operation.exchange is not None:
+    if operation.is_call:
+        return [PairSum(each.src, each.dst, HOWS[each.how], each.payload_bytes, 1) for each in _of_call(operation)]
+    if operation.is_message or operation.steps:
         return [PairSum(each.src, each.dst, each.how, each.payload_bytes, 1) for each in messages_of(operation)]
     if operation.refused:
         return []

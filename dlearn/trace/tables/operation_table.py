@@ -105,6 +105,11 @@ class Operation:
         return self.sender is not None or self.receiver is not None
 
     @property
+    def is_call(self) -> bool:
+        """Whether it is one of RPC or of a service."""
+        return bool(self._table.is_call[self._row])
+
+    @property
     def problem(self) -> str:
         """Why the ends do not fit together, in words, or nothing."""
         return "" if self.misfit is None else str(self.misfit)
