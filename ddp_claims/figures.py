@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 
 from ddp_claims.samples import Samples
 from dlearn.draw import canvas
-from dlearn.draw.canvas import points, write
 from dlearn.draw.palette import FAINT, GRID, INK, LANE, SERIES
 from dlearn.draw.text import TEXT_PT, text_width, wrap
 from dlearn.lessons.charts import HEIGHT_IN
@@ -37,10 +36,10 @@ def dots(
             ax.plot([x + 0.05 * side] * 2, interval, color=INK, linewidth=2.2, solid_capstyle="butt", gid="interval")
             ax.plot([x + 0.05 * side], [middle], "D", color=INK, markersize=5.5, gid="median")
             align = "right" if side < 0 else "left"
-            write(ax, x + 0.11 * side, middle, f"{middle:.3g}", ha=align, fontweight="bold")
+            canvas.write(ax, x + 0.11 * side, middle, f"{middle:.3g}", ha=align, fontweight="bold")
     top = 1.18 * max(max(taken) for taken in values)
     for place, text in enumerate(between):
-        write(ax, 2 * place + 0.5, 0.96 * top, text, ha="center", va="top", fontweight="bold")
+        canvas.write(ax, 2 * place + 0.5, 0.96 * top, text, ha="center", va="top", fontweight="bold")
     ax.set_xlim(-0.6, len(values) - 0.4)
     ax.set_ylim(0, top)
     ax.set_xticks(range(len(values)), list(columns), fontsize=TEXT_PT, color=INK)
@@ -89,7 +88,7 @@ def table(rows: Sequence[Sequence[str]], *, title: str, notes: Sequence[str] = (
     """A head and rows; what differs from the first row below the head is bold on a tint."""
     ax = canvas.new_axes(height_in=len(rows) * _ROW_IN, left_in=0.15)
     canvas.describe(ax, *(", ".join(row) + "." for row in rows))
-    width = points(ax, 1.0, along="x")
+    width = canvas.points(ax, 1.0, along="x")
     ax.set_xlim(0, width)
     ax.set_ylim(len(rows) * _ROW_IN, 0)
     ax.set_axis_off()
@@ -105,7 +104,7 @@ def table(rows: Sequence[Sequence[str]], *, title: str, notes: Sequence[str] = (
                         color="#fbe3c4", gid="changed")  # fmt: skip
             x, align = (right, "right") if place else (0.0, "left")
             weight = "bold" if other or row == 0 else "normal"
-            write(ax, x, (row + 0.5) * _ROW_IN, text, ha=align, fontweight=weight)
+            canvas.write(ax, x, (row + 0.5) * _ROW_IN, text, ha=align, fontweight=weight)
     ax.hlines(_ROW_IN, 0, right + 6, colors=FAINT, linewidth=0.6)
     return canvas.frame(ax, title=title, notes=notes, below_in=0.08)
 

@@ -80,12 +80,9 @@ def shapes():
 
 def builtins(to):
     """Results, fetched values, errors and gradients that no Python ever packs."""
-    x, y = torch.ones(100_000), torch.ones(10_000)
-    z = torch.ones(10_000, requires_grad=True)
+    x, y, z = torch.ones(100_000), torch.ones(10_000), torch.ones(10_000, requires_grad=True)
     with span("a large result"):
         rpc.rpc_sync(to, torch.add, (x, 1))
-    with span("one tensor twice"):
-        rpc.rpc_sync(to, torch.dot, (y, y))
     with span("a value fetched"):
         rpc.remote(to, torch.neg, (torch.ones(3_000),)).to_here()
     with span("an error"), suppress(RuntimeError):

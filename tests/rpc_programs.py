@@ -90,7 +90,6 @@ def call_in_every_way(x: torch.Tensor, workers: str = "bca") -> torch.Tensor:
         rpc.rpc_sync(to, gc.collect)
         found.append(rpc.rpc_sync(to, later, (x,)))
         found.append(rpc.rpc_sync(to, by_way_of, ("b", x, 1)))
-        rpc.rpc_sync(to, torch.add, args=(torch.ones(2), torch.ones(2)), kwargs={"alpha": 2})
         counter = rpc.remote(to, Counter, (3,))
         counter.rpc_sync().add(1)
         counter.rpc_async().add(2).wait()

@@ -1,9 +1,6 @@
 """All exercises, by the name that `lessons.check` takes, and the check."""
 
-from __future__ import annotations
-
 import zlib
-from typing import Any
 
 from dlearn.course.by_sends import HIERARCHICAL, RING, TOKEN, TREE
 from dlearn.course.diagnosis import FIVE_HANGS
@@ -13,14 +10,14 @@ from dlearn.course.split_layers import ATTENTION, COLUMN_ROW, EXPERTS, FSDP, ONE
 from dlearn.course.training_loops import ACCUMULATION, DDP, SERVER, SHARDED, TOP_K
 from dlearn.errors import DlearnError
 
-ALL = (
+_ALL = (
     *(TOKEN, RING, TREE, HIERARCHICAL, DDP, ACCUMULATION, SERVER, TOP_K),
     *(SHARDED, FSDP, COLUMN_ROW, EXPERTS, ATTENTION, ONE_F_ONE_B, CHECKPOINT, FIVE_HANGS),
 )
-EXERCISES: dict[str, Exercise] = {each.id: each for each in ALL}
+EXERCISES = {each.id: each for each in _ALL}
 
 
-def check(id: str, submission: Any, *, student: str = "", seconds: float = SECONDS) -> Grade:
+def check(id: str, submission: object, *, student: str = "", seconds: float = SECONDS) -> Grade:
     """Run a submission on each number of ranks that its exercise names, and grade it by result, traffic and freshness.
 
     `student` chooses the random data, so that no two students can share an answer. The first criterion that does not
@@ -32,8 +29,7 @@ def check(id: str, submission: Any, *, student: str = "", seconds: float = SECON
         tried.append(ranks)
         failed = first_failure(exercise, submission, ranks=ranks, seed=zlib.crc32(student.encode()), seconds=seconds)
         if failed is not None:
-            finding, hint = failed
-            return Grade(id, passed=False, tried=tuple(tried), finding=finding, hint=hint)
+            return Grade(id, False, tuple(tried), *failed)
     return Grade(id, passed=True, tried=tuple(tried))
 
 

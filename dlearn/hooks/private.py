@@ -21,8 +21,7 @@ TRIED = "2.8 to 2.15"
 NAMES = {
     "torch": "_disable_dynamo",
     "torch._C": "_current_graph_task_id _dispatch_has_kernel_for_dispatch_key _dispatch_keyset_full_after"
-    " _check_schema_allow_fake_script_object _get_dispatch_mode _jit_get_schemas_for_operator"
-    " _TorchDispatchModeKey.FAKE",
+    " _get_dispatch_mode _TorchDispatchModeKey.FAKE",
     "torch._C._distributed_autograd": "_current_context _retrieve_context",
     "torch._C._distributed_c10d": "FakeProcessGroup GradBucket HashStore PrefixStore TCPStore _dump_fr_trace_json"
     " ProcessGroup.unbox ProcessGroup._get_sequence_number_for_group"
@@ -41,7 +40,6 @@ NAMES = {
     "torch.distributed.rpc.rref_proxy": "_local_invoke _local_invoke_async_execution",
     "torch.distributed.utils": "_sync_module_states _verify_param_shape_across_processes",
     "torch.jit._builtins": "_find_builtin _get_builtin_table _register_builtin",
-    "torch.jit._state": "_python_cu.find_function",
     "torch.library": "Library._destroy",
     "torch.nn": "Module._call_impl",
     "torch.nn.parallel": "DistributedDataParallel._inside_ddp_forward DistributedDataParallel._pre_forward"

@@ -9,7 +9,6 @@ from matplotlib.patches import Patch
 
 from dlearn.analysis.findings import size_text
 from dlearn.draw import canvas
-from dlearn.draw.canvas import points
 from dlearn.draw.palette import COUNTED, INK, LINES, look
 from dlearn.draw.save import closed_after, png_of
 from dlearn.draw.text import TEXT_PT, plain, text_width
@@ -38,7 +37,7 @@ def byte_bars(bars: Bars, *, ax: Axes | None = None) -> Axes:
     canvas.describe(ax, *words)
     widest = max(text_width(_number(size), size=TEXT_PT) for size in (*bars.predicted, *bars.measured)) + 12
     most = max(*bars.predicted, *bars.measured, 1)
-    ax.set_xlim(0, most / (1 - widest / points(ax, 1.0, along="x")))
+    ax.set_xlim(0, most / (1 - widest / canvas.points(ax, 1.0, along="x")))
     ax.set_ylim(rows, 0)
     for place, name in enumerate(bars.names):
         top = 3 * place

@@ -12,7 +12,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from dlearn.draw import canvas
-from dlearn.draw.canvas import points
 from dlearn.draw.palette import GRID, INK, LINES, SERIES
 from dlearn.draw.text import TEXT_PT, TITLE_PT, plain, text_width, wrap
 
@@ -71,7 +70,7 @@ def lines(
         ax.set_xticks([], minor=True)
     if mark is not None:
         ax.axvline(mark[0], color=INK, linewidth=0.8, linestyle=(0, (1, 2)))
-        before = _from_left(ax, mark[0]) + text_width(mark[1], size=TEXT_PT) + 8 > points(ax, 1.0, along="x")
+        before = _from_left(ax, mark[0]) + text_width(mark[1], size=TEXT_PT) + 8 > canvas.points(ax, 1.0, along="x")
         ax.annotate(
             mark[1], (mark[0], 1), (-4 if before else 4, -4), xycoords=("data", "axes fraction"),
             textcoords="offset points", ha="right" if before else "left", va="top", fontsize=TEXT_PT, color=INK,
@@ -97,7 +96,7 @@ def _with_room(ax: Axes, ticks: Sequence[tuple[float, str]]) -> list[tuple[float
 def _from_left(ax: Axes, at: float) -> float:
     """In points, on a linear or logarithmic axis."""
     fraction = ax.transLimits.transform(ax.transScale.transform((at, ax.get_ylim()[1])))[0]
-    return points(ax, float(fraction), along="x")
+    return canvas.points(ax, float(fraction), along="x")
 
 
 class Part(NamedTuple):
@@ -137,7 +136,7 @@ def bars(
     ax.set_ylim(0, 1.14 * tallest or 1.0)
     if text is not None:
         _values(ax, tops, width * 0.94, text)
-    room = points(ax, 1 / len(names), along="x") - 6
+    room = canvas.points(ax, 1 / len(names), along="x") - 6
     ax.set_xticks(range(len(names)), ["\n".join(wrap(name, room, size=TEXT_PT)) for name in names])
     _label(ax, "", y)
     rows = max(len(wrap(name, room, size=TEXT_PT)) for name in names)
@@ -151,8 +150,8 @@ def _values(ax: Axes, tops: Sequence[tuple[float, float]], width: float, text: C
 
     Boxes are in points from the lower left.
     """
-    across = points(ax, 1.0, along="x") / (ax.get_xlim()[1] - ax.get_xlim()[0])
-    up = points(ax, 1.0, along="y") / ax.get_ylim()[1]
+    across = canvas.points(ax, 1.0, along="x") / (ax.get_xlim()[1] - ax.get_xlim()[0])
+    up = canvas.points(ax, 1.0, along="y") / ax.get_ylim()[1]
     taken = [((x - width / 2) * across, 0.0, (x + width / 2) * across, height * up) for x, height in tops]
     for x, height in tops:
         shown, above = text(height), height * up + 2

@@ -15,7 +15,6 @@ from matplotlib.lines import Line2D
 from dlearn.analysis.costs.bandwidth import speed_text
 from dlearn.analysis.findings import size_text, time_text
 from dlearn.draw import canvas
-from dlearn.draw.canvas import points
 from dlearn.draw.palette import FAINT, GRID, INK, LINES, SERIES
 from dlearn.draw.text import TEXT_PT, text_width
 from dlearn.errors import DlearnError
@@ -206,8 +205,8 @@ def label_axes(ax: Axes, panels: Sequence[Axes], told: CostCurves) -> None:
     sizes = _decades(told.left, told.right, ("B", "kB", "MB", "GB"), shift=0)
     times = _decades(bottom, top, ("ns", "µs", "ms", "s"), shift=9)
     columns = min(2, len(panels))
-    across = points(ax, 0.95 / columns, along="x") / math.log10(told.right / told.left)
-    up = points(ax, 0.92 / math.ceil(len(panels) / 2), along="y") / math.log10(top / bottom)
+    across = canvas.points(ax, 0.95 / columns, along="x") / math.log10(told.right / told.left)
+    up = canvas.points(ax, 0.92 / math.ceil(len(panels) / 2), along="y") / math.log10(top / bottom)
     widest = max((text_width(name, size=TEXT_PT) for name in sizes.values()), default=0.0) + 8
     shown, heights = list(sizes)[:: math.ceil(widest / across)], list(times)[:: math.ceil(1.5 * TEXT_PT / up)]
     for place, panel in enumerate(panels):

@@ -11,7 +11,7 @@ import hashlib
 import html
 import json
 import zlib
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -140,28 +140,18 @@ def contents(trace: Trace, steps: RunSteps) -> tuple[dict[str, Any], list[Column
 
 def _kinds(trace: Trace, shown: Operations, lanes: dict[int, int]) -> tuple[list[dict[str, Any]], Column]:
     """What is the same for operations that differ in nothing but their times, each once; and the kind of each."""
-    places: dict[_Kind, int] = {}
+    kinds: dict[tuple[Any, ...], dict[str, Any]] = {}
+    places: dict[tuple[Any, ...], int] = {}
     kind = np.zeros(len(shown), np.int64)
     for one, alike in shown.alike():
-        kind[alike] = places.setdefault(_kind(one, trace, lanes), len(places))
-    return [each._asdict() for each in places], kind
+        described = _kind(one, trace, lanes)
+        key = tuple(described.values())
+        kinds[key] = described
+        kind[alike] = places.setdefault(key, len(places))
+    return [*kinds.values()], kind
 
 
-class _Kind(NamedTuple):
-    """What the page shows of an operation besides its times."""
-
-    op: str
-    text: str
-    mark: str
-    color: str
-    family: str
-    how: str
-    why: str
-    pairs: tuple[tuple[int, int, int, int, str], ...]
-    absent: tuple[int, ...]
-
-
-def _kind(one: Operation, trace: Trace, lanes: dict[int, int]) -> _Kind:
+def _kind(one: Operation, trace: Trace, lanes: dict[int, int]) -> dict[str, Any]:
     expected = sums_of(one)
     pairs = [
         (lanes[each.src], lanes[each.dst], each.payload_bytes or 0, each.message_count, each.how)
@@ -173,17 +163,17 @@ def _kind(one: Operation, trace: Trace, lanes: dict[int, int]) -> _Kind:
     where = f" ({', '.join(sites)})" if sites else ""
     never = [trace.label(rank) for rank in one.missing]
     where += f", which {first_few(never, _NAMES_SHOWN)} never called" if never else ""
-    return _Kind(
-        op=one.ends[0].op,
-        text=printable(f"{one.op} of {one.what}{where}"),
-        mark=printable(f"bucket {one.bucket.index}" if one.bucket is not None else one.op),
-        color=look(one.op).color if one.bucket is None else SERIES[one.bucket.index % len(SERIES)],
-        family=look(one.op).family if one.bucket is None else "",
-        how=", ".join(sorted({each.how for each in expected})) or "none",
-        why="" if reason is None else printable(f"No messages known: {reason}"),
-        pairs=tuple(pairs),
-        absent=tuple(lanes[rank] for rank in one.missing if rank in lanes),
-    )
+    return {
+        "op": one.ends[0].op,
+        "text": printable(f"{one.op} of {one.what}{where}"),
+        "mark": printable(f"bucket {one.bucket.index}" if one.bucket is not None else one.op),
+        "color": look(one.op).color if one.bucket is None else SERIES[one.bucket.index % len(SERIES)],
+        "family": look(one.op).family if one.bucket is None else "",
+        "how": ", ".join(sorted({each.how for each in expected})) or "none",
+        "why": "" if reason is None else printable(f"No messages known: {reason}"),
+        "pairs": tuple(pairs),
+        "absent": tuple(lanes[rank] for rank in one.missing if rank in lanes),
+    }
 
 
 def _in_steps(trace: Trace, shown: Operations, steps: RunSteps) -> tuple[dict[str, int], Column]:

@@ -31,7 +31,7 @@ from dlearn.trace.event import (
     Span,
     Stretch,
 )
-from dlearn.trace.mpi_facts import Probe
+from dlearn.trace.mpi_facts import OtherMpiCall, Probe
 from dlearn.trace.source import Kind, Source, Undo, describe, find
 
 
@@ -42,7 +42,7 @@ def _kinds(*columns: type[Event]) -> tuple[Kind, ...]:
 OWN = (
     Source("c10d", collectives.install, _kinds(Collective, PointToPoint)),
     Source("ddp", ddp.install, _kinds(Bucket, Gradient, Stretch)),
-    Source("mpi", mpi_hook.install, _kinds(Probe)),
+    Source("mpi", mpi_hook.install, _kinds(Probe, OtherMpiCall)),
     Source(
         "rpc",
         rpc_hook.install,

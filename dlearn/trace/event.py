@@ -288,10 +288,9 @@ class RpcCall(Event, tag="rpc call", frozen=True, kw_only=True):
     """The caller's end of an RPC: it begins before the arguments are handed to the agent, at `handed_ns` that is done.
 
     `to` is a worker's id, `call` numbers the calls of this process. `pickled_bytes` are those of function and
-    arguments without the tensors; where C++ writes them (flavour "builtin" and "script"), as its rules say, or None.
-    `observer_bytes` is what the recorder adds: the id by which both ends are joined. `context` is the distributed
-    autograd context. An `observer` call is the cluster's own, to open connections. `result` is there where C++ packed
-    it; other results are in an `RpcReply`.
+    arguments without the tensors; None where C++ writes them. `observer_bytes` is what the recorder adds: the id by
+    which both ends are joined. `context` is the distributed autograd context. An `observer` call is the cluster's own,
+    to open connections. `result` is there where C++ packed it; other results are in an `RpcReply`.
     """
 
     op: Literal["rpc_sync", "rpc_async", "remote"]

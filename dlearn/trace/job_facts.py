@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dlearn.trace import event
 from dlearn.trace.event import Count, Line, Nanoseconds
-from dlearn.trace.mpi_facts import Probe
+from dlearn.trace.mpi_facts import OtherMpiCall, Probe
 from dlearn.trace.source import SourceFact
 from dlearn.trace.wiring import Wired
 
@@ -126,7 +126,7 @@ class DeviceTime(Line, tag="device time", frozen=True, kw_only=True):
 ProcessLine = event.Header | event.Footer | event.GroupFact | event.Socket | event.Worker | event.NotMeasured
 JobFact = Joined | ClockReading | Peer | Place | Exit | Stopped | Switched | DeviceReading | DeviceTime
 OfOtherTool = Imported | Reached | Wired
-Call = event.Collective | event.PointToPoint | Probe
+Call = event.Collective | event.PointToPoint | Probe | OtherMpiCall
 DdpEvent = event.Bucket | event.Gradient | event.Stretch
 RpcEvent = event.RpcCall | event.RpcRun | event.RpcReply | event.RpcArrival | event.RpcWindow
 GraphEvent = event.AutogradNode | event.AutogradRun

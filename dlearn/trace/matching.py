@@ -19,7 +19,7 @@ import numpy as np
 
 from dlearn.trace.ends import End, Group, OperationClass, payload_bytes, tensors_of
 from dlearn.trace.event import Collective, PointToPoint
-from dlearn.trace.mpi_facts import CANCELLED, PICKLED
+from dlearn.trace.mpi_facts import CANCELLED, PICKLED, OtherMpiCall
 from dlearn.trace.process import Process
 from dlearn.trace.process_groups import join_groups, member
 from dlearn.trace.tables.event_table import WAS_REFUSED, EventTable, Mask, Rows
@@ -64,6 +64,7 @@ def match(processes: Sequence[Process], table: EventTable) -> OperationTable:
             # The line that described the group is lost: the event stays, alone.
             groups[event.rank, event.group] = Group(event.group, "unknown", (), default=False)
     complete = {process.rank for process in processes if process.complete}
+    complete -= {*table.rank[table.is_a(OtherMpiCall)].tolist()}  # It may be one that was not read.
     alone, paired = _sends(table, groups, complete)
     came = _collectives(table, groups, complete)
     came.missing.update(_not_reached(table, groups, processes, came))
@@ -310,7 +311,9 @@ def _misfit_of_calls(ends: Sequence[End], ops: Sequence[str]) -> Reason | None:
         return Reason.of(ReasonKind.RANK_TWICE)
     if len(ops) > 1:
         return Reason.of(ReasonKind.DIFFERENT_OPS, tuple(ops))
-    comparable = ops[0] in _EQUAL_SIZES and not _of_objects(ends)
+    # Of Python objects each rank's are as large as they are.
+    objects = any(tensor.dtype == PICKLED for end in ends for tensor in tensors_of(end))
+    comparable = ops[0] in _EQUAL_SIZES and not objects
     if comparable and len({_logical_bytes(end) for end in ends}) > 1:
         sizes = list(dict.fromkeys(map(_logical_bytes, ends)))
         return Reason.of(ReasonKind.DIFFERENT_SIZES, tuple(sizes[:_TOLD]))
@@ -322,11 +325,6 @@ def _misfit_of_calls(ends: Sequence[End], ops: Sequence[str]) -> Reason | None:
     if len({end.root for end in ends if isinstance(end, Collective)}) > 1:
         return Reason.of(ReasonKind.DIFFERENT_ROOTS)
     return None
-
-
-def _of_objects(ends: Sequence[End]) -> bool:
-    """Python objects: each rank's are as large as they are."""
-    return any(tensor.dtype == PICKLED for end in ends for tensor in tensors_of(end))
 
 
 def _logical_bytes(call: End) -> int:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from dlearn.shown import count_text
 from dlearn.trace.event import Count, Event, Tag
 
 CANCELLED = "Cancelled"
@@ -20,3 +24,17 @@ class Probe(Event, tag="probe", frozen=True, kw_only=True):
     group: str
     peer: Count | None
     tag: Tag
+
+
+class OtherMpiCall(Event, tag="mpi call", frozen=True, kw_only=True):
+    """MPI: a rare call that may send or receive; nothing but its name in mpi4py is read."""
+
+    op: str
+
+
+def calls_not_read(calls: Sequence[OtherMpiCall], labels: Mapping[int, str]) -> Iterator[str]:
+    """Say of each rank how many of these it made."""
+    for rank in sorted({call.rank for call in calls}):
+        ops = Counter(call.op for call in calls if call.rank == rank)
+        names = ", ".join(f"{op} ({count:,})" for op, count in ops.most_common())
+        yield f"{labels[rank]} made {count_text(ops.total(), 'other MPI call')}, not read: {names}"

@@ -21,6 +21,7 @@ from dlearn.trace.clocks import Clock, align, clock_name
 from dlearn.trace.device_times import device_spans
 from dlearn.trace.event import Counters, Event, Span
 from dlearn.trace.matching import match
+from dlearn.trace.mpi_facts import OtherMpiCall, calls_not_read
 from dlearn.trace.printable import printable
 from dlearn.trace.process import Process
 from dlearn.trace.process_groups import agree_on_names
@@ -71,6 +72,7 @@ class Trace(Shown):
         problems += _missing_processes(path, files, processes, world)
         problems += left_out(files)
         trace = cls(path, processes, Events(events))
+        problems += calls_not_read(trace.of(OtherMpiCall), trace.labels)
         problems += clock_problems(trace.processes, trace.met) if len(clocks) > 1 else []
         # Frozen for everybody else; it is still being made.
         object.__setattr__(trace, "problems", tuple(map(printable, problems)))

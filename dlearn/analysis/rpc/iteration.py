@@ -1,14 +1,12 @@
-"""One training iteration over RPC: every message of it, a column for each trainer, and what the kernel counted.
-
-An iteration is a distributed autograd context; the n-th contexts of all workers that have any are one iteration.
-"""
+"""One training iteration over RPC, message by message, a column for each trainer; and what the kernel counted. It is
+the n-th distributed autograd context of all workers that have any."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import msgspec
 
@@ -26,8 +24,7 @@ from dlearn.trace.selecting import PHASES
 from dlearn.trace.tables.message_table import Message
 from dlearn.trace.trace import Trace
 
-_PHASES = PHASES[1:5]
-"""From forward to cleanup."""
+_PHASES = PHASES[1:5]  # From forward to cleanup.
 
 
 class IterationStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,6 +50,11 @@ class PhaseBytes(WireBytes, frozen=True, kw_only=True):
 
     phase: str
     message_count: int
+    not_predicted: int = 0  # Messages whose size is not known: with one, there is no residue.
+
+    @property
+    def residue_bytes(self) -> int | None:
+        return None if self.not_predicted else super().residue_bytes
 
 
 class Iteration(Answer, frozen=True, kw_only=True):
@@ -117,7 +119,8 @@ class Iteration(Answer, frozen=True, kw_only=True):
     def _sentence(self, step: IterationStep) -> str:
         src, dst = self._ends(step)
         tensors = bytes_of(step.first.tensors)
-        none = "no tensor" if step.first.payload_bytes is not None else "data of unknown size"
+        known = step.first.payload_bytes is not None or step.first.known_by == "python"
+        none = "no tensor" if known else "data of unknown size"
         size = f"{tensors:,} B of tensors" if tensors else none
         return f"{step.phase}: {src} sends {dst} {size}: {step.what}"
 
@@ -170,12 +173,9 @@ def iteration(trace: Trace, number: int | None = None) -> Iteration:
         raise TraceError(f"the trace has {count} iterations, 0 to {count - 1}; there is no iteration {number}.")
     drivers = tuple(sorted(contexts))
     told = {rank: _messages(trace, contexts[rank][number]) for rank in drivers}
-    known = meters(trace.whole)
-    phases: list[PhaseBytes] = []
-    for rank in drivers:
-        phases += _phases(trace, rank, contexts[rank][number], told[rank], known.get(rank))
+    phases = [_phases(trace, rank, contexts[rank][number], told[rank]) for rank in drivers]
     return Iteration(
-        number=number, drivers=drivers, steps=_steps(drivers, told), phases=tuple(phases), labels=trace.labels
+        number=number, drivers=drivers, steps=_steps(drivers, told), phases=tuple(chain(*phases)), labels=trace.labels
     )
 
 
@@ -222,21 +222,20 @@ def _steps(drivers: Sequence[int], told: dict[int, list[tuple[str, Message]]]) -
     )
 
 
-def _phases(
-    trace: Trace, rank: int, context: RpcWindow, told: Sequence[tuple[str, Message]], meter: Meter | None
-) -> list[PhaseBytes]:
+def _phases(trace: Trace, rank: int, context: RpcWindow, told: Sequence[tuple[str, Message]]) -> list[PhaseBytes]:
     """What the driver sent and what came to it, in each phase. Measured with `measure="phase"`, at the driver."""
     ways: dict[tuple[str, int, int], list[Message]] = defaultdict(list)
     for phase, message in told:
         if rank in (message.src, message.dst):
             ways[phase, message.src, message.dst].append(message)
-    measured = _measured(trace, rank, context, meter)
+    measured = _measured(trace, rank, context, meters(trace.whole).get(rank))
     return [
         PhaseBytes(
             phase=phase,
             src=src,
             dst=dst,
             message_count=len(found),
+            not_predicted=sum(wire_bytes(message) is None for message in found),
             predicted_bytes=sum([wire_bytes(message) or 0 for message in found]),
             observer_bytes=sum([message.observer_bytes for message in found]),
             measured_bytes=measured.get((phase, src, dst)),

@@ -1,20 +1,23 @@
-"""The names in mpi4py's module that are replaced while a recording is on: communicators whose calls are reported.
+"""The names in mpi4py's module that are replaced while a recording is on: their calls are reported.
 
-The calls are found by their signatures, and one wrapper serves all. A communicator that is made of a recorded one is
-recorded, too.
+The calls are found by their signatures, and one wrapper serves all. A communicator or a request that
+they give back is a recording one, too. Of rare calls (persistent and partitioned requests, collectives
+of neighbours, windows) nothing but the name is reported.
 
-Collectives go by torch's names (all_reduce), so that one colour, one word and one rule hold for both. What MPI's
-library sends inside is not seen: it chooses an algorithm, and does not say which.
+Collectives go by torch's names (all_reduce), so that one colour, one word and one rule hold for both.
+What MPI's library sends inside is not seen: it chooses an algorithm, and does not say which.
 
-A Python object's `send` is done in the two steps that mpi4py makes of it (pickle, send the bytes), so that its size is
-known before it is under way, and nothing is pickled twice. What collectives pickle is not known.
+A Python object's `send` is done in the two steps that mpi4py makes of it (pickle, send the bytes), so
+that its size is known before it is under way, and nothing is pickled twice. What collectives pickle is
+not known.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from mpi4py import MPI
@@ -22,21 +25,7 @@ from mpi4py import MPI
 from dlearn.errors import SetupError
 from dlearn.hooks import Emit, Undo
 from dlearn.hooks.mpi import mpi_watch
-from dlearn.hooks.mpi.mpi_watch import (
-    Infos,
-    Post,
-    Request,
-    Watch,
-    described,
-    ending,
-    made_name,
-    name_of,
-    pickled,
-    standing_class,
-    starting,
-    watching,
-    world_ranks,
-)
+from dlearn.hooks.mpi.mpi_watch import Infos, Post, Watch, described, world_ranks
 from dlearn.hooks.patches import Patches
 
 Method = Callable[..., Any]
@@ -44,11 +33,11 @@ Given = dict[str, Any]  # The arguments of a call by mpi4py's names of its param
 Form = dict[str, str]  # mpi4py's parameters of a call, and how it writes their types.
 
 COMM_WORLD, COMM_SELF = MPI.COMM_WORLD, MPI.COMM_SELF
-"""mpi4py's own. (Whoever holds them can pickle them while ours stand in their place: pickle looks for them by name.)"""
+"""mpi4py's own. (A program that holds them can pickle them meanwhile: pickle looks for the names.)"""
 
 
 def replace(emit: Emit) -> Undo:
-    """Until the returned function is called. SetupError if another recording is at it."""
+    """Replace them until the returned function is called. SetupError if another recording does."""
     if mpi_watch.active is not None:
         raise SetupError("another recording already watches mpi4py in this process. Stop it first.")
     if MPI.Is_finalized():
@@ -56,30 +45,30 @@ def replace(emit: Emit) -> Undo:
     mpi_watch.active = Watch(emit)
     patches = Patches()
     patches.callback(mpi_watch.stop)
-    for name, ours in (COMMS | {"Request": Request}).items():
+    for name, ours in CLASSES.items():
         patches.put(MPI, name, ours)
     if MPI.Is_initialized():
-        _put_comms(patches)
+        _put_roots(patches)
     else:
-        # With mpi4py.rc.initialize = False the program begins MPI itself; before that there are no communicators.
+        # With mpi4py.rc.initialize = False the program begins MPI: there are no communicators yet.
         for name in ("Init", "Init_thread"):
             patches.replace(MPI, name, partial(partial, _begin, patches))
     return patches.close
 
 
-def _put_comms(patches: Patches) -> None:
+def _put_roots(patches: Patches) -> None:
     for name, comm in (("COMM_WORLD", COMM_WORLD), ("COMM_SELF", COMM_SELF)):
-        patches.put(MPI, name, COMMS["Intracomm"](comm))
+        patches.put(MPI, name, CLASSES["Intracomm"](comm))
 
 
-def _begin(patches: Patches, init: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _begin(patches: Patches, init: Method, *args: Any, **kwargs: Any) -> Any:
     answer = init(*args, **kwargs)
     if mpi_watch.active is not None:
-        _put_comms(patches)
+        _put_roots(patches)
     return answer
 
 
-# The calls of a communicator ------------------------------------------------------------------------------------------
+# Which calls are recorded, and how ----------------------------------------------------------------
 
 COLLECTIVES = {
     "barrier": "barrier",
@@ -94,84 +83,92 @@ COLLECTIVES = {
     **dict.fromkeys(("reduce_scatter", "reduce_scatter_block"), "reduce_scatter"),
     "scan": "scan",
     "exscan": "exscan",
-    "neighbor_allgather": "neighbor_all_gather",
-    "neighbor_allgatherv": "neighbor_all_gather_v",
-    **dict.fromkeys(("neighbor_alltoall", "neighbor_alltoallv", "neighbor_alltoallw"), "neighbor_all_to_all"),
 }
 """mpi4py's name in small letters (over objects it is written so, over buffers Bcast and Ibcast), and torch's."""
-_PROBES, _LOOKS = ("probe", "iprobe"), ("iprobe", "improbe")
-"""What Mprobe and its like find is taken out of the line: they are where it is received."""
+_LOOKS = ("iprobe", "improbe")
+"""They do not wait, and are calls only if they have found something.
+
+What Improbe and Mprobe find is taken out of the line: they are where it is received.
+"""
 
 
 def recorded_methods(original: type[Any]) -> dict[str, Method]:
-    """Return those of this class of mpi4py: the collectives, what takes a `dest` (sends) or a `source` (receives)."""
-    return dict(_recorded_methods(original))
-
-
-def _recorded_methods(original: type[Any]) -> Iterator[tuple[str, Method]]:
+    """Make the recording method of each call of this class that sends or receives."""
+    methods = {}
     for name in dir(original):
-        op = COLLECTIVES.get(name.lower(), COLLECTIVES.get(name.removeprefix("I")))
-        if name.endswith("_init"):
-            yield name, _not_recorded(original, name)
-        elif op is not None:
+        if callable(getattr(original, name)) and not name.startswith("_"):
             form = _form(original, name)
-            yield name, _recorded(original, name, form, partial(_collective, op, form))
-        elif callable(getattr(original, name)) and not name.startswith("_"):
-            form = _form(original, name)
-            if {"dest", "source"} & form.keys():
-                yield name, _recorded(original, name, form, partial(_messages, name, form))
+            report = _report_of(name, form)
+            if report is not None:
+                methods[name] = _recorded(original, name, form, report)
+    return methods
 
 
 def _form(original: type[Any], name: str) -> Form:
-    try:
-        parameters = list(inspect.signature(getattr(original, name)).parameters.values())
-    except ValueError:  # Of what Python itself has put there.
-        return {}
+    parameters = inspect.signature(getattr(original, name)).parameters.values()
     return {each.name: str(each.annotation) for each in parameters if each.name != "self"}
 
 
-# The wrapper ----------------------------------------------------------------------------------------------------------
-
-_Posting = Callable[[Any, Given, "bytes | None", Watch], "list[Post]"]
-"""Reports that a call begins: of this communicator, with these arguments, and the object that it has pickled."""
+_Report = Callable[[Any, Given, "bytes | None", Watch], "list[Post]"]
+"""Reports that a call begins: of this object, with these arguments, and the object that it has pickled."""
 
 
-def _recorded(original: type[Any], name: str, form: Form, post: _Posting) -> Method:
-    """Make the method, reported by `post`: it ends as it returns, or one that does not block as its request does."""
+def _report_of(name: str, form: Form) -> _Report | None:
+    op = COLLECTIVES.get(name.lower(), COLLECTIVES.get(name.removeprefix("I")))
+    if name.endswith("_init") or "neighbor" in name.lower() or "target_rank" in form:
+        return lambda comm, given, data, watch: [watch.other(name)]
+    if op is not None:
+        return partial(_collective, op, form)
+    if {"dest", "source"} & form.keys():
+        return partial(_messages, name, form)
+    return None
+
+
+def _recorded(original: type[Any], name: str, form: Form, report: _Report) -> Method:
+    """Make the method: its call is over as it returns, or, of one that does not block, as its request is."""
     call, parameters = getattr(original, name), tuple(form)
-    looks, pickles = name.lower() in _LOOKS, name.islower() and "dest" in parameters
-    finish = _begun if name[0] in "iI" and not looks else ending
+    looks, pickles = name.lower() in _LOOKS, name.islower() and "dest" in form
+    has_request = name[0] in "iI" and not looks
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        run, status, data = partial(call, self, *args, **kwargs), None, None
+        run: Callable[[], Any] = partial(call, self, *args, **kwargs)
+        status, data = None, None
         if mpi_watch.active is None:
             return run()
         given = dict(zip(parameters, args, strict=False)) | kwargs
-        if "status" in parameters:
+        if "status" in form:
             status = given["status"] = given.get("status") or MPI.Status()
             run = partial(call, self, **given)
         if pickles and _reaches(given.get("dest")):
             data = MPI.pickle.dumps(given.get(parameters[0]))
             run = partial(_send_pickled, original, name, self, data, given)
-        begins = partial(post, self, given, data)
-        if not looks:
-            return finish(watching(begins) or (), run, status)
-        found = run()
-        if found:  # A look that does not wait is an event only if it has found something.
-            ending(watching(begins) or (), lambda: None, status)
-        return found
+        if looks:
+            found = run()
+            if not found:
+                return found
+            run = lambda: found  # noqa: E731
+        posts = mpi_watch.posts_of(partial(report, self, given, data))
+        answer = _made(posts, run, by="return")
+        if has_request and posts:
+            answer = CLASSES["Request"](answer)
+            answer.posts = posts
+            return answer
+        for post in posts:
+            post(by="return", status=status)
+        return answer
 
     return method
 
 
-def _begun(posts: Sequence[Post], run: Callable[[], Any], _: Any) -> Any:
-    """Make a call that does not block; the request that it gives back tells the end."""
-    request = starting(posts, run)
-    if not posts:
-        return request
-    request = Request(request)
-    request.posts = posts
-    return request
+def _made(posts: Sequence[Post], run: Callable[[], Any], *, by: str) -> Any:
+    """Make a call, and return its answer; if it raises, that is the end of these."""
+    try:
+        return run()
+    except BaseException as error:
+        name = "MPI.Exception" if isinstance(error, MPI.Exception) else type(error).__name__
+        for post in posts:
+            post(by=by, error=name)
+        raise
 
 
 def _send_pickled(original: type[Any], name: str, comm: Any, data: bytes, given: Given) -> Any:
@@ -185,43 +182,29 @@ def _send_pickled(original: type[Any], name: str, comm: Any, data: bytes, given:
     return got
 
 
-def _not_recorded(original: type[Any], name: str) -> Method:
-    call = getattr(original, name)
-
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if mpi_watch.active is not None:
-            mpi_watch.active.emit.failed(f"{name} of mpi4py", NotImplementedError("persistent requests are not seen"))
-        return call(self, *args, **kwargs)
-
-    return method
-
-
-# What is posted -------------------------------------------------------------------------------------------------------
+# What is reported ---------------------------------------------------------------------------------
 
 
 def _messages(name: str, form: Form, comm: Any, given: Given, data: bytes | None, watch: Watch) -> list[Post]:
-    """The send, then the receive or the look."""
+    """Report the send, then the receive or the look."""
     posts: list[Post] = []
     dest: Any = given.get("dest")
     source: Any = given.get("source", MPI.ANY_SOURCE)
-    tag: Any = given.get("tag")
+    tag: Any
     if "dest" in form and _reaches(dest):
-        tensors = described(_buffer(given, "sendbuf")) if data is None else pickled(len(data))
-        posts.append(watch.point_to_point("send", comm, dest, given.get("sendtag", tag or 0), tensors))
+        buffer, tag = given.get("sendbuf", given.get("buf")), given.get("sendtag", given.get("tag", 0))
+        tensors = described(buffer) if data is None else mpi_watch.pickled(len(data))
+        posts.append(watch.point_to_point("send", comm, dest, tag, tensors))
     if "source" in form and source != MPI.PROC_NULL:
-        room = () if name.islower() else described(_buffer(given, "recvbuf"))
-        op = "probe" if name.lower() in _PROBES else "recv"
-        any_tag = MPI.ANY_TAG if tag is None else tag
-        posts.append(watch.point_to_point(op, comm, source, given.get("recvtag", any_tag), room))
+        buffer, tag = given.get("recvbuf", given.get("buf")), given.get("recvtag", given.get("tag", MPI.ANY_TAG))
+        room = () if name.islower() else described(buffer)
+        op = "probe" if name.lower() in ("probe", "iprobe") else "recv"
+        posts.append(watch.point_to_point(op, comm, source, tag, room))
     return posts
 
 
-def _buffer(given: Given, name: str) -> Any:
-    return given.get(name, given.get("buf"))
-
-
 def _reaches(dest: Any) -> bool:
-    """No message is sent to nobody (PROC_NULL)."""
+    """No message is sent to PROC_NULL."""
     return dest is not None and dest != MPI.PROC_NULL
 
 
@@ -235,16 +218,18 @@ def _collective(op: str, form: Form, comm: Any, given: Given, _: bytes | None, w
 
 
 def _gives_and_gets(op: str, form: Form, root: int | None, comm: Any, given: Given) -> tuple[Infos, Infos]:
-    """What this rank gives, and what it gets; an operation in place has the first only."""
+    """Describe what this rank gives, and what it gets; an operation in place has the first only."""
     is_root = root in (None, comm.Get_rank())
     if op == "broadcast":
         data = described(given.get("buf"))
         return (data, ()) if is_root else ((), data)
-    inputs, outputs = (
+
+    def data_of(name: str) -> Infos:
         # "BufSpecB": a count that stands alone is that of each rank's block.
-        described(given.get(name), blocks=comm.Get_size() if _has_blocks(op, form[name]) else 1)
-        for name in ("sendbuf", "recvbuf")
-    )
+        blocks = comm.Get_size() if form[name].startswith("BufSpecB") else 1
+        return described(given.get(name), blocks=blocks)
+
+    inputs, outputs = data_of("sendbuf"), data_of("recvbuf")
     if op == "scatter":
         return inputs if is_root else (), outputs
     if op in ("gather", "reduce") and not is_root:
@@ -253,29 +238,48 @@ def _gives_and_gets(op: str, form: Form, root: int | None, comm: Any, given: Giv
     return (outputs, ()) if in_place and op != "gather" else (inputs, outputs)
 
 
-def _has_blocks(op: str, written: str) -> bool:
-    return written.startswith("BufSpecB") and not op.startswith("neighbor")
+# Requests -----------------------------------------------------------------------------------------
+
+_WAITS = ("Wait", "Test", "Waitall", "Testall", "Waitany", "Testany", "Waitsome", "Testsome")
+"""Each also over objects, in small letters."""
 
 
-# Communicators --------------------------------------------------------------------------------------------------------
+def _waiting(name: str) -> Any:
+    """Make the method of this name, or the class method for several requests: it tells which are over."""
+    call, kind = getattr(MPI.Request, name), name.lower()
+    many, alone = kind.endswith(("all", "some")), kind in ("wait", "test")
+    parameters = ("requests", "statuses" if many else "status")
+
+    def method(*args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(parameters, args, strict=False)) | kwargs
+        asked, status = given["requests"], given.get(parameters[1])
+        if status is None:
+            status = [] if many else MPI.Status()
+        # Each stands for one call, of Isendrecv for two, one of mpi4py's own for none.
+        posts = [getattr(request, "posts", ()) for request in ([asked] if alone else asked)]
+        answer = _made([*chain(*posts)], partial(call, asked, status), by="wait")
+        statuses: Any = status if many else [status]
+        for place, each in zip(_over(kind, answer, len(posts)), statuses, strict=False):
+            for post in posts[place]:
+                post(by="wait", status=each)
+        return answer
+
+    return method if alone else staticmethod(method)
 
 
-class CommCalls:
-    """What the recording classes of communicators have in common, beside the calls of the table in `mpi_calls`."""
+def _over(kind: str, answer: Any, count: int) -> Iterable[int]:
+    """Return the places of the requests that are over; over objects mpi4py answers with these, too."""
+    if kind in ("wait", "waitall"):
+        return range(count)
+    told = answer[0] if isinstance(answer, tuple) else answer
+    if kind.endswith("some"):
+        return told or ()
+    if kind.endswith("any"):
+        return () if told == MPI.UNDEFINED else (told,)
+    return range(count if told else 0)
 
-    mpi4py_class: type[Any]
 
-    def __new__(cls, comm: Any = None) -> Any:
-        made: Any = super().__new__(cls, comm)  # type: ignore[call-arg]
-        if "name_in_trace" in getattr(comm, "__dict__", {}):
-            made.name_in_trace = comm.name_in_trace
-        return made
-
-    def __reduce__(self) -> Any:
-        """COMM_WORLD and COMM_SELF travel as their names."""
-        root = next((name for name in ("COMM_WORLD", "COMM_SELF") if getattr(MPI, name) is self), None)
-        return root or super().__reduce__()
-
+# Communicators ------------------------------------------------------------------------------------
 
 _MAKERS = (
     *("Dup", "Dup_with_info", "Clone", "Idup", "Idup_with_info", "Split", "Split_type", "Create", "Create_group"),
@@ -296,20 +300,57 @@ def _new_comm(original: type[Any], name: str) -> Method:
 
 
 def _named(parent: Any, how: str, comm: Any) -> Any:
-    """Recorded, too, if the parent is; a communicator between two groups (Intercomm) is not."""
-    if watching(lambda watch: True) is None or comm == MPI.COMM_NULL or not hasattr(type(comm), "Create_group"):
+    """Record this one, too; a communicator between two groups (Intercomm) is not."""
+    if mpi_watch.active is None or comm == MPI.COMM_NULL or not hasattr(type(comm), "Create_group"):
         return comm
-    made = comm if hasattr(comm, "mpi4py_class") else COMMS[type(comm).__name__](comm)  # Dup keeps the class.
+    made = comm if hasattr(comm, "mpi4py_class") else CLASSES[type(comm).__name__](comm)  # Dup keeps the class.
     above = world_ranks(parent)
     members = above if how.startswith("I") else world_ranks(comm)  # One of Idup is not ready yet.
-    made.name_in_trace = made_name(f"{name_of(parent)}.{how}", above, members)
+    made.name_in_trace = mpi_watch.made_name(f"{mpi_watch.name_of(parent)}.{how}", above, members)
     return made
 
 
-def _comm_class(name: str) -> Any:
+# Recording classes --------------------------------------------------------------------------------
+
+
+class _StandingClass(type):
+    """Of a class in the place of mpi4py's: what is an instance of that one passes for one of this."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return issubclass(type(instance), cls)
+
+    def __subclasscheck__(cls, other: type) -> bool:
+        own = cls.__dict__.get("mpi4py_class")
+        return issubclass(other, own) if own is not None else super().__subclasscheck__(other)
+
+
+class Standing:
+    """Add to mpi4py's class what is remembered of a communicator or a request: its name, its calls."""
+
+    mpi4py_class: type[Any]
+
+    def __new__(cls, given: Any = None, *args: Any, **kwargs: Any) -> Any:
+        made = super().__new__(cls, given)  # type: ignore[call-arg]
+        made.__dict__.update(getattr(given, "__dict__", {}))
+        return made
+
+    def __reduce__(self) -> Any:
+        """COMM_WORLD and COMM_SELF travel as their names."""
+        root = next((name for name in ("COMM_WORLD", "COMM_SELF") if getattr(MPI, name) is self), None)
+        return root or super().__reduce__()
+
+
+def _standing_class(name: str) -> Any:
     original = getattr(MPI, name)
-    makers = {each: _new_comm(original, each) for each in _MAKERS if hasattr(original, each)}
-    return standing_class(name, CommCalls, recorded_methods(original) | makers)
+    methods = recorded_methods(original)
+    if issubclass(original, MPI.Comm):
+        methods |= {each: _new_comm(original, each) for each in _MAKERS if hasattr(original, each)}
+    if original is MPI.Request:
+        methods = {each: _waiting(each) for name in _WAITS for each in (name, name.lower())}
+    # By its module pickle finds COMM_WORLD, which travels as a name.
+    facts = {"mpi4py_class": original, "__module__": "mpi4py.MPI", **methods}
+    return _StandingClass(name, (Standing, original), facts)
 
 
-COMMS = {name: _comm_class(name) for name in ("Intracomm", "Cartcomm", "Graphcomm", "Distgraphcomm")}
+COMMS = ("Intracomm", "Cartcomm", "Graphcomm", "Distgraphcomm")
+CLASSES = {name: _standing_class(name) for name in (*COMMS, "Request", "Win")}

@@ -1,20 +1,20 @@
 """Every call of mpi4py, seen by classes that stand in the place of its own while a recording is on.
 
-mpi4py's classes are C and cannot be patched, but the names in its module can be replaced: while we record,
-`MPI.COMM_WORLD`, `MPI.Request`, ... are subclasses that report each call and hand it on. Whoever takes such a name
-from the module then, or makes a communicator of one (Dup, Split, Create_group, ...), is seen; what he took before
-the recording (`from mpi4py.MPI import COMM_WORLD` at the top of a script that records later) is not. At the end the
-names are given back, and what the program still holds goes on without a word.
+mpi4py's classes are C and cannot be patched, but the names in its module can be replaced: while we
+record, `MPI.COMM_WORLD`, `MPI.Request`, ... are subclasses that report each call and forward it. What a
+program takes from the module then, or makes of it (Dup, Split, ...), is seen; what it took before the
+recording (`from mpi4py.MPI import COMM_WORLD` at the top of a script that records later) is not.
 
-dlearn itself never imports mpi4py, which joins the MPI job at once: a program that imports it later meets us there.
+dlearn itself never imports mpi4py, which joins the MPI job at once: it waits for the program's import.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -51,9 +51,9 @@ def plain(comm: Any) -> Any:
 
 
 class _AfterMpi(MetaPathFinder):
-    """Stands in the way of the first import of mpi4py.MPI, lets it happen, and has the names replaced."""
+    """Waits for the first import of mpi4py.MPI, lets it happen, and has the names replaced."""
 
-    def __init__(self, then: Any, emit: Emit) -> None:
+    def __init__(self, then: Callable[[], None], emit: Emit) -> None:
         self._then, self._emit = then, emit
         self._asking = False
 
@@ -66,18 +66,15 @@ class _AfterMpi(MetaPathFinder):
             spec = importlib.util.find_spec(name)
         finally:
             self._asking = False
-        if spec is None or spec.loader is None:
-            return spec
-        run = spec.loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            run(module)
-            if self in sys.meta_path:
-                self.go()
-                guarded(self._emit, "mpi4py", self._then)
-
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        if spec is not None and spec.loader is not None:
+            spec.loader.exec_module = partial(self._exec, spec.loader.exec_module)  # type: ignore[method-assign]
         return spec
+
+    def _exec(self, run: Callable[[ModuleType], None], module: ModuleType) -> None:
+        run(module)
+        if self in sys.meta_path:
+            self.go()
+            guarded(self._emit, "mpi4py", self._then)
 
     def go(self) -> None:
         with suppress(ValueError):
