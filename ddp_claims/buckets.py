@@ -109,8 +109,7 @@ def strips(steps: dict[str, Trace], *, title: str, notes: list[str]) -> Axes:
     canvas.draw_lanes(ax, [(row + 0.02, row + 0.95) for row in range(len(steps))])
     ax.set_ylim(len(steps), 0)
     ax.set_yticks([row + 0.6 for row in range(len(steps))], list(labels.values()), fontsize=TEXT_PT, color=INK)
-    ax.set_xlabel("% of the backward pass; above: a tick for each gradient that is ready", fontsize=TEXT_PT)
-    canvas.quiet(ax)
+    canvas.quiet(ax, "% of the backward pass; above: a tick for each gradient that is ready")
     return canvas.frame(ax, title=title, notes=notes, below_in=0.5)
 
 

@@ -241,8 +241,7 @@ def picture(fired: Sequence[Fired], to_come: int, count: int) -> Axes:
     ax.set_yticks(range(len(KINDS)), labels, fontsize=TEXT_PT, color=INK)
     for kind, name in zip(KINDS, ax.get_yticklabels(), strict=True):
         name.set_color(SERIES[0] if kind in (COMMUNICATION, ARRIVED) else INK)
-    ax.set_xlabel("order of the calls on rank 0", fontsize=TEXT_PT, color=INK, labelpad=2)
-    canvas.quiet(ax)
+    canvas.quiet(ax, "order of the calls on rank 0")
     return canvas.frame(
         ax,
         title=f"{len(KINDS) - 1} kinds of hooks; the first bucket goes when {to_come} of {count} gradients are to come",

@@ -50,8 +50,6 @@ class Clock:
 
     def to_reference(self, at_ns: int) -> int:
         """The reference clock's time when this clock shows `at_ns`."""
-        if not self.drift:
-            return at_ns + self.offset_ns
         return at_ns + self.offset_ns + round(self.drift * (at_ns - self.at_ns))
 
     @property

@@ -18,9 +18,8 @@ from typing import IO, TYPE_CHECKING, Protocol
 
 import msgspec
 
-from dlearn.errors import TraceError
 from dlearn.shown import count_text
-from dlearn.trace.event import GroupFact, Header, Line
+from dlearn.trace.event import GroupFact
 from dlearn.trace.job_facts import Imported
 from dlearn.trace.printable import printable
 from dlearn.trace.readers.flight_recorder import FlightRecorder
@@ -28,12 +27,11 @@ from dlearn.trace.readers.kineto import Kineto
 from dlearn.trace.readers.nccl_comms import NcclLog
 from dlearn.trace.readers.not_read import INSPECTOR, LOOKED_AT, NotRead
 from dlearn.trace.readers.otf2_archive import Otf2
-from dlearn.trace.wiring import Wired
+from dlearn.trace.readers.rank_lines import Lines, refused
 
 if TYPE_CHECKING:
     from dlearn.trace.store import ProcessFile
 
-Lines = tuple[Header, list[Line]]
 MOST_BYTES = 1 << 30
 """Of one file, unpacked: a dump of 2,000 calls has some 5 MB, a profiler's file often 100."""
 
@@ -42,24 +40,31 @@ class Reader(Protocol):
     """One format."""
 
     def take(self, path: Path, data: bytes) -> bool:
-        """Whether this file is of the format; then what is needed of it is kept. TraceError where it is damaged."""
+        """Return whether a file is of it, and keep what is needed. TraceError where damaged."""
 
     def ranks(self) -> list[Lines]:
-        """The lines of each rank, when all files have been taken."""
+        """Return the lines of each rank, when all files have been taken."""
 
 
-READERS: tuple[Callable[[], Reader], ...] = (NotRead, FlightRecorder, Kineto, Otf2, NcclLog)
+READERS: tuple[Callable[[], Reader], ...] = (FlightRecorder, Kineto, Otf2, NcclLog, NotRead)
 """Where there are files of several formats, the first that has ranks is read; NCCL's log beside another, too."""
 
 
 def is_own(paths: Sequence[Path]) -> bool:
-    """Whether these are traces of ours, or nothing that can be read: that is told where ours are read."""
+    """Return whether these are traces of ours, or nothing: that is told where ours are read."""
     try:
-        inside = [list(path.iterdir()) if path.is_dir() else [path] for path in paths]
-        found = [path for each in inside for path in each if path.exists()]
+        found = [path for path in _inside(paths) if path.exists()]
         return not found or any(path.suffix == ".jsonl" and not _is_inspectors(path) for path in found)
     except OSError:
         return True
+
+
+def _inside(paths: Sequence[Path]) -> list[Path]:
+    """Return the files there, and those in the folders there."""
+    found: list[Path] = []
+    for path in paths:
+        found += sorted(path.iterdir()) if path.is_dir() else [path]
+    return found
 
 
 def _is_inspectors(path: Path) -> bool:
@@ -71,55 +76,55 @@ def translate(paths: Sequence[Path], folder: Path) -> list[str]:
     """Write a trace of ours into this folder, and say what is left out. TraceError if none can be read."""
     made = [make() for make in READERS]
     taken = _taken(paths, made)
-    for reader in made:
-        ranks = reader.ranks()
-        if ranks:
-            break
-    else:
-        where = ", ".join(map(str, paths))
-        known = next((reader.told() for reader in made if isinstance(reader, NotRead)), "")
-        if known:
-            raise TraceError(printable(f"{where}: {known} (what is read: docs/from-your-cluster.md)."))
-        raise TraceError(
-            printable(f"{where}: neither a trace (a folder with one .jsonl file per process) nor a dump of torch's")
-            + " Flight Recorder, a profiler's file (one for each rank), NCCL's log or an OTF2 archive."
-        )
-    said = _wired(ranks, made) if not isinstance(reader, NcclLog) else []
-    for header, lines in ranks:
-        try:
-            told = [msgspec.json.encode(line) + b"\n" for line in (header, *lines)]
-        except OverflowError:
-            raise TraceError(f"the file of rank {header.rank} holds numbers that no call has.") from None
-        (folder / f"rank-{header.rank}.jsonl").write_bytes(b"".join(told))
-    used = [reader, *(each for each in made if said and isinstance(each, NcclLog))]
-    left_out = [path for path, of in taken.items() if of not in used]
-    names = ", ".join(path.name for path in left_out[:3])
-    return said + [printable(f"{count_text(len(left_out), 'more file')} not read: {names}")] * bool(left_out)
+    try:
+        for reader in made:
+            if ranks := reader.ranks():
+                break
+        else:
+            raise refused(
+                f"{', '.join(map(str, paths))}: neither a trace (a folder with one .jsonl file per"
+                " process) nor a dump of torch's Flight Recorder, a profiler's file (one for each rank),"
+                " NCCL's log or an OTF2 archive."
+            )
+        log = next(each for each in made if isinstance(each, NcclLog))
+        said = []
+        if log.lines and log is not reader:
+            for header, lines in ranks:
+                groups = [line for line in lines if isinstance(line, GroupFact)]
+                lines += log.beside(-1 if header.rank is None else header.rank, header.host, groups)
+            said.append(log.told_beside())
+        for header, lines in ranks:
+            data = msgspec.json.Encoder().encode_lines([header, *lines])
+            (folder / f"rank-{header.rank}.jsonl").write_bytes(data)
+    except OverflowError:
+        raise refused(f"{paths[0]}: a file holds numbers that no call has.") from None
+    left_out = [path.name for path, of in taken.items() if of not in (reader, log)]
+    if left_out:
+        said.append(f"{count_text(len(left_out), 'more file')} not read: {', '.join(left_out[:3])}")
+    return [printable(each) for each in said]
 
 
 def beside(logs: Sequence[Path], files: Iterable[ProcessFile]) -> list[str]:
     """Add what NCCL's log says of the ranks of these files of ours; what was taken from it, in a sentence."""
     log = NcclLog()
-    others = [path.name for path, reader in _taken(logs, [log]).items() if reader is None]
-    wired: list[Wired] = []
+    for path, reader in _taken(logs, [log]).items():
+        if reader is None:
+            raise refused(f"{path.name}: beside a trace of ours, only NCCL's log is read.")
     for file in files:
-        ranks = [group.rank for group in file.groups.values() if group.default]
-        rank = file.header.rank if file.header.rank is not None else next(iter(ranks), -1)
+        rank = file.header.rank
+        if rank is None:
+            rank = next((group.rank for group in file.groups.values() if group.default), -1)
         found = log.beside(rank, file.header.host, file.groups.values())
         file.wired |= {each.group: each for each in found}
-        wired += found
-    if others:
-        raise TraceError(printable(f"{others[0]}: beside a trace of ours, only NCCL's log is read."))
-    return [printable(log.told_beside(wired))]
+    return [printable(log.told_beside())]
 
 
 def _taken(paths: Sequence[Path], made: Sequence[Reader]) -> dict[Path, Reader | None]:
     """Each file there, and which of these readers has taken it."""
     try:
-        found = [each for path in paths for each in (sorted(path.iterdir()) if path.is_dir() else [path])]
-        found = [path for path in found if path.is_file()]
+        found = [path for path in _inside(paths) if path.is_file()]
     except OSError as error:
-        raise TraceError(printable(f"{error.filename}: cannot be read: {error.strerror}")) from None
+        raise refused(f"{error.filename}: cannot be read: {error.strerror}") from None
     taken: dict[Path, Reader | None] = {}
     for path in found:
         for name, data in _contents(path):
@@ -127,21 +132,8 @@ def _taken(paths: Sequence[Path], made: Sequence[Reader]) -> dict[Path, Reader |
     return taken
 
 
-def _wired(ranks: list[Lines], made: Sequence[Reader]) -> list[str]:
-    """Add what NCCL's log says, if there is one beside; what was taken from it, in a sentence."""
-    wired: list[Wired] = []
-    logs = [log for log in made if isinstance(log, NcclLog) and log.lines]
-    for log in logs:
-        for header, lines in ranks:
-            groups = [line for line in lines if isinstance(line, GroupFact)]
-            found = log.beside(-1 if header.rank is None else header.rank, header.host, groups)
-            lines += found
-            wired += found
-    return [printable(log.told_beside(wired)) for log in logs]
-
-
 def notes(facts: Sequence[Imported]) -> list[str]:
-    """What a trace was made from, and what that does not tell."""
+    """Say what a trace was made from, and what that does not tell."""
     sources = Counter(fact.source for fact in facts)
     told = [f"{count_text(many, 'file')} made from {source}" for source, many in sources.items()]
     left_out, took_ns = sum(fact.unexplained for fact in facts), sum(fact.unexplained_ns for fact in facts)
@@ -164,16 +156,17 @@ def _contents(path: Path) -> Iterator[tuple[Path, bytes]]:
                 if (inside := archive.extractfile(member)) is not None:
                     yield path / member.name, _whole(inside, path)
     except (OSError, EOFError, zlib.error, tarfile.TarError) as error:
-        raise TraceError(printable(f"{path}: cannot be read: {getattr(error, 'strerror', '') or error}")) from None
+        why = getattr(error, "strerror", "") or error
+        raise refused(f"{path}: cannot be read: {why}") from None
 
 
 def _whole(stream: IO[bytes] | gzip.GzipFile, path: Path) -> bytes:
     data = stream.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
-        raise TraceError(printable(f"{path} holds more than {MOST_BYTES:,} B: no such file does."))
+        raise refused(f"{path} holds more than {MOST_BYTES:,} B: no such file does.")
     return data
 
 
 def room() -> AbstractContextManager[str]:
-    """A folder for a translation that nobody keeps."""
+    """Return a folder for a translation that is not kept."""
     return tempfile.TemporaryDirectory(prefix="dlearn-import-")

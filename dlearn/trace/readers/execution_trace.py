@@ -1,40 +1,28 @@
 """PyTorch's execution traces, one file for each rank: what each call moved, with all splits; no times.
 
-Beside the profiler's files of the same steps they tell what old kernels do not say. A record is joined to a kernel by
-its place: the k-th call, waits left out, has launched the k-th kernel. So it counts only where both have as many.
+Beside the profiler's files of the same steps they tell what old kernels do not say. A record is
+joined to a kernel by its place: the k-th call, waits left out, has launched the k-th kernel. So it
+counts only where both have as many.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
-from dlearn.errors import TraceError
-from dlearn.trace.printable import printable
-
-OF_CPP = {
-    "float": "Float", "double": "Double", "int": "Int", "long int": "Long", "short int": "Short", "bool": "Bool",
-    "unsigned char": "Byte", "signed char": "Char", "c10::Half": "Half", "c10::BFloat16": "BFloat16",
-}  # fmt: skip
+from dlearn.trace.readers.rank_lines import unreadable
 
 
 class RecordNode(msgspec.Struct):
-    """A call of anything; of a communication the inputs are: tensors, number, group, rank, op, splits in and out."""
+    """A call of anything; inputs of a communication end with group, rank, op, splits in, out."""
 
     name: str = ""
     inputs: list[Any] = []
     input_types: list[str] = []
     outputs: list[Any] = []
-
-
-class Nodes(msgspec.Struct):
-    """What is read of a rank's file."""
-
-    schema: str
-    nodes: list[RecordNode]
 
 
 class Schema(msgspec.Struct):
@@ -43,15 +31,25 @@ class Schema(msgspec.Struct):
     schema: str
 
 
-class Moved(NamedTuple):
-    """What a call gave and got, in elements of a type of C++, and its splits, if it had any."""
+class Nodes(Schema):
+    """What is read of a rank's file."""
 
-    op: str
-    given: int
-    got: int
-    dtype: str
-    splits: tuple[int, ...]
-    group: str
+    nodes: list[RecordNode]
+
+
+class Said(msgspec.Struct):
+    """What a kernel, or a record here, says of its call; sizes are counts of elements."""
+
+    op: str = msgspec.field(default="", name="Collective name")
+    given: int = msgspec.field(default=0, name="In msg nelems")
+    got: int = msgspec.field(default=0, name="Out msg nelems")
+    dtype: str = ""
+    group: str = msgspec.field(default="", name="Process Group Name")
+    about: str = msgspec.field(default="", name="Process Group Description")
+    ranks: str = msgspec.field(default="", name="Process Group Ranks")
+    splits: str = msgspec.field(default="", name="In split size")
+    seq: int = msgspec.field(default=-1, name="Seq")
+    peer: int = msgspec.field(default=-1, name="Rank")
 
 
 READ = "1.0.1"
@@ -61,44 +59,48 @@ _schema = msgspec.json.Decoder(Schema)
 
 
 def schema(data: bytes) -> str | None:
-    """ "1.0.1"; None where this is something else, or no whole JSON."""
+    """Return "1.0.1"; None where this is something else, or no whole JSON."""
     if b'"nodes"' not in data or b'"schema"' not in data or b'"traceEvents"' in data:
         return None
     try:
-        return printable(_schema.decode(data).schema)
+        return _schema.decode(data).schema
     except (ValueError, RecursionError):
         return None
 
 
-def read(path: Path, data: bytes) -> dict[int, list[Moved]] | None:
-    """The calls of a rank, in their order; None where this is something else. TraceError where it is damaged."""
+def read(path: Path, data: bytes) -> dict[int, list[Said]] | None:
+    """Return the calls of each rank in a file, in their order; None where it is something else."""
     if schema(data) != READ:
         return None
+    calls: dict[int, list[Said]] = defaultdict(list)
     try:
-        calls = [node for node in _nodes.decode(data).nodes if node.name == "record_param_comms"]
-        told = [each for node in calls for each in _of(node)]
+        for node in _nodes.decode(data).nodes:
+            place = next((i for i, value in enumerate(node.inputs) if isinstance(value, str)), 0)
+            is_call = node.name == "record_param_comms" and place >= 3
+            if is_call and node.inputs[place] != "wait":
+                calls[int(node.inputs[place - 1])].append(_said(node, place))
     except (ValueError, TypeError, LookupError, RecursionError) as error:
-        raise TraceError(printable(f"{path}: no execution trace that can be read: {str(error)[:200]}.")) from None
-    return {rank: [moved for of_rank, moved in told if of_rank == rank] for rank in {rank for rank, _ in told}}
+        raise unreadable(path, "execution trace", error) from None
+    return calls
 
 
-def _of(node: RecordNode) -> Iterator[tuple[int, Moved]]:
-    """One call and its rank; nothing for what waits for one."""
-    place = next((i for i, value in enumerate(node.inputs) if isinstance(value, str)), 0)
-    if place < 3 or node.inputs[place] == "wait":
-        return
+def _said(node: RecordNode, place: int) -> Said:
+    """Return what a node says; the name of its op stands at this place of its inputs."""
     kind, op = node.input_types[0], node.inputs[place]
     if op == "all_to_all" and not kind.startswith("GenericList"):
         op = "all_to_all_single"  # Of one tensor, in equal parts.
-    dtype = kind.removeprefix("GenericList[").removeprefix("Tensor(").rstrip("])")
-    splits = tuple(int(each) for each in node.inputs[place + 1])
-    given, got = _elements(node.inputs[0]), _elements(node.outputs[0] if node.outputs else [])
-    rank, group = int(node.inputs[place - 1]), str(node.inputs[place - 2])
-    yield rank, Moved(op, given, got, OF_CPP.get(dtype, dtype), splits, group)
+    return Said(
+        op=op,
+        given=_elements(node.inputs[0]),
+        got=_elements(node.outputs[0] if node.outputs else []),
+        dtype=kind.removeprefix("GenericList[").removeprefix("Tensor(").rstrip("])"),
+        group=str(node.inputs[place - 2]),
+        splits=str(node.inputs[place + 1]),
+    )
 
 
 def _elements(value: list[Any]) -> int:
-    """Of a tensor (its id, its storage, an offset, the number of its elements, ...), or of a list of them."""
+    """Count those of a tensor (its id, storage, an offset, their number, ...), or of a list."""
     if value and isinstance(value[0], list):
         return sum(map(_elements, value))
     return int(value[3]) if value else 0

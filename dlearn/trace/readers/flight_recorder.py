@@ -8,27 +8,21 @@ speaks of groups without any. Times are of the CPU's calls, by the wall clock of
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from dlearn.errors import TraceError
-from dlearn.trace.event import NOT_OBSERVED, Collective, Event, GroupFact, Header, Line, PointToPoint
+from dlearn.trace.event import NOT_OBSERVED
 from dlearn.trace.job_facts import Imported, Reached
-from dlearn.trace.printable import printable, printable_all
-from dlearn.trace.readers import plain_pickle
-from dlearn.trace.readers.torch_names import IN_PLACE, OPS, tensors, title
+from dlearn.trace.readers import plain_pickle, rank_lines
+from dlearn.trace.readers.rank_lines import OPS, Lines, RankCalls, Tensors, numbers
 
 SOURCE = "Flight Recorder dumps: times are those of the CPU's calls, and only each rank's last calls are there"
-MOST_DIGITS = 6
-"""Of a rank."""
 _PEERS = re.compile(r"(?P<op>send|recv) \d+(?:->|<-)(?P<peer>\d{1,9})(?!\d)")
-_RANK = re.compile(r"(\d+)\D*$")
+_RANK = re.compile(r"(?<!\d)(\d{1,6})\D*$")
 
 
 class Frame(msgspec.Struct):
@@ -58,6 +52,16 @@ class Entry(msgspec.Struct):
     is_p2p: bool = False
     frames: list[Frame] = []
 
+    @property
+    def group(self) -> str:
+        """The name of its group."""
+        return self.process_group[0]
+
+    @property
+    def backend(self) -> str:
+        """ "gloo" of "gloo:all_reduce"."""
+        return self.profiling_name.partition(":")[0]
+
 
 class Status(msgspec.Struct):
     """The numbers of the last calls of a group that this rank has made, and that its watchdog has seen end."""
@@ -69,7 +73,6 @@ class Status(msgspec.Struct):
 class Config(msgspec.Struct):
     """A group that this rank knows; `ranks` is text, as "[0, 1]"."""
 
-    name: str = ""
     desc: str = ""
     ranks: str = ""
 
@@ -85,9 +88,9 @@ class Dump(msgspec.Struct):
     path: str = ""
 
     @property
-    def complete(self) -> bool:
-        """Whether every call since the beginning is here: then one that is not was never made."""
-        return bool(self.entries) and [entry.record_id for entry in self.entries] == list(range(len(self.entries)))
+    def times(self) -> list[int]:
+        """When its calls were made."""
+        return [entry.time_created_ns for entry in self.entries]
 
 
 Key = tuple[str, tuple[int, ...]]
@@ -101,51 +104,43 @@ class FlightRecorder:
         self._dumps: dict[int, Dump] = {}
 
     def take(self, path: Path, data: bytes) -> bool:
-        """Whether this is a dump; then it is kept. TraceError where it is damaged, or of another job."""
+        """Return whether this is a dump; keep it. TraceError if damaged, or of another job."""
         dump = _dump(path, data)
         if dump is None:
             return False
         before = self._dumps.setdefault(dump.rank, dump)
-        if [each.time_created_ns for each in before.entries] != [each.time_created_ns for each in dump.entries]:
-            raise TraceError(f"{before.path} and {path.name} are both of rank {dump.rank}, and differ: give one job.")
+        if before.times != dump.times:
+            raise rank_lines.of_two_jobs(path, before.path, dump.rank)
         if any(entry.frames for entry in dump.entries):
             self._dumps[dump.rank] = dump  # The same as JSON knows no lines of code.
         return True
 
-    def ranks(self) -> list[tuple[Header, list[Line]]]:
-        """The lines of each rank."""
+    def ranks(self) -> list[Lines]:
+        """Return the lines of each rank."""
         job = _Dumps([dump for _, dump in sorted(self._dumps.items())])
         return [job.lines(dump) for dump in job.dumps]
 
 
 def _dump(path: Path, data: bytes) -> Dump | None:
-    """None where this is something else. TraceError where it is a dump, and damaged."""
-    start = data.lstrip()[:1]
-    if not data.startswith(b"\x80") and (start != b"{" or b'"traceEvents"' in data):
+    """Return None where this is something else. TraceError where it is a dump, and damaged."""
+    packed, is_object = data.startswith(b"\x80"), data.lstrip().startswith(b"{")
+    if not packed and (not is_object or b'"version"' not in data or b'"traceEvents"' in data):
         return None
     try:
-        value = plain_pickle.loads(data) if data.startswith(b"\x80") else msgspec.json.decode(data)
-        if not isinstance(value, dict) or "version" not in value or not {"entries", "pg_config"} & value.keys():
+        if packed:
+            data = msgspec.json.encode(plain_pickle.loads(data))
+        fields = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        if "version" not in fields or not {"entries", "pg_config"} & fields.keys():
             return None
-        dump = msgspec.convert(printable_all(_lists(value)), Dump, strict=False)
-    except (ValueError, RecursionError) as error:
-        raise TraceError(printable(f"{path}: no dump that can be read: {str(error)[:200]}.")) from None
+        dump = msgspec.json.decode(data, type=Dump, strict=False)
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise rank_lines.unreadable(path, "dump", error) from None
     found = _RANK.search(path.stem)
-    if found is None or len(found[1]) > MOST_DIGITS:
-        raise TraceError(printable(f"{path}: its name does not end in a rank, as a Flight Recorder dump's does."))
-    dump.rank, dump.path = int(found[1]), printable(path.name)
+    if found is None:
+        why = "its name does not end in a rank, as a Flight Recorder dump's does"
+        raise rank_lines.refused(f"{path}: {why}.")
+    dump.rank, dump.path = int(found[1]), path.name
     return dump
-
-
-def _lists(value: Any) -> Any:
-    """Tuples as lists: strings in both are looked at alike."""
-    match value:
-        case list() | tuple():
-            return [_lists(each) for each in value]
-        case dict():
-            return {str(key): _lists(each) for key, each in value.items()}
-        case _:
-            return value
 
 
 class _Dumps:
@@ -153,116 +148,116 @@ class _Dumps:
 
     def __init__(self, dumps: list[Dump]) -> None:
         self.dumps = dumps
+        calls = [(dump, entry) for dump in dumps for entry in dump.entries]
         self._came: dict[str, set[int]] = defaultdict(set)
-        for dump in dumps:
-            for entry in dump.entries:
-                self._came[entry.process_group[0]].add(dump.rank)
-        calls = [(self.key(dump, entry.process_group[0]), entry) for dump in dumps for entry in dump.entries]
-        self._with_sends = {key for key, entry in calls if entry.is_p2p}
-        # gloo counts sends without noting them.
-        self._with_sends |= {key for key, entry in calls if entry.profiling_name.startswith("gloo:")}
+        self._backends: dict[str, str] = {}
+        about = [entry.process_group for _, entry in calls]
+        about += [(name, config.desc) for dump in dumps for name, config in dump.pg_config.items()]
+        self._descriptions = {name: text for name, text in reversed(about) if text}
+        for dump, entry in calls:
+            self._came[entry.group].add(dump.rank)
+            self._backends.setdefault(entry.group, entry.backend)
         self._of_id: dict[str, set[Key]] = defaultdict(set)
-        for dump in dumps:
-            for entry in dump.entries:
-                self._of_id[str(entry.pg_id)].add(self.key(dump, entry.process_group[0]))
+        self._with_sends: set[Key] = set()
+        for dump, entry in calls:
+            key = self._key(dump, entry.group)
+            self._of_id[str(entry.pg_id)].add(key)
+            if entry.is_p2p or entry.backend == "gloo":  # gloo counts sends without noting them.
+                self._with_sends.add(key)
 
-    def key(self, dump: Dump, name: str) -> Key:
+    def lines(self, dump: Dump) -> Lines:
+        """Return the lines of one rank."""
+        reached = list(self._reached(dump))
+        groups = {entry.group: self._key(dump, entry.group) for entry in dump.entries}
+        groups |= {key[0]: key for key, _, _ in reached}
+        calls = RankCalls()
+        for entry in dump.entries:
+            _add(calls, entry, self._title(entry.group))
+        times = dump.times or [at_ns for each in self.dumps for at_ns in each.times]
+        known = [dump.rank, *(rank for _, ranks in groups.values() for rank in ranks)]
+        facts = [
+            rank_lines.group(
+                self._title(name), self._backends.get(name, "nccl"), ranks, dump.rank,
+                default=self._descriptions.get(name) == "default_pg",
+            )
+            for name, ranks in groups.values() if dump.rank in ranks
+        ]  # fmt: skip
+        came = [
+            Reached(
+                group=self._title(key[0]),
+                called=status.last_enqueued_collective,
+                ended=status.last_completed_collective,
+                inferred=inferred,
+            )
+            for key, status, inferred in reached
+            if key not in self._with_sends
+        ]
+        records = [entry.record_id for entry in dump.entries]
+        limits = Imported(
+            source=SOURCE,
+            # Every call since the beginning is here: then one that is not was never made.
+            complete=bool(records) and records == list(range(len(records))),
+            unexplained=len(records) - len(calls.events),
+        )
+        first = rank_lines.header(SOURCE, dump.rank, max(known) + 1, start_ns=min(times, default=0))
+        return first, [limits, *facts, *came, *calls.events]
+
+    def _key(self, dump: Dump, name: str) -> Key:
         """gloo's dumps do not say who is in a group: then those are whose calls in it are here."""
         config = dump.pg_config.get(name, Config())
-        try:
-            ranks = ast.literal_eval(config.ranks or "[]")
-        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-            ranks = []
-        known = isinstance(ranks, list) and all(isinstance(rank, int) and rank >= 0 for rank in ranks) and ranks
-        return name, tuple(dict.fromkeys(ranks)) if known else tuple(sorted(self._came[name]))
+        return name, numbers(config.ranks) or tuple(sorted(self._came[name]))
 
-    def lines(self, dump: Dump) -> tuple[Header, list[Line]]:
-        described = {entry.process_group[0]: entry for entry in dump.entries}
-        groups = {name: self.key(dump, name) for name in described}
-        reached = list(self._reached(dump))
-        groups |= {key[0]: key for key, _, _ in reached}
-        titles = {name: title(name, self._description(name)) for name in groups}
-        facts = [self._fact(dump, key, titles[name]) for name, key in groups.items() if dump.rank in key[1]]
-        events = [event for entry in dump.entries if (event := _event(entry, titles)) is not None]
-        start_ns = min((entry.time_created_ns for entry in dump.entries), default=0)
-        start_ns = start_ns or min((e.time_created_ns for d in self.dumps for e in d.entries), default=0)
-        header = Header(
-            format=5, job=SOURCE, host="", pid=0, torch="", dlearn="", start_ns=start_ns, rank=dump.rank,
-            world_size=max(max((*ranks, 0)) for _, ranks in (*groups.values(), ("", (dump.rank,)))) + 1,
-        )  # fmt: skip
-        limits = Imported(source=SOURCE, complete=dump.complete, unexplained=len(dump.entries) - len(events))
-        came = [
-            Reached(group=titles[key[0]], called=status.last_enqueued_collective,
-                    ended=status.last_completed_collective, inferred=inferred)
-            for key, status, inferred in reached if key not in self._with_sends
-        ]  # fmt: skip
-        return header, [limits, *facts, *came, *events]
+    def _title(self, name: str) -> str:
+        return rank_lines.title(name, self._descriptions.get(name, ""))
 
-    def _description(self, name: str) -> str:
-        told = (config.desc for dump in self.dumps for key, config in dump.pg_config.items() if key == name)
-        entries = (e.process_group[1] for dump in self.dumps for e in dump.entries if e.process_group[0] == name)
-        return next(filter(None, (*entries, *told)), "")
-
-    def _fact(self, dump: Dump, key: Key, title: str) -> GroupFact:
-        name, ranks = key
-        calls = (entry for each in self.dumps for entry in each.entries if entry.process_group[0] == name)
-        backend = next((entry.profiling_name.partition(":")[0] for entry in calls), "nccl")
-        default = self._description(name) == "default_pg"
-        return GroupFact(
-            name=title, backend=backend, rank=ranks.index(dump.rank), size=len(ranks), ranks=ranks, default=default
-        )
-
-    def _reached(self, dump: Dump) -> Iterable[tuple[Key, Status, bool]]:
+    def _reached(self, dump: Dump) -> Iterator[tuple[Key, Status, bool]]:
         """How far this rank had come in which group, and whether that is inferred: a status has a number, and only
         calls say of which group. Of a number without any: the one group that others have under it, with this rank."""
-        own = {str(entry.pg_id): entry.process_group[0] for entry in dump.entries}
+        own = {str(entry.pg_id): entry.group for entry in dump.entries}
         for number, status in dump.pg_status.items():
             if number in own:
-                yield self.key(dump, own[number]), status, False
+                yield self._key(dump, own[number]), status, False
                 continue
             here = [key for key in self._of_id[number] if dump.rank in key[1] and key[0] in dump.pg_config]
             if len(here) == 1:
                 yield here[0], status, True
 
 
-def _event(entry: Entry, titles: dict[str, str]) -> Event | None:
-    """None of what does not say who sent to whom, as sends that were batched."""
+def _add(calls: RankCalls, entry: Entry, group: str) -> None:
+    """Add a call; none of what does not say who sent to whom, as sends that were batched."""
     name = entry.profiling_name.partition(":")[2] or entry.profiling_name
-    group = titles[entry.process_group[0]]
-    ended_ns = entry.time_discovered_completed_ns or None
-    over = entry.retired or entry.state == "completed"
-    common: dict[str, Any] = {
-        "number": entry.record_id,
-        "start_ns": entry.time_created_ns,
-        "end_ns": max(ended_ns, entry.time_created_ns) if ended_ns and over else None,
-        "ended_by": ("watchdog" if ended_ns else NOT_OBSERVED) if over else "",
-        "site": _site(entry.frames),
-        "group": group,
-    }
-    device = "cpu" if entry.profiling_name.startswith("gloo:") else "cuda"
-    inputs = tensors(entry.input_sizes, entry.input_dtypes, device)
-    outputs = tensors(entry.output_sizes, entry.output_dtypes, device)
-    if not entry.is_p2p:
-        op = OPS.get(name, name)
-        seq = max(entry.collective_seq_id, 0)
-        outputs = () if op in IN_PLACE else outputs
-        return Collective(op=op, seq=seq, inputs=inputs, outputs=outputs, **common)
     found = _PEERS.match(name)
-    if found is None:
-        return None
-    is_send = found["op"] == "send"
-    return PointToPoint(
-        op="send" if is_send else "recv",
-        peer=int(found["peer"]),
-        tag=0,
-        seq=max(entry.p2p_seq_id, 0),
-        tensors=inputs if is_send else outputs,
-        **common,
+    if entry.is_p2p and found is None:
+        return
+    device = "cpu" if entry.profiling_name.startswith("gloo:") else "cuda"
+    end_ns, ended_by = None, ""
+    if entry.retired or entry.state == "completed":
+        end_ns, ended_by = entry.time_discovered_completed_ns or None, NOT_OBSERVED
+    if end_ns is not None:
+        end_ns, ended_by = max(end_ns, entry.time_created_ns), "watchdog"
+    seq = entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id
+    calls.add(
+        found["op"] if entry.is_p2p and found else OPS.get(name, name),
+        group,
+        _tensors(entry.input_sizes, entry.input_dtypes, device),
+        _tensors(entry.output_sizes, entry.output_dtypes, device),
+        seq=max(seq, 0),
+        peer=int(found["peer"]) if found else -1,
+        number=entry.record_id,
+        start_ns=entry.time_created_ns,
+        end_ns=end_ns,
+        ended_by=ended_by,
+        site=_site(entry.frames),
     )
 
 
+def _tensors(sizes: list[list[int]], dtypes: list[str], device: str) -> Tensors:
+    named = zip(sizes, dtypes, strict=False)
+    return tuple(rank_lines.tensor(shape, dtype, device) for shape, dtype in named)
+
+
 def _site(frames: list[Frame]) -> str:
-    """The innermost line that is neither torch's nor a recorder's."""
+    """Return the innermost line that is neither torch's nor a recorder's."""
     for frame in frames:
         if frame.line and not any(part in frame.filename for part in ("/torch/", "/dlearn/hooks/")):
             return f"{frame.filename.rpartition('/')[2]}:{frame.line}"

@@ -2,202 +2,200 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable
 from functools import cached_property
-from typing import Any, NamedTuple
+from itertools import chain
 
 from dlearn.errors import TraceError
 from dlearn.shown import count_text
-from dlearn.trace.event import NOT_OBSERVED, Collective, Event, GroupFact, Header, Line, PointToPoint, TensorInfo
+from dlearn.trace.event import NOT_OBSERVED, GroupFact, TensorInfo
 from dlearn.trace.job_facts import Imported
+from dlearn.trace.readers import rank_lines
 from dlearn.trace.readers.nccl_log import Comm, Device, Log, LoggedCall, ThreadPart
-from dlearn.trace.readers.torch_names import IN_PLACE
-from dlearn.trace.wiring import Choice, Ring, TreePlace, Wired
+from dlearn.trace.readers.rank_lines import Lines, RankCalls
+from dlearn.trace.wiring import Choice, Ring, Wired
 
 SOURCE = "NCCL's log: it has no times, calls stand in the order of its lines"
-OPS = {
-    "AllReduce": "all_reduce", "AllGather": "all_gather_single", "ReduceScatter": "reduce_scatter_single",
-    "Broadcast": "broadcast", "Reduce": "reduce", "Send": "send", "Recv": "recv",
-    "AlltoAll": "all_to_all_single", "Gather": "gather", "Scatter": "scatter",
-}  # fmt: skip
 DTYPES = (
-    ("int8", 1), ("uint8", 1), ("int32", 4), ("uint32", 4), ("int64", 8), ("uint64", 8), ("float16", 2),
-    ("float32", 4), ("float64", 8), ("bfloat16", 2), ("float8_e4m3fn", 1), ("float8_e5m2", 1),
+    "int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64",
+    "bfloat16", "float8_e4m3fn", "float8_e5m2",
 )  # fmt: skip
 """By NCCL's numbers."""
+GIVEN_TO_EACH = ("reduce_scatter_single", "scatter", "all_to_all_single")
+GOT_OF_EACH = ("all_gather_single", "gather", "all_to_all_single")
+"""What has a part for, or of, each rank: a log's count is that of one part."""
+ROOTED = ("broadcast", "reduce", "gather", "scatter")
 MOST_NUMBERS = 1 << 24
 """Of members in all files together: for each rank all of a group are listed."""
 
-Members = dict[int, Comm]
-"""Of one group, by rank in it."""
 
+class Communicator:
+    """One communicator, as all its ranks have it."""
 
-class Shared(NamedTuple):
-    """What holds for all members of a group."""
-
-    rings: tuple[Ring, ...] = ()
-    choices: tuple[Choice, ...] = ()
-
-
-class Communicators:
-    """Communicators of all processes, joined, with what was said of each."""
-
-    def __init__(self, log: Log) -> None:
-        self.log = log
-        found: dict[tuple[Any, ...], list[Comm]] = defaultdict(list)
-        for comm in log.comms:
-            found[comm.key].append(comm)
-        # Two of one key and rank: which of them belongs to whom nobody can tell.
-        self.groups: list[Members] = []
-        self.ambiguous = 0
-        for comms in found.values():
-            members = {comm.rank: comm for comm in comms}
-            if len(members) == len(comms):
-                self.groups.append(members)
-            else:
-                self.ambiguous += len(comms)
-        self.unassigned = _settle(self.groups, log.open)
+    def __init__(self, name: str, comms: dict[int, Comm], switched: set[Device]) -> None:
+        self.name, self.comms, self._switched = name, comms, switched
+        self.size = next(iter(comms.values())).size
 
     @cached_property
-    def _shared(self) -> dict[int, Shared]:
-        return {id(group): Shared(rings_of(group), _choices(group)) for group in self.groups}
+    def rings(self) -> tuple[Ring, ...]:
+        """The whole ones: in each channel each rank has one next, and one way goes through all."""
+        after: dict[int, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+        for rank, comm in self.comms.items():
+            for piece in comm.pieces:
+                for channel, ranks in piece.after.items():
+                    after[channel][rank] |= ranks
+                for channel, order in piece.orders.items():
+                    if sorted(order) == list(range(self.size)):
+                        for one, other in zip(order, order[1:] + order[:1], strict=True):
+                            after[channel][one].add(other)
+        orders: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for channel, following in sorted(after.items()):
+            if order := _closed(following, self.size):
+                orders[order].append(channel)
+        return tuple(Ring(order, tuple(channels)) for order, channels in orders.items())
 
     @cached_property
-    def world(self) -> Members:
-        """The largest group: its ranks are those of the job."""
-        return max(self.groups, key=lambda each: (_size(each), len(each)), default={})
+    def choices(self) -> tuple[Choice, ...]:
+        """What was chosen for its collectives."""
+        return tuple(dict.fromkeys(choice for comm in self.comms.values() for choice in comm.choices))
 
-    @cached_property
-    def rank_of(self) -> dict[Device, int]:
-        """The job's rank on each GPU."""
-        return {comm.device: rank for rank, comm in self.world.items()}
-
-    def members(self, group: Members) -> tuple[int, ...]:
-        """The ranks of the job in a group, in its order; () where one of them left no line."""
-        if group is self.world:
-            return tuple(range(_size(group)))
-        if len(group) < _size(group):
-            return ()
-        ranks = [self.rank_of.get(group[rank].device, -1) for rank in range(_size(group))]
-        return () if min(ranks) < 0 or len(set(ranks)) < len(ranks) else tuple(ranks)
-
-    def wired(self, group: Members, rank: int, name: str) -> Wired:
-        """What is known of this rank of a group."""
-        comm = group[rank]
-        first = self._shared[id(group)] if rank == min(group) else Shared()
-        links = [link for piece in comm.pieces for link in piece.links if link.to < comm.size]
-        places = [place for piece in comm.pieces for place in piece.places if _inside(place, comm.size)]
+    def wired(self, rank: int, name: str) -> Wired:
+        """What is known of one of its ranks; of all together, in the lines of the first."""
+        comm, is_first = self.comms[rank], rank == min(self.comms)
+        links = dict.fromkeys(link for piece in comm.pieces for link in piece.links)
+        places = dict.fromkeys(place for piece in comm.pieces for place in piece.places)
         return Wired(
             group=name,
             host=comm.device.host,
             device=comm.device.number,
             channels=max((piece.channels for piece in comm.pieces), default=0),
-            links=tuple(dict.fromkeys(links)),
-            places=tuple(dict.fromkeys(places)),
-            rings=first.rings,
-            choices=first.choices,
-            switch=comm.device in self.log.switched,
+            links=tuple(link for link in links if link.to < self.size),
+            places=tuple(at for at in places if max(0, at.up or 0, *at.down) < self.size),
+            rings=self.rings if is_first else (),
+            choices=self.choices if is_first else (),
+            switch=comm.device in self._switched,
         )
-
-    def notes(self) -> str:
-        """What could not be used, as part of what the source is called."""
-        log = self.log
-        links = sum(len(piece.links) for piece in self.unassigned)
-        told = [
-            (links, "connections of no known communicator"),
-            (self.ambiguous, "communicators that cannot be told apart"),
-            (log.unknown_choices, "choices of no known communicator"),
-        ]
-        more = "".join(f"; not assigned: {count:,} {what}" for count, what in told if count)
-        return f"{log.understood:,} of {log.lines:,} lines understood{more}"
 
 
 class NcclLog(Log):
     """The log of a job: alone, or beside files that tell more of its calls."""
 
-    @cached_property
-    def _groups(self) -> Communicators:
-        return Communicators(self)
+    def __init__(self) -> None:
+        super().__init__()
+        self._given: list[Wired] = []
 
-    def ranks(self) -> list[tuple[Header, list[Line]]]:
-        """The lines of each rank of the largest communicator."""
-        if not self.lines:
-            return []
-        job = self._groups
-        world = job.world
-        if not world:
+    @cached_property
+    def _job(self) -> list[Communicator]:
+        """Its communicators, each with what was said of it."""
+        found: dict[tuple[str | int, ...], list[Comm]] = defaultdict(list)
+        for comm in self.comms:
+            found[comm.key].append(comm)
+        job: list[Communicator] = []
+        for comms in found.values():
+            by_rank = {comm.rank: comm for comm in comms}
+            if len(by_rank) == len(comms):
+                job.append(Communicator(f"nccl {len(job)}", by_rank, self.switched))
+            else:  # Of two of one key and rank it is not known which is whose.
+                self.unassigned["communicators that cannot be told apart"] += len(comms)
+        of_device: dict[Device, list[Comm]] = defaultdict(list)
+        for group in job:
+            for comm in group.comms.values():
+                of_device[comm.device].append(comm)
+        for piece in chain(self.open, *self.spoken.values()):
+            fitting = [comm for comm in of_device[piece.device] if _fits(piece, comm)]
+            if len(fitting) == 1:
+                fitting[0].pieces.append(piece)
+            else:
+                self.unassigned["connections of no known communicator"] += len(piece.links)
+        return job
+
+    @cached_property
+    def _world(self) -> Communicator:
+        """The largest group: its ranks are those of the job."""
+        if not self._job:
             raise TraceError(
                 f"NCCL's log: none of its {count_text(self.lines, 'line')} tells of which communicator it is. It must"
                 " be that of the job's beginning, and NCCL_DEBUG_SUBSYS, where it is set, must have INIT in it."
             )
-        if len(world) * _size(world) > MOST_NUMBERS:
-            raise TraceError(f"NCCL's log: a communicator of {_size(world):,} ranks is more than can be read.")
-        groups = [(f"nccl {at}", group, job.members(group)) for at, group in enumerate(job.groups)]
-        source = f"{SOURCE}; {job.notes()}"
-        made = []
-        for rank, one in sorted(world.items()):
-            lines: list[Line] = []
-            events: list[Event] = []
-            unexplained = self.unknown_calls if rank == min(world) else 0
-            for name, group, ranks in groups:
-                for comm in (each for each in group.values() if each.device == one.device):
+        return max(self._job, key=lambda each: (each.size, len(each.comms)))
+
+    @cached_property
+    def _rank_of(self) -> dict[Device, int]:
+        """The job's rank on each GPU."""
+        return {comm.device: rank for rank, comm in self._world.comms.items()}
+
+    def _members(self, group: Communicator) -> tuple[int, ...]:
+        """The ranks of the job in a group, in its order; () where one of them left no line."""
+        if group is self._world:
+            return tuple(range(group.size))
+        if len(group.comms) < group.size:
+            return ()
+        ranks = [self._rank_of.get(group.comms[rank].device, -1) for rank in range(group.size)]
+        return () if min(ranks) < 0 or len(set(ranks)) < len(ranks) else tuple(ranks)
+
+    def ranks(self) -> list[Lines]:
+        """Return the lines of each rank of the largest communicator."""
+        if not self.lines:
+            return []
+        world = self._world
+        if len(world.comms) * world.size > MOST_NUMBERS:
+            what = f"a communicator of {world.size:,} ranks"
+            raise TraceError(f"NCCL's log: {what} is more than can be read.")
+        groups = [(group, self._members(group)) for group in self._job]
+        made: list[Lines] = []
+        for rank, one in sorted(world.comms.items()):
+            lines: list[GroupFact | Wired] = []
+            calls = RankCalls()
+            unexplained = self.unknown_calls if not made else 0
+            for group, ranks in groups:
+                for comm in [each for each in group.comms.values() if each.device == one.device]:
                     if not ranks:
                         unexplained += len(comm.calls)
                         continue
-                    lines.append(_fact(name, comm, ranks, default=group is world))
-                    lines.append(job.wired(group, comm.rank, name))
-                    events += _events(comm, name, len(events))
-            header = Header(
-                format=5, job=SOURCE, host="", pid=one.device.pid, torch="", dlearn="", start_ns=0,
-                rank=rank, world_size=one.size,
-            )  # fmt: skip
-            made.append((header, [Imported(source=source, complete=False, unexplained=unexplained), *lines, *events]))
+                    own, default = ranks[comm.rank], group is world
+                    lines.append(rank_lines.group(group.name, "nccl", ranks, own, default=default))
+                    lines.append(group.wired(comm.rank, group.name))
+                    for call in comm.calls:
+                        _add(calls, group, call)
+            source = f"{SOURCE}; {self._notes}"
+            limits = Imported(source=source, complete=False, unexplained=unexplained)
+            first = rank_lines.header(SOURCE, rank, one.size, pid=one.device.pid)
+            made.append((first, [limits, *lines, *calls.events]))
         return made
 
     def beside(self, rank: int, host: str, groups: Iterable[GroupFact]) -> list[Wired]:
-        """What it says of a rank that other files tell of, in their groups: those with the same members, in which all
-        that it says is one. Nothing where the rank was on another host."""
-        job, found = self._groups, []
-        one = job.world.get(rank)
+        """Return what it says of a rank that other files tell of, in groups of the same members, if
+        all that it says is one. Nothing where the rank was on another host."""
+        one = self._world.comms.get(rank) if self._job else None
         if one is None or (host and host.partition(".")[0] != one.device.host.partition(".")[0]):
             return []
+        found: list[Wired] = []
         for fact in groups:
             ranks = fact.ranks or tuple(range(fact.size))
-            same = [each for each in job.groups if job.members(each) == ranks and fact.rank in each]
-            told = [job.wired(each, fact.rank, fact.name) for each in same]
-            if told and all(each == told[0] for each in told):
-                found.append(told[0])
+            same = [each for each in self._job if self._members(each) == ranks]
+            wired = [each.wired(fact.rank, fact.name) for each in same if fact.rank in each.comms]
+            if wired and all(each == wired[0] for each in wired):
+                found.append(wired[0])
+        self._given += found
         return found
 
-    def told_beside(self, wired: Sequence[Wired]) -> str:
-        """What was taken from it for another file's groups, in a sentence."""
-        groups = {each.group for each in wired}
-        rings = sum(len(ring.channels) for each in wired for ring in each.rings)
+    def told_beside(self) -> str:
+        """Say what was taken from it for other files' groups."""
+        groups = {each.group for each in self._given}
+        rings = sum(len(ring.channels) for each in self._given for ring in each.rings)
         return (
             f"NCCL's log beside: {count_text(rings, 'ring')} in {count_text(len(groups), 'group')}, whose members are"
-            f" the same there ({self._groups.notes()})"
+            f" the same there ({self._notes})"
         )
 
-
-def rings_of(group: Members) -> tuple[Ring, ...]:
-    """The rings that are whole: in each channel one next rank for each rank, and one way round through all of them."""
-    size = _size(group)
-    after: dict[int, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
-    for rank, comm in group.items():
-        for piece in comm.pieces:
-            for channel, ranks in piece.after.items():
-                after[channel][rank] |= ranks
-            for channel, order in piece.orders.items():
-                if sorted(order) == list(range(size)):
-                    for one, other in zip(order, (*order[1:], order[0]), strict=True):
-                        after[channel][one].add(other)
-    orders: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for channel, following in sorted(after.items()):
-        order = _closed(following, size)
-        if order:
-            orders[order].append(channel)
-    return tuple(Ring(order, tuple(channels)) for order, channels in orders.items())
+    @property
+    def _notes(self) -> str:
+        """How much of it could be used, as part of what the source is called."""
+        told = f"{self.understood:,} of {self.lines:,} lines understood"
+        for what, count in self.unassigned.items():
+            told += f"; not assigned: {count:,} {what}" * bool(count)
+        return told
 
 
 def _closed(after: dict[int, set[int]], size: int) -> tuple[int, ...]:
@@ -211,109 +209,28 @@ def _closed(after: dict[int, set[int]], size: int) -> tuple[int, ...]:
     return tuple(order) if len(order) == size and at == 0 else ()
 
 
-def _settle(groups: Sequence[Members], pieces: list[ThreadPart]) -> list[ThreadPart]:
-    """Give each piece that was said outside of the making of a communicator to the one that it can only be of.
-
-    That is the only one of its process in which it has this rank; or that whose rings it closes, with one piece of each
-    other member, if there is no second one of the same members. Returns those that stay open.
-    """
-    comms: dict[Device, list[Comm]] = defaultdict(list)
-    for group in groups:
-        for comm in group.values():
-            comms[comm.device].append(comm)
-    left: list[ThreadPart] = []
-    for piece in pieces:
-        fitting = [comm for comm in comms[piece.device] if _fits(piece, comm)]
-        if len(fitting) == 1:
-            fitting[0].pieces.append(piece)
-        else:
-            left.append(piece)
-    open_of: dict[Device, list[ThreadPart]] = defaultdict(list)
-    for piece in left:
-        open_of[piece.device].append(piece)
-    alike = Counter(_who(group) for group in groups)
-    for group in sorted(groups, key=_size):
-        if rings_of(group) or len(group) < _size(group) or alike[_who(group)] > 1:
-            continue
-        options = {
-            rank: [piece for piece in open_of[comm.device] if piece.after and _fits(piece, comm)]
-            for rank, comm in group.items()
-        }
-        if not all(len(found) == 1 for found in options.values()):
-            continue
-        tried = {rank: Comm(comm.device, rank, comm.size, comm.key, options[rank]) for rank, comm in group.items()}
-        channels = {channel for (piece,) in options.values() for channel in piece.after}
-        if sum(len(ring.channels) for ring in rings_of(tried)) == len(channels):
-            for rank, comm in group.items():
-                (piece,) = options[rank]
-                comm.pieces.append(piece)
-                open_of[comm.device].remove(piece)
-    return [piece for found in open_of.values() for piece in found]
-
-
-def _who(group: Members) -> frozenset[tuple[int, Device]]:
-    return frozenset((rank, comm.device) for rank, comm in group.items())
-
-
 def _fits(piece: ThreadPart, comm: Comm) -> bool:
-    ranks = {link.to for link in piece.links} | {rank for following in piece.after.values() for rank in following}
+    """Whether a piece that was said outside of the making of a communicator can be of this one."""
+    ranks = {link.to for link in piece.links}.union(*piece.after.values())
     return piece.me == {comm.rank} and max(ranks, default=0) < comm.size
 
 
-def _size(group: Members) -> int:
-    return next(iter(group.values())).size
-
-
-def _inside(place: TreePlace, size: int) -> bool:
-    return all(rank < size for rank in (*place.down, place.up or 0))
-
-
-def _choices(group: Members) -> tuple[Choice, ...]:
-    found = (
-        Choice(OPS.get(each.op, each.op), each.bytes, each.algorithm, each.protocol, each.channels)
-        for comm in group.values()
-        for each in comm.choices
+def _add(calls: RankCalls, group: Communicator, call: LoggedCall) -> None:
+    """Add a call. Its times are its number: the log has none."""
+    op = call.op
+    calls.add(
+        op,
+        group.name,
+        (_tensor(call, group.size if op in GIVEN_TO_EACH else 1),),
+        (_tensor(call, group.size if op in GOT_OF_EACH else 1),),
+        peer=call.root if call.root < group.size else -1,
+        root=call.root if op in ROOTED else None,
+        start_ns=call.number,
+        ended_by=NOT_OBSERVED,
     )
-    return tuple(dict.fromkeys(found))
 
 
-def _fact(name: str, comm: Comm, ranks: tuple[int, ...], *, default: bool) -> GroupFact:
-    return GroupFact(name=name, backend="nccl", rank=comm.rank, size=comm.size, ranks=ranks, default=default)
-
-
-def _events(comm: Comm, group: str, before: int) -> list[Event]:
-    """The calls of a rank in one group. Their times are their numbers: the log has none."""
-    events: list[Event] = []
-    turns: dict[str, int] = defaultdict(int)
-    for at, (number, call) in enumerate(comm.calls):
-        op = OPS.get(call.op, call.op.lower())
-        turns[op if op in ("send", "recv") else ""] += 1
-        common: dict[str, Any] = {"number": before + at, "start_ns": number, "ended_by": NOT_OBSERVED, "group": group}
-        if op in ("send", "recv"):
-            peer = call.root if call.root < comm.size else None
-            tensors = _tensor(call, 1)
-            common |= {"peer": peer, "tag": 0, "seq": turns[op]}
-            events.append(PointToPoint(op="send" if op == "send" else "recv", tensors=tensors, **common))
-            continue
-        gathers, scatters = op in ("all_gather_single", "gather"), op in ("reduce_scatter_single", "scatter")
-        whole = comm.size if scatters or op == "all_to_all_single" else 1
-        outputs = _tensor(call, comm.size if gathers or op == "all_to_all_single" else 1)
-        root = call.root if op in ("broadcast", "reduce", "gather", "scatter") else None
-        events.append(
-            Collective(
-                op=op,
-                seq=turns[""],
-                inputs=_tensor(call, whole),
-                outputs=() if op in IN_PLACE else outputs,
-                root=root,
-                **common,
-            )
-        )
-    return events
-
-
-def _tensor(call: LoggedCall, times: int) -> tuple[TensorInfo, ...]:
-    dtype, item_bytes = DTYPES[call.datatype] if call.datatype < len(DTYPES) else (f"type {call.datatype}", 1)
-    count = min(call.elements * times, 2**40)
-    size = min(count * item_bytes, 2**53)
-    return (TensorInfo((count,), dtype, "cuda", size, size),)
+def _tensor(call: LoggedCall, parts: int) -> TensorInfo:
+    known = call.datatype < len(DTYPES)
+    dtype = DTYPES[call.datatype] if known else f"type {call.datatype}"
+    return rank_lines.tensor((call.elements * parts,), dtype, "cuda")

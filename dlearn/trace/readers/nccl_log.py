@@ -10,19 +10,20 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from dlearn.errors import TraceError
 from dlearn.trace.printable import printable
+from dlearn.trace.readers import rank_lines
 from dlearn.trace.wiring import ChannelLink, Choice, TreePlace
 
 MARK = " NCCL INFO "
 MOST_CHARACTERS = 8192
 """Of one line that are looked at; NCCL writes 1,023."""
-_CUT = 1000
-"""A longer line may have lost its end."""
+_CUT = 900
+"""A longer text may have lost its end."""
 _PREFIX = re.compile(r"([\w.-]{1,255}):(\d{1,10}):(\d{1,10}) \[(\d{1,4})\](?: \S{1,100}:\d{1,6})?$")
 _COMM = re.compile(
     r"(?:\[Rank \d+\] )?(?:ncclComm\w+ )?comm (\w+) rank (\d{1,6}) nranks (\d{1,6}) cudaDev (\d{1,4}) "
@@ -47,6 +48,11 @@ _CALL = re.compile(
     r"(\w+): opCount \w+ sendbuff \S+ recvbuff \S+ count (\d{1,15}) datatype (\d{1,4}) op \d+ root (\d{1,6}) comm (\S+)"
 )
 _SWITCH = re.compile(r"NVLS (?:Creat|comm |rank )|Connected NVLS")
+OPS = {
+    "AllReduce": "all_reduce", "AllGather": "all_gather_single", "ReduceScatter": "reduce_scatter_single",
+    "Broadcast": "broadcast", "Reduce": "reduce", "Send": "send", "Recv": "recv",
+    "AlltoAll": "all_to_all_single", "Gather": "gather", "Scatter": "scatter",
+}  # fmt: skip
 ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 PROTOCOLS = ("LL", "LL128", "SIMPLE")
 """By NCCL's numbers, which older logs write."""
@@ -60,20 +66,17 @@ class Device(NamedTuple):
     number: int
 
 
-class LoggedCall(NamedTuple):
-    """A collective, a send or a receive, as its line says."""
+Thread = tuple[Device, int]
 
+
+class LoggedCall(NamedTuple):
+    """A collective, a send or a receive: its number on the device, and what its line says."""
+
+    number: int
     op: str
     elements: int
     datatype: int
     root: int
-
-
-class Head(NamedTuple):
-    """Who wrote a line: process and thread; and where that begins in it."""
-
-    thread: tuple[Device, int]
-    start: int
 
 
 @dataclass
@@ -84,7 +87,7 @@ class ThreadPart:
     links: list[ChannelLink] = field(default_factory=list)
     me: set[int] = field(default_factory=set)
     """The ranks that it sends as: one, if the piece is of one communicator."""
-    after: dict[int, set[int]] = field(default_factory=dict)
+    after: dict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
     """Who comes next in the ring of each channel."""
     places: list[TreePlace] = field(default_factory=list)
     orders: dict[int, tuple[int, ...]] = field(default_factory=dict)
@@ -92,15 +95,12 @@ class ThreadPart:
     channels: int = 0
 
     def connected(self, use: str) -> None:
-        """All that was connected without a word what for is for this."""
+        """Note that all that was connected without a word what for is for this."""
         for at, link in enumerate(self.links):
             if not link.use:
                 self.links[at] = ChannelLink(link.channel, link.to, link.via, use)
                 if use == "ring":
-                    self.after.setdefault(link.channel, set()).add(link.to)
-
-    def __bool__(self) -> bool:
-        return bool(self.links or self.after or self.places or self.orders)
+                    self.after[link.channel].add(link.to)
 
 
 @dataclass
@@ -113,8 +113,7 @@ class Comm:
     key: tuple[str | int, ...]
     pieces: list[ThreadPart] = field(default_factory=list)
     choices: dict[Choice, None] = field(default_factory=dict)
-    calls: list[tuple[int, LoggedCall]] = field(default_factory=list)
-    """With their number among all calls of the device."""
+    calls: list[LoggedCall] = field(default_factory=list)
 
 
 class Log:
@@ -122,49 +121,41 @@ class Log:
 
     def __init__(self) -> None:
         self.comms: list[Comm] = []
-        self._open: list[ThreadPart] = []
+        self.open: list[ThreadPart] = []
+        """What was said before a communicator was made; what is said after is in `spoken`."""
+        self.spoken: dict[Thread, list[ThreadPart]] = {}
         self.switched: set[Device] = set()
-        self.lines = self.understood = self.unknown_calls = self.unknown_choices = 0
+        self.lines = self.understood = self.unknown_calls = 0
+        self.unassigned: Counter[str] = Counter()
+        """What is understood, but not of whom."""
         self._by_pointer: dict[tuple[str, int, str], Comm] = {}
         self._of_device: dict[Device, list[Comm]] = defaultdict(list)
-        self._threads: dict[tuple[Device, int], list[ThreadPart]] = {}
-        self._making: dict[tuple[Device, int], Comm] = {}
-        self._last_call: dict[tuple[Device, int], Comm] = {}
+        self._making: dict[Thread, Comm] = {}
+        self._last_call: dict[Thread, Comm] = {}
         self._turns: Counter[tuple[Device, int]] = Counter()
         self._calls: Counter[Device] = Counter()
 
     def take(self, path: Path, data: bytes) -> bool:
-        """Whether this is one; then what tells of rings, links and calls is kept."""
+        """Return whether this is one; then what tells of rings, links and calls is kept."""
         if MARK.encode() not in data or data[:2] == b"PK":
             return False
-        hosts: set[str] = set()
         for line in data.split(b"\n"):
             if MARK.encode() in line:
-                self._line(line[:MOST_CHARACTERS].decode(errors="replace"), hosts)
+                self.lines += 1
+                self._line(printable(line[:MOST_CHARACTERS].decode(errors="replace").rstrip()))
         if len(self.comms) > 1 << 20:
-            raise TraceError(printable(f"{path}: more communicators than any job has."))
+            raise rank_lines.refused(f"{path}: more communicators than any job has.")
         return True
 
-    @property
-    def open(self) -> list[ThreadPart]:
-        """What was said outside of the making of a communicator."""
-        last = [piece for pieces in self._threads.values() for piece in pieces if piece]
-        return self._open + last
+    def _line(self, line: str) -> None:
+        """Take in one line; two that have run together are not understood."""
+        before, _, text = line.partition(MARK)
+        found = _PREFIX.search(before, max(0, len(before) - 500))
+        if found is not None and MARK not in text:
+            device = Device(found[1], int(found[2]), int(found[4]))
+            self.understood += self._said((device, int(found[3])), text)
 
-    def _line(self, line: str, hosts: set[str]) -> None:
-        """Lines of several ranks may have run together: then where the next begins, a host's name tells."""
-        parts = line.split(MARK)
-        heads = [_head(part, hosts if at else None) for at, part in enumerate(parts[:-1])]
-        for at, (head, text) in enumerate(zip(heads, parts[1:], strict=True)):
-            then = heads[at + 1] if at + 1 < len(heads) else None
-            self.lines += 1
-            if head is not None:
-                hosts.add(head.thread[0].host)
-                text = text if then is None else text[: then.start]
-                whole = len(line) < _CUT
-                self.understood += self._said(head.thread, text.rstrip(), whole=whole)
-
-    def _said(self, thread: tuple[Device, int], text: str, *, whole: bool) -> bool:
+    def _said(self, thread: Thread, text: str) -> bool:
         """Take in what a thread says; whether it is understood."""
         if "- Init " in text:
             return self._comm(thread, text)
@@ -175,33 +166,33 @@ class Log:
         if _SWITCH.match(text):
             self.switched.add(thread[0])
             return True
-        pieces = self._threads.setdefault(thread, [ThreadPart(thread[0])])
-        piece = pieces[-1]
-        if text.startswith("Connected all "):
-            piece.connected("ring" if text.startswith("Connected all rings") else "tree")
-            if thread not in self._making:
-                pieces.append(ThreadPart(thread[0]))
-            return True
-        return _of_wiring(piece, text, whole=whole)
+        pieces = self.spoken.setdefault(thread, [ThreadPart(thread[0])])
+        if not text.startswith("Connected all "):
+            return _of_wiring(pieces[-1], text)
+        pieces[-1].connected("ring" if text.startswith("Connected all rings") else "tree")
+        if thread not in self._making:
+            pieces.append(ThreadPart(thread[0]))
+        return True
 
-    def _comm(self, thread: tuple[Device, int], text: str) -> bool:
+    def _comm(self, thread: Thread, text: str) -> bool:
         found = _COMM.match(text)
         if found is None or not int(found[2]) < int(found[3]):
             return False
         device = thread[0]._replace(number=int(found[4]))
-        pointer, more, when = found[1], found[5], found[6]
-        comm = self._making.pop(thread, None) if when == "COMPLETE" else None
-        if when == "START":
-            self._open += [piece for piece in self._threads.pop(thread, []) if piece]
-        if comm is None:
-            comm = Comm(device, int(found[2]), int(found[3]), self._key(device, int(found[3]), more))
+        pieces = self.spoken.pop(thread, [])
+        comm = self._making.pop(thread, None)
+        starts = found[6] == "START"
+        if comm is None or starts:
+            key = self._key(device, int(found[3]), found[5])
+            comm = Comm(device, int(found[2]), int(found[3]), key)
             self.comms.append(comm)
             self._of_device[device].append(comm)
-            self._by_pointer[device.host, device.pid, pointer] = comm
-        if when == "START":
+            self._by_pointer[device.host, device.pid, found[1]] = comm
+        if starts:
             self._making[thread] = comm
+            self.open += pieces
         else:
-            comm.pieces += [piece for piece in self._threads.pop(thread, []) if piece]
+            comm.pieces += pieces
         return True
 
     def _key(self, device: Device, size: int, more: str) -> tuple[str | int, ...]:
@@ -215,7 +206,7 @@ class Log:
         self._turns[device, size] += 1
         return "of size", size, self._turns[device, size]
 
-    def _call(self, thread: tuple[Device, int], text: str) -> bool:
+    def _call(self, thread: Thread, text: str) -> bool:
         found = _CALL.match(text)
         if found is None:
             return False
@@ -225,66 +216,57 @@ class Log:
             self.unknown_calls += 1
             return True
         self._calls[comm.device] += 1
-        call = LoggedCall(found[1], int(found[2]), int(found[3]), int(found[4]))
-        comm.calls.append((self._calls[comm.device], call))
+        op, *counts = found.groups()[:-1]
+        named = OPS.get(op, op.lower())
+        comm.calls.append(LoggedCall(self._calls[comm.device], named, *map(int, counts)))
         self._last_call[thread] = comm
         return True
 
-    def _choice(self, thread: tuple[Device, int], text: str) -> bool:
+    def _choice(self, thread: Thread, text: str) -> bool:
         found = _CHOICE.match(text)
-        if found is None:
-            return False
         own = self._of_device[thread[0]]
         comm = own[0] if len(own) == 1 else self._last_call.get(thread)
+        if found is None:
+            return False
         if comm is None:
-            self.unknown_choices += 1
+            self.unassigned["choices of no known communicator"] += 1
             return True
-        algorithm, protocol = _named(found[3], ALGORITHMS), _named(found[4], PROTOCOLS)
-        channels = (int(found[6]), int(found[7])) if found[6] is not None else ()
+        op, size, algorithm, protocol, time, first, last = found.groups()
         # Older logs, which tell a time too, count what all ranks give or get together.
-        together = found[5] is not None and found[1] in ("AllGather", "ReduceScatter")
-        size = int(found[2]) // comm.size if together else int(found[2])
-        comm.choices[Choice(found[1], size, algorithm, protocol, channels)] = None
+        together = time is not None and op in ("AllGather", "ReduceScatter")
+        choice = Choice(
+            OPS.get(op, op),
+            int(size) // (comm.size if together else 1),
+            _named(algorithm, ALGORITHMS),
+            _named(protocol, PROTOCOLS),
+            () if first is None else (int(first), int(last)),
+        )
+        comm.choices[choice] = None
         return True
 
 
-def _head(before: str, hosts: set[str] | None) -> Head | None:
-    """What stands before the mark; in the middle of a line only one of these hosts can be told from other text."""
-    found = _PREFIX.search(before, max(0, len(before) - 500))
-    if found is None:
-        return None
-    host, start = found[1], found.start()
-    if hosts is not None and host not in hosts:
-        host = max((each for each in hosts if host.endswith(each)), key=len, default="")
-        start += len(found[1]) - len(host)
-    if not host:
-        return None
-    return Head((Device(printable(host), int(found[2]), int(found[4])), int(found[3])), start)
-
-
-def _named(text: str, names: tuple[str, ...]) -> str:
+def _named(text: str, names: Sequence[str]) -> str:
     """NCCL's word, which is a number in older logs."""
-    if text.isdecimal() and len(text) < 3 and int(text) < len(names):
-        return names[int(text)]
-    return printable(text.upper())
+    return dict(zip(map(str, range(len(names))), names, strict=True)).get(text, text.upper())
 
 
-def _of_wiring(piece: ThreadPart, text: str, *, whole: bool) -> bool:
+def _of_wiring(piece: ThreadPart, text: str) -> bool:
     """Take in a line about rings, trees and links; whether it is one."""
     if found := _LINK.match(text):
         channel, use, src, dst, way, via = found.groups()
         if way != "receive":
             piece.me.add(int(src))
-            piece.links.append(ChannelLink(int(channel), int(dst), printable(via), "send, recv" if use == "1" else ""))
+            use = "send, recv" if use == "1" else ""
+            piece.links.append(ChannelLink(int(channel), int(dst), via, use))
     elif found := _ORDER.match(text):
         piece.orders[int(found[1])] = tuple(int(each) for each in found[3].split() if len(each) < 7)
         piece.channels = max(piece.channels, int(found[2]))
     elif text.startswith("Trees ["):
         places = [_place(int(each[1]), each[4], each[2]) for each in _TREES.finditer(text)]
-        piece.places += places if whole else places[:-1]
+        piece.places += places[:-1] if len(text) > _CUT else places
     elif found := _RING.match(text):
         piece.me.add(int(found[3]))
-        piece.after.setdefault(int(found[1]), set()).add(int(found[4]))
+        piece.after[int(found[1])].add(int(found[4]))
     elif found := _TREE.match(text):
         piece.me.add(int(found[3]))
         piece.places.append(_place(int(found[1]), found[2], found[4]))

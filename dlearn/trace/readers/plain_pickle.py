@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Iterator
 from typing import Any, NoReturn
 
 SPREAD = 4
@@ -22,27 +21,21 @@ class PlainUnpickler(pickle.Unpickler):
 
 
 def loads(data: bytes) -> Any:
-    """The plain data of a pickle. ValueError, with the reason, where it is none, or stands for far more than it is."""
+    """Return the plain data of a pickle. ValueError where it is none, or stands for too much."""
     try:
         value = PlainUnpickler(io.BytesIO(data)).load()
-    except (pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, IndexError, KeyError) as error:
+    except (pickle.UnpicklingError, EOFError, TypeError, AttributeError, LookupError) as error:
         raise ValueError(str(error) or "it is cut off") from None
     except (RecursionError, MemoryError, OverflowError):
         raise ValueError("it is too deep or too large") from None
-    most = SPREAD * len(data) + 1000
-    for number, _ in enumerate(_values(value)):
-        if number > most:
-            raise ValueError("it refers to the same lists again and again, and stands for too much")
-    return value
-
-
-def _values(value: Any) -> Iterator[Any]:
-    """Every value in it, as often as it is referred to."""
-    waiting = [value]
-    while waiting:
+    left, waiting = SPREAD * len(data) + 1000, [value]
+    while waiting and left:
         one = waiting.pop()
-        yield one
+        left -= 1
         if isinstance(one, dict):
             waiting += [*one.keys(), *one.values()]
         elif isinstance(one, list | tuple | set | frozenset):
             waiting += one
+    if waiting:
+        raise ValueError("it refers to the same lists again and again, and stands for too much")
+    return value

@@ -13,12 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlearn.trace.ends import End, Group, OperationClass, RpcEnd, bytes_of, tensors_of
+from dlearn.trace.ends import End, OperationClass, RpcEnd, bytes_of, tensors_of
 from dlearn.trace.event import Bucket, Collective, PointToPoint, TensorInfo
-from dlearn.trace.rpc.rpc_exchange import RpcExchange
 from dlearn.trace.source import ServiceCall
 from dlearn.trace.tables.event_table import NONE, WAS_REFUSED, Column, EventTable, Mask, Rows
-from dlearn.trace.wording import EVERY_PARAMETER, Reason, bucket_text, request_text, tensors_text
+from dlearn.trace.wording import EVERY_PARAMETER, bucket_text, request_text, tensors_text
 
 
 class Cargo(NamedTuple):
@@ -31,48 +30,26 @@ class Cargo(NamedTuple):
 class Operation:
     """A collective with all its members, a send with its recv, an RPC request with its reply (`exchange`), or a call
     of another service, whose only end is the caller's: a view of a row of the table.
+
+    `ends` are each member's own events, in the order of ranks; a send stands before its recv. `misfit` says why they
+    do not fit together; None where they do. Of a point-to-point operation `sender`, `receiver` and `payload_bytes` say
+    from whom, to whom, how much.
     """
 
-    __slots__ = ("_class", "_row", "_table", "ends")
+    __slots__ = (
+        *("_class", "_row", "_table", "ends", "exchange", "group"),
+        *("misfit", "op", "payload_bytes", "receiver", "sender"),
+    )
 
     def __init__(self, table: OperationTable, row: int, ends: tuple[End, ...]) -> None:
-        self._table, self._row = table, row
-        self.ends = ends
-        """Each member's own event, in the order of ranks; a send stands before its recv."""
+        self._table, self._row, self.ends = table, row, ends
         self._class: OperationClass = table.classes[int(table.like[row])]
+        self.op, self.group, self.misfit = self._class.op, self._class.group, self._class.misfit
+        self.sender, self.receiver = self._class.sender, self._class.receiver
+        self.payload_bytes, self.exchange = self._class.payload_bytes, self._class.exchange
 
     def __repr__(self) -> str:
         return f"Operation(op={self.op!r}, seq={self.seq}, ranks={self.ranks}, what={self.what!r})"
-
-    @property
-    def op(self) -> str:
-        return self._class.op
-
-    @property
-    def group(self) -> Group:
-        return self._class.group
-
-    @property
-    def misfit(self) -> Reason | None:
-        """Why the ends do not fit together; None where they do."""
-        return self._class.misfit
-
-    @property
-    def sender(self) -> int | None:
-        """Of a point-to-point operation: from whom."""
-        return self._class.sender
-
-    @property
-    def receiver(self) -> int | None:
-        return self._class.receiver
-
-    @property
-    def payload_bytes(self) -> int:
-        return self._class.payload_bytes
-
-    @property
-    def exchange(self) -> RpcExchange | None:
-        return self._class.exchange
 
     @property
     def seq(self) -> int:
