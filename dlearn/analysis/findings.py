@@ -239,4 +239,9 @@ def wire_finding(sent: WireTraffic) -> str:
 def capital(sentence: str, rank: int | None, labels: RankNames) -> str:
     """With a capital, as it begins with this rank; but where that has a name of its own, as it is."""
     numbered = rank is not None and labels.short(rank) == str(rank)
-    return sentence[:1].upper() + sentence[1:] if numbered else sentence
+    return capitalized(sentence) if numbered else sentence
+
+
+def capitalized(title: str) -> str:
+    """ "Step 1", as a sentence begins."""
+    return title[:1].upper() + title[1:]

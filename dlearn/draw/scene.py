@@ -10,7 +10,8 @@ from itertools import islice
 import numpy as np
 
 from dlearn.analysis.ddp.overlap import Leg, critical_path
-from dlearn.analysis.ddp.training_steps import on_device, training_steps
+from dlearn.analysis.ddp.step_clock import on_device
+from dlearn.analysis.ddp.training_steps import training_steps
 from dlearn.analysis.volume.flows import Sums, count_messages
 from dlearn.analysis.walking.own_work import works_alone
 from dlearn.draw import canvas

@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from dlearn.analysis.ddp.overlap import COMPUTED
 from dlearn.analysis.ddp.step_times import step_times
+from dlearn.analysis.ddp.training_steps import COMPUTED
 from dlearn.analysis.findings import hang_finding, time_text, traffic_finding
 from dlearn.analysis.telling.words import network_sentences, problem_sentences
 from dlearn.analysis.volume.flows import Flow

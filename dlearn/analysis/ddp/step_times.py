@@ -1,25 +1,27 @@
-"""How long each step took on each rank, and which one is odd: the rank, step and bucket that all others waited for.
+"""How long each step took on each rank, and which one is odd: which rank the others waited for.
 
-Steps are DDP's training steps; where there are none, the user's spans that are called the same up to a number
-("step 3", "iteration 7"). A step is odd if it took more than twice the median, and more than all but a few steps do.
+Steps are DDP's training steps; where there are none, the user's spans that are called the same up
+to a number ("step 3", "iteration 7"). A step is odd if it took more than twice the median, and more
+than all but a few steps do.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from itertools import groupby
+from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from dlearn.analysis.ddp.gate_time import gate_note
-from dlearn.analysis.ddp.intervals import length_ns, union
-from dlearn.analysis.ddp.training_steps import BucketShare, TrainingStep, training_steps
-from dlearn.analysis.findings import time_text
+import msgspec
+
+from dlearn.analysis.ddp.step_clock import gate_note
+from dlearn.analysis.ddp.training_steps import TrainingStep, by_number, training_steps
+from dlearn.analysis.findings import capitalized, time_text
 from dlearn.analysis.hanging.stuck import Hang, hangs
 from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, ms
 from dlearn.trace.event import Span, Stretch
+from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace
 
 ODD = 2.0
@@ -30,11 +32,15 @@ _NUMBER = re.compile(r"\d+")
 _NUMBERED = re.compile(r"[^\W\d]{3,}\D*\d+")
 """A word and a number: what is called "F3" is a part of something."""
 _ROWS_SHOWN = 12
+_ENDLESS = 1 << 62
 
 
 class StepOnRank(NamedTuple):
-    """One step on one rank, in ns. `length_ns` is None where the rank never finished it; `waited_ns` where nobody saw
-    how long it waited for others."""
+    """One step on one rank, in ns.
+
+    `length_ns` is None where the rank never finished it; `waited_ns` where it was not observed how
+    long it waited for others.
+    """
 
     start_ns: int
     length_ns: int | None
@@ -42,156 +48,180 @@ class StepOnRank(NamedTuple):
 
 
 class Late(NamedTuple):
-    """Whom the others waited for in a step (several only where they came at the same nanosecond, or not at all), for
-    how many ns, and in which bucket, if it was one; 0 ns where they still do."""
+    """Whom the others waited for in a step, for how many ns, and in which bucket, if it was one.
+
+    Several only where they came at the same nanosecond, or not at all; 0 ns where they still do.
+    """
 
     ranks: tuple[int, ...]
     waited_ns: int
     bucket: int | None
 
 
-class RunSteps(Answer, frozen=True):
-    """By step, in order, its name and what each rank had of it. `note`: which waiting was the gate's of a held job."""
+class RunStep(msgspec.Struct):
+    """A step of a run: its name, what each rank had of it, and whom they waited for."""
 
-    titles: tuple[str, ...]
-    cells: tuple[dict[int, StepOnRank], ...]
-    late: tuple[Late | None, ...]
+    title: str
+    cells: dict[int, StepOnRank]
+    late: Late | None = None
+
+    @property
+    def length_ns(self) -> int | None:
+        """How long it took on its longest rank; None where a rank never finished it."""
+        lengths = [cell.length_ns for cell in self.cells.values()]
+        return None if None in lengths else max(length or 0 for length in lengths)
+
+    @property
+    def order_ns(self) -> int:
+        """Its length; a step that never ended is the longest."""
+        return self.length_ns or _ENDLESS
+
+
+class RunSteps(Answer, frozen=True):
+    """The steps of a run, in their order. `note`: which waiting was the gate's of a held job."""
+
+    steps: tuple[RunStep, ...]
     ranks: tuple[int, ...]
     labels: RankNames
     note: str = ""
 
-    def length_ns(self, place: int) -> int | None:
-        """How long a step took, on the rank that needed longest; None where a rank never finished it."""
-        lengths = [cell.length_ns for cell in self.cells[place].values()]
-        return None if None in lengths else max(length for length in lengths if length is not None)
+    @property
+    def titles(self) -> list[str]:
+        return [step.title for step in self.steps]
 
     @property
-    def _finished(self) -> dict[int, int]:
-        """Place and length of all steps that every rank has finished."""
-        lengths = {place: self.length_ns(place) for place in range(len(self.titles))}
-        return {place: length for place, length in lengths.items() if length is not None}
+    def cells(self) -> list[dict[int, StepOnRank]]:
+        return [step.cells for step in self.steps]
 
     @property
     def lengths_ns(self) -> list[int]:
         """Of all steps that every rank has finished."""
-        return list(self._finished.values())
+        return [step.length_ns for step in self.steps if step.length_ns is not None]
+
+    @property
+    def _waits_ns(self) -> list[int]:
+        return [cell.waited_ns or 0 for step in self.steps for cell in step.cells.values()]
 
     @property
     def waits_seen(self) -> bool:
-        """Whether it is known how long ranks waited: then that is what a cell's shade shows, else how long it took."""
-        return any(cell.waited_ns for each in self.cells for cell in each.values())
+        """Whether it is known how long ranks waited, which a cell's shade then shows."""
+        return any(self._waits_ns)
 
     @property
     def full_ns(self) -> int:
-        """What the strongest shade means: waiting for a whole step, as they are in the median; or the longest step."""
+        """What the strongest shade means: to wait for a median step; or the longest step."""
         if not self.lengths_ns:
-            return max((cell.waited_ns or 0 for each in self.cells for cell in each.values()), default=0) or 1
+            return max(self._waits_ns, default=0) or 1
         return round(median(self.lengths_ns)) if self.waits_seen else max(self.lengths_ns)
 
     @property
     def shades(self) -> list[dict[int, float]]:
-        """Of each step on each rank a number from 0 to 1: that waited, or took, `full_ns` or longer."""
-        column = "waited_ns" if self.waits_seen else "length_ns"
-        full_ns = self.full_ns
-        return [
-            {rank: min(1.0, (getattr(cell, column) or 0) / full_ns) for rank, cell in each.items()}
-            for each in self.cells
-        ]
-
-    @property
-    def longest_sentence(self) -> str:
-        """ "The longest is step 40: 29.1 ms: rank 1 came late to bucket 1"; empty where the finding says so."""
-        lengths = self._finished
-        longest = max(lengths, key=lambda place: lengths[place], default=None)
-        if longest is None or longest == self.told or time_text(lengths[longest]) == time_text(min(lengths.values())):
-            return ""
-        return f"The longest is {self.titles[longest]}: {time_text(lengths[longest])}{self._because(longest)}"
+        """Of each step on each rank from 0 to 1: it waited, or took, `full_ns` or longer."""
+        column, full_ns = "waited_ns" if self.waits_seen else "length_ns", self.full_ns
+        shades: list[dict[int, float]] = []
+        for cells in self.cells:
+            times = {rank: getattr(cell, column) or 0 for rank, cell in cells.items()}
+            shades.append({rank: min(1.0, time / full_ns) for rank, time in times.items()})
+        return shades
 
     @property
     def odd(self) -> int | None:
-        """The place of the longest step, if it is odd; the first, in which much is made ready, does not count."""
-        lengths = {place: length for place, length in self._finished.items() if place}
-        if len(lengths) < _FEWEST:
+        """The place of the longest step, if it is odd; the first, a warm-up, does not count."""
+        lengths = {at: step.length_ns for at, step in enumerate(self.steps) if at}
+        finished = {at: length for at, length in lengths.items() if length is not None}
+        longest = max(finished, key=lambda at: finished[at], default=None)
+        if longest is None or len(finished) < _FEWEST:
             return None
-        longest = max(lengths, key=lambda place: lengths[place])
-        return longest if lengths[longest] > ODD * median(lengths.values()) else None
-
-    @property
-    def finding(self) -> str:
-        if not self.titles:
-            return 'No steps: give them names, as in dlearn.span("step 3")'
-        place = self.told
-        if place is not None and place not in self._finished:
-            return self._unfinished(place)
-        return self.odd_sentence or self._usual
+        return longest if finished[longest] > ODD * median(finished.values()) else None
 
     @property
     def told(self) -> int | None:
         """The place of the one step that the finding is about, if it is about one."""
-        if len(self.titles) == 1:
+        if len(self.steps) == 1:
             return 0
-        never = (place for place in range(len(self.titles)) if self.length_ns(place) is None)
+        never = (at for at, step in enumerate(self.steps) if step.length_ns is None)
         return next(never, self.odd)
 
-    def _unfinished(self, place: int) -> str:
-        stuck = [rank for rank, cell in self.cells[place].items() if cell.length_ns is None]
-        late, never = self.late[place], f"{self._name(place)} was never finished"
-        if late is None:
-            return f"{never} by {self.labels.together(stuck)}"
-        some = self.labels.together(stuck) if len(stuck) < 3 else f"{len(stuck)} ranks"
-        return f"{never}: {some} {'waits' if len(stuck) == 1 else 'wait'} for {self.labels.together(late.ranks)}"
+    @property
+    def finding(self) -> str:
+        lengths = self.lengths_ns
+        step = self.steps[self.told] if self.told is not None else None
+        if step is not None and step.length_ns is None:
+            return self._unfinished(step)
+        if not lengths:
+            return 'No steps: give them names, as in dlearn.span("step 3")'
+        if step is not None and len(lengths) == 1:
+            why = self._because(step) or self._longest_wait(step)
+            return f"{capitalized(step.title)} took {time_text(lengths[0])}{why}"
+        middle, least, most = map(time_text, (round(median(lengths)), min(lengths), max(lengths)))
+        spread = f"{middle} each" if least == most else f"{middle} (median), {least} to {most}"
+        return self.odd_sentence or f"{count_text(len(lengths), 'step')} of {spread}"
+
+    def _unfinished(self, step: RunStep) -> str:
+        stuck = [rank for rank, cell in step.cells.items() if cell.length_ns is None]
+        names, never = self.labels.together(stuck), f"{capitalized(step.title)} was never finished"
+        if step.late is None:
+            return f"{never} by {names}"
+        some = names if len(stuck) < 3 else f"{len(stuck)} ranks"
+        wait = "waits" if len(stuck) == 1 else "wait"
+        return f"{never}: {some} {wait} for {self.labels.together(step.late.ranks)}"
 
     @property
     def odd_sentence(self) -> str:
-        """ "Step 17 took 206 ms, the median is 34.0 ms: rank 1 came late to bucket 0"; empty where none is odd."""
-        odd = self.odd
-        if odd is None:
+        """ "Step 17 took 206 ms, the median is 34.0 ms: rank 1 came late to bucket 0", or ""."""
+        if self.odd is None:
             return ""
-        middle = time_text(round(median(self.lengths_ns)))
-        return f"{self._name(odd)} took {time_text(self._finished[odd])}, the median is {middle}{self._because(odd)}"
+        step, middle = self.steps[self.odd], time_text(round(median(self.lengths_ns)))
+        took = f"{capitalized(step.title)} took {time_text(step.length_ns or 0)}"
+        return f"{took}, the median is {middle}{self._because(step)}"
 
     @property
-    def _usual(self) -> str:
+    def longest_sentence(self) -> str:
+        """ "The longest is step 40: 29.1 ms: rank 1 ..."; "" where the finding says so."""
         lengths = self.lengths_ns
-        if len(lengths) == 1:
-            return f"{self._name(0)} took {time_text(lengths[0])}{self._because(0) or self._most(0)}"
-        steps, middle = count_text(len(lengths), "step"), time_text(round(median(lengths)))
-        least, most = time_text(min(lengths)), time_text(max(lengths))
-        return f"{steps} of {middle} each" if least == most else f"{steps} of {middle} (median), {least} to {most}"
+        finished = [at for at, step in enumerate(self.steps) if step.length_ns is not None]
+        longest = max(finished, key=lambda at: self.steps[at].order_ns, default=self.told)
+        if longest == self.told or time_text(max(lengths)) == time_text(min(lengths)):
+            return ""
+        step = self.steps[longest or 0]
+        return f"The longest is {step.title}: {time_text(max(lengths))}{self._because(step)}"
 
-    def _because(self, place: int) -> str:
+    def _because(self, step: RunStep) -> str:
         """Who came late to it, if others waited for a quarter of the step."""
-        late = self.late[place]
-        if late is None or late.waited_ns < self._finished[place] // 4:
+        late = step.late
+        if late is None or late.waited_ns < (step.length_ns or 0) // 4:
             return ""
         where = "" if late.bucket is None else f" to bucket {late.bucket}"
         return f": {self.labels.together(late.ranks)} came late{where}"
 
-    def _most(self, place: int) -> str:
-        """For whom the longest wait was; where no wait was seen, who needed longest, if that differs."""
-        late = self.late[place]
-        if late is not None:
-            return f"; the longest wait is {time_text(late.waited_ns)}, for {self.labels.together(late.ranks)}"
-        lengths = {rank: cell.length_ns or 0 for rank, cell in self.cells[place].items()}
-        longest, shortest = max(lengths, key=lambda rank: lengths[rank]), min(lengths.values())
-        if time_text(shortest) == time_text(lengths[longest]):
+    def _longest_wait(self, step: RunStep) -> str:
+        """For whom the longest wait was; where no wait was seen, which rank needed longest."""
+        if step.late is not None:
+            waited = time_text(step.late.waited_ns)
+            return f"; the longest wait is {waited}, for {self.labels.together(step.late.ranks)}"
+        lengths = {rank: cell.length_ns or 0 for rank, cell in step.cells.items()}
+        longest = max(lengths, key=lambda rank: lengths[rank])
+        shortest = time_text(min(lengths.values()))
+        if shortest == time_text(lengths[longest]):
             return " on every rank"
-        return f" on {self.labels[longest]}, the longest; the shortest {time_text(shortest)}"
+        return f" on {self.labels[longest]}, the longest; the shortest {shortest}"
 
-    def _name(self, place: int) -> str:
-        return self.titles[place][:1].upper() + self.titles[place][1:]
+    def rows(self) -> list[list[str]]:
+        """A head, and a row for each of the longest steps."""
+        rows = [["step", "ms", "waits longest for", "ms"]]
+        for step in sorted(self.steps, key=lambda step: -step.order_ns)[:_ROWS_SHOWN]:
+            took, waited, whom = "never finished", "still", ""
+            if step.length_ns is not None:
+                took, waited = ms(step.length_ns), ms(step.late.waited_ns) if step.late else ""
+            if step.late is not None:
+                whom = self.labels.together(step.late.ranks)
+            rows.append([step.title, took, whom, waited if whom else ""])
+        return rows
 
     def paragraphs(self) -> Iterator[Paragraph]:
         yield self.finding
-        if self.titles:
-            places = sorted(range(len(self.titles)), key=lambda place: -(self.length_ns(place) or 1 << 62))
-            rows = [["step", "ms", "waits longest for", "ms"]]
-            for place in places[:_ROWS_SHOWN]:
-                length, late = self.length_ns(place), self.late[place]
-                waited = "still" if length is None else ms(late.waited_ns) if late is not None else ""
-                who = ["", ""] if late is None else [self.labels.together(late.ranks), waited]
-                rows.append([self.titles[place], "never finished" if length is None else ms(length), *who])
-            yield Table(rows, title="The longest first:")
+        if self.steps:
+            yield Table(self.rows(), title="The longest first:")
         if self.note:
             yield self.note
 
@@ -200,76 +230,61 @@ def step_times(trace: Trace) -> RunSteps:
     """Measure each step on each rank; of a selection those of which it holds a part."""
     # To look for steps, all operations are made: not of a million sends that belong to none.
     found = training_steps(trace) if trace.whole.rows.has(Stretch) else ()
-    steps = [list(of_ranks) for _, of_ranks in groupby(found, key=lambda step: step.number)]
-    if steps:
-        titles = [of_ranks[0].title for of_ranks in steps]
-        cells = [{each.rank: _cell(each) for each in of_ranks} for of_ranks in steps]
-        late = [_late([part for each in of_ranks for part in each.parts]) for of_ranks in steps]
-    else:
-        spans = _spans(trace)
-        titles = list(spans)
-        cells = [
-            {each.rank: StepOnRank(each.start_ns, _length(each), None) for each in of_name}
-            for of_name in spans.values()
-        ]
-        late = [None] * len(titles)
-    over = {each.rank: each.stretches[-1].phase == "optimizer" for each in found}
-    for hang in hangs(trace) if titles else ():
-        _mark(hang, over, titles, cells, late)
-    ranks = sorted({rank for of_step in cells for rank in of_step})
-    return RunSteps(tuple(titles), tuple(cells), tuple(late), tuple(ranks), trace.labels, gate_note(trace))
+    steps = [_run_step(of_ranks) for of_ranks in by_number(found)] or _spans(trace)
+    over = {step.rank: step.rows[-1].work == "optimizer" for step in found if step.rows}
+    for hang in hangs(trace) if steps else ():
+        _mark(hang, over, steps)
+    ranks = sorted({rank for step in steps for rank in step.cells})
+    return RunSteps(tuple(steps), tuple(ranks), trace.labels, gate_note(trace))
 
 
-def _cell(step: TrainingStep) -> StepOnRank:
-    waited = [(part.start_ns, part.transfer_ns) for part in step.parts if part.transfer_ns is not None]
-    known = len(waited) == len(step.parts)
-    return StepOnRank(step.start_ns, step.end_ns - step.start_ns, length_ns(union(waited)) if known else None)
+def _run_step(of_ranks: Sequence[TrainingStep]) -> RunStep:
+    """With the rank that came last to the operation in which another waited longest."""
+    cells: dict[int, StepOnRank] = {}
+    for each in of_ranks:
+        cells[each.rank] = StepOnRank(each.start_ns, each.total_ns, each.waited_ns)
+    calls = [call for each in of_ranks for call in each.calls if call.waited_ns]
+    longest = max(calls, key=lambda call: call.waited_ns, default=None)
+    late = None if longest is None else _late(longest.operation, longest.waited_ns)
+    return RunStep(of_ranks[0].title, cells, late)
 
 
-def _late(parts: list[BucketShare]) -> Late | None:
-    """The rank that came last to the operation in which another waited longest."""
-    waits = [(part.transfer_ns - part.start_ns, part.operation) for part in parts if part.transfer_ns is not None]
-    waited, operation = max(waits, key=lambda each: each[0], default=(0, None))
-    if operation is None or not waited:
-        return None
-    return Late(operation.last_ranks, waited, None if operation.bucket is None else operation.bucket.index)
+def _late(operation: Operation, waited_ns: int) -> Late:
+    index = None if operation.bucket is None else operation.bucket.index
+    return Late(operation.missing or operation.last_ranks, waited_ns, index)
 
 
-def _mark(
-    hang: Hang, over: Mapping[int, bool], titles: list[str], cells: list[dict[int, StepOnRank]], late: list[Late | None]
-) -> None:
-    """The step in which the ranks are stuck never ended there; it may be one of which nothing else was seen.
+def _mark(hang: Hang, over: dict[int, bool], steps: list[RunStep]) -> None:
+    """Mark the step in which the ranks are stuck, of which nothing else may have been seen.
 
     `over` tells of each rank whether all of its last step was seen.
     """
-    missing, bucket = hang.operation.missing, hang.operation.bucket
     for end in hang.operation.ends:
-        began = [place for place, of_ranks in enumerate(cells) if end.rank in of_ranks]
-        if end.rank not in hang.waiting or not began or cells[began[-1]][end.rank].start_ns > end.start_ns:
+        began = [place for place, step in enumerate(steps) if end.rank in step.cells]
+        if end.rank not in hang.waiting or not began:
+            continue
+        if steps[began[-1]].cells[end.rank].start_ns > end.start_ns:
             continue
         place = began[-1] + over.get(end.rank, False)
-        if place == len(cells):
-            titles.append(f"training step {place}")
-            cells.append({})
-            late.append(None)
-        start_ns = cells[place][end.rank].start_ns if end.rank in cells[place] else end.start_ns
-        cells[place][end.rank] = StepOnRank(start_ns, None, None)
-        if late[place] is None and missing:
-            late[place] = Late(missing, 0, None if bucket is None else bucket.index)
+        if place == len(steps):
+            steps.append(RunStep(f"training step {place}", {}))
+        step = steps[place]
+        start_ns = step.cells[end.rank].start_ns if end.rank in step.cells else end.start_ns
+        step.cells[end.rank] = StepOnRank(start_ns, None, None)
+        if hang.operation.missing:
+            step.late = step.late or _late(hang.operation, 0)
 
 
-def _length(span: Span) -> int | None:
-    return None if span.end_ns is None else span.end_ns - span.start_ns
-
-
-def _spans(trace: Trace) -> dict[str, list[Span]]:
+def _spans(trace: Trace) -> list[RunStep]:
     """The most usual kind of the user's spans, by name, in the order of their start."""
     kinds: dict[str, list[Span]] = defaultdict(list)
     for span in trace.of(Span):
         if _NUMBERED.match(span.name):
             kinds[_NUMBER.sub("#", span.name)].append(span)
-    found: dict[str, list[Span]] = defaultdict(list)
-    usual = max(kinds.values(), key=lambda spans: len(spans), default=[])
+    steps: dict[str, RunStep] = {}
+    usual = max(kinds.values(), key=len, default=[])
     for span in sorted(usual, key=lambda span: span.start_ns):
-        found[span.name].append(span)
-    return found
+        step = steps.setdefault(span.name, RunStep(span.name, {}))
+        length_ns = None if span.end_ns is None else span.end_ns - span.start_ns
+        step.cells[span.rank] = StepOnRank(span.start_ns, length_ns, None)
+    return list(steps.values())

@@ -1,117 +1,269 @@
-"""Training steps of a DDP program on each rank: where they begin and end, what they computed, and what they sent.
+"""The table of training steps: what each rank did when, in each step of a DDP program.
 
-Forward, backward, optimizer and gradients are observed. A step ends with the optimizer's; in a program that calls none,
-with a backward pass in which DDP sends something. All of DDP's own operations are over when the pass returns that
-launched them (it waits for them), so an end that was reported later is taken to be then. Calls that wait at once are
-counted, too; who waits for others of the program's own, and when, is not seen.
+Forward, backward, optimizer and gradients are observed. A step ends with the optimizer's; in a
+program that calls none, with a backward pass in which DDP sends something. All of DDP's operations
+are over when the pass returns that launched them (it waits for them), so an end that was reported
+later is taken to be then. Calls that wait at once are counted, too; of the program's other calls it
+is not seen who waits for them, and when.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, pairwise
+from typing import Literal, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
-from dlearn.analysis.ddp.intervals import Interval, union, without
-from dlearn.analysis.findings import time_text
 from dlearn.join.joining import once, operations
 from dlearn.join.waiting import waited_until_ns
-from dlearn.trace.device_times import CUDA_EVENT_IN_LINE, DeviceSpan
+from dlearn.trace.device_times import CUDA_EVENT_IN_LINE
 from dlearn.trace.ends import End
-from dlearn.trace.event import NOT_OBSERVED, Collective, Event, Gradient, Span, Stretch
+from dlearn.trace.event import Collective, Gradient, Span, Stretch
 from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace
 
+Phase = Literal["forward", "backward", "optimizer", "between", "transfer", "waiting", "hidden"]
+COMPUTED: tuple[Phase, ...] = ("forward", "backward", "optimizer", "between")
 
-class BucketShare(NamedTuple):
-    """One rank's part in one operation: it waits for `operation.last_rank`, from `transfer_ns` on it sends.
 
-    `transfer_ns` and `end_ns` are None where the end was not observed.
+class StepCall(NamedTuple):
+    """One rank's part in an operation: it waits for the last rank, from `transfer_ns` on it sends.
+
+    `end_ns` is None where the end was not observed; then nothing is known of its waiting either.
     """
 
     operation: Operation
     start_ns: int
-    transfer_ns: int | None
+    transfer_ns: int
     end_ns: int | None
+
+    @property
+    def waited_ns(self) -> int:
+        return self.transfer_ns - self.start_ns
+
+
+class StepRow(NamedTuple):
+    """A piece of a step in which nothing changes: what the rank computes, and what it sends.
+
+    `work` is what is computed; `phase` what the time is spent on: what is `sent` ("transfer", or
+    "waiting" where nothing travels) unless it is `hidden`, as gradients are still to come and no
+    call waits. `awaited` are the operations that wait for their last rank, the first called first.
+    """
+
+    start_ns: int
+    end_ns: int
+    work: Phase
+    phase: Phase
+    sent: Phase | None
+    hidden: bool
+    awaited: tuple[Operation, ...]
+
+    @property
+    def length_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+
+class Part(NamedTuple):
+    """Rows of one phase that follow each other; of those that wait, for what at their end."""
+
+    phase: Phase
+    start_ns: int
+    end_ns: int
+    awaited: Operation | None = None
+
+
+class Times(NamedTuple):
+    """How long one rank's communication took in a step, in ns; at no moment two of the four."""
+
+    hidden_transfer_ns: int
+    hidden_waiting_ns: int
+    exposed_transfer_ns: int
+    exposed_waiting_ns: int
+
+    @property
+    def total_ns(self) -> int:
+        """The time in which something travelled or waited."""
+        return sum(self)
 
 
 class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
-    """One step on one rank. `number` counts the rank's steps from 0; `name` is the user's span around it, if any.
+    """One step on one rank: its rows, which follow each other without a gap.
 
-    `computing` are the stretches in which gradients were still to come and no call waited: what is sent meanwhile is
-    hidden. `parts` are DDP's own operations and calls that waited; of the `others` it is not known who waited when.
+    `number` counts the rank's steps from 0; `title` is the user's span around it, if any. `calls`
+    are DDP's own operations and calls that waited; `others` counts the program's other calls.
     """
 
     number: int
     rank: int
-    name: str
-    stretches: tuple[Stretch, ...]
-    computing: tuple[Interval, ...]
-    parts: tuple[BucketShare, ...]
+    title: str
+    start_ns: int
+    end_ns: int
+    rows: tuple[StepRow, ...]
+    calls: tuple[StepCall, ...]
     others: int
 
     @property
-    def title(self) -> str:
-        return self.name or f"training step {self.number}"
+    def total_ns(self) -> int:
+        return self.end_ns - self.start_ns
 
     @property
-    def start_ns(self) -> int:
-        return self.stretches[0].start_ns
+    def observed(self) -> bool:
+        """Whether the end of each call was; else no row has communication."""
+        return all(call.end_ns is not None for call in self.calls)
 
     @property
-    def end_ns(self) -> int:
-        return max(end for _, end in self.of())
+    def parts(self) -> tuple[Part, ...]:
+        """The rows of each phase together, then those in which communication is hidden."""
+        told = groupby(self.rows, key=lambda row: (row.phase, _late_rank(row)))
+        hidden = groupby(self.rows, key=lambda row: row.hidden and row.sent is not None)
+        parts = [_part(phase, list(rows)) for (phase, _), rows in told]
+        return (*parts, *(_part("hidden", list(rows)) for is_hidden, rows in hidden if is_hidden))
 
-    def of(self, *phases: str) -> list[Interval]:
-        """The stretches of these phases, or all."""
-        return [
-            (each.start_ns, each.end_ns)
-            for each in self.stretches
-            if each.end_ns is not None and (not phases or each.phase in phases)
-        ]
+    def length_ns(self, *phases: Phase) -> int:
+        """Return how long these phases took together."""
+        return sum(part.end_ns - part.start_ns for part in self.parts if part.phase in phases)
+
+    @property
+    def exposed_ns(self) -> int:
+        """Communication that is not hidden."""
+        return self.length_ns("transfer", "waiting")
+
+    @property
+    def waited_ns(self) -> int | None:
+        """How long something waited for another rank, hidden or not; None if not observed."""
+        return sum(row.length_ns for row in self.rows if row.awaited) if self.observed else None
+
+    @property
+    def times(self) -> Times | None:
+        """Sum up the communication; None if it was not observed."""
+        sums: Counter[tuple[bool, Phase | None]] = Counter()
+        for row in self.rows:
+            sums[row.hidden, row.sent] += row.length_ns
+        hidden = sums[True, "transfer"], sums[True, "waiting"]
+        exposed = sums[False, "transfer"], sums[False, "waiting"]
+        return Times(*hidden, *exposed) if self.observed else None
+
+    @property
+    def hidden(self) -> float | None:
+        """The share of the communication that is hidden, 0 to 1; None if not known, or of none."""
+        times = self.times
+        return sum(times[:2]) / times.total_ns if times is not None and times.total_ns else None
+
+    @property
+    def waits(self) -> dict[int, int]:
+        """Exposed waiting for each rank, in ns; several may be waited for at the same time."""
+        waits: dict[int, int] = defaultdict(int)
+        for row in self.rows:
+            for rank in dict.fromkeys(one.last_rank for one in row.awaited):
+                waits[rank] += row.length_ns if row.phase == "waiting" else 0
+        return {rank: waited for rank, waited in waits.items() if waited}
+
+
+def _late_rank(row: StepRow) -> int | None:
+    """The rank that this row's time waits for; of several, that of the first call."""
+    return row.awaited[0].last_rank if row.phase == "waiting" else None
+
+
+def _part(phase: Phase, rows: Sequence[StepRow]) -> Part:
+    last = rows[-1]
+    same = [one for one in last.awaited if one.last_rank == _late_rank(last)]
+    awaited = min(same, key=lambda one: one.transfer_ns, default=None)
+    return Part(phase, rows[0].start_ns, last.end_ns, awaited)
+
+
+def by_number(steps: Sequence[TrainingStep]) -> list[list[TrainingStep]]:
+    """Return the steps of each number, which are one step on all ranks."""
+    return [list(of_ranks) for _, of_ranks in groupby(steps, key=lambda step: step.number)]
+
+
+def last_step(trace: Trace) -> str:
+    """Return the last of the user's spans whose name begins with "step"; "" where none does."""
+    return next((name for name in reversed(trace.spans) if name.startswith("step")), "")
 
 
 @once
 def training_steps(trace: Trace) -> tuple[TrainingStep, ...]:
-    """By number, then rank. Of a selection those of which it holds a stretch, with all that belongs to them."""
+    """Fill the table: steps by number, then rank; of a selection those that it holds a part of."""
     whole = by_rank(trace.whole)
     wanted = {(event.rank, event.number) for event in trace.of(Stretch)}
     steps = [
-        step
-        for rank, stretches in whole.stretches.items()
-        for step in _steps(rank, stretches, whole)
-        if any((rank, each.number) in wanted for each in step.stretches)
+        _step(number, rank, stretches, whole)
+        for rank in whole.stretches
+        for number, stretches in enumerate(_cut(whole.stretches[rank], whole.calls[rank]))
+        if not wanted.isdisjoint((rank, each.number) for each in stretches)
     ]
     return tuple(sorted(steps, key=lambda step: (step.number, step.rank)))
 
 
-def last_step(trace: Trace) -> str:
-    """The last of the user's spans whose name begins with "step"; "" where there is none."""
-    return next((name for name in reversed(trace.spans) if name.startswith("step")), "")
+CalledEnd = tuple[Operation, End]
 
 
-def unseen_note(trace: Trace) -> str:
-    """Why a program that makes a DDP model shows no step of it; nothing where it does, or makes none."""
-    seen = trace.whole.rows.has(Gradient, Stretch)
-    made = any(isinstance(event, Collective) and event.role.startswith("DDP") for event in trace.table.firsts)
-    if seen or not made:
-        return ""
-    return "A DDP model was made, and no forward pass of it was seen: torch.compile's Python reducer leaves none."
+class RankEvents(msgspec.Struct):
+    """What each rank has shown, in the order of start; of stretches those that ended well."""
+
+    stretches: dict[int, list[Stretch]]
+    gradients: dict[int, list[int]]
+    calls: dict[int, list[CalledEnd]]
+    spans: dict[tuple[int, int | None], str]
+
+    def backward_start_ns(self, rank: int, at_ns: int) -> int:
+        """Return when the backward pass around this began; `at_ns` where that was not noted."""
+        stretches = self.stretches[rank]
+        begun = bisect_right(stretches, at_ns, key=lambda each: each.start_ns)
+        for each in reversed(stretches[:begun]):
+            if each.phase == "backward":
+                return each.start_ns if at_ns <= (each.end_ns or 0) else at_ns
+        return at_ns
+
+
+@once
+def by_rank(trace: Trace) -> RankEvents:
+    found = RankEvents(defaultdict(list), defaultdict(list), defaultdict(list), {})
+    found.spans.update({(span.rank, span.number): span.name for span in trace.of(Span)})
+    for gradient in trace.of(Gradient):
+        found.gradients[gradient.rank].append(gradient.start_ns)
+    for operation in operations(trace):
+        for end in operation.ends:
+            found.calls[end.rank].append((operation, end))
+    for calls in found.calls.values():
+        calls.sort(key=lambda call: call[1].start_ns)
+    for each in trace.of(Stretch):
+        if each.end_ns is not None and not each.failed:
+            mine = found.stretches[each.rank]
+            start_ns = each.start_ns
+            if each.phase == "forward":  # With what DDP sends before it: buckets, buffers.
+                over_ns = mine[-1].end_ns or 0 if mine else 0
+                before = _between(found.calls[each.rank], over_ns, start_ns)
+                sent = (end for _, end in before if of_ddp(end) and end.phase == "forward")
+                start_ns = min((end.start_ns for end in sent), default=start_ns)
+            mine.append(replace(each, start_ns=start_ns))
+    return found
+
+
+def _between(calls: Sequence[CalledEnd], after_ns: int, until_ns: int) -> Sequence[CalledEnd]:
+    first = bisect_right(calls, after_ns, key=lambda call: call[1].start_ns)
+    return calls[first : bisect_right(calls, until_ns, key=lambda call: call[1].start_ns)]
+
+
+def _within(calls: Sequence[CalledEnd], stretch: Stretch) -> Sequence[CalledEnd]:
+    return _between(calls, stretch.start_ns - 1, stretch.end_ns or stretch.start_ns)
 
 
 def of_ddp(end: End) -> bool:
-    """Whether DDP launched it: its reducer, a communication hook or a callback of one, or the module before forward."""
+    """Return whether DDP launched it: the reducer, a hook, or the module before forward."""
     if not isinstance(end, Collective):
         return False
-    by_hook = end.launcher in ("reducer", "comm hook") or bool(end.thread and end.backward is None)
-    return by_hook if end.phase == "backward" else end.phase == "forward" and end.role.startswith("DDP")
+    if end.phase != "backward":
+        return end.phase == "forward" and end.role.startswith("DDP")
+    by_callback = bool(end.thread) and end.backward is None
+    return by_callback or end.launcher in ("reducer", "comm hook")
 
 
-def waits(end: End) -> bool:
+def _blocks(end: End) -> bool:
     """Whether the program's thread waited inside the call, or its stream on a GPU did.
 
     (A reduce_scatter's end is seen by a later wait, too.)
@@ -122,172 +274,89 @@ def waits(end: End) -> bool:
     return on_host or end.ended_by == CUDA_EVENT_IN_LINE
 
 
-class RankEvents(NamedTuple):
-    """What each rank has shown, in the order of start; of stretches those that have ended, and not by an error."""
-
-    stretches: dict[int, list[Stretch]]
-    gradients: dict[int, list[int]]
-    calls: dict[int, list[tuple[Operation, End]]]
-    spans: dict[tuple[int, int], Span]
-
-
-@once
-def by_rank(trace: Trace) -> RankEvents:
-    found = RankEvents(defaultdict(list), defaultdict(list), defaultdict(list), {})
-    for event in trace.of(Stretch, Gradient, Span):
-        match event:
-            case Stretch() if event.end_ns is not None and not event.failed:
-                found.stretches[event.rank].append(event)
-            case Gradient():
-                found.gradients[event.rank].append(event.start_ns)
-            case Span():
-                found.spans[event.rank, event.number] = event
-            case _:
-                pass
-    for operation in operations(trace):
-        for end in operation.ends:
-            found.calls[end.rank].append((operation, end))
-    for calls in found.calls.values():
-        calls.sort(key=lambda call: call[1].start_ns)
-    for rank, stretches in found.stretches.items():
-        found.stretches[rank] = _from_ddps_first_call(stretches, found.calls[rank])
-    return found
-
-
-def _from_ddps_first_call(stretches: Sequence[Stretch], calls: Sequence[tuple[Operation, End]]) -> list[Stretch]:
-    """Forward passes with what DDP sends before its module's: to agree on the buckets, and the buffers."""
-    over_ns = 0
-    widened = []
+def _cut(stretches: Sequence[Stretch], calls: Sequence[CalledEnd]) -> list[list[Stretch]]:
+    """Begin a step with the first forward pass after the end of the one before."""
+    by_optimizer = any(each.phase == "optimizer" for each in stretches)
+    steps: list[list[Stretch]] = []
+    over = False
     for each in stretches:
-        if each.phase == "forward":
-            first = bisect_right(calls, over_ns, key=lambda call: call[1].start_ns)
-            last = bisect_right(calls, each.start_ns, key=lambda call: call[1].start_ns)
-            before = [end.start_ns for _, end in calls[first:last] if of_ddp(end) and end.phase == "forward"]
-            each = msgspec.structs.replace(each, start_ns=min([*before, each.start_ns]))
-        widened.append(each)
-        over_ns = each.end_ns or each.start_ns
-    return widened
-
-
-def _steps(rank: int, stretches: Sequence[Stretch], found: RankEvents) -> list[TrainingStep]:
-    calls = found.calls[rank]
-    steps_end_with_optimizer = any(each.phase == "optimizer" for each in stretches)
-    cut: list[list[Stretch]] = []
-    over = True
-    for each in stretches:
-        if over and (each.phase == "forward" or not cut):
-            cut.append([])
+        if not steps or (over and each.phase == "forward"):
+            steps.append([])
             over = False
-        cut[-1].append(each)
-        if steps_end_with_optimizer:
-            over = over or each.phase == "optimizer"
-        else:
-            over = over or (each.phase == "backward" and any(of_ddp(end) for _, end in _within(calls, each)))
-    return [_step(number, rank, own, found) for number, own in enumerate(cut)]
-
-
-def _within(calls: Sequence[tuple[Operation, End]], stretch: Event) -> Sequence[tuple[Operation, End]]:
-    """The calls that were made in this stretch."""
-    first = bisect_right(calls, stretch.start_ns - 1, key=lambda call: call[1].start_ns)
-    last = bisect_right(calls, stretch.end_ns or stretch.start_ns, key=lambda call: call[1].start_ns)
-    return calls[first:last]
+        steps[-1].append(each)
+        if each.phase == "optimizer":
+            over = True
+        elif each.phase == "backward" and not by_optimizer:
+            over = over or any(of_ddp(end) for _, end in _within(calls, each))
+    return steps
 
 
 def _step(number: int, rank: int, stretches: Sequence[Stretch], found: RankEvents) -> TrainingStep:
-    parts: list[BucketShare] = []
-    waited: list[Interval] = []
+    calls: list[StepCall] = []
+    marks: list[Interval] = []
     others = 0
     for stretch in stretches:
+        end_ns = stretch.end_ns or 0
+        marks.append((stretch.start_ns, end_ns, stretch.phase))
+        ready = bisect_right(found.gradients[rank], end_ns)
+        if stretch.phase == "backward" and ready:
+            last_ns = found.gradients[rank][ready - 1]
+            marks.append((stretch.start_ns, last_ns, "gradients to come"))
         for operation, end in _within(found.calls[rank], stretch):
-            if not (waits(end) or (of_ddp(end) and end.phase == stretch.phase)):
+            if not (_blocks(end) or (of_ddp(end) and end.phase == stretch.phase)):
                 others += 1
                 continue
-            part = _part(operation, end, stretch)
-            parts.append(part)
-            if waits(end) and part.end_ns is not None:
-                waited.append((part.start_ns, part.end_ns))
-    parent = stretches[0].parent
-    around = found.spans.get((rank, parent)) if parent is not None else None
+            calls.append(_call(operation, end, end_ns))
+            if _blocks(end):
+                marks.append((end.start_ns, calls[-1].end_ns or 0, "blocked"))
+    if all(call.end_ns is not None for call in calls):
+        marks += [(call.start_ns, call.transfer_ns, call.operation) for call in calls]
+        marks += [(call.transfer_ns, call.end_ns or 0, "travels") for call in calls]
     return TrainingStep(
         number=number,
         rank=rank,
-        name=around.name if around is not None else "",
-        stretches=tuple(stretches),
-        computing=tuple(without(_computing(stretches, found.gradients[rank]), union(waited))),
-        parts=tuple(parts),
+        title=found.spans.get((rank, stretches[0].parent)) or f"training step {number}",
+        start_ns=stretches[0].start_ns,
+        end_ns=max(each.end_ns or 0 for each in stretches),
+        rows=tuple(_row(*piece) for piece in pieces(marks)),
+        calls=tuple(calls),
         others=others,
     )
 
 
-def _part(operation: Operation, end: End, stretch: Stretch) -> BucketShare:
-    transfer = waited_until_ns(operation, end)
-    if end.end_ns is None or stretch.end_ns is None or end.failed or transfer is None:
-        return BucketShare(operation, end.start_ns, None, None)
-    over = min(end.end_ns, stretch.end_ns)
-    return BucketShare(operation, end.start_ns, min(max(transfer, end.start_ns), over), over)
+Interval = tuple[int, int, str | Operation]
+"""From, to, in ns; and what lasts so long."""
 
 
-def _computing(stretches: Sequence[Stretch], gradients: Sequence[int]) -> list[Interval]:
-    """From the start of each backward pass to its last gradient."""
-    found: list[Interval] = []
-    for each in stretches:
-        if each.phase == "backward" and each.end_ns is not None:
-            place = bisect_right(gradients, each.end_ns) - 1
-            if place >= 0 and gradients[place] >= each.start_ns:
-                found.append((each.start_ns, gradients[place]))
-    return found
+def pieces(intervals: Iterable[Interval]) -> Iterator[tuple[int, int, list[str | Operation]]]:
+    """Cut time wherever something begins or ends; tell what lasts in each piece."""
+    begins: dict[int, list[Interval]] = defaultdict(list)
+    times: set[int] = set()
+    for each in intervals:
+        if each[0] < each[1]:
+            begins[each[0]].append(each)
+            times.update(each[:2])
+    lasting: list[Interval] = []
+    for start_ns, end_ns in pairwise(sorted(times)):
+        lasting = [each for each in (*lasting, *begins[start_ns]) if each[1] > start_ns]
+        yield start_ns, end_ns, [what for _, _, what in lasting]
 
 
-# The same trace in the time of the GPUs ------------------------------------------------------------------------------
+def _call(operation: Operation, end: End, stretch_end_ns: int) -> StepCall:
+    transfer_ns = waited_until_ns(operation, end)
+    if end.end_ns is None or end.failed or transfer_ns is None:
+        return StepCall(operation, end.start_ns, end.start_ns, None)
+    over_ns = min(end.end_ns, stretch_end_ns)
+    began_ns = min(max(transfer_ns, end.start_ns), over_ns)
+    return StepCall(operation, end.start_ns, began_ns, over_ns)
 
 
-@once
-def on_device(trace: Trace) -> Trace:
-    """Stretches, gradients and collectives in the time of the GPUs: when kernels ran, and not when they were launched.
-
-    All or nothing: a GPU lags behind its CPU by as much as is queued, so the two kinds of times never stand side by
-    side. Where one that is needed is not known, on any rank, it is the trace itself, in the times of the host, which
-    saw no end on NCCL.
-    """
-    if trace.selected_from is not None:
-        whole = on_device(trace.whole)
-        if whole is trace.whole:
-            return trace
-        mine = {(event.rank, event.number) for event in trace.events}
-        events = tuple(event for event in whole.events if (event.rank, event.number) in mine)
-        return Trace(trace.path, trace.processes, events, trace.problems, whole)
-    spans = {(each.rank, number): span for each in trace.processes for number, span in each.device_spans.items()}
-    if not spans or not all((event.rank, event.number) in spans for event in trace.events if _is_needed(event)):
-        return trace
-    moved = [_moved(event, spans.get((event.rank, event.number))) for event in trace.events]
-    moved.sort(key=lambda event: (event.start_ns, event.rank, event.number))
-    return Trace(trace.path, trace.processes, tuple(moved), trace.problems)
-
-
-def _is_needed(event: Event) -> bool:
-    """What hides, and what is hidden: of the program's own collectives it is not known who waits for them when."""
-    if isinstance(event, Stretch):
-        return event.end_ns is not None and not event.failed
-    return isinstance(event, Gradient) or (isinstance(event, Collective) and of_ddp(event) and not _on_cpu(event))
-
-
-def _on_cpu(event: Collective) -> bool:
-    return all(each.device == "cpu" for each in (*event.inputs, *event.outputs))
-
-
-def _moved(event: Event, span: DeviceSpan | None) -> Event:
-    if isinstance(event, Gradient) and span is not None:
-        return replace(event, start_ns=span.start_ns)
-    if span is not None:
-        return replace(event, start_ns=span.start_ns, end_ns=span.end_ns, ended_by=span.ended_by)
-    if isinstance(event, Collective) and not (_on_cpu(event) or event.failed or event.pending):
-        return replace(event, end_ns=None, ended_by=NOT_OBSERVED)
-    return event
-
-
-def device_note(trace: Trace) -> str:
-    """Whose times these are, and by how much they may be wrong; nothing where they are the host's."""
-    if on_device(trace) is trace:
-        return ""
-    error = max(span.error_ns for each in trace.processes for span in each.device_spans.values())
-    return f"Times of the GPUs, by CUDA events; against those of the CPUs they may be wrong by {time_text(error)}."
+def _row(start_ns: int, end_ns: int, lasting: Sequence[str | Operation]) -> StepRow:
+    work: Phase = next((phase for phase in COMPUTED if phase in lasting), "between")
+    hidden = "gradients to come" in lasting and "blocked" not in lasting
+    awaited = tuple(each for each in lasting if isinstance(each, Operation))
+    sent: Phase | None = "waiting" if awaited else None
+    if "travels" in lasting:
+        sent = "transfer"
+    phase: Phase = work if hidden or sent is None else sent
+    return StepRow(start_ns, end_ns, work, phase, sent, hidden, awaited)

@@ -1,0 +1,109 @@
+"""Whose times steps are told in, the CPUs' or the GPUs', and what to know of them."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from msgspec.structs import replace
+
+from dlearn.analysis.ddp.training_steps import Interval, of_ddp, pieces
+from dlearn.analysis.findings import time_text
+from dlearn.join.joining import once, operations
+from dlearn.trace.device_times import DeviceSpan
+from dlearn.trace.event import NOT_OBSERVED, Collective, Event, Gradient, Span, Stretch
+from dlearn.trace.trace import Trace
+
+
+@once
+def on_device(trace: Trace) -> Trace:
+    """Return the trace with stretches, gradients and collectives in the time of the GPUs.
+
+    All or nothing: a GPU lags behind its CPU by as much as is queued, so the two kinds of times
+    never stand side by side. Where one that is needed is not known, on any rank, it is the trace
+    itself, in the times of the host, which saw no end on NCCL.
+    """
+    if trace.selected_from is not None:
+        whole = on_device(trace.whole)
+        if whole is trace.whole:
+            return trace
+        mine = {(event.rank, event.number) for event in trace.events}
+        events = tuple(event for event in whole.events if (event.rank, event.number) in mine)
+        return Trace(trace.path, trace.processes, events, trace.problems, whole)
+    spans: dict[tuple[int, int], DeviceSpan] = {}
+    for each in trace.processes:
+        spans |= {(each.rank, number): span for number, span in each.device_spans.items()}
+    needed = filter(_is_needed, trace.events)
+    if not spans or not all((event.rank, event.number) in spans for event in needed):
+        return trace
+    moved = [_moved(event, spans.get((event.rank, event.number))) for event in trace.events]
+    moved.sort(key=lambda event: (event.start_ns, event.rank, event.number))
+    return Trace(trace.path, trace.processes, tuple(moved), trace.problems)
+
+
+def _is_needed(event: Event) -> bool:
+    """Whether it hides or is hidden: of the program's own calls it is not known who waits when."""
+    if isinstance(event, Stretch):
+        return event.end_ns is not None and not event.failed
+    if isinstance(event, Collective):
+        return of_ddp(event) and not _on_cpu(event)
+    return isinstance(event, Gradient)
+
+
+def _on_cpu(event: Collective) -> bool:
+    return all(each.device == "cpu" for each in (*event.inputs, *event.outputs))
+
+
+def _moved(event: Event, span: DeviceSpan | None) -> Event:
+    if isinstance(event, Gradient) and span is not None:
+        return replace(event, start_ns=span.start_ns)
+    if span is not None:
+        return replace(event, start_ns=span.start_ns, end_ns=span.end_ns, ended_by=span.ended_by)
+    if isinstance(event, Collective) and not (_on_cpu(event) or event.failed or event.pending):
+        return replace(event, end_ns=None, ended_by=NOT_OBSERVED)
+    return event
+
+
+def device_note(trace: Trace) -> str:
+    """Say that the times are the GPUs', and by how much they may be wrong; "" of a host's times."""
+    if on_device(trace) is trace:
+        return ""
+    spans = [span for each in trace.processes for span in each.device_spans.values()]
+    error = time_text(max(span.error_ns for span in spans))
+    told = "Times of the GPUs, by CUDA events; against those of the CPUs"
+    return f"{told} they may be wrong by {error}."
+
+
+@once
+def gate_note(trace: Trace) -> str:
+    """ "Held: rank 1 stood 2.01 s at the gate, and 2.00 s of the waiting for it were the gate's".
+
+    In a held job a rank may be late because its call was made to wait; "" of any other job.
+    """
+    lasting: dict[int, list[Interval]] = defaultdict(list)
+    for span in trace.of(Span):
+        if span.held and span.end_ns is not None:
+            lasting[span.rank].append((span.start_ns, span.end_ns, "gate"))
+    for operation in operations(trace) if lasting else ():
+        if operation.last_rank in lasting:
+            waited = (operation.start_ns, operation.transfer_ns, "waited for")
+            lasting[operation.last_rank].append(waited)
+    told = []
+    for rank, intervals in sorted(lasting.items()):
+        at_gate: Counter[bool] = Counter()
+        for start_ns, end_ns, whats in pieces(intervals):
+            if "gate" in whats:
+                at_gate["waited for" in whats] += end_ns - start_ns
+        stood = f"{trace.label(rank)} stood {time_text(at_gate.total())} at the gate"
+        of_it = f", and {time_text(at_gate[True])} of the waiting for it were the gate's"
+        told.append(stood + of_it if at_gate[True] else stood)
+    return f"Held: {'; '.join(told)}." if told else ""
+
+
+def unseen_note(trace: Trace) -> str:
+    """Say why a program that makes a DDP model shows no step of it; "" where it does."""
+    firsts = trace.table.firsts
+    made = any(isinstance(event, Collective) and event.role.startswith("DDP") for event in firsts)
+    if trace.whole.rows.has(Gradient, Stretch) or not made:
+        return ""
+    unseen = "no forward pass of it was seen: torch.compile's Python reducer leaves none"
+    return f"A DDP model was made, and {unseen}."
