@@ -138,11 +138,11 @@ LINES = {
     "course": 1_810,
     "ddp_claims": 3_453,
     "dlearn": 892,
-    "dlearn/analysis": 6_612,
+    "dlearn/analysis": 6_587,
     "dlearn/cluster": 3_507,
     "dlearn/collectives": 1_206,
     "dlearn/course": 1_830,
-    "dlearn/draw": 5_048,
+    "dlearn/draw": 5_047,
     "dlearn/export": 627,
     "dlearn/hooks": 4_385,
     "dlearn/join": 2_206,
@@ -153,7 +153,7 @@ LINES = {
     "dlearn/recorder": 875,
     "dlearn/scripts": 935,
     "dlearn/sources": 336,
-    "dlearn/trace": 7_215,
+    "dlearn/trace": 7_192,
     "docs": 1_952,
     "notebooks": 11_032,
     "tests": 15_913,
@@ -162,10 +162,10 @@ LINES = {
 SLACK = 0.01
 """So far below its budget a folder may be before the budget has to be lowered."""
 HABITS = {
-    "conditionals inside f-strings": 23,
+    "conditionals inside f-strings": 21,
     "functions of more than 10 branches": 18,
-    "lines over 100 characters": 3_336,
-    "statements of more than one comprehension": 97,
+    "lines over 100 characters": 3_125,
+    "statements of more than one comprehension": 89,
 }
 
 

@@ -87,7 +87,7 @@ def _columns(found: RunSteps) -> list[Column]:
 
 def _draw_lengths(ax: Axes, found: RunSteps, columns: Sequence[Column]) -> None:
     """Bars from a line upwards, the odd one darker and with its name; dotted, the median of all."""
-    lengths = found.lengths_ns
+    lengths, odd = found.lengths_ns, found.odd
     scale = (_BARS_IN - 0.22) / max(lengths, default=1)
     boxes, faces, endless = [], [], []
     for at, (step, place, _) in enumerate(columns):
@@ -96,8 +96,8 @@ def _draw_lengths(ax: Axes, found: RunSteps, columns: Sequence[Column]) -> None:
             continue
         top = _BARS_IN - scale * step.length_ns
         boxes.append((at - 0.42, at + 0.42, top, _BARS_IN))
-        faces.append(INK if place == found.odd else COUNTED)
-        if place == found.odd:
+        faces.append(INK if place == odd else COUNTED)
+        if place == odd:
             write(ax, at, top - 0.09, plain(step.title), ha="center", fontweight="bold")
     draw_boxes(ax, boxes, facecolors=faces, edgecolors="none", gid="lengths")
     if endless:  # A mark on the line, and no bar: it has no length.
@@ -112,13 +112,14 @@ def _draw_cells(ax: Axes, found: RunSteps, columns: Sequence[Column], row: float
     """With dots on the ranks that others waited for, of very many steps only in the one told."""
     boxes, faces, dots, shades = [], list[Any](), [], found.shades
     tops = {rank: _CELLS_IN + place * row for place, rank in enumerate(found.ranks)}
+    told_at = found.told
     for at, (step, place, _) in enumerate(columns):
         for rank, cell in step.cells.items():
             boxes.append((at - 0.5, at + 0.5, tops[rank], tops[rank] + row * 0.94))
             shade = _SHADES(shades[place][rank])
             faces.append(MISSING if cell.length_ns is None else shade)
         least = _WORTH_A_DOT * (step.length_ns or -1)
-        told = len(columns) <= _MOST_DOTS or place == found.told
+        told = len(columns) <= _MOST_DOTS or place == told_at
         if told and step.late is not None and step.late.waited_ns > least:
             ranks = tops.keys() & step.late.ranks
             dots += [(at, tops[rank] + 0.47 * row) for rank in ranks]

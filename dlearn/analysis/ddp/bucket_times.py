@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 
 import msgspec
+import numpy as np
 
 from dlearn.analysis.ddp.step_clock import device_note, on_device, unseen_note
 from dlearn.analysis.ddp.training_steps import RankEvents, by_rank
@@ -202,9 +203,10 @@ def bucket_times(trace: Trace) -> BucketTimes:
     note = device_note(trace) or unseen_note(trace)
     trace = on_device(trace)
     asked = operations(trace)
+    carrying = asked.at(np.flatnonzero(asked.table.carries[asked.rows]))
     # By rank, its graph task, model and bucket.
     calls: dict[tuple[int, int | None, int, int], Calls] = defaultdict(list)
-    for operation in asked:
+    for operation in carrying:
         bucket = operation.bucket
         for end in operation.ends if bucket is not None else ():
             if bucket is not None and isinstance(end, Collective):
@@ -221,7 +223,7 @@ def bucket_times(trace: Trace) -> BucketTimes:
                 mine = calls[each.rank, each.task, each.model, bucket.index]
                 items.append(_bucket_time(each, bucket, known, mine))
     items.sort(key=lambda each: (each.backward, each.rank, each.model, each.index))
-    not_told = sum(one.bucket is None and one.role == UNKNOWN for one in asked)
+    not_told = sum(one.bucket is None and one.role == UNKNOWN for one in carrying)
     return BucketTimes(tuple(items), trace.labels, not_told, note)
 
 

@@ -203,7 +203,10 @@ CalledEnd = tuple[Operation, End]
 
 
 class RankEvents(msgspec.Struct):
-    """What each rank has shown, in the order of start; of stretches those that ended well."""
+    """What each rank has shown, in the order of start; of stretches those that ended well.
+
+    `calls` are there where stretches are.
+    """
 
     stretches: dict[int, list[Stretch]]
     gradients: dict[int, list[int]]
@@ -226,7 +229,7 @@ def by_rank(trace: Trace) -> RankEvents:
     found.spans.update({(span.rank, span.number): span.name for span in trace.of(Span)})
     for gradient in trace.of(Gradient):
         found.gradients[gradient.rank].append(gradient.start_ns)
-    for operation in operations(trace):
+    for operation in operations(trace) if trace.rows.has(Stretch) else ():
         for end in operation.ends:
             found.calls[end.rank].append((operation, end))
     for calls in found.calls.values():

@@ -304,6 +304,13 @@ class OperationTable:
         return np.asarray(most * (len(numbers) + 1) + least)
 
     @cached_property
+    def carries(self) -> Mask:
+        """Which DDP has carry a bucket, or something of its own."""
+        carries = np.zeros(len(self.events), bool)
+        carries[list(self.cargo)] = True
+        return self.over_ends(np.logical_or, carries)
+
+    @cached_property
     def start_ns(self) -> Column:
         """When the first rank called it."""
         return self.over_ends(np.minimum, self.events.start_ns)
