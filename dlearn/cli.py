@@ -15,7 +15,7 @@ from dlearn import doctor
 from dlearn.analysis.telling.words import explain as explanation
 from dlearn.analysis.volume.message_lines import csv_lines, json_lines, text_lines
 from dlearn.errors import DlearnError, SetupError, TraceError, WrongArguments
-from dlearn.join.confirming import messages as messages_of
+from dlearn.join.message_evidence import messages as messages_of
 from dlearn.scripts.command import run
 from dlearn.trace import readers
 from dlearn.trace.event import AutogradNode

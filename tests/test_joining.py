@@ -6,7 +6,7 @@ import pytest
 from traces import Job, tensor
 
 from dlearn import Trace, messages, operations
-from dlearn.join.waiting import waiting
+from dlearn.join.wait_times import waiting
 from dlearn.trace.event import NOT_OBSERVED, Collective
 
 

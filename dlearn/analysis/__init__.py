@@ -23,8 +23,8 @@ from dlearn.analysis.volume.rank_memory import RankMemory, rank_memory
 from dlearn.analysis.volume.reconcile import Reconciliation, reconcile
 from dlearn.analysis.volume.topology import Topology, topologies, topology
 from dlearn.analysis.volume.traffic import Traffic, WireTraffic, measured_traffic, predicted_traffic, traffic
-from dlearn.join.confirming import messages
 from dlearn.join.joining import operations
+from dlearn.join.message_evidence import messages
 
 __all__ = [
     "Bandwidth",

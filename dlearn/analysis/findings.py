@@ -16,7 +16,7 @@ from dlearn.analysis.hanging.hang_words import (
 from dlearn.analysis.hanging.roots import roots, roots_title
 from dlearn.analysis.hanging.stuck import hangs
 from dlearn.analysis.volume.traffic import Traffic, WireTraffic, traffic
-from dlearn.join.unrolling import PairSum
+from dlearn.join.operation_messages import PairSum
 from dlearn.shown import RankNames, count_text
 from dlearn.trace.ends import End
 from dlearn.trace.tables.operation_table import Operation

@@ -13,7 +13,7 @@ import torch
 from dlearn.analysis import assert_fresh, assert_traffic
 from dlearn.course.attempt import Attempt, ResultError
 from dlearn.errors import TrafficError
-from dlearn.join.confirming import messages
+from dlearn.join.message_evidence import messages
 from dlearn.trace.trace import Trace
 
 TOLERANCE = 1e-9

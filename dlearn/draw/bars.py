@@ -19,7 +19,7 @@ from dlearn.draw.canvas import Box, draw_boxes, draw_lines, points, points_per_m
 from dlearn.draw.palette import INK, LANE, MISSING, SERIES, WAITING_HATCH, Color, Look, look
 from dlearn.draw.text import TEXT_PT, plain, text_width
 from dlearn.join.columns import disjoint, spread
-from dlearn.join.waiting import waited_until_ns
+from dlearn.join.wait_times import waited_until_ns
 from dlearn.trace.ends import End, payload_bytes
 from dlearn.trace.event import NOT_OBSERVED, Collective
 from dlearn.trace.tables.operation_table import Operation

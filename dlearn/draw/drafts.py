@@ -16,9 +16,8 @@ from dlearn.analysis.volume.flows import flows
 from dlearn.draw.scene import ranks_shown
 from dlearn.draw.text import TEXT_PT, cut, plain, text_width
 from dlearn.join.joining import operations
-from dlearn.join.unrolling import PairSum, messages_of, sums_of, why_unknown
+from dlearn.join.operation_messages import PairSum, messages_of, sums_of, why_unknown
 from dlearn.trace.ends import payload_bytes
-from dlearn.trace.source import ServiceCall
 from dlearn.trace.tables.message_table import Message
 from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace
@@ -114,9 +113,7 @@ class Drafting:
     control: bool
 
     def draft(self, operation: Operation) -> Draft:
-        first = operation.ends[0]
-        apart = operation.is_message or operation.exchange is not None or isinstance(first, ServiceCall)
-        found = messages_of(operation) if apart else []
+        found = messages_of(operation) if operation.is_message or operation.is_call else []
         if found:
             return self._of_messages(operation, found)
         out = [pair for pair in sums_of(operation) if self.lines.hides(pair.src, pair.dst)]

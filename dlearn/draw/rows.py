@@ -14,7 +14,7 @@ from dlearn.analysis.volume.comparing import Amount
 from dlearn.analysis.walking.steps import WalkParts
 from dlearn.draw.drafts import MOST_LIFELINES, NOTHING, Block, Draft, Drafting, Lifelines, MessageArrow, lifelines
 from dlearn.join.joining import operations
-from dlearn.join.unrolling import message_count, messages_of
+from dlearn.join.operation_messages import message_count, messages_of
 from dlearn.trace.tables.operations import Operations
 from dlearn.trace.trace import Trace
 

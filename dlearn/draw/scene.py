@@ -21,7 +21,7 @@ from dlearn.draw.canvas import width_in
 from dlearn.draw.layout.lanes import Lane, fold, rows_for, stack
 from dlearn.draw.text import plain
 from dlearn.join.joining import everybody, operations
-from dlearn.join.unrolling import messages_of
+from dlearn.join.operation_messages import messages_of
 from dlearn.trace.event import Gradient, Span
 from dlearn.trace.tables.event_table import NONE
 from dlearn.trace.tables.message_table import Message

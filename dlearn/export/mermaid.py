@@ -16,7 +16,7 @@ from dlearn.analysis.findings import sequence_finding, size_text
 from dlearn.analysis.telling.repeats import repeats
 from dlearn.analysis.telling.words import NAMES_SHOWN, payload_text
 from dlearn.join.joining import everybody, operations
-from dlearn.join.unrolling import messages_of, why_unknown
+from dlearn.join.operation_messages import messages_of, why_unknown
 from dlearn.trace.ends import payload_bytes
 from dlearn.trace.printable import printable
 from dlearn.trace.tables.message_table import Message

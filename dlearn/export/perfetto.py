@@ -18,8 +18,8 @@ from dlearn.analysis.findings import size_text
 from dlearn.analysis.hanging.hang_words import missing_text
 from dlearn.analysis.telling.words import payload_text
 from dlearn.join.joining import operations
-from dlearn.join.unrolling import messages_of, why_unknown
-from dlearn.join.waiting import waited_until_ns
+from dlearn.join.operation_messages import messages_of, why_unknown
+from dlearn.join.wait_times import waited_until_ns
 from dlearn.trace.ends import End, RpcEnd, payload_bytes
 from dlearn.trace.event import Bucket, Event, Gradient, Span, Stretch
 from dlearn.trace.printable import printable

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from dlearn.hooks.c10d.groups import Groups
 from dlearn.hooks.cuda_times import CudaTimes
-from dlearn.hooks.network.clock import Desk
+from dlearn.hooks.network.clock import ClockServer
 from dlearn.hooks.network.sockets import Sockets
 from dlearn.hooks.rpc.rpc_agent_log import AgentLog
 from dlearn.trace.options import Options
@@ -25,7 +25,7 @@ class Host(Emit, Protocol):
     groups: Groups
     times: CudaTimes
     sockets: Sockets
-    desk: Desk | None  # None where all ranks are known to be on this host.
+    desk: ClockServer | None  # None where all ranks are known to be on this host.
     log: AgentLog  # The RPC agent's own.
 
     @property

@@ -16,7 +16,7 @@ from typing import cast
 import numpy as np
 
 from dlearn.trace.event import Bucket, Collective, Event, Gradient
-from dlearn.trace.tables.operation_table import Cargo
+from dlearn.trace.tables.operation_table import BucketLabel
 from dlearn.trace.trace import Trace
 
 UNKNOWN = "bucket unknown"
@@ -27,7 +27,7 @@ Tables = dict[int, dict[int, Bucket]]
 """The buckets that a process has shown so far: of each model, by their index."""
 
 
-def assign(whole: Trace) -> dict[int, Cargo]:
+def assign(whole: Trace) -> dict[int, BucketLabel]:
     """Row of each all-reduce that DDP makes -> what it carries: a bucket, or UNKNOWN, or USED_MAP.
 
     Backward passes know nothing of each other: of those in which the same has happened in the same order, one is
@@ -44,18 +44,18 @@ def assign(whole: Trace) -> dict[int, Cargo]:
     rows, shown = rows[order], shown[order]
     happened = np.stack([table.like[rows], shown], axis=1)
     new = (np.diff(table.backward[rows]) != 0) | (np.diff(table.rank[rows]) != 0)
-    found: dict[int, Cargo] = {}
-    seen: dict[bytes, list[Cargo | None]] = {}
+    found: dict[int, BucketLabel] = {}
+    seen: dict[bytes, list[BucketLabel | None]] = {}
     calls = np.where(is_call[rows], rows, -1).tolist()
     for begin, end in pairwise([0, *(np.flatnonzero(new) + 1).tolist(), len(rows)]):
         same = happened[begin:end].tobytes()
         if same not in seen:
             events = cast("list[Gradient | Collective]", table.made(rows[begin:end]))
             known = [tables.get((each.rank, count), {}) for each, count in zip(events, shown[begin:end], strict=True)]
-            seen[same] = _Pass().cargoes(events, known)
-        for row, cargo in zip(calls[begin:end], seen[same], strict=True):
-            if cargo is not None:
-                found[row] = cargo
+            seen[same] = _Pass().labels(events, known)
+        for row, label in zip(calls[begin:end], seen[same], strict=True):
+            if label is not None:
+                found[row] = label
     return found
 
 
@@ -83,19 +83,19 @@ class _Pass:
         self.ready: dict[tuple[int | None, int], set[str]] = defaultdict(set)
         self._launched: dict[tuple[int | None, int], int] = defaultdict(int)
 
-    def cargoes(self, events: Sequence[Gradient | Collective], tables: Sequence[Tables]) -> list[Cargo | None]:
+    def labels(self, events: Sequence[Gradient | Collective], tables: Sequence[Tables]) -> list[BucketLabel | None]:
         """What each of these events carries, if it is a collective; `tables` are those that were known at each."""
-        found: list[Cargo | None] = []
+        found: list[BucketLabel | None] = []
         for event, self.tables in zip(events, tables, strict=True):
             if isinstance(event, Gradient):
                 self.ready[event.backward, event.model].add(event.parameter)
             if isinstance(event, Collective) and (self.tables or event.launcher == "reducer"):
-                found.append(self.cargo_of(event))
+                found.append(self.label_of(event))
             else:
                 found.append(None)
         return found
 
-    def cargo_of(self, call: Collective) -> Cargo | None:
+    def label_of(self, call: Collective) -> BucketLabel | None:
         if call.launcher == "comm hook":
             named = [
                 table[call.bucket_index]
@@ -112,7 +112,7 @@ class _Pass:
             return _only([bucket for table in self.tables.values() for bucket in table.values()])
         return None
 
-    def _next_bucket(self, call: Collective) -> Cargo:
+    def _next_bucket(self, call: Collective) -> BucketLabel:
         size = sum(tensor.logical_bytes for tensor in call.inputs)
         fitting: list[tuple[int, Bucket]] = []
         ready: list[tuple[int, Bucket]] = []
@@ -126,10 +126,10 @@ class _Pass:
         if len(candidates) == 1:
             model, bucket = candidates[0]
             self._launched[call.backward, model] = bucket.index + 1
-            return Cargo(bucket)
+            return BucketLabel(bucket)
         if not candidates and call.inputs and all(tensor.dtype == "int32" for tensor in call.inputs):
-            return Cargo(role=USED_MAP)
-        return Cargo(role=UNKNOWN)
+            return BucketLabel(role=USED_MAP)
+        return BucketLabel(role=UNKNOWN)
 
     @staticmethod
     def _coming(table: dict[int, Bucket], launched: int) -> list[Bucket]:
@@ -141,6 +141,6 @@ class _Pass:
         return set(bucket.parameters) <= self.ready[backward, model]
 
 
-def _only(candidates: Sequence[Bucket]) -> Cargo:
+def _only(candidates: Sequence[Bucket]) -> BucketLabel:
     """The one candidate; of several, or none, it is not known which bucket travels."""
-    return Cargo(candidates[0]) if len(candidates) == 1 else Cargo(role=UNKNOWN)
+    return BucketLabel(candidates[0]) if len(candidates) == 1 else BucketLabel(role=UNKNOWN)

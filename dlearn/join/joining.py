@@ -51,7 +51,7 @@ def operations(trace: Trace) -> Operations:
 @once
 def _table(whole: Trace) -> OperationTable:
     """All that was met, with what DDP has it carry, and the calls of RPC and of services."""
-    met = replace(whole.met, cargo=buckets.assign(whole))
+    met = replace(whole.met, bucket_labels=buckets.assign(whole))
     return met.with_more([*rpc_operations(whole), *_service_operations(whole)])
 
 

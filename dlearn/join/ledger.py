@@ -18,9 +18,9 @@ import numpy as np
 
 from dlearn.join import gloo
 from dlearn.join.joining import once, operations
+from dlearn.join.operation_messages import messages_of, sums_of, why_unknown
 from dlearn.join.rpc_messages import FRAMING_ERROR, UNKNOWN, wire_bytes
-from dlearn.join.unrolling import messages_of, sums_of, why_unknown
-from dlearn.join.wire import RPC, Edge, Meter, home, meters
+from dlearn.join.wire import RPC, Edge, Meter, meters, outer_group
 from dlearn.trace.source import ServiceCall
 from dlearn.trace.tables.event_table import Rows
 from dlearn.trace.tables.operation_table import Operation
@@ -29,8 +29,9 @@ from dlearn.trace.trace import Trace
 from dlearn.trace.wording import Reason, ReasonKind
 
 OperationKey = int
+Counted = tuple["LedgerRow", int]  # And how often it is there.
 """Rank and number of an operation's first end."""
-Way = tuple[int, Edge]
+Connection = tuple[int, Edge]
 """A rank, and the connection into which it writes."""
 Stretch = tuple[int, int, int]
 """A rank, and its samples from which to which."""
@@ -80,7 +81,7 @@ class Written(NamedTuple):
     observer: int = 0
 
 
-class Cell(NamedTuple):
+class LedgerRow(NamedTuple):
     """What `rank` writes for an operation, and for all that are like it; `unexplained` says why that is not known.
 
     `kind` is that of a message of RPC, of which each has a cell of its own.
@@ -100,7 +101,7 @@ class Entries:
     `cell` is a place in `cells`, `section` the place between two samples of the rank's meter; -1: between none.
     """
 
-    cells: list[Cell]
+    cells: list[LedgerRow]
     cell: Rows
     operation: Rows
     rank: Rows
@@ -123,7 +124,7 @@ class Entries:
         """Orders them by operation; those of one operation in the order of its ends or messages."""
         return int(self.operation[place]), int(self.cell[place])
 
-    def outside(self) -> list[tuple[Cell, int]]:
+    def outside(self) -> list[Counted]:
         """What lies between no two samples, and how often it is there."""
         found, counts = _counted(self.cell[self.section < 0])
         return [(self.cells[cell], times) for cell, times in zip(found, counts, strict=True)]
@@ -154,9 +155,9 @@ class Ledger:
 
     def pairs(self, stretches: Iterable[Stretch]) -> tuple[list[Pair], Counter[Reason]]:
         """Each (rank, first sample, last sample) -> pairs of ranks, and why operations in there are not explained."""
-        cells: list[tuple[Cell, int]] = []
-        grown: Counter[Way] = Counter()
-        not_measured: set[Way] = set()
+        cells: list[Counted] = []
+        grown: Counter[Connection] = Counter()
+        not_measured: set[Connection] = set()
         settled = True
         for rank, first, last in stretches:
             meter = self.meters[rank]
@@ -192,9 +193,9 @@ def _counted(cells: Rows) -> tuple[list[int], list[int]]:
     return found[order].tolist(), counts[order].tolist()
 
 
-def _pairs(cells: Iterable[tuple[Cell, int]], measured: Mapping[Way, int | None], *, settled: bool) -> list[Pair]:
+def _pairs(cells: Iterable[Counted], measured: Mapping[Connection, int | None], *, settled: bool) -> list[Pair]:
     """What cells, each so many times, and counters say of each connection, in the order of groups and ranks."""
-    written: dict[Way, list[tuple[Written, int]]] = {way: [] for way, size in measured.items() if size}
+    written: dict[Connection, list[tuple[Written, int]]] = {at: [] for at, size in measured.items() if size}
     not_predicted = set()
     for cell, times in cells:
         for row in cell.rows:
@@ -202,8 +203,8 @@ def _pairs(cells: Iterable[tuple[Cell, int]], measured: Mapping[Way, int | None]
         if cell.unexplained is not None:
             not_predicted.add((cell.rank, cell.group))
     pairs = []
-    for way, rows in written.items():
-        rank, (group, dst) = way
+    for connection, rows in written.items():
+        rank, (group, dst) = connection
         pair = Pair(
             src=rank,
             dst=dst,
@@ -211,7 +212,7 @@ def _pairs(cells: Iterable[tuple[Cell, int]], measured: Mapping[Way, int | None]
             payload_bytes=sum([times * row.payload for row, times in rows]),
             predicted_bytes=sum([times * row.predicted for row, times in rows]),
             observer_bytes=sum([times * row.observer for row, times in rows]),
-            measured_bytes=measured.get(way),
+            measured_bytes=measured.get(connection),
         )
         why = _why(pair, sum([times for _, times in rows]), (rank, group) not in not_predicted, settled)
         pairs.append(msgspec.structs.replace(pair, why=why))
@@ -238,7 +239,7 @@ def ledger_of(trace: Trace) -> Ledger:
     asked, known = operations(trace), meters(trace)
     processes = {process.rank: process for process in trace.processes}
     ranks = set(trace.ranks)
-    cells: list[Cell] = []
+    cells: list[LedgerRow] = []
     columns: list[tuple[np.ndarray, np.ndarray]] = []
     for one, places in asked.alike():
         if one.exchange is not None:
@@ -253,14 +254,14 @@ def ledger_of(trace: Trace) -> Ledger:
         numbers = asked.table.events.number[asked.end_rows(places)]
         for rank, column in {end.rank: column for column, end in enumerate(one.ends)}.items():
             # The connections are those of the group as this rank's file calls it.
-            group = home(processes[rank], (one.steps or (one,))[0].group.name)
+            group = outer_group(processes[rank], (one.steps or (one,))[0].group.name)
             sizes = [(dst, payload[src, dst], size) for (src, dst), size in predicted.items() if src == rank]
-            cells.append(Cell(rank, group, tuple(Written((group, dst), *both) for dst, *both in sizes), reason))
+            cells.append(LedgerRow(rank, group, tuple(Written((group, dst), *both) for dst, *both in sizes), reason))
             columns.append((places, _sections(known.get(rank), numbers[:, column])))
     return Ledger(known, ranks, asked, _entries(cells, columns))
 
 
-def _entries(cells: list[Cell], columns: list[tuple[np.ndarray, np.ndarray]]) -> Entries:
+def _entries(cells: list[LedgerRow], columns: list[tuple[np.ndarray, np.ndarray]]) -> Entries:
     empty = np.empty(0, np.intp)
     counts = [len(places) for places, _ in columns]
     operation = np.concatenate([empty, *(places for places, _ in columns)])
@@ -279,7 +280,7 @@ def _sections(meter: Meter | None, numbers: np.ndarray) -> np.ndarray:
     return np.where(after < len(meter.numbers), after - 1, -1)
 
 
-def _of_rpc(operation: Operation, known: dict[int, Meter], ranks: set[int]) -> Iterator[tuple[Cell, int]]:
+def _of_rpc(operation: Operation, known: dict[int, Meter], ranks: set[int]) -> Iterator[tuple[LedgerRow, int]]:
     """A cell for each message of an RPC, and its section: by its time, as threads of C++ send it. Adds to `ranks`."""
     for message in messages_of(operation):
         ranks |= {message.src, message.dst}
@@ -295,7 +296,7 @@ def _of_rpc(operation: Operation, known: dict[int, Meter], ranks: set[int]) -> I
         section = None if meter is None or message.sent_ns is None else meter.section_at(message.sent_ns)
         if meter is None or section is None or section < meter.known_from:
             section = -1
-        yield Cell(message.src, RPC, (row,), reason, message.op), section
+        yield LedgerRow(message.src, RPC, (row,), reason, message.op), section
 
 
 def predicted_on_the_wire(operation: Operation) -> tuple[Counter[tuple[int, int]], Reason | None]:
@@ -329,7 +330,7 @@ def _prediction(operation: Operation) -> tuple[Counter[tuple[int, int]], Counter
     return payload, gloo.framed_bytes(payload, counts), None
 
 
-def name_of(operation: Operation, cell: Cell) -> str:
+def name_of(operation: Operation, cell: LedgerRow) -> str:
     """What is written there, in words: "all_reduce #3 (train.py:14)"."""
     if cell.kind:
         return f"{cell.kind} #{operation.seq}"

@@ -64,7 +64,7 @@ def meters(trace: Trace) -> dict[int, Meter]:
     return found
 
 
-def strangers(trace: Trace) -> Counter[tuple[int, int]]:
+def unattributed_bytes(trace: Trace) -> Counter[tuple[int, int]]:
     """(src, dst) -> bytes that were written, by the last sample, on connections that no known group has made."""
     far, sockets = _far_ends(trace.processes), {process.rank: process.sockets for process in trace.processes}
     written: dict[tuple[int, int], int] = {}
@@ -79,7 +79,7 @@ def strangers(trace: Trace) -> Counter[tuple[int, int]]:
     return +found
 
 
-def home(process: Process, group: str) -> str:
+def outer_group(process: Process, group: str) -> str:
     """The group whose connections carry this one's messages: of an inner group, the outer."""
     if group == RPC:
         return group
@@ -116,7 +116,7 @@ RPC = "rpc"
 
 def _meter(process: Process, samples: Sequence[Counters], far: dict[tuple[int, int], int]) -> Meter:
     edges = {
-        number: (home(process, socket.group), far[process.rank, number])
+        number: (outer_group(process, socket.group), far[process.rank, number])
         for number, socket in process.sockets.items()
         if (process.rank, number) in far and socket.group != NO_GROUP
     }

@@ -21,7 +21,7 @@ from dlearn.analysis.costs.bandwidth import bandwidth, speed_text
 from dlearn.analysis.findings import size_text, time_text
 from dlearn.errors import DlearnError
 from dlearn.join.joining import operations
-from dlearn.join.unrolling import messages_of, why_unknown
+from dlearn.join.operation_messages import messages_of, why_unknown
 from dlearn.shown import Answer, Paragraph, Table
 from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace

@@ -21,7 +21,7 @@ from dlearn.draw.palette import SERIES, ink_on, look
 from dlearn.draw.save import closed_after, svg_of
 from dlearn.errors import DlearnError
 from dlearn.join.joining import everybody, operations
-from dlearn.join.unrolling import sums_of, why_unknown
+from dlearn.join.operation_messages import sums_of, why_unknown
 from dlearn.play.page import Page, script, style
 from dlearn.shown import count_text, first_few
 from dlearn.trace.event import Span

@@ -20,7 +20,7 @@ from typing import Any
 from dlearn.hooks import gate
 from dlearn.hooks.c10d.groups import Groups
 from dlearn.hooks.cuda_times import CudaTimes
-from dlearn.hooks.network.clock import Desk, gather
+from dlearn.hooks.network.clock import ClockServer, gather
 from dlearn.hooks.network.sockets import RPC, Sockets
 from dlearn.hooks.rpc.rpc_agent_log import AgentLog
 from dlearn.recorder import sources
@@ -88,7 +88,7 @@ class Recording:
         """Waits for all workers of a cluster, which opens RPC's connections before anybody uses them."""
         self._begin_file(path, header if lazy else None)
         ignore = self.sockets.ignored_ports.add
-        self.desk = None if alone else Desk(self, self._writer.path, self._clock, ignore, keep_store=options.gather)
+        self.desk = None if alone else ClockServer(self, path, self._clock, ignore, keep_store=options.gather)
         self.log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
         self._watch = HangWatch(self, self._writer.path, options.hang_after) if options.hang_after else None
         try:

@@ -9,7 +9,7 @@ from dlearn.analysis.findings import time_text
 from dlearn.analysis.telling.words import overview, problem_sentences, rpc_overview, story
 from dlearn.analysis.volume.reconcile import reconcile
 from dlearn.errors import TraceError
-from dlearn.join.waiting import waiting
+from dlearn.join.wait_times import waiting
 from dlearn.shown import count_text
 from dlearn.trace.trace import Trace
 

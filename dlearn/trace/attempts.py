@@ -11,7 +11,7 @@ from dlearn.trace.store import ProcessFile
 
 
 def refuse_two_jobs(path: Path, files: Sequence[ProcessFile]) -> None:
-    """Raise TraceError unless all are of one job, as those that have met are; pass `strangers`."""
+    """Raise TraceError unless all are of one job, as those are that have met."""
     jobs = _connected(files, _jobs)
     if len(jobs) > 1:
         a, b = jobs[0][0], jobs[1][0]
@@ -24,7 +24,7 @@ def refuse_two_jobs(path: Path, files: Sequence[ProcessFile]) -> None:
         )
 
 
-def strangers(files: Sequence[ProcessFile]) -> list[ProcessFile]:
+def unidentified_files(files: Sequence[ProcessFile]) -> list[ProcessFile]:
     """Those of which it is not known whether they are of the job of the others."""
     return [file for file in files if not _jobs(file)] if len(files) > 1 else []
 

@@ -43,7 +43,7 @@ Groups = dict[tuple[int, str], Group]
 """By rank and by its name there."""
 
 
-class _Met(NamedTuple):
+class _MatchedEnds(NamedTuple):
     """Operations of one sort: where each begins among the rows of their ends, and where nothing else decides, which of
     two that begin together stands first."""
 
@@ -72,7 +72,7 @@ def match(processes: Sequence[Process], table: EventTable) -> OperationTable:
     return _ordered(table, groups, met)
 
 
-def _ordered(table: EventTable, groups: Groups, met: Sequence[_Met]) -> OperationTable:
+def _ordered(table: EventTable, groups: Groups, met: Sequence[_MatchedEnds]) -> OperationTable:
     end_row = np.concatenate([each.end_row for each in met])
     counts = np.concatenate([np.diff(each.first) for each in met])
     first = np.append(0, np.cumsum(counts))
@@ -97,7 +97,7 @@ def _ordered(table: EventTable, groups: Groups, met: Sequence[_Met]) -> Operatio
 # Collectives ----------------------------------------------------------------------------------------------------------
 
 
-def _collectives(table: EventTable, groups: Groups, complete: set[int]) -> _Met:
+def _collectives(table: EventTable, groups: Groups, complete: set[int]) -> _MatchedEnds:
     rows = np.flatnonzero(table.is_a(Collective))
     of_firsts = [groups[e.rank, e.group] if isinstance(e, Collective) else None for e in table.firsts]
     numbers = _numbered(of_firsts, by=id)
@@ -108,7 +108,7 @@ def _collectives(table: EventTable, groups: Groups, complete: set[int]) -> _Met:
     begins = np.flatnonzero(np.diff(exchange, prepend=-1))
     first = np.append(begins, len(ends))
     if not len(ends):
-        return _Met(first, ends, {}, begins)
+        return _MatchedEnds(first, ends, {}, begins)
     # Once for each group and not for each exchange: a group may have many members that left no file.
     of_group = {number: group for number, group in zip(numbers.tolist(), of_firsts, strict=True) if group is not None}
     witnesses = {number: sorted(complete.intersection(each.members)) for number, each in of_group.items()}
@@ -122,11 +122,11 @@ def _collectives(table: EventTable, groups: Groups, complete: set[int]) -> _Met:
     for number in late.tolist():
         here = set(rank[first[number] : first[number + 1]].tolist())
         missing[number] = tuple(each for each in witnesses[int(group[number])] if each not in here)
-    return _Met(first, ends, missing, np.minimum.reduceat(ends, begins))
+    return _MatchedEnds(first, ends, missing, np.minimum.reduceat(ends, begins))
 
 
 def _not_reached(
-    table: EventTable, groups: Groups, processes: Sequence[Process], met: _Met
+    table: EventTable, groups: Groups, processes: Sequence[Process], met: _MatchedEnds
 ) -> dict[int, tuple[int, ...]]:
     """Who had not come as far as a collective, of processes that lack calls but say how far they came."""
     called = {(id(groups[process.rank, name]), process.rank): each.called
@@ -179,7 +179,7 @@ class _Channel(NamedTuple):
     tag: int
 
 
-def _sends(table: EventTable, groups: Groups, complete: set[int]) -> tuple[_Met, _Met]:
+def _sends(table: EventTable, groups: Groups, complete: set[int]) -> tuple[_MatchedEnds, _MatchedEnds]:
     """The calls that stay alone, as they were refused or no rank is the peer; and all others."""
     rows = np.flatnonzero(table.is_a(PointToPoint))
     channels = [
@@ -189,7 +189,7 @@ def _sends(table: EventTable, groups: Groups, complete: set[int]) -> tuple[_Met,
     channel = _numbered(channels)[table.like[rows]]
     meets_none = (channel == 0) | (table.ended_by[rows] == WAS_REFUSED)
     lone = rows[meets_none]
-    alone = _Met(np.arange(len(lone) + 1), lone, {}, np.arange(len(lone)))
+    alone = _MatchedEnds(np.arange(len(lone) + 1), lone, {}, np.arange(len(lone)))
     rows, channel = rows[~meets_none], channel[~meets_none]
     is_recv = table.of_firsts(lambda first: isinstance(first, PointToPoint) and first.op == "recv")[rows]
     order = np.lexsort((table.number[rows], is_recv, channel))
@@ -217,7 +217,7 @@ def _sends(table: EventTable, groups: Groups, complete: set[int]) -> tuple[_Met,
         opened = np.full(int(channel.max()) + 1, len(table))
         np.minimum.at(opened, channel, rows)
         begins = np.lexsort((turn[begins], opened[channel[begins]])).argsort()
-    return alone, _Met(first, rows, missing, begins)
+    return alone, _MatchedEnds(first, rows, missing, begins)
 
 
 def _channel(event: PointToPoint, group: Group) -> _Channel | None:

@@ -15,7 +15,7 @@ import numpy as np
 from dlearn.errors import TraceError
 from dlearn.shown import RankNames, Shown
 from dlearn.trace import readers
-from dlearn.trace.attempts import attempts, refuse_two_jobs, strangers, without_replaced
+from dlearn.trace.attempts import attempts, refuse_two_jobs, unidentified_files, without_replaced
 from dlearn.trace.clock_problems import clock_problems
 from dlearn.trace.clocks import Clock, align, clock_name
 from dlearn.trace.device_times import device_spans
@@ -62,7 +62,7 @@ class Trace(Shown):
         files, problems = _read_any([Path(folder) for folder in folders])
         problems += readers.notes([file.imported for file in files if file.imported is not None])
         refuse_two_jobs(path, files)
-        for file in strangers(files):
+        for file in unidentified_files(files):
             problems.append(f"{file.path.name}: whether this process is of the job is not known: it met no other")
         files = _choose(attempts(files), attempt, problems)
         problems += [problem for file in files for problem in file.problems]

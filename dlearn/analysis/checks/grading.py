@@ -22,7 +22,7 @@ from dlearn.analysis.volume.traffic import Traffic, traffic_of
 from dlearn.errors import DlearnError, TrafficError
 from dlearn.join.gloo_schedules import SEGMENT_BYTES
 from dlearn.join.joining import operations
-from dlearn.join.unrolling import why_unknown
+from dlearn.join.operation_messages import why_unknown
 from dlearn.shown import Table, count_text
 from dlearn.trace.event import Collective, PointToPoint
 from dlearn.trace.tables.operation_table import Operation

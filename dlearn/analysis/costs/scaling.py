@@ -17,7 +17,7 @@ import msgspec
 from dlearn.analysis.ddp.training_steps import last_step
 from dlearn.analysis.rpc.iteration import iteration, iterations
 from dlearn.errors import DlearnError
-from dlearn.join.confirming import messages
+from dlearn.join.message_evidence import messages
 from dlearn.shown import Answer, Paragraph, Table, count_text, first_few
 from dlearn.trace.ends import bytes_of
 from dlearn.trace.event import TensorInfo

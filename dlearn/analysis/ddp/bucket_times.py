@@ -19,7 +19,7 @@ from dlearn.analysis.findings import capital, capitalized, time_text
 from dlearn.join.buckets import UNKNOWN
 from dlearn.join.gradients import Pass, passes
 from dlearn.join.joining import operations
-from dlearn.join.waiting import waited_until_ns
+from dlearn.join.wait_times import waited_until_ns
 from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, first_few, ms
 from dlearn.trace.ends import End
 from dlearn.trace.event import Bucket, Collective, Gradient

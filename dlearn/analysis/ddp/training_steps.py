@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from dlearn.join.joining import once, operations
-from dlearn.join.waiting import waited_until_ns
+from dlearn.join.wait_times import waited_until_ns
 from dlearn.trace.device_times import CUDA_EVENT_IN_LINE
 from dlearn.trace.ends import End
 from dlearn.trace.event import Collective, Gradient, Span, Stretch

@@ -14,8 +14,8 @@ from dlearn.analysis.hanging.hang_words import listed
 from dlearn.errors import TraceError
 from dlearn.join.joining import operations
 from dlearn.join.ledger import WireBytes
+from dlearn.join.operation_messages import messages_of
 from dlearn.join.rpc_messages import UNKNOWN, phase_of, wire_bytes
-from dlearn.join.unrolling import messages_of
 from dlearn.join.wire import RPC, Meter, meters
 from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text
 from dlearn.trace.ends import bytes_of

@@ -19,9 +19,9 @@ from dlearn.analysis.rpc.iteration import Iteration, iteration, iterations
 from dlearn.analysis.volume.reconcile import reconcile
 from dlearn.analysis.volume.topology import topologies
 from dlearn.analysis.volume.traffic import Traffic, traffic_of
-from dlearn.join.confirming import confirmed
 from dlearn.join.joining import operations
-from dlearn.join.unrolling import sums_of, why_unknown
+from dlearn.join.message_evidence import confirmed
+from dlearn.join.operation_messages import sums_of, why_unknown
 from dlearn.shown import Answer, Paragraph, count_text, first_few
 from dlearn.trace.ends import payload_bytes
 from dlearn.trace.event import Collective

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterable, Sequence
 import numpy as np
 
 from dlearn.join.joining import operations
-from dlearn.join.unrolling import messages_of, sums_of
+from dlearn.join.operation_messages import messages_of, sums_of
 from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.tables.operations import Operations
 from dlearn.trace.trace import Trace

@@ -8,8 +8,8 @@ import msgspec
 
 from dlearn.analysis.volume.traffic import Traffic, traffic
 from dlearn.join.joining import operations
+from dlearn.join.operation_messages import sums_of
 from dlearn.join.rpc_messages import phase_of
-from dlearn.join.unrolling import sums_of
 from dlearn.shown import Answer, Paragraph, Table, count_text
 from dlearn.trace.trace import Trace
 

@@ -8,7 +8,7 @@ from collections.abc import Container, Hashable, Iterable
 import msgspec
 import numpy as np
 
-from dlearn.join.unrolling import PairSum, messages_of, sums_of, why_unknown
+from dlearn.join.operation_messages import PairSum, messages_of, sums_of, why_unknown
 from dlearn.trace.ends import How
 from dlearn.trace.tables.event_table import NONE
 from dlearn.trace.tables.message_table import Message

@@ -14,7 +14,7 @@ import msgspec
 from dlearn.join.joining import once
 from dlearn.join.ledger import Ledger, OperationKey, Pair, Stretch, Why, counted_together, ledger_of, name_of
 from dlearn.join.rpc_messages import FRAMING_ERROR, MESSAGE_BYTES
-from dlearn.join.wire import NO_GROUP, RPC, strangers, why_not_measured
+from dlearn.join.wire import NO_GROUP, RPC, unattributed_bytes, why_not_measured
 from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, first_few
 from dlearn.trace.event import Counters, Span
 from dlearn.trace.trace import Trace
@@ -258,7 +258,7 @@ def _strange_pairs(trace: Trace, ledger: Ledger, pairs: Sequence[Pair]) -> list[
     sought |= {(cell.rank, row.edge[1]) for cell, _ in ledger.entries.outside() for row in cell.rows}
     return [
         Pair(src=src, dst=dst, group=NO_GROUP, payload_bytes=0, predicted_bytes=0, measured_bytes=size, why="not seen")
-        for (src, dst), size in sorted(strangers(trace).items())
+        for (src, dst), size in sorted(unattributed_bytes(trace).items())
         if (src, dst) not in sought
     ]
 

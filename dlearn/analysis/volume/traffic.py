@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from dlearn.errors import optional
 from dlearn.join.joining import once, operations
 from dlearn.join.ledger import counted_together, ledger_of, predicted_on_the_wire
-from dlearn.join.unrolling import PairSum, sums_of, why_unknown
+from dlearn.join.operation_messages import PairSum, sums_of, why_unknown
 from dlearn.join.wire import why_not_measured
 from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text
 from dlearn.trace.ends import How, payload_bytes

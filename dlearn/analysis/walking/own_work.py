@@ -16,7 +16,7 @@ import numpy as np
 
 from dlearn.analysis.ddp.bucket_times import BucketTime, bucket_times
 from dlearn.analysis.walking.steps import Board, Change, Step, WalkParts, WalkSource
-from dlearn.join.unrolling import message_count
+from dlearn.join.operation_messages import message_count
 from dlearn.shown import count_text
 from dlearn.trace.event import Bucket, Collective, PointToPoint, RpcCall, RpcRun, Span, Stretch
 from dlearn.trace.tables.event_table import EventTable, Mask, Rows

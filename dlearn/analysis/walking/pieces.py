@@ -16,7 +16,7 @@ from itertools import chain, count, pairwise
 
 from dlearn.analysis.findings import size_text
 from dlearn.analysis.walking.steps import Board, Change, WalkSource
-from dlearn.join.unrolling import message_count, messages_of
+from dlearn.join.operation_messages import message_count, messages_of
 from dlearn.trace.ends import family_of_op
 from dlearn.trace.event import Collective
 from dlearn.trace.tables.message_table import Message

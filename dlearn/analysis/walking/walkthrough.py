@@ -18,8 +18,8 @@ from dlearn.analysis.walking.contexts import contexts, nodes
 from dlearn.analysis.walking.own_work import gradients, works
 from dlearn.analysis.walking.pieces import pieces
 from dlearn.analysis.walking.steps import Step, WalkParts, WalkSource, Walkthrough
-from dlearn.join.confirming import messages as all_messages
-from dlearn.join.unrolling import sums_of
+from dlearn.join.message_evidence import messages as all_messages
+from dlearn.join.operation_messages import sums_of
 from dlearn.shown import RankNames, count_text
 from dlearn.trace.event import PointToPoint
 from dlearn.trace.tables.event_table import NONE, Rows

@@ -52,7 +52,7 @@ def clock_name() -> str:
         return f"{sys.platform} {socket.gethostname()}"  # No Linux, or one without time namespaces.
 
 
-class Desk:
+class ClockServer:
     """Rank 0's end answers, the others' ask; of the default group of this process, while there is one.
 
     The store is let go when the group is destroyed, as the program's own: while somebody holds it, its port is busy.
@@ -277,7 +277,7 @@ PIECE_SECONDS = 60.0  # How long the next piece, or room for it, is waited for.
 _END = b"end"
 
 
-def gather(desk: Desk, path: Path) -> None:
+def gather(desk: ClockServer, path: Path) -> None:
     """Rank 0 waits for the files of all others whose folder it does not see; they send theirs."""
     if desk.store is None:
         if desk.out_of_reach:

@@ -22,7 +22,6 @@ from heapq import heappop, heappush
 
 from dlearn.trace.event import Event, RpcCall, RpcReply, RpcRun, RpcWindow
 from dlearn.trace.process import Process
-from dlearn.trace.rpc.rpc_board import Cause, RequestBoard, SentBetween, shortest_first, stretch_of
 from dlearn.trace.rpc.rpc_exchange import (
     ACCEPT,
     BACKWARD,
@@ -42,6 +41,7 @@ from dlearn.trace.rpc.rpc_exchange import (
     seen,
     workers,
 )
+from dlearn.trace.rpc.rpc_matching import Cause, RequestMatcher, TimeWindow, shortest_first, stretch_of
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def join_rpc(processes: Sequence[Process], events: Sequence[Event]) -> Rpc:
 
 def join(saw: Seen, logged: Sequence[Request], known: Workers) -> list[RpcExchange]:
     """Every request as an exchange, with all that is known of it; and the calls that the log does not have."""
-    board = RequestBoard(logged)
+    board = RequestMatcher(logged)
     _python_calls(saw, board, known)
     _fetches(saw, board, known)
     _backward(saw, board, known)
@@ -143,12 +143,12 @@ def join(saw: Seen, logged: Sequence[Request], known: Workers) -> list[RpcExchan
 # Calls ----------------------------------------------------------------------------------------------------------------
 
 
-def _python_calls(saw: Seen, board: RequestBoard, known: Workers) -> None:
+def _python_calls(saw: Seen, board: RequestMatcher, known: Workers) -> None:
     """The narrowest stretches first; of several requests in one, that whose times at both ends are nearest."""
     for call in sorted(saw.calls, key=lambda call: call.handed_ns - call.start_ns):
         kind, dst, cause = kind_of_call(call), known.rank(call.to), (call, call.context)
         run, reply = saw.runs.get((call.rank, call.call)), saw.replies.get((call.rank, call.call))
-        stretch = SentBetween(call.rank, call.start_ns, call.handed_ns, dst)
+        stretch = TimeWindow(call.rank, call.start_ns, call.handed_ns, dst)
         exchange = board.claim(kind, "python", cause, stretch, partial(_misfit, call, run, reply))
         if exchange is None:
             exchange = RpcExchange(call.rank, dst, kind, "python", cause=call, context=call.context)
@@ -172,7 +172,7 @@ def _misfit(call: RpcCall, run: RpcRun | None, reply: RpcReply | None, request: 
     return sum(gap if gap >= 0 else _IMPOSSIBLE_NS for gap in gaps)
 
 
-def _fetches(saw: Seen, board: RequestBoard, known: Workers) -> None:
+def _fetches(saw: Seen, board: RequestMatcher, known: Workers) -> None:
     for window in shortest_first([*saw.windows["to_here"], *saw.windows["rref backward"]]):
         kind = RREF_BACKWARD if window.op == "rref backward" else FETCH if window.context is None else FORWARD
         cause, stretch = (window, window.context), stretch_of(window, known.rank(window.to))
@@ -199,7 +199,7 @@ def _add_fetched_value(exchange: RpcExchange, saw: Seen, known: Workers) -> None
 # Distributed autograd -------------------------------------------------------------------------------------------------
 
 
-def _backward(saw: Seen, board: RequestBoard, known: Workers) -> None:
+def _backward(saw: Seen, board: RequestMatcher, known: Workers) -> None:
     """Inside the execution of a recv node; else while a gradient from elsewhere is being worked on.
 
     Then it is the last that came in this backward pass before the gradient was there; the last gradient chooses first.
@@ -210,7 +210,7 @@ def _backward(saw: Seen, board: RequestBoard, known: Workers) -> None:
     began = {window.context: window.start_ns for window in saw.windows["backward"]}
     for window in sorted(saw.windows["gradient"], key=lambda window: -window.start_ns):
         src = known.rank(window.to)
-        sent = board.within(SentBetween(src, began.get(window.context, 0), window.start_ns, window.rank))
+        sent = board.within(TimeWindow(src, began.get(window.context, 0), window.start_ns, window.rank))
         came = [(each.received_ns, each) for each in sent if each.received_ns is not None]
         candidates = [each for each in came if each[0] <= window.start_ns]
         if candidates:
@@ -218,7 +218,7 @@ def _backward(saw: Seen, board: RequestBoard, known: Workers) -> None:
             board.take(request, BACKWARD, "window", (window, window.context))
 
 
-def _backward_in_cpp(saw: Seen, board: RequestBoard) -> None:
+def _backward_in_cpp(saw: Seen, board: RequestMatcher) -> None:
     """Where no Python saw the tensors come in: back along each way that they took forward, during the backward pass."""
     ways: dict[int | None, Counter[tuple[int, int]]] = defaultdict(Counter)
     for exchange in board.exchanges:
@@ -234,11 +234,11 @@ def _backward_in_cpp(saw: Seen, board: RequestBoard) -> None:
             ways[exchange.context][exchange.src, exchange.dst] += 1
     for window in [*saw.windows["backward"], *saw.windows["rref backward"]]:
         for (here, there), count in ways[window.context].items():
-            for request in board.within(SentBetween(here, window.start_ns, window.end_ns, there))[: max(0, count)]:
+            for request in board.within(TimeWindow(here, window.start_ns, window.end_ns, there))[: max(0, count)]:
                 board.take(request, BACKWARD, "rule", (window, window.context))
 
 
-def _cleanups(saw: Seen, board: RequestBoard) -> None:
+def _cleanups(saw: Seen, board: RequestMatcher) -> None:
     """From the driver inside its release; from there on, by each worker to all that it has met in this context.
 
     A worker does so once, while it works on the first such request that its threads take up: with two under way that
@@ -260,7 +260,7 @@ def _cleanups(saw: Seen, board: RequestBoard) -> None:
                     continue
                 known_by: KnownBy = "window" if rank == window.rank else "rule"
                 misfit = partial(_no_cleanup, board, met[dst, window.context], last_ns)
-                cause, stretch = (window, window.context), SentBetween(rank, first_ns, last_ns, dst)
+                cause, stretch = (window, window.context), TimeWindow(rank, first_ns, last_ns, dst)
                 told_it = board.claim(CLEANUP, known_by, cause, stretch, misfit)
                 if told_it is None:
                     continue
@@ -269,14 +269,14 @@ def _cleanups(saw: Seen, board: RequestBoard) -> None:
                     heappush(waves, (told_it.received_ns, told_it.reply_sent_ns or 2**62, dst))
 
 
-def _no_cleanup(board: RequestBoard, peers: set[int], last_ns: int, request: Request) -> int:
+def _no_cleanup(board: RequestMatcher, peers: set[int], last_ns: int, request: Request) -> int:
     """How unlike the end of a context: to how many peers its receiver sends nothing while it works on it counts most.
 
     Then how long before the end of its sender's own work it went, which is the last thing that is done there.
     """
     if request.received_ns is None:
         return _IMPOSSIBLE_NS * len(peers)
-    meanwhile = [SentBetween(request.dst, request.received_ns, request.replying_ns, peer) for peer in peers]
+    meanwhile = [TimeWindow(request.dst, request.received_ns, request.replying_ns, peer) for peer in peers]
     silent = sum(not board.within(each) for each in meanwhile)
     return silent * _IMPOSSIBLE_NS + min(last_ns - request.first_ns, _IMPOSSIBLE_NS - 1)
 
@@ -287,7 +287,7 @@ Asked = list[tuple[RpcExchange, int]]
 """The requests for a copy, each with the rank that waits to be told that it is accepted."""
 
 
-def _references(saw: Seen, board: RequestBoard, known: Workers) -> Asked:
+def _references(saw: Seen, board: RequestMatcher, known: Workers) -> Asked:
     """What is sent while a reference is unpacked."""
     asked: Asked = []
     causes = _Causes(board.exchanges)
@@ -305,7 +305,7 @@ def _references(saw: Seen, board: RequestBoard, known: Workers) -> Asked:
     return asked
 
 
-def _acceptances(asked: Asked, board: RequestBoard) -> None:
+def _acceptances(asked: Asked, board: RequestMatcher) -> None:
     """What follows another message: it can be told apart only when all that has a stretch of its own is claimed."""
     calls = [exchange for exchange in board.exchanges if exchange.call is not None]
     for exchange, parent in sorted(asked, key=lambda each: each[0].reply_received_ns or 0):
@@ -316,27 +316,27 @@ def _acceptances(asked: Asked, board: RequestBoard) -> None:
         _unpacked_in_cpp(exchange, board)
 
 
-def _granted(asked: Request | None, parent: int, board: RequestBoard) -> Request | None:
+def _granted(asked: Request | None, parent: int, board: RequestMatcher) -> Request | None:
     """The acceptance that follows when the owner has answered a request for a copy."""
     if asked is None or asked.answered_ns is None:
         return None
-    return next(iter(board.within(SentBetween(asked.src, asked.answered_ns, None, parent))), None)
+    return next(iter(board.within(TimeWindow(asked.src, asked.answered_ns, None, parent))), None)
 
 
-def _delay(parent: int, board: RequestBoard, asked: Request) -> int:
+def _delay(parent: int, board: RequestMatcher, asked: Request) -> int:
     granted = _granted(asked, parent, board)
     if granted is None or granted.sending_ns is None or asked.answered_ns is None:
         return 2**62
     return granted.sending_ns - asked.answered_ns
 
 
-def _unpacked_in_cpp(asked: RpcExchange, board: RequestBoard) -> None:
+def _unpacked_in_cpp(asked: RpcExchange, board: RequestMatcher) -> None:
     """A TorchScript call unpacks its RRefs in C++: their owner accepts them while it works on the call."""
     call, request = asked.call, asked.request
     if call is None or request is None or call.flavour == "python" or request.received_ns is None:
         return
     mine = [rref for rref in call.rrefs if rref.owner == call.to]
-    candidates = board.within(SentBetween(asked.dst, request.received_ns, request.replying_ns, asked.src))
+    candidates = board.within(TimeWindow(asked.dst, request.received_ns, request.replying_ns, asked.src))
     for each in candidates[: len(mine)]:
         board.take(each, ACCEPT, "rule", (call, asked.context))
 
@@ -363,7 +363,7 @@ class _Causes:
         return exchange.call or window, exchange.context
 
 
-def _deletions(saw: Seen, board: RequestBoard, known: Workers) -> None:
+def _deletions(saw: Seen, board: RequestMatcher, known: Workers) -> None:
     """What is left can only be the end of a copy, if the sender has copies of the receiver's values."""
     copies: Counter[tuple[int, int]] = Counter()
     for call in saw.calls:
@@ -377,7 +377,7 @@ def _deletions(saw: Seen, board: RequestBoard, known: Workers) -> None:
             board.take(request, DELETE, "rule")
 
 
-def _unknown(saw: Seen, board: RequestBoard) -> None:
+def _unknown(saw: Seen, board: RequestMatcher) -> None:
     """The requests whose kind nothing tells; each belongs to the one context that was open at both its ends."""
     windows = {window.context: window for window in saw.windows["context"]}
     met: dict[int, set[int | None]] = defaultdict(set)

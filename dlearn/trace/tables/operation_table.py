@@ -20,7 +20,7 @@ from dlearn.trace.tables.event_table import NONE, WAS_REFUSED, Column, EventTabl
 from dlearn.trace.wording import EVERY_PARAMETER, bucket_text, request_text, tensors_text
 
 
-class Cargo(NamedTuple):
+class BucketLabel(NamedTuple):
     """What an all-reduce of DDP carries: a bucket, or a role."""
 
     bucket: Bucket | None = None
@@ -63,12 +63,12 @@ class Operation:
 
     @property
     def bucket(self) -> Bucket | None:
-        return next((each.bucket for each in self._table.cargoes(self._row) if each.bucket is not None), None)
+        return next((each.bucket for each in self._table.labels_of(self._row) if each.bucket is not None), None)
 
     @property
     def role(self) -> str:
         """What torch makes it for, where no program asked: "DDP sends rank 0's model"."""
-        return next((each.role for each in self._table.cargoes(self._row) if each.role), self._class.role)
+        return next((each.role for each in self._table.labels_of(self._row) if each.role), self._class.role)
 
     @property
     def steps(self) -> tuple[Operation, ...]:
@@ -190,7 +190,7 @@ class Operation:
 class OperationTable:
     """The ends of row i are the events in rows `end_row[first[i] : first[i + 1]]`: members by rank, a send before its
     recv. What it shares with others of such ends says `classes[like[i]]`. `missing` holds the ranks that never called
-    it; `cargo` what DDP has it carry, by the row of an end.
+    it; `bucket_labels` what DDP has it carry, by the row of an end.
     """
 
     events: EventTable
@@ -199,7 +199,7 @@ class OperationTable:
     first: Rows
     end_row: Rows
     missing: dict[int, tuple[int, ...]]
-    cargo: Mapping[int, Cargo] = field(default_factory=dict)
+    bucket_labels: Mapping[int, BucketLabel] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._made: list[Operation | None] = [None] * len(self.like)
@@ -298,8 +298,8 @@ class OperationTable:
         """The same number for operations that carry the same; 0 for nothing."""
         numbers: dict[int, int] = {}
         carried = np.zeros(len(self.events), np.int64)
-        for row, cargo in self.cargo.items():
-            carried[row] = numbers.setdefault(id(cargo.bucket or cargo.role), len(numbers) + 1)
+        for row, label in self.bucket_labels.items():
+            carried[row] = numbers.setdefault(id(label.bucket or label.role), len(numbers) + 1)
         most, least = self.over_ends(np.maximum, carried), self.over_ends(np.minimum, carried)
         return np.asarray(most * (len(numbers) + 1) + least)
 
@@ -307,7 +307,7 @@ class OperationTable:
     def carries(self) -> Mask:
         """Which DDP has carry a bucket, or something of its own."""
         carries = np.zeros(len(self.events), bool)
-        carries[list(self.cargo)] = True
+        carries[list(self.bucket_labels)] = True
         return self.over_ends(np.logical_or, carries)
 
     @cached_property
@@ -372,10 +372,10 @@ class OperationTable:
         """The rows of the ends of one operation."""
         return self.end_row[self.first[row] : self.first[row + 1]]
 
-    def cargoes(self, row: int) -> list[Cargo]:
+    def labels_of(self, row: int) -> list[BucketLabel]:
         """What the ends of one operation carry, as far as DDP has them carry something."""
-        rows = self.end_rows(row).tolist() if self.cargo else ()
-        return [self.cargo[each] for each in rows if each in self.cargo]
+        rows = self.end_rows(row).tolist() if self.bucket_labels else ()
+        return [self.bucket_labels[each] for each in rows if each in self.bucket_labels]
 
     def made(self, rows: Rows) -> list[Operation]:
         """The operations in these rows, each made once."""

@@ -24,7 +24,7 @@ _sent = attrgetter("first_ns")
 
 
 @dataclass(frozen=True)
-class SentBetween:
+class TimeWindow:
     """The requests that `src` sent (to `dst`) between two moments in ns; `last_ns` None: from the first one on."""
 
     src: int
@@ -33,7 +33,7 @@ class SentBetween:
     dst: int | None = None
 
 
-class RequestBoard:
+class RequestMatcher:
     """The requests of the logs, by sender, in the order of sending, and who has claimed them."""
 
     def __init__(self, requests: Iterable[Request]) -> None:
@@ -42,16 +42,16 @@ class RequestBoard:
             self._by_src[request.src].append(request)
         self._times = {src: [each.first_ns for each in found] for src, found in self._by_src.items()}
         self._holder: dict[Request, RpcExchange] = {}
-        self._claims: dict[RpcExchange, tuple[SentBetween, Callable[[Request], int]]] = {}
+        self._claims: dict[RpcExchange, tuple[TimeWindow, Callable[[Request], int]]] = {}
         self.exchanges: list[RpcExchange] = []
         """What was made of them, and the calls that no log tells of, in the order of the claims."""
 
-    def within(self, stretch: SentBetween) -> list[Request]:
+    def within(self, stretch: TimeWindow) -> list[Request]:
         """Return the requests of this stretch that nothing has claimed yet."""
         return [each for each in self._all_within(stretch) if each not in self._holder]
 
     def claim(
-        self, kind: str, known_by: KnownBy, cause: Cause, stretch: SentBetween, misfit: Callable[[Request], int] = _sent
+        self, kind: str, known_by: KnownBy, cause: Cause, stretch: TimeWindow, misfit: Callable[[Request], int] = _sent
     ) -> RpcExchange | None:
         """Make an exchange of the free request that fits best, or else of one that its holder can do without."""
         exchange = RpcExchange(stretch.src, -1, kind, known_by, cause=cause[0], context=cause[1])
@@ -76,7 +76,7 @@ class RequestBoard:
         unclaimed = [each for found in self._by_src.values() for each in found if each not in self._holder]
         return sorted(unclaimed, key=_sent)
 
-    def _all_within(self, stretch: SentBetween) -> list[Request]:
+    def _all_within(self, stretch: TimeWindow) -> list[Request]:
         times = self._times.get(stretch.src, [])
         last = len(times) if stretch.last_ns is None else bisect_right(times, stretch.last_ns)
         inside = slice(bisect_left(times, stretch.first_ns), last)
@@ -111,9 +111,9 @@ class RequestBoard:
         exchange.request, exchange.dst = request, request.dst
 
 
-def stretch_of(window: RpcWindow, dst: int | None) -> SentBetween:
+def stretch_of(window: RpcWindow, dst: int | None) -> TimeWindow:
     """Return the stretch of a window of Python's, for requests to `dst`."""
-    return SentBetween(window.rank, window.start_ns, window.end_ns, dst)
+    return TimeWindow(window.rank, window.start_ns, window.end_ns, dst)
 
 
 def shortest_first(windows: Iterable[RpcWindow]) -> list[RpcWindow]:

@@ -9,9 +9,9 @@ import numpy as np
 
 from dlearn.join.joining import everybody, once, operations
 from dlearn.join.ledger import Ledger, Stretch, ledger_of
-from dlearn.join.unrolling import TransferTimes, columns_of, columns_of_calls, message_count, why_unknown
+from dlearn.join.operation_messages import TransferTimes, columns_of, columns_of_calls, message_count, why_unknown
 from dlearn.join.wire import meters
-from dlearn.trace.tables.event_table import Mask, Rows
+from dlearn.trace.tables.event_table import Column, Mask, Rows
 from dlearn.trace.tables.message_table import Messages, together
 from dlearn.trace.tables.operations import Operations
 from dlearn.trace.trace import Trace
@@ -29,16 +29,17 @@ def messages(trace: Trace) -> Messages:
     whose messages are not known, or too many, are listed with the reason; one that sends nothing is not.
     """
     asked = operations(trace)
-    fits, is_call = _fits(asked), asked.table.is_call[asked.rows]
+    calls = np.flatnonzero(asked.table.is_call[asked.rows])
+    called, contents = columns_of_calls(calls.tolist(), asked.at(calls))
+    fits = _fits(asked, np.bincount(called.operation, minlength=len(asked)))
     leaves, outer = asked.leaves()
     parts = []
     for one, places in leaves.alike():
-        mine = places[(fits & ~is_call)[outer[places]]]
-        if len(mine):
+        mine = places[fits[outer[places]]]
+        if len(mine) and not one.is_call:
             parts.append(columns_of(one, TransferTimes(*leaves.times(mine)), mine))
     columns = together(parts)
-    places = np.flatnonzero(fits & is_call)
-    called, contents = columns_of_calls(places.tolist(), asked.at(places))
+    called = called.of(fits[called.operation])
     columns = together([columns._replace(operation=outer[columns.operation]), called])
     gave_none = fits.copy()
     gave_none[columns.operation] = False
@@ -52,11 +53,11 @@ def messages(trace: Trace) -> Messages:
     return Messages(asked, columns, contents, agreed, sorted(reasons.items(), key=itemgetter(0)))
 
 
-def _fits(asked: Operations) -> Mask:
-    """Which operations have their messages made: the first, without those that have too many on their own."""
-    counts = np.zeros(len(asked), np.int64)
+def _fits(asked: Operations, counts: Column) -> Mask:
+    """Return which operations get their messages; `counts` holds the numbers of those of calls."""
     for one, places in asked.alike():
-        counts[places] = message_count(one)
+        if not one.is_call:
+            counts[places] = message_count(one)
     few = counts <= MOST_MESSAGES
     return np.asarray(few & (np.cumsum(np.where(few, counts, 0)) <= MOST_MESSAGES))
 

@@ -76,8 +76,7 @@ def messages_of(operation: Operation) -> list[Message]:
         return []
     else:
         columns = together([columns_of(part, TransferTimes.of(part)) for part in operation.steps or (operation,)])
-    count = len(columns.src)
-    return columns.made([operation] * count, contents, [False] * count)
+    return columns.made([operation] * len(columns.src), contents, [False] * len(columns.src))
 
 
 def columns_of_calls(places: Iterable[int], calls: Iterable[Operation]) -> tuple[MessageColumns, list[Content]]:

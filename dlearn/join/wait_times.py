@@ -8,7 +8,6 @@ from dlearn.join.columns import disjoint
 from dlearn.join.joining import once, operations
 from dlearn.trace.ends import End
 from dlearn.trace.event import PointToPoint
-from dlearn.trace.source import ServiceCall
 from dlearn.trace.tables.operation_table import Operation
 from dlearn.trace.trace import Trace
 
@@ -18,7 +17,7 @@ def waited_until_ns(operation: Operation, end: End) -> int | None:
 
     A rank that was done before the last one called has waited for nobody: its data went ahead into a buffer.
     """
-    if operation.exchange is not None or operation.refused or isinstance(end, ServiceCall):
+    if operation.is_call or operation.refused:
         return end.start_ns  # Nobody is late: a callee begins when it is asked, and what is refused waits for nobody.
     nobody_knows = operation.unseen or (isinstance(end, PointToPoint) and len(operation.ends) == 1)
     if operation.missing or (nobody_knows and end.end_ns is None):
