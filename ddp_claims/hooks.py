@@ -205,8 +205,8 @@ class Label(NamedTuple):
     alone: bool
 
     def ends(self, step_pt: float) -> tuple[float, float]:
-        """Its left and right end in points."""
-        width, at = text_width(self.text, size=LABEL_PT), self.place * step_pt
+        """Return its left and right end in points, on a screen, where each letter begins at a whole pixel."""
+        width, at = 1.025 * text_width(self.text, size=LABEL_PT), self.place * step_pt
         return (at - width / 2, at + width / 2) if self.alone else (at - width, at)
 
 

@@ -538,7 +538,7 @@ def run_cell(page: Page, number: int) -> Locator:
 
 
 def save(page: Page) -> None:
-    with page.expect_response(lambda response: response.request.method == "PUT"):
+    with page.expect_response(lambda each: each.request.method == "PUT" and "/api/contents/" in each.url):
         page.keyboard.press("Control+s")
 
 

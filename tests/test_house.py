@@ -142,7 +142,7 @@ LINES = {
     "dlearn/cluster": 3_507,
     "dlearn/collectives": 1_206,
     "dlearn/course": 1_830,
-    "dlearn/draw": 5_048,
+    "dlearn/draw": 5_045,
     "dlearn/export": 627,
     "dlearn/hooks": 4_385,
     "dlearn/join": 2_206,
