@@ -137,15 +137,15 @@ LINES = {
     "benchmarks": 1_608,
     "course": 1_810,
     "ddp_claims": 3_453,
-    "dlearn": 892,
-    "dlearn/analysis": 6_592,
+    "dlearn": 901,
+    "dlearn/analysis": 6_588,
     "dlearn/cluster": 3_507,
     "dlearn/collectives": 1_206,
     "dlearn/course": 1_830,
     "dlearn/draw": 5_045,
     "dlearn/export": 627,
-    "dlearn/hooks": 4_385,
-    "dlearn/join": 2_206,
+    "dlearn/hooks": 4_404,
+    "dlearn/join": 2_205,
     "dlearn/lessons": 2_686,
     "dlearn/live": 1_286,
     "dlearn/network": 1_153,
@@ -155,8 +155,8 @@ LINES = {
     "dlearn/sources": 336,
     "dlearn/trace": 7_199,
     "docs": 1_952,
-    "notebooks": 11_032,
-    "tests": 15_913,
+    "notebooks": 11_033,
+    "tests": 15_914,
     "tools": 184,
 }
 SLACK = 0.01
@@ -164,7 +164,7 @@ SLACK = 0.01
 HABITS = {
     "conditionals inside f-strings": 21,
     "functions of more than 10 branches": 18,
-    "lines over 100 characters": 3_125,
+    "lines over 100 characters": 3_144,
     "statements of more than one comprehension": 89,
 }
 

@@ -1,10 +1,17 @@
-"""When a GPU did what the CPU had only launched, by CUDA events on its streams.
+"""When a GPU really did what the CPU had only launched: CUDA events around collectives, stretches and gradients.
 
-A call of NCCL returns, and its future completes, when the kernel is queued. So the end is an event on
-the caller's stream if the operation ran there (`async_op=False`: no Work comes back). Else it is one
-on a stream that waits for the Work's future; this holds up the stream, not the thread
-(ATen/core/ivalue_inl.h, `synchronizeWithCurrentStreams`). It is our own: one of torch's pool may be
-the program's. Nothing waits for the GPU: what it has not passed when the recording ends stays unknown.
+Of NCCL a call returns, and its future completes, when the kernel is queued: what the host sees is no end. An event that
+is recorded on a stream is passed by the GPU when all before it is done, and two events tell the time between them.
+
+Where they go: the start on the caller's stream, from which on the operation can run. The end on the caller's stream,
+too, where the operation ran there (`async_op=False`: no Work comes back), else behind the Work's future. Torch
+completes that at once, with an event of its own on NCCL's stream; whoever waits for it makes his *stream* wait, not his
+thread (ATen/core/ivalue_inl.h, `synchronizeWithCurrentStreams`). In a callback of the future torch would take the next
+stream of its pool for that, which may be one that the program uses: NCCL would hold it up. So a stream of our own
+waits, one for each process group, of a priority that hardly anybody asks for.
+
+A guest: nothing waits for the GPU here. Events are looked at (`query`) when the next ones are made, and what the GPU
+has not passed at the end of the recording stays unknown. Run on one GPU so far.
 """
 
 from __future__ import annotations
@@ -13,6 +20,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -21,19 +29,22 @@ from torch._C._distributed_c10d import Work
 from dlearn.hooks import Emit
 from dlearn.trace.job_facts import DeviceReading, DeviceTime
 
-READ_AGAIN_NS = 5_000_000_000  # CUDA gives times as a float of ms: over 5 s exact to half a µs.
-PATIENCE_NS = 1_000_000  # An empty stream passes an event at once; no other is asked for longer.
-ROUNDS, RESOLUTION_NS, MOST_PENDING, OWN_PRIORITY = 3, 1_000, 10_000, -2
+READ_AGAIN_NS = 5_000_000_000
+"""CUDA gives the time between two events as a float of ms: over 5 s that is exact to half a microsecond."""
+RESOLUTION_NS = 1_000
+PATIENCE_NS = 1_000_000
+"""A stream with nothing on it passes an event at once; one that does not is not asked longer than that."""
+ROUNDS = 3
+MOST_PENDING = 10_000
+OWN_PRIORITY = -2
 
 
 class _Reading(NamedTuple):
-    """An event at a moment that the host knows, and its time since the first of its device."""
+    """An event at a moment that the host knows; `device_ns` after the first one of its device."""
 
     event: Any
     device_ns: int
-
-    def time_of(self, event: Any) -> int:
-        return self.device_ns + int(self.event.elapsed_time(event) * 1e6)
+    at_ns: int
 
 
 class Mark(NamedTuple):
@@ -43,60 +54,61 @@ class Mark(NamedTuple):
     device: torch.device
     since: _Reading
 
+    def device_ns(self) -> int:
+        return self.since.device_ns + int(self.since.event.elapsed_time(self.event) * 1e6)
+
 
 class CudaTimes:
     """The events of one process that its GPUs have not passed yet."""
 
     CLOSE_SECONDS = 1.0
 
-    def __init__(self, emit: Emit, *, cuda: Any = torch.cuda, clock: Any = time.monotonic_ns) -> None:
+    def __init__(self, emit: Emit, *, cuda: Any = torch.cuda, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._emit, self._cuda, self._clock = emit, cuda, clock
-        self._looking = threading.Lock()
-        # With one hardware queue for all streams, ours would hold up the program's kernels.
-        self._off = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
-        self.forget()
-
-    def forget(self) -> None:
-        """Drop all events: in a forked child nothing of CUDA can be used."""
         self._streams: dict[tuple[torch.device, str], Any] = {}
         self._readings: dict[torch.device, _Reading] = {}
         self._due_ns: dict[torch.device, int] = {}
         self._pending: deque[tuple[int, Mark, Mark, bool]] = deque()
+        self._looking = threading.Lock()
+        # With one hardware queue for all streams, a stream of ours that waits would hold up the program's kernels.
+        self._off = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1"
 
     def mark(self, device: torch.device | None) -> Mark | None:
-        """Mark where this GPU's current stream is now; None where that cannot be known."""
+        """Where the current stream of this GPU is now; None of another device, or where it cannot be told."""
         if device is None or device.type != "cuda" or self._off:
             return None
         try:
             since = None if self._cuda.is_current_stream_capturing() else self._read(device)
-            if since is not None:
-                event = self._cuda.Event(enable_timing=True)
-                event.record(self._cuda.current_stream(device))
-                return Mark(event, device, since)
+            if since is None:
+                return None
+            event = self._cuda.Event(enable_timing=True)
+            event.record(self._cuda.current_stream(device))
+            return Mark(event, device, since)
         except Exception as error:
             self._emit.failed("the time of a GPU", error)
-        return None
+            return None
 
     def collective(self, number: int, begun: Mark, work: Work | None, group: str) -> None:
-        """Note when the Work of event `number` is over on the GPU; without one, its stream here."""
+        """Event `number` is over when its Work's future is, on the GPU; without a Work when its stream is here."""
         if work is None:
-            return self.between(number, begun, self.mark(begun.device), blocks=True)
+            self.between(number, begun, self.mark(begun.device), blocks=True)
+            return
         future = work.get_future()
-        if future.done():  # Else it ends on the host, and waiting for it would hold up the program.
+        if future.done():  # Else it completes on the host, and waiting for it would make the program wait.
             with self._cuda.stream(self._stream(begun.device, group)):
                 future.wait()
                 ended = self.mark(begun.device)
             self.between(number, begun, ended)
 
-    def between(self, number: int, begun: Mark, ended: Mark | None, *, blocks: bool = False) -> None:
-        """Note that what event `number` launched lies between these; it `blocks` its stream."""
-        if ended and number >= 0 and len(self._pending) < MOST_PENDING:
+    def between(self, number: int, begun: Mark | None, ended: Mark | None, *, blocks: bool = False) -> None:
+        """What event `number` launched lies between these two; it `blocks` the stream that called it."""
+        if begun is not None and ended is not None and number >= 0 and len(self._pending) < MOST_PENDING:
             self._pending.append((number, begun, ended, blocks))
         self._look(most=8)
 
     def _look(self, *, most: int) -> None:
-        """Write down the oldest that the GPU has passed. One thread does it, others go on."""
-        if not self._looking.acquire(blocking=False):
+        """Write down the oldest ones, as far as the GPU has passed them. One thread does it, others pass by."""
+        if not self._pending or not self._looking.acquire(blocking=False):
             return
         try:
             while self._pending and most:
@@ -105,36 +117,36 @@ class CudaTimes:
                     return
                 self._pending.popleft()
                 most -= 1
-                start, device = begun.since.time_of(begun.event), str(begun.device)
-                at = {"start_ns": start, "end_ns": max(start, ended.since.time_of(ended.event))}
-                self._emit.fact(DeviceTime(event=number, device=device, blocks=blocks, **at))
+                start, device = begun.device_ns(), str(begun.device)
+                end = max(start, ended.device_ns())
+                self._emit.fact(DeviceTime(event=number, device=device, start_ns=start, end_ns=end, blocks=blocks))
         finally:
             self._looking.release()
 
     def _stream(self, device: torch.device, group: str) -> Any:
-        """Return our own stream for a group; that of "" never waits for anything."""
+        """A stream of our own: of a group, whose operations follow each other; that of "" never waits for anything."""
         if (device, group) not in self._streams:
             self._streams[device, group] = self._cuda.Stream(device=device, priority=OWN_PRIORITY)
         return self._streams[device, group]
 
     def _read(self, device: torch.device, *, now: bool = False) -> _Reading | None:
-        """Return the last reading of this GPU's clock; if it is old, the best of some new ones."""
+        """The last reading of this GPU's clock; a new one, the best of some, where that is old."""
         last = self._readings.get(device)
         if self._clock() < self._due_ns.get(device, 0) and not now:
             return last
         self._due_ns[device] = self._clock() + READ_AGAIN_NS
         looks = [self._look_at_clock(self._stream(device, "")) for _ in range(ROUNDS)]
-        event, before, after = min(looks, key=lambda look: look[2] - look[1])
+        event, before, after = min(looks, key=lambda each: each[2] - each[1])
         if after - before > PATIENCE_NS:
             return last
-        new = self._readings[device] = _Reading(event, last.time_of(event) if last else 0)
-        error_ns = (after - before + 1) // 2 + RESOLUTION_NS
-        at = {"device_ns": new.device_ns, "at_ns": (before + after) // 2, "error_ns": error_ns}
-        self._emit.fact(DeviceReading(device=str(device), **at))
+        since = 0 if last is None else last.device_ns + int(last.event.elapsed_time(event) * 1e6)
+        new = self._readings[device] = _Reading(event, since, (before + after) // 2)
+        error = (after - before + 1) // 2 + RESOLUTION_NS
+        self._emit.fact(DeviceReading(device=str(device), device_ns=since, at_ns=new.at_ns, error_ns=error))
         return new
 
     def _look_at_clock(self, stream: Any) -> tuple[Any, int, int]:
-        """Return an event that was passed between two moments of the host, if it was passed."""
+        """An event that was passed between two moments of the host, if it was passed at all."""
         event = self._cuda.Event(enable_timing=True)
         before = after = self._clock()
         event.record(stream)
@@ -143,7 +155,7 @@ class CudaTimes:
         return event, before, self._clock()
 
     def close(self) -> None:
-        """Write down what the GPU has passed or soon does, and read its clock once more."""
+        """At the end of the recording: what the GPU has passed or soon does, and its clock once more."""
         try:
             deadline = time.monotonic() + self.CLOSE_SECONDS
             self._look(most=MOST_PENDING)
@@ -155,3 +167,10 @@ class CudaTimes:
         except Exception as error:  # CUDA may be broken by now, which is not ours to tell.
             self._emit.failed("the times of the GPU", error)
         self.forget()
+
+    def forget(self) -> None:
+        """In a forked child nothing of CUDA can be used."""
+        self._pending.clear()
+        self._readings.clear()
+        self._due_ns.clear()
+        self._streams.clear()

@@ -17,7 +17,8 @@ pytestmark = [
     pytest.mark.skipif(not dist.is_nccl_available(), reason="this torch is built without NCCL: not run"),
 ]
 SECONDS = 120
-PROFILER_NS = 2_000  # How far its clock may be off, beside the error that is told of ours.
+PROFILER_NS = 2_000
+"""How far its clock may be off, beside the error that is told of ours."""
 
 
 def train(folder):
