@@ -95,10 +95,12 @@ def _without_lines_of_cpp() -> Iterator[None]:
 
 
 def system() -> str:
-    """Name the system, the Python and the cores."""
+    """Name the system, the Python and the cores that this process may run on."""
     machine = f"{platform.system()} {platform.release()}, {platform.machine()}"
     python = f"Python {platform.python_version()}, {sys.executable}"
-    found = f"{machine}; {python}; {os.cpu_count()} cores"
+    usable = hasattr(os, "sched_getaffinity")
+    cores = len(os.sched_getaffinity(0)) if usable else os.cpu_count()
+    found = f"{machine}; {python}; {cores} usable cores"
     if platform.system() != "Linux":
         raise UserWarning(f"{found}; dlearn was never run there")
     return found
@@ -154,9 +156,10 @@ def gloo() -> str:
     from torch._C._distributed_c10d import HashStore
 
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    dist.all_reduce(torch.ones(3))
+    total = torch.ones(3)
+    dist.all_reduce(total)
     dist.destroy_process_group()
-    return "a group of one rank, summed over"
+    return _right(total, 3, "a group of one rank, summed over")
 
 
 def counters() -> str:
@@ -188,9 +191,15 @@ def rpc_worker() -> str:
         )
         alone: dict[str, Any] = {"rank": 0, "world_size": 1, "rpc_backend_options": options}
         rpc.init_rpc("doctor", **alone)  # type: ignore[no-untyped-call]
-        rpc.rpc_sync("doctor", torch.add, args=(torch.ones(3), 1))
+        total = rpc.rpc_sync("doctor", torch.add, args=(torch.ones(3), 1))
         rpc.shutdown(graceful=False)
-    return "a worker on loopback called itself"
+    return _right(total, 6, "a worker on loopback called itself")
+
+
+def _right(total: Any, expected: int, found: str) -> str:
+    if total.sum() != expected:
+        raise SetupError(f"{found}, and got {total.sum()} where {expected} is right")
+    return found
 
 
 def network() -> str:
