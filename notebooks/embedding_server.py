@@ -149,7 +149,7 @@ measured = {(each.phase, each.src): each.measured_bytes for each in told.phases}
 if None not in measured.values():
     in_tensors = {("forward", 1): 1152, ("forward", 0): 4096, ("backward", 1): 4096}  # 1: the trainer
     assert all(0 < size - in_tensors.get(phase, 0) < 1000 for phase, size in measured.items())
-    assert all(abs(each.residue_bytes or 0) < 20 for each in told.phases)
+    assert all(abs(each.residue_bytes) < 20 for each in told.phases if each.phase != "optimizer")
 assert run.results["trainer"] == (128, 128)  # rows in the bags, rows that have changed
 assert len(told.messages) == 14
 
