@@ -37,10 +37,9 @@ def messages(trace: Trace) -> Messages:
     for one, places in leaves.alike():
         mine = places[fits[outer[places]]]
         if len(mine) and not one.is_call:
-            parts.append(columns_of(one, TransferTimes(*leaves.times(mine)), mine))
-    columns = together(parts)
-    called = called.of(fits[called.operation])
-    columns = together([columns._replace(operation=outer[columns.operation]), called])
+            part = columns_of(one, TransferTimes(*leaves.times(mine)), mine)
+            parts.append(part._replace(operation=outer[part.operation]))
+    columns = together([*parts, called.of(fits[called.operation])])
     gave_none = fits.copy()
     gave_none[columns.operation] = False
     reasons = dict.fromkeys(np.flatnonzero(~fits).tolist(), Reason.of(ReasonKind.TOO_MANY, MOST_MESSAGES))

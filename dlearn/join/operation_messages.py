@@ -111,7 +111,7 @@ def why_unknown(operation: Operation) -> Reason | None:
         return why_nothing_sent(operation.exchange)
     if operation.refused:
         return None
-    if isinstance(operation.ends[0], ServiceCall):
+    if operation.is_call:
         return Reason(ReasonKind.HOST_UNKNOWN) if operation.receiver is None else None
     sends = operation.steps or ((operation,) if operation.is_message else ())
     if not sends:

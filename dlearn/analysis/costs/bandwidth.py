@@ -28,7 +28,7 @@ _SHARES = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
 
 
 class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
-    """How fast `count` equal operations were: `duration_ns` is the median, beside the extremes.
+    """How fast `count` equal operations were: `duration_ns` is the median.
 
     `algorithm_bandwidth` (algbw) is size over time, in bytes per second. `bus_bandwidth` (busbw) is
     the speed of the busiest link if the algorithm sends no byte more than it must: to compare with
@@ -41,8 +41,6 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int
     duration_ns: int
     count: int = 1
-    fastest_ns: int | None = None
-    slowest_ns: int | None = None
 
     @property
     def algorithm_bandwidth(self) -> float:
@@ -125,8 +123,6 @@ def _median(key: tuple[str, int, int], times: Sequence[int]) -> Bandwidth:
         size_bytes=size,
         duration_ns=round(median(times)),
         count=len(times),
-        fastest_ns=min(times),
-        slowest_ns=max(times),
     )
 
 
