@@ -32,7 +32,7 @@ from typing import Any
 
 import msgspec
 
-from dlearn.trace.event import (
+from dlearn.events.event import (
     FORMAT,
     Bucket,
     Collective,
@@ -47,7 +47,7 @@ from dlearn.trace.event import (
     Span,
     TensorInfo,
 )
-from dlearn.trace.writer import Writer
+from dlearn.events.writer import Writer
 
 BUCKETS = (262_144, 1_048_576, 524_288)
 """Bytes of the three buckets of the job's model; small enough that each of 4 ranks' chunks is two segments."""

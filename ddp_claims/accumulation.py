@@ -15,7 +15,7 @@ from dlearn.analysis import traffic
 from dlearn.cluster import Cluster
 from dlearn.lessons import charts, digits, models
 from dlearn.recorder import span
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 RANKS = 2
 EVERY = (1, 2, 4, 8)

@@ -17,10 +17,10 @@ from dlearn.cluster import Cluster
 from dlearn.draw import canvas
 from dlearn.draw.palette import INK, SERIES
 from dlearn.draw.text import TEXT_PT
+from dlearn.events.event import Bucket, Gradient, Stretch
 from dlearn.lessons import digits, models
 from dlearn.recorder import span
-from dlearn.trace.event import Bucket, Gradient, Stretch
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 RANKS = 2
 STEPS = 3

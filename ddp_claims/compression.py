@@ -28,12 +28,12 @@ from ddp_claims.samples import ratios
 from ddp_claims.verdicts import Check, Claim, Result
 from dlearn.cluster import Cluster
 from dlearn.draw.palette import SERIES
+from dlearn.events.event import Collective
 from dlearn.join.joining import operations
 from dlearn.lessons import charts, digits, models
 from dlearn.lessons.training import accuracy
 from dlearn.recorder import span
-from dlearn.trace.event import Collective
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,9 +16,9 @@ from ddp_claims.verdicts import Check, Claim, Result
 from dlearn import draw
 from dlearn.analysis import operations
 from dlearn.cluster import Cluster
+from dlearn.events.event import Collective, Gradient
+from dlearn.join.ends import End
 from dlearn.lessons import charts, digits, models
-from dlearn.trace.ends import End
-from dlearn.trace.event import Collective, Gradient
 
 RANKS = 2
 STEPS = 3

@@ -17,7 +17,7 @@ from dlearn.analysis import operations
 from dlearn.cluster import Cluster
 from dlearn.lessons import digits
 from dlearn.recorder import span
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 RANKS = 2
 STEPS = 3

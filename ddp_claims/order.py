@@ -12,10 +12,10 @@ from ddp_claims.verdicts import Check, Claim, Result
 from dlearn import draw
 from dlearn.analysis import hangs
 from dlearn.cluster import Cluster
+from dlearn.events.event import Gradient
 from dlearn.lessons import museum
 from dlearn.recorder import span
-from dlearn.trace.event import Gradient
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 RANKS = 2
 STEPS = 2

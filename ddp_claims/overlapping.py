@@ -23,7 +23,7 @@ from dlearn.analysis.volume.traffic import traffic
 from dlearn.cluster import Cluster
 from dlearn.lessons import digits, models
 from dlearn.recorder import record
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 RANKS = 2
 STEPS = 32

@@ -16,10 +16,10 @@ from ddp_claims.samples import Samples
 from ddp_claims.verdicts import Check, Claim, Result
 from dlearn.cluster import Cluster
 from dlearn.draw.palette import FAINT
+from dlearn.events.event import Gradient, Stretch
 from dlearn.lessons import charts, digits, models
 from dlearn.recorder import span
-from dlearn.trace.event import Gradient, Stretch
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

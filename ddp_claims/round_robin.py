@@ -17,10 +17,10 @@ from ddp_claims.samples import ratios
 from ddp_claims.verdicts import Check, Claim, Result
 from dlearn.analysis.volume.traffic import traffic
 from dlearn.cluster import Cluster
+from dlearn.join.ends import Group
 from dlearn.join.joining import operations
 from dlearn.recorder import span
-from dlearn.trace.ends import Group
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 RANKS = 2
 COUNTS = (1, 3)

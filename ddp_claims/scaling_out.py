@@ -23,7 +23,7 @@ from dlearn.cluster.run import Run
 from dlearn.lessons import charts, digits, models
 from dlearn.recorder import span
 from dlearn.shown import count_text
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

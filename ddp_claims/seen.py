@@ -11,9 +11,9 @@ from torch import nn
 from dlearn.analysis import operations
 from dlearn.cluster import Cluster
 from dlearn.cluster.run import Run
-from dlearn.trace.event import Collective
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.trace import Trace
+from dlearn.events.event import Collective
+from dlearn.join.tables.operation_table import Operation
+from dlearn.trace import Trace
 
 REBUILT = "DDP agrees on the rebuilt buckets"
 BUFFERS = "DDP sends rank 0's buffers"

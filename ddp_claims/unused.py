@@ -16,10 +16,10 @@ from ddp_claims.figures import table
 from ddp_claims.verdicts import Check, Claim, Result
 from dlearn.analysis import operations
 from dlearn.cluster import Cluster
+from dlearn.events.event import Gradient
 from dlearn.lessons import digits
 from dlearn.recorder import span
-from dlearn.trace.event import Gradient
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 RANKS = 2
 DEPTH = 4

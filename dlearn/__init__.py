@@ -35,10 +35,10 @@ __dir__ = __all__.copy  # What Tab offers.
 _HOMES = {
     "Cluster": "dlearn.cluster",
     "DlearnError": "dlearn.errors",
-    "Event": "dlearn.trace.event",
-    "Message": "dlearn.trace.tables.message_table",
-    "Operation": "dlearn.trace.tables.operation_table",
-    "Trace": "dlearn.trace.trace",
+    "Event": "dlearn.events.event",
+    "Message": "dlearn.join.tables.message_table",
+    "Operation": "dlearn.join.tables.operation_table",
+    "Trace": "dlearn.trace",
     "explain": "dlearn.analysis",
     "messages": "dlearn.analysis",
     "operations": "dlearn.analysis",
@@ -67,8 +67,8 @@ if TYPE_CHECKING:
     from dlearn.analysis import explain, messages, operations
     from dlearn.cluster import Cluster
     from dlearn.errors import DlearnError
+    from dlearn.events.event import Event
+    from dlearn.join.tables.message_table import Message
+    from dlearn.join.tables.operation_table import Operation
     from dlearn.recorder import record, span
-    from dlearn.trace.event import Event
-    from dlearn.trace.tables.message_table import Message
-    from dlearn.trace.tables.operation_table import Operation
-    from dlearn.trace.trace import Trace
+    from dlearn.trace import Trace

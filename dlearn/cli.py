@@ -15,11 +15,11 @@ from dlearn import doctor
 from dlearn.analysis.telling.words import explain as explanation
 from dlearn.analysis.volume.message_lines import csv_lines, json_lines, text_lines
 from dlearn.errors import DlearnError, SetupError, TraceError, WrongArguments
+from dlearn.events import readers
+from dlearn.events.event import AutogradNode
 from dlearn.join.message_evidence import messages as messages_of
 from dlearn.scripts.command import run
-from dlearn.trace import readers
-from dlearn.trace.event import AutogradNode
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 from dlearn.version import __version__
 
 FAILED = 1

@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from traces import Job, header, tensor
 
 from dlearn import Trace, draw
-from dlearn.trace.event import NOT_OBSERVED, AutogradNode, AutogradRun
+from dlearn.events.event import NOT_OBSERVED, AutogradNode, AutogradRun
 
 US, MS = 1000, 1_000_000
 ENDINGS = ("svg", "png", "pdf")

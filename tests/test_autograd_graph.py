@@ -10,7 +10,7 @@ from matplotlib.text import Text
 from text_boxes import faults
 
 from dlearn import Cluster, Trace, analysis, draw, messages
-from dlearn.trace.event import AutogradNode
+from dlearn.events.event import AutogradNode
 
 WORKERS = ["w0", "w1", "w2"]
 

@@ -5,7 +5,7 @@ from traces import Job, tensor
 
 from dlearn import operations
 from dlearn.analysis import bandwidth, bandwidths
-from dlearn.trace.event import NOT_OBSERVED
+from dlearn.events.event import NOT_OBSERVED
 
 MS = 1_000_000
 

@@ -20,8 +20,8 @@ from hanging import end_when, in_calls
 from dlearn import Cluster, Trace, messages, operations
 from dlearn.analysis import reconcile
 from dlearn.errors import RankError, SetupError
+from dlearn.events.event import Collective
 from dlearn.lessons import trees_and_rings
-from dlearn.trace.event import Collective
 
 RING = {"backend": "dlearn_ring"}
 

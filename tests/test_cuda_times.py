@@ -15,8 +15,8 @@ from test_job_files import fact
 from traces import Job, tensor
 
 from dlearn import analysis
+from dlearn.events.event import NOT_OBSERVED
 from dlearn.hooks.cuda_times import CudaTimes
-from dlearn.trace.event import NOT_OBSERVED
 
 GPU = torch.device("cuda", 0)
 US, SECOND = 1000, 10**9

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dlearn import Trace, explain, messages, operations
 from dlearn.analysis import reconcile, traffic
 from dlearn.errors import TraceError
-from dlearn.trace.event import Collective, PointToPoint
+from dlearn.events.event import Collective, PointToPoint
 
 Files = dict[str, list[bytes]]
 GOOD = {

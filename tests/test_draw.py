@@ -9,7 +9,7 @@ from traces import Job
 
 from dlearn import draw
 from dlearn.draw import palette
-from dlearn.trace.event import NOT_OBSERVED, REFUSED
+from dlearn.events.event import NOT_OBSERVED, REFUSED
 
 
 def texts(ax):

@@ -13,8 +13,8 @@ import rpc_jobs
 import workloads
 
 from dlearn import Event, Trace, analysis, messages, operations
-from dlearn.trace.event import FORMAT, Collective, PointToPoint
-from dlearn.trace.writer import Writer
+from dlearn.events.event import FORMAT, Collective, PointToPoint
+from dlearn.events.writer import Writer
 
 
 @pytest.fixture(scope="module", params=[*frozen_answers.names(), "just now"])

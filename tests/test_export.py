@@ -17,7 +17,7 @@ from traces import Job, header
 
 from dlearn import Trace, export, messages, operations
 from dlearn.cli import FORMATS, main
-from dlearn.trace.event import NOT_OBSERVED
+from dlearn.events.event import NOT_OBSERVED
 
 HOSTILE = ["</script><b>\u2028&amp; %%{init: {}}%%", "end", '😀 "é"; #35; -x\n->> y', "z" * 200]
 HOSTILE += ["a b", "a b", "wrap:<br/>`|"]

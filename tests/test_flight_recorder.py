@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import _dump_fr_trace
 from waiting import comes_true
 
 from dlearn import Cluster, Trace, analysis, draw, explain, operations
-from dlearn.trace.event import Collective
+from dlearn.events.event import Collective
 
 SAMPLES = Path(str(files("dlearn.lessons"))) / "data" / "dumps"
 GLOO = SAMPLES / "gloo-hang-3ranks.tar.gz"

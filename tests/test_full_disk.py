@@ -11,8 +11,8 @@ from disks import ROOM, full_disk
 from traces import header
 
 from dlearn import Cluster, Trace
-from dlearn.trace.event import Span
-from dlearn.trace.writer import Writer
+from dlearn.events.event import Span
+from dlearn.events.writer import Writer
 
 
 def reduce_on_a_full_disk(times: int) -> str:

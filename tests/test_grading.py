@@ -14,7 +14,7 @@ from traces import Job
 
 from dlearn.analysis import assert_fresh, assert_reduces, assert_traffic
 from dlearn.errors import DlearnError, TrafficError
-from dlearn.trace.event import NOT_OBSERVED
+from dlearn.events.event import NOT_OBSERVED
 
 SIZE = 4 * wrong_rings.ITEMS
 GLOO = 4 * 1001

@@ -5,8 +5,8 @@ from traces import Job
 
 from dlearn import explain
 from dlearn.analysis import hangs
-from dlearn.trace.event import REFUSED, RpcCall, RpcRun, Worker
-from dlearn.trace.job_facts import Exit, Place, Stopped
+from dlearn.events.event import REFUSED, RpcCall, RpcRun, Worker
+from dlearn.events.job_facts import Exit, Place, Stopped
 
 MS = 1_000_000
 

@@ -10,7 +10,7 @@ import pytest
 from hosts import ADDRESSES, AHEAD_SECONDS, two_hosts, why_not
 
 from dlearn import Trace, explain
-from dlearn.trace.event import PointToPoint
+from dlearn.events.event import PointToPoint
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 SCRIPT = Path(__file__).parent / "scripts" / "ddp.py"

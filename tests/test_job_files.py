@@ -15,7 +15,7 @@ from traces import Job, header
 import dlearn
 from dlearn import Trace, explain
 from dlearn.errors import TraceError
-from dlearn.trace.event import Line
+from dlearn.events.event import Line
 
 SECOND = 10**9
 

@@ -6,8 +6,8 @@ import pytest
 from traces import Job, tensor
 
 from dlearn import Trace, messages, operations
+from dlearn.events.event import NOT_OBSERVED, Collective
 from dlearn.join.wait_times import waiting
-from dlearn.trace.event import NOT_OBSERVED, Collective
 
 
 def ends(operation):

@@ -24,7 +24,7 @@ from waiting import all_end, comes_true
 from dlearn import Cluster
 from dlearn.analysis import breakdown, overlap, step_times
 from dlearn.errors import DlearnError, RankError, SetupError
-from dlearn.trace.writer import file_of_rank
+from dlearn.events.writer import file_of_rank
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 over_mpi = pytest.mark.skipif(find_spec("mpi4py") is None, reason="there is no MPI here: pip install dlearn-trace[mpi]")

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from dlearn import Cluster, Trace, messages, operations
-from dlearn.trace.event import NOT_OBSERVED, PointToPoint, TensorInfo
+from dlearn.events.event import NOT_OBSERVED, PointToPoint, TensorInfo
 
 pytest.importorskip("mpi4py")
 

@@ -16,8 +16,8 @@ from pictures import HOSTILE, RECORDED, recorded_job
 from traces import Job, header, tensor
 
 from dlearn import DlearnError, Trace, export, messages, operations
+from dlearn.events.event import NOT_OBSERVED, Collective
 from dlearn.play import player, strip
-from dlearn.trace.event import NOT_OBSERVED, Collective
 
 
 @pytest.fixture(scope="module", params=RECORDED)

@@ -30,7 +30,7 @@ import dlearn
 from dlearn import Trace, explain, messages, operations
 from dlearn.analysis import assert_traffic, hangs, reconcile, traffic
 from dlearn.errors import DlearnError
-from dlearn.trace.event import NOT_OBSERVED, REFUSED, Collective, Gradient, PointToPoint, Stretch
+from dlearn.events.event import NOT_OBSERVED, REFUSED, Collective, Gradient, PointToPoint, Stretch
 
 # All ops, from any caller ---------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from installed_torch import SCRIPTED_OPTIMIZERS, own_words
 from dlearn import Cluster, Trace, draw, explain, messages, operations
 from dlearn.analysis import iteration, iterations, reconcile
 from dlearn.errors import RankError
-from dlearn.trace.event import RpcWindow
+from dlearn.events.event import RpcWindow
 
 WORKERS = ["ps", "trainer1", "trainer2"]
 

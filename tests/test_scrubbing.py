@@ -8,7 +8,7 @@ from traces import Job
 
 from dlearn import Trace, messages
 from dlearn.cli import main
-from dlearn.trace.event import Collective
+from dlearn.events.event import Collective
 
 
 def scrubbed(path, folder):

@@ -8,7 +8,7 @@ import pytest
 from traces import Job, header, tensor
 
 from dlearn import explain, messages, operations
-from dlearn.trace.event import REFUSED
+from dlearn.events.event import REFUSED
 
 
 def many(folder, count=12):

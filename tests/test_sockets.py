@@ -14,7 +14,7 @@ import dlearn
 from dlearn import Cluster, Trace, messages, span
 from dlearn.analysis import reconcile
 from dlearn.errors import SetupError
-from dlearn.trace.event import Counters
+from dlearn.events.event import Counters
 
 kept: list[object] = []
 

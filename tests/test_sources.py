@@ -8,15 +8,15 @@ import pytest
 from traces import Job
 
 import dlearn
-import dlearn.trace.source as source
+import dlearn.events.source as source
 from dlearn import Trace, explain, messages, operations
 from dlearn.analysis import hangs
 from dlearn.errors import SetupError, TraceError
-from dlearn.trace.source import Kind, ServiceCall, Source, byte_strings, describe
+from dlearn.events.source import Kind, ServiceCall, Source, byte_strings, describe
 
 OTHER = """
-from dlearn.trace.event import Event
-from dlearn.trace.source import Kind, Source
+from dlearn.events.event import Event
+from dlearn.events.source import Kind, Source
 
 class Note(Event, tag="note", frozen=True, kw_only=True):
     text: str
@@ -100,7 +100,7 @@ def test_events_of_a_source_that_is_not_installed_are_counted(tmp_path, notes, m
     [
         (["tcpstore"], "no source 'tcpstore' is installed; there are:"),
         (["nowhere:SOURCE"], "cannot be loaded: No module named 'nowhere'"),
-        (["dlearn:__version__"], r"names a str, and no dlearn\.trace\.source\.Source"),
+        (["dlearn:__version__"], r"names a str, and no dlearn\.events\.source\.Source"),
         ("tcp_store", "sources is a list of names"),
     ],
 )

@@ -5,7 +5,7 @@ from traces import Job, header
 
 from dlearn import Trace, messages, operations
 from dlearn.errors import TraceError
-from dlearn.trace.event import Span
+from dlearn.events.event import Span
 
 MS = 1_000_000
 

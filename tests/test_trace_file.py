@@ -12,8 +12,8 @@ from traces import header
 
 from dlearn import Event, Trace
 from dlearn.errors import TraceError
-from dlearn.trace.event import FORMAT, Footer, PointToPoint, Span, TensorInfo
-from dlearn.trace.writer import MAX_LINE_BYTES, Writer
+from dlearn.events.event import FORMAT, Footer, PointToPoint, Span, TensorInfo
+from dlearn.events.writer import MAX_LINE_BYTES, Writer
 
 PAGE = (Path(__file__).parents[1] / "docs" / "trace-file.md").read_text()
 TENSORS = (TensorInfo((2, 4), "float32", "cpu", 32, 32),)

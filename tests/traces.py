@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import dlearn.trace.event as seen
+import dlearn.events.event as seen
 from dlearn import Trace
-from dlearn.trace.writer import Writer
+from dlearn.events.writer import Writer
 
 Time = int | None | Mapping[int, int | None]
 """Of all ranks, or by rank. None: never, it hangs."""

@@ -16,11 +16,11 @@ from dlearn.analysis.hanging.hang_words import (
 from dlearn.analysis.hanging.roots import roots, roots_title
 from dlearn.analysis.hanging.stuck import hangs
 from dlearn.analysis.volume.traffic import Traffic, WireTraffic, traffic
+from dlearn.join.ends import End
 from dlearn.join.operation_messages import PairSum
+from dlearn.join.tables.operation_table import Operation
 from dlearn.shown import RankNames, count_text
-from dlearn.trace.ends import End
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 _PAIRS_TOLD = 30
 _RANKS_NAMED, _LONGEST_FINDING = 4, 70

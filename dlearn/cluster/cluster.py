@@ -27,6 +27,9 @@ from dlearn.cluster.payload import Surroundings, pack, surroundings
 from dlearn.cluster.rank import Call, HostPlace
 from dlearn.cluster.run import Run, keep_folder, new_folder
 from dlearn.errors import Interrupted, SetupError
+from dlearn.events.job_facts import Exit, Stopped, Switched
+from dlearn.events.options import Measure, Options
+from dlearn.events.writer import file_of_rank, note_end
 from dlearn.live.keeper import Keeper
 from dlearn.live.live_display import LiveDisplay
 from dlearn.live.schedule import Hold
@@ -34,9 +37,6 @@ from dlearn.network.link import Link
 from dlearn.network.live import LiveNetwork
 from dlearn.network.namespace import DEVICE, NotPermitted
 from dlearn.network.plan import Network
-from dlearn.trace.job_facts import Exit, Stopped, Switched
-from dlearn.trace.options import Measure, Options
-from dlearn.trace.writer import file_of_rank, note_end
 
 Function = Callable[..., Any]
 Name = int | str

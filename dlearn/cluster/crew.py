@@ -21,9 +21,9 @@ from dlearn.cluster.output import OutputStreams
 from dlearn.cluster.rank import FINISH, Call
 from dlearn.cluster.strangers import users_connected_to
 from dlearn.errors import SetupError
+from dlearn.events.agent_log import LOOK_SECONDS, PAUSE_SECONDS, SUFFIX
 from dlearn.live.live_display import LiveDisplay
 from dlearn.live.live_rows import LiveRows
-from dlearn.trace.rpc.agent_log import LOOK_SECONDS, PAUSE_SECONDS, SUFFIX
 
 GRACE_SECONDS = 0.5
 """After one rank has failed: how long the others may take to notice, before they are ended; longer if they starve."""

@@ -28,7 +28,7 @@ from dlearn.cluster import launch, spares
 from dlearn.cluster.answers import Raised
 from dlearn.cluster.rank import Call, HostPlace
 from dlearn.errors import SetupError, optional
-from dlearn.trace.rpc.agent_log import PIPE_BYTES, widen
+from dlearn.events.agent_log import PIPE_BYTES, widen
 
 ANSWER_SECONDS = 60.0
 """An engine that is silent for so long counts as gone, and so does a notebook."""

@@ -14,11 +14,11 @@ from dlearn.cluster.crew import Died, Ended, Outcome
 from dlearn.cluster.launch import StackLine
 from dlearn.cluster.payload import Surroundings
 from dlearn.errors import RankError, TraceError
-from dlearn.trace.site import file_label
+from dlearn.events.site import file_label
 
 if TYPE_CHECKING:
     from dlearn.cluster.run import Run
-    from dlearn.trace.trace import Trace
+    from dlearn.trace import Trace
 
 _BROKEN_CONNECTION = (
     "Connection closed",

@@ -37,7 +37,7 @@ from dlearn.cluster.payload import is_installed
 from dlearn.cluster.rank import STACK_SIGNAL, Call, Enter, stack_file
 from dlearn.cluster.rank import main as rank_main
 from dlearn.errors import SetupError
-from dlearn.trace.rpc.agent_log import widen
+from dlearn.events.agent_log import widen
 
 StartMethod = Literal["forkserver", "spawn"]
 

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import BinaryIO
 
-from dlearn.trace.rpc.agent_log import PIPE_BYTES, Filter
+from dlearn.events.agent_log import PIPE_BYTES, Filter
 
 MOST_BYTES = 32 << 20
 """As much of what a rank prints is kept: a print in an endless loop must not take the notebook's memory."""

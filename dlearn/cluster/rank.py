@@ -36,8 +36,8 @@ from dlearn.cluster.answers import (
 from dlearn.cluster.descriptors import receive_descriptor, send_descriptor
 from dlearn.cluster.payload import Surroundings, Unpacker
 from dlearn.errors import SetupError
+from dlearn.events.options import Options
 from dlearn.network.namespace import NotPermitted
-from dlearn.trace.options import Options
 
 
 @dataclass(frozen=True)

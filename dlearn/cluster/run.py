@@ -20,7 +20,7 @@ from dlearn.cluster.launch import kernel_id
 from dlearn.errors import DlearnError, RankError, SetupError, TraceError
 from dlearn.network.carried import Carried
 from dlearn.shown import Paragraph, Shown, count_text
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 _AT_ONCE_BYTES = 10_000_000
 """A trace of this size is read in less than half a second: then a run shows what its messages are."""

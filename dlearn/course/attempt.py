@@ -13,7 +13,7 @@ import torch.distributed as dist
 from dlearn.cluster import Cluster
 from dlearn.errors import DlearnError
 from dlearn.recorder import span
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 SPAN = "exercise"
 """What a submission does is recorded in a span of this name; what the grader does is not in it."""

@@ -14,7 +14,7 @@ from dlearn.analysis import assert_fresh, assert_traffic
 from dlearn.course.attempt import Attempt, ResultError
 from dlearn.errors import TrafficError
 from dlearn.join.message_evidence import messages
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 TOLERANCE = 1e-9
 """Largest difference, in float64, that another order of adding may make."""

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from dlearn.analysis import hangs
 from dlearn.cluster import Cluster
 from dlearn.course.exercise import Exercise
-from dlearn.trace.event import Collective, PointToPoint
-from dlearn.trace.trace import Trace
+from dlearn.events.event import Collective, PointToPoint
+from dlearn.trace import Trace
 
 RANKS, SECONDS = 3, 1.5
 

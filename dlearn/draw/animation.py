@@ -27,8 +27,8 @@ from dlearn.draw.layout.stage_spots import WIDTH, spots_of
 from dlearn.draw.palette import FAINT, HELD, INK, LANE, MISSING, SERIES, Color, look
 from dlearn.draw.text import cut, plain, wrap
 from dlearn.errors import DlearnError
+from dlearn.join.tables.message_table import Message
 from dlearn.shown import count_text
-from dlearn.trace.tables.message_table import Message
 
 MOST_FRAMES = 40
 _LAST_MS = 3000

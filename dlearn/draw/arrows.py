@@ -13,7 +13,7 @@ from matplotlib.patches import FancyArrowPatch
 
 from dlearn.analysis.volume.flows import Flow, flows
 from dlearn.draw.palette import LINES, Color, line_color
-from dlearn.trace.tables.message_table import Message
+from dlearn.join.tables.message_table import Message
 
 MOST_ARROWS = 250
 _MOST_STEPS = 24

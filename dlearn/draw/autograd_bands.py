@@ -22,7 +22,7 @@ from dlearn.draw.palette import FAINT, INK, MISSING, STRIP, Color, look
 from dlearn.draw.text import TEXT_PT, cut, plain, text_width
 from dlearn.join.autograd_graph import AutogradGraph, Edge, Key, Node, contexts_with_graph, join_graph
 from dlearn.shown import first_few
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 _BOX_PT = 17.0
 _ROW_PT = 28.0

@@ -18,13 +18,13 @@ from dlearn.analysis.findings import absent_texts, size_text, stuck_reasons, tim
 from dlearn.draw.canvas import Box, draw_boxes, draw_lines, points, points_per_ms, write
 from dlearn.draw.palette import INK, LANE, MISSING, SERIES, WAITING_HATCH, Color, Look, look
 from dlearn.draw.text import TEXT_PT, plain, text_width
+from dlearn.events.event import NOT_OBSERVED, Collective
 from dlearn.join.columns import disjoint, spread
+from dlearn.join.ends import End, payload_bytes
+from dlearn.join.tables.operation_table import Operation
+from dlearn.join.tables.operations import Calls
 from dlearn.join.wait_times import waited_until_ns
-from dlearn.trace.ends import End, payload_bytes
-from dlearn.trace.event import NOT_OBSERVED, Collective
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.tables.operations import Calls
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 State = Literal["ended", "failed", "stuck", "not observed", "absent"]
 ENDS_RED = {"stuck": "stuck: no end was seen", "failed": "failed: an error ended it"}

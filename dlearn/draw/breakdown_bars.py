@@ -17,7 +17,7 @@ from dlearn.draw.canvas import points, points_per_ms, write
 from dlearn.draw.palette import BACKWARD, FAINT, FORWARD, INK, OPTIMIZER, WAITING_HATCH
 from dlearn.draw.step_bars import Style, TimeRow, lay_out, legend
 from dlearn.draw.text import SMALLEST_PT, TEXT_PT, cut, plain, text_width, wrap
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 _HEAD_IN, _BAR_IN, _HIDDEN_IN, _LINE_IN, _GAP_IN = 0.24, 0.28, 0.08, 0.16, 0.13
 _MOST_BARS = 8

@@ -19,7 +19,7 @@ from dlearn.draw.palette import FAINT, INK, MISSING, SERIES, WAITING_HATCH, Line
 from dlearn.draw.step_bars import Style, TimeRow, lay_out, legend
 from dlearn.draw.text import TEXT_PT, cut, plain, text_width
 from dlearn.shown import count_text
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 _HEAD_IN, _NAMES_IN, _ROW_IN, _BAR_IN, _GAP_IN = 0.3, 0.21, 0.2, 0.17, 0.06
 _MOST_ROWS = 24

@@ -20,7 +20,7 @@ from dlearn.analysis.hanging.stuck import hangs
 from dlearn.draw.palette import FAINT, INK, LANE, MISSING, Color
 from dlearn.draw.save import Drawing
 from dlearn.draw.text import TEXT_PT, TITLE_PT, cut_names, plain, text_width, wrap
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 WIDTH_IN = 9.0
 _SMALL_IN = 400 / 96

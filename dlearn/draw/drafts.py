@@ -15,12 +15,12 @@ from dlearn.analysis.volume.comparing import Amount
 from dlearn.analysis.volume.flows import flows
 from dlearn.draw.scene import ranks_shown
 from dlearn.draw.text import TEXT_PT, cut, plain, text_width
+from dlearn.join.ends import payload_bytes
 from dlearn.join.joining import operations
 from dlearn.join.operation_messages import PairSum, messages_of, sums_of, why_unknown
-from dlearn.trace.ends import payload_bytes
-from dlearn.trace.tables.message_table import Message
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.trace import Trace
+from dlearn.join.tables.message_table import Message
+from dlearn.join.tables.operation_table import Operation
+from dlearn.trace import Trace
 
 MOST_LIFELINES = 16
 LEVEL = 0.22

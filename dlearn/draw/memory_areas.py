@@ -15,9 +15,9 @@ from dlearn.draw import canvas
 from dlearn.draw.canvas import points, write
 from dlearn.draw.palette import FAINT, INK, look
 from dlearn.draw.text import TEXT_PT, cut, plain, text_width
+from dlearn.events.memory_held import MemoryHeld
 from dlearn.shown import count_text, first_few
-from dlearn.trace.memory_held import MemoryHeld
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 _LANE_IN, _GAP_IN = 1.1, 0.3
 _NAME_IN = 0.1

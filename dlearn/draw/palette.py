@@ -14,8 +14,8 @@ from typing import Literal
 
 from matplotlib.colors import to_hex, to_rgb
 
-from dlearn.trace.ends import family_of_op
-from dlearn.trace.source import in_use
+from dlearn.events.source import in_use
+from dlearn.join.ends import family_of_op
 
 INK = "#222222"
 FAINT = "#707070"

@@ -15,8 +15,8 @@ from dlearn.analysis.walking.steps import WalkParts
 from dlearn.draw.drafts import MOST_LIFELINES, NOTHING, Block, Draft, Drafting, Lifelines, MessageArrow, lifelines
 from dlearn.join.joining import operations
 from dlearn.join.operation_messages import message_count, messages_of
-from dlearn.trace.tables.operations import Operations
-from dlearn.trace.trace import Trace
+from dlearn.join.tables.operations import Operations
+from dlearn.trace import Trace
 
 MOST_ROWS = 35
 _FEW_STEPS, _FEW_ROWS = 14, 24

@@ -15,7 +15,7 @@ from dlearn.draw.canvas import points
 from dlearn.draw.palette import FAINT, GRID, INK, LINES, SERIES
 from dlearn.draw.text import TEXT_PT, cut, plain, text_width
 from dlearn.shown import count_text
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 _HEIGHT_IN = 3.2
 _LABEL_PT = 2.9 * TEXT_PT

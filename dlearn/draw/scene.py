@@ -20,14 +20,14 @@ from dlearn.draw.bars import Bar, Busy, bars_of, busy_of, function_of, is_collec
 from dlearn.draw.canvas import width_in
 from dlearn.draw.layout.lanes import Lane, fold, rows_for, stack
 from dlearn.draw.text import plain
+from dlearn.events.event import Gradient, Span
+from dlearn.events.event_table import NONE
 from dlearn.join.joining import everybody, operations
 from dlearn.join.operation_messages import messages_of
-from dlearn.trace.event import Gradient, Span
-from dlearn.trace.tables.event_table import NONE
-from dlearn.trace.tables.message_table import Message
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.tables.operations import Calls, Operations
-from dlearn.trace.trace import Trace
+from dlearn.join.tables.message_table import Message
+from dlearn.join.tables.operation_table import Operation
+from dlearn.join.tables.operations import Calls, Operations
+from dlearn.trace import Trace
 
 BINS = 200
 MOST_BARS = 4000

@@ -20,7 +20,7 @@ from dlearn.draw.palette import FAINT, INK, LANE, MISSING, line_color, look
 from dlearn.draw.rows import Cycle, Rows, rows_of
 from dlearn.draw.text import TEXT_PT, cut, plain, text_width
 from dlearn.shown import count_text
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 _ROW_IN = 0.3
 _LEFT_IN, _RIGHT_IN = 1.2, 0.15

@@ -19,7 +19,7 @@ from dlearn.draw.palette import BYTE_SHADES, COUNTED, FAINT, INK, MISSING, WAITE
 from dlearn.draw.step_bars import Style, legend
 from dlearn.draw.text import TEXT_PT, plain
 from dlearn.shown import count_text
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 MOST_COLUMNS = 160
 """Of more steps some share a column, which shows the longest of them."""

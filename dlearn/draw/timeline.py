@@ -26,9 +26,9 @@ from dlearn.draw.palette import FAINT, GRID, INK, LANE, MISSING, STRIP, WAITING_
 from dlearn.draw.scene import MOST_SPAN_ROWS, Scene, set_scene, stem_of
 from dlearn.draw.step_strip import steps
 from dlearn.draw.text import TEXT_PT, plain, text_width
+from dlearn.join.tables.operation_table import Operation
 from dlearn.shown import count_text
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 MOST_STEPS = 12
 """Bars of more training steps cannot be told apart."""

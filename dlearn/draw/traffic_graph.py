@@ -33,7 +33,7 @@ from dlearn.draw.text import cut_names
 from dlearn.draw.traffic_matrix import draw_matrix
 from dlearn.draw.traffic_matrix import notes as traffic_notes
 from dlearn.shown import count_text
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 MOST_RANKS, MOST_ARROWS = 24, 60
 """More of them cannot be told apart in a circle: a matrix shows them."""

@@ -25,7 +25,7 @@ from dlearn.draw.canvas import points
 from dlearn.draw.palette import BYTE_SHADES, FAINT, INK, LANE, ON_SHADE, TO_ITSELF, black_or_white
 from dlearn.draw.text import SMALLEST_PT, TEXT_PT, plain, text_width
 from dlearn.errors import DlearnError
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 _ROW_IN = 0.36
 _COLUMN_IN = 1.3

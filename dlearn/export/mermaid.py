@@ -15,13 +15,13 @@ from typing import NamedTuple
 from dlearn.analysis.findings import sequence_finding, size_text
 from dlearn.analysis.telling.repeats import repeats
 from dlearn.analysis.telling.words import NAMES_SHOWN, payload_text
+from dlearn.events.printable import printable
+from dlearn.join.ends import payload_bytes
 from dlearn.join.joining import everybody, operations
 from dlearn.join.operation_messages import messages_of, why_unknown
-from dlearn.trace.ends import payload_bytes
-from dlearn.trace.printable import printable
-from dlearn.trace.tables.message_table import Message
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.trace import Trace
+from dlearn.join.tables.message_table import Message
+from dlearn.join.tables.operation_table import Operation
+from dlearn.trace import Trace
 
 MOST_EDGES, MOST_CHARACTERS = 500, 50_000
 """Of one diagram: Mermaid's own limits (maxEdges, maxTextSize)."""

@@ -10,7 +10,7 @@ from dlearn.draw.animation import animate
 from dlearn.join.joining import operations
 from dlearn.play import player, strip
 from dlearn.play.page import page
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 
 def html(trace: Trace) -> str:

@@ -17,15 +17,15 @@ import msgspec
 from dlearn.analysis.findings import size_text
 from dlearn.analysis.hanging.hang_words import missing_text
 from dlearn.analysis.telling.words import payload_text
+from dlearn.events.event import Bucket, Event, Gradient, Span, Stretch
+from dlearn.events.printable import printable
+from dlearn.join.ends import End, RpcEnd, payload_bytes
 from dlearn.join.joining import operations
 from dlearn.join.operation_messages import messages_of, why_unknown
+from dlearn.join.tables.message_table import Message
+from dlearn.join.tables.operation_table import Operation
 from dlearn.join.wait_times import waited_until_ns
-from dlearn.trace.ends import End, RpcEnd, payload_bytes
-from dlearn.trace.event import Bucket, Event, Gradient, Span, Stretch
-from dlearn.trace.printable import printable
-from dlearn.trace.tables.message_table import Message
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 Record = dict[str, Any]
 _KNOWN = {

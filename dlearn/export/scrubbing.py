@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 
 from dlearn.errors import TraceError
+from dlearn.events import readers
+from dlearn.events.printable import printable
 from dlearn.shown import count_text
-from dlearn.trace import readers
-from dlearn.trace.printable import printable
 
 KEPT = {
     "kind", "op", "dtype", "device", "by", "ended_by", "phase", "launcher", "built", "flavour", "backend", "torch",

@@ -1,12 +1,12 @@
 """The only place that touches the insides of torch and of mpi4py. Each hook is `install(host) -> undo` and a guest.
 
 A guest changes no result, gives everything back when `undo` is called, and never breaks training: what goes wrong
-inside a hook is told to `host.failed`, and the call goes on. What a hook reports to, `Emit`, is in trace/source.py;
+inside a hook is told to `host.failed`, and the call goes on. What a hook reports to, `Emit`, is in events/source.py;
 a `Host` (host.py) is that, with what dlearn's own hooks share.
 """
 
+from dlearn.events.source import Emit, Undo
 from dlearn.hooks.private import ask_for_names
-from dlearn.trace.source import Emit, Undo
 
 __all__ = ["Emit", "Undo"]
 

@@ -29,9 +29,9 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from dlearn.events.site import file_label
 from dlearn.hooks import Emit, Undo
 from dlearn.hooks.patches import Patches
-from dlearn.trace.site import file_label
 
 
 class Caller(NamedTuple):

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 import torch
 from torch._C._distributed_c10d import Work
 
+from dlearn.events.job_facts import DeviceReading, DeviceTime
 from dlearn.hooks import Emit
-from dlearn.trace.job_facts import DeviceReading, DeviceTime
 
 READ_AGAIN_NS = 5_000_000_000
 """CUDA gives the time between two events as a float of ms: over 5 s that is exact to half a microsecond."""

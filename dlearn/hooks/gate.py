@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch.distributed import distributed_c10d, rpc
 
+from dlearn.events.event import Span
 from dlearn.hooks.activity import look
 from dlearn.hooks.callers import caller
-from dlearn.trace.event import Span
 
 if TYPE_CHECKING:
     from dlearn.hooks.host import Host

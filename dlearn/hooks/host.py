@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
+from dlearn.events.options import Options
+from dlearn.events.source import Emit
 from dlearn.hooks.c10d.groups import Groups
 from dlearn.hooks.cuda_times import CudaTimes
 from dlearn.hooks.network.clock import ClockServer
 from dlearn.hooks.network.sockets import Sockets
 from dlearn.hooks.rpc.rpc_agent_log import AgentLog
-from dlearn.trace.options import Options
-from dlearn.trace.source import Emit
 
 
 class Host(Emit, Protocol):

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.jit import _builtins
 
+from dlearn.events.source import Emit, byte_strings
 from dlearn.hooks.private import untraced
-from dlearn.trace.source import Emit, byte_strings
 
 _Watch = Callable[..., object] | None
 

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from dlearn.trace.event import AutogradNode, AutogradRun, TensorInfo
-from dlearn.trace.rpc.rpc_exchange import BACKWARD, RpcExchange, workers
-from dlearn.trace.trace import Trace
+from dlearn.events.event import AutogradNode, AutogradRun, TensorInfo
+from dlearn.join.rpc.rpc_exchange import BACKWARD, RpcExchange, workers
+from dlearn.trace import Trace
 
 WORKER_BITS = 48
 """The number of a message is that of the worker which sent the value, and below these bits a counter of its own."""

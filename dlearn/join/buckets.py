@@ -15,9 +15,9 @@ from typing import cast
 
 import numpy as np
 
-from dlearn.trace.event import Bucket, Collective, Event, Gradient
-from dlearn.trace.tables.operation_table import BucketLabel
-from dlearn.trace.trace import Trace
+from dlearn.events.event import Bucket, Collective, Event, Gradient
+from dlearn.join.tables.operation_table import BucketLabel
+from dlearn.trace import Trace
 
 UNKNOWN = "bucket unknown"
 USED_MAP = "DDP's map of used parameters"

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import islice
 
+from dlearn.events.event import Collective
 from dlearn.join.gloo_schedules import (
     Schedule,
     Send,
@@ -24,8 +25,7 @@ from dlearn.join.gloo_schedules import (
     tree_broadcast,
     uneven_ring_all_gather,
 )
-from dlearn.trace.event import Collective
-from dlearn.trace.wording import Fact, Reason, ReasonKind
+from dlearn.join.wording import Fact, Reason, ReasonKind
 
 FRAME_BYTES = 48
 """Gloo's byte framing (`Op`, tcp/pair.h). A message costs two frames from its sender, "I have one for you" and its

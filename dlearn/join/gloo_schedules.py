@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dlearn.trace.wording import Reason
+from dlearn.join.wording import Reason
 
 SEGMENT_BYTES = 1 << 20
 """Gloo's largest segment (`maxSegmentSize`)."""

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 import msgspec
 
+from dlearn.events.event import Collective, Gradient
 from dlearn.join.joining import once
-from dlearn.trace.event import Collective, Gradient
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.trace import Trace
+from dlearn.join.tables.operation_table import Operation
+from dlearn.trace import Trace
 
 
 class Pass(msgspec.Struct, frozen=True):

@@ -9,14 +9,14 @@ from typing import TypeVar
 
 import numpy as np
 
+from dlearn.events.event_table import Mask
+from dlearn.events.source import ServiceCall, in_use
 from dlearn.join import buckets
+from dlearn.join.ends import End, Group, OperationClass, RpcEnd, bytes_of
 from dlearn.join.rpc_messages import rpc_operations
-from dlearn.trace.ends import End, Group, OperationClass, RpcEnd, bytes_of
-from dlearn.trace.source import ServiceCall, in_use
-from dlearn.trace.tables.event_table import Mask
-from dlearn.trace.tables.operation_table import OperationTable
-from dlearn.trace.tables.operations import Operations
-from dlearn.trace.trace import Trace
+from dlearn.join.tables.operation_table import OperationTable
+from dlearn.join.tables.operations import Operations
+from dlearn.trace import Trace
 
 Answer = TypeVar("Answer")
 

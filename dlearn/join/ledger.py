@@ -16,17 +16,17 @@ from typing import Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from dlearn.events.event_table import Rows
+from dlearn.events.source import ServiceCall
 from dlearn.join import gloo
 from dlearn.join.joining import once, operations
 from dlearn.join.operation_messages import messages_of, sums_of, why_unknown
 from dlearn.join.rpc_messages import FRAMING_ERROR, UNKNOWN, wire_bytes
+from dlearn.join.tables.operation_table import Operation
+from dlearn.join.tables.operations import Operations
 from dlearn.join.wire import RPC, Edge, Meter, meters, outer_group
-from dlearn.trace.source import ServiceCall
-from dlearn.trace.tables.event_table import Rows
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.tables.operations import Operations
-from dlearn.trace.trace import Trace
-from dlearn.trace.wording import Reason, ReasonKind
+from dlearn.join.wording import Reason, ReasonKind
+from dlearn.trace import Trace
 
 OperationKey = int
 Counted = tuple["LedgerRow", int]  # And how often it is there.

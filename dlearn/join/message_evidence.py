@@ -7,15 +7,15 @@ from operator import itemgetter
 
 import numpy as np
 
+from dlearn.events.event_table import Column, Mask, Rows
 from dlearn.join.joining import everybody, once, operations
 from dlearn.join.ledger import Ledger, Stretch, ledger_of
 from dlearn.join.operation_messages import TransferTimes, columns_of, columns_of_calls, message_count, why_unknown
+from dlearn.join.tables.message_table import Messages, together
+from dlearn.join.tables.operations import Operations
 from dlearn.join.wire import meters
-from dlearn.trace.tables.event_table import Column, Mask, Rows
-from dlearn.trace.tables.message_table import Messages, together
-from dlearn.trace.tables.operations import Operations
-from dlearn.trace.trace import Trace
-from dlearn.trace.wording import Reason, ReasonKind
+from dlearn.join.wording import Reason, ReasonKind
+from dlearn.trace import Trace
 
 MOST_MESSAGES = 1_000_000
 """That `messages` holds at once: about 100 MB. `traffic` sums without making them, and has no limit."""

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import accumulate, chain, islice, pairwise
 
+from dlearn.events.event import Collective
+from dlearn.events.wiring import Ring, Wiring
+from dlearn.join.ends import bytes_of, family_of_op
 from dlearn.join.gloo import MOST_MESSAGES, unknown
 from dlearn.join.gloo_schedules import Schedule, Send
-from dlearn.trace.ends import bytes_of, family_of_op
-from dlearn.trace.event import Collective
-from dlearn.trace.wiring import Ring, Wiring
-from dlearn.trace.wording import ReasonKind
+from dlearn.join.wording import ReasonKind
 
 ALWAYS_RINGS = ("broadcast", "reduce")
 KNOWN = (*ALWAYS_RINGS, "all_reduce", "all_gather", "reduce_scatter")

@@ -13,15 +13,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dlearn.events.event import Collective, PointToPoint
+from dlearn.events.event_table import NONE, Column
+from dlearn.events.mpi_facts import CANCELLED
+from dlearn.events.source import ServiceCall, in_use
 from dlearn.join import gloo, nccl_rings
+from dlearn.join.ends import How, bytes_of
 from dlearn.join.gloo_schedules import Schedule, Send
 from dlearn.join.rpc_messages import messages_of_exchange, why_nothing_sent
-from dlearn.trace.ends import How, bytes_of
-from dlearn.trace.event import Collective, PointToPoint
-from dlearn.trace.mpi_facts import CANCELLED
-from dlearn.trace.source import ServiceCall, in_use
-from dlearn.trace.tables.event_table import NONE, Column
-from dlearn.trace.tables.message_table import (
+from dlearn.join.tables.message_table import (
     AS_ITS_OPERATION,
     HOWS,
     CallMessage,
@@ -30,8 +30,8 @@ from dlearn.trace.tables.message_table import (
     MessageColumns,
     together,
 )
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.wording import Reason, ReasonKind
+from dlearn.join.tables.operation_table import Operation
+from dlearn.join.wording import Reason, ReasonKind
 
 
 class PairSum(NamedTuple):

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from dlearn.trace.ends import End, Group, OperationClass, RpcEnd, bytes_of
-from dlearn.trace.event import RpcCall, RpcReply, TensorInfo
-from dlearn.trace.rpc.rpc_exchange import (
+from dlearn.events.event import RpcCall, RpcReply, TensorInfo
+from dlearn.join.ends import End, Group, OperationClass, RpcEnd, bytes_of
+from dlearn.join.rpc.rpc_exchange import (
     ACCEPT,
     BACKWARD,
     CLEANUP,
@@ -26,9 +26,9 @@ from dlearn.trace.rpc.rpc_exchange import (
     answer_of,
     kind_of_reply,
 )
-from dlearn.trace.tables.message_table import HOWS, CallMessage, Content, Message
-from dlearn.trace.trace import Trace
-from dlearn.trace.wording import NONE_PICKLED, Reason, ReasonKind, reply_tensors, request_tensors
+from dlearn.join.tables.message_table import HOWS, CallMessage, Content, Message
+from dlearn.join.wording import NONE_PICKLED, Reason, ReasonKind, reply_tensors, request_tensors
+from dlearn.trace import Trace
 
 UNKNOWN = "unknown"
 """The op of a message whose kind is not known."""

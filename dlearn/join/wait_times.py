@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from dlearn.events.event import PointToPoint
 from dlearn.join.columns import disjoint
+from dlearn.join.ends import End
 from dlearn.join.joining import once, operations
-from dlearn.trace.ends import End
-from dlearn.trace.event import PointToPoint
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.trace import Trace
+from dlearn.join.tables.operation_table import Operation
+from dlearn.trace import Trace
 
 
 def waited_until_ns(operation: Operation, end: End) -> int | None:

@@ -11,10 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dlearn.events.event import Counters
+from dlearn.events.process import Process
 from dlearn.join.joining import once
-from dlearn.trace.event import Counters
-from dlearn.trace.process import Process
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 Edge = tuple[str, int]
 """The name of a process group (in the sender's file), and the rank at the other end."""

@@ -16,8 +16,8 @@ from dlearn.analysis.telling.words import rpc_overview
 from dlearn.analysis.volume.message_lines import csv_lines
 from dlearn.cluster import Cluster
 from dlearn.errors import SetupError
-from dlearn.trace.tables.message_table import Message
-from dlearn.trace.trace import Trace
+from dlearn.join.tables.message_table import Message
+from dlearn.trace import Trace
 
 RANKS = 3
 PAGE = "index.html"

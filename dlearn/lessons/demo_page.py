@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from dlearn import play
 from dlearn.analysis import Explanation
-from dlearn.trace.tables.message_table import Message
-from dlearn.trace.trace import Trace
+from dlearn.join.tables.message_table import Message
+from dlearn.trace import Trace
 
 _STYLE = """
 :root { color-scheme: light dark; }

@@ -18,7 +18,7 @@ from dlearn.errors import DlearnError, SetupError, optional
 from dlearn.lessons import split
 from dlearn.lessons.byte_bars import Bars, png
 from dlearn.lessons.split import Size
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 if TYPE_CHECKING:
     from ipywidgets import SelectionSlider, VBox

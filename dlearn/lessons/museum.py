@@ -21,9 +21,9 @@ from dlearn.analysis.hanging.stuck import hangs
 from dlearn.analysis.telling.words import story
 from dlearn.cluster import Cluster
 from dlearn.cluster.run import Run
+from dlearn.events.site import file_label
 from dlearn.lessons import hangs as halls
-from dlearn.trace.site import file_label
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 HANG_AFTER = 1.0
 """Seconds of silence before the sentence is printed."""

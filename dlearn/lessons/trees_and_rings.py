@@ -22,9 +22,9 @@ from dlearn.analysis.findings import size_text, time_text
 from dlearn.errors import DlearnError
 from dlearn.join.joining import operations
 from dlearn.join.operation_messages import messages_of, why_unknown
+from dlearn.join.tables.operation_table import Operation
 from dlearn.shown import Answer, Paragraph, Table
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 Measurement = tuple[float, float]
 """(bytes, seconds) of one message, or of one collective."""

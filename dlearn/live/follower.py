@@ -16,9 +16,9 @@ from pathlib import Path
 
 import msgspec
 
-from dlearn.trace import event as seen
-from dlearn.trace.event import Collective, PointToPoint, RpcCall, Span
-from dlearn.trace.job_facts import AnyLine
+from dlearn.events import event as seen
+from dlearn.events.event import Collective, PointToPoint, RpcCall, Span
+from dlearn.events.job_facts import AnyLine
 
 WINDOW_BYTES = 16_000  # Of what is new, so much at the end is read line by line.
 LANE_SECONDS = 10

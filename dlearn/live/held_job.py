@@ -16,7 +16,7 @@ from dlearn.live.live_rows import waits_for_a_call
 from dlearn.live.schedule import HeldCall, Name, Passed
 from dlearn.live.settling import QUIET_SECONDS, settle
 from dlearn.shown import Paragraph, Shown, Table
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 PATIENCE_SECONDS = 10.0  # For ranks that compute, once another waits at the gate; and for a transfer.
 

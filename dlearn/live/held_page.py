@@ -15,9 +15,9 @@ from importlib.resources import files
 from typing import Any
 
 from dlearn.errors import DlearnError, optional
+from dlearn.events.printable import printable
 from dlearn.live.held_job import HeldJob
 from dlearn.live.live_display import in_a_notebook
-from dlearn.trace.printable import printable
 
 AGAIN_SECONDS = 1.0  # Between two looks at the ranks, if nothing comes to the gate.
 SETTLE_SECONDS = 0.3  # So long it is waited, after a change, for those that follow at once.

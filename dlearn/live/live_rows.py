@@ -12,11 +12,11 @@ from dlearn.analysis.findings import size_text
 from dlearn.analysis.hanging.hang_words import tell
 from dlearn.analysis.hanging.stuck import Hang, hangs, places
 from dlearn.errors import TraceError
+from dlearn.events.event import Collective, RpcCall
+from dlearn.events.printable import printable
 from dlearn.live.follower import Call, Follower
 from dlearn.shown import Table
-from dlearn.trace.event import Collective, RpcCall
-from dlearn.trace.printable import printable
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 MOST_ROWS = 8
 WIDTH = 80

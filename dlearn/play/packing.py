@@ -16,9 +16,9 @@ from dlearn.analysis.walking import Board, Change, Step, Walkthrough
 from dlearn.draw.layout.graph_layout import lay_out
 from dlearn.draw.layout.stage_spots import WIDTH, Spots, spots_of
 from dlearn.draw.palette import GRADIENT, NODE, SERIES, WORK, look
+from dlearn.events.printable import printable
 from dlearn.join.autograd_graph import AutogradGraph
 from dlearn.shown import RankNames
-from dlearn.trace.printable import printable
 
 MOST_NAMES = 8
 """Of more ranks each is its number alone, if it has no name of its own."""

@@ -15,14 +15,14 @@ from dlearn.analysis.walking import Walkthrough, walkthrough
 from dlearn.draw.animation import animate
 from dlearn.draw.palette import LINES
 from dlearn.errors import DlearnError
+from dlearn.events.printable import printable
+from dlearn.join.tables.message_table import Message, Messages
 from dlearn.play.bridge import Bridge
 from dlearn.play.packing import MOST_NAMES, packed
 from dlearn.play.page import Page, script, style
 from dlearn.play.still import MOST_ROWS, dashes, still
 from dlearn.shown import count_text
-from dlearn.trace.printable import printable
-from dlearn.trace.tables.message_table import Message, Messages
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 _LANE_PX, _NUMBER_PX = 46, 12
 """The least width of a lane, and of one that has only a number above it."""

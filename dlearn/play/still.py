@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dlearn.analysis.findings import size_text
 from dlearn.analysis.walking import Step, Walkthrough
 from dlearn.draw.palette import DARK, FAINT, INK, LINES, MISSING
-from dlearn.trace.printable import printable
+from dlearn.events.printable import printable
 
 MOST_ROWS = 24
 _ROW_PX = 24

@@ -20,16 +20,16 @@ from dlearn.analysis.ddp.step_times import RunSteps, step_times
 from dlearn.draw.palette import SERIES, ink_on, look
 from dlearn.draw.save import closed_after, svg_of
 from dlearn.errors import DlearnError
+from dlearn.events.event import Span
+from dlearn.events.event_table import Column
+from dlearn.events.printable import printable
 from dlearn.join.joining import everybody, operations
 from dlearn.join.operation_messages import sums_of, why_unknown
+from dlearn.join.tables.operation_table import Operation
+from dlearn.join.tables.operations import Operations
 from dlearn.play.page import Page, script, style
 from dlearn.shown import count_text, first_few
-from dlearn.trace.event import Span
-from dlearn.trace.printable import printable
-from dlearn.trace.tables.event_table import Column
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.tables.operations import Operations
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 _LEAST_UNIT_NS = 100
 _HIGHEST = 2**31 - 2

@@ -21,15 +21,15 @@ from torch._C._distributed_c10d import ProcessGroup
 from torch.distributed import distributed_c10d
 
 from dlearn.errors import TraceError
+from dlearn.events.event import FORMAT, Header
+from dlearn.events.options import Measure, Options
+from dlearn.events.store import read
 from dlearn.hooks import gate
 from dlearn.hooks.c10d.collectives import note_collective, note_p2p
 from dlearn.hooks.mpi.mpi_hook import plain as unrecorded
 from dlearn.hooks.network.clock import clock_name, job_of_process
 from dlearn.hooks.patches import ended
 from dlearn.recorder.recording import OUTSIDE, Recording
-from dlearn.trace.event import FORMAT, Header
-from dlearn.trace.options import Measure, Options
-from dlearn.trace.store import read
 from dlearn.version import __version__
 
 __all__ = [

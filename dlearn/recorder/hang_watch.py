@@ -14,11 +14,11 @@ from pathlib import Path
 from types import FrameType
 
 from dlearn.errors import TraceError
+from dlearn.events.event import PointToPoint
+from dlearn.events.job_facts import Place
 from dlearn.hooks.c10d import works
 from dlearn.hooks.callers import place_of_thread
 from dlearn.hooks.host import Host
-from dlearn.trace.event import PointToPoint
-from dlearn.trace.job_facts import Place
 
 LOOKS = 20  # How often it looks before it speaks.
 STOP_SECONDS = 5.0
@@ -66,7 +66,7 @@ class HangWatch:
         # Only now: what reads traces is not loaded in a process that records one.
         from dlearn.analysis.hanging.hang_words import tell
         from dlearn.analysis.hanging.stuck import hangs
-        from dlearn.trace.trace import Trace
+        from dlearn.trace import Trace
 
         try:
             trace = Trace.load(self._path.parent)

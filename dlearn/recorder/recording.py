@@ -17,15 +17,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from dlearn.hooks import gate
-from dlearn.hooks.c10d.groups import Groups
-from dlearn.hooks.cuda_times import CudaTimes
-from dlearn.hooks.network.clock import ClockServer, gather
-from dlearn.hooks.network.sockets import RPC, Sockets
-from dlearn.hooks.rpc.rpc_agent_log import AgentLog
-from dlearn.recorder import sources
-from dlearn.recorder.hang_watch import HangWatch
-from dlearn.trace.event import (
+from dlearn.events.agent_log import log_path
+from dlearn.events.event import (
     NOT_OBSERVED,
     Bucket,
     Collective,
@@ -37,11 +30,18 @@ from dlearn.trace.event import (
     RpcCall,
     Span,
 )
-from dlearn.trace.job_facts import RETURNED, Place
-from dlearn.trace.mpi_facts import ANY_TAG
-from dlearn.trace.options import Options
-from dlearn.trace.rpc.agent_log import log_path
-from dlearn.trace.writer import Writer
+from dlearn.events.job_facts import RETURNED, Place
+from dlearn.events.mpi_facts import ANY_TAG
+from dlearn.events.options import Options
+from dlearn.events.writer import Writer
+from dlearn.hooks import gate
+from dlearn.hooks.c10d.groups import Groups
+from dlearn.hooks.cuda_times import CudaTimes
+from dlearn.hooks.network.clock import ClockServer, gather
+from dlearn.hooks.network.sockets import RPC, Sockets
+from dlearn.hooks.rpc.rpc_agent_log import AgentLog
+from dlearn.recorder import sources
+from dlearn.recorder.hang_watch import HangWatch
 
 LONGEST_SPAN = 200
 """Characters of a span's name that are kept."""

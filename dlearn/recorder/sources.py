@@ -1,6 +1,6 @@
 """What a recording installs, in this order: dlearn's own Sources, then those that the user has named.
 
-A recorder for another library is one file of its own: see dlearn/trace/source.py and docs/new-recorder.md.
+A recorder for another library is one file of its own: see dlearn/events/source.py and docs/new-recorder.md.
 """
 
 from __future__ import annotations
@@ -9,12 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dlearn.hooks.c10d import collectives, group_watch
-from dlearn.hooks.ddp import ddp
-from dlearn.hooks.host import Host
-from dlearn.hooks.mpi import mpi_hook
-from dlearn.hooks.rpc import rpc_hook
-from dlearn.trace.event import (
+from dlearn.events.event import (
     AutogradNode,
     AutogradRun,
     Bucket,
@@ -31,8 +26,13 @@ from dlearn.trace.event import (
     Span,
     Stretch,
 )
-from dlearn.trace.mpi_facts import OtherMpiCall, Probe
-from dlearn.trace.source import Kind, Source, Undo, describe, find
+from dlearn.events.mpi_facts import OtherMpiCall, Probe
+from dlearn.events.source import Kind, Source, Undo, describe, find
+from dlearn.hooks.c10d import collectives, group_watch
+from dlearn.hooks.ddp import ddp
+from dlearn.hooks.host import Host
+from dlearn.hooks.mpi import mpi_hook
+from dlearn.hooks.rpc import rpc_hook
 
 
 def _kinds(*columns: type[Event]) -> tuple[Kind, ...]:

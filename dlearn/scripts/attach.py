@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from dlearn import recorder
+from dlearn.events.options import Options
 from dlearn.hooks import gate
 from dlearn.hooks.network.clock import job_of_process
 from dlearn.scripts.order import Order, order_of_process
-from dlearn.trace.options import Options
 
 _PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 

@@ -17,13 +17,13 @@ from typing import Any, NoReturn
 import msgspec
 
 from dlearn.errors import SetupError, WrongArguments, optional
+from dlearn.events.job_facts import Exit
+from dlearn.events.source import find
+from dlearn.events.writer import note_end
 from dlearn.scripts.live_terminal import live_rows
 from dlearn.scripts.order import Order
 from dlearn.scripts.prompt import held_at_a_prompt
 from dlearn.scripts.wired import wired_run
-from dlearn.trace.job_facts import Exit
-from dlearn.trace.source import find
-from dlearn.trace.writer import note_end
 
 USAGE = """\
 usage: dlearn run [the options below, and torchrun's own] (script.py | -m module) [args ...]

@@ -11,7 +11,7 @@ from dlearn.analysis.volume.reconcile import reconcile
 from dlearn.errors import TraceError
 from dlearn.join.wait_times import waiting
 from dlearn.shown import count_text
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 SENTENCES = 4
 """About what went wrong; the rest is in the trace."""

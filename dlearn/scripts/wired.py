@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from dlearn.errors import SetupError, WrongArguments
+from dlearn.events.job_facts import Switched
+from dlearn.events.writer import note_end
 from dlearn.network.live import LiveNetwork, SwitchProcess
 from dlearn.network.namespace import refusal
 from dlearn.network.plan import Network
-from dlearn.trace.job_facts import Switched
-from dlearn.trace.writer import note_end
 
 VARIABLE = "DLEARN_RUN_NETWORK"
 """Where a rank asks for its seat: a socket's file."""

@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-from dlearn.trace.memory_held import MemoryHeld
-from dlearn.trace.source import Emit, Kind, Source, Undo
+from dlearn.events.memory_held import MemoryHeld
+from dlearn.events.source import Emit, Kind, Source, Undo
 
 
 def install(emit: Emit) -> Undo:

@@ -12,8 +12,8 @@ from functools import cache, partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from dlearn.trace.source import Emit, Kind, ServiceCall, Source, Undo, byte_strings
-from dlearn.trace.trace import Trace
+from dlearn.events.source import Emit, Kind, ServiceCall, Source, Undo, byte_strings
+from dlearn.trace import Trace
 
 ONE_WAY = ("set", "append", "multi_set", "queue_push")
 REQUESTS = (*ONE_WAY, "get", "add", "wait", "check", "compare_set", "delete_key", "num_keys", "multi_get", "queue_pop")

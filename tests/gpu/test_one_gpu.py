@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from dlearn import Cluster, Trace, analysis, draw, operations
-from dlearn.trace.event import Bucket, Collective, Stretch
+from dlearn.events.event import Bucket, Collective, Stretch
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here: not run"),

@@ -17,10 +17,10 @@ from dlearn.analysis.checks.grading import Unit, units
 from dlearn.analysis.hanging.hang_words import call_text
 from dlearn.analysis.walking.pieces import replay
 from dlearn.errors import TrafficError
-from dlearn.trace.ends import bytes_of
-from dlearn.trace.event import PointToPoint
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.trace import Trace
+from dlearn.events.event import PointToPoint
+from dlearn.join.ends import bytes_of
+from dlearn.join.tables.operation_table import Operation
+from dlearn.trace import Trace
 
 _MOST_ZEROS = 1 << 30
 """Bytes of a message that are compared with zeros: a damaged trace may claim any size."""

@@ -20,13 +20,13 @@ from dlearn.analysis.hanging.hang_words import call_text, hang_sentence, missing
 from dlearn.analysis.hanging.stuck import hangs
 from dlearn.analysis.volume.traffic import Traffic, traffic_of
 from dlearn.errors import DlearnError, TrafficError
+from dlearn.events.event import Collective, PointToPoint
 from dlearn.join.gloo_schedules import SEGMENT_BYTES
 from dlearn.join.joining import operations
 from dlearn.join.operation_messages import why_unknown
+from dlearn.join.tables.operation_table import Operation
 from dlearn.shown import Table, count_text
-from dlearn.trace.event import Collective, PointToPoint
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 Bytes = float | Fraction
 PerRank = Bytes | Mapping[int, Bytes] | None

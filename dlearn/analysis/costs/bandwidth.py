@@ -14,12 +14,12 @@ import msgspec
 
 from dlearn.analysis.findings import size_text, time_text
 from dlearn.errors import DlearnError
+from dlearn.events.event import Collective
+from dlearn.join.ends import family_of_op, payload_bytes
 from dlearn.join.joining import operations
+from dlearn.join.tables.operation_table import Operation
 from dlearn.shown import Answer, Paragraph, Table
-from dlearn.trace.ends import family_of_op, payload_bytes
-from dlearn.trace.event import Collective
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 _WHOLE = ("broadcast", "reduce", "send")
 """The busiest link transports all bytes once."""

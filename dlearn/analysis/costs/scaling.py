@@ -17,13 +17,13 @@ import msgspec
 from dlearn.analysis.ddp.training_steps import last_step
 from dlearn.analysis.rpc.iteration import iteration, iterations
 from dlearn.errors import DlearnError
+from dlearn.events.event import TensorInfo
+from dlearn.join.ends import bytes_of
 from dlearn.join.message_evidence import messages
+from dlearn.join.tables.message_table import Message
+from dlearn.join.wording import TENSORS_NAMED, tensor_text
 from dlearn.shown import Answer, Paragraph, Table, count_text, first_few
-from dlearn.trace.ends import bytes_of
-from dlearn.trace.event import TensorInfo
-from dlearn.trace.tables.message_table import Message
-from dlearn.trace.trace import Trace
-from dlearn.trace.wording import TENSORS_NAMED, tensor_text
+from dlearn.trace import Trace
 
 Sizes = tuple[int, ...]
 Key = tuple[int, int, str, int]

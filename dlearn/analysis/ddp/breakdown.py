@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dlearn.analysis.ddp.step_clock import device_note, gate_note, on_device, unseen_note
 from dlearn.analysis.ddp.training_steps import Phase, TrainingStep, by_number, training_steps
 from dlearn.analysis.findings import capitalized, time_text
+from dlearn.events.event import Collective
 from dlearn.shown import Answer, Paragraph, RankNames, Table, ms
-from dlearn.trace.event import Collective
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 _LAUNCHED = "On a GPU: the times of the CPU that launches the kernels, which run on by themselves."
 _COLUMNS: dict[str, Phase] = {

@@ -16,15 +16,15 @@ import numpy as np
 from dlearn.analysis.ddp.step_clock import device_note, on_device, unseen_note
 from dlearn.analysis.ddp.training_steps import RankEvents, by_rank
 from dlearn.analysis.findings import capital, capitalized, time_text
+from dlearn.events.event import Bucket, Collective, Gradient
 from dlearn.join.buckets import UNKNOWN
+from dlearn.join.ends import End
 from dlearn.join.gradients import Pass, passes
 from dlearn.join.joining import operations
+from dlearn.join.tables.operation_table import Operation
 from dlearn.join.wait_times import waited_until_ns
 from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, first_few, ms
-from dlearn.trace.ends import End
-from dlearn.trace.event import Bucket, Collective, Gradient
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 Calls = list[tuple[Operation, End]]
 _ROWS_SHOWN = 48

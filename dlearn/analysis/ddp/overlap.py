@@ -19,7 +19,7 @@ from dlearn.analysis.ddp.step_clock import device_note, gate_note, on_device, un
 from dlearn.analysis.ddp.training_steps import COMPUTED, TrainingStep, by_number, training_steps
 from dlearn.analysis.findings import time_text
 from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, ms
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 _ROWS_SHOWN = 24
 _HEAD = "step", "rank", "communication", "hidden", "exposed transfer", "exposed waiting"

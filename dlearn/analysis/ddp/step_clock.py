@@ -8,10 +8,10 @@ from msgspec.structs import replace
 
 from dlearn.analysis.ddp.training_steps import Interval, of_ddp, pieces
 from dlearn.analysis.findings import time_text
+from dlearn.events.device_times import DeviceSpan
+from dlearn.events.event import NOT_OBSERVED, Collective, Event, Gradient, Span, Stretch
 from dlearn.join.joining import once, operations
-from dlearn.trace.device_times import DeviceSpan
-from dlearn.trace.event import NOT_OBSERVED, Collective, Event, Gradient, Span, Stretch
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 
 @once

@@ -19,10 +19,10 @@ from dlearn.analysis.ddp.step_clock import gate_note
 from dlearn.analysis.ddp.training_steps import TrainingStep, by_number, training_steps
 from dlearn.analysis.findings import capitalized, time_text
 from dlearn.analysis.hanging.stuck import Hang, hangs
+from dlearn.events.event import Span, Stretch
+from dlearn.join.tables.operation_table import Operation
 from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, ms
-from dlearn.trace.event import Span, Stretch
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 ODD = 2.0
 """An odd step takes so many times the median."""

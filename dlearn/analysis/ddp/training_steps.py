@@ -18,13 +18,13 @@ from typing import Literal, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from dlearn.events.device_times import CUDA_EVENT_IN_LINE
+from dlearn.events.event import Collective, Gradient, Span, Stretch
+from dlearn.join.ends import End
 from dlearn.join.joining import once, operations
+from dlearn.join.tables.operation_table import Operation
 from dlearn.join.wait_times import waited_until_ns
-from dlearn.trace.device_times import CUDA_EVENT_IN_LINE
-from dlearn.trace.ends import End
-from dlearn.trace.event import Collective, Gradient, Span, Stretch
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 Phase = Literal["forward", "backward", "optimizer", "between", "transfer", "waiting", "hidden"]
 COMPUTED: tuple[Phase, ...] = ("forward", "backward", "optimizer", "between")

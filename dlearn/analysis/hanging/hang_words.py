@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from dlearn.analysis.hanging.stuck import Hang, Pace, came_out, group_of, inside, places, refusals
+from dlearn.events.event import Collective
+from dlearn.join.ends import End, Group, RpcEnd
 from dlearn.join.gradients import unready
+from dlearn.join.tables.operation_table import Operation
 from dlearn.shown import first_few
-from dlearn.trace.ends import End, Group, RpcEnd
-from dlearn.trace.event import Collective
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 _NAMES_LISTED = 8
 """Ranks in one sentence."""

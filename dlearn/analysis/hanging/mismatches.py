@@ -13,10 +13,10 @@ import numpy as np
 
 from dlearn.analysis.hanging.hang_words import call_text, called_at, listed, sites_text
 from dlearn.analysis.hanging.stuck import hangs
+from dlearn.events.event import Collective
 from dlearn.join.joining import operations
-from dlearn.trace.event import Collective
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.trace import Trace
+from dlearn.join.tables.operation_table import Operation
+from dlearn.trace import Trace
 
 _ROOTED = {"broadcast", "reduce", "gather", "gather_single", "scatter", "barrier", "monitored_barrier"}
 """Here the root may well stand in a branch of its own, or nothing is computed."""

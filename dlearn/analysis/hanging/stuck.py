@@ -10,12 +10,12 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
+from dlearn.events.event import Collective, Event, PointToPoint, RpcCall
+from dlearn.events.job_facts import RETURNED
+from dlearn.join.ends import End, Group
 from dlearn.join.joining import once, operations
-from dlearn.trace.ends import End, Group
-from dlearn.trace.event import Collective, Event, PointToPoint, RpcCall
-from dlearn.trace.job_facts import RETURNED
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.trace import Trace
+from dlearn.join.tables.operation_table import Operation
+from dlearn.trace import Trace
 
 
 class Hang(msgspec.Struct, frozen=True):

@@ -16,11 +16,11 @@ import msgspec
 from dlearn.analysis.hanging.hang_words import call_text, listed
 from dlearn.analysis.hanging.roots import WaitsFor, is_of, roots
 from dlearn.analysis.hanging.stuck import Hang, hangs
+from dlearn.join.ends import End
 from dlearn.join.joining import once
+from dlearn.join.tables.operation_table import Operation
 from dlearn.shown import count_text
-from dlearn.trace.ends import End
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 _CHAINS_TOLD = 4
 _NUMBER = re.compile(r" \d+$")

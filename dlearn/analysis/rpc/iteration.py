@@ -12,17 +12,17 @@ import msgspec
 
 from dlearn.analysis.hanging.hang_words import listed
 from dlearn.errors import TraceError
+from dlearn.events.event import RpcWindow
+from dlearn.join.ends import bytes_of
 from dlearn.join.joining import operations
 from dlearn.join.ledger import WireBytes
 from dlearn.join.operation_messages import messages_of
 from dlearn.join.rpc_messages import UNKNOWN, phase_of, wire_bytes
+from dlearn.join.selecting import PHASES
+from dlearn.join.tables.message_table import Message
 from dlearn.join.wire import RPC, Meter, meters
 from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text
-from dlearn.trace.ends import bytes_of
-from dlearn.trace.event import RpcWindow
-from dlearn.trace.selecting import PHASES
-from dlearn.trace.tables.message_table import Message
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 _PHASES = PHASES[1:5]  # From forward to cleanup.
 

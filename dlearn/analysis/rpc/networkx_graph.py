@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from dlearn.analysis.findings import size_text
 from dlearn.errors import optional
 from dlearn.join.autograd_graph import AutogradGraph, Edge, Key, Node, join_graph
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 if TYPE_CHECKING:
     import networkx

@@ -19,17 +19,17 @@ from dlearn.analysis.rpc.iteration import Iteration, iteration, iterations
 from dlearn.analysis.volume.reconcile import reconcile
 from dlearn.analysis.volume.topology import topologies
 from dlearn.analysis.volume.traffic import Traffic, traffic_of
+from dlearn.events.event import Collective
+from dlearn.events.process import Process
+from dlearn.events.source import ServiceCall
+from dlearn.join.ends import payload_bytes
 from dlearn.join.joining import operations
 from dlearn.join.message_evidence import confirmed
 from dlearn.join.operation_messages import sums_of, why_unknown
+from dlearn.join.tables.message_table import Message
+from dlearn.join.tables.operation_table import Operation
 from dlearn.shown import Answer, Paragraph, count_text, first_few
-from dlearn.trace.ends import payload_bytes
-from dlearn.trace.event import Collective
-from dlearn.trace.process import Process
-from dlearn.trace.source import ServiceCall
-from dlearn.trace.tables.message_table import Message
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 NAMES_SHOWN = 4
 """Parameters of a bucket in one sentence."""

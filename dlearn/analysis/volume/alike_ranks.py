@@ -9,9 +9,9 @@ import numpy as np
 
 from dlearn.join.joining import operations
 from dlearn.join.operation_messages import messages_of, sums_of
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.tables.operations import Operations
-from dlearn.trace.trace import Trace
+from dlearn.join.tables.operation_table import Operation
+from dlearn.join.tables.operations import Operations
+from dlearn.trace import Trace
 
 Deed = tuple[Hashable, bool, int]
 """What a rank sends (True) or receives in an operation, and its peer."""

@@ -11,7 +11,7 @@ from dlearn.join.joining import operations
 from dlearn.join.operation_messages import sums_of
 from dlearn.join.rpc_messages import phase_of
 from dlearn.shown import Answer, Paragraph, Table, count_text
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 _ROWS_SHOWN = 40
 

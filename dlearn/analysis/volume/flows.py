@@ -8,13 +8,13 @@ from collections.abc import Container, Hashable, Iterable
 import msgspec
 import numpy as np
 
+from dlearn.events.event_table import NONE
+from dlearn.join.ends import How
 from dlearn.join.operation_messages import PairSum, messages_of, sums_of, why_unknown
-from dlearn.trace.ends import How
-from dlearn.trace.tables.event_table import NONE
-from dlearn.trace.tables.message_table import Message
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.tables.operations import Operations
-from dlearn.trace.wording import Reason
+from dlearn.join.tables.message_table import Message
+from dlearn.join.tables.operation_table import Operation
+from dlearn.join.tables.operations import Operations
+from dlearn.join.wording import Reason
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ import io
 import json
 from collections.abc import Iterator
 
-from dlearn.trace.tables.message_table import Message, Messages
+from dlearn.join.tables.message_table import Message, Messages
 
 FIELDS = ("from", "to", "payload_bytes", "op", "what", "how", "confirmed", "sent_ns", "received_ns")
 """Of CSV and JSON. Times are on the trace's clock; empty, or null, where they, or the size, are not known."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dlearn.analysis.findings import size_text
+from dlearn.events.memory_held import MemoryHeld
 from dlearn.shown import Answer, Paragraph, RankNames, Table
-from dlearn.trace.memory_held import MemoryHeld
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 PARTS = {
     "parameters": "parameters",

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from dlearn.events.event import Collective, TensorInfo
+from dlearn.events.wiring import Choice, Ring, Wiring
 from dlearn.join import nccl_rings
+from dlearn.join.ends import Group
+from dlearn.join.process_groups import join_groups
 from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, first_few
-from dlearn.trace.ends import Group
-from dlearn.trace.event import Collective, TensorInfo
-from dlearn.trace.process_groups import join_groups
-from dlearn.trace.trace import Trace
-from dlearn.trace.wiring import Choice, Ring, Wiring
+from dlearn.trace import Trace
 
 _ROWS_SHOWN = 24
 _RANKS_SHOWN = 40

@@ -7,16 +7,16 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
 from dlearn.errors import optional
+from dlearn.join.ends import How, payload_bytes
 from dlearn.join.joining import once, operations
 from dlearn.join.ledger import counted_together, ledger_of, predicted_on_the_wire
 from dlearn.join.operation_messages import PairSum, sums_of, why_unknown
+from dlearn.join.tables.operation_table import Operation
+from dlearn.join.tables.operations import Operations
 from dlearn.join.wire import why_not_measured
+from dlearn.join.wording import Reason
 from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text
-from dlearn.trace.ends import How, payload_bytes
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.tables.operations import Operations
-from dlearn.trace.trace import Trace
-from dlearn.trace.wording import Reason
+from dlearn.trace import Trace
 
 if TYPE_CHECKING:
     import pandas

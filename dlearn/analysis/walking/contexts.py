@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dlearn.analysis.walking.steps import Board, Change, Step, WalkParts, WalkSource
+from dlearn.events.event import AutogradNode
 from dlearn.join.autograd_graph import Node, join_graph
+from dlearn.join.rpc.rpc_exchange import BACKWARD, RpcExchange
 from dlearn.join.rpc_messages import phase_of
-from dlearn.trace.event import AutogradNode
-from dlearn.trace.rpc.rpc_exchange import BACKWARD, RpcExchange
-from dlearn.trace.tables.message_table import Message
-from dlearn.trace.trace import Trace
+from dlearn.join.tables.message_table import Message
+from dlearn.trace import Trace
 
 BOARD = "Contexts of distributed autograd (what is in them is inferred)"
 _MOST_NODES = 150

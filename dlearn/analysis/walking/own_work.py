@@ -16,12 +16,12 @@ import numpy as np
 
 from dlearn.analysis.ddp.bucket_times import BucketTime, bucket_times
 from dlearn.analysis.walking.steps import Board, Change, Step, WalkParts, WalkSource
+from dlearn.events.event import Bucket, Collective, PointToPoint, RpcCall, RpcRun, Span, Stretch
+from dlearn.events.event_table import EventTable, Mask, Rows
 from dlearn.join.operation_messages import message_count
+from dlearn.join.tables.message_table import Message
 from dlearn.shown import count_text
-from dlearn.trace.event import Bucket, Collective, PointToPoint, RpcCall, RpcRun, Span, Stretch
-from dlearn.trace.tables.event_table import EventTable, Mask, Rows
-from dlearn.trace.tables.message_table import Message
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 BOARD = "Micro-batches kept from their forward to their backward pass (inferred)"
 NOTE = "Spans F0 and B0 are taken for the forward and the backward pass of micro-batch 0; what is kept is inferred."

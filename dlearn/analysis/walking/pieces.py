@@ -16,12 +16,12 @@ from itertools import chain, count, pairwise
 
 from dlearn.analysis.findings import size_text
 from dlearn.analysis.walking.steps import Board, Change, WalkSource
+from dlearn.events.event import Collective
+from dlearn.join.ends import family_of_op
 from dlearn.join.operation_messages import message_count, messages_of
-from dlearn.trace.ends import family_of_op
-from dlearn.trace.event import Collective
-from dlearn.trace.tables.message_table import Message
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.trace import Trace
+from dlearn.join.tables.message_table import Message
+from dlearn.join.tables.operation_table import Operation
+from dlearn.trace import Trace
 
 _SUMS = ("all_reduce", "reduce", "reduce_scatter")
 _MOST_PIECES = 128

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from dlearn.events.event import Event, Span
 from dlearn.join.autograd_graph import AutogradGraph
 from dlearn.join.joining import once
+from dlearn.join.tables.message_table import Message
+from dlearn.join.tables.operation_table import Operation
 from dlearn.shown import RankNames
-from dlearn.trace.event import Event, Span
-from dlearn.trace.tables.message_table import Message
-from dlearn.trace.tables.operation_table import Operation
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 
 class Change(msgspec.Struct, frozen=True):

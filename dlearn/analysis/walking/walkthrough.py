@@ -18,13 +18,13 @@ from dlearn.analysis.walking.contexts import contexts, nodes
 from dlearn.analysis.walking.own_work import gradients, works
 from dlearn.analysis.walking.pieces import pieces
 from dlearn.analysis.walking.steps import Step, WalkParts, WalkSource, Walkthrough
+from dlearn.events.event import PointToPoint
+from dlearn.events.event_table import NONE, Rows
 from dlearn.join.message_evidence import messages as all_messages
 from dlearn.join.operation_messages import sums_of
+from dlearn.join.tables.message_table import Message, Messages
 from dlearn.shown import RankNames, count_text
-from dlearn.trace.event import PointToPoint
-from dlearn.trace.tables.event_table import NONE, Rows
-from dlearn.trace.tables.message_table import Message, Messages
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 MOST_MESSAGES = 300
 MOST_OF_ONE = 20_000

@@ -13,8 +13,8 @@ from itertools import count
 
 import numpy as np
 
-from dlearn.trace.tables.event_table import NONE
-from dlearn.trace.tables.operations import Calls
+from dlearn.events.event_table import NONE
+from dlearn.join.tables.operations import Calls
 
 MOST_LANES = 24
 """Up to so many ranks each has a lane."""

@@ -13,10 +13,10 @@ from dlearn.draw import canvas
 from dlearn.draw.canvas import points
 from dlearn.draw.palette import FAINT, SERIES, TO_ITSELF, ink_on
 from dlearn.draw.text import SMALLEST_PT, plain, text_width
+from dlearn.join.ends import Group
+from dlearn.join.process_groups import join_groups
 from dlearn.shown import count_text
-from dlearn.trace.ends import Group
-from dlearn.trace.process_groups import join_groups
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 _LINE_IN, _NAME_IN = 0.3, 0.24
 """A line of cells, and the name of a row above it."""

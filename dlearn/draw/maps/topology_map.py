@@ -18,7 +18,7 @@ from dlearn.draw.canvas import points
 from dlearn.draw.palette import FAINT, INK, LANE, SERIES
 from dlearn.draw.text import plain
 from dlearn.shown import count_text
-from dlearn.trace.trace import Trace
+from dlearn.trace import Trace
 
 COLORS = {"P2P": SERIES[2], "NET": SERIES[1], "SHM": SERIES[0]}
 KINDS = {"P2P": "GPU to GPU (P2P)", "NET": "over the network (NET)", "SHM": "through the host's memory (SHM)"}

@@ -14,8 +14,8 @@ import msgspec
 import torch
 from torch._C._distributed_c10d import Work
 
+from dlearn.events.event import TensorInfo
 from dlearn.hooks.private import unfit
-from dlearn.trace.event import TensorInfo
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ from torch._C._distributed_c10d import FakeProcessGroup, HashStore, ProcessGroup
 from torch.distributed import distributed_c10d
 
 from dlearn.errors import SetupError
+from dlearn.events.event import NOT_OBSERVED, REFUSED, Collective, PointToPoint
+from dlearn.events.options import Options
 from dlearn.hooks import Undo, callers, gate
 from dlearn.hooks.c10d.c10d_ops import (
     COLLECTIVES,
@@ -43,8 +45,6 @@ from dlearn.hooks.cuda_times import CudaTimes, Mark
 from dlearn.hooks.host import Host
 from dlearn.hooks.patches import Patches
 from dlearn.hooks.private import unfit, untraced
-from dlearn.trace.event import NOT_OBSERVED, REFUSED, Collective, PointToPoint
-from dlearn.trace.options import Options
 
 
 def install(host: Host) -> Undo:

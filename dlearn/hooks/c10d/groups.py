@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, _dump_fr_trace_json  # type: ignore[attr-defined]
 
+from dlearn.events.event import GroupFact
 from dlearn.hooks import Emit
 from dlearn.hooks.network.clock import word_in
-from dlearn.trace.event import GroupFact
 
 
 @dataclass

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import torch
 from torch._C._distributed_c10d import Work
 
+from dlearn.events.event import NOT_OBSERVED
 from dlearn.hooks import Emit, Undo
 from dlearn.hooks.private import untraced
-from dlearn.trace.event import NOT_OBSERVED
 
 WORKS_HELD = 1000
 WORK_BYTES_HELD = 64 << 20

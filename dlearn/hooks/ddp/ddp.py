@@ -24,12 +24,12 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from dlearn.events.event import Bucket, Gradient, Stretch
 from dlearn.hooks import Undo
 from dlearn.hooks.cuda_times import Mark
 from dlearn.hooks.host import Host
 from dlearn.hooks.patches import Patches
 from dlearn.hooks.private import untraced
-from dlearn.trace.event import Bucket, Gradient, Stretch
 
 
 def install(host: Host) -> Undo:

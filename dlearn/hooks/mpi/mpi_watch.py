@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
+from dlearn.events.event import NOT_OBSERVED, Collective, Event, GroupFact, PointToPoint, TensorInfo
+from dlearn.events.mpi_facts import CANCELLED, PICKLED, OtherMpiCall, Probe
 from dlearn.hooks import Emit, gate
 from dlearn.hooks.callers import caller
 from dlearn.shown import first_few
-from dlearn.trace.event import NOT_OBSERVED, Collective, Event, GroupFact, PointToPoint, TensorInfo
-from dlearn.trace.mpi_facts import CANCELLED, PICKLED, OtherMpiCall, Probe
 
 BACKEND = "mpi4py"
 RANKS_NAMED = 16

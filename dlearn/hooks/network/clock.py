@@ -30,9 +30,9 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
+from dlearn.events.agent_log import log_path
+from dlearn.events.job_facts import ClockReading, Joined, Peer
 from dlearn.hooks import Emit
-from dlearn.trace.job_facts import ClockReading, Joined, Peer
-from dlearn.trace.rpc.agent_log import log_path
 
 ROUNDS = 200
 READING_SECONDS = 0.1  # Exchanges for one reading, and how long it may take; the best one counts.

@@ -29,9 +29,9 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store, TCPStore
 from torch._C._distributed_rpc import _get_current_rpc_agent, _is_current_rpc_agent_set
 
+from dlearn.events.event import NotMeasured, Socket
 from dlearn.hooks import Emit
 from dlearn.hooks.network.clock import innermost
-from dlearn.trace.event import NotMeasured, Socket
 
 RPC = "rpc"  # The group of the connections of RPC's agent.
 NO_GROUP = ""  # The group of a connection that was made beside the groups that are known.

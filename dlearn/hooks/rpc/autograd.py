@@ -23,10 +23,10 @@ from torch._C._distributed_autograd import _current_context, _retrieve_context
 from torch.nn.modules import module as modules
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from dlearn.events.event import AutogradNode, AutogradRun
 from dlearn.hooks import Emit
 from dlearn.hooks.patches import guarded
 from dlearn.hooks.rpc.rpc_state import describe_all, watch_runs
-from dlearn.trace.event import AutogradNode, AutogradRun
 
 MOST_CONTEXTS = 16  # At once, that a parameter is used in: its node is the same in all of them.
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from dlearn.trace.rpc import agent_log
+from dlearn.events import agent_log
 
 _LEVEL = "FLAGS_caffe2_log_level"
 _EVERYTHING = -1

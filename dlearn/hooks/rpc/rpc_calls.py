@@ -15,6 +15,7 @@ from torch._C._distributed_rpc import PyRRef
 from torch.distributed.rpc import api, rref_proxy
 from torch.distributed.rpc.internal import PythonUDF, RemoteException, _InternalRPCPickler
 
+from dlearn.events.event import RpcArrival, RpcCall, RpcReply, RpcRun, RpcWindow, RRefFork
 from dlearn.hooks import gate
 from dlearn.hooks.callers import caller
 from dlearn.hooks.patches import Patches, guarded
@@ -37,7 +38,6 @@ from dlearn.hooks.rpc.rpc_state import (
     this_thread,
 )
 from dlearn.hooks.rpc.rpc_windows import watch_crossings, watch_return
-from dlearn.trace.event import RpcArrival, RpcCall, RpcReply, RpcRun, RpcWindow, RRefFork
 
 
 def watch_callers(calls: RpcCalls, patches: Patches) -> None:

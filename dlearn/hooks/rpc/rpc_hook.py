@@ -18,6 +18,7 @@ import torch.distributed.rpc as rpc
 from torch._C._distributed_rpc import _get_current_rpc_agent, _is_current_rpc_agent_set
 from torch.distributed.rpc import api, backend_registry
 
+from dlearn.events.event import Worker
 from dlearn.hooks import Undo
 from dlearn.hooks.host import Host
 from dlearn.hooks.patches import Patches, guarded
@@ -25,7 +26,6 @@ from dlearn.hooks.rpc.autograd import Graph
 from dlearn.hooks.rpc.rpc_calls import watch_callers, watch_pickler
 from dlearn.hooks.rpc.rpc_state import RpcCalls, error_of
 from dlearn.hooks.rpc.rpc_windows import watch_windows
-from dlearn.trace.event import Worker
 
 
 def install(host: Host) -> Undo:

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
+from dlearn.events.event import RpcResult, RRefFork, TensorInfo
 from dlearn.hooks import Emit
 from dlearn.hooks.c10d.c10d_ops import describe_one
 from dlearn.hooks.c10d.works import Callbacks
 from dlearn.hooks.host import Host
 from dlearn.hooks.patches import guarded
-from dlearn.trace.event import RpcResult, RRefFork, TensorInfo
 
 MAGIC = b"DLRN"
 TRAILER = struct.Struct("<cIQq4s")

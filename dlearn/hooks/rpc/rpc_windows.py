@@ -14,6 +14,7 @@ import torch.distributed.autograd as dist_autograd
 from torch._C._distributed_autograd import _retrieve_context
 from torch._C._distributed_rpc import PyRRef
 
+from dlearn.events.event import RpcResult, RpcWindow
 from dlearn.hooks.callers import caller
 from dlearn.hooks.patches import Patches, ended, guarded
 from dlearn.hooks.rpc.rpc_state import (
@@ -24,7 +25,6 @@ from dlearn.hooks.rpc.rpc_state import (
     this_thread,
     watch_runs,
 )
-from dlearn.trace.event import RpcResult, RpcWindow
 
 
 def watch_windows(calls: RpcCalls, patches: Patches) -> None:

@@ -1,0 +1,134 @@
+"""What a process finds out about its job while it runs: lines of its file that are no events.
+
+Others write about it, too: an `Exit`, and a `Switched`, is added by the command that started the process, when it has
+ended.
+"""
+
+from __future__ import annotations
+
+from dlearn.events import event
+from dlearn.events.event import Count, Line, Nanoseconds
+from dlearn.events.mpi_facts import OtherMpiCall, Probe
+from dlearn.events.source import SourceFact
+from dlearn.events.wiring import Wired
+
+RETURNED = "returned"
+
+
+class Joined(Line, tag="joined", frozen=True, kw_only=True):
+    """The process has met others, in a default group or as workers of RPC. All who meet there find the same `job`."""
+
+    job: str
+
+
+class ClockReading(Line, tag="clock", frozen=True, kw_only=True):
+    """At `at_ns` of this process's clock the clock `reference` stood `offset_ns` further, give or take `error_ns`.
+
+    The best of `rounds` exchanges of four time stamps (NTP, RFC 5905 section 8): the error is half of the time that
+    question and answer travelled, and holds however unequally that is divided between the two ways.
+    """
+
+    at_ns: Nanoseconds
+    offset_ns: Nanoseconds
+    error_ns: Count
+    reference: str
+    rounds: Count
+
+
+class Peer(Line, tag="peer", frozen=True, kw_only=True):
+    """Another rank of the job, and where it writes its file."""
+
+    rank: Count
+    host: str
+    path: str
+
+
+class Place(Line, tag="place", frozen=True, kw_only=True):
+    """Where the program was when nothing had been recorded for a while: `site` is the line of user code.
+
+    A cluster's rank whose function is over says so: `ended` is "returned", or the class of the exception.
+    """
+
+    at_ns: Nanoseconds
+    site: str = ""
+    ended: str = ""
+
+
+class Exit(Line, tag="exit", frozen=True, kw_only=True):
+    """How the process ended, as its parent saw it. `status` is its exit status; below 0 the signal that killed it."""
+
+    status: int
+
+
+class Stopped(Line, tag="stopped", frozen=True, kw_only=True):
+    """At `at_ns` its cluster stopped the process, which was still at work."""
+
+    at_ns: Nanoseconds
+
+
+class Switched(Line, tag="network", frozen=True, kw_only=True):
+    """The process was on a network that was chosen: `asked` in words; `sent` is what its switch counted, by rank.
+
+    Of each rank that it sent to, TCP's payload in bytes, each once, and those that it sent again. Where ranks stay for
+    several runs, of this one.
+    """
+
+    asked: str
+    sent: dict[int, tuple[Count, Count]]
+
+
+class Imported(Line, tag="imported", frozen=True, kw_only=True):
+    """The file was made from another tool's: `source` says from which, and what its times are. `complete`: whether a
+    call that is not in it was never made. Calls that it did not tell enough about are `unexplained`, and as long."""
+
+    source: str
+    complete: bool
+    unexplained: Count = 0
+    unexplained_ns: Count = 0
+
+
+class Reached(Line, tag="reached", frozen=True, kw_only=True):
+    """How far the process had come in a group: the numbers of the last call that it made there, and of the last that
+    ended, where there were none before -1. `inferred`: which group that is told of is not written, but follows."""
+
+    group: str
+    called: int
+    ended: int
+    inferred: bool = False
+
+
+class DeviceReading(Line, tag="device clock", frozen=True, kw_only=True):
+    """At `at_ns` of this process's clock, give or take `error_ns`, `device_ns` had passed on a GPU since its first."""
+
+    device: str
+    device_ns: Count
+    at_ns: Nanoseconds
+    error_ns: Count
+
+
+class DeviceTime(Line, tag="device time", frozen=True, kw_only=True):
+    """From when to when a GPU was at what event `event` had launched, in ns since that GPU's first reading.
+
+    Of a collective: from when on it could run there. Of a gradient: when it was ready, twice. The event's own times are
+    the host's. An event of a GPU without this line was not done when the recording ended, or nobody could tell.
+    `blocks`: the stream that called it did nothing else meanwhile.
+    """
+
+    event: Count
+    device: str
+    start_ns: Nanoseconds
+    end_ns: Nanoseconds
+    blocks: bool = False
+
+
+# Every line that a file may hold -------------------------------------------------------------------------------------
+
+ProcessLine = event.Header | event.Footer | event.GroupFact | event.Socket | event.Worker | event.NotMeasured
+JobFact = Joined | ClockReading | Peer | Place | Exit | Stopped | Switched | DeviceReading | DeviceTime
+OfOtherTool = Imported | Reached | Wired
+Call = event.Collective | event.PointToPoint | Probe | OtherMpiCall
+DdpEvent = event.Bucket | event.Gradient | event.Stretch
+RpcEvent = event.RpcCall | event.RpcRun | event.RpcReply | event.RpcArrival | event.RpcWindow
+GraphEvent = event.AutogradNode | event.AutogradRun
+Other = SourceFact | event.End | event.Span | event.Counters
+AnyLine = ProcessLine | JobFact | OfOtherTool | Call | DdpEvent | RpcEvent | GraphEvent | Other

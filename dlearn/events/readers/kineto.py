@@ -1,0 +1,224 @@
+"""Traces of torch's profiler (Kineto's JSON), one file for each rank: what NCCL's kernels did, and when.
+
+An operation is a kernel here: it begins when the GPU begins it, so that who came last is seen on the GPU, and what a
+rank waited for the others stands apart from the transfer. What the kernel moved, and in which group, stands beside it
+since 2024 (`record_param_comms`); kernels that do not say so are counted, with their time. The name of a kernel says
+neither the algorithm nor the protocol that ran (github.com/NVIDIA/nccl/issues/1595).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from dlearn.events.clocks import ALL_WAIT
+from dlearn.events.event import Collective, GroupFact
+from dlearn.events.job_facts import ClockReading, Imported
+from dlearn.events.readers import execution_trace, rank_lines
+from dlearn.events.readers.execution_trace import Said
+from dlearn.events.readers.rank_lines import OPS, Lines, RankCalls, numbers
+
+SOURCE = "profiler traces (Kineto): times are those of GPU kernels"
+BESIDE = "; what they moved stands in execution traces, joined by order"
+BY_ORDER = "; calls of a group are matched by their order"
+NCCL = re.compile(r"nccl|rccl|multimem_", re.IGNORECASE)
+
+
+class ChromeEvent(msgspec.Struct):
+    """An event of Chrome's format: in microseconds, since `baseTimeNanoseconds`."""
+
+    name: str = ""
+    cat: str = ""
+    ts: float = 0.0
+    dur: float = 0.0
+    args: msgspec.Raw = msgspec.Raw(b"{}")
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether it is one of NCCL's kernels."""
+        return self.cat.lower() == "kernel" and NCCL.search(self.name) is not None
+
+    @property
+    def is_call(self) -> bool:
+        """Whether it is a call of a process group."""
+        return self.name.startswith("c10d::")
+
+
+class OfGroup(msgspec.Struct):
+    """A process group; of many ranks this is the only list that is whole."""
+
+    pg_name: str = ""
+    ranks: list[int] = []
+
+
+class OfJob(msgspec.Struct):
+    """Whose file it is."""
+
+    rank: int
+    world_size: int
+    backend: str = "nccl"
+    pg_config: list[OfGroup] = []
+
+
+class File(msgspec.Struct):
+    """What is read of a rank's file."""
+
+    traceEvents: list[ChromeEvent]
+    distributedInfo: OfJob
+    baseTimeNanoseconds: int = 0
+    host_name: str = ""
+
+
+_file = msgspec.json.Decoder(File, strict=False)
+_said = msgspec.json.Decoder(Said, strict=False)
+
+
+class Kineto:
+    """The profiler's files of a job, and the execution traces beside them, file by file."""
+
+    def __init__(self) -> None:
+        self._files: dict[int, tuple[Path, File]] = {}
+        self._records: dict[int, list[Said]] = {}
+
+    def take(self, path: Path, data: bytes) -> bool:
+        """Return whether this is one of them, and keep what tells of communication. TraceError where
+        it is damaged, or of another job."""
+        records = execution_trace.read(path, data)
+        if records is not None:
+            if twice := records.keys() & self._records.keys():
+                raise rank_lines.of_two_jobs(path, "another execution trace", min(twice))
+            self._records |= records
+            return True
+        if data.lstrip()[:1] != b"{" or b'"traceEvents"' not in data or b'"distributedInfo"' not in data:
+            return False
+        try:
+            file = _file.decode(data)
+        except (ValueError, RecursionError) as error:
+            raise rank_lines.unreadable(path, "profiler trace", error) from None
+        rank = file.distributedInfo.rank
+        if rank in self._files:
+            raise rank_lines.of_two_jobs(path, self._files[rank][0].name, rank)
+        file.traceEvents = [each for each in file.traceEvents if each.is_kernel or each.is_call]
+        for each in file.traceEvents:
+            each.args = each.args.copy()  # Else it would keep all of the file in memory.
+        self._files[rank] = path, file
+        return True
+
+    def ranks(self) -> list[Lines]:
+        """Return the lines of each rank."""
+        found = sorted(self._files.items())
+        ranks = [_lines(path, file, self._records.get(rank, [])) for rank, (path, file) in found]
+        compare_clocks(ranks)
+        return ranks
+
+
+def _lines(path: Path, file: File, records: list[Said]) -> Lines:
+    job, base_ns = file.distributedInfo, file.baseTimeNanoseconds
+    kernels = [each for each in file.traceEvents if each.is_kernel]
+    kernels.sort(key=lambda each: each.ts)
+    said_by_all = [_said_by(path, kernel) for kernel in kernels]
+    joined = len(records) == len(kernels) and not any(said.op for said in said_by_all)
+    if joined:
+        said_by_all = _of_records(records, job.world_size)
+    members = {each.pg_name: tuple(each.ranks) for each in job.pg_config}
+    groups: dict[str, GroupFact] = {}
+    calls = RankCalls()
+    # gloo has no kernels, and its calls do not say in which group they are.
+    left_out_us = [each.dur for each in file.traceEvents if job.backend == "gloo" and each.is_call]
+    by_order = False
+    for kernel, said in zip(kernels, said_by_all, strict=True):
+        ranks = members.get(said.group) or numbers(said.ranks)
+        if not said.op or job.rank not in ranks:
+            left_out_us.append(kernel.dur)
+            continue
+        name = rank_lines.title(said.group, said.about)
+        default = said.about == "default_pg"
+        groups[name] = rank_lines.group(name, job.backend, ranks, job.rank, default=default)
+        by_order |= said.seq < 0
+        start_ns = base_ns + round(kernel.ts * 1000)
+        _add(calls, name, said, start_ns, start_ns + max(round(kernel.dur * 1000), 0))
+    start_ns = min((event.start_ns for event in calls.events), default=base_ns)
+    known = {"host": file.host_name, "start_ns": start_ns}
+    first = rank_lines.header(SOURCE, job.rank, job.world_size, **known)
+    limits = Imported(
+        source=SOURCE + BESIDE * (joined and bool(calls.events)) + BY_ORDER * by_order,
+        complete=False,
+        unexplained=len(left_out_us),
+        unexplained_ns=max(round(sum(left_out_us) * 1000), 0),
+    )
+    return first, [limits, *groups.values(), *calls.events]
+
+
+def _said_by(path: Path, kernel: ChromeEvent) -> Said:
+    try:
+        return _said.decode(kernel.args)
+    except (ValueError, RecursionError) as error:
+        raise rank_lines.unreadable(path, "kernel's record", error) from None
+
+
+def _of_records(records: list[Said], size: int) -> list[Said]:
+    """Return what an execution trace says in place of kernels. Its groups are addresses in memory:
+    a single one is taken to be that of all ranks, if the splits do not speak against it."""
+    if len({said.group for said in records}) != 1:
+        return [Said()] * len(records)
+    ranks = str(list(range(size)))
+    for said in records:
+        said.group, said.about, said.ranks = "0", "default_pg", ranks
+    return [said if len(numbers(said.splits)) in (0, size) else Said() for said in records]
+
+
+def _add(calls: RankCalls, group: str, said: Said, start_ns: int, end_ns: int) -> None:
+    op = OPS.get(said.op, said.op)
+    given = rank_lines.tensor([said.given], said.dtype, "cuda")
+    got = rank_lines.tensor([said.got], said.dtype, "cuda")
+    # Of an all-to-all the bytes for each rank, where its splits are told, and whole.
+    rows, size = numbers(said.splits), given.logical_bytes
+    whole = sum(rows) and not size % sum(rows)
+    splits = tuple(size // sum(rows) * row for row in rows) if whole else ()
+    seq = -1 if op in ("send", "recv") else said.seq
+    calls.add(
+        op, group, (given,), (got,), seq=seq, peer=said.peer, splits=splits,
+        start_ns=start_ns, end_ns=end_ns, ended_by="kernel",
+    )  # fmt: skip
+
+
+def compare_clocks(ranks: Sequence[Lines]) -> None:
+    """Compare the clocks of hosts by what ends on all ranks at once, such as an all-reduce.
+
+    The kernels of one end within microseconds of each other on all ranks of a host, while their
+    starts lie up to milliseconds apart. So the median difference of the ends is by how much two
+    clocks differ, and the largest deviation from it the error. A reading is added to the lines of
+    each host's first rank: against the host of the first of all, through others if need be.
+    """
+    ends: dict[str, dict[tuple[str, int, str], list[int]]] = defaultdict(lambda: defaultdict(list))
+    lines_of = {header.host: lines for header, lines in reversed(ranks)}
+    for header, lines in ranks:
+        for line in lines:
+            if isinstance(line, Collective) and line.op.startswith(ALL_WAIT) and line.end_ns is not None:
+                ends[header.host][line.group, line.seq, line.op].append(line.end_ns)
+    first = ranks[0][0].host if ranks else ""
+    known, waiting = {first: (0, 0)}, [first]
+    while waiting:
+        near = waiting.pop(0)
+        for host in sorted(ends.keys() - known.keys()):
+            common = ends[near].keys() & ends[host].keys()
+            if not common:
+                continue
+            apart = [round(median(ends[near][call]) - median(ends[host][call])) for call in common]
+            offset = round(median(apart))
+            error = max(abs(each - offset) for each in apart)
+            known[host] = (known[near][0] + offset, known[near][1] + error)
+            waiting.append(host)
+            reading = ClockReading(
+                at_ns=round(median(ends[host][call][0] for call in common)),
+                offset_ns=known[host][0],
+                error_ns=known[host][1],
+                reference=f"host {first}",
+                rounds=len(common),
+            )
+            lines_of[host].append(reading)

@@ -1,0 +1,121 @@
+"""The lines of a trace, as readers make them: a header, groups, tensors, calls; refusals."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+
+from dlearn.errors import TraceError
+from dlearn.events.event import FORMAT, Collective, Event, GroupFact, Header, Line, PointToPoint, TensorInfo
+from dlearn.events.printable import printable
+
+Lines = tuple[Header, list[Line]]
+Tensors = tuple[TensorInfo, ...]
+DTYPES = {
+    "Double": "float64", "Float": "float32", "Half": "float16", "BFloat16": "bfloat16",
+    "Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8",
+    "Bool": "bool", "ComplexFloat": "complex64", "ComplexDouble": "complex128",
+    "UInt16": "uint16", "UInt32": "uint32", "UInt64": "uint64",
+    "double": "float64", "float": "float32", "c10::Half": "float16", "c10::BFloat16": "bfloat16",
+    "long int": "int64", "int": "int32", "short int": "int16",
+    "signed char": "int8", "unsigned char": "uint8",
+}  # fmt: skip
+"""torch's scalar types, and those of C++, as Python names them."""
+ITEM_BYTES = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "complex64": 8, "complex128": 16,
+    "int64": 8, "int32": 4, "int16": 2, "uint64": 8, "uint32": 4, "uint16": 2,
+}  # fmt: skip
+"""Of one element; all others have one byte."""
+IN_PLACE = ("all_reduce", "broadcast", "reduce")
+"""What these get is what they were given."""
+OPS = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "_all_gather_base": "all_gather_single",
+    "_allgather_base": "all_gather_single",
+    "_reduce_scatter_base": "reduce_scatter_single",
+    "all_to_allv": "all_to_all_single",
+}
+"""torch's names of NCCL's calls where they are not those of torch.distributed."""
+_numbers = msgspec.json.Decoder(tuple[Annotated[int, msgspec.Meta(ge=0, lt=10**15)], ...])
+
+
+def header(source: str, rank: int, world_size: int, **known: Any) -> Header:
+    """Return the first line of a rank's file, of what its source tells."""
+    facts: dict[str, Any] = {"host": "", "pid": 0, "torch": "", "dlearn": "", "start_ns": 0} | known
+    return Header(format=FORMAT, job=source, rank=rank, world_size=world_size, **facts)
+
+
+def group(name: str, backend: str, ranks: Sequence[int], rank: int, *, default: bool) -> GroupFact:
+    """Return a group of these global ranks, as one of them has it."""
+    own, size = ranks.index(rank), len(ranks)
+    return GroupFact(
+        name=name, backend=backend, rank=own, size=size, ranks=tuple(ranks), default=default,
+    )  # fmt: skip
+
+
+def title(name: str, description: str) -> str:
+    """Return what people call a group, and its name: several have one description."""
+    return f"{description} {name}" if description not in ("", "default_pg", "undefined") else name
+
+
+def tensor(shape: Sequence[int], dtype: str, device: str) -> TensorInfo:
+    """Return a dense tensor of this type, by torch's name, C++'s or Python's."""
+    dtype = DTYPES.get(dtype, dtype)
+    size = ITEM_BYTES.get(dtype, 1) * math.prod(shape)
+    return TensorInfo(tuple(shape), dtype, device, size, size)
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers of "[0, 1]"; () where the list is not whole."""
+    try:
+        return _numbers.decode(text)
+    except ValueError:
+        return ()
+
+
+class RankCalls:
+    """The calls of one rank: each has a number, and a turn among those of its kind in its group."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self._turns: Counter[tuple[str, str]] = Counter()
+
+    def add(
+        self, op: str, group: str, given: Tensors, got: Tensors, *,
+        seq: int = -1, peer: int = -1, tag: int = 0, root: int | None = None,
+        splits: tuple[int, ...] = (), **common: Any,
+    ) -> None:  # fmt: skip
+        """Add a call; without a number in its group (`seq`) it is the next one there."""
+        kind = op if op in ("send", "recv") else ""
+        self._turns[group, kind] += 1
+        seq = seq if seq >= 0 else self._turns[group, kind]
+        common = {"number": len(self.events), "op": op, "group": group, "seq": seq, **common}
+        if kind:
+            sent = given if kind == "send" else got
+            other = peer if peer >= 0 else None
+            self.events.append(PointToPoint(peer=other, tag=tag, tensors=sent, **common))
+        else:
+            got = () if given and op in IN_PLACE else got
+            self.events.append(Collective(inputs=given, outputs=got, root=root, splits=splits, **common))
+
+
+def refused(text: str) -> TraceError:
+    """Return the error for a file that is not read: strangers may have written its name."""
+    return TraceError(printable(text))
+
+
+def unreadable(path: Path, what: str, why: object) -> TraceError:
+    """Return the error for a file that is damaged."""
+    return refused(f"{path}: no {what} that can be read: {str(why)[:200].rstrip('.')}.")
+
+
+def of_two_jobs(path: Path, other: str, rank: int) -> TraceError:
+    """Return the error for two files of one rank."""
+    hint = "give the files of one step of one job"
+    return refused(f"{other} and {path.name} are both of rank {rank}: {hint}.")

@@ -1,0 +1,400 @@
+"""One file per process, a line of JSON per event and per end (writer.py appends them): read back, and checked."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from copy import copy
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any, get_args
+
+import msgspec
+import numpy as np
+
+from dlearn.errors import TraceError
+from dlearn.events import event as seen
+from dlearn.events import job_facts
+from dlearn.events.event import FORMATS, NOT_OBSERVED, Collective, End, Event, Footer, Header, PointToPoint
+from dlearn.events.event_table import UNSEEN, EventTable, find, of_events
+from dlearn.events.job_facts import AnyLine, DeviceTime
+from dlearn.events.mpi_facts import ANY_TAG, Probe
+from dlearn.events.printable import is_plain, printable, printable_all
+from dlearn.events.short_events import Damage, fill_in_ends, split, table_of, take_out
+from dlearn.events.short_lines import ENDED_BY, REPEATED
+from dlearn.events.source import ServiceCall, SourceFact, classes
+from dlearn.events.wiring import Wired
+from dlearn.events.writer import MAX_LINE_BYTES
+
+UNLISTED_MEMBERS = 256
+"""Only a process group made by hand, outside `init_process_group`, is written without `ranks`: it is small."""
+
+MOST_DAMAGED = 10_000
+"""After so many damaged lines the rest of a file is not read."""
+_BLOCK_BYTES = 1 << 20
+"""Lines are read about this much at a time."""
+
+_decoder = msgspec.json.Decoder(AnyLine)
+_OWN_KINDS = {str(kind.__struct_config__.tag) for kind in get_args(AnyLine)}
+_set = msgspec.structs.force_setattr
+"""Events are frozen for everybody else; only here, while they are being read, they are still being made."""
+_DAMAGE = (ValueError, RecursionError)
+"""What reading a damaged line may raise: msgspec's and Unicode's errors are ValueErrors."""
+
+
+@dataclass
+class Recorded:
+    """What the file of a process says of it."""
+
+    path: Path
+    header: Header
+    groups: dict[str, seen.GroupFact] = field(default_factory=dict)
+    sockets: dict[int, seen.Socket] = field(default_factory=dict)
+    worker: seen.Worker | None = None
+    """Of a process that uses RPC: its name and id there."""
+    not_measured: str = ""
+    """Why the bytes on the wire are not known; empty where they are."""
+    place: job_facts.Place | None = None
+    """Where the program was when it had done nothing for a while."""
+    exit_status: int | None = None
+    """As the command that started it saw it; below 0 the signal that killed it. None where nobody knows."""
+    stopped_ns: int | None = None
+    """When its cluster stopped it, still at work, on its own clock: at the timeout, or after another rank's fault."""
+    network: job_facts.Switched | None = None
+    imported: job_facts.Imported | None = None
+    """Where the file was made from another tool's."""
+    reached: dict[str, job_facts.Reached] = field(default_factory=dict)
+    """How far it had come in a group, where another tool says so."""
+    wired: dict[str, Wired] = field(default_factory=dict)
+    """How NCCL has wired it in a group, where NCCL's log says so."""
+    footer: Footer | None = None
+    complete: bool = True
+    """Whether every line that it wrote is here. If not, a call that is not here may still have been made."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the recorder closed the file; if not, the process died, or still runs."""
+        return self.footer is not None
+
+
+@dataclass
+class ProcessFile(Recorded):
+    """What one file holds. `problems` names every line that could not be used, and what the footer says is not here."""
+
+    events: dict[int, Event] = field(default_factory=dict)
+    firsts: dict[int, Event] = field(default_factory=dict)
+    """Those that short lines may be like, as they began."""
+    short: EventTable = field(default_factory=lambda: of_events(()))
+    """Those of short lines, by number."""
+    kinds: dict[str, type[Event] | str] = field(default_factory=dict)
+    """Of Sources that are not dlearn's own: the class, or the name of a Source that is not installed here."""
+    unknown: dict[int, str] = field(default_factory=dict)
+    """The numbers of the events that were left out for that, and their kinds."""
+    joined: set[str] = field(default_factory=set)
+    """Where the process met others: what they all called their job there."""
+    clocks: list[job_facts.ClockReading] = field(default_factory=list)
+    peers: dict[int, job_facts.Peer] = field(default_factory=dict)
+    device_clocks: list[job_facts.DeviceReading] = field(default_factory=list)
+    device_times: list[DeviceTime] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def event_count(self) -> int:
+        return len(self.events) + len(self.short)
+
+    def tables(self, rank: int) -> tuple[EventTable, EventTable]:
+        """Every event of the file, as those of this rank: those that it tells at length, and the others."""
+        for event in chain(self.events.values(), self.firsts.values()):
+            _set(event, "rank", rank)
+        self.short.rank[:] = rank
+        return of_events(self.events.values()), self.short
+
+
+def read(path: Path) -> ProcessFile:
+    """Read one process's file. A damaged line is left out and named; an unreadable header is a TraceError.
+
+    Strings are `printable`: what a stranger wrote into them fits into a sentence and moves no cursor.
+    """
+    blocks = _blocks(path)
+    file = ProcessFile(path, _read_header(path, next(blocks, b"")))
+    damage, lines = _read_lines(file, blocks)
+    damaged = [f"line {number}{why}" for number, why in sorted(damage.items())]
+    file.problems += _lost(file, damaged, lines - (file.exit_status is not None) - (file.network is not None))
+    if file.problems:
+        file.complete = False
+        _excuse_ends(file)
+    if file.footer and file.footer.works_dropped:
+        unseen = f"{file.footer.works_dropped:,}"
+        file.problems.append(printable(f"{path.name}: sends and receives whose end was not observed: {unseen}"))
+    return file
+
+
+def _read_lines(file: ProcessFile, blocks: Iterable[bytes]) -> tuple[Damage, int]:
+    """Take in all lines after the first; which of them are damaged, and the number of the last."""
+    begins, ends = [np.empty((0, 7), np.int64)], [np.empty((0, 4), np.int64)]
+    later: list[tuple[int, End | DeviceTime]] = []
+    damage: Damage = {}
+    read = 1
+    for data in blocks:
+        block = split(data, first_line=read + 1)
+        begins.append(block.begins)
+        ends.append(block.ends)
+        read += block.lines
+        later += _take_lines(file, block.others, damage)
+        if len(damage) >= MOST_DAMAGED:
+            break
+    file.short, damaged = table_of(np.concatenate(begins), file.firsts, file.events)
+    # Now all events are here: their ends follow.
+    others, damaged_ends = fill_in_ends(file.short, np.concatenate(ends))
+    damage |= damaged | damaged_ends
+    later += [(line, End(event=event, at_ns=at_ns, by=ENDED_BY[by])) for line, event, at_ns, by in others.tolist()]
+    # What is told at length of one of them is more than a row of numbers holds.
+    told = {line.event for _, line in later if isinstance(line, End)}
+    file.short, taken = take_out(file.short, told)
+    file.events |= {event.number: event for event in taken}
+    for number, late in later:
+        try:
+            _take_later(file, late)
+        except ValueError as error:
+            damage[number] = _why(error)
+    return damage, read
+
+
+def _take_lines(file: ProcessFile, lines: dict[int, bytes], damage: Damage) -> Iterator[tuple[int, End | DeviceTime]]:
+    """Put each line where it belongs, or note its damage. What is told of an event is given back: it may come later."""
+    for number, line in lines.items():
+        if len(damage) >= MOST_DAMAGED:
+            return
+        try:
+            decoded = _decode_line(line, file)
+            if isinstance(decoded, End | DeviceTime):
+                yield number, decoded
+            else:
+                _take(file, decoded)
+        except _DAMAGE as error:
+            damage[number] = _why_damaged(line, error)
+
+
+def _lost(file: ProcessFile, damaged: list[str], lines: int) -> list[str]:
+    """What is not in the file, in words. `lines` is the number of its last line."""
+    name = file.path.name
+    problems = []
+    if damaged:
+        count = f"{len(damaged):,} damaged lines were" if len(damaged) > 1 else "one damaged line was"
+        problems.append(f"{name}: {count} left out ({'; '.join(damaged[:3])})")
+    if len(damaged) >= MOST_DAMAGED:
+        problems.append(f"{name}: what follows them was not read")
+    footer = file.footer
+    if footer and footer.lines >= lines:
+        problems.append(f"{name}: {footer.lines + 1 - lines:,} of {footer.lines + 1:,} lines are lost")
+    if footer and footer.not_written:
+        why = _REFUSED.get(footer.refusal) or f"the system refused them: {footer.refusal}"
+        problems.append(f"{name}: {footer.not_written:,} lines were not written ({why})")
+    if footer and footer.hook_errors:
+        problems.append(f"{name}: {footer.hook_errors:,} calls could not be recorded (see stderr of the run)")
+    return [printable(problem) for problem in problems]
+
+
+_REFUSED = {"": "size limit", "ENOSPC": "the disk was full", "EDQUOT": "the disk quota was used up"}
+
+
+def _excuse_ends(file: ProcessFile) -> None:
+    """Where lines are lost, ends may be among them: an event without one is no hang."""
+    for event in file.events.values():
+        if event.pending:
+            _set(event, "ended_by", NOT_OBSERVED)
+    file.short.ended_by[file.short.pending] = UNSEEN
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    """The first line of the file, then many whole lines at a time. Only a line that is damage may be without its end:
+    cut off, or longer than any of ours."""
+    try:
+        if not path.is_file():  # A folder; or a pipe, which would be waited for.
+            raise TraceError(printable(f"{path} is no file. Move it out of the trace's folder."))
+        with path.open("rb") as stream:
+            block = stream.readline(MAX_LINE_BYTES + 1)
+            while block:
+                yield block
+                while block and not block.endswith(b"\n"):
+                    block = stream.readline(MAX_LINE_BYTES)
+                block = stream.read(_BLOCK_BYTES)
+                block += stream.readline(MAX_LINE_BYTES + 1)
+    except OSError as error:
+        raise TraceError(printable(f"{path}: cannot be read: {error.strerror}")) from None
+
+
+def _decode_line(line: bytes, file: ProcessFile) -> AnyLine | Event | None:
+    """None for an event of a Source that is not installed here."""
+    if len(line) > MAX_LINE_BYTES or not line.endswith(b"\n"):
+        raise ValueError
+    if line.startswith(b"["):
+        raise ValueError("a line of numbers has six of them, or three")
+    if not file.kinds and is_plain(line):
+        plain: AnyLine = _decoder.decode(line)
+        return plain
+    fields = printable_all(msgspec.json.decode(line))
+    kind = str(fields.get("kind")) if isinstance(fields, dict) else ""
+    columns: Any = file.kinds.get(kind, AnyLine)
+    if not isinstance(columns, str):
+        found: AnyLine | Event = msgspec.convert(fields, columns)
+        return found
+    event = msgspec.convert(fields | {"kind": "Event"}, Event)
+    file.unknown[event.number] = kind
+    return None
+
+
+def left_out(files: Iterable[ProcessFile]) -> list[str]:
+    """How many events are of kinds that are not known here, in a sentence for each kind."""
+    counts = Counter((kind, file.kinds[kind]) for file in files for kind in file.unknown.values())
+    return [
+        f"{count:,} events of the kind {kind!r} are left out: their source {source!r} is not installed here"
+        for (kind, source), count in counts.items()
+    ]
+
+
+def _why_damaged(line: bytes, error: Exception) -> str:
+    if len(line) > MAX_LINE_BYTES:
+        return f" is longer than {MAX_LINE_BYTES:,} bytes"
+    return _why(error) if line.endswith(b"\n") else ", the last, is cut off"
+
+
+def _why(error: Exception) -> str:
+    return f": {str(error)[:120]}"
+
+
+class _Version(msgspec.Struct, tag_field="kind", tag="header"):
+    """What the header of any version has."""
+
+    format: int
+    dlearn: str = ""
+
+
+def _read_header(path: Path, line: bytes | None) -> Header:
+    if not line:
+        raise TraceError(printable(f"{path}, line 1: the file is empty or no trace; expected a header line"))
+    try:
+        fields = printable_all(msgspec.json.decode(line))
+        version = msgspec.convert(fields, _Version)
+        if version.format in FORMATS:
+            return msgspec.convert(fields, Header)
+    except _DAMAGE as error:
+        raise TraceError(printable(f"{path}, line 1: no trace header: {str(error)[:120]}")) from None
+    here = f"{printable(str(path))}, line 1: trace format {version.format}"
+    wrote = version.dlearn[:20] or "unknown"
+    reads = f"this dlearn reads formats {FORMATS[0]} and {FORMATS[1]}"
+    raise TraceError(f"{here}; {reads}. The file was written by dlearn {wrote}: use that version.")
+
+
+def _take(file: ProcessFile, line: AnyLine | Event | None) -> None:
+    """Put one line where it belongs. Raises ValueError if it contradicts the lines before it."""
+    match line:  # The most frequent first: there may be millions.
+        case Event():
+            _begin(file, line)
+        case Header():
+            raise ValueError("a second header")
+        case Footer():
+            if file.footer is not None:
+                raise ValueError("a second footer")
+            file.footer = line
+        case seen.GroupFact():
+            _check_group(line)
+            if file.groups.setdefault(line.name, line) != line:
+                raise ValueError(f"group {line.name[:40]!r} a second time, and different")
+        case seen.Socket():
+            if file.sockets.setdefault(line.id, line) != line:
+                raise ValueError(f"socket {line.id} a second time, and different")
+        case SourceFact():
+            if not _OWN_KINDS.isdisjoint(line.kinds):
+                raise ValueError(f"source {line.name[:40]!r} has kinds that are dlearn's own")
+            file.kinds |= classes(line)
+        case seen.Worker():
+            file.worker = line  # After shutdown and init_rpc again, the last one.
+        case seen.NotMeasured():
+            file.not_measured = line.reason
+        case job_facts.Joined():
+            file.joined.add(line.job)
+        case job_facts.ClockReading():
+            file.clocks.append(line)
+        case job_facts.DeviceReading():
+            file.device_clocks.append(line)
+        case job_facts.Peer():
+            file.peers[line.rank] = line
+        case job_facts.Place():
+            if file.place is None or not file.place.ended:
+                file.place = line
+        case job_facts.Exit():
+            file.exit_status = line.status
+        case job_facts.Stopped():
+            file.stopped_ns = line.at_ns
+        case job_facts.Switched():
+            file.network = line
+        case job_facts.Imported():
+            file.imported, file.complete = line, line.complete
+        case job_facts.Reached():
+            file.reached[line.group] = line
+        case Wired():
+            file.wired[line.group] = line
+
+
+def _take_later(file: ProcessFile, line: End | DeviceTime) -> None:
+    """What is told of an event once all events are here. Raises ValueError if it contradicts them."""
+    if isinstance(line, End):
+        return _end(file, line)
+    is_short = find(np.array([line.event]), file.short.number)[1].any()
+    if line.start_ns > line.end_ns or not (line.event in file.events or is_short):
+        raise ValueError(f"the time of event {line.event} on a GPU, which cannot be")
+    file.device_times.append(line)
+
+
+def _check_group(group: seen.GroupFact) -> None:
+    if group.rank >= group.size or len(group.ranks) not in (0, group.size) or len(set(group.ranks)) < len(group.ranks):
+        raise ValueError(f"group {group.name[:40]!r} contradicts itself")
+    if not group.ranks and group.size > UNLISTED_MEMBERS:
+        raise ValueError(f"group {group.name[:40]!r} has {group.size:,} members and does not say which")
+
+
+def _begin(file: ProcessFile, event: Event) -> None:
+    if event.number in file.events:
+        raise ValueError(f"event {event.number} a second time")
+    if event.end_ns is not None and event.end_ns < event.start_ns:
+        raise ValueError(f"event {event.number} ends before it starts")
+    file.events[event.number] = event
+    if type(event) in REPEATED and file.header.format > 4:
+        file.firsts[event.number] = copy(event)
+    if isinstance(event, seen.RpcReply) and event.run is not None and event.returned_ns is not None:
+        _end(file, End(event=event.run, by="return", at_ns=event.returned_ns))
+
+
+def _end(file: ProcessFile, end: End) -> None:
+    event = file.events.get(end.event)
+    if end.event in file.unknown:
+        return
+    if event is None:
+        raise ValueError(f"the end of event {end.event}, which is not in the file")
+    if event.end_ns is not None or event.ended_by:
+        raise ValueError(f"the end of event {end.event} a second time")
+    if end.at_ns is not None and end.at_ns < event.start_ns:
+        raise ValueError(f"event {end.event} ends before it starts")
+    _set(event, "ended_by", end.by)
+    if end.by != NOT_OBSERVED:
+        _set(event, "end_ns", end.at_ns)
+    if end.error != event.error:
+        _set(event, "error", end.error)
+    _learn(event, end)
+
+
+def _learn(event: Event, end: End) -> None:
+    """Fill in what only the end tells; what the start has said of peer and tag stays."""
+    if isinstance(event, PointToPoint | Probe):
+        if end.peer is not None and event.peer is None:
+            _set(event, "peer", end.peer)
+        if end.tag is not None and event.tag == ANY_TAG:
+            _set(event, "tag", end.tag)
+    if end.result is not None and isinstance(event, seen.RpcCall | seen.RpcWindow):
+        _set(event, "result", end.result)
+    if end.inputs and isinstance(event, Collective):
+        _set(event, "inputs", end.inputs)
+    if end.outputs and isinstance(event, Collective | PointToPoint | ServiceCall):
+        _set(event, "tensors" if isinstance(event, PointToPoint) else "outputs", end.outputs)

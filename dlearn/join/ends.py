@@ -1,0 +1,89 @@
+"""The ends of operations: one call of one rank each; and what operations with equal ends share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+
+from dlearn.events.event import Collective, Event, PointToPoint, TensorInfo
+from dlearn.events.source import ServiceCall
+from dlearn.events.wiring import Wiring
+from dlearn.join.rpc.rpc_exchange import RpcExchange
+from dlearn.join.wording import Reason, request_tensors, request_text, tensors_text
+
+How = Literal["observed", "derived", "inferred", "missing"]
+
+
+def family_of_op(op: str) -> str:
+    """ "all_gather" of "all_gather_single_coalesced"; of what ranks called differently, the first."""
+    return op.split("/")[0].removesuffix("_coalesced").removesuffix("_single").removeprefix("monitored_")
+
+
+class Group(msgspec.Struct, frozen=True):
+    """A process group of the whole job: `members[i]` is the rank (of the trace) of group rank `i`."""
+
+    name: str
+    backend: str
+    members: tuple[int, ...]
+    default: bool
+    wiring: Wiring | None = None
+
+
+class RpcEnd(Event, tag="rpc end", frozen=True, kw_only=True):
+    """One side of an RPC: the caller's until the reply has come, or the callee's from arrival to reply.
+
+    `seq` is the agent's own number of the request. Not in the file: made of what Python saw and the agents logged.
+    """
+
+    op: str
+    seq: int
+    exchange: RpcExchange
+    group: str = "rpc"
+
+    @property
+    def tensors(self) -> tuple[TensorInfo, ...]:
+        """Those of the request."""
+        return request_tensors(self.exchange)
+
+    @property
+    def what(self) -> str:
+        """What is asked, in words: "forward(float32[8, 3])"."""
+        return request_text(self.exchange, tensors_text(self.tensors))
+
+
+End = Collective | PointToPoint | RpcEnd | ServiceCall
+
+
+def tensors_of(call: End) -> tuple[TensorInfo, ...]:
+    """What one rank hands to the transport in this call: what it gives, or, if it gives nothing, what it gets."""
+    return (call.inputs or call.outputs) if isinstance(call, Collective) else call.tensors
+
+
+def bytes_of(tensors: Sequence[TensorInfo]) -> int:
+    """What is handed to the transport of all of these."""
+    return sum([tensor.payload_bytes for tensor in tensors])
+
+
+def payload_bytes(call: End) -> int:
+    """What one rank hands to the transport: what it gives, else what it gets; of an RPC its arguments."""
+    return bytes_of(tensors_of(call))
+
+
+class OperationClass(msgspec.Struct, frozen=True, kw_only=True):
+    """What operations with equal ends share.
+
+    `misfit` says why the ends do not fit together; None where they do. `role` is what torch makes it for, where no
+    program asked: "DDP sends rank 0's model". Of a point-to-point operation `sender`, `receiver` and `payload_bytes`
+    say from whom, to whom, how much. `exchange` is an RPC's request with its reply.
+    """
+
+    op: str
+    group: Group
+    misfit: Reason | None = None
+    role: str = ""
+    sender: int | None = None
+    receiver: int | None = None
+    payload_bytes: int = 0
+    exchange: RpcExchange | None = None

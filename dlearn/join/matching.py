@@ -1,0 +1,336 @@
+"""Which events of different processes are the ends of one exchange.
+
+Collectives meet by their number in the process group, as gloo itself matches them (its tag is a counter). Sends and
+receives meet first-in first-out between the same two ranks with the same tag, as MPI and gloo promise: a receive from
+anyone, or with any tag, stands in the line of what it got, by its own place among the receives. A pair that does not
+fit (another op, another size) is still one exchange: that is what went wrong in it. A call that was refused meets none:
+it takes no number, and beside it stand only calls of the same op that other ranks were refused in the same place.
+
+All of it is sorting rows of numbers; what is told of ends that are alike is told once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dlearn.events.event import Collective, PointToPoint
+from dlearn.events.event_table import WAS_REFUSED, EventTable, Mask, Rows
+from dlearn.events.mpi_facts import CANCELLED, PICKLED, OtherMpiCall
+from dlearn.events.process import Process
+from dlearn.join.ends import End, Group, OperationClass, payload_bytes, tensors_of
+from dlearn.join.process_groups import join_groups, member
+from dlearn.join.tables.operation_table import OperationTable
+from dlearn.join.wording import Reason, ReasonKind
+
+_EQUAL_SIZES = {
+    "all_reduce",
+    "all_reduce_coalesced",
+    "broadcast",
+    "reduce",
+    "all_gather",
+    "all_gather_single",
+}
+"""Collectives that every rank must call with as many bytes as the others."""
+_TOLD = 8
+"""Sizes or dtypes in the reason why calls do not fit together."""
+
+
+Groups = dict[tuple[int, str], Group]
+"""By rank and by its name there."""
+
+
+class _MatchedEnds(NamedTuple):
+    """Operations of one sort: where each begins among the rows of their ends, and where nothing else decides, which of
+    two that begin together stands first."""
+
+    first: Rows
+    end_row: Rows
+    missing: dict[int, tuple[int, ...]]
+    order: Rows
+
+
+def match(processes: Sequence[Process], table: EventTable) -> OperationTable:
+    """Every call belongs to exactly one operation; nothing is dropped. Ordered by first start.
+
+    A rank counts as missing only if every line that it wrote is here; of others nobody knows.
+    """
+    groups = join_groups(processes)
+    for event in table.firsts:
+        if isinstance(event, Collective | PointToPoint) and (event.rank, event.group) not in groups:
+            # The line that described the group is lost: the event stays, alone.
+            groups[event.rank, event.group] = Group(event.group, "unknown", (), default=False)
+    complete = {process.rank for process in processes if process.complete}
+    complete -= {*table.rank[table.is_a(OtherMpiCall)].tolist()}  # It may be one that was not read.
+    alone, paired = _sends(table, groups, complete)
+    came = _collectives(table, groups, complete)
+    came.missing.update(_not_reached(table, groups, processes, came))
+    met = (alone, came, paired)
+    return _ordered(table, groups, met)
+
+
+def _ordered(table: EventTable, groups: Groups, met: Sequence[_MatchedEnds]) -> OperationTable:
+    end_row = np.concatenate([each.end_row for each in met])
+    counts = np.concatenate([np.diff(each.first) for each in met])
+    first = np.append(0, np.cumsum(counts))
+    start_ns = np.minimum.reduceat(table.start_ns[end_row], first[:-1]) if len(counts) else np.empty(0, np.int64)
+    sort = np.repeat(np.arange(len(met)), [len(each.order) for each in met])
+    order = np.lexsort((np.concatenate([each.order for each in met]), sort, start_ns))
+    place = np.empty(len(order), np.intp)
+    place[order] = np.arange(len(order))
+    shifts = np.cumsum([0, *(len(each.order) for each in met)]).tolist()
+    missing = {
+        int(place[number + shift]): ranks
+        for each, shift in zip(met, shifts, strict=False)
+        for number, ranks in each.missing.items()
+    }
+    before, counts = first[order], counts[order]
+    first = np.append(0, np.cumsum(counts))
+    ends = end_row[np.repeat(before - first[:-1], counts) + np.arange(len(end_row))]
+    like, classes = _classes(table, groups, first, ends)
+    return OperationTable(table, classes, like, first, ends, missing)
+
+
+# Collectives ----------------------------------------------------------------------------------------------------------
+
+
+def _collectives(table: EventTable, groups: Groups, complete: set[int]) -> _MatchedEnds:
+    rows = np.flatnonzero(table.is_a(Collective))
+    of_firsts = [groups[e.rank, e.group] if isinstance(e, Collective) else None for e in table.firsts]
+    numbers = _numbered(of_firsts, by=id)
+    group = numbers[table.like[rows]]
+    exchange = _exchanges(table, rows, group)
+    order = np.lexsort((table.number[rows], table.rank[rows], exchange))
+    ends, exchange = rows[order], exchange[order]
+    begins = np.flatnonzero(np.diff(exchange, prepend=-1))
+    first = np.append(begins, len(ends))
+    if not len(ends):
+        return _MatchedEnds(first, ends, {}, begins)
+    # Once for each group and not for each exchange: a group may have many members that left no file.
+    of_group = {number: group for number, group in zip(numbers.tolist(), of_firsts, strict=True) if group is not None}
+    witnesses = {number: sorted(complete.intersection(each.members)) for number, each in of_group.items()}
+    rank, new = table.rank[ends], np.ones(len(ends), bool)
+    new[1:] = (rank[1:] != rank[:-1]) | (exchange[1:] != exchange[:-1])
+    came = np.add.reduceat(new & np.isin(rank, list(complete)), begins)
+    expected = np.array([len(witnesses.get(number, ())) for number in range(max(witnesses) + 1)])
+    group = group[order][begins]
+    late = np.flatnonzero((came < expected[group]) & (table.ended_by[ends[begins]] != WAS_REFUSED))
+    missing: dict[int, tuple[int, ...]] = {}
+    for number in late.tolist():
+        here = set(rank[first[number] : first[number + 1]].tolist())
+        missing[number] = tuple(each for each in witnesses[int(group[number])] if each not in here)
+    return _MatchedEnds(first, ends, missing, np.minimum.reduceat(ends, begins))
+
+
+def _not_reached(
+    table: EventTable, groups: Groups, processes: Sequence[Process], met: _MatchedEnds
+) -> dict[int, tuple[int, ...]]:
+    """Who had not come as far as a collective, of processes that lack calls but say how far they came."""
+    called = {(id(groups[process.rank, name]), process.rank): each.called
+              for process in processes for name, each in process.reached.items()
+              if not process.complete and (process.rank, name) in groups}  # fmt: skip
+    missing: dict[int, tuple[int, ...]] = {}
+    for number in range(len(met.order)) if called else ():
+        rows = met.end_row[met.first[number] : met.first[number + 1]]
+        event = table.firsts[table.like[rows[0]]]
+        assert isinstance(event, Collective)
+        group, seq, here = groups[event.rank, event.group], int(table.seq[rows[0]]), set(table.rank[rows].tolist())
+        late = (rank for rank in group.members if called.get((id(group), rank), seq) < seq and rank not in here)
+        if absent := {*late, *met.missing.get(number, ())}:
+            missing[number] = tuple(sorted(absent))
+    return missing
+
+
+def _exchanges(table: EventTable, rows: Rows, group: Rows) -> Rows:
+    """Which exchange each of these calls is of: those with the same number in their group."""
+    refused = table.ended_by[rows] == WAS_REFUSED
+    seq = table.seq[rows]
+    if refused.any():
+        # A refused call takes no number: those after it have come one too far.
+        for one in {(rank, number) for rank, number in zip(table.rank[rows[refused]], group[refused], strict=True)}:
+            mine = (table.rank[rows] == one[0]) & (group == one[1])
+            seq[mine] -= np.cumsum(refused[mine]) - refused[mine]
+    seqs, place = np.unique(seq, return_inverse=True)
+    _, exchange = np.unique(group * len(seqs) + place, return_inverse=True)
+    again: Counter[tuple[object, ...]] = Counter()
+    apart: dict[tuple[object, ...], int] = {}
+    for refusal in np.flatnonzero(refused).tolist():
+        event = table.firsts[table.like[rows[refusal]]]
+        assert isinstance(event, Collective)
+        call = (int(exchange[refusal]), event.op)
+        apart_from = (*call, again[event.rank, *call])
+        again[event.rank, *call] += 1
+        exchange[refusal] = apart.setdefault(apart_from, len(rows) + len(apart))
+    return np.asarray(exchange)
+
+
+# Sends and receives ---------------------------------------------------------------------------------------------------
+
+
+class _Channel(NamedTuple):
+    """All sends and recvs between two ranks with the same tag: the first send meets the first recv, and so on."""
+
+    group: int
+    sender: int
+    receiver: int
+    tag: int
+
+
+def _sends(table: EventTable, groups: Groups, complete: set[int]) -> tuple[_MatchedEnds, _MatchedEnds]:
+    """The calls that stay alone, as they were refused or no rank is the peer; and all others."""
+    rows = np.flatnonzero(table.is_a(PointToPoint))
+    channels = [
+        _channel(event, groups[event.rank, event.group]) if isinstance(event, PointToPoint) else None
+        for event in table.firsts
+    ]
+    channel = _numbered(channels)[table.like[rows]]
+    meets_none = (channel == 0) | (table.ended_by[rows] == WAS_REFUSED)
+    lone = rows[meets_none]
+    alone = _MatchedEnds(np.arange(len(lone) + 1), lone, {}, np.arange(len(lone)))
+    rows, channel = rows[~meets_none], channel[~meets_none]
+    is_recv = table.of_firsts(lambda first: isinstance(first, PointToPoint) and first.op == "recv")[rows]
+    order = np.lexsort((table.number[rows], is_recv, channel))
+    rows, channel, is_recv = rows[order], channel[order], is_recv[order]
+    turn = _turns(channel * 2 + is_recv)
+    turn = _by_place(table, rows, channel, is_recv, turn)
+    order = np.lexsort((is_recv, turn, channel))
+    rows, channel, is_recv, turn = rows[order], channel[order], is_recv[order], turn[order]
+    new = np.ones(len(rows), bool)
+    new[1:] = (channel[1:] != channel[:-1]) | (turn[1:] != turn[:-1])
+    begins = np.flatnonzero(new)
+    first = np.append(begins, len(rows))
+    missing: dict[int, tuple[int, ...]] = {}
+    for number in np.flatnonzero(np.diff(first) == 1).tolist():
+        event = table.firsts[table.like[rows[begins[number]]]]
+        found = channels[table.like[rows[begins[number]]]]
+        assert isinstance(event, PointToPoint)
+        assert found is not None
+        absent = found.sender if event.op == "recv" else found.receiver
+        # Where only some steps were recorded, the other end may be in another.
+        if absent in complete and not event.place:
+            missing[number] = (absent,)
+    if len(rows):
+        # In the order of the first call of each channel.
+        opened = np.full(int(channel.max()) + 1, len(table))
+        np.minimum.at(opened, channel, rows)
+        begins = np.lexsort((turn[begins], opened[channel[begins]])).argsort()
+    return alone, _MatchedEnds(first, rows, missing, begins)
+
+
+def _channel(event: PointToPoint, group: Group) -> _Channel | None:
+    """None where no rank is the peer."""
+    sender, receiver = sides(event, group)
+    if sender is None or receiver is None:
+        return None
+    return _Channel(id(group), sender, receiver, event.tag)
+
+
+def sides(event: PointToPoint, group: Group) -> tuple[int | None, int | None]:
+    """Sender and receiver of a call, as far as they are known."""
+    peer = member(group, event.peer) if event.error != CANCELLED else None
+    return (event.rank, peer) if event.op == "send" else (peer, event.rank)
+
+
+def _turns(line: Rows) -> Rows:
+    """The place of each in its line, where lines stand one after the other."""
+    begins = np.flatnonzero(np.diff(line, prepend=-1))
+    return np.arange(len(line)) - np.repeat(begins, np.diff(np.append(begins, len(line))))
+
+
+def _by_place(table: EventTable, rows: Rows, channel: Rows, is_recv: Mask, turn: Rows) -> Rows:
+    """Of a recording of some steps, the place among the calls decides; what has none meets nobody."""
+    place = table.of_firsts(lambda first: getattr(first, "place", 0), np.int64)[rows]
+    if not place.any():
+        return turn
+    # A receive from anyone has no place among those from one rank: of it nobody knows which other end is in this trace.
+    placed = np.isin(channel, channel[place > 0])
+    lonely = np.where(is_recv, turn - len(rows), turn - 2 * len(rows))
+    return np.where(placed, np.where(place > 0, place, lonely), turn)
+
+
+def _numbered(values: Sequence[Any], by: Callable[[Any], Any] = lambda value: value) -> Rows:
+    """A number for each different value, from 1 in the order of first appearance; 0 for None."""
+    numbers: dict[Any, int] = {}
+    found = (0 if value is None else numbers.setdefault(by(value), len(numbers) + 1) for value in values)
+    return np.fromiter(found, np.intp, len(values))
+
+
+# What operations with the same ends share -----------------------------------------------------------------------------
+
+
+def _classes(table: EventTable, groups: Groups, first: Rows, ends: Rows) -> tuple[Rows, list[OperationClass]]:
+    """What operations with the same ends share, and which of these each operation is like."""
+    counts, of_ends = np.diff(first), table.like[ends]
+    like, classes = np.empty(len(counts), np.intp), list[OperationClass]()
+    for count in np.unique(counts).tolist():
+        mine = np.flatnonzero(counts == count)
+        keys = of_ends[first[mine][:, None] + np.arange(count)]
+        place = np.zeros(len(mine), np.intp)
+        for column in keys.T:
+            place = np.unique(place * len(table.firsts) + column, return_inverse=True)[1]
+        _, found = np.unique(place, return_index=True)
+        like[mine] = place + len(classes)
+        classes += [_class_of([table.firsts[each] for each in row], groups) for row in keys[found].tolist()]
+    return like, classes
+
+
+def _class_of(ends: Sequence[Collective | PointToPoint], groups: Groups) -> OperationClass:
+    first = ends[0]
+    group = groups[first.rank, first.group]
+    if isinstance(first, PointToPoint):
+        sender, receiver = sides(first, group)
+        return OperationClass(
+            op="send" if sender is not None and receiver is not None else first.op,
+            group=group,
+            misfit=_misfit_of_send(first, ends[1]) if len(ends) == 2 else None,
+            sender=sender,
+            receiver=receiver,
+            payload_bytes=payload_bytes(first),
+        )
+    calls = [end for end in ends if isinstance(end, Collective)]
+    ops = list(dict.fromkeys([end.op for end in calls]))
+    role = next((end for end in calls if end.inputs), first).role
+    misfit = _misfit_of_calls(calls, ops)
+    return OperationClass(op="/".join(ops), group=group, misfit=misfit, role=role)
+
+
+def _misfit_of_send(send: End, recv: End) -> Reason | None:
+    """Why a send does not fit its recv; None where it does."""
+    if tensors_of(send) == tensors_of(recv):  # Of a million, nearly all.
+        return None
+    given, room = payload_bytes(send), payload_bytes(recv)
+    return Reason.of(ReasonKind.SMALL_BUFFER, given, room) if given > room else None
+
+
+def _misfit_of_calls(ends: Sequence[End], ops: Sequence[str]) -> Reason | None:
+    """Why the calls of a collective do not fit together; None where they do. `ops` are their different ops."""
+    if len({end.rank for end in ends}) < len(ends):
+        return Reason.of(ReasonKind.RANK_TWICE)
+    if len(ops) > 1:
+        return Reason.of(ReasonKind.DIFFERENT_OPS, tuple(ops))
+    # Of Python objects each rank's are as large as they are.
+    objects = any(tensor.dtype == PICKLED for end in ends for tensor in tensors_of(end))
+    comparable = ops[0] in _EQUAL_SIZES and not objects
+    if comparable and len({_logical_bytes(end) for end in ends}) > 1:
+        sizes = list(dict.fromkeys(map(_logical_bytes, ends)))
+        return Reason.of(ReasonKind.DIFFERENT_SIZES, tuple(sizes[:_TOLD]))
+    first = tensors_of(ends[0])
+    if comparable and any(tensors_of(end) != first for end in ends):
+        types = list(dict.fromkeys(map(_dtypes, ends)))
+        if len(types) > 1:
+            return Reason.of(ReasonKind.DIFFERENT_DTYPES, tuple(types[:_TOLD]))
+    if len({end.root for end in ends if isinstance(end, Collective)}) > 1:
+        return Reason.of(ReasonKind.DIFFERENT_ROOTS)
+    return None
+
+
+def _logical_bytes(call: End) -> int:
+    """Of sparse tensors the same on all ranks, however many values each has."""
+    return sum([tensor.logical_bytes for tensor in tensors_of(call)])
+
+
+def _dtypes(call: End) -> str:
+    return "+".join(dict.fromkeys(tensor.dtype for tensor in tensors_of(call)))

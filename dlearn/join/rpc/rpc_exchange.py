@@ -1,0 +1,243 @@
+"""RPC: requests and their replies, joined from both processes' events and from the agents' own logs.
+
+The logs are the check that nothing is missing: each of their requests is one exchange, whatever is known of it. What
+Python saw (a call, a window) says of what kind it is; the rules are in rpc_kinds.py. Without a log there is an exchange
+for each call that Python saw, and what C++ sent by itself is not known.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Literal
+
+from dlearn.errors import TraceError
+from dlearn.events import agent_log
+from dlearn.events.event import Event, RpcArrival, RpcCall, RpcReply, RpcResult, RpcRun, RpcWindow, Worker
+from dlearn.events.process import Process
+
+KnownBy = Literal["python", "window", "rule", "unknown"]
+
+FORWARD, BACKWARD = "FORWARD_AUTOGRAD_REQ", "BACKWARD_AUTOGRAD_REQ"
+FETCH, CLEANUP, RREF_BACKWARD = "RREF_FETCH_CALL", "CLEANUP_AUTOGRAD_CONTEXT_REQ", "RREF_BACKWARD_REQ"
+ACCEPT, FORK, DELETE = "RREF_CHILD_ACCEPT", "RREF_FORK_REQUEST", "RREF_USER_DELETE"
+
+REPLY_OF = {
+    "PYTHON_CALL": "PYTHON_RET",
+    "SCRIPT_CALL": "SCRIPT_RET",
+    "PYTHON_REMOTE_CALL": "REMOTE_RET",
+    "SCRIPT_REMOTE_CALL": "REMOTE_RET",
+    FORWARD: "FORWARD_AUTOGRAD_RESP",
+    BACKWARD: "BACKWARD_AUTOGRAD_RESP",
+    FETCH: "RREF_FETCH_RET",
+    CLEANUP: "CLEANUP_AUTOGRAD_CONTEXT_RESP",
+    ACCEPT: "RREF_ACK",
+    FORK: "RREF_ACK",
+    DELETE: "RREF_ACK",
+    RREF_BACKWARD: "RREF_BACKWARD_RESP",
+    "": "",
+}
+
+
+_FIELDS = {
+    "is sending request": "sending_ns",
+    "received request": "received_ns",
+    "is running request": "running_ns",
+    "done running request": "ran_ns",
+    "is sending response to request": "replying_ns",
+    "received response": "answered_ns",
+}
+
+
+@dataclass(eq=False)
+class Request:
+    """A request as the agents' logs tell of it: times in ns, None where the line is not there."""
+
+    src: int
+    dst: int
+    id: int
+    sending_ns: int | None = None
+    received_ns: int | None = None
+    running_ns: int | None = None
+    ran_ns: int | None = None
+    replying_ns: int | None = None
+    answered_ns: int | None = None
+
+    @property
+    def first_ns(self) -> int:
+        """When it was sent, else the first that the logs tell of it."""
+        return next((at for at in (getattr(self, name) for name in _FIELDS.values()) if at is not None), 0)
+
+
+@dataclass(eq=False)
+class RpcExchange:
+    """A request and its reply. `src` and `dst` are ranks of the trace.
+
+    `kind` is torch's own name of the request's message type; `known_by` tells how it is known: "python" saw the call,
+    a "window" of Python's encloses it, a "rule" of the protocol leaves nothing else, or it is "unknown". `cause` is the
+    call or window, `context` the distributed autograd context that it belongs to.
+    """
+
+    src: int
+    dst: int
+    kind: str = ""
+    known_by: KnownBy = "unknown"
+    request: Request | None = None
+    call: RpcCall | None = None
+    run: RpcRun | None = None
+    reply: RpcReply | None = None
+    arrival: RpcArrival | None = None
+    cause: Event | None = None
+    context: int | None = None
+    number: int = 0
+    """In the order of sending."""
+    after_backward: bool = False
+    """Of one in a context: whether its backward pass was over."""
+    worker_ids: tuple[int, int] = (0, 0)
+    """RPC's own ids of the two."""
+
+    def _logged(self, name: str, seen_ns: int | None) -> int | None:
+        """A time as the agents' logs tell it, else as Python saw it."""
+        at_ns: int | None = getattr(self.request, name, None)
+        return seen_ns if at_ns is None else at_ns
+
+    @property
+    def sent_ns(self) -> int | None:
+        return self._logged("sending_ns", self.call.handed_ns if self.call is not None else None)
+
+    @property
+    def received_ns(self) -> int | None:
+        return self._logged("received_ns", self.run.arrived_ns if self.run is not None else None)
+
+    @property
+    def reply_sent_ns(self) -> int | None:
+        return self._logged("replying_ns", self.reply.start_ns if self.reply is not None else None)
+
+    @property
+    def reply_received_ns(self) -> int | None:
+        answered = self.call is not None and self.call.ended_by == "reply"
+        seen_ns = self.call.end_ns if self.call is not None and answered else None
+        return self._logged("answered_ns", seen_ns if self.arrival is None else self.arrival.start_ns)
+
+
+def kind_of_reply(exchange: RpcExchange) -> str:
+    """The message type of a reply. In a context it is wrapped where a tensor in it needs a gradient."""
+    call, answer = exchange.call, answer_of(exchange)
+    if exchange.reply is None and exchange.cause is not None and exchange.cause.failed:
+        return "EXCEPTION"
+    if call is not None and call.op == "remote":
+        return "REMOTE_RET"
+    if exchange.kind != FORWARD or (answer is not None and answer.needs_grad):
+        return REPLY_OF[exchange.kind]
+    if call is None:
+        return REPLY_OF[FETCH]
+    if call.flavour == "python":
+        return "PYTHON_RET"
+    # Where nobody saw the result: a builtin hands its need of a gradient on.
+    return REPLY_OF[FORWARD] if call.needs_grad and answer is None else "SCRIPT_RET"
+
+
+def answer_of(exchange: RpcExchange) -> RpcReply | RpcResult | None:
+    """What was sent back: as Python packed it there, or, where C++ did, as the caller got it."""
+    if exchange.reply is not None:
+        return exchange.reply
+    if exchange.call is not None:
+        return exchange.call.result
+    cause = exchange.cause
+    return cause.result if isinstance(cause, RpcWindow) and exchange.kind in (FETCH, FORWARD) else None
+
+
+def kind_of_call(call: RpcCall) -> str:
+    """The message type of a call. In a context it is wrapped, to carry autograd's ids; a builtin only if need be."""
+    if call.context is not None and (call.flavour != "builtin" or call.needs_grad):
+        return FORWARD
+    packed_by = "PYTHON" if call.flavour == "python" else "SCRIPT"
+    return f"{packed_by}_REMOTE_CALL" if call.op == "remote" else f"{packed_by}_CALL"
+
+
+@dataclass
+class Workers:
+    """RPC's names and ids of the processes, as ranks of the trace."""
+
+    by_id: dict[int, int]
+    by_name: dict[str, int]
+
+    def rank(self, worker: int | None) -> int:
+        """Return the rank of this worker, -1 where none is known."""
+        return -1 if worker is None else self.by_id.get(worker, -1)
+
+
+def workers(processes: Sequence[Process]) -> Workers:
+    known = [(process.worker, process.rank) for process in processes if process.worker is not None]
+    return Workers({worker.id: rank for worker, rank in known}, {worker.name: rank for worker, rank in known})
+
+
+def requests(processes: Sequence[Process], known: Workers) -> tuple[list[Request], list[str]]:
+    """Every request of the agents' logs, in the order of sending, and what keeps the logs from being complete."""
+    found: dict[tuple[int, int, int, int], Request] = {}
+    problems: list[str] = []
+    for process in processes:
+        if process.worker is None:
+            continue
+        path = agent_log.log_path(process.path)
+        if process.worker.log or not path.is_file():
+            problems.append(f"{process.label}: no agent's log ({process.worker.log or f'{path.name} is not there'})")
+            continue
+        # An agent that is made again, by another init_rpc, counts its requests from 0 again: the nth line of a kind
+        # about request 7 to a worker is about that worker's nth request 7.
+        told: Counter[tuple[str, int, int, int]] = Counter()
+        for moment in _read_log(process, process.worker):
+            src, dst = known.by_name.get(moment.src), known.by_name.get(moment.dst)
+            name = _FIELDS.get(moment.what)
+            if src is None or dst is None or name is None:
+                continue
+            line = (name, src, dst, moment.id)
+            request = found.setdefault((src, dst, moment.id, told[line]), Request(src, dst, moment.id))
+            told[line] += 1
+            setattr(request, name, process.clock.to_reference(moment.at_ns))
+    return sorted(found.values(), key=attrgetter("first_ns")), problems
+
+
+def _read_log(process: Process, worker: Worker) -> list[agent_log.Moment]:
+    path = agent_log.log_path(process.path)
+    try:
+        with path.open("rb") as stream:
+            return list(agent_log.moments(iter(stream), wall_ns=worker.wall_ns))
+    except OSError as error:
+        raise TraceError(f"{os.fspath(path)}: cannot be read: {error.strerror}") from None
+
+
+# The ends that Python saw ---------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Seen:
+    """What Python saw, by rank and by call."""
+
+    calls: list[RpcCall] = field(default_factory=list)
+    windows: dict[str, list[RpcWindow]] = field(default_factory=lambda: defaultdict(list))
+    runs: dict[tuple[int, int], RpcRun] = field(default_factory=dict)
+    replies: dict[tuple[int, int], RpcReply] = field(default_factory=dict)
+    arrivals: dict[tuple[int, int], RpcArrival] = field(default_factory=dict)
+    fetched: dict[tuple[int, int], RpcReply] = field(default_factory=dict)
+
+
+def seen(events: Iterable[Event], known: Workers) -> Seen:
+    found = Seen()
+    for event in events:
+        match event:
+            case RpcCall():
+                found.calls.append(event)
+            case RpcWindow():
+                found.windows[event.op].append(event)
+            case RpcRun():
+                found.runs[known.rank(event.caller), event.call] = event
+            case RpcReply():
+                replies = found.fetched if event.fetched else found.replies
+                replies[known.rank(event.caller), event.call] = event
+            case RpcArrival():
+                found.arrivals[known.rank(event.caller), event.call] = event
+    return found

@@ -1,0 +1,287 @@
+"""The table of messages: always one sender and one receiver, as columns of numbers.
+
+A row becomes a `Message` when somebody looks at it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+
+import msgspec
+import numpy as np
+
+from dlearn.errors import optional
+from dlearn.events.event import TensorInfo
+from dlearn.events.event_table import NONE, Column, Lazy, Mask, Rows, or_none
+from dlearn.join.ends import How
+from dlearn.join.tables.operation_table import Operation
+from dlearn.join.tables.operations import Operations, whole_numbers
+from dlearn.join.wording import EVERY_PARAMETER, Reason, reply_text, tensors_text
+from dlearn.shown import Paragraph, Shown, Table
+
+if TYPE_CHECKING:
+    import pandas
+
+_REASONS_SHOWN = 8
+_ROWS_SHOWN = 10
+
+HOWS: tuple[How, ...] = get_args(How)
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """Always exactly one sender and one receiver.
+
+    `payload_bytes` is the data without framing; None where it is not known. `offset_bytes` and `whole_bytes` say which
+    part of the operation's data it is. `sent_ns` and `received_ns` bracket it: those of a derived message share the
+    operation's transfer among the steps of the algorithm, and are no measurement. `how` says how it is known:
+    observed (hooks saw it) · derived (from the backend's algorithm) · inferred (a control message that follows from
+    rules) · missing (expected, never came). `confirmed`: the kernel's socket counters agree, to the byte.
+    """
+
+    src: int
+    dst: int
+    op: str
+    payload_bytes: int | None
+    how: How
+    operation: Operation
+    sent_ns: int | None = None
+    received_ns: int | None = None
+    offset_bytes: int = 0
+    whole_bytes: int = 0
+    step: int = 0
+    confirmed: bool = False
+    control: bool = False
+    """Of an RPC: torch's own, without any of the program's data."""
+    known_by: str = ""
+    """Of an RPC, how its kind is known: python, window, rule or unknown."""
+    tensors: tuple[TensorInfo, ...] = ()
+    packed_bytes: int | None = None
+    """Of an RPC: the payload without its tensors; None where C++ packed it."""
+    observer_bytes: int = 0
+    """What the recorder adds to it on the wire; in no other count."""
+
+    @property
+    def what(self) -> str:
+        """What it carries, in words: "float32[8, 3]", "result of forward: float32[8, 10]"."""
+        return self.describe()
+
+    def describe(self, *, most: int = EVERY_PARAMETER, tensors: str = "") -> str:
+        """What it carries, as `Operation.describe` says it; of a reply, what comes back."""
+        exchange = self.operation.exchange
+        if exchange is None or not self.step:
+            return self.operation.describe(most=most, tensors=tensors)
+        return reply_text(exchange, tensors or tensors_text(self.carried))
+
+    @property
+    def carried(self) -> tuple[TensorInfo, ...]:
+        """The tensors that `what` names: of a message of a collective, those of the whole operation."""
+        return self.operation.tensors if self.operation.exchange is None else self.tensors
+
+
+class Content(NamedTuple):
+    """What a message carries: of one over RPC or of a service's; of any other its operation says it."""
+
+    op: str = ""
+    tensors: tuple[TensorInfo, ...] = ()
+    packed_bytes: int | None = None
+    observer_bytes: int = 0
+    control: bool = False
+    known_by: str = ""
+
+
+AS_ITS_OPERATION = Content()
+
+
+class CallMessage(NamedTuple):
+    """One message of a call of RPC or of a service; `how` is a place in HOWS."""
+
+    src: int
+    dst: int
+    payload_bytes: int | None
+    how: int
+    sent_ns: int | None
+    received_ns: int | None
+    step: int
+    content: Content
+
+
+class MessageColumns(NamedTuple):
+    """The fields of `Message` as numbers; NONE where there is none.
+
+    `operation` is a place among the operations, `how` one in HOWS, `content` one in `contents`.
+    """
+
+    operation: Rows
+    src: Rows
+    dst: Rows
+    payload_bytes: Column
+    how: Rows
+    sent_ns: Column
+    received_ns: Column
+    offset_bytes: Column
+    whole_bytes: Column
+    step: Column
+    content: Rows
+
+    def of(self, chosen: Rows | Mask) -> MessageColumns:
+        """Some of these."""
+        return MessageColumns(*(column[chosen] for column in self))
+
+    def made(
+        self, operations: Sequence[Operation], contents: Sequence[Content], confirmed: Iterable[bool]
+    ) -> list[Message]:
+        """The messages themselves; `operations[i]` is the operation of the i-th."""
+        # Field by field: this runs a million times, and a dict of the names takes four times as long.
+        return [
+            Message(
+                operation=operation, op=of.op or operation.op, src=src, dst=dst, payload_bytes=size, how=HOWS[how],
+                sent_ns=sent_ns, received_ns=received_ns, offset_bytes=offset, whole_bytes=whole, step=step,
+                confirmed=agreed, tensors=of.tensors, packed_bytes=of.packed_bytes,
+                observer_bytes=of.observer_bytes, control=of.control, known_by=of.known_by,
+            )
+            for operation, of, agreed, src, dst, size, how, sent_ns, received_ns, offset, whole, step in zip(
+                operations, map(contents.__getitem__, self.content.tolist()), confirmed, *map(or_none, self[1:-1]),
+                strict=True,
+            )
+        ]  # fmt: skip
+
+
+def together(parts: Sequence[MessageColumns]) -> MessageColumns:
+    """All of these, one after the other."""
+    none = MessageColumns(*(np.empty(0, np.int64) for _ in MessageColumns._fields))
+    return MessageColumns(*map(np.concatenate, zip(none, *parts, strict=True)))
+
+
+class Messages(Lazy[Message], Shown):
+    """All messages of a trace, in the order of sending, and each operation that gave none, with the reason.
+
+    Shows their number and the first ten. Each has a row in `columns`.
+    """
+
+    def __init__(
+        self,
+        operations: Operations,
+        columns: MessageColumns,
+        contents: Sequence[Content],
+        confirmed: Mask,
+        reasons: Sequence[tuple[int, Reason]],
+    ) -> None:
+        # A derived time is a share of the operation's; one without a time comes when its operation was called.
+        begun_ns = operations.start_ns[columns.operation]
+        at_ns = np.where(columns.sent_ns == NONE, begun_ns, columns.sent_ns)
+        order = np.lexsort((columns.operation, columns.step, at_ns))
+        self.operations = operations
+        self.labels = operations.labels
+        self.columns = columns.of(order)
+        self.contents = contents
+        self.confirmed = confirmed[order]
+        self._reasons = reasons
+        self._made: list[Message | None] = [None] * len(order)
+
+    def __len__(self) -> int:
+        return len(self._made)
+
+    def at(self, places: Rows) -> list[Message]:
+        new = np.array([place for place in places.tolist() if self._made[place] is None], np.intp)
+        columns = self.columns.of(new)
+        operations = self.operations.at(columns.operation)
+        made = columns.made(operations, self.contents, self.confirmed[new].tolist())
+        for place, message in zip(new.tolist(), made, strict=True):
+            self._made[place] = message
+        return [message for place in places.tolist() if (message := self._made[place]) is not None]
+
+    @property
+    def missing(self) -> Mask:
+        """Those that never came."""
+        return np.asarray(self.columns.how == HOWS.index("missing"))
+
+    @property
+    def called_ns(self) -> Column:
+        """When its sender called the operation of each; NONE where nobody saw that."""
+        calls, ranks = self.operations.calls, 1 + max(self.labels, default=0)
+        keys = calls.operation * ranks + calls.rank
+        order = np.argsort(keys, kind="stable")
+        wanted = self.columns.operation * ranks + self.columns.src
+        place = order[np.searchsorted(keys[order], wanted).clip(max=len(keys) - 1)] if len(keys) else wanted
+        return np.where(keys[place] == wanted, calls.start_ns[place], NONE)
+
+    @cached_property
+    def reasons(self) -> tuple[tuple[Operation, Reason], ...]:
+        """Each operation that gave no message, with the reason."""
+        return tuple((self.operations[place], reason) for place, reason in self._reasons)
+
+    @property
+    def unexplained(self) -> tuple[tuple[Operation, str], ...]:
+        """Each operation that gave no message, with the reason in words."""
+        return tuple((operation, str(reason)) for operation, reason in self.reasons)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row a message (needs pandas); docs/own-questions.md describes the columns."""
+        pandas, label, columns = optional("pandas", needed_by="to_frame"), self.labels, self.columns
+
+        def same(question: Callable[[Operation], Any]) -> np.ndarray:
+            return self.operations.of_alike(question)[columns.operation]
+
+        def texts(name: str) -> np.ndarray:
+            found, apart = same(attrgetter(name)), np.flatnonzero(columns.content)
+            found[apart] = [getattr(message, name) for message in self.at(apart)]
+            return found
+
+        return pandas.DataFrame(
+            {
+                "src": [label[rank] for rank in columns.src.tolist()],
+                "dst": [label[rank] for rank in columns.dst.tolist()],
+                "op": texts("op"),
+                "what": texts("what"),
+                "payload_bytes": whole_numbers(columns.payload_bytes),
+                "how": np.array(HOWS, object)[columns.how],
+                "confirmed": self.confirmed,
+                "sent_ns": whole_numbers(columns.sent_ns),
+                "received_ns": whole_numbers(columns.received_ns),
+                "step": whole_numbers(columns.step),
+                "phase": same(lambda one: one.ends[0].phase),
+                "site": same(lambda one: one.ends[0].site),
+            }
+        )
+
+    def paragraphs(self) -> Iterator[Paragraph]:
+        finding, *reasons = self.sentences()
+        yield finding
+        if len(self):
+            yield Table([self.head, *self.table_rows(self[:_ROWS_SHOWN])], names=2, numbers=2)
+        if len(self) > _ROWS_SHOWN:
+            yield f"and {len(self) - _ROWS_SHOWN:,} more"
+        yield from (f"  {each}" for each in reasons)
+
+    def sentences(self) -> list[str]:
+        """How many they are, and why some operations gave none."""
+        total = len(np.unique(self.columns.operation))
+        left = len(self._reasons)
+        lines = [f"{len(self):,} messages of {total:,} operations; {left:,} operations not explained"]
+        reasons = Counter((operation.op, reason) for operation, reason in self.reasons)
+        for (op, reason), count in reasons.most_common(_REASONS_SHOWN):
+            times = f", {count:,} times" if count > 1 else ""
+            lines.append(f"not explained: {op}{times}: {reason}")
+        if len(reasons) > _REASONS_SHOWN:
+            lines.append(f"and {len(reasons) - _REASONS_SHOWN:,} more: see .unexplained")
+        return lines
+
+    head = ("from", "to", "payload bytes", "sent, ms", "how", "op", "what")
+
+    def table_rows(self, some: Iterable[Message]) -> Iterator[tuple[str, ...]]:
+        """Some of these messages as rows of a table; times from the first that was sent."""
+        # They stand in the order of sending; one without a time stands where its operation was called.
+        every = (message for place in range(len(self)) for message in self.at(np.array([place])))
+        first_ns = next((message.sent_ns for message in every if message.sent_ns is not None), 0)
+        for message in some:
+            yield self._row(message, first_ns)
+
+    def _row(self, message: Message, first_ns: int) -> tuple[str, ...]:
+        size = "?" if message.payload_bytes is None else f"{message.payload_bytes:,}"
+        sent = "-" if message.sent_ns is None else f"{(message.sent_ns - first_ns) / 1e6:,.3f}"
+        how = f"{message.how}, confirmed" if message.confirmed else message.how
+        return self.labels[message.src], self.labels[message.dst], size, sent, how, message.op, message.what

@@ -1,0 +1,389 @@
+"""The table of operations: which events are their ends, and what operations with the same ends share.
+
+A row becomes an `Operation` when somebody looks at it; what is asked of a million is asked of the columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dlearn.events.event import Bucket, Collective, PointToPoint, TensorInfo
+from dlearn.events.event_table import NONE, WAS_REFUSED, Column, EventTable, Mask, Rows
+from dlearn.events.source import ServiceCall
+from dlearn.join.ends import End, OperationClass, RpcEnd, bytes_of, tensors_of
+from dlearn.join.wording import EVERY_PARAMETER, bucket_text, request_text, tensors_text
+
+
+class BucketLabel(NamedTuple):
+    """What an all-reduce of DDP carries: a bucket, or a role."""
+
+    bucket: Bucket | None = None
+    role: str = ""
+
+
+class Operation:
+    """A collective with all its members, a send with its recv, an RPC request with its reply (`exchange`), or a call
+    of another service, whose only end is the caller's: a view of a row of the table.
+
+    `ends` are each member's own events, in the order of ranks; a send stands before its recv. `misfit` says why they
+    do not fit together; None where they do. Of a point-to-point operation `sender`, `receiver` and `payload_bytes` say
+    from whom, to whom, how much.
+    """
+
+    __slots__ = (
+        *("_class", "_row", "_table", "ends", "exchange", "group"),
+        *("misfit", "op", "payload_bytes", "receiver", "sender"),
+    )
+
+    def __init__(self, table: OperationTable, row: int, ends: tuple[End, ...]) -> None:
+        self._table, self._row, self.ends = table, row, ends
+        self._class: OperationClass = table.classes[int(table.like[row])]
+        self.op, self.group, self.misfit = self._class.op, self._class.group, self._class.misfit
+        self.sender, self.receiver = self._class.sender, self._class.receiver
+        self.payload_bytes, self.exchange = self._class.payload_bytes, self._class.exchange
+
+    def __repr__(self) -> str:
+        return f"Operation(op={self.op!r}, seq={self.seq}, ranks={self.ranks}, what={self.what!r})"
+
+    @property
+    def seq(self) -> int:
+        """Its number in the group, as its first end has counted."""
+        return self.ends[0].seq
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """The ranks that never called it."""
+        return self._table.missing.get(self._row, ())
+
+    @property
+    def bucket(self) -> Bucket | None:
+        return next((each.bucket for each in self._table.labels_of(self._row) if each.bucket is not None), None)
+
+    @property
+    def role(self) -> str:
+        """What torch makes it for, where no program asked: "DDP sends rank 0's model"."""
+        return next((each.role for each in self._table.labels_of(self._row) if each.role), self._class.role)
+
+    @property
+    def steps(self) -> tuple[Operation, ...]:
+        """Of a glass-box collective: the sends that it consists of."""
+        steps, begins = self._table.steps
+        return tuple(self._table.made(steps[begins[self._row] : begins[self._row + 1]]))
+
+    @property
+    def is_message(self) -> bool:
+        """Whether it is a send with its recv, or one of the two alone."""
+        return self.sender is not None or self.receiver is not None
+
+    @property
+    def is_call(self) -> bool:
+        """Whether it is one of RPC or of a service."""
+        return bool(self._table.is_call[self._row])
+
+    @property
+    def problem(self) -> str:
+        """Why the ends do not fit together, in words, or nothing."""
+        return "" if self.misfit is None else str(self.misfit)
+
+    @property
+    def what(self) -> str:
+        """What travels, in words: "gradient of bucket 0: fc2.weight, fc2.bias"."""
+        return self.describe()
+
+    def describe(self, *, most: int = EVERY_PARAMETER, tagged: bool = True, tensors: str = "") -> str:
+        """What travels, with the first `most` parameters of a bucket and, if `tagged`, the tag of a message.
+
+        `tensors` stands for the tensors, instead of their own text.
+        """
+        if self.bucket is not None:
+            return bucket_text(self.bucket, most)
+        if self.role:
+            return self.role
+        tensors = tensors or tensors_text(self.tensors)
+        if self.exchange is not None:
+            return request_text(self.exchange, tensors)
+        if isinstance(self.ends[0], ServiceCall):
+            return self.ends[0].about
+        return tensors if self.tag is None or not tagged else f"{tensors}, tag {self.tag}"
+
+    @property
+    def tensors(self) -> tuple[TensorInfo, ...]:
+        """Those that are named in what travels: of the first rank that gives any, as of a scatter the root alone."""
+        givers = (end for end in self.ends if isinstance(end, Collective) and end.inputs)
+        return tensors_of(next(givers, self.ends[0]))
+
+    @property
+    def tag(self) -> int | None:
+        """The program's own tag of a message: a glass-box step has none, and the hidden default, 0, is none either."""
+        call = self.ends[0]
+        return call.tag if isinstance(call, PointToPoint) and call.tag > 0 and not call.step else None
+
+    @property
+    def start_ns(self) -> int:
+        """When the first rank called it."""
+        return int(self._table.start_ns[self._row])
+
+    @property
+    def transfer_ns(self) -> int:
+        """When the last rank called it: before this, the others wait; only now all data can travel."""
+        return int(self._table.transfer_ns[self._row])
+
+    @property
+    def end_ns(self) -> int | None:
+        """When the last rank was done; None while some rank is not, or where an end was not observed."""
+        end_ns = int(self._table.end_ns[self._row])
+        return None if end_ns == NONE else end_ns
+
+    @property
+    def last_rank(self) -> int:
+        """The rank that called it last: the one that the others waited for."""
+        return max(self.ends, key=lambda end: end.start_ns).rank
+
+    @property
+    def last_ranks(self) -> tuple[int, ...]:
+        """All that called it at that same nanosecond: where clocks are coarse, more than one."""
+        last = self.transfer_ns
+        return tuple(sorted(end.rank for end in self.ends if end.start_ns == last))
+
+    @property
+    def pending(self) -> bool:
+        """Some rank is still inside it."""
+        return bool(self._table.pending[self._row])
+
+    @property
+    def failed(self) -> bool:
+        return bool(self._table.failed[self._row])
+
+    @property
+    def refused(self) -> bool:
+        """Every call of it raised at once: nothing was sent."""
+        return bool(self._table.refused[self._row])
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Who called it."""
+        return tuple(end.rank for end in self.ends)
+
+    @property
+    def given_bytes(self) -> int:
+        """What a rank hands to it: of a send or an RPC its payload, of a collective the most that any rank gives."""
+        if self.is_message:
+            return self.payload_bytes
+        calls = [end for end in self.ends if isinstance(end, Collective)]
+        return max((bytes_of(call.inputs) for call in calls), default=0)
+
+    @property
+    def unseen(self) -> tuple[int, ...]:
+        """Who may have called it: their file, or lines of it, are not in this trace."""
+        members = (self.sender, self.receiver) if self.is_message else self.group.members
+        seen = {*self.ranks, *self.missing}
+        return tuple(rank for rank in members if rank is not None and rank not in seen)
+
+
+@dataclass(eq=False)
+class OperationTable:
+    """The ends of row i are the events in rows `end_row[first[i] : first[i + 1]]`: members by rank, a send before its
+    recv. What it shares with others of such ends says `classes[like[i]]`. `missing` holds the ranks that never called
+    it; `bucket_labels` what DDP has it carry, by the row of an end.
+    """
+
+    events: EventTable
+    classes: list[OperationClass]
+    like: Rows
+    first: Rows
+    end_row: Rows
+    missing: dict[int, tuple[int, ...]]
+    bucket_labels: Mapping[int, BucketLabel] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._made: list[Operation | None] = [None] * len(self.like)
+
+    def __len__(self) -> int:
+        return len(self.like)
+
+    def ends_of(self, chosen: Rows) -> Rows:
+        """The places in `end_row` of all ends of these operations, one operation after the other."""
+        counts = self.first[chosen + 1] - self.first[chosen]
+        shift = self.first[chosen] - (np.cumsum(counts) - counts)
+        return np.repeat(shift, counts) + np.arange(counts.sum())
+
+    def with_more(self, more: Sequence[tuple[OperationClass, tuple[End, ...]]]) -> OperationTable:
+        """Return the table with rows behind its own for operations that have a class of their own each.
+
+        Their ends become rows of `events`, unless they stand there: a call of RPC has ends that no process wrote down.
+        """
+        ends = [end for _, of_one in more for end in of_one]
+        made = [end for end in ends if isinstance(end, RpcEnd)]
+        events = self.events.with_more(made) if made else self.events
+        new_rows = iter(range(len(self.events), len(events)))
+        rows = [next(new_rows) if isinstance(end, RpcEnd) else events.row_of(end.rank, end.number) for end in ends]
+        counts = np.fromiter((len(of_one) for _, of_one in more), np.intp, len(more))
+        return replace(
+            self,
+            events=events,
+            classes=[*self.classes, *(each for each, _ in more)],
+            like=np.append(self.like, len(self.classes) + np.arange(len(more))),
+            first=np.append(self.first, self.first[-1] + np.cumsum(counts)),
+            end_row=np.append(self.end_row, np.array(rows, np.intp)),
+        )
+
+    @cached_property
+    def is_collective(self) -> Mask:
+        return self.events.is_a(Collective)[self.end_row[self.first[:-1]]]
+
+    @cached_property
+    def is_call(self) -> Mask:
+        """Which are calls of RPC or of a service, in which no rank waits for the last one."""
+        return ~self.events.is_a(Collective, PointToPoint)[self.end_row[self.first[:-1]]]
+
+    @cached_property
+    def _outer_of_ends(self) -> tuple[Rows, Rows]:
+        """The collective that the first and the last end of each send are called in; -1 where in none."""
+        collective = np.full(len(self.events) + 1, -1, np.intp)
+        number = np.repeat(np.arange(len(self)), np.diff(self.first))
+        inside = self.is_collective[number]
+        collective[self.end_row[inside]] = number[inside]
+        first, last = (
+            np.where(self.is_collective | self.is_call, -1, collective[self.events.parent_row[self.end_row[places]]])
+            for places in (self.first[:-1], self.first[1:] - 1)
+        )
+        return first, last
+
+    @cached_property
+    def outer(self) -> Rows:
+        """The collective that a send or recv is a step of, or -1."""
+        first, last = self._outer_of_ends
+        return np.where(first >= 0, first, last)
+
+    def is_step(self, chosen: Mask) -> Mask:
+        """Which are steps of one of the chosen collectives."""
+        chosen = np.append(chosen, False)
+        first, last = self._outer_of_ends
+        return np.asarray(chosen[first] | chosen[last])
+
+    @cached_property
+    def steps(self) -> tuple[Rows, Rows]:
+        """The steps of all collectives, one collective after the other, and where those of each begin.
+
+        They stand in the order of the algorithm: a rank may post its recv long before.
+        """
+        inner = np.flatnonzero(self.outer >= 0)
+        step = self.events.of_firsts(lambda first: getattr(first, "step", 0), np.int64)
+        order = np.lexsort((inner, self.start_ns[inner], step[self.end_row[self.first[inner]]], self.outer[inner]))
+        inner = inner[order]
+        return inner, np.searchsorted(self.outer[inner], np.arange(len(self) + 1))
+
+    @cached_property
+    def kinds(self) -> Column:
+        """The same number for operations that differ in nothing but their times; below 0 for one that has steps."""
+        fates = {missing: number for number, missing in enumerate(dict.fromkeys([(), *self.missing.values()]))}
+        fate = np.zeros(len(self), np.int64)
+        fate[list(self.missing)] = [fates[missing] for missing in self.missing.values()]
+        for flags in (self.pending, self.failed, self.refused):
+            fate = 2 * fate + flags
+        carried = self._carried()
+        fate = fate * (carried.max(initial=0) + 1) + carried
+        with_steps = self.outer[self.outer >= 0]
+        kinds = self.like * (fate.max(initial=0) + 1) + fate
+        kinds[with_steps] = ~with_steps
+        return np.asarray(kinds)
+
+    def _carried(self) -> Column:
+        """The same number for operations that carry the same; 0 for nothing."""
+        numbers: dict[int, int] = {}
+        carried = np.zeros(len(self.events), np.int64)
+        for row, label in self.bucket_labels.items():
+            carried[row] = numbers.setdefault(id(label.bucket or label.role), len(numbers) + 1)
+        most, least = self.over_ends(np.maximum, carried), self.over_ends(np.minimum, carried)
+        return np.asarray(most * (len(numbers) + 1) + least)
+
+    @cached_property
+    def carries(self) -> Mask:
+        """Which DDP has carry a bucket, or something of its own."""
+        carries = np.zeros(len(self.events), bool)
+        carries[list(self.bucket_labels)] = True
+        return self.over_ends(np.logical_or, carries)
+
+    @cached_property
+    def start_ns(self) -> Column:
+        """When the first rank called it."""
+        return self.over_ends(np.minimum, self.events.start_ns)
+
+    @cached_property
+    def transfer_ns(self) -> Column:
+        """When the last rank called it."""
+        return self.over_ends(np.maximum, self.events.start_ns)
+
+    @cached_property
+    def end_ns(self) -> Column:
+        """When the last rank was done; NONE where some rank is not, or nobody saw it."""
+        end_ns = self.over_ends(np.maximum, self.events.end_ns)
+        unknown = self.over_ends(np.minimum, self.events.end_ns) == NONE
+        unknown[list(self.missing)] = True
+        return np.where(unknown, NONE, end_ns)
+
+    @cached_property
+    def pending(self) -> Mask:
+        """Some rank is still inside it."""
+        return self.over_ends(np.logical_or, self.events.pending)
+
+    @cached_property
+    def failed(self) -> Mask:
+        return self.over_ends(np.logical_or, self.events.of_firsts(lambda first: bool(first.error)))
+
+    @cached_property
+    def refused(self) -> Mask:
+        return np.asarray(self.events.ended_by[self.end_row[self.first[:-1]]] == WAS_REFUSED)
+
+    @cached_property
+    def is_missing(self) -> Mask:
+        """Some rank never called it."""
+        found = np.zeros(len(self), bool)
+        found[list(self.missing)] = True
+        return found
+
+    @cached_property
+    def unusual(self) -> Mask:
+        """All that did not simply end on every rank, and all calls of RPC and of services."""
+        misfit = np.fromiter((each.misfit is not None for each in self.classes), bool, len(self.classes))
+        return np.asarray((self.end_ns == NONE) | self.failed | self.refused | misfit[self.like] | self.is_call)
+
+    @cached_property
+    def waits_for_none(self) -> Mask:
+        """Those in which no rank waits for the last: one never came, all were refused, or it is a call."""
+        return np.asarray(self.is_missing | self.refused | self.is_call)
+
+    def over_ends(self, how: np.ufunc, values: np.ndarray) -> np.ndarray:
+        """These values of events, reduced over the ends of each operation."""
+        found = values[self.end_row]
+        return np.asarray(how.reduceat(found, self.first[:-1])) if len(found) else found
+
+    def with_an_end(self, chosen: Mask) -> Mask:
+        """Which of them have an end among the chosen events."""
+        return self.over_ends(np.logical_or, chosen)
+
+    def end_rows(self, row: int) -> Rows:
+        """The rows of the ends of one operation."""
+        return self.end_row[self.first[row] : self.first[row + 1]]
+
+    def labels_of(self, row: int) -> list[BucketLabel]:
+        """What the ends of one operation carry, as far as DDP has them carry something."""
+        rows = self.end_rows(row).tolist() if self.bucket_labels else ()
+        return [self.bucket_labels[each] for each in rows if each in self.bucket_labels]
+
+    def made(self, rows: Rows) -> list[Operation]:
+        """The operations in these rows, each made once."""
+        new = np.array([row for row in rows.tolist() if self._made[row] is None], np.intp)
+        if len(new):
+            # The events of all at once: one by one they take ten times as long.
+            ends: list[Any] = self.events.made(self.end_row[self.ends_of(new)])
+            lasts = np.cumsum(self.first[new + 1] - self.first[new]).tolist()
+            for row, (begin, last) in zip(new.tolist(), pairwise([0, *lasts]), strict=True):
+                self._made[row] = Operation(self, row, tuple(ends[begin:last]))
+        return [operation for row in rows.tolist() if (operation := self._made[row]) is not None]

@@ -1,0 +1,232 @@
+"""The operations of a trace, or of a part of it: rows of the table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dlearn.errors import optional
+from dlearn.events.event_table import NONE, Column, Lazy, Mask, Rows
+from dlearn.join.tables.operation_table import Operation, OperationTable
+from dlearn.shown import Paragraph, RankNames, Shown, Table, count_text, first_few
+
+if TYPE_CHECKING:
+    import pandas
+
+_ROWS_SHOWN = 10
+_OPS_SHOWN = 6
+_RANKS_SHOWN = 4
+_LONGEST_WHAT = 80
+"""Characters of what travels, in a table of operations."""
+
+
+@dataclass(frozen=True, eq=False)
+class Calls:
+    """Ends of operations, one operation after the other: place i of each column is of one end. Times in ns."""
+
+    operation: Rows
+    """Its place among the operations."""
+    rank: Column
+    start_ns: Column
+    end_ns: Column
+    """NONE where nobody saw it."""
+    pending: Mask
+    ops: tuple[str, ...]
+    op: Rows
+    """What this rank itself called: a place in `ops`."""
+
+    def __len__(self) -> int:
+        return len(self.operation)
+
+    @cached_property
+    def transfer_ns(self) -> Column:
+        """When the last rank called: before this, the others wait."""
+        first = np.flatnonzero(np.diff(self.operation, prepend=-1))
+        latest = np.maximum.reduceat(self.start_ns, first) if len(first) else self.start_ns
+        return np.asarray(latest[self.operation])
+
+    @cached_property
+    def last_rank(self) -> Column:
+        """Of each operation, the first of the ranks that called it last."""
+        last = np.flatnonzero(self.start_ns == self.transfer_ns)
+        _, first = np.unique(self.operation[last], return_index=True)
+        return np.asarray(self.rank[last[first]])
+
+    @cached_property
+    def ended(self) -> Mask:
+        return np.asarray(self.end_ns != NONE)
+
+
+class Operations(Lazy[Operation], Shown):
+    """The operations of a trace, in the order of first call. Shows their number by kind and the first ten.
+
+    `rows` are their rows in `table`.
+    """
+
+    def __init__(self, table: OperationTable, rows: Rows, labels: RankNames) -> None:
+        self.table = table
+        self.labels = labels
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def at(self, places: Rows) -> list[Operation]:
+        return self.table.made(self.rows[places])
+
+    @cached_property
+    def start_ns(self) -> Column:
+        """When the first rank called each of them."""
+        return self.table.start_ns[self.rows]
+
+    @cached_property
+    def transfer_ns(self) -> Column:
+        """When the last rank called each of them."""
+        return self.table.transfer_ns[self.rows]
+
+    @cached_property
+    def end_ns(self) -> Column:
+        """When the last rank was done; NONE where some rank is not, or nobody saw it."""
+        return self.table.end_ns[self.rows]
+
+    @property
+    def seq(self) -> Column:
+        """The number of each in its group, as its first end has counted."""
+        return self.table.events.seq[self.table.end_row[self.table.first[self.rows]]]
+
+    def unusual(self) -> list[Operation]:
+        """Those that did not simply end on every rank, and all calls of RPC and of services."""
+        return self.at(np.flatnonzero(self.table.unusual[self.rows]))
+
+    def alike(self) -> list[tuple[Operation, Rows]]:
+        """Operations that differ in nothing but their times: one of them, and the places of all. One that has steps is
+        like no other."""
+        return self._alike
+
+    @cached_property
+    def _alike(self) -> list[tuple[Operation, Rows]]:
+        _, first, kind = np.unique(self.table.kinds[self.rows], return_index=True, return_inverse=True)
+        order = np.argsort(kind, kind="stable")
+        places = np.split(order, np.cumsum(np.bincount(kind))[:-1]) if len(kind) else []
+        return sorted(zip(self.at(first), places, strict=True), key=lambda each: int(each[1][0]))
+
+    def of_alike(self, question: Callable[[Operation], Any]) -> np.ndarray:
+        """The answer of each operation to what those that are alike share: asked of one of them."""
+        found = np.empty(len(self), object)
+        for one, places in self.alike():
+            found[places] = question(one)
+        return found
+
+    def counted(self) -> list[tuple[Operation, int]]:
+        """`alike`, with how many there are of each."""
+        return [(one, len(places)) for one, places in self.alike()]
+
+    def leaves(self) -> tuple[Operations, Rows]:
+        """The same with the steps of those that have any, if not refused; and of each, its place here."""
+        steps, begins = self.table.steps
+        inner = np.where(self.table.refused, 0, np.diff(begins))[self.rows]
+        places = np.repeat(np.arange(len(self)), np.maximum(1, inner))
+        turn = np.arange(len(places)) - np.searchsorted(places, places)
+        has_steps = inner[places] > 0
+        rows = self.rows[places]
+        rows[has_steps] = steps[begins[rows[has_steps]] + turn[has_steps]]
+        return Operations(self.table, rows, self.labels), places
+
+    def end_rows(self, places: Rows) -> Rows:
+        """Of operations here that are alike: the rows of their ends in the table of events, a row each."""
+        rows = self.rows[places]
+        return self.table.end_row[self.table.ends_of(rows)].reshape(len(rows), -1)
+
+    def places_in(self, whole: Operations) -> Rows:
+        """Of each operation here its place in those of the whole trace; -1 if it is a step of another there."""
+        found = np.full(len(self.table), -1, np.intp)
+        found[whole.rows] = np.arange(len(whole))
+        return found[self.rows]
+
+    def times(self, places: Rows) -> tuple[Column, Column, np.ndarray, np.ndarray]:
+        """Of operations here that are alike: their transfer_ns and end_ns, and the start_ns and end_ns of each of their
+        ends, a row each."""
+        rows, ends, events = self.rows[places], self.end_rows(places), self.table.events
+        return self.table.transfer_ns[rows], self.table.end_ns[rows], events.start_ns[ends], events.end_ns[ends]
+
+    @cached_property
+    def calls(self) -> Calls:
+        """All ends of these operations."""
+        table, events = self.table, self.table.events
+        counts = np.diff(table.first)[self.rows]
+        rows = table.end_row[table.ends_of(self.rows)]
+        names = [getattr(first, "op", "") for first in events.firsts]
+        places = {name: number for number, name in enumerate(dict.fromkeys(names))}
+        op = np.fromiter((places[name] for name in names), np.intp, len(names))
+        return Calls(
+            np.repeat(np.arange(len(self)), counts),
+            events.rank[rows],
+            events.start_ns[rows],
+            events.end_ns[rows],
+            events.pending[rows],
+            tuple(places),
+            op[events.like[rows]],
+        )
+
+    def to_frame(self) -> pandas.DataFrame:
+        """One row an operation (needs pandas); docs/own-questions.md describes the columns."""
+        pandas, label, same = optional("pandas", needed_by="to_frame"), self.labels, self.of_alike
+        return pandas.DataFrame(
+            {
+                "op": same(lambda one: one.op),
+                "group": same(lambda one: one.group.name),
+                "seq": self.seq,
+                "ranks": same(lambda one: len(one.ends)).astype(np.int64),
+                "src": same(lambda one: None if one.sender is None else label[one.sender]),
+                "dst": same(lambda one: None if one.receiver is None else label[one.receiver]),
+                "phase": same(lambda one: one.ends[0].phase),
+                "site": same(lambda one: one.ends[0].site),
+                "start_ns": self.start_ns,
+                "transfer_ns": self.transfer_ns,
+                "end_ns": whole_numbers(self.end_ns),
+                "last_rank": [label[rank] for rank in self.calls.last_rank.tolist()],
+                "given_bytes": same(lambda one: one.given_bytes).astype(np.int64),
+                "bucket": pandas.array(same(lambda one: one.bucket and one.bucket.index), dtype="Int64"),
+                "missing": same(lambda one: ", ".join(label[rank] for rank in one.missing)),
+                "problem": same(lambda one: one.problem),
+                "what": same(lambda one: one.what),
+            }
+        )
+
+    def paragraphs(self) -> Iterator[Paragraph]:
+        kinds = Counter[str]()
+        for one, times in self.counted():
+            kinds[one.op] += times
+        named = first_few([f"{count:,} {op}" for op, count in kinds.most_common()], _OPS_SHOWN)
+        yield f"{count_text(len(self), 'operation')}{': ' if self else ''}{named}"
+        if self:
+            begin = self[0].start_ns
+            head = ("operation", "ranks", "at, ms", "took, ms", "gives, B", "what")
+            rows = [self._row(each, begin) for each in self[:_ROWS_SHOWN]]
+            yield Table([head, *rows], names=2, numbers=3)
+        if len(self) > _ROWS_SHOWN:
+            yield f"and {len(self) - _ROWS_SHOWN:,} more"
+
+    def _row(self, each: Operation, begin: int) -> tuple[str, ...]:
+        took = "-" if each.end_ns is None else f"{(each.end_ns - each.start_ns) / 1e6:,.2f}"
+        what = each.what or each.problem
+        short = what if len(what) <= _LONGEST_WHAT else f"{what[: _LONGEST_WHAT - 3]}..."
+        at = f"{(each.start_ns - begin) / 1e6:,.2f}"
+        return each.op, self._ranks(each), at, took, f"{each.given_bytes:,}", short
+
+    def _ranks(self, each: Operation) -> str:
+        if each.sender is not None and each.receiver is not None:
+            return f"{self.labels[each.sender]} -> {self.labels[each.receiver]}"
+        return first_few([self.labels[rank] for rank in each.ranks], _RANKS_SHOWN)
+
+
+def whole_numbers(values: Column) -> Any:
+    """For pandas; of its kind that has room for none where one is not known."""
+    if not (values == NONE).any():
+        return values
+    return optional("pandas", needed_by="to_frame").arrays.IntegerArray(values, values == NONE)

@@ -1,0 +1,251 @@
+"""Trace: the events of all processes of a job, on one clock, and selections of them."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import numpy as np
+
+from dlearn.errors import TraceError
+from dlearn.events.event import Counters, Event, Span
+from dlearn.events.event_table import Column, Events, EventTable, Mask, of_events
+from dlearn.events.loading import first_names, load_job
+from dlearn.events.mpi_facts import OtherMpiCall, calls_not_read
+from dlearn.events.printable import printable
+from dlearn.events.process import Process
+from dlearn.join.clock_problems import clock_problems
+from dlearn.join.matching import match
+from dlearn.join.rpc.rpc_kinds import Rpc, join_rpc
+from dlearn.join.selecting import PHASES, begins_of_operations, caused_within, check_kind, check_op, is_of, kind_of
+from dlearn.join.tables.operation_table import OperationTable
+from dlearn.join.tables.operations import Operations
+from dlearn.shown import RankNames, Shown
+
+Kind = TypeVar("Kind", bound=Event)
+Other = TypeVar("Other", bound=Event)
+
+
+@dataclass(frozen=True, repr=False)
+class Trace(Shown):
+    """The events of a job, ordered by start. `problems` says in words what is damaged or missing."""
+
+    path: Path
+    processes: tuple[Process, ...]
+    events: Sequence[Event]
+    """Of any sequence of events a table is made (`event_table.Events`)."""
+    problems: tuple[str, ...] = ()
+    selected_from: Trace | None = None
+    requests: Rpc | None = None
+    """Of a selection by time: what of RPC was sent in it, for C++ sends some that no event tells of."""
+
+    @classmethod
+    def load(cls, *folders: str | os.PathLike[str], attempt: int | None = None) -> Trace:
+        """Read every process's file in these folders: one, or one from each host that the job ran on.
+
+        Of a job that was restarted the last attempt, or the one with this number, from 0. Raises
+        TraceError where that is no trace of one job.
+        """
+        if not folders:
+            raise TraceError("Trace.load needs a folder: Trace.load('traces/ddp').")
+        job = load_job([Path(folder) for folder in folders], attempt)
+        trace = cls(job.path, job.processes, Events(job.events))
+        problems = [*job.problems, *calls_not_read(trace.of(OtherMpiCall), trace.labels)]
+        problems += clock_problems(trace.processes, trace.met) if job.clocks > 1 else []
+        # Frozen for everybody else; it is still being made.
+        object.__setattr__(trace, "problems", tuple(map(printable, problems)))
+        return trace
+
+    def __post_init__(self) -> None:
+        events = self.events
+        if self.selected_from is not None and not isinstance(events, Events):
+            table = self.selected_from.table
+            rows = sorted(table.row_of(event.rank, event.number) for event in events)
+            events = Events(table, np.array(rows, np.intp))
+        rows_of_table = events if isinstance(events, Events) else Events(of_events(tuple(events)))
+        object.__setattr__(self, "events", rows_of_table)  # Frozen for everybody else.
+
+    @property
+    def table(self) -> EventTable:
+        """All events of the whole trace."""
+        return self.whole.rows.table
+
+    @property
+    def rows(self) -> Events:
+        """Those of this selection, as rows of the table."""
+        assert isinstance(self.events, Events)
+        return self.events
+
+    @overload
+    def of(self, kind: type[Kind], /) -> list[Kind]: ...
+
+    @overload
+    def of(self, kind: type[Kind], other: type[Other], /) -> list[Kind | Other]: ...
+
+    @overload
+    def of(self, *kinds: type[Event]) -> list[Any]: ...
+
+    def of(self, *kinds: type[Event]) -> list[Any]:
+        """The events of these classes, in the order of their start."""
+        return self.rows.of(*kinds)
+
+    @property
+    def whole(self) -> Trace:
+        """The trace that this is a selection of, or itself."""
+        return self.selected_from or self
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        return tuple(process.rank for process in self.processes)
+
+    @cached_property
+    def labels(self) -> RankNames:
+        return RankNames((process.rank, process.label) for process in self.processes)
+
+    def label(self, rank: int) -> str:
+        """What people call this rank: "rank 2", or its name in the cluster."""
+        return self.labels[rank]
+
+    @cached_property
+    def matches(self) -> Operations:
+        """The operations that events of this selection take part in; each with all its ends."""
+        return Operations(self.whole.met, np.flatnonzero(self.taken_part), self.labels)
+
+    @cached_property
+    def met(self) -> OperationTable:
+        """All that the processes did together."""
+        return match(self.processes, self.table)
+
+    @cached_property
+    def taken_part(self) -> Mask:
+        """Of each row of `whole.met`, whether an event of this selection is an end of it."""
+        return self.whole.met.with_an_end(self.rows.chosen)
+
+    @cached_property
+    def rpc(self) -> Rpc:
+        """Every RPC request of this selection with its reply, and what keeps the record from being complete."""
+        if self.selected_from is None:
+            return join_rpc(self.processes, self.events)
+        return self.requests if self.requests is not None else self.whole.rpc.of(self.events)
+
+    @cached_property
+    def all_problems(self) -> tuple[str, ...]:
+        """`problems`, and what is missing or unknown of this selection's RPC."""
+        return (*self.problems, *self.rpc.problems)
+
+    @cached_property
+    def answers(self) -> dict[str, Any]:
+        """What was found out about this trace, so that it is worked out once: see `analysis.joining.once`."""
+        return {}
+
+    @cached_property
+    def spans(self) -> tuple[str, ...]:
+        """The names of all spans, in the order of first opening."""
+        return tuple(dict.fromkeys(span.name for span in self.of(Span)))
+
+    @cached_property
+    def phases(self) -> tuple[str, ...]:
+        """The phases of its events, in the order of a training step: setup, forward, backward, optimizer, ..."""
+        seen = {event.phase for event in self.rows.firsts()}
+        return tuple(sorted(seen, key=lambda phase: (PHASES.index(phase) if phase in PHASES else len(PHASES), phase)))
+
+    def where(
+        self,
+        *,
+        kind: str | None = None,
+        op: str | None = None,
+        rank: int | str | Collection[int | str] | None = None,
+        phase: str | None = None,
+    ) -> Trace:
+        """Return the events of this kind ("collective", "p2p", "rpc", ...), op ("all_reduce"),
+        phase ("backward"), and of this rank or these (numbers or names).
+
+        An operation that has one of them stays whole, with its ends on other ranks.
+        """
+        if kind is not None:
+            check_kind(kind)
+        if op is not None:
+            check_op(op, self.table)
+        if phase is not None and phase not in (*PHASES, *self.whole.phases):
+            raise TraceError(f"there is no phase {phase!r}; the phases are: {', '.join(PHASES)}")
+        chosen = self.rows.table.of_firsts(
+            lambda event: (
+                (phase is None or event.phase == phase)
+                and (kind is None or is_of(event, kind))
+                and (op is None or getattr(event, "op", None) == op)
+            )
+        )
+        if rank is not None:
+            several = (rank,) if isinstance(rank, int | str) else rank
+            chosen &= np.isin(self.table.rank, [self._number(each) for each in several])
+        return self._keep(self.rows.where(chosen))
+
+    def within(self, span: str) -> Trace:
+        """The events inside spans of this name on any rank, and the ends on other ranks that they met."""
+        if span not in self.whole.spans:
+            known = first_names(self.whole.spans) or "none"
+            raise TraceError(f"there is no span {span!r} in this trace; its spans are: {known}")
+        return self._keep(self.rows.where(caused_within(self.table, self.whole.met, self.whole.rpc, span)))
+
+    def between(self, start_ms: float = 0.0, end_ms: float | None = None) -> Trace:
+        """What began in this window: from `start_ms`, before `end_ms`, in ms from `first_ns`.
+
+        An operation stays whole, and begins when its first rank calls it: of windows side by side one has it. Of RPC a
+        request is where it was called, or sent. A span that began before the window is not in it.
+        """
+        if end_ms is not None and not start_ms <= end_ms:
+            raise TraceError(f"a window from {start_ms:g} ms to {end_ms:g} ms ends before it begins: swap the two.")
+        first_ns = self.whole.first_ns
+
+        def is_in(at_ns: int | None) -> bool:
+            # What the agents of RPC logged before the first event belongs to the first window.
+            at_ms = 0.0 if at_ns is None else max(0, at_ns - first_ns) / 1e6
+            return start_ms <= at_ms and (end_ms is None or at_ms < end_ms)
+
+        at_ms = np.maximum(self.whole.begins_ns - first_ns, 0) / 1e6
+        chosen = start_ms <= at_ms
+        if end_ms is not None:
+            chosen &= at_ms < end_ms
+        return self._keep(self.rows.where(chosen), self.rpc.sent_between(is_in))
+
+    @cached_property
+    def first_ns(self) -> int:
+        """When the first event of the whole trace began; samples of the counters are read before it, and are none."""
+        began = self.table.start_ns[~self.table.is_a(Counters)]
+        return int(began[0]) if len(began) else 0
+
+    @cached_property
+    def begins_ns(self) -> Column:
+        """Of each row of the table, when the operation began that it is an end of."""
+        return begins_of_operations(self.table, self.met, self.rpc)
+
+    def _number(self, rank: int | str) -> int:
+        """The rank of this number or name."""
+        for number, label in self.labels.items():
+            if rank in (number, label):
+                return number
+        known = first_names([*self.labels.values()])
+        raise TraceError(f"there is no rank {rank!r} in this trace; its ranks are: {known}")
+
+    def _keep(self, kept: Events, requests: Rpc | None = None) -> Trace:
+        if requests is None and self.requests is not None:
+            requests = self.requests.of(kept)
+        return Trace(self.path, self.processes, kept, self.problems, self.whole, requests)
+
+    def paragraphs(self) -> Iterator[str]:
+        kinds = Counter[str]()
+        for first, count in self.rows.counts():
+            kinds[kind_of(first)] += count
+        events = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common()) or "no events"
+        names = first_names([process.label for process in self.processes])
+        dead = [each.label for each in self.processes if not each.closed and each.imported is None]
+        yield f"Trace of {len(self.processes)} processes ({names}): {events}"
+        if dead:
+            yield f"  died, or still runs: {first_names(dead)}"
+        for problem in self.problems:
+            yield f"  problem: {problem}"
