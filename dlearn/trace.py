@@ -8,31 +8,29 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import TypeVar
 
 import numpy as np
 
 from dlearn.errors import TraceError
 from dlearn.events.event import Counters, Event, Span
-from dlearn.events.event_table import Column, Events, EventTable, Mask, of_events
+from dlearn.events.event_table import Column, Events, of_events
 from dlearn.events.loading import first_names, load_job
 from dlearn.events.mpi_facts import OtherMpiCall, calls_not_read
 from dlearn.events.printable import printable
 from dlearn.events.process import Process
 from dlearn.join.clock_problems import clock_problems
-from dlearn.join.matching import match
-from dlearn.join.rpc.rpc_kinds import Rpc, join_rpc
+from dlearn.join.rpc.rpc_kinds import Rpc
 from dlearn.join.selecting import PHASES, begins_of_operations, caused_within, check_kind, check_op, is_of, kind_of
-from dlearn.join.tables.operation_table import OperationTable
-from dlearn.join.tables.operations import Operations
-from dlearn.shown import RankNames, Shown
+from dlearn.join.selection import Selection
+from dlearn.shown import Shown
 
 Kind = TypeVar("Kind", bound=Event)
 Other = TypeVar("Other", bound=Event)
 
 
 @dataclass(frozen=True, repr=False)
-class Trace(Shown):
+class Trace(Selection, Shown):
     """The events of a job, ordered by start. `problems` says in words what is damaged or missing."""
 
     path: Path
@@ -70,78 +68,10 @@ class Trace(Shown):
         rows_of_table = events if isinstance(events, Events) else Events(of_events(tuple(events)))
         object.__setattr__(self, "events", rows_of_table)  # Frozen for everybody else.
 
-    @property
-    def table(self) -> EventTable:
-        """All events of the whole trace."""
-        return self.whole.rows.table
-
-    @property
-    def rows(self) -> Events:
-        """Those of this selection, as rows of the table."""
-        assert isinstance(self.events, Events)
-        return self.events
-
-    @overload
-    def of(self, kind: type[Kind], /) -> list[Kind]: ...
-
-    @overload
-    def of(self, kind: type[Kind], other: type[Other], /) -> list[Kind | Other]: ...
-
-    @overload
-    def of(self, *kinds: type[Event]) -> list[Any]: ...
-
-    def of(self, *kinds: type[Event]) -> list[Any]:
-        """The events of these classes, in the order of their start."""
-        return self.rows.of(*kinds)
-
-    @property
-    def whole(self) -> Trace:
-        """The trace that this is a selection of, or itself."""
-        return self.selected_from or self
-
-    @cached_property
-    def ranks(self) -> tuple[int, ...]:
-        return tuple(process.rank for process in self.processes)
-
-    @cached_property
-    def labels(self) -> RankNames:
-        return RankNames((process.rank, process.label) for process in self.processes)
-
-    def label(self, rank: int) -> str:
-        """What people call this rank: "rank 2", or its name in the cluster."""
-        return self.labels[rank]
-
-    @cached_property
-    def matches(self) -> Operations:
-        """The operations that events of this selection take part in; each with all its ends."""
-        return Operations(self.whole.met, np.flatnonzero(self.taken_part), self.labels)
-
-    @cached_property
-    def met(self) -> OperationTable:
-        """All that the processes did together."""
-        return match(self.processes, self.table)
-
-    @cached_property
-    def taken_part(self) -> Mask:
-        """Of each row of `whole.met`, whether an event of this selection is an end of it."""
-        return self.whole.met.with_an_end(self.rows.chosen)
-
-    @cached_property
-    def rpc(self) -> Rpc:
-        """Every RPC request of this selection with its reply, and what keeps the record from being complete."""
-        if self.selected_from is None:
-            return join_rpc(self.processes, self.events)
-        return self.requests if self.requests is not None else self.whole.rpc.of(self.events)
-
     @cached_property
     def all_problems(self) -> tuple[str, ...]:
         """`problems`, and what is missing or unknown of this selection's RPC."""
         return (*self.problems, *self.rpc.problems)
-
-    @cached_property
-    def answers(self) -> dict[str, Any]:
-        """What was found out about this trace, so that it is worked out once: see `analysis.joining.once`."""
-        return {}
 
     @cached_property
     def spans(self) -> tuple[str, ...]:

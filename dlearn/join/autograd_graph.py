@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 from dlearn.events.event import AutogradNode, AutogradRun, TensorInfo
 from dlearn.join.rpc.rpc_exchange import BACKWARD, RpcExchange, workers
-from dlearn.trace import Trace
+from dlearn.join.selection import Selection
 
 WORKER_BITS = 48
 """The number of a message is that of the worker which sent the value, and below these bits a counter of its own."""
@@ -78,13 +78,13 @@ class AutogradGraph:
         return tuple(sorted(wires, key=lambda edge: (start[edge.src] is None, start[edge.src] or 0, edge.src)))
 
 
-def contexts_with_graph(trace: Trace) -> list[int | None]:
+def contexts_with_graph(trace: Selection) -> list[int | None]:
     """The contexts of this selection of the trace that have a graph, in the order of their first node."""
     chosen = {getattr(event, "context", None) for event in trace.rows.firsts()}
     return list(dict.fromkeys(event.context for event in trace.whole.of(AutogradNode) if event.context in chosen))
 
 
-def join_graph(trace: Trace, context: int | None = None) -> AutogradGraph:
+def join_graph(trace: Selection, context: int | None = None) -> AutogradGraph:
     """The graph of this context, by default the last one that this selection of the trace has one of."""
     if context is None:
         context = next(reversed(contexts_with_graph(trace)), None)
@@ -107,7 +107,7 @@ def join_graph(trace: Trace, context: int | None = None) -> AutogradGraph:
     return AutogradGraph(context, tuple(nodes.values()), (*edges, *wires), tuple(problems))
 
 
-def _join(trace: Trace, nodes: Iterable[Node], runs: dict[Key, AutogradRun]) -> tuple[list[Edge], list[str]]:
+def _join(trace: Selection, nodes: Iterable[Node], runs: dict[Key, AutogradRun]) -> tuple[list[Edge], list[str]]:
     """The ways over the wire, and the halves of which the other is not here."""
     sends = {node.message: node for node in nodes if node.short == "send"}
     recvs = {node.message: node for node in nodes if node.short == "recv"}

@@ -16,8 +16,8 @@ from typing import cast
 import numpy as np
 
 from dlearn.events.event import Bucket, Collective, Event, Gradient
+from dlearn.join.selection import Selection
 from dlearn.join.tables.operation_table import BucketLabel
-from dlearn.trace import Trace
 
 UNKNOWN = "bucket unknown"
 USED_MAP = "DDP's map of used parameters"
@@ -27,7 +27,7 @@ Tables = dict[int, dict[int, Bucket]]
 """The buckets that a process has shown so far: of each model, by their index."""
 
 
-def assign(whole: Trace) -> dict[int, BucketLabel]:
+def assign(whole: Selection) -> dict[int, BucketLabel]:
     """Row of each all-reduce that DDP makes -> what it carries: a bucket, or UNKNOWN, or USED_MAP.
 
     Backward passes know nothing of each other: of those in which the same has happened in the same order, one is

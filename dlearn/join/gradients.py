@@ -11,9 +11,8 @@ from collections.abc import Sequence
 import msgspec
 
 from dlearn.events.event import Collective, Gradient
-from dlearn.join.joining import once
+from dlearn.join.selection import Selection, once
 from dlearn.join.tables.operation_table import Operation
-from dlearn.trace import Trace
 
 
 class Pass(msgspec.Struct, frozen=True):
@@ -35,7 +34,7 @@ class Pass(msgspec.Struct, frozen=True):
 
 
 @once
-def passes(trace: Trace) -> dict[tuple[int, int], list[Pass]]:
+def passes(trace: Selection) -> dict[tuple[int, int], list[Pass]]:
     """The backward passes of each rank and model, in their order."""
     ready: dict[tuple[int, int | None, int], list[Gradient]] = defaultdict(list)
     for gradient in trace.of(Gradient):
@@ -59,7 +58,7 @@ class Unready(msgspec.Struct, frozen=True):
     begun: bool
 
 
-def unready(operation: Operation, rank: int, trace: Trace) -> Unready | None:
+def unready(operation: Operation, rank: int, trace: Selection) -> Unready | None:
     """What keeps `rank` from launching the bucket of `operation`; None where no gradient does, or nobody knows.
 
     Passes of different processes are the same by their order: each rank's third pass through a model is one step.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import wraps
 from typing import TypeVar
 
 import numpy as np
@@ -14,29 +13,15 @@ from dlearn.events.source import ServiceCall, in_use
 from dlearn.join import buckets
 from dlearn.join.ends import End, Group, OperationClass, RpcEnd, bytes_of
 from dlearn.join.rpc_messages import rpc_operations
+from dlearn.join.selection import Selection, once
 from dlearn.join.tables.operation_table import OperationTable
 from dlearn.join.tables.operations import Operations
-from dlearn.trace import Trace
 
 Answer = TypeVar("Answer")
 
 
-def once(question: Callable[[Trace], Answer]) -> Callable[[Trace], Answer]:
-    """Work out the answer at the first call for a trace, and remember it there."""
-    name = f"{question.__module__}.{question.__qualname__}"
-
-    @wraps(question)
-    def answer(trace: Trace) -> Answer:
-        if name not in trace.answers:
-            trace.answers[name] = question(trace)
-        found: Answer = trace.answers[name]
-        return found
-
-    return answer
-
-
 @once
-def operations(trace: Trace) -> Operations:
+def operations(trace: Selection) -> Operations:
     """What the program asked for, joined over ranks, in the order of first call. Nothing is left out.
 
     The sends that a glass-box collective consists of stand in its `steps`, all of them also in a selection.
@@ -49,13 +34,13 @@ def operations(trace: Trace) -> Operations:
 
 
 @once
-def _table(whole: Trace) -> OperationTable:
+def _table(whole: Selection) -> OperationTable:
     """All that was met, with what DDP has it carry, and the calls of RPC and of services."""
     met = replace(whole.met, bucket_labels=buckets.assign(whole))
     return met.with_more([*rpc_operations(whole), *_service_operations(whole)])
 
 
-def _chosen_ends(trace: Trace, table: OperationTable) -> Mask:
+def _chosen_ends(trace: Selection, table: OperationTable) -> Mask:
     """Which rows of the table's events are of this selection; of RPC those whose request is."""
     exchanges = {id(exchange) for exchange in trace.rpc.exchanges}
     made = table.events.firsts[len(trace.table.firsts) :]
@@ -63,7 +48,7 @@ def _chosen_ends(trace: Trace, table: OperationTable) -> Mask:
     return np.append(trace.rows.chosen, np.array(ends, bool))
 
 
-def _service_operations(trace: Trace) -> Iterator[tuple[OperationClass, tuple[End, ...]]]:
+def _service_operations(trace: Selection) -> Iterator[tuple[OperationClass, tuple[End, ...]]]:
     """Each call of a service as an operation of its caller and the rank that was asked, as far as its Source knows."""
     for source in in_use.values():
         kinds = tuple(kind.columns for kind in source.kinds if issubclass(kind.columns, ServiceCall))
@@ -77,7 +62,7 @@ def _service_operations(trace: Trace) -> Iterator[tuple[OperationClass, tuple[En
             yield OperationClass(op=call.op, group=group, **sizes), (call,)
 
 
-def everybody(trace: Trace) -> set[int]:
+def everybody(trace: Selection) -> set[int]:
     """The ranks that left a file, and those that others name."""
     asked = operations(trace)
     classes = [asked.table.classes[like] for like in np.unique(asked.table.like[asked.rows]).tolist()]

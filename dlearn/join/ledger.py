@@ -19,14 +19,14 @@ import numpy as np
 from dlearn.events.event_table import Rows
 from dlearn.events.source import ServiceCall
 from dlearn.join import gloo
-from dlearn.join.joining import once, operations
+from dlearn.join.joining import operations
 from dlearn.join.operation_messages import messages_of, sums_of, why_unknown
 from dlearn.join.rpc_messages import FRAMING_ERROR, UNKNOWN, wire_bytes
+from dlearn.join.selection import Selection, once
 from dlearn.join.tables.operation_table import Operation
 from dlearn.join.tables.operations import Operations
 from dlearn.join.wire import RPC, Edge, Meter, meters, outer_group
 from dlearn.join.wording import Reason, ReasonKind
-from dlearn.trace import Trace
 
 OperationKey = int
 Counted = tuple["LedgerRow", int]  # And how often it is there.
@@ -234,7 +234,7 @@ def _why(pair: Pair, message_count: int, is_predicted: bool, settled: bool) -> W
 
 
 @once
-def ledger_of(trace: Trace) -> Ledger:
+def ledger_of(trace: Selection) -> Ledger:
     """What every operation of this trace should have written, by rank and section."""
     asked, known = operations(trace), meters(trace)
     processes = {process.rank: process for process in trace.processes}
@@ -340,7 +340,7 @@ def name_of(operation: Operation, cell: LedgerRow) -> str:
     return f"{operation.op} #{operation.seq}{f' ({site})' if site else ''}"
 
 
-def counted_together(trace: Trace, ledger: Ledger) -> str:
+def counted_together(trace: Selection, ledger: Ledger) -> str:
     """Who sent what for operations that are not in this part of a trace between its samples; empty where nobody did."""
     if trace.selected_from is None:
         return ""

@@ -8,21 +8,21 @@ from operator import itemgetter
 import numpy as np
 
 from dlearn.events.event_table import Column, Mask, Rows
-from dlearn.join.joining import everybody, once, operations
+from dlearn.join.joining import everybody, operations
 from dlearn.join.ledger import Ledger, Stretch, ledger_of
 from dlearn.join.operation_messages import TransferTimes, columns_of, columns_of_calls, message_count, why_unknown
+from dlearn.join.selection import Selection, once
 from dlearn.join.tables.message_table import Messages, together
 from dlearn.join.tables.operations import Operations
 from dlearn.join.wire import meters
 from dlearn.join.wording import Reason, ReasonKind
-from dlearn.trace import Trace
 
 MOST_MESSAGES = 1_000_000
 """That `messages` holds at once: about 100 MB. `traffic` sums without making them, and has no limit."""
 
 
 @once
-def messages(trace: Trace) -> Messages:
+def messages(trace: Selection) -> Messages:
     """Every message, in the order of sending, each with one sender and one receiver; at most MOST_MESSAGES.
 
     Those of a collective are derived from the backend's algorithm, those of a glass-box collective observed. Operations
@@ -64,7 +64,7 @@ def _fits(asked: Operations, counts: Column) -> Mask:
 # Agreement of counters and predictions --------------------------------------------------------------------------------
 
 
-def confirmed(trace: Trace, operation: Rows, src: Rows, dst: Rows) -> Mask:
+def confirmed(trace: Selection, operation: Rows, src: Rows, dst: Rows) -> Mask:
     """Which of these messages the sender's counters confirm; `operation` are places among the trace's operations."""
     if not meters(trace.whole):
         return np.zeros(len(src), bool)
@@ -72,19 +72,19 @@ def confirmed(trace: Trace, operation: Rows, src: Rows, dst: Rows) -> Mask:
     return np.isin(_edge(trace.whole, place, src, dst), _agreements(trace.whole)) & (place >= 0)
 
 
-def _edge(whole: Trace, operation: Rows, src: Rows, dst: Rows) -> Rows:
+def _edge(whole: Selection, operation: Rows, src: Rows, dst: Rows) -> Rows:
     """One number for the bytes of an operation from one rank to another."""
     ranks = _ranks(whole)
     return np.asarray((operation * len(ranks) + np.searchsorted(ranks, src)) * len(ranks) + np.searchsorted(ranks, dst))
 
 
 @once
-def _ranks(whole: Trace) -> Rows:
+def _ranks(whole: Selection) -> Rows:
     return np.array(sorted(everybody(whole)))
 
 
 @once
-def _agreements(whole: Trace) -> Rows:
+def _agreements(whole: Selection) -> Rows:
     """The edges where counters and predictions agree: in the shortest stretch around an operation, else in the whole.
 
     Asked of the whole trace: a selection has fewer samples.

@@ -26,9 +26,9 @@ from dlearn.join.rpc.rpc_exchange import (
     answer_of,
     kind_of_reply,
 )
+from dlearn.join.selection import Selection
 from dlearn.join.tables.message_table import HOWS, CallMessage, Content, Message
 from dlearn.join.wording import NONE_PICKLED, Reason, ReasonKind, reply_tensors, request_tensors
-from dlearn.trace import Trace
 
 UNKNOWN = "unknown"
 """The op of a message whose kind is not known."""
@@ -49,7 +49,7 @@ FRAMING_ERROR = 4
 _EMPTY = {"RREF_BACKWARD_RESP", "RREF_ACK", "CLEANUP_AUTOGRAD_CONTEXT_RESP", "BACKWARD_AUTOGRAD_RESP"}
 
 
-def rpc_operations(trace: Trace) -> Iterator[tuple[OperationClass, tuple[End, ...]]]:
+def rpc_operations(trace: Selection) -> Iterator[tuple[OperationClass, tuple[End, ...]]]:
     """Each request with its reply as one operation; none of them is left out."""
     for exchange in trace.rpc.exchanges:
         if exchange.call is None or not exchange.call.observer:

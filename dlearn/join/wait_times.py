@@ -7,9 +7,9 @@ import numpy as np
 from dlearn.events.event import PointToPoint
 from dlearn.join.columns import disjoint
 from dlearn.join.ends import End
-from dlearn.join.joining import once, operations
+from dlearn.join.joining import operations
+from dlearn.join.selection import Selection, once
 from dlearn.join.tables.operation_table import Operation
-from dlearn.trace import Trace
 
 
 def waited_until_ns(operation: Operation, end: End) -> int | None:
@@ -27,7 +27,7 @@ def waited_until_ns(operation: Operation, end: End) -> int | None:
 
 
 @once
-def waiting(trace: Trace) -> dict[int, int]:
+def waiting(trace: Selection) -> dict[int, int]:
     """Nanoseconds in which at least one operation waited for this rank, for each rank that was waited for."""
     asked = operations(trace)
     calls = asked.calls

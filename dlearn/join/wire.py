@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from dlearn.events.event import Counters
 from dlearn.events.process import Process
-from dlearn.join.joining import once
-from dlearn.trace import Trace
+from dlearn.join.selection import Selection, once
 
 Edge = tuple[str, int]
 """The name of a process group (in the sender's file), and the rank at the other end."""
@@ -50,7 +49,7 @@ class Meter:
 
 
 @once
-def meters(trace: Trace) -> dict[int, Meter]:
+def meters(trace: Selection) -> dict[int, Meter]:
     """The meter of each rank that has at least two samples in this trace."""
     far = _far_ends(trace.processes)
     found: dict[int, Meter] = {}
@@ -64,7 +63,7 @@ def meters(trace: Trace) -> dict[int, Meter]:
     return found
 
 
-def unattributed_bytes(trace: Trace) -> Counter[tuple[int, int]]:
+def unattributed_bytes(trace: Selection) -> Counter[tuple[int, int]]:
     """(src, dst) -> bytes that were written, by the last sample, on connections that no known group has made."""
     far, sockets = _far_ends(trace.processes), {process.rank: process.sockets for process in trace.processes}
     written: dict[tuple[int, int], int] = {}
@@ -89,7 +88,7 @@ def outer_group(process: Process, group: str) -> str:
     return fact.within or group if fact is not None else group
 
 
-def why_not_measured(trace: Trace) -> str:
+def why_not_measured(trace: Selection) -> str:
     """Why there are no bytes on the wire in this trace, in words."""
     reasons = sorted({process.not_measured for process in trace.processes if process.not_measured})
     if reasons:

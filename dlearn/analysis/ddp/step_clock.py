@@ -10,7 +10,8 @@ from dlearn.analysis.ddp.training_steps import Interval, of_ddp, pieces
 from dlearn.analysis.findings import time_text
 from dlearn.events.device_times import DeviceSpan
 from dlearn.events.event import NOT_OBSERVED, Collective, Event, Gradient, Span, Stretch
-from dlearn.join.joining import once, operations
+from dlearn.join.joining import operations
+from dlearn.join.selection import once
 from dlearn.trace import Trace
 
 

@@ -21,7 +21,8 @@ from msgspec.structs import replace
 from dlearn.events.device_times import CUDA_EVENT_IN_LINE
 from dlearn.events.event import Collective, Gradient, Span, Stretch
 from dlearn.join.ends import End
-from dlearn.join.joining import once, operations
+from dlearn.join.joining import operations
+from dlearn.join.selection import once
 from dlearn.join.tables.operation_table import Operation
 from dlearn.join.wait_times import waited_until_ns
 from dlearn.trace import Trace

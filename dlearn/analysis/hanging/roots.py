@@ -13,7 +13,7 @@ import msgspec
 
 from dlearn.analysis.hanging.hang_words import call_text, listed
 from dlearn.analysis.hanging.stuck import Hang, came_out, hangs
-from dlearn.join.joining import once
+from dlearn.join.selection import once
 from dlearn.join.tables.operation_table import Operation
 from dlearn.shown import count_text
 from dlearn.trace import Trace

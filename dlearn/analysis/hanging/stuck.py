@@ -13,7 +13,8 @@ import numpy as np
 from dlearn.events.event import Collective, Event, PointToPoint, RpcCall
 from dlearn.events.job_facts import RETURNED
 from dlearn.join.ends import End, Group
-from dlearn.join.joining import once, operations
+from dlearn.join.joining import operations
+from dlearn.join.selection import once
 from dlearn.join.tables.operation_table import Operation
 from dlearn.trace import Trace
 

@@ -17,7 +17,7 @@ from dlearn.analysis.hanging.hang_words import call_text, listed
 from dlearn.analysis.hanging.roots import WaitsFor, is_of, roots
 from dlearn.analysis.hanging.stuck import Hang, hangs
 from dlearn.join.ends import End
-from dlearn.join.joining import once
+from dlearn.join.selection import once
 from dlearn.join.tables.operation_table import Operation
 from dlearn.shown import count_text
 from dlearn.trace import Trace

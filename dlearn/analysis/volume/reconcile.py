@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from dlearn.events.event import Counters, Span
-from dlearn.join.joining import once
 from dlearn.join.ledger import Ledger, OperationKey, Pair, Stretch, Why, counted_together, ledger_of, name_of
 from dlearn.join.rpc_messages import FRAMING_ERROR, MESSAGE_BYTES
+from dlearn.join.selection import once
 from dlearn.join.wire import NO_GROUP, RPC, unattributed_bytes, why_not_measured
 from dlearn.join.wording import Reason
 from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, first_few

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Literal
 
 from dlearn.errors import optional
 from dlearn.join.ends import How, payload_bytes
-from dlearn.join.joining import once, operations
+from dlearn.join.joining import operations
 from dlearn.join.ledger import counted_together, ledger_of, predicted_on_the_wire
 from dlearn.join.operation_messages import PairSum, sums_of, why_unknown
+from dlearn.join.selection import once
 from dlearn.join.tables.operation_table import Operation
 from dlearn.join.tables.operations import Operations
 from dlearn.join.wire import why_not_measured

@@ -9,7 +9,7 @@ import numpy as np
 
 from dlearn.events.event import Event, Span
 from dlearn.join.autograd_graph import AutogradGraph
-from dlearn.join.joining import once
+from dlearn.join.selection import once
 from dlearn.join.tables.message_table import Message
 from dlearn.join.tables.operation_table import Operation
 from dlearn.shown import RankNames
