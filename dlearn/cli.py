@@ -27,17 +27,8 @@ WRONG = 2  # argparse's, too
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 PICTURES = (
-    "autograd",
-    "breakdown",
-    "buckets",
-    "memory",
-    "reconcile",
-    "sequence",
-    "steps",
-    "timeline",
-    "topology",
-    "traffic",
-    "traffic_graph",
+    *("autograd", "breakdown", "buckets", "memory", "reconcile", "sequence"),
+    *("steps", "timeline", "topology", "traffic", "traffic_graph"),
 )
 """The drawings that need a trace and nothing else."""
 
@@ -51,7 +42,7 @@ File = tuple[Path, Iterable[str] | Iterable[bytes]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code. argparse itself exits with 2 where the arguments are wrong."""
+    """Run one command; return the exit code. argparse itself exits with 2 where the arguments are wrong."""
     try:
         arguments = sys.argv[1:] if arguments is None else arguments
         if arguments[:1] == ["run"]:
@@ -81,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """A new command is a subparser with `set_defaults(command=function)`."""
+    """Make the parser; a new command is a subparser with `set_defaults(command=function)`."""
     top = argparse.ArgumentParser(
         prog="dlearn", description="See who sent what to whom, and how many bytes it was, in torch.distributed."
     )
@@ -123,13 +114,7 @@ def parser() -> argparse.ArgumentParser:
     _add_out(
         made["export"], "a file of that name is replaced; of mermaid a .md holds all diagrams, else each has a file"
     )
-    _add_lessons(made["lessons"])
-    return top
-
-
-def _add_lessons(parser: argparse.ArgumentParser) -> None:
-    """`lessons stats FOLDER`, and `lessons grade EXERCISE FOLDER`."""
-    kinds = parser.add_subparsers(metavar="WHAT", dest="what", required=True)
+    kinds = made["lessons"].add_subparsers(metavar="WHAT", dest="what", required=True)
     stats = kinds.add_parser("stats", help="what a class predicted, without names")
     stats.add_argument("folder", metavar="FOLDER", help="with all students' dlearn-predictions.json below it")
     grade = kinds.add_parser("grade", help="grade each .py of a folder by an exercise; one line of CSV each")
@@ -137,10 +122,11 @@ def _add_lessons(parser: argparse.ArgumentParser) -> None:
     grade.add_argument("folder", metavar="FOLDER", type=Path, help="STUDENT.py each, with a function of that name")
     grade.add_argument("--function", metavar="NAME", help="the function's name (default: the exercise's)")
     grade.add_argument("--seconds", metavar="N", type=float, default=120.0, help="for each (default: %(default)g)")
+    return top
 
 
 def _add_trace(parser: argparse.ArgumentParser) -> None:
-    """The arguments that `_load` reads."""
+    """Add the arguments that `_load` reads."""
     text = "its folder, with one .jsonl file per process (of several hosts, the folder from each), or what import takes"
     parser.add_argument("trace", metavar="TRACE", nargs="+", help=text)
     restarted = "of a job that was restarted; from 0 (default: the last)"
@@ -149,7 +135,7 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_out(parser: argparse.ArgumentParser, text: str) -> None:
-    """The file that a command writes; `text` says what may stand there."""
+    """Add the file that a command writes; `text` says which files may."""
     parser.add_argument("-o", "--out", metavar="FILE", type=Path, required=True, help=text)
 
 
@@ -166,7 +152,7 @@ def demo(options: argparse.Namespace) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """SetupError in words, before any work is done, if this is no place for files."""
+    """Make a folder; raise SetupError, before any work is done, where none can be made."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -251,7 +237,7 @@ def _check_context(trace: Trace, context: int | None) -> None:
 
 
 def export(options: argparse.Namespace) -> None:
-    """Raises WrongArguments or SetupError where the file has no place, TraceError where there is nothing to export."""
+    """Export a trace. Raise WrongArguments or SetupError without a folder for the file, TraceError without events."""
     _check_place(options.out)
     trace = _load(options)
     if not trace.events:
@@ -264,18 +250,15 @@ def export(options: argparse.Namespace) -> None:
 
 
 def _files_of(form: str, trace: Trace, path: Path) -> Sequence[File]:
+    """Return the files to write: of several diagrams of Mermaid one each, or one of Markdown with all."""
     from dlearn import export  # matplotlib takes a moment
 
     if form == "gif":
         return [(path, [export.gif(trace)])]
     made = getattr(export, form)(trace)
-    if form == "mermaid":
-        return _mermaid_files(made, path)
-    return [(path, [made] if isinstance(made, str) else made)]
-
-
-def _mermaid_files(diagrams: Sequence[str], path: Path) -> Sequence[File]:
-    """One file where it can be one: Markdown may hold several diagrams, a file of Mermaid's own only one."""
+    if form != "mermaid":
+        return [(path, [made] if isinstance(made, str) else made)]
+    diagrams: Sequence[str] = made
     if path.suffix.lower() in MARKDOWN:
         return [(path, [f"```mermaid\n{diagram}```\n\n" for diagram in diagrams])]
     if len(diagrams) == 1:
@@ -284,7 +267,7 @@ def _mermaid_files(diagrams: Sequence[str], path: Path) -> Sequence[File]:
 
 
 def write(wanted: Sequence[File]) -> None:
-    """All of them or none: each is written beside its place, and put there when all are done."""
+    """Write all of them or none: each beside its place, and moved there when all are done."""
     unfinished = {path: path.with_name(f".{path.name[:100]}.{os.getpid()}.part") for path, _ in wanted}
     try:
         for path, pieces in wanted:
@@ -301,9 +284,9 @@ def write(wanted: Sequence[File]) -> None:
 
 
 def _load(options: argparse.Namespace, *, tell_problems: bool = True) -> Trace:
-    """The trace, or the part of it, that was asked for; what is damaged or missing in it goes to stderr.
+    """Load the trace, or the part, that was asked for; what is damaged or missing in it goes to stderr.
 
-    Raises TraceError where it cannot be read, WrongArguments where it has no such span.
+    Raise TraceError where it cannot be read, WrongArguments where it has no such span.
     """
     trace = Trace.load(*options.trace, attempt=options.attempt)
     for problem in trace.problems if tell_problems else ():
@@ -318,7 +301,7 @@ def _load(options: argparse.Namespace, *, tell_problems: bool = True) -> Trace:
 
 
 def _check_place(path: Path) -> None:
-    """Before any work is done."""
+    """Raise WrongArguments where no file can be written, before any work is done."""
     try:
         taken = path.exists() and not path.is_file()
     except OSError as error:

@@ -86,20 +86,8 @@ def _held(walk: Any) -> dict[str, list[list[object]]]:
 
 OPERATION = ("op", "seq", "problem", "what", "sender", "receiver", "payload_bytes")
 MESSAGE = (
-    *(
-        "src",
-        "dst",
-        "op",
-        "what",
-        "payload_bytes",
-        "how",
-        "offset_bytes",
-        "whole_bytes",
-        "step",
-        "confirmed",
-        "control",
-    ),
-    *("packed_bytes", "observer_bytes"),
+    *("src", "dst", "op", "what", "payload_bytes", "how", "offset_bytes", "whole_bytes"),
+    *("step", "confirmed", "control", "packed_bytes", "observer_bytes"),
 )
 
 

@@ -139,8 +139,8 @@ LINES = {
     "benchmarks": 1_608,
     "course": 1_810,
     "ddp_claims": 3_453,
-    "dlearn": 1_087,
-    "dlearn/analysis": 6_592,
+    "dlearn": 1_125,
+    "dlearn/analysis": 6_565,
     "dlearn/cluster": 3_507,
     "dlearn/collectives": 1_206,
     "dlearn/course": 1_830,
@@ -158,16 +158,16 @@ LINES = {
     "dlearn/sources": 336,
     "docs": 1_952,
     "notebooks": 11_033,
-    "tests": 15_916,
+    "tests": 15_912,
     "tools": 184,
 }
 SLACK = 0.01
 """So far below its budget a folder may be before the budget has to be lowered."""
 HABITS = {
-    "conditionals inside f-strings": 21,
-    "functions of more than 10 branches": 18,
-    "lines over 100 characters": 3_144,
-    "statements of more than one comprehension": 89,
+    "conditionals inside f-strings": 7,
+    "functions of more than 10 branches": 17,
+    "lines over 100 characters": 3_021,
+    "statements of more than one comprehension": 69,
 }
 
 

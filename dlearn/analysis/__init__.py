@@ -11,10 +11,8 @@ from dlearn.analysis.ddp.breakdown import Breakdown, breakdown
 from dlearn.analysis.ddp.bucket_times import BucketTimes, bucket_times
 from dlearn.analysis.ddp.overlap import Overlap, overlap
 from dlearn.analysis.ddp.step_times import RunSteps, step_times
-from dlearn.analysis.hanging.mismatches import Mismatch, mismatches
-from dlearn.analysis.hanging.roots import Root, roots
-from dlearn.analysis.hanging.stuck import Hang, hangs
-from dlearn.analysis.hanging.victims import Victim, victims
+from dlearn.analysis.hanging.roots import Root, Victim, roots, victims
+from dlearn.analysis.hanging.stuck import Hang, Mismatch, hangs, mismatches
 from dlearn.analysis.rpc.iteration import Iteration, iteration, iterations
 from dlearn.analysis.rpc.networkx_graph import autograd_graph
 from dlearn.analysis.telling.words import Explanation, explain
@@ -26,53 +24,12 @@ from dlearn.analysis.volume.traffic import Traffic, WireTraffic, measured_traffi
 from dlearn.join.joining import operations
 from dlearn.join.message_evidence import messages
 
-__all__ = [
-    "Bandwidth",
-    "Bandwidths",
-    "Breakdown",
-    "BucketTimes",
-    "Comparison",
-    "Explanation",
-    "Hang",
-    "Iteration",
-    "Mismatch",
-    "Overlap",
-    "RankMemory",
-    "Reconciliation",
-    "Root",
-    "RunSteps",
-    "Scaling",
-    "Topology",
-    "Traffic",
-    "Victim",
-    "WireTraffic",
-    "assert_fresh",
-    "assert_reduces",
-    "assert_traffic",
-    "autograd_graph",
-    "bandwidth",
-    "bandwidths",
-    "breakdown",
-    "bucket_times",
-    "compare",
-    "explain",
-    "hangs",
-    "iteration",
-    "iterations",
-    "measured_traffic",
-    "messages",
-    "mismatches",
-    "operations",
-    "overlap",
-    "predicted_traffic",
-    "rank_memory",
-    "reconcile",
-    "roots",
-    "scaling",
-    "step_times",
-    "topologies",
-    "topology",
-    "traffic",
-    "victims",
-]
+__all__ = ["Bandwidth", "Bandwidths", "Breakdown", "BucketTimes", "Comparison", "Explanation"]
+__all__ += ["Hang", "Iteration", "Mismatch", "Overlap", "RankMemory", "Reconciliation", "Root"]
+__all__ += ["RunSteps", "Scaling", "Topology", "Traffic", "Victim", "WireTraffic", "assert_fresh"]
+__all__ += ["assert_reduces", "assert_traffic", "autograd_graph", "bandwidth", "bandwidths"]
+__all__ += ["breakdown", "bucket_times", "compare", "explain", "hangs", "iteration", "iterations"]
+__all__ += ["measured_traffic", "messages", "mismatches", "operations", "overlap"]
+__all__ += ["predicted_traffic", "rank_memory", "reconcile", "roots", "scaling", "step_times"]
+__all__ += ["topologies", "topology", "traffic", "victims"]
 __dir__ = __all__.copy  # What Tab offers.

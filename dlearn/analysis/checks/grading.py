@@ -99,7 +99,7 @@ class Unit:
 
     @property
     def where(self) -> str:
-        """In which of several collectives; nothing of sends."""
+        """Name one of several collectives; nothing of sends."""
         first = self.operations[0]
         several = _is_p2p(first) or len(self.operations) > 1
         return "" if several else f", in {call_text(first.ends[0])}"
@@ -235,10 +235,10 @@ def _wrong_pairs(plan: _Plan) -> str:
         return ""
     name, labels = NAMES[plan.pattern], plan.seen.labels
     members = plan.unit.members
-    hubs = [rank for rank in members if all(rank in pair for pair in plan.seen_pairs)]
+    hubs = set(members).intersection(*plan.seen_pairs)
     is_star = len(members) > 2 and len(hubs) == 1 and len(plan.seen_pairs) >= len(members) - 1
     if is_star and plan.pattern != "star":
-        return f"everything goes through {labels[hubs[0]]}: that is a star, and not {name}"
+        return f"everything goes through {labels[hubs.pop()]}: that is a star, and not {name}"
     extra, absent = sorted(plan.seen_pairs - plan.pairs), sorted(plan.pairs - plan.seen_pairs)
     src, dst = (extra or absent)[0]
     wrong = len(extra) + len(absent)

@@ -12,13 +12,12 @@ from statistics import median
 
 import msgspec
 
-from dlearn.analysis.findings import size_text, time_text
 from dlearn.errors import DlearnError
 from dlearn.events.event import Collective
 from dlearn.join.ends import family_of_op, payload_bytes
 from dlearn.join.joining import operations
 from dlearn.join.tables.operation_table import Operation
-from dlearn.shown import Answer, Paragraph, Table
+from dlearn.shown import Answer, Paragraph, Table, size_text, time_text
 from dlearn.trace import Trace
 
 _WHOLE = ("broadcast", "reduce", "send")
@@ -117,13 +116,8 @@ def bandwidths(trace: Trace) -> Bandwidths:
 
 def _median(key: tuple[str, int, int], times: Sequence[int]) -> Bandwidth:
     op, ranks, size = key
-    return Bandwidth(
-        op=op,
-        ranks=ranks,
-        size_bytes=size,
-        duration_ns=round(median(times)),
-        count=len(times),
-    )
+    middle_ns = round(median(times))
+    return Bandwidth(op=op, ranks=ranks, size_bytes=size, duration_ns=middle_ns, count=len(times))
 
 
 def _is_even(all_to_all: Operation) -> bool:
@@ -136,5 +130,5 @@ def _is_even(all_to_all: Operation) -> bool:
 
 
 def speed_text(bytes_per_second: float) -> str:
-    """ "450 MB/s", "1.90 GB/s": three digits, decimal units."""
+    """Return "450 MB/s", "1.90 GB/s": three digits, decimal units."""
     return f"{size_text(round(bytes_per_second))}/s"

@@ -78,7 +78,7 @@ class ScalingLine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def formula(self) -> str:
-        """ "376 B + 3,072 B × B, exactly: 4 B × C 3 × H 16 × W 16 = 3,072 B for each example"."""
+        """Write "376 B + 3,072 B × B, exactly: 4 B × C 3 × H 16 × W 16 = 3,072 B for each example"."""
         if not self.known:
             return "not known: C++ packed it"
         if not self.varies:
@@ -113,17 +113,17 @@ class Scaling(Answer, frozen=True, kw_only=True):
 
     @property
     def finding(self) -> str:
-        """ "3 of 14 messages grow with B: 11,264 B for each example"."""
+        """Write "3 of 14 messages grow with B: 11,264 B for each example"."""
         count, growing = count_text(len(self.lines), "message"), self.growing
         if not growing:
             total = _range_text(self.payload_bytes)
             return f"No message depends on {self.name}: {count}, {total} at every size"
         grow = "grows" if len(growing) == 1 else "grow"
-        told = f"{len(growing)} of {count} {grow} with {self.name}"
+        text = f"{len(growing)} of {count} {grow} with {self.name}"
         if not all(line.exact for line in growing):
-            return f"{told}, and not all of them linearly"
+            return f"{text}, and not all of them linearly"
         slope = sum(line.slope for line in growing)
-        return f"{told}: {_number(slope)} B {_each(self.name)}"
+        return f"{text}: {_number(slope)} B {_each(self.name)}"
 
     def paragraphs(self) -> Iterator[Paragraph]:
         """Give each message that grows a sentence, the others one together, and all a table."""
@@ -245,7 +245,7 @@ def _shapes(same: Sequence[Message], sizes: Sizes, name: str, slope: Fraction) -
 
 
 def _product(tensor: TensorInfo, axis: int) -> str:
-    """ "4 B × C 3 × H 16": an item, and the dimensions beside the one that is the size."""
+    """Return "4 B × C 3 × H 16": an item, and the dimensions beside the one that is the size."""
     shape = tensor.shape
     names = _DIMENSIONS.get(len(shape), "") if axis == 0 else ""
     parts = [f"{tensor.logical_bytes // prod(shape)} B"]
@@ -276,6 +276,6 @@ def _number(value: int | float) -> str:
 
 
 def _range_text(values: Sequence[int | float]) -> str:
-    """ "376 B", or "376 to 377 B"."""
+    """Return "376 B", or "376 to 377 B"."""
     low, high = _number(min(values)), _number(max(values))
     return f"{low} B" if low == high else f"{low} to {high} B"

@@ -10,9 +10,8 @@ from collections.abc import Iterator
 
 from dlearn.analysis.ddp.step_clock import device_note, gate_note, on_device, unseen_note
 from dlearn.analysis.ddp.training_steps import Phase, TrainingStep, by_number, training_steps
-from dlearn.analysis.findings import capitalized, time_text
 from dlearn.events.event import Collective
-from dlearn.shown import Answer, Paragraph, RankNames, Table, ms
+from dlearn.shown import Answer, Paragraph, RankNames, Table, capitalized, ms, time_text
 from dlearn.trace import Trace
 
 _LAUNCHED = "On a GPU: the times of the CPU that launches the kernels, which run on by themselves."
@@ -38,7 +37,7 @@ class Breakdown(Answer, frozen=True):
 
     @property
     def middle(self) -> tuple[TrainingStep, ...]:
-        """All ranks of the step of median length, among those that most ranks took part in.
+        """Return all ranks of the step of median length, among those that most ranks took part in.
 
         A step is as long as on its longest rank; of two in the middle it is the shorter one.
         """
@@ -49,13 +48,13 @@ class Breakdown(Answer, frozen=True):
         return tuple(whole[(len(whole) - 1) // 2]) if whole else ()
 
     def _share(self, *phases: Phase) -> float:
-        """Of all ranks' time together in the median step."""
+        """Return the share of all ranks' time together in the median step, 0 to 1."""
         spent = sum(each.length_ns(*phases) for each in self.middle)
         return spent / sum(each.total_ns for each in self.middle)
 
     @property
     def exposed(self) -> float | None:
-        """The share of communication that is not hidden; None if not observed."""
+        """Return the share of communication that is not hidden; None if not observed."""
         if not self.middle or not all(each.observed for each in self.middle):
             return None
         return self._share("transfer", "waiting")
@@ -76,7 +75,7 @@ class Breakdown(Answer, frozen=True):
 
     @property
     def finding(self) -> str:
-        """How long the median step took, and how all its ranks' time together was spent."""
+        """Say how long the median step took, and how all its ranks' time together was spent."""
         if not self.middle:
             return "No training step of a DDP model"
         count = len({each.number for each in self.items})
@@ -88,7 +87,7 @@ class Breakdown(Answer, frozen=True):
 
     @property
     def headline(self) -> str:
-        """The largest share, as a title: "Step 1, 35.0 ms: 50% is backward"."""
+        """Name the largest share, as a title: "Step 1, 35.0 ms: 50% is backward"."""
         if not self.middle:
             return self.finding
         part, share = max(self.shares.items(), key=lambda item: item[1])
@@ -99,7 +98,7 @@ class Breakdown(Answer, frozen=True):
         return f"{capitalized(self.middle[0].title)}{which}, {longest}"
 
     def rows(self) -> list[list[str]]:
-        """A head, and a row for each rank of the median step; ms."""
+        """Return a head, and a row for each rank of the median step; ms."""
         table = [["step", "rank", *_COLUMNS, "all", "(hidden)"]]
         for each in self.middle:
             cells = [ms(each.length_ns(phase)) for phase in _COLUMNS.values()]

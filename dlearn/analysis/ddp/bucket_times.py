@@ -15,7 +15,6 @@ import numpy as np
 
 from dlearn.analysis.ddp.step_clock import device_note, on_device, unseen_note
 from dlearn.analysis.ddp.training_steps import RankEvents, by_rank
-from dlearn.analysis.findings import capital, capitalized, time_text
 from dlearn.events.event import Bucket, Collective, Gradient
 from dlearn.join.buckets import UNKNOWN
 from dlearn.join.ends import End
@@ -23,7 +22,19 @@ from dlearn.join.gradients import Pass, passes
 from dlearn.join.joining import operations
 from dlearn.join.tables.operation_table import Operation
 from dlearn.join.wait_times import waited_until_ns
-from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, first_few, ms
+from dlearn.shown import (
+    Answer,
+    Paragraph,
+    RankNames,
+    Table,
+    capital,
+    capitalized,
+    count_text,
+    first_few,
+    ms,
+    time_text,
+    waits,
+)
 from dlearn.trace import Trace
 
 Calls = list[tuple[Operation, End]]
@@ -66,14 +77,14 @@ class BucketTime(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def waited_ns(self) -> int | None:
-        """From its launch to that of the last rank."""
+        """Return the time from its launch to that of the last rank."""
         if self.launched_ns is None or self.transfer_ns is None:
             return None
         return self.transfer_ns - self.launched_ns
 
     @property
     def title(self) -> str:
-        """ "step 1", or the number of the pass."""
+        """Return "step 1", or the number of the pass."""
         return self.step or f"backward pass {self.backward}"
 
 
@@ -90,7 +101,7 @@ class BucketTimes(Answer, frozen=True):
 
     @property
     def tables(self) -> tuple[tuple[BucketTime, ...], ...]:
-        """The buckets of each model as they were first and as rebuilt, as one rank had them."""
+        """Return the buckets of each model as first made and as rebuilt, as one rank had them."""
         found: dict[tuple[int, str], dict[int, BucketTime]] = defaultdict(dict)
         for each in self.items:
             found[each.model, each.built].setdefault(each.index, each)
@@ -98,12 +109,12 @@ class BucketTimes(Answer, frozen=True):
 
     @property
     def stuck(self) -> tuple[BucketTime, ...]:
-        """The buckets that were launched, and wait for a rank that never sent them."""
+        """Return the buckets that were launched, and wait for a rank that never sent them."""
         return tuple(each for each in self.items if each.missing)
 
     @property
     def examples(self) -> tuple[BucketTime, ...]:
-        """The first pass with the first buckets, and with rebuilt ones. And one that hangs."""
+        """Return the first pass with the first buckets, with rebuilt ones, and one that hangs."""
         shown = {each.backward for each in self.stuck[:1]}
         built = set()
         for each in self.items:
@@ -114,7 +125,7 @@ class BucketTimes(Answer, frozen=True):
 
     @property
     def finding(self) -> str:
-        """How long before the last gradient the first rank of the last example launched first."""
+        """Say how long before the last gradient the last example launched its first bucket."""
         if not self.items:
             return "No backward pass through a DDP model"
         if self.stuck:
@@ -125,24 +136,22 @@ class BucketTimes(Answer, frozen=True):
         ready_ns = max((at for each in mine for _, at in each.ready), default=0)
         first = f"the first of {len(mine)} buckets" if len(mine) > 1 else "the only bucket"
         if not launched:
-            told = f"{count_text(len(mine), 'bucket')}, none is sent"
+            text = f"{count_text(len(mine), 'bucket')}, none is sent"
         elif min(launched) >= ready_ns:
-            told = f"{first} is launched when all gradients are ready"
+            text = f"{first} is launched when all gradients are ready"
         else:
             before = time_text(ready_ns - min(launched))
-            told = f"{first} is launched {before} before the last gradient is ready"
+            text = f"{first} is launched {before} before the last gradient is ready"
         whose = f" ({self.labels[mine[0].rank]})" if len(mine) < len(shown) else ""
-        return f"{capitalized(mine[0].title)}: {told}{whose}"
+        return f"{capitalized(mine[0].title)}: {text}{whose}"
 
     def _why_stuck(self, stuck: BucketTime) -> str:
-        """ "Rank 0 waits for rank 1 in bucket 0 of step 3: there b.weight is never ready"."""
+        """Write "Rank 0 waits for rank 1 in bucket 0 of step 3: there b.weight is never ready"."""
         key = stuck.backward, stuck.model, stuck.index
         same = [each for each in self.items if (each.backward, each.model, each.index) == key]
         waiting = sorted(each.rank for each in same if each.missing)
-        wait = "waits" if len(waiting) == 1 else "wait"
-        whom = self.labels.together(stuck.missing)
-        said = f"{self.labels.together(waiting)} {wait} for {whom}"
-        said += f" in bucket {stuck.index} of {stuck.title}"
+        names, whom = self.labels.together(waiting), self.labels.together(stuck.missing)
+        said = f"{names} {waits(len(waiting))} for {whom} in bucket {stuck.index} of {stuck.title}"
         for late in same:
             if late.rank == stuck.missing[0] and late.never_ready:
                 verb = "is" if len(late.never_ready) == 1 else "are"
@@ -150,7 +159,7 @@ class BucketTimes(Answer, frozen=True):
         return capital(said, stuck.rank, self.labels)
 
     def rows(self) -> list[list[str]]:
-        """A head, and a row for each bucket of the examples; ms from the start of the pass."""
+        """Return a head, and a row for each bucket of the examples; ms from the pass's start."""
         table = [_READY + _SENT]
         begins = begins_of(self.examples)
         for each in self.examples[:_ROWS_SHOWN]:
@@ -191,11 +200,9 @@ class BucketTimes(Answer, frozen=True):
 
 
 def begins_of(items: Iterable[BucketTime]) -> dict[int, int]:
-    """When each backward pass began on the first rank, in ns."""
-    begins: dict[int, int] = {}
-    for each in items:
-        begins[each.backward] = min(each.begins_ns, begins.get(each.backward, each.begins_ns))
-    return begins
+    """Return when each backward pass began on the first rank, in ns."""
+    latest_first = sorted(items, key=lambda each: -each.begins_ns)
+    return {each.backward: each.begins_ns for each in latest_first}
 
 
 def bucket_times(trace: Trace) -> BucketTimes:
@@ -228,14 +235,15 @@ def bucket_times(trace: Trace) -> BucketTimes:
 
 
 def _table_at(reported: Sequence[Bucket], number: int) -> list[Bucket]:
-    """The buckets that were reported last before this event."""
-    before = list(takewhile(lambda bucket: bucket.number < number, reported))
-    firsts = [place for place, bucket in enumerate(before) if bucket.index == 0]
-    return before[firsts[-1] if firsts else 0 :]
+    """Return the buckets that were reported last before this event."""
+    table: list[Bucket] = []
+    for bucket in takewhile(lambda bucket: bucket.number < number, reported):
+        table = [bucket] if bucket.index == 0 else [*table, bucket]
+    return table
 
 
 def _bucket_time(found: Pass, bucket: Bucket, known: RankEvents, calls: Calls) -> BucketTime:
-    """Of several calls for one bucket, as of a hook, from the first launch to the last end."""
+    """Measure one bucket; of several calls, as of a hook, from the first launch to the last end."""
     first, names = found.gradients[0], {*bucket.parameters}
     own = [each for each in found.gradients if each.parameter in names]
     bare = BucketTime(

@@ -17,8 +17,7 @@ import msgspec
 
 from dlearn.analysis.ddp.step_clock import device_note, gate_note, on_device, unseen_note
 from dlearn.analysis.ddp.training_steps import COMPUTED, TrainingStep, by_number, training_steps
-from dlearn.analysis.findings import time_text
-from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, ms
+from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, ms, time_text
 from dlearn.trace import Trace
 
 _ROWS_SHOWN = 24
@@ -34,14 +33,19 @@ class Leg(NamedTuple):
     end_ns: int
 
 
-class StepOverlap(msgspec.Struct, frozen=True, kw_only=True):
+class StepOverlap(msgspec.Struct, frozen=True):
     """One step on all ranks. `path` is empty where an end was not observed."""
 
-    number: int
-    title: str
     shares: tuple[TrainingStep, ...]
     path: tuple[Leg, ...]
-    others: int
+
+    @property
+    def number(self) -> int:
+        return self.shares[0].number
+
+    @property
+    def title(self) -> str:
+        return self.shares[0].title
 
     @property
     def path_ns(self) -> int:
@@ -60,7 +64,7 @@ class Overlap(Answer, frozen=True):
 
     @property
     def finding(self) -> str:
-        """The median share that is hidden, and the rank that is waited for longest."""
+        """Name the median share that is hidden, and the rank that is waited for longest."""
         shares = [share for step in self.steps for share in step.shares]
         known = [share.hidden for share in shares if share.hidden is not None]
         if not self.steps:
@@ -80,7 +84,7 @@ class Overlap(Answer, frozen=True):
         return said
 
     def rows(self) -> list[list[str]]:
-        """A head, and a row for each rank in each step, the last ones of many; times in ms."""
+        """Return a head, and a row for each rank in each step, the last ones of many; in ms."""
         table = [[*_HEAD, "waits longest for"]]
         shares = [share for step in self.steps for share in step.shares]
         for share in shares[-_ROWS_SHOWN:]:
@@ -96,16 +100,16 @@ class Overlap(Answer, frozen=True):
         return table
 
     def path_sentence(self, step: StepOverlap) -> str:
-        """ "step 1, 83.0 ms: rank 2 forward 5.10 ms, backward 45.0 ms; bucket 2 travels ..."."""
+        """Write "step 1, 83.0 ms: rank 2 forward 5.10 ms, backward 45.0 ms; bucket 2 travels ..."."""
         if not step.path:
             return f"{step.title}: what it waited for was not observed"
-        told = []
+        texts = []
         of_ranks = groupby(step.path, key=lambda leg: (leg.what in COMPUTED, leg.rank))
         for (computes, rank), legs in of_ranks:
             name = f"{self.labels[rank]} " if computes else ""
             lengths = [f"{leg.what} {time_text(leg.end_ns - leg.start_ns)}" for leg in legs]
-            told.append(name + ", ".join(lengths))
-        return f"{step.title}, {time_text(step.path_ns)}: {'; '.join(told)}"
+            texts.append(name + ", ".join(lengths))
+        return f"{step.title}, {time_text(step.path_ns)}: {'; '.join(texts)}"
 
     def paragraphs(self) -> Iterator[Paragraph]:
         yield self.finding
@@ -119,7 +123,7 @@ class Overlap(Answer, frozen=True):
             yield f"  {self.path_sentence(longest)}"
         if self.note:
             yield self.note
-        others = sum(step.others for step in self.steps)
+        others = sum(share.others for step in self.steps for share in step.shares)
         if others:
             elsewhere = "for which the program waits elsewhere, or not at all"
             yield f"not counted: {count_text(others, 'call')} {elsewhere}"
@@ -127,16 +131,8 @@ class Overlap(Answer, frozen=True):
 
 def overlap(trace: Trace) -> Overlap:
     """Return how much communication is hidden in each step, and the step's critical path."""
-    found = [
-        StepOverlap(
-            number=of_ranks[0].number,
-            title=of_ranks[0].title,
-            shares=tuple(of_ranks),
-            path=critical_path(of_ranks),
-            others=sum(step.others for step in of_ranks),
-        )
-        for of_ranks in by_number(training_steps(on_device(trace)))
-    ]
+    steps = by_number(training_steps(on_device(trace)))
+    found = [StepOverlap(tuple(of_ranks), critical_path(of_ranks)) for of_ranks in steps]
     notes = device_note(trace) or unseen_note(trace), gate_note(trace)
     return Overlap(tuple(found), trace.labels, " ".join(filter(None, notes)))
 
@@ -166,10 +162,10 @@ def critical_path(steps: Sequence[TrainingStep]) -> tuple[Leg, ...]:
 
 
 def _legs(step: TrainingStep, start_ns: int, end_ns: int) -> Iterator[Leg]:
-    """What this rank computed in this time, which may go on after its step."""
-    told = [Leg(step.rank, row.work, row.start_ns, row.end_ns) for row in step.rows]
-    told.append(Leg(step.rank, "between", step.end_ns, end_ns))
-    inside = (leg for leg in told if leg.start_ns < end_ns and leg.end_ns > start_ns)
+    """Yield what this rank computed in this time, which may go on after its step."""
+    computed = [Leg(step.rank, row.work, row.start_ns, row.end_ns) for row in step.rows]
+    computed.append(Leg(step.rank, "between", step.end_ns, end_ns))
+    inside = (leg for leg in computed if leg.start_ns < end_ns and leg.end_ns > start_ns)
     for work, same in groupby(inside, key=lambda leg: leg.what):
         legs = list(same)
         left_ns, right_ns = max(legs[0].start_ns, start_ns), min(legs[-1].end_ns, end_ns)

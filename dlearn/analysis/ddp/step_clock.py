@@ -7,11 +7,11 @@ from collections import Counter, defaultdict
 from msgspec.structs import replace
 
 from dlearn.analysis.ddp.training_steps import Interval, of_ddp, pieces
-from dlearn.analysis.findings import time_text
 from dlearn.events.device_times import DeviceSpan
 from dlearn.events.event import NOT_OBSERVED, Collective, Event, Gradient, Span, Stretch
 from dlearn.join.joining import operations
 from dlearn.join.selection import once
+from dlearn.shown import time_text
 from dlearn.trace import Trace
 
 
@@ -42,7 +42,7 @@ def on_device(trace: Trace) -> Trace:
 
 
 def _is_needed(event: Event) -> bool:
-    """Whether it hides or is hidden: of the program's own calls it is not known who waits when."""
+    """Return whether it hides or is hidden; of the program's own calls no waits are known."""
     if isinstance(event, Stretch):
         return event.end_ns is not None and not event.failed
     if isinstance(event, Collective):
@@ -70,13 +70,13 @@ def device_note(trace: Trace) -> str:
         return ""
     spans = [span for each in trace.processes for span in each.device_spans.values()]
     error = time_text(max(span.error_ns for span in spans))
-    told = "Times of the GPUs, by CUDA events; against those of the CPUs"
-    return f"{told} they may be wrong by {error}."
+    text = "Times of the GPUs, by CUDA events; against those of the CPUs"
+    return f"{text} they may be wrong by {error}."
 
 
 @once
 def gate_note(trace: Trace) -> str:
-    """ "Held: rank 1 stood 2.01 s at the gate, and 2.00 s of the waiting for it were the gate's".
+    """Write "Held: rank 1 stood 2.01 s at the gate, and 2.00 s of the waiting for it were the gate's".
 
     In a held job a rank may be late because its call was made to wait; "" of any other job.
     """
@@ -88,7 +88,7 @@ def gate_note(trace: Trace) -> str:
         if operation.last_rank in lasting:
             waited = (operation.start_ns, operation.transfer_ns, "waited for")
             lasting[operation.last_rank].append(waited)
-    told = []
+    texts = []
     for rank, intervals in sorted(lasting.items()):
         at_gate: Counter[bool] = Counter()
         for start_ns, end_ns, whats in pieces(intervals):
@@ -96,8 +96,8 @@ def gate_note(trace: Trace) -> str:
                 at_gate["waited for" in whats] += end_ns - start_ns
         stood = f"{trace.label(rank)} stood {time_text(at_gate.total())} at the gate"
         of_it = f", and {time_text(at_gate[True])} of the waiting for it were the gate's"
-        told.append(stood + of_it if at_gate[True] else stood)
-    return f"Held: {'; '.join(told)}." if told else ""
+        texts.append(stood + of_it if at_gate[True] else stood)
+    return f"Held: {'; '.join(texts)}." if texts else ""
 
 
 def unseen_note(trace: Trace) -> str:

@@ -17,11 +17,10 @@ import msgspec
 
 from dlearn.analysis.ddp.step_clock import gate_note
 from dlearn.analysis.ddp.training_steps import TrainingStep, by_number, training_steps
-from dlearn.analysis.findings import capitalized, time_text
 from dlearn.analysis.hanging.stuck import Hang, hangs
 from dlearn.events.event import Span, Stretch
 from dlearn.join.tables.operation_table import Operation
-from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, ms
+from dlearn.shown import Answer, Paragraph, RankNames, Table, capitalized, count_text, ms, time_text, waits
 from dlearn.trace import Trace
 
 ODD = 2.0
@@ -67,13 +66,13 @@ class RunStep(msgspec.Struct):
 
     @property
     def length_ns(self) -> int | None:
-        """How long it took on its longest rank; None where a rank never finished it."""
+        """Return how long it took on its longest rank; None where a rank never finished it."""
         lengths = [cell.length_ns for cell in self.cells.values()]
         return None if None in lengths else max(length or 0 for length in lengths)
 
     @property
     def order_ns(self) -> int:
-        """Its length; a step that never ended is the longest."""
+        """Return its length, to order by; a step that never ended is the longest."""
         return self.length_ns or _ENDLESS
 
 
@@ -95,7 +94,7 @@ class RunSteps(Answer, frozen=True):
 
     @property
     def lengths_ns(self) -> list[int]:
-        """Of all steps that every rank has finished."""
+        """Return the lengths of all steps that every rank has finished."""
         return [step.length_ns for step in self.steps if step.length_ns is not None]
 
     @property
@@ -104,29 +103,31 @@ class RunSteps(Answer, frozen=True):
 
     @property
     def waits_seen(self) -> bool:
-        """Whether it is known how long ranks waited, which a cell's shade then shows."""
+        """Return whether it is known how long ranks waited, which a cell's shade then shows."""
         return any(self._waits_ns)
 
     @property
     def full_ns(self) -> int:
-        """What the strongest shade means: to wait for a median step; or the longest step."""
+        """Return what the strongest shade means: a wait of a median step; or the longest step."""
         if not self.lengths_ns:
             return max(self._waits_ns, default=0) or 1
         return round(median(self.lengths_ns)) if self.waits_seen else max(self.lengths_ns)
 
     @property
     def shades(self) -> list[dict[int, float]]:
-        """Of each step on each rank from 0 to 1: it waited, or took, `full_ns` or longer."""
-        column, full_ns = "waited_ns" if self.waits_seen else "length_ns", self.full_ns
-        shades: list[dict[int, float]] = []
-        for cells in self.cells:
-            times = {rank: getattr(cell, column) or 0 for rank, cell in cells.items()}
-            shades.append({rank: min(1.0, time / full_ns) for rank, time in times.items()})
+        """Return each step on each rank from 0 to 1: it waited, or took, `full_ns` or longer."""
+        seen, full_ns, shades = self.waits_seen, self.full_ns, []
+        for step in self.steps:
+            shade: dict[int, float] = {}
+            for rank, cell in step.cells.items():
+                time_ns = cell.waited_ns if seen else cell.length_ns
+                shade[rank] = min(1.0, (time_ns or 0) / full_ns)
+            shades.append(shade)
         return shades
 
     @property
     def odd(self) -> int | None:
-        """The place of the longest step, if it is odd; the first, a warm-up, does not count."""
+        """Return the index of the longest step, if it is odd; the first, a warm-up, does not count."""
         lengths = {at: step.length_ns for at, step in enumerate(self.steps) if at}
         finished = {at: length for at, length in lengths.items() if length is not None}
         longest = max(finished, key=lambda at: finished[at], default=None)
@@ -136,7 +137,7 @@ class RunSteps(Answer, frozen=True):
 
     @property
     def told(self) -> int | None:
-        """The place of the one step that the finding is about, if it is about one."""
+        """Return the index of the one step that the finding is about, if it is about one."""
         if len(self.steps) == 1:
             return 0
         never = (at for at, step in enumerate(self.steps) if step.length_ns is None)
@@ -159,16 +160,17 @@ class RunSteps(Answer, frozen=True):
 
     def _unfinished(self, step: RunStep) -> str:
         stuck = [rank for rank, cell in step.cells.items() if cell.length_ns is None]
-        names, never = self.labels.together(stuck), f"{capitalized(step.title)} was never finished"
+        names = self.labels.together(stuck)
+        never = f"{capitalized(step.title)} was never finished"
         if step.late is None:
             return f"{never} by {names}"
         some = names if len(stuck) < 3 else f"{len(stuck)} ranks"
-        wait = "waits" if len(stuck) == 1 else "wait"
-        return f"{never}: {some} {wait} for {self.labels.together(step.late.ranks)}"
+        whom = self.labels.together(step.late.ranks)
+        return f"{never}: {some} {waits(len(stuck))} for {whom}"
 
     @property
     def odd_sentence(self) -> str:
-        """ "Step 17 took 206 ms, the median is 34.0 ms: rank 1 came late to bucket 0", or ""."""
+        """Write "Step 17 took 206 ms, the median is 34.0 ms: rank 1 came late to bucket 0", or ""."""
         if self.odd is None:
             return ""
         step, middle = self.steps[self.odd], time_text(round(median(self.lengths_ns)))
@@ -177,7 +179,7 @@ class RunSteps(Answer, frozen=True):
 
     @property
     def longest_sentence(self) -> str:
-        """ "The longest is step 40: 29.1 ms: rank 1 ..."; "" where the finding says so."""
+        """Write "The longest is step 40: 29.1 ms: rank 1 ..."; "" where the finding says so."""
         lengths = self.lengths_ns
         finished = [at for at, step in enumerate(self.steps) if step.length_ns is not None]
         longest = max(finished, key=lambda at: self.steps[at].order_ns, default=self.told)
@@ -187,7 +189,7 @@ class RunSteps(Answer, frozen=True):
         return f"The longest is {step.title}: {time_text(max(lengths))}{self._because(step)}"
 
     def _because(self, step: RunStep) -> str:
-        """Who came late to it, if others waited for a quarter of the step."""
+        """Name the rank that came late, if others waited for a quarter of the step."""
         late = step.late
         if late is None or late.waited_ns < (step.length_ns or 0) // 4:
             return ""
@@ -195,7 +197,7 @@ class RunSteps(Answer, frozen=True):
         return f": {self.labels.together(late.ranks)} came late{where}"
 
     def _longest_wait(self, step: RunStep) -> str:
-        """For whom the longest wait was; where no wait was seen, which rank needed longest."""
+        """Name the rank of the longest wait; where no wait was seen, the rank that needed longest."""
         if step.late is not None:
             waited = time_text(step.late.waited_ns)
             return f"; the longest wait is {waited}, for {self.labels.together(step.late.ranks)}"
@@ -207,7 +209,7 @@ class RunSteps(Answer, frozen=True):
         return f" on {self.labels[longest]}, the longest; the shortest {shortest}"
 
     def rows(self) -> list[list[str]]:
-        """A head, and a row for each of the longest steps."""
+        """Return a head, and a row for each of the longest steps."""
         rows = [["step", "ms", "waits longest for", "ms"]]
         for step in sorted(self.steps, key=lambda step: -step.order_ns)[:_ROWS_SHOWN]:
             took, waited, whom = "never finished", "still", ""
@@ -239,7 +241,7 @@ def step_times(trace: Trace) -> RunSteps:
 
 
 def _run_step(of_ranks: Sequence[TrainingStep]) -> RunStep:
-    """With the rank that came last to the operation in which another waited longest."""
+    """Put the step's ranks side by side, with the rank that the longest wait was for."""
     cells: dict[int, StepOnRank] = {}
     for each in of_ranks:
         cells[each.rank] = StepOnRank(each.start_ns, each.total_ns, each.waited_ns)
@@ -257,26 +259,26 @@ def _late(operation: Operation, waited_ns: int) -> Late:
 def _mark(hang: Hang, over: dict[int, bool], steps: list[RunStep]) -> None:
     """Mark the step in which the ranks are stuck, of which nothing else may have been seen.
 
-    `over` tells of each rank whether all of its last step was seen.
+    `over` says of each rank whether all of its last step was seen.
     """
     for end in hang.operation.ends:
-        began = [place for place, step in enumerate(steps) if end.rank in step.cells]
+        began = [index for index, step in enumerate(steps) if end.rank in step.cells]
         if end.rank not in hang.waiting or not began:
             continue
         if steps[began[-1]].cells[end.rank].start_ns > end.start_ns:
             continue
-        place = began[-1] + over.get(end.rank, False)
-        if place == len(steps):
-            steps.append(RunStep(f"training step {place}", {}))
-        step = steps[place]
-        start_ns = step.cells[end.rank].start_ns if end.rank in step.cells else end.start_ns
-        step.cells[end.rank] = StepOnRank(start_ns, None, None)
+        index = began[-1] + over.get(end.rank, False)
+        if index == len(steps):
+            steps.append(RunStep(f"training step {index}", {}))
+        step = steps[index]
+        cell = step.cells.get(end.rank)
+        step.cells[end.rank] = StepOnRank(cell.start_ns if cell else end.start_ns, None, None)
         if hang.operation.missing:
             step.late = step.late or _late(hang.operation, 0)
 
 
 def _spans(trace: Trace) -> list[RunStep]:
-    """The most usual kind of the user's spans, by name, in the order of their start."""
+    """Take the most usual kind of the user's spans for steps, by name, in the order of start."""
     kinds: dict[str, list[Span]] = defaultdict(list)
     for span in trace.of(Span):
         if _NUMBERED.match(span.name):

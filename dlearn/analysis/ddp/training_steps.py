@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby, pairwise, starmap
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -87,7 +87,7 @@ class Times(NamedTuple):
 
     @property
     def total_ns(self) -> int:
-        """The time in which something travelled or waited."""
+        """Return the time in which something travelled or waited."""
         return sum(self)
 
 
@@ -113,15 +113,15 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def observed(self) -> bool:
-        """Whether the end of each call was; else no row has communication."""
+        """Return whether the end of each call was observed; else no row has communication."""
         return all(call.end_ns is not None for call in self.calls)
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The rows of each phase together, then those in which communication is hidden."""
-        told = groupby(self.rows, key=lambda row: (row.phase, _late_rank(row)))
+        """Join the rows of each phase, then those in which communication is hidden."""
+        by_phase = groupby(self.rows, key=lambda row: (row.phase, _late_rank(row)))
         hidden = groupby(self.rows, key=lambda row: row.hidden and row.sent is not None)
-        parts = [_part(phase, list(rows)) for (phase, _), rows in told]
+        parts = [_part(phase, list(rows)) for (phase, _), rows in by_phase]
         return (*parts, *(_part("hidden", list(rows)) for is_hidden, rows in hidden if is_hidden))
 
     def length_ns(self, *phases: Phase) -> int:
@@ -130,12 +130,12 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exposed_ns(self) -> int:
-        """Communication that is not hidden."""
+        """Return how long communication was not hidden."""
         return self.length_ns("transfer", "waiting")
 
     @property
     def waited_ns(self) -> int | None:
-        """How long something waited for another rank, hidden or not; None if not observed."""
+        """Return how long something waited for a rank, hidden or not; None if not observed."""
         return sum(row.length_ns for row in self.rows if row.awaited) if self.observed else None
 
     @property
@@ -150,13 +150,13 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def hidden(self) -> float | None:
-        """The share of the communication that is hidden, 0 to 1; None if not known, or of none."""
+        """Return the hidden share of the communication, 0 to 1; None if not known, or of none."""
         times = self.times
         return sum(times[:2]) / times.total_ns if times is not None and times.total_ns else None
 
     @property
     def waits(self) -> dict[int, int]:
-        """Exposed waiting for each rank, in ns; several may be waited for at the same time."""
+        """Sum up the exposed waiting for each rank, in ns; several may be waited for at once."""
         waits: dict[int, int] = defaultdict(int)
         for row in self.rows:
             for rank in dict.fromkeys(one.last_rank for one in row.awaited):
@@ -165,7 +165,7 @@ class TrainingStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _late_rank(row: StepRow) -> int | None:
-    """The rank that this row's time waits for; of several, that of the first call."""
+    """Return the rank that this row's time waits for; of several, that of the first call."""
     return row.awaited[0].last_rank if row.phase == "waiting" else None
 
 
@@ -191,12 +191,11 @@ def training_steps(trace: Trace) -> tuple[TrainingStep, ...]:
     """Fill the table: steps by number, then rank; of a selection those that it holds a part of."""
     whole = by_rank(trace.whole)
     wanted = {(event.rank, event.number) for event in trace.of(Stretch)}
-    steps = [
-        _step(number, rank, stretches, whole)
-        for rank in whole.stretches
-        for number, stretches in enumerate(_cut(whole.stretches[rank], whole.calls[rank]))
-        if not wanted.isdisjoint((rank, each.number) for each in stretches)
-    ]
+    steps = []
+    for rank, all_stretches in whole.stretches.items():
+        for number, stretches in enumerate(_cut(all_stretches, whole.calls[rank])):
+            if not wanted.isdisjoint((rank, each.number) for each in stretches):
+                steps.append(_step(number, rank, stretches, whole))
     return tuple(sorted(steps, key=lambda step: (step.number, step.rank)))
 
 
@@ -268,7 +267,7 @@ def of_ddp(end: End) -> bool:
 
 
 def _blocks(end: End) -> bool:
-    """Whether the program's thread waited inside the call, or its stream on a GPU did.
+    """Return whether the program's thread waited inside the call, or its stream on a GPU did.
 
     (A reduce_scatter's end is seen by a later wait, too.)
     """
@@ -322,7 +321,7 @@ def _step(number: int, rank: int, stretches: Sequence[Stretch], found: RankEvent
         title=found.spans.get((rank, stretches[0].parent)) or f"training step {number}",
         start_ns=stretches[0].start_ns,
         end_ns=max(each.end_ns or 0 for each in stretches),
-        rows=tuple(_row(*piece) for piece in pieces(marks)),
+        rows=tuple(starmap(_row, pieces(marks))),
         calls=tuple(calls),
         others=others,
     )

@@ -1,39 +1,65 @@
-"""Whose fault a hang is, where every rank says how far it came in each group: most of those who wait are victims.
+"""Which ranks hold a hung job up, where every rank says how far it came in each group, and which wait for them.
 
-Who has not made a call that another rank of the group has made; and who has made one that another has come out of, and
-is still in it. All others wait for one of these, or for somebody who does. The rule is tried on jobs that were broken
-on purpose (tests/test_flight_recorder.py); torch's own analyser names innocent ranks there.
+A root has not made a call that another rank of the group has made, or is still in one that another
+has come out of. All others are victims. The rule is tried on jobs that were broken on purpose
+(tests/test_flight_recorder.py); torch's own analyser names innocent ranks there.
+
+A victim waits in a call that has not ended: for the ranks that have not made it, else for those that
+are in it too, or the peer of its send or recv. A rank that an earlier call of its own holds up comes
+to this one after that: so the chain goes on there, until it comes to a root. It is inferred from the
+order of calls, not seen.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
 import msgspec
 
-from dlearn.analysis.hanging.hang_words import call_text, listed
 from dlearn.analysis.hanging.stuck import Hang, came_out, hangs
+from dlearn.join.ends import End
 from dlearn.join.selection import once
 from dlearn.join.tables.operation_table import Operation
-from dlearn.shown import count_text
 from dlearn.trace import Trace
+
+How = Literal["never", "stuck"]
 
 
 class Root(msgspec.Struct, frozen=True):
-    """`rank` has `never` made the call of `operation`, the first of its kind, or is `stuck` in it; and so many more."""
+    """A rank that has `never` made the call of `operation`, its first, or is `stuck` in it; and in `more` others."""
 
     rank: int
-    how: Literal["never", "stuck"]
+    how: How
     operation: Operation
     more: int
 
 
+class WaitsFor(msgspec.Struct, frozen=True):
+    """A `rank` inside `operation`, which `other` has not called, or has not come to yet."""
+
+    rank: int
+    operation: Operation
+    other: int
+
+
+Chain = tuple[WaitsFor, ...]
+"""Each waits for the next one's rank."""
+
+
+class Victim(msgspec.Struct, frozen=True):
+    """A rank that waits for the ranks of `chain`, one after another: the last of them is a root."""
+
+    rank: int
+    chain: Chain
+
+
 @once
 def roots(trace: Trace) -> tuple[Root, ...]:
-    """The ranks that hold the others up, by rank. Empty where the trace does not say how far ranks came."""
+    """Find the ranks that hold the others up, by rank; none where no file says how far ranks came."""
     if not any(process.reached for process in trace.processes):
         return ()
-    found: dict[tuple[int, Literal["never", "stuck"]], list[Operation]] = {}
+    found: dict[tuple[int, How], list[Operation]] = {}
     for hang in hangs(trace):
         for rank in hang.operation.missing:
             found.setdefault((rank, "never"), []).append(hang.operation)
@@ -43,16 +69,8 @@ def roots(trace: Trace) -> tuple[Root, ...]:
     return tuple(Root(rank, how, calls[0], len(calls) - 1) for (rank, how), calls in first)
 
 
-class WaitsFor(msgspec.Struct, frozen=True):
-    """`rank` is inside `operation`, which `other` has not called, or has not come to yet."""
-
-    rank: int
-    operation: Operation
-    other: int
-
-
-def deadlock(trace: Trace) -> tuple[WaitsFor, ...]:
-    """A shortest ring of ranks each of which waits for the next to make a call; empty where there is none."""
+def deadlock(trace: Trace) -> Chain:
+    """Find a shortest ring of ranks that wait for each other to make a call; empty where there is none."""
     waits: dict[int, dict[int, WaitsFor]] = {}
     for hang in hangs(trace):
         for rank in hang.waiting:
@@ -62,55 +80,62 @@ def deadlock(trace: Trace) -> tuple[WaitsFor, ...]:
     return min(rings, key=len, default=())
 
 
-def _ring_from(start: int, waits: dict[int, dict[int, WaitsFor]]) -> tuple[WaitsFor, ...]:
-    """The shortest way through others' waits back to `start`."""
-    ways: dict[int, tuple[WaitsFor, ...]] = {start: ()}
+def _ring_from(start: int, waits: dict[int, dict[int, WaitsFor]]) -> Chain:
+    """Return the shortest path through others' waits back to `start`, by breadth-first search."""
+    paths: dict[int, Chain] = {start: ()}
     ahead = [start]
     while ahead:
         rank = ahead.pop(0)
         for other, wait in waits.get(rank, {}).items():
             if other == start:
-                return (*ways[rank], wait)
-            if other not in ways:
-                ways[other] = (*ways[rank], wait)
+                return (*paths[rank], wait)
+            if other not in paths:
+                paths[other] = (*paths[rank], wait)
                 ahead.append(other)
     return ()
 
 
-def roots_title(trace: Trace) -> str:
-    """ "Rank 9 and rank 14 hold the others up"; nothing where the trace does not tell."""
-    names = listed([trace.label(rank) for rank in dict.fromkeys(root.rank for root in roots(trace))])
-    return f"{names} hold{'s' * (' and ' not in names)} the others up" if roots(trace) else ""
+@once
+def victims(trace: Trace) -> tuple[Victim, ...]:
+    """Find every rank that waits for a root, by the shortest chain, by rank; none without roots."""
+    chains: dict[int, Chain] = {root.rank: () for root in roots(trace)}
+    waits = list(_waits(trace)) if chains else []
+    while True:
+        found: dict[int, Chain] = {}
+        for wait in waits:
+            new = wait.rank not in chains and wait.other in chains
+            if new and _after(wait, chains[wait.other]):
+                found.setdefault(wait.rank, (wait, *chains[wait.other]))
+        if not found:
+            return tuple(Victim(rank, chain) for rank, chain in sorted(chains.items()) if chain)
+        chains |= found
 
 
-def root_sentences(trace: Trace) -> list[str]:
-    """ "rank 12 is stuck in all_gather_single #42806 of TENSOR_MODEL_PARALLEL_GROUP 41: rank 13 came out of it",
-    each."""
-    told = [_sentence(root, trace) for root in roots(trace)]
-    ring = deadlock(trace) if told else ()
-    if ring:
-        links = [
-            f"waits in {call_text(wait.operation.ends[0])} of {wait.operation.group.name} for {trace.label(wait.other)}"
-            for wait in ring
-        ]
-        told.insert(0, f"a deadlock: {trace.label(ring[0].rank)} {', which '.join(links)}")
-    return told
+def _waits(trace: Trace) -> Iterator[WaitsFor]:
+    """Yield the ranks that a rank may wait for in each open call; first those that have not made it."""
+    for hang in sorted(hangs(trace), key=lambda hang: not hang.operation.missing):
+        operation, inside = hang.operation, hang.waiting
+        if operation.is_message:
+            ends = (operation.sender, operation.receiver)
+            inside = tuple(rank for rank in ends if rank is not None)
+        for rank in hang.waiting:
+            for other in operation.missing or inside:
+                if other != rank:
+                    yield WaitsFor(rank, operation, other)
 
 
-def _sentence(root: Root, trace: Trace) -> str:
-    operation = root.operation
-    end = next((end for end in operation.ends if end.rank == root.rank), operation.ends[0])
-    call = f"{call_text(end)} of {operation.group.name}"
-    more = count_text(root.more, "more call")
-    if root.how == "never":
-        waiting = listed([trace.label(each.rank) for each in operation.ends])
-        return f"{trace.label(root.rank)} never called {call}{f', nor {more}' if root.more else ''}; {waiting} did"
-    out = listed([trace.label(rank) for rank in came_out(operation, trace)])
-    more = f", and in {more}" if root.more else ""
-    return f"{trace.label(root.rank)} is stuck in {call}{more}; {out} came out of it"
+def _after(wait: WaitsFor, chain: Chain) -> bool:
+    """Return whether `wait.other` made this call, if it did, after the one that it is held up in."""
+    mine = _end(wait.operation, wait.other)
+    earlier = _end(chain[0].operation, wait.other) if chain else None
+    return mine is None or earlier is None or earlier.start_ns < mine.start_ns
 
 
-def is_of(hang: Hang, named: set[int], trace: Trace) -> bool:
-    """Whether it is told with a rank that is named."""
-    missing, stuck = {*hang.operation.missing}, {*hang.waiting} if came_out(hang.operation, trace) else set()
-    return bool((missing | stuck) & named)
+def _end(operation: Operation, rank: int) -> End | None:
+    return next((end for end in operation.ends if end.rank == rank), None)
+
+
+def follows_from(hang: Hang, ranks: set[int], trace: Trace) -> bool:
+    """Return whether one of these ranks never came to it, or is stuck in what others came out of."""
+    stuck = hang.waiting if came_out(hang.operation, trace) else ()
+    return not ranks.isdisjoint((*hang.operation.missing, *stuck))

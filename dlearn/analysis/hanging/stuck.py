@@ -1,11 +1,15 @@
-"""Who waits for whom: operations that some rank is inside of, and that cannot end."""
+"""Operations that some rank is inside of, and that cannot end; and calls that ended and may be wrong.
+
+The latter are observations, not verdicts: a program may well call all_reduce from one line on rank 0
+and from another on rank 1."""
 
 from __future__ import annotations
 
 import heapq
 import signal
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -20,7 +24,7 @@ from dlearn.trace import Trace
 
 
 class Hang(msgspec.Struct, frozen=True):
-    """`waiting` ranks are inside `operation`; the ranks in `operation.missing` never called it."""
+    """Ranks `waiting` inside an operation; the ranks in `operation.missing` never called it."""
 
     operation: Operation
     waiting: tuple[int, ...]
@@ -33,8 +37,10 @@ CALLS_SEEN, WAITS_SEEN = 10, 3
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """How a job went on until its cluster stopped it: `ended` operations in `duration_ns`, and then nothing for
-    `silence_ns`. `slow`: it was still going on, for nothing had been under way for longer than is usual there."""
+    """How fast a job was until its cluster stopped it: operations that ended, and the silence after the last.
+
+    `slow`: no call had been under way for longer than is usual there, so it had not stopped by itself.
+    """
 
     ended: int
     duration_ns: int
@@ -44,19 +50,21 @@ class Pace(msgspec.Struct, frozen=True):
 
 @once
 def hangs(trace: Trace) -> tuple[Hang, ...]:
-    """Every operation that is stuck, the first called first. Empty where all that was begun has ended.
+    """Find every operation that is stuck, by first call. Empty where all that was begun has ended.
 
-    Of a job that was stopped at work: less those that had not waited longer than usual.
+    Of a job that was stopped at work, calls that had not waited longer than usual are left out.
     """
-    usual = _usual_until_ns(trace) if any(process.stopped_ns is not None for process in trace.processes) else {}
-    stuck = [each for each in operations(trace).unusual() if _is_stuck(each) and not _is_under_way(each, usual)]
-    return tuple(Hang(each, tuple(end.rank for end in each.ends if _is_open(end))) for each in stuck)
+    usual, found = _usual_until_ns(trace), []
+    for operation in operations(trace).unusual():
+        if _is_stuck(operation) and not _is_under_way(operation, usual):
+            found.append(Hang(operation, tuple(end.rank for end in operation.ends if _is_open(end))))
+    return tuple(found)
 
 
 @once
 def pace(trace: Trace) -> Pace | None:
-    """How a job went on until its cluster stopped it; None where that did not happen, or nothing had ended."""
-    stops = [process.clock.to_reference(process.stopped_ns) for process in trace.processes if process.stopped_ns]
+    """Measure a job until its cluster stopped it; None of any other, and where no operation had ended."""
+    stops = _stops_ns(trace).values()
     asked = operations(trace.whole) if stops else ()
     ended = [each for each in asked if ended_well(each) and not each.missing]
     if not ended:
@@ -74,32 +82,33 @@ def pace(trace: Trace) -> Pace | None:
 
 
 def inside(trace: Trace, rank: int) -> Collective | PointToPoint | None:
-    """The call that this rank is inside of: the first that it began and that has not ended."""
+    """Return the first call that this rank began and that has not ended; None of a rank outside any call."""
     return _open_calls(trace).get(rank)
 
 
 def group_of(trace: Trace, call: Event) -> Group | None:
-    """The process group of a collective, a send or a recv."""
-    matches = (each for each in trace.whole.matches.unusual() if any(end is call for end in each.ends))
-    return next((each.group for each in matches), None)
+    """Return the process group of a collective, a send or a recv."""
+    for operation in trace.whole.matches.unusual():
+        if any(end is call for end in operation.ends):
+            return operation.group
+    return None
 
 
 @once
 def refusals(trace: Trace) -> dict[tuple[int, Group], End]:
-    """The last call of each rank in each group that was refused."""
-    ends = ((end, each.group) for each in trace.whole.matches.unusual() if each.ends[0].refused for end in each.ends)
-    return {(end.rank, group): end for end, group in ends}
+    """Return the last call of each rank in each group that was refused."""
+    refused = [each for each in trace.whole.matches.unusual() if each.ends[0].refused]
+    return {(end.rank, each.group): end for each in refused for end in each.ends}
 
 
 @once
 def places(trace: Trace) -> dict[int, str]:
-    """What is known of ranks outside any call: how they ended, or where they were when nothing came for a while."""
+    """Say of ranks outside any call how they ended, or at which line they were when nothing came for a while."""
     table = trace.table
-    last = {rank: trace.whole.events[int(np.flatnonzero(table.rank == rank)[-1])] for rank in np.unique(table.rank)}
     some_go_on = not all(process.closed for process in trace.processes)
     found: dict[int, str] = {}
     for process in trace.processes:
-        event, place = last.get(process.rank), process.place
+        place = process.place
         if process.exit_status is not None:
             found[process.rank] = exit_text(process.exit_status)
         elif place is not None and place.ended:
@@ -108,14 +117,15 @@ def places(trace: Trace) -> dict[int, str]:
         elif process.closed and some_go_on:
             found[process.rank] = "closed its recording, which a process that dies does not"
         elif place is not None:
-            at_ns = process.clock.to_reference(place.at_ns)
-            if event is None or at_ns >= max(event.start_ns, event.end_ns or 0):
+            last = np.flatnonzero(table.rank == process.rank)[-1:]
+            last_ns = np.maximum(table.start_ns[last], table.end_ns[last])
+            if (process.clock.to_reference(place.at_ns) >= last_ns).all():
                 found[process.rank] = f"is at {place.site}"
     return found
 
 
 def exit_text(status: int) -> str:
-    """ "was killed by SIGKILL", "ended with status 1"."""
+    """Return "was killed by SIGKILL", "ended with status 1"."""
     if status >= 0:
         return f"ended with status {status}"
     try:
@@ -133,33 +143,37 @@ def _is_stuck(operation: Operation) -> bool:
 
 
 def _is_under_way(operation: Operation, usual: Mapping[int, int]) -> bool:
-    """Whether each rank that waits in it could as well have come out of it soon."""
+    """Return whether each rank that waits in it could as well have come out of it soon."""
     if operation.failed or operation.misfit is not None:
         return False
     return all(end.rank in usual and end.start_ns >= usual[end.rank] for end in operation.ends if _is_open(end))
 
 
 def _usual_until_ns(trace: Trace) -> dict[int, int]:
-    """For each rank that was stopped: what it called since then was not under way for longer than calls often are.
+    """Return the time since which a call of each stopped rank was not under way for longer than is usual there.
 
-    As long as three calls were that ended; the longest is often a single one, which waits for data to be loaded.
+    Usual is as long as its third-longest call; the longest is often a single one, which waits for data.
     """
+    stops = _stops_ns(trace)
     durations: dict[int, list[int]] = defaultdict(list)
-    for event in trace.whole.of(Collective, PointToPoint, RpcCall):
+    for event in trace.whole.of(Collective, PointToPoint, RpcCall) if stops else ():
         if event.end_ns is not None and not event.failed:
             durations[event.rank].append(event.end_ns - event.start_ns)
     since = {}
-    for process in trace.processes:
-        calls = durations[process.rank]
-        if process.stopped_ns is not None and len(calls) >= CALLS_SEEN:
-            usual_ns = max(SOON_NS, heapq.nlargest(WAITS_SEEN, calls)[-1])
-            since[process.rank] = process.clock.to_reference(process.stopped_ns) - usual_ns
+    for rank, stopped_ns in stops.items():
+        if len(durations[rank]) >= CALLS_SEEN:
+            since[rank] = stopped_ns - max(SOON_NS, heapq.nlargest(WAITS_SEEN, durations[rank])[-1])
     return since
 
 
+def _stops_ns(trace: Trace) -> dict[int, int]:
+    """Return when the cluster stopped each rank that was still at work, on the trace's clock."""
+    stopped = [each for each in trace.processes if each.stopped_ns is not None]
+    return {each.rank: each.clock.to_reference(each.stopped_ns or 0) for each in stopped}
+
+
 def came_out(operation: Operation, trace: Trace) -> tuple[int, ...]:
-    """Members who are known to have come out of a collective whose end others wait for: then it is on their own
-    GPUs that those wait."""
+    """Return the members that came out of a collective in which others wait: those wait for their own GPUs."""
     if operation.is_message:
         return ()
     others = (process for process in trace.processes if process.rank in operation.group.members)
@@ -168,7 +182,7 @@ def came_out(operation: Operation, trace: Trace) -> tuple[int, ...]:
 
 
 def ended_well(operation: Operation) -> bool:
-    """Every rank that called it was seen coming out of it, and not by an error: quick to see, of millions."""
+    """Return whether every rank that called it was seen to come out of it, and without an error."""
     for end in operation.ends:  # noqa: SIM110 (a generator takes three times as long)
         if end.end_ns is None or end.error:
             return False
@@ -188,3 +202,71 @@ def _open_calls(trace: Trace) -> dict[int, Collective | PointToPoint]:
 
 def _is_open(event: Event) -> bool:
     return event.pending or (event.failed and not event.refused)
+
+
+# Calls that went through --------------------------------------------------------------------------
+
+
+_ROOTED = {"broadcast", "reduce", "gather", "gather_single", "scatter", "barrier", "monitored_barrier"}
+"""Here the root may well stand in a branch of its own, or nothing is computed."""
+
+
+Suspicion = Literal["calls", "sites", "data"]
+
+
+class Mismatch(msgspec.Struct, frozen=True):
+    """A suspicion: "calls" do not fit together · called from different "sites" · the same "data" from all ranks.
+
+    "data" needs `record(checksums=True)`, and an all-reduce before it in which the ranks gave different data of that
+    size: it may have summed them already.
+    """
+
+    operation: Operation
+    why: Suspicion
+
+
+def mismatches(trace: Trace) -> tuple[Mismatch, ...]:
+    """Find every collective that all ranks called and that ended, and yet may be wrong, by first call."""
+    stuck = {id(hang.operation) for hang in hangs(trace)}
+    summed: set[tuple[str, int]] = set()
+    found = []
+    asked = operations(trace)
+    suspects = [place for one, places in asked.alike() if _may_be_wrong(one) for place in places.tolist()]
+    for operation in asked.at(np.array(sorted(suspects), np.intp)):
+        calls = [end for end in operation.ends if isinstance(end, Collective)]
+        if len(calls) > 1 and not operation.missing and not operation.refused and id(operation) not in stuck:
+            why = _why(operation, calls, summed)
+            if why is not None:
+                found.append(Mismatch(operation, why))
+    return tuple(found)
+
+
+def _may_be_wrong(one: Operation) -> bool:
+    """Return whether an operation, and so all of its class, has anything to look at."""
+    calls = [end for end in one.ends if isinstance(end, Collective)]
+    checked = any(call.checksum is not None for call in calls)
+    return one.misfit is not None or checked or len({call.site for call in calls}) > 1
+
+
+def _why(operation: Operation, calls: Sequence[Collective], summed: set[tuple[str, int]]) -> Suspicion | None:
+    if operation.misfit is not None:
+        return "calls"
+    if operation.op == "all_reduce" and _is_summed_again(operation, calls, summed):
+        return "data"
+    if operation.op in _ROOTED or len({call.site for call in calls}) == 1:
+        return None
+    of_the_program = not any(call.launcher or call.role or call.thread or not call.site for call in calls)
+    return "sites" if of_the_program else None
+
+
+def _is_summed_again(operation: Operation, calls: Sequence[Collective], summed: set[tuple[str, int]]) -> bool:
+    """Note each sum of different data by group and size in `summed`; return whether this repeats one."""
+    if calls[0].checksum is None:
+        return False
+    sums = {call.checksum for call in calls}
+    key = (operation.group.name, sum(tensor.logical_bytes for tensor in calls[0].inputs))
+    if len(sums) == 1:
+        return key in summed
+    if None not in sums:
+        summed.add(key)
+    return False

@@ -1,5 +1,6 @@
-"""One training iteration over RPC, message by message, a column for each trainer; and what the kernel counted. It is
-the n-th distributed autograd context of all workers that have any."""
+"""One training iteration over RPC, message by message, a column for each trainer, and what the kernel counted.
+
+It is the n-th distributed autograd context of all workers that have any."""
 
 from __future__ import annotations
 
@@ -10,7 +11,6 @@ from itertools import chain, pairwise
 
 import msgspec
 
-from dlearn.analysis.hanging.hang_words import listed
 from dlearn.errors import TraceError
 from dlearn.events.event import RpcWindow
 from dlearn.join.ends import bytes_of
@@ -21,7 +21,7 @@ from dlearn.join.rpc_messages import UNKNOWN, phase_of, wire_bytes
 from dlearn.join.selecting import PHASES
 from dlearn.join.tables.message_table import Message
 from dlearn.join.wire import RPC, Meter, meters
-from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text
+from dlearn.shown import Answer, Paragraph, RankNames, Table, count_text, listed
 from dlearn.trace import Trace
 
 _PHASES = PHASES[1:5]  # From forward to cleanup.
@@ -46,7 +46,7 @@ class IterationStep(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PhaseBytes(WireBytes, frozen=True, kw_only=True):
-    """Those between the driver and another worker in one phase."""
+    """Bytes between the driver and another worker in one phase."""
 
     phase: str
     message_count: int
@@ -68,45 +68,49 @@ class Iteration(Answer, frozen=True, kw_only=True):
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """All of them, in the order of sending."""
-        found = [message for step in self.steps for message in step.messages if message is not None]
+        """Return all messages, in the order of sending."""
+        found = filter(None, chain.from_iterable(step.messages for step in self.steps))
         return tuple(sorted(found, key=lambda message: message.sent_ns or 0))
 
     @property
     def story(self) -> tuple[IterationStep, ...]:
-        """Those that carry what the program asked for."""
+        """Return the messages that carry what the program asked for."""
         return tuple(step for step in self.steps if not step.control)
 
     def sentences(self) -> list[str]:
-        """The story, and then what the runtime adds; then those of which nothing but the way is known."""
-        unknown = [step for step in self.steps if step.op == UNKNOWN]
-        told = [
-            f"Iteration {self.number}: {self._count()}. {'At least ' if unknown else ''}{len(self.story)} of"
-            f" {len(self.steps)} carry what was asked for:"
-        ]
-        told += [f"{place}. {self._sentence(step)}" for place, step in enumerate(self.story, 1)]
+        """Describe the story, then what the runtime adds, then messages of unknown kind."""
+        unknown = sum(step.op == UNKNOWN for step in self.steps)
+        at_least = "At least " if unknown else ""
+        asked = f"{at_least}{len(self.story)} of {len(self.steps)} carry what was asked for"
+        texts = [f"Iteration {self.number}: {self._count()}. {asked}:"]
+        texts += [f"{number}. {self._sentence(step)}" for number, step in enumerate(self.story, 1)]
         rest = Counter((*self._ends(step), step.op, step.what) for step in self.steps if step.control)
-        added = {kind: times for kind, times in rest.items() if kind[2] != UNKNOWN}
-        told.append(f"The other {sum(added.values())} are what the runtime adds:")
-        told += [f"{times} x {op} ({src} -> {dst}): {what}" for (src, dst, op, what), times in added.items()]
+        added, links, count = [], [], 0
+        for (src, dst, op, what), times in rest.items():
+            if op == UNKNOWN:
+                links.append(f"{times} x {src} -> {dst}")
+            else:
+                added.append(f"{times} x {op} ({src} -> {dst}): {what}")
+                count += times
+        texts += [f"The other {count} are what the runtime adds:", *added]
         if unknown:
-            ways = [f"{rest[kind]} x {kind[0]} -> {kind[1]}" for kind in rest if kind not in added]
-            told.append(f"Of {len(unknown)} the kind is not known: {', '.join(ways)}")
-        return told
+            texts.append(f"Of {unknown} the kind is not known: {', '.join(links)}")
+        return texts
 
     def _count(self) -> str:
-        """ "28 messages, 14 for each of 2"."""
-        mine = [sum(step.messages[place] is not None for step in self.steps) for place in range(len(self.drivers))]
-        told = count_text(sum(mine), "message")
+        """Return "28 messages, 14 for each of 2"."""
+        columns = zip(*(step.messages for step in self.steps), strict=True)
+        mine = [len(column) - column.count(None) for column in columns]
+        text = count_text(sum(mine), "message")
         if len(mine) == 1:
-            return told
+            return text
         if len({*mine}) == 1:
-            return f"{told}, {mine[0]} for each of {len(mine)}"
+            return f"{text}, {mine[0]} for each of {len(mine)}"
         by_name = [f"{count} for {self.labels[rank]}" for count, rank in zip(mine, self.drivers, strict=True)]
-        return f"{told}, {listed(by_name)}"
+        return f"{text}, {listed(by_name)}"
 
     def _ends(self, step: IterationStep) -> tuple[str, str]:
-        """Who sends it to whom: "each trainer", or the names of those that do."""
+        """Return sender and receiver: "each trainer", or the names of those that do."""
         names = [self.labels[rank] for rank, m in zip(self.drivers, step.messages, strict=True) if m is not None]
         drivers = "each trainer" if len(names) == len(self.drivers) > 1 else listed(names)
         return (drivers, self._others) if step.from_driver else (self._others, drivers)
@@ -125,7 +129,7 @@ class Iteration(Answer, frozen=True, kw_only=True):
         return f"{step.phase}: {src} sends {dst} {size}: {step.what}"
 
     def rows(self) -> list[list[str]]:
-        """The table as text: a message a row; bytes on the wire, a column for each trainer."""
+        """Return a head and a message a row; bytes on the wire, a column for each trainer."""
         digits = len(str(len(self.steps)))
         wires = [f"wire, {self.labels[rank]}" for rank in self.drivers]
         table = [[f"{'#':>{digits}}", "phase", "message", "from", "payload", "tensors", *wires]]
@@ -141,7 +145,7 @@ class Iteration(Answer, frozen=True, kw_only=True):
         return table
 
     def phase_rows(self) -> list[list[str]]:
-        """Bytes by phase and direction: predicted, the recorder's own, measured, residue."""
+        """Return bytes by phase and direction: predicted, the recorder's own, measured, residue."""
         table = [["phase", "from", "to", "messages", "predicted", "observer", "measured", "residue"]]
         for each in self.phases:
             measured = "not measured" if each.measured_bytes is None else f"{each.measured_bytes:,}"
@@ -155,12 +159,12 @@ class Iteration(Answer, frozen=True, kw_only=True):
 
 
 def iterations(trace: Trace) -> int:
-    """How many iterations there are: as many as each worker that drives any has contexts."""
+    """Count the iterations: as many as each worker that drives any has contexts."""
     return min((len(found) for found in _contexts(trace).values()), default=0)
 
 
 def iteration(trace: Trace, number: int | None = None) -> Iteration:
-    """Every message of iteration `number`, counted from 0; of the last one if none is named.
+    """Return every message of iteration `number`, counted from 0; of the last one if none is named.
 
     Raises TraceError if the trace has no distributed autograd context, or not so many.
     """
@@ -188,7 +192,7 @@ def _contexts(trace: Trace) -> dict[int, list[RpcWindow]]:
 
 
 def _messages(trace: Trace, context: RpcWindow) -> list[tuple[str, Message]]:
-    """Phase and message, those of one phase together, in the order of sending; a reply stands with its request."""
+    """Return each message with its phase, by phase and time; a reply stands with its request."""
     found: list[tuple[int, int, str, Message]] = []
     for operation in operations(trace.whole):
         exchange = operation.exchange
@@ -201,7 +205,7 @@ def _messages(trace: Trace, context: RpcWindow) -> list[tuple[str, Message]]:
 
 
 def _steps(drivers: Sequence[int], told: dict[int, list[tuple[str, Message]]]) -> tuple[IterationStep, ...]:
-    """Side by side what is the same for all: the n-th message of a kind, in a phase, in one direction."""
+    """Put side by side the n-th message of each kind, in a phase, in one direction."""
     columns: dict[tuple[str, bool, str, str, int], dict[int, Message]] = defaultdict(dict)
     for rank in drivers:
         seen: Counter[tuple[str, bool, str, str]] = Counter()
@@ -209,43 +213,40 @@ def _steps(drivers: Sequence[int], told: dict[int, list[tuple[str, Message]]]) -
             kind = (phase, message.src == rank, message.op, message.what)
             columns[*kind, seen[kind]][rank] = message
             seen[kind] += 1
-    return tuple(
-        IterationStep(
-            phase=phase,
-            op=op,
-            what=what,
-            control=next(iter(found.values())).control,
-            from_driver=from_driver,
-            messages=tuple(found.get(rank) for rank in drivers),
-        )
-        for (phase, from_driver, op, what, _), found in columns.items()
-    )
+    steps = []
+    for (phase, from_driver, op, what, _), found in columns.items():
+        control, row = next(iter(found.values())).control, tuple(map(found.get, drivers))
+        step = IterationStep(phase=phase, op=op, what=what, control=control, from_driver=from_driver, messages=row)
+        steps.append(step)
+    return tuple(steps)
 
 
 def _phases(trace: Trace, rank: int, context: RpcWindow, told: Sequence[tuple[str, Message]]) -> list[PhaseBytes]:
-    """What the driver sent and what came to it, in each phase. Measured with `measure="phase"`, at the driver."""
+    """Sum up what the driver sent and received in each phase; `measure="phase"` measures it there."""
     ways: dict[tuple[str, int, int], list[Message]] = defaultdict(list)
     for phase, message in told:
         if rank in (message.src, message.dst):
             ways[phase, message.src, message.dst].append(message)
     measured = _measured(trace, rank, context, meters(trace.whole).get(rank))
-    return [
-        PhaseBytes(
+    sums = []
+    for (phase, src, dst), found in ways.items():
+        sizes = [wire_bytes(message) for message in found]
+        row = PhaseBytes(
             phase=phase,
             src=src,
             dst=dst,
             message_count=len(found),
-            not_predicted=sum(wire_bytes(message) is None for message in found),
-            predicted_bytes=sum([wire_bytes(message) or 0 for message in found]),
-            observer_bytes=sum([message.observer_bytes for message in found]),
+            not_predicted=sizes.count(None),
+            predicted_bytes=sum(size or 0 for size in sizes),
+            observer_bytes=sum(message.observer_bytes for message in found),
             measured_bytes=measured.get((phase, src, dst)),
         )
-        for (phase, src, dst), found in ways.items()
-    ]
+        sums.append(row)
+    return sums
 
 
 def _measured(trace: Trace, rank: int, context: RpcWindow, meter: Meter | None) -> dict[tuple[str, int, int], int]:
-    """Between the samples that stand around the phases: before the context, around its backward, around its end."""
+    """Return what was counted between the samples before the context, around its backward, and its end."""
     mine = [event for event in trace.whole.of(RpcWindow) if event.rank == rank]
     inside = [event for event in mine if event.context == context.context]
     backward = next((event for event in inside if event.op == "backward"), None)

@@ -6,9 +6,9 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from dlearn.analysis.findings import size_text
 from dlearn.errors import optional
 from dlearn.join.autograd_graph import AutogradGraph, Edge, Key, Node, join_graph
+from dlearn.shown import size_text
 from dlearn.trace import Trace
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def autograd_graph(trace: Trace, context: int | None = None) -> networkx.DiGraph:
-    """The graph of the last context, or of `context`, in the direction of the backward pass.
+    """Return the graph of the last context, or of `context`, in the direction of the backward pass.
 
     Nodes are named "trainer1/3"; each has `worker`, `rank`, `name`, `parameter`, `shape` (of the gradient that comes
     in), `start_ns`, `end_ns` and `timed_by` (see `join.autograd_graph.Node`; "": not seen to run). Edges have `kind`:
@@ -51,21 +51,21 @@ def autograd_graph(trace: Trace, context: int | None = None) -> networkx.DiGraph
 
 
 def graph_finding(graph: AutogradGraph) -> str:
-    """ "The backward pass crosses 4 times: 160 B each"."""
+    """Write "The backward pass crosses 4 times: 160 B each"."""
     wires = graph.wires
     if not wires:
         return "The backward pass crosses to no other worker"
     sizes = [wire.payload_bytes for wire in wires]
     times = {1: "once", 2: "twice"}.get(len(wires), f"{len(wires):,} times")
     if len(set(sizes)) == 1:
-        told = f"{size_text(sizes[0])} each" if len(sizes) > 1 else size_text(sizes[0])
+        text = f"{size_text(sizes[0])} each" if len(sizes) > 1 else size_text(sizes[0])
     else:
-        told = f"{size_text(sum(sizes))} in all"
-    return f"The backward pass crosses {times}: {told}"
+        text = f"{size_text(sum(sizes))} in all"
+    return f"The backward pass crosses {times}: {text}"
 
 
 def condense(graph: AutogradGraph) -> AutogradGraph:
-    """The same graph with each node inside the only one that leads to it, on its worker; crossings stay as they are."""
+    """Merge each node into the only one that leads to it, on its worker; crossings stay as they are."""
     nodes = {node.key: node for node in graph.nodes}
     ways = Counter(edge.dst for edge in graph.edges)
     into: dict[Key, Key] = {}

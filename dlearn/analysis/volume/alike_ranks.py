@@ -1,4 +1,4 @@
-"""Ranks that do the same: they send and receive the same, to and from ranks that are alike themselves."""
+"""Equivalent ranks: they send and receive the same, to and from ranks that are equivalent themselves."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Colors = dict[int, int]
 
 
 def alike_ranks(trace: Trace, ranks: Sequence[int]) -> dict[int, int]:
-    """Rank -> the first of those that do the same in the same order, itself included; none where it is like no other.
+    """Map each rank to the first that does the same in the same order; leave out those without an equal.
 
-    Colour refinement (1-dimensional Weisfeiler-Leman). Where all are alike, as in a ring, none is left out.
+    Colour refinement (1-dimensional Weisfeiler-Leman). Where all are equal, as in a ring, the map is empty.
     """
     shown = operations(trace)
     deeds = [_deeds(one) for one, _ in shown.alike()]
@@ -44,7 +44,7 @@ def alike_ranks(trace: Trace, ranks: Sequence[int]) -> dict[int, int]:
 
 
 def _deeds(one: Operation) -> Deeds:
-    """Apart from control messages; where no data travel, that it is called."""
+    """Return what each rank sends and receives in it, without control messages; else that it is called."""
     found: Deeds = defaultdict(list)
     sent: list[tuple[int, int, Hashable]]
     if one.exchange is not None:
@@ -66,7 +66,7 @@ def _told(deeds: Iterable[Deed], color: Colors) -> Hashable:
 
 
 def _in_order(shown: Operations, deeds: Sequence[Deeds], rank: int, color: Colors) -> Hashable:
-    """What this rank does, in the order of its own calls; control messages come when they come."""
+    """Return what this rank does, in the order of its own calls."""
     kind = np.empty(len(shown), np.intp)
     for number, (_, places) in enumerate(shown.alike()):
         kind[places] = number

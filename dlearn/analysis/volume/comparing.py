@@ -1,4 +1,4 @@
-"""The traffic of two runs side by side: what came, what went, in bytes and in messages."""
+"""The traffic of two runs side by side, in bytes and in messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROWS_SHOWN = 40
 
 
 class Amount(NamedTuple):
-    """Messages that came, and their payload in bytes."""
+    """A number of messages, and their payload in bytes."""
 
     message_count: int = 0
     payload_bytes: int = 0
@@ -31,7 +31,7 @@ class Difference(msgspec.Struct, frozen=True):
 
     @property
     def added_bytes(self) -> int:
-        """Payload bytes that `b` has more than `a`; below 0 what went."""
+        """Return how many payload bytes `b` has more than `a`."""
         return self.b.payload_bytes - self.a.payload_bytes
 
     @property
@@ -54,17 +54,17 @@ class Comparison(Answer, frozen=True, kw_only=True):
 
     @property
     def came(self) -> tuple[tuple[str, str], ...]:
-        """The kinds that only `b` has."""
+        """Return the kinds that only `b` has."""
         return tuple(kind for kind, each in self.by_kind.items() if not each.a.message_count)
 
     @property
     def went(self) -> tuple[tuple[str, str], ...]:
-        """The kinds that only `a` has."""
+        """Return the kinds that only `a` has."""
         return tuple(kind for kind, each in self.by_kind.items() if not each.b.message_count)
 
     @property
     def sentence(self) -> str:
-        """The totals: "fp16 sends 2,600 B less than plain (2,600 instead of 5,200 B), in as many messages"."""
+        """Write "fp16 sends 2,600 B less than plain (2,600 instead of 5,200 B), in as many messages"."""
         pairs = zip(self.names, self.unexplained, strict=True)
         unknown = [f"{count_text(count, 'operation')} of {name}" for name, count in pairs if count]
         not_counted = f"; not counted: {' and '.join(unknown)} whose messages are not known" if unknown else ""
@@ -78,12 +78,16 @@ class Comparison(Answer, frozen=True, kw_only=True):
             spread = "" if alike else ", but not of the same kinds, or not between the same ranks"
             return f"{b} sends as many bytes in as many messages as {a}{spread}"
         sizes = f"({self.total.b.payload_bytes:,} instead of {self.total.a.payload_bytes:,} B)"
-        told = f"{abs(size):,} B {'more' if size > 0 else 'less'} than {a} {sizes}" if size else f"as many bytes as {a}"
-        counts = f"{count_text(abs(count), 'message')} {'more' if count > 0 else 'fewer'}"
-        return f"{b} sends {told}, in {counts if count else 'as many messages'}"
+        bytes_text, messages_text = f"as many bytes as {a}", "as many messages"
+        if size:
+            more = "more" if size > 0 else "less"
+            bytes_text = f"{abs(size):,} B {more} than {a} {sizes}"
+        if count:
+            messages_text = count_text(abs(count), "message") + (" more" if count > 0 else " fewer")
+        return f"{b} sends {bytes_text}, in {messages_text}"
 
     def rows(self) -> list[list[str]]:
-        """The table as text: a head, a row for each kind, one for all, then a row for each pair of ranks."""
+        """Return a head, a row for each kind, one for all, then a row for each pair of ranks."""
         a, b = self.names
         head = [f"messages {a}", b, "+/-", f"bytes {a}", b, "+/-"]
         table = [["phase", "operation", *head]]
@@ -100,8 +104,8 @@ class Comparison(Answer, frozen=True, kw_only=True):
 
 
 def compare(a: Trace, b: Trace, *, names: tuple[str, str] = ("a", "b")) -> Comparison:
-    """The payload that two runs send, side by side; `names` is what the table calls them. Either may be a selection."""
-    sent = (traffic(a), traffic(b))
+    """Compare the payload that two runs, or selections of them, send; `names` are those in the table."""
+    sent = traffic(a), traffic(b)
     totals = [Amount(sum(each.message_count.values()), each.total_bytes) for each in sent]
     return Comparison(
         names=names,
@@ -116,15 +120,15 @@ Amounts = dict[tuple[str, str], Amount]
 
 
 def _by_kind(trace: Trace) -> Amounts:
-    """By phase and operation."""
     found: Amounts = {}
     for one, times in operations(trace).counted():
         phase = phase_of(one.exchange) if one.exchange is not None else one.ends[0].phase
-        for each in sums_of(one):
-            if each.how != "missing":
-                count, size = found.get((phase, one.op), Amount())
-                added = times * each.message_count, times * (each.payload_bytes or 0)
-                found[phase, one.op] = Amount(count + added[0], size + added[1])
+        came = [each for each in sums_of(one) if each.how != "missing"]
+        if came:
+            count, size = found.get((phase, one.op), Amount())
+            count += times * sum(each.message_count for each in came)
+            size += times * sum(each.payload_bytes or 0 for each in came)
+            found[phase, one.op] = Amount(count, size)
     return found
 
 
@@ -136,7 +140,6 @@ def _by_pair(sent: Traffic) -> Amounts:
 
 
 def _side_by_side(a: Amounts, b: Amounts) -> dict[tuple[str, str], Difference]:
-    """Those of `a` in its order, then those that only `b` has."""
     return {key: Difference(a.get(key, Amount()), b.get(key, Amount())) for key in {**a, **b}}
 
 

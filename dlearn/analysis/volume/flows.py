@@ -51,7 +51,7 @@ class Sums(msgspec.Struct, frozen=True):
 
 
 def count_messages(shown: Operations, ranks: Container[int]) -> Sums:
-    """All messages between these ranks."""
+    """Count all messages between these ranks."""
     count = never_came = arrows = derived = derived_arrows = 0
     unexplained: Counter[Reason] = Counter()
     leaves, _ = shown.leaves()
@@ -74,7 +74,7 @@ def count_messages(shown: Operations, ranks: Container[int]) -> Sums:
 
 
 def _timed_sums(one: Operation, leaves: Operations, places: np.ndarray) -> list[tuple[PairSum, np.ndarray, np.ndarray]]:
-    """`sums_of` one of those that are alike; and of each, when the first message is sent and the last received."""
+    """Return `sums_of` one of a class; of each, when its first message is sent and the last received, in ns."""
     if leaves.table.is_call[leaves.rows[places[0]]]:
         found = messages_of(one)
         return [
@@ -97,7 +97,7 @@ def _time(at_ns: int | None) -> np.ndarray:
 
 
 def flows(messages: Iterable[Message], *, by_step: bool) -> tuple[Flow, ...]:
-    """All messages of one operation between the same two ranks together, or only the segments of one step."""
+    """Join all messages of one operation between the same two ranks, or only those of one step."""
     groups: dict[Hashable, list[Message]] = defaultdict(list)
     for message in messages:
         step = message.step if by_step else 0

@@ -14,7 +14,7 @@ FIELDS = ("from", "to", "payload_bytes", "op", "what", "how", "confirmed", "sent
 
 
 def text_lines(found: Messages) -> Iterator[str]:
-    """A line a message, in the order of sending, every one of them; then what the messages say of themselves."""
+    """Yield a line a message, in the order of sending; then how many they are, and what is not explained."""
     widths = [0] * len(found.head)
     for row in _rows(found):
         widths = [max(width, len(cell)) for width, cell in zip(widths, row, strict=True)]
@@ -32,14 +32,14 @@ def text_lines(found: Messages) -> Iterator[str]:
 
 
 def csv_lines(found: Messages) -> Iterator[str]:
-    """A head, then a line a message."""
+    """Yield a head, then a line a message."""
     yield _csv(FIELDS)
     for message in found:
         yield _csv(_values(found, message))
 
 
 def json_lines(found: Messages) -> Iterator[str]:
-    """One array, an object a message."""
+    """Yield the lines of one array, an object a message."""
     yield "["
     last = len(found) - 1
     for index, message in enumerate(found):
@@ -49,13 +49,12 @@ def json_lines(found: Messages) -> Iterator[str]:
 
 
 def _rows(found: Messages) -> Iterator[tuple[str, ...]]:
-    """Made twice and never all held: there may be a million."""
+    """Yield the head and the rows, made anew each time: there may be a million."""
     yield found.head
     yield from found.table_rows(found)
 
 
 def _values(found: Messages, message: Message) -> tuple[str | int | None, ...]:
-    """In the order of FIELDS."""
     src, dst = found.labels[message.src], found.labels[message.dst]
     size, times = message.payload_bytes, (message.sent_ns, message.received_ns)
     return src, dst, size, message.op, message.what, message.how, message.confirmed, *times

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dlearn.analysis.findings import size_text
 from dlearn.events.memory_held import MemoryHeld
-from dlearn.shown import Answer, Paragraph, RankNames, Table
+from dlearn.shown import Answer, Paragraph, RankNames, Table, capitalized, size_text
 from dlearn.trace import Trace
 
 PARTS = {
@@ -35,11 +34,11 @@ class RankMemory(Answer, frozen=True):
     labels: RankNames
 
     def most(self, rank: int, part: str) -> int:
-        """The most that a rank held of one part."""
+        """Return the most that a rank held of one part."""
         return max(int(getattr(each, part)) for each in self.held[rank])
 
     def peak(self, rank: int) -> MemoryHeld:
-        """The moment at which a rank held most."""
+        """Return the moment at which a rank held most."""
         return max(self.held[rank], key=total_bytes)
 
     @property
@@ -51,8 +50,7 @@ class RankMemory(Answer, frozen=True):
         part = max(PARTS, key=lambda part: getattr(peak, part))
         times = f", {total_bytes(peak) / peak.model:.1f} times its model" if peak.model else ""
         largest = f"{size_text(getattr(peak, part))} of it {PARTS[part]}"
-        name = self.labels[rank]
-        return f"{name[:1].upper()}{name[1:]} holds at most {size_text(total_bytes(peak))}{times}: {largest}"
+        return f"{capitalized(self.labels[rank])} holds at most {size_text(total_bytes(peak))}{times}: {largest}"
 
     def paragraphs(self) -> Iterator[Paragraph]:
         yield self.finding
@@ -72,7 +70,7 @@ class RankMemory(Answer, frozen=True):
 
 
 def total_bytes(each: MemoryHeld) -> int:
-    """All that is held at a moment."""
+    """Sum up all that is held at a moment."""
     return sum(getattr(each, part) for part in PARTS)
 
 

@@ -25,7 +25,7 @@ _NOTHING = "no call was recorded whose bytes could be compared, and nothing was 
 
 
 class WirePart(msgspec.Struct, frozen=True, kw_only=True):
-    """One stretch of the recording: all of it, a span, or an operation. `note` says what keeps it from being exact.
+    """A part of the recording: all of it, a span, or an operation. `note` says what keeps it from being exact.
 
     `measured`: whether anything was. Without it, that nothing is predicted does not mean that nothing was sent.
     """
@@ -45,44 +45,39 @@ class WirePart(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def observer_bytes(self) -> int:
-        """What the recorder itself added."""
+        """Return what the recorder itself added."""
         return sum(pair.observer_bytes for pair in self.pairs)
 
     @property
     def measured_bytes(self) -> int | None:
-        """None where the counters of one sender are not known."""
-        return self._sum(pair.measured_bytes for pair in self.pairs)
+        """Return what the kernel counted; None where the counters of one sender are not known."""
+        known = self.measured and all(pair.measured_bytes is not None for pair in self.pairs)
+        return sum(pair.measured_bytes or 0 for pair in self.pairs) if known else None
 
     @property
     def residue_bytes(self) -> int | None:
-        """The residues of all pairs, each taken as positive: too much here does not make up for too little there."""
-        residues = (pair.residue_bytes for pair in self.pairs)
-        return self._sum(None if residue is None else abs(residue) for residue in residues)
-
-    def _sum(self, sizes: Iterable[int | None]) -> int | None:
-        total = 0
-        for size in sizes:
-            if size is None:
-                return None
-            total += size
-        return total if self.measured else None
+        """Sum up all residues, each taken as positive: too much here does not make up for too little there."""
+        residues = [pair.residue_bytes for pair in self.pairs]
+        sizes = [None if residue is None else abs(residue) for residue in residues]
+        return sum(size or 0 for size in sizes) if self.measured and None not in sizes else None
 
     @property
     def difference_bytes(self) -> int | None:
-        """The sum of the residues with their signs: measured less predicted, and less what the recorder added."""
+        """Sum up the residues with their signs: measured less predicted, and less what the recorder added."""
         measured = self.measured_bytes
         return None if measured is None else measured - self.predicted_bytes - self.observer_bytes
 
     @property
     def residue_text(self) -> str:
-        """ "-24 B"; where some pairs have more and others less, "0 B (200 B, each pair's taken as positive)"."""
+        """Return "-24 B"; where pairs differ in sign, "0 B (200 B, each pair's taken as positive)"."""
         more, sizes = self.difference_bytes, self.residue_bytes
-        aside = f" ({sizes:,} B, each pair's taken as positive)" if more is not None and sizes != abs(more) else ""
+        differ = more is not None and sizes != abs(more)
+        aside = f" ({sizes:,} B, each pair's taken as positive)" if differ else ""
         return _size(more) + aside
 
     @property
     def not_seen_bytes(self) -> int:
-        """Bytes that were written and that no recorded call accounts for."""
+        """Return the bytes that were written and that no recorded call accounts for."""
         return sum(pair.residue_bytes or 0 for pair in self.pairs if pair.why == "not seen")
 
 
@@ -107,71 +102,73 @@ class Reconciliation(Answer, frozen=True, kw_only=True):
 
     @property
     def sentence(self) -> str:
-        """ "The whole recording: payload 96 B, predicted on the wire 192 B, measured 192 B, residue 0 B." """
+        """Write "The whole recording: payload 96 B, predicted on the wire 192 B, measured ..., residue 0 B." """
         whole = self.whole
         notes = [note for note in (self.not_measured, whole.note) if note]
         aside = f" ({'; '.join(notes)})" if notes else ""
         if not whole.pairs:
             return f"{whole.what}: {_NOTHING}{aside}."
-        told = "not measured"
+        text = "not measured"
         if whole.measured_bytes is not None and not self.not_measured:
-            told = f"measured by the kernel {whole.measured_bytes:,} B, residue {whole.residue_text}"
+            text = f"measured by the kernel {whole.measured_bytes:,} B, residue {whole.residue_text}"
         payload, predicted = f"payload {whole.payload_bytes:,} B", f"predicted on the wire {whole.predicted_bytes:,} B"
         if whole.observer_bytes:
             predicted += f", the recorder's own ids {whole.observer_bytes:,} B"
-        return f"{whole.what}: {payload}, {predicted}, {told}{aside}."
+        return f"{whole.what}: {payload}, {predicted}, {text}{aside}."
 
     def rows(self) -> list[list[str]]:
-        """The table as text: a head, a row for each pair of ranks, the sum."""
+        """Return a head, a row for each pair of ranks, and the sum; columns that would be empty are left out."""
         head = ["from", "to", "group", "payload", "predicted", "observer", "measured", "residue", "switch"]
-        empty = {
-            "group": len({pair.group for pair in self.whole.pairs}) < 2,
-            "observer": not self.whole.observer_bytes,
-            "switch": not self.switched,
-        }
         # The switch counts all groups together: its number stands beside the first connection of two ranks.
         switched = {pair: f"{size:,}" for pair, (size, _) in self.switched.items()}
-        in_all = f"{sum(size for size, _ in self.switched.values()):,}"
         table = [head]
         for pair in self.whole.pairs:
             names = [self.labels[pair.src], self.labels[pair.dst], pair.whose]
-            sizes = _cells(pair, pair.residue_bytes)
-            table.append([*names, *sizes, switched.pop((pair.src, pair.dst), "")])
+            by_switch = switched.pop((pair.src, pair.dst), "")
+            table.append([*names, *_cells(pair, pair.residue_bytes), by_switch])
+        in_all = f"{sum(size for size, _ in self.switched.values()):,}"
         table.append(["in all", "", "", *_cells(self.whole, self.whole.difference_bytes), in_all])
-        shown = [place for place, name in enumerate(head) if not empty.get(name)]
-        return [[row[place] for place in shown] for row in table]
+        empty = []
+        if len({pair.group for pair in self.whole.pairs}) < 2:
+            empty.append("group")
+        if not self.whole.observer_bytes:
+            empty.append("observer")
+        if not self.switched:
+            empty.append("switch")
+        columns = [column for column in zip(*table, strict=True) if column[0] not in empty]
+        return [list(row) for row in zip(*columns, strict=True)]
 
     @property
     def third_witness(self) -> str:
-        """ "The switch carried 12,345 B of TCP's payload: 100 B more than was measured, all to or from rank 0"."""
+        """Write "The switch carried 12,345 B of TCP's payload ..., 100 B more than these connections"."""
         if not self.switched:
             return ""
         carried, again = (sum(column) for column in zip(*self.switched.values(), strict=True))
-        told = f"The switch carried {carried:,} B of TCP's payload, each byte once ({again:,} B were sent again)"
+        text = f"The switch carried {carried:,} B of TCP's payload, each byte once ({again:,} B were sent again)"
         if self.not_measured or self.whole.measured_bytes is None:
-            return told
-        more = {pair: size for pair, (size, _) in self.switched.items()}
+            return text
+        more = Counter({pair: size for pair, (size, _) in self.switched.items()})
         for pair in self.whole.pairs:
-            more[pair.src, pair.dst] = more.get((pair.src, pair.dst), 0) - (pair.measured_bytes or 0)
+            more[pair.src, pair.dst] -= pair.measured_bytes or 0
         apart = {pair for pair, size in more.items() if size}
         if not apart:
-            return f"{told}, as the kernel counted"
+            return f"{text}, as the kernel counted"
         where = ", all of it to and from rank 0, where the store is" if all(0 in pair for pair in apart) else ""
-        return f"{told}, {sum(more.values()):,} B more than these connections{where}"
+        return f"{text}, {sum(more.values()):,} B more than these connections{where}"
 
     def sentences(self) -> list[str]:
-        """What the table does not say: the parts, and what stands against an exact answer."""
+        """Say what the table does not: the parts, and what stands against an exact answer."""
         if self.not_measured:
-            return [f"Not measured: {self.not_measured}.", *([f"And {self.whole.note}."] if self.whole.note else [])]
+            also = [f"And {self.whole.note}."] if self.whole.note else []
+            return [f"Not measured: {self.not_measured}.", *also]
         said = [f"{self.whole.what}: {self.whole.note}."] if self.whole.note else []
         off = [part for part in self.parts if part.residue_bytes != 0]
         if self.parts:
             said.append(f"{len(self.parts) - len(off):,} of {len(self.parts):,} parts with residue 0.")
-        said += [
-            f"{part.what}: predicted {part.predicted_bytes:,} B, measured {_size(part.measured_bytes)},"
-            f" residue {part.residue_text}{f' ({part.note})' if part.note else ''}."
-            for part in off[:_PARTS_SHOWN]
-        ]
+        for part in off[:_PARTS_SHOWN]:
+            sizes = f"predicted {part.predicted_bytes:,} B, measured {_size(part.measured_bytes)}"
+            note = f" ({part.note})" if part.note else ""
+            said.append(f"{part.what}: {sizes}, residue {part.residue_text}{note}.")
         if len(off) > _PARTS_SHOWN:
             said.append(f"And {len(off) - _PARTS_SHOWN:,} more parts: see .parts.")
         if self.switched:
@@ -197,21 +194,19 @@ def _cells(part: Pair | WirePart, residue: int | None) -> list[str]:
 
 @once
 def reconcile(trace: Trace) -> Reconciliation:
-    """For each pair of ranks: payload, predicted bytes on the wire, measured bytes, and what is left between them."""
-    ledger = ledger_of(trace)
+    """Compare payload, predicted and measured bytes on the wire of each pair of ranks."""
+    ledger, switched = ledger_of(trace), dict[tuple[int, int], tuple[int, int]]()
     whole = _whole(trace, ledger)
+    for process in trace.processes if trace.selected_from is None else ():
+        if process.network is not None:
+            switched |= {(process.rank, rank): sent for rank, sent in process.network.sent.items()}
     return Reconciliation(
         whole=whole,
         parts=(*_spans(trace, ledger), *_single_operations(ledger)),
         labels=trace.labels,
         intrusive=any(still is not None for meter in ledger.meters.values() for still in meter.still),
         not_measured="" if whole.measured else why_not_measured(trace),
-        switched={
-            (process.rank, rank): sent
-            for process in trace.processes
-            if process.network is not None and trace.selected_from is None
-            for rank, sent in process.network.sent.items()
-        },
+        switched=switched,
     )
 
 
@@ -232,8 +227,10 @@ def _whole(trace: Trace, ledger: Ledger) -> WirePart:
         return WirePart(what=what, pairs=(*pairs, *ledger.unmeasured_pairs()), note="; ".join([others, *notes]))
     blind = [trace.label(rank) for rank in trace.ranks if rank not in ledger.meters]
     if blind and ledger.meters:
-        notes.append(f"no samples of {', '.join(blind[:8])}{', ...' if len(blind) > 8 else ''}")
-    notes += [f"lines of {process.label}'s file are lost" for process in trace.processes if not process.complete][:8]
+        shown = blind if len(blind) <= 8 else [*blind[:8], "..."]
+        notes.append(f"no samples of {', '.join(shown)}")
+    broken = [process.label for process in trace.processes if not process.complete]
+    notes += [f"lines of {label}'s file are lost" for label in broken[:8]]
     unseen = sum(pair.measured_bytes is None for pair in pairs)
     if unseen:
         were = "connection was" if unseen == 1 else "connections were"
@@ -251,7 +248,7 @@ def _whole(trace: Trace, ledger: Ledger) -> WirePart:
 
 
 def _strange_pairs(trace: Trace, ledger: Ledger, pairs: Sequence[Pair]) -> list[Pair]:
-    """What was written beside the known groups; but not between ranks of which a group's connection was not found."""
+    """Return what was written beside the known groups, but not between ranks whose group's connection is lost."""
     if trace.selected_from is not None:
         return []
     sought = {(pair.src, pair.dst) for pair in pairs if pair.measured_bytes is None}
@@ -276,15 +273,15 @@ def _not_predicted(unexplained: Counter[Reason]) -> list[str]:
 
 
 def _residues(pairs: Iterable[Pair]) -> list[str]:
-    """Where each residue comes from, with the bytes of all pairs of ranks."""
+    """Say where each residue comes from, with the bytes of all pairs of ranks."""
     sizes: Counter[tuple[Why, str]] = Counter()
     for pair in pairs:
-        sizes[pair.why, pair.group] += abs(pair.residue_bytes or 0)
-    return [
-        _RESIDUES[why].format(size=f"{size:,} B", where=_connections(group))
-        for (why, group), size in sizes.items()
-        if why in _RESIDUES
-    ]
+        if pair.why in _RESIDUES:
+            sizes[pair.why, pair.group] += abs(pair.residue_bytes or 0)
+    texts = []
+    for (why, group), size in sizes.items():
+        texts.append(_RESIDUES[why].format(size=f"{size:,} B", where=_connections(group)))
+    return texts
 
 
 def _connections(group: str) -> str:
@@ -296,7 +293,7 @@ def _connections(group: str) -> str:
 
 
 def _spans(trace: Trace, ledger: Ledger) -> Iterator[WirePart]:
-    """Each span that has a sample at both ends, with the same span on the other ranks."""
+    """Yield each span that has a sample at both ends, with the same span on the other ranks."""
     together: dict[tuple[str, int], list[Stretch]] = defaultdict(list)
     samples: dict[tuple[int, int | None], list[int]] = defaultdict(list)
     for sample in trace.of(Counters):
@@ -315,7 +312,7 @@ def _spans(trace: Trace, ledger: Ledger) -> Iterator[WirePart]:
 
 
 def _single_operations(ledger: Ledger) -> Iterator[WirePart]:
-    """With `measure="phase"`: the sections between two samples, those of the same operations on all ranks together."""
+    """Yield, with `measure="phase"`, each section between two samples, with the same operations on all ranks."""
     together: dict[Sequence[OperationKey], list[Stretch]] = defaultdict(list)
     names: dict[OperationKey, str] = {}
     keys, entries = ledger.operations.rows.tolist(), ledger.entries
@@ -337,11 +334,11 @@ def _part(what: str, stretches: Sequence[Stretch], ledger: Ledger) -> WirePart:
 
 
 def _framing(part: WirePart) -> str:
-    texts = {
-        False: "framing of 96 B a message and 48 B back",
-        True: f"framing of {MESSAGE_BYTES} B a message and more for tensors",
-    }
-    return " and, for RPC, ".join(texts[of_rpc] for of_rpc in sorted({pair.group == RPC for pair in part.pairs}))
+    by_rpc = {pair.group == RPC for pair in part.pairs}
+    texts = ["framing of 96 B a message and 48 B back"] if False in by_rpc else []
+    if True in by_rpc:
+        texts.append(f"framing of {MESSAGE_BYTES} B a message and more for tensors")
+    return " and, for RPC, ".join(texts)
 
 
 def _size(size: int | None, unit: str = " B") -> str:

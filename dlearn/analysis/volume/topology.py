@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ _CHOICES_TOLD = 3
 
 
 class LinkSum(NamedTuple):
-    """All links from one rank to another of one kind and for one use: ranks of the trace, and how many channels."""
+    """The links from one rank of the trace to another of one kind and for one use."""
 
     src: int
     dst: int
@@ -53,13 +53,13 @@ class Topology(Answer, frozen=True):
         return {rank: host for host, ranks in self.hosts.items() for rank in ranks}
 
     def crossings(self, ring: Ring) -> list[tuple[int, int]]:
-        """The pairs of ranks by which a ring goes from one host to another."""
+        """Return the pairs of ranks by which a ring goes from one host to another."""
         host_of = self.host_of
         pairs = pairwise((*ring.order, ring.order[0]))
         return [(src, dst) for src, dst in pairs if host_of.get(src) != host_of.get(dst)]
 
     def sent(self, op: str, payload_bytes: int, *, root: int = 0) -> dict[tuple[int, int], int]:
-        """Bytes from each rank to each in one collective of these rings, if it runs on rings; empty where none can.
+        """Predict the bytes from each rank to each in one collective of these rings; empty where it runs on none.
 
         `payload_bytes` is what one rank gives; of a broadcast what its `root` (a rank in the group) gives.
         """
@@ -71,7 +71,7 @@ class Topology(Answer, frozen=True):
         return {(members[src], members[dst]): size for (src, dst), size in schedule.bytes_by_pair.items()}
 
     def between_hosts(self, sent: dict[tuple[int, int], int]) -> dict[tuple[str, str], int]:
-        """The same bytes from each host to each other."""
+        """Sum up these bytes from each host to each other."""
         host_of, sums = self.host_of, Counter[tuple[str, str]]()
         for (src, dst), size in sent.items():
             if host_of.get(src) != host_of.get(dst):
@@ -80,7 +80,7 @@ class Topology(Answer, frozen=True):
 
     @property
     def sentences(self) -> list[str]:
-        """What the log says, without its tables."""
+        """Say what the log holds, without its tables."""
         ranks = count_text(len(self.group.members), "rank")
         where = f"{ranks} of group {self.group.name} on {count_text(len(self.hosts), 'host')}"
         if count := sum(len(ring.channels) for ring in self.rings):
@@ -88,27 +88,25 @@ class Topology(Answer, frozen=True):
             crossing = {len(self.crossings(ring)) for ring in self.rings}
             up_to = "up to " if len(crossing) > 1 else ""
             most = f"; each goes from host to host {up_to}{max(crossing)} times" if len(self.hosts) > 1 else ""
-            told = [f"NCCL has made {count_text(count, 'ring')} of the {where}{orders}{most}"]
+            texts = [f"NCCL has made {count_text(count, 'ring')} of the {where}{orders}{most}"]
         else:
-            told = [f"NCCL has wired the {where}; its log holds no whole ring of them"]
+            texts = [f"NCCL has wired the {where}; its log holds no whole ring of them"]
         kinds = Counter[str]()
         for edge in self.edges:
             kinds["/".join(edge.vias[0].split("/")[:2])] += edge.channels
         cards = sorted({card for edge in self.edges for card in edge.cards})
         over = f" (cards {', '.join(cards)})" if cards else ""
         links = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common()) or "none"
-        told.append(f"Links, one way and channel by channel: {links}{over}")
+        texts.append(f"Links, one way and channel by channel: {links}{over}")
         chosen = [f"{each.algorithm}/{each.protocol} for {each.op} of {each.bytes:,} B" for each in self.choices]
         if chosen:
-            told.append(f"NCCL chose {first_few(chosen, _CHOICES_TOLD)}")
+            texts.append(f"NCCL chose {first_few(chosen, _CHOICES_TOLD)}")
         else:
-            told.append(
-                "Which algorithm NCCL chose the log does not say (NCCL_DEBUG_SUBSYS=INIT,TUNING would): messages of its"
-                " collectives are inferred, those of its rings, if it chose these"
-            )
+            unknown = "Which algorithm NCCL chose the log does not say (NCCL_DEBUG_SUBSYS=INIT,TUNING would)"
+            texts.append(f"{unknown}: messages of its collectives are inferred, those of its rings, if it chose these")
         if self.switch:
-            told.append("NCCL has prepared to let a switch add up (NVLS): what it did so went round no ring")
-        return [f"{sentence}." for sentence in told]
+            texts.append("NCCL has prepared to let a switch add up (NVLS): what it did so went round no ring")
+        return [f"{sentence}." for sentence in texts]
 
     def paragraphs(self) -> Iterator[Paragraph]:
         yield from self.sentences
@@ -128,13 +126,13 @@ class Topology(Answer, frozen=True):
 
 
 def topology(trace: Trace, *, group: str | None = None) -> Topology | None:
-    """How NCCL wired this group, by default the largest of which its log tells; None where it tells of none."""
+    """Return how NCCL wired this group, by default the largest in its log; None where the log has none."""
     found = topologies(trace)
     return next((each for each in found if group in (None, each.group.name)), None)
 
 
 def topologies(trace: Trace) -> list[Topology]:
-    """The same of all groups of which NCCL's log tells, the largest first."""
+    """Return how NCCL wired each group in its log, the largest first."""
     groups = {id(each.wiring): each for each in join_groups(trace.processes).values() if each.wiring is not None}
     wired = sorted(groups.values(), key=lambda each: -len(each.members))
     return [_topology(trace, group, group.wiring) for group in wired if group.wiring is not None]
@@ -149,8 +147,11 @@ def _topology(trace: Trace, group: Group, wiring: Wiring) -> Topology:
         for link in wired.links:
             if link.to < len(members):
                 links[members[rank], members[link.to], link.kind, link.use].append((link.via, link.card))
-    edges = [_edge(*ends, found) for ends, found in links.items()]
-    rings = [Ring(tuple(members[rank] for rank in ring.order), ring.channels) for ring in wiring.rings]
+    edges = []
+    for ends, found in links.items():
+        vias, cards = map(dict.fromkeys, zip(*found, strict=True))
+        edges.append(LinkSum(*ends, len(found), tuple(vias), tuple(sorted(filter(None, cards)))))
+    rings = [Ring(tuple(map(members.__getitem__, ring.order)), ring.channels) for ring in wiring.rings]
     return Topology(
         group,
         trace.labels,
@@ -161,9 +162,3 @@ def _topology(trace: Trace, group: Group, wiring: Wiring) -> Topology:
         wiring.choices,
         wiring.switch,
     )
-
-
-def _edge(src: int, dst: int, kind: str, use: str, found: Sequence[tuple[str, str]]) -> LinkSum:
-    vias = tuple(dict.fromkeys(via for via, _ in found))
-    cards = tuple(sorted({card for _, card in found if card}))
-    return LinkSum(src, dst, kind, use, len(found), vias, cards)

@@ -1,4 +1,4 @@
-"""How many bytes each rank sent to each other rank."""
+"""Bytes from each rank to each other rank: payload, and on the wire."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dlearn.errors import optional
 from dlearn.join.ends import How, payload_bytes
 from dlearn.join.joining import operations
 from dlearn.join.ledger import counted_together, ledger_of, predicted_on_the_wire
-from dlearn.join.operation_messages import PairSum, sums_of, why_unknown
+from dlearn.join.operation_messages import sums_of, why_unknown
 from dlearn.join.selection import once
 from dlearn.join.tables.operation_table import Operation
 from dlearn.join.tables.operations import Operations
@@ -22,23 +22,25 @@ from dlearn.trace import Trace
 if TYPE_CHECKING:
     import pandas
 
+Edge = tuple[int, int]
+"""Sender and receiver."""
 _COLUMNS = 16
 _PAIRS_SHOWN = 40
 
 
 class Matrix(Answer, frozen=True):
-    """Bytes by (sender, receiver): what the tables and pictures of all kinds of bytes share."""
+    """Bytes of any kind by (sender, receiver), as a table."""
 
     ranks: tuple[int, ...]
     labels: RankNames
 
     @property
-    def sizes(self) -> dict[tuple[int, int], int]:
-        """Bytes by (sender, receiver), whatever kind of bytes these are."""
+    def sizes(self) -> dict[Edge, int]:
+        """Return the bytes by (sender, receiver)."""
         raise NotImplementedError
 
     def not_known(self) -> list[str]:
-        """What the numbers leave out, in sentences."""
+        """Say what the numbers leave out, a sentence each."""
         raise NotImplementedError
 
     @property
@@ -46,39 +48,41 @@ class Matrix(Answer, frozen=True):
         return sum(self.sizes.values())
 
     def bytes_from(self, *, rank: int) -> int:
-        """Bytes that this rank sent."""
+        """Return the bytes that this rank sent."""
         return sum(size for (src, _), size in self.sizes.items() if src == rank)
 
     def bytes_to(self, *, rank: int) -> int:
-        """Bytes that were sent to this rank."""
+        """Return the bytes that were sent to this rank."""
         return sum(size for (_, dst), size in self.sizes.items() if dst == rank)
 
     def to_frame(self) -> pandas.DataFrame:
-        """Senders as rows, receivers as columns, bytes (needs pandas)."""
+        """Return bytes with senders as rows and receivers as columns (needs pandas)."""
         pandas = optional("pandas", needed_by="to_frame")
-
         names = [self.labels[rank] for rank in self.ranks]
-        rows = [[self.sizes.get((src, dst), 0) for dst in self.ranks] for src in self.ranks]
+        rows = []
+        for src in self.ranks:
+            rows.append([self.sizes.get((src, dst), 0) for dst in self.ranks])
         return pandas.DataFrame(rows, index=pandas.Index(names, name="from"), columns=pandas.Index(names, name="to"))
 
     def rows(self) -> list[list[str]]:
-        """The table as text: a head, then a row per sender; of many ranks, the pairs that sent most."""
+        """Return a head and a row per sender; of many ranks, the pairs that sent most."""
         if len(self.ranks) > _COLUMNS:
             return self._pair_rows()
         names = [self.labels[rank] for rank in self.ranks]
         table = [["bytes from \\ to", *names, "sent in all"]]
         for name, src in zip(names, self.ranks, strict=True):
-            cells = [
-                f"{self.sizes.get((src, dst), 0):,}" if src != dst or (src, dst) in self.sizes else "."
-                for dst in self.ranks
-            ]
-            table.append([name, *cells, f"{self.bytes_from(rank=src):,}"])
+            row = [name]
+            for dst in self.ranks:
+                size = self.sizes.get((src, dst), None if src == dst else 0)
+                row.append("." if size is None else f"{size:,}")
+            table.append([*row, f"{self.bytes_from(rank=src):,}"])
         return table
 
     def _pair_rows(self) -> list[list[str]]:
         pairs = sorted(self.sizes.items(), key=lambda pair: (-pair[1], pair[0]))
         table = [["from", "to", "bytes"]]
-        table += [[self.labels[src], self.labels[dst], f"{size:,}"] for (src, dst), size in pairs[:_PAIRS_SHOWN]]
+        for (src, dst), size in pairs[:_PAIRS_SHOWN]:
+            table.append([self.labels[src], self.labels[dst], f"{size:,}"])
         if len(pairs) > _PAIRS_SHOWN:
             rest = sum(size for _, size in pairs[_PAIRS_SHOWN:])
             table.append([f"{len(pairs) - _PAIRS_SHOWN:,} more pairs", "", f"{rest:,}"])
@@ -89,37 +93,39 @@ class Matrix(Answer, frozen=True):
 
 
 class Traffic(Matrix, frozen=True):
-    """Payload bytes and messages by (sender, receiver), leaves only. `by_how` splits the bytes: observed, derived, ...
+    """Payload bytes and messages by (sender, receiver), leaves only.
 
-    `missing` messages were expected and never came: they are counted in `by_how` and `never_came`, not in
-    `payload_bytes`. `known` says how the bytes of a pair are known, most of them first. `unexplained` is the number of
-    operations whose messages are not known, `unsized` that of messages whose size is not. `reduced_bytes` is what each
-    rank hands to the all-reduces, where nothing else was asked for; else 0. `ops` names the op of most of a pair's
-    bytes, `derived_from` the backends by whose algorithms it follows who sends them.
+    `by_how` splits the bytes: observed, derived, ... Messages that never came are counted there and in
+    `never_came`, not in `payload_bytes`. `known` lists how the bytes of a pair are known, most of them
+    first; `ops` names the op of most of them. `unexplained` counts the operations whose messages are
+    not known, `unsized` the messages of unknown size. `reduced_bytes` is what each rank hands to the
+    all-reduces, where nothing else was asked for; else 0. `derived_from` names the backends whose
+    algorithms give derived bytes.
     """
 
-    payload_bytes: dict[tuple[int, int], int]
-    message_count: dict[tuple[int, int], int]
+    payload_bytes: dict[Edge, int]
+    message_count: dict[Edge, int]
     by_how: dict[str, int]
-    known: dict[tuple[int, int], tuple[How, ...]]
-    never_came: dict[tuple[int, int], int]
-    ops: dict[tuple[int, int], str]
+    known: dict[Edge, tuple[How, ...]]
+    never_came: dict[Edge, int]
+    ops: dict[Edge, str]
     unexplained: int
     unsized: int = 0
     reduced_bytes: int = 0
     derived_from: str = ""
 
     @property
-    def sizes(self) -> dict[tuple[int, int], int]:
+    def sizes(self) -> dict[Edge, int]:
         return self.payload_bytes
 
     def not_known(self) -> list[str]:
-        told = []
+        texts = []
         if self.unexplained:
-            told.append(f"not counted: {count_text(self.unexplained, 'operation')} whose messages are not known")
+            operations = count_text(self.unexplained, "operation")
+            texts.append(f"not counted: {operations} whose messages are not known")
         if self.unsized:
-            told.append(f"not counted: {count_text(self.unsized, 'message')} whose size is not known")
-        return told
+            texts.append(f"not counted: {count_text(self.unsized, 'message')} whose size is not known")
+        return texts
 
 
 class WireTraffic(Matrix, frozen=True):
@@ -131,90 +137,95 @@ class WireTraffic(Matrix, frozen=True):
     """
 
     counted: Literal["predicted", "measured"]
-    wire_bytes: dict[tuple[int, int], int]
+    wire_bytes: dict[Edge, int]
     not_predicted: dict[Reason, int]
     not_measured: str = ""
     observer_bytes: int = 0
 
     @property
-    def sizes(self) -> dict[tuple[int, int], int]:
+    def sizes(self) -> dict[Edge, int]:
         return self.wire_bytes
 
     def not_known(self) -> list[str]:
-        left_out = [
-            f"not counted: {count_text(count, 'operation')}: {reason}" for reason, count in self.not_predicted.items()
-        ]
-        return left_out + ([f"not measured: {self.not_measured}"] if self.not_measured else [])
+        texts = []
+        for reason, count in self.not_predicted.items():
+            texts.append(f"not counted: {count_text(count, 'operation')}: {reason}")
+        if self.not_measured:
+            texts.append(f"not measured: {self.not_measured}")
+        return texts
 
 
 @once
 def traffic(trace: Trace) -> Traffic:
-    """Payload bytes from each rank to each other rank."""
+    """Sum up the payload bytes from each rank to each other rank."""
     return traffic_of(operations(trace), trace)
 
 
 def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
-    """The traffic of these operations of `trace` alone."""
-    alike = asked.counted() if isinstance(asked, Operations) else [(each, 1) for each in asked]
-    sums: Counter[tuple[PairSum, str]] = Counter()
-    unexplained = unsized = reduced = 0
-    only_all_reduces = True
-    backends: set[str] = set()
-    for one, times in alike:
-        found = sums_of(one)
-        if one.op == "all_reduce" and one.misfit is None:
-            reduced += times * payload_bytes(one.ends[0]) * (not one.missing)  # else it never ran
-        else:
-            only_all_reduces = False
-        for each in found:
-            sums[each, one.op] += times
-        backends |= {one.group.backend for each in found if each.how == "derived"}
-        unexplained += times * (not found and why_unknown(one) is not None)
-    sizes: Counter[tuple[int, int]] = Counter()
-    counts: Counter[tuple[int, int]] = Counter()
+    """Sum up the payload of these operations of `trace` alone."""
+    counted = asked.counted() if isinstance(asked, Operations) else [(each, 1) for each in asked]
+    sizes: Counter[Edge] = Counter()
+    counts: Counter[Edge] = Counter()
     by_how: Counter[str] = Counter()
-    weights: defaultdict[tuple[int, int], Counter[How]] = defaultdict(Counter)
-    op_weights: defaultdict[tuple[int, int], Counter[str]] = defaultdict(Counter)
-    never_came: Counter[tuple[int, int]] = Counter()
-    for ((src, dst, how, known_size, count), op), times in sums.items():
-        size = known_size or 0
-        unsized += count * times * (known_size is None)
-        by_how[how] += size * times
-        if how == "missing":
-            never_came[src, dst] += size * times
-            continue
-        sizes[src, dst] += size * times
-        counts[src, dst] += count * times
-        # Of messages without data their number counts.
-        weights[src, dst][how] += size * times or count * times
-        op_weights[src, dst][op] += size * times or count * times
-    known = {pair: tuple(how for how, _ in found.most_common()) for pair, found in weights.items()}
+    by_edge_and_how: defaultdict[Edge, Counter[How]] = defaultdict(Counter)
+    by_edge_and_op: defaultdict[Edge, Counter[str]] = defaultdict(Counter)
+    never_came: Counter[Edge] = Counter()
+    unexplained = unsized = 0
+    backends: set[str] = set()
+    for one, times in counted:
+        found = sums_of(one)
+        unexplained += times * (not found and why_unknown(one) is not None)
+        for src, dst, how, known_size, count in found:
+            size, edge = times * (known_size or 0), (src, dst)
+            unsized += times * count * (known_size is None)
+            by_how[how] += size
+            if how == "missing":
+                never_came[edge] += size
+                continue
+            if how == "derived":
+                backends.add(one.group.backend)
+            sizes[edge] += size
+            counts[edge] += times * count
+            # Messages without data weigh by their number.
+            by_edge_and_how[edge][how] += size or times * count
+            by_edge_and_op[edge][one.op] += size or times * count
     ranks, labels = _sides(trace, sizes)
-    labels.update({rank: trace.label(rank) for pair in never_came for rank in pair})
-    reduced_bytes = reduced if only_all_reduces else 0
+    labels.update(_sides(trace, never_came)[1])
+    ops = {edge: weights.most_common(1)[0][0] for edge, weights in by_edge_and_op.items()}
     return Traffic(
         ranks,
         labels,
         dict(sizes),
         dict(counts),
         dict(by_how),
-        known,
+        {edge: tuple(dict(hows.most_common())) for edge, hows in by_edge_and_how.items()},
         dict(never_came),
-        {pair: found.most_common(1)[0][0] for pair, found in op_weights.items()},
+        ops,
         unexplained,
         unsized,
-        reduced_bytes,
+        _reduced_bytes(counted),
         " and ".join(sorted(backends)),
     )
 
 
-# On the wire ----------------------------------------------------------------------------------------------------------
+def _reduced_bytes(counted: Iterable[tuple[Operation, int]]) -> int:
+    """Return the bytes that a rank hands to the all-reduces; 0 where other operations were asked for, too."""
+    reduced = 0
+    for one, times in counted:
+        if one.op != "all_reduce" or one.misfit is not None:
+            return 0
+        if not one.missing:  # Else it never ran.
+            reduced += times * payload_bytes(one.ends[0])
+    return reduced
+
+
+# On the wire --------------------------------------------------------------------------------------
 
 
 @once
 def predicted_traffic(trace: Trace) -> WireTraffic:
-    """Bytes on the wire from each rank to each other, as the backend frames its messages: payload and more."""
-    sizes: Counter[tuple[int, int]] = Counter()
+    """Predict the bytes on the wire from each rank to each other: payload, and the backend's framing."""
+    sizes: Counter[Edge] = Counter()
     not_predicted: Counter[Reason] = Counter()
     for one, times in operations(trace).counted():
         predicted, reason = predicted_on_the_wire(one)
@@ -227,24 +238,24 @@ def predicted_traffic(trace: Trace) -> WireTraffic:
 
 @once
 def measured_traffic(trace: Trace) -> WireTraffic:
-    """Bytes on the wire as the kernel counted them, where it counted this part of the trace and nothing else."""
-    why = why_not_exactly(trace)
-    if why:
-        return WireTraffic(*_sides(trace, ()), "measured", {}, {}, why)
-    ledger = ledger_of(trace)
-    pairs, _ = ledger.pairs(ledger.whole)
-    sizes: Counter[tuple[int, int]] = Counter()
+    """Sum up what the kernel counted, where it counted exactly this part of the trace."""
+    sizes: Counter[Edge] = Counter()
+    observer, why, ledger = 0, _why_not_exactly(trace), ledger_of(trace)
+    pairs, _ = ledger.pairs(ledger.whole) if not why else ([], None)
     for pair in pairs:
         if pair.measured_bytes is None:
-            closed = f"a connection of {trace.label(pair.src)} was closed before the last sample, or not seen"
-            return WireTraffic(*_sides(trace, ()), "measured", {}, {}, closed)
+            sender = trace.label(pair.src)
+            why = f"a connection of {sender} was closed before the last sample, or not seen"
+            break
         sizes[pair.src, pair.dst] += pair.measured_bytes
-    observer = sum(pair.observer_bytes for pair in pairs)
+        observer += pair.observer_bytes
+    if why:
+        return WireTraffic(*_sides(trace, ()), "measured", {}, {}, why)
     return WireTraffic(*_sides(trace, sizes), "measured", dict(sizes), {}, observer_bytes=observer)
 
 
-def why_not_exactly(trace: Trace) -> str:
-    """Why the counters' samples do not bracket just this part of the trace; empty where they do."""
+def _why_not_exactly(trace: Trace) -> str:
+    """Say why the counters' samples do not bracket exactly this part of the trace; "" where they do."""
     ledger = ledger_of(trace)
     if not ledger.meters:
         return why_not_measured(trace)
@@ -252,10 +263,11 @@ def why_not_exactly(trace: Trace) -> str:
         return "only some steps were recorded, and the kernel counted all"
     outside = [cell.rank for cell, _ in ledger.entries.outside() if cell.rows]
     if outside:
-        return f"no two samples of {trace.label(outside[0])}'s counters in this part are around all that it sends"
+        samples = f"no two samples of {trace.label(outside[0])}'s counters"
+        return f"{samples} in this part are around all that it sends"
     return counted_together(trace, ledger)
 
 
-def _sides(trace: Trace, pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], RankNames]:
+def _sides(trace: Trace, pairs: Iterable[Edge]) -> tuple[tuple[int, ...], RankNames]:
     ranks = tuple(sorted({*trace.ranks, *(rank for pair in pairs for rank in pair)}))
     return ranks, RankNames((rank, trace.label(rank)) for rank in ranks)

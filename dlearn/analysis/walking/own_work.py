@@ -1,5 +1,5 @@
 """What ranks do by themselves between messages: parts of a training step, the user's spans, functions called by RPC,
-and gradients that become ready and fill DDP's buckets.
+gradients that fill DDP's buckets, and contexts and nodes of distributed autograd.
 
 Of a pipeline the names tell of which micro-batches a stage keeps what the backward pass needs: a rank's spans F0, F1,
 ... and B0, B1, ... are the forward and the backward passes of micro-batch 0, 1, ... What lies between the two is kept.
@@ -16,9 +16,12 @@ import numpy as np
 
 from dlearn.analysis.ddp.bucket_times import BucketTime, bucket_times
 from dlearn.analysis.walking.steps import Board, Change, Step, WalkParts, WalkSource
-from dlearn.events.event import Bucket, Collective, PointToPoint, RpcCall, RpcRun, Span, Stretch
+from dlearn.events.event import AutogradNode, Bucket, Collective, PointToPoint, RpcCall, RpcRun, Span, Stretch
 from dlearn.events.event_table import EventTable, Mask, Rows
+from dlearn.join.autograd_graph import Node, join_graph
 from dlearn.join.operation_messages import message_count
+from dlearn.join.rpc.rpc_exchange import BACKWARD, RpcExchange
+from dlearn.join.rpc_messages import phase_of
 from dlearn.join.tables.message_table import Message
 from dlearn.shown import count_text
 from dlearn.trace import Trace
@@ -71,7 +74,7 @@ def works(trace: Trace, messages: Sequence[Message]) -> WalkSource:
 
 
 def works_alone(trace: Trace) -> dict[tuple[int, int], Span]:
-    """The innermost spans, if the rank calls nobody there, by rank and number; the others are parts of the program."""
+    """Find the innermost spans without communication, by rank and number."""
     table = trace.table
     is_span = table.is_a(Span)
     outer = _around(table, np.flatnonzero(is_span & trace.rows.chosen), is_span)
@@ -81,7 +84,7 @@ def works_alone(trace: Trace) -> dict[tuple[int, int], Span]:
 
 
 def _around(table: EventTable, inner: Rows, is_span: Mask) -> Mask:
-    """The spans around these events, and around those spans."""
+    """Return which are spans around these events, or around those spans."""
     found = np.zeros(len(table), bool)
     while len(inner):
         outer = np.unique(table.parent_row[inner])
@@ -91,7 +94,7 @@ def _around(table: EventTable, inner: Rows, is_span: Mask) -> Mask:
 
 
 def kept(works: Iterable[Span]) -> dict[tuple[int, int], tuple[Change, str]]:
-    """Rank and number of a span of a pipeline -> what its rank keeps from then on, and that in words."""
+    """Map rank and number of a pipeline's span to what its rank keeps from then on, and that in words."""
     passes = sorted((each for each in works if _NAME.fullmatch(each.name)), key=lambda each: each.start_ns)
     names = {(each.rank, each.name) for each in passes}
     held: dict[int, set[int]] = defaultdict(set)
@@ -122,7 +125,7 @@ _Names = dict[tuple[int, int], tuple[int, str]]
 
 
 def gradients(trace: Trace, messages: Sequence[Message]) -> WalkSource:
-    """A step for each gradient (or each full bucket), and the state of each bucket on each rank."""
+    """Make a step for each gradient (or each full bucket), with the state of each bucket on each rank."""
     source = WalkSource()
     found = [each for each in bucket_times(trace).items if each.ready]
     every = sum(len(each.ready) for each in found) <= _MOST_STEPS
@@ -153,21 +156,21 @@ def _filling(bucket: BucketTime, trace: Trace, names: _Names, *, every: bool) ->
     for number, (parameter, at_ns) in enumerate(bucket.ready, 1):
         if not every and number < len(bucket.ready):
             continue
-        told = f"the gradient of {parameter} is ready: {number} of {count} in {name}"
+        text = f"the gradient of {parameter} is ready: {number} of {count} in {name}"
         full = ", which is full" if number == count else ""
         change = Change(BUCKETS, bucket.rank, at, f"{name}: {number} of {count} ready", number / count / 2)
         steps.append(
             Step(
                 rank=bucket.rank, at_ns=at_ns, op="gradient", mark=parameter, changes=(change,),
                 span=bucket.step, phase="backward",
-                sentence=f"{trace.label(bucket.rank)}: {told}{full} (observed).",
+                sentence=f"{trace.label(bucket.rank)}: {text}{full} (observed).",
             )
         )  # fmt: skip
     return steps
 
 
 def _travelling(messages: Sequence[Message], names: _Names) -> dict[int, list[Change]]:
-    """With its first message a bucket travels; with its last one, if all came, every member has the average."""
+    """Mark a bucket's travel with its first message, and its average with the last one, if all came."""
     places: dict[int, list[int]] = defaultdict(list)
     for place, message in enumerate(messages):
         carried = message.operation.bucket is not None and isinstance(message.operation.ends[0], Collective)
@@ -184,3 +187,111 @@ def _travelling(messages: Sequence[Message], names: _Names) -> dict[int, list[Ch
         for place, text, share in stages:
             changes[place] += [Change(BUCKETS, rank, at, f"{name}: {text}", share) for rank in operation.group.members]
     return changes
+
+
+# Distributed autograd: which contexts each worker holds -------------------------------------------
+# A worker knows of a context from the first call with its number. A backward pass leaves gradients
+# there, never in `param.grad`; the optimizer's step uses them; at the context's end they are gone.
+
+
+CONTEXTS = "Contexts of distributed autograd (what is in them is inferred)"
+_MOST_NODES = 150
+"""In one graph: more cannot be told apart in a player."""
+_SHARES = {"": 0.0, "open": 0.3, "has gradients": 1.0, "step is done": 0.6}
+
+
+def contexts(trace: Trace, messages: Sequence[Message]) -> WalkSource:
+    source = WalkSource()
+    begun = _from_the_first_on(trace, messages)
+    numbers: dict[int, int] = {}
+    held: dict[tuple[int, int], str] = {}
+    for place, message in enumerate(messages):
+        exchange = message.operation.exchange
+        if exchange is None or exchange.context is None:
+            continue
+        index = numbers.setdefault(exchange.context, len(numbers))
+        if exchange.context not in begun or message.how == "missing":
+            continue
+        for rank, text in _after(message, held.get((message.dst, index), ""), held.get((message.src, index), "")):
+            if held.get((rank, index), "") == text:
+                continue
+            held[rank, index] = text
+            told = f"context {index}: {text}" if text else ""
+            source.changes.setdefault(place, []).append(Change(CONTEXTS, rank, index, told, _SHARES[text]))
+    if source.changes:
+        source.boards.append(Board(CONTEXTS, lasting=True))
+        source.notes.append(
+            "Contexts are numbered in the order of their first message; what is in them is inferred from the messages."
+        )
+    return source
+
+
+def _from_the_first_on(trace: Trace, messages: Sequence[Message]) -> set[int]:
+    """Return the contexts whose first request is among these; of others it is not known what they hold."""
+    first: dict[int, RpcExchange] = {}
+    for exchange in sorted(trace.whole.rpc.exchanges, key=lambda each: each.sent_ns or 0):
+        if exchange.context is not None and exchange.sent_ns is not None:
+            first.setdefault(exchange.context, exchange)
+    # Their requests: a reply alone does not count.
+    here = {id(message.operation.exchange) for message in messages if not message.step}
+    return {context for context, exchange in first.items() if id(exchange) in here}
+
+
+def _after(message: Message, at_receiver: str, at_sender: str) -> list[tuple[int, str]]:
+    """Return what the message leaves at its two ends."""
+    exchange = message.operation.exchange
+    assert exchange is not None
+    phase, reply = phase_of(exchange), message.step > 0
+    if phase == "cleanup":
+        return [(message.src, "")] if reply else []
+    if exchange.kind == BACKWARD:
+        return [(message.dst, "has gradients")] if not reply else [(message.src, "has gradients")]
+    if phase == "optimizer":
+        return [(message.src, "step is done")] if reply and exchange.call is not None and at_sender else []
+    if phase == "forward" and not message.control:
+        sides = [(message.src, at_sender), (message.dst, at_receiver)]
+        return [(rank, "open") for rank, now in sides if not now]
+    return []
+
+
+# The distributed backward pass: the nodes of the autograd graph -------------------------------------------------------
+
+
+def nodes(trace: Trace, messages: Sequence[Message]) -> WalkSource:
+    """Make a step for each node of the contexts that these messages belong to."""
+    source = WalkSource()
+    known = {event.context for event in trace.of(AutogradNode)}
+    parts, spans = WalkParts(trace), dict[int, str]()
+    for each in messages:
+        exchange = each.operation.exchange
+        if exchange is not None and exchange.context in known and exchange.context not in spans:
+            spans[exchange.context] = parts.span_of(each.operation)
+    for context, span in spans.items():
+        graph = join_graph(trace, context)
+        if len(graph.nodes) > _MOST_NODES:
+            source.notes.append(
+                f"A graph of {len(graph.nodes)} nodes is too large to be played: draw.autograd shows it."
+            )
+            continue
+        for place, node in enumerate(graph.nodes):
+            if node.start_ns is None:
+                continue
+            source.steps.append(
+                Step(
+                    rank=node.key.rank, at_ns=node.start_ns, until_ns=node.end_ns, mark=node.short, op="node",
+                    sentence=_node_sentence(node, trace), lit=(len(source.graphs), place), span=span, phase="backward",
+                )
+            )  # fmt: skip
+        source.graphs.append(graph)
+    return source
+
+
+def _node_sentence(node: Node, trace: Trace) -> str:
+    who = trace.label(node.key.rank)
+    seen = {"hook": "observed", "log": "observed in the agent's log"}.get(node.timed_by, "inferred from the next node")
+    does = {
+        "recv": ", which sends the gradient back to where the value came from",
+        "send": ", which takes in the gradient of a value that was sent",
+        "AccumulateGrad": f", which adds the gradient of {node.parameter or 'a parameter'} to its context",
+    }
+    return f"{who} runs {node.short}{does.get(node.short, '')} ({seen})."

@@ -12,15 +12,15 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from itertools import chain, count, pairwise
+from itertools import count, pairwise
 
-from dlearn.analysis.findings import size_text
 from dlearn.analysis.walking.steps import Board, Change, WalkSource
 from dlearn.events.event import Collective
 from dlearn.join.ends import family_of_op
 from dlearn.join.operation_messages import message_count, messages_of
 from dlearn.join.tables.message_table import Message
 from dlearn.join.tables.operation_table import Operation
+from dlearn.shown import size_text
 from dlearn.trace import Trace
 
 _SUMS = ("all_reduce", "reduce", "reduce_scatter")
@@ -28,6 +28,7 @@ _MOST_PIECES = 128
 """As many as gloo's ring of 64 ranks cuts its data into."""
 _MOST_NAMES = 4
 _UNKNOWN = -1
+_NOT_SHOWN = "What ranks hold is not shown for"
 
 Holding = dict[tuple[int, int], int]
 """(rank, piece) -> a bit for each member whose part is in it; `_UNKNOWN` where nobody can say."""
@@ -58,19 +59,16 @@ def pieces(trace: Trace, messages: Sequence[Message]) -> WalkSource:
     if summed:
         source.notes.append("The sum may be a maximum or another reduction: which one, the trace does not say.")
     if crowded:
-        source.notes.append(
-            f"What ranks hold is not shown for {crowded:,} of the collectives: more than {_MOST_PIECES} pieces."
-        )
+        source.notes.append(f"{_NOT_SHOWN} {crowded:,} of the collectives: more than {_MOST_PIECES} pieces.")
     if partly:
-        source.notes.append(
-            f"What ranks hold is not shown for {partly:,} of the collectives: not all that was sent is here."
-        )
+        source.notes.append(f"{_NOT_SHOWN} {partly:,} of the collectives: not all that was sent is here.")
     return source
 
 
 def _from_the_beginning(operation: Operation, shown: Sequence[Message]) -> bool:
-    """Whether these are all messages of the operation, or the first of them. Of a step of glass only its sender tells
-    which part it carries; what two ranks whose files are lost have sent each other is nowhere."""
+    """Return whether these are all messages of the operation, or the first of them.
+
+    Of an observed step only the sender knows its part; what ranks without files sent each other is not known."""
     if shown[0].how != "derived" and (operation.unseen or any(each.sent_ns is None for each in shown)):
         return False
     if len(shown) == message_count(operation):
@@ -80,18 +78,18 @@ def _from_the_beginning(operation: Operation, shown: Sequence[Message]) -> bool:
 
 
 def _moment(message: Message) -> int:
-    """A derived message has no time of its own: what has come in the steps before its own is there."""
+    """Return when it was sent; of a derived message, which has no time of its own, its step."""
     return message.step if message.how == "derived" else message.sent_ns or 0
 
 
 def _cuts(messages: Sequence[Message]) -> list[int]:
-    """Where one piece ends and the next begins, in bytes."""
+    """Return where one piece ends and the next begins, in bytes."""
     edges = {edge for each in messages for edge in (each.offset_bytes, _end(each))}
     return sorted({*edges, 0, max(each.whole_bytes for each in messages)})
 
 
 def _begin(operation: Operation, messages: Sequence[Message], cuts: Sequence[int]) -> Holding | None:
-    """What each rank has before anything is sent; None where this is not known for such an operation."""
+    """Return what each rank has before anything is sent; None where this is not known for such an op."""
     members, op = operation.group.members, family_of_op(operation.op)
     whole = range(len(cuts) - 1)
     if any(each.sparse for end in operation.ends if isinstance(end, Collective) for each in end.inputs):
@@ -120,7 +118,7 @@ def _play(
     begin: Holding,
     trace: Trace,
 ) -> bool:
-    """Whether a rank came to hold a whole sum."""
+    """Play one operation into `source`; return whether a rank came to hold a whole sum."""
     members, summed = operation.group.members, family_of_op(operation.op) in _SUMS
     whole_sum = (1 << len(members)) - 1
     title = _title(operation, size_text(cuts[-1]), {board.title for board in source.boards})
@@ -147,17 +145,19 @@ def _play(
 
 
 def _title(operation: Operation, size: str, taken: set[str]) -> str:
-    """Each has its own, by which a change finds its board: two groups may both have an all_reduce #1."""
+    """Return a title of its own, by which a change finds its board."""
     group = "" if operation.group.default else f" of group {operation.group.name}"
-    titles = (
-        f"{operation.op} #{operation.seq}{group}{again}, {size}: whose part is in which piece (inferred)"
-        for again in chain([""], (f" ({number})" for number in count(2)))
-    )
-    return next(title for title in titles if title not in taken)
+    again, numbers = "", count(2)
+    while True:
+        name = f"{operation.op} #{operation.seq}{group}{again}"
+        title = f"{name}, {size}: whose part is in which piece (inferred)"
+        if title not in taken:
+            return title
+        again = f" ({next(numbers)})"
 
 
 def _carried(messages: Sequence[Message], cuts: Sequence[int], begin: Holding) -> list[dict[int, int]]:
-    """What each message can have in it: all that its sender had at that moment, of the pieces that it carries."""
+    """Return what each message can hold: all that its sender had then, of the pieces that it carries."""
     holds, carried = dict(begin), [dict[int, int]() for _ in messages]
     for place, arrives in _order(messages):
         message = messages[place]
@@ -172,8 +172,7 @@ def _carried(messages: Sequence[Message], cuts: Sequence[int], begin: Holding) -
 
 
 def _order(messages: Sequence[Message]) -> Iterator[tuple[int, bool]]:
-    """The place of each message, when it leaves and when it arrives: for each rank in the order of its own clock, and
-    after it has left. The clocks of two hosts may differ."""
+    """Yield the place of each message when it leaves and when it arrives, by the clock of each rank."""
     own: dict[int, list[tuple[tuple[int, bool, int], int, bool]]] = defaultdict(list)
     for place, message in enumerate(messages):
         left = _moment(message)
@@ -200,12 +199,12 @@ def replay(own: Mapping[int, Iterable[tuple[tuple[int, ...], int, bool]]]) -> It
 
 
 def _end(message: Message) -> int:
-    """Where it ends in the operation's data."""
+    """Return where it ends in the operation's data, in bytes."""
     return message.offset_bytes + (message.payload_bytes or 0)
 
 
 def merge(mine: int, theirs: int) -> int:
-    """What a rank has after `theirs` has come: the sum, or, where its own part is in it already, theirs instead."""
+    """Merge what came: the sum, or, where the rank's own part is in it already, theirs instead."""
     if _UNKNOWN in (mine, theirs):
         return _UNKNOWN
     if not mine & theirs:
@@ -214,7 +213,7 @@ def merge(mine: int, theirs: int) -> int:
 
 
 def _text(mask: int, names: Sequence[str], *, summed: bool) -> tuple[str, float]:
-    """ "0+2", "3 of 8", "sum"; of a copy whose it is. And how much of it is there."""
+    """Return "0+2", "3 of 8", "sum", or of a copy whose it is; and the share of it, 0 to 1."""
     if mask == _UNKNOWN:
         return "?", 0.0
     inside = [name for bit, name in enumerate(names) if mask >> bit & 1]
@@ -227,7 +226,7 @@ def _text(mask: int, names: Sequence[str], *, summed: bool) -> tuple[str, float]
 
 
 def _held_text(mask: int, names: Sequence[str], *, summed: bool) -> str:
-    """ "0+2", "the whole sum", "the data of 1"."""
+    """Return "0+2", "the whole sum", "the data of 1"."""
     if mask == _UNKNOWN:
         return "parts that nobody can tell"
     text, share = _text(mask, names, summed=summed)
@@ -237,7 +236,7 @@ def _held_text(mask: int, names: Sequence[str], *, summed: bool) -> str:
 
 
 def _words(rank: int, held: Set[str], pieces: Sequence[int], count: int, trace: Trace) -> str:
-    """ "Then rank 0 has 0+1 in piece 2 of 4"."""
+    """Write "Then rank 0 has 0+1 in piece 2 of 4"."""
     if not pieces:
         return ""
     first, last = pieces[0] + 1, pieces[-1] + 1

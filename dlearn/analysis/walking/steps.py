@@ -17,7 +17,7 @@ from dlearn.trace import Trace
 
 
 class Change(msgspec.Struct, frozen=True):
-    """From now on `rank` holds this in the place of this number of a board; "" is nothing. `share` is from 0 to 1.
+    """What `rank` holds from now on, in a place of a board; "" is nothing. `share` is from 0 to 1.
 
     `owners` are the ranks whose part is in it, where that is known.
     """
@@ -68,13 +68,12 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def part(self) -> str:
-        """Where in the program: "step 3 · backward"."""
+        """Return where in the program it is: "step 3 · backward"."""
         return " · ".join(each for each in (self.span, self.phase) if each)
 
     @property
     def moment(self) -> tuple[object, ...]:
-        """Equal for steps that happen at the same time: of one operation the step of its algorithm; what ranks do by
-        themselves in between is one moment."""
+        """Return what is equal for steps of one moment: operation and step; one value for all of ranks' own."""
         message = self.message
         if message is None:
             return (None,)
@@ -99,14 +98,13 @@ class Walkthrough(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(step.message for step in self.steps if step.message is not None)
 
     def held(self, board: Board, place: int) -> dict[tuple[int, int], Change]:
-        """What stands on the board after so many steps, by rank and place."""
+        """Return what stands on the board after so many steps, by rank and place."""
         later = (change for step in self.steps[:place] for change in step.changes if change.board == board.title)
         return {(change.rank, change.place): change for change in (*board.start, *later)}
 
 
 class WalkSource(msgspec.Struct):
-    """What one kind of knowledge adds to a walk. `changes` come with a message, by its place among the messages;
-    `words` are said after its sentence."""
+    """Steps, boards and notes of one kind. `changes`, and `words` after the sentence, are by a message's place."""
 
     boards: list[Board] = msgspec.field(default_factory=list)
     changes: dict[int, list[Change]] = msgspec.field(default_factory=dict)
@@ -120,7 +118,7 @@ class WalkSource(msgspec.Struct):
 
 
 class WalkParts:
-    """The outermost span around it, and its phase; both are empty where there is none."""
+    """The outermost span around events and messages, and their phases; "" where there is none."""
 
     def __init__(self, trace: Trace) -> None:
         self._names = _outermost(trace.whole)
@@ -131,17 +129,18 @@ class WalkParts:
         }
 
     def of_event(self, event: Event) -> tuple[str, str]:
-        """Of what an RPC runs, the span of its caller."""
-        return self._around(self._callers.get((event.rank, event.number), event)), _plain(event.phase)
+        """Return span and phase of an event; of what an RPC runs, its caller's span."""
+        caller = self._callers.get((event.rank, event.number), event)
+        return self._around(caller), _plain(event.phase)
 
     def of_message(self, message: Message) -> tuple[str, str]:
-        """Of its sender's call; of an RPC the span of what caused it, for its reply too."""
+        """Return span and phase of its sender's call; of RPC the span of the request's cause."""
         operation = message.operation
         end = next((each for each in operation.ends if each.rank == message.src), operation.ends[0])
         return self._around(end) if operation.exchange is None else self.span_of(operation), _plain(end.phase)
 
     def span_of(self, operation: Operation) -> str:
-        """On the first rank that called or caused it in a span."""
+        """Return its span on the first rank that called or caused it in one."""
         calls: Sequence[Event] = operation.ends
         if operation.exchange is not None:
             calls = (operation.exchange.cause,) if operation.exchange.cause is not None else ()

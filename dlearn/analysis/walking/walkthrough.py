@@ -1,4 +1,4 @@
-"""From a trace to its steps, in the order in which they can be told."""
+"""From a trace to its steps, in an order in which they can have happened."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ import msgspec
 import numpy as np
 
 from dlearn.analysis.ddp.training_steps import TrainingStep, training_steps
-from dlearn.analysis.findings import capital, sequence_finding, size_text
+from dlearn.analysis.findings import sequence_finding
 from dlearn.analysis.hanging.hang_words import missing_text, tell
 from dlearn.analysis.hanging.stuck import Hang, hangs
 from dlearn.analysis.telling.words import message_sentence, problem_sentences
-from dlearn.analysis.walking.contexts import contexts, nodes
-from dlearn.analysis.walking.own_work import gradients, works
+from dlearn.analysis.walking.own_work import contexts, gradients, nodes, works
 from dlearn.analysis.walking.pieces import pieces
 from dlearn.analysis.walking.steps import Step, WalkParts, WalkSource, Walkthrough
 from dlearn.events.event import PointToPoint
-from dlearn.events.event_table import NONE, Rows
+from dlearn.events.event_table import NONE, Column, Rows
 from dlearn.join.message_evidence import messages as all_messages
 from dlearn.join.operation_messages import sums_of
 from dlearn.join.tables.message_table import Message, Messages
-from dlearn.shown import RankNames, count_text
+from dlearn.shown import RankNames, capital, capitalized, count_text, size_text
 from dlearn.trace import Trace
 
 MOST_MESSAGES = 300
@@ -35,6 +34,7 @@ _MOST_QUIET_RANKS = 64
 """Lanes of ranks that send and get nothing, unless they would be more."""
 _MOST_PROBLEMS = 8
 _LAST_NS = 2**62
+_LINES = {"observed": "solid", "derived": "dashed", "inferred": "dotted", "missing": "red"}
 _SOURCES = (pieces, gradients, contexts, works, nodes)
 
 
@@ -45,7 +45,7 @@ def walkthrough(
     title: str | None = None,
     tags: Mapping[int, str] | None = None,
 ) -> Walkthrough:
-    """Step by step through all messages of the trace, or only these, and through what ranks do between them.
+    """Return the steps of all messages of the trace, or only these, and of what ranks do between them.
 
     Of a trace with more than 300 messages one whole step, or, where a step has more, one whole collective. A collective
     that some rank never called is one step.
@@ -57,19 +57,19 @@ def walkthrough(
     else:
         part, asked, finding, later = _Played(trace, messages, "")
     # By the time of sending, which is never after what follows from it, and then by step.
-    chosen = [(_sent_ns(message), message) for message in asked if not _is_hung(message)]
-    chosen.sort(key=lambda each: (each[0], each[1].step))
+    came = [message for message in asked if not _is_hung(message)]
+    chosen = sorted(zip(_sent_ns(came), came, strict=True), key=lambda each: (each[0], each[1].step))
     of_one = len({id(message.operation) for _, message in chosen}) == 1
     ordered = chosen[: MOST_OF_ONE if of_one else MOST_MESSAGES]
     shown = [message for _, message in ordered]
-    told = [source(part, shown) for source in _SOURCES]
+    sources = [source(part, shown) for source in _SOURCES]
     never = _never_came(trace, asked)
     whole = len(asked) == len(all_messages(part)) and len(shown) == len(chosen)
-    own = _own_steps(told, ordered, never, all_of_it=whole)
+    own = _own_steps(sources, ordered, never, all_of_it=whole)
     where = WalkParts(trace)
     marks = _tag_marks(shown, tags or {})
     steps = [
-        _of_message(place, at_ns, message, marks[place], told, where, trace)
+        _of_message(place, at_ns, message, marks[place], sources, where, trace)
         for place, (at_ns, message) in enumerate(ordered)
     ]
     steps = sorted([*steps, *own[:MOST_OWN_STEPS], *never], key=lambda step: step.at_ns)
@@ -79,21 +79,22 @@ def walkthrough(
     if messages is None and len(asked) + later < len(found):
         others = count_text(len(found) - len(asked) - later, "message")
         notes.append(f"{others} of other steps are not played: choose with trace.within(...) or messages=.")
-    notes += [note for each in told for note in each.notes]
+    notes += [note for each in sources for note in each.notes]
     if len(own) > MOST_OWN_STEPS:
         notes.append(f"Of {len(own):,} steps inside of ranks the first {MOST_OWN_STEPS:,} are shown.")
+    graphs = tuple(chain.from_iterable(each.graphs for each in sources))
     return Walkthrough(
         title=title or finding or _chosen_title(asked, MOST_MESSAGES),
         steps=tuple(_with_parts(steps)),
-        boards=tuple(board for each in told for board in each.boards),
-        graphs=tuple(graph for each in told for graph in each.graphs),
+        boards=tuple(chain.from_iterable(each.boards for each in sources)),
+        graphs=graphs,
         notes=(*notes, *problem_sentences(trace, _MOST_PROBLEMS)),
         labels=RankNames((rank, trace.label(rank)) for rank in sorted({*ends, *quiet})),
     )
 
 
 def is_control(message: Message) -> bool:
-    """Whether it carries none of the program's data: what the system tells itself, or a mere "I am here"."""
+    """Return whether it carries none of the program's data, as a control message or a barrier's."""
     return message.control or (message.how != "observed" and message.payload_bytes == 0)
 
 
@@ -101,8 +102,7 @@ def is_control(message: Message) -> bool:
 
 
 class _Played(NamedTuple):
-    """What is played of a trace, and its title. `trace` has what ranks do by themselves meanwhile; `later` messages
-    that were asked for are too many."""
+    """What is played, and its title: messages, and what ranks of `trace` do meanwhile; `later` are left out."""
 
     trace: Trace
     messages: Sequence[Message]
@@ -111,7 +111,7 @@ class _Played(NamedTuple):
 
 
 def _played(trace: Trace, found: Messages, most: int) -> _Played:
-    """All, if what came is no more than `most`. Else the last step in which all came; of a hang what was before it."""
+    """Choose all, if no more than `most` came; else the last step in which all came, or what led to a hang."""
     missing = found.missing
     if len(found) - missing.sum() <= most:
         return _Played(trace, found, sequence_finding(trace))
@@ -136,15 +136,31 @@ def _played(trace: Trace, found: Messages, most: int) -> _Played:
 
 
 def _first(found: Messages, most: int) -> tuple[Rows, Rows]:
-    """The places of the first messages by `_sent_ns`, at most so many; and of all that hung with their collective."""
+    """Return the places of the first messages that left, at most so many, and of all that hung."""
     table, sent, row = found.operations.table, found.columns, found.operations.rows[found.columns.operation]
     hung = found.missing & table.is_collective[row]
     end_ns = table.over_ends(np.minimum, np.where(table.events.end_ns == NONE, _LAST_NS, table.events.end_ns))
-    left_ns = np.where(sent.sent_ns == NONE, np.minimum(table.transfer_ns, end_ns)[row], sent.sent_ns)
+    left_ns = _left_ns(sent.sent_ns, table.transfer_ns[row], end_ns[row])
     came = np.flatnonzero(~hung)
     if len(np.unique(row[came])) == 1:
         most = MOST_OF_ONE
     return came[np.lexsort((sent.step[came], left_ns[came]))][:most], np.flatnonzero(hung)
+
+
+def _left_ns(sent_ns: Column, transfer_ns: Column, first_end_ns: Column) -> Column:
+    """Return when messages left: without a time after the last rank's call, and before the first rank was done."""
+    return np.where(sent_ns == NONE, np.minimum(transfer_ns, first_end_ns), sent_ns)
+
+
+def _sent_ns(messages: Sequence[Message]) -> list[int]:
+    """Return when each of these left, by `_left_ns`."""
+    rows = []
+    for message in messages:
+        ends = message.operation.ends
+        over = min((end.end_ns for end in ends if end.end_ns is not None), default=_LAST_NS)
+        sent_ns = NONE if message.sent_ns is None else message.sent_ns
+        rows.append((sent_ns, max(end.start_ns for end in ends), over))
+    return [int(at_ns) for at_ns in _left_ns(*np.array(rows, np.int64).reshape(-1, 3).T)]
 
 
 def _part_title(name: str, inside: Sequence[Message], found: Messages) -> str:
@@ -153,7 +169,7 @@ def _part_title(name: str, inside: Sequence[Message], found: Messages) -> str:
 
 
 def _collectives_from_the_last(found: Messages) -> Iterator[Rows]:
-    """The places of the messages of each operation that has several, carries data and can be played whole."""
+    """Yield the places of the messages of each collective with data that can be played whole, the last first."""
     asked = found.operations
     counts = np.bincount(found.columns.operation, minlength=len(asked))
     is_collective = asked.table.is_collective[asked.rows]
@@ -164,7 +180,7 @@ def _collectives_from_the_last(found: Messages) -> Iterator[Rows]:
 
 
 def _chosen_title(chosen: Sequence[Message], most: int) -> str:
-    """How many are played, of how many that were asked for, and their bytes: never those of others."""
+    """Say how many of the messages asked for are played, and their bytes."""
     shown = chosen[:most]
     size = size_text(sum(message.payload_bytes or 0 for message in shown if message.how != "missing"))
     if len(shown) < len(chosen):
@@ -173,10 +189,7 @@ def _chosen_title(chosen: Sequence[Message], most: int) -> str:
 
 
 def _steps_from_the_last(trace: Trace, found: Messages) -> Iterator[tuple[str, Trace, Rows]]:
-    """The program's own spans that are called steps; else the training steps of DDP, as their stretches tell them.
-
-    Each with a part of the trace, and the places of its messages there.
-    """
+    """Yield spans that are called steps, else DDP's training steps: name, part of the trace, places of its messages."""
     names = [name for name in trace.spans if name.startswith("step")]
     for name in reversed(names):
         part = trace.within(name)
@@ -191,7 +204,7 @@ def _steps_from_the_last(trace: Trace, found: Messages) -> Iterator[tuple[str, T
 
 
 def _numbers(found: Messages, steps: Iterable[TrainingStep]) -> Rows:
-    """Of each message the number of the training step in which its sender called it; -1 of one that is in none."""
+    """Return the training step in which each message's sender called it; -1 of one that is in none."""
     src, called_ns = found.columns.src, found.called_ns
     number = np.full(len(found), -1)
     for rank, own in groupby(sorted(steps, key=lambda step: (step.rank, step.number)), key=lambda step: step.rank):
@@ -207,22 +220,22 @@ def _numbers(found: Messages, steps: Iterable[TrainingStep]) -> Rows:
 
 
 def _is_hung(message: Message) -> bool:
-    """Whether it never came because a rank never called its collective: then none of the messages came."""
+    """Return whether it never came because a rank never called its collective."""
     operation = message.operation
     return message.how == "missing" and not operation.is_message and operation.exchange is None
 
 
 def _never_came(trace: Trace, messages: Iterable[Message]) -> list[Step]:
-    """A step for each cause; what waits behind it is told with it."""
+    """Make a step for each cause of a hang, with what waits behind it."""
     hung = {id(message.operation): message.operation for message in messages if _is_hung(message)}
     stuck = hangs(trace)
-    told = [(each.hang, capital(each.sentence, each.speaker, trace.labels)) for each in tell(stuck, trace)]
+    causes = [(each.hang, capital(each.sentence, each.speaker, trace.labels)) for each in tell(stuck, trace)]
     known = {id(each.operation) for each in stuck}
     for place, operation in hung.items():
         if place not in known:
-            told.append((Hang(operation, operation.ranks), f"{operation.op}: {missing_text(operation, trace)}"))
+            causes.append((Hang(operation, operation.ranks), f"{operation.op}: {missing_text(operation, trace)}"))
     where = WalkParts(trace)
-    return [_hung_step(hang, sentence, where) for hang, sentence in told if id(hang.operation) in hung]
+    return [_hung_step(hang, sentence, where) for hang, sentence in causes if id(hang.operation) in hung]
 
 
 def _hung_step(hang: Hang, sentence: str, where: WalkParts) -> Step:
@@ -246,22 +259,15 @@ def _hung_step(hang: Hang, sentence: str, where: WalkParts) -> Step:
 # Steps, in their order ------------------------------------------------------------------------------------------------
 
 
-def _sent_ns(message: Message) -> int:
-    """One without a time can have left when the last rank had called, but before the first one was done."""
-    if message.sent_ns is not None:
-        return message.sent_ns
-    called_ns = max(end.start_ns for end in message.operation.ends)
-    return min([called_ns, *(end.end_ns for end in message.operation.ends if end.end_ns is not None)])
-
-
 def _own_steps(
-    told: Sequence[WalkSource], messages: Sequence[tuple[int, Message]], never: Sequence[Step], *, all_of_it: bool
+    sources: Sequence[WalkSource], messages: Sequence[tuple[int, Message]], never: Sequence[Step], *, all_of_it: bool
 ) -> list[Step]:
-    """What ranks did by themselves; beside a part of the messages only what lies between the first and the last."""
-    steps = sorted((step for each in told for step in each.steps), key=lambda step: step.at_ns)
+    """Return what ranks did by themselves; of a part of the messages, between the first and the last."""
+    steps = sorted(chain.from_iterable(each.steps for each in sources), key=lambda step: step.at_ns)
     if all_of_it:
         return steps
-    times = [at_ns for at_ns, _ in messages] + [step.at_ns for step in never]
+    times = [at_ns for at_ns, _ in messages]
+    times += [step.at_ns for step in never]
     if not times:
         return []
     last_ns = max(chain(times, (message.received_ns or 0 for _, message in messages)))
@@ -270,14 +276,14 @@ def _own_steps(
 
 
 def _of_message(
-    place: int, at_ns: int, message: Message, mark: str, told: Sequence[WalkSource], where: WalkParts, trace: Trace
+    place: int, at_ns: int, message: Message, mark: str, sources: Sequence[WalkSource], where: WalkParts, trace: Trace
 ) -> Step:
-    words = [each.words[place] for each in told if each.words.get(place)]
+    words = [each.words[place] for each in sources if each.words.get(place)]
     sentence = message_sentence(message, trace)
     if mark and mark != f"tag {message.operation.tag}":  # The number is in the sentence, and only a name is new.
         sentence = f"{mark}: {sentence}"
     span, phase = where.of_message(message)
-    changes = tuple(chain.from_iterable(each.changes.get(place, ()) for each in told))
+    changes = tuple(chain.from_iterable(each.changes.get(place, ()) for each in sources))
     return Step(
         rank=message.src, sentence=" ".join([sentence, *words]), at_ns=at_ns, until_ns=message.received_ns,
         message=message, mark=mark, op=message.op, span=span, phase=phase, control=is_control(message),
@@ -286,7 +292,7 @@ def _of_message(
 
 
 def _tag_marks(shown: Sequence[Message], names: Mapping[int, str]) -> list[str]:
-    """The tag of each send, where the program tells its messages apart by tags; its name, where it has one."""
+    """Return the tag of each send, or its name, where the program has several tags."""
     ends = [message.operation.ends[0] for message in shown]
     tags = [end.tag if isinstance(end, PointToPoint) else None for end in ends]
     if len({*tags} - {None}) < 2 and not any(tag in names for tag in tags):
@@ -295,8 +301,8 @@ def _tag_marks(shown: Sequence[Message], names: Mapping[int, str]) -> list[str]:
 
 
 def _with_parts(steps: Sequence[Step]) -> list[Step]:
-    """What a rank does by itself, and nobody has put into a phase, leads to what it sends next."""
-    told: list[Step] = []
+    """Put what a rank does by itself into the span and phase of what it sends next, unless it has its own."""
+    placed: list[Step] = []
     following: dict[int, Step] = {}
     for step in reversed(steps):
         if step.message is not None:
@@ -304,8 +310,8 @@ def _with_parts(steps: Sequence[Step]) -> list[Step]:
         elif step.rank in following:
             sends = following[step.rank]
             step = msgspec.structs.replace(step, span=step.span or sends.span, phase=step.phase or sends.phase)
-        told.append(step)
-    return told[::-1]
+        placed.append(step)
+    return placed[::-1]
 
 
 def _ranks(step: Step) -> tuple[int, ...]:
@@ -313,18 +319,16 @@ def _ranks(step: Step) -> tuple[int, ...]:
 
 
 def _notes(count: int, shown: Sequence[Message], found: Messages | None) -> list[str]:
-    """What the lines mean, and what is not shown: nothing is dropped without a word."""
-    meaning = {"observed": "solid", "derived": "dashed", "inferred": "dotted", "missing": "red"}
+    """Say what the lines mean, and what is not shown."""
     used = {message.how for message in shown}
-    lines = [f"{line} = {how}" for how, line in meaning.items() if how in used]
+    lines = [f"{line} = {how}" for how, line in _LINES.items() if how in used]
     notes = [f"Lines: {', '.join(lines)}."] if lines else []
     if "derived" in used:
         notes.append("The times of derived messages share out the operation's, and are no measurement.")
     if len(shown) < count:
-        notes.append(
-            f"The first {len(shown):,} of {count:,} messages; {count - len(shown):,} later ones are left out:"
-            " choose a part with trace.within(...), or with messages=."
-        )
+        later = f"{count - len(shown):,} later ones are left out"
+        choose = "choose a part with trace.within(...), or with messages=."
+        notes.append(f"The first {len(shown):,} of {count:,} messages; {later}: {choose}")
     if found is not None and found.reasons:
-        notes += [line[:1].upper() + line[1:] for line in found.sentences()]
+        notes += map(capitalized, found.sentences())
     return notes

@@ -1,0 +1,165 @@
+"""Every sentence about what became of a job: how processes ended, which ranks held others up, and what may be wrong."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections import defaultdict
+from collections.abc import Iterable
+
+from dlearn.analysis.hanging.hang_words import call_text, called_at, pace_text, sites_text, tell, whereabouts
+from dlearn.analysis.hanging.roots import Root, Victim, WaitsFor, deadlock, follows_from, roots, victims
+from dlearn.analysis.hanging.stuck import Mismatch, came_out, exit_text, hangs, mismatches, pace
+from dlearn.events.process import Process
+from dlearn.shown import count_text, waits
+from dlearn.trace import Trace
+
+_MISMATCHES_TOLD = 4
+_CHAINS_TOLD = 4
+_NUMBER = re.compile(r" \d+$")
+"""Of a group, behind what it is for: "PIPELINE_MODEL_PARALLEL_GROUP 43"."""
+
+
+def story(trace: Trace) -> list[str]:
+    """Say how each process that did not end well ended, what is stuck, and what may be wrong."""
+    # Status 0 without an end of the file is `os._exit(0)`: well, too.
+    # Of what another tool wrote, no end was to be expected: the process was at work.
+    ended = []
+    for process in trace.processes:
+        died = process.exit_status or (process.exit_status is None and not process.closed)
+        if died and process.imported is None:
+            ended.append(process)
+    # Last those that were asked to end, as torchrun asks the others when a rank has failed.
+    ended.sort(key=lambda process: process.exit_status == -signal.SIGTERM)
+    stuck = [*root_sentences(trace), *victim_sentences(trace)]
+    stuck = stuck or [each.sentence for each in tell(hangs(trace), trace)]
+    went = pace(trace)
+    if went is not None and went.slow:
+        stuck.append(f"It was {pace_text(went)}")
+    odd = [f"Observed: {each}" for each in mismatch_sentences(mismatches(trace), trace)]
+    if len(odd) > _MISMATCHES_TOLD:
+        odd[_MISMATCHES_TOLD:] = [f"Observed: {len(odd) - _MISMATCHES_TOLD:,} more of this kind"]
+    fates = [fate(process, trace) for process in ended]
+    return [f"{sentence}." for sentence in (*fates, *stuck, *odd)]
+
+
+def fate(process: Process, trace: Trace) -> str:
+    """Write "rank 1 was killed by SIGKILL; it was in all_reduce #3 (train.py:14)"."""
+    if process.exit_status is not None:
+        text = exit_text(process.exit_status)
+        if process.closed and process.exit_status == -signal.SIGABRT:
+            # Shells say 134, and nothing in the trace shows why.
+            text += " after its recording was complete: C++ aborted at the exit, as threads of"
+            text += " torch may (status 134)"
+    elif process.stopped_ns is not None:
+        text = "was still at work when its cluster stopped it"
+    else:
+        text = "left a file without an end: it was killed, or still runs"
+    where = whereabouts(trace, process.rank)
+    if not where and process.place is not None and process.place.site:
+        where = f"was at {process.place.site}"
+    return f"{process.label} {text}" + (f"; it {where}" if where else "")
+
+
+# Roots and victims --------------------------------------------------------------------------------
+
+
+def root_sentences(trace: Trace) -> list[str]:
+    """Write "rank 12 is stuck in all_gather #42806 of TENSOR 41: rank 13 came out of it", each."""
+    texts = [_root_sentence(root, trace) for root in roots(trace)]
+    ring = deadlock(trace) if texts else ()
+    if ring:
+        links = [f"waits in {_call(wait)} for {trace.label(wait.other)}" for wait in ring]
+        texts.insert(0, f"a deadlock: {trace.label(ring[0].rank)} {', which '.join(links)}")
+    return texts
+
+
+def _call(made: Root | WaitsFor, rank: int | None = None) -> str:
+    """Return "all_reduce #5 (a.py:3) of B 1", as this rank called it, if it did."""
+    operation = made.operation
+    end = next((end for end in operation.ends if end.rank == rank), operation.ends[0])
+    return f"{call_text(end)} of {operation.group.name}"
+
+
+def _root_sentence(root: Root, trace: Trace) -> str:
+    name, call = trace.label(root.rank), _call(root, root.rank)
+    more = count_text(root.more, "more call")
+    if root.how == "never":
+        nor = f", nor {more}" if root.more else ""
+        return f"{name} never called {call}{nor}; {trace.labels.listed(root.operation.ranks)} did"
+    also = f", and in {more}" if root.more else ""
+    out = trace.labels.listed(came_out(root.operation, trace))
+    return f"{name} is stuck in {call}{also}; {out} came out of it"
+
+
+def victim_sentences(trace: Trace) -> list[str]:
+    """Write "rank 3 waits for rank 2 in send #4 of A 7, which waits for rank 1 in all_reduce #5 of B 1".
+
+    Chains through the same kinds of calls share a sentence; beyond a few their ranks are counted.
+    """
+    chains: dict[tuple[tuple[str, str], ...], list[Victim]] = defaultdict(list)
+    for victim in victims(trace):
+        calls = [wait.operation for wait in victim.chain]
+        chains[tuple((call.op, _NUMBER.sub("", call.group.name)) for call in calls)].append(victim)
+    # Long chains first: what is next to a root, the sentence of the root says already.
+    groups = sorted(chains.values(), key=lambda group: (-len(group[0].chain), group[0].rank))
+    texts = [_chain_sentence(group, trace) for group in groups[:_CHAINS_TOLD]]
+    if more := sum(map(len, groups[_CHAINS_TOLD:])):
+        texts.append(f"{count_text(more, 'more rank')} {waits(more)} by such chains")
+    return texts + _unexplained(trace)
+
+
+def _chain_sentence(group: list[Victim], trace: Trace) -> str:
+    first, *others = group
+    links = [f"for {trace.label(wait.other)} in {_call(wait)}" for wait in first.chain]
+    text = f"{trace.label(first.rank)} waits {', which waits '.join(links)}"
+    if others:
+        names = trace.labels.listed(each.rank for each in others)
+        text += f"; {names} {waits(len(others))} in the same way"
+    seen = all(wait.other in wait.operation.missing for wait in first.chain)
+    return text if seen else f"{text} (inferred from the order of calls)"
+
+
+def _unexplained(trace: Trace) -> list[str]:
+    """Count the other calls that did not end, of ranks of which no chain is known."""
+    named = {root.rank for root in roots(trace)}
+    known = named | {victim.rank for victim in victims(trace)}
+    others, ranks = 0, set[int]()
+    for hang in hangs(trace) if named else ():
+        if not follows_from(hang, named, trace) and not known.issuperset(hang.waiting):
+            others += 1
+            ranks.update(hang.waiting)
+    if not others:
+        return []
+    who = count_text(len(ranks - known), "more rank")
+    calls = count_text(others, "more call")
+    return [f"{calls} of {who} did not end; nobody is seen to hold those up"]
+
+
+# What went through --------------------------------------------------------------------------------
+
+
+def mismatch_sentences(found: Iterable[Mismatch], trace: Trace) -> list[str]:
+    """Write a sentence for each mismatch, one for those from the same lines."""
+    groups: dict[tuple[object, ...], list[Mismatch]] = {}
+    for each in found:
+        operation = each.operation
+        key = (each.why, operation.op, operation.misfit, *(end.site for end in operation.ends))
+        groups.setdefault(key, []).append(each)
+    return [_mismatch_sentence(group[0], len(group), trace) for group in groups.values()]
+
+
+def _mismatch_sentence(mismatch: Mismatch, times: int, trace: Trace) -> str:
+    """Write "rank 0 called all_reduce #3 at a.py:5, rank 1 at a.py:6; if these were not to meet, ..."."""
+    operation = mismatch.operation
+    again = f" (and {times - 1:,} more from there)" if times > 1 else ""
+    call = f"{operation.op} #{operation.seq}{again}"
+    if mismatch.why == "calls":
+        sites = sites_text(operation, trace)
+        return f"{call} went through, and {operation.misfit}: its results mean nothing{sites}"
+    if mismatch.why == "sites":
+        where = called_at(operation, trace, call)
+        return f"{where}; if these were not to meet, its result is wrong"
+    who, count = trace.labels.listed(operation.ranks), len(operation.ends)
+    text = f"{who} gave the same data, as if these had been summed before"
+    return f"{call_text(operation.ends[0])}{again}: {text}; then they are now {count} times too large"
