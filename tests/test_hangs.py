@@ -6,8 +6,7 @@ from traces import Job
 from dlearn import explain
 from dlearn.analysis import hangs
 from dlearn.events.event import REFUSED, RpcCall, RpcRun, Worker
-from dlearn.events.job_facts import Exit, Place, Stopped
-from dlearn.events.mpi_facts import OtherMpiCall
+from dlearn.events.job_facts import Exit, OtherMpiCall, Place, Stopped
 
 MS = 1_000_000
 
