@@ -140,7 +140,7 @@ LINES = {
     "course": 1_810,
     "ddp_claims": 3_453,
     "dlearn": 1_125,
-    "dlearn/analysis": 6_565,
+    "dlearn/analysis": 6_562,
     "dlearn/cluster": 3_507,
     "dlearn/collectives": 1_206,
     "dlearn/course": 1_830,
@@ -166,7 +166,7 @@ SLACK = 0.01
 HABITS = {
     "conditionals inside f-strings": 7,
     "functions of more than 10 branches": 17,
-    "lines over 100 characters": 3_021,
+    "lines over 100 characters": 3_019,
     "statements of more than one comprehension": 69,
 }
 

@@ -167,7 +167,7 @@ def _why_unfit(operation: Operation, trace: Trace) -> str:
 
 @dataclass(frozen=True)
 class _Plan:
-    """What the caller asked of one unit, and what was seen.
+    """The request of the caller for one unit, and the traffic that was seen.
 
     `wanted` is what each rank should send, None where any number of bytes is right. `pairs` is who
     should send to whom: of the ways to form the pattern, the one that is nearest to what was seen.
@@ -278,7 +278,7 @@ def _item_bytes(unit: Unit) -> int:
 
 
 def _is_filled_up(plan: _Plan, short: Mapping[int, Fraction], item: int) -> bool:
-    """Tell whether the tensor was made longer, to have equal chunks: by under an item a message."""
+    """Return whether the tensor was made longer, to have equal chunks: by under an item a message."""
     messages: Counter[int] = Counter()
     for (src, _), count in plan.seen.message_count.items():
         messages[src] += count

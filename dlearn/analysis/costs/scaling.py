@@ -53,7 +53,7 @@ class ScalingLine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def varies(self) -> bool:
-        """Tell whether its tensors depend on the size."""
+        """Return whether its tensors depend on the size."""
         return self.slope != 0 or not self.exact
 
     @property

@@ -1,7 +1,7 @@
 """DDP's buckets over time: when each gradient was ready, when its bucket went, waited, was done.
 
 Ready, launched and done are observed. Which all-reduce carries which bucket is inferred
-(buckets.py); where that cannot be told, the bucket has no times, and `not_told` counts the calls.
+(buckets.py); where that is not known, the bucket has no times, and `not_told` counts the calls.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class BucketTime(msgspec.Struct, frozen=True, kw_only=True):
 
     `backward` counts the rank's backward passes through DDP models, from 0; `step` is the user's
     span around it. `ready` are its gradients in the order in which they came, `never_ready` those
-    that did not. `launched_ns` is None where it was not sent, as in `no_sync`, or nobody knows by
-    which call. Until `transfer_ns` it waited for `last_rank`, which called last. `missing` are the
+    that did not. `launched_ns` is None where it was not sent, as in `no_sync`, or where its
+    call is not known. Until `transfer_ns` it waited for `last_rank`, which called last. `missing` are the
     ranks that never sent this bucket, of one that was launched here: it waits for them for ever.
     """
 

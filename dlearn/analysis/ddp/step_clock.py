@@ -1,4 +1,4 @@
-"""Whose times steps are told in, the CPUs' or the GPUs', and what to know of them."""
+"""The clock of training steps, the CPUs' or the GPUs', and notes on it."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class StepOnRank(NamedTuple):
 
 
 class Late(NamedTuple):
-    """Whom the others waited for in a step, for how many ns, and in which bucket, if it was one.
+    """The ranks that others waited for in a step, for how many ns, and in which bucket, if in one.
 
     Several only where they came at the same nanosecond, or not at all; 0 ns where they still do.
     """

@@ -78,7 +78,7 @@ class Part(NamedTuple):
 
 
 class Times(NamedTuple):
-    """How long one rank's communication took in a step, in ns; at no moment two of the four."""
+    """The time of one rank's communication in a step, in ns; at no moment two of the four."""
 
     hidden_transfer_ns: int
     hidden_waiting_ns: int
@@ -203,7 +203,7 @@ CalledEnd = tuple[Operation, End]
 
 
 class RankEvents(msgspec.Struct):
-    """What each rank has shown, in the order of start; of stretches those that ended well.
+    """Events of each rank, in the order of start; of phase spans those that ended well.
 
     `calls` are there where stretches are.
     """
@@ -332,7 +332,7 @@ Interval = tuple[int, int, str | Operation]
 
 
 def pieces(intervals: Iterable[Interval]) -> Iterator[tuple[int, int, list[str | Operation]]]:
-    """Cut time wherever something begins or ends; tell what lasts in each piece."""
+    """Cut time wherever something begins or ends; yield what lasts in each piece."""
     begins: dict[int, list[Interval]] = defaultdict(list)
     times: set[int] = set()
     for each in intervals:

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from dlearn.events.event import Collective, Event, PointToPoint, RpcCall
+from dlearn.events.event_table import NONE
 from dlearn.events.job_facts import RETURNED
 from dlearn.join.ends import End, Group
 from dlearn.join.joining import operations
@@ -37,7 +38,7 @@ CALLS_SEEN, WAITS_SEEN = 10, 3
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """How fast a job was until its cluster stopped it: operations that ended, and the silence after the last.
+    """The pace of a job until its cluster stopped it: operations that ended, and the silence after the last.
 
     `slow`: no call had been under way for longer than is usual there, so it had not stopped by itself.
     """
@@ -64,21 +65,17 @@ def hangs(trace: Trace) -> tuple[Hang, ...]:
 @once
 def pace(trace: Trace) -> Pace | None:
     """Measure a job until its cluster stopped it; None of any other, and where no operation had ended."""
-    stops = _stops_ns(trace).values()
-    asked = operations(trace.whole) if stops else ()
-    ended = [each for each in asked if ended_well(each) and not each.missing]
-    if not ended:
+    stops, asked = _stops_ns(trace).values(), operations(trace.whole)
+    ends_ns = asked.end_ns[~asked.table.failed[asked.rows]]
+    ends_ns = ends_ns[ends_ns != NONE]
+    if not stops or not len(ends_ns):
         return None
-    last_ns = max(each.end_ns or 0 for each in ended)
+    last_ns, count = int(ends_ns.max()), len(ends_ns)
     stopped_ns = max(*stops, last_ns)
     silence_ns = stopped_ns - last_ns
-    goes_on = silence_ns < SOON_NS or any(each.pending for each in asked)
-    return Pace(
-        ended=len(ended),
-        duration_ns=stopped_ns - trace.first_ns,
-        silence_ns=silence_ns,
-        slow=goes_on and len(ended) >= CALLS_SEEN and not hangs(trace.whole),
-    )
+    goes_on = silence_ns < SOON_NS or bool(asked.table.pending[asked.rows].any())
+    slow = goes_on and count >= CALLS_SEEN and not hangs(trace.whole)
+    return Pace(count, stopped_ns - trace.first_ns, silence_ns, slow)
 
 
 def inside(trace: Trace, rank: int) -> Collective | PointToPoint | None:
@@ -135,7 +132,7 @@ def exit_text(status: int) -> str:
 
 
 def _is_stuck(operation: Operation) -> bool:
-    if ended_well(operation) or operation.refused:
+    if operation.refused or not any(end.end_ns is None or end.error for end in operation.ends):
         return False
     # If all came and it failed all the same, a connection broke below it: a consequence, not a wait for a call.
     broken = operation.failed and not operation.missing and operation.misfit is None
@@ -181,14 +178,6 @@ def came_out(operation: Operation, trace: Trace) -> tuple[int, ...]:
     return tuple(each.rank for each in others if name in each.reached and each.reached[name].ended >= operation.seq)
 
 
-def ended_well(operation: Operation) -> bool:
-    """Return whether every rank that called it was seen to come out of it, and without an error."""
-    for end in operation.ends:  # noqa: SIM110 (a generator takes three times as long)
-        if end.end_ns is None or end.error:
-            return False
-    return True
-
-
 @once
 def _open_calls(trace: Trace) -> dict[int, Collective | PointToPoint]:
     calls: dict[int, Collective | PointToPoint] = {}
@@ -202,9 +191,6 @@ def _open_calls(trace: Trace) -> dict[int, Collective | PointToPoint]:
 
 def _is_open(event: Event) -> bool:
     return event.pending or (event.failed and not event.refused)
-
-
-# Calls that went through --------------------------------------------------------------------------
 
 
 _ROOTED = {"broadcast", "reduce", "gather", "gather_single", "scatter", "barrier", "monitored_barrier"}

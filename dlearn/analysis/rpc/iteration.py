@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import chain, pairwise
 
 import msgspec
+import numpy as np
 
 from dlearn.errors import TraceError
 from dlearn.events.event import RpcWindow
@@ -194,7 +195,8 @@ def _contexts(trace: Trace) -> dict[int, list[RpcWindow]]:
 def _messages(trace: Trace, context: RpcWindow) -> list[tuple[str, Message]]:
     """Return each message with its phase, by phase and time; a reply stands with its request."""
     found: list[tuple[int, int, str, Message]] = []
-    for operation in operations(trace.whole):
+    asked = operations(trace.whole)
+    for operation in asked.at(np.flatnonzero(asked.table.is_call[asked.rows])):
         exchange = operation.exchange
         if exchange is not None and exchange.context == context.context:
             phase = phase_of(exchange)

@@ -13,12 +13,12 @@ from dlearn.join.tables.operation_table import Operation
 from dlearn.join.tables.operations import Operations
 from dlearn.trace import Trace
 
-Deed = tuple[Hashable, bool, int]
-"""What a rank sends (True) or receives in an operation, and its peer."""
-Deeds = dict[int, list[Deed]]
-"""Of each rank in one operation."""
+Role = tuple[Hashable, bool, int]
+"""Data that a rank sends (True) or receives in an operation, and its peer."""
+Roles = dict[int, list[Role]]
+"""Those of each rank in one operation."""
 Colors = dict[int, int]
-"""Rank -> the number of its group."""
+"""The number of each rank's class."""
 
 
 def alike_ranks(trace: Trace, ranks: Sequence[int]) -> dict[int, int]:
@@ -27,25 +27,25 @@ def alike_ranks(trace: Trace, ranks: Sequence[int]) -> dict[int, int]:
     Colour refinement (1-dimensional Weisfeiler-Leman). Where all are equal, as in a ring, the map is empty.
     """
     shown = operations(trace)
-    deeds = [_deeds(one) for one, _ in shown.alike()]
+    roles = [_roles(one) for one, _ in shown.alike()]
     color = dict.fromkeys(ranks, 0)
     while True:
-        stories: dict[int, Counter[Hashable]] = {rank: Counter([color[rank]]) for rank in ranks}
-        for mine, (_, places) in zip(deeds, shown.alike(), strict=True):
+        signatures: dict[int, Counter[Hashable]] = {rank: Counter([color[rank]]) for rank in ranks}
+        for mine, (_, places) in zip(roles, shown.alike(), strict=True):
             for rank in mine.keys() & color.keys():
-                stories[rank][_told(mine[rank], color)] += len(places)
-        refined = _numbered({rank: frozenset(story.items()) for rank, story in stories.items()})
+                signatures[rank][_signature(mine[rank], color)] += len(places)
+        refined = _numbered({rank: frozenset(signature.items()) for rank, signature in signatures.items()})
         if len({*refined.values()}) == len({*color.values()}):
             break
         color = refined
     some = [rank for same in _groups(color) if 1 < len(same) < len(ranks) for rank in same]
-    groups = _groups(_numbered({rank: (color[rank], _in_order(shown, deeds, rank, color)) for rank in some}))
+    groups = _groups(_numbered({rank: (color[rank], _in_order(shown, roles, rank, color)) for rank in some}))
     return {rank: same[0] for same in groups if len(same) > 1 for rank in same}
 
 
-def _deeds(one: Operation) -> Deeds:
-    """Return what each rank sends and receives in it, without control messages; else that it is called."""
-    found: Deeds = defaultdict(list)
+def _roles(one: Operation) -> Roles:
+    """Return what each rank sends and receives in it, without control messages; or its call."""
+    found: Roles = defaultdict(list)
     sent: list[tuple[int, int, Hashable]]
     if one.exchange is not None:
         asked = [each for each in messages_of(one) if not each.control]
@@ -61,11 +61,11 @@ def _deeds(one: Operation) -> Deeds:
     return found
 
 
-def _told(deeds: Iterable[Deed], color: Colors) -> Hashable:
-    return frozenset((what, sends, color.get(peer)) for what, sends, peer in deeds)
+def _signature(roles: Iterable[Role], color: Colors) -> Hashable:
+    return frozenset((what, sends, color.get(peer)) for what, sends, peer in roles)
 
 
-def _in_order(shown: Operations, deeds: Sequence[Deeds], rank: int, color: Colors) -> Hashable:
+def _in_order(shown: Operations, roles: Sequence[Roles], rank: int, color: Colors) -> Hashable:
     """Return what this rank does, in the order of its own calls."""
     kind = np.empty(len(shown), np.intp)
     for number, (_, places) in enumerate(shown.alike()):
@@ -73,13 +73,13 @@ def _in_order(shown: Operations, deeds: Sequence[Deeds], rank: int, color: Color
     mine = np.flatnonzero(shown.calls.rank == rank)
     mine = mine[np.argsort(shown.calls.start_ns[mine], kind="stable")]
     numbers = kind[shown.calls.operation[mine]].tolist()
-    told = {number: _told(deeds[number].get(rank, ()), color) for number in {*numbers}}
-    return tuple(told[number] for number in numbers if told[number])
+    by_class = {number: _signature(roles[number].get(rank, ()), color) for number in {*numbers}}
+    return tuple(by_class[number] for number in numbers if by_class[number])
 
 
-def _numbered(stories: dict[int, Hashable]) -> Colors:
+def _numbered(signatures: dict[int, Hashable]) -> Colors:
     numbers: dict[Hashable, int] = {}
-    return {rank: numbers.setdefault(story, len(numbers)) for rank, story in stories.items()}
+    return {rank: numbers.setdefault(signature, len(numbers)) for rank, signature in signatures.items()}
 
 
 def _groups(color: Colors) -> list[list[int]]:

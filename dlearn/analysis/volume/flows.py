@@ -18,7 +18,7 @@ from dlearn.join.wording import Reason
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """`count` messages of one operation from `src` to `dst`. The times are those of the first and the last of them.
+    """A number of messages of one operation from `src` to `dst`, with the times of the first and the last.
 
     `step` is 0 where all steps are taken together.
     """
@@ -35,7 +35,7 @@ class Flow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sums(msgspec.Struct, frozen=True):
-    """What is left of messages that are too many to look at one by one.
+    """Sums of messages that are too many to look at one by one.
 
     `count` messages have their times, `never_came` have none. `arrows` would be needed with one for each pair of ranks
     in an operation. `derived` and `derived_arrows` are those of them that are derived. `unexplained` counts the

@@ -128,14 +128,9 @@ class Reconciliation(Answer, frozen=True, kw_only=True):
             table.append([*names, *_cells(pair, pair.residue_bytes), by_switch])
         in_all = f"{sum(size for size, _ in self.switched.values()):,}"
         table.append(["in all", "", "", *_cells(self.whole, self.whole.difference_bytes), in_all])
-        empty = []
-        if len({pair.group for pair in self.whole.pairs}) < 2:
-            empty.append("group")
-        if not self.whole.observer_bytes:
-            empty.append("observer")
-        if not self.switched:
-            empty.append("switch")
-        columns = [column for column in zip(*table, strict=True) if column[0] not in empty]
+        several = len({pair.group for pair in self.whole.pairs}) > 1
+        filled = {"group": several, "observer": bool(self.whole.observer_bytes), "switch": bool(self.switched)}
+        columns = [column for column in zip(*table, strict=True) if filled.get(column[0], True)]
         return [list(row) for row in zip(*columns, strict=True)]
 
     @property
@@ -312,7 +307,7 @@ def _spans(trace: Trace, ledger: Ledger) -> Iterator[WirePart]:
 
 
 def _single_operations(ledger: Ledger) -> Iterator[WirePart]:
-    """Yield, with `measure="phase"`, each section between two samples, with the same operations on all ranks."""
+    """Yield each section between two samples of `measure="phase"`, joined over the ranks."""
     together: dict[Sequence[OperationKey], list[Stretch]] = defaultdict(list)
     names: dict[OperationKey, str] = {}
     keys, entries = ledger.operations.rows.tolist(), ledger.entries

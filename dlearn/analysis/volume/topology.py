@@ -1,4 +1,4 @@
-"""Which way NCCL's data go: hosts, rings and links of a process group, as NCCL's log tells them."""
+"""The wiring of NCCL: hosts, rings and links of a process group, read from its log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class LinkSum(NamedTuple):
 
 
 class Topology(Answer, frozen=True):
-    """How NCCL wired one process group. `hosts` are those whose ranks left lines, with these; ranks are the trace's.
+    """The wiring of one process group by NCCL. `hosts` have the ranks that left lines; ranks are the trace's.
 
     `rings` are whole, with the number of their channels; None of them ran where NCCL chose something else (`choices`),
     as it may where a switch adds up (`switch`).

@@ -209,7 +209,7 @@ def traffic_of(asked: Iterable[Operation], trace: Trace) -> Traffic:
 
 
 def _reduced_bytes(counted: Iterable[tuple[Operation, int]]) -> int:
-    """Return the bytes that a rank hands to the all-reduces; 0 where other operations were asked for, too."""
+    """Return the bytes that a rank hands to the all-reduces; 0 beside other operations."""
     reduced = 0
     for one, times in counted:
         if one.op != "all_reduce" or one.misfit is not None:

@@ -1,9 +1,8 @@
 """What ranks do by themselves between messages: parts of a training step, the user's spans, functions called by RPC,
 gradients that fill DDP's buckets, and contexts and nodes of distributed autograd.
 
-Of a pipeline the names tell of which micro-batches a stage keeps what the backward pass needs: a rank's spans F0, F1,
-... and B0, B1, ... are the forward and the backward passes of micro-batch 0, 1, ... What lies between the two is kept.
-Nobody sees it, so it is inferred.
+In a pipeline, a rank's spans F0, F1, ... and B0, B1, ... are the forward and the backward passes of micro-batch 0, 1,
+... Between the two the stage keeps what the backward pass needs. This is inferred from the names.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ _STRETCHES = {"forward": "its forward pass", "backward": "its backward pass", "o
 
 
 def works(trace: Trace, messages: Sequence[Message]) -> WalkSource:
+    """Make a step for each phase of a training step, innermost span, and function run by RPC."""
     source = WalkSource()
     alone, parts = works_alone(trace), WalkParts(trace)
     pipeline = kept(alone.values())
@@ -67,9 +67,8 @@ def works(trace: Trace, messages: Sequence[Message]) -> WalkSource:
         source.boards.append(Board(BOARD, lasting=True))
         source.notes.append(NOTE)
     if of_torch:
-        source.notes.append(
-            f"Not among the steps: {count_text(of_torch, 'run')} of functions that torch calls for itself."
-        )
+        runs = count_text(of_torch, "run")
+        source.notes.append(f"Not among the steps: {runs} of functions that torch calls for itself.")
     return source
 
 
@@ -125,7 +124,7 @@ _Names = dict[tuple[int, int], tuple[int, str]]
 
 
 def gradients(trace: Trace, messages: Sequence[Message]) -> WalkSource:
-    """Make a step for each gradient (or each full bucket), with the state of each bucket on each rank."""
+    """Make a step for each gradient, or each full bucket, with the state of all buckets."""
     source = WalkSource()
     found = [each for each in bucket_times(trace).items if each.ready]
     every = sum(len(each.ready) for each in found) <= _MOST_STEPS
@@ -142,11 +141,9 @@ def gradients(trace: Trace, messages: Sequence[Message]) -> WalkSource:
 
 def _names(trace: Trace) -> _Names:
     keys = sorted({(each.model, each.index) for each in trace.whole.of(Bucket)})
-    several = len({model for model, _ in keys}) > 1
-    return {
-        (model, index): (place, f"model {model}, bucket {index}" if several else f"bucket {index}")
-        for place, (model, index) in enumerate(keys)
-    }
+    if len({model for model, _ in keys}) > 1:
+        return {key: (place, "model {}, bucket {}".format(*key)) for place, key in enumerate(keys)}
+    return {key: (place, f"bucket {key[1]}") for place, key in enumerate(keys)}
 
 
 def _filling(bucket: BucketTime, trace: Trace, names: _Names, *, every: bool) -> list[Step]:
@@ -190,8 +187,6 @@ def _travelling(messages: Sequence[Message], names: _Names) -> dict[int, list[Ch
 
 
 # Distributed autograd: which contexts each worker holds -------------------------------------------
-# A worker knows of a context from the first call with its number. A backward pass leaves gradients
-# there, never in `param.grad`; the optimizer's step uses them; at the context's end they are gone.
 
 
 CONTEXTS = "Contexts of distributed autograd (what is in them is inferred)"
@@ -201,6 +196,10 @@ _SHARES = {"": 0.0, "open": 0.3, "has gradients": 1.0, "step is done": 0.6}
 
 
 def contexts(trace: Trace, messages: Sequence[Message]) -> WalkSource:
+    """Follow which contexts each worker holds, and whether gradients are in them.
+
+    A worker knows of a context from the first call with its number; gradients are there after a backward pass.
+    """
     source = WalkSource()
     begun = _from_the_first_on(trace, messages)
     numbers: dict[int, int] = {}
@@ -227,7 +226,7 @@ def contexts(trace: Trace, messages: Sequence[Message]) -> WalkSource:
 
 
 def _from_the_first_on(trace: Trace, messages: Sequence[Message]) -> set[int]:
-    """Return the contexts whose first request is among these; of others it is not known what they hold."""
+    """Return the contexts whose first request is among these; others have unknown contents."""
     first: dict[int, RpcExchange] = {}
     for exchange in sorted(trace.whole.rpc.exchanges, key=lambda each: each.sent_ns or 0):
         if exchange.context is not None and exchange.sent_ns is not None:

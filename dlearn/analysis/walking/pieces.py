@@ -3,9 +3,9 @@
 No value is recorded, so this is inferred: a message says which bytes of the whole it carries, and what its sender can
 have had in them by then. In a sum (all_reduce, reduce, reduce_scatter) every rank begins with its own share of each
 piece; a receiver adds what comes from others, and takes over what already has its own share in it. Where parts would be
-counted twice, nobody can say from outside what the rank made of them: "?".
+counted twice, it is not known from outside what the rank made of them: "?".
 
-It is told only of what is known in full from its beginning: one message that nobody saw may change what follows.
+Only operations that are known in full from their beginning are replayed: one unseen message may change what follows.
 """
 
 from __future__ import annotations

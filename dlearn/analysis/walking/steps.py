@@ -17,7 +17,7 @@ from dlearn.trace import Trace
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What `rank` holds from now on, in a place of a board; "" is nothing. `share` is from 0 to 1.
+    """A change of what `rank` holds in a place of a board; "" is nothing. `share` is from 0 to 1.
 
     `owners` are the ranks whose part is in it, where that is known.
     """
@@ -31,7 +31,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class Board(msgspec.Struct, frozen=True):
-    """What ranks hold of one thing, in numbered places: the pieces of a tensor, or the buckets of a model.
+    """The state of one thing on each rank, in numbered places: pieces of a tensor, or buckets of a model.
 
     `start` is what they hold before the first step. A `lasting` one stays in sight; the others are of one operation, in
     pieces that are known by their numbers.

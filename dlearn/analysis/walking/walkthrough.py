@@ -102,7 +102,7 @@ def is_control(message: Message) -> bool:
 
 
 class _Played(NamedTuple):
-    """What is played, and its title: messages, and what ranks of `trace` do meanwhile; `later` are left out."""
+    """The messages to play, their title, and the trace of what ranks do meanwhile; `later` are left out."""
 
     trace: Trace
     messages: Sequence[Message]
@@ -111,7 +111,7 @@ class _Played(NamedTuple):
 
 
 def _played(trace: Trace, found: Messages, most: int) -> _Played:
-    """Choose all, if no more than `most` came; else the last step in which all came, or what led to a hang."""
+    """Choose all if few came, else the last step in which all came, or what led to a hang."""
     missing = found.missing
     if len(found) - missing.sum() <= most:
         return _Played(trace, found, sequence_finding(trace))
@@ -169,7 +169,7 @@ def _part_title(name: str, inside: Sequence[Message], found: Messages) -> str:
 
 
 def _collectives_from_the_last(found: Messages) -> Iterator[Rows]:
-    """Yield the places of the messages of each collective with data that can be played whole, the last first."""
+    """Yield the places of the messages of each collective that can be played, the last first."""
     asked = found.operations
     counts = np.bincount(found.columns.operation, minlength=len(asked))
     is_collective = asked.table.is_collective[asked.rows]
@@ -301,7 +301,7 @@ def _tag_marks(shown: Sequence[Message], names: Mapping[int, str]) -> list[str]:
 
 
 def _with_parts(steps: Sequence[Step]) -> list[Step]:
-    """Put what a rank does by itself into the span and phase of what it sends next, unless it has its own."""
+    """Put what a rank does by itself into the span and phase of what it sends next."""
     placed: list[Step] = []
     following: dict[int, Step] = {}
     for step in reversed(steps):
