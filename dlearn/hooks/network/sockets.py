@@ -97,10 +97,14 @@ class Sockets:
         except Exception as error:
             self._emit.failed("the counters of sockets", error)
 
-    def making(self, store: Store | None) -> None:
-        """A group is about to be made that meets in this store: what has come so far is none of its connections."""
+    def making(self, store: Store | None, owner: str | None = NO_GROUP) -> None:
+        """Note that a group, or RPC's agent, will be made that meets in this store.
+
+        Connections that exist by now belong to `owner`. Those of the store are never counted, also
+        those that another rank opens later: a rank that hosts the store accepts them at any time.
+        """
         self.ignored_ports |= _ports_of([store])
-        self.note_strangers()
+        self.watch(owner)
 
     def sent_bytes(self) -> tuple[int | None, ...]:
         """Bytes that this process has written into each connection so far; None for one that is closed."""
