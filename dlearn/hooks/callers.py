@@ -1,4 +1,4 @@
-"""Who called? Phase, call site, and DDP's part in it are all read off the Python stack, at the call.
+"""The caller of an operation: phase, call site, and DDP's part in it are all read off the Python stack, at the call.
 
 The alternative is a hook on every module, every optimizer and the autograd engine, and a state that goes wrong
 when one of them raises. The stack knows already: a call made below `Module.__call__` is in the forward pass, one made
@@ -35,8 +35,7 @@ from dlearn.hooks.patches import Patches
 
 
 class Caller(NamedTuple):
-    """What the stack says of a call. `bucket_index` is that of the bucket which DDP's communication hook was called
-    for, below which it was made."""
+    """The caller of an operation. `bucket_index`: of the bucket for which DDP has called a communication hook above."""
 
     site: str
     phase: str
@@ -47,12 +46,12 @@ class Caller(NamedTuple):
 
 
 class _Note(NamedTuple):
-    """What one function on the stack tells."""
+    """The meaning of one function on the stack."""
 
     code: CodeType
     phase: str = ""
     role: str = ""
-    site: str | None = None  # As people call it; None for torch, dlearn and Python's machinery.
+    site: str | None = None  # The file's label; None for torch, dlearn and Python's machinery.
     own: bool = False  # The user's own code, not an installed library's.
     recorder: bool = False  # Code of dlearn that is no lesson.
 
@@ -68,15 +67,14 @@ _INSTALLED = tuple(_PATHS[name] + os.sep for name in ("stdlib", "platstdlib", "p
 _THREADS = (threading.__file__, os.path.dirname(futures.__file__) + os.sep)
 _MACHINERY = (_TORCH_DIR, *_THREADS, typing_extensions.__file__, "<frozen")
 _FX_CODE = "<eval_with_key>"
-"""So begins the file name of code that torch.fx makes while it compiles; its path on this machine may follow."""
+"""The first characters of the file name of code that torch.fx makes while it compiles."""
 
 cell_names: dict[str, str] = {}
-"""File name of a notebook cell's code -> what people call the cell, "In[3]". Filled by the cluster."""
+"""File name of a notebook cell's code -> label of the cell, "In[3]". Filled by the cluster."""
 
 
 def caller(frame: FrameType | None) -> Caller:
-    """Tell the phase of the call that is being made (forward, backward, ...), its line and more, by the stack above
-    `frame`, the hook's own."""
+    """Find phase (forward, backward, ...), line and more of a call, by the stack above `frame`, the hook's own."""
     task = torch._C._current_graph_task_id()
     backward = task if task >= 0 else None
     # The innermost function that is not ours made the call.
@@ -93,31 +91,37 @@ def caller(frame: FrameType | None) -> Caller:
         phase = "backward"
     if not (on_main or (phase and site)):
         # A thread that torch started for us knows neither; the thread that waits for it does.
-        waiting = _walk(sys._current_frames().get(main), look_for_bucket=False)
-        phase, site = phase or waiting[0], site or waiting[2]
+        its_phase, its_site = _phase_and_site(sys._current_frames().get(main))
+        phase, site = phase or its_phase, site or its_site
     return Caller(site, phase or "none", role, launcher, backward, bucket)
 
 
 def install(emit: Emit) -> Undo:
-    """Remember who hands work to a pool of threads, until undone: what torch sends there has no user code around it."""
+    """Remember the caller that submits work to a pool of threads: on its thread no user code is on the stack."""
 
-    def handed_over(result: None, item: Any, *args: Any, **kwargs: Any) -> None:
-        phase, _, site, _ = _walk(sys._getframe(1), look_for_bucket=False)
+    def submitted(result: None, item: Any, *args: Any, **kwargs: Any) -> None:
+        phase, site = _phase_and_site(sys._getframe(1))
         item._dlearn_submitter = phase or "none", site
 
     undo = Patches()
-    undo.around(emit, _WorkItem, "__init__", after=handed_over)
+    undo.around(emit, _WorkItem, "__init__", after=submitted)
     return undo.close
 
 
-def place_of_thread(thread: int) -> str:
-    """The line of user code that this thread is at, "train.py:31"; empty if there is none."""
-    return _walk(sys._current_frames().get(thread), look_for_bucket=False)[2]
+def site_of_thread(thread: int) -> str:
+    """Return the line of user code that this thread is at, "train.py:31"; empty if there is none."""
+    return _phase_and_site(sys._current_frames().get(thread))[1]
+
+
+def _phase_and_site(frame: FrameType | None) -> tuple[str, str]:
+    phase, _, site, _ = _walk(frame, look_for_bucket=False)
+    return phase, site
 
 
 def _walk(
     frame: FrameType | None, *, look_for_bucket: bool, look_at_bottom: bool = False
 ) -> tuple[str, str, str, int | None]:
+    """Return phase, role, site and bucket, as the functions on the stack from `frame` outwards say."""
     phase = role = own_site = any_site = ""
     bucket: int | None = None
     below: FrameType | None = None
@@ -147,7 +151,7 @@ def _walk(
 
 
 def _bucket_of(called_by_cpp: FrameType | None) -> int | None:
-    """The bucket that a communication hook was called for: by the engine, or at the bottom of a thread of torch's.
+    """Return the bucket that a communication hook was called for, by the engine or at the bottom of torch's thread.
 
     Torch's PowerSGD keeps no more than its index for the callbacks that go on when the first all-reduce is done.
     """
@@ -162,7 +166,7 @@ def _bucket_of(called_by_cpp: FrameType | None) -> int | None:
 
 def _make_note(code: CodeType) -> _Note:
     name = code.co_filename
-    # What torch.compile has made is called by the user's function that it was made of.
+    # Code made by torch.compile is called by the user's function that it was made of.
     cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR", os.path.join(tempfile.gettempdir(), "torchinductor_"))
     ours = name.startswith(_DLEARN_DIR) and not name.startswith(_LESSONS_DIR)
     if ours or name.startswith((*_MACHINERY, _FX_CODE, cache)):
@@ -183,42 +187,39 @@ def _make_note(code: CodeType) -> _Note:
 def _working_directory() -> str:
     try:
         return os.getcwd()
-    except FileNotFoundError:  # Somebody has deleted it, and the program goes on.
+    except FileNotFoundError:  # It was deleted, and the program goes on.
         return os.devnull  # No file is below that.
 
 
 def _known() -> dict[int, _Note]:
-    """The functions of torch whose presence on the stack means something."""
-    ddp = DistributedDataParallel
+    """Return notes of the functions of torch whose presence on the stack means something."""
     # From Python 3.14 on the code of its annotations stands there, too.
     codes = [const for const in Optimizer.profile_hook_step.__code__.co_consts if isinstance(const, CodeType)]
     step_wrapper = next(code for code in codes if code.co_name == "wrapper")
-
-    def note(function: Any, phase: str, role: str = "") -> _Note:
+    ddp, joins = DistributedDataParallel, "Join counts the ranks that still have inputs"
+    meanings = (
+        (torch.nn.Module._call_impl, "forward", ""),
+        (ddp.__init__, "setup", ""),
+        (ddp._pre_forward, "forward", "DDP agrees on the rebuilt buckets"),
+        (Join.notify_join_context, "", joins),
+        (Join._get_num_nonjoined_procs, "", joins),
+        (ddp._check_global_requires_backward_grad_sync, "", "DDP asks whether gradients are summed this time"),
+        (ddp._find_common_rank, "", "DDP finds a rank that has the final model"),
+        (ddp._sync_buffers, "", "DDP sends rank 0's buffers"),
+        (distributed_utils._verify_param_shape_across_processes, "", "DDP compares the parameters' shapes"),
+        (distributed_utils._sync_module_states, "", "DDP sends rank 0's model"),
+        (distributed_c10d.init_process_group, "setup", ""),
+        (distributed_c10d.new_group, "setup", ""),
+        (device_mesh.init_device_mesh, "setup", ""),
+        (distributed_c10d.destroy_process_group, "cleanup", ""),
+    )
+    notes = [_Note(_ENGINE, "backward"), _Note(_RUN_TASK), _Note(step_wrapper, "optimizer")]
+    for function, phase, role in meanings:
         # Torch wraps some of these for logging and deprecation; what runs below is the innermost.
-        return _Note(inspect.unwrap(function).__code__, phase, role)
-
-    notes = [
-        _Note(_ENGINE, "backward"),
-        _Note(_RUN_TASK),
-        _Note(step_wrapper, "optimizer"),
-        note(torch.nn.Module._call_impl, "forward"),
-        note(ddp.__init__, "setup"),
-        note(ddp._pre_forward, "forward", "DDP agrees on the rebuilt buckets"),
-        note(Join.notify_join_context, "", "Join counts the ranks that still have inputs"),
-        note(Join._get_num_nonjoined_procs, "", "Join counts the ranks that still have inputs"),
-        note(ddp._check_global_requires_backward_grad_sync, "", "DDP asks whether gradients are summed this time"),
-        note(ddp._find_common_rank, "", "DDP finds a rank that has the final model"),
-        note(ddp._sync_buffers, "", "DDP sends rank 0's buffers"),
-        note(distributed_utils._verify_param_shape_across_processes, "", "DDP compares the parameters' shapes"),
-        note(distributed_utils._sync_module_states, "", "DDP sends rank 0's model"),
-        note(distributed_c10d.init_process_group, "setup"),
-        note(distributed_c10d.new_group, "setup"),
-        note(device_mesh.init_device_mesh, "setup"),
-        note(distributed_c10d.destroy_process_group, "cleanup"),
-    ]
+        code: CodeType = inspect.unwrap(function).__code__
+        notes.append(_Note(code, phase, role))
     return {id(each.code): each for each in notes}
 
 
 _notes: dict[int, _Note] = _known()
-_silent: set[int] = set()  # Those that tell nothing: most of a stack, and passed over fast.
+_silent: set[int] = set()  # Functions without a meaning: most of a stack, and passed over fast.

@@ -1,4 +1,4 @@
-"""The recording as dlearn's own hooks see it: `Emit`, and what several of them share."""
+"""The recording for dlearn's own hooks: `Emit`, and the state that several of them share."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ class Host(Emit, Protocol):
     last_ns: int
     """When anything was last reported."""
     waiting: dict[int, int]
-    """When the operations that have not ended began, where somebody watches for a hang."""
+    """When the operations that have not ended began, if a hang is watched for."""
     options: Options
     groups: Groups
     times: CudaTimes
     sockets: Sockets
-    desk: ClockServer | None  # None where all ranks are known to be on this host.
+    clocks: ClockServer
     log: AgentLog  # The RPC agent's own.
 
     @property
     def path(self) -> Path:
-        """The file of this process."""
+        """Return the file of this process."""
 
     @property
     def begun(self) -> bool:
-        """Whether that file has a line yet."""
+        """Return whether that file has a line yet."""
 
     def count(self) -> None:
         """Write down the counters of bytes on the wire."""
 
     def count_phase(self) -> None:
-        """Do so where each phase of an iteration over RPC is measured, as one begins or ends."""
+        """Do so with `measure="phase"`, as a phase of an iteration over RPC begins or ends."""
 
     def watch_rpc_sockets(self) -> None:
-        """Take the connections that have come for the RPC agent's."""
+        """Take the connections that are new for the RPC agent's."""
 
     def disconnecting(self) -> None:
-        """Read the counters of the agent's connections, which are about to be closed."""
+        """Read the counters of the agent's connections before they are closed."""
 
     def begin_step(self, number: int) -> None:
         """Note that the optimizer has made `number` steps: the next one begins."""

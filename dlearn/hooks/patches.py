@@ -15,58 +15,67 @@ _Watch = Callable[..., object] | None
 
 
 class Patches(ExitStack):
-    """Names that were replaced, until it is closed.
+    """Names of torch or mpi4py that are replaced until this is closed.
 
-    TorchScript compiles a call of `dist_autograd.backward` into an operator of its own, which it finds by the id of the
-    function. What stands there now has that operator, too: such code compiles and runs as it does without us. (What it
-    sends is in the agent's log; that it began, no Python sees.)
+    TorchScript compiles a call of `dist_autograd.backward` into an operator of its own, which it
+    finds by the id of the function. The replacement is registered for that operator, too: such code
+    compiles and runs as without us. (Its messages are in the agent's log; no Python sees the start.)
     """
 
     def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-        """Put what `make` makes of what stands there in its place."""
+        """Replace `owner.name` by what `make` makes of it."""
         before = owner.__dict__[name]
         after = make(before)
         operator = _builtins._find_builtin(before)  # type: ignore[no-untyped-call]
         if operator is not None:
             _builtins._register_builtin(after, operator)
             # Its id may be another function's later.
-            self.callback(_builtins._get_builtin_table().pop, id(after), None)  # type: ignore[no-untyped-call]
+            table = _builtins._get_builtin_table()  # type: ignore[no-untyped-call]
+            self.callback(table.pop, id(after), None)
         setattr(owner, name, after)
         self.callback(setattr, owner, name, before)
 
-    def around(self, emit: Emit, owner: Any, name: str, *, before: _Watch = None, after: _Watch = None) -> None:
-        """Call `before` with a call's arguments, `after` with its result and these; neither can break it."""
+    def put(self, owner: Any, name: str, value: Any) -> None:
+        """Replace `owner.name` by this value."""
+        self.replace(owner, name, lambda _: value)
+
+    def wrap(self, owner: Any, name: str, call: Callable[..., Any]) -> None:
+        """Replace `owner.name` by a function that gives `call` the original and its arguments."""
 
         def make(original: Any) -> Any:
             @untraced
             def wrapper(*args: Any, **kwargs: Any) -> Any:
-                if before is not None:
-                    guarded(emit, name, before, *args, **kwargs)
-                result = original(*args, **kwargs)
-                if after is not None:
-                    guarded(emit, name, after, result, *args, **kwargs)
-                return result
+                return call(original, *args, **kwargs)
 
             return wrapper
 
         self.replace(owner, name, make)
 
-    def put(self, owner: Any, name: str, value: Any) -> None:
-        """Put this in its place."""
-        self.replace(owner, name, lambda _: value)
+    def around(self, emit: Emit, owner: Any, name: str, *, before: _Watch = None, after: _Watch = None) -> None:
+        """Call `before` with the arguments and `after` with the result and them; neither can break the call."""
+
+        def call(original: Any, *args: Any, **kwargs: Any) -> Any:
+            if before is not None:
+                guarded(emit, name, before, *args, **kwargs)
+            result = original(*args, **kwargs)
+            if after is not None:
+                guarded(emit, name, after, result, *args, **kwargs)
+            return result
+
+        self.wrap(owner, name, call)
 
 
-def guarded(emit: Emit, where: str, do: Callable[..., object], *args: Any, **kwargs: Any) -> None:
-    """Call `do`; what goes wrong in it never reaches the program."""
+def guarded(emit: Emit, where: str, do: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return what `do` returns. Its errors go to `emit.failed`, never to the program; then return None."""
     try:
-        do(*args, **kwargs)
+        return do(*args, **kwargs)
     except Exception as error:
         emit.failed(where, error)
 
 
 @contextmanager
 def ended(emit: Emit, number: int | None) -> Iterator[dict[str, Any]]:
-    """Report the end of event `number`, if it is one: with what was put into the dict, or with the error."""
+    """Report the end of event `number`, unless that is None: with the facts put into the dict, or the error."""
     facts: dict[str, Any] = {}
     try:
         yield facts
@@ -79,19 +88,13 @@ def ended(emit: Emit, number: int | None) -> Iterator[dict[str, Any]]:
 
 
 def reported(call: Callable[..., Any], emit: Emit, begins: Callable[..., int | None]) -> Callable[..., Any]:
-    """Make a function that does what `call` does, and reports when it begins, and when it returns or raises.
+    """Make a function that does what `call` does, and reports its start and its end.
 
-    `begins` gets its arguments and returns the event's number, or None to pass over this call. What goes wrong in it
-    never reaches the program.
+    `begins` gets the arguments and returns the event's number, or None to pass over this call.
     """
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        number = None
-        try:
-            number = begins(*args, **kwargs)
-        except Exception as error:
-            emit.failed("a call", error)
-        with ended(emit, number) as facts:
+        with ended(emit, guarded(emit, "a call", begins, *args, **kwargs)) as facts:
             result = call(*args, **kwargs)
             guarded(emit, "the end of a call", lambda: facts.update(outputs=byte_strings(result)))
         return result

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -82,7 +83,9 @@ def record(
     torch does not fit, or an option makes no sense.
     """
     options = Options(measure, checksums, max_bytes, graph, steps, hang_after, gather, sources)
-    recording = start(Path(folder), header=own_header(), options=options)
+    job, rank, world_size = job_of_process()
+    header = make_header(job=job, rank=rank, world_size=world_size)
+    recording = start(Path(folder), header=header, options=options)
     try:
         yield
     finally:
@@ -91,7 +94,7 @@ def record(
 
 @contextmanager
 def span(name: str) -> Iterator[None]:
-    """Name a stretch of the program: `with dlearn.span("step 3"):`. Does nothing while nobody records."""
+    """Name a span of the program: `with dlearn.span("step 3"):`. Does nothing without a recording."""
     recording = _active
     if recording is None:
         yield
@@ -104,7 +107,7 @@ def span(name: str) -> Iterator[None]:
 
 
 class Posted:
-    """A send or receive of a Python process group. If nobody waits for it, its end is not observed."""
+    """A send or receive of a Python process group. Its end is observed when the program waits for it."""
 
     def __init__(self, recording: Recording | None, number: int) -> None:
         self._recording, self._number = recording, number
@@ -112,7 +115,7 @@ class Posted:
             recording.posted.add(number)
 
     def ended(self, *, peer: int | None = None, error: str = "") -> None:
-        """The program has waited for it, or found it complete; `peer` is who sent what came from any source."""
+        """Note that the program has waited for it, or found it complete; `peer` is the sender, where any could be."""
         if self._recording is not None and self._number in self._recording.posted:
             self._recording.posted.remove(self._number)
             self._recording.end(self._number, by="wait", error=error, peer=peer)
@@ -133,10 +136,7 @@ def operation(
     do not pass torch's dispatcher, where the others are seen. `splits` are the bytes for each rank, where they differ.
     """
 
-    def note(to: Recording) -> int:
-        return note_collective(to, op, to.groups.of(group), tensors, outputs, root=root, splits=splits)
-
-    recording, number = _noted(op, note)
+    recording, number = _noted(op, note_collective, group, tensors, outputs, root=root, splits=splits)
     return nullcontext() if recording is None else _inside(recording, number)
 
 
@@ -155,32 +155,30 @@ def posted(op: str, group: ProcessGroup, tensor: torch.Tensor, *, peer: int | No
 
     `peer` is a rank of the group; None receives from any.
     """
-
-    def note(to: Recording) -> int:
-        return note_p2p(to, op, to.groups.of(group), tensor, peer, tag)
-
-    return Posted(*_noted(op, note))
+    return Posted(*_noted(op, note_p2p, group, tensor, peer, tag))
 
 
 def hold(op: str, group: ProcessGroup, tensors: Sequence[torch.Tensor], *, peer: int | None = None) -> None:
-    """In a held job, wait until this call of a Python process group may be made. `peer` is a rank of the group."""
+    """Wait, in a paused job, until this call of a Python process group may be made. `peer` is a rank of the group."""
     if gate.current is not None:
         to = distributed_c10d.get_global_rank(group, peer) if peer is not None else None
         gate.current.wait(op, to, sum(each.numel() * each.element_size() for each in tensors))
 
 
-def _noted(op: str, note: Callable[[Recording], int]) -> tuple[Recording | None, int]:
-    """Who has noted it, as which event; None where nobody records, or it could not be noted."""
+def _noted(
+    op: str, note: Callable[..., int], group: ProcessGroup, *what: Any, **facts: Any
+) -> tuple[Recording | None, int]:
+    """Return the recording that has noted a call, and its event; None without a recording, or if that has failed."""
     if _active is not None:
         try:
-            return _active, note(_active)
+            return _active, note(_active, op, _active.groups.of(group), *what, **facts)
         except Exception as error:
             _active.failed(op, error)
     return None, OUTSIDE
 
 
 def step(number: int, *, offset_bytes: int, whole_bytes: int) -> AbstractContextManager[None]:
-    """What this thread sends inside is step `number` of its collective, and begins at that offset of the whole."""
+    """Mark what this thread sends inside: step `number` of its collective, at that offset of the whole."""
     facts = {"step": number, "offset_bytes": offset_bytes, "whole_bytes": whole_bytes}
     return nullcontext() if _active is None else _active.step(facts)
 
@@ -197,14 +195,14 @@ def start(
 ) -> Recording:
     """Install every hook and write into `folder` until `stop()`. For `record`, the cluster's ranks and `dlearn run`.
 
-    With `sorted_stderr` whoever reads this process's stderr keeps the RPC agent's log. `alone`: all ranks are on this
-    host, and known to whoever started them. `follow` records children that the process forks as well, if they send
-    anything, and a program that takes its place; a `lazy` recording makes its file when there is something to write.
+    With `sorted_stderr` the reader of this process's stderr keeps the RPC agent's log. `alone`: all ranks are on this
+    host, and known to their launcher. `follow` records children that the process forks as well, if they send anything,
+    and a program that replaces it by `exec`; a `lazy` recording makes its file when there is something to write.
     """
     global _active, _followed
     if _active is not None:
         raise TraceError("this process is being recorded already: end the other recording first.")
-    path = folder / f"{header.host}-{header.pid}.jsonl"
+    path = _file_of(folder, header)
     if not follow:
         refuse_other_traces(folder, header)
     _active = Recording(
@@ -214,10 +212,10 @@ def start(
         sorted_stderr=sorted_stderr,
         alone=alone,
         lazy=lazy,
-        ended=_forget,
     )
     _followed = header if follow else None
     atexit.register(_active.stop)
+    _active.undo.callback(_forget, _active)
     return _active
 
 
@@ -229,6 +227,7 @@ def leave() -> None:
 
 def _forget(recording: Recording) -> None:
     global _active
+    atexit.unregister(recording.stop)
     if _active is recording:
         _active = None
 
@@ -242,7 +241,7 @@ def _after_fork() -> None:
         _active = None
     else:
         header = make_header(job=_followed.job)
-        _active.go_on_in_child(header, own_path(_active.path.parent / f"{header.host}-{header.pid}.jsonl"))
+        _active.go_on_in_child(header, own_path(_file_of(_active.path.parent, header)))
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -252,7 +251,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def make_header(*, job: str, rank: int | None = None, name: str = "", world_size: int | None = None) -> Header:
-    """The first line of this process's file."""
+    """Make the first line of this process's file."""
     return Header(
         format=FORMAT,
         job=job,
@@ -269,13 +268,12 @@ def make_header(*, job: str, rank: int | None = None, name: str = "", world_size
     )
 
 
-def own_header() -> Header:
-    job, rank, world_size = job_of_process()
-    return make_header(job=job, rank=rank, world_size=world_size)
+def _file_of(folder: Path, header: Header) -> Path:
+    return folder / f"{header.host}-{header.pid}.jsonl"
 
 
 def own_path(path: Path) -> Path:
-    """`path`, or one beside it: a program that takes the place of another (`exec`) has the same pid."""
+    """Return `path`, or a free one beside it: a program that replaces another by `exec` has the same pid."""
     number = 1
     free = path
     while free.exists():
@@ -285,7 +283,7 @@ def own_path(path: Path) -> Path:
 
 
 def refuse_other_traces(folder: Path, header: Header) -> None:
-    """TraceError if the folder holds a trace of another job, or of this rank: then that job has run before."""
+    """Raise TraceError if the folder holds a trace of another job, or of this rank: then that job has run before."""
     for path in folder.glob("*.jsonl"):
         with path.open("rb") as stream:
             first = stream.readline(1 << 20)
@@ -305,7 +303,10 @@ def refuse_other_traces(folder: Path, header: Header) -> None:
 
 
 def _may_be_one_job(path: Path, other: Header, header: Header) -> bool:
-    """Whether the two have met already; or one does not know its job yet, and the other still runs and met nobody."""
+    """Return whether the two may be of one job.
+
+    They have met already; or one does not know its job yet, and the other still runs and has met no process.
+    """
     file = read(path)
     if header.job and header.job in file.joined:
         return True
@@ -315,7 +316,7 @@ def _may_be_one_job(path: Path, other: Header, header: Header) -> bool:
 
 
 def _runs(pid: int) -> bool:
-    """Whether there is such a process on this host, as far as can be asked."""
+    """Return whether there is such a process on this host, as far as the system says."""
     if sys.platform == "win32":  # There a signal, even 0, is no question.
         return True
     try:

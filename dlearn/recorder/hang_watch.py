@@ -1,8 +1,8 @@
-"""Prints the sentence of a hang (analysis/hanging/hang_words.py) while it hangs: who waits for whom, at which call.
+"""Prints the sentence of a hang (analysis/hanging/hang_words.py) while it lasts: who waits for whom, at which call.
 
-A thread looks now and then whether anything was reported. If nothing was for a while, it notes where the program is;
-if the program is inside a call as well, it reads the files of all processes of this host, as anybody can afterwards,
-and the lowest of the ranks that wait says what they say.
+A thread looks now and then whether anything was reported. If nothing was for a while, it notes where the program is. If
+the program is inside a call as well, it reads the files of all processes of this host, and the lowest of the ranks that
+wait prints what they say.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dlearn.errors import TraceError
 from dlearn.events.event import PointToPoint
 from dlearn.events.job_facts import Place
 from dlearn.hooks.c10d import works
-from dlearn.hooks.callers import place_of_thread
+from dlearn.hooks.callers import site_of_thread
 from dlearn.hooks.host import Host
 
 LOOKS = 20  # How often it looks before it speaks.
@@ -32,7 +32,7 @@ class HangWatch:
         self._host, self._path, self.after = host, path, after
         self._program = threading.get_ident()
         self._over = threading.Event()
-        self._noted_ns = self._told_ns = -1
+        self._noted_ns = self._reported_ns = -1
         self._thread = threading.Thread(target=self._look, daemon=True, name="dlearn-hang-watch")
 
     def start(self) -> None:
@@ -47,22 +47,24 @@ class HangWatch:
         while not self._over.wait(self.after / LOOKS):
             if not self._host.begun:
                 continue  # A launcher of ranks waits all the time, and is none of them.
-            last_ns = self._host.last_ns
-            quiet_seconds = (time.monotonic_ns() - last_ns) / 1e9
             try:
-                if quiet_seconds >= self.after / 2 and self._noted_ns != last_ns:
-                    self._noted_ns = last_ns
-                    site = place_of_thread(self._program)
-                    if site and not site.startswith("<"):  # Not the line by which Python came into a process.
-                        self._host.fact(Place(at_ns=time.monotonic_ns(), site=site))
-                if quiet_seconds >= self.after and self._host.waiting and self._told_ns != last_ns:
-                    self._told_ns = last_ns
-                    self._tell(quiet_seconds)
+                self._look_once(self._host.last_ns)
             except Exception as error:
                 self._host.failed("a hang", error)
                 return
 
-    def _tell(self, seconds: float) -> None:
+    def _look_once(self, last_ns: int) -> None:
+        quiet_seconds = (time.monotonic_ns() - last_ns) / 1e9
+        if quiet_seconds >= self.after / 2 and self._noted_ns != last_ns:
+            self._noted_ns = last_ns
+            site = site_of_thread(self._program)
+            if site and not site.startswith("<"):  # Not the line by which Python came into a process.
+                self._host.fact(Place(at_ns=time.monotonic_ns(), site=site))
+        if quiet_seconds >= self.after and self._host.waiting and self._reported_ns != last_ns:
+            self._reported_ns = last_ns
+            self._report(quiet_seconds)
+
+    def _report(self, seconds: float) -> None:
         # Only now: what reads traces is not loaded in a process that records one.
         from dlearn.analysis.hanging.hang_words import tell
         from dlearn.analysis.hanging.stuck import hangs
@@ -75,7 +77,7 @@ class HangWatch:
             return
         me = next((process.rank for process in trace.processes if process.path.name == self._path.name), None)
         waits = _waits_for_a_work()
-        # A send or a receive that nobody waits for has no end that could be seen: no hang.
+        # A send or a receive that the program does not wait for has no end that could be seen: no hang.
         found = [
             hang
             for hang in hangs(trace)
@@ -88,7 +90,7 @@ class HangWatch:
 
 
 def _waits_for_a_work() -> bool:
-    """Whether a thread of this process is inside `Work.wait`, as every send and receive is that is waited for."""
+    """Return whether a thread is inside `Work.wait`, as every send and receive is that is waited for."""
     for frame in sys._current_frames().values():
         caller: FrameType | None = frame
         while caller is not None:

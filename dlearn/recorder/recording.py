@@ -1,12 +1,11 @@
 """One process being recorded: the hooks report here, and it is written down.
 
-A guest in the training process: what goes wrong here is said once, on stderr, counted in the footer, and never raised
-into the program that is being recorded.
+A guest in the training process: an error here is printed once, on stderr, counted in the footer, and never raised into
+the program that is being recorded.
 """
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import sys
 import threading
@@ -39,6 +38,7 @@ from dlearn.hooks.c10d.groups import Groups
 from dlearn.hooks.cuda_times import CudaTimes
 from dlearn.hooks.network.clock import ClockServer, gather
 from dlearn.hooks.network.sockets import RPC, Sockets
+from dlearn.hooks.patches import guarded
 from dlearn.hooks.rpc.rpc_agent_log import AgentLog
 from dlearn.recorder import sources
 from dlearn.recorder.hang_watch import HangWatch
@@ -52,26 +52,18 @@ OUTSIDE = -1
 
 
 class Recording:
-    """One process being recorded; implements `trace.source.Emit` and `hooks.host.Host`."""
+    """One process being recorded; implements `events.source.Emit` and `hooks.host.Host`."""
 
     def __init__(
-        self,
-        path: Path,
-        header: Header,
-        options: Options,
-        *,
-        sorted_stderr: bool,
-        alone: bool,
-        lazy: bool,
-        ended: Callable[[Recording], None],
+        self, path: Path, header: Header, options: Options, *, sorted_stderr: bool, alone: bool, lazy: bool
     ) -> None:
         self._clock = time.monotonic_ns
-        self._ended = ended
         self._said_refused = False
         self._outside = False
         self._step_span: int | None = None
         self._step_is_due = False
-        self._undo = ExitStack()
+        self.undo = ExitStack()
+        """Everything that `stop` gives back, the last first."""
         self.options = options
         self._measure = options.measure
         self.sockets = Sockets(self, measured=options.measure is not None)
@@ -85,26 +77,26 @@ class Recording:
         self.last_ns = self._clock()
         """When anything was last reported."""
         self.meet: Callable[[], None] | None = None
-        """Waits for all workers of a cluster, which opens RPC's connections before anybody uses them."""
+        """Waits for all workers of a cluster, which opens RPC's connections before any worker uses them."""
         self._begin_file(path, header if lazy else None)
         ignore = self.sockets.ignored_ports.add
-        self.desk = None if alone else ClockServer(self, path, self._clock, ignore, keep_store=options.gather)
-        self.log = AgentLog(None if sorted_stderr else log_path(self._writer.path))
-        self._watch = HangWatch(self, self._writer.path, options.hang_after) if options.hang_after else None
+        self.clocks = ClockServer(self, path, self._clock, ignore, keep_store=options.gather, alone=alone)
+        self.log = AgentLog(None if sorted_stderr else log_path(path))
+        self._watch = HangWatch(self, path, options.hang_after) if options.hang_after else None
         try:
             if not lazy:
                 self._writer.write(header)
             for source in sources.wanted(options.sources):
-                self._undo.callback(sources.install(source, self))
+                self.undo.callback(sources.install(source, self))
             if self._watch is not None:
                 self._watch.start()
         except BaseException:
-            self._undo.close()
+            self.undo.close()
             self._writer.close()
             raise
 
     def _begin_file(self, path: Path, header: Header | None) -> None:
-        """Of this process; with a header it is made when there is something to write."""
+        """Begin the file of this process; with a header it is made when there is something to write."""
         self._writer = Writer(path, max_bytes=self.options.max_bytes, header=header)
         self._numbers = itertools.count()
         self._owner = threading.get_ident()
@@ -112,9 +104,9 @@ class Recording:
         self._span_names: dict[int, str] = {}
         self._hook_errors = self._works_dropped = self._left_out = 0
         self.posted: set[int] = set()
-        """Sends and receives of Python process groups that nobody has waited for yet."""
+        """Sends and receives of Python process groups that the program has not waited for yet."""
         self.waiting: dict[int, int] = {}
-        """When the operations that have not ended began, where somebody watches for a hang."""
+        """When the operations that have not ended began, if `hang_after` is set."""
 
     def event(self, kind: type[Event], /, **facts: Any) -> int:
         if self._wanted_steps is not None and self._is_outside(kind, facts):
@@ -130,16 +122,13 @@ class Recording:
         number = facts["number"] = next(self._numbers)
         if watched:
             self._under_way.add(number)
-        # What the hook itself has given counts; written into its own dict, as this runs for every call.
+        # The hook's own values have priority; written into its own dict, as this runs for every call.
         facts.setdefault("start_ns", now)
         if spans:
             facts.setdefault("parent", spans[-1])
         if thread != self._owner:
             facts.setdefault("thread", threading.current_thread().name)
-        try:
-            self._writer.event(kind, facts)
-        except OSError as error:
-            self._refused(error)
+        self._write(self._writer.event, kind, facts)
         if gate.current is not None:
             gate.current.noted()
         self.last_ns = now
@@ -154,32 +143,33 @@ class Recording:
         self.waiting.pop(number, None)
         self._under_way.discard(number)
         try:
-            self._writer.end(number, at_ns=now, by=by, error=error, **facts)
-        except OSError as refusal:
-            self._refused(refusal)
+            self._write(self._writer.end, number, at_ns=now, by=by, error=error, **facts)
         except Exception as failure:
             self.failed("the end of an operation", failure)
 
     def fact(self, line: Line) -> None:
-        try:
-            self._writer.write(line)
-        except OSError as error:
-            self._refused(error)
+        self._write(self._writer.write, line)
 
-    def _refused(self, error: OSError) -> None:
-        """The system took no line, which is counted: a full disk is no business of the program's."""
-        if not self._writer.begun:
-            raise error  # There is no file that could say so.
-        if not self._said_refused:
-            self._said_refused = True
-            print(
-                f"dlearn: a line of the trace could not be written ({error.strerror}). The program goes on;"
-                " such lines are counted, and the trace says how many they are.",
-                file=sys.stderr,
-            )
+    def _write(self, write: Callable[..., None], *line: Any, **facts: Any) -> None:
+        """Write a line. One that the system refuses is counted: the program goes on with a full disk.
+
+        Raises OSError where there is no file that could say so.
+        """
+        try:
+            write(*line, **facts)
+        except OSError as error:
+            if not self._writer.begun:
+                raise
+            if not self._said_refused:
+                self._said_refused = True
+                print(
+                    f"dlearn: a line of the trace could not be written ({error.strerror}). The program goes on;"
+                    " such lines are counted, and the trace says how many they are.",
+                    file=sys.stderr,
+                )
 
     def function_ended(self, error: str) -> None:
-        """The function that a cluster called has returned, or raised `error`: whoever waits for it waits in vain."""
+        """Note that the function that a cluster called has returned, or raised `error`."""
         self.fact(Place(at_ns=self._clock(), ended=error or RETURNED))
 
     def failed(self, where: str, error: Exception) -> None:
@@ -195,14 +185,14 @@ class Recording:
         self._works_dropped += 1
 
     def open_span(self, name: str, thread: int | None = None) -> int:
-        """Of this thread, or of another: an optimizer may make its steps on a thread of RPC's."""
+        """Open a span of this thread, or of another: an optimizer may make its steps on a thread of RPC's."""
         spans = self._open_spans.get(thread, []) if thread is not None else []
         inside = {"parent": spans[-1] if spans else None} if thread is not None else {}
         try:
             text = str(name).encode("utf-8", "replace").decode()[:LONGEST_SPAN]
             number = self.event(Span, name=text, **inside)
             self._span_names[number] = text
-        except Exception as error:  # The name is anybody's object.
+        except Exception as error:  # The name may be any object.
             self.failed("a span", error)
             number = next(self._numbers)
         self.enter(number, thread)
@@ -216,12 +206,12 @@ class Recording:
         self._span_names.pop(number, None)
 
     def span_names(self) -> list[str]:
-        """The program's spans that this thread is inside of, the outermost first."""
+        """Return the program's spans that this thread is inside of, the outermost first."""
         inside = self._open_spans.get(threading.get_ident()) or self._open_spans[self._owner]
         return [self._span_names[number] for number in inside if number in self._span_names]
 
     def enter(self, number: int, thread: int | None = None) -> None:
-        """What this thread reports from now on happens inside event `number`."""
+        """Put what this thread reports from now on inside event `number`."""
         if number != OUTSIDE:
             self._open_spans.setdefault(thread or threading.get_ident(), []).append(number)
 
@@ -234,7 +224,7 @@ class Recording:
     # Steps that were asked for -------------------------------------------------------------------------------------
 
     def begin_step(self, number: int) -> None:
-        """The optimizer has made `number` steps: the next one begins, with a span of its own if it is wanted."""
+        """Begin the next step after `number` steps of the optimizer, with a span of its own if it is wanted."""
         assert self._wanted_steps is not None
         self._close_step()
         self._step = number
@@ -244,7 +234,7 @@ class Recording:
             self._open_step()
 
     def _open_step(self) -> None:
-        """The span of a step that was asked for; where there is no file yet, only when there is something to write."""
+        """Open the span of a step that was asked for; in a lazy recording, when there is something to write."""
         if self._step_is_due:
             self._step_is_due = False
             self._step_span = self.open_span(f"step {self._step}", self._owner)
@@ -255,7 +245,7 @@ class Recording:
             self._step_span = None
 
     def _is_outside(self, kind: type[Event], facts: dict[str, Any]) -> bool:
-        """Whether this event is left out. The others are told apart from those that were: a send by its place."""
+        """Return whether this event is left out. A send gets its place among all of its channel, left out or not."""
         if kind is PointToPoint and facts["peer"] is not None and facts["tag"] != ANY_TAG:
             channel = (facts["op"], facts["group"], facts["peer"], facts["tag"])
             self._channels[channel] += 1
@@ -290,15 +280,14 @@ class Recording:
             self.failed("the counters of sockets", failure)
 
     def watch_rpc_sockets(self, *, opened: bool = False) -> None:
-        """An agent stands: its connections are there, if they are TCP. A cluster has to open them first."""
+        """Take new connections for the agent's, if these are TCP. A cluster has to open them first."""
         if (opened or self.meet is None) and self.sockets.watch(RPC):
             self.count()
 
     def disconnecting(self) -> None:
-        """Before anybody closes RPC's connections, everybody reads what went over them."""
+        """Read the counters of RPC's connections on all workers, before any worker closes them."""
         self.count()
-        if self.desk is not None:
-            self.desk.close()
+        self.clocks.close()
         if self.meet is not None:
             self.meet()
 
@@ -318,12 +307,10 @@ class Recording:
         """Give torch back, close the file. Idempotent. With `quiet` what RPC still sends by itself is waited for."""
         if quiet:
             self.sockets.settle()
-        self._ended(self)
-        atexit.unregister(self.stop)
         if self._watch is not None:
             self._watch.stop()
         self._close_step()
-        self._undo.close()
+        self.undo.close()
         while self.posted:
             self.end(self.posted.pop(), by=NOT_OBSERVED)
         if self._writer.begun:
@@ -334,26 +321,22 @@ class Recording:
             self._writer.finish(at_ns=self._clock(), hook_errors=self._hook_errors, **facts)
         except OSError as error:
             self.failed("the end of the file", error)
-        if self.options.gather and self.desk is not None:
-            try:
-                gather(self.desk, self._writer.path)
-            except Exception as error:
-                self.failed("the files of the other hosts", error)
+        if self.options.gather:
+            guarded(self, "the files of the other hosts", gather, self.clocks, self._writer.path)
 
     def let_go(self) -> None:
-        """In a forked child (a DataLoader's worker): the parent records, the child does not."""
+        """Close the file in a forked child (a DataLoader's worker): the parent records, the child does not."""
         self._writer.close()
 
     def go_on_in_child(self, header: Header, path: Path) -> None:
-        """In a forked child that is to be recorded, too: into a file of its own, if it ever sends anything."""
+        """Begin a file of its own in a forked child that is to be recorded, too, if it ever sends anything."""
         self._writer.close()
         self._begin_file(path, header)
         self._step_span, self._step_is_due = None, self._wanted_steps is not None and not self._outside
         self.sockets.forget()
         self.times.forget()
         self.log.forget(log_path(path))
-        if self.desk is not None:
-            self.desk.forget(path)
+        self.clocks.forget(path)
         if self._watch is not None:
             self._watch = HangWatch(self, path, self._watch.after)
             self._watch.start()
@@ -364,5 +347,5 @@ class Recording:
 
     @property
     def begun(self) -> bool:
-        """Whether this process has sent anything yet: a lazy recording has no file before."""
+        """Return whether this process has sent anything yet: a lazy recording has no file before."""
         return self._writer.begun

@@ -1,4 +1,4 @@
-"""What a recording installs, in this order: dlearn's own Sources, then those that the user has named.
+"""The Sources that a recording installs, in this order: dlearn's own, then those that the user has named.
 
 A recorder for another library is one file of its own: see dlearn/events/source.py and docs/new-recorder.md.
 """
@@ -51,7 +51,7 @@ OWN = (
     Source("sockets", group_watch.install, _kinds(Counters)),
     Source("steps", ddp.install_steps, _kinds(Span)),
 )
-"""What torch and mpi4py do. The colours of their operations are in draw/palette.py."""
+"""Calls of torch and mpi4py. The colours of their operations are in draw/palette.py."""
 
 
 def install(source: Source, host: Host) -> Undo:
@@ -60,12 +60,12 @@ def install(source: Source, host: Host) -> Undo:
 
 
 def wanted(names: Sequence[str]) -> tuple[Source, ...]:
-    """dlearn's own Sources and these."""
+    """Return dlearn's own Sources and these."""
     return (*OWN, *map(find, names))
 
 
 class _Announcing:
-    """The recording as a Source sees it that is not dlearn's own: its first event is announced in the file."""
+    """The recording for a Source that is not dlearn's own: describes it in the file before its first event."""
 
     def __init__(self, host: Host, source: Source) -> None:
         self._host, self._source = host, source

@@ -27,7 +27,8 @@ class Op:
     gives: str = ""
     gets: str = ""
     group: str = "process_group"
-    new: bool = False  # Whether only the newest versions of torch have it.
+    new: bool = False
+    """Whether only the newest versions of torch have it."""
 
 
 COLLECTIVES = (
@@ -55,42 +56,44 @@ POINT_TO_POINT = (
     Op("recv_", "recv", gives="tensors"),
     Op("recv_any_source_", "recv", gives="tensors"),
 )
+ALL = [op for op in (*COLLECTIVES, *POINT_TO_POINT) if not op.new or hasattr(torch.ops.c10d, op.schema)]
+"""The ops that the installed torch should have."""
 
 
 class Signature:
     """Where an op's arguments and its Work stand, read from the schema of the installed torch."""
 
     def __init__(self, op: Op) -> None:
-        overload = overload_of(op.schema)
+        packet = getattr(torch.ops.c10d, op.schema, None)
+        if packet is None:
+            raise unfit(f"it has no op c10d::{op.schema}")
+        overload = packet.default
         names = [argument.name for argument in overload._schema.arguments]
-        returns = [str(each.type) for each in overload._schema.returns]
-        missing = [name for name in (op.gives, op.gets, op.group) if name and name not in names]
-        if missing:
-            raise unfit(f"its c10d::{op.schema} has no argument {missing[0]!r}")
-
-        def place(*wanted: str) -> int | None:
-            return next((names.index(name) for name in wanted if name in names), None)
-
+        for name in (op.gives, op.gets, op.group):
+            if name and name not in names:
+                raise unfit(f"its c10d::{op.schema} has no argument {name!r}")
+        index = {name: number for number, name in enumerate(names)}
         self.op = op
-        self.group = names.index(op.group)
-        self.gives, self.gets = place(op.gives), place(op.gets)
-        self.root, self.peer = place("root_rank"), place("dst", "src")
-        self.tag = names.index("tag") if "tag" in names else -1
-        self.splits, self._async_op = place("input_split_sizes"), place("async_op")
+        self.group = index[op.group]
+        self.gives, self.gets = index.get(op.gives), index.get(op.gets)
+        self.root, self.peer = index.get("root_rank"), index.get("dst", index.get("src"))
+        self.tag = index.get("tag", -1)
+        self.splits, self._async_op = index.get("input_split_sizes"), index.get("async_op")
         self.redispatch = overload._handle.redispatch_boxed
+        returns = [str(each.type).endswith("c10d.Work") for each in overload._schema.returns]
         self._returns = len(returns)
-        self.work = next((i for i, each in enumerate(returns) if each.endswith("c10d.Work")), None)
+        self.work = returns.index(True) if True in returns else None
 
     def tensors(self, args: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
-        """All that the call gives and gets: a Work of it keeps them alive."""
+        """Return all that the call gives and gets: a Work of it keeps them alive."""
         return (*tensors_of(args, self.gives), *tensors_of(args, self.gets))
 
     def output(self, args: tuple[Any, ...]) -> torch.Tensor | None:
-        """The first tensor that the call fills."""
-        return next(iter(tensors_of(args, self.gets if self.gets is not None else self.gives)), None)
+        """Return the first tensor that the call fills."""
+        return next(iter(tensors_of(args, self.gives if self.gets is None else self.gets)), None)
 
     def is_traced(self, args: tuple[Any, ...]) -> bool:
-        """Whether it is only planned, on tensors without data (fake, or on "meta"): nothing will be sent.
+        """Return whether it is only planned, on tensors without data (fake, or on "meta"): nothing is sent.
 
         (The first argument is a tensor also where none is sent, as of a barrier.)
         """
@@ -100,30 +103,20 @@ class Signature:
         return False
 
     def waits_at_once(self, args: tuple[Any, ...]) -> bool:
-        """Whether whoever calls will wait for the Work before doing anything else: `async_op=False`."""
+        """Return whether the caller waits for the Work before it does anything else: `async_op=False`."""
         # An argument that equals its default is not passed on, and this one's is True.
-        return self._async_op is not None and self._async_op < len(args) and args[self._async_op] is False
+        where = self._async_op
+        return where is not None and where < len(args) and args[where] is False
 
     def work_of(self, result: Any) -> Work | None:
+        """Return the Work in what the op has returned; None of an op without one."""
         if self.work is None:
             return None
         return Work.unbox(result if self._returns == 1 else result[self.work])
 
 
-def overload_of(schema: str) -> Any:
-    packet = getattr(torch.ops.c10d, schema, None)
-    if packet is None:
-        raise unfit(f"it has no op c10d::{schema}")
-    return packet.default
-
-
-def here(ops: Sequence[Op]) -> list[Op]:
-    """Those of the ops that the installed torch has; an old one that is missing is told by `overload_of`."""
-    return [op for op in ops if not op.new or hasattr(torch.ops.c10d, op.schema)]
-
-
 def split_bytes(args: tuple[Any, ...], signature: Signature) -> tuple[int, ...]:
-    """Of an all-to-all with sizes of its own: the bytes of the input that go to each group rank."""
+    """Return the bytes for each group rank, of an all-to-all that is given sizes; else nothing."""
     where = signature.splits
     rows = args[where] if where is not None and where < len(args) else ()
     if not rows or signature.gives is None:
@@ -134,7 +127,7 @@ def split_bytes(args: tuple[Any, ...], signature: Signature) -> tuple[int, ...]:
 
 
 def place_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Which part of its storage a tensor is: where it begins, and the bytes of the whole; (0, 0) if it is all of it."""
+    """Return offset and size in bytes of the storage that a tensor is a part of; (0, 0) if it is all of it."""
     if tensor.is_sparse:
         return 0, 0
     whole = tensor.untyped_storage().nbytes()
@@ -144,7 +137,7 @@ def place_of(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def checksum(tensor: torch.Tensor) -> int | None:
-    """CRC-32 of the bytes as they are sent; None where they would have to be fetched from a device first."""
+    """Return the CRC-32 of the bytes as they are sent; None of a tensor on a device."""
     if tensor.device.type != "cpu" or tensor.is_sparse or not tensor.is_contiguous():
         return None
     size = tensor.numel() * tensor.element_size()
@@ -152,7 +145,7 @@ def checksum(tensor: torch.Tensor) -> int | None:
 
 
 def checksum_given(tensors: Sequence[torch.Tensor]) -> int | None:
-    """One for all the tensors that a rank gives to a collective; None if one of them has none, or there are none."""
+    """Return one for all tensors that a rank gives to a collective; None if any has none."""
     sums = [checksum(tensor) for tensor in tensors]
     if not sums or any(each is None for each in sums):
         return None
@@ -160,11 +153,12 @@ def checksum_given(tensors: Sequence[torch.Tensor]) -> int | None:
 
 
 def bytes_of(tensors: Sequence[torch.Tensor]) -> int:
+    """Count the logical bytes of the tensors together."""
     return sum(each.numel() * each.element_size() for each in tensors)
 
 
 def tensors_of(args: tuple[Any, ...], index: int | None) -> Sequence[torch.Tensor]:
-    """Those in a Tensor, Tensor[] or Tensor[][] argument (absent where it equals its default)."""
+    """Return the tensors in a Tensor, Tensor[] or Tensor[][] argument (absent where it equals its default)."""
     if index is None or index >= len(args):
         return ()
     argument = args[index]
@@ -176,7 +170,7 @@ def tensors_of(args: tuple[Any, ...], index: int | None) -> Sequence[torch.Tenso
 
 
 def describe_one(tensor: torch.Tensor) -> TensorInfo:
-    """The outside of a tensor."""
+    """Describe a tensor's shape, dtype, device and bytes."""
     whole = _describe_whole(tensor.shape, tensor.dtype, tensor.device)
     if not tensor.is_sparse:
         return whole
@@ -192,7 +186,7 @@ def describe_one(tensor: torch.Tensor) -> TensorInfo:
 
 @lru_cache(4096)
 def _describe_whole(shape: torch.Size, dtype: torch.dtype, device: torch.device) -> TensorInfo:
-    """Of a tensor that is not sparse. Kept, because a program sends the same shapes again and again."""
+    """Describe a tensor that is not sparse. Cached: a program sends the same shapes again and again."""
     size = math.prod(shape) * dtype.itemsize
     name = str(dtype).removeprefix("torch.")
     return TensorInfo(tuple(shape), dtype=name, device=str(device), logical_bytes=size, payload_bytes=size)

@@ -1,13 +1,13 @@
 """Every communication op of torch.distributed, seen at the dispatcher.
 
-All of them, whoever calls (Python, DDP's C++ reducer, FSDP, functional collectives, any thread), go through torch's
-dispatcher as `c10d::...` ops. We register a Python kernel for each at the key `BackendSelect`, which lies below
-autograd and above the CPU and CUDA kernels and is free for c10d. It notes the call and hands it on, unchanged,
-to the kernel that would have run without us. (The `Autograd` key would miss functional collectives and inference
-mode; a kernel in the place of the CPU one would have to rebuild options that Python cannot read.)
+Python, DDP's C++ reducer, FSDP and functional collectives, on any thread, all go through torch's dispatcher as
+`c10d::...` ops. We register a Python kernel for each at the key `BackendSelect`, which lies below autograd and above
+the CPU and CUDA kernels and is free for c10d. It notes the call and forwards it, unchanged, to the kernel that would
+have run without us. (The `Autograd` key would miss functional collectives and inference mode; a kernel instead of the
+CPU one would have to rebuild options that Python cannot read.)
 
-The end comes from the caller's own wait where it waits at once, else from the future of the Work; see works.py. When a
-GPU was at it, CUDA events tell: cuda_times.py.
+The end comes from the caller's own wait where it waits at once, else from the future of the Work; see works.py. Of work
+on a GPU, CUDA events give the times: cuda_times.py.
 """
 
 from __future__ import annotations
@@ -24,34 +24,19 @@ from dlearn.errors import SetupError
 from dlearn.events.event import NOT_OBSERVED, REFUSED, Collective, PointToPoint
 from dlearn.events.options import Options
 from dlearn.hooks import Undo, callers, gate
-from dlearn.hooks.c10d.c10d_ops import (
-    COLLECTIVES,
-    POINT_TO_POINT,
-    Signature,
-    bytes_of,
-    checksum,
-    checksum_given,
-    describe_one,
-    here,
-    overload_of,
-    place_of,
-    split_bytes,
-    tensors_of,
-)
+from dlearn.hooks.c10d import c10d_ops as ops
+from dlearn.hooks.c10d.c10d_ops import Signature, tensors_of
 from dlearn.hooks.c10d.groups import Groups, OwnGroup
 from dlearn.hooks.c10d.works import Callbacks, WaitingWorks, future_of
 from dlearn.hooks.callers import caller
 from dlearn.hooks.cuda_times import CudaTimes, Mark
 from dlearn.hooks.host import Host
-from dlearn.hooks.patches import Patches
+from dlearn.hooks.patches import Patches, guarded
 from dlearn.hooks.private import unfit, untraced
 
 
 def install(host: Host) -> Undo:
-    """Report every c10d op to `host` until the returned function is called. SetupError if this torch does not fit.
-
-    With the option `checksums`, of what is sent from point to point and given to collectives, too.
-    """
+    """Report every c10d op to `host` until the returned function is called. SetupError if this torch does not fit."""
     self_test()
     with Patches() as undo:
         undo.callback(host.times.close)
@@ -61,9 +46,7 @@ def install(host: Host) -> Undo:
 
 
 def _install(host: Host, undo: Patches) -> None:
-    ops = [*here(COLLECTIVES), *POINT_TO_POINT]
-    for op in ops:
-        overload_of(op.schema)
+    for op in ops.ALL:
         if torch._C._dispatch_has_kernel_for_dispatch_key(f"c10d::{op.schema}", "BackendSelect"):
             raise SetupError(
                 f"another tool, or another recording, already watches c10d::{op.schema} in this process. Stop it first."
@@ -75,8 +58,12 @@ def _install(host: Host, undo: Patches) -> None:
     undo.callback(watch.waiting.watch_wait_tensor(_AFTER))
     library = torch.library.Library("c10d", "IMPL")  # type: ignore[no-untyped-call]
     undo.callback(library._destroy)
-    for op in ops:
-        library.impl(op.schema, watch.kernel(Signature(op)), "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
+    for op in ops.ALL:
+        kernel: Any = watch.kernel(Signature(op))
+        library.impl(op.schema, kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
+
+
+Args = tuple[Any, ...]
 
 
 class _Call(NamedTuple):
@@ -84,22 +71,24 @@ class _Call(NamedTuple):
 
     number: int
     group: OwnGroup
-    begun: Mark | None
+    begun: Mark | None = None
 
 
 class _OpWatch:
-    """What the kernels of one recording share."""
+    """State shared by the kernels of one recording."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self.waiting, self.callbacks = WaitingWorks(host), Callbacks(host)
 
     def kernel(self, signature: Signature) -> Callable[..., Any]:
-        """What stands at the dispatcher for one op."""
-        emit = self._host
+        """Make the function that stands at the dispatcher for one op."""
+        host, name = self._host, signature.op.name
         begins, launched = self._collective_begins, self._collective_launched
-        if signature.op in POINT_TO_POINT:
+        if signature.op in ops.POINT_TO_POINT:
             begins, launched = self._p2p_begins, self._p2p_launched
+        # A monitored barrier has no Work: it raises when it has waited in vain.
+        raises_by = "return" if signature.work is None else REFUSED
 
         @untraced
         def kernel(keyset: Any, *args: Any) -> Any:
@@ -107,44 +96,35 @@ class _OpWatch:
                 return signature.redispatch(keyset & _AFTER, *args)
             if gate.current is not None:
                 _wait_at(gate.current, signature, args)
-            call = None
-            try:
-                call = begins(signature, args)
-            except Exception as error:
-                emit.failed(signature.op.name, error)
+            call = guarded(host, name, begins, signature, args)
             try:
                 result = signature.redispatch(keyset & _AFTER, *args)
             except BaseException as error:
                 if call is not None:
-                    # A monitored barrier has no Work: it raises when it has waited in vain.
-                    emit.end(
-                        call.number, by=REFUSED if signature.work is not None else "return", error=type(error).__name__
-                    )
+                    host.end(call.number, by=raises_by, error=type(error).__name__)
                 raise
             if call is not None:
-                try:
-                    launched(signature, args, call, result)
-                except Exception as error:
-                    emit.failed(signature.op.name, error)
+                guarded(host, name, launched, signature, args, call, result)
             return result
 
         return kernel
 
-    def _collective_begins(self, signature: Signature, args: tuple[Any, ...]) -> _Call:
+    def _collective_begins(self, signature: Signature, args: Args) -> _Call:
         group = self._host.groups.of(ProcessGroup.unbox(args[signature.group]))
         root = args[signature.root] if signature.root is not None else None
         inputs, outputs = tensors_of(args, signature.gives), tensors_of(args, signature.gets)
         if signature.op.name == "broadcast" and group.rank != root:
             inputs, outputs = (), inputs
-        splits, op = split_bytes(args, signature), signature.op.name
-        number = note_collective(self._host, op, group, inputs, outputs, root=root, splits=splits)
+        splits = ops.split_bytes(args, signature)
+        name = signature.op.name
+        number = note_collective(self._host, name, group, inputs, outputs, root=root, splits=splits)
         begun = None
         if group.on_gpu and not _is_coalesced(signature, args):
             devices = [each.device for each in signature.tensors(args)]
             begun = self._host.times.mark(devices[0] if devices else None)
         return _Call(number, group, begun)
 
-    def _collective_launched(self, signature: Signature, args: tuple[Any, ...], call: _Call, result: Any) -> None:
+    def _collective_launched(self, signature: Signature, args: Args, call: _Call, result: Any) -> None:
         number, group, begun = call
         work = signature.work_of(result)
         if work is None and group.end_by_callback:
@@ -158,34 +138,34 @@ class _OpWatch:
         elif (future := future_of(work)) is not None:
             self.callbacks.watch(number, future)
         else:
-            size = bytes_of(signature.tensors(args))
+            size = ops.bytes_of(signature.tensors(args))
             self.waiting.hold(work, number, size, output=signature.output(args))
         if begun is not None:
             self._host.times.collective(number, begun, work, group.name)
 
-    def _p2p_begins(self, signature: Signature, args: tuple[Any, ...]) -> _Call:
+    def _p2p_begins(self, signature: Signature, args: Args) -> _Call:
         group = self._host.groups.of(ProcessGroup.unbox(args[signature.group]))
         peer = args[signature.peer] if signature.peer is not None else None
         (tensor,) = tensors_of(args, signature.gives)
         number = note_p2p(self._host, signature.op.name, group, tensor, peer, args[signature.tag])
-        return _Call(number, group, None)
+        return _Call(number, group)
 
-    def _p2p_launched(self, signature: Signature, args: tuple[Any, ...], call: _Call, result: Any) -> None:
+    def _p2p_launched(self, signature: Signature, args: Args, call: _Call, result: Any) -> None:
         work = Work.unbox(result)
-        size = bytes_of(signature.tensors(args))
+        size = ops.bytes_of(signature.tensors(args))
         self.waiting.hold(work, call.number, size, any_source=signature.peer is None)
 
 
-def _wait_at(closed: gate.Gate, signature: Signature, args: tuple[Any, ...]) -> None:
+def _wait_at(closed: gate.Gate, signature: Signature, args: Args) -> None:
     group = ProcessGroup.unbox(args[signature.group])
     to = args[signature.peer] if signature.peer is not None else None
     if to is not None and group in distributed_c10d._world.pg_group_ranks:
         to = distributed_c10d.get_global_rank(group, to)
-    closed.wait(signature.op.name, to, bytes_of(tensors_of(args, signature.gives)))
+    closed.wait(signature.op.name, to, ops.bytes_of(tensors_of(args, signature.gives)))
 
 
-def _is_coalesced(signature: Signature, args: tuple[Any, ...]) -> bool:
-    """Whether it may be launched later, together with others: then nothing that follows the call is its end."""
+def _is_coalesced(signature: Signature, args: Args) -> bool:
+    """Return whether it may be launched later, with others: then nothing after the call is its end."""
     if signature.op.name.endswith("_coalesced"):
         return True
     return ProcessGroup.unbox(args[signature.group]) in distributed_c10d._world.pg_coalesce_state
@@ -201,34 +181,31 @@ def note_collective(
     root: int | None = None,
     splits: Sequence[int] = (),
 ) -> int:
-    """A collective with the tensors that this rank gives and gets.
-
-    Those of a Python process group the dispatcher does not see; they come from `operation`.
-    """
+    """Report a collective with the tensors that this rank gives and gets; return the event's number."""
     made_by = caller(sys._getframe())
     return host.event(
         Collective,
         op=op,
         group=group.name,
         seq=next(group.collectives),
-        inputs=tuple(map(describe_one, inputs)),
-        outputs=tuple(map(describe_one, outputs)),
+        inputs=tuple(map(ops.describe_one, inputs)),
+        outputs=tuple(map(ops.describe_one, outputs)),
         root=root,
         role=made_by.role,
         launcher=made_by.launcher,
         backward=made_by.backward,
         bucket_index=made_by.bucket_index,
         splits=tuple(splits),
-        checksum=checksum_given(inputs) if host.options.checksums and inputs else None,
+        checksum=ops.checksum_given(inputs) if host.options.checksums and inputs else None,
         phase=made_by.phase,
         site=made_by.site,
     )
 
 
 def note_p2p(host: Host, op: str, group: OwnGroup, tensor: torch.Tensor, peer: int | None, tag: int) -> int:
-    """A send or a receive."""
+    """Report a send or a receive; return the event's number."""
     made_by = caller(sys._getframe())
-    offset, whole = place_of(tensor)
+    offset, whole = ops.place_of(tensor)
     return host.event(
         PointToPoint,
         op=op,
@@ -236,10 +213,10 @@ def note_p2p(host: Host, op: str, group: OwnGroup, tensor: torch.Tensor, peer: i
         seq=next(group.p2ps),
         peer=peer,
         tag=tag,
-        tensors=(describe_one(tensor),),
+        tensors=(ops.describe_one(tensor),),
         offset_bytes=offset,
         whole_bytes=whole,
-        checksum=checksum(tensor) if host.options.checksums and op == "send" else None,
+        checksum=ops.checksum(tensor) if host.options.checksums and op == "send" else None,
         phase=made_by.phase,
         site=made_by.site,
     )
@@ -250,7 +227,7 @@ _self_test_passed = False
 
 
 def self_test() -> None:
-    """Once per process: one op on a group that sends nothing must be seen, start and end, else torch does not fit."""
+    """Raise SetupError unless start and end of one op are seen, on a group that sends nothing. Once per process."""
     global _self_test_passed
     if _self_test_passed:
         return
@@ -267,7 +244,7 @@ def self_test() -> None:
 
 
 class _Probe:
-    """What the self-test reports to."""
+    """A host that notes which of its methods the self-test calls."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []

@@ -1,4 +1,4 @@
-"""Process groups that come and go: the connections that are counted, and the desk where clocks are compared."""
+"""Process groups as they are made and destroyed: their connections are counted, and clocks are compared."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dlearn.hooks.patches import Patches, guarded
 
 
 def install(host: Host) -> Undo:
-    """Describe each group when it is made, or now; watch its sockets, whose counters are read, and open the desk."""
-    groups, sockets, desk, count = host.groups, host.sockets, host.desk, host.count
+    """Describe each group, count the bytes in its sockets, and compare clocks with its other ranks."""
+    groups, sockets, clocks, count = host.groups, host.sockets, host.clocks, host.count
     c10d, undo = dist.distributed_c10d, Patches()
     present: list[str] = []
     for group in list(c10d._world.pg_map):
@@ -31,22 +31,21 @@ def install(host: Host) -> Undo:
             groups.made(result[0], ranks or range(size))
             if sockets.watch(groups.of(result[0]).name):
                 count()
-        if desk is not None and group_desc == "default_pg":
-            desk.join("group", store, rank, size)
+        if group_desc == "default_pg":
+            clocks.join("group", store, rank, size)
 
     def destroying(group: Any = None) -> None:
         everything = group is None or group is dist.GroupMember.WORLD
-        if desk is not None and everything:
-            desk.close()
+        if everything:
+            clocks.close()
         sockets.note_strangers()
         count()
         groups.destroying(None if everything else group)
 
-    if desk is not None:
-        undo.callback(guarded, host, "the clocks", desk.close)
-        if dist.is_initialized():
-            store = c10d._get_default_store()
-            guarded(host, "the clocks", desk.join, "group", store, dist.get_rank(), dist.get_world_size())
+    undo.callback(guarded, host, "the clocks", clocks.close)
+    if dist.is_initialized():
+        store = c10d._get_default_store()
+        guarded(host, "the clocks", clocks.join, "group", store, dist.get_rank(), dist.get_world_size())
     undo.callback(groups.release)
     undo.around(host, c10d, "_new_process_group_helper", before=making, after=made)
     for owner in (c10d, dist):

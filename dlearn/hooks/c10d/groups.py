@@ -1,8 +1,8 @@
 """Process groups as this process meets them: their names, members, and the numbers of their operations.
 
-torch gives a name again when a group was destroyed, and its numbers start anew. Each process counts the groups of a
-name that it has seen; as that may be one of two for one member and the first for another, all members find one word in
-the group's own store, which the first of them has written there.
+torch gives a name again when a group was destroyed, and its numbers start anew. So each process counts the groups of a
+name that it has seen. The count may differ between members: they also read one word in the group's own store, which the
+first of them has written there.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Groups:
         self._kept: list[ProcessGroup] = []
 
     def made(self, group: ProcessGroup, ranks: Iterable[int]) -> None:
-        """Describe it at once: who never calls anything on it is its member, too. `ranks` are its members."""
+        """Describe a group with these `ranks` at once: a rank that never calls anything on it is a member, too."""
         self._kept.clear()
         if group not in self._known:
             self._known[group] = self._meet(group, ranks)
@@ -68,15 +68,16 @@ class Groups:
             self._kept.append(group)
 
     def release(self) -> None:
-        """At the end of the recording."""
+        """Let go of destroyed groups at the end of the recording."""
         self._kept.clear()
 
     def _numbered(self, name: str, between: str) -> str:
-        """ "1", and the second time "1~2"."""
+        """Return "1", and the second time "1~2"."""
         self._uses[name] += 1
         return name if self._uses[name] == 1 else f"{name}{between}{self._uses[name]}"
 
     def of(self, pg: ProcessGroup) -> OwnGroup:
+        """Return the group as it is known here, and describe it when it is new."""
         last = self._last
         if last is not None and last[0]() is pg:  # Most calls are made on the group of the call before.
             return last[1]
@@ -131,7 +132,7 @@ def _backend_name(pg: ProcessGroup) -> str:
 
 
 def _calls_made(pg: ProcessGroup) -> int:
-    """Collectives that the group has made so far, as torch's flight recorder has numbered them.
+    """Count the group's collectives so far, as torch's flight recorder has numbered them.
 
     (The group's own sequence number counts sends and receives, too, and in these the ranks differ.)
     """

@@ -1,11 +1,10 @@
 """How the end of an operation is seen, without ever waiting for it.
 
-A collective's Work has a future, which calls back on a thread of the backend's: that thread and the program's then
-take turns at Python's lock, which costs more than all the rest of recording. So it is asked only where it has to be:
-a call with `async_op=False` waits at once, and its own wait says when it is done. Sends, receives and gloo's
-reduce_scatter have no future: their `is_completed()` stays False until somebody waits, and a second `wait` hangs. So
-`Work.wait` is patched, and the hook holds each Work until then (torch makes a new Python object for a Work that nobody
-holds).
+A collective's Work has a future, which calls back on a thread of the backend: that thread and the program's then take
+turns at Python's lock, which costs more than all the rest of recording. So the future is used only where it has to be:
+a call with `async_op=False` waits at once, and its own wait shows the end. Sends, receives and gloo's reduce_scatter
+have no future: their `is_completed()` stays False until the program waits, and a second `wait` hangs. So `Work.wait` is
+patched, and the hook holds each Work until then (torch makes a new Python object for a Work without references).
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from torch._C._distributed_c10d import Work
 
 from dlearn.events.event import NOT_OBSERVED
 from dlearn.hooks import Emit, Undo
+from dlearn.hooks.patches import guarded
 from dlearn.hooks.private import untraced
 
 WORKS_HELD = 1000
@@ -29,7 +29,7 @@ WORK_BYTES_HELD = 64 << 20
 
 
 def future_of(work: Work) -> Any:
-    """The future of a Work; None of one that has none."""
+    """Return the future of a Work; None of one that has none."""
     try:
         return work.get_future()
     except RuntimeError:
@@ -37,14 +37,14 @@ def future_of(work: Work) -> Any:
 
 
 class Callbacks:
-    """Ends told by the futures of collectives, or of calls by RPC, on a thread of the backend's or agent's."""
+    """Ends that the futures of collectives, or of RPC calls, report on a thread of the backend or agent."""
 
     CLOSE_SECONDS = 5.0
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._open: dict[int, list[Any]] = {}
-        """The future of each event that has no end yet; an empty list while its end is being told."""
+        """The future of each event that has no end yet; an empty list while its end is being written."""
 
     def watch(self, number: int, future: Any, learn: Callable[[Any], dict[str, Any]] | None = None) -> None:
         """Report the end of event `number` when the future completes, and what `learn` finds in its value or error."""
@@ -56,34 +56,30 @@ class Callbacks:
         error = ""
         try:
             value = future.value()
-        except Exception as failure:  # The operation's own error, of whatever class: the user sees it at `wait`.
+        except Exception as failure:  # The operation's own error, of any class: the user sees it at `wait`.
             value, error = failure, type(failure).__name__
         if number in self._open:
-            try:
-                facts = learn(value) if learn is not None else {}
-            except Exception as failure:
-                self._emit.failed("a result", failure)
-                facts = {}
-            self._tell(number, by="callback", error=error, **facts)
+            facts = guarded(self._emit, "a result", learn, value) if learn is not None else None
+            self._end(number, by="callback", error=error, **(facts or {}))
 
     def settle(self) -> None:
-        """Take the calls that are on their way: a future completes, wakes the training thread, and then calls back."""
+        """Wait for calls on their way: a future completes, wakes the training thread, and then calls back."""
         deadline = time.monotonic() + self.CLOSE_SECONDS
         while any(map(_is_on_its_way, list(self._open.values()))) and time.monotonic() < deadline:
             time.sleep(0.0005)
 
     def release(self) -> None:
-        """At the end of the recording: of those that have not called back nobody saw the end."""
+        """Report, at the end of the recording, that no other ends were observed."""
         self.settle()
         for number in list(self._open):
-            self._tell(number, by=NOT_OBSERVED)
+            self._end(number, by=NOT_OBSERVED)
 
-    def _tell(self, number: int, **facts: Any) -> None:
-        """Report the end of an event, once: a callback may come while the recording ends."""
+    def _end(self, number: int, **facts: Any) -> None:
+        """Report the end of an event, once: a callback may run while the recording ends."""
         try:
             self._open[number].pop()
         except (KeyError, IndexError):
-            return  # Another thread tells it.
+            return  # Another thread reports it.
         # It is open until its line is written: else the file might be closed before.
         self._emit.end(number, **facts)
         del self._open[number]
@@ -104,12 +100,12 @@ class _Held(NamedTuple):
 
 
 class WaitingWorks:
-    """Works whose end the program's own wait will tell."""
+    """Works whose end the program's own wait will report."""
 
     def __init__(self, emit: Emit) -> None:
         self._emit = emit
         self._held: OrderedDict[int, _Held] = OrderedDict()
-        self._by_output: dict[int, int] = {}
+        self._by_output: dict[int, Work] = {}
         self._bytes = 0
 
     def hold(
@@ -122,7 +118,7 @@ class WaitingWorks:
         address = output.untyped_storage().data_ptr() if output is not None else 0
         self._held[id(work)] = _Held(work, number, size, any_source, address)
         if address:
-            self._by_output[address] = id(work)
+            self._by_output[address] = work
         self._bytes += size
         while len(self._held) > WORKS_HELD or (self._bytes > WORK_BYTES_HELD and len(self._held) > 1):
             oldest = self._forget(next(iter(self._held)))
@@ -138,22 +134,22 @@ class WaitingWorks:
         return held
 
     def watch_wait(self, original: Any) -> Any:
-        """What stands in the place of `Work.wait`."""
+        """Make the function that replaces `Work.wait`."""
 
         @untraced
         def wait(work: Work, *args: Any, **kwargs: Any) -> Any:
             try:
                 result = original(work, *args, **kwargs)
             except BaseException as error:
-                self._ended(work, type(error).__name__)
+                guarded(self._emit, "Work.wait", self._ended, work, type(error).__name__)
                 raise
-            self._ended(work, "")
+            guarded(self._emit, "Work.wait", self._ended, work)
             return result
 
         return wait
 
     def watch_wait_tensor(self, after: torch.DispatchKeySet) -> Undo:
-        """Functional collectives wait in C++, through the op `wait_tensor` on the output."""
+        """Watch the op `wait_tensor`, by which functional collectives wait in C++ on their output."""
         library = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
         redispatch = torch.ops._c10d_functional.wait_tensor.default._handle.redispatch_boxed
 
@@ -162,29 +158,26 @@ class WaitingWorks:
             result = redispatch(keyset & after, tensor)
             # While torch.compile traces, tensors are fakes without an address.
             if self._by_output and type(tensor) is torch.Tensor:
-                try:
-                    work_id = self._by_output.get(tensor.untyped_storage().data_ptr())
-                    if work_id is not None:
-                        self._ended(self._held[work_id].work, "")
-                except Exception as failure:
-                    self._emit.failed("wait_tensor", failure)
+                guarded(self._emit, "wait_tensor", self._output_ended, tensor)
             return result
 
         library.impl("wait_tensor", kernel, "BackendSelect", with_keyset=True)  # type: ignore[no-untyped-call]
         undo: Undo = library._destroy
         return undo
 
-    def _ended(self, work: Work, error: str) -> None:
-        try:
-            held = self._forget(id(work))
-            if held is not None:
-                peer = work._source_rank() if held.any_source and not error else None
-                self._emit.end(held.number, by="wait", error=error, peer=peer)
-        except Exception as failure:
-            self._emit.failed("Work.wait", failure)
+    def _output_ended(self, tensor: torch.Tensor) -> None:
+        work = self._by_output.get(tensor.untyped_storage().data_ptr())
+        if work is not None:
+            self._ended(work)
+
+    def _ended(self, work: Work, error: str = "") -> None:
+        held = self._forget(id(work))
+        if held is not None:
+            peer = work._source_rank() if held.any_source and not error else None
+            self._emit.end(held.number, by="wait", error=error, peer=peer)
 
     def release(self) -> None:
-        """At the end of the recording: nobody has waited for these."""
+        """Report, at the end of the recording, that the program has not waited for these."""
         for held in self._held.values():
             self._emit.end(held.number, by=NOT_OBSERVED)
         self._held.clear()

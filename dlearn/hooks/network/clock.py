@@ -1,13 +1,13 @@
-"""Which job a process belongs to, and how its clock stands to the job's: four time stamps over the job's own store.
+"""Which job a process belongs to, and how its clock relates to the job's: four time stamps over the job's own store.
 
-When a default group is made, a thread of each rank greets rank 0 through the store in which the ranks have just met:
-no port is opened, and the program waits for nobody. Rank 0 notes who is there and where each writes its file. A rank
-with another clock than rank 0 asks it for the time, again and again, and keeps the answer that came soonest:
+When a default group is made, a thread of each rank greets rank 0 through the store in which the ranks have just met: no
+port is opened, and the program does not wait. Rank 0 notes which ranks there are and where each writes its file. A rank
+with another clock than rank 0 asks it for the time repeatedly, and keeps the answer that was fastest:
 
     this rank:  t1 ─ask─►            ─►t4      offset = ((t2 - t1) + (t3 - t4)) / 2
     rank 0:              ─►t2  t3─answer─►     error <= ((t4 - t1) - (t3 - t2)) / 2
 
-That is how NTP does it (RFC 5905, section 8); the bound holds however unequal the two ways are.
+NTP does the same (RFC 5905, section 8); the bound holds however unequal the two directions are.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from dlearn.hooks import Emit
 ROUNDS = 200
 READING_SECONDS = 0.1  # Exchanges for one reading, and how long it may take; the best one counts.
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.25, 10.0
-"""Between two readings; each pause is twice as long as that before. While either program is busy in Python, its lock is
-late, and so is every answer; and a job that is killed has no last reading."""
+"""Between two readings; each pause is twice as long as that before. While either program is busy in Python, every
+answer is late; and a job that is killed has no last reading."""
 PATIENCE_SECONDS = 5.0
 """How long an answer is waited for; rank 0 waits as long for the last readings of the others."""
 
 
 def clock_name() -> str:
-    """Two processes of the same name read the same clock: the boot of the kernel, and the process's time namespace."""
+    """Name the clock of this process: by the boot of the kernel, and the process's time namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.stat('/proc/self/ns/time').st_ino}"
@@ -53,10 +53,11 @@ def clock_name() -> str:
 
 
 class ClockServer:
-    """Rank 0's end answers, the others' ask; of the default group of this process, while there is one.
+    """Rank 0 answers, the others ask; of the default group of this process, while there is one.
 
-    The store is let go when the group is destroyed, as the program's own: while somebody holds it, its port is busy.
-    Only with `keep_store` it stays, for what is gathered at the end.
+    The store is let go when the group is destroyed, as the program's own: a reference to it keeps its port busy.
+    Only with `keep_store` it stays, for what is gathered at the end. With `alone` all ranks are known to be on this
+    host, and nothing is asked.
     """
 
     def __init__(
@@ -67,22 +68,23 @@ class ClockServer:
         ignore_port: Callable[[int], None],
         *,
         keep_store: bool = False,
+        alone: bool = False,
     ) -> None:
         self._emit, self.path, self._clock, self._ignore_port = emit, path.resolve(), clock, ignore_port
-        self._keep_store = keep_store
+        self._keep_store, self._alone = keep_store, alone
         self._name = clock_name()
         self._met: Counter[str] = Counter()
-        self._place = ""
+        self._prefix = ""
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self.store: Store | None = None
         self.rank = 0
         self.peers: dict[int, Peer] = {}
         self.out_of_reach = False
-        """Whether ranks met in a store through which nobody can be asked, while some may be on other hosts."""
+        """Whether ranks met in a store that allows no questions, while some may be on other hosts."""
 
     def close(self) -> None:
-        """The last readings; then the threads end."""
+        """Take the last readings, and end the threads."""
         if self._thread is None or self.store is None:
             return
         thread, self._thread = self._thread, None
@@ -91,18 +93,18 @@ class ClockServer:
             self.store = None
         if self.rank == 0:
             with suppress(dist.DistError):  # Its server, on another rank, has gone; so the thread has ended, too.
-                store.queue_push(self._desk(), json.dumps({"kind": "close"}))
+                store.queue_push(self._queue(), json.dumps({"kind": "close"}))
         else:
             self._over.set()
         thread.join(2 * PATIENCE_SECONDS)
 
     def forget(self, path: Path) -> None:
-        """In a forked child: the threads are its parent's."""
+        """Give up the threads in a forked child: they are its parent's."""
         self.path, self._thread, self.store = path.resolve(), None, None
 
     def join(self, where: str, store: Store | None, rank: int, size: int | None) -> None:
-        """Open where ranks meet, for a default group or for RPC: all of them find the same name for the job."""
-        if store is None:
+        """Start where ranks meet, for a default group or for RPC: all of them find the same name for the job."""
+        if store is None or self._alone:
             return  # MPI's groups meet without a store.
         if job := word_in(store, "dlearn/job"):
             self._emit.fact(Joined(job=job))
@@ -114,7 +116,7 @@ class ClockServer:
         if not others or not isinstance(known, TCPStore):
             return
         self._ignore_port(known.port)
-        self._place = f"dlearn/desk {where} {self._met[where]}"
+        self._prefix = f"dlearn/desk {where} {self._met[where]}"
         self.rank, self.store = rank, store
         self._over = threading.Event()
         serve = self._answer if rank == 0 else self._ask
@@ -131,38 +133,38 @@ class ClockServer:
         except Exception as error:  # A full disk, an answer to an earlier recording.
             self._emit.failed("the clocks", error)
 
-    def _desk(self, rank: int | None = None) -> str:
-        return self._place + (f"/{rank}" if rank is not None else "")
+    def _queue(self, rank: int | None = None) -> str:
+        return self._prefix + (f"/{rank}" if rank is not None else "")
 
     def _answer(self, store: Store) -> None:
-        """Rank 0: note who is there, tell the time to whoever asks, until closed and all have had their last answer."""
+        """Answer, as rank 0, until closed: note which ranks there are, and tell each the time that it asks for."""
         store.set_timeout(timedelta(days=30))
         asking: set[int] = set()
         closing = False
         while not closing or asking:
             if closing:
                 store.set_timeout(timedelta(seconds=PATIENCE_SECONDS))
-            note = json.loads(store.queue_pop(self._desk()))
+            note = json.loads(store.queue_pop(self._queue()))
             heard_ns = self._clock()
             match note["kind"]:
                 case "time":
-                    store.queue_push(self._desk(note["rank"]), f"{heard_ns} {self._clock()}")
+                    store.queue_push(self._queue(note["rank"]), f"{heard_ns} {self._clock()}")
                 case "hello":
                     self._meet(note)
-                    store.queue_push(self._desk(note["rank"]), self._hello())
+                    store.queue_push(self._queue(note["rank"]), self._hello())
                     if note["clock"] != self._name:
                         asking.add(note["rank"])
                 case "bye":
                     asking.discard(note["rank"])
                     others = [[each.rank, each.host, each.path] for each in self.peers.values()]
-                    store.queue_push(self._desk(note["rank"]), json.dumps(others))
+                    store.queue_push(self._queue(note["rank"]), json.dumps(others))
                 case "close":
                     closing = True
 
     def _ask(self, store: Store) -> None:
-        """Another rank: greet rank 0; if it has another clock, read that, now and then, and at the end."""
-        mine = self._desk(self.rank)
-        store.queue_push(self._desk(), self._hello())
+        """Greet rank 0, as another rank; if it has another clock, read that now and then, and at the end."""
+        mine = self._queue(self.rank)
+        store.queue_push(self._queue(), self._hello())
         wait = 0.001
         while not store.queue_len(mine):  # Rank 0 may be recorded later, or never.
             if self._over.wait(wait):
@@ -179,13 +181,13 @@ class ClockServer:
             self._read(store, note["clock"])
             pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
         self._read(store, note["clock"])
-        store.queue_push(self._desk(), json.dumps({"kind": "bye", "rank": self.rank}))
+        store.queue_push(self._queue(), json.dumps({"kind": "bye", "rank": self.rank}))
         for rank, host, path in json.loads(store.queue_pop(mine)):
             if host != socket.gethostname():
                 self._emit.fact(Peer(rank=rank, host=host, path=path))
 
     def _read(self, store: Store, reference: str) -> None:
-        """Ask for the time, again and again, and note the answer whose error is smallest."""
+        """Ask for the time repeatedly, and note the answer whose error is smallest."""
         question = json.dumps({"kind": "time", "rank": self.rank})
         best: tuple[int, int, int] | None = None
         rounds = 0
@@ -193,8 +195,8 @@ class ClockServer:
         while best is None or (rounds < ROUNDS and time.monotonic() < deadline):
             rounds += 1
             asked = self._clock()
-            store.queue_push(self._desk(), question)
-            answer = store.queue_pop(self._desk(self.rank))
+            store.queue_push(self._queue(), question)
+            answer = store.queue_pop(self._queue(self.rank))
             came = self._clock()
             heard, answered = map(int, answer.split())
             found = ((came - asked) - (answered - heard) + 1) // 2, ((heard - asked) + (answered - came)) // 2, came
@@ -215,7 +217,7 @@ class ClockServer:
 
 
 def _one_host(size: int) -> bool:
-    """Whether the launcher has said that all ranks are on this host: then they have one clock, and one folder."""
+    """Return whether the launcher says that all ranks are on this host, with one clock and one folder."""
     return os.environ.get("LOCAL_WORLD_SIZE") == str(size) == os.environ.get("WORLD_SIZE")
 
 
@@ -223,11 +225,11 @@ def _one_host(size: int) -> bool:
 
 
 _MPI_VARIABLES = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
-"""How MPICH's and Open MPI's mpiexec tell a process who it is. (All of one host have the same parent.)"""
+"""Rank and size by MPICH's and Open MPI's mpiexec. (All processes of one host have the same parent.)"""
 
 
 def job_of_process() -> tuple[str, int | None, int | None]:
-    """Job, rank and size of a process that the user started: from the default group, or by its launcher's variables.
+    """Return job, rank and size of a process that the user started, by its default group or its launcher's variables.
 
     The job is "" where nothing is known of it yet, as of ranks that were started one by one.
     """
@@ -249,7 +251,7 @@ def job_of_process() -> tuple[str, int | None, int | None]:
 
 
 def word_in(store: Store | None, key: str) -> str:
-    """What all who meet in this store find under `key`: the first of them writes it. Waits for nobody.
+    """Return the word that all ranks of this store find under `key`: the first of them writes it. Does not wait.
 
     "" where the store can hold nothing, as torch's FakeStore, or is gone; MPI's groups meet without one.
     """
@@ -261,7 +263,7 @@ def word_in(store: Store | None, key: str) -> str:
 
 
 def innermost(store: Store | None) -> Store | None:
-    """The store itself that has been given prefixes."""
+    """Return the store itself below its prefixes."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store
@@ -277,21 +279,21 @@ PIECE_SECONDS = 60.0  # How long the next piece, or room for it, is waited for.
 _END = b"end"
 
 
-def gather(desk: ClockServer, path: Path) -> None:
-    """Rank 0 waits for the files of all others whose folder it does not see; they send theirs."""
-    if desk.store is None:
-        if desk.out_of_reach:
+def gather(clocks: ClockServer, path: Path) -> None:
+    """Wait, on rank 0, for the files of all other ranks whose folder it does not see; they send theirs."""
+    if clocks.store is None:
+        if clocks.out_of_reach:
             print("dlearn: no files were gathered: the job's store is no TCPStore. Copy them by hand.", file=sys.stderr)
         return
-    store: Store = desk.store.clone()  # type: ignore[attr-defined]
+    store: Store = clocks.store.clone()  # type: ignore[attr-defined]
     store.set_timeout(timedelta(seconds=PIECE_SECONDS))
-    if desk.rank:
-        first = desk.peers.get(0)
+    if clocks.rank:
+        first = clocks.peers.get(0)
         if first is None or not (path.parent / Path(first.path).name).exists():
             for file in (path, log_path(path)):
-                _send(store, f"dlearn/file/{desk.rank}", file)
+                _send(store, f"dlearn/file/{clocks.rank}", file)
         return
-    for rank, peer in sorted(desk.peers.items()):
+    for rank, peer in sorted(clocks.peers.items()):
         name = Path(peer.path.replace("\\", "/")).name
         if (path.parent / name).exists():
             continue
@@ -313,7 +315,7 @@ def _send(store: Store, queue: str, file: Path) -> None:
 
 
 def _receive(store: Store, queue: str, target: Path, what: str) -> None:
-    """Write each piece as it comes: a file may be larger than the memory, and half of one is better than none."""
+    """Write each piece as it arrives: a file may be larger than the memory, and half of one is better than none."""
     stream = None
     try:
         while (piece := store.queue_pop(queue)) != _END:

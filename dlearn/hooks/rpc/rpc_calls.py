@@ -41,122 +41,111 @@ from dlearn.hooks.rpc.rpc_windows import watch_crossings, watch_return
 
 
 def watch_callers(calls: RpcCalls, patches: Patches) -> None:
+    """Report each call where it is made."""
     for op in ("rpc", "remote"):
         remote = op == "remote"
-        patches.replace(api, f"_invoke_{op}_python_udf", partial(_python_caller, calls, remote))
-        patches.replace(api, f"_invoke_{op}_builtin", partial(_cpp_caller, calls, remote, "builtin"))
-        patches.replace(api, f"_invoke_{op}_torchscript", partial(_cpp_caller, calls, remote, "script"))
+        patches.wrap(api, f"_invoke_{op}_python_udf", partial(_call_python, calls, remote))
+        patches.wrap(api, f"_invoke_{op}_builtin", partial(_call_cpp, calls, remote, "builtin"))
+        patches.wrap(api, f"_invoke_{op}_torchscript", partial(_call_cpp, calls, remote, "script"))
 
 
-def _python_caller(calls: RpcCalls, remote: bool, original: Any) -> Any:
-    def invoke(to: Any, pickled: bytes, tensors: list[torch.Tensor], timeout: float, is_async: bool) -> Any:
-        thread = this_thread()
-        function, arguments = calls.function.pop(thread, (None, ()))
-        rrefs = calls.forks.pop(thread, ())
-        context, call = calls.context.get(thread), calls.next_id()
-        if gate.current is not None and not observing_now() and not _is_torchs_own(function):
-            op = f"{'remote' if remote else 'rpc'} {function_name(function, arguments)}"
-            gate.current.wait(op, to.name, len(pickled))
-        start_ns = time.monotonic_ns()
-        kind = REMOTE if remote else CALL
-        trailer = TRAILER.pack(kind, call.caller, call.number, -1 if context is None else context, MAGIC)
-        result = original(to, pickled + trailer, tensors, timeout, is_async)
-        try:
-            times = {"start_ns": start_ns, "handed_ns": time.monotonic_ns()}
-            parameters = [each for each in flatten(arguments) if isinstance(each, torch.nn.Parameter)]
-            number = calls.emit.event(
-                RpcCall,
-                function=function_name(function, arguments),
-                flavour="python",
-                to=to.id,
-                call=call.number,
-                pickled_bytes=len(pickled),
-                observer_bytes=len(trailer),
-                context=context,
-                rrefs=tuple(rrefs),
-                detached=tuple(f"Parameter{list(each.shape)}" for each in parameters),
-                **times,
-                **_facts(tensors, remote),
-            )
-            if remote:
-                calls.futures.watch(number, result._get_future())
-            else:
-                calls.waiting[call] = number, result, to.id
-        except Exception as error:
-            calls.emit.failed("an RPC", error)
-        return result
+def _call_python(
+    calls: RpcCalls, remote: bool, original: Any, to: Any, pickled: bytes, tensors: list[torch.Tensor], *more: Any
+) -> Any:
+    thread = this_thread()
+    function, arguments = calls.function.pop(thread, (None, ()))
+    name = function_name(function, arguments)
+    rrefs = tuple(calls.forks.pop(thread, ()))
+    context, call = calls.context.get(thread), calls.next_id()
+    if gate.current is not None and not observing_now() and not _is_torchs_own(function):
+        gate.current.wait(f"{'remote' if remote else 'rpc'} {name}", to.name, len(pickled))
+    start_ns = time.monotonic_ns()
+    sent_context = -1 if context is None else context
+    trailer = TRAILER.pack(REMOTE if remote else CALL, *call, sent_context, MAGIC)
+    result = original(to, pickled + trailer, tensors, *more)
+    times = {"start_ns": start_ns, "handed_ns": time.monotonic_ns()}
 
-    return invoke
+    def note() -> None:
+        parameters = [each for each in flatten(arguments) if isinstance(each, torch.nn.Parameter)]
+        detached = tuple(f"Parameter{list(each.shape)}" for each in parameters)
+        sizes = {"pickled_bytes": len(pickled), "observer_bytes": len(trailer)}
+        known = {"flavour": "python", "context": context, "rrefs": rrefs, "detached": detached}
+        number = _note_call(calls, name, to.id, call, tensors, remote, **known, **sizes, **times)
+        if remote:
+            calls.futures.watch(number, result._get_future())
+        else:
+            calls.waiting[call] = number, result, to.id
+
+    guarded(calls.emit, "an RPC", note)
+    return result
 
 
-def _cpp_caller(calls: RpcCalls, remote: bool, flavour: str, original: Any) -> Any:
-    # The user's arguments come after the timeout and, for TorchScript, a flag; or they have a place of their own.
-    before, own_place = 1 if flavour == "builtin" else 2, flavour == "script" and not remote
+def _call_cpp(
+    calls: RpcCalls, remote: bool, flavour: str, original: Any, to: Any, function: str, *args: Any, **kwargs: Any
+) -> Any:
+    worker = to if hasattr(to, "id") else api.get_worker_info(to)
+    name = function.removeprefix("aten::").rpartition(".")[2]
+    if gate.current is not None and not observing_now():
+        gate.current.wait(f"rpc {name}", worker.name, 0)
+    call = calls.next_id()
+    start_ns = time.monotonic_ns()
+    result = original(to, function, *args, **kwargs)
+    times = {"start_ns": start_ns, "handed_ns": time.monotonic_ns()}
+    # The user's arguments follow the timeout and, for TorchScript, a flag; or they have two parameters of their own.
+    given: Any = args[:2]
+    if flavour == "builtin" or remote:
+        given = args[1 if flavour == "builtin" else 2 :], kwargs
 
-    def invoke(to: Any, function: str, *args: Any, **kwargs: Any) -> Any:
-        worker = to if hasattr(to, "id") else api.get_worker_info(to)
-        name = function.removeprefix("aten::").rpartition(".")[2]
-        if gate.current is not None and not observing_now():
-            gate.current.wait(f"rpc {name}", worker.name, 0)
-        call = calls.next_id()
-        start_ns = time.monotonic_ns()
-        result = original(to, function, *args, **kwargs)
-        try:
-            times = {"start_ns": start_ns, "handed_ns": time.monotonic_ns()}
-            given, named = args[:2] if own_place else (args[before:], kwargs)
-            rrefs = [each for each in flatten((given, named)) if isinstance(each, PyRRef)]
-            facts, context = _facts(tensors_in((given, named)), remote), calls.known_context()
-            if facts["needs_grad"] and context is not None:
-                watch_return(calls, context, worker.id)
-            number = calls.emit.event(
-                RpcCall,
-                function=name,
-                flavour=flavour,
-                to=worker.id,
-                call=call.number,
-                context=context,
-                rrefs=tuple(RRefFork(each.owner().id, "") for each in rrefs),
-                **times,
-                **facts,
-            )
-            if remote:
-                calls.futures.watch(number, result._get_future())
-            else:
-                calls.futures.watch(number, result, partial(_answer, calls, worker.id, context))
-        except Exception as error:
-            calls.emit.failed("an RPC", error)
-        return result
+    def note() -> None:
+        forks = [each for each in flatten(given) if isinstance(each, PyRRef)]
+        rrefs = tuple(RRefFork(each.owner().id, "") for each in forks)
+        tensors, context = tensors_in(given), calls.known_context()
+        if context is not None and any(each.requires_grad for each in tensors):
+            watch_return(calls, context, worker.id)
+        known = {"flavour": flavour, "context": context, "rrefs": rrefs}
+        number = _note_call(calls, name, worker.id, call, tensors, remote, **known, **times)
+        if remote:
+            calls.futures.watch(number, result._get_future())
+        else:
+            calls.futures.watch(number, result, partial(_answer, calls, worker.id, context))
 
-    return invoke
+    guarded(calls.emit, "an RPC", note)
+    return result
 
 
 def _answer(calls: RpcCalls, worker: int, context: int | None, value: Any) -> dict[str, Any]:
-    """A reply that has never passed Python is known by what the caller gets."""
+    """Describe a reply that has never passed Python by what the caller gets."""
     if context is not None:
         watch_crossings(calls, tensors_in(value), context, worker)
     return {"result": result_of_cpp(value)}
 
 
-def _facts(tensors: Sequence[torch.Tensor], remote: bool) -> dict[str, Any]:
-    """Of any call, whoever packs it."""
-    frame = sys._getframe(1)
-    made_by = caller(frame)
-    return {
-        "op": "remote" if remote else _sync_or_async(frame),
-        "tensors": describe_all(tensors),
-        "needs_grad": any(each.requires_grad for each in tensors),
-        "observer": observing_now(),
-        "site": made_by.site,
-        "phase": made_by.phase,
-    }
+def _note_call(
+    calls: RpcCalls, name: str, to: int, call: CallId, tensors: Sequence[torch.Tensor], remote: bool, **facts: Any
+) -> int:
+    """Report a call, packed by Python or C++; return the event's number."""
+    made_by = caller(sys._getframe())  # A frame that holds itself would keep the arguments alive.
+    return calls.emit.event(
+        RpcCall,
+        op="remote" if remote else _sync_or_async(sys._getframe()),
+        function=name,
+        to=to,
+        call=call.number,
+        tensors=describe_all(tensors),
+        needs_grad=any(each.requires_grad for each in tensors),
+        observer=observing_now(),
+        site=made_by.site,
+        phase=made_by.phase,
+        **facts,
+    )
 
 
-_LOOKED_BACK = 7
-"""Frames between the function that is patched and the user's call: an RRef's method has some of its own."""
+_LOOKED_BACK = 11
+"""Frames to the user's call: the hook has five of its own, an RRef's method some more."""
 
 
 def _sync_or_async(hook: FrameType) -> str:
-    """Which of the two called `_invoke_rpc`: only the stack knows."""
+    """Return which of the two called `_invoke_rpc`: only the stack knows."""
     frame = hook.f_back
     for _ in range(_LOOKED_BACK):
         if frame is None:
@@ -168,12 +157,12 @@ def _sync_or_async(hook: FrameType) -> str:
 
 
 def _is_torchs_own(function: Any) -> bool:
-    """With these all workers meet when RPC is set up and shut down: no call of the program, that could be held."""
+    """Return whether torch calls it to set RPC up or shut it down: no call of the program, that could be paused."""
     return getattr(function, "__module__", "") == api.__name__
 
 
 def function_name(function: Any, arguments: tuple[Any, ...]) -> str:
-    """ "Net.forward" of a method of an RRef's value is "forward"; else the function's own qualified name."""
+    """Return the name of a method of an RRef's value, "forward"; else the function's qualified name, "Net.forward"."""
     if function in (rref_proxy._local_invoke, rref_proxy._local_invoke_async_execution) and len(arguments) > 1:
         return str(arguments[1])
     return str(getattr(function, "__qualname__", type(function).__name__))
@@ -183,65 +172,67 @@ def function_name(function: Any, arguments: tuple[Any, ...]) -> str:
 
 
 def watch_pickler(calls: RpcCalls, patches: Patches) -> None:
+    """Report requests and replies as they are packed and unpacked."""
     emit, graph = calls.emit, calls.graph
 
-    def serialize(original: Any) -> Any:
-        def wrapper(self: Any, value: Any) -> tuple[bytes, list[torch.Tensor]]:
-            thread = this_thread()
-            calls.forks.pop(thread, None)
-            try:
-                data, tensors = original(self, value)
-            except BaseException:
-                answer = calls.answering.pop(thread, None)
-                if answer is not None and answer.run is not None:
-                    emit.end(answer.run, by="return")
-                raise
-            try:
-                context = calls.context.get(thread, -1)
-                if isinstance(value, PythonUDF):
-                    calls.function[thread] = value.func, (*value.args, *value.kwargs.values())
-                else:
-                    context = calls.answering.get(thread, (None, context))[1]
-                    data += _note_reply(calls, thread, value, data, tensors)
-                if graph is not None:
-                    graph.tensors(context, tensors)
-            except Exception as error:
-                emit.failed("an RPC's data", error)
-            return data, tensors
+    def serialize(original: Any, pickler: Any, value: Any) -> tuple[bytes, list[torch.Tensor]]:
+        thread = this_thread()
+        calls.forks.pop(thread, None)
+        try:
+            data, tensors = original(pickler, value)
+        except BaseException:
+            answer = calls.answering.pop(thread, None)
+            if answer is not None and answer.run is not None:
+                emit.end(answer.run, by="return")
+            raise
+        trailer = guarded(emit, "an RPC's data", packed, thread, value, data, tensors)
+        return data + (trailer or b""), tensors
 
-        return wrapper
+    def packed(thread: int, value: Any, data: bytes, tensors: list[torch.Tensor]) -> bytes:
+        context, trailer = calls.context.get(thread, -1), b""
+        if isinstance(value, PythonUDF):
+            calls.function[thread] = value.func, (*value.args, *value.kwargs.values())
+        else:
+            context = calls.answering.get(thread, (None, context))[1]
+            trailer = _note_reply(calls, thread, value, data, tensors)
+        if graph is not None:
+            guarded(emit, "an RPC's data", graph.tensors, context, tensors)
+        return trailer
 
-    def deserialize(original: Any) -> Any:
-        def wrapper(self: Any, data: bytes, tensors: list[torch.Tensor]) -> Any:
-            if len(data) < TRAILER.size or data[-4:] != MAGIC:
-                return original(self, data, tensors)
-            kind, worker, number, context, _ = TRAILER.unpack(data[-TRAILER.size :])
-            call = CallId(worker, number)
-            arrived_ns = time.monotonic_ns()
-            thread = this_thread()
-            if context < 0 and kind == FETCHED:
-                context = calls.context.get(thread, -1)  # The owner does not know it; who fetches does.
-            value = original(self, data, tensors)
-            try:
-                watch_crossings(calls, tensors, context, _came_from(calls, call, kind))
-                if kind in (CALL, REMOTE):
-                    value = _note_request(calls, call, value, arrived_ns, context, remote=kind == REMOTE)
-                else:
-                    _note_arrival(calls, call, arrived_ns, fetched=kind == FETCHED)
-                if graph is not None:
-                    graph.tensors(context, tensors)
-            except Exception as error:
-                emit.failed("an RPC's data", error)
-            return value
+    def deserialize(original: Any, pickler: Any, data: bytes, tensors: list[torch.Tensor]) -> Any:
+        if len(data) < TRAILER.size or data[-4:] != MAGIC:
+            return original(pickler, data, tensors)
+        kind, worker, number, context, _ = TRAILER.unpack(data[-TRAILER.size :])
+        call = CallId(worker, number)
+        arrived_ns = time.monotonic_ns()
+        if context < 0 and kind == FETCHED:
+            # The owner of the value does not know the context; the thread that fetches it does.
+            context = calls.context.get(this_thread(), -1)
+        value = original(pickler, data, tensors)
+        runs = guarded(emit, "an RPC's data", unpacked, call, kind, value, tensors, arrived_ns, context)
+        return value if runs is None else runs
 
-        return wrapper
+    def unpacked(
+        call: CallId, kind: bytes, value: Any, tensors: list[torch.Tensor], arrived_ns: int, context: int
+    ) -> PythonUDF | None:
+        """Return the function that is to run instead of the one in the request, to see its run."""
+        runs = None
+        watch_crossings(calls, tensors, context, _came_from(calls, call, kind))
+        if kind in (CALL, REMOTE):
+            runs = _note_request(calls, call, value, arrived_ns, context, remote=kind == REMOTE)
+        else:
+            _note_arrival(calls, call, arrived_ns, fetched=kind == FETCHED)
+        if graph is not None:
+            guarded(emit, "an RPC's data", graph.tensors, context, tensors)
+        return runs
 
     # RemoteModule packs its RRef by these two as well, and not by the pickler's own methods.
     def packed_rref(packed: Any, _: Any) -> None:
         owner, _, _, creator, local = packed[:5]
         calls.forks.setdefault(this_thread(), []).append(RRefFork(owner, f"{creator}:{local}"))
 
-    def taken_in(start_ns: int, owner: int, _: int, __: int, creator: int, local: int, parent: int) -> None:
+    def unpacked_rref(start_ns: int, packed: Any) -> None:
+        owner, _, _, creator, local, parent = packed[:6]
         end, fork = {"end_ns": time.monotonic_ns(), "ended_by": "return"}, f"{creator}:{local}"
         emit.event(RpcWindow, op="rref", start_ns=start_ns, to=owner, parent_worker=parent, fork=fork, **end)
 
@@ -249,19 +240,19 @@ def watch_pickler(calls: RpcCalls, patches: Patches) -> None:
         def wrapper(packed: Any) -> Any:
             start_ns = time.monotonic_ns()
             rref = original.__func__(packed)
-            guarded(emit, "an RRef", taken_in, start_ns, *packed[:6])
+            guarded(emit, "an RRef", unpacked_rref, start_ns, packed)
             return rref
 
         return staticmethod(wrapper)
 
-    patches.replace(_InternalRPCPickler, "serialize", serialize)
-    patches.replace(_InternalRPCPickler, "deserialize", deserialize)
+    patches.wrap(_InternalRPCPickler, "serialize", serialize)
+    patches.wrap(_InternalRPCPickler, "deserialize", deserialize)
     patches.around(emit, PyRRef, "_serialize", after=packed_rref)
     patches.replace(PyRRef, "_deserialize", unpack_rref)
 
 
 def _came_from(calls: RpcCalls, call: CallId, kind: bytes) -> int | None:
-    """The worker that sent this: a call's caller, a fetched value's owner; a reply's is who was called."""
+    """Return the worker that sent this: a call's caller, a fetched value's owner, or a reply's callee."""
     if kind != REPLY:
         return call.caller
     known = calls.waiting.get(call)
@@ -269,7 +260,7 @@ def _came_from(calls: RpcCalls, call: CallId, kind: bytes) -> int | None:
 
 
 def _note_reply(calls: RpcCalls, thread: int, value: Any, data: bytes, tensors: Sequence[torch.Tensor]) -> bytes:
-    """The result of the call that this thread has just run, or else a value that somebody fetches."""
+    """Report the result of the call that this thread has just run, or else a value that is fetched."""
     answer = calls.answering.pop(thread, None)
     fetched = answer is None
     if answer is None:
@@ -303,10 +294,13 @@ def _note_arrival(calls: RpcCalls, call: CallId, arrived_ns: int, *, fetched: bo
         calls.emit.end(known[0], by="reply")
 
 
-def _note_request(calls: RpcCalls, call: CallId, value: Any, arrived_ns: int, context: int, *, remote: bool) -> Any:
+def _note_request(
+    calls: RpcCalls, call: CallId, value: Any, arrived_ns: int, context: int, *, remote: bool
+) -> PythonUDF | None:
+    """Wrap the function of a request so that its run is reported."""
     if not isinstance(value, PythonUDF):  # The function is not known here: torch answers with the error.
         calls.answering[this_thread()] = AnsweredCall(call, context)
-        return value
+        return None
     name = function_name(value.func, value.args)
     return PythonUDF(_Run(calls, call, value.func, name, arrived_ns, context, remote), value.args, value.kwargs)
 
@@ -346,7 +340,7 @@ class _Run:
 
             return result.then(then)
         if self.remote and calls.graph is not None and self.context >= 0:
-            # It stays here for now; when it is fetched, nobody may know in which context it was made.
+            # It stays here for now; when it is fetched, the context in which it was made may be unknown.
             guarded(calls.emit, "a remote value", lambda: calls.graph.tensors(self.context, tensors_in(result)))
         self._end(thread)
         return result

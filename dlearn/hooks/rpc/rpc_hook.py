@@ -3,10 +3,10 @@
 All of torch's ways to call (rpc_sync, rpc_async, remote, RRef.rpc_sync() and the like, RemoteModule, the distributed
 optimizer) end in six functions of `torch.distributed.rpc.api`, and all that is Python passes `_InternalRPCPickler`:
 both are patched. Pickle stops reading at its STOP opcode, so an id behind it travels unnoticed, also to a process that
-nobody records: it joins the two ends.
+is not recorded: it joins the two ends.
 
-What C++ sends by itself cannot be seen from Python. But Python knows the stretches of time in which it happens: they
-are reported as windows, and `analysis` finds in the agent's own log what was sent in each.
+Python does not see what C++ sends by itself, but knows the spans of time in which it happens. They are reported as
+windows, and `events` finds in the agent's own log what was sent in each.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def install(host: Host) -> Undo:
 
 
 def _end_unanswered(calls: RpcCalls) -> None:
-    """At the end of the recording: a future that has failed says so; one that is open belongs to a call that hangs."""
+    """Report the error of each future that has failed; one that is still open belongs to a call that hangs."""
     for number, future, _ in list(calls.waiting.values()):
         if future.done():
             calls.emit.end(number, by="future", error=error_of(future))
@@ -60,15 +60,13 @@ def _end_unanswered(calls: RpcCalls) -> None:
 
 
 def watch_agents(calls: RpcCalls, patches: Patches) -> None:
+    """Report this process as a worker, and which connections are its agent's."""
     host, log = calls.host, ""
 
-    def not_the_agents(*_: Any, **__: Any) -> None:
-        """Connections that are there before the agent's are none of its own."""
-        host.sockets.watch(None)
-
-    def making(*_: Any, **__: Any) -> None:
+    def making(*_: Any, store: Any, **__: Any) -> None:
         nonlocal log
-        guarded(host, "init_rpc", not_the_agents)
+        # Connections that are there before the agent's are none of its own.
+        guarded(host, "init_rpc", host.sockets.making, store, None)
         try:
             log = host.log.open()
         except Exception as error:
@@ -76,24 +74,26 @@ def watch_agents(calls: RpcCalls, patches: Patches) -> None:
 
     def made(*_: Any, store: Any, rank: int, world_size: int | None, **__: Any) -> None:
         host.watch_rpc_sockets()
-        if host.desk is not None:  # RPC's workers meet in a store, too.
-            host.desk.join("rpc", store, rank, world_size)
+        host.clocks.join("rpc", store, rank, world_size)  # RPC's workers meet in a store, too.
 
-    def disconnecting(*_: Any, **__: Any) -> None:
-        host.disconnecting()
+    def grouped(*_: Any) -> None:
+        host.sockets.watch(None)
 
-    def meet(*_: Any, **__: Any) -> None:
+    def meet(*_: Any) -> None:
         _meet(calls, _get_current_rpc_agent(), log)
 
-    # Before the shutdown is final everybody is done, and the connections are still there.
-    patches.around(host, api, "_finalize_shutdown", before=disconnecting)
+    def finishing(*_: Any) -> None:
+        host.disconnecting()
+
     patches.around(host, backend_registry, "init_backend", before=making, after=made)
-    patches.around(host, backend_registry, "_init_process_group", after=not_the_agents)
+    patches.around(host, backend_registry, "_init_process_group", after=grouped)
     patches.around(host, api, "_init_rpc_states", after=meet)
+    # Before the shutdown is final all calls are done, and the connections are still there.
+    patches.around(host, api, "_finalize_shutdown", before=finishing)
 
 
 def _meet(calls: RpcCalls, agent: Any, log: str) -> None:
-    """This process has become a worker. torch says so twice."""
+    """Report that this process is a worker now. torch says so twice."""
     if agent is calls.agent:
         return
     info = agent.get_worker_info()
@@ -102,7 +102,7 @@ def _meet(calls: RpcCalls, agent: Any, log: str) -> None:
 
 
 def _wall_ahead_ns() -> int:
-    """How far the wall clock is ahead of the monotonic one: of some looks at both, that which took the shortest."""
+    """Return how far the wall clock is ahead of the monotonic one, by the fastest of some looks at both."""
     looks = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(20)]
     before, wall, after = min(looks, key=lambda look: look[2] - look[0])
     return wall - (before + after) // 2
