@@ -1,7 +1,5 @@
 """The four algorithms: right to the bit, in the steps and bytes of theory, and clear about what they cannot do.
-
-And the ring as a backend of torch: programs run on it unchanged, and every step is seen.
-"""
+And the ring as a backend of torch: programs run on it unchanged, and every step is seen."""
 
 from __future__ import annotations
 
@@ -71,10 +69,7 @@ def test_each_step_says_which_part_it_carries_and_is_counted_once(recorded):
 
 
 def test_every_workload_runs_on_the_ring_and_is_counted_to_the_byte(recorded):
-    """PowerSGD calls collectives from the callbacks of others; FSDP2, DTensor and ZeRO use most of torch.
-
-    torch itself refuses a monitored barrier on any backend but gloo.
-    """
+    """PowerSGD calls collectives from callbacks. torch refuses a monitored barrier on any backend but gloo."""
     trace = recorded(workloads.every, arguments=("monitored_barrier", *workloads.LEFT_OUT), **RING)
     seen = Counter(each.op for each in trace.where(rank=0).of(Collective))
     assert seen["all_reduce"] > 20

@@ -376,7 +376,7 @@ def _init_process_group(call: Call, store: Any) -> None:
     import torch.distributed as dist
 
     if call.backend == "mpi" or call.backend.startswith("dlearn_"):
-        import dlearn.collectives  # noqa: F401  (it makes its backends known)
+        import dlearn.backends  # noqa: F401  (it makes its backends known)
     if call.backend == "nccl":
         gpus, place = torch.cuda.device_count(), _place(call)
         if gpus < place.local_world_size:

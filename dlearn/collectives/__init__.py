@@ -1,13 +1,12 @@
-"""Collectives made of glass: each step is a message that a recording shows.
+"""Collectives in readable Python: each step is a message that a recording shows.
 
-Each has `all_reduce(tensor)`, the ring also `reduce_scatter` and `all_gather`, the tree `broadcast` and
-`reduce`. The ring is a backend, too: `Cluster(4, backend="dlearn_ring")`, or `init_process_group("dlearn_ring")`.
-So is MPI: `Cluster(4, backend="mpi")`, or under mpiexec ("mpi4py", init_method="mpi4py://").
+Every algorithm has `all_reduce(tensor)`. The ring has `reduce_scatter` and `all_gather` as well, the
+tree `broadcast` and `reduce`. The ring is also a backend of torch: `Cluster(4, backend="dlearn_ring")`,
+or `init_process_group("dlearn_ring")` after `import dlearn.collectives`.
 """
 
-from dlearn.collectives import backend, halving_doubling, ring, star, tree
+import dlearn.backends  # noqa: F401  (it registers the ring with torch)
+from dlearn.collectives import halving_doubling, ring, star, tree
 
 __all__ = ["halving_doubling", "ring", "star", "tree"]
 __dir__ = __all__.copy
-
-backend.register()

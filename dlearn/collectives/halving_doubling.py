@@ -1,10 +1,12 @@
-"""Recursive halving and doubling: few steps, and as few bytes as a ring (Thakur, Rabenseifner and Gropp, 2005).
+"""Recursive halving and doubling: few steps, and as few bytes as a ring.
 
-    halving, log2(n) steps: two partners cut what they have in half; each keeps one half, and adds the other's share
-    doubling, log2(n) steps, backwards: the same partners give each other what is complete; what each has doubles
+    reduce-scatter by halving, log2(n) steps: two partners cut what they have in half; each keeps one half, adding the
+    other's share to it
+    all-gather by doubling, log2(n) steps: the same partners, in the opposite order, exchange what is complete
 
-The partners of rank r are r xor n/2, ..., r xor 2, r xor 1. That needs a power of two. Of other numbers of ranks, the
-first ones join in pairs: the even one folds its data into the odd one's before, and gets the result afterwards.
+The partners of rank r are r xor n/2, ..., r xor 2, r xor 1, so n must be a power of two. Otherwise the first ranks
+join in pairs: the even rank sends its data to the odd one before, and receives the result afterwards. (R. Thakur,
+R. Rabenseifner and W. Gropp, "Optimization of Collective Communication Operations in MPICH", 2005.)
 """
 
 from __future__ import annotations
@@ -13,44 +15,50 @@ from dlearn.collectives.exchange import Chunk, Exchange, all_reduce_by
 
 
 def all_reduce_steps(x: Exchange) -> None:
-    core = 1 << (x.size.bit_length() - 1)  # the largest power of two that is not above n: so many halve and double
-    folded = x.size - core
-    halvings = core.bit_length() - 1
-    last = 2 * halvings + 1
-    if x.rank < 2 * folded and x.rank % 2 == 0:
-        x.trade(0, give=x.whole, to=x.rank + 1)
-        x.trade(last, take=x.whole, by=x.rank + 1)
+    """Fold the ranks beyond a power of two into their neighbours, halve, double, and unfold."""
+    power = 1 << (x.size.bit_length() - 1)  # the largest power of two that is not above n
+    folded = x.size - power
+    halvings = power.bit_length() - 1
+    first, last = (1 if folded else 0), 2 * halvings + 1
+    paired = x.rank < 2 * folded
+    if paired and x.rank % 2 == 0:
+        x.send(0, x.whole, to=x.rank + 1)
+        x.receive(last, x.whole, source=x.rank + 1)
         return
-    if x.rank < 2 * folded:
-        x.trade(0, take=x.whole, by=x.rank - 1, combine=True)
-    # The ranks that take part are numbered anew, without gaps.
-    me = x.rank // 2 if x.rank < 2 * folded else x.rank - folded
-    blocks = x.blocks(core)
+    if paired:
+        x.receive(0, x.whole, source=x.rank - 1, combine=True)
+    number = x.rank // 2 if paired else x.rank - folded
+    halve_and_double(x, number, folded, halvings, first)
+    if paired:
+        x.send(last, x.whole, to=x.rank - 1)
+
+
+def halve_and_double(x: Exchange, number: int, folded: int, halvings: int, first: int) -> None:
+    """All-reduce over 2^`halvings` ranks, numbered without gaps; `number` is this rank's, `first` the first step."""
+    chunks = x.chunks(1 << halvings)
     distances = [1 << i for i in range(halvings)]
-    first = 1 if folded else 0
     for step, distance in enumerate(reversed(distances), start=first):
-        partner = me ^ distance
-        theirs, mine = side(blocks, partner, distance), side(blocks, me, distance)
+        partner = number ^ distance
+        theirs, mine = side(chunks, partner, distance), side(chunks, number, distance)
         rank = rank_of(partner, folded)
-        x.trade(step, give=theirs, to=rank, take=mine, by=rank, combine=True)
-    x.finish(blocks[me])
+        x.sendrecv(step, theirs, mine, to=rank, source=rank, combine=True)
+    x.finish(chunks[number])
     for step, distance in enumerate(distances, start=first + halvings):
-        partner = me ^ distance
-        theirs, mine = side(blocks, partner, distance), side(blocks, me, distance)
+        partner = number ^ distance
+        theirs, mine = side(chunks, partner, distance), side(chunks, number, distance)
         rank = rank_of(partner, folded)
-        x.trade(step, give=mine, to=rank, take=theirs, by=rank)
-    if x.rank < 2 * folded:
-        x.trade(last, give=x.whole, to=x.rank - 1)
+        x.sendrecv(step, mine, theirs, to=rank, source=rank)
 
 
 def rank_of(number: int, folded: int) -> int:
+    """Return the rank with this number among those that halve and double."""
     return 2 * number + 1 if number < folded else number + folded
 
 
-def side(blocks: tuple[Chunk, ...], number: int, distance: int) -> Chunk:
-    """The `distance` blocks, side by side, that `number` shares with those closer to it than that."""
+def side(chunks: tuple[Chunk, ...], number: int, distance: int) -> Chunk:
+    """Return the `distance` neighbouring chunks of the half that `number` keeps at this distance."""
     first = number // distance * distance
-    return Chunk(blocks[first].start, blocks[first + distance - 1].stop)
+    return Chunk(chunks[first].start, chunks[first + distance - 1].stop)
 
 
 all_reduce = all_reduce_by("halving-doubling", all_reduce_steps)

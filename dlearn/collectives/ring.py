@@ -1,12 +1,13 @@
-"""The ring: everybody sends to the LEFT (rank r to rank r-1) and receives from the right, one chunk in each step.
+"""The ring: in each step, send a chunk to the LEFT neighbour (rank r-1) and receive one from the right.
 
-It is the algorithm of gloo's all_reduce, with its chunks and its order of adding: the results are equal in every bit.
-Most pictures show it turning in the other direction. (Gloo's own schedule, as predicted: join/gloo_schedules.py.)
-
-    reduce-scatter, n-1 steps: a chunk travels from rank to rank and each adds its share; rank r ends with chunk r
+    reduce-scatter, n-1 steps: each chunk travels once round and every rank adds its share; rank r ends with chunk r
     all-gather, n-1 steps: the complete chunks travel once round
 
-Each rank sends 2 (n-1)/n of the data, however many ranks there are; but in 2 (n-1) steps, one after another.
+Each rank sends 2 (n-1)/n of the data, which is the least that is possible (P. Patarasuk and X. Yuan, "Bandwidth
+optimal all-reduce algorithms for clusters of workstations", 2009), but in 2 (n-1) steps, one after another.
+
+Chunks, direction and order of adding are those of gloo's all_reduce, so the results are equal in every bit. Most
+pictures show a ring that turns to the right. (Gloo's own schedule, as predicted: join/gloo_schedules.py.)
 """
 
 from __future__ import annotations
@@ -15,76 +16,79 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup
 
-from dlearn.collectives.exchange import Chunk, Exchange, all_reduce_by, check_sizes, in_place, reported
+from dlearn.backends.tensors import check_sizes
+from dlearn.collectives.exchange import Chunk, Exchange, all_reduce_by, in_place, reported
 from dlearn.join.gloo_schedules import chunk_bounds
 
 
 def reduce_scatter(
     output: torch.Tensor, input: torch.Tensor, group: ProcessGroup | None = None, op: object = dist.ReduceOp.SUM
 ) -> None:
-    """Rank r gets the sum of all ranks' block r; `input` has n blocks of `output`'s size."""
+    """Give rank r the sum (or `op`) of all ranks' chunk r. `input` has n chunks of the size of `output`."""
     with reported("reduce_scatter_single", group, [input, output]) as known:
         reduce_scatter_on(output, input, known, op)
 
 
 def all_gather(output: torch.Tensor, input: torch.Tensor, group: ProcessGroup | None = None) -> None:
-    """Every rank gets all ranks' `input`, one behind the other; `output` has room for n of them."""
+    """Give every rank the `input` of all ranks, in the order of ranks. `output` has n times its items."""
     with reported("all_gather_single", group, [input, output]) as known:
         all_gather_on(output, input, known)
 
 
-# The steps ------------------------------------------------------------------------------------------------------------
+# The steps --------------------------------------------------------------------------------------
 
 
 def all_reduce_steps(x: Exchange) -> None:
+    """Reduce-scatter, then all-gather: 2 (n-1) steps of 1/n of the tensor each."""
     chunks = gloos_chunks(x)
     reduce_scatter_steps(x, chunks)
     all_gather_steps(x, chunks, first_step=x.size - 1)
 
 
 def reduce_scatter_steps(x: Exchange, chunks: tuple[Chunk, ...]) -> None:
-    """In step s, pass on the chunk that has come in step s-1, with the own share added; begin with the next rank's."""
+    """Begin with chunk r+1; in each later step, forward the chunk that has just arrived and was added to."""
     n, left, right = x.size, (x.rank - 1) % x.size, (x.rank + 1) % x.size
     for step in range(n - 1):
-        passed_on, coming = chunks[(x.rank + 1 + step) % n], chunks[(x.rank + 2 + step) % n]
-        x.trade(step, give=passed_on, to=left, take=coming, by=right, combine=True)
+        outgoing, incoming = chunks[(x.rank + 1 + step) % n], chunks[(x.rank + 2 + step) % n]
+        x.sendrecv(step, outgoing, incoming, to=left, source=right, combine=True)
     x.finish(chunks[x.rank])
 
 
 def all_gather_steps(x: Exchange, chunks: tuple[Chunk, ...], first_step: int = 0) -> None:
-    """In step s, pass on the chunk that has come in step s-1; begin with the own one, which is complete."""
+    """Begin with chunk r, which is complete; in each later step, forward the chunk that has just arrived."""
     n, left, right = x.size, (x.rank - 1) % x.size, (x.rank + 1) % x.size
     for step in range(n - 1):
-        passed_on, coming = chunks[(x.rank + step) % n], chunks[(x.rank + 1 + step) % n]
-        x.trade(first_step + step, give=passed_on, to=left, take=coming, by=right)
+        outgoing, incoming = chunks[(x.rank + step) % n], chunks[(x.rank + 1 + step) % n]
+        x.sendrecv(first_step + step, outgoing, incoming, to=left, source=right)
 
 
 def gloos_chunks(x: Exchange) -> tuple[Chunk, ...]:
-    """One chunk for each rank, cut where gloo cuts: which rank adds what last decides the last bits of a sum."""
+    """Return one chunk for each rank, cut where gloo cuts: who adds last decides the last bits of a sum."""
     itemsize = x.flat.element_size()
-    bounds = chunk_bounds(x.size, x.flat.numel() * itemsize, itemsize)
+    bounds = chunk_bounds(x.size, x.flat.nbytes, itemsize)
     return tuple(Chunk(offset // itemsize, (offset + length) // itemsize) for offset, length in bounds)
 
 
+# On a process group -----------------------------------------------------------------------------
+
+
 def reduce_scatter_on(output: torch.Tensor, input: torch.Tensor, group: ProcessGroup, op: object) -> None:
+    """Reduce-scatter over `group`; the sums are made in a copy of `input`."""
     check_sizes(input, output, group.size())
-    # The input is the caller's: sums are made in a copy.
-    flat = input.detach().reshape(-1).clone()
-    x = Exchange("ring reduce_scatter", flat, group, op)
-    blocks = x.blocks(x.size)
-    reduce_scatter_steps(x, blocks)
-    mine = blocks[x.rank]
-    output.detach().copy_(flat[mine.start : mine.stop].view(output.shape))
+    x = Exchange("ring reduce_scatter", input.detach().reshape(-1).clone(), group, op)
+    chunks = x.chunks(x.size)
+    reduce_scatter_steps(x, chunks)
+    output.detach().copy_(x.items(chunks[x.rank]).view(output.shape))
 
 
 def all_gather_on(output: torch.Tensor, input: torch.Tensor, group: ProcessGroup) -> None:
+    """All-gather over `group`; the own chunk is copied into `output` before the first step."""
     check_sizes(output, input, group.size())
 
     def steps(x: Exchange) -> None:
-        blocks = x.blocks(x.size)
-        mine = blocks[x.rank]
-        x.flat[mine.start : mine.stop].copy_(input.detach().reshape(-1))
-        all_gather_steps(x, blocks)
+        chunks = x.chunks(x.size)
+        x.items(chunks[x.rank]).copy_(input.detach().reshape(-1))
+        all_gather_steps(x, chunks)
 
     in_place("ring all_gather", steps, output, group, None)
 

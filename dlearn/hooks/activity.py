@@ -27,9 +27,7 @@ _WAITS = (
     os.path.join(_TORCH, "distributed", ""),
     os.path.join(_TORCH, "futures", ""),
     os.path.join(_TORCH, "nn", "parallel", "distributed.py"),
-    os.path.join(_DLEARN, "collectives", ""),
-    os.path.join(_DLEARN, "hooks", ""),
-    os.path.join(_DLEARN, "recorder", ""),
+    *(os.path.join(_DLEARN, room, "") for room in ("backends", "collectives", "hooks", "recorder")),
 )
 """Code whose innermost function, while it lasts, waits for another rank or for another thread."""
 _SPINS = os.path.join(_DLEARN, "hooks", "mpi", "")

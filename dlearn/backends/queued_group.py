@@ -16,17 +16,17 @@ from torch._C._distributed_c10d import ProcessGroup, ReduceOp, Work
 from torch.futures import Future
 
 from dlearn import recorder
-from dlearn.collectives.exchange import GLASS_BOX, check, combiner
+from dlearn.backends.tensors import check, check_reduction
 
 Tensors = list[torch.Tensor]
 
 
-class Queued(ProcessGroup):
-    """The base class of the process groups of this package."""
+class QueuedGroup(ProcessGroup):
+    """A process group in Python; subclasses say how its collectives are carried out."""
 
     backend_name: str
-    who = GLASS_BOX
-    """Stands in the sentences that refuse a tensor."""
+    who: str
+    """The name in error messages."""
 
     def __init__(self, options: Any) -> None:
         super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
@@ -53,6 +53,7 @@ class Queued(ProcessGroup):
         root: int | None = None,
         splits: Sequence[int] = (),
     ) -> Work:
+        """Check the tensors, report the collective, and let the thread carry out `work`."""
         check([*inputs, *outputs], self, self.who)
         given = () if outputs is inputs else outputs
         outer = recorder.operation(name, self, inputs, outputs=given, root=root, splits=splits)
@@ -63,24 +64,24 @@ class Queued(ProcessGroup):
             try:
                 with torch.inference_mode(inference), outer:
                     work()
-            except Exception as error:  # Whatever it is, it belongs to the one who waits.
+            except Exception as error:  # It is raised where the program waits for the work.
                 done.set_exception(error)
             else:
                 done.set_result(outputs if result is None else result)
 
         if threading.get_ident() == self._thread_id:
-            # Called by the callback of a collective that has just ended (PowerSGD does): in the
-            # queue it would wait for itself. It is its turn on every rank: all keep one order.
+            # The callback of a collective that has just ended calls another one (PowerSGD does). In
+            # the queue it would wait for itself. Every rank runs it now, so the order is the same.
             carry_out()
         else:
             self._thread.submit(carry_out)
-        return Done(done)
+        return QueuedWork(done)
 
-    def _asked(self, options: Any, tensors: Sequence[torch.Tensor]) -> object:
-        """Return SUM, MAX, ...; refuse, before anything is queued, what these tensors do not have."""
+    def _reduce_op(self, options: Any, tensors: Sequence[torch.Tensor]) -> object:
+        """Return SUM, MAX, ...; raise SetupError, before anything is queued, where a type has no such reduction."""
         op: object = ReduceOp.SUM if options is None else options.reduceOp
         for tensor in tensors:
-            combiner(op, tensor.dtype, self.who)
+            check_reduction(op, tensor.dtype, self.who)
         return op
 
     # What the calls of torch, old and new, have in common --------------------------------------
@@ -88,27 +89,27 @@ class Queued(ProcessGroup):
     _all_reduce: Callable[[Tensors, object], Work]
     _gather_list: Callable[[Tensors, torch.Tensor], Work]
     _scatter_list: Callable[[torch.Tensor, Sequence[torch.Tensor], object], Work]
-    """Of one tensor for each rank, all or the own."""
+    """Subclasses have these: `_gather_list` fills a list of n tensors, `_scatter_list` reduces one."""
 
     def allreduce(self, tensors: Any, options: Any = None) -> Work:  # type: ignore[override]
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-        return self._all_reduce(tensors, self._asked(options, tensors))
+        return self._all_reduce(tensors, self._reduce_op(options, tensors))
 
     def allgather(self, outputs: Any, inputs: Any, options: Any = None) -> Work:
-        """One tensor from each rank, into a list."""
+        """Gather one tensor from each rank into a list."""
         if isinstance(inputs, list):
             (outputs,), (inputs,) = outputs, inputs
         return self._gather_list(outputs, inputs)
 
     def reduce_scatter(self, outputs: Any, inputs: Any, options: Any = None) -> Work:  # type: ignore
-        """The own part of a list of tensors, summed over the ranks."""
+        """Reduce a list of n tensors over the ranks; rank r gets tensor r."""
         if isinstance(outputs, list):
             (outputs,), (inputs,) = outputs, inputs
-        return self._scatter_list(outputs, inputs, self._asked(options, [outputs]))
+        return self._scatter_list(outputs, inputs, self._reduce_op(options, [outputs]))
 
 
-class Done(Work):
-    """A collective that the thread carries out."""
+class QueuedWork(Work):
+    """The work of a collective that the thread carries out."""
 
     def __init__(self, future: Future[Any]) -> None:
         super().__init__()

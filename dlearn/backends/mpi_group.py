@@ -1,6 +1,6 @@
 """MPI as a backend of torch: a process group over mpi4py, without a torch built from source.
 
-    import dlearn.collectives
+    import dlearn.backends
     torch.distributed.init_process_group("mpi4py", init_method="mpi4py://")
     # mpiexec -n 3 python -m mpi4py train.py
 
@@ -22,9 +22,9 @@ from mpi4py import MPI
 from torch._C._distributed_c10d import ReduceOp, TCPStore, Work
 
 from dlearn import recorder
-from dlearn.collectives.exchange import check, check_root, check_sizes, in_one_row, kind_of
-from dlearn.collectives.mpi_wait import MpiWork, wait_for
-from dlearn.collectives.queued import Queued, Tensors
+from dlearn.backends.mpi_wait import MpiWork, wait_for
+from dlearn.backends.queued_group import QueuedGroup, Tensors
+from dlearn.backends.tensors import check, check_root, check_sizes, in_one_row, kind_of
 from dlearn.errors import SetupError
 
 WHO = "collectives over mpi4py"
@@ -46,8 +46,8 @@ _WHOLE = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _NUMBERS = (*_HALF, *_WHOLE, torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
-class MpiGroup(Queued):
-    """Carry out collectives by MPI. Raises SetupError where torch's ranks are not MPI's."""
+class MpiGroup(QueuedGroup):
+    """A process group whose collectives are MPI's. Raises SetupError where torch's ranks are not MPI's."""
 
     backend_name = "mpi4py"
     who = WHO
@@ -58,7 +58,7 @@ class MpiGroup(Queued):
         self._timeout_seconds: float = options.timeout.total_seconds()
 
     def shutdown(self) -> None:
-        """Called by destroy_process_group."""
+        """End the thread and free the communicator; destroy_process_group calls it."""
         self._thread.shutdown()
         if not MPI.Is_finalized():
             self._comm.Free()
@@ -66,7 +66,7 @@ class MpiGroup(Queued):
     # Torch calls these by their names in C++, which would ask a backend: there is none.
 
     def _get_backend(self, device: torch.device) -> MpiGroup:  # type: ignore[override]
-        """From torch 2.14 on: who is asked whether sends can be joined into one call."""
+        """Return this group: from 2.14 on, torch asks it whether sends can be joined into one call."""
         return self
 
     def setGroupName(self, name: str) -> None:
@@ -91,11 +91,11 @@ class MpiGroup(Queued):
 
     # Calculations ------------------------------------------------------------------------------
 
-    def _asked(self, options: Any, tensors: Sequence[torch.Tensor]) -> object:
+    def _reduce_op(self, options: Any, tensors: Sequence[torch.Tensor]) -> object:
         for tensor in tensors:
             if tensor.dtype not in _NUMBERS:
                 raise SetupError(f"{WHO} do not calculate with {tensor.dtype}: convert it first.")
-        return kind_of(super()._asked(options, tensors))
+        return kind_of(super()._reduce_op(options, tensors))
 
     def _all_reduce(self, tensors: Tensors, op: object) -> Work:
         tensor = only(tensors)
@@ -107,7 +107,7 @@ class MpiGroup(Queued):
         return self._queue("all_reduce", tensors, tensors, work)
 
     def reduce(self, tensors: Tensors, options: Any) -> Work:  # type: ignore[override]
-        tensor, root, op = only(tensors), options.rootRank, self._asked(options, tensors)
+        tensor, root, op = only(tensors), options.rootRank, self._reduce_op(options, tensors)
         mine = self.rank() == root
 
         def work() -> None:
@@ -120,7 +120,7 @@ class MpiGroup(Queued):
     def reduce_scatter_single(
         self, output: Any, input: Any, options: Any = None, name: str = "reduce_scatter_single"
     ) -> Work:
-        op = self._asked(options, [input])
+        op = self._reduce_op(options, [input])
         check_sizes(input, output, self.size())
         return self._scatter_list(output, [input], op, name)
 
@@ -163,7 +163,7 @@ class MpiGroup(Queued):
         return self._queue("broadcast", given, into, work, tensors, root=root)
 
     def _gather_list(self, into: Tensors, mine: torch.Tensor) -> Work:
-        """They may differ in size."""
+        """Gather tensors that may differ in size."""
         call, sizes = self._comm.Iallgatherv, bytes_each(into)
         return self._move("all_gather", call, [mine], into, room_bytes=sizes, result=[into])
 
@@ -171,7 +171,7 @@ class MpiGroup(Queued):
         return self._gather_single("all_gather_single", output, input)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, options: Any = None) -> Work:
-        """DTensor calls it, with one tensor."""
+        """Gather one tensor; DTensor calls it."""
         return self._gather_single("all_gather_single_coalesced", only(outputs), only(inputs))
 
     def _gather_single(self, name: str, output: Any, input: Any) -> Work:
@@ -313,7 +313,7 @@ def for_mpi(row: torch.Tensor) -> torch.Tensor:
 
 
 def bytes_of(row: torch.Tensor) -> Any:
-    """Return what MPI sends of it, whatever its type."""
+    """Return the row as bytes, whatever its type."""
     return row.view(torch.uint8).numpy()
 
 

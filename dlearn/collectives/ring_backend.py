@@ -3,92 +3,64 @@
     import dlearn.collectives
     torch.distributed.init_process_group("dlearn_ring")
 
-All-reduce, reduce-scatter and all-gather go step by step; everything else is left to gloo. The steps are ordinary
-sends of an inner process group, which pass torch's dispatcher, where a recording sees them.
+All-reduce, reduce-scatter and all-gather go step by step; gloo does everything else. The steps are ordinary sends of
+an inner process group, which pass torch's dispatcher, where a recording sees them.
 """
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo, Work
-from torch.distributed.rendezvous import register_rendezvous_handler
 
+from dlearn.backends.queued_group import QueuedGroup, Tensors
+from dlearn.backends.tensors import check, check_sizes
 from dlearn.collectives import ring
-from dlearn.collectives.exchange import check, check_sizes, in_place
-from dlearn.collectives.queued import Queued, Tensors
-from dlearn.errors import not_installed
-
-NAME, MPI4PY = "dlearn_ring", "mpi4py"
+from dlearn.collectives.exchange import WHO, in_place
 
 
-def register() -> None:
-    """Make the backends of this package known to torch; once is enough.
+class StepGroup(ProcessGroup):
+    """The inner process group, over gloo, through which a ring sends its steps."""
 
-    `init_process_group("mpi4py", init_method="mpi4py://")` works then; mpi4py is imported when somebody asks for it.
-    """
-    if NAME in dist.Backend.backend_list:
-        return
-    dist.Backend.register_backend(NAME, lambda options, _: GlassBox(options), extended_api=True, devices=["cpu"])
-    dist.Backend.register_backend(
-        MPI4PY, lambda options, _: _mpi_group().MpiGroup(options), extended_api=True, devices=["cpu"]
-    )
-    register_rendezvous_handler(MPI4PY, _meet)  # type: ignore[no-untyped-call]
-
-
-def _meet(url: str, *_: Any, **__: Any) -> Iterator[tuple[Any, int, int]]:
-    yield _mpi_group().meet()
-
-
-def _mpi_group() -> Any:
-    if importlib.util.find_spec("mpi4py") is None:
-        raise not_installed("mpi4py", needed_by="the backend mpi4py")
-    from dlearn.collectives import mpi_group
-
-    return mpi_group
-
-
-class Steps(ProcessGroup):
-    """The inner process group, over gloo: what the steps are sent through."""
-
-    def __init__(self, outer: GlassBox, options: Any) -> None:
-        super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
-        gloo = ProcessGroupGloo(options.store, options.group_rank, options.group_size, timeout=options.timeout)
+    def __init__(self, outer: RingGroup, options: Any) -> None:
+        rank, size = options.group_rank, options.group_size
+        super().__init__(rank, size)  # type: ignore[call-arg]
+        gloo = ProcessGroupGloo(options.store, rank, size, timeout=options.timeout)
         self._set_default_backend(ProcessGroup.BackendType.GLOO)
         self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, gloo)
         self.steps_of = outer
         self.gloo = gloo
 
 
-class GlassBox(Queued):
-    """A process group whose collectives can be watched step by step."""
+class RingGroup(QueuedGroup):
+    """A process group whose collectives are rings, and whose steps can be watched."""
 
-    backend_name = NAME
+    backend_name = "dlearn_ring"
+    who = WHO
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
-        self._steps = Steps(self, options)
+        self._steps = StepGroup(self, options)
         self._set_default_backend(ProcessGroup.BackendType.GLOO)
         self._register_backend(torch.device("cpu"), ProcessGroup.BackendType.GLOO, self._steps.gloo)
 
     def shutdown(self) -> None:
-        """Called by destroy_process_group."""
+        """End the thread and the inner group; destroy_process_group calls it."""
         self._thread.shutdown()
         self._steps.shutdown()
 
     def abort(self) -> None:
+        """End both without waiting for what is queued."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._steps.abort()
 
-    # Step by step -----------------------------------------------------------------------------------------------------
+    # Step by step -----------------------------------------------------------------------------
 
     def allreduce_coalesced(self, tensors: Tensors, options: Any = None) -> Work:
-        return self._all_reduce(tensors, self._asked(options, tensors), "all_reduce_coalesced")
+        return self._all_reduce(tensors, self._reduce_op(options, tensors), "all_reduce_coalesced")
 
     def _all_reduce(self, tensors: Tensors, op: object, name: str = "all_reduce") -> Work:
         def steps() -> None:
@@ -98,7 +70,7 @@ class GlassBox(Queued):
         return self._queue(name, tensors, tensors, steps)
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, options: Any = None) -> Work:
-        op = self._asked(options, [input])
+        op = self._reduce_op(options, [input])
         check_sizes(input, output, self.size())
         steps = partial(ring.reduce_scatter_on, output, input, self._steps, op)
         return self._queue("reduce_scatter_single", [input], [output], steps)
@@ -109,7 +81,7 @@ class GlassBox(Queued):
         return self._queue("all_gather_single", [input], [output], steps)
 
     def _gather_list(self, into: Tensors, mine: Any) -> Work:
-        check(into, self)
+        check(into, self, WHO)
 
         def steps() -> None:
             flat = mine.new_empty(mine.numel() * self.size())
@@ -131,7 +103,7 @@ class GlassBox(Queued):
     _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
 
 
-# Left to gloo ---------------------------------------------------------------------------------------------------------
+# Left to gloo ---------------------------------------------------------------------------------
 
 _LEFT_TO_GLOO = (
     "all_gather_single_coalesced",
@@ -154,8 +126,8 @@ _LEFT_TO_GLOO = (
 )
 
 
-def _hand_on(name: str) -> Callable[..., Any]:
-    def method(self: GlassBox, *args: Any, **kwargs: Any) -> Any:
+def _forward_to_gloo(name: str) -> Callable[..., Any]:
+    def method(self: RingGroup, *args: Any, **kwargs: Any) -> Any:
         return getattr(self._steps, name)(*args, **kwargs)
 
     method.__name__ = name
@@ -163,4 +135,4 @@ def _hand_on(name: str) -> Callable[..., Any]:
 
 
 for _name in _LEFT_TO_GLOO:
-    setattr(GlassBox, _name, _hand_on(_name))
+    setattr(RingGroup, _name, _forward_to_gloo(_name))
