@@ -20,9 +20,6 @@ from dlearn.join.tables.operation_table import Operation
 from dlearn.shown import Answer, Paragraph, Table, size_text, time_text
 from dlearn.trace import Trace
 
-Key = tuple[str, int, int]
-"""Op, number of ranks, and size in bytes."""
-_NO_TIME = "its end was not observed, or lies before its start"
 _WHOLE = ("broadcast", "reduce", "send")
 """The busiest link transports all bytes once."""
 _SHARES = ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter")
@@ -83,15 +80,6 @@ def bandwidth(operation: Operation) -> Bandwidth:
     The time runs from the last rank's call to the last rank's end; of a message, to the end of its
     recv. (nccl-tests call many in a row and divide by their number; here each is on its own.)
     """
-    key = _key(operation)
-    end_ns = operation.ends[-1].end_ns if operation.op == "send" else operation.end_ns
-    if end_ns is None or end_ns <= operation.transfer_ns:
-        raise DlearnError(f"{operation.op}: {_NO_TIME}")
-    return _median(key, [end_ns - operation.transfer_ns])
-
-
-def _key(operation: Operation) -> Key:
-    """Return op, number of ranks and size, or raise DlearnError where no time makes a bandwidth."""
     op, family = operation.op, family_of_op(operation.op)
     if family not in ("all_reduce", *_SHARES, *_WHOLE):
         raise DlearnError(f"{op}: nccl-tests define no bandwidth for it")
@@ -100,36 +88,33 @@ def _key(operation: Operation) -> Key:
         raise DlearnError(f"{op}: on one rank nothing travels")
     if operation.misfit or operation.missing or operation.failed or operation.unseen:
         raise DlearnError(f"{op}: it failed, or not every rank's call is here")
+    end_ns = operation.ends[-1].end_ns if op == "send" else operation.end_ns
+    if end_ns is None or end_ns <= operation.transfer_ns:
+        raise DlearnError(f"{op}: its end was not observed, or lies before its start")
     if family == "all_to_all" and not _is_even(operation):
         raise DlearnError(f"{op}: nccl-tests define it for parts of equal size only")
     # The size is that of the whole, of which ranks give blocks to a gather.
     given = [payload_bytes(end) for end in operation.ends]
     size = sum(given) if family in ("all_gather", "gather") else max(given)
-    return op, ranks, size
+    return _median((op, ranks, size), [end_ns - operation.transfer_ns])
 
 
 def bandwidths(trace: Trace) -> Bandwidths:
     """Count equal operations, with the median of their times; say why others have no bandwidth."""
-    times: defaultdict[Key, list[int]] = defaultdict(list)
+    times: defaultdict[tuple[str, int, int], list[int]] = defaultdict(list)
     left_out: Counter[str] = Counter()
-    asked = operations(trace)
-    for one, places in asked.alike():
+    for operation in operations(trace):
         try:
-            key = _key(one)
+            found = bandwidth(operation)
         except DlearnError as why:
-            left_out[str(why)] += len(places)
-            continue
-        transfer_ns, end_ns, _, ends_ns = asked.times(places)
-        over_ns = ends_ns[:, -1] if one.op == "send" else end_ns
-        known = over_ns > transfer_ns
-        times[key] += (over_ns - transfer_ns)[known].tolist()
-        if not known.all():
-            left_out[f"{one.op}: {_NO_TIME}"] += int((~known).sum())
-    items = [_median(key, took) for key, took in sorted(times.items()) if took]
+            left_out[str(why)] += 1
+        else:
+            times[found.op, found.ranks, found.size_bytes].append(found.duration_ns)
+    items = [_median(key, alike) for key, alike in sorted(times.items())]
     return Bandwidths(tuple(items), dict(left_out))
 
 
-def _median(key: Key, times: Sequence[int]) -> Bandwidth:
+def _median(key: tuple[str, int, int], times: Sequence[int]) -> Bandwidth:
     op, ranks, size = key
     middle_ns = round(median(times))
     return Bandwidth(op=op, ranks=ranks, size_bytes=size, duration_ns=middle_ns, count=len(times))
