@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def out_folder(description: str, *, holds: str) -> Path:
-    """The folder that the command line names: a new one, or one that this has made, and that so `holds` a folder."""
+    """Return the folder of the command line: new, or made by this program, so it `holds` that."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="a new folder, or one made by this")
     out: Path = parser.parse_args().out
@@ -102,7 +102,7 @@ def problem_of(cell: NotebookNode) -> str:
 
 
 def folded(source: str) -> str:
-    """Markdown with its first part, up to the next heading or prediction, behind a click."""
+    """Fold the first part, up to the next heading or prediction, behind a click (Markdown)."""
     parts = source.split("\n#", 1)
     told, rest = parts[0], "".join("\n\n#" + part for part in parts[1:])
     paragraphs = told.split("\n\n")

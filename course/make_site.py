@@ -60,7 +60,7 @@ class Lesson:
 
 
 def lessons() -> list[Lesson]:
-    """In the order of notebooks/README.md."""
+    """Return the lessons in the order of notebooks/README.md."""
     table = (ROOT / "notebooks" / "README.md").read_text(encoding="utf-8").partition("## All lessons")[2]
     return [read(name) for name in re.findall(r"^\| \[(\w+)\]", table, re.MULTILINE)]
 
@@ -125,7 +125,7 @@ def for_readers(notebook: NotebookNode) -> NotebookNode:
 
 
 def with_lessons(text: str, every: list[Lesson]) -> str:
-    """The table of questions with a column of the lessons that answer each. Raises ValueError if they do not fit."""
+    """Add a column of lessons to the table of questions. ValueError if they do not fit."""
     answered = {id: [each.link for each in every if id in each.ids] for each in every for id in each.ids}
     asked = re.findall(r"^\| ([A-Z]+\d+) ", text, re.MULTILINE)
     if {*asked} != {*answered} or len(asked) != len({*asked}):
@@ -137,7 +137,7 @@ def with_lessons(text: str, every: list[Lesson]) -> str:
 
 
 def with_first_uses(text: str, every: list[Lesson]) -> str:
-    """The glossary with a column of the first lesson that uses each term, in the order of the lessons."""
+    """Add a column of the first lesson that uses each term to the glossary."""
     rows = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| term")]
     for row in rows:
         term = row.split(" | ")[0].removeprefix("| ")
@@ -148,7 +148,7 @@ def with_first_uses(text: str, every: list[Lesson]) -> str:
 
 
 def paths() -> str:
-    """The three paths, from notebooks/README.md."""
+    """Return the three paths of notebooks/README.md."""
     text = (ROOT / "notebooks" / "README.md").read_text(encoding="utf-8")
     own = text.partition("## Three paths")[2].partition("\n## ")[0]
     return "## Three paths\n" + own.replace("](", "](../notebooks/").rstrip()
@@ -165,7 +165,7 @@ def costs(every: list[Lesson]) -> str:
 
 
 def exercises() -> str:
-    """What each exercise asks, as the library says it."""
+    """Return the task of each exercise, as the library says it."""
     told = "\n\n".join(
         f"## {id}\n\n{each.asks}\n\nTried on {', '.join(map(str, each.ranks))} ranks." for id, each in EXERCISES.items()
     )
@@ -199,7 +199,7 @@ def index(pages: dict[str, str]) -> str:
 
 
 def without_ways_out(text: str, folder: Path, pages: dict[str, str]) -> str:
-    """Links to files of the repository that are not in the site become plain text."""
+    """Turn links to files that are not on the site into plain text."""
 
     def kept(link: re.Match[str]) -> str:
         target = link[3]
@@ -213,7 +213,7 @@ def without_ways_out(text: str, folder: Path, pages: dict[str, str]) -> str:
 
 
 def drawn_map(every: list[Lesson]) -> str:
-    """A column for each length of the way from the first lesson, lines from what a lesson builds on."""
+    """Draw a column for each distance from the first lesson, and lines to what a lesson needs."""
     before = {each.name: each.before for each in every}
     columns: dict[int, list[str]] = {}
     for name in before:
@@ -241,7 +241,7 @@ def lines(place: dict[str, tuple[int, int]], before: dict[str, tuple[str, ...]])
 
 
 def boxes(place: dict[str, tuple[int, int]]) -> Iterator[str]:
-    """Names in two lines, where they have two words."""
+    """Write names of two words in two lines."""
     for name, (x, y) in place.items():
         words = name.split("_")
         half = (len(words) + 1) // 2

@@ -11,11 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_claims import seen
 from ddp_claims.verdicts import Check, Claim, Result
-from dlearn.analysis import traffic
 from dlearn.cluster import Cluster
 from dlearn.lessons import charts, digits, models
 from dlearn.recorder import span
-from dlearn.trace import Trace
 
 RANKS = 2
 EVERY = (1, 2, 4, 8)
@@ -55,12 +53,12 @@ def train() -> None:
 
 
 def accumulate() -> Result:
-    """Bytes per iteration, and which of the two passes decides."""
+    """Measure the bytes of one iteration, and find the pass that decides."""
     trace = Cluster(RANKS).run(train).trace
     size = seen.parameter_bytes(models.ConvNet())
-    sent = {every: sent_bytes(trace.within(f"every {every}")) for every in EVERY}
+    sent = {every: seen.sent_bytes(trace.within(f"every {every}"), RANKS) for every in EVERY}
     per_iteration = {every: found[0] / ITERATIONS for every, found in sent.items()}
-    forward, backward = (sent_bytes(trace.within(name)) for name in (FORWARD_ONLY, BACKWARD_ONLY))
+    forward, backward = (seen.sent_bytes(trace.within(name), RANKS) for name in (FORWARD_ONLY, BACKWARD_ONLY))
     checks = (
         Check(
             f"with n of {', '.join(map(str, EVERY))} each rank sends {size:,} B / n an iteration, to the byte",
@@ -85,12 +83,6 @@ def accumulate() -> Result:
     )
     picture.set_yticks([])
     return Result(checks, picture)
-
-
-def sent_bytes(trace: Trace) -> list[int]:
-    """What each rank sent, in bytes: from the messages of the all-reduces."""
-    found = traffic(trace)
-    return [found.bytes_from(rank=rank) for rank in range(RANKS)]
 
 
 DD6 = Claim(

@@ -47,7 +47,7 @@ def train_in_buckets() -> dict[str, Tensor]:
 
 
 def bucketing() -> Result:
-    """The same bytes in many, some, or one all-reduce; and which parameters are in which bucket."""
+    """Send the same bytes in many, some, or one all-reduce; list the parameters of each bucket."""
     run = seen.run_quietly(Cluster(RANKS), train_in_buckets)
     registered = [name for name, _ in models.ConvNet().named_parameters()]
     size = seen.parameter_bytes(models.ConvNet())
@@ -90,7 +90,7 @@ def bucketing() -> Result:
 
 
 def strips(steps: dict[str, Trace], *, title: str, notes: list[str]) -> Axes:
-    """Of each way rank 0's backward pass: a tick for each gradient, below it a bar for each all-reduce."""
+    """Draw rank 0's backward pass for each setting: a tick per gradient, a bar per all-reduce."""
     labels = {name: f"{name}: {len(seen.reductions(step))}" for name, step in steps.items()}
     ax = canvas.new_axes(height_in=0.95 * len(steps), left_in=canvas.left_margin_in(labels.values()))
     canvas.describe(ax, *(f"{label} all-reduces." for label in labels.values()))
@@ -114,12 +114,12 @@ def strips(steps: dict[str, Trace], *, title: str, notes: list[str]) -> Axes:
 
 
 def table_of(trace: Trace) -> list[Bucket]:
-    """The buckets of one step, in the order in which they were sent."""
+    """Return the buckets of one step, in the order in which they were sent."""
     return [each.bucket for each in seen.reductions(trace) if each.bucket is not None]
 
 
 def is_reversed(table: list[Bucket], registered: list[str]) -> bool:
-    """Whether all parameters of a bucket were registered after all of the next one."""
+    """Return True if all of a bucket was registered after all of the next one, throughout."""
     places = [[registered.index(name) for name in each.parameters] for each in table]
     return all(min(ours) > max(theirs) for ours, theirs in pairwise(places))
 
@@ -144,7 +144,7 @@ class Backwards(nn.Module):
 
 
 def train_backwards() -> None:
-    """A few steps, each in a span."""
+    """Train a few steps, each in a span."""
     images, labels = (part[:25] for part in digits.shard(torch.distributed.get_rank(), RANKS))
     torch.manual_seed(0)
     model = DistributedDataParallel(Backwards(), bucket_cap_mb=SMALL)
@@ -154,7 +154,7 @@ def train_backwards() -> None:
 
 
 def rebuild() -> Result:
-    """The order of the first step's gradients becomes that of the buckets, agreed on in two broadcasts."""
+    """Rebuild the buckets by the first step's order of gradients, agreed on in two broadcasts."""
     trace = Cluster(RANKS).run(train_backwards).trace
     steps = [trace.within(f"step {step}") for step in range(REBUILD_STEPS)]
     registered = [name for name, _ in Backwards().named_parameters()]

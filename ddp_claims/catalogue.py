@@ -46,5 +46,5 @@ CLAIMS: tuple[Claim, ...] = (
 
 
 def claim(id: str) -> Claim:
-    """The claim of this id; KeyError if there is none."""
+    """Return the claim of this id; KeyError if there is none."""
     return {each.id: each for each in CLAIMS}[id]

@@ -10,7 +10,7 @@ from torch.futures import Future
 
 
 def wait_for_each(_: object, bucket: GradBucket) -> Future[Tensor]:
-    """Takes the overlap away: the backward pass stands still until the bucket is there."""
+    """Take the overlap away: the backward pass waits until the bucket is reduced."""
     buffer = bucket.buffer().div_(dist.get_world_size())
     dist.all_reduce(buffer)
     done: Future[Tensor] = Future()
@@ -19,7 +19,7 @@ def wait_for_each(_: object, bucket: GradBucket) -> Future[Tensor]:
 
 
 def bf16(group: ProcessGroup, bucket: GradBucket) -> Future[Tensor]:
-    """torch's. By its own name, DDP refuses it where there is no NCCL; gloo adds bfloat16 up all the same."""
+    """Compress with torch's hook, which DDP refuses by its own name without NCCL; gloo can."""
     return bf16_compress_hook(group, bucket)
 
 

@@ -52,7 +52,7 @@ MOST_POINTS = 1.0
 
 
 def compressed(method: str, seed: int) -> DistributedDataParallel:
-    """The model under DDP with this hook; with 25 MB a bucket, all of it is one bucket.
+    """Return the model under DDP with this hook; all of it is one bucket of 25 MB.
 
     For PowerSGD on gloo one bucket is a must: with two, its callbacks launch all-reduces from gloo's threads, in
     another order on each rank, and it hangs or aborts (the museum of hangs shows it).
@@ -74,7 +74,7 @@ def compressed(method: str, seed: int) -> DistributedDataParallel:
 
 
 def recorded_steps() -> None:
-    """On a rank: a few steps with each method; the last one is in a span of the method's name."""
+    """Train a few steps with each method on a rank; record the last in a span of its name."""
     images, labels = digits.shard(dist.get_rank(), dist.get_world_size())
     for method in METHODS:
         model = compressed(method, seed=0)
@@ -84,7 +84,7 @@ def recorded_steps() -> None:
 
 
 def timed_steps() -> dict[str, list[float]]:
-    """On a rank: seconds of each step with each method, in turn."""
+    """Return the seconds of each step with each method, in turn, on a rank."""
     images, labels = digits.shard(dist.get_rank(), dist.get_world_size())
     made = {method: compressed(method, seed=0) for method in METHODS}
     seconds: dict[str, list[float]] = {method: [] for method in METHODS}
@@ -99,13 +99,13 @@ def timed_steps() -> dict[str, list[float]]:
 
 
 def sent(trace: Trace, method: str) -> tuple[int, ...]:
-    """Bytes that a rank hands to each all-reduce of the recorded step, in their order."""
+    """Return the bytes that a rank hands to each all-reduce of the recorded step, in order."""
     calls = [each.ends[0] for each in operations(trace.within(method)) if each.op == "all_reduce"]
     return tuple(sum(tensor.payload_bytes for tensor in call.inputs) for call in calls if isinstance(call, Collective))
 
 
 def powersgd_sizes(model: nn.Module, rank: int) -> tuple[int, int, int]:
-    """Bytes by the formula: what is not worth compressing, then all P, then all Q, as float32.
+    """Return the bytes by the formula: uncompressed tensors, then all P, then all Q, float32.
 
     A matrix is compressed if that saves more than half of it (`min_compression_rate`); vectors never are.
     """
@@ -132,7 +132,7 @@ class Training(NamedTuple):
 
 
 def train(method: str, seed: int) -> Training:
-    """On a rank: train on digits with SGD."""
+    """Train on digits with SGD, on a rank."""
     images, labels = digits.shard(dist.get_rank(), dist.get_world_size())
     model = compressed(method, seed)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
@@ -148,7 +148,7 @@ def train(method: str, seed: int) -> Training:
 
 
 def train_all() -> dict[str, list[Training]]:
-    """Every method from every seed."""
+    """Train with every method from every seed."""
     return {method: [train(method, seed) for seed in SEEDS] for method in METHODS}
 
 
@@ -156,7 +156,7 @@ def train_all() -> dict[str, list[Training]]:
 
 
 def compression() -> Result:
-    """The bytes of one recorded step, the loss curves of all methods, and whether the loss is kept."""
+    """Test the bytes of one recorded step, and whether the loss is kept."""
     trace = Cluster(RANKS).run(recorded_steps).trace
     sizes = {method: sent(trace, method) for method in METHODS}
     trained: dict[str, list[Training]] = Cluster(RANKS, record=False).run(train_all).results[0]
@@ -220,7 +220,7 @@ def as_accurate(accuracies: dict[str, list[float]]) -> Check:
 
 
 def faster() -> list[Check]:
-    """Whether fewer bytes are less time, over a network that is slow enough to tell."""
+    """Test whether fewer bytes take less time over a slow network."""
     says = f"over {NETWORK}, a step with {{method}} is faster"
     if no_network():
         return [Check(says.format(method="fp16"), no_network(), None)]
@@ -233,7 +233,7 @@ def faster() -> list[Check]:
 
 
 def picture(sizes: dict[str, tuple[int, ...]], ends: dict[str, list[float]]) -> Axes:
-    """The trade-off: bytes a step against the loss at the end, a dot for each seed."""
+    """Draw bytes a step against the loss at the end, a dot for each seed."""
     plain, fewest = sum(sizes["plain"]), min(METHODS, key=lambda method: sum(sizes[method]))
     told = [
         f"{name}: {sum(sizes[name]) / plain:.0%} of the bytes, {median(ends[name]) / median(ends['plain']):.2f} times"

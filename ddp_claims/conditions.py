@@ -14,17 +14,17 @@ from dlearn.shown import count_text
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """Count the cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def ranks_on_cores(ranks: int) -> str:
-    """ "2 ranks on 2 cores", or what it means that there are more ranks."""
+    """Return "2 ranks on 2 cores", or that more ranks take turns."""
     said = f"{count_text(ranks, 'rank')} on {cores()} cores"
     return said if ranks <= cores() else f"{said}: they take turns, which is part of the times"
 
 
 @cache
 def no_network() -> str:
-    """Why no network can be chosen here; empty if one can."""
+    """Return why no network can be chosen here; "" if one can."""
     return refusal()

@@ -31,7 +31,7 @@ class Built(NamedTuple):
 
 
 def build() -> Built:
-    """Wrap a ConvNet that is another one on each rank; then one number, whose gradient is the rank's number + 1."""
+    """Wrap a ConvNet that differs on each rank; then one number with gradient rank + 1."""
     torch.manual_seed(dist.get_rank())
     net = models.ConvNet()
     before = nn.utils.parameters_to_vector(net.parameters()).detach().clone()
@@ -47,7 +47,7 @@ def one_number() -> nn.Module:
 
 
 def gradient(model: nn.Module) -> float:
-    """Of weight · x it is x."""
+    """Return the gradient of weight · x, which is x."""
     model(torch.tensor([[dist.get_rank() + 1.0]])).sum().backward()
     (weight,) = model.parameters()
     assert weight.grad is not None
@@ -55,7 +55,7 @@ def gradient(model: nn.Module) -> float:
 
 
 def construct() -> Result:
-    """Every collective of the constructor, by its bytes; and the gradients of two ranks."""
+    """Test each collective of the constructor by its bytes, and the gradients of two ranks."""
     run = Cluster(RANKS).run(build)
     ranks: list[Built] = [run.results[rank] for rank in range(RANKS)]
     trace = run.trace.within("the constructor")

@@ -23,7 +23,7 @@ SEEDS = (0, 1, 2)
 
 @torch.no_grad()
 def training_loss(model: nn.Module) -> float:
-    """Cross entropy over all 1,500 training images, those of every rank."""
+    """Return the cross entropy over all 1,500 training images of all ranks."""
     images, labels = _loaded()
     return float(cross_entropy(model(images), labels))
 
@@ -35,25 +35,25 @@ def _loaded() -> tuple[Tensor, Tensor]:
 
 
 def spread(losses: Sequence[float]) -> float:
-    """Between the best seed and the worst."""
+    """Return the difference between the best and the worst seed."""
     return max(losses) - min(losses)
 
 
 def differences(changed: Sequence[float], unchanged: Sequence[float]) -> list[float]:
-    """By how much each seed ends higher than without the change."""
+    """Return how much higher each seed ends than without the change."""
     return [a - b for a, b in zip(changed, unchanged, strict=True)]
 
 
 def keeps(changed: Sequence[float], unchanged: Sequence[float]) -> bool:
-    """Every seed ends within the seeds' own spread of where it would have ended; lower is no loss."""
+    """Return True if no seed ends higher than without the change by the seeds' own spread."""
     return max(differences(changed, unchanged)) < spread(unchanged)
 
 
 def hurts(changed: Sequence[float], unchanged: Sequence[float]) -> bool:
-    """Every seed ends higher than it would have, by more than the seeds' own spread."""
+    """Return True if every seed ends higher than without the change, by more than the spread."""
     return min(differences(changed, unchanged)) > spread(unchanged)
 
 
 def seeds_text(values: Sequence[float], *, digits: int = 3) -> str:
-    """ "0.124 (seeds 0.122 to 0.133)": the median and the range."""
+    """Return "0.124 (seeds 0.122 to 0.133)": the median and the range."""
     return f"{median(values):.{digits}f} (seeds {min(values):.{digits}f} to {max(values):.{digits}f})"

@@ -19,7 +19,7 @@ _ROW_IN = 0.27
 def dots(
     columns: Mapping[str, Sequence[float]], *, title: str, y: str, between: Sequence[str], notes: Sequence[str]
 ) -> Axes:
-    """All measurements of each column, with their median and its 95 % interval; columns 0 and 1, 2 and 3 ... are pairs.
+    """Draw all values of each column, median and 95 % interval; neighbours are pairs.
 
     What was measured in one turn is joined by a line; `between` is written above each pair of columns.
     """
@@ -51,7 +51,7 @@ def dots(
 
 
 def panels(names: Sequence[str], *, y: str, x: str, right: float = 1.0) -> tuple[Axes, list[Axes]]:
-    """Axes side by side on one scale of y, with their names above; `right`: what of each is not kept for labels.
+    """Make axes side by side on one scale of y, with names; `right` is the margin for labels.
 
     The first of what is returned holds the others, and gets title and notes.
     """
@@ -72,7 +72,7 @@ def panels(names: Sequence[str], *, y: str, x: str, right: float = 1.0) -> tuple
 
 
 def label_ends(panel: Axes, ends: Mapping[str, tuple[float, float, str]], height_pt: float) -> None:
-    """A label at the end (x, y) of each line in its colour; those that would stand on each other move up."""
+    """Write a label at the end (x, y) of each line in its colour; move labels that overlap up."""
     low, high = panel.get_ylim()
     free = -TEXT_PT
     for label, (x, y, color) in sorted(ends.items(), key=lambda each: each[1][1]):
@@ -85,7 +85,7 @@ def label_ends(panel: Axes, ends: Mapping[str, tuple[float, float, str]], height
 
 
 def table(rows: Sequence[Sequence[str]], *, title: str, notes: Sequence[str] = ()) -> Axes:
-    """A head and rows; what differs from the first row below the head is bold on a tint."""
+    """Draw a head and rows; cells that differ from the first row are bold on a tint."""
     ax = canvas.new_axes(height_in=len(rows) * _ROW_IN, left_in=0.15)
     canvas.describe(ax, *(", ".join(row) + "." for row in rows))
     width = canvas.points(ax, 1.0, along="x")
@@ -110,7 +110,7 @@ def table(rows: Sequence[Sequence[str]], *, title: str, notes: Sequence[str] = (
 
 
 def stamp(ax: Axes, verdict: str, mark: str, paper: str) -> None:
-    """Below the figure what the paper says, and our verdict in a box."""
+    """Write the paper's claim below the figure, and the verdict in a box."""
     figure = ax.get_figure(root=True)
     assert figure is not None
     tag = f"{mark} {verdict}"

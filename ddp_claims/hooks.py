@@ -86,7 +86,7 @@ def hooked_step() -> tuple[list[Fired], list[str]]:
 def set_hooks(
     net: nn.Module, model: DistributedDataParallel, optimizer: torch.optim.Optimizer, note: Callable[..., Any]
 ) -> list[Any]:
-    """A hook of every kind that `note`s when it fires; returns the AccumulateGrad nodes."""
+    """Set a hook of every kind that `note`s when it fires; return the AccumulateGrad nodes."""
     layer = net.get_submodule(LAYER)
     layer.register_forward_pre_hook(note(BEFORE_FORWARD, THE_LAYER))
     layer.register_forward_hook(note(AFTER_FORWARD, THE_LAYER))
@@ -122,7 +122,7 @@ def set_hooks(
 
 
 def graph_of(end: Any) -> list[Any]:
-    """The nodes that a backward pass from here goes through."""
+    """Return the nodes that a backward pass from here visits."""
     found: dict[Any, None] = {}
     waiting = [end]
     while waiting:
@@ -134,7 +134,7 @@ def graph_of(end: Any) -> list[Any]:
 
 
 def every_hook() -> Result:
-    """What fired on rank 0, how often, and in which order."""
+    """Test which hooks fire on rank 0, how often, and in which order."""
     fired, nodes = Cluster(RANKS).run(hooked_step).results[0]
     parameters = [name for name, _ in network().named_parameters()]
     count = len(parameters)
@@ -193,7 +193,7 @@ def places(fired: Sequence[Fired], kind: str, what: str | None = None) -> list[i
 
 
 def place_of(fired: Sequence[Fired], kind: str) -> int:
-    """Of the first one."""
+    """Return the index of the first one."""
     return places(fired, kind)[0]
 
 
@@ -211,7 +211,7 @@ class Label(NamedTuple):
 
 
 def labels_of(fired: Sequence[Fired], marks: Sequence[int], step_pt: float) -> list[Label]:
-    """What is written over the marks of a row, which are multiples of `step_pt` apart."""
+    """Return the labels over the marks of a row, which are multiples of `step_pt` apart."""
     labels: list[Label] = []
     for mark in marks:
         label = Label(plain(fired[mark].what), mark, alone=True)
@@ -222,7 +222,7 @@ def labels_of(fired: Sequence[Fired], marks: Sequence[int], step_pt: float) -> l
 
 
 def picture(fired: Sequence[Fired], to_come: int, count: int) -> Axes:
-    """A row for each kind, from left to right in the order in which they fired."""
+    """Draw a row for each kind, from left to right in the order of firing."""
     labels = [f"{kind} *" if kind in OF_DDP else kind for kind in KINDS]
     ax = canvas.new_axes(height_in=ROW_IN * len(KINDS), left_in=canvas.left_margin_in(labels))
     ax.set_xlim(-2, len(fired) + 0.5)

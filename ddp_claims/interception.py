@@ -53,7 +53,7 @@ def train_with_ddp(batches: list[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def of_this_rank() -> Tensor:
-    """On a rank: its part of each batch."""
+    """Return this rank's part of each batch."""
     return train_with_ddp([batch(step, rank) for step in range(STEPS) for rank in (dist.get_rank(),)])
 
 
@@ -64,24 +64,24 @@ def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def whole_batch(step: int) -> tuple[Tensor, Tensor]:
-    """The parts of all ranks."""
+    """Return the parts of all ranks."""
     parts = [batch(step, rank) for rank in range(RANKS)]
     return torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
 
 
 def changed_lines() -> list[str]:
-    """What `train` and `train_with_ddp` do not share, "- " and "+ " before it; their names aside."""
+    """Return the lines in which the two functions differ, after "- " and "+ ", names aside."""
     alone, under_ddp = (inspect.getsource(each).splitlines()[1:] for each in (train, train_with_ddp))
     return [line for line in difflib.ndiff(alone, under_ddp) if line[:2] in ("- ", "+ ")]
 
 
 def is_of_ddp(end: End) -> bool:
-    """Whether DDP made this call, and not the program."""
+    """Return True if DDP made this call, and not the program."""
     return isinstance(end, Collective) and (end.launcher == "reducer" or end.role.startswith("DDP"))
 
 
 def interception() -> Result:
-    """Both functions, their difference and their results; and all that DDP did by itself."""
+    """Compare both functions and their results; list what DDP did by itself."""
     run = Cluster(RANKS).run(of_this_rank)
     alone = train([whole_batch(step) for step in range(STEPS)])
     torch.manual_seed(0)

@@ -34,12 +34,12 @@ KNOBS: dict[str, dict[str, Any]] = {
 
 
 def network() -> nn.Module:
-    """With a BatchNorm, whose running mean, variance and count of batches are buffers: state without gradients."""
+    """Make a model with a BatchNorm, whose statistics are buffers: state without gradients."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.BatchNorm1d(32), nn.ReLU(), nn.Linear(32, 10))
 
 
 def train() -> None:
-    """A few steps with each of the knobs."""
+    """Train a few steps with each of the options."""
     images, labels = (part[:25] for part in digits.shard(dist.get_rank(), RANKS))
     for name, knob in KNOBS.items():
         torch.manual_seed(0)
@@ -50,7 +50,7 @@ def train() -> None:
 
 
 def turn_knobs() -> Result:
-    """The last step of each: gradients, buffers, map of used parameters."""
+    """Test the last step of each: gradients, buffers, map of used parameters."""
     trace = seen.run_quietly(Cluster(RANKS), train).trace
     net = network()
     gradients, buffers = seen.parameter_bytes(net), sum(each.nbytes for each in net.buffers())
@@ -116,7 +116,7 @@ GRADIENTS, BUFFERS, USED_MAP = "gradients", "buffers", "map of used parameters"
 
 
 def parts(step: Trace) -> dict[str, int]:
-    """What a rank hands over in a step, in bytes."""
+    """Return the bytes that a rank hands over in a step, by kind."""
     return {
         GRADIENTS: seen.handed_bytes(seen.reductions(step)),
         BUFFERS: seen.handed_bytes(seen.called(step, seen.BUFFERS)),

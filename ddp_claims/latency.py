@@ -29,7 +29,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def train(name: str) -> None:
-    """On a rank: a few steps of one model, in ordinary PyTorch."""
+    """Train a few steps of one model in ordinary PyTorch, on a rank."""
     images, labels = (part[:BATCH_SIZE] for part in digits.shard(dist.get_rank(), dist.get_world_size()))
     torch.manual_seed(0)
     model = DistributedDataParallel(MODELS[name](), bucket_cap_mb=models.SMALL_BUCKETS)
@@ -41,7 +41,7 @@ def train(name: str) -> None:
 
 
 def backward_share(found: Breakdown) -> Samples:
-    """Of each step's length on each rank: the backward pass with the communication in it. The first steps warm up."""
+    """Return the share of backward with communication in each step, after the first ones."""
     shares: list[float] = []
     for step in found.items:
         if step.number >= 2 and step.observed:
@@ -51,7 +51,7 @@ def backward_share(found: Breakdown) -> Samples:
 
 
 def largest(found: Breakdown) -> Samples:
-    """The backward pass with its communication, as a multiple of the largest other part, step by step."""
+    """Return the backward pass with communication over the largest other part, by step."""
     return Samples(
         tuple(
             (step.length_ns("backward") + step.exposed_ns) / max(step.length_ns("forward"), step.length_ns("optimizer"))

@@ -27,7 +27,7 @@ KNEE = 1.5
 
 
 def rounds() -> dict[int, list[float]]:
-    """On a rank: for each size, ns per element, all-reduced in pieces of that size, launched one behind another.
+    """Return ns per element for each size, all-reduced in pieces of that size, on a rank.
 
     One round of every size, then the next: what slows the machine down meanwhile slows down all of them.
     """
@@ -47,7 +47,7 @@ def rounds() -> dict[int, list[float]]:
 
 
 def small_messages() -> Result:
-    """Every size's time per element, and the smallest message that is nearly as good as the best."""
+    """Test the time per element of each size; find the smallest size near the best."""
     measured = Cluster(RANKS, record=False).run(rounds).results[0]
     taken = {size: Samples(tuple(measured[size])) for size in SIZES}
     best = min(taken.values(), key=lambda each: each.median).median

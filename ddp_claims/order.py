@@ -44,7 +44,7 @@ class Branches(nn.Module):
 
 
 def train_branches() -> dict[str, Tensor]:
-    """The gradients of the last step, with the branches in the same order everywhere and then not."""
+    """Return the gradients of the last step, with branches in the same order and in another."""
     gradients: dict[str, Tensor] = {}
     for name in (ORDERED, SWAPPED):
         torch.manual_seed(0)
@@ -60,7 +60,7 @@ def train_branches() -> dict[str, Tensor]:
 
 
 def order() -> Result:
-    """Four jobs: a swapped ready order, a swapped launch order of equal and of other shapes, a gradient left out."""
+    """Test four jobs: swapped ready order, swapped launches (two shapes), a left-out gradient."""
     branches = Cluster(RANKS).run(train_branches)
     wrong = museum.visit(museum.exhibit("swapped_of_equal_shape"))
     aborted = museum.visit(museum.exhibit("swapped_of_different_shape"))
@@ -102,7 +102,7 @@ def order() -> Result:
 
 
 def harmless(trace: Trace, gradients: list[Tensor]) -> Check:
-    """Of today's DDP: buckets are launched by their number, so it does not matter which gradient is ready first."""
+    """Test that the order of ready gradients does not matter: buckets start by number."""
     last = trace.within(f"{SWAPPED}, step {STEPS - 1}")
     came = [
         [event.parameter for event in last.where(kind="gradient", rank=rank).events if isinstance(event, Gradient)]

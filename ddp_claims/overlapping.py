@@ -34,7 +34,7 @@ NETWORK = "100 Mbit/s"
 
 
 def steps(folder: str) -> dict[str, list[float]]:
-    """On a rank: seconds of each step with overlap and without, in turn. Then as many are recorded, in `folder`."""
+    """Return seconds of each step with and without overlap; record as many in `folder`."""
     images, labels = (part[:BATCH_SIZE] for part in digits.shard(dist.get_rank(), dist.get_world_size()))
     trained: dict[str, tuple[DistributedDataParallel, torch.optim.Optimizer]] = {}
     for kind in KINDS:
@@ -82,12 +82,12 @@ def place(seconds: Mapping[str, list[float]], folder: str) -> Place:
 
 
 def shares_of(found: Overlap) -> Iterator[float]:
-    """The hidden share of the communication of each step on each rank."""
+    """Return the hidden share of the communication of each step on each rank."""
     return (share.hidden for step in found.steps for share in step.shares if share.hidden is not None)
 
 
 def overlapped() -> Result:
-    """On the loopback interface, and over a network where a transfer needs no core of a rank's."""
+    """Test on loopback, and over a network where a transfer needs no core of a rank."""
     with tempfile.TemporaryDirectory() as folder:
         near = place(Cluster(RANKS, record=False).run(steps, folder).results[0], folder)
     far = None

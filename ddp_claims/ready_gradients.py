@@ -40,7 +40,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 def train() -> None:
-    """On one rank, in `no_sync`: nothing is sent, so a pass is computing alone."""
+    """Train on one rank in `no_sync`, so that a pass is computation alone."""
     images, labels = (part[:BATCH_SIZE] for part in digits.shard(0, 1))
     for name, build in MODELS.items():
         torch.manual_seed(0)
@@ -64,13 +64,13 @@ class Pass(NamedTuple):
 
     @property
     def half(self) -> float:
-        """When half of all bytes were ready."""
+        """Return the time at which half of all bytes were ready."""
         there = accumulate(self.sizes)
         return next(at for at, sum_ in zip(self.ready, there, strict=True) if 2 * sum_ >= sum(self.sizes))
 
 
 def one_pass(trace: Trace) -> Pass:
-    """The only backward pass of this part of a trace."""
+    """Return the only backward pass of this part of a trace."""
     gradients = [event for event in trace.events if isinstance(event, Gradient)]
     (around,) = (event for event in trace.events if isinstance(event, Stretch) and event.phase == "backward")
     assert around.end_ns is not None
@@ -80,14 +80,14 @@ def one_pass(trace: Trace) -> Pass:
 
 
 def reversed_share(order: Sequence[str], registered: Sequence[str]) -> float:
-    """Of all pairs of parameters, those that come in the opposite of the order in which they were registered."""
+    """Return the share of pairs of parameters that are ready in reverse order."""
     places = [registered.index(name) for name in order]
     pairs = [(first, later) for i, first in enumerate(places) for later in places[i + 1 :]]
     return sum(first > later for first, later in pairs) / len(pairs)
 
 
 def ready_gradients() -> Result:
-    """Of each model how far apart its gradients come, and in which order."""
+    """Test how far apart the gradients of each model are ready, and in which order."""
     trace = Cluster(1).run(train).trace
     found = {name: [one_pass(trace.within(f"{name} {step}")) for step in range(WARM_UP, STEPS)] for name in MODELS}
     spreads = {name: Samples(tuple(each.spread for each in passes)) for name, passes in found.items()}
@@ -117,7 +117,7 @@ def ready_gradients() -> Result:
 
 
 def picture(found: dict[str, list[Pass]], halves: dict[str, Samples]) -> Axes:
-    """Of each model the pass in which half of the bytes were ready at a time nearest to the median."""
+    """Draw for each model the pass whose half time is nearest to the median."""
     series: dict[str, charts.Series] = {}
     for name, passes in found.items():
         usual = min(passes, key=lambda each: abs(each.half - halves[name].median))

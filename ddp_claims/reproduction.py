@@ -35,7 +35,7 @@ class Report:
         return self._table("")
 
     def _table(self, thumbnail: str) -> str:
-        """A row for each claim; `thumbnail` is the HTML of its picture, with {} for the file's name."""
+        """Return a row for each claim; `thumbnail` is a picture's HTML, with {} for the file."""
         rows = "".join(
             f'<tr style="vertical-align:top"><th scope="row">{each.claim.id}</th>'
             f"<td>{thumbnail.replace('{}', picture_name(each.claim)) if each.result.picture is not None else ''}</td>"
@@ -48,7 +48,7 @@ class Report:
         return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
 
     def write(self, folder: Path) -> None:
-        """`report.md`, `report.html` and `verdicts.json`; the pictures are there already."""
+        """Write `report.md`, `report.html` and `verdicts.json`; the pictures are there already."""
         machine = f"{cores()} cores, {self.seconds:.0f} s for all"
         (folder / "report.md").write_text(self._markdown(machine), encoding="utf-8")
         (folder / "report.html").write_text(self._page(machine), encoding="utf-8")
@@ -108,7 +108,7 @@ def picture_name(claim: Claim) -> str:
 
 
 def chosen(ids: Sequence[str]) -> tuple[Claim, ...]:
-    """The claims of these ids, in the order of the paper's table; all if there are none. SetupError for an unknown."""
+    """Return the claims of these ids in the paper's order, or all; SetupError if unknown."""
     known = [claim.id for claim in CLAIMS]
     for each in ids:
         if each not in known:
@@ -141,7 +141,7 @@ _CELLS = 24
 
 @contextmanager
 def bar(done: int, count: int, name: str) -> Iterator[None]:
-    """ "[########----------------] 6 of 18: DD7 scalability, 12 s", until the end of the block.
+    """Show "[########----------------] 6 of 18: DD7 scalability, 12 s" until the block ends.
 
     On a terminal it is one line that goes on; elsewhere a line when it begins.
     """

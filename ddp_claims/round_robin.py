@@ -34,7 +34,7 @@ BUCKET_MB = 0.2
 
 
 def train(counts: tuple[int, ...], steps: int) -> tuple[dict[int, list[float]], bool]:
-    """On a rank: seconds of each step for each number of groups, in turn, and whether all end with equal weights."""
+    """Return seconds of each step by number of groups, and whether all weights are equal."""
     examples = torch.randn(64, WIDTH)
     trained: dict[int, tuple[DistributedDataParallel, torch.optim.Optimizer]] = {}
     for count in counts:
@@ -61,7 +61,7 @@ def train(counts: tuple[int, ...], steps: int) -> tuple[dict[int, list[float]], 
 
 
 def in_turn() -> Result:
-    """One group against several: times without the recorder, then bytes and groups with it."""
+    """Test one group against several: times unrecorded, then bytes and groups recorded."""
     network = None if no_network() else NETWORK
     where = f"over {NETWORK}" if network else "on the loopback interface"
     seconds, equal = Cluster(RANKS, record=False, network=network).run(train, COUNTS, STEPS).results[0]
@@ -102,7 +102,7 @@ def in_turn() -> Result:
 
 
 def groups_of(trace: Trace) -> Counter[Group]:
-    """How many of the buckets' all-reduces each group carries."""
+    """Count the buckets' all-reduces in each group."""
     return Counter(each.group for each in operations(trace) if each.op == "all_reduce" and each.bucket is not None)
 
 

@@ -37,7 +37,7 @@ REDUCED_BYTES = 1 << 20
 
 
 def all_reduces(device: str = "cpu") -> list[float]:
-    """On a rank: seconds of each all-reduce of 1 MiB."""
+    """Return the seconds of each all-reduce of 1 MiB, on a rank."""
     data = torch.ones(REDUCED_BYTES // 4, device=device)
     seconds: list[float] = []
     for number in range(ROUNDS + 2):
@@ -52,7 +52,7 @@ def all_reduces(device: str = "cpu") -> list[float]:
 
 
 def bucket_sizes() -> list[list[list[float]]]:
-    """On a rank: seconds of each step, for each width and for each number of layers in a bucket, these in turn."""
+    """Return the seconds of each step for each width and layers in a bucket, on a rank."""
     return [of_buckets(width) for width in WIDTHS]
 
 
@@ -83,7 +83,7 @@ def of_buckets(width: int) -> list[list[float]]:
 
 
 def layer_bytes(width: int) -> int:
-    """Gradients of a layer: weight and bias, 4 B each."""
+    """Return the bytes of the gradients of a layer: weight and bias, 4 B each."""
     return (width * width + width) * 4
 
 
@@ -92,7 +92,7 @@ def model_bytes(width: int) -> int:
 
 
 def best(width: int, seconds: Sequence[Sequence[float]]) -> list[int]:
-    """The bucket size, in bytes, of the shortest median step, in each of `RESAMPLES` samples of the rounds.
+    """Return the bucket size in bytes of the shortest median step, in each resample.
 
     The bootstrap (Efron, 1979): rounds are drawn with replacement, and how often a size wins says how sure it is.
     """
@@ -119,7 +119,7 @@ def nccl_beats_gloo() -> Check:
 
 
 def buckets_grow_slower(good: Mapping[int, list[int]], where: str) -> Check:
-    """`good` are the best bucket sizes of each width, one for each resample."""
+    """Compare the best bucket sizes of each width; `good` has one for each resample."""
     growth = model_bytes(WIDTHS[-1]) / model_bytes(WIDTHS[0])
     grown = [large / small for small, large in zip(good[WIDTHS[0]], good[WIDTHS[-1]], strict=True)]
     slower = sum(each < growth for each in grown) / RESAMPLES
@@ -132,7 +132,7 @@ def buckets_grow_slower(good: Mapping[int, list[int]], where: str) -> Check:
 
 
 def _sizes(found: Sequence[int]) -> str:
-    """ "296 kB (81%) or 593 kB (19%)"; those that win more often than one time in twenty."""
+    """Return "296 kB (81%) or 593 kB (19%)": sizes that win more than one time in twenty."""
     shares = [(size, found.count(size) / len(found)) for size in sorted(set(found))]
     return " or ".join(f"{size_text(size)} ({share:.0%})" for size, share in shares if share > 1 - CONFIDENCE)
 
@@ -148,7 +148,7 @@ def within_a_machine() -> Check:
 
 
 def three_rules() -> Result:
-    """Where no network can be chosen, the buckets are tried on the loopback interface."""
+    """Test the rules; without a chosen network, try the buckets on the loopback interface."""
     where = "on the loopback interface" if no_network() else f"over {NETWORK}"
     found = Cluster(RANKS, record=False, network=None if no_network() else NETWORK).run(bucket_sizes).results[0]
     good = {width: best(width, seconds) for width, seconds in zip(WIDTHS, found, strict=True)}
@@ -159,7 +159,7 @@ def three_rules() -> Result:
 
 
 def bucket_panels(good: Mapping[int, list[int]], found: Sequence[Sequence[Sequence[float]]], where: str) -> Axes:
-    """A panel for each model: a step over the bucket's size, as a multiple of the fastest."""
+    """Draw for each model a step over the bucket size, relative to the fastest."""
     names = [f"model {size_text(model_bytes(width))}: best {size_text(mode(good[width]))}" for width in WIDTHS]
     picture, inside = panels(names, x="bytes of a bucket", y="a step, times the fastest")
     for width, seconds, panel, color in zip(WIDTHS, found, inside, SERIES, strict=False):

@@ -37,33 +37,33 @@ class Samples:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Holds the true median with a probability of at least 95 %."""
+        """Return an interval with the true median, with a probability of at least 95 %."""
         ordered = sorted(self.values)
         k = depth(self.n)
         return ordered[k], ordered[-1 - k]
 
     @property
     def with_interval(self) -> str:
-        """ "1.38 (1.21 to 1.52)": the median and its interval."""
+        """Return "1.38 (1.21 to 1.52)": the median and its interval."""
         low, high = self.interval
         return f"{self.median:.2f} ({low:.2f} to {high:.2f})"
 
     @property
     def middle_half(self) -> tuple[float, float]:
-        """The spread: a quarter of the samples lies below it, a quarter above."""
+        """Return the spread: a quarter of the samples is below it, a quarter above."""
         ordered = sorted(self.values)
         quarter = self.n // 4
         return ordered[quarter], ordered[-1 - quarter]
 
     def text(self, unit: str, *, scale: float = 1.0, digits: int = 2) -> str:
-        """ "1.42 ms (middle half 1.30 to 1.61, n = 12)"."""
+        """Return "1.42 ms (middle half 1.30 to 1.61, n = 12)"."""
         low, high = self.middle_half
         shown = [f"{each * scale:.{digits}f}" for each in (self.median, low, high)]
         return f"{shown[0]}{unit and f' {unit}'} (middle half {shown[1]} to {shown[2]}, n = {self.n})"
 
 
 def depth(n: int) -> int:
-    """How many samples at either end may be left out: P(at most k of n fair coins show heads) <= 2.5 %."""
+    """Count the samples to leave out at each end: P(at most k of n coins show heads) <= 2.5 %."""
     tail, k = 1 / 2**n, 0
     while tail + comb(n, k + 1) / 2**n <= (1 - CONFIDENCE) / 2:
         k += 1
@@ -72,5 +72,5 @@ def depth(n: int) -> int:
 
 
 def ratios(above: Sequence[float], below: Sequence[float]) -> Samples:
-    """Of pairs that were measured one after the other: what slows the machine down slows down both."""
+    """Return the ratios of pairs that were measured in turn, so that slowdowns cancel."""
     return Samples(tuple(a / b for a, b in zip(above, below, strict=True)))

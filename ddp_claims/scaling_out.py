@@ -17,13 +17,12 @@ from ddp_claims import seen
 from ddp_claims.conditions import ranks_on_cores
 from ddp_claims.samples import Samples
 from ddp_claims.verdicts import Check, Claim, Result
-from dlearn.analysis import reconcile, traffic
+from dlearn.analysis import reconcile
 from dlearn.cluster import Cluster
 from dlearn.cluster.run import Run
 from dlearn.lessons import charts, digits, models
 from dlearn.recorder import span
 from dlearn.shown import count_text
-from dlearn.trace import Trace
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,7 +37,7 @@ MIB = 1 << 20
 
 
 def even() -> nn.Module:
-    """5,200 parameters, in one bucket: 16 times 325, so that 8 ranks can cut it evenly, in two segments each."""
+    """Make a model of 5,200 parameters in one bucket, which 8 ranks can cut evenly."""
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 16))
 
 
@@ -46,7 +45,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {EVEN: even, UNEVEN: models.ConvNet
 
 
 def train() -> list[float]:
-    """A step of each model in a span, when its buckets are rebuilt; then ms of more steps of the last one."""
+    """Train a step of each model in a span; return ms of more steps of the last one."""
     images, labels = (part[:BATCH_SIZE] for part in digits.shard(dist.get_rank(), dist.get_world_size()))
     taken: list[float] = []
     for name, build in MODELS.items():
@@ -63,7 +62,7 @@ def train() -> list[float]:
 
 
 def ring_bytes(elements: int, ranks: int, rank: int) -> int:
-    """What gloo's ring has this rank send of so many float32.
+    """Return the bytes that this rank sends in gloo's ring of so many float32.
 
     The data is cut into n chunks of equal length but for the last ones; in each of the two rounds a rank sends all
     chunks but one: its own at first, then the one of its left neighbour.
@@ -77,17 +76,11 @@ def ring_bytes(elements: int, ranks: int, rank: int) -> int:
     return 4 * (2 * elements - lengths[rank] - lengths[(rank - 1) % ranks])
 
 
-def sent_bytes(trace: Trace, ranks: int) -> list[int]:
-    """What each rank sent in this part, from its messages."""
-    found = traffic(trace)
-    return [found.bytes_from(rank=rank) for rank in range(ranks)]
-
-
 def scale_out() -> Result:
-    """The same two models on 1, 2, 4 and 8 ranks; of one step the bytes, of ten the times."""
+    """Test the same two models on 1, 2, 4 and 8 ranks: bytes of one step, times of ten."""
     runs = {ranks: Cluster(ranks).run(train) for ranks in RANKS}
     last = {(ranks, name): run.trace.within(name) for ranks, run in runs.items() for name in MODELS}
-    sent = {(ranks, name): sent_bytes(part, ranks) for (ranks, name), part in last.items()}
+    sent = {(ranks, name): seen.sent_bytes(part, ranks) for (ranks, name), part in last.items()}
     buckets = [each.bucket.bytes // 4 for each in seen.reductions(last[RANKS[-1], UNEVEN]) if each.bucket is not None]
     size = seen.parameter_bytes(even())
     checks = (
@@ -126,7 +119,7 @@ def spread_text(sizes: Sequence[int]) -> str:
 
 
 def counted_by_the_kernel(runs: Sequence[Run]) -> Check:
-    """The schedule is a claim about gloo; the kernel's socket counters are what happened."""
+    """Compare gloo's schedule, a claim, with the kernel's socket counters."""
     says = "in each whole run the kernel counted as many bytes as the schedule says"
     found = [reconcile(run.trace) for run in runs]
     unknown = next((each.not_measured for each in found if each.not_measured), "")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 
 from torch import nn
 
-from dlearn.analysis import operations
+from dlearn.analysis import operations, traffic
 from dlearn.cluster import Cluster
 from dlearn.cluster.run import Run
 from dlearn.events.event import Collective
@@ -23,27 +23,33 @@ USED_MAP = "DDP's map of used parameters"
 
 
 def reductions(trace: Trace) -> list[Operation]:
-    """The all-reduces that carry a bucket of gradients."""
+    """Return the all-reduces of buckets of gradients."""
     return [each for each in operations(trace) if each.bucket is not None]
 
 
 def called(trace: Trace, what: str) -> list[Operation]:
-    """Those of DDP's other collectives that do this."""
+    """Return DDP's other collectives that do this."""
     return [each for each in operations(trace) if each.what == what]
 
 
 def handed_bytes(asked: Iterable[Operation]) -> int:
-    """What one rank hands to the transport in these collectives."""
+    """Sum the bytes that one rank hands to the transport in these collectives."""
     first = [each.ends[0] for each in asked]
     return sum(info.payload_bytes for end in first if isinstance(end, Collective) for info in end.inputs)
 
 
+def sent_bytes(trace: Trace, ranks: int) -> list[int]:
+    """Return the bytes that each rank sent in this part, from its messages."""
+    found = traffic(trace)
+    return [found.bytes_from(rank=rank) for rank in range(ranks)]
+
+
 def parameter_bytes(model: nn.Module) -> int:
-    """The size of its parameters, and so of its gradients."""
+    """Return the bytes of its parameters, and so of its gradients."""
     return sum(each.nbytes for each in model.parameters())
 
 
 def run_quietly(cluster: Cluster, job: Callable[[], object], *, check: bool = True, timeout: float = 60) -> Run:
-    """Where torch's warnings are expected, and not what this is about."""
+    """Run a job whose torch warnings are expected."""
     with contextlib.redirect_stdout(io.StringIO()):
         return cluster.run(job, check=check, timeout=timeout)

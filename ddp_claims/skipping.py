@@ -54,7 +54,7 @@ SMALL, LARGE = Setting(8, 0.02, 800), Setting(256, 0.06, 240)
 
 
 def train(setting: Setting, n: int, seed: int) -> list[float]:
-    """On a rank: the loss over all training images at the start and at `POINTS` later moments."""
+    """Return the loss over all training images at the start and at `POINTS` later moments."""
     rank = dist.get_rank()
     images, labels = digits.shard(rank, dist.get_world_size())
     torch.manual_seed(seed)
@@ -84,13 +84,13 @@ CONTROL = LARGE._replace(learning_rate=EVERY[-1] * LARGE.learning_rate)
 
 
 def train_all() -> dict[Setting, Curves]:
-    """Both settings with every n from every seed, and the control with n = 1."""
+    """Train both settings with every n from every seed, and the control with n = 1."""
     curves = {setting: {n: [train(setting, n, seed) for seed in SEEDS] for n in EVERY} for setting in (SMALL, LARGE)}
     return {**curves, CONTROL: {1: [train(CONTROL, 1, seed) for seed in SEEDS]}}
 
 
 def skipping() -> Result:
-    """All loss curves, and whether the largest n hurts in either setting."""
+    """Test whether the largest n hurts in either setting."""
     curves: dict[Setting, Curves] = Cluster(RANKS, record=False).run(train_all).results[0]
     ends = {setting: {n: [run[-1] for run in runs] for n, runs in each.items()} for setting, each in curves.items()}
     most, control = EVERY[-1], ends[CONTROL][1]
@@ -117,7 +117,7 @@ def skipping() -> Result:
 
 
 def ends_text(ends: dict[int, list[float]]) -> str:
-    """Where each n ends, and the difference that decides."""
+    """Return where each n ends, and the difference that decides."""
     told = "; ".join(f"n = {n}: {seeds_text(values)}" for n, values in ends.items())
     higher = differences(ends[EVERY[-1]], ends[1])
     return (
@@ -127,7 +127,7 @@ def ends_text(ends: dict[int, list[float]]) -> str:
 
 
 def picture(curves: dict[Setting, Curves], ends: dict[Setting, dict[int, list[float]]]) -> Axes:
-    """A panel for each setting with a curve for each n."""
+    """Draw a panel for each setting with a curve for each n."""
     most = EVERY[-1]
     times = {each: median(ends[each][most]) / median(ends[each][1]) for each in (LARGE, SMALL)}
     ax, inside = panels([each.name for each in times], x="iterations, in % of the run", y="loss", right=0.75)

@@ -50,19 +50,19 @@ class Tower(nn.Module):
 
 
 def names() -> list[str]:
-    """Of the steps: none dropped, each layer once on all ranks, then one on rank 1 alone."""
+    """Return the names of the steps: none, each layer on all ranks, one on rank 1 alone."""
     return [NOBODY, *(EVERYBODY.format(number) for number in range(DEPTH)), ONE]
 
 
 def dropped_in(name: str) -> tuple[int, ...]:
-    """On this rank."""
+    """Return the layers that this rank drops."""
     if name == ONE:
         return (1,) if dist.get_rank() == 1 else ()
     return tuple(number for number in range(DEPTH) if name == EVERYBODY.format(number))
 
 
 def train(*, find_unused: bool) -> dict[str, dict[str, Tensor]]:
-    """The gradients after each of the steps, by parameter; those that stayed None are left out."""
+    """Return the gradients after each step by parameter, without those that stayed None."""
     images, labels = (part[:25] for part in digits.shard(dist.get_rank(), RANKS))
     torch.manual_seed(0)
     model = DistributedDataParallel(Tower(), find_unused_parameters=find_unused)
@@ -77,7 +77,7 @@ def train(*, find_unused: bool) -> dict[str, dict[str, Tensor]]:
 
 
 def train_and_skip() -> dict[str, dict[str, Tensor]]:
-    """The same with `find_unused_parameters`; and a step of a model that never uses layer 1, and does not send it."""
+    """Train with `find_unused_parameters`; add a step of a model that never uses layer 1."""
     gradients = train(find_unused=True)
     images, labels = (part[:25] for part in digits.shard(dist.get_rank(), RANKS))
     model = DistributedDataParallel(
@@ -89,7 +89,7 @@ def train_and_skip() -> dict[str, dict[str, Tensor]]:
 
 
 def unused() -> Result:
-    """The same training with and without `find_unused_parameters`."""
+    """Test the same training with and without `find_unused_parameters`."""
     run = seen.run_quietly(Cluster(RANKS), train_and_skip)
     without = seen.run_quietly(Cluster(RANKS), partial(train, find_unused=False), check=False)
     steps = {name: run.trace.within(name) for name in names()}
@@ -150,13 +150,13 @@ def unused() -> Result:
 
 
 def ready(step: Trace, rank: int) -> int:
-    """How many gradients the backward pass itself made on this rank."""
+    """Count the gradients that the backward pass itself made on this rank."""
     events = step.where(kind="gradient", rank=rank).events
     return len({event.parameter for event in events if isinstance(event, Gradient)})
 
 
 def told(error: str) -> str:
-    """The sentence of torch's long message."""
+    """Return the decisive sentence of torch's long message."""
     line = next((line for line in error.splitlines() if ERROR in line), error or "no error")
     return line.split(". ")[0]
 

@@ -73,7 +73,7 @@ class Finding:
 
     @property
     def verdict(self) -> Verdict:
-        """Not confirmed if one check fails, confirmed if all hold; partly tested if some hold and others cannot run."""
+        """Return the verdict: one failed check decides, then checks that cannot run here."""
         tested = [check.holds for check in self.result.checks if check.holds is not None]
         if not tested:
             return "cannot be tested here"
@@ -83,7 +83,7 @@ class Finding:
 
     @property
     def mark(self) -> str:
-        """✓, ✗ or ?, the last one for what is partly tested, too."""
+        """Return ✓, ✗ or ?; ? also for partly tested."""
         return {"confirmed": "✓", "not confirmed here": "✗"}.get(self.verdict, "?")
 
     @property
@@ -92,7 +92,7 @@ class Finding:
 
     @property
     def headline(self) -> str:
-        """ "DD17 three rules: partly tested; 1 of 3 checks cannot be tested here"."""
+        """Return "DD17 three rules: partly tested; 1 of 3 checks cannot be tested here"."""
         said = f"{self.claim.id} {self.claim.title}: {self.verdict}"
         failed = [check for check in self.result.checks if check.holds is False]
         if failed and len(self.result.checks) > 1:

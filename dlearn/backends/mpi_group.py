@@ -141,7 +141,7 @@ class MpiGroup(QueuedGroup):
 
     @contextmanager
     def _numbers(self, tensor: torch.Tensor, op: object) -> Iterator[Any]:
-        """Lay the tensor in a row that MPI calculates with, and take the result from there."""
+        """Yield the tensor as numbers that MPI can add; copy the result back."""
         with in_one_row(tensor) as row:
             numbers = for_mpi(row)
             yield numbers.numpy()

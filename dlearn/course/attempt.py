@@ -22,9 +22,9 @@ ITEMS = 1_200
 
 
 class ResultError(DlearnError, AssertionError):
-    """What a rank is left with is wrong: the text says on which rank, and how far off. A failed test for pytest.
+    """A wrong result: the text says on which rank, and how far off. A failed test for pytest.
 
-    `finding` names the mistake, where it is one of `findings` in tasks.toml, which has a hint of its own for it.
+    `finding` is the key of the hint in tasks.toml's `findings`, where the mistake is a known one.
     """
 
     def __init__(self, text: str, finding: str = "") -> None:
@@ -34,7 +34,7 @@ class ResultError(DlearnError, AssertionError):
 
 @dataclass(frozen=True)
 class Attempt:
-    """`results` is what the grader's function returned on each rank; `trace` holds the submission's span only."""
+    """One run of a submission: what `drive` returned on each rank, and the trace of the submission's span."""
 
     ranks: int
     seed: int
@@ -49,24 +49,24 @@ Drive = Callable[[Any, int], Any]
 def attempt(drive: Drive, submission: Any, *, ranks: int, seed: int, seconds: float, warns: bool) -> Attempt:
     """Run a submission on the glass-box ring. Raises RankError, with the reason, if it fails or hangs.
 
-    If it `warns`, rank 0 shows the warnings of torch's about old names; no other rank does.
+    If it `warns`, rank 0 shows torch's warnings about deprecated names; no other rank does.
     """
     cluster = Cluster(ranks, backend="dlearn_ring", checksums=True)
-    run = cluster.run(_driven, drive, submission, seed, warns, timeout=seconds)
+    run = cluster.run(_run_on_rank, drive, submission, seed, warns, timeout=seconds)
     return Attempt(ranks, seed, run.results, run.trace.within(SPAN))
 
 
-def _driven(drive: Drive, submission: Any, seed: int, warns: bool) -> Any:
+def _run_on_rank(drive: Drive, submission: Any, seed: int, warns: bool) -> Any:
     if dist.get_rank() or not warns:
         warnings.simplefilter("ignore", FutureWarning)
     return drive(submission, seed)
 
 
 def submitted() -> Any:
-    """The span around a submission."""
+    """Return the span around a submission."""
     return span(SPAN)
 
 
 def numbers(count: int, *seed: int) -> torch.Tensor:
-    """Random float64 numbers from 0 to 1, the same wherever they are asked for."""
+    """Return random float64 numbers from 0 to 1, [count]: the same on every rank for one seed."""
     return torch.rand(count, dtype=torch.float64, generator=torch.Generator().manual_seed(hash(seed) % 2**31))

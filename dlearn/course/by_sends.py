@@ -36,7 +36,7 @@ def _once_round(tried: Attempt) -> None:
 
 
 def _blocking(tried: Attempt) -> None:
-    """A send that blocks has ended when the next call begins: `isend` shows by the call that began before its end."""
+    """Raise TrafficError if a call begins before the one before it has ended, as after `isend`."""
     for rank in range(tried.ranks):
         before = None
         for event in tried.trace.where(kind="p2p", rank=rank).events:
@@ -62,11 +62,8 @@ def _assert_sum(tried: Attempt, *, ranks: Iterable[int], items: int) -> None:
     )
 
 
-TOKEN = Exercise(
-    "token",
-    drive_token,
-    {"traffic": _once_round, "sends": only_sends, "blocking": _blocking, "result": _token_sum},
-)
+_TOKEN = {"traffic": _once_round, "sends": only_sends, "blocking": _blocking, "result": _token_sum}
+TOKEN = Exercise("token", drive_token, _TOKEN)
 
 # A ring all-reduce ----------------------------------------------------------------------------------------------------
 
@@ -90,17 +87,8 @@ def _ring_reduces(tried: Attempt) -> None:
     assert_reduces(tried.trace, op="send")
 
 
-RING = Exercise(
-    "ring",
-    drive_ring,
-    {
-        "traffic": _ring_traffic,
-        "sends": only_sends,
-        "fresh": fresh,
-        "reduces": _ring_reduces,
-        "result": _every_sum,
-    },
-)
+_RING = {"traffic": _ring_traffic, "sends": only_sends, "fresh": fresh, "reduces": _ring_reduces}
+RING = Exercise("ring", drive_ring, {**_RING, "result": _every_sum})
 
 # A broadcast along a tree ---------------------------------------------------------------------------------------------
 
@@ -125,12 +113,8 @@ def _tree_result(tried: Attempt) -> None:
     assert_one_device(tried.results, numbers(ITEMS, tried.seed, _root(tried.ranks, tried.seed)), tolerance=0)
 
 
-TREE = Exercise(
-    "tree_broadcast",
-    drive_tree,
-    {"sends": only_sends, "rounds": _tree_rounds, "result": _tree_result},
-    ranks=(2, 3, 4, 5),
-)
+_TREE = {"sends": only_sends, "rounds": _tree_rounds, "result": _tree_result}
+TREE = Exercise("tree_broadcast", drive_tree, _TREE, ranks=(2, 3, 4, 5))
 
 # An all-reduce over two machines of two ranks, with a slow link between them ------------------------------------------
 
@@ -142,15 +126,17 @@ def drive_hierarchical(all_reduce: Callable[[torch.Tensor, int], None], seed: in
     return drive_ring(lambda tensor: all_reduce(tensor, LOCAL), seed)
 
 
-def _over_the_cable(tried: Attempt) -> None:
-    """Two machines need as much as an all-reduce of two ranks: the tensor, once each way."""
+def _link_traffic(tried: Attempt) -> None:
+    """Raise TrafficError if a machine sends the other more than the tensor, once.
+
+    An all-reduce of two ranks takes as much.
+    """
     sent = traffic(tried.trace)
     for machine in range(tried.ranks // LOCAL):
-        over = sum(
-            size
-            for (src, dst), size in sent.payload_bytes.items()
-            if src // LOCAL == machine and dst // LOCAL != machine
-        )
+        over = 0
+        for (src, dst), size in sent.payload_bytes.items():
+            if src // LOCAL == machine and dst // LOCAL != machine:
+                over += size
         if over > ITEMS * 8:
             raise TrafficError(
                 f"machine {machine} sends {over:,} B over the cable, where {ITEMS * 8:,} B are enough: the size of the"
@@ -158,9 +144,5 @@ def _over_the_cable(tried: Attempt) -> None:
             )
 
 
-HIERARCHICAL = Exercise(
-    "hierarchical",
-    drive_hierarchical,
-    {"traffic": _over_the_cable, "result": _every_sum},
-    ranks=(4,),
-)
+_HIERARCHICAL = {"traffic": _link_traffic, "result": _every_sum}
+HIERARCHICAL = Exercise("hierarchical", drive_hierarchical, _HIERARCHICAL, ranks=(4,))

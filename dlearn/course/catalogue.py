@@ -18,10 +18,10 @@ EXERCISES = {each.id: each for each in _ALL}
 
 
 def check(id: str, submission: object, *, student: str = "", seconds: float = SECONDS) -> Grade:
-    """Run a submission on each number of ranks that its exercise names, and grade it by result, traffic and freshness.
+    """Run a submission on each number of ranks that its exercise names, and grade it by result and traffic.
 
-    `student` chooses the random data, so that no two students can share an answer. The first criterion that does not
-    hold ends it. Nothing is raised: what went wrong, a hang or an exception of the submission too, is in the grade.
+    `student` chooses the random data, so that students cannot share an answer. Grading ends at the first criterion
+    that fails. The grade says what went wrong, also where the submission hangs or raises.
     """
     exercise = find(id)
     for count, ranks in enumerate(exercise.ranks, 1):
@@ -32,7 +32,7 @@ def check(id: str, submission: object, *, student: str = "", seconds: float = SE
 
 
 def find(id: str) -> Exercise:
-    """The exercise of that name. Raises DlearnError with all names where there is none."""
+    """Return the exercise of that name. Raises DlearnError with all names where there is none."""
     if id not in EXERCISES:
         raise DlearnError(f"there is no exercise {id!r}; there are: {', '.join(EXERCISES)}")
     return EXERCISES[id]

@@ -17,23 +17,24 @@ from dlearn.join.message_evidence import messages
 from dlearn.trace import Trace
 
 TOLERANCE = 1e-9
-"""Largest difference, in float64, that another order of adding may make."""
+"""Largest difference, in float64, that a different order of adding may make."""
 AVERAGING = ("all_reduce", "reduce_scatter_single", "reduce_scatter", "all_gather_single", "all_gather")
-"""What gradients can be averaged with: an all-reduce is a reduce-scatter and an all-gather."""
+"""Collectives that can average gradients: an all-reduce is a reduce-scatter and an all-gather."""
 
 
 def ring_bytes(ranks: int, items: int) -> float:
-    """What each rank sends in an all-reduce of so many float64."""
+    """Return the bytes that each rank sends in a ring all-reduce of so many float64."""
     return 2 * (ranks - 1) / ranks * items * 8
 
 
 def averages(tried: Attempt, *, times: int, items: int) -> None:
-    """Each rank sends what so many ring all-reduces of so many float64 take."""
+    """Raise TrafficError unless each rank sends the bytes of `times` ring all-reduces of `items` float64."""
     wanted = times * ring_bytes(tried.ranks, items)
     assert_traffic(tried.trace, op=AVERAGING, bytes_per_rank=wanted, pattern="ring")
 
 
 def fresh(tried: Attempt) -> None:
+    """Raise TrafficError if a send brings its receiver nothing new."""
     assert_fresh(tried.trace, op="send")
 
 
@@ -45,7 +46,7 @@ def only_sends(tried: Attempt) -> None:
 
 
 Mistakes = Mapping[str, Callable[[int], torch.Tensor]]
-"""For findings of tasks.toml what each rank is left with."""
+"""Finding in tasks.toml -> the wrong result of a rank."""
 
 
 def assert_one_device(
@@ -59,8 +60,8 @@ def assert_one_device(
 ) -> None:
     """Raise ResultError unless each rank's tensor is, up to `tolerance`, what one device computes from all the data.
 
-    A rank whose tensor is the expected one times n, or divided by n, is told so: n is `ranks`, or the number of
-    results. So is one that holds what a known mistake leaves.
+    The error names a known mistake, and a result that is n times too large or too small. n is `ranks`, or the number
+    of results.
     """
     for rank, found in sorted(results.items()):
         if not isinstance(found, torch.Tensor) or found.shape != expected.shape:
@@ -78,7 +79,7 @@ def assert_one_device(
 
 
 def _factor(found: torch.Tensor, expected: torch.Tensor, ranks: int) -> tuple[str, str]:
-    """Say that all numbers are n times too large or too small, in words and as a finding; else nothing."""
+    """Return in words, and as a finding, that the numbers are n times too large or too small, else ("", "")."""
     ratio = (found / expected).median().item()
     if ranks > 1 and math.isclose(ratio, ranks, rel_tol=1e-6):
         return f" ({ranks} times that)", "too_large"
@@ -92,7 +93,7 @@ def _first(tensor: torch.Tensor) -> str:
 
 
 def assert_rounds(trace: Trace, *, root: int, most: int) -> None:
-    """Raise TrafficError unless a broadcast by sends is done after `most` rounds; a rank sends once in a round."""
+    """Raise TrafficError unless a broadcast by sends takes at most `most` rounds; a rank sends once a round."""
     round_of = {root: 0}
     sent: dict[int, int] = defaultdict(int)
     for each in sorted(messages(trace), key=lambda message: message.sent_ns or 0):

@@ -19,7 +19,7 @@ from dlearn.trace import Trace
 RANKS, SECONDS = 3, 1.5
 
 Wait = tuple[int, int, str]
-"""Who waits, for whom, in which call: (0, 2, "all_reduce")."""
+"""The waiting rank, the rank it waits for, the call: (0, 2, "all_reduce")."""
 
 
 def left_out(one: int, other: int) -> None:
@@ -65,12 +65,12 @@ def _recorded(seed: int) -> tuple[Trace, ...]:
 
 
 def five_hangs(student: str = "") -> tuple[Trace, ...]:
-    """Five jobs of three ranks, recorded now; which rank does what is chosen by `student`, as in `check`."""
+    """Record five jobs of three ranks; `student` chooses which rank does what, as in `check`."""
     return _recorded(zlib.crc32(student.encode()))
 
 
 def waits(trace: Trace) -> set[Wait]:
-    """Every (who, for whom, call) of a job that hangs."""
+    """Return all waits of a job that hangs."""
     found: set[Wait] = set()
     for hang in hangs(trace):
         for end in hang.operation.ends:
@@ -80,7 +80,7 @@ def waits(trace: Trace) -> set[Wait]:
 
 
 def judge(answers: Any, seed: int) -> tuple[str, str] | None:
-    """The finding and the hint of the first answer that does not hold."""
+    """Return the finding and the hint of the first wrong answer, or None."""
     wanted = 'five answers, each (who, for whom, call), as in (0, 2, "all_reduce")'
     if not isinstance(answers, list | tuple) or len(answers) != len(JOBS):
         return f"there are not {wanted}", "One answer for each trace of `five_hangs(student)`, in their order."
@@ -102,10 +102,8 @@ def _problem(answer: Wait, right: set[Wait]) -> tuple[str, str] | None:
         return f"rank {who} does not wait", "Which call was begun and has not ended? Draw the timeline of this trace."
     if call not in {each[2] for each in right if each[0] == who}:
         return f"rank {who} does not wait in {call}", "What is the last call of that rank, the one without an end?"
-    return (
-        f"rank {who} waits in {call}, and not for rank {whom}",
-        "Which rank has to take part in that call, and has not begun it?",
-    )
+    hint = "Which rank has to take part in that call, and has not begun it?"
+    return f"rank {who} waits in {call}, and not for rank {whom}", hint
 
 
 FIVE_HANGS = Exercise("five_hangs", drive=None, criteria={}, ranks=(RANKS,), judge=judge)

@@ -16,30 +16,31 @@ from dlearn.shown import Shown
 
 TASKS = files("dlearn.course") / "tasks.toml"
 SECONDS = 20.0
-"""For each number of ranks: what takes longer hangs."""
+"""Limit for one run: a submission that takes longer hangs."""
 Criterion = Callable[[Attempt], None]
-"""Raises a DlearnError where the attempt does not fit."""
+"""Raises a DlearnError where the attempt is wrong."""
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """What runs on each rank, what has to hold then, in order, and on how many ranks it is tried."""
+    """An exercise: what runs on each rank, the criteria in their order, and the numbers of ranks."""
 
     id: str
     drive: Drive | None
     criteria: Mapping[str, Criterion]
-    """By the name of the hint in tasks.toml."""
+    """Name of the hint in tasks.toml -> criterion."""
     ranks: tuple[int, ...] = (2, 3, 4)
     judge: Callable[[Any, int], tuple[str, str] | None] | None = None
-    """Instead of a run: the finding and the hint, if any, of answers that are no code, for this seed."""
+    """Replaces a run where answers are no code: (answers, seed) -> finding and hint, or None."""
 
     @property
     def asks(self) -> str:
+        """Return the task as students read it."""
         return str(_tasks()[self.id]["asks"])
 
     @property
     def hints(self) -> dict[str, str]:
-        """For each criterion the next thing to think of where it does not hold."""
+        """Return the hint for each criterion that can fail."""
         return dict(_tasks()[self.id].get("hints", {}))
 
 
@@ -70,7 +71,7 @@ class Grade(Shown):
 def first_failure(
     exercise: Exercise, submission: Any, *, ranks: int, seed: int, seconds: float = SECONDS
 ) -> tuple[str, str] | None:
-    """The finding and the hint of the first criterion that does not hold on so many ranks; None where all hold."""
+    """Return the finding and the hint of the first criterion that fails on so many ranks, or None."""
     if exercise.judge is not None:
         return exercise.judge(submission, seed)
     if problem := _wrong_call(exercise, submission):
@@ -80,8 +81,8 @@ def first_failure(
         first = ranks == exercise.ranks[0]
         tried = attempt(exercise.drive, submission, ranks=ranks, seed=seed, seconds=seconds, warns=first)
     except RankError as error:
-        told = "\n".join(part for part in (error.what, error.details.rstrip()) if part)
-        return told, "It has to end without an error before it is graded: which rank, and which line of yours?"
+        finding = "\n".join(part for part in (error.what, error.details.rstrip()) if part)
+        return finding, "It has to end without an error before it is graded: which rank, and which line of yours?"
     for name, holds in exercise.criteria.items():
         try:
             holds(tried)
@@ -92,7 +93,7 @@ def first_failure(
 
 
 def _wrong_call(exercise: Exercise, submission: Any) -> str:
-    """Say why a submission cannot be called as the task says; nothing if it can."""
+    """Return why a submission cannot be called as the task says; "" if it can."""
     calls = re.findall(r"`(f|save|load)\((.*?)\)`", exercise.asks)
     functions = submission if len(calls) > 1 else (submission,)
     if not isinstance(functions, tuple | list) or len(functions) != len(calls):
@@ -106,6 +107,6 @@ def _wrong_call(exercise: Exercise, submission: Any) -> str:
         except TypeError as error:
             called = getattr(function, "__name__", type(function).__name__)
             return f"{called} cannot be called as {name}({parameters}): {error}"
-        except ValueError:  # some functions of C have no signature: the ranks will tell
+        except ValueError:  # some functions of C have no signature: the ranks try it
             continue
     return ""

@@ -81,12 +81,12 @@ class BeforeAndAfter(Shown):
 
     @property
     def before(self) -> int:
-        """How many were right at first."""
+        """Count the questions whose first prediction was right."""
         return sum(first.right is True for first, _ in self.pairs)
 
     @property
     def after(self) -> int:
-        """How many were right at last."""
+        """Count the questions whose last prediction was right."""
         return sum(last.right is True for _, last in self.pairs)
 
     def paragraphs(self) -> Iterator[str]:
@@ -100,12 +100,12 @@ class BeforeAndAfter(Shown):
 
 
 def report() -> BeforeAndAfter:
-    """All predictions of this folder, before and after."""
+    """Return the first and the last prediction of each question in this folder."""
     return BeforeAndAfter(tuple((kept[0], kept[-1]) for kept in kept_in(FILE).values()))
 
 
 def kept_in(file: Path) -> dict[str, list[Prediction]]:
-    """All predictions of a file, by question, oldest first."""
+    """Return all predictions of a file: question -> predictions, oldest first."""
     return {
         id: [Prediction(id, each["expected"], each.get("seen"), each.get("tolerance", 0.0)) for each in entries]
         for id, entries in _load(file).items()
@@ -132,16 +132,16 @@ class ClassStats(Shown):
         yield Table(rows, numbers=3)
 
     def expected(self, id: str) -> str:
-        """The most frequent first answers, as text with their numbers; rare ones could tell who gave them."""
+        """Return the most frequent first answers; rare ones could identify a student."""
         counts = Counter(answer_text(first.expected) for first, _ in self.pairs[id])
         often = [f"{answer} ({count})" for answer, count in counts.most_common(ANSWERS_SHOWN) if count >= FEWEST]
         return ", ".join(often) or f"no answer {FEWEST} times"
 
 
 def stats(folder: str | Path) -> ClassStats:
-    """Of all prediction files below a folder, one for each student. DlearnError where there is none, or one is damaged.
+    """Count the predictions in all files below a folder, one file for each student.
 
-    A student whose file lies there twice is counted twice: a copy cannot be told from a second student.
+    A copy of a file counts as another student. DlearnError without a file, or where one is damaged.
     """
     files = sorted(Path(folder).rglob(FILE.name))
     if not files:

@@ -22,8 +22,10 @@ from dlearn.course.catalogue import check
 
 @pytest.fixture(params=(2, 3, 4), ids="n={}".format)
 def cluster(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """Ranks on the glass-box ring, with checksums; other numbers: `@pytest.mark.parametrize("cluster", [5],
-    indirect=True)`. The test runs in an empty folder."""
+    """Yield 2, 3 and 4 ranks on the glass-box ring, with checksums, in an empty folder.
+
+    Other numbers: `@pytest.mark.parametrize("cluster", [5], indirect=True)`.
+    """
     monkeypatch.chdir(tmp_path)
     with Cluster(request.param, backend="dlearn_ring", checksums=True) as ranks:
         yield ranks
@@ -31,7 +33,7 @@ def cluster(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 
 @pytest.fixture
 def graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """A function like `lessons.check` that fails the test where a submission does not pass."""
+    """Return a `lessons.check` that fails the test where a submission does not pass."""
     monkeypatch.chdir(tmp_path)
 
     def grade(id: str, submission: Any, **options: Any) -> None:

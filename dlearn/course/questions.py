@@ -1,4 +1,4 @@
-"""Compare short answers with what is expected: right, or not yet and a hint. The entries are data, in answers.toml."""
+"""Compare short answers with the expected ones, which are data in answers.toml: right, or not yet and a hint."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dlearn.shown import Shown
 
 FILE = files("dlearn.course") / "answers.toml"
 ROUNDING = 1e-9
-"""Relative difference that another order of calculating may make."""
+"""Relative difference that rounding may make."""
 HEADLINES = {None: "your turn", True: "right", False: "not yet"}
 
 
 @dataclass(frozen=True, repr=False)
 class Verdict(Shown):
-    """The outcome of one answer: `right` is None as long as there is nothing to compare."""
+    """The outcome of one answer; `right` is None while there is nothing to compare."""
 
     id: str
     right: bool | None
@@ -34,8 +34,8 @@ class Verdict(Shown):
 def answer(id: str, value: Any, *, measured: Any = None) -> Verdict:
     """Compare a number, a text, a list or a dict with the entry of that id, LESSON.NAME, or with what was measured.
 
-    None, the place that the lesson leaves, is not compared. Raises DlearnError where there is no such entry, or where
-    the answer is of a type that cannot be compared.
+    None, which the lesson leaves to fill in, is not compared. Raises DlearnError where there is no such entry, or
+    where the type of the answer cannot be compared.
     """
     entry = find_entry(id)
     leaves = list(_leaves(value))
@@ -88,7 +88,7 @@ def _all_fit(given: Mapping[Any, Any], expected: Mapping[Any, Any], within: floa
 
 
 def _leaves(value: Any) -> Iterator[Any]:
-    """The value, or the parts of a list or a dict, and theirs."""
+    """Yield the value, or recursively the parts of a list or a dict."""
     if not isinstance(value, Mapping | list | tuple):
         yield value
         return
@@ -97,6 +97,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _accepts(entry: dict[str, Any], value: Any, measured: Any) -> bool:
+    """Compare an answer with what was measured, a range, or the accepted values."""
     within = entry.get("within", 0.0)
     if measured is not None:
         return fits(value, measured, within)
@@ -108,6 +109,7 @@ def _accepts(entry: dict[str, Any], value: Any, measured: Any) -> bool:
 
 
 def _hint(entry: dict[str, Any], value: Any) -> str:
+    """Return the hint for this wrong answer, or the general one."""
     for known in entry.get("wrong", []):
         if fits(value, known["value"], entry.get("within", 0.0)):
             return str(known["hint"])

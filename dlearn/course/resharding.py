@@ -24,7 +24,7 @@ ITEM_BYTES = 8
 
 
 def _length(seed: int) -> int:
-    """2, 3 and 4 divide it."""
+    """Return the number of items; 2, 3 and 4 divide it."""
     return 1_200 + 12 * (seed % 50)
 
 
@@ -38,7 +38,7 @@ class Files:
         self._path(name).write_bytes(tensor.detach().contiguous().numpy().tobytes())
 
     def read(self, name: str, begin: int, end: int) -> torch.Tensor:
-        """Numbers begin to end, less the last, of what was written under this name."""
+        """Return numbers `begin` to `end` of what was written under this name."""
         with self._path(name).open("rb") as file:
             file.seek(begin * ITEM_BYTES)
             part = file.read((end - begin) * ITEM_BYTES)
@@ -52,7 +52,7 @@ class Files:
 def drive_checkpoint(
     functions: tuple[Callable[..., None], Callable[..., Any]], seed: int
 ) -> dict[int, tuple[Any, int]]:
-    """For each number of readers: what this rank loads, and the bytes that it read."""
+    """Return, for each number of readers, what this rank loads and the bytes that it read."""
     save, load = functions
     rank, n, length = dist.get_rank(), dist.get_world_size(), _length(seed)
     with shared_folder() as folder:
@@ -72,7 +72,7 @@ def drive_checkpoint(
 
 @contextmanager
 def shared_folder() -> Iterator[str]:
-    """A temporary folder that rank 0 makes, and takes away in the end."""
+    """Yield a temporary folder that rank 0 makes, and removes at the end."""
     names: list[str] = [""]
     with tempfile.TemporaryDirectory() as own:
         if dist.get_rank() == 0:

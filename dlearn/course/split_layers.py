@@ -23,7 +23,7 @@ IMAGES, INPUTS, HIDDEN = 6, 20, 24
 
 
 def _whole_layers(seed: int) -> list[torch.Tensor]:
-    """The input, [IMAGES, INPUTS], weights, [HIDDEN, INPUTS] and [INPUTS, HIDDEN], and the last bias, [INPUTS]."""
+    """Return input, two weights and bias, of the shapes in `shapes`; the bias has [INPUTS]."""
     shapes = (IMAGES, INPUTS), (HIDDEN, INPUTS), (INPUTS, HIDDEN), (1, INPUTS)
     drawn = [numbers(a * b, seed, number).view(a, b) - 0.5 for number, (a, b) in enumerate(shapes)]
     return [*drawn[:3], drawn[3][0]]
@@ -66,12 +66,12 @@ LAYERS, ROWS, MOST_HELD = 3, 5, 2
 
 
 def _width(seed: int) -> int:
-    """2, 3 and 4 divide it."""
+    """Return the width of a layer; 2, 3 and 4 divide it."""
     return 12 * (2 + seed % 3)
 
 
 def _weights(seed: int, layer: int) -> torch.Tensor:
-    """Of one layer, in one row."""
+    """Return the weights of one layer, flat: [width²]."""
     return numbers(_width(seed) ** 2, seed, layer, 7) - 0.5
 
 
@@ -92,7 +92,7 @@ class Layer:
     def backward(
         self, weights: torch.Tensor, x: torch.Tensor, y: torch.Tensor, gradient: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The gradients of x, and of the weights in one row."""
+        """Return the gradients of x, and of the weights, flat."""
         self._count(weights)
         inside = gradient * (1 - y.square())
         return inside @ weights.view(x.shape[1], -1), (inside.T @ x).flatten()
@@ -152,12 +152,12 @@ HEAD = 16
 
 
 def _block(seed: int) -> int:
-    """Positions of the sequence on each rank."""
+    """Return the positions of the sequence on each rank."""
     return 20 + seed % 10
 
 
 def _qkv(seed: int, rank: int) -> list[torch.Tensor]:
-    """Scaled so that the largest scores of different blocks differ."""
+    """Return queries, keys and values, scaled so that the largest scores of blocks differ."""
     size = _block(seed)
     return [(numbers(size * HEAD, seed, rank, part) * (rank + 1) - 0.5).view(size, HEAD) for part in range(3)]
 
@@ -181,16 +181,13 @@ def _attention_equal(tried: Attempt) -> None:
         assert_one_device({rank: found}, expected)
 
 
-ATTENTION = Exercise(
-    "ring_attention",
-    drive_attention,
-    {"traffic": _attention_traffic, "sends": only_sends, "fresh": fresh, "result": _attention_equal},
-)
+_ATTENTION = {"traffic": _attention_traffic, "sends": only_sends, "fresh": fresh}
+ATTENTION = Exercise("ring_attention", drive_attention, {**_ATTENTION, "result": _attention_equal})
 
 # Tokens that travel to their expert -----------------------------------------------------------------------------------
 
 WIDTH, COUNT_BYTES = 24, 16
-"""Numbers of a token; what two ranks may tell each other of how many tokens come."""
+"""Numbers of a token; bytes that two ranks may exchange to agree on the number of tokens."""
 
 
 def _tokens(seed: int, rank: int) -> torch.Tensor:
@@ -199,7 +196,7 @@ def _tokens(seed: int, rank: int) -> torch.Tensor:
 
 
 def _routes(seed: int, rank: int, ranks: int) -> torch.Tensor:
-    """The expert of each token; low numbers are chosen more often."""
+    """Return the expert of each token; low numbers are chosen more often."""
     chosen = numbers(len(_tokens(seed, rank)), seed, rank, 4)
     return (chosen.square() * ranks).long()
 
@@ -215,13 +212,15 @@ def drive_experts(layer: Callable[..., torch.Tensor], seed: int) -> torch.Tensor
 
 
 def _matrix(tried: Attempt) -> None:
-    """There and back: what a rank sends to another are its own tokens for that expert, and that rank's, treated."""
-    routed = [
-        torch.bincount(_routes(tried.seed, rank, tried.ranks), minlength=tried.ranks) for rank in range(tried.ranks)
-    ]
+    """Raise TrafficError unless each pair of ranks exchanges its tokens, both ways.
+
+    A rank sends another its own tokens for that expert, and that rank's tokens, treated.
+    """
+    n = tried.ranks
+    routed = [torch.bincount(_routes(tried.seed, rank, n), minlength=n) for rank in range(n)]
     sent = traffic(tried.trace)
-    for src in range(tried.ranks):
-        for dst in range(tried.ranks):
+    for src in range(n):
+        for dst in range(n):
             tokens = int(routed[src][dst] + routed[dst][src])
             found = sent.payload_bytes.get((src, dst), 0)
             if src != dst and not 0 <= found - tokens * WIDTH * 8 <= COUNT_BYTES:

@@ -33,7 +33,7 @@ PROGRAM = "import sys; from dlearn.course.submissions import check_file; check_f
 
 
 def grade(exercise: str, folder: Path, *, function: str | None = None, seconds: float = 120.0) -> Iterator[str]:
-    """A line of CSV for each `STUDENT.py` of the folder, after a head. The student's name chooses the data.
+    """Yield a head, and a line of CSV for each `STUDENT.py`; the student's name chooses the data.
 
     Raises DlearnError if there is no such exercise, or no submission.
     """
@@ -50,27 +50,27 @@ def grade(exercise: str, folder: Path, *, function: str | None = None, seconds: 
 
 
 def grade_one(exercise: str, file: Path, *, function: str, seconds: float) -> Grade:
-    """The grade of one file. It runs in a new session, whose processes are all ended at a limit or after it."""
-    with tempfile.TemporaryDirectory() as place, tempfile.TemporaryFile() as output:
-        result = Path(place) / "grade.json"
+    """Grade one file in a new session; all its processes are ended at a limit, or afterwards."""
+    with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile() as output:
+        result = Path(folder) / "grade.json"
         command = [sys.executable, "-c", PROGRAM, exercise, str(file.resolve()), function, str(result)]
-        begun = subprocess.Popen(command, cwd=place, stdout=output, stderr=output, start_new_session=True)
+        process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=output, start_new_session=True)
         try:
-            limit = _wait(begun, output, seconds)
+            limit = _wait(process, output, seconds)
         finally:
-            _end_session(begun)
+            _end_session(process)
         if not limit and result.is_file():
             return Grade(**json.loads(result.read_text(encoding="utf-8")))
         size = output.seek(0, os.SEEK_END)
         output.seek(max(0, size - 500))
-        told = limit or output.read().decode(errors="replace").strip() or "it ended without a word"
-    return Grade(exercise, passed=False, tried=(), finding=told, hint="Does it run by itself?")
+        finding = limit or output.read().decode(errors="replace").strip() or "it ended without a word"
+    return Grade(exercise, passed=False, tried=(), finding=finding, hint="Does it run by itself?")
 
 
-def _wait(begun: subprocess.Popen[bytes], output: IO[bytes], seconds: float) -> str:
-    """Wait for its end; which limit it has reached, or nothing."""
+def _wait(process: subprocess.Popen[bytes], output: IO[bytes], seconds: float) -> str:
+    """Wait for its end; return the limit that it has reached, or ""."""
     end = time.monotonic() + seconds
-    while begun.poll() is None:
+    while process.poll() is None:
         if os.fstat(output.fileno()).st_size > OUTPUT_BYTES:
             return f"it printed more than {OUTPUT_BYTES:,} B and was ended"
         if time.monotonic() > end:
@@ -79,11 +79,11 @@ def _wait(begun: subprocess.Popen[bytes], output: IO[bytes], seconds: float) -> 
     return ""
 
 
-def _end_session(begun: subprocess.Popen[bytes]) -> None:
+def _end_session(process: subprocess.Popen[bytes]) -> None:
     """End what is left of its process group."""
     with suppress(ProcessLookupError):  # all have ended
-        os.killpg(begun.pid, signal.SIGKILL)
-    begun.wait()
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _line(cells: tuple[str, ...]) -> str:
@@ -93,7 +93,7 @@ def _line(cells: tuple[str, ...]) -> str:
 
 
 def _plain(cell: str) -> str:
-    """A cell that no spreadsheet takes for a formula."""
+    """Return a cell that no spreadsheet reads as a formula."""
     return f"'{cell}" if cell[:1] in ("=", "+", "-", "@", "\t") else cell
 
 

@@ -49,7 +49,7 @@ def _flat(model: nn.Module) -> torch.Tensor:
 
 
 def loss_of(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-    """The mean squared error of one batch: what students get as `loss`."""
+    """Return the mean squared error of one batch: students get it as `loss`."""
     outputs: torch.Tensor = model(batch[0])
     return (outputs - batch[1]).square().mean()
 
@@ -59,7 +59,10 @@ def _sgd(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def _adam(model: nn.Module) -> torch.optim.Optimizer:
-    """Steps that are no multiple of the gradient: a mean of parameters is not what a mean of gradients gives."""
+    """Return an optimizer whose steps are no multiples of the gradient.
+
+    Averaging parameters then differs from averaging gradients.
+    """
     return torch.optim.Adam(model.parameters(), lr=RATE, eps=0.1)
 
 
@@ -70,7 +73,7 @@ def _one_device(
     *,
     zero_grad: bool = True,
 ) -> torch.Tensor:
-    """Rank 0's model after one step for each group of micro-batches, all ranks' images taken as one batch."""
+    """Return rank 0's parameters after one step for each group of micro-batches of all ranks."""
     model = _model(tried.seed, 0)
     optimizer = optimizer_of(model)
     data = [_batches(tried.seed, rank, MICRO_BATCHES) for rank in range(tried.ranks)]
@@ -84,7 +87,7 @@ def _one_device(
 
 
 def _each_by_itself(tried: Attempt) -> torch.Tensor:
-    """The parameters where each rank takes its own step, and the mean of the parameters is taken after it."""
+    """Return the parameters where each rank takes its own step and parameters are averaged."""
     models = [_model(tried.seed, 0) for _ in range(tried.ranks)]
     optimizers = [_adam(model) for model in models]
     for step in range(STEPS):
@@ -197,12 +200,8 @@ def _server_equal(tried: Attempt) -> None:
     assert_one_device({0: tried.results[0]}, parameters, ranks=tried.ranks - 1)
 
 
-SERVER = Exercise(
-    "parameter_server",
-    drive_server,
-    {"traffic": _server_traffic, "sends": only_sends, "fresh": fresh, "result": _server_equal},
-    ranks=(3, 4),
-)
+_SERVED = {"traffic": _server_traffic, "sends": only_sends, "fresh": fresh, "result": _server_equal}
+SERVER = Exercise("parameter_server", drive_server, _SERVED, ranks=(3, 4))
 
 # A sharded optimizer --------------------------------------------------------------------------------------------------
 
@@ -256,7 +255,7 @@ class _Weighted(nn.Module):
 
 
 def _gradient(seed: int, rank: int) -> torch.Tensor:
-    """Numbers of both signs, none so small that it has no turn in HOOK_STEPS steps."""
+    """Return numbers of both signs, none too small to be sent in HOOK_STEPS steps."""
     signs = torch.where(numbers(WEIGHTS, seed, rank, 1) < 0.5, -1.0, 1.0)
     return signs * (numbers(WEIGHTS, seed, rank) + 0.5)
 
@@ -300,7 +299,7 @@ def _hook_equal(tried: Attempt) -> None:
 
 
 def _applied(tried: Attempt, size_of: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-    """Each rank's largest sums of what it has not sent yet, averaged over the ranks."""
+    """Average each rank's largest sums of what it has not sent yet, over the ranks."""
     applied = torch.zeros(WEIGHTS, dtype=torch.float64)
     for rank in range(tried.ranks):
         waiting = torch.zeros_like(applied)

@@ -10,7 +10,7 @@ __all__ = ["answer", "check", "grade", "predict", "report", "stats"]
 
 
 def __getattr__(name: str) -> object:
-    """The course's functions, loaded with torch at first use: the demo needs neither."""
+    """Load the course's functions, with torch, at first use: the demo needs neither."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("dlearn.course"), name)

@@ -59,7 +59,7 @@ def byte_bars(bars: Bars, *, ax: Axes | None = None) -> Axes:
 
 
 def png(bars: Bars) -> bytes:
-    """The same picture as a file's bytes: for a widget, which shows it itself."""
+    """Draw the bars as PNG bytes, for a widget that shows them itself."""
     with closed_after():
         return png_of(byte_bars(bars))
 
@@ -77,5 +77,5 @@ def _bar(ax: Axes, place: int, top: float, size: int, gid: str, *, derived: bool
 
 
 def _number(size: int) -> str:
-    """ "287,696 B" up to a hundred million, then three digits."""
+    """Format as "287,696 B" below a hundred million, else with three digits."""
     return f"{size:,} B" if size < 10**8 else size_text(size)

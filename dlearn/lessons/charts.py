@@ -42,7 +42,10 @@ def lines(
     notes: Sequence[str] = (),
     mark: tuple[float, str] | None = None,
 ) -> Axes:
-    """A line for each of `series`, by its label. `log` is "x", "y" or "xy"; `mark` is a named place on the x axis."""
+    """Draw a line for each of `series`, with its label.
+
+    `log` is "x", "y" or "xy"; `mark` is a position on the x axis and its name.
+    """
     ax = canvas.new_axes(height_in=HEIGHT_IN, left_in=0.95, right_in=0.3)
     canvas.describe(ax, f"{y}, over {x}: {'; '.join(series)}.")
     handles: list[Artist] = []
@@ -81,7 +84,7 @@ def lines(
 
 
 def _with_room(ax: Axes, ticks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
-    """Those of the ticks whose names do not touch, from the left on."""
+    """Return the ticks whose names do not touch, from left to right."""
     shown: list[tuple[float, str]] = []
     until = -math.inf
     for at, name in sorted(ticks):
@@ -94,7 +97,7 @@ def _with_room(ax: Axes, ticks: Sequence[tuple[float, str]]) -> list[tuple[float
 
 
 def _from_left(ax: Axes, at: float) -> float:
-    """In points, on a linear or logarithmic axis."""
+    """Return the distance from the left edge in points, on a linear or logarithmic axis."""
     fraction = ax.transLimits.transform(ax.transScale.transform((at, ax.get_ylim()[1])))[0]
     return canvas.points(ax, float(fraction), along="x")
 
@@ -116,7 +119,7 @@ def bars(
     text: Callable[[float], str] | None = None,
     notes: Sequence[str] = (),
 ) -> Axes:
-    """A bar for each name; several parts stand side by side, or on top of each other. `text` writes a bar's value."""
+    """Draw a bar for each name; several parts side by side, or stacked. `text` formats a value."""
     ax = canvas.new_axes(height_in=HEIGHT_IN, left_in=0.95, right_in=0.3)
     canvas.describe(ax, f"{y}, a bar for each of: {'; '.join(names)}.")
     width = 0.8 if stacked else 0.8 / len(parts)
@@ -146,7 +149,7 @@ def bars(
 
 
 def _values(ax: Axes, tops: Sequence[tuple[float, float]], width: float, text: Callable[[float], str]) -> None:
-    """What each bar is, above it, if it is no wider than the bars of a name and meets no other bar or value.
+    """Write its value above each bar, where it has room and meets no other bar or value.
 
     Boxes are in points from the lower left.
     """
@@ -178,7 +181,7 @@ def _label(ax: Axes, x: str, y: str) -> None:
 
 
 def retitle(ax: Axes, title: str) -> Axes:
-    """A picture of `dlearn.draw` with the finding that it stands for here, in as many lines as it had, or fewer."""
+    """Give a picture of `dlearn.draw` the finding that it shows here as its title."""
     lines = wrap(plain(title, most=400), canvas.width_in() * 72 - 16, size=TITLE_PT, bold=True)
     ax.set_title("\n".join(lines), loc="left", fontsize=TITLE_PT, fontweight="bold", color=INK, parse_math=False)
     return ax

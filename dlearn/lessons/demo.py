@@ -1,4 +1,4 @@
-"""`dlearn demo`: train on handwritten digits on three real ranks, then tell and draw who sent what to whom.
+"""`dlearn demo`: train on handwritten digits on three real ranks, then say and draw who sent what to whom.
 
 Only the ranks load torch (training.py); this process reads what they recorded.
 """
@@ -41,14 +41,15 @@ def run(folder: Path, *, tell: Tell) -> None:
     served = Cluster(["ps", "trainer1", "trainer2"], rpc=True, measure="phase").run(
         {"trainer1": partial(serve, 0), "trainer2": partial(serve, 1)}
     )
-    told = iteration(served.trace)
-    tell(f"The same net on a parameter server with two trainers, over RPC: {surprise(told)}.")
+    found = iteration(served.trace)
+    tell(f"The same net on a parameter server with two trainers, over RPC: {surprise(found)}.")
     try:
         keep(job.folder / "trace", folder / "trace")
         keep(served.folder / "trace", folder / "server-trace")
         write(folder, job.trace, explanation)
-        write_served(folder, served.trace, told)
-        write_page(folder, job.trace, explanation, served.trace, told)
+        words = f"{rpc_overview(served.trace)}\n{found}\n"
+        (folder / "server.txt").write_text(words, encoding="utf-8")
+        write_page(folder, job.trace, explanation, served.trace, found)
     except OSError as error:
         raise SetupError(f"cannot write {error.filename}: {error.strerror}. Give another --out.") from error
     tell(f"Open {folder / PAGE} in a browser: both jobs, message by message.")
@@ -57,14 +58,14 @@ def run(folder: Path, *, tell: Tell) -> None:
 
 
 def train() -> tuple[float, float, int]:
-    """On every rank."""
+    """Train on a rank, which loads torch."""
     from dlearn.lessons import training
 
     return training.train()
 
 
 def serve(trainer: int) -> float:
-    """On every trainer."""
+    """Train on a trainer, which loads torch."""
     from dlearn.lessons import serving
 
     return serving.train(trainer)
@@ -91,25 +92,20 @@ def write(folder: Path, trace: Trace, explanation: Explanation) -> None:
         draw.save(picture(step), folder / f"{picture.__name__}.svg")
 
 
-def write_served(folder: Path, trace: Trace, told: Iteration) -> None:
-    """Write the words for an iteration of the parameter server."""
-    (folder / "server.txt").write_text(f"{rpc_overview(trace)}\n{told}\n", encoding="utf-8")
-
-
-def write_page(folder: Path, trace: Trace, explanation: Explanation, served: Trace, told: Iteration) -> None:
+def write_page(folder: Path, trace: Trace, explanation: Explanation, served: Trace, found: Iteration) -> None:
     """Write one page that needs nothing else: both jobs to step through, and what happened in words."""
     from dlearn.lessons.demo_page import page
 
-    step, mine = trace.within(explanation.part), of_one_trainer(told)
-    (folder / PAGE).write_text(page(trace, step, explanation, served, mine, surprise(told)), encoding="utf-8")
+    step, mine = trace.within(explanation.part), of_one_trainer(found)
+    (folder / PAGE).write_text(page(trace, step, explanation, served, mine, surprise(found)), encoding="utf-8")
 
 
-def surprise(told: Iteration) -> str:
-    """ "You were told 4 messages an iteration; it is 14"."""
-    asked_for = [step for step in told.story if step.messages[0] is not None]
-    return f"You were told {len(asked_for)} messages an iteration; it is {len(of_one_trainer(told))}"
+def surprise(found: Iteration) -> str:
+    """Return "You were told 4 messages an iteration; it is 14"."""
+    asked_for = [step for step in found.story if step.messages[0] is not None]
+    return f"You were told {len(asked_for)} messages an iteration; it is {len(of_one_trainer(found))}"
 
 
-def of_one_trainer(told: Iteration) -> list[Message]:
-    """The messages of the first one; the other's are the same."""
-    return [message for message in told.messages if told.drivers[0] in (message.src, message.dst)]
+def of_one_trainer(found: Iteration) -> list[Message]:
+    """Return the messages of the first trainer; the other's are the same."""
+    return [message for message in found.messages if found.drivers[0] in (message.src, message.dst)]

@@ -19,7 +19,7 @@ BRIGHTEST = 16
 
 
 def load() -> tuple[Tensor, Tensor]:
-    """All images, float32 [1797, 1, 8, 8] from 0 to 1, and their labels, int64 [1797]."""
+    """Load all images, float32 [1797, 1, 8, 8] from 0 to 1, and their labels, int64 [1797]."""
     text = gzip.decompress(files("dlearn.lessons").joinpath("data/digits.csv.gz").read_bytes()).decode()
     table = torch.from_numpy(np.loadtxt(text.splitlines(), delimiter=",", dtype=np.uint8))
     images = table[:, :64].float().reshape(-1, 1, 8, 8) / BRIGHTEST
@@ -27,7 +27,7 @@ def load() -> tuple[Tensor, Tensor]:
 
 
 def shard(rank: int, world_size: int) -> tuple[Tensor, Tensor]:
-    """The training images of one rank, each image on exactly one rank; shuffled, always in the same way."""
+    """Return the training images of one rank, shuffled always in the same way; none is on two."""
     images, labels = load()
     order = torch.randperm(TRAINING_IMAGES, generator=torch.Generator().manual_seed(0))
     mine = order[rank::world_size]
@@ -35,6 +35,6 @@ def shard(rank: int, world_size: int) -> tuple[Tensor, Tensor]:
 
 
 def held_out() -> tuple[Tensor, Tensor]:
-    """The 297 images that no rank trains on."""
+    """Return the 297 images that no rank trains on."""
     images, labels = load()
     return images[TRAINING_IMAGES:], labels[TRAINING_IMAGES:]

@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from dlearn import draw, play
 from dlearn.analysis import explain, iteration, scaling
 from dlearn.cluster import Cluster
-from dlearn.cluster.run import Run
+from dlearn.lessons import demo
 from dlearn.lessons.split import Size
 
 
@@ -30,7 +30,7 @@ def main() -> None:
 
 
 def make(folder: Path) -> Iterator[str]:
-    """Each file's name when it is there."""
+    """Make all pictures; yield the name of each file when it is written."""
     for pictures in (of_ddp, of_a_server, of_the_batch, of_a_ring):
         for name, picture in pictures():
             picture(folder / name)
@@ -41,8 +41,8 @@ Pictures = Iterator[tuple[str, Callable[[Path], None]]]
 
 
 def of_ddp() -> Pictures:
-    """A few steps of a small ConvNet on three ranks."""
-    trace = Cluster(3).run(_train).trace
+    """Draw a few steps of a small ConvNet on three ranks."""
+    trace = Cluster(3).run(demo.train).trace
     step = trace.within(explain(trace).part)
     yield "timeline.svg", partial(draw.save, draw.timeline(step))
     yield "traffic_graph.svg", _small(draw.traffic_graph, step)
@@ -51,8 +51,9 @@ def of_ddp() -> Pictures:
 
 
 def of_a_server() -> Pictures:
-    """The same net on a parameter server, with two trainers."""
-    trace = _serve().trace
+    """Draw the same net on a parameter server, with two trainers."""
+    cluster = Cluster(["ps", "trainer1", "trainer2"], rpc=True, graph=True)
+    trace = cluster.run({"trainer1": partial(demo.serve, 0), "trainer2": partial(demo.serve, 1)}).trace
     last = trace.within(trace.spans[-1]) if trace.spans else trace
     yield "sequence.svg", _small(draw.sequence, last)
     yield "autograd.svg", _small(draw.autograd, trace)
@@ -61,40 +62,24 @@ def of_a_server() -> Pictures:
 
 
 def of_the_batch() -> Pictures:
-    """A model cut in two over RPC, with three sizes of the batch."""
+    """Draw a model cut in two over RPC, with three sizes of the batch."""
     with Cluster(["stage0", "stage1"], rpc=True) as cluster:
         found = {B: cluster.run({"stage0": _cut_in_two}, Size(B=B)).trace for B in (1, 8, 32)}
     yield "scaling.svg", _small(draw.scaling, scaling(found))
 
 
 def of_a_ring() -> Pictures:
-    """An all-reduce of four ranks by gloo."""
+    """Draw an all-reduce of four ranks by gloo."""
     yield "ring.gif", play.player(Cluster(4).run(_reduce).trace).to_gif
 
 
 def _small(drawing: Callable[[Any], Axes], shown: object) -> Callable[[Path], None]:
-    """For the README's table, which has two columns."""
+    """Draw for the README's table, which has two columns."""
     with draw.small():
         return partial(draw.save, drawing(shown))
 
 
 # What the ranks do; torch is loaded there only. -----------------------------------------------------------------------
-
-
-def _train() -> None:
-    from dlearn.lessons import training
-
-    training.train()
-
-
-def _serve() -> Run:
-    def trainer(number: int) -> float:
-        from dlearn.lessons import serving
-
-        return serving.train(number)
-
-    cluster = Cluster(["ps", "trainer1", "trainer2"], rpc=True, graph=True)
-    return cluster.run({"trainer1": partial(trainer, 0), "trainer2": partial(trainer, 1)})
 
 
 def _cut_in_two(size: Size) -> None:

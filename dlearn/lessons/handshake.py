@@ -28,7 +28,7 @@ Checksums = tuple[int, ...]
 
 
 class Taken(NamedTuple):
-    """What the server has put together for one update: the sender and the checksum of each layer."""
+    """One update of the server: the sender and the checksum of each layer."""
 
     workers: tuple[int, ...]
     checksums: Checksums
@@ -36,7 +36,7 @@ class Taken(NamedTuple):
 
 @dataclass(frozen=True)
 class Protocol:
-    """What a rank tells: the server its updates, as it took them, and the parameters; a worker what it sent."""
+    """The result of a rank: the server's updates and parameters, or what a worker sent."""
 
     updates: tuple[Update, ...] = ()
     taken: tuple[Taken, ...] = ()
@@ -45,7 +45,7 @@ class Protocol:
 
 
 def mixed(taken: Sequence[Taken], sent: Sequence[Checksums]) -> list[int]:
-    """The updates, by number, whose layers no worker has sent like that."""
+    """Return the numbers of the updates whose layers are not all of one gradient."""
     known = set(sent)
     return [number for number, each in enumerate(taken) if each.checksums not in known]
 
@@ -58,14 +58,14 @@ def checksums(pieces: Sequence[Tensor]) -> Checksums:
 
 
 def from_anyone() -> tuple[Taken, Tensor]:
-    """Every layer from whoever comes."""
+    """Receive every layer from any worker."""
     pieces = empty_pieces()
     workers = tuple(dist.recv(piece, tag=GRAD + layer) for layer, piece in enumerate(pieces))
     return Taken(workers, checksums(pieces)), torch.cat(pieces)
 
 
 def from_one() -> tuple[Taken, Tensor]:
-    """The first layer from whoever comes, the others from that worker."""
+    """Receive the first layer from any worker, the others from the same one."""
     first, *others = pieces = empty_pieces()
     worker = dist.recv(first, tag=GRAD)
     for layer, piece in enumerate(others, start=1):
@@ -81,7 +81,7 @@ Take = Callable[[], tuple[Taken, Tensor]]
 
 
 class Server:
-    """Parameters, and what has become of them. Each message of the three protocols goes through one of its methods."""
+    """The parameters and the log of a server; all three protocols send and receive through it."""
 
     def __init__(self) -> None:
         self._numbers, self._lr = first_numbers(), LR / (dist.get_world_size() - 1)
@@ -92,14 +92,14 @@ class Server:
         return torch.cat([self._numbers, as_row(len(self._updates))])
 
     def update(self, take: Take) -> int:
-        """Make one update; returns the worker whose first layer it was."""
+        """Make one update; return the worker whose first layer it was."""
         taken, note = take()
         self._updates.append(heard(taken.workers[0], note, len(self._updates)))
         self._taken.append(taken)
         self._numbers -= self._lr * note[:P]
         return taken.workers[0]
 
-    def told(self) -> Protocol:
+    def result(self) -> Protocol:
         return Protocol(tuple(self._updates), tuple(self._taken), numbers=self._numbers)
 
 
@@ -107,9 +107,9 @@ class Server:
 
 
 def with_handshake(steps: int, slow_ms: float = 0) -> Protocol:
-    """Whoever wants the server says HELLO and waits for READY: once for parameters, once for a gradient, `steps` times.
+    """Say HELLO and wait for READY before each transfer, of parameters and of a gradient.
 
-    The server takes every layer from anyone. Only one worker may speak to it.
+    The server takes every layer from any worker. Only one worker may speak to it at a time.
     """
     if dist.get_rank() == 0:
         return serve_one_at_a_time(steps)
@@ -133,7 +133,7 @@ def _greet(wish: int) -> None:
 
 
 def serve_one_at_a_time(steps: int) -> Protocol:
-    """The server's side."""
+    """Serve one transfer after another."""
     server, workers, wish = Server(), dist.get_world_size() - 1, as_row(0)
     for _ in range(2 * steps * workers):
         worker = dist.recv(wish, tag=HELLO)
@@ -144,14 +144,14 @@ def serve_one_at_a_time(steps: int) -> Protocol:
             server.update(from_anyone)
     for _ in range(workers):
         dist.recv(as_row(0), tag=BYE)
-    return server.told()
+    return server.result()
 
 
 # Without it -----------------------------------------------------------------------------------------------------------
 
 
 def without_handshake(steps: int, take: Take = from_anyone, slow_ms: float = 0) -> Protocol:
-    """Workers send as soon as they can, `steps` gradients each. `take` is how the server receives."""
+    """Send `steps` gradients, each as soon as it is ready. `take` is how the server receives."""
     if dist.get_rank() == 0:
         return serve_all(steps, take)
     learner = Learner(dist.get_rank() - 1, dist.get_world_size() - 1, slow_ms)
@@ -166,10 +166,10 @@ def without_handshake(steps: int, take: Take = from_anyone, slow_ms: float = 0) 
 
 
 def serve_all(steps: int, take: Take) -> Protocol:
-    """The server's side. Each worker gets new parameters when its first layer is in an update."""
+    """Serve; a worker gets new parameters when its first layer is in an update."""
     server, workers = Server(), dist.get_world_size() - 1
     left = dict.fromkeys(range(1, workers + 1), steps)
-    # Not send: a worker whose later layers nobody has taken yet does not receive, and both would wait for each other.
+    # Not send: a worker whose later layers are not taken yet does not receive, and both would wait for each other.
     under_way = [_begin(server.page(), dst=worker, tag=PARAMS) for worker in left]
     for _ in range(steps * workers):
         worker = server.update(take)
@@ -178,7 +178,7 @@ def serve_all(steps: int, take: Take) -> Protocol:
             under_way.append(_begin(server.page(), dst=worker, tag=PARAMS))
     for work in under_way:
         work.wait()
-    return server.told()
+    return server.result()
 
 
 def _begin(tensor: Tensor, *, dst: int, tag: int) -> dist.Work:
@@ -191,10 +191,10 @@ def _begin(tensor: Tensor, *, dst: int, tag: int) -> dist.Work:
 
 
 def interleaved(take: Take = from_anyone) -> Protocol:
-    """Two workers, one gradient each: worker 1 sends its first layer early, worker 2 its others.
+    """Send a gradient from two workers: worker 1 its first layer early, worker 2 its others.
 
-    When there is an update, the server lets both send what is left. Only a server that takes layers from anyone can
-    make one of what is there; for the other, worker 1 may go on at once.
+    After an update, the server lets both send what is left. Only a server that takes layers from
+    any worker can make an update of what has arrived; for the other, worker 1 may go on at once.
     """
     rank = dist.get_rank()
     if rank == 0:
@@ -205,7 +205,7 @@ def interleaved(take: Take = from_anyone) -> Protocol:
         for worker in (2,) if take is from_one else (1, 2):
             dist.send(as_row(0), dst=worker, tag=GO_ON)
         server.update(take)
-        return server.told()
+        return server.result()
     pieces = layers(answer(Learner(rank - 1, 2), torch.cat([first_numbers(), as_row(0)])), PIECES)
     early, late = ((0,), (1, 2)) if rank == 1 else ((1, 2), (0,))
     works = [_begin(pieces[layer], dst=0, tag=GRAD + layer) for layer in early]

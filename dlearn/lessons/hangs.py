@@ -31,7 +31,7 @@ class TwoBranches(nn.Module):
 
 
 def two_branches() -> DistributedDataParallel:
-    """Under DDP, with a bucket for each layer (16,640 B) once it has seen in which order the gradients come."""
+    """Wrap in DDP, with a bucket for each layer (16,640 B) once the buckets are rebuilt."""
     torch.manual_seed(0)
     return DistributedDataParallel(TwoBranches(), bucket_cap_mb=0.0158)
 

@@ -60,14 +60,14 @@ class Bytes:
 
 
 def _step_bytes(trace: Trace) -> int:
-    """What all ranks wrote in the last step."""
+    """Return the bytes that all ranks wrote in the last step."""
     parts = [part for part in reconcile(trace).parts if part.what == f"step {split.STEPS}"]
     measured = _counted(parts[-1].measured_bytes if parts else None)
     return measured - parts[-1].observer_bytes
 
 
 def _iteration_bytes(trace: Trace) -> int:
-    """What went to and from the driver in the last iteration."""
+    """Return the bytes to and from the driver in the last iteration."""
     return sum(_counted(phase.measured_bytes) - phase.observer_bytes for phase in iteration(trace).phases)
 
 
@@ -138,7 +138,7 @@ class Knobs:
         self.widget.close()
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        """The sliders where there is a kernel; else the picture as it stood when this was shown."""
+        """Show the sliders where there is a kernel, else the picture at the time of showing."""
         bundle: dict[str, Any] = self.widget._repr_mimebundle_()
         picture = base64.b64encode(self.png).decode()
         return {**bundle, "image/png": picture, "text/plain": self.bars.title}
@@ -150,10 +150,10 @@ def _turn(mine: Knobs | None) -> None:
 
 
 def knobs(*, B: int = 8, C: int = 8, H: int = 16, W: int = 16) -> Knobs:
-    """Sliders for the batch, the channels and the image; at each turn two real ranks train with DDP, and over RPC.
+    """Show sliders for batch, channels and image; two ranks train again at each change.
 
-    The picture shows the bytes of a step: predicted, and as the kernel counted them. It needs ipywidgets.
-    Arrow keys turn a slider that has the focus.
+    The picture shows the bytes of a step with DDP, and over RPC: predicted, and as the kernel
+    counted them. It needs ipywidgets. Arrow keys move a slider that has the focus.
     """
     for name, value in (("B", B), ("C", C), ("H", H), ("W", W)):
         if value not in CHOICES[name]:
@@ -163,7 +163,7 @@ def knobs(*, B: int = 8, C: int = 8, H: int = 16, W: int = 16) -> Knobs:
 
 
 def bars_of(answer: Answer) -> Bars:
-    """What the picture shows."""
+    """Return the bars of the picture."""
     size, (ddp, rpc) = answer.size, (answer.ddp[1], answer.rpc[1])
     less, more = sorted((ddp, rpc))
     who = "DDP" if ddp > rpc else "the split model"

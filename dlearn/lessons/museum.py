@@ -36,14 +36,14 @@ _LIVE = re.compile(r"nothing has happened for \d+ s: (.*)\.$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Exhibit:
-    """`told` is the sentence to expect, or one of several where a race decides.
+    """A job, and the diagnosis to expect of it: a sentence, or one of several where a race decides.
 
     In it <code> stands for the line that holds that code, * for anything within a clause, ** for the clauses behind.
     """
 
     job: Callable[[], object]
     what: str
-    told: str | tuple[str, ...]
+    diagnosis: str | tuple[str, ...]
     ends: Literal["hangs", "dies", "wrong"] = "hangs"
     ranks: int = 2
     rpc: bool = False
@@ -57,15 +57,16 @@ class Exhibit:
         return inspect.getsource(self.job)
 
     def is_told_by(self, sentence: str) -> bool:
-        """Whether this is the sentence, or one of them, with the lines of the job."""
-        return any(self._fits(told, sentence) for told in ((self.told,) if isinstance(self.told, str) else self.told))
+        """Return True if this is an expected sentence, with the lines of the job."""
+        expected = (self.diagnosis,) if isinstance(self.diagnosis, str) else self.diagnosis
+        return any(self._fits(each, sentence) for each in expected)
 
-    def _fits(self, told: str, sentence: str) -> bool:
-        text = re.escape(re.sub(r"<([^>]+)>", lambda found: self.site(found[1]), told))
+    def _fits(self, expected: str, sentence: str) -> bool:
+        text = re.escape(re.sub(r"<([^>]+)>", lambda found: self.site(found[1]), expected))
         return re.fullmatch(text.replace(r"\*\*", ".*").replace(r"\*", "[^;()]*"), sentence) is not None
 
     def site(self, code: str) -> str:
-        """Where this code stands, as a trace says it: "lessons/hangs.py:59"."""
+        """Return where this code is, as a trace says it: "lessons/hangs.py:59"."""
         lines, first = inspect.getsourcelines(self.job)
         index = next(i for i, line in enumerate(lines) if code in line)
         return f"{file_label(inspect.getfile(self.job), {}, os.getcwd())}:{first + index}"
@@ -226,14 +227,14 @@ class Visit:
 
     @property
     def sentence(self) -> str:
-        """The diagnosis, from the files alone."""
+        """Return the diagnosis from the files alone."""
         return next((each for each in self.files if self.exhibit.is_told_by(each)), "; ".join(self.files))
 
 
 def visit(shown: Exhibit, *, timeout: float = 3.0) -> Visit:
     """Run an exhibit on real ranks. One that hangs is ended after `timeout` seconds, and leaves nothing behind.
 
-    Where a busy machine has not told it by then, it is run again, and given twice the time, three times at most.
+    Where a busy machine has not printed the diagnosis by then, run it again with twice the time, three times at most.
     """
     for factor in (1, 2, 4, 8):
         visited = _visit(shown, timeout * factor)
@@ -243,7 +244,7 @@ def visit(shown: Exhibit, *, timeout: float = 3.0) -> Visit:
 
 
 def _visit(shown: Exhibit, timeout: float) -> Visit:
-    stamped = _Stamped()
+    stamped = _TimedOutput()
     with contextlib.redirect_stdout(stamped):
         cluster = Cluster(shown.ranks, rpc=shown.rpc, checksums=True, hang_after=HANG_AFTER)
         run = cluster.run({0: shown.job} if shown.rpc else shown.job, timeout=timeout, check=False)
@@ -251,24 +252,24 @@ def _visit(shown: Exhibit, timeout: float) -> Visit:
     trace = Trace.load(run.folder / "trace")
     stuck = hangs(trace)
     hung = shown.ends == "hangs" and not any(process.exit_status for process in trace.processes)
-    told_ns = stamped.told_ns if hung else ended_ns
+    printed_ns = stamped.printed_ns if hung else ended_ns
     seconds = None
-    if stuck and told_ns is not None:
+    if stuck and printed_ns is not None:
         begun_ns = max(end.start_ns for end in stuck[0].operation.ends if end.rank in stuck[0].waiting)
-        seconds = (told_ns - begun_ns) / 1e9
+        seconds = (printed_ns - begun_ns) / 1e9
     live = tuple(sentence for output in run.output.values() for sentence in _LIVE.findall(output))
     error = run.error.what if run.error is not None else ""
     return Visit(shown, run, live, error, tuple(each.removesuffix(".") for each in story(trace)), seconds, hung)
 
 
-class _Stamped(io.StringIO):
-    """Takes what the ranks print, and when the first of them said that nothing happens."""
+class _TimedOutput(io.StringIO):
+    """The output of the ranks, and the time of the first line about a hang."""
 
-    told_ns: int | None = None
+    printed_ns: int | None = None
 
     def write(self, text: str) -> int:
-        if self.told_ns is None and "nothing has happened" in text:
-            self.told_ns = time.monotonic_ns()
+        if self.printed_ns is None and "nothing has happened" in text:
+            self.printed_ns = time.monotonic_ns()
         return super().write(text)
 
 
@@ -276,9 +277,10 @@ class _Stamped(io.StringIO):
 
 
 def bare(shown: Exhibit, *, detail: bool = False) -> str:
-    """What the ranks say without dlearn's hooks, each in a line of its own.
+    """Run without dlearn's hooks; return what the ranks say, a line for each.
 
-    The process group's timeout (of RPC: the call's) is `TORCH_SECONDS`; `detail` is TORCH_DISTRIBUTED_DEBUG=DETAIL.
+    The process group's timeout (of RPC: the call's) is `TORCH_SECONDS`; `detail` is
+    TORCH_DISTRIBUTED_DEBUG=DETAIL.
     """
     cluster = Cluster(shown.ranks, rpc=shown.rpc, init=False, record=False)
     job = partial(_bare, shown.job, rpc=shown.rpc, detail=detail)
@@ -294,7 +296,7 @@ def bare(shown: Exhibit, *, detail: bool = False) -> str:
 
 
 def _bare(job: Callable[[], object], *, rpc: bool, detail: bool) -> str:
-    """On a rank: the job, and the last line of what torch says of it."""
+    """Run the job on a rank; return the last line of torch's message."""
     import datetime
 
     import torch.distributed as dist
@@ -316,13 +318,13 @@ def _bare(job: Callable[[], object], *, rpc: bool, detail: bool) -> str:
 
 
 def _last_line(text: str) -> str:
-    """Less the stacks of C++ and Python, which torch puts after it."""
+    """Return the last line before the stacks of C++ and Python."""
     lines = [line for line in re.split(r"\n+(?:At:|Exception raised from)", text)[0].splitlines() if line.strip()]
     return _shortened(lines[-1]) if lines else ""
 
 
 def _shortened(line: str) -> str:
-    """Less places in torch's and gloo's source, and what a tensor has by default."""
+    """Cut positions in torch's and gloo's source, and the default options of a tensor."""
     line = re.sub(r"\[(?:enforce fail at )?/[^]]*\] ", "", line)
     line = re.sub(r", TensorDeviceTypes=TensorOptions\(.*?\(nullopt\)\)", "", line)
     return line if len(line) <= _MOST_TEXT else f"{line[:_MOST_TEXT]} ..."
@@ -384,5 +386,5 @@ def _seconds_text(visited: Visit) -> str:
 
 
 def table(visits: Sequence[Visit]) -> Table:
-    """The same exhibits on bare torch, beside what dlearn said. A few seconds for each."""
+    """Run the same exhibits on bare torch; each takes a few seconds."""
     return Table([Row(each, bare(each.exhibit), bare(each.exhibit, detail=True)) for each in visits])

@@ -26,7 +26,7 @@ class Server(models.ConvNet):
 
 
 def train(trainer: int) -> float:
-    """On a trainer: what it sends is its images, what comes back are scores; returns its last loss."""
+    """Train on a trainer: send images, receive scores; return the last loss."""
     images, labels = digits.shard(trainer, 2)
     server = rpc.remote("ps", Server)
     optimizer = DistributedOptimizer(torch.optim.SGD, server.rpc_sync().references(), lr=0.1)  # type: ignore[no-untyped-call]

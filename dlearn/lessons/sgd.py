@@ -1,9 +1,9 @@
 """The family of distributed SGD, on the digits: one task, one model, five ways to share the work.
 
 Each member is a function for `Cluster(...).run`, in ordinary PyTorch: the same one runs on gloo and on MPI (`hogwild`
-is RPC's). Where there is a server, it is rank 0, and the other ranks are the workers. What each transfer carries says
-the span around it: "parameters", "gradients" or "average". In all five a gradient of one of n workers enters the model
-with LR / n: what differs is when, and who sends what.
+needs RPC). Where there is a server, it is rank 0, and the other ranks are the workers. The span around each transfer
+names its data: "parameters", "gradients" or "average". All five apply a gradient of one of n workers with LR / n: they
+differ in when, and in who sends what.
 """
 
 from __future__ import annotations
@@ -41,36 +41,36 @@ class Update(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a rank tells at the end: the updates that it has made, in order, and the parameters, if it keeps them."""
+class Outcome:
+    """The result of a rank: the updates that it made, in order, and the parameters if it keeps them."""
 
     updates: tuple[Update, ...] = ()
     numbers: Tensor | None = None
     threads: int = 1
-    """How many threads have written into the parameters."""
+    """Number of threads that wrote into the parameters."""
 
 
 # The task -------------------------------------------------------------------------------------------------------------
 
 
 def new_model() -> nn.Module:
-    """64 → 32 → 10, in float64; the same on every rank."""
+    """Make the model 64 → 32 → 10, in float64; the same on every rank."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.Tanh(), nn.Linear(32, 10, bias=False)).double()
 
 
 def first_numbers() -> Tensor:
-    """The parameters before training, in one row."""
+    """Return the parameters before training, flat: [P]."""
     return parameters_to_vector(new_model().parameters()).detach()
 
 
 def layers(row: Tensor, sizes: Sequence[int] = LAYERS) -> tuple[Tensor, ...]:
-    """The row, cut into its layers."""
+    """Split a flat row into its layers."""
     return row.split(list(sizes))  # type: ignore[no-any-return,no-untyped-call]
 
 
 def batch(worker: int, workers: int, step: int) -> tuple[Tensor, Tensor]:
-    """Images and labels of a worker's step: it passes over its own share, again and again."""
+    """Return images and labels of a worker's step; it iterates over its share again and again."""
     images, labels = digits.shard(worker, workers)
     batches = len(images) // BATCH
     part = slice(step % batches * BATCH, (step % batches + 1) * BATCH)
@@ -86,7 +86,7 @@ class Learner:
         self._step = itertools.count()
 
     def learn(self, numbers: Tensor) -> tuple[Tensor, float]:
-        """The gradient of the next batch, in one row, and the loss."""
+        """Return the gradient of the next batch, flat, and the loss."""
         vector_to_parameters(numbers, self._model.parameters())
         self._model.zero_grad()
         images, labels = batch(self._worker, self._workers, next(self._step))
@@ -98,7 +98,7 @@ class Learner:
 
 
 def alone(steps: int, workers: int) -> Tensor:
-    """One device, which takes the batches of all workers as one: the parameters after training."""
+    """Train on one device with the batches of all workers as one; return the parameters."""
     model = new_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=LR)
     for step in range(steps):
@@ -112,8 +112,8 @@ def alone(steps: int, workers: int) -> Tensor:
 # 1. Synchronous, without a server -------------------------------------------------------------------------------------
 
 
-def all_reduced(steps: int, slow_ms: float = 0) -> Told:
-    """Every rank keeps a model; all average their gradients, and so take the same step."""
+def all_reduced(steps: int, slow_ms: float = 0) -> Outcome:
+    """Train a model on every rank; all average their gradients, and take the same step."""
     rank, workers = dist.get_rank(), dist.get_world_size()
     learner, numbers, log = Learner(rank, workers, slow_ms), first_numbers(), []
     for _ in range(steps):
@@ -122,14 +122,14 @@ def all_reduced(steps: int, slow_ms: float = 0) -> Told:
             dist.all_reduce(gradient)
         numbers -= LR * gradient / workers
         log.append(Update(rank + 1, loss, staleness=0))
-    return Told(tuple(log), numbers)
+    return Outcome(tuple(log), numbers)
 
 
 # 2. Synchronous, with a server ----------------------------------------------------------------------------------------
 
 
 class Keeper(Protocol):
-    """What a server keeps."""
+    """The state of a server."""
 
     def numbers(self) -> Tensor: ...
 
@@ -153,7 +153,7 @@ class WholeModel:
 
 
 class BareList:
-    """A list of tensors, and not a line of the model: what they mean, only the workers know. Worker 1 fills it."""
+    """A list of tensors without the model, which only the workers know. Worker 1 fills it."""
 
     def __init__(self) -> None:
         self._list = [torch.empty(size, dtype=torch.float64) for size in LAYERS]
@@ -169,8 +169,8 @@ class BareList:
             each -= LR * part
 
 
-def gathered(steps: int, keeper: Callable[[], Keeper] = WholeModel, slow_ms: float = 0) -> Told:
-    """The server sends the parameters to all, and waits for all gradients before it takes their mean."""
+def gathered(steps: int, keeper: Callable[[], Keeper] = WholeModel, slow_ms: float = 0) -> Outcome:
+    """Train: the server broadcasts the parameters, waits for all gradients and averages them."""
     if dist.get_rank() == 0:
         return gather_and_step(steps, keeper())
     if keeper is BareList and dist.get_rank() == 1:
@@ -185,11 +185,11 @@ def gathered(steps: int, keeper: Callable[[], Keeper] = WholeModel, slow_ms: flo
         note = answer(learner, page)
         with span("gradients"):
             dist.gather(note, dst=0)
-    return Told()
+    return Outcome()
 
 
-def gather_and_step(steps: int, keeper: Keeper) -> Told:
-    """The server's side."""
+def gather_and_step(steps: int, keeper: Keeper) -> Outcome:
+    """Run the server's side."""
     log: list[Update] = []
     nothing = torch.zeros(P + 2, dtype=torch.float64)  # torch asks the server for a part, too
     for version in range(steps):
@@ -200,17 +200,17 @@ def gather_and_step(steps: int, keeper: Keeper) -> Told:
             dist.gather(nothing, notes, dst=0)
         keeper.step(torch.stack(notes[1:])[:, :P].mean(dim=0))
         log += [heard(worker, note, version) for worker, note in enumerate(notes[1:], start=1)]
-    return Told(tuple(log), keeper.numbers())
+    return Outcome(tuple(log), keeper.numbers())
 
 
 def answer(learner: Learner, page: Tensor) -> Tensor:
-    """What a worker makes of a page (parameters, version): a note, that is its gradient, the loss and that version."""
+    """Turn a page (parameters, version) into a note: gradient, loss and that version."""
     gradient, loss = learner.learn(page[:P])
     return torch.cat([gradient, as_row(loss), page[P:]])
 
 
 def heard(worker: int, note: Tensor, version: int) -> Update:
-    """What the server learns from a note, when its model has made `version` updates."""
+    """Read a note when the model has made `version` updates."""
     return Update(worker, note[P].item(), version - int(note[P + 1]))
 
 
@@ -224,8 +224,8 @@ STOP = -1
 """Instead of a version: no more parameters."""
 
 
-def asynchronous(updates: int, slow_ms: float = 0) -> Told:
-    """The server takes any worker's gradient as it comes, makes an update of it, and answers that worker alone."""
+def asynchronous(updates: int, slow_ms: float = 0) -> Outcome:
+    """Train: the server applies any gradient on arrival, and answers that worker alone."""
     if dist.get_rank() == 0:
         return serve(updates)
     learner = Learner(dist.get_rank() - 1, dist.get_world_size() - 1, slow_ms)
@@ -234,14 +234,14 @@ def asynchronous(updates: int, slow_ms: float = 0) -> Told:
         with span("parameters"):
             dist.recv(page, src=0)
         if page[P] == STOP:
-            return Told()
+            return Outcome()
         note = answer(learner, page)
         with span("gradients"):
             dist.send(note, dst=0)
 
 
-def serve(updates: int) -> Told:
-    """The server's side."""
+def serve(updates: int) -> Outcome:
+    """Run the server's side."""
     numbers, workers = first_numbers(), dist.get_world_size() - 1
     log: list[Update] = []
     versions = _versions_to_hand_out(updates, log)
@@ -254,11 +254,11 @@ def serve(updates: int) -> Told:
         numbers -= LR / workers * note[:P]
         log.append(heard(worker, note, version))
         _hand_out(numbers, next(versions), worker)
-    return Told(tuple(log), numbers)
+    return Outcome(tuple(log), numbers)
 
 
 def _versions_to_hand_out(updates: int, log: list[Update]) -> Iterator[int]:
-    """One for each gradient that is wanted, then STOP for each worker."""
+    """Yield a version for each gradient that is wanted, then STOP for each worker."""
     for _ in range(updates):
         yield len(log)
     yield from itertools.repeat(STOP)
@@ -273,8 +273,8 @@ def _hand_out(numbers: Tensor, version: int, worker: int) -> None:
 
 
 @dataclass
-class Board:
-    """What the server's threads read and write, without a lock. `log`: worker, loss, version, thread of each push."""
+class WeightStore:
+    """The state that the server's threads share without a lock. `log`: worker, loss, version, thread."""
 
     updates: int
     lr: float
@@ -283,35 +283,38 @@ class Board:
     log: list[tuple[int, float, int, int]] = field(default_factory=list)
 
 
-board = Board(0, 0)
+store = WeightStore(0, 0)
 
 
 def clear(updates: int, lr: float) -> None:
-    """On the server: begin anew."""
-    global board
-    board = Board(updates, lr)
+    """Begin anew, on the server."""
+    global store
+    store = WeightStore(updates, lr)
 
 
 def pull() -> tuple[int, Tensor]:
-    """On the server: version and parameters; others may be writing them meanwhile."""
-    version = len(board.log) if next(board.tickets) < board.updates else STOP
-    return version, board.numbers
+    """Return version and parameters, on the server; others may be writing them meanwhile."""
+    version = len(store.log) if next(store.tickets) < store.updates else STOP
+    return version, store.numbers
 
 
 def push(worker: int, gradient: Tensor, loss: float, version: int) -> None:
-    """On the server, in whichever of its threads the call has come."""
-    board.numbers.sub_(gradient, alpha=board.lr)
-    board.log.append((worker, loss, version, threading.get_ident()))
+    """Apply a gradient, on the server, in the thread that runs the call."""
+    store.numbers.sub_(gradient, alpha=store.lr)
+    store.log.append((worker, loss, version, threading.get_ident()))
 
 
-def end_of_board() -> Told:
-    """On the server, when nobody writes any more."""
-    log = [Update(worker, loss, place - version) for place, (worker, loss, version, _) in enumerate(board.log)]
-    return Told(tuple(log), board.numbers, threads=len({thread for *_, thread in board.log}))
+def end_of_run() -> Outcome:
+    """Return the result, on the server, when no worker writes any more."""
+    log = [Update(worker, loss, index - version) for index, (worker, loss, version, _) in enumerate(store.log)]
+    return Outcome(tuple(log), store.numbers, threads=len({thread for *_, thread in store.log}))
 
 
-def hogwild(updates: int, slow_ms: float = 0) -> Told:
-    """On each worker of `Cluster(["server", ...], rpc=True)`: pull, learn, push; worker 1 tells for the server."""
+def hogwild(updates: int, slow_ms: float = 0) -> Outcome:
+    """Pull, learn and push, on each worker of `Cluster(["server", ...], rpc=True)`.
+
+    Worker 1 returns the result of the server.
+    """
     import torch.distributed.rpc as rpc
 
     rank, n = dist.get_rank(), dist.get_world_size()
@@ -329,15 +332,15 @@ def hogwild(updates: int, slow_ms: float = 0) -> Told:
         with span("gradients"):
             rpc.rpc_sync("server", push, (rank, gradient, loss, version))
     dist.barrier(workers)
-    told: Told = rpc.rpc_sync("server", end_of_board) if rank == 1 else Told()
-    return told
+    outcome: Outcome = rpc.rpc_sync("server", end_of_run) if rank == 1 else Outcome()
+    return outcome
 
 
 # 5. Local steps -------------------------------------------------------------------------------------------------------
 
 
-def local(steps: int, k: int, slow_ms: float = 0) -> Told:
-    """Every rank trains its own model; after each k steps all average their parameters.
+def local(steps: int, k: int, slow_ms: float = 0) -> Outcome:
+    """Train each rank's own model; after each k steps average all parameters.
 
     `staleness` are the steps since the models were last one and the same: 0 to k - 1.
     """
@@ -351,4 +354,4 @@ def local(steps: int, k: int, slow_ms: float = 0) -> Told:
             with span("average"):
                 dist.all_reduce(numbers)
             numbers /= workers
-    return Told(tuple(log), numbers)
+    return Outcome(tuple(log), numbers)

@@ -59,7 +59,7 @@ def batch(size: Size) -> tuple[Tensor, Tensor]:
 
 
 def data_parallel(size: Size) -> None:
-    """Every rank has the whole model, and its own batch."""
+    """Train the whole model on every rank, each with a batch of its own."""
     model = DistributedDataParallel(nn.Sequential(First(size.C), Second(size.C)))
     images, labels = batch(size)
     for step in range(STEPS + 1):
@@ -68,7 +68,7 @@ def data_parallel(size: Size) -> None:
 
 
 def model_parallel(size: Size) -> None:
-    """This rank has the first half, "stage1" the second."""
+    """Train the first half on this rank, the second on "stage1"."""
     first, second = First(size.C), rpc.remote("stage1", Second, (size.C,))
     images, labels = batch(size)
     for step in range(STEPS):
@@ -78,20 +78,23 @@ def model_parallel(size: Size) -> None:
 
 
 def parameter_bytes(size: Size) -> int:
-    """P: of both halves, 4 bytes each."""
+    """Return P, the bytes of both halves: 4 for each parameter."""
     return 4 * (28 * size.C + 16 * size.C * 256 + 256 + 256 * 10 + 10)
 
 
 def boundary_bytes(size: Size) -> int:
-    """Of one example, where the model is cut: 4·C·H·W."""
+    """Return the bytes of one example where the model is cut: 4·C·H·W."""
     return 4 * size.C * size.H * size.W
 
 
 def predicted(size: Size) -> tuple[int, int]:
-    """Bytes of a step on two ranks, both directions: DDP 2·P, model parallel 2·B·4·C·H·W. Control is left out."""
+    """Return the bytes of a step on two ranks, both directions: (DDP, model parallel).
+
+    DDP sends 2·P, model parallel 2·B·4·C·H·W. Control messages are left out.
+    """
     return 2 * parameter_bytes(size), 2 * size.B * boundary_bytes(size)
 
 
 def break_even(size: Size) -> float:
-    """The batch at which both send as much: P / (4·C·H·W)."""
+    """Return the batch size at which both send as much: P / (4·C·H·W)."""
     return parameter_bytes(size) / boundary_bytes(size)

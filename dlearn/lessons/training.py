@@ -39,6 +39,6 @@ def train() -> tuple[float, float, int]:
 
 @torch.no_grad()
 def accuracy(model: nn.Module) -> float:
-    """The share of held-out digits that the model names rightly."""
+    """Return the share of held-out digits that the model classifies correctly."""
     images, labels = digits.held_out()
     return float((model(images).argmax(dim=1) == labels).float().mean())

@@ -41,16 +41,16 @@ class Cost(NamedTuple):
 
 
 def ring(ranks: int, size: float) -> Cost:
-    """Reduce-scatter, then all-gather: `ranks - 1` steps each, of one chunk of `1 / ranks` of the data."""
+    """Return the cost of reduce-scatter and all-gather: `ranks - 1` steps of 1/n of the data."""
     steps = 2 * (ranks - 1)
     return Cost(steps, steps * size / ranks)
 
 
 def halving_doubling(ranks: int, size: float) -> Cost:
-    """Recursive halving, then doubling: log2(ranks) steps each, that exchange 1/2, 1/4, 1/8 ... of the data.
+    """Return the cost of halving and doubling: log2(ranks) steps each, of 1/2, 1/4 ... of the data.
 
-    Where `ranks` is no power of two, those beyond the last one hand all their data to a neighbour first, and get all
-    of the result at the end.
+    Where `ranks` is no power of two, the ranks beyond it send all their data to a neighbour before,
+    and receive the result afterwards.
     """
     rounds = ranks.bit_length() - 1
     power = 1 << rounds
@@ -59,13 +59,13 @@ def halving_doubling(ranks: int, size: float) -> Cost:
 
 
 def tree(ranks: int, size: float) -> Cost:
-    """A binomial tree inward (reduce), then outward (broadcast): every level passes all of the data."""
+    """Return the cost of a binomial tree, reduce then broadcast: all of the data at each level."""
     steps = 2 * (ranks - 1).bit_length()
     return Cost(steps, steps * size)
 
 
 def star(ranks: int, size: float) -> Cost:
-    """All data of every rank through the root's one link, message after message: in, then out."""
+    """Return the cost of all ranks' data through the root's one link, one after another, twice."""
     steps = 2 * (ranks - 1)
     return Cost(steps, steps * size)
 
@@ -76,7 +76,7 @@ ALGORITHMS: dict[str, Callable[[int, float], Cost]] = {
 
 
 def cost(algorithm: str, ranks: int, size: float) -> Cost:
-    """Steps and bytes of an all-reduce of `size` bytes: "ring", "halving_doubling", "tree" or "star"."""
+    """Return the steps and bytes of an all-reduce: "ring", "halving_doubling", "tree" or "star"."""
     if algorithm not in ALGORITHMS:
         raise DlearnError(f"there is no algorithm {algorithm!r} here; there are: {', '.join(ALGORITHMS)}.")
     if ranks < 2 or size < 0:
@@ -85,7 +85,7 @@ def cost(algorithm: str, ranks: int, size: float) -> Cost:
 
 
 def cost_seen(operation: Operation) -> Cost | str:
-    """The same two numbers counted from the operation's messages, or why they are not known.
+    """Count the same two numbers in the operation's messages, or return why they are unknown.
 
     A step lasts as long as the busiest rank sends or receives in it.
     """
@@ -118,12 +118,12 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     medians: int = 0
 
     def time_s(self, spent: Cost) -> float:
-        """steps * latency + bytes / bandwidth."""
+        """Compute steps * latency + bytes / bandwidth."""
         return spent.steps * self.latency_s + spent.bytes / self.bandwidth
 
     @property
     def fitted(self) -> str:
-        """ "fitted to 9 medians, the worst is 12% off", or nothing where the constants were given."""
+        """Return "fitted to 9 medians, the worst is 12% off"; "" where the constants were given."""
         return f"fitted to {self.medians} medians, the worst is {self.error:.0%} off" if self.medians else ""
 
     def __str__(self) -> str:
@@ -132,10 +132,10 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measurements(trace: Trace, *, op: str = "send") -> list[Measurement]:
-    """(bytes, seconds) of every message in the trace that the program itself sent, or of every other `op`.
+    """Return (bytes, seconds) of every message that the program sent, or of every other `op`.
 
-    A message's time runs from the later of its two calls to the end of its recv. For a `fit`, let two ranks play
-    ping-pong with blocking sends and receives, and nothing else.
+    A message's time runs from the later of its two calls to the end of its recv. For a `fit`, let
+    two ranks play ping-pong with blocking sends and receives, and nothing else.
     """
     found: list[Measurement] = []
     for operation in operations(trace):
@@ -147,22 +147,22 @@ def measurements(trace: Trace, *, op: str = "send") -> list[Measurement]:
 
 
 def fit(measured: Iterable[Measurement]) -> Model:
-    """Latency and bandwidth from the times of single messages of at least two sizes."""
+    """Fit latency and bandwidth to the times of single messages of at least two sizes."""
     return _least_squares([(Cost(1, size), time) for size, time in medians_of(measured).items()])
 
 
 def fit_all_reduce(measured: Mapping[str, Iterable[Measurement]], ranks: int) -> Model:
-    """The same from all-reduces, by the name of their algorithm: what a step costs when all ranks are at work."""
+    """Fit the same to all-reduces, by algorithm: the cost of a step when all ranks work."""
     return _least_squares(
         [(cost(name, ranks, size), t) for name, found in measured.items() for size, t in medians_of(found).items()]
     )
 
 
 def _least_squares(medians: Sequence[tuple[Cost, float]]) -> Model:
-    """Neither constant gets negative.
+    """Fit both constants, neither negative.
 
-    What is made small is the error as a part of the measured time: microseconds of a small message count as much as
-    milliseconds of a large one.
+    The error is minimized relative to the measured time: microseconds of a small message count as
+    much as milliseconds of a large one.
     """
     if len({spent.bytes / spent.steps for spent, _ in medians}) < 2:
         raise DlearnError("a fit needs messages of at least two sizes, one small and one large.")
@@ -179,7 +179,7 @@ def _least_squares(medians: Sequence[tuple[Cost, float]]) -> Model:
 
 
 def medians_of(measured: Iterable[Measurement]) -> dict[float, float]:
-    """Size -> median of its times, by size."""
+    """Return size -> median of its times, in order of size."""
     times: defaultdict[float, list[float]] = defaultdict(list)
     for size, time in measured:
         if not (0 <= size < float("inf") and 0 < time < float("inf")):
@@ -192,9 +192,10 @@ def medians_of(measured: Iterable[Measurement]) -> dict[float, float]:
 
 
 def crossover(model: Model, ranks: int, one: str = "ring", other: str = "tree") -> float | None:
-    """The size in bytes at which both take the same time; None if one of them is never slower than the other.
+    """Return the size in bytes at which both take the same time; None if one is never slower.
 
-    Equate steps_1 * latency + k_1 * size / bandwidth with the same of the other: k is the bytes for one byte of data.
+    Equate steps_1 * latency + k_1 * size / bandwidth with the same of the other: k is the bytes for
+    one byte of data.
     """
     (steps, k), (other_steps, other_k) = cost(one, ranks, 1), cost(other, ranks, 1)
     if k == other_k:
@@ -212,12 +213,12 @@ class Predictions(Answer, frozen=True):
     times: dict[str, tuple[float, ...]]
 
     def fastest(self, index: int) -> tuple[str, ...]:
-        """Who takes the least time for `sizes[index]`; several where they take the same."""
+        """Return the algorithms that take the least time for `sizes[index]`."""
         least = min(times[index] for times in self.times.values())
         return tuple(name for name, times in self.times.items() if times[index] <= least * (1 + 1e-9))
 
     def rows(self) -> list[list[str]]:
-        """The table as text: a row for each algorithm with its steps and bytes (S: the size), the fastest with a *."""
+        """Return a row for each algorithm, with steps and bytes (S: size); the fastest has a *."""
         table = [["all-reduce", "steps", "bytes", *(size_text(size) for size in self.sizes)]]
         for name, times in self.times.items():
             steps, k = cost(name, self.ranks, 1)
@@ -231,14 +232,14 @@ class Predictions(Answer, frozen=True):
 
 
 def predictions(model: Model, ranks: int, sizes: Iterable[int]) -> Predictions:
-    """How long an all-reduce of each of these sizes takes by each algorithm, and which is the fastest."""
+    """Predict the time of an all-reduce of each size by each algorithm."""
     asked = tuple(sizes)
     times = {name: tuple(model.time_s(cost(name, ranks, size)) for size in asked) for name in ALGORITHMS}
     return Predictions(model, ranks, asked, times)
 
 
 def finding(model: Model, ranks: int) -> str:
-    """ "4 ranks, in theory: below 68.4 kB the tree beats the ring; halving-doubling always beats both"."""
+    """Return "4 ranks, in theory: below 68.4 kB the tree beats the ring; ..."."""
     size = crossover(model, ranks)
     if size is None:
         return f"{ranks} ranks, in theory: nothing beats the ring, at any size"
