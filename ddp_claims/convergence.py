@@ -1,6 +1,6 @@
 """What the two rows on training share: the seeds, the loss that a run ends with, and when two losses count as equal.
 
-Training the same model from another seed ends with another loss. That spread, which nobody would call a difference, is
+Training the same model from another seed ends with another loss. That spread is no difference between methods, so it is
 the yardstick here: a change *keeps* the loss if from every seed it ends closer to the unchanged run of that seed than
 the unchanged runs of the seeds are to each other.
 """

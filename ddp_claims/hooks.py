@@ -79,7 +79,7 @@ def hooked_step() -> tuple[list[Fired], list[str]]:
         loss.backward()
         note(RETURNED)()
         optimizer.step()
-    assert nodes  # A node lives as long as somebody holds it, and so do its hooks.
+    assert nodes  # A node lives as long as something refers to it, and so do its hooks.
     return fired, [node.name() for node in graph_of(loss.grad_fn)]
 
 

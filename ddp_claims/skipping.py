@@ -1,8 +1,8 @@
 """DD13: optimizer steps after every n-th iteration only (`no_sync`), and what that does to the loss (figure 11).
 
 As in the paper the gradients of n iterations are *summed*, one all-reduce follows, then one step of the optimizer. So
-the step is about n times as long; nobody divides by n, or lowers the learning rate. Is the long step what hurts? The
-control takes steps as long after every iteration: n = 1 with n times the learning rate.
+the step is about n times as long; it is not divided by n, and the learning rate is not lowered. Is the long step what
+hurts? The control takes steps as long after every iteration: n = 1 with n times the learning rate.
 
 The model is `MLP`, and the verdict is about it. In a trial with `ConvNet`, n = 8 ended higher in the small setting too,
 by more than its seeds differed: its loss still falls steeply at the end of these runs, so small changes count.

@@ -1,4 +1,4 @@
-"""What a claim, a check and a verdict are. The verdict is computed: nobody writes one down."""
+"""Claims, checks and verdicts. A verdict is computed from the checks, never written by hand."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A server that takes gradients layer by layer, from any source: with a handshake, without one, and the third way.
 
 Functions for `Cluster(...).run`, on gloo and on MPI; rank 0 is the server. A gradient travels as three messages, one
-for each layer; the loss and the version ride behind the last one. Each layer has a tag of its own, so that sizes fit
-whoever sent it: nothing but a checksum tells that the layers of an update were two workers'.
+for each layer; the loss and the version follow the last one. Each layer has a tag of its own, so that its size fits
+from any worker: only a checksum shows that the layers of an update came from two workers.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class TwoBranches(nn.Module):
-    """Three layers a, b and c; whoever calls it says whether b takes part."""
+    """Three layers a, b and c; the caller says whether b takes part."""
 
     def __init__(self) -> None:
         super().__init__()
