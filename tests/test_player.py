@@ -36,8 +36,12 @@ def ring(folder, *, ranks=3, count=4, names=()):
     return job
 
 
-def packed(page):
-    return zlib.decompress(base64.b64decode(re.search('dlearn">(.*?)</script>', page, re.S)[1]))
+def unpacked(page):
+    block = zlib.decompress(base64.b64decode(re.search('dlearn">(.*?)</script>', page, re.S)[1]))
+    length = 4 + int.from_bytes(block[:4], "little")
+    facts = json.loads(block[4:length])
+    ends = np.cumsum([*facts["columns"].values()])[:-1]
+    return facts, np.split(np.frombuffer(block[length:], "<i4"), ends)
 
 
 def picture(page):
@@ -47,11 +51,7 @@ def picture(page):
 
 def in_the_strip(trace):
     """The facts of its page; its columns: start, took, waited and operation of calls, kind and step of operations."""
-    raw = packed(strip(trace).to_html())
-    length = 4 + int.from_bytes(raw[:4], "little")
-    data, numbers = json.loads(raw[4:length]), np.frombuffer(raw[length:], "<i4")
-    calls = data["first"][-1]
-    return data, np.split(numbers, [calls, 2 * calls, 3 * calls, 4 * calls, 4 * calls + data["operations"]])
+    return unpacked(strip(trace).to_html())
 
 
 # Of recorded jobs -----------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def in_the_strip(trace):
 
 def test_a_page_plays_all_messages_and_tells_the_same_sentences(trace):
     shown, page = player(trace), player(trace).to_html()
-    data = json.loads(packed(page))
+    data = unpacked(page)[0]
     assert data["sentences"] == list(shown.sentences)
     played = sum(pair >= 0 for pair in data["steps"].get("pair", ()))
     came = [message for message in messages(trace) if message.how != "missing"]
@@ -113,7 +113,7 @@ def test_no_name_breaks_out_of_any_page(tmp_path):
         assert page.count("</title>") == 1
         assert "<img src" not in page
         assert "\u2028" not in page
-    assert json.loads(packed(player(trace).to_html()))["pairs"][0].startswith(HOSTILE[:30])
+    assert unpacked(player(trace).to_html())[0]["pairs"][0].startswith(HOSTILE[:30])
     assert HOSTILE[:10] in "".join(ElementTree.fromstring(picture(player(trace).to_html())).itertext())
     shown = strip(trace)._repr_html_()
     assert shown.count("<img") == 1, "a notebook that nobody trusts shows a picture"
@@ -124,7 +124,7 @@ def test_a_rank_that_all_others_talk_to_stands_in_the_middle_under_its_own_numbe
     for rank in (0, 2, 3):
         job.send(rank, 1)
         job.recv(1, rank)
-    spots = json.loads(packed(player(job.load()).to_html()))["stage"]["spots"]
+    spots = unpacked(player(job.load()).to_html())[0]["stage"]["spots"]
     (x, y), others = spots[1], [spots[rank] for rank in (0, 2, 3)]
     assert min(left for left, _ in others) < x < max(left for left, _ in others)
     assert min(top for _, top in others) < y < max(top for _, top in others)
@@ -136,7 +136,7 @@ def test_no_rank_stands_on_another_on_the_stage(tmp_path, ranks):
     for rank in range(ranks):
         job.send(rank, (rank + 1) % ranks)
         job.recv((rank + 1) % ranks, rank)
-    stage = json.loads(packed(player(job.load()).to_html()))["stage"]
+    stage = unpacked(player(job.load()).to_html())[0]["stage"]
     assert len(stage["spots"]) == ranks
     for (x, y), (other, below) in combinations(stage["spots"], 2):
         assert abs(x - other) >= stage["wide"] or abs(y - below) >= stage["high"]

@@ -50,7 +50,7 @@ class Piece(NamedTuple):
 
     @property
     def characters(self) -> int:
-        """At most, with the band and its name around it, in a loop."""
+        """Return an upper bound, with the band and its name around the text, in a loop."""
         return len(self.text) + 16 * self.text.count("\n") + 200 * bool(self.phase)
 
     def fits(self, room: int) -> bool:
@@ -58,7 +58,7 @@ class Piece(NamedTuple):
 
 
 def mermaid(trace: Trace) -> list[str]:
-    """Diagrams, one or more: at Mermaid's limits begins a new part. Every message is in them, in the order of calls."""
+    """Return one or more diagrams with every message, in the order of calls. A new part begins at Mermaid's limits."""
     finding = escaped(sequence_finding(trace), most=200)
     ranks = sorted(everybody(trace))
     names = [f" as {escaped(trace.label(rank), most=40)}" if len(ranks) <= _MOST_NAMES else "" for rank in ranks]
@@ -80,7 +80,7 @@ def _over(ranks: Sequence[int]) -> str:
 
 
 def _calls(trace: Trace) -> list[Piece]:
-    """In their order in time; an operation's messages together, those of an RPC when they are sent."""
+    """Return the calls in order of time: an operation's messages together, those of an RPC when they are sent."""
     shown = operations(trace)
     found: list[tuple[int, int, Piece]] = []  # With its time in ns, and its place among the operations.
     for one, places in shown.alike():
@@ -95,7 +95,7 @@ def _calls(trace: Trace) -> list[Piece]:
 
 
 def _call(operation: Operation) -> str:
-    """A collective's arrows have their bytes; the note over them says the rest."""
+    """Return the lines of an operation. A collective's arrows have their bytes; the note over them says the rest."""
     found = messages_of(operation)
     reason = None if found else why_unknown(operation)
     if (operation.is_message and found) or not (found or reason):
@@ -113,7 +113,7 @@ def _call(operation: Operation) -> str:
 
 
 def _about(sizes: Sequence[int]) -> str:
-    """Of chunks of which the last is a little smaller, one text for all; nothing of others."""
+    """Return one text for chunks of which the last is a little smaller; "" for sizes that differ more."""
     least, most = min(sizes, default=0), max(sizes, default=0)
     return f"about {size_text(most)}" if 0.95 * most <= least < most else ""
 
@@ -133,7 +133,7 @@ def _never(message: Message) -> str:
 
 
 def escaped(text: str, *, most: int) -> str:
-    """As it is to be read, in `most` characters: what is unsafe becomes its #number;."""
+    """Return the text as Mermaid shows it, cut to `most` characters: an unsafe character becomes its #number;."""
     shown = printable(text)
     shown = shown if len(shown) <= most else shown[: most - 1] + "…"
     return _UNSAFE.sub(lambda match: f"#{ord(match[0])};", shown)
@@ -143,7 +143,7 @@ def escaped(text: str, *, most: int) -> str:
 
 
 def _looped(pieces: Sequence[Piece], room: int = MOST_CHARACTERS, over: str = "") -> Iterator[Piece]:
-    """What is repeated becomes a loop, the one that covers most and that a diagram can hold; the rest stays."""
+    """Return the pieces with a loop for what is repeated: the loop that covers most and fits into a diagram."""
 
     def loop(at: int, length: int, times: int) -> Piece:
         some = pieces[at : at + length]
@@ -167,7 +167,7 @@ def _block(head: str, text: str) -> str:
 
 
 def _banded(pieces: Iterable[Piece], over: str) -> str:
-    """Those of one phase in a band that says its name."""
+    """Return the text with a band around the pieces of each phase, which says its name."""
     told = []
     for phase, some in groupby(pieces, key=lambda piece: piece.phase):
         text = "".join(piece.text for piece in some)
@@ -176,7 +176,7 @@ def _banded(pieces: Iterable[Piece], over: str) -> str:
 
 
 def _parts(pieces: Iterable[Piece], room: int, over: str) -> Iterator[str]:
-    """As many as a diagram can hold, of `room` characters, again and again."""
+    """Return the bodies of diagrams, each with as many pieces as fit into `room` characters."""
     kept: list[Piece] = []
     edges = characters = 0
     for piece in pieces:

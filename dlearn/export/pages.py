@@ -14,7 +14,7 @@ from dlearn.trace import Trace
 
 
 def html(trace: Trace) -> str:
-    """A page to step through the messages and to travel through all calls, that needs nothing else."""
+    """Return a page to step through the messages and to travel through all calls, that needs nothing else."""
     shown = player(trace)
     travel = strip(trace).snippet if len(operations(trace).calls) else ""
     return page(shown.title, shown.snippet + travel)

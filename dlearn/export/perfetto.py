@@ -39,7 +39,7 @@ _PIECE = 512
 
 
 def perfetto(trace: Trace) -> Iterator[str]:
-    """Pieces of a JSON text, made one after the other: a process per rank, a slice per call, an arrow per message.
+    """Return a JSON text in pieces, made one by one: a process per rank, a slice per call, an arrow per message.
 
     In a call that waited stand its waiting and its transfer; a counter of each rank has its bytes in flight. Times
     are us since the first event. An arrow's category says how its message is known; a message that never came
@@ -79,7 +79,7 @@ def _records(trace: Trace, tracks: Tracks) -> Iterator[Record]:
 
 
 def _names(trace: Trace, tracks: Tracks) -> Iterator[Record]:
-    """Processes and tracks, in the order of ranks. (Perfetto takes process 0 for the idle one of a kernel.)"""
+    """Return processes and tracks in the order of ranks. (Perfetto takes process 0 for the idle one of a kernel.)"""
     for rank in dict.fromkeys(place.rank for place in tracks.ids):
         name = {"name": printable(trace.label(rank))}
         yield {"ph": "M", "name": "process_name", "pid": rank + 1, "args": name}
@@ -116,7 +116,7 @@ def _calls(part: Operation, told: Record, tracks: Tracks) -> Iterator[Record]:
 
 
 def _call_name(part: Operation, end: End) -> str:
-    """ "bucket 0 · 101 kB": Perfetto gives each name a colour."""
+    """Return "bucket 0 · 101 kB": Perfetto gives each name a colour."""
     name = end.op
     if isinstance(end, RpcEnd):
         name = end.what if end.exchange.call is None else end.exchange.call.function
@@ -127,7 +127,7 @@ def _call_name(part: Operation, end: End) -> str:
 
 
 def _inside_of(part: Operation, end: End, tracks: Tracks) -> Iterator[Record]:
-    """The two parts of a call that waited: for the last rank, and then for the transfer."""
+    """Return the two parts of a call that waited: for the last rank, and then for the transfer."""
     start_ns, end_ns = tracks.interval(end)
     until_ns = waited_until_ns(part, end)
     until_ns = end_ns if until_ns is None else min(until_ns, end_ns)
@@ -138,7 +138,7 @@ def _inside_of(part: Operation, end: End, tracks: Tracks) -> Iterator[Record]:
 
 
 def _told(part: Operation, sent: Sequence[Message], arrows: int, trace: Trace) -> Record:
-    """Of the messages of an operation, what its arrows do not say: how they are known, and which have none."""
+    """Return what the arrows of an operation do not say: how its messages are known, and which have no arrow."""
     told: Record = {"problem": printable(part.problem)} if part.problem else {}
     if part.steps:
         return told | {"messages": "its messages are those of its steps"}
@@ -173,7 +173,7 @@ def _instant(event: Gradient | Bucket, tracks: Tracks) -> Record:
 
 
 def _arrow(message: Message, part: Operation, tracks: Tracks) -> tuple[Record, Record] | None:
-    """Its begin inside the sender's slice and its end inside the receiver's; None where there is none to draw.
+    """Return the arrow's begin in the sender's slice and its end in the receiver's; None where there is no arrow.
 
     That is: it never came, or an end is not in the trace, or by the clocks it would have arrived before it was sent.
     """
@@ -193,7 +193,7 @@ def _arrow(message: Message, part: Operation, tracks: Tracks) -> tuple[Record, R
 
 
 def _ends(message: Message, ends: Sequence[End]) -> tuple[End, End] | None:
-    """The sender's and the receiver's call. A message to itself (of MPI, of RPC) has two calls of one rank."""
+    """Return the sender's and the receiver's call. A message to itself (of MPI, of RPC) has two calls of one rank."""
     if message.src == message.dst:
         pair = (ends[0], ends[-1]) if message.operation.exchange is None or not message.step else (ends[-1], ends[0])
         return pair if len(ends) > 1 else None
@@ -203,12 +203,12 @@ def _ends(message: Message, ends: Sequence[End]) -> tuple[End, End] | None:
 
 
 def _inside(at_ns: int | None, start_ns: int, end_ns: int) -> int:
-    """The end of a slice is no longer in it."""
+    """Return the time, moved into the slice. The end of a slice is no longer in it."""
     return min(max(start_ns if at_ns is None else at_ns, start_ns), end_ns - 1)
 
 
 def _in_flight(changes: Mapping[tuple[int, float], int]) -> Iterator[Record]:
-    """Of each process the bytes that have left it and have not arrived, as far as arrows tell: in the end 0."""
+    """Return the bytes that have left each process and have not arrived, as far as arrows show: in the end 0."""
     total = 0
     for (pid, ts), change in sorted(changes.items()):
         total += change
@@ -246,21 +246,21 @@ class Tracks:
         self.ids = {place: number for number, place in enumerate(ordered, 1)}
 
     def at(self, event: Event, at_ns: int) -> dict[str, Any]:
-        """A moment on the track of an event, as Perfetto names it, in us."""
+        """Return a moment on the track of an event, as Perfetto names it, in us."""
         tid = self.ids[self._place[event.rank, event.number]]
         return {"pid": event.rank + 1, "tid": tid, "ts": (at_ns - self.start_ns) / 1000}
 
     def interval(self, event: Event) -> tuple[int, int]:
-        """From when to when its slice goes, in ns of the trace's clock.
+        """Return the start and the end of an event's slice, in ns of the trace's clock.
 
-        What nobody came out of goes on until the end of the trace; where the end was not observed, or is the start, it
+        A pending call goes on until the end of the trace; where the end was not observed, or is the start, it
         takes 1 ns, because an arrow needs a slice that lasts.
         """
         end_ns = self.end_ns if event.pending else event.end_ns
         return event.start_ns, max(event.start_ns + 1, end_ns or 0)
 
     def outer_first(self, event: Event) -> tuple[int, int]:
-        """A key to sort by: of what begins at the same moment the longer one is around the other, so it comes first."""
+        """Return a key to sort by: of two events with the same start, the longer one is first."""
         start_ns, end_ns = self.interval(event)
         return start_ns, -end_ns
 
@@ -282,7 +282,7 @@ class Tracks:
 
 
 def parts_of(trace: Trace) -> Iterator[Operation]:
-    """Every operation; of a glass-box collective, then its steps."""
+    """Return every operation, and after a glass-box collective its steps."""
     for operation in operations(trace):
         yield operation
         yield from operation.steps

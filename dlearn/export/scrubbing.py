@@ -78,7 +78,7 @@ class _Names:
         return self._new[kind, word] + line
 
     def told(self) -> str:
-        """ "Replaced: 2 hosts, 3 files, 17 names"."""
+        """Say "Replaced: 2 hosts, 3 files, 17 names"."""
         return f"Replaced: {', '.join(count_text(many, kind) for kind, many in self._count.items()) or 'nothing'}"
 
 

@@ -102,7 +102,7 @@ class Follower:
         self.seconds = {second: told for second, told in self.seconds.items() if second > now - LANE_SECONDS - 1}
 
     def _skip(self, lines: bytes) -> None:
-        """Of these only what is told once; how long they took is seen from the first line behind them."""
+        """Read only the facts of these lines; how long the calls took follows from the first line behind them."""
         self.skipped = True
         self._leave(self.last_ns)
         self.open.clear()
@@ -138,7 +138,7 @@ class Follower:
             self._begin(msgspec.structs.replace(call, **varying))
 
     def _learn(self, told: object) -> None:
-        """What holds from here on, whether or not the lines behind it are read."""
+        """Note what holds from here on, whether or not the lines behind it are read."""
         match told:
             case seen.GroupFact():
                 self.groups[told.name] = told.ranks
@@ -185,7 +185,7 @@ class Follower:
         return self.seconds.setdefault(at_ns // _NS, Second())
 
     def _add(self, from_ns: int, to_ns: int, what: str) -> None:
-        """Share a stretch out over the seconds of the lane."""
+        """Share a time span out over the seconds of the lane."""
         from_ns = max(from_ns, to_ns - (LANE_SECONDS + 1) * _NS)
         while from_ns < to_ns:
             until_ns = min(to_ns, (from_ns // _NS + 1) * _NS)
@@ -195,7 +195,7 @@ class Follower:
 
     @property
     def is_gone(self) -> bool:
-        """Whether its process is known to have ended without closing its file."""
+        """Return whether its process is known to have ended without closing its file."""
         try:
             os.kill(self.pid or os.getpid(), 0)
         except OSError as error:  # Or it is another user's.
@@ -203,7 +203,7 @@ class Follower:
         return False
 
     def lane(self, now_ns: int) -> str:
-        """A letter for each of the last whole seconds; of those before its first call, and unread ones, a space."""
+        """Return a letter for each of the last whole seconds, and a space for unread ones and before its first call."""
         if self._inside_since_ns:  # Share out what has passed of the call that it is in.
             self._add(self._inside_since_ns, now_ns, "inside_ns")
             self._inside_since_ns = now_ns
@@ -219,7 +219,7 @@ class Follower:
         return WAITED if second.waited else BARS[round(share * (len(BARS) - 1))]
 
     def bytes_per_second(self, now_ns: int) -> float | None:
-        """Payload given to calls in these seconds, by what was read of them; None before the first call."""
+        """Return the payload given to calls in these seconds, as far as they were read; None before the first call."""
         if not self.begun_ns:
             return None
         since_ns = max(self.begun_ns, now_ns - LANE_SECONDS * _NS)
@@ -228,6 +228,6 @@ class Follower:
         return sum(each.given_bytes for each in told) / known_ns * 1e9 if known_ns > 0 else None
 
     def waits_since(self, start_ns: int, now_ns: int) -> None:
-        """Whom it waits for has not come yet: all seconds since then were waiting."""
+        """Count all seconds since then as waiting: the ranks that it waits for have not come yet."""
         for second in range(max(start_ns // _NS + 1, now_ns // _NS - LANE_SECONDS), now_ns // _NS + 1):
             self._second(second * _NS).waited = True

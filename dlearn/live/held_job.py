@@ -50,14 +50,14 @@ class HeldJob:
 
     @property
     def waiting(self) -> WaitingCalls:
-        """The calls that wait at the gate, once every rank waits there, is inside a call of torch's, or has ended.
+        """Return the calls that wait at the gate, once each rank waits there, is inside a call, or ended.
 
         Ranks that start or compute are waited for: as long as it takes while no call waits, else for ten seconds.
         """
         return self._waiting(lambda seconds: self.keeper.calls and seconds >= PATIENCE_SECONDS)
 
     def waiting_within(self, limit: float) -> WaitingCalls:
-        """The calls that wait at the gate; ranks that compute are waited for `limit` seconds at most."""
+        """Return the calls that wait at the gate, after waiting at most `limit` seconds for ranks that compute."""
         return self._waiting(lambda seconds: seconds >= limit)
 
     def _waiting(self, enough: Callable[[float], object]) -> WaitingCalls:
@@ -68,12 +68,12 @@ class HeldJob:
 
     @property
     def schedule(self) -> tuple[Passed, ...]:
-        """What was let through, in this order: `Cluster(..., hold=run.schedule)` does it again."""
+        """Return what was let through, in this order: `Cluster(..., hold=run.schedule)` does it again."""
         return tuple(self.keeper.passed)
 
     @property
     def hang(self) -> str:
-        """Who waits inside torch for whom, in words, by the records so far; "" if nothing does."""
+        """Say which ranks wait inside torch for which, by the records so far; "" if none does."""
         trace, names = self._recorded(), self.keeper.names
         if trace is None:
             return ""
@@ -84,7 +84,7 @@ class HeldJob:
 
     @property
     def trace(self) -> Trace:
-        """What has been recorded so far. TraceError before any rank has begun."""
+        """Return what has been recorded so far. TraceError before any rank has begun."""
         return Trace.load(self.trace_folder)
 
     def _recorded(self) -> Trace | None:
@@ -199,7 +199,7 @@ class HeldJob:
                 return
 
     def _some_come_out(self, ranks: frozenset[Name]) -> bool:
-        """Whether one of these is inside of a call to which all have come: over a slow network it takes a while."""
+        """Return whether one of these is inside a call to which all have come: over a slow network it takes a while."""
         trace = self._recorded()
         if trace is None:
             return False
@@ -217,7 +217,7 @@ class HeldJob:
         return DlearnError(f"no call of {who} comes to the gate: {self._why_not()}")
 
     def _why_not(self) -> str:
-        """What is known of a job that does not go on."""
+        """Say what is known of a job that does not go on."""
         if self.keeper.trouble:
             return self.keeper.trouble
         if self.keeper.is_open and self.under_way:

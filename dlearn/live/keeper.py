@@ -70,7 +70,7 @@ class Keeper:
         self._listener.close()
 
     def _serve(self, way: socket.socket) -> None:
-        """Hear a rank to its end. An error ends the job: the rank would wait for ever."""
+        """Read what a rank sends until its end. An error ends the job: the rank would wait for ever."""
         name: Name | None = None
         try:
             with way, way.makefile("rb") as lines, suppress(OSError):
@@ -238,7 +238,7 @@ class Keeper:
 
     @property
     def over(self) -> bool:
-        """Nothing will wait any more: all ranks have ended, or the gate is open for good."""
+        """Return whether no call will wait any more: all ranks have ended, or the gate is open for good."""
         return self.is_open or (bool(self.names) and self.ended >= {*self.names})
 
     def free(self) -> None:

@@ -45,7 +45,7 @@ class LiveDisplay:
             self._show_lines([head, *(rows.lines() if rows is not None else [])])
 
     def step_aside(self) -> None:
-        """Something else is about to be printed: the lines of a terminal come back below it."""
+        """Clear a terminal's lines before something else is printed: they come back below it."""
         if self._lines:
             self._show_lines([])
 
@@ -54,7 +54,7 @@ class LiveDisplay:
         self.end_with("")
 
     def end_with(self, sentence: str) -> None:
-        """The run has ended: a sentence takes the place of the rows, where there were any."""
+        """Replace the rows, where there were any, by a sentence: the run has ended."""
         if self._output is not None:
             self._replace({"text/html": f"<p>{html.escape(sentence)}</p>", "text/plain": sentence})
 

@@ -20,8 +20,8 @@ from dlearn.trace import Trace
 
 MOST_ROWS = 8
 WIDTH = 80
-WAITS_SECONDS = 1.0  # Less is no wait that a reader would ask about.
-HANGS_SECONDS = 3.0  # Whoever is inside of a call for longer makes us ask who hangs.
+WAITS_SECONDS = 1.0  # A shorter wait is not worth a word.
+HANGS_SECONDS = 3.0  # After so long inside of a call the trace is read: which ranks hang?
 MOST_BYTES = 50_000_000  # Of a larger trace it is not asked: reading it would take seconds.
 SHARE = 0.005  # Of a core, at most, for asking who hangs.
 _LONGEST_NAME = 12
@@ -49,7 +49,7 @@ class Row:
         return printable(f"{step}{self.doing}" + f" ({self.site})" * bool(self.site))
 
     def line(self, widest: int) -> str:
-        """As text, with so much room for the name."""
+        """Return the row as text, with so much room for the name."""
         name = f"{self.name:{widest}.{widest}}"
         return f"{name}  {self.lane}  {self.rate:>9}  {self.now}"[:WIDTH]
 
@@ -65,7 +65,7 @@ class LiveRows:
         self.hang = ""  # Who waits for whom once a wait has lasted three seconds; else "".
 
     def rows(self) -> list[Row]:
-        """Read on, and tell: a row a rank."""
+        """Read on, and return a row for each rank."""
         try:
             self._find()
             for follower in self._files.values():
@@ -76,7 +76,7 @@ class LiveRows:
         return [self._row(each) for each in sorted(self._files.values(), key=lambda each: each.rank)]
 
     def lines(self) -> list[str]:
-        """The first rows as text, at most 80 columns wide, and the sentence of a hang, in as many lines as it takes."""
+        """Return the first rows as text, at most 80 columns wide, and the sentence of a hang."""
         rows = self.rows()
         widest = min(max((len(row.name) for row in rows[:MOST_ROWS]), default=0), _LONGEST_NAME)
         told = [row.line(widest) for row in rows[:MOST_ROWS]]
@@ -86,7 +86,7 @@ class LiveRows:
         return told
 
     def table(self) -> Table:
-        """All rows, for a page."""
+        """Return all rows, for a page."""
         head = ("rank", "last 10 s", "payload", "now")
         return Table([head, *((row.name, row.lane, row.rate, row.now) for row in self.rows())], names=2, numbers=1)
 
@@ -121,7 +121,7 @@ class LiveRows:
         return Row(rank.rank, self._name(rank.rank), lane, rank.bytes_per_second(now_ns), step, doing, site)
 
     def _late(self, rank: Follower, call: Collective) -> Iterator[int]:
-        """The members of its group that have not come as far; of whom nothing is known, nothing is said."""
+        """Return the members of its group that have not come as far; ranks of which nothing is known are left out."""
         members = rank.groups.get(call.group, ())
         for other in self._files.values():
             if other.rank in members and other.reached.get(call.group, call.seq if other.skipped else 0) < call.seq:
@@ -156,13 +156,13 @@ class LiveRows:
 
 
 def waits_for_a_call(hang: Hang) -> bool:
-    """Not of a collective that all have come to: its data is under way, and the network may be slow."""
+    """Return whether a rank has to call something. Where all have come, data is under way over a slow network."""
     operation = hang.operation
     return bool(operation.missing) or operation.misfit is not None or operation.exchange is not None
 
 
 def _what(call: Call) -> str:
-    """ "all_reduce #12, bucket 1"."""
+    """Return "all_reduce #12, bucket 1"."""
     if isinstance(call, RpcCall):
         return f"{call.op} {call.function}()"
     index = call.bucket_index if isinstance(call, Collective) else None

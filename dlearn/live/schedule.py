@@ -33,7 +33,7 @@ class HeldCall:
 
     @property
     def text(self) -> str:
-        """ "send to 1 (train.py:7)"."""
+        """Return "send to 1 (train.py:7)"."""
         way = "from" if self.op == "recv" else "to"
         to = f" {way} {self.to}" if self.to is not None else ""
         line = f" ({self.site})" if self.site else ""

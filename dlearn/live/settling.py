@@ -65,7 +65,7 @@ def _wait_for_quiet(keeper: Keeper, seen: int, is_over: Callable[[], bool]) -> N
 
 
 def _ask(keeper: Keeper, is_over: Callable[[], bool]) -> dict[Name, Activity]:
-    """What each rank does, by its own word. One that has not answered in time computes, and lets no thread in."""
+    """Ask each rank what it does. One that has not answered in time computes, and lets no thread in."""
     number = next(_numbers)
     with keeper.changed:
         answers = keeper.answers[number] = {}

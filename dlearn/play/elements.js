@@ -1,8 +1,8 @@
-// What the scripts of all pages share: elements, sizes in words, and the data that a page holds, unpacked.
+// What the scripts of all pages share: elements, sizes in words, and the packed facts of a page.
 
 // Text is only ever set as text: whatever a rank is called, it cannot become markup.
 function add(parent, name, attributes = {}, text = "") {
-  const made = document.createElementNS(parent.namespaceURI, name);
+  const made = document.createElementNS(name === "svg" ? "http://www.w3.org/2000/svg" : parent.namespaceURI, name);
   for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
   made.textContent = text;
   return parent.appendChild(made);
@@ -16,20 +16,35 @@ function sizeText(bytes) {
   }
 }
 
-async function unpackBytes(packed) {
-  const bytes = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new Uint8Array(await new Response(stream).arrayBuffer());
+// The JSON's length, the JSON, and its `columns`, each number in four bytes (page.py packs them).
+async function unpack(packed) {
+  const compressed = Uint8Array.from(atob(packed), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([compressed]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const block = await new Response(stream).arrayBuffer();
+  let at = 4 + new DataView(block).getUint32(0, true);
+  const facts = JSON.parse(new TextDecoder().decode(new Uint8Array(block, 4, at - 4)));
+  for (const [name, length] of Object.entries(facts.columns)) {
+    facts[name] = new Int32Array(block, at, length);
+    at += 4 * length;
+  }
+  return facts;
 }
 
-// A page may hold several of a kind, each with a script of its own: whichever runs takes all that no other has taken.
+// Let bridge.js find it: `show` takes Python's state, and returns the step of a player.
+function register(name, root, show) {
+  root.dlearnShow = show;
+  const pages = (globalThis.dlearnPages ??= new Map());
+  pages.set(name, (pages.get(name) ?? new Set()).add(root));
+}
+
+// A page may hold several of a kind, each with a script of its own: the first that runs mounts all that are there.
 // Where a browser cannot do it, the still picture and the words stay, and the page says why.
-function mountAll(selector, taken, mount) {
-  for (const root of document.querySelectorAll(selector)) {
-    if (root[taken]) continue;
-    root[taken] = true;
+function mountAll(kind, mount) {
+  for (const root of document.querySelectorAll(`.dlearn-player[data-${kind}]`)) {
+    if (root.dlearnMounted) continue;
+    root.dlearnMounted = true;
     const packed = root.querySelector("script[type='application/dlearn']").textContent;
-    unpackBytes(packed).then((bytes) => mount(root, bytes)).catch((error) => {
+    unpack(packed).then((facts) => mount(root, facts)).catch((error) => {
       root.querySelector(".bar").textContent = `This browser cannot show it (${error}).`;
     });
   }

@@ -1,30 +1,25 @@
 // The stage of a held job: what waits at the gate waits at the beginning of its wire, a receive at the end of it; a
 // collective's on the way to the middle, as it is for all. Buttons act on the run, as long as a kernel is there to hear
-// them (held_bridge.js). elements.js, pictures.js and stage.js, which draw, stand before it in the same function.
+// them (bridge.js). elements.js, pictures.js and stage.js, which draw, stand before it in the same function.
 
 const MOST_WAITING = 3; // calls of one rank that are drawn; of more it is told how many they are
 const AT_GATE = 0.25; // of the way
 const BELOW = 26; // a receive's label, so that it does not cover that of what is sent to it
 const SHORT = 200; // a wire on which labels that stand in the middle of their packets would meet: they stand outwards
 
-function drawHeld(place, state, id) {
+function drawGate(place, state, id) {
   place.replaceChildren();
-  const width = Math.max(320, LEAST_PAGE * state.lanes.length, place.clientWidth);
   const data = { lanes: state.lanes, stage: state.stage };
-  const stage = stageOf(data, width);
-  const { spots, height } = stage;
-  const svg = addSvg(place, { class: "stage", width: "100%", height: height + 12, viewBox: `0 0 ${width} ${height + 12}`, "aria-label": "Ranks, and the calls that wait; they are told in words below" });
-  addHeads(svg, id);
+  const { svg, stage, width, path, wire } = addStage(place, data, id, 12, "Ranks, and the calls that wait; they are told in words below");
+  const { spots } = stage;
   const middle = [0, 1].map((axis) => spots.reduce((sum, spot) => sum + spot[axis], 0) / spots.length);
-  const both = (src, dst) => stage.pairs.some(([from, to]) => from === dst && to === src);
   const toAll = new Set(state.waiting.filter(({ to }) => to === null).map(({ rank }) => rank));
-  const wire = ([from, to], used) => add(svg, "line", { class: `wire ${used ? "used" : ""}`, x1: from[0], y1: from[1], x2: to[0], y2: to[1], "marker-end": `url(#${id}head)` });
   for (const [src, dst] of stage.pairs) {
     const used = state.waiting.some((call) => (call.receives ? call.to === src && call.rank === dst : call.rank === src && call.to === dst));
-    wire(wireBetween(spots[src], spots[dst], stage, both(src, dst)), used);
+    wire(path(src, dst), used ? "used" : "");
   }
   const inwards = (rank) => [wireBetween(spots[rank], middle, stage, false)[0], middle];
-  for (const rank of toAll) wire(inwards(rank), true);
+  for (const rank of toAll) wire(inwards(rank), "used");
   if (toAll.size) add(svg, "circle", { class: "box", cx: middle[0], cy: middle[1], r: 7 });
   data.lanes.forEach((name, lane) => {
     const box = drawBox(svg, name, lane, spots[lane], { data, stage, now: undefined, sent: [] });
@@ -34,24 +29,24 @@ function drawHeld(place, state, id) {
   for (const [lane] of data.lanes.entries()) {
     const calls = state.waiting.filter(({ rank }) => rank === lane);
     calls.slice(0, MOST_WAITING).forEach((call, n) => {
-      const path = call.to === null || call.to === lane ? inwards(lane) : call.receives ? wireBetween(spots[call.to], spots[lane], stage, both(call.to, lane)) : wireBetween(spots[lane], spots[call.to], stage, both(lane, call.to));
+      const ends = call.receives ? [call.to, lane] : [lane, call.to];
+      const way = call.to === null || call.to === lane ? inwards(lane) : path(...ends);
       const packet = drawPacket(svg, { how: call.receives ? "awaited" : "observed", bytes: call.bytes, color: "" }, new Set(), data, true, false);
       add(packet, "title", {}, `${call.op}${call.site ? ` (${call.site})` : ""}`);
       const more = n === MOST_WAITING - 1 && calls.length > MOST_WAITING ? `, and ${calls.length - MOST_WAITING} more` : "";
       const label = packet.querySelector("text");
       label.textContent = `${call.op} ${sizeText(call.bytes)}${more}`;
       if (call.receives) label.setAttribute("y", BELOW);
-      const [across, down] = [path[1][0] - path[0][0], path[1][1] - path[0][1]];
+      const [across, down] = [way[1][0] - way[0][0], way[1][1] - way[0][1]];
       if (call.to !== null && Math.abs(across) < SHORT && Math.abs(down) > 1) {
         label.style.textAnchor = across > 0 === call.receives ? "start" : "end";
       }
-      put(packet, path, (call.receives && call.to !== null ? 1 - AT_GATE : AT_GATE) + 0.22 * n * (call.receives ? -1 : 1), width);
+      put(packet, way, (call.receives && call.to !== null ? 1 - AT_GATE : AT_GATE) + 0.22 * n * (call.receives ? -1 : 1), width);
     });
   }
 }
 
-function mountHeld(root) {
-  const state = JSON.parse(root.querySelector("script[type='application/json']").textContent);
+function mountHeld(root, state) {
   const bar = root.querySelector(".bar");
   const id = `dlearn-held-${root.dataset.held}`;
   root.querySelector(".told").remove();
@@ -80,15 +75,15 @@ function mountHeld(root) {
     const mine = root.contains(document.activeElement);
     shown = now;
     drawBar(now, live);
-    drawHeld(root.querySelector(".picture"), now, id);
+    drawGate(root.querySelector(".picture"), now, id);
     root.querySelector(".sentence").textContent = now.last;
     root.querySelector(".hang").textContent = now.hang;
     if (mine && act) bar.querySelector(`[data-act="${act}"]${rank === undefined ? "" : `[data-rank="${rank}"]`}`)?.focus();
   }
 
-  root.dlearnHeld = { show };
+  register(root.dataset.held, root, (now) => show(now, true));
   show(state, false);
-  new ResizeObserver(() => drawHeld(root.querySelector(".picture"), shown, id)).observe(root);
+  new ResizeObserver(() => drawGate(root.querySelector(".picture"), shown, id)).observe(root);
 }
 
-for (const root of document.querySelectorAll(".dlearn-held")) if (!root.dlearnHeld) mountHeld(root);
+mountAll("held", mountHeld);

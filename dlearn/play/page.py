@@ -1,14 +1,29 @@
-"""What the pages of `play` share: scripts and style in one piece, and a file that needs nothing else."""
+"""The format of every page of `play`: HTML that needs nothing else, with one packed block of data."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
+import json
 import os
+import zlib
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-from dlearn.draw.palette import DARK, LIGHT
+import numpy as np
+
+from dlearn.draw.palette import DARK, LIGHT, LINES
 from dlearn.errors import SetupError
+from dlearn.events.event_table import Column
+
+_SCRIPTS = {
+    "player": ("elements.js", "pictures.js", "stage.js", "player.js"),
+    "strip": ("elements.js", "strip.js"),
+    "held": ("elements.js", "pictures.js", "stage.js", "held.js"),
+}
 
 
 class Page:
@@ -19,41 +34,95 @@ class Page:
     """Self-contained HTML, to be put into a page."""
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """The same as a page that needs nothing else; written to `path` too, if there is one."""
+        """Return a page that needs nothing else; write it to `path` too, if there is one."""
         return page(self.title, self.snippet, path)
 
 
 def page(title: str, snippet: str, path: str | os.PathLike[str] | None = None) -> str:
-    """A page of its own around a snippet, whose title becomes its heading; written to `path` too, if there is one."""
-    headed = snippet.replace('<p class="title">', '<p class="title" role="heading" aria-level="1">', 1)
+    """Return a page of its own around a snippet; write it to `path` too, if there is one.
+
+    The snippet's title becomes the heading. Raises SetupError where the file cannot be written.
+    """
+    heading = '<p class="title" role="heading" aria-level="1">'
+    headed = snippet.replace('<p class="title">', heading, 1)
     made = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width"><meta name="color-scheme" content="light dark">'
+        '<meta name="viewport" content="width=device-width">'
+        '<meta name="color-scheme" content="light dark">'
         f"<title>{html.escape(title)}</title></head>\n<body><main>{headed}</main></body></html>\n"
     )
     if path is not None:
         try:
             Path(path).write_text(made, encoding="utf-8")
         except OSError as error:
-            raise SetupError(f"cannot write {path}: {error.strerror}. Choose another place for it.") from None
+            why = f"cannot write {path}: {error.strerror}. Choose another place for it."
+            raise SetupError(why) from None
     return made
 
 
-def script(*names: str) -> str:
-    """These files as one function: nothing in it is seen by the page around it."""
-    text = "\n".join(map(_read, names))
-    return f"<script>(() => {{\n{text}\n}})();</script>"
+def pack(facts: Mapping[str, Any], columns: Mapping[str, Column]) -> str:
+    """Return facts and columns of numbers as text that any page can hold.
+
+    It is the JSON's length, the JSON, and each number of the columns in four bytes, compressed by
+    zlib, in base64; the JSON's `columns` has their lengths. elements.js unpacks it.
+    """
+    lengths = {name: len(column) for name, column in columns.items()}
+    text = json.dumps({**facts, "columns": lengths}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 4)
+    numbers = [column.astype("<i4").tobytes() for column in columns.values()]
+    block = b"".join([np.array([len(text)], "<i4").tobytes(), text, *numbers])
+    return base64.b64encode(zlib.compress(block, level=6)).decode()
 
 
-def style() -> str:
-    """The colours of the other pictures. JupyterLab says whether it is dark; elsewhere the browser does."""
-    light, dark = (";".join(f"--{name}:{color}" for name, color in each.items()) for each in (LIGHT, DARK))
-    own = f".dlearn-player{{{light}}}\nbody[data-jp-theme-light=false] .dlearn-player{{{dark}}}"
-    system = f"@media(prefers-color-scheme:dark){{body:not([data-jp-theme-light]) .dlearn-player{{{dark}}}}}"
-    return "\n".join([own, system, _read("player.css")])
+def name_for(title: str, data: str) -> str:
+    """Return a name that two pages share only if they show the same."""
+    return hashlib.sha256(f"{title}{data}".encode()).hexdigest()[:8]
+
+
+def frame(kind: str, name: str, title: str, body: str, data: str) -> str:
+    """Return the HTML of a page's snippet: style, title, body, data and scripts."""
+    own = "" if kind == "player" else f" dlearn-{kind}"
+    script = "\n".join(map(_read, _SCRIPTS[kind]))
+    # The scripts are one function, so that the page around it sees nothing of what is in it.
+    # No shortcut of JupyterLab may take the arrow keys away, and no "$" in a name starts a formula.
+    return (
+        f'<div class="dlearn-player{own} mathjax_ignore tex2jax_ignore"'
+        f' data-{kind}="{name}" data-lm-suppress-shortcuts="true"><style>{_style()}</style>'
+        f'<p class="title">{html.escape(title)}</p>{body}'
+        f'<script type="application/dlearn">{data}</script><script>(() => {{\n{script}\n}})();</script></div>'
+    )
+
+
+def _style() -> str:
+    """Return the colours and dashes of the other pictures, and player.css.
+
+    JupyterLab says whether it is dark; elsewhere the browser does.
+    """
+    light, dark = _variables(LIGHT), _variables(DARK)
+    night = "@media(prefers-color-scheme:dark)"
+    lines = [
+        f".dlearn-player{{{light}}}",
+        f"body[data-jp-theme-light=false] .dlearn-player{{{dark}}}",
+        f"{night}{{body:not([data-jp-theme-light]) .dlearn-player{{{dark}}}}}",
+        _read("player.css"),
+    ]
+    for how in filter(dashes, LINES):
+        lines.append(f".dlearn-player .{how}{{stroke-dasharray:{dashes(how)}}}")
+    return "\n".join(lines)
+
+
+def dashes(how: str) -> str:
+    """Return "6.0 3.0", as SVG wants it; "" where the line is solid."""
+    line = LINES[how]
+    return "" if isinstance(line, str) else " ".join(str(1.5 * length) for length in line[1])
+
+
+def _variables(colors: Mapping[str, str]) -> str:
+    return ";".join(f"--{name}:{color}" for name, color in colors.items())
 
 
 def _read(name: str) -> str:
-    """A file beside this one, without its indentation and comments: a page may hold it many times."""
-    lines = (line.strip() for line in (files("dlearn.play") / name).read_text(encoding="utf-8").splitlines())
+    """Return a file beside this one without its indentation and comments."""
+    text = (files("dlearn.play") / name).read_text(encoding="utf-8")
+    lines = map(str.strip, text.splitlines())
     return "\n".join(line for line in lines if line and not line.startswith("//"))

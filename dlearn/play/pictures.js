@@ -1,5 +1,4 @@
-// The pictures of the player, and what each rank holds. Together with player.js this is one script, inside a function.
-// Each draws the steps up to the current one into an element of the page, anew.
+// The pictures of the player, and what each rank holds: each draws the steps up to the current one, anew.
 
 const ROW_PX = 24;
 const MOST_ROWS = 20;
@@ -9,15 +8,12 @@ const MOST_NUMBERS = 24; // lanes with room for a number each
 const NAME_PX = 92;
 const LEAST_SCALE = 0.6; // of a graph, so that its names can be read
 
-function addSvg(parent, attributes) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  for (const [key, value] of Object.entries({ role: "img", ...attributes })) made.setAttribute(key, value);
-  return parent.appendChild(made);
-}
-
-function addHeads(svg, id) {
+// A picture, with the heads of its arrows.
+function addSvg(parent, id, attributes) {
+  const svg = add(parent, "svg", { role: "img", ...attributes });
   const shape = "viewBox='-8 -4 8 8' refX='-.5' markerWidth='9' markerHeight='9' markerUnits='userSpaceOnUse'";
   add(svg, "defs").innerHTML = `<marker id="${id}head" ${shape} orient="auto"><path d="M-8-4 0 0-8 4z"/></marker>`;
+  return svg;
 }
 
 function addNames(place, data) {
@@ -37,8 +33,7 @@ function drawRows(place, { data, id, played, step }) {
   addNames(place, data);
   const first = Math.max(0, Math.min(step - MOST_ROWS + AHEAD_ROWS, played.length - MOST_ROWS));
   const height = ROW_PX * Math.max(1, Math.min(MOST_ROWS, played.length)) + 8;
-  const svg = addSvg(place, { class: "rows", width: "100%", height, "aria-label": "Sequence diagram; its steps are listed in words below" });
-  addHeads(svg, id);
+  const svg = addSvg(place, id, { class: "rows", width: "100%", height, "aria-label": "Sequence diagram; its steps are listed in words below" });
   const x = (lane) => (100 * (lane + 0.5)) / data.lanes.length;
   const letters = (lanes) => (place.clientWidth * lanes) / data.lanes.length / 6.5 - 2;
   if (step) add(svg, "rect", { class: "mark", width: "100%", height: ROW_PX, y: ROW_PX * (step - first - 1) });
@@ -77,9 +72,8 @@ function drawGraph(place, { data, id, played, step }) {
   const box = add(place, "div", { class: "scroll", tabindex: 0, role: "group", "aria-label": "Graph, wider than the page" });
   const [width, height] = [wide * graph.columns + NAME_PX, high * graph.rows + 8];
   const scale = Math.max(LEAST_SCALE, Math.min(1, box.clientWidth / width)); // It fits, or it scrolls.
-  const svg = addSvg(box, { class: "graph", width: width * scale, height: height * scale, viewBox: `0 0 ${width} ${height}`, "aria-label": "Graph of the backward pass; nodes are filled as they run" });
+  const svg = addSvg(box, id, { class: "graph", width: width * scale, height: height * scale, viewBox: `0 0 ${width} ${height}`, "aria-label": "Graph of the backward pass; nodes are filled as they run" });
   const [x, y] = [(column) => NAME_PX + wide * (column + 0.5), (row) => high * (row + 0.5) + 4]; // below its worker's name
-  addHeads(svg, id);
   for (const [name, top, rows] of graph.bands) {
     add(svg, "rect", { class: "band", width: "100%", y: high * top + 2, height: high * rows - 4 });
   }

@@ -1,10 +1,8 @@
 // The player. The page holds a still picture and, packed, everything that happens: steps, words, what each rank holds.
 // This unpacks it, puts controls around it, and shows one step after the other: on a stage, as rows, or in a graph.
-// elements.js, pictures.js and stage.js, which draw, stand before it in the same function.
 
 const PLAY_MS = 1200;
 const OWN_MS = 150; // for what a rank does by itself: nothing moves
-const HOW = ["observed", "derived", "inferred", "missing"];
 
 const CONTROLS = `
   <div class="buttons">
@@ -227,10 +225,9 @@ function mount(root, data) {
   picture.setAttribute("aria-label", "The arrow keys step through this picture.");
   find(".totals").tabIndex = 0;
   show();
-  // Whoever else moves it, as Python does, ends the playing.
-  root.dlearnPlayer = { go: (to) => (pause(), go(to)), get step() { return step; } };
-  const shown = (globalThis.dlearnPlayers ??= new Map());
-  shown.set(id, (shown.get(id) ?? new Set()).add(root));
+  // A move from outside, as by Python, ends the playing.
+  root.dlearnPlayer = { go: (to) => (pause(), go(to)) };
+  register(id, root, (to) => (to === step || root.dlearnPlayer.go(to), step));
 }
 
 function addTotal(body, pair) {
@@ -249,13 +246,8 @@ const sum = (numbers) => numbers.reduce((total, number) => total + number, 0);
 // In the page each fact about the steps is a column of its own, which packs well. Here a step is an object.
 function unfold(data) {
   const columns = Object.entries(data.steps);
-  data.steps = data.sentences.map((_, i) => {
-    const { color, how, mark, lit, hung, ...step } = Object.fromEntries(columns.map(([name, values]) => [name, values[i]]));
-    return { ...step, color: data.colors[color], how: HOW[how], mark: data.marks[mark], lit: lit || null, hung: hung || null };
-  });
+  data.steps = data.sentences.map((_, i) => Object.fromEntries(columns.map(([name, values]) => [name, values[i]])));
   return data;
 }
 
-mountAll(".dlearn-player[data-player]", "dlearnPlayer", (root, bytes) => {
-  mount(root, unfold(JSON.parse(new TextDecoder().decode(bytes))));
-});
+mountAll("player", (root, facts) => mount(root, unfold(facts)));

@@ -1,7 +1,6 @@
 // The stage: ranks as machines, placed as they talk to each other, and packets that move along their wires. What a
 // rank holds of the operation under way stands in its box: a column for each piece, a colour for each rank whose part
-// is in it; of many ranks all that they hold is one grid in the middle. It is a picture of the player like those of
-// pictures.js, and is drawn anew for each step.
+// is in it; of many ranks all that they hold is one grid in the middle.
 
 const MOVE_MS = 650;
 const MOST_COLORS = 8; // ranks that are told apart by their colours; of more it is told how much is there
@@ -98,24 +97,29 @@ function drawGrid(group, held, { title, lasting }, lanes, { inside: [[x, y], wid
   add(group, "text", { class: "axis end", x: x + wide, y: y + high + 14 }, lasting ? `across: ${title}` : `across: ${columns} pieces; the stronger, the more ranks' parts are in it`);
 }
 
-function drawStage(place, { data, id, current, moved }) {
+// An empty stage, as wide as the page, with room `below` it, and the wire from one of its boxes to another.
+function addStage(place, data, id, below, label) {
   const width = Math.max(320, LEAST_PAGE * data.lanes.length, place.clientWidth);
   const stage = stageOf(data, width);
+  const [tall, fits] = [stage.height + below, Math.min(1, (place.clientWidth || width) / width)];
+  const svg = addSvg(place, id, { class: "stage", width: "100%", height: tall * fits, viewBox: `0 0 ${width} ${tall}`, "aria-label": label });
+  const both = (src, dst) => stage.pairs.some(([from, to]) => from === dst && to === src);
+  const path = (src, dst) => wireBetween(stage.spots[src], stage.spots[dst], stage, both(src, dst));
+  const wire = ([from, to], state) => add(svg, "line", { class: `wire ${state}`, x1: from[0], y1: from[1], x2: to[0], y2: to[1], "marker-end": `url(#${id}head)` });
+  return { svg, stage, width, path, wire };
+}
+
+function drawStage(place, { data, id, current, moved }) {
+  const { svg, stage, width, path, wire } = addStage(place, data, id, 34, "Ranks and the wires between them; each step is told in words");
   const { spots, height } = stage;
-  const tall = (height + 34) * Math.min(1, (place.clientWidth || width) / width);
-  const svg = addSvg(place, { class: "stage", width: "100%", height: tall, viewBox: `0 0 ${width} ${height + 34}`, "aria-label": "Ranks and the wires between them; each step is told in words" });
-  addHeads(svg, id);
   const now = data.steps[current];
   const until = current ?? -1;
   const all = (moved.length ? moved : [current]).filter((each) => each !== undefined);
   const sent = all.map((each) => data.steps[each]).filter(({ src, dst }) => dst >= 0 && dst !== src);
-  const both = (src, dst) => stage.pairs.some(([from, to]) => from === dst && to === src);
   for (const [src, dst] of stage.pairs) {
-    const [from, to] = wireBetween(spots[src], spots[dst], stage, both(src, dst));
     const used = sent.find((each) => each.src === src && each.dst === dst);
     const red = now?.hung?.[2].some(([from, to]) => from === src && to === dst) || used?.how === "missing";
-    const state = `wire ${red ? "missing" : used ? `used ${used.how}` : ""}`;
-    add(svg, "line", { class: state, x1: from[0], y1: from[1], x2: to[0], y2: to[1], "marker-end": `url(#${id}head)` });
+    wire(path(src, dst), red ? "missing" : used ? `used ${used.how}` : "");
   }
   const number = now?.hung ? -1 : boardOf(data, until);
   const many = data.lanes.length > MOST_COLORS;
@@ -139,9 +143,8 @@ function drawStage(place, { data, id, current, moved }) {
   }
   const packets = all.filter((each) => sent.includes(data.steps[each])).map((each) => {
     const packet = data.steps[each];
-    const path = wireBetween(spots[packet.src], spots[packet.dst], stage, both(packet.src, packet.dst));
     const carried = data.changes[each].filter(([board]) => board === number).map(([, , at]) => before[packet.src]?.get(at)?.[2] ?? []);
-    return [drawPacket(svg, packet, new Set(carried.flat()), data, many, sent.length <= MOST_COLORS), path];
+    return [drawPacket(svg, packet, new Set(carried.flat()), data, many, sent.length <= MOST_COLORS), path(packet.src, packet.dst)];
   });
   const still = !moved.length || sent.some(({ how }) => how === "missing") || matchMedia("(prefers-reduced-motion: reduce)").matches;
   if (still) packets.forEach(([packet, path], i) => put(packet, path, sent[i].how === "missing" ? 0.12 : 0.5, width));

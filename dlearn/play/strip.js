@@ -12,18 +12,6 @@ const STUCK = -1; // as the time that a call took: it has not come out
 
 const endOf = ({ start, took }, call) => (took[call] === STUCK ? Infinity : start[call] + Math.max(0, took[call]));
 
-// Calls as typed arrays: the JSON's length, the JSON, and each column, one number in four bytes.
-function columnsOf(bytes) {
-  const view = new DataView(bytes.buffer);
-  const length = view.getUint32(0, true);
-  const data = JSON.parse(new TextDecoder().decode(bytes.subarray(4, 4 + length)));
-  let at = 4 + length;
-  const column = (count) => new Int32Array(bytes.buffer, (at += 4 * count) - 4 * count, count);
-  for (const name of ["start", "took", "waited", "operation"]) data[name] = column(data.first.at(-1));
-  for (const name of ["kind", "within"]) data[name] = column(data.operations);
-  return data;
-}
-
 // What can be asked of the columns again and again: when each call and each operation begins, and how deep calls lie.
 function indexed(data) {
   const { start, took, operation, first } = data;
@@ -491,8 +479,8 @@ function mountStrip(root, data) {
   show();
 }
 
-mountAll(".dlearn-strip", "dlearnStrip", (root, bytes) => {
+mountAll("strip", (root, facts) => {
   root.querySelector(".still")?.remove();
   root.querySelector(".travel").hidden = false;
-  mountStrip(root, indexed(columnsOf(bytes)));
+  mountStrip(root, indexed(facts));
 });

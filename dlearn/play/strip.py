@@ -1,16 +1,11 @@
 """The strip: all calls of all ranks of a run over time, to zoom into, point at and select, in a page without a kernel.
 
-`strip.js` draws what is in view. Here the calls become columns of numbers, which pack well; of operations that are
-alike the words, and who sends how much to whom, stand there once.
+`strip.js` draws what is in view. Here the calls become columns of numbers, which pack well. The words of equal
+operations, and who sends how much to whom in them, stand there once.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import html
-import json
-import zlib
 from typing import Any
 
 import numpy as np
@@ -27,7 +22,8 @@ from dlearn.join.joining import everybody, operations
 from dlearn.join.operation_messages import sums_of, why_unknown
 from dlearn.join.tables.operation_table import Operation
 from dlearn.join.tables.operations import Operations
-from dlearn.play.page import Page, script, style
+from dlearn.play.page import Page, frame, name_for, pack
+from dlearn.play.static_frames import image
 from dlearn.shown import count_text, first_few
 from dlearn.trace import Trace
 
@@ -47,14 +43,15 @@ class Strip(Page):
         self.steps = step_times(trace)
         calls = len(operations(trace).calls)
         counted = f"{count_text(calls, 'call')} of {count_text(len(trace.ranks), 'rank')}"
-        found = f": {self.steps.finding}" if self.steps.titles else ""
-        self.title = printable(f"{counted}{found}")
-        self.snippet = _snippet(self.title, packed(trace, self.steps))
+        finding = f": {self.steps.finding}" if self.steps.titles else ""
+        self.title = printable(f"{counted}{finding}")
+        data = pack(*strip_facts(trace, self.steps))
+        self.snippet = frame("strip", name_for(self.title, data), self.title, _BODY, data)
         self._trace = trace
 
     def _repr_html_(self) -> str:
-        """With a picture, for a notebook that runs no scripts, as one that nobody trusts yet."""
-        return self.snippet.replace("</p>", f"</p>{_still(self._trace, self.steps)}", 1)
+        """Return the page with a picture, for a notebook that runs no scripts, as one that is not trusted yet."""
+        return self.snippet.replace("</p>", f"</p>{_static_picture(self._trace, self.steps)}", 1)
 
     def __repr__(self) -> str:
         return self.title
@@ -63,60 +60,41 @@ class Strip(Page):
 def strip(trace: Trace) -> Strip:
     """Travel through all calls of a trace: the whole run with a frame to move, below it a lane for each rank.
 
-    Drag, wheel and keys move and zoom; what is chosen is told in words, with its line of code, its bytes and how they
-    are known, and in Python that selects the same. DlearnError for a trace without calls.
+    Drag, wheel and keys move and zoom. A chosen call is described in words, with its line of code, its bytes and how
+    they are known, and in Python that selects the same. DlearnError for a trace without calls.
     """
     if not len(operations(trace).calls):
         raise DlearnError("there is nothing to travel through: this trace holds no call of an operation.")
     return Strip(trace)
 
 
-def packed(trace: Trace, steps: RunSteps) -> bytes:
-    """The JSON's length, the JSON, and the columns, all numbers in four bytes, compressed by zlib."""
-    data, columns = contents(trace, steps)
-    text = json.dumps(data, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 4)
-    parts = [np.array([len(text)], "<i4").tobytes(), text, *(column.astype("<i4").tobytes() for column in columns)]
-    return zlib.compress(b"".join(parts), level=6)
-
-
-def contents(trace: Trace, steps: RunSteps) -> tuple[dict[str, Any], list[Column]]:
-    """What `strip.js` reads. Times are in `unit_ns` from the trace's first event on.
+def strip_facts(trace: Trace, steps: RunSteps) -> tuple[dict[str, Any], dict[str, Column]]:
+    """Return the facts and columns that `strip.js` reads, with times in `unit_ns`.
 
     Columns of calls, by rank and start: the start after the one before, how long it took (-1: it has not come out,
     -2: its end was not seen) and waited, and its operation; of operations: the kind, and the span it lies in.
     """
     shown = operations(trace)
-    calls = shown.calls
     ranks = sorted(everybody(trace) | {*trace.labels})
+    lanes = {rank: lane for lane, rank in enumerate(ranks)}
+    calls, begin_ns = shown.calls, trace.whole.first_ns
     last_ns = max(int(calls.start_ns.max()), int(calls.end_ns.max()))  # NONE is lower than any time.
-    begin_ns = trace.whole.first_ns
-    seen_ns = last_ns - begin_ns
-    shown_ns = int(seen_ns * _ROOM_FOR_STUCK) if calls.pending.any() else seen_ns
+    shown_ns = last_ns - begin_ns
+    if calls.pending.any():
+        shown_ns = int(shown_ns * _ROOM_FOR_STUCK)
     unit_ns = max(_LEAST_UNIT_NS, -(-shown_ns // _HIGHEST))
-
     order = np.lexsort((calls.start_ns, calls.rank))
-    start = np.maximum(0, calls.start_ns[order] - begin_ns) // unit_ns
-    end_ns = np.where(calls.ended, calls.end_ns, last_ns)[order]
-    took = np.where(calls.ended[order], (end_ns - begin_ns) // unit_ns - start, np.where(calls.pending[order], -1, -2))
-    waits_ns = np.minimum(calls.transfer_ns[order], end_ns) - calls.start_ns[order]
-    alone = shown.table.waits_for_none[shown.rows][calls.operation[order]]
     first = np.searchsorted(calls.rank[order], [*ranks, ranks[-1] + 1])
-    lanes = {rank: place for place, rank in enumerate(ranks)}
-    differences = np.diff(start, prepend=0)
-    begins = first[:-1][np.diff(first) > 0]  # of the ranks that call anything
-    differences[begins] = start[begins]
-
     kinds, kind = _kinds(trace, shown, lanes)
-    families: dict[str, list[str]] = {}
-    for each in kinds:
-        families.setdefault(each["color"], []).append(each["family"] or each["mark"])
-    colors = list(families)
-    for each in kinds:
-        each["look"] = colors.index(each["color"])
-    named, within = _in_steps(trace, shown, steps)
-    cells = _cells(steps, lanes, begin_ns, last_ns, unit_ns)
-    data = {
+    spans, within = _in_steps(trace, shown, steps)
+    titled: list[list[Any]] = []
+    heat: list[tuple[int, int, int, int]] = []
+    for number, title in enumerate(steps.titles):
+        mine = _cells(steps, number, lanes, begin_ns, last_ns, unit_ns)
+        begin, end = min(cell[1] for cell in mine), max(cell[2] for cell in mine)
+        titled.append([printable(title), begin, end + 1, spans.get(title, -1)])
+        heat += mine
+    facts = {
         "lanes": [printable(trace.label(rank)) for rank in ranks],
         "begin_us": begin_ns // 1000,
         "unit_ns": unit_ns,
@@ -124,51 +102,82 @@ def contents(trace: Trace, steps: RunSteps) -> tuple[dict[str, Any], list[Column
         "first": first.tolist(),
         "operations": len(shown),
         "kinds": kinds,
-        "colors": colors,
-        "legend": [first_few([*dict.fromkeys(names)], _NAMES_SHOWN) for names in families.values()],
-        "inks": {color: ink_on(color) for color in colors},
-        "spans": list(named),
-        "steps": [
-            [printable(title), min(cell[1] for cell in mine), max(cell[2] for cell in mine) + 1, named.get(title, -1)]
-            for title, mine in zip(steps.titles, cells, strict=True)
-        ],
-        "heat": [cell for mine in cells for cell in mine],
+        **_colors(kinds),
+        "spans": list(spans),
+        "steps": titled,
+        "heat": heat,
     }
+    columns = _call_columns(shown, order, first, begin_ns, last_ns, unit_ns)
+    return facts, {**columns, "kind": kind, "within": within}
+
+
+def _call_columns(
+    shown: Operations, order: Column, first: Column, begin_ns: int, last_ns: int, unit_ns: int
+) -> dict[str, Column]:
+    """Return the columns of calls in this order, in which those of a lane begin at its `first`."""
+    calls = shown.calls
+    start = np.maximum(0, calls.start_ns[order] - begin_ns) // unit_ns
+    end_ns = np.where(calls.ended, calls.end_ns, last_ns)[order]
+    unended = np.where(calls.pending[order], -1, -2)
+    took = np.where(calls.ended[order], (end_ns - begin_ns) // unit_ns - start, unended)
+    waits_ns = np.minimum(calls.transfer_ns[order], end_ns) - calls.start_ns[order]
+    alone = shown.table.waits_for_none[shown.rows][calls.operation[order]]
     waited = np.where(alone, 0, np.maximum(0, waits_ns // unit_ns))
-    return data, [differences, took, waited, calls.operation[order], kind, within]
+    differences = np.diff(start, prepend=0)
+    begins = first[:-1][np.diff(first) > 0]  # Of the ranks that call anything.
+    differences[begins] = start[begins]
+    operation = calls.operation[order]
+    return {"start": differences, "took": took, "waited": waited, "operation": operation}
+
+
+def _colors(kinds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the colours with their legend, and number them in `kinds`."""
+    families: dict[str, list[str]] = {}
+    for kind in kinds:
+        names = families.setdefault(kind["color"], [])
+        names.append(kind["family"] or kind["mark"])
+        kind["look"] = [*families].index(kind["color"])
+    legend = [first_few([*dict.fromkeys(names)], _NAMES_SHOWN) for names in families.values()]
+    return {"colors": list(families), "legend": legend, "inks": {each: ink_on(each) for each in families}}
 
 
 def _kinds(trace: Trace, shown: Operations, lanes: dict[int, int]) -> tuple[list[dict[str, Any]], Column]:
-    """What is the same for operations that differ in nothing but their times, each once; and the kind of each."""
+    """Return what operations of the same kind share, each kind once, and the kind of each operation."""
     kinds: dict[tuple[Any, ...], dict[str, Any]] = {}
-    places: dict[tuple[Any, ...], int] = {}
+    numbers: dict[tuple[Any, ...], int] = {}
     kind = np.zeros(len(shown), np.int64)
-    for one, alike in shown.alike():
+    for one, equal in shown.alike():
         described = _kind(one, trace, lanes)
         key = tuple(described.values())
         kinds[key] = described
-        kind[alike] = places.setdefault(key, len(places))
+        kind[equal] = numbers.setdefault(key, len(numbers))
     return [*kinds.values()], kind
 
 
 def _kind(one: Operation, trace: Trace, lanes: dict[int, int]) -> dict[str, Any]:
     expected = sums_of(one)
-    pairs = [
-        (lanes[each.src], lanes[each.dst], each.payload_bytes or 0, each.message_count, each.how)
-        for each in expected
-        if each.how != "missing"
-    ]
-    reason = why_unknown(one)
+    pairs = []
+    for each in expected:
+        if each.how != "missing":
+            size = each.payload_bytes or 0
+            pairs.append((lanes[each.src], lanes[each.dst], size, each.message_count, each.how))
     sites = dict.fromkeys(end.site for end in one.ends if end.site)
-    where = f" ({', '.join(sites)})" if sites else ""
-    never = [trace.label(rank) for rank in one.missing]
-    where += f", which {first_few(never, _NAMES_SHOWN)} never called" if never else ""
+    text = f"{one.op} of {one.what}"
+    if sites:
+        text += f" ({', '.join(sites)})"
+    if one.missing:
+        never = first_few([trace.label(rank) for rank in one.missing], _NAMES_SHOWN)
+        text += f", which {never} never called"
+    mark, color, family = one.op, look(one.op).color, look(one.op).family
+    if one.bucket is not None:
+        mark, color, family = f"bucket {one.bucket.index}", SERIES[one.bucket.index % len(SERIES)], ""
+    reason = why_unknown(one)
     return {
         "op": one.ends[0].op,
-        "text": printable(f"{one.op} of {one.what}{where}"),
-        "mark": printable(f"bucket {one.bucket.index}" if one.bucket is not None else one.op),
-        "color": look(one.op).color if one.bucket is None else SERIES[one.bucket.index % len(SERIES)],
-        "family": look(one.op).family if one.bucket is None else "",
+        "text": printable(text),
+        "mark": printable(mark),
+        "color": color,
+        "family": family,
         "how": ", ".join(sorted({each.how for each in expected})) or "none",
         "why": "" if reason is None else printable(f"No messages known: {reason}"),
         "pairs": tuple(pairs),
@@ -177,12 +186,12 @@ def _kind(one: Operation, trace: Trace, lanes: dict[int, int]) -> dict[str, Any]
 
 
 def _in_steps(trace: Trace, shown: Operations, steps: RunSteps) -> tuple[dict[str, int], Column]:
-    """The place of each step that is a span of that name; and of each operation the one it lies in, or -1.
+    """Return the number of each step that is a span of that name; and of each operation the one it lies in, or -1.
 
     It lies there as for `Trace.within`: one of its calls does. With RPC the page selects by time.
     """
-    spans = [title for title in steps.titles if title in trace.spans] if not trace.rpc.exchanges else []
-    named = {title: place for place, title in enumerate(spans)}
+    spans = [] if trace.rpc.exchanges else [title for title in steps.titles if title in trace.spans]
+    named = {title: number for number, title in enumerate(spans)}
     table = shown.table.events
     inside = table.of_firsts(lambda event: named.get(event.name, -1) if isinstance(event, Span) else -1, np.int64)
     inside = np.append(np.append(inside, -1)[table.parent_row], -1)
@@ -197,20 +206,22 @@ def _in_steps(trace: Trace, shown: Operations, steps: RunSteps) -> tuple[dict[st
     return named, within
 
 
-_Cell = tuple[int, int, int, int]
-"""Lane, start, end, and a shade from 0 to 255, as `draw.steps` shades it; -1: never finished."""
+def _cells(
+    steps: RunSteps, number: int, lanes: dict[int, int], begin_ns: int, last_ns: int, unit_ns: int
+) -> list[tuple[int, int, int, int]]:
+    """Return lane, start, end, and shade of a step on each rank.
 
-
-def _cells(steps: RunSteps, lanes: dict[int, int], begin_ns: int, last_ns: int, unit_ns: int) -> list[list[_Cell]]:
-    found: list[list[_Cell]] = []
-    for each, shades in zip(steps.cells, steps.shades, strict=True):
-        found.append([])
-        for rank, cell in each.items():
-            end_ns = last_ns if cell.length_ns is None else cell.start_ns + cell.length_ns
-            shade = int(255 * shades[rank])
-            ends = (cell.start_ns - begin_ns) // unit_ns, (end_ns - begin_ns) // unit_ns
-            found[-1].append((lanes[rank], *ends, -1 if cell.length_ns is None else shade))
-    return found
+    The shade is that of `draw.steps`, from 0 to 255; -1: never finished.
+    """
+    cells = []
+    for rank, cell in steps.cells[number].items():
+        end_ns, shade = last_ns, -1
+        if cell.length_ns is not None:
+            end_ns = cell.start_ns + cell.length_ns
+            shade = int(255 * steps.shades[number][rank])
+        begin, end = ((at_ns - begin_ns) // unit_ns for at_ns in (cell.start_ns, end_ns))
+        cells.append((lanes[rank], begin, end, shade))
+    return cells
 
 
 # HTML -----------------------------------------------------------------------------------------------------------------
@@ -220,7 +231,7 @@ _KEYS = {
     "Escape": "Choose none",
 }  # fmt: skip
 _BUTTONS = "".join(f'<button type="button" data-key="{key}">{name}</button>' for key, name in _KEYS.items())
-_PARTS = f"""
+_BODY = f"""
 <div class="travel" hidden>
 <div class="bar buttons"><select aria-label="Go to a step"></select>{_BUTTONS}</div>
 <canvas class="overview" role="img" aria-label="The whole run: drag to choose what is shown below"></canvas>
@@ -235,21 +246,8 @@ minus zoom, N and P go to the next and the previous call, up and down to another
 """
 
 
-def _still(trace: Trace, steps: RunSteps) -> str:
-    """The picture for pages that run no scripts."""
+def _static_picture(trace: Trace, steps: RunSteps) -> str:
+    """Return the picture for pages that run no scripts."""
     with closed_after():
         axes = draw.steps(trace) if steps.titles else draw.timeline(trace)
-        svg = svg_of(axes)
-    told = html.escape(str(axes.get_label()), quote=True)
-    return f'<img class="still" alt="{told}" src="data:image/svg+xml;base64,{base64.b64encode(svg.encode()).decode()}">'
-
-
-def _snippet(title: str, data: bytes) -> str:
-    text = base64.b64encode(data).decode()
-    unique = hashlib.sha256(data).hexdigest()[:8]
-    return (
-        f'<div class="dlearn-player dlearn-strip mathjax_ignore tex2jax_ignore" data-strip="{unique}"'
-        f' data-lm-suppress-shortcuts="true"><style>{style()}</style>'
-        f'<p class="title">{html.escape(title)}</p>{_PARTS}'
-        f'<script type="application/dlearn">{text}</script>{script("elements.js", "strip.js")}</div>'
-    )
+        return image(str(axes.get_label()), svg_of(axes))

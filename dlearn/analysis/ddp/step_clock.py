@@ -33,7 +33,7 @@ def on_device(trace: Trace) -> Trace:
     spans: dict[tuple[int, int], DeviceSpan] = {}
     for each in trace.processes:
         spans |= {(each.rank, number): span for number, span in each.device_spans.items()}
-    needed = filter(_is_needed, trace.events)
+    needed = filter(_is_needed, trace.events) if spans else ()
     if not spans or not all((event.rank, event.number) in spans for event in needed):
         return trace
     moved = [_moved(event, spans.get((event.rank, event.number))) for event in trace.events]
